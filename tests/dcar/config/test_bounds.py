@@ -123,7 +123,8 @@ def test_where_files_and_command_line_disagree_both_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{"temperature": float("nan")}, {"temperature": float("inf")}, {"top_p": 0.0},
-                                     {"temperature": -1.0}, {"max_tokens": 0}, {"top_k": 2.5}, {"min_tokens": -1}])
+                                     {"temperature": -1.0}, {"max_tokens": 0}, {"top_k": 2.5}, {"top_k": -1},
+                                     {"min_tokens": -1}])
 def test_a_program_is_held_to_the_same_bounds(changes):
     with pytest.raises(ConfigError, match=next(iter(changes))):
         SamplingConfig(**changes)

@@ -5,19 +5,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_static_engine import same
-from tiny_decoders import tiny_decoder
+from tiny_decoders import drawn, speak_slowly, tiny_decoder
+from ways import SAMPLING, check_ways
 
-from dcar.decoding import ChunkMethod, EndOnConfident, FixedChunk, PolicyChunk, decode
-from dcar.decoding.engine.run import engine_for
+from dcar.decoding import ChunkMethod, EndOnConfident, PolicyChunk, decode
 from dcar.decoding.fast.passes import fast
 from dcar.decoding.fast.policy import FusedEnds
 from dcar.errors import CheckpointError, ConfigError
-from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
+from dcar.sampling import SamplingConfig, sample, uniform
 from heads.candidates import candidate_features, end_features
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
-
-SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 
 
 def policy_of(seed: int = 0, num_actions: int = 4, **changes) -> ChunkPolicy:
@@ -28,42 +25,23 @@ def policy_of(seed: int = 0, num_actions: int = 4, **changes) -> ChunkPolicy:
     return policy
 
 
-def reference(model, prompt, method, sampling, seed):
-    """One utterance, no cache: the whole sequence again at every step, the policy over all hidden states so far."""
-    policy, config = method.policy, model.config
-    speech, key = [*prompt.prompt_ids, config.speech_vocab_size + 1], utterance_keys(seed, [prompt.utterance_id])
-    limit = min(sampling.max_tokens, int(sampling.max_tokens_per_text_unit * len(prompt.text_ids)))
-    tokens, sizes = [], []
-    while True:
-        ids = torch.tensor([speech + tokens])
-        hidden = model.speech_hidden(torch.tensor([prompt.text_ids]), torch.tensor([len(prompt.text_ids)]), ids,
-                                     torch.tensor([ids.shape[1]]), torch.tensor([len(speech)]))
-        logits = model.heads(hidden[0, -1], policy.config.reach)[None]
-        place = len(tokens) + torch.arange(policy.config.reach)[None]
-        probs = warp(logits, sampling, place < sampling.min_tokens, config.eos)
-        drawn = sample(probs, torch.stack([uniform(key, "token", p[None])[0] for p in place[0]])[None])
-        seen = candidate_features(logits, drawn)
-        scores = policy(hidden, torch.tensor([[ids.shape[1] - 1]]), seen[:, None])[0, 0]
-        scores = (scores + method.dial * torch.arange(1, policy.config.num_actions + 1)).log_softmax(-1)
-        if method.mode == "greedy":
-            size = int(scores.argmax()) + 1
-        else:
-            size = int(sample(scores.exp()[None], uniform(key, "policy", torch.tensor([len(tokens)])))) + 1
-        sizes.append(size)
-        for token in drawn[0, :size].tolist():
-            if token == config.eos:
-                return tokens, sizes
-            tokens.append(token)
-            if len(tokens) >= limit:
-                return tokens, sizes
-
-
 @pytest.mark.parametrize(("mode", "dial", "sizes"), [("greedy", 0.0, ()), ("sample", 0.0, (2, 3)), ("sample", 0.7, ())])
 def test_equals_decoding_without_cache(decoder, prompts, mode, dial, sizes):
-    schedule = PolicyChunk(policy_of(seed=1, sizes=sizes), mode, dial=dial)
-    results = decode(decoder, prompts, ChunkMethod(schedule), SAMPLING, seed=3)
+    policy = policy_of(seed=1, sizes=sizes)
+
+    def next_chunk(tokens, key, hidden):
+        """Of as many candidates as the policy sees, those up to the end that it chooses."""
+        chunk = drawn(decoder, hidden[-1], tokens, policy.config.reach, key, SAMPLING)
+        seen = candidate_features(decoder.heads(hidden[-1], policy.config.reach)[None], torch.tensor([chunk]))
+        scores = policy(hidden[None], torch.tensor([[len(hidden) - 1]]), seen[:, None])[0, 0]
+        scores = (scores + dial * torch.arange(1, policy.config.num_actions + 1)).softmax(-1)
+        if mode == "greedy":
+            return chunk[: int(scores.argmax()) + 1]
+        return chunk[: int(sample(scores[None], uniform(key, "policy", torch.tensor([len(tokens)])))) + 1]
+
+    results = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, mode, dial=dial)), SAMPLING, seed=3)
     for prompt, result in zip(prompts, results, strict=True):
-        assert (result.tokens, result.actions) == reference(decoder, prompt, schedule, SAMPLING, 3)
+        assert (result.tokens, result.actions) == speak_slowly(decoder, prompt, next_chunk, SAMPLING, 3)
     used = {a for r in results for a in r.actions}
     assert used <= set(sizes or (1, 2, 3, 4)) and len(used) > 1
 
@@ -75,13 +53,8 @@ def test_loop_fast_passes_and_engine_agree(decoder, prompts, batch, chunks):
     for mode, dial, sampling in (("greedy", 0.4, SAMPLING), ("sample", 0.0, SAMPLING),
                                  ("sample", 0.0, SamplingConfig(temperature=0, max_tokens=30))):
         method = ChunkMethod(PolicyChunk(policy, mode, forced=forced, dial=dial))
-        how = dict(seed=3, record_hidden=True, group_size=2)
-        expected = decode(decoder, prompts, method, sampling, **how)
-        same(decode(fast(decoder), prompts, method, sampling, batch_size=batch, **how), expected)
-        engine = engine_for(decoder, prompts, sampling, batch=batch, policy=policy, chunks=chunks)
-        for _ in range(2):  # a used engine is as good as a new one
-            same(engine.decode(prompts, method, sampling, **how), expected)
-        for result in expected:  # the distribution recorded with the rollout is the one that it was drawn from
+        # the distribution recorded with the rollout is the one that it was drawn from
+        for result in check_ways(decoder, prompts, method, sampling, batch, chunks, seed=3, group_size=2):
             positions = torch.tensor([result.decision_positions])
             probs = policy(result.hidden[None], positions, result.chosen_candidates[None])[0]
             probs = (probs + dial * torch.arange(1, 5)).log_softmax(-1)
@@ -89,24 +62,10 @@ def test_loop_fast_passes_and_engine_agree(decoder, prompts, batch, chunks):
             assert taken.tolist() == pytest.approx(result.action_log_probs, abs=1e-4)
 
 
-def test_a_policy_that_scores_one_size_is_car_k(decoder, prompts):
-    policy = policy_of(sizes=(3,))
-    got = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, "sample")), SAMPLING, seed=2)
-    expected = decode(decoder, prompts, ChunkMethod(FixedChunk(3)), SAMPLING, seed=2)
-    assert [r.tokens for r in got] == [r.tokens for r in expected]
-
-
 def test_an_untrained_policy_is_uniform_over_its_sizes(decoder, prompts):
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, reads="candidates", sizes=(2, 3, 4)))
     (result, *_) = decode(decoder, prompts[:1], ChunkMethod(PolicyChunk(policy, "sample")), SAMPLING)
     assert result.action_log_probs == pytest.approx([-torch.tensor(3.0).log().item()] * len(result.actions))
-
-
-def test_batch_and_order_change_nothing(decoder, prompts):
-    method = ChunkMethod(PolicyChunk(policy_of(), "sample"))
-    whole = decode(decoder, prompts, method, SAMPLING, seed=1)
-    alone = [decode(decoder, [p], method, SAMPLING, seed=1)[0] for p in reversed(prompts)]
-    assert [r.tokens for r in whole] == [r.tokens for r in reversed(alone)]
 
 
 def test_the_dial_lengthens_chunks(decoder, prompts):

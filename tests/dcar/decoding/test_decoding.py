@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny_backbones import tiny_backbone
-from tiny_decoders import eos_decoder, reference_chunks, tiny_decoder
+from tiny_decoders import eos_decoder, reference_chunks, states_of, tiny_decoder
+from ways import SAMPLING, policy_of
 
 from dcar.decoding import ChunkMethod, Draft, FixedChunk, Kept, PolicyChunk, Prompt, RandomChunk, decode
 from dcar.decoding.fast.passes import FastDecoder
@@ -16,29 +17,20 @@ from dcar.decoding.records import pad
 from dcar.errors import ConfigError, DataError, TextError
 from dcar.sampling import SamplingConfig, uniform
 from heads.layers import KVCache, last_of
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
-
-SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_car_k_equals_decoding_without_cache(decoder, prompts, size):
-    fast = decode(decoder, prompts, ChunkMethod(FixedChunk(size)), SAMPLING, seed=3)
-    for prompt, result in zip(prompts, fast, strict=True):
-        tokens, sizes = reference_chunks(decoder, prompt, lambda n, key: size, SAMPLING, 3)
-        assert result.tokens == tokens
-        assert result.actions == sizes
-        assert result.target_passes == len(sizes)
-
-
-def test_random_chunks_equal_decoding_without_cache(decoder, prompts):
+@pytest.mark.parametrize("sizes", [[1], [2], [3], [4], [2, 4]])
+def test_equals_decoding_without_cache(decoder, prompts, sizes):
+    """Chunks of one size, and random ones."""
     def choose(n, key):
-        return (2, 4)[int(uniform(key, "chunk", torch.tensor([n])) * 2)]
+        return sizes[int(uniform(key, "chunk", torch.tensor([n])) * len(sizes))]
 
-    fast = decode(decoder, prompts, ChunkMethod(RandomChunk([2, 4])), SAMPLING, seed=1)
-    for prompt, result in zip(prompts, fast, strict=True):
-        assert (result.tokens, result.actions) == reference_chunks(decoder, prompt, choose, SAMPLING, 1)
-    assert {a for r in fast for a in r.actions} == {2, 4}
+    schedule = FixedChunk(*sizes) if len(sizes) == 1 else RandomChunk(sizes)
+    results = decode(decoder, prompts, ChunkMethod(schedule), SAMPLING, seed=3)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert (result.tokens, result.actions) == reference_chunks(decoder, prompt, choose, SAMPLING, 3)
+        assert result.target_passes == len(result.actions)
+    assert {a for r in results for a in r.actions} == set(sizes)
 
 
 def test_a_size_that_is_written_more_often_is_drawn_more_often(decoder, prompts):
@@ -49,17 +41,10 @@ def test_a_size_that_is_written_more_often_is_drawn_more_often(decoder, prompts)
     assert len(drawn) > 400 and abs(share - 0.75) < 4 * (0.75 * 0.25 / len(drawn)) ** 0.5
 
 
-def random_policy(seed: int = 0, **changes) -> ChunkPolicy:
-    torch.manual_seed(seed)
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, **{"width": 16, "num_attention_heads": 2, **changes})).eval()
-    torch.nn.init.normal_(policy.output.weight, std=2.0)
-    return policy
-
-
 @pytest.mark.parametrize("mode", ["greedy", "sample"])
 @pytest.mark.parametrize("width", [None, 16])
 def test_policy_sees_the_same_states_incrementally_and_in_parallel(decoder, prompts, mode, width):
-    policy = random_policy(width=width)
+    policy = policy_of(width)
     results = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, mode)), SAMPLING, seed=5, record_hidden=True)
     for result in results:
         assert result.hidden.shape[0] == result.decision_positions[-1] + 1
@@ -76,7 +61,7 @@ def test_policy_sees_the_same_states_incrementally_and_in_parallel(decoder, prom
 
 @pytest.mark.parametrize("mode", ["greedy", "sample"])
 def test_constant_policy_equals_car_k(decoder, prompts, mode):
-    policy = random_policy()
+    policy = policy_of()
     torch.nn.init.zeros_(policy.output.weight)
     policy.output.bias.data = torch.tensor([-50.0, -50.0, 50.0, -50.0])
     dcar = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, mode)), SAMPLING, seed=2)
@@ -85,21 +70,21 @@ def test_constant_policy_equals_car_k(decoder, prompts, mode):
     assert [r.emitted for r in dcar] == [r.emitted for r in car]
 
 
-def test_recorded_hidden_states_equal_recomputation(decoder, prompts):
-    for result, prompt in zip(
-        decode(decoder, prompts, ChunkMethod(RandomChunk([1, 2, 4])), SAMPLING, seed=9, record_hidden=True),
-        prompts, strict=True,
-    ):
-        speech = [*prompt.prompt_ids, 13, *result.tokens][: result.hidden.shape[0]]
-        full = decoder.speech_hidden(torch.tensor([prompt.text_ids]), torch.tensor([len(prompt.text_ids)]),
-                                     torch.tensor([speech]), torch.tensor([len(speech)]),
-                                     torch.tensor([len(prompt.prompt_ids) + 1]))[0]
+def test_recorded_hidden_states_equal_recomputation_and_can_train_a_policy(decoder, prompts):
+    """Decoding runs in inference mode; what it records is used in backward passes all the same."""
+    results = decode(decoder, prompts, ChunkMethod(RandomChunk([1, 2, 4])), SAMPLING, seed=9, record_hidden=True)
+    for result, prompt in zip(results, prompts, strict=True):
+        full = states_of(decoder, prompt, result.tokens)[: len(result.hidden)]
         assert torch.allclose(result.hidden, full, atol=1e-5)
+        assert not result.hidden.is_inference() and not result.hidden.requires_grad
+        head = torch.nn.Linear(result.hidden.shape[1], 1)
+        head(result.hidden).square().mean().backward()
+        assert head.weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_batch_size_and_order_never_change_a_result(decoder, prompts, batch_size):
-    method = ChunkMethod(PolicyChunk(random_policy(), "sample"))
+    method = ChunkMethod(PolicyChunk(policy_of(), "sample"))
     expected = {r.utterance_id: (r.tokens, r.actions) for r in decode(decoder, prompts, method, SAMPLING, seed=4)}
     shuffled = random.Random(batch_size).sample(prompts, len(prompts))
     got = decode(decoder, shuffled, method, SAMPLING, seed=4, batch_size=batch_size)
@@ -120,7 +105,7 @@ def test_group_shares_the_prefill_but_not_the_draws(decoder, prompts):
 @pytest.mark.parametrize("batch_size", [2, 32])
 def test_forced_members_follow_their_size(decoder, prompts, batch_size):
     forced = {p.utterance_id: [2, 3, 0, 0] if i % 2 else [4, 1, 0, 0] for i, p in enumerate(prompts[1:])}
-    method = ChunkMethod(PolicyChunk(random_policy(), "sample", forced=forced))
+    method = ChunkMethod(PolicyChunk(policy_of(), "sample", forced=forced))
     results = decode(decoder, prompts, method, SAMPLING, seed=0, group_size=4, batch_size=batch_size)
     for i, result in enumerate(results):
         size = forced.get(result.utterance_id, [0] * 4)[i % 4]
@@ -141,35 +126,27 @@ class GreedyVerify:
         pass
 
     def select(self, rows):
-        pass
+        self.root = self.root[rows]
 
     def propose(self, session):
-        drafts = session.model.heads(self._root, 3)[:, 1:].argmax(-1)
-        return Draft(drafts[session_rows(self, session)], torch.full_like(session.rows, 2))
+        drafts = session.model.heads(self.root, 3)[:, 1:].argmax(-1)
+        return Draft(drafts, torch.full_like(session.rows, 2))
 
     def keep(self, session, hidden, counts, draft):
         if draft is None:
-            token = session.model.heads(session.last_hidden, 1)[:, 0].argmax(-1)
-            self._root, self._rows = session.last_hidden, session.rows
-            return Kept(token[:, None], torch.ones_like(counts))
-        pending = counts - draft.counts
+            self.root = session.last_hidden
+            return Kept(session.model.heads(self.root, 1)[:, 0].argmax(-1)[:, None], torch.ones_like(counts))
         best = session.model.heads(hidden, 1)[:, :, 0].argmax(-1)  # [B, m] greedy token after each consumed one
-        tokens, kept, cached, root = [], [], [], []
-        for b in range(len(counts)):
-            row = [int(best[b, pending[b] - 1])]
+        tokens, kept, root = [], [], []
+        for b, first in enumerate((counts - draft.counts - 1).tolist()):
+            row = [int(best[b, first])]
             while len(row) <= 2 and row[-1] == int(draft.tokens[b, len(row) - 1]):
-                row.append(int(best[b, pending[b] - 1 + len(row)]))
+                row.append(int(best[b, first + len(row)]))
             tokens.append(row + [0] * (3 - len(row)))
             kept.append(len(row))
-            cached.append(len(row) - 1)
-            root.append(hidden[b, pending[b] - 1 + len(row) - 1])
-        self._root, self._rows = torch.stack(root), session.rows
-        return Kept(torch.tensor(tokens), torch.tensor(kept), torch.tensor(cached))
-
-
-def session_rows(method, session):
-    """Rows of the method's own state that are still alive, after the loop shrank the batch."""
-    return torch.tensor([method._rows.tolist().index(r) for r in session.rows.tolist()])
+            root.append(hidden[b, first + len(row) - 1])
+        self.root = torch.stack(root)
+        return Kept(torch.tensor(tokens), torch.tensor(kept), torch.tensor(kept) - 1)
 
 
 def test_verified_drafts_with_rollback_equal_greedy_decoding(decoder, prompts):
@@ -204,19 +181,15 @@ def test_length_guard_and_minimum(prompts):
 
 
 def test_prompts_that_the_model_cannot_read(decoder):
-    method = ChunkMethod(FixedChunk(1))
-    with pytest.raises(TextError, match="no phonemes"):
-        decode(decoder, [Prompt("a", (), (1,))], method, SAMPLING)
-    with pytest.raises(DataError, match="outside the model's"):
-        decode(decoder, [Prompt("a", (25,), (1,))], method, SAMPLING)
-    with pytest.raises(DataError, match="codebook"):
-        decode(decoder, [Prompt("a", (1,), (12,))], method, SAMPLING)
-    with pytest.raises(DataError, match="at least one prompt token"):
-        decode(tiny_decoder(bos=False), [Prompt("a", (1,), ())], method, SAMPLING)
-    with pytest.raises(ConfigError, match="needs 5 heads"):
-        decode(decoder, [Prompt("a", (1,), (1,))], ChunkMethod(FixedChunk(5)), SAMPLING)
-    with pytest.raises(ConfigError, match="has 2 heads"):
-        decode(tiny_decoder(heads=2), [Prompt("a", (1,), (1,))], ChunkMethod(PolicyChunk(random_policy())), SAMPLING)
+    one, two, without = FixedChunk(1), tiny_decoder(heads=2), tiny_decoder(bos=False)
+    for model, text, speech, schedule, error, message in (
+        (decoder, (), (1,), one, TextError, "no phonemes"), (decoder, (25,), (1,), one, DataError, "outside the model"),
+        (decoder, (1,), (12,), one, DataError, "codebook"), (without, (1,), (), one, DataError, "at least one prompt"),
+        (decoder, (1,), (1,), FixedChunk(5), ConfigError, "needs 5 heads"),
+        (two, (1,), (1,), PolicyChunk(policy_of()), ConfigError, "has 2 heads"),
+    ):
+        with pytest.raises(error, match=message):
+            decode(model, [Prompt("a", text, speech)], ChunkMethod(schedule), SAMPLING)
 
 
 def test_a_prompt_takes_ids_of_any_sequence_and_keeps_tuples():
@@ -281,7 +254,7 @@ def test_gather_keeps_the_accepted_branch_of_a_tree(decoder):
 def test_a_cache_off_the_host_holds_rows_of_unequal_chunks(reader, schedule, monkeypatch):
     """On a GPU the bound on the longest row grows by the widest chunk of each pass. It ran past the capacity while
     every row still fitted, in the decoder's cache and in the policy's."""
-    model, policy, sampling = reader(), random_policy(), SamplingConfig(max_tokens=60, min_tokens=60)
+    model, policy, sampling = reader(), policy_of(), SamplingConfig(max_tokens=60, min_tokens=60)
     torch.nn.init.normal_(policy.output.weight, std=0.1)  # so that it draws all sizes
     prompts = [Prompt(f"u{i}", tuple(range(1, 9)), (1, 2, 3)) for i in range(8)]
 
@@ -300,13 +273,3 @@ def test_a_cache_off_the_host_holds_rows_of_unequal_chunks(reader, schedule, mon
 def test_last_of_takes_the_last_real_column():
     hidden = torch.arange(12.0).view(2, 3, 2)
     assert last_of(hidden, torch.tensor([1, 3])).tolist() == [[0.0, 1.0], [10.0, 11.0]]
-
-
-def test_recorded_hidden_states_can_train_a_policy(prompts):
-    """Decoding runs in inference mode; what it records is used in backward passes all the same."""
-    model = tiny_decoder()
-    for result in decode(model, prompts, ChunkMethod(FixedChunk(2)), SAMPLING, record_hidden=True):
-        assert not result.hidden.is_inference() and not result.hidden.requires_grad
-        head = torch.nn.Linear(result.hidden.shape[1], 1)
-        head(result.hidden).square().mean().backward()
-        assert head.weight.grad.abs().sum() > 0

@@ -3,27 +3,17 @@ elsewhere."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
 from dcar.decoding.fast import chunk_scorer as module
 from dcar.decoding.fast.chunk_scorer import NativeChunkScorer, fused_chunk_scorer, native_chunk_scorer
-from dcar.decoding.fast.cpu.native import Kernels
 from dcar.decoding.fast.policy import FusedPolicy
 from dcar.errors import ConfigError
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, log_probs_of_scores
 
 SIZE, STEPS, IDS = 24, 16, 40
-# without AVX-512, too
-VARIANTS = [(), ("-mno-avx512f",)] if os.uname().machine == "x86_64" else [()]
-
-
-@pytest.fixture(params=VARIANTS, ids=lambda flags: " ".join(flags) or "native")
-def own(request) -> Kernels:
-    return Kernels(torch.float32, request.param)
 
 
 def made(width: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> ChunkScorer:
@@ -45,9 +35,9 @@ def chunks(rows: int, steps: int, seed: int = 1) -> tuple[torch.Tensor, torch.Te
 
 
 @pytest.mark.parametrize("width", [16, 32, 128])
-def test_equals_the_module(own, width):
+def test_equals_the_module(own32, width):
     chunk_scorer = made(width)
-    fused = native_chunk_scorer(own, chunk_scorer)
+    fused = native_chunk_scorer(own32, chunk_scorer)
     for rows in (1, 2, 3, 4, 8, 12, 13, 16, 40):
         for steps in range(1, STEPS + 1) if rows in (1, 4) else (1, 2, 9, STEPS):
             given = chunks(rows, steps)
@@ -57,15 +47,15 @@ def test_equals_the_module(own, width):
             assert torch.equal(got == 0, wanted == 0)  # behind an end
 
 
-def test_saturated_gates(own):
+def test_saturated_gates(own32):
     chunk_scorer = made(32)
     for layer in (chunk_scorer.layer.weight_ih_l0, chunk_scorer.layer.weight_hh_l0, chunk_scorer.start.weight):
         layer.mul_(1000.0)
     given = chunks(4, 6)
-    assert torch.allclose(native_chunk_scorer(own, chunk_scorer)(*given), chunk_scorer(*given), atol=1e-5, rtol=1e-5)
+    assert torch.allclose(native_chunk_scorer(own32, chunk_scorer)(*given), chunk_scorer(*given), atol=1e-5, rtol=1e-5)
 
 
-def test_small_states_keep_their_digits(own):
+def test_small_states_keep_their_digits(own32):
     """tanh near 0, where 1 - 2 / (exp(2 x) + 1) would cancel: to 1e-6 of the value."""
     chunk_scorer = made(16)
     for parameter in chunk_scorer.layer.parameters():
@@ -77,7 +67,7 @@ def test_small_states_keep_their_digits(own):
     chunk_scorer.output.weight.fill_(1.0)
     chunk_scorer.inner.weight.copy_(torch.eye(16))
     hidden, tokens, seen = chunks(4, 3)
-    got = native_chunk_scorer(own, chunk_scorer)(hidden, tokens, seen)
+    got = native_chunk_scorer(own32, chunk_scorer)(hidden, tokens, seen)
     wanted = chunk_scorer.double()(hidden, tokens, seen)
     assert 0 < wanted.abs().max() < 1e-3
     terms = torch.tanh(chunk_scorer.start(hidden.double())).abs().sum(-1, keepdim=True)  # what the sums add up from
@@ -85,8 +75,8 @@ def test_small_states_keep_their_digits(own):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_chunk_does_not_depend_on_the_others(own, threads):
-    fused = native_chunk_scorer(own, made(32))
+def test_a_chunk_does_not_depend_on_the_others(own32, threads):
+    fused = native_chunk_scorer(own32, made(32))
     hidden, tokens, seen = chunks(30, STEPS)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -105,20 +95,20 @@ def test_a_chunk_does_not_depend_on_the_others(own, threads):
     assert torch.equal(fused(short, tokens, seen), fused(short.float(), tokens, seen))
 
 
-def test_where_the_kernels_do_not_take_it_is_the_module(own, monkeypatch):
+def test_where_the_kernels_do_not_take_it_is_the_module(own32, monkeypatch):
     assert isinstance(fused_chunk_scorer(made(32)), NativeChunkScorer)  # else nothing here is tested
     for chunk_scorer in (made(8), made(24), made(32, dtype=torch.float64), made(32, dtype=torch.bfloat16)):
         hidden, tokens, seen = chunks(3, 5)
         fused = fused_chunk_scorer(chunk_scorer)
-        assert native_chunk_scorer(own, chunk_scorer) is None and fused is chunk_scorer
+        assert native_chunk_scorer(own32, chunk_scorer) is None and fused is chunk_scorer
         assert torch.equal(fused(hidden, tokens, seen), chunk_scorer(hidden, tokens, seen))
     monkeypatch.setattr(module, "kernels", lambda dtype: None)  # no compiler
     chunk_scorer = made(32)
     assert torch.equal(fused_chunk_scorer(chunk_scorer)(*chunks(3, 5)), chunk_scorer(*chunks(3, 5)))
 
 
-def test_refuses_what_would_be_read_beyond_its_weights(own):
-    fused = native_chunk_scorer(own, made(16))
+def test_refuses_what_would_be_read_beyond_its_weights(own32):
+    fused = native_chunk_scorer(own32, made(16))
     hidden, tokens, seen = chunks(2, 4)
     for wrong in (IDS, -1):
         tokens[1, 3] = wrong

@@ -7,9 +7,10 @@ import fake_gpu
 import pytest
 import torch
 from test_fast import method
-from test_static_engine import policy_of, same, schedules
+from test_static_engine import schedules
 from tiny_decoders import tiny_decoder
 from tiny_verifiers import imperfect_draft
+from ways import policy_of, same
 
 from dcar.decoding import ChunkMethod, PolicyChunk, Prompt, decode
 from dcar.decoding.engine.run import engine_for

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tiny_decoders import tiny_decoder
+from ways import check_ways, policy_of
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
 from dcar.decoding.engine.run import engine_for
@@ -25,20 +26,8 @@ from dcar.decoding.fast.stack import FusedHeads, affine
 from dcar.sampling import SamplingConfig
 from heads.layers import KVCache, RotaryTable, TransformerLayer
 from heads.multi_token import MultiTokenHeads
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 SAMPLING = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=6)
-VARIANTS = [(torch.float32, ()), (torch.bfloat16, ()), (torch.bfloat16, ("-DPORTABLE",))]
-if os.uname().machine == "x86_64":  # as on a processor without AVX-512
-    VARIANTS += [(torch.float32, ("-mno-avx512f",)), (torch.bfloat16, ("-mno-avx512f", "-DPORTABLE"))]
-
-
-@pytest.fixture(params=VARIANTS, ids=lambda v: " ".join((str(v[0]).removeprefix("torch."), *v[1])))
-def own(request) -> Kernels:
-    dtype, flags = request.param
-    return Kernels(dtype, flags)
-
-
 def close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
     """To float32 rounding of the sums; a bfloat16 result to its last place."""
     step = 2.0**-7 if got.dtype == torch.bfloat16 else 1e-5
@@ -308,17 +297,7 @@ def test_weights_are_held_once(prompts, monkeypatch):
 def test_engine_loop_and_fast_passes_with_own_kernels(decoder, prompts, monkeypatch):
     # in a small model no float32 weight is multiplied by them
     monkeypatch.setattr("dcar.decoding.fast.cpu.native.LARGE", 1)
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, num_attention_heads=2)).eval()
-    torch.nn.init.normal_(policy.output.weight, std=0.5)
-    method = ChunkMethod(PolicyChunk(policy, "sample"))
-    settings = dict(seed=3, record_hidden=True)
-    expected = decode(decoder, prompts, method, SAMPLING, **settings)
-    engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
-    for results in (decode(FastDecoder(decoder), prompts, method, SAMPLING, **settings),
-                    engine.decode(prompts, method, SAMPLING, **settings)):
-        for got, wanted in zip(results, expected, strict=True):
-            assert (got.tokens, got.actions) == (wanted.tokens, wanted.actions)
-            assert torch.allclose(got.hidden, wanted.hidden, atol=1e-5)
+    check_ways(decoder, prompts, ChunkMethod(PolicyChunk(policy_of(), "sample")), SAMPLING, seed=3)
 
 
 def test_engine_and_loop_in_bfloat16(prompts):

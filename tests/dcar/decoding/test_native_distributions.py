@@ -3,10 +3,9 @@ has no distribution."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
+from ways import FLAGS
 
 from dcar.decoding.fast import distributions as module
 from dcar.decoding.fast.cpu.native import Kernels
@@ -17,15 +16,8 @@ from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 IDS = 1025  # no multiple of the lanes
 EOS = IDS - 1
-# without AVX-512, too
-VARIANTS = [(), ("-mno-avx512f",)] if os.uname().machine == "x86_64" else [()]
 SAMPLINGS = [SamplingConfig(temperature, top_k) for temperature in (0.0, 0.4, 1.0, 1.3)
              for top_k in (0, 1, 10, MOST_KEPT, IDS, 4000)]
-
-
-@pytest.fixture(params=VARIANTS, ids=lambda flags: " ".join(flags) or "native")
-def own(request) -> Kernels:
-    return Kernels(torch.float32, request.param)
 
 
 def given(seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -44,31 +36,31 @@ def given(seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("config", SAMPLINGS, ids=lambda c: f"{c.temperature}-{c.top_k}")
-def test_distributions_and_draws_are_those_of_the_reference(own, config, ties):
+def test_distributions_and_draws_are_those_of_the_reference(own32, config, ties):
     logits, forbidden, u = given(ties=ties)
     for where in (None, forbidden):
-        probs, wanted = native_probs(own, logits, config, where, EOS), warp(logits, config, where, EOS)
+        probs, wanted = native_probs(own32, logits, config, where, EOS), warp(logits, config, where, EOS)
         assert probs is not None and probs.shape == wanted.shape
         assert torch.allclose(probs, wanted, atol=1e-6, rtol=1e-6)
         assert not bool(((probs > 0) != (wanted > 0))[wanted > 1e-30].any())  # the same ids are kept, also among equals
-        assert torch.equal(native_tokens(own, logits, u, config, where, EOS), sample_several(wanted, u))
+        assert torch.equal(native_tokens(own32, logits, u, config, where, EOS), sample_several(wanted, u))
 
 
 @pytest.mark.parametrize("config", SAMPLINGS, ids=lambda c: f"{c.temperature}-{c.top_k}")
-def test_the_last_number_draws_one_of_the_last_ids_with_mass(own, config):
+def test_the_last_number_draws_one_of_the_last_ids_with_mass(own32, config):
     logits, forbidden, u = given()
-    token = native_tokens(own, logits, torch.full_like(u, 1 - 2**-53), config, forbidden, EOS)[..., :1]
+    token = native_tokens(own32, logits, torch.full_like(u, 1 - 2**-53), config, forbidden, EOS)[..., :1]
     probs = warp(logits, config, forbidden, EOS).double()
     behind = probs.flip(-1).cumsum(-1).flip(-1) - probs
     assert bool((probs.gather(-1, token) > 0).all()) and behind.gather(-1, token).max() < 1e-14
 
 
-def test_draws_have_the_distribution(own):
+def test_draws_have_the_distribution(own32):
     """Chi-square of 40,000 candidates from a distribution of ten."""
     config = SamplingConfig(0.7, 10)
     logits = 2 * torch.randn(1, IDS, generator=torch.Generator().manual_seed(3))
     u = torch.rand(1, 40_000, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    count = native_tokens(own, logits, u, config, None, EOS)[0].bincount(minlength=IDS)
+    count = native_tokens(own32, logits, u, config, None, EOS)[0].bincount(minlength=IDS)
     expected = 40_000 * warp(logits, config)[0]
     kept = expected > 0
     assert kept.sum() == 10 and count[~kept].sum() == 0
@@ -77,17 +69,17 @@ def test_draws_have_the_distribution(own):
 
 @pytest.mark.parametrize("config", [SamplingConfig(0.4, 10), SamplingConfig(1.0), SamplingConfig(0.0)],
                          ids=lambda c: f"{c.temperature}-{c.top_k}")
-def test_a_row_does_not_depend_on_its_company(own, config, monkeypatch):
+def test_a_row_does_not_depend_on_its_company(own32, config, monkeypatch):
     logits, forbidden, u = given()
-    together = [native_probs(own, logits, config, forbidden, EOS),
-                native_tokens(own, logits, u, config, forbidden, EOS)]
+    together = [native_probs(own32, logits, config, forbidden, EOS),
+                native_tokens(own32, logits, u, config, forbidden, EOS)]
     for b in range(3):
         one, banned = logits[b : b + 1], forbidden[b : b + 1]
-        assert torch.equal(native_probs(own, one, config, banned, EOS)[0], together[0][b])
-        assert torch.equal(native_tokens(own, one, u[b : b + 1], config, banned, EOS)[0], together[1][b])
+        assert torch.equal(native_probs(own32, one, config, banned, EOS)[0], together[0][b])
+        assert torch.equal(native_tokens(own32, one, u[b : b + 1], config, banned, EOS)[0], together[1][b])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     many = logits.repeat(8, 1, 1), forbidden.repeat(8, 1), u.repeat(8, 1, 1)  # more than stays on one thread
-    assert torch.equal(native_tokens(own, many[0], many[2], config, many[1], EOS)[-3:], together[1])
+    assert torch.equal(native_tokens(own32, many[0], many[2], config, many[1], EOS)[-3:], together[1])
 
 
 def test_distributions_of_bfloat16():
@@ -100,13 +92,13 @@ def test_distributions_of_bfloat16():
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
-def test_a_row_without_a_distribution_is_left_to_the_reference(own, wrong, monkeypatch):
+def test_a_row_without_a_distribution_is_left_to_the_reference(own32, wrong, monkeypatch):
     logits, _, u = given()
     logits[1, 3, 7] = wrong
     config = SamplingConfig(0.4, 10)
-    assert native_probs(own, logits, config, None, EOS) is None
-    assert native_tokens(own, logits, u, config, None, EOS) is None
-    monkeypatch.setattr(module, "kernels", lambda dtype: own)
+    assert native_probs(own32, logits, config, None, EOS) is None
+    assert native_tokens(own32, logits, u, config, None, EOS) is None
+    monkeypatch.setattr(module, "kernels", lambda dtype: own32)
     drawn, probs = module.tokens_of(logits, u, config, None, EOS)
     assert probs is not None and not probs[1, 3].sum() > 0 and torch.equal(drawn, sample_several(probs, u))
     assert torch.equal(module.probs_of(logits, config, None, EOS).isnan(), probs.isnan())
@@ -142,7 +134,7 @@ def policy_of(several: int, reach: int) -> FusedPolicy:
     return FusedPolicy(policy.eval(), torch.device("cpu"), torch.float32)
 
 
-@pytest.mark.parametrize("flags", VARIANTS, ids=lambda flags: " ".join(flags) or "native")
+@pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: " ".join(flags) or "native")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("several", "reach", "dial"), [(1, 16, 0.0), (4, 16, -0.7), (3, 9, 0.0)])
 def test_a_decision_is_that_of_the_reference(flags, dtype, several, reach, dial, monkeypatch):

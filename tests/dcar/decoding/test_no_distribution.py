@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_static_engine import policy_of
 from tiny_decoders import tiny_decoder
 from tiny_verifiers import imperfect_draft, method_of
+from ways import policy_of
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
 from dcar.decoding.engine.run import engine_for

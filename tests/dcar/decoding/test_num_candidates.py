@@ -8,15 +8,16 @@ from collections import Counter
 import pytest
 import torch
 from replayed import Replayed
-from test_after_draw import SAMPLING, policy_of
-from test_static_engine import same
+from test_after_draw import policy_of
+from tiny_decoders import drawn, speak_slowly
+from ways import SAMPLING, check_ways, same
 
 from dcar.decoding import BestOfChunk, ChunkMethod, FixedChunk, PolicyChunk, ShuffledChunk, decode
 from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.chunk_scorer import NativeChunkScorer
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
-from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
+from dcar.sampling import SamplingConfig
 from heads.candidates import CHUNK_SCORE, joint_log_probs
 from heads.chunk_scorer import scored_features
 
@@ -37,13 +38,8 @@ def test_loop_fast_passes_and_engine_agree(decoder, prompts, num_candidates, bat
     forced = {prompts[0].utterance_id: [2, 0], prompts[1].utterance_id: [0, 3]}
     for mode, sampling in (("greedy", SAMPLING), ("sample", SAMPLING), ("sample", SamplingConfig(temperature=0))):
         method = ChunkMethod(PolicyChunk(policy, mode, forced=forced, dial=0.3, num_candidates=num_candidates))
-        how = dict(seed=3, record_hidden=True, group_size=2)
-        expected = decode(decoder, prompts, method, sampling, **how)
+        expected = check_ways(decoder, prompts, method, sampling, batch, chunks, seed=3, group_size=2)
         assert expected[0].candidates.shape[-1] == CHUNK_SCORE + 1
-        same(decode(fast(decoder), prompts, method, sampling, batch_size=batch, **how), expected)
-        engine = engine_for(decoder, prompts, sampling, batch=batch, policy=policy, chunks=chunks)
-        for _ in range(2):  # a used engine is as good as a new one
-            same(engine.decode(prompts, method, sampling, **how), expected)
         assert {tuple(set(r.actions)) for r in expected[:4:3]} == {(2,), (3,)}  # the forced ones
         chosen = {n for r in expected[:4:3] for n in r.chosen}
         assert chosen == set() if num_candidates == 1 else len(chosen) > 1 or sampling.temperature == 0
@@ -135,37 +131,18 @@ def test_sizes_that_never_vary_are_not_changed_by_shuffling(decoder, prompts):
 @pytest.mark.parametrize("sampling", [SAMPLING, REPEATED])
 def test_speaks_the_chunk_that_goes_together_best(decoder, prompts, sampling):
     """Every draw made by itself, at numbers a third of the circle apart, and the sums of what its tokens add."""
-    chunk_scorer, eos = scored_policy(decoder=decoder, seed=1).chunk_scorer, decoder.config.eos
+    chunk_scorer, chosen = scored_policy(decoder=decoder, seed=1).chunk_scorer, []
+
+    def next_chunk(tokens, key, hidden):
+        chunks = [drawn(decoder, hidden[-1], tokens, 4, key, sampling, n / 3) for n in range(3)]
+        seen = scored_features(chunk_scorer, hidden[-1:], decoder.heads(hidden[-1:], 4), torch.tensor([chunks]))
+        chosen.append(int(seen[0, ..., CHUNK_SCORE].sum(-1).argmax()))
+        return chunks[chosen[-1]]
+
     results = decode(decoder, prompts, ChunkMethod(BestOfChunk(4, 3, chunk_scorer)), sampling, seed=5)
-    others = 0
     for prompt, result in zip(prompts, results, strict=True):
-        key, spoken = utterance_keys(5, [prompt.utterance_id]), []
-        head = [*prompt.prompt_ids, decoder.config.speech_vocab_size + 1]
-        for emitted in result.emitted:
-            ids = torch.tensor([head + spoken])
-            hidden = decoder.speech_hidden(torch.tensor([prompt.text_ids]), torch.tensor([len(prompt.text_ids)]), ids,
-                                           torch.tensor([ids.shape[1]]), torch.tensor([len(head)]))[:, -1]
-            logits = decoder.heads(hidden, 4)
-            drawn = []
-            for n in range(3):
-                chunk = []
-                for j in range(4):
-                    place = len(spoken) + j
-                    history = None
-                    if sampling.repetition_window:
-                        window = ([-1] * 8 + spoken + chunk)[-8:]
-                        history = torch.tensor([window])
-                    probs = warp(logits[:, j], sampling, torch.tensor([place < sampling.min_tokens]), eos, history)
-                    u = (uniform(key, "token", torch.tensor([[place]]))[0] + n / 3) % 1
-                    chunk.append(int(sample(probs, u)))
-                drawn.append(chunk)
-            seen = scored_features(chunk_scorer, hidden, logits, torch.tensor([drawn]))
-            best = int(seen[0, ..., CHUNK_SCORE].sum(-1).argmax())
-            others += best > 0
-            assert result.tokens[len(spoken) : len(spoken) + emitted] == drawn[best][:emitted]
-            spoken += drawn[best][:emitted]
-        assert spoken == result.tokens
-    assert others > 5
+        assert (result.tokens, result.actions) == speak_slowly(decoder, prompt, next_chunk, sampling, 5)
+    assert sum(map(bool, chosen)) > 5
 
 
 def test_the_most_best_of_draw_by_kernels_and_by_the_module(decoder, prompts, monkeypatch):

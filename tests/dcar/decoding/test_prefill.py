@@ -6,8 +6,8 @@ import copy
 
 import pytest
 import torch
-from test_static_engine import same
 from tiny_decoders import tiny_decoder
+from ways import same
 
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
 from dcar.decoding.engine.run import engine_for
@@ -91,17 +91,15 @@ def test_no_text_sees_speech_and_a_prompt_sees_all_text(kernels_alone):
     assert not torch.equal(cache.kv[1, 0, 0], other.kv[1, 0, 0]) and not torch.equal(hidden[:, 0], spoken[:, 0])
 
 
-def test_loop_and_engine_speak_the_same_tokens(kernels_alone, monkeypatch):
-    for bos in (True, False):
-        model, method = tiny_decoder(bos=bos), ChunkMethod(FixedChunk(3))
-        settings = dict(seed=4, record_hidden=True)
-        quick = decode(FastDecoder(model), RAGGED, method, SAMPLING, group_size=2, **settings)
-        engine = engine_for(model, RAGGED, SAMPLING, batch=3).decode(RAGGED, method, SAMPLING, group_size=2, **settings)
-        with monkeypatch.context() as patch:
-            patch.setattr(CARDecoder, "prefill", kernels_alone)
-            wanted = decode(model, RAGGED, method, SAMPLING, group_size=2, **settings)
-        same(quick, wanted)
-        same(engine, wanted)
+@pytest.mark.parametrize("bos", [True, False])
+def test_loop_and_engine_speak_the_same_tokens(bos, kernels_alone, monkeypatch):
+    model, method = tiny_decoder(bos=bos), ChunkMethod(FixedChunk(3))
+    how = dict(seed=4, record_hidden=True, group_size=2)
+    spoken = (decode(FastDecoder(model), RAGGED, method, SAMPLING, **how),
+              engine_for(model, RAGGED, SAMPLING, batch=3).decode(RAGGED, method, SAMPLING, **how))
+    monkeypatch.setattr(CARDecoder, "prefill", kernels_alone)
+    for results in spoken:
+        same(results, decode(model, RAGGED, method, SAMPLING, **how))
 
 
 @pytest.mark.parametrize("dtype, where", [(torch.float32, "decoder"), (torch.bfloat16, "kernels")])

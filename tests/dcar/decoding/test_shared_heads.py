@@ -6,12 +6,12 @@ import copy
 
 import pytest
 import torch
-from test_native import VARIANTS, near
+from test_native import near
 from tiny_backbones import tiny_backbone, tiny_prompts
 from tiny_decoders import reference_chunks, sharpen_heads, tiny_decoder
+from ways import check_ways
 
 from dcar.decoding import ChunkMethod, FixedChunk, decode
-from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.cpu import native as module
 from dcar.decoding.fast.cpu.heads import native_heads
 from dcar.decoding.fast.cpu.native import Kernels
@@ -21,12 +21,6 @@ from dcar.sampling import SamplingConfig
 from heads.shared import SharedHeads
 
 SAMPLING = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=6)
-
-
-@pytest.fixture(params=VARIANTS, ids=lambda v: " ".join((str(v[0]).removeprefix("torch."), *v[1])))
-def own(request) -> Kernels:
-    dtype, flags = request.param
-    return Kernels(dtype, flags)
 
 
 def shared(size: int, out: int, heads: int = 6, **changes) -> SharedHeads:
@@ -97,14 +91,9 @@ def test_loop_fast_passes_and_engine_speak_the_same(prompts, tie):
     model = tiny_decoder(16, kind="shared", tie_heads=tie)
     lengths = set()
     for k in (1, 5, 16):
-        method = ChunkMethod(FixedChunk(k))
-        expected = decode(model, prompts, method, SAMPLING, seed=3)
-        engine = engine_for(model, prompts, SAMPLING, batch=3)
-        for results in (decode(FastDecoder(model), prompts, method, SAMPLING, seed=3),
-                        engine.decode(prompts, method, SAMPLING, seed=3)):
-            assert [r.tokens for r in results] == [r.tokens for r in expected]
+        expected = check_ways(model, prompts, ChunkMethod(FixedChunk(k)), SAMPLING, seed=3)
         slow = [reference_chunks(model, p, lambda position, key, k=k: k, SAMPLING, 3)[0] for p in prompts[:3]]
-        assert [list(r.tokens) for r in expected[:3]] == slow
+        assert [r.tokens for r in expected[:3]] == slow
         lengths |= {len(r.tokens) for r in expected}
     assert len(lengths) > 2  # some of them end by EOS
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from replayed import Replayed
 from tiny_decoders import tiny_decoder
+from ways import SAMPLING, check_ways, policy_of, same
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, decode
 from dcar.decoding.engine.run import EngineConfig, Job, Plan, StaticEngine, engine_for, room_for
@@ -14,84 +15,40 @@ from dcar.errors import ConfigError, DataError, EngineError
 from dcar.sampling import SamplingConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
-SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
-
-
-def policy_of(width: int | None = 16) -> ChunkPolicy:
-    torch.manual_seed(0)
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width, num_attention_heads=2)).eval()
-    torch.nn.init.normal_(policy.output.weight, std=2.0)
-    return policy
-
 
 def schedules(policy: ChunkPolicy):
     return {"far": FixedChunk(1), "car-3": FixedChunk(3),
             "greedy": PolicyChunk(policy), "sampled": PolicyChunk(policy, "sample")}
 
 
-def same(got, expected, hidden: bool = True) -> None:
-    assert [r.utterance_id for r in got] == [r.utterance_id for r in expected]
-    for a, b in zip(got, expected, strict=True):
-        for name in ("tokens", "emitted", "actions", "decision_positions", "truncated", "target_passes", "method",
-                     "prompt_length", "seed"):
-            assert getattr(a, name) == getattr(b, name), name
-        if b.action_log_probs and b.action_log_probs[0] is not None:
-            assert a.action_log_probs == pytest.approx(b.action_log_probs, abs=1e-5)
-        if hidden:
-            assert torch.allclose(a.hidden, b.hidden, atol=1e-5)
-        if b.candidates is not None:
-            assert a.candidates.shape == b.candidates.shape == (len(b.actions), *b.candidates.shape[1:])
-            assert torch.allclose(a.candidates, b.candidates, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["far", "car-3", "greedy", "sampled"])
 @pytest.mark.parametrize(("batch", "chunks"), [(1, "exact"), (3, "exact"), (8, "padded"), (1, "padded")])
 def test_equals_the_reference_loop(decoder, prompts, name, batch, chunks):
-    policy = policy_of()
-    method = ChunkMethod(schedules(policy)[name])
-    expected = decode(decoder, prompts, method, SAMPLING, seed=3, record_hidden=True)
-    engine = engine_for(decoder, prompts, SAMPLING, batch=batch, policy=policy, chunks=chunks)
-    same(engine.decode(prompts, method, SAMPLING, seed=3, record_hidden=True), expected)
-    same(engine.decode(prompts, method, SAMPLING, seed=3, record_hidden=True), expected)  # a used engine is as good
+    check_ways(decoder, prompts, ChunkMethod(schedules(policy_of())[name]), batch=batch, chunks=chunks, seed=3)
 
 
 @pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0, max_tokens=30),
                                       SamplingConfig(temperature=0.7, top_k=5, top_p=0.9, max_tokens=40, min_tokens=6)])
 def test_sampling_settings(decoder, prompts, sampling):
-    method = ChunkMethod(FixedChunk(2))
-    engine = engine_for(decoder, prompts, sampling, batch=3)
-    same(engine.decode(prompts, method, sampling, seed=1), decode(decoder, prompts, method, sampling, seed=1), False)
+    check_ways(decoder, prompts, ChunkMethod(FixedChunk(2)), sampling, seed=1)
 
 
 def test_decoder_without_bos_and_full_width_policy():
-    model = tiny_decoder(bos=False)
     prompts = [Prompt(f"u{i}", tuple(range(1, 4 + i)), tuple(range(1, 3 + i))) for i in range(5)]
-    policy = policy_of(None)
-    method = ChunkMethod(PolicyChunk(policy, "sample"))
-    engine = engine_for(model, prompts, SAMPLING, batch=2, policy=policy)
-    same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
-         decode(model, prompts, method, SAMPLING, record_hidden=True))
+    check_ways(tiny_decoder(bos=False), prompts, ChunkMethod(PolicyChunk(policy_of(None), "sample")), batch=2)
 
 
 def test_pytorchs_own_kernels_give_the_same_tokens(decoder, prompts, monkeypatch):
     """Where there is no C compiler."""
     monkeypatch.setattr("dcar.decoding.fast.stack.kernels", lambda dtype: None)
-    policy = policy_of()
-    method = ChunkMethod(PolicyChunk(policy, "sample"))
-    engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
-    same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
-         decode(decoder, prompts, method, SAMPLING, record_hidden=True))
+    check_ways(decoder, prompts, ChunkMethod(PolicyChunk(policy_of(), "sample")))
 
 
 @pytest.mark.parametrize("share", [False, True])
 def test_groups_with_forced_members(decoder, prompts, share):
-    policy = policy_of()
     forced = {p.utterance_id: [2, 3, 0, 0] for p in prompts[1:]}
-    method = ChunkMethod(PolicyChunk(policy, "sample", forced=forced))
-    settings = dict(seed=4, group_size=4, share_token_draws=share, record_hidden=True)
-    expected = decode(decoder, prompts, method, SAMPLING, **settings)
-    engine = engine_for(decoder, prompts, SAMPLING, batch=6, policy=policy)
-    same(engine.decode(prompts, method, SAMPLING, **settings), expected)
+    check_ways(decoder, prompts, ChunkMethod(PolicyChunk(policy_of(), "sample", forced=forced)), batch=6, seed=4,
+               group_size=4, share_token_draws=share)
 
 
 def test_rows_are_replaced_as_they_finish(decoder, prompts):
@@ -127,14 +84,13 @@ def test_what_does_not_fit_is_refused_and_the_finished_are_kept(decoder, prompts
         engine.decode(prompts[6:], method, SamplingConfig(max_tokens=5))
     with pytest.raises(DataError, match="codebook"):
         engine.decode([Prompt("a", (1,), (12,))], method, SAMPLING)
-    with pytest.raises(ConfigError, match="1..4 tokens"):
-        engine.decode(prompts, ChunkMethod(FixedChunk(5)), SAMPLING)
-    with pytest.raises(ConfigError, match="without that policy"):
-        engine.decode(prompts, ChunkMethod(PolicyChunk(policy_of())), SAMPLING)
-    greedy = ChunkPolicy(ChunkPolicyConfig(32, 5, 16, num_attention_heads=2)).eval()  # of a decoder with 5 heads
-    with pytest.raises(ConfigError, match=r"1..5 tokens, but the decoder has 4 heads"):
-        engine_for(decoder, prompts, SAMPLING, policy=greedy).decode(
-            prompts, ChunkMethod(PolicyChunk(greedy)), SAMPLING)
+    five = ChunkPolicy(ChunkPolicyConfig(32, 5, 16, num_attention_heads=2)).eval()  # of a decoder with 5 heads
+    for asked, speaks, message in (
+        (FixedChunk(5), engine, "1..4 tokens"), (PolicyChunk(policy_of()), engine, "without that policy"),
+        (PolicyChunk(five), engine_for(decoder, prompts, SAMPLING, policy=five), "1..5 tokens, but the decoder has 4"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            speaks.decode(prompts, ChunkMethod(asked), SAMPLING)
     with pytest.raises(ConfigError, match="rotary table"):
         StaticEngine(decoder, EngineConfig(capacity=9000))
 

@@ -1,0 +1,23 @@
+"""Kernels as they are compiled for this processor, and as for others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ways import FLAGS
+
+from dcar.decoding.fast.cpu.native import Kernels
+
+VARIANTS = [(torch.float32, FLAGS[0]), (torch.bfloat16, FLAGS[0]), (torch.bfloat16, ("-DPORTABLE",))]
+for flags in FLAGS[1:]:
+    VARIANTS += [(torch.float32, flags), (torch.bfloat16, (*flags, "-DPORTABLE"))]
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda v: " ".join((str(v[0]).removeprefix("torch."), *v[1])))
+def own(request) -> Kernels:
+    return Kernels(*request.param)
+
+
+@pytest.fixture(params=FLAGS, ids=lambda flags: " ".join(flags) or "native")
+def own32(request) -> Kernels:
+    return Kernels(torch.float32, request.param)

@@ -86,7 +86,7 @@ def tiny_text_tokenizer(extra: list[str] | None = None, chat: str | None = None)
     return tokenizer
 
 
-def write_cosyvoice2(folder: Path, codes: int = CODES, drop: tuple[str, ...] = (), **extra) -> dict[str, torch.Tensor]:
+def write_cosyvoice2(folder: Path) -> dict[str, torch.Tensor]:
     """CosyVoice2-0.5B in small: llm.pt and CosyVoice-BlankEN/; returns the tensors."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -100,15 +100,14 @@ def write_cosyvoice2(folder: Path, codes: int = CODES, drop: tuple[str, ...] = (
     tensors = {f"llm.model.{k}": v.detach().clone() for k, v in model.state_dict().items()}
     width = config.hidden_size
     tensors |= {
-        "llm_embedding.weight": torch.randn(2, width), "speech_embedding.weight": torch.randn(codes + 3, width),
-        "llm_decoder.weight": torch.randn(codes + 3, width), "llm_decoder.bias": torch.randn(codes + 3),
+        "llm_embedding.weight": torch.randn(2, width), "speech_embedding.weight": torch.randn(CODES + 3, width),
+        "llm_decoder.weight": torch.randn(CODES + 3, width), "llm_decoder.bias": torch.randn(CODES + 3),
     }
-    torch.save({**{k: v for k, v in tensors.items() if k not in drop}, "epoch": 3, "step": 7, **extra},
-               folder / "llm.pt")
+    torch.save({**tensors, "epoch": 3, "step": 7}, folder / "llm.pt")
     return tensors
 
 
-def write_cosyvoice1(folder: Path, vocabulary: int = 0, **extra) -> dict[str, torch.Tensor]:
+def write_cosyvoice1(folder: Path) -> dict[str, torch.Tensor]:
     """CosyVoice-300M in small: llm.pt with the names and shapes of the published one, cosyvoice.yaml, and Whisper's
     place taken by a tokenizer of another size in whisper/; returns the tensors."""
     torch.manual_seed(0)
@@ -142,16 +141,21 @@ def write_cosyvoice1(folder: Path, vocabulary: int = 0, **extra) -> dict[str, to
                 norm(f"{at}.{which}", size)
 
     width = SPEECH["size"]
-    t["text_embedding.weight"] = torch.randn(vocabulary or len(tokenizer), TEXT["inputs"])
+    t["text_embedding.weight"] = torch.randn(len(tokenizer), TEXT["inputs"])
     encoder("text_encoder", TEXT, ("norm_ff", "norm_mha"))
     linear("text_encoder_affine_layer", TEXT["size"], width)
     t["llm_embedding.weight"], t["speech_embedding.weight"] = torch.randn(2, width), torch.randn(CODES, width)
     encoder("llm", SPEECH, ("norm1", "norm2"))
     linear("llm_decoder", width, CODES + 1)
     linear("spk_embed_affine_layer", 192, width)
-    torch.save({**t, "epoch": 3, "step": 7, **extra}, folder / "llm.pt")
+    torch.save({**t, "epoch": 3, "step": 7}, folder / "llm.pt")
     (folder / "cosyvoice.yaml").write_text(YAML)
     return t
+
+
+def rewritten(folder: Path, tensors: dict[str, torch.Tensor], **changes) -> None:
+    """The tensors, but for some changes, in the place of a folder's; None leaves one out."""
+    torch.save({k: v for k, v in {**tensors, **changes}.items() if v is not None}, folder / "llm.pt")
 
 
 def write_llasa(folder: Path, codes: int = CODES):

@@ -1,15 +1,23 @@
 """Stage one in miniature: a model and settings that train in a second."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from dcar.model.car import CARConfig
 from dcar.train.car import TrainConfig
 
+ROOT = Path(__file__).parents[1]
 MODEL = dict(text_vocab_size=64, hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64,
              num_prediction_heads=3, head_blocks=1, dropout=0.1, bos=True, speech_position_scale=0.3)
+
+
+# of the small models beside a decoder: 8 steps, a checkpoint at 4
+SMALL = dict(batch_size=6, max_steps=8, warmup_steps=2, learning_rate=1e-2, log_steps=2, eval_steps=4, save_steps=4)
 
 
 def tiny_config(data: Path, out: Path, model: dict | None = None, **changes) -> TrainConfig:
@@ -19,20 +27,35 @@ def tiny_config(data: Path, out: Path, model: dict | None = None, **changes) -> 
                        **{**settings, **changes})
 
 
-def log_of(out: Path | str) -> list[dict]:
-    return [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
+def log_of(out: Path | str, said: str = "") -> list[dict]:
+    """The lines of a run's log, or those that say something of `said`."""
+    lines = [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if not said or said in line]
+
+
+def arguments(settings: dict) -> list[str]:
+    return [f"{key}={value}" for key, value in settings.items()]
+
+
+def two_processes(*program: str | Path) -> None:
+    """Runs a program in two gloo processes, as `accelerate launch` starts them; fails with what they say."""
+    done = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines",
+         "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", *program],
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
+             "PYTHONPATH": str(ROOT)}, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def check_resumption(run: Callable, config_of: Callable, folder: Path) -> None:
     """A training of 8 steps with a checkpoint at 4 that was cut off ends in the weights of one that was not; a finished
     one trains nothing; `resume=False` starts anew. config_of(out, **changes): settings of `run`."""
-    whole, out = run(config_of(folder / "whole")), folder / "halves"
-    run(config_of(out))
+    config, out = config_of(folder / "run"), folder / "run"
+    whole = run(config).checksum()
     for name in ("model.safetensors", "log.jsonl"):
         (out / name).unlink()
     shutil.rmtree(out / "checkpoint-8")
-    assert run(config_of(out)).checksum() == whole.checksum()
-    lines = len(log_of(folder / "whole"))
-    assert run(config_of(folder / "whole")).checksum() == whole.checksum()
-    assert len(log_of(folder / "whole")) == lines
-    assert run(config_of(folder / "whole", seed=1, resume=False)).checksum() != whole.checksum()
+    assert run(config).checksum() == whole
+    lines = len(log_of(out))
+    assert run(config).checksum() == whole and len(log_of(out)) == lines
+    assert run(config_of(out, seed=1, resume=False)).checksum() != whole

@@ -3,6 +3,10 @@
 import numpy as np
 
 
+def noise(seconds: float, seed: int = 0, rate: int = 16_000) -> np.ndarray:
+    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate))).astype(np.float32)
+
+
 def chirp(seconds: float, seed: int, rate: int = 24_000) -> np.ndarray:
     """A gliding buzz with syllable-like bursts: not speech, but it moves the encoder through many states."""
     rng = np.random.default_rng(seed)

@@ -27,7 +27,7 @@ def folder(tmp_path) -> Path:
     return tmp_path / "voices"
 
 
-def test_recordings_with_texts_beside_them(folder: Path):
+def test_recordings_with_texts_beside_them(folder):
     rows, problems = read_corpus("folder", folder)
     assert problems == [] and [u.id for u in rows] == ["anna-one", "anna-two", "bob-one", "bob-two", "three"]
     assert [u.speaker for u in rows] == ["anna", "anna", "bob", "bob", "voices"] and {u.split for u in rows} == {None}
@@ -35,7 +35,7 @@ def test_recordings_with_texts_beside_them(folder: Path):
     assert validate_corpus(rows, 0.3, 20) == []
 
 
-def test_what_cannot_be_used_is_listed(folder: Path):
+def test_what_cannot_be_used_is_listed(folder):
     (folder / "call.m4a").write_bytes(b"....ftypM4A")
     (folder / "lone.txt").write_text("Nobody says this.")
     (folder / "README.txt").write_text("About.")
@@ -50,7 +50,7 @@ def test_what_cannot_be_used_is_listed(folder: Path):
     assert unwritten.id == "bob-two" and "transcribe=whisper-base" in unwritten.message
 
 
-def test_splits_are_the_folders_of_that_name(folder: Path):
+def test_splits_are_the_folders_of_that_name(folder):
     (folder / "anna").rename(folder / "train")
     (folder / "bob").rename(folder / "validation")
     rows, _ = read_corpus("folder", folder)
@@ -62,7 +62,7 @@ def test_splits_are_the_folders_of_that_name(folder: Path):
     "speaker;Path;Sentence\nA;anna/one.wav;One, and \"two\".\nB;three.WAV;\n",
     "\ufeffpath\tsentence\tclient_id\nanna/one.wav\tOne, and \"two\".\tA\n\nthree.WAV\t\tB\n",
 ])
-def test_tables_with_a_header(folder: Path, table: str):
+def test_tables_with_a_header(folder, table: str):
     file = folder / "list.csv"
     file.write_text(table, encoding="utf-8")
     for place in (folder, file):
@@ -72,7 +72,7 @@ def test_tables_with_a_header(folder: Path, table: str):
         assert [Path(str(u.audio)).exists() for u in rows] == [True, True]
 
 
-def test_bad_rows_and_tables(folder: Path):
+def test_bad_rows_and_tables(folder):
     file = folder / "list.csv"
     file.write_text("id,audio,text,split\na,anna/one.wav,One.,validation\nb,anna/two.flac,Two, three.,train\n"
                     "c,,x,train\nd,gone.wav,Four.,train\ne,call.m4a,Five.,\n")

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
 import pytest
 import torch
-from tiny_backbones import CODES, SIZES, architecture, batch, tiny_backbone, tiny_prompts, write_cosyvoice2, write_llasa
+from tiny_backbones import (
+    CODES,
+    SIZES,
+    architecture,
+    batch,
+    rewritten,
+    tiny_backbone,
+    tiny_prompts,
+    write_cosyvoice2,
+    write_llasa,
+)
 from tiny_data import write_prepared
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
@@ -40,15 +51,16 @@ def plain_hidden(decoder: BackboneDecoder, text: list[int], speech: list[int]) -
 # --- ragged decoding ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "llama", "mistral", "qwen3"])
-@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize(("kind", "bos"), [("cosyvoice", False), *itertools.product(
+    ("qwen2", "llama", "mistral", "qwen3"), (True, False))])
 @pytest.mark.filterwarnings("error:.*is deprecated and will be removed")  # transformers renames what it is given
-def test_recorded_states_are_those_of_the_plain_model(kind, bos):
+def test_recorded_states_are_those_of_the_plain_model(kind, bos, cosyvoice):
     """Every row of a ragged batch, rows leaving on the way, against the model's own forward pass of that row."""
     changes = {"architecture": architecture(kind, sliding_window=None)} if kind == "mistral" else {}
-    decoder = tiny_backbone(kind=kind, bos=bos, **changes)
+    decoder = cosyvoice if kind == "cosyvoice" else tiny_backbone(kind=kind, bos=bos, **changes)
+    check_ragged(decoder)
     prompts = tiny_prompts(bos)
-    results = decode(decoder, prompts, ChunkMethod(RandomChunk([1, 2, 4])), SAMPLING, seed=3, record_hidden=True)
+    results = decode(decoder, prompts, ChunkMethod(RandomChunk([1, 2, 3])), SAMPLING, seed=3, record_hidden=True)
     assert len({len(r.tokens) for r in results}) > 2  # rows end at different times
     for prompt, result in zip(prompts, results, strict=True):
         speech = [*prompt.prompt_ids, *([decoder.config.start] if bos else []), *result.tokens][: len(result.hidden)]
@@ -81,16 +93,17 @@ def test_greedy_car_1_is_the_argmax_of_the_plain_model():
             speech.append(token)
 
 
-def test_a_tree_of_drafts_is_read_and_gathered():
+@pytest.mark.parametrize("kind", ["qwen2", "cosyvoice"])
+def test_a_tree_of_drafts_is_read_and_gathered(kind, cosyvoice):
     """Two siblings, each with a child, in one pass; every node and, after gathering a path, the next token have the
     states of their own plain sequences."""
-    decoder = tiny_backbone()
-    rows = (([1, 2, 3], [1, 13]), ([4, 5, 6, 7], [3, 4, 13]))
+    decoder, start = (cosyvoice, []) if kind == "cosyvoice" else (tiny_backbone(), [13])
+    rows = (([1, 2, 3], [1, 8, *start]), ([4, 5, 6, 7], [3, 4, *start]))
     cache, _ = decoder.prefill(*pad([t for t, _ in rows], "cpu"), *pad([s for _, s in rows], "cpu"), 12)
-    start, nodes = cache.lengths, torch.tensor([[5, 7, 8, 9], [6, 2, 0, 11]])  # 0 and 1; child of 0, child of 1
+    before, nodes = cache.lengths, torch.tensor([[5, 7, 8, 9], [6, 2, 0, 11]])  # 0 and 1; child of 0, child of 1
     sees = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1]], dtype=torch.bool)[None]
     hidden = decoder.extend(cache, nodes, torch.tensor([4, 4]), (sees, torch.tensor([[0, 0, 1, 1]])))
-    cache.gather(start, torch.tensor([[1, 3], [0, 2]]), torch.tensor([2, 1]))  # row 1 keeps one node of its path
+    cache.gather(before, torch.tensor([[1, 3], [0, 2]]), torch.tensor([2, 1]))  # row 1 keeps one node of its path
     after = decoder.extend(cache, torch.tensor([[10], [10]]), torch.tensor([1, 1]))
     for row, ((text, speech), kept) in enumerate(zip(rows, ([7, 9], [6]), strict=True)):
         for node, path in enumerate(([0], [1], [0, 2], [1, 3])):
@@ -101,7 +114,6 @@ def test_a_tree_of_drafts_is_read_and_gathered():
 
 def test_a_model_that_ignores_positions_is_found_out():
     decoder = tiny_backbone()
-    check_ragged(decoder)
     forward = decoder.backbone.forward
     decoder.backbone.forward = lambda **kw: forward(**{**kw, "position_ids": None})
     with pytest.raises(CheckpointError, match="does not follow the ragged cache"):
@@ -211,38 +223,29 @@ def test_cosyvoice2_speaks_with_the_distribution_of_its_own_inference(tmp_path):
     assert decode(loaded, [prompt], ChunkMethod(FixedChunk(3)), SamplingConfig(max_tokens=9))[0].tokens
 
 
-def rewritten(tensors: dict[str, torch.Tensor], folder, **changes) -> None:
-    kept = {k: v for k, v in {**tensors, **changes}.items() if v is not None}
-    torch.save(kept, folder / "llm.pt")
-
-
 @pytest.mark.parametrize("damage, message", [
-    (lambda t, f: torch.save({"text_encoder.embed.0": torch.zeros(2), "llm.encoders.0.w": torch.zeros(2)},
-                             f / "llm.pt"), "found CosyVoice 1 .*kind=cosyvoice"),
-    (lambda t, f: rewritten(t, f, **{"llm_embedding.weight": None}), "found CosyVoice 3"),
-    (lambda t, f: rewritten(t, f, **{"llm_decoder.bias": None}), r"missing \['llm_decoder.bias'\]"),
-    (lambda t, f: torch.save({"weight": torch.zeros(2)}, f / "llm.pt"), "expected the tensors of CosyVoice 2"),
-    (lambda t, f: rewritten(t, f, **{"llm_decoder.weight": torch.zeros(4, 32)}), "shapes do not fit together"),
-    (lambda t, f: rewritten(t, f, **{"llm.model.model.norm.weight": torch.zeros(3)}), "do not fit their configuration"),
-    (lambda t, f: rewritten(t, f, **{"llm.model.model.layers.2.x": torch.zeros(3)}), "unexpected"),
-    (lambda t, f: torch.save({**t, "extra": torch.nn.Linear(1, 1)}, f / "llm.pt"), "pickled programs are never run"),
+    (lambda t, f: rewritten(f, {"text_encoder.embed.0": torch.zeros(2), "llm.encoders.0.w": torch.zeros(2)}),
+     "found CosyVoice 1 .*kind=cosyvoice"),
+    (lambda t, f: rewritten(f, t, **{"llm_embedding.weight": None}), "found CosyVoice 3"),
+    (lambda t, f: rewritten(f, t, **{"llm_decoder.bias": None}), r"missing \['llm_decoder.bias'\]"),
+    (lambda t, f: rewritten(f, {"weight": torch.zeros(2)}), "expected the tensors of CosyVoice 2"),
+    (lambda t, f: rewritten(f, t, **{"llm_decoder.weight": torch.zeros(4, 32)}), "shapes do not fit together"),
+    (lambda t, f: rewritten(f, t, **{"llm.model.model.norm.weight": torch.zeros(3)}), "do not fit their configuration"),
+    (lambda t, f: rewritten(f, t, **{"llm.model.model.layers.2.x": torch.zeros(3)}), "unexpected"),
+    (lambda t, f: rewritten(f, t, extra=torch.nn.Linear(1, 1)), "pickled programs are never run"),
     (lambda t, f: (f / "llm.pt").write_bytes(b"not a checkpoint"), "download FunAudioLLM/CosyVoice2-0.5B"),
     (lambda t, f: (f / "llm.pt").unlink(), "no such file"),
     (lambda t, f: torch.save([1, 2], f / "llm.pt"), "a list, expected a dictionary"),
     (lambda t, f: (f / "CosyVoice-BlankEN" / "config.json").write_text('{"model_type": "llama"}'),
      "expected model_type"),
+    (lambda t, f: None, "expected 6561 speech codes, found 12"),
 ])
 def test_other_checkpoints_are_refused_by_name(tmp_path, damage, message):
     damage(write_cosyvoice2(tmp_path), tmp_path)
+    codes = 6561 if "6561" in message else 0
     with pytest.raises(CheckpointError, match=message):
-        convert(ConvertConfig("cosyvoice2", str(tmp_path), str(tmp_path / "out")))
+        convert(ConvertConfig("cosyvoice2", str(tmp_path), str(tmp_path / "out"), speech_vocab_size=codes))
     assert not (tmp_path / "out").exists()
-
-
-def test_wrong_vocabulary_is_refused(tmp_path):
-    write_cosyvoice2(tmp_path)
-    with pytest.raises(CheckpointError, match="expected 6561 speech codes, found 12"):
-        convert(ConvertConfig("cosyvoice2", str(tmp_path), str(tmp_path / "out"), speech_vocab_size=6561))
 
 
 # --- LLaSA and other causal models --------------------------------------------------------------------------------
@@ -282,23 +285,19 @@ def test_speech_ids_by_hand_and_a_model_without_speech(tmp_path):
     assert decoder.config.text_vocab_size == len(tokenizer)  # the codes are not all that follows
     new = convert(ConvertConfig("causal-lm", source, out, speech_vocab_size=30, phonemes=True, bos=True))
     assert new.config.source == "text-lm" and new.config.phonemes == "" and new.config.output_size == 31
-    with pytest.raises(CheckpointError, match="expected 99 speech codes, found 12"):
-        convert(ConvertConfig("llasa", source, out, speech_vocab_size=99))
-    with pytest.raises(CheckpointError, match="outside the vocabulary"):
-        convert(ConvertConfig("causal-lm", source, out, first_speech_id=first, speech_vocab_size=99, start_id=5,
-                              eos_id=6))
-    with pytest.raises(ConfigError, match="start_id"):
-        convert(ConvertConfig("causal-lm", source, out, first_speech_id=first, speech_vocab_size=9))
-    with pytest.raises(ConfigError, match="speech_vocab_size is not set"):
-        convert(ConvertConfig("causal-lm", source, out))
-    with pytest.raises(CheckpointError, match="no causal language model|no text tokenizer"):
-        convert(ConvertConfig("causal-lm", str(tmp_path / "nothing"), out))
-
-
-def test_a_tokenizer_without_speech_is_not_llasas(tmp_path):
-    write_cosyvoice2(tmp_path)
+    by_hand = dict(first_speech_id=first, speech_vocab_size=99, start_id=5, eos_id=6)
+    for error, message, kind, folder, settings in (
+        (CheckpointError, "expected 99 speech codes, found 12", "llasa", source, dict(speech_vocab_size=99)),
+        (CheckpointError, "outside the vocabulary", "causal-lm", source, by_hand),
+        (ConfigError, "start_id", "causal-lm", source, dict(first_speech_id=first, speech_vocab_size=9)),
+        (ConfigError, "speech_vocab_size is not set", "causal-lm", source, {}),
+        (CheckpointError, "no causal language model|no text tokenizer", "causal-lm", str(tmp_path / "nothing"), {}),
+    ):
+        with pytest.raises(error, match=message):
+            convert(ConvertConfig(kind, folder, out, **settings))
+    write_cosyvoice2(tmp_path)  # whose tokenizer knows no speech
     with pytest.raises(CheckpointError, match="expected LLaSA's tokenizer, missing"):
-        convert(ConvertConfig("llasa", str(tmp_path / "CosyVoice-BlankEN"), str(tmp_path / "out")))
+        convert(ConvertConfig("llasa", str(tmp_path / "CosyVoice-BlankEN"), out))
 
 
 def test_the_command(tmp_path, capsys):
@@ -312,28 +311,8 @@ def test_the_command(tmp_path, capsys):
 # --- text ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_corpus_with_the_models_own_text(tmp_path):
-    data = write_prepared(tmp_path / "data", train=4, dev=2)
-    write_cosyvoice2(tmp_path)
-    convert(ConvertConfig("cosyvoice2", str(tmp_path), str(tmp_path / "out")))
-    retokenize(RetokenizeConfig(str(data), str(tmp_path / "out"), str(tmp_path / "own")))
-    rows, encode = load_prepared(tmp_path / "own", "train"), text_encoder(tmp_path / "out")
-    assert rows[0]["text_ids"] == encode("a red house")
-    assert rows[0]["speech"] == load_prepared(data, "train")[0]["speech"]
-    assert prepared_info(tmp_path / "own")["phonemes"]["version"] == encode.name
-    items = make_prompts(rows, 5, seed=0, bos=False)
-    assert items[0].prompt.text_ids == tuple(2 * encode("a red house"))  # the prompt's text stands before the target's
-    with pytest.raises(DataError, match="choose another folder"):
-        retokenize(RetokenizeConfig(str(data), str(tmp_path / "out"), str(data)))
-    with pytest.raises(TextError, match="nothing to speak"):
-        encode("")
-    other = TextTokenizer.from_pretrained(write_llasa(tmp_path / "llasa") and tmp_path / "llasa")
-    other.tokenizer.save_pretrained(str(tmp_path / "out" / "text_tokenizer"))
-    with pytest.raises(CheckpointError, match="but the decoder was trained with"):
-        text_encoder(tmp_path / "out")
-
-
-def test_a_retokenized_corpus_is_written_whole_with_all_its_columns(tmp_path, monkeypatch):
+def test_a_corpus_with_the_models_own_text(tmp_path, monkeypatch):
+    """Written whole, with all columns, or not at all."""
     data = write_prepared(tmp_path / "data", train=4, dev=2)
     write_cosyvoice2(tmp_path)
     convert(ConvertConfig("cosyvoice2", str(tmp_path), str(tmp_path / "out")))
@@ -346,7 +325,20 @@ def test_a_retokenized_corpus_is_written_whole_with_all_its_columns(tmp_path, mo
             retokenize(config)
     assert not (tmp_path / "own").exists()
     retokenize(config)
-    assert load_prepared(tmp_path / "own", "train")["spoken_by"][:] == ["car-5"] * 4
+    rows, encode = load_prepared(tmp_path / "own", "train"), text_encoder(tmp_path / "out")
+    assert rows[0]["text_ids"] == encode("a red house") and rows["spoken_by"][:] == ["car-5"] * 4
+    assert rows[0]["speech"] == load_prepared(data, "train")[0]["speech"]
+    assert prepared_info(tmp_path / "own")["phonemes"]["version"] == encode.name
+    items = make_prompts(rows, 5, seed=0, bos=False)
+    assert items[0].prompt.text_ids == tuple(2 * encode("a red house"))  # the prompt's text stands before the target's
+    with pytest.raises(DataError, match="choose another folder"):
+        retokenize(RetokenizeConfig(str(data), str(tmp_path / "out"), str(data)))
+    with pytest.raises(TextError, match="nothing to speak"):
+        encode("")
+    _, other = write_llasa(tmp_path / "llasa")
+    other.save_pretrained(str(tmp_path / "out" / "text_tokenizer"))
+    with pytest.raises(CheckpointError, match="but the decoder was trained with"):
+        text_encoder(tmp_path / "out")
 
 
 def test_named_prompts_bring_their_own_text_ids(tmp_path):

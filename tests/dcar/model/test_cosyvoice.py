@@ -12,15 +12,22 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from test_backbones import SAMPLING, plain_hidden
-from tiny_backbones import CODES, SPEECH, TEXT, YAML, batch, tiny_prompts, tiny_text_tokenizer, write_cosyvoice1
+from tiny_backbones import (
+    CODES,
+    SPEECH,
+    TEXT,
+    YAML,
+    batch,
+    rewritten,
+    tiny_prompts,
+    tiny_text_tokenizer,
+    write_cosyvoice1,
+)
 
-from dcar.decoding import ChunkMethod, FixedChunk, Prompt, RandomChunk, decode
+from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
 from dcar.decoding.records import pad
 from dcar.errors import CheckpointError
 from dcar.model.backbones.convert import ConvertConfig, convert
-from dcar.model.backbones.cosyvoice import load_cosyvoice1
-from dcar.model.backbones.decoder import check_ragged
 from dcar.model.draft import build_draft
 from dcar.model.load import load_decoder, text_encoder
 from dcar.sampling import SamplingConfig
@@ -78,34 +85,19 @@ class Reference:
         return self.linear("llm_decoder", self.encoder("llm", x, SPEECH))[-len(speech):]
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
-    folder = tmp_path_factory.mktemp("CosyVoice-300M")
-    return folder, write_cosyvoice1(folder)
-
-
-@pytest.fixture
-def decoder(published):
-    torch.manual_seed(1)  # the blocks of the heads are drawn here
-    made = load_cosyvoice1(published[0], num_prediction_heads=3, head_blocks=1, zero_init_heads=False)
-    with torch.no_grad():
-        made.heads.projection.mul_(3)
-    return made
-
-
-def test_it_speaks_with_the_distribution_of_the_source(decoder, published):
+def test_it_speaks_with_the_distribution_of_the_source(cosyvoice, published):
     """Teacher-forced in a padded batch, and step by step in the ragged cache."""
     reference = Reference(published[1])
     texts, speech = [[7, 20, 33, 5], [9, 1]], [[3, 11, 0, 4, 4, 7], [2, 2, 9]]
-    hidden = decoder.speech_hidden(*pad(texts, "cpu"), *pad(speech, "cpu"), torch.tensor([1, 1]))
+    hidden = cosyvoice.speech_hidden(*pad(texts, "cpu"), *pad(speech, "cpu"), torch.tensor([1, 1]))
     for row in range(2):
         expected = reference.logits(texts[row], speech[row])
-        found = decoder.heads(hidden[row, : len(speech[row])], 1)[:, 0]
+        found = cosyvoice.heads(hidden[row, : len(speech[row])], 1)[:, 0]
         assert float(expected.std()) > 0.5
         assert torch.allclose(found, expected, atol=2e-4 * float(expected.abs().max()))
     prompts = [Prompt(f"u{i}", tuple(t), tuple(s)) for i, (t, s) in enumerate(zip(texts, speech, strict=True))]
     greedy = SamplingConfig(temperature=0, min_tokens=8, max_tokens=12, max_tokens_per_text_unit=9)
-    for prompt, result in zip(prompts, decode(decoder, prompts, ChunkMethod(FixedChunk(1)), greedy), strict=True):
+    for prompt, result in zip(prompts, decode(cosyvoice, prompts, ChunkMethod(FixedChunk(1)), greedy), strict=True):
         spoken = list(prompt.prompt_ids)
         for step, token in enumerate(result.tokens):
             probs = reference.logits(list(prompt.text_ids), spoken)[-1]
@@ -115,20 +107,9 @@ def test_it_speaks_with_the_distribution_of_the_source(decoder, published):
             spoken.append(token)
 
 
-def test_ragged_rows_have_the_states_of_their_own_sequence(decoder):
-    check_ragged(decoder)
-    prompts = tiny_prompts(False)
-    results = decode(decoder, prompts, ChunkMethod(RandomChunk([1, 2, 3])), SAMPLING, seed=3, record_hidden=True)
-    assert len({len(r.tokens) for r in results}) > 2
-    for prompt, result in zip(prompts, results, strict=True):
-        spoken = [*prompt.prompt_ids, *result.tokens][: len(result.hidden)]
-        expected = plain_hidden(decoder, list(prompt.text_ids), spoken)
-        assert torch.allclose(result.hidden, expected, atol=1e-4 * float(expected.abs().max()))
-
-
-def test_both_orders_of_the_product_with_positions_agree(decoder):
+def test_both_orders_of_the_product_with_positions_agree(cosyvoice):
     """Decoding turns the queries, training projects the table; many queries and few give the same scores."""
-    attention = decoder.layers[0].self_attn
+    attention = cosyvoice.layers[0].self_attn
     table, q = torch.randn(50, 32), torch.randn(2, 4, 3, 8)
     few = attention._by_distance(q, table)
     calls = []
@@ -138,24 +119,13 @@ def test_both_orders_of_the_product_with_positions_agree(decoder):
     assert calls == [1] and torch.allclose(few, many, atol=1e-4)
 
 
-def test_a_tree_of_drafts(decoder):
-    cache, _ = decoder.prefill(*pad([[1, 2, 3], [4, 5]], "cpu"), *pad([[1, 8], [3, 4, 6]], "cpu"), 12)
-    start, nodes = cache.lengths, torch.tensor([[5, 7, 8], [6, 2, 0]])  # two siblings, a child of the second
-    sees = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 1]], dtype=torch.bool)[None]
-    hidden = decoder.extend(cache, nodes, torch.tensor([3, 3]), (sees, torch.tensor([[0, 0, 1]])))
-    cache.gather(start, torch.tensor([[1, 2], [0, 1]]), torch.tensor([2, 1]))
-    after = decoder.extend(cache, torch.tensor([[10], [10]]), torch.tensor([1, 1]))
-    for row, (text, speech, kept) in enumerate((([1, 2, 3], [1, 8], [7, 8]), ([4, 5], [3, 4, 6], [6]))):
-        child = plain_hidden(decoder, text, [*speech, *nodes[row, 1:].tolist()])[-1]
-        assert torch.allclose(hidden[row, 2], child, atol=1e-3)
-        assert torch.allclose(after[row, 0], plain_hidden(decoder, text, [*speech, *kept, 10])[-1], atol=1e-3)
-
-
-def test_training_recomputation_and_files(decoder, tmp_path):
+def test_training_recomputation_and_files(cosyvoice, tmp_path):
     """Every weight that its sequence passes has a gradient; recomputed ones are the same; saved and loaded, too."""
+    cosyvoice.save_pretrained(tmp_path)
     gradients = []
     for recompute in (False, True):
-        model = load_decoder_copy(decoder, tmp_path / str(recompute)).train()
+        model = load_decoder(tmp_path).train()
+        assert model.checksum() == cosyvoice.checksum() and model.config == cosyvoice.config
         if recompute:
             model.gradient_checkpointing_enable()
         model(**batch()).loss.backward()
@@ -166,19 +136,12 @@ def test_training_recomputation_and_files(decoder, tmp_path):
     assert {"backbone.embed_tokens", "backbone.embed_tokens.output.weight", "backbone", "heads.base.bias"} <= moved
 
 
-def load_decoder_copy(decoder, folder: Path):
-    decoder.save_pretrained(folder)
-    loaded = load_decoder(folder)
-    assert loaded.checksum() == decoder.checksum() and loaded.config == decoder.config
-    return loaded
-
-
-def test_its_own_layers_draft_for_it(decoder):
-    draft = build_draft(decoder, 1, 2).eval()  # all three
+def test_its_own_layers_draft_for_it(cosyvoice):
+    draft = build_draft(cosyvoice, 1, 2).eval()  # all three
     sampling = SamplingConfig(min_tokens=8, max_tokens=20, max_tokens_per_text_unit=8)
     prompts = tiny_prompts(False)
-    plain = decode(decoder, prompts, ChunkMethod(FixedChunk(1)), sampling)
-    drafted = decode(decoder, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 3)), sampling)
+    plain = decode(cosyvoice, prompts, ChunkMethod(FixedChunk(1)), sampling)
+    drafted = decode(cosyvoice, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 3)), sampling)
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]
     assert all(r.accepted == r.proposed for r in drafted)
 
@@ -196,10 +159,6 @@ def test_the_command(published, tmp_path):
     assert decode(loaded, [prompt], ChunkMethod(FixedChunk(3)), SamplingConfig(max_tokens=9))[0].tokens
     with pytest.raises(CheckpointError, match="expected 4096 speech codes, found 12"):
         convert(ConvertConfig(**settings, text_tokenizer=str(folder / "whisper"), speech_vocab_size=4096))
-
-
-def rewritten(folder: Path, tensors: dict[str, torch.Tensor], **changes) -> None:
-    torch.save({k: v for k, v in {**tensors, **changes}.items() if v is not None}, folder / "llm.pt")
 
 
 def yaml(folder: Path, old: str, new: str) -> None:

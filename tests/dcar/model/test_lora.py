@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from compare_worker import LevelJudge, ToneVocoder
 from safetensors.torch import load_file
 from tiny_backbones import CODES, SIZES, architecture, batch, tiny_backbone, write_llasa
 from tiny_data import counting, write_prepared
-from transformers import TrainerCallback
+from tiny_training import log_of
 
 from dcar.config import load_config
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
@@ -43,8 +42,8 @@ def states(decoder) -> torch.Tensor:
         return decoder.speech_hidden(**batch())
 
 
-def plain(seed: int = 0) -> BackboneDecoder:
-    return tiny_backbone(seed=seed)
+def plain() -> BackboneDecoder:
+    return tiny_backbone()
 
 
 def test_train_save_load_merge_all_compute_the_same(tmp_path):
@@ -94,18 +93,15 @@ def changed(before: dict, after: dict) -> set[str]:
     return {k for k in before if not torch.equal(before[k], after[k])}
 
 
-@pytest.mark.parametrize("mode", ["heads", "lora", "joint"])
+@pytest.mark.parametrize("mode", ["lora", "joint"])
 def test_each_mode_trains_its_share_and_nothing_else(mode):
     decoder = add_lora(plain(), SMALL) if mode == "lora" else plain()
     before = {k: v.clone() for k, v in decoder.state_dict().items()}
-    probs = decoder.heads(states(decoder), 1)
     trained_by_hand(decoder, mode)
     moved = changed(before, decoder.state_dict())
     own = {k for k in before if k.startswith("heads.") and not k.startswith("heads.base.")}
     assert own <= moved
-    if mode == "heads":  # what car-1 says is untouched
-        assert moved == own and torch.equal(probs, decoder.heads(states(decoder), 1))
-    elif mode == "lora":
+    if mode == "lora":
         assert moved == own | {"heads.base.weight"} | {k for k in before if "lora_" in k}
     else:
         assert moved >= {k for k in before if k.startswith("backbone.layers.")} | {"speech_embedding.weight"}
@@ -132,16 +128,16 @@ def test_a_frozen_model_in_bfloat16_trains_float32_adapters():
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"lora targets \['query'\] are no layers of this model; it has .*'q_proj'"):
-        add_lora(plain(), LoraSettings(targets=["query"]))
-    with pytest.raises(ConfigError, match="adapters already"):
-        add_lora(add_lora(plain(), SMALL), SMALL)
-    with pytest.raises(ConfigError, match="rank of at least 1"):
-        add_lora(plain(), LoraSettings(rank=0))
-    with pytest.raises(ConfigError, match="the decoder has no adapters"):
-        set_trainable(plain(), "lora")
-    with pytest.raises(ConfigError, match="no adapters to save"):
-        save_adapter(plain(), tmp_path)
+    for message, ask in (
+        (r"lora targets \['query'\] are no layers of this model; it has .*'q_proj'",
+         lambda: add_lora(plain(), LoraSettings(targets=["query"]))),
+        ("adapters already", lambda: add_lora(add_lora(plain(), SMALL), SMALL)),
+        ("rank of at least 1", lambda: add_lora(plain(), LoraSettings(rank=0))),
+        ("the decoder has no adapters", lambda: set_trainable(plain(), "lora")),
+        ("no adapters to save", lambda: save_adapter(plain(), tmp_path)),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ask()
 
 
 # --- stage one by its command, and all that follows ---------------------------------------------------------------
@@ -173,7 +169,7 @@ def settings(qwen: Path, data: Path, out: Path, mode: str = "lora", **changes) -
                        **{**values, **changes})
 
 
-def test_one_lora_run_to_the_end(qwen, data, tmp_path, monkeypatch):
+def test_one_lora_run_to_the_end(qwen, data, tmp_path):
     """Stage one with adapters -> DCPO -> export -> compare, on a small random Qwen2."""
     from dcar.prompts.load import load_prompts
     from eval.compare.run import CompareConfig
@@ -186,9 +182,8 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path, monkeypatch):
 
     config = settings(qwen, data, tmp_path / "car")
     decoder = run(config)
-    log = [json.loads(line) for line in (tmp_path / "car" / "log.jsonl").read_text().splitlines()]
-    evaluations = [line["eval_head3_loss"] for line in log if "eval_head3_loss" in line]
-    assert evaluations[-1] < 0.75 * torch.log(torch.tensor(CODES + 1.0)).item()  # it has learned to count ahead
+    learned = log_of(tmp_path / "car", "eval_head3_loss")[-1]["eval_head3_loss"]
+    assert learned < 0.75 * torch.log(torch.tensor(CODES + 1.0)).item()  # it has learned to count ahead
     assert decoder.config.lora is None and decoder.config.tokenizer == "tiny@abc"
     assert load_decoder(tmp_path / "car" / "checkpoint-30").config.lora["rank"] == 4
     card = (tmp_path / "car" / "README.md").read_text()
@@ -206,76 +201,57 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path, monkeypatch):
     policy = train_policy(
         DCPOConfig(output_dir=str(tmp_path / "dcpo"), max_reward_wer=10.0, use_cpu=True, disable_tqdm=True,
                    num_generations=4, per_device_train_batch_size=8, num_train_epochs=1, chunk_range=[2, 3],
-                   policy_width=16, policy_heads=2,
-                   max_completion_length=40, decoder=str(tmp_path / "car"), data=str(data)),
+                   policy_width=16, policy_heads=2, max_completion_length=40, decoder=str(tmp_path / "car"),
+                   data=str(data)),
         vocoder=vocoder, recognizer=judge, train_dataset=items[:8], eval_dataset=items[:2])
     out = export(ExportConfig(str(tmp_path / "dcpo"), str(tmp_path / "policy"), str(tmp_path / "car")))
     assert (out / "serving.pt2").is_file() and (out / "README.md").is_file() and policy.is_dir()
 
     tools = Tools(items[:4], load_models(str(tmp_path / "car"), "", [str(out)]), vocoder, judge,
-                  similarity=lambda wave, rate, speaker: 0.0, recording=None,
-                  identity={"v": "tone"})
+                  similarity=lambda wave, rate, speaker: 0.0, recording=None, identity={"v": "tone"})
     result = compare(CompareConfig(
-        methods=["car-1", "car-3", "random-2-3", "dcar"], seeds=[0], batch_size=2, resamples=100,
-        sampling=SamplingConfig(max_tokens=40),
-        timing_utterances=1, audio_samples=0, references=False, report=False, device="cpu",
+        methods=["car-1", "car-3", "random-2-3", "dcar"], seeds=[0], batch_size=2, resamples=100, timing_utterances=1,
+        sampling=SamplingConfig(max_tokens=40), audio_samples=0, references=False, report=False, device="cpu",
         out=str(tmp_path / "compare")), tools)
     rows = {r["method"]: r for r in result["rows"]}
     assert rows["car-1"]["tokens_per_pass"] <= 1 < rows["car-3"]["tokens_per_pass"]
     assert result["methods"]["dcar"]["decoder"] == decoder.checksum() and rows["dcar"]["n"] == 4
 
 
-def test_a_run_that_was_cut_off_goes_on_to_the_same_weights(qwen, data, tmp_path, monkeypatch):
-    whole = run(settings(qwen, data, tmp_path / "whole", max_steps=4, save_steps=2))
-    first = settings(qwen, data, tmp_path / "parts", max_steps=4, save_steps=2)
-
-    class Stop(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_training_stop = state.global_step >= 2
-
-    with monkeypatch.context() as patch:
-        patch.setattr("dcar.train.bucketed.JsonlLog", lambda path: Stop())
-        run(first)
-    assert (tmp_path / "parts" / "checkpoint-2").is_dir() and not (tmp_path / "parts" / "checkpoint-4").exists()
-    assert run(first).checksum() == whole.checksum()
+def test_a_run_that_was_cut_off_goes_on_to_the_same_weights(qwen, data, tmp_path):
+    config = settings(qwen, data, tmp_path / "out", max_steps=4, save_steps=2)
+    whole = run(config)
+    (tmp_path / "out" / "checkpoint-4").rename(tmp_path / "gone")
+    assert run(config).checksum() == whole.checksum()
 
 
-def test_heads_alone_leave_the_model_as_it_was(data, tmp_path):
-    decoder = tiny_backbone(text_prefix=(), text_suffix=(), architecture=architecture(vocab_size=80))
+@pytest.mark.parametrize("kind", ["independent", "shared"])
+def test_heads_alone_leave_the_model_as_it_was(kind, data, tmp_path):
+    decoder = tiny_backbone(head_kind=kind, text_prefix=(), text_suffix=(), architecture=architecture(vocab_size=80))
     decoder.save_pretrained(tmp_path / "base")
     tuned = run(settings(tmp_path / "base", data, tmp_path / "out", "heads", max_steps=3))
-    assert changed(decoder.state_dict(), tuned.state_dict()) == {"heads.block_weight", "heads.block_bias",
-                                                                 "heads.projection"}
+    own = {n for n in decoder.state_dict() if n.startswith("heads.") and not n.startswith("heads.base.")}
+    assert changed(decoder.state_dict(), tuned.state_dict()) == own
     assert not (tmp_path / "out" / "adapter").exists()
 
 
-def test_shared_heads_alone_leave_the_model_as_it_was(data, tmp_path):
-    decoder = tiny_backbone(head_kind="shared", text_prefix=(), text_suffix=(),
-                            architecture=architecture(vocab_size=80))
-    decoder.save_pretrained(tmp_path / "base")
-    tuned = run(settings(tmp_path / "base", data, tmp_path / "out", "heads", max_steps=3))
-    changes = changed(decoder.state_dict(), tuned.state_dict())
-    assert changes == {n for n in decoder.state_dict() if n.startswith("heads.") and n != "heads.base.weight"}
-
-
 def test_settings_that_contradict_each_other_are_refused(qwen, data, tmp_path):
-    with pytest.raises(ConfigError, match="`model` describes a decoder from scratch"):
-        run(settings(qwen, data, tmp_path, model=CARConfig(num_layers=2)))
-    with pytest.raises(ConfigError, match="init_from and backbone.path"):
-        run(settings(qwen, data, tmp_path, init_from="runs/car"))
-    with pytest.raises(ConfigError, match="lose small updates"):
-        BackboneTraining(train="joint", dtype="bfloat16")
-    with pytest.raises(ConfigError, match="joint, lora, heads"):
-        BackboneTraining(train="full")
     decoder = load_decoder(qwen)
-    decoder.config.phonemes = "text-tokenizer:abc"
-    decoder.save_pretrained(tmp_path / "bpe")
-    with pytest.raises(DataError, match="run dcar prepare mode=retokenize"):
-        run(settings(tmp_path / "bpe", data, tmp_path / "x"))
-    decoder.config.phonemes, decoder.config.tokenizer = "", "s3@1"
-    decoder.save_pretrained(tmp_path / "s3")
-    with pytest.raises(DataError, match="the speech tokenizer is tiny@abc, but .* has s3@1"):
-        run(settings(tmp_path / "s3", data, tmp_path / "x"))
+    for name, phonemes, tokenizer in (("bpe", "text-tokenizer:abc", ""), ("s3", "", "s3@1")):
+        decoder.config.phonemes, decoder.config.tokenizer = phonemes, tokenizer
+        decoder.save_pretrained(tmp_path / name)
     run(settings(qwen, data, tmp_path / "run", max_steps=1))
-    with pytest.raises(CheckpointError, match="one is on a pretrained language model|lora is"):
-        run(settings(qwen, data, tmp_path / "run", "joint", max_steps=2))
+    for error, message, ask in (
+        (ConfigError, "`model` describes a decoder from scratch",
+         lambda: run(settings(qwen, data, tmp_path, model=CARConfig(num_layers=2)))),
+        (ConfigError, "init_from and backbone.path", lambda: run(settings(qwen, data, tmp_path, init_from="runs/car"))),
+        (ConfigError, "lose small updates", lambda: BackboneTraining(train="joint", dtype="bfloat16")),
+        (ConfigError, "joint, lora, heads", lambda: BackboneTraining(train="full")),
+        (DataError, "run dcar prepare mode=retokenize", lambda: run(settings(tmp_path / "bpe", data, tmp_path / "x"))),
+        (DataError, "the speech tokenizer is tiny@abc, but .* has s3@1",
+         lambda: run(settings(tmp_path / "s3", data, tmp_path / "x"))),
+        (CheckpointError, "one is on a pretrained language model|lora is",
+         lambda: run(settings(qwen, data, tmp_path / "run", "joint", max_steps=2))),
+    ):
+        with pytest.raises(error, match=message):
+            ask()

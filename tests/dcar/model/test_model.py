@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from tiny_backbones import batch
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding.records import pad
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import IGNORE, CARDecoder, head_targets
 from dcar.model.load import load_decoder
@@ -18,26 +18,13 @@ from heads.multi_token import MultiTokenHeads
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 
-def batch(bos: bool = True):
-    text, text_lengths = pad([[1, 2, 3], [4, 5, 6, 7, 8]], "cpu")
-    speech, speech_lengths = pad([[1, 2, 13, 5, 6, 7], [3, 13, 9, 10]], "cpu")
-    prompts = torch.tensor([3, 2]) if bos else torch.tensor([1, 1])
-    return dict(text_ids=text, text_lengths=text_lengths, speech_ids=speech, speech_lengths=speech_lengths,
-                prompt_lengths=prompts)
-
-
 @pytest.mark.parametrize("head", [1, 2, 3])
 def test_targets_of_head_k_are_k_ahead(head):
-    speech = torch.arange(6)[None]  # y_t = t
-    assert head_targets(speech, torch.tensor([6]), head, eos=99).tolist()[0] == [
-        t + head if t + head < 6 else 99 for t in range(6)
-    ]
-
-
-def test_padding_is_never_a_target():
-    speech = torch.tensor([[4, 5, 0, 0]])
-    assert head_targets(speech, torch.tensor([2]), 1, eos=9).tolist() == [[5, 9, IGNORE, IGNORE]]
-    assert head_targets(speech, torch.tensor([2]), 3, eos=9).tolist() == [[9, 9, IGNORE, IGNORE]]
+    """y_t = t; behind the end stands EOS, and padding is never a target."""
+    targets = head_targets(torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 0, 0, 0, 0]]), torch.tensor([6, 2]), head, eos=99)
+    for row, length in zip(targets.tolist(), (6, 2), strict=True):
+        wanted = [t + head if t + head < length else 99 for t in range(length)]
+        assert row == wanted + [IGNORE] * (6 - length)
 
 
 def test_loss_is_the_sum_of_head_losses_computed_by_hand(decoder):
@@ -89,19 +76,17 @@ def test_text_is_bidirectional_and_speech_is_causal(decoder):
 
 def test_prefill_equals_the_parallel_pass(decoder):
     inputs = batch()
-    cache, hidden = decoder.prefill(inputs["text_ids"], inputs["text_lengths"], inputs["speech_ids"],
-                                    inputs["speech_lengths"], 10)
+    del inputs["prompt_lengths"]
+    cache, hidden = decoder.prefill(*inputs.values(), 10)
     assert cache.lengths.tolist() == [6, 4] and cache.capacity >= 10
-    cacheless = decoder._run(inputs["text_ids"], inputs["text_lengths"], inputs["speech_ids"],
-                             inputs["speech_lengths"], inputs["speech_lengths"] - 1)
+    cacheless = decoder._run(*inputs.values(), inputs["speech_lengths"] - 1)
     assert torch.allclose(hidden[0], cacheless[0], atol=1e-5)
     assert torch.allclose(hidden[1, :4], cacheless[1, :4], atol=1e-5)
 
 
 def test_cache_refuses_more_than_it_holds(decoder):
-    inputs = batch()
-    cache, _ = decoder.prefill(inputs["text_ids"], inputs["text_lengths"], inputs["speech_ids"],
-                               inputs["speech_lengths"], 8)
+    *inputs, _ = batch().values()
+    cache, _ = decoder.prefill(*inputs, 8)
     with pytest.raises(ValueError, match="capacity of 8"):
         decoder.extend(cache, torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 3]))
     with pytest.raises(ValueError, match="cannot lengthen"):

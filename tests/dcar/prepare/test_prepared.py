@@ -43,7 +43,7 @@ def test_a_row_names_its_recording(name: str, speed: float):
     assert recording_of(row) == (name, speed)
 
 
-def test_loading_checks_versions(corpus: Path, tmp_path, monkeypatch):
+def test_loading_checks_versions(corpus, tmp_path, monkeypatch):
     with pytest.raises(DataError, match="no readable prepared.json; run `dcar prepare`"):
         load_prepared(tmp_path / "none", "train")
     toy_prepare(config(corpus, tmp_path / "p", splits=("dev",)))
@@ -64,7 +64,7 @@ def test_loading_checks_versions(corpus: Path, tmp_path, monkeypatch):
         load_prepared(tmp_path / "p", "dev")
 
 
-def test_loading_reads_what_was_written(corpus: Path, tmp_path):
+def test_loading_reads_what_was_written(corpus, tmp_path):
     """A flipped bit, a cut file, a file that is gone: sizes and digests of prepared.json are compared at loading."""
     out = tmp_path / "p"
     toy_prepare(config(corpus, out))
@@ -88,7 +88,7 @@ def test_loading_reads_what_was_written(corpus: Path, tmp_path):
     assert toy_prepare(config(corpus, out)).problems == [] and load_prepared(out, "train").num_rows == 10  # made again
 
 
-def test_digests_are_computed_once_a_process(corpus: Path, tmp_path, monkeypatch):
+def test_digests_are_computed_once_a_process(corpus, tmp_path, monkeypatch):
     toy_prepare(config(corpus, tmp_path / "p"))
     counted: list[Path] = []
     real = prepared.digest
@@ -103,7 +103,7 @@ def test_digests_are_computed_once_a_process(corpus: Path, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("files", [["train"], {"train/state.json": 5}, {"train/\x00": {"size": 1, "sha256": ""}}])
-def test_a_broken_list_of_files_is_not_finished_work(files: Any, corpus: Path, tmp_path):
+def test_a_broken_list_of_files_is_not_finished_work(files: Any, corpus, tmp_path):
     out = tmp_path / "p"
     toy_prepare(config(corpus, out))
     info = json.loads((out / "prepared.json").read_text())
@@ -120,7 +120,7 @@ def test_the_shipped_corpus_and_models_list_their_digests():
     assert not [str(verdict) for verdict in verdicts.values() if verdict.faults]
 
 
-def test_compressed_is_smaller_and_the_same(corpus: Path, tmp_path):
+def test_compressed_is_smaller_and_the_same(corpus, tmp_path):
     toy_prepare(config(corpus, tmp_path / "a"))
     toy_prepare(config(corpus, tmp_path / "b", compress=True))
     a, b = (json.loads((tmp_path / name / "prepared.json").read_text()) for name in "ab")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_data import counting, write_prepared
+from safetensors.torch import load_file, save_file
 from tiny_training import log_of, tiny_config
 
 from dcar import storage
@@ -20,11 +19,6 @@ from dcar.train.checkpoints import latest_checkpoint, remove_old, why_incomplete
 
 NEEDED = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "config.json"]
 CHANGES = dict(max_steps=6, save_steps=2, eval_steps=2, input_corruption=0.2)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +39,9 @@ def killed(whole, tmp_path) -> Path:
 
 
 def figures(out: Path) -> list[dict]:
-    """The log without what a clock says."""
-    return [{k: v for k, v in line.items() if "_per_second" not in k and "runtime" not in k} for line in log_of(out)]
+    """The log without its summary and what a clock says."""
+    return [{k: v for k, v in line.items() if "_per_second" not in k and "runtime" not in k} for line in log_of(out)
+            if "train_loss" not in line]
 
 
 # --- the log --------------------------------------------------------------------------------------------------------
@@ -57,12 +52,8 @@ def test_a_line_that_was_cut_off_is_dropped(tail, whole, killed, data):
     with (killed / "log.jsonl").open("a") as file:
         file.write(tail)
     assert run(tiny_config(data, killed, **CHANGES)).checksum() == whole[1]
-    expected = figures(whole[0])
-    found = figures(killed)
-    summaries = [next(line for line in lines if "train_loss" in line) for lines in (expected, found)]
-    assert summaries[0]["step"] == summaries[1]["step"]
-    assert [line for line in found if "train_loss" not in line] == [
-        line for line in expected if "train_loss" not in line]
+    assert figures(killed) == figures(whole[0])
+    assert log_of(killed, "train_loss")[0]["step"] == log_of(whole[0], "train_loss")[0]["step"]
 
 
 def test_the_log_is_replaced_in_one_go(whole, killed, data, monkeypatch):
@@ -125,30 +116,24 @@ def test_a_damaged_checkpoint_is_passed_over(name, damage, whole, tmp_path, capl
     else:
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
-    with caplog.at_level(logging.WARNING):
-        assert latest_checkpoint(out) == out / "checkpoint-4"
+    assert latest_checkpoint(out) == out / "checkpoint-4"
     said = {"missing": f"{name} is missing", "truncated": f"{name} has", "flipped": f"{name} has another digest"}
     assert f"checkpoint-6 is passed over: {said[damage]}" in caplog.text
 
 
-def test_a_run_goes_on_from_the_next_older_one_to_the_same_weights(whole, data, tmp_path, caplog):
+@pytest.mark.parametrize("damage", ["optimizer.pt is missing", "it was cut off while it was written"])
+def test_a_run_goes_on_from_the_next_older_one_to_the_same_weights(damage, whole, data, tmp_path, caplog):
     out = shutil.copytree(whole[0], tmp_path / "out")
-    (out / "checkpoint-6" / "optimizer.pt").unlink()
-    with caplog.at_level(logging.WARNING):
-        assert run(tiny_config(data, out, **CHANGES)).checksum() == whole[1]
-    assert "passed over: optimizer.pt is missing" in caplog.text
-    assert not why_incomplete(out / "checkpoint-6")  # written again
-    assert [line for line in figures(out) if "train_loss" not in line] == [
-        line for line in figures(whole[0]) if "train_loss" not in line]
-
-
-def test_one_that_was_being_written_is_passed_over_and_written_anew(whole, data, tmp_path, caplog):
-    out = shutil.copytree(whole[0], tmp_path / "out")
-    (out / "checkpoint-6" / MANIFEST).write_text(json.dumps({"complete": False}))
-    (out / "checkpoint-6" / "of_another_run.bin").write_text("left over")
+    newest = out / "checkpoint-6"
+    (newest / "of_another_run.bin").write_text("left over")
+    if damage.startswith("optimizer"):
+        (newest / "optimizer.pt").unlink()
+    else:
+        (newest / MANIFEST).write_text(json.dumps({"complete": False}))
     assert run(tiny_config(data, out, **CHANGES)).checksum() == whole[1]
-    assert "checkpoint-6 is passed over: it was cut off while it was written" in caplog.text
-    assert not (out / "checkpoint-6" / "of_another_run.bin").exists()
+    assert f"checkpoint-6 is passed over: {damage}" in caplog.text
+    assert not why_incomplete(newest) and not (newest / "of_another_run.bin").exists()  # written again
+    assert figures(out) == figures(whole[0])
 
 
 @pytest.mark.parametrize("manifest", [None, "", "[]", "null", '{"complete": true, "files": 3}', '{"files": {}}'])
@@ -180,8 +165,6 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_loaded(decoder, tmp_p
     with pytest.raises(CheckpointError, match="speech_embedding.weight is not finite, and such a model is not saved"):
         decoder.save_pretrained(tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(tmp_path / "good" / "model.safetensors")
     tensors["norm.bias"][0] = float("inf")
     save_file(tensors, tmp_path / "good" / "model.safetensors")

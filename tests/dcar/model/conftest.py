@@ -1,0 +1,27 @@
+"""CosyVoice-300M in small, as published and as a decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_backbones import write_cosyvoice1
+
+from dcar.model.backbones.cosyvoice1 import load_cosyvoice1
+from dcar.model.backbones.decoder import BackboneDecoder
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
+    folder = tmp_path_factory.mktemp("CosyVoice-300M")
+    return folder, write_cosyvoice1(folder)
+
+
+@pytest.fixture
+def cosyvoice(published) -> BackboneDecoder:
+    torch.manual_seed(1)  # the blocks of the heads are drawn here
+    made = load_cosyvoice1(published[0], num_prediction_heads=3, head_blocks=1, zero_init_heads=False)
+    with torch.no_grad():
+        made.heads.projection.mul_(3)
+    return made

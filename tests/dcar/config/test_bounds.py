@@ -1,7 +1,5 @@
 """What settings may be: every impossible value is a ConfigError that says what would do, and where it stands."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

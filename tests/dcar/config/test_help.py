@@ -1,7 +1,5 @@
 """`dcar COMMAND --help`: every setting with default, bounds and meaning, in 100 columns."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Reading: YAML files of every kind of brokenness, and the spellings of a command line."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,11 +83,6 @@ def test_files_that_cannot_be_opened(tmp_path):
         load_config(Toy, ["--config"])
 
 
-def test_a_bomb_on_the_command_line_is_refused_too():
-    with pytest.raises(ConfigError, match="the command line: extra: .*contains itself"):
-        load_config(Toy, ["extra=&a [*a]"])
-
-
 def test_anchors_work(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("extra: &e {b: 1}\nname: ${rate}/x\ninner: {<<: {width: 7}}\n")
@@ -146,6 +139,7 @@ def test_spellings_of_a_command_line(arguments, expected):
     (["name=null"], "name must be text; not null"),
     (["sizes=[a"], "the command line: sizes: not valid YAML"),
     (["zzzzzzzz=1", "t"], "unknown setting|write options"),
+    (["extra=&a [*a]"], "the command line: extra: .*contains itself"),
 ])
 def test_wrong_command_lines(arguments, message):
     with pytest.raises(ConfigError, match=message.replace("?", r"\?").replace("[", r"\[")):
@@ -155,28 +149,20 @@ def test_wrong_command_lines(arguments, message):
 def test_the_command_line_counts_more_than_files_and_later_files_more_than_earlier(tmp_path):
     for name, width in (("a", 5), ("b", 6)):
         (tmp_path / f"{name}.yaml").write_text(f"name: {name}\ninner: {{width: {width}}}\nrate: 0.{width}\n")
-    config = load_config(Toy, ["rate=0.9", f"--config={tmp_path}/a.yaml", "--config", f"{tmp_path}/b.yaml"])
-    assert (config.name, config.inner.width, config.rate) == ("b", 6, 0.9)
-
-
-def test_yaml_then_overrides_then_back(tmp_path):
-    recipe = tmp_path / "r.yaml"
-    recipe.write_text("name: a\ninner: {width: 8}\nrate: 0.25\n")
-    config = load_config(Toy, ["--config", str(recipe), "sizes=[3]", "inner.width=16"])
-    assert config == Toy(name="a", rate=0.25, sizes=[3], inner=Inner(16))
+    files = f"--config={tmp_path}/a.yaml", "--config", f"{tmp_path}/b.yaml"
+    config = load_config(Toy, ["rate=0.9", *files, "sizes=[3]"])
+    assert config == Toy(name="b", rate=0.9, sizes=[3], inner=Inner(6))
     save_config(config, tmp_path / "resolved.yaml")
     assert load_config(Toy, [f"--config={tmp_path}/resolved.yaml"]) == config
 
 
-def test_real_schemas_load_and_refuse_impossible_values():
+def test_real_schemas_load():
     assert load_config(PrepareConfig, ["out=x", "speeds=[0.9,1.0]"]).speeds == (0.9, 1.0)
+    with pytest.raises(ConfigError):
+        load_config(PrepareConfig, ["out=x", "speeds=[0.9,0.9]"])
     assert load_config(TrainConfig, ["model.num_prediction_heads=1"]).head_weights == [1.0]
     declining = load_config(TrainConfig, ["head_weight_decay=0.5", "model.num_prediction_heads=3"])
     assert declining.head_weights == [1, 0.5, 0.25]
-    with pytest.raises(ConfigError, match="optimizer must be"):
-        load_config(TrainConfig, ["optimizer=sgd"])
-    with pytest.raises(ConfigError):
-        load_config(PrepareConfig, ["out=x", "speeds=[0.9,0.9]"])
 
 
 def test_defaults_are_not_shared_between_configurations():

@@ -1,7 +1,5 @@
 """Rows that would stop validation or crash what comes after it: each is listed, with file and line, and left out."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

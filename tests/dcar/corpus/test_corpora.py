@@ -1,7 +1,5 @@
 """Corpora of the papers, each in its real layout: LibriTTS, lhotse and LibriHeavy cuts, UniCATS, seed-tts-eval."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Corpora: layouts written to disk as they are in the wild, and every way in which their rows break."""
 
-from __future__ import annotations
-
 import json
 import re
 

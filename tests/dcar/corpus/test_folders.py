@@ -1,7 +1,5 @@
 """Folders of recordings with texts beside them, tables with a header, recordings without a text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The script that speaks the starter corpus, as far as it goes without the voices."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -80,6 +80,13 @@ def tiny_vocoder(calibration_tokens: tuple[int, ...] = ()) -> TokenVocoder:
         calibration_tokens=calibration_tokens))
 
 
+def random_voice(seed: int = 0) -> np.ndarray:
+    """What a vocoder is told of a voice, [298], with a pitch that people have."""
+    voice = np.random.default_rng(seed).normal(size=298).astype(np.float32)
+    voice[256:258] = 5.1, 0.2  # mean and spread of log F0
+    return voice
+
+
 class ToyTokenizer:
     """One code per 20 ms: the number of sign changes, so that pitch decides it."""
 

@@ -1,7 +1,5 @@
 """CosyVoice-300M in small, as published and as a decoder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Decoders on language models of transformers: ragged decoding, training, CosyVoice 2, LLaSA, what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -4,8 +4,6 @@ The reference follows cosyvoice/llm/llm.py and cosyvoice/transformer/{encoder,at
 its order of operations: a table of 2 L − 1 relative positions, its projection, and the shift that lines them up.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What "starter" stands for wherever a decoder or a policy is asked for."""
 
-from __future__ import annotations
-
 import pytest
 from tiny_backbones import tiny_backbone
 from tiny_decoders import tiny_decoder

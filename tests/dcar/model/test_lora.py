@@ -1,7 +1,5 @@
 """LoRA, frozen and joint training of a language model with CAR heads, and one run to its end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

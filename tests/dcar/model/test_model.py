@@ -1,7 +1,5 @@
 """The CAR decoder and its heads: targets, losses, shapes, checkpoints."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

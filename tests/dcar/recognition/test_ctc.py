@@ -1,7 +1,5 @@
 """Forced alignment against every path there is, and where there is none (against NeMo's: test_recognizers.py)."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

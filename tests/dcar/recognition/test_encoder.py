@@ -1,26 +1,18 @@
 """The recogniser on a frozen encoder's states: likelihoods against every path there is, waveforms of any length and
 rate, what it refuses, and the one that ships."""
 
-from __future__ import annotations
-
 import itertools
 import json
 
 import numpy as np
 import pytest
 import torch
+from tones import noise
 
 from dcar.errors import AssetError, AudioError, CheckpointError, TextError
 from dcar.recognition import encoder
 from dcar.recognition.base import Recognizer, ctc_collapse
-from dcar.recognition.encoder import (
-    FRAME_SECONDS,
-    EncoderRecognizer,
-    EncoderRecognizerConfig,
-    encoder_states,
-    load_encoder_recognizer,
-    state_count,
-)
+from dcar.recognition.encoder import EncoderRecognizer, EncoderRecognizerConfig, encoder_states, state_count
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.manifest import load_manifest
 from dcar.sources.shipped import shipped
@@ -38,10 +30,6 @@ def tiny(seed: int = 0, alphabet: str = " ab") -> EncoderRecognizer:
     with torch.no_grad():
         model.output.weight.mul_(6)
     return model
-
-
-def noise(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
-    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate))).astype(np.float32)
 
 
 @pytest.mark.parametrize("text", ["a", "ab", "a b", "aa"])
@@ -107,7 +95,7 @@ def test_a_folder_holds_it_whole_and_another_encoder_is_refused(tmp_path):
     settings = json.loads((tmp_path / "ear/config.json").read_text())
     (tmp_path / "ear/config.json").write_text(json.dumps(settings | {"encoder": "whisper-large 123 tail=0.5"}))
     with pytest.raises(CheckpointError, match=r"reads the states of whisper-large.*kind=encoder"):
-        load_encoder_recognizer(tmp_path / "ear")
+        load_recognizer(f"encoder:{tmp_path / 'ear'}")
     with pytest.raises(CheckpointError, match="config.json"):
         load_recognizer(f"encoder:{tmp_path / 'absent'}")
     with pytest.raises(AssetError, match="encoder:…"):
@@ -116,7 +104,7 @@ def test_a_folder_holds_it_whole_and_another_encoder_is_refused(tmp_path):
 
 def test_the_shipped_one_hears_what_the_shipped_vocoder_says(tmp_path):
     manifest = run(ResynthesizeConfig(data=str(shipped("prepared")), split="dev", limit=16, out=str(tmp_path)))
-    recordings = load_manifest(manifest, FRAME_SECONDS)
+    recordings = load_manifest(manifest, encoder.FRAME_SECONDS)
     waves, texts = [r.samples() for r in recordings], [r.text for r in recordings]
     ear = load_recognizer("starter")
     assert ear.name.startswith("encoder-ctc:starter@")

@@ -1,7 +1,5 @@
 """Recognisers on tiny random models saved in the real formats."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -10,18 +8,14 @@ import numpy as np
 import pytest
 import torch
 from tiny_nemo import save_transducer
+from tones import noise
 
 from dcar.errors import AssetError, AudioError, CheckpointError, TextError
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.nemo import NemoTransducerRecognizer
 
-torch.set_num_threads(1)
 RATE = 16_000
-
-
-def noise(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
-    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate))).astype(np.float32)
 
 
 # -------------------------------------------------------------------------------------------------------------- NeMo
@@ -55,7 +49,7 @@ def slow_greedy(model: Any, wave: np.ndarray, max_symbols: int) -> str:
     return "".join(labels[i] for i in out).strip()
 
 
-def test_transducer_equals_greedy_search_by_definition(transducer: NemoTransducerRecognizer):
+def test_transducer_equals_greedy_search_by_definition(transducer):
     assert isinstance(transducer, Recognizer) and transducer.name == "nemo-transducer:rnnt"
     waves = [noise(s, i) for i, s in enumerate((0.6, 1.5, 0.9))]
     texts = transducer.transcribe(waves, RATE)
@@ -70,36 +64,30 @@ def test_transducer_equals_greedy_search_by_definition(transducer: NemoTransduce
 
 
 def save_whisper(folder: Path) -> Path:
-    from transformers import (
-        WhisperConfig,
-        WhisperFeatureExtractor,
-        WhisperForConditionalGeneration,
-        WhisperProcessor,
-        WhisperTokenizer,
-    )
+    import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
     pieces = ["a", "b", "c", "Ġ", "Ġa", "ab"]
     vocabulary = {piece: i for i, piece in enumerate([*pieces, "<|endoftext|>"])}
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     (folder / "merges.txt").write_text("#version: 0.2\na b\nĠ a\n")
-    tokenizer = WhisperTokenizer(vocab=vocabulary, merges=[("a", "b"), ("Ġ", "a")])
+    tokenizer = transformers.WhisperTokenizer(vocab=vocabulary, merges=[("a", "b"), ("Ġ", "a")])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|startoftranscript|>"]})
     start = tokenizer.convert_tokens_to_ids("<|startoftranscript|>")
     end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
     torch.manual_seed(0)
-    config = WhisperConfig(
+    config = transformers.WhisperConfig(
         vocab_size=len(tokenizer), num_mel_bins=80, encoder_layers=1, decoder_layers=1, d_model=16,
         encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
         max_target_positions=64, pad_token_id=end, bos_token_id=start, eos_token_id=end, decoder_start_token_id=start,
         suppress_tokens=None, begin_suppress_tokens=None,
     )
-    model = WhisperForConditionalGeneration(config).eval()
+    model = transformers.WhisperForConditionalGeneration(config).eval()
     with torch.no_grad():
         model.model.decoder.embed_tokens.weight.mul_(20)
         model.model.decoder.embed_tokens.weight[[start, end, vocabulary["Ġ"]]] *= 0.01
     model.save_pretrained(folder)
-    WhisperProcessor(WhisperFeatureExtractor(), tokenizer).save_pretrained(folder)
+    transformers.WhisperProcessor(transformers.WhisperFeatureExtractor(), tokenizer).save_pretrained(folder)
     return folder
 
 

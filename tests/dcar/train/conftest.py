@@ -1,7 +1,5 @@
 """Data of the tests of training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a run leaves behind when it is killed, cut off, stopped, or repeated, and what it goes on from."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

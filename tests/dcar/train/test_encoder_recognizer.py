@@ -1,19 +1,14 @@
 """Training of the recogniser on an encoder's states: it learns, resumes, keeps what the encoder said, refuses."""
 
-from __future__ import annotations
-
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from tiny_training import log_of
+from tiny_training import SMALL, arguments, log_of, two_processes
 
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError, TextError
@@ -53,9 +48,12 @@ def speech(tmp_path_factory):
     return write_manifest(folder, "train", 24, 0), write_manifest(folder, "dev", 6, 1)
 
 
+SHAPE = ["model.hidden_size=16", "model.dilations=[1,2]"]
+
+
 def settings(speech, out, **changes) -> dict:
-    return dict(train_manifest=str(speech[0]), dev_manifest=str(speech[1]), out=str(out), batch_size=6, max_steps=8,
-                warmup_steps=2, learning_rate=1e-2, longest_span=2, log_steps=2, eval_steps=4, save_steps=4) | changes
+    train, dev = map(str, speech)
+    return dict(train_manifest=train, dev_manifest=dev, out=str(out), longest_span=2, **SMALL) | changes
 
 
 def config_of(speech, out, **changes) -> TrainEncoderRecognizerConfig:
@@ -66,12 +64,11 @@ def config_of(speech, out, **changes) -> TrainEncoderRecognizerConfig:
 def test_the_command_learns_and_leaves_everything_behind(speech, tmp_path):
     out = tmp_path / "ear"
     options = settings(speech, out, max_steps=120, eval_steps=60, save_steps=60, half_weights="true")
-    main(["train-encoder-recognizer", *(f"{k}={v}" for k, v in options.items()), "model.hidden_size=16",
-          "model.dilations=[1,2]"])
+    main(["train-encoder-recognizer", *arguments(options), *SHAPE])
     ear = load_recognizer(f"encoder:{out}")
     assert isinstance(ear, EncoderRecognizer) and ear.config.dilations == (1, 2)
     assert ear.transcribe([spoken("ab b"), spoken("b aab")], RATE) == ["ab b", "b aab"]
-    evaluations = [line for line in log_of(out) if "eval_loss" in line]
+    evaluations = log_of(out, "eval_loss")
     assert [line["step"] for line in evaluations] == [60, 120, 120]
     assert evaluations[-1]["eval_wer"] < 0.1 and evaluations[-1]["eval_loss"] < 0.3
     source = json.loads((out / "provenance.json").read_text())
@@ -115,13 +112,7 @@ def test_what_training_sees_of_an_utterance_is_its_address_alone(speech, tmp_pat
 
 def test_two_processes_share_the_encoder_and_take_the_same_step(speech, tmp_path):
     options = settings(speech, tmp_path / "two", max_steps=2, batch_size=3)
-    done = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines",
-         "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m",
-         "dcar.train.encoder_recognizer", *(f"{k}={v}" for k, v in options.items()), "model.hidden_size=16",
-         "model.dilations=[1,2]"], capture_output=True, text=True, timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""})
-    assert done.returncode == 0, done.stderr[-3000:]
+    two_processes("-m", "dcar.train.encoder_recognizer", *arguments(options), *SHAPE)
     assert json.loads((tmp_path / "two/provenance.json").read_text())["processes"] == 2
     evaluation = log_of(tmp_path / "two")[-1]
     model = EncoderRecognizer.from_pretrained(tmp_path / "two")
@@ -149,23 +140,23 @@ def test_no_states_are_left_to_nobody(tmp_path, monkeypatch):
 
 
 def test_what_does_not_belong_together_is_refused(speech, tmp_path, monkeypatch):
-    out = tmp_path / "out"
+    out, recordings = tmp_path / "out", load_manifest(speech[1], 0.02)
     run(config_of(speech, out, max_steps=2, save_steps=1))
-    with pytest.raises(CheckpointError, match=r"another recogniser.*resume=false"):
-        run(TrainEncoderRecognizerConfig(**settings(speech, out)))
-    with pytest.raises(DataError, match="absent.jsonl"):
-        run(config_of((tmp_path / "absent.jsonl", speech[1]), tmp_path / "x"))
-    with pytest.raises(TextError, match=r"alphabet does not know the characters \[' '\]"):
-        StateTexts(load_manifest(speech[1], 0.02), [], replace(config_of(speech, out),
-                                                               model=EncoderRecognizerConfig(alphabet="ab")))
-    with pytest.raises(ConfigError, match="dropout must be"):
-        config_of(speech, out, dropout=1.0)
-    recordings = load_manifest(speech[1], 0.02)
+    small_alphabet = replace(config_of(speech, out), model=EncoderRecognizerConfig(alphabet="ab"))
     kept_states(recordings, tmp_path / "states")
     [file] = (tmp_path / "states").glob("*.npy")
     np.save(file, np.load(file)[:-3])
-    with pytest.raises(CheckpointError, match=r"holds \d+ states where \d+ belong; remove it"):
-        kept_states(recordings, tmp_path / "states")
+    for error, message, ask in (
+        (CheckpointError, "another recogniser.*resume=false",
+         lambda: run(TrainEncoderRecognizerConfig(**settings(speech, out)))),
+        (DataError, "absent.jsonl", lambda: run(config_of((tmp_path / "absent.jsonl", speech[1]), tmp_path / "x"))),
+        (TextError, r"does not know the characters \[' '\]", lambda: StateTexts(recordings, [], small_alphabet)),
+        (ConfigError, "dropout must be", lambda: config_of(speech, out, dropout=1.0)),
+        (CheckpointError, r"holds \d+ states where \d+ belong; remove it",
+         lambda: kept_states(recordings, tmp_path / "states")),
+    ):
+        with pytest.raises(error, match=message):
+            ask()
     monkeypatch.setattr(small, "is_sharded", lambda: True)
     with pytest.raises(ConfigError, match="an encoder recogniser is small.*not with FSDP"):
         run(config_of(speech, tmp_path / "y"))

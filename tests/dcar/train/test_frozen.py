@@ -1,14 +1,11 @@
 """Heads on a frozen trunk: what is trained and what is not, new heads, kept hidden states, settings, resuming."""
 
-from __future__ import annotations
-
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_data import CODES, counting, tiny_tokenizer, write_prepared
+from tiny_data import CODES, tiny_tokenizer, write_prepared
 from tiny_training import log_of, tiny_config
 
 from dcar.errors import ConfigError
@@ -20,11 +17,6 @@ from heads.shared import SharedHeads
 
 SHARED = dict(heads="shared", num_prediction_heads=6)
 FROZEN = dict(freeze_trunk=True, learning_rate=2e-2, max_steps=40, batch_size=6)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting)
 
 
 @pytest.fixture(scope="module")
@@ -46,22 +38,20 @@ def test_only_the_new_heads_learn(base, data, tmp_path, changes):
     before, after = trunk_of(CARDecoder.from_pretrained(base)), trunk_of(tuned)
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     assert isinstance(tuned.heads, SharedHeads) and tuned.heads.num_heads == 6
-    losses = [line["loss"] for line in log_of(tmp_path) if "loss" in line]
+    losses = [line["loss"] for line in log_of(tmp_path, "loss")]
     assert losses[-1] < 0.6 * losses[0]
-    last = [line for line in log_of(tmp_path) if "eval_loss" in line][-1]
-    ours = [line for line in log_of(base) if "eval_loss" in line][-1]
+    last, ours = log_of(tmp_path, "eval_loss")[-1], log_of(base, "eval_loss")[-1]
     assert last["eval_head1_loss"] == pytest.approx(ours["eval_head1_loss"], abs=1e-4)
     assert last["eval_head6_accuracy"] > 3 / (CODES + 1)
     assert CARDecoder.from_pretrained(tmp_path).checksum() == tuned.checksum()
 
 
 def test_a_run_that_was_cut_off_goes_on_to_the_same_weights(base, data, tmp_path):
-    settings = {**FROZEN, "max_steps": 6, "keep_states": True, "save_steps": 3}
-    whole = run(tiny_config(data, tmp_path / "whole", SHARED, init_from=str(base), **settings))
-    part = tmp_path / "part"
-    run(tiny_config(data, part, SHARED, init_from=str(base), **settings))
-    (part / "checkpoint-6").rename(tmp_path / "gone")  # the run was cut off before it
-    assert run(tiny_config(data, part, SHARED, init_from=str(base), **settings)).checksum() == whole.checksum()
+    config = tiny_config(data, tmp_path / "out", SHARED, init_from=str(base), **{
+        **FROZEN, "max_steps": 6, "keep_states": True, "save_steps": 3})
+    whole = run(config)
+    (tmp_path / "out" / "checkpoint-6").rename(tmp_path / "gone")  # the run was cut off before it
+    assert run(config).checksum() == whole.checksum()
 
 
 def made(data: Path, config) -> CARDecoder:
@@ -110,22 +100,21 @@ def test_shared_heads_from_scratch_and_from_a_codebook(tmp_path):
     start = made(data, config)
     assert torch.equal(start.heads.out.weight[:CODES], start.heads.base.weight[:CODES])
     assert run(config).config.heads == "shared"
-    again = [line for line in log_of(tmp_path / "run") if "eval_loss" in line][-1]
-    assert again["eval_head6_loss"] > 0
+    assert log_of(tmp_path / "run", "eval_loss")[-1]["eval_head6_loss"] > 0
 
 
 def test_settings_that_contradict_each_other_are_refused(base, data, tmp_path):
     def config(model: dict | None = None, **changes):
         return tiny_config(data, tmp_path, model, **{"init_from": str(base), "freeze_trunk": True, **changes})
 
-    for changes in (dict(init_from=""), dict(model={"num_prediction_heads": 1})):
-        with pytest.raises(ConfigError, match="freeze_trunk trains additional heads"):
-            config(**changes)
-    for changes in (dict(freeze_trunk=False), dict(input_corruption=0.1)):
-        with pytest.raises(ConfigError, match="keep_states keeps"):
-            config(keep_states=True, **changes)
-    with pytest.raises(ConfigError, match="num_layers is 2, here 3"):
-        run(config({**SHARED, "num_layers": 3}))
-    with pytest.raises(ConfigError, match="num_prediction_heads is 3, here 5"):  # only with a frozen trunk
-        run(dataclasses.replace(config(), freeze_trunk=False, model=dataclasses.replace(
-            config().model, num_prediction_heads=5)))
+    for message, ask in (
+        ("freeze_trunk trains additional heads", lambda: config(init_from="")),
+        ("freeze_trunk trains additional heads", lambda: config({"num_prediction_heads": 1})),
+        ("keep_states keeps", lambda: config(keep_states=True, freeze_trunk=False)),
+        ("keep_states keeps", lambda: config(keep_states=True, input_corruption=0.1)),
+        ("num_layers is 2, here 3", lambda: run(config({**SHARED, "num_layers": 3}))),
+        # only with a frozen trunk
+        ("num_prediction_heads is 3, here 5", lambda: run(config({"num_prediction_heads": 5}, freeze_trunk=False))),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ask()

@@ -1,7 +1,5 @@
 """Sharded training: two gloo processes against one, saving whole tensors, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -10,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from test_train import tiny_config
 from tiny_backbones import batch, tiny_backbone
-from tiny_data import write_prepared
 from tiny_decoders import tiny_decoder
+from tiny_training import tiny_config
 
 from dcar.errors import ConfigError
 from dcar.model.load import load_decoder
@@ -52,20 +49,16 @@ def test_two_sharded_processes_train_as_one(kind, tmp_path):
     assert len(moved) > 0.8 * len(before)
 
 
-@pytest.mark.parametrize("variable", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
-def test_scaled_adam_is_refused_where_parameters_are_sharded(variable, tmp_path, monkeypatch):
-    data = write_prepared(tmp_path / "data", train=6, dev=2)
-    monkeypatch.setenv(variable, "true")
-    with pytest.raises(ConfigError, match="would show it pieces of tensors: set optimizer=adamw"):
-        run(tiny_config(data, tmp_path / "out", optimizer="scaled_adam"))
-
-
-def test_a_launch_that_would_not_shard_is_refused(tmp_path, monkeypatch):
-    """Accelerate shards on accelerators alone and would train data-parallel on CPUs without a word."""
-    data = write_prepared(tmp_path / "data", train=6, dev=2)
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match="FSDP was asked for, but Accelerate does not shard"):
-        run(tiny_config(data, tmp_path / "out"))
+@pytest.mark.parametrize(("variable", "changes", "message"), [
+    ("FSDP", dict(optimizer="scaled_adam"), "would show it pieces of tensors: set optimizer=adamw"),
+    ("DEEPSPEED", dict(optimizer="scaled_adam"), "would show it pieces of tensors: set optimizer=adamw"),
+    ("FSDP", {}, "FSDP was asked for, but Accelerate does not shard"),
+])
+def test_what_cannot_be_sharded_is_refused(variable, changes, message, data, tmp_path, monkeypatch):
+    """ScaledAdam; and CPUs: Accelerate shards on accelerators alone and would train data-parallel without a word."""
+    monkeypatch.setenv(f"ACCELERATE_USE_{variable}", "true")
+    with pytest.raises(ConfigError, match=message):
+        run(tiny_config(data, tmp_path, **changes))
 
 
 @pytest.mark.parametrize("name", ["fsdp", "fsdp_8b", "deepspeed_zero2", "deepspeed_zero3"])

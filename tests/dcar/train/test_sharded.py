@@ -3,8 +3,6 @@
 DeepSpeed's cases need `pip install deepspeed`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

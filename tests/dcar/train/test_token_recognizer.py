@@ -1,7 +1,5 @@
 """Training of the recogniser of speech tokens: it learns, resumes, refuses what does not belong together."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_data import CODES, counting, write_prepared
-from tiny_training import check_resumption, log_of
+from tiny_training import SMALL, arguments, check_resumption, log_of
 
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError
@@ -30,35 +28,30 @@ def data(tmp_path_factory):
 
 
 def settings(data, out, **changes) -> dict:
-    return dict(data=str(data), out=str(out), batch_size=6, max_steps=8, warmup_steps=2, learning_rate=1e-2,
-                longest_span=2, log_steps=2, eval_steps=4, save_steps=4) | changes
-
-
-SHAPE = dict(hidden_size=16, dilations=(1, 2))
+    return dict(data=str(data), out=str(out), longest_span=2, **SMALL) | changes
 
 
 def config_of(data, out, **changes) -> TrainTokenRecognizerConfig:
-    return TrainTokenRecognizerConfig(**settings(data, out, **changes), model=TokenRecognizerConfig(**SHAPE))
+    return TrainTokenRecognizerConfig(**settings(data, out, **changes),
+                                      model=TokenRecognizerConfig(hidden_size=16, dilations=(1, 2)))
 
 
 def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
     out = tmp_path / "out"
     options = settings(data, out, max_steps=100, eval_steps=50, save_steps=50, half_weights="true")
-    main(["train-token-recognizer", *(f"{k}={v}" for k, v in options.items()), "model.hidden_size=16",
-          "model.dilations=[1,2]"])
+    main(["train-token-recognizer", *arguments(options), "model.hidden_size=16", "model.dilations=[1,2]"])
     model = load_token_recognizer(str(out))
     assert model.config.dilations == (1, 2) and model.config.tokenizer == "tiny@abc"
     assert model.config.speech_vocab_size == CODES and model.hidden_code == CODES
-    lines = log_of(out)
-    evaluations = [line for line in lines if "eval_loss" in line]
+    evaluations = log_of(out, "eval_loss")
     assert [line["step"] for line in evaluations] == [50, 100, 100]
     assert evaluations[-1]["eval_phoneme_error_rate"] < 0.1 and evaluations[-1]["eval_loss"] < 0.3
-    losses = [line["loss"] for line in lines if "loss" in line]
+    losses = [line["loss"] for line in log_of(out, "loss")]
     assert losses[-1] < 0.2 * losses[0]
     source = json.loads((out / "provenance.json").read_text())
     assert source["checksum"] == model.checksum() and source["steps"] == 100
-    assert "Token recogniser" in (out / "README.md").read_text() and "hidden_size: 16" in (
-        out / "config.yaml").read_text()
+    assert "Token recogniser" in (out / "README.md").read_text()
+    assert "hidden_size: 16" in (out / "config.yaml").read_text()
 
 
 def test_resumed_training_equals_one_that_never_stopped(data, tmp_path):
@@ -108,7 +101,7 @@ def test_what_does_not_belong_together_is_refused(data, tmp_path, monkeypatch):
 
 def test_evaluation_is_in_float32_whatever_the_training_computes_in(data, tmp_path):
     model = run(config_of(data, tmp_path / "out", bf16=True))
-    last = [line for line in log_of(tmp_path / "out") if "eval_loss" in line][-1]
+    last = log_of(tmp_path / "out", "eval_loss")[-1]
     dev = TokenTexts(token_recognizer.load_prepared(str(data), "dev"), config_of(data, "unused"), "dev")
     told = torch.tensor(model.log_likelihood(dev.frames, dev.texts)) * torch.tensor([len(t) for t in dev.texts])
     assert last["eval_loss"] == pytest.approx(-float(told.sum()) / sum(map(len, dev.texts)), rel=1e-5)

@@ -1,20 +1,15 @@
 """Stage one on a tiny corpus: learning, logging, resuming, accumulation, processes, wrong data."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_data import CODES, counting, tiny_tokenizer, write_prepared
-from tiny_training import MODEL, log_of, tiny_config
+from tiny_training import MODEL, ROOT, log_of, tiny_config, two_processes
 from transformers import TrainerCallback
 
 from dcar.config import load_config
@@ -25,14 +20,6 @@ from dcar.prepare.run import load_prepared
 from dcar.train import car
 from dcar.train.car import CARTrainer, SpeechDataset, TrainConfig, data_identity, plan, run
 from dcar.train.checkpoints import latest_checkpoint
-
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    """18 utterances to train on, 9 to validate: no batch size of these tests divides them."""
-    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting)
 
 
 def trainer_of(config: TrainConfig, model: CARDecoder) -> CARTrainer:
@@ -54,7 +41,7 @@ def trained(data, tmp_path_factory) -> tuple[TrainConfig, CARDecoder, Path]:
 
 def test_every_head_learns_the_pattern(trained):
     _, _, out = trained
-    evaluations = [line for line in log_of(out) if "eval_loss" in line]
+    evaluations = log_of(out, "eval_loss")
     assert [e["step"] for e in evaluations] == [10, 20, 30, 40, 50, 60, 61, 61]  # the last one again on what was saved
     chance = math.log(CODES + 1)
     for head in (1, 2, 3):
@@ -64,7 +51,7 @@ def test_every_head_learns_the_pattern(trained):
         assert last[f"eval_head{head}_loss"] < 0.7 * evaluations[0][f"eval_head{head}_loss"]
     for e in evaluations:
         assert e["eval_loss"] == pytest.approx(sum(e[f"eval_head{h}_loss"] for h in (1, 2, 3)))
-    losses = [line["loss"] for line in log_of(out) if "loss" in line]
+    losses = [line["loss"] for line in log_of(out, "loss")]
     assert len(losses) == 10 and losses[0] > 1.5 * chance > 3 * losses[-1]  # the training loss sums the three heads
 
 
@@ -117,9 +104,8 @@ def test_a_run_leaves_decoder_config_log_and_provenance(trained, data):
 def test_a_finished_run_is_not_trained_further(trained):
     """61 steps end within an epoch, which Trainer would go on with for one more step."""
     config, decoder, out = trained
-    before = [line for line in log_of(out) if "loss" in line]
-    assert run(config).checksum() == decoder.checksum()
-    assert [line for line in log_of(out) if "loss" in line] == before
+    before = log_of(out, "loss")
+    assert run(config).checksum() == decoder.checksum() and log_of(out, "loss") == before
     assert json.loads((out / "provenance.json").read_text())["steps"] == 61
 
 
@@ -133,7 +119,7 @@ def test_training_goes_on_from_given_weights(trained, tmp_path, data):
 def test_far_is_a_decoder_of_one_head(data, tmp_path):
     far = run(tiny_config(data, tmp_path, {"num_prediction_heads": 1}))
     assert far.config.num_prediction_heads == 1 and far.heads.projection.numel() == 0
-    (evaluation, again) = (line for line in log_of(tmp_path) if "eval_loss" in line)
+    evaluation, again = log_of(tmp_path, "eval_loss")
     assert evaluation["eval_loss"] == evaluation["eval_head1_loss"] and "eval_head2_loss" not in evaluation
     assert evaluation["eval_loss"] == again["eval_loss"] < 1.5 * math.log(CODES + 1)
 
@@ -141,10 +127,9 @@ def test_far_is_a_decoder_of_one_head(data, tmp_path):
 def test_scaled_adam_follows_eden(data, tmp_path):
     run(tiny_config(data, tmp_path, {"dropout": 0.0}, optimizer="scaled_adam", learning_rate=0.03, warmup_steps=4,
                     max_steps=30, eval_steps=10))
-    log = [line for line in log_of(tmp_path) if "loss" in line]
-    assert [line["learning_rate"] for line in log[:8]] == pytest.approx(
+    assert [line["learning_rate"] for line in log_of(tmp_path, "loss")[:8]] == pytest.approx(
         [0.03 * eden_factor(step, step // 5, warmup_batches=4) for step in range(8)], rel=0.01)  # 5 batches an epoch
-    evaluations = [line["eval_loss"] for line in log_of(tmp_path) if "eval_loss" in line]
+    evaluations = [line["eval_loss"] for line in log_of(tmp_path, "eval_loss")]
     assert evaluations[-1] < 0.75 * 3 * math.log(CODES + 1) and evaluations[-1] < evaluations[0]
 
 
@@ -163,17 +148,15 @@ def test_resumed_run_equals_one_that_never_stopped(data, tmp_path, stop, steps, 
     whole = run(tiny_config(data, tmp_path / "whole", **changes))
     killed = tmp_path / "killed"
     shutil.copytree(tmp_path / "whole" / f"checkpoint-{stop}", killed / f"checkpoint-{stop}")
-    lines = (tmp_path / "whole" / "log.jsonl").read_text().splitlines()
-    kept = [line for line in lines if json.loads(line)["step"] <= stop + 1]  # it died a step behind its checkpoint
-    (killed / "log.jsonl").write_text("".join(line + "\n" for line in kept))
+    kept = [line for line in log_of(tmp_path / "whole") if line["step"] <= stop + 1]  # it died a step behind
+    (killed / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
     (killed / f"checkpoint-{stop + 9}").mkdir()  # and while it wrote another
     start = CARDecoder.from_pretrained(killed / f"checkpoint-{stop}")
     resumed = run(tiny_config(data, killed, **changes))
     assert start.checksum() != resumed.checksum() == whole.checksum()
 
     def figures(out: Path) -> list[tuple]:
-        return [(line["step"], line["loss"], line["grad_norm"], line["learning_rate"]) for line in log_of(out)
-                if "loss" in line]
+        return [(line["step"], line["loss"], line["grad_norm"], line["learning_rate"]) for line in log_of(out, "loss")]
 
     assert figures(killed) == figures(tmp_path / "whole") and len(figures(killed)) == steps
 
@@ -210,39 +193,33 @@ class Gradient(TrainerCallback):
         self.value = torch.cat([p.grad.flatten() for p in model.parameters()]).clone()
 
 
-def one_step(data: Path, out: Path, **changes) -> tuple[torch.Tensor, float, list[torch.Tensor]]:
-    """The gradient of the first update, its logged loss, and the gradient of each batch computed without Trainer."""
-    config = tiny_config(data, out, max_steps=1, max_grad_norm=0.0, save_steps=1000, **changes)
-    torch.manual_seed(0)
-    model = CARDecoder(dataclasses.replace(config.model, dropout=0.0, speech_vocab_size=CODES, zero_init_heads=False))
-    by_hand = []
-    trainer = trainer_of(config, model)
-    for batch in trainer.get_train_dataloader():
+def test_an_update_sees_the_mean_over_its_batches(tmp_path):
+    """Where they hold unequally many targets, that is near the large batch's gradient, and not the same (equal ones:
+    test_guard.py)."""
+    data = write_prepared(tmp_path / "data", train=8, speech=counting)
+
+    def one_step(**changes) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The gradient of the first update, and that of each batch computed without Trainer."""
+        config = tiny_config(data, tmp_path / str(len(changes)), max_steps=1, max_grad_norm=0.0, **changes)
+        torch.manual_seed(0)
+        model = CARDecoder(dataclasses.replace(config.model, dropout=0.0, speech_vocab_size=CODES,
+                                               zero_init_heads=False))
+        by_hand, trainer = [], trainer_of(config, model)
+        for batch in trainer.get_train_dataloader():
+            model.zero_grad()
+            model(**batch).loss.backward()
+            by_hand.append(torch.cat([p.grad.flatten() for p in model.parameters()]).clone())
         model.zero_grad()
-        model(**batch).loss.backward()
-        by_hand.append(torch.cat([p.grad.flatten() for p in model.parameters()]).clone())
-    model.zero_grad()
-    trainer.add_callback(gradient := Gradient())
-    trainer.train()
-    return gradient.value, log_of(out)[0]["loss"], by_hand
+        trainer.add_callback(gradient := Gradient())
+        trainer.train()
+        return gradient.value, by_hand
 
-
-def test_accumulated_batches_count_as_one(tmp_path):
-    """What an update sees is the mean over its batches: the large batch's gradient where the batches hold equally many
-    targets, and near it elsewhere (a mean of means)."""
-    equal = write_prepared(tmp_path / "equal", train=8)
-    ragged = write_prepared(tmp_path / "ragged", train=8, speech=counting)
-    for data in (equal, ragged):
-        whole, loss, _ = one_step(data, tmp_path / f"{data.name}-8", batch_size=8)
-        parts, mean_loss, by_hand = one_step(data, tmp_path / f"{data.name}-4", batch_size=4, gradient_accumulation=2)
-        assert len(by_hand) == 2
-        assert torch.allclose(parts, (by_hand[0] + by_hand[1]) / 2, atol=1e-5 * float(parts.abs().max()))
-        if data == equal:
-            assert torch.allclose(parts, whole, atol=1e-5 * float(parts.abs().max()))
-            assert mean_loss == pytest.approx(loss, rel=1e-4)
-        else:
-            assert torch.cosine_similarity(parts, whole, dim=0) > 0.98
-            assert not torch.allclose(parts, whole, atol=1e-5 * float(parts.abs().max()))
+    whole, _ = one_step(batch_size=8)
+    parts, by_hand = one_step(batch_size=4, gradient_accumulation=2)
+    assert len(by_hand) == 2
+    assert torch.allclose(parts, (by_hand[0] + by_hand[1]) / 2, atol=1e-5 * float(parts.abs().max()))
+    assert torch.cosine_similarity(parts, whole, dim=0) > 0.98
+    assert not torch.allclose(parts, whole, atol=1e-5 * float(parts.abs().max()))
 
 
 # --- several processes ----------------------------------------------------------------------------------------------
@@ -253,16 +230,11 @@ def test_two_processes_train_and_evaluate_like_one(data, tmp_path):
     count it."""
     out = tmp_path / "two"
     model = [f"model.{k}={str(v).lower()}" for k, v in MODEL.items()]
-    done = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines",
-         "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "dcar.train",
-         *model, f"data={data}", f"out={out}", "prompt_tokens=5", "batch_size=4", "max_steps=4", "log_steps=1"],
-        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, cwd=ROOT,
-        capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+    two_processes("-m", "dcar.train", *model, f"data={data}", f"out={out}", "prompt_tokens=5", "batch_size=4",
+                  "max_steps=4", "log_steps=1")
     two = json.loads((out / "provenance.json").read_text())
     assert (two["processes"], two["steps"]) == (2, 4)
-    steps = [line for line in log_of(out) if "loss" in line]
+    steps = log_of(out, "loss")
     assert [line["step"] for line in steps] == [1, 2, 3, 4]  # one log, of the main process
     assert steps[2]["epoch"] == 1.0  # five batches in three steps of two
     decoder = CARDecoder.from_pretrained(out)
@@ -302,13 +274,7 @@ import json, os
 def test_two_processes_judge_each_step_once_and_draw_noise_of_their_own(data, tmp_path):
     """The last step is looked at twice, by the loop and by the export: all processes wait for the judge, or none."""
     (tmp_path / "program.py").write_text(SPOKEN)
-    done = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines",
-         "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", tmp_path / "program.py",
-         ROOT / "tests", data, tmp_path / "out"],
-        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, cwd=ROOT,
-        capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+    two_processes(tmp_path / "program.py", ROOT / "tests", data, tmp_path / "out")
     assert sorted(json.loads((tmp_path / "out/spoken.json").read_text())["steps"], key=int) == ["0", "2", "4"]
     first, second = (json.loads((tmp_path / f"out/drawn-{rank}.json").read_text()) for rank in (0, 1))
     assert len(first) == len(second) == 4 and not set(map(tuple, first)) & set(map(tuple, second))
@@ -339,6 +305,8 @@ def test_data_that_is_not_prepared(data, tmp_path):
     with pytest.raises(DataError, match="no split 'dev'"):
         run(tiny_config(broken, tmp_path))
     assert not list(tmp_path.glob("checkpoint-*"))
+    with pytest.raises(DataError, match="raise model.text_vocab_size"):
+        run(tiny_config(data, tmp_path, {"text_vocab_size": 4}))
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -352,11 +320,6 @@ def test_data_of_another_version(data, tmp_path, change, message):
     (copy / "prepared.json").write_text(json.dumps({**info, **change}))
     with pytest.raises(DataError, match=message):
         run(tiny_config(copy, tmp_path / "out"))
-
-
-def test_a_text_vocabulary_that_is_too_small(data, tmp_path):
-    with pytest.raises(DataError, match="raise model.text_vocab_size"):
-        run(tiny_config(data, tmp_path, {"text_vocab_size": 4}))
 
 
 def test_starting_weights_of_another_model(trained, data, tmp_path):

@@ -1,7 +1,5 @@
 """Training of the joint score of chunks: it learns, resumes, and refuses what does not belong together."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_data import counting, write_prepared
-from tiny_training import check_resumption, log_of, tiny_config
+from tiny_training import SMALL, arguments, check_resumption, log_of, tiny_config
 
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError
@@ -21,11 +19,6 @@ from heads.chunk_scorer import ChunkScorer
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting)
-
-
-@pytest.fixture(scope="module")
 def decoder(data, tmp_path_factory) -> Path:
     """A decoder whose heads know little, in a corpus where a token follows from the one before."""
     out = tmp_path_factory.mktemp("decoder")
@@ -34,9 +27,8 @@ def decoder(data, tmp_path_factory) -> Path:
 
 
 def settings(data, decoder, out, **changes) -> dict:
-    return dict(data=str(data), decoder=str(decoder), out=str(out), prompt_tokens=5, batch_size=6, positions=0.5,
-                max_steps=8, warmup_steps=2, learning_rate=2e-2, embedding_size=8, width=16, log_steps=2, eval_steps=4,
-                save_steps=4) | changes
+    return dict(data=str(data), decoder=str(decoder), out=str(out), prompt_tokens=5, positions=0.5, embedding_size=8,
+                width=16) | SMALL | dict(learning_rate=2e-2) | changes
 
 
 def config_of(*args, **changes) -> TrainChunkScorerConfig:
@@ -46,11 +38,11 @@ def config_of(*args, **changes) -> TrainChunkScorerConfig:
 def test_the_command_learns_and_leaves_everything_behind(data, decoder, tmp_path):
     out = tmp_path / "out"
     options = settings(data, decoder, out, max_steps=80, eval_steps=40, save_steps=40)
-    main(["train-chunk-scorer", *(f"{k}={v}" for k, v in options.items())])
+    main(["train-chunk-scorer", *arguments(options)])
     trained, base = ChunkScorer.from_pretrained(out), CARDecoder.from_pretrained(decoder)
     assert trained.config.base_checksum == base.checksum() and trained.config.tokenizer == "tiny@abc"
     assert (trained.config.num_heads, trained.config.vocab_size) == (3, base.config.output_size)
-    evaluations = [line for line in log_of(out) if "eval_loss" in line]
+    evaluations = log_of(out, "eval_loss")
     assert [line["step"] for line in evaluations] == [40, 80, 80]
     assert evaluations[-1] == evaluations[-2] | {k: evaluations[-1][k] for k in evaluations[-1] if "time" in k}
     assert evaluations[-1]["eval_accuracy_whole"] > 0.9 and evaluations[-1]["eval_loss"] < 0.5

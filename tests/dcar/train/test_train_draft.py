@@ -1,16 +1,14 @@
 """Draft models: which layers they inherit, what is trained, resuming, and whose they are."""
 
-from __future__ import annotations
-
 import json
-import shutil
 
 import pytest
 import torch
 from scipy.stats import chi2_contingency
 from tiny_backbones import architecture, tiny_backbone, tiny_prompts
 from tiny_data import CODES, counting, write_prepared
-from tiny_decoders import tiny_decoder
+from tiny_decoders import states_of, tiny_decoder
+from tiny_training import SMALL, arguments, check_resumption, log_of
 
 from dcar.cli import main
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
@@ -26,14 +24,10 @@ from eval.verifiers.drafters import ModelDrafter
 from eval.verifiers.sd import SpeculativeDecoding
 
 
-@pytest.mark.parametrize("depth, expected", [
-    (24, ((0, 1), (18, 19, 20, 21, 22, 23))), (12, ((0,), (9, 10, 11))), (8, ((0,), (6, 7))), (2, ((0,), (1,))),
-])
-def test_shares_of_the_paper(depth, expected):
-    assert inherited_layers(depth) == expected
-
-
-def test_layers_that_are_not_there_are_refused():
+def test_inherited_layers():
+    """The shares of the paper, those asked for, and those that are not there."""
+    shares = {24: ((0, 1), (18, 19, 20, 21, 22, 23)), 12: ((0,), (9, 10, 11)), 8: ((0,), (6, 7)), 2: ((0,), (1,))}
+    assert {depth: inherited_layers(depth) for depth in shares} == shares
     assert inherited_layers(6, bottom=2, top=3) == ((0, 1), (3, 4, 5))
     for depth, bottom, top in ((1, 0, 0), (4, 3, 2), (4, -1, 2)):
         with pytest.raises(ConfigError, match="cannot be taken"):
@@ -42,26 +36,9 @@ def test_layers_that_are_not_there_are_refused():
 
 def test_whole_depth_is_the_target_itself(decoder, prompts):
     draft = build_draft(decoder).eval()
-    ids = torch.tensor([[1, 2, 13, 4, 5]])
-    arguments = (torch.tensor([[1, 2, 3]]), torch.tensor([3]), ids, torch.tensor([5]), torch.tensor([3]))
     with torch.no_grad():
-        a, b = decoder.speech_hidden(*arguments), draft.speech_hidden(*arguments)
+        a, b = (states_of(model, prompts[3], [4, 5]) for model in (decoder, draft))
         assert torch.equal(a, b) and torch.equal(decoder.heads(a, only=1), draft.heads(b, only=1))
-
-
-def test_middle_layers_are_left_out():
-    target = tiny_decoder(num_layers=8)
-    draft = build_draft(target)
-    assert draft.config.inherited_layers == (0, 6, 7) and draft.config.bottom_layers == 1
-    for own, index in enumerate((0, 6, 7)):
-        for name, value in draft.layers[own].state_dict().items():
-            assert torch.equal(value, target.layers[index].state_dict()[name])
-    assert draft.config.num_prediction_heads == 1 and draft.config.output_size == target.config.output_size
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting)
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +54,11 @@ def target(tmp_path_factory):
 
 
 def settings(data, target, out, **changes) -> dict:
-    return dict(decoder=str(target), data=str(data), out=str(out), prompt_tokens=5, batch_size=6, max_steps=12,
-                warmup_steps=2, learning_rate=1e-2, log_steps=2, eval_steps=6, save_steps=6) | changes
+    return dict(decoder=str(target), data=str(data), out=str(out), prompt_tokens=5, **SMALL) | changes
 
 
 def test_bottom_and_head_learn_and_the_rest_stays(data, target, tmp_path):
-    options = [f"{k}={v}" for k, v in settings(data, target, tmp_path / "draft", max_steps=40, eval_steps=20).items()]
-    main(["train-draft", *options])
+    main(["train-draft", *arguments(settings(data, target, tmp_path / "draft", max_steps=40, eval_steps=20))])
     draft, base = DraftDecoder.from_pretrained(tmp_path / "draft"), CARDecoder.from_pretrained(target)
     check_draft(draft, base)
     start = build_draft(base)
@@ -93,16 +68,17 @@ def test_bottom_and_head_learn_and_the_rest_stays(data, target, tmp_path):
     after = draft.state_dict()
     assert all(torch.equal(after[name], value) for name, value in frozen.items()) and frozen
     assert all(not torch.equal(after[name], start.state_dict()[name]) for name in trained)
-    lines = [json.loads(x) for x in (tmp_path / "draft" / "log.jsonl").read_text().splitlines()]
-    losses = [x["loss"] for x in lines if "loss" in x]
+    losses = [line["loss"] for line in log_of(tmp_path / "draft", "loss")]
     assert losses[-1] < 0.4 * losses[0]
-    assert [x["step"] for x in lines if "eval_head1_loss" in x] == [20, 40, 40]  # the last one on what was saved
+    steps = [line["step"] for line in log_of(tmp_path / "draft", "eval_head1_loss")]
+    assert steps == [20, 40, 40]  # the last one on what was saved
     assert json.loads((tmp_path / "draft" / "provenance.json").read_text())["checksum"] == draft.checksum()
     assert "decoder:" in (tmp_path / "draft" / "config.yaml").read_text()
 
 
 def test_what_does_not_belong_together_is_refused(data, target, tmp_path):
-    run(TrainDraftConfig(**settings(data, target, tmp_path / "draft", max_steps=1)))
+    run(TrainDraftConfig(**settings(data, target, tmp_path / "draft", max_steps=1, save_steps=1)))
+    assert (tmp_path / "draft" / "checkpoint-1").is_dir()
     draft = DraftDecoder.from_pretrained(tmp_path / "draft")
     other = CARDecoder.from_pretrained(target)
     with torch.no_grad():
@@ -111,8 +87,7 @@ def test_what_does_not_belong_together_is_refused(data, target, tmp_path):
         check_draft(draft, other)
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(CheckpointError, match="another draft: target_checksum"):
-        run(TrainDraftConfig(**settings(data, tmp_path / "other", tmp_path / "draft", max_steps=6, save_steps=1)) if
-            (tmp_path / "draft" / "checkpoint-1").is_dir() else pytest.fail("no checkpoint was saved"))
+        run(TrainDraftConfig(**settings(data, tmp_path / "other", tmp_path / "draft")))
     foreign = write_prepared(tmp_path / "foreign", checksum="xyz", speech=counting)
     with pytest.raises(DataError, match="the decoder's own speech tokenizer"):
         run(TrainDraftConfig(**settings(foreign, target, tmp_path / "x")))
@@ -134,18 +109,22 @@ def language_model(tmp_path_factory):
     return path
 
 
-def test_layers_of_a_language_model(language_model):
-    target = load_decoder(language_model)
+@pytest.mark.parametrize(("kind", "inherited"), [("car", (0, 6, 7)), ("language model", (0, 2, 3))])
+def test_middle_layers_are_left_out(kind, inherited, language_model):
+    target = tiny_decoder(num_layers=8) if kind == "car" else load_decoder(language_model)
     draft = build_draft(target, 1, 2).eval()
-    assert isinstance(draft, BackboneDraft) and draft.config.inherited_layers == (0, 2, 3)
+    assert draft.config.inherited_layers == inherited and draft.config.bottom_layers == 1
     assert draft.config.num_layers == len(draft.layers) == 3 and draft.config.num_prediction_heads == 1
-    for own, index in enumerate((0, 2, 3)):
+    assert draft.config.output_size == target.config.output_size
+    for own, index in enumerate(inherited):
         for name, value in draft.layers[own].state_dict().items():
             assert torch.equal(value, target.layers[index].state_dict()[name])
-    trained = {n for n, p in draft.named_parameters() if p.requires_grad and p.numel()}
-    assert {n.rpartition(".layers.0.")[0] or n for n in trained} == {"backbone", "heads.base.weight"}
-    with pytest.raises(ConfigError, match="adapters that are not merged"):
-        build_draft(add_lora(load_decoder(language_model), LoraSettings(rank=2)))
+    if kind == "language model":
+        trained = {n for n, p in draft.named_parameters() if p.requires_grad and p.numel()}
+        assert isinstance(draft, BackboneDraft)
+        assert {n.rpartition(".layers.0.")[0] or n for n in trained} == {"backbone", "heads.base.weight"}
+        with pytest.raises(ConfigError, match="adapters that are not merged"):
+            build_draft(add_lora(load_decoder(language_model), LoraSettings(rank=2)))
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
@@ -204,10 +183,9 @@ def test_vocabularies_of_one_text_tokenizer_may_be_padded_differently():
 
 def test_training_a_draft_of_a_language_model(data, language_model, tmp_path):
     """Two sessions equal one; the draft brings the text tokenizer of its target along and loads as a decoder."""
-    options = [f"{k}={v}" for k, v in settings(data, language_model, tmp_path / "draft").items()]
     (language_model / "text_tokenizer").mkdir(exist_ok=True)
     (language_model / "text_tokenizer" / "tokenizer.json").write_text("{}")
-    main(["train-draft", *options])
+    main(["train-draft", *arguments(settings(data, language_model, tmp_path / "draft"))])
     draft, target = load_decoder(tmp_path / "draft"), load_decoder(language_model)
     check_draft(draft, target)
     start = build_draft(target)
@@ -217,9 +195,5 @@ def test_training_a_draft_of_a_language_model(data, language_model, tmp_path):
     assert moved == trained
     assert "Draft model" in (tmp_path / "draft" / "README.md").read_text()
     assert (tmp_path / "draft" / "text_tokenizer" / "tokenizer.json").is_file()
-    halves = settings(data, language_model, tmp_path / "halves")
-    run(TrainDraftConfig(**{**halves, "max_steps": 12}))
-    for name in ("model.safetensors", "log.jsonl"):
-        (tmp_path / "halves" / name).unlink()
-    shutil.rmtree(tmp_path / "halves" / "checkpoint-12")
-    assert run(TrainDraftConfig(**halves)).checksum() == draft.checksum()
+    check_resumption(run, lambda out, **changes: TrainDraftConfig(**settings(data, language_model, out, **changes)),
+                     tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,62 +28,84 @@ GOOD = {"audio": "good.wav", "text": "A fine day.", "speaker": "s", "split": "tr
 
 
 def line(changes: str = "", **fields: Any) -> str:
-    """A row as JSON, with a piece of JSON that Python would not write."""
-    return json.dumps({**GOOD, **fields})[:-1] + (f", {changes}}}" if changes else "}")
+    """A row as JSON, with a piece of JSON that Python would not write; without the fields that are `...`."""
+    row = {key: value for key, value in {**GOOD, **fields}.items() if value is not ...}
+    return json.dumps(row)[:-1] + (f", {changes}}}" if changes else "}")
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    sf.write(tmp_path / "good.wav", tone(1.2), RATE)
-    sf.write(tmp_path / "whole.flac", tone(3.0), RATE)
+    for name, seconds in (("good.wav", 1.2), ("whole.flac", 3.0), ("short.wav", 0.1), ("long.wav", 6)):
+        sf.write(tmp_path / name, tone(seconds), RATE)
     for name in ("good.wav", "whole.flac"):
         data = (tmp_path / name).read_bytes()
         (tmp_path / f"cut_{name}").write_bytes(data[: len(data) * 2 // 3])
+    (tmp_path / "zero.wav").write_bytes(b"")
+    sf.write(tmp_path / "nan.wav", np.full(RATE, np.nan, np.float32), RATE, subtype="FLOAT")
+    sf.write(tmp_path / "silent.wav", np.zeros(RATE), RATE)
+    (tmp_path / "text.flac").write_text("not audio at all")
+    os.mkfifo(tmp_path / "pipe")
     return tmp_path
 
 
-ROWS = {
-    '"id": "x", "text": "A fine \\ud800 day."': r"the text holds half a character \(U\+D800, .* at character 8\)",
-    '"id": "\\ud800"': "the id holds half a character",
-    '"id": "x", "speaker": "\\udfff"': "the speaker holds half a character",
-    '"id": "x", "split": "\\ud800"': "the split holds half a character",
-    '"id": "x", "prompt_audio": "good.wav", "prompt_text": "Oh \\ud800"': "the prompt_text holds half",
-    '"id": "x", "audio": "\\ud800.wav"': "audio: the path is not UTF-8",
-    '"id": "x", "prompt_audio": "\\ud800"': "prompt_audio: the path is not UTF-8",
-    f'"id": {"1" * 5000}': "a number of thousands of digits",
-    f'"id": {"1" * 4000}': "the id has 4000 characters .*the limit is 1000",
-    f'"id": "x", "note": {"1" * 5000}': "a number of thousands of digits",
-    f'"id": "{"x" * 5000}"': "the id has 5000 characters",
-    f'"id": "x", "audio": "{"x" * 10_000}"': "the path has 10[0-9]* bytes",
-    f'"id": "x", "audio": "{"x/" * 5000}a"': "the path has 10[0-9]* bytes",
-    '"id": "x", "audio": "a\\u0000.wav"': "holds a NUL",
-    '"id": "a\\u0000b"': r"control character U\+0000",
-    '"id": "a\\nb"': r"control character U\+000A",
-    '"id": "x", "speaker": "a\\u2028b"': r"control character U\+2028",
-    '"id": "x", "audio": "pipe"': "a pipe or a device",
-    '"id": "x", "audio": "cut_good.wav"': "is cut off: its header promises 1.20 s, the file holds 0.[78]",
-    '"id": "x", "audio": "cut_whole.flac"': "not readable as audio",
-}
+# a whole line, the fields that differ from a good row, or a piece of JSON for one; and what is said of it
+ROWS = [
+    ({},), ('{"id": "x", "audio": ', "not valid JSON"), ("[1, 2]", "a JSON list, expected an object"),
+    ("[" * 100_000, "JSON"), ({"speaker": ...}, "fields missing: speaker"),
+    ({"audio": 5, "text": None}, "fields missing: text"), ({"text": ["x"]}, "fields that must be strings: text"),
+    ({"speaker": " "}, "must not be empty: speaker"), ({"prompt_audio": 3}, "'prompt_audio' must be a string"),
+    ({"audio": "none.wav"}, "no such audio file"), ({"audio": "zero.wav"}, "0 bytes"), ({"audio": "nan.wav"}, "NaN"),
+    ({"audio": "silent.wav"}, "silent"), ({"audio": "text.flac"}, "not readable as audio"),
+    ({"audio": "short.wav"}, "0.10 s, outside 0.5…5 s"), ({"audio": "long.wav"}, "6.00 s, outside 0.5…5 s"),
+    ({"text": ""}, "text: text is empty"), ({"text": "😀"}, "text: text is empty or has no letter"),
+    ({"text": "你好", "audio": "none.wav"}, "cannot say", "no such audio file"),  # two faults, two reports
+    ({"prompt_audio": "short.wav"}, "the prompt .*short.wav is 0.10 s"),
+    ({"prompt_audio": "none.wav"}, "prompt .*none.wav: there is no such audio file"),
+    ({"prompt_audio": "good.wav", "prompt_text": "..."}, "prompt_text: text is empty"),
+    ({"text": "A fine \ud800 day."}, r"the text holds half a character \(U\+D800, .* at character 8\)"),
+    ({"id": "\ud800"}, "the id holds half a character"), ({"speaker": "\udfff"}, "the speaker holds half a character"),
+    ({"split": "\ud800"}, "the split holds half a character"),
+    ({"prompt_audio": "good.wav", "prompt_text": "Oh \ud800"}, "the prompt_text holds half"),
+    ({"audio": "\ud800.wav"}, "audio: the path is not UTF-8"),
+    ({"prompt_audio": "\ud800"}, "prompt_audio: the path is not UTF-8"),
+    (f'"id": {"1" * 5000}', "a number of thousands of digits"),
+    (f'"id": {"1" * 4000}', "the id has 4000 characters .*the limit is 1000"),
+    (f'"note": {"1" * 5000}', "a number of thousands of digits"), ({"id": "x" * 5000}, "the id has 5000 characters"),
+    ({"audio": "x" * 10_000}, "the path has 10[0-9]* bytes"),
+    ({"audio": "x/" * 5000 + "a"}, "the path has 10[0-9]* bytes"),
+    ({"audio": "a\0.wav"}, "holds a NUL"), ({"id": "a\0b"}, r"control character U\+0000"),
+    ({"id": "a\nb"}, r"control character U\+000A"), ({"speaker": "a\u2028b"}, r"control character U\+2028"),
+    ({"audio": "pipe"}, "a pipe or a device"), ({"audio": "cut_whole.flac"}, "not readable as audio"),
+    ({"audio": "cut_good.wav"}, "is cut off: its header promises 1.20 s, the file holds 0.[78]"), ({},),
+]
 
 
 def test_every_bad_row_is_listed_and_left_out(folder):
-    os.mkfifo(folder / "pipe")
     manifest = folder / "m.jsonl"
-    manifest.write_text("\n".join([line(id="g1"), *map(line, ROWS), line(id="g2")]) + "\n")
+    lines = []
+    for i, (row, *_) in enumerate(ROWS):
+        whole = isinstance(row, str) and row[0] in "{["
+        own = {"id": f"u{i}"} | ({} if isinstance(row, str) else row)
+        lines.append(row if whole else line(row if isinstance(row, str) else "", **own))
+    manifest.write_text("\n".join([*lines, line(id="u0")]))
     rows, problems = read_corpus("jsonl", manifest)
-    problems += validate_corpus(rows, 0.3, 5)
-    listed = dict(str(p).encode().decode().removeprefix(f"{manifest}:").split(":", 1) for p in problems)
-    assert sorted(map(int, listed)) == list(range(2, len(ROWS) + 2))
-    for number, pattern in enumerate(ROWS.values(), start=2):
-        assert re.search(pattern, listed[str(number)]), (listed[str(number)], pattern)
+    problems += validate_corpus(rows, 0.5, 5, num_workers=4)
+    assert all(str(p).encode().decode().startswith(f"{manifest}:") for p in problems)
+    assert str(problems[0]).count(str(manifest)) == 1
+    found = sorted(((int(p.source.rpartition(":")[2]), p.message) for p in problems), key=lambda f: f[0])
+    expected = [(number, message) for number, (_, *messages) in enumerate(ROWS, 1) for message in messages]
+    again = (len(ROWS) + 1, "used before, at")
+    for (number, message), (expected_number, pattern) in zip(found, [*expected, again], strict=True):
+        assert number == expected_number and re.search(pattern, message), (number, message, pattern)
 
+    manifest.write_text("\n".join(lines))
     for stream in (False, True):
         config = PrepareConfig(out=str(folder / f"out{stream}"), corpus="jsonl", path=str(manifest), skip_bad=True,
-                               splits=("train",), stream=stream)
+                               splits=("train",), stream=stream, min_seconds=0.5, max_seconds=5)
         report = toy_prepare(config)
-        assert {p.source for p in report.problems} == {f"{manifest}:{n}" for n in range(2, len(ROWS) + 2)}
-        assert report.text().encode().count(b"m.jsonl:") >= len(ROWS)
-        assert load_prepared(folder / f"out{stream}", "train")["id"] == ["g1", "g2"]
+        assert {p.source for p in report.problems} == {f"{manifest}:{number}" for number, _ in expected}
+        assert report.text().encode().count(b"m.jsonl:") >= len(ROWS) - 2
+        assert load_prepared(folder / f"out{stream}", "train")["id"] == ["u0", f"u{len(ROWS) - 1}"]
 
 
 def test_ids_that_no_file_system_would_take_are_prepared(folder):

@@ -1,7 +1,5 @@
 """Texts laid along tokens: phonemes are found where they were spoken, and nothing is said where they cannot be."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dcar.text.phonemes import text_to_ids

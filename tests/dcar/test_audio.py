@@ -1,7 +1,5 @@
 """dcar.audio: real files in real formats, and every kind of broken one."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -1,18 +1,14 @@
 """The `dcar` command: help, exit statuses, errors without tracebacks, doctor."""
 
-from __future__ import annotations
-
 import errno
 import importlib
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import soundfile as sf
+from tiny_corpora import tone, write_manifest
 
 from dcar import doctor
 from dcar.cli import CHOICES, COMMANDS, OLD, RECIPES, TASKS, jobs, kind_of, main, resolve
@@ -85,11 +81,6 @@ def test_a_folder_given_to_doctor_is_verified(tmp_path, capsys):
         assert f"dcar doctor: {tmp_path}: no list of digests here" in capsys.readouterr().err
 
 
-def test_version(capsys):
-    assert status_of(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("dcar 0.")
-
-
 def test_recipes_are_listed_by_command_with_their_variants(capsys):
     assert status_of(["--recipes"]) == 0
     shown = capsys.readouterr().out
@@ -101,6 +92,8 @@ def test_recipes_are_listed_by_command_with_their_variants(capsys):
 
 
 def test_overview_lists_the_commands_and_imports_nothing_heavy(capsys):
+    assert status_of(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("dcar 0.")
     for arguments in ([], ["--help"], ["help"]):
         assert status_of(arguments) == 0
         shown = capsys.readouterr().out
@@ -109,9 +102,6 @@ def test_overview_lists_the_commands_and_imports_nothing_heavy(capsys):
         [sys.executable, "-c", "import sys, dcar.cli; dcar.cli.main(['--help']); assert 'torch' not in sys.modules"],
         cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert light.returncode == 0 and "usage: dcar COMMAND" in light.stdout
-
-
-def test_help_as_a_process():
     done = command("speak", "--help")
     assert done.returncode == 0 and "voice=" in done.stdout and done.stderr == ""
 
@@ -168,42 +158,33 @@ def test_an_error_is_a_message_not_a_traceback(tmp_path, monkeypatch, capsys):
         main(wrong)
 
 
-def test_a_folder_that_may_not_be_written_is_a_message(monkeypatch, capsys, tmp_path):
-    """Root may write everywhere, so the system's answer is played."""
-    def refused(arguments):
-        raise PermissionError(errno.EACCES, "Permission denied", "/data/out")
+@pytest.mark.parametrize(("fault", "told"), [
+    (PermissionError(errno.EACCES, "Permission denied", "/data/out"),
+     "/data/out: Permission denied; give another folder, or the right to it\n"),
+    (FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/out"), "/proc/out: "),
+    (FileNotFoundError(errno.ENOENT, "No such file or directory", f"{ROOT}/no/file"), ""),  # a fault of ours
+    (OSError(errno.EIO, "Input/output error", "/data/out"), ""),  # not ours to explain
+])
+def test_a_folder_that_may_not_be_written_is_a_message(fault, told, monkeypatch, capsys):
+    """Root may write everywhere, so the system's answer is played; below /proc nobody can make files."""
+    def fails(arguments):
+        raise fault
 
-    monkeypatch.setattr(doctor, "main", refused)
-    assert status_of(["doctor"]) == 1
-    told = "dcar doctor: /data/out: Permission denied; give another folder, or the right to it\n"
-    assert capsys.readouterr().err == told
-
-    def nowhere(arguments):
-        Path("/proc/out").mkdir()
-
-    monkeypatch.setattr(doctor, "main", nowhere)
-    assert status_of(["doctor"]) == 1
-    assert capsys.readouterr().err.startswith("dcar doctor: /proc/out: ")
-
-    def lost(arguments):
-        (tmp_path / "no" / "file").read_text()
-
-    monkeypatch.setattr(doctor, "main", lost)
-    with pytest.raises(FileNotFoundError):  # there files can be made, so this is a fault of ours
-        main(["doctor"])
-
-    def broken(arguments):
-        raise OSError(errno.EIO, "Input/output error", "/data/out")
-
-    monkeypatch.setattr(doctor, "main", broken)
-    with pytest.raises(OSError, match="Input/output"):  # not ours to explain
-        main(["doctor"])
+    monkeypatch.setattr(doctor, "main", fails)
+    if told:
+        assert status_of(["doctor"]) == 1
+        assert capsys.readouterr().err.startswith(f"dcar doctor: {told}")
+    else:
+        with pytest.raises(type(fault), match=fault.strerror):
+            main(["doctor"])
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["speak", "-5 degrees outside."], "a text that begins with a hyphen stands behind --"),
     (["speak", "Yes.", "-o", "out.xyz"], "out.xyz: unknown audio suffix '.xyz'; use one of .wav"),
     (["train-vocoder"], "data is not set: give the packs of python -m dcar.vocoder.training.pack"),
+    (["train", "out_dri=x"], "unknown setting 'out_dri'; did you mean 'out'"),
+    (["compare", "temperatur=1"], "did you mean 'sampling.temperature'"),
     (["train", "max_step=3"], "unknown setting 'max_step'; did you mean 'max_steps'?"),
     (["train", "model.hiden_size=3"], "did you mean 'model.hidden_size'?"),
     (["prepare", "outdir=x"], "did you mean 'out'?"),
@@ -219,37 +200,29 @@ def test_wrong_settings_name_the_nearest_key(arguments, message, capsys):
     assert message in shown and "Traceback" not in shown
 
 
-def test_status_and_interruption_of_a_command_are_passed_on(monkeypatch, capsys):
-    def stops(arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(doctor, "main", lambda arguments: 3)
-    assert status_of(["doctor"]) == 3
-    monkeypatch.setattr(doctor, "main", lambda arguments: 0)
-    assert status_of(["doctor"]) == 0
-    monkeypatch.setattr(doctor, "main", stops)
-    assert status_of(["doctor"]) == 130
-    assert "interrupted; what is on the disk is kept" in capsys.readouterr().err
+@pytest.mark.parametrize("status", [0, 3])
+def test_the_status_of_a_command_is_passed_on(status, monkeypatch):
+    monkeypatch.setattr(doctor, "main", lambda arguments: status)
+    assert status_of(["doctor"]) == status
 
 
 def test_validating_a_manifest_lists_every_broken_line(tmp_path, capsys):
-    sf.write(tmp_path / "a.wav", 0.3 * np.sin(np.arange(16_000) / 20), 16_000)
     (tmp_path / "empty.wav").write_bytes(b"")
-    good = {"id": "u1", "audio": "a.wav", "text": "Hello there.", "speaker": "s"}
-    rows = [json.dumps(good), "{broken", json.dumps({**good, "id": "u3", "audio": "missing.wav"}),
-            json.dumps({**good, "id": "u4", "text": " "}), json.dumps({**good, "id": "u5", "audio": "empty.wav"}),
-            json.dumps({"id": "u6", "audio": "a.wav", "text": "No speaker."})]
-    manifest = tmp_path / "m.jsonl"
-    manifest.write_text("\n".join(rows) + "\n")
+    manifest = write_manifest(tmp_path, [
+        {}, {"id": "\ud800"}, {"audio": "missing.wav"}, {"text": " "}, {"audio": "empty.wav"}, {"speaker": ""}],
+        [tone(1.0)])
+    good, *others = manifest.read_text().splitlines()
+    manifest.write_text("\n".join([good, *others, "{broken"]))
     arguments = ["prepare", "corpus=jsonl", f"path={manifest}", "validate=true"]
     assert status_of(arguments) == 1
     shown = capsys.readouterr()
-    for line, cause in ((2, "JSON"), (3, "missing.wav"), (4, "empty"), (5, "0 bytes"), (6, "speaker")):
+    for line, cause in ((2, "the id holds half a character"), (3, "missing.wav"), (4, "empty"), (5, "0 bytes"),
+                        (6, "speaker"), (7, "JSON")):
         (found,) = (row for row in shown.out.splitlines() if f"m.jsonl:{line}" in row)
         assert cause in found
     assert "m.jsonl:1" not in shown.out and "Traceback" not in shown.err
     assert not (tmp_path / "out").exists()
-    manifest.write_text(rows[0] + "\n")
+    manifest.write_text(good + "\n")
     assert status_of(arguments) == 0
     assert "1 rows checked, 0 problems" in capsys.readouterr().out
 
@@ -274,15 +247,12 @@ def test_what_is_missing_comes_by_a_command_that_works(monkeypatch):
     assert packages._PIP.split()[3:] == [line for line in lines if not line.startswith("#")]
 
 
-def test_doctor_sees_kernels_that_are_switched_off(monkeypatch):
-    monkeypatch.setenv("DCAR_NATIVE", "off")
-    assert "switched off by DCAR_NATIVE" in doctor._kernels()
-
-
 def test_doctor_is_content_where_everything_is_there(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "CHECKS", {"one": lambda: "fine", "two": lambda: "fine"})
     assert status_of(["doctor"]) == 0
     assert capsys.readouterr().out == "ok    one: fine\nok    two: fine\n"
+    monkeypatch.setenv("DCAR_NATIVE", "off")
+    assert "switched off by DCAR_NATIVE" in doctor._kernels()
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1e9})())
     with pytest.raises(DCARError, match="only 1.0 GB free"):
         doctor._space()

@@ -1,7 +1,5 @@
 """Eden at points computed rule-based, ScaledAdam on a quadratic and through a state dict."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

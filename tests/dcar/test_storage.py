@@ -1,7 +1,5 @@
 """Whole files, manifests, full disks; `dcar doctor`."""
 
-from __future__ import annotations
-
 import errno
 import json
 import signal

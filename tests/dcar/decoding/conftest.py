@@ -1,7 +1,6 @@
-"""Kernels as they are compiled for this processor, and as for others."""
+"""Kernels as they are compiled for this processor, and as for others; a GPU or its stand-in."""
 
-from __future__ import annotations
-
+import fake_gpu
 import pytest
 import torch
 from ways import FLAGS
@@ -21,3 +20,12 @@ def own(request) -> Kernels:
 @pytest.fixture(params=FLAGS, ids=lambda flags: " ".join(flags) or "native")
 def own32(request) -> Kernels:
     return Kernels(torch.float32, request.param)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    if torch.cuda.is_available():
+        yield torch.device("cuda")
+        return
+    with fake_gpu.fake_gpu(monkeypatch) as device:
+        yield device

@@ -1,20 +1,24 @@
-"""Chunks that end where the drawn candidates say: in the loop, in fast passes, in the engine, and against a slow
-reference without a cache."""
+"""Chunks that end where the drawn candidates say, and the best of several drawn side by side: in the loop, in fast
+passes, in the engine, and against a slow reference without a cache."""
 
-from __future__ import annotations
+from collections import Counter
 
 import pytest
 import torch
 from tiny_decoders import drawn, speak_slowly, tiny_decoder
-from ways import SAMPLING, check_ways
+from ways import SAMPLING, check_ways, same
 
-from dcar.decoding import ChunkMethod, EndOnConfident, PolicyChunk, decode
+from dcar.decoding import BestOfChunk, ChunkMethod, EndOnConfident, FixedChunk, PolicyChunk, ShuffledChunk, decode
+from dcar.decoding.fast.chunk_scorer import NativeChunkScorer
 from dcar.decoding.fast.passes import fast
 from dcar.decoding.fast.policy import FusedEnds
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig, sample, uniform
-from heads.candidates import candidate_features, end_features
+from heads.candidates import CHUNK_SCORE, candidate_features, end_features, joint_log_probs
+from heads.chunk_scorer import scored_features
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+REPEATED = SamplingConfig(max_tokens=40, repetition_window=8, repetition_share=0.2)
 
 
 def policy_of(seed: int = 0, num_actions: int = 4, **changes) -> ChunkPolicy:
@@ -23,6 +27,13 @@ def policy_of(seed: int = 0, num_actions: int = 4, **changes) -> ChunkPolicy:
     torch.nn.init.normal_(policy.scores.linear.weight, std=0.1)
     policy.scores.linear.weight.data[:, 9:] = 0.0  # tokens decide, not lengths
     return policy
+
+
+def scored_policy(decoder, **changes) -> ChunkPolicy:
+    policy = policy_of(**{"chunk_scorer_width": 8, "chunk_scorer_embedding": 4,
+                          "chunk_scorer_ids": decoder.config.output_size, **changes})
+    torch.nn.init.normal_(policy.chunk_scorer.output.weight, std=8.0)  # so that draws differ by much
+    return policy.eval()
 
 
 @pytest.mark.parametrize(("mode", "dial", "sizes"), [("greedy", 0.0, ()), ("sample", 0.0, (2, 3)), ("sample", 0.7, ())])
@@ -46,19 +57,28 @@ def test_equals_decoding_without_cache(decoder, prompts, mode, dial, sizes):
     assert used <= set(sizes or (1, 2, 3, 4)) and len(used) > 1
 
 
+@pytest.mark.parametrize("num_candidates", [0, 1, 3])
 @pytest.mark.parametrize(("batch", "chunks"), [(1, "exact"), (3, "exact"), (8, "padded"), (1, "padded")])
-def test_loop_fast_passes_and_engine_agree(decoder, prompts, batch, chunks):
-    policy = policy_of(sizes=(1, 2, 3) if batch == 3 else ())
+def test_loop_fast_passes_and_engine_agree(decoder, prompts, num_candidates, batch, chunks):
+    """0 candidates: a policy without a chunk scorer, which sees one chunk."""
+    policy = scored_policy(decoder) if num_candidates else policy_of(sizes=(1, 2, 3) if batch == 3 else ())
     forced = {prompts[0].utterance_id: [2, 0], prompts[1].utterance_id: [0, 3]}
     for mode, dial, sampling in (("greedy", 0.4, SAMPLING), ("sample", 0.0, SAMPLING),
-                                 ("sample", 0.0, SamplingConfig(temperature=0, max_tokens=30))):
-        method = ChunkMethod(PolicyChunk(policy, mode, forced=forced, dial=dial))
-        # the distribution recorded with the rollout is the one that it was drawn from
-        for result in check_ways(decoder, prompts, method, sampling, batch, chunks, seed=3, group_size=2):
-            positions = torch.tensor([result.decision_positions])
-            probs = policy(result.hidden[None], positions, result.chosen_candidates[None])[0]
-            probs = (probs + dial * torch.arange(1, 5)).log_softmax(-1)
-            taken = probs[torch.arange(len(result.actions)), torch.tensor(result.actions) - 1]
+                                 ("sample", 0.3, SamplingConfig(temperature=0, max_tokens=30))):
+        asked = PolicyChunk(policy, mode, forced=forced, dial=dial, num_candidates=num_candidates or 1)
+        expected = check_ways(decoder, prompts, ChunkMethod(asked), sampling, batch, chunks, seed=3, group_size=2)
+        assert expected[0].candidates.shape[-1] == CHUNK_SCORE + (num_candidates > 0)
+        assert {tuple(set(r.actions)) for r in expected[:4:3]} == {(2,), (3,)}  # the forced ones
+        chosen = {n for r in expected[:4:3] for n in r.chosen}
+        assert len(chosen) > 1 or sampling.temperature == 0 if num_candidates > 1 else chosen == set()
+        for result in expected:  # the log-probabilities recorded are those of candidate and size together
+            given = result.hidden[None], torch.tensor([result.decision_positions]), result.candidates[None]
+            scores = policy.end_scores(*given)[0]
+            assert scores.shape == (len(result.actions), num_candidates or 1, 4)
+            assert torch.allclose(policy(*given)[0].flatten(1), joint_log_probs(scores, result.candidates))
+            spoken = 4 * torch.tensor(result.chosen or [0])
+            probs = joint_log_probs(scores + dial * torch.arange(1, 5), result.candidates)
+            taken = probs[torch.arange(len(probs)), spoken + torch.tensor(result.actions) - 1]
             assert taken.tolist() == pytest.approx(result.action_log_probs, abs=1e-4)
 
 
@@ -143,3 +163,111 @@ def test_in_half_precision(decoder, prompts):
     method = ChunkMethod(PolicyChunk(policy_of().to(torch.bfloat16), "sample"))
     for got in (decode(half, prompts, method, SAMPLING), decode(fast(half), prompts, method, SAMPLING)):
         assert all(r.tokens and len(set(r.actions)) > 0 for r in got)
+
+
+# --- several candidates ----------------------------------------------------------------------------------------------
+
+
+def test_where_a_size_is_forced_the_draw_is_chosen(decoder, prompts):
+    policy = scored_policy(decoder)
+    forced = {p.utterance_id: [3] for p in prompts}
+    results = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, forced=forced, num_candidates=3)), SAMPLING,
+                     seed=2, record_hidden=True)
+    assert {a for r in results for a in r.actions} == {3} and len({n for r in results for n in r.chosen}) == 3
+    for result in results:
+        log_probs = policy(result.hidden[None], candidates=result.candidates[None])[0]
+        assert log_probs[..., 2].argmax(-1).tolist() == result.chosen
+
+
+@pytest.mark.parametrize("num_candidates", [1, 3])
+def test_shuffled_sizes_are_those_of_the_policy_in_another_order(decoder, prompts, num_candidates):
+    policy = scored_policy(decoder)
+    asked = PolicyChunk(policy, num_candidates=num_candidates)
+    spoken = decode(decoder, prompts, ChunkMethod(asked), SAMPLING, seed=3, record_hidden=True)
+    again = decode(decoder, prompts, ChunkMethod(ShuffledChunk(asked)), SAMPLING, seed=3, record_hidden=True)
+    for before, after in zip(spoken, again, strict=True):
+        sizes, rounds = sorted(before.actions), len(before.actions)
+        for start in range(0, len(after.actions), rounds):
+            part = after.actions[start : start + rounds]
+            assert sorted(part) == sizes if len(part) == rounds else not Counter(part) - Counter(sizes)
+        if num_candidates > 1:  # the policy chooses the draw, given the size
+            probs = policy(after.hidden[None], candidates=after.candidates[None])[0]
+            at_size = probs[torch.arange(len(probs)), :, torch.tensor(after.actions) - 1]
+            assert at_size.argmax(-1).tolist() == after.chosen
+    assert any(a.actions[: len(b.actions)] != b.actions for a, b in zip(again, spoken, strict=True))
+    for batch in (1, 2):
+        same(decode(fast(decoder), prompts, ChunkMethod(ShuffledChunk(asked)), SAMPLING, seed=3, batch_size=batch,
+                    record_hidden=True), again)
+    # the policy is as it was
+    same(decode(decoder, prompts, ChunkMethod(asked), SAMPLING, seed=3, record_hidden=True), spoken)
+    with pytest.raises(ConfigError, match="every utterance once"):
+        decode(decoder, prompts, ChunkMethod(ShuffledChunk(asked)), SAMPLING, group_size=2)
+
+
+@pytest.mark.parametrize("sampling", [SAMPLING, REPEATED])
+def test_speaks_the_chunk_that_goes_together_best(decoder, prompts, sampling):
+    """Every draw made by itself, at numbers a third of the circle apart, and the sums of what its tokens add."""
+    chunk_scorer, chosen = scored_policy(decoder, seed=1).chunk_scorer, []
+
+    def next_chunk(tokens, key, hidden):
+        chunks = [drawn(decoder, hidden[-1], tokens, 4, key, sampling, n / 3) for n in range(3)]
+        seen = scored_features(chunk_scorer, hidden[-1:], decoder.heads(hidden[-1:], 4), torch.tensor([chunks]))
+        chosen.append(int(seen[0, ..., CHUNK_SCORE].sum(-1).argmax()))
+        return chunks[chosen[-1]]
+
+    results = decode(decoder, prompts, ChunkMethod(BestOfChunk(4, 3, chunk_scorer)), sampling, seed=5)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert (result.tokens, result.actions) == speak_slowly(decoder, prompt, next_chunk, sampling, 5)
+    assert sum(map(bool, chosen)) > 5
+
+
+def test_the_most_best_of_draw_by_kernels_and_by_the_module(decoder, prompts, monkeypatch):
+    """A fast decoder asks the kernels, with the weights of the moment; the plain one, the reference, the module."""
+    asked = []
+    monkeypatch.setattr(NativeChunkScorer, "__call__", lambda self, *given, of=NativeChunkScorer.__call__: (
+        asked.append(self), of(self, *given))[1])
+    chunk_scorer = scored_policy(decoder, chunk_scorer_width=16).chunk_scorer
+    method, quick, spoken = ChunkMethod(BestOfChunk(4, 3, chunk_scorer)), fast(decoder), []
+    for _ in range(2):
+        expected = decode(decoder, prompts, method, SAMPLING, seed=5)
+        assert not asked
+        for batch in (1, 3):
+            got = decode(quick, prompts, method, SAMPLING, seed=5, batch_size=batch)
+            assert [(r.tokens, r.chosen) for r in got] == [(r.tokens, r.chosen) for r in expected]
+        assert len(asked) >= max(r.target_passes for r in expected) and len(set(map(id, asked))) == 1
+        asked.clear()
+        spoken.append([r.tokens for r in expected])
+        chunk_scorer.output.weight.data.neg_()  # which no version counter tells: now the least well-scored ones
+    assert spoken[0] != spoken[1]
+
+
+def test_one_draw_of_a_policy_of_one_size_is_car_k(decoder, prompts):
+    """Several draws are the best of them; shuffling sizes that never vary changes nothing."""
+    policy = scored_policy(decoder, sizes=(3,))
+    with torch.no_grad():
+        for weight in policy.scores.parameters():
+            weight.zero_()  # all draws alike but for their shares
+    one, sampled, shuffled, car, three, best = (
+        [r.tokens for r in decode(decoder, prompts, ChunkMethod(schedule), SAMPLING, seed=2)] for schedule in (
+            PolicyChunk(policy), PolicyChunk(policy, "sample"), ShuffledChunk(PolicyChunk(policy)), FixedChunk(3),
+            PolicyChunk(policy, num_candidates=3), BestOfChunk(3, 3, policy.chunk_scorer)))
+    assert one == sampled == shuffled == car != three == best
+
+
+def test_nothing_to_choose_at_temperature_0(decoder, prompts):
+    policy, cold = scored_policy(decoder), SamplingConfig(temperature=0, max_tokens=40)
+    one, five = (decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, num_candidates=n)), cold) for n in (1, 5))
+    assert [(r.tokens, r.actions) for r in one] == [(r.tokens, r.actions) for r in five]
+
+
+def test_refuses_what_cannot_be_chosen_among(decoder, prompts):
+    policy = scored_policy(decoder)
+    nine = ChunkMethod(BestOfChunk(9, 2, policy.chunk_scorer))
+    for message, ask in (
+        ("chunk_scorer", lambda: PolicyChunk(policy_of(), num_candidates=4)),
+        ("not 0", lambda: PolicyChunk(policy, num_candidates=0)),
+        ("at least 2", lambda: BestOfChunk(3, 1, policy.chunk_scorer)),
+        ("needs 9 heads", lambda: decode(decoder, prompts, nine, SAMPLING)),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ask()

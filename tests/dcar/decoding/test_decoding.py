@@ -1,7 +1,5 @@
 """The decoding loop: cache, chunks, EOS, limits, position-addressed randomness."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -11,11 +9,13 @@ from tiny_backbones import tiny_backbone
 from tiny_decoders import eos_decoder, reference_chunks, states_of, tiny_decoder
 from ways import SAMPLING, policy_of
 
-from dcar.decoding import ChunkMethod, Draft, FixedChunk, Kept, PolicyChunk, Prompt, RandomChunk, decode
+from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
 from dcar.decoding.fast.passes import FastDecoder
 from dcar.decoding.records import pad
 from dcar.errors import ConfigError, DataError, TextError
 from dcar.sampling import SamplingConfig, uniform
+from eval.verifiers.drafters import HeadDrafter
+from eval.verifiers.sd import SpeculativeDecoding
 from heads.layers import KVCache, last_of
 
 
@@ -117,47 +117,14 @@ def test_forced_members_follow_their_size(decoder, prompts, batch_size):
         decode(decoder, prompts, method, SAMPLING, group_size=5)
 
 
-class GreedyVerify:
-    """Drafts two tokens by the additional heads and keeps those that greedy next-token decoding would emit."""
-
-    name = "greedy-verify"
-
-    def begin(self, session):
-        pass
-
-    def select(self, rows):
-        self.root = self.root[rows]
-
-    def propose(self, session):
-        drafts = session.model.heads(self.root, 3)[:, 1:].argmax(-1)
-        return Draft(drafts, torch.full_like(session.rows, 2))
-
-    def keep(self, session, hidden, counts, draft):
-        if draft is None:
-            self.root = session.last_hidden
-            return Kept(session.model.heads(self.root, 1)[:, 0].argmax(-1)[:, None], torch.ones_like(counts))
-        best = session.model.heads(hidden, 1)[:, :, 0].argmax(-1)  # [B, m] greedy token after each consumed one
-        tokens, kept, root = [], [], []
-        for b, first in enumerate((counts - draft.counts - 1).tolist()):
-            row = [int(best[b, first])]
-            while len(row) <= 2 and row[-1] == int(draft.tokens[b, len(row) - 1]):
-                row.append(int(best[b, first + len(row)]))
-            tokens.append(row + [0] * (3 - len(row)))
-            kept.append(len(row))
-            root.append(hidden[b, first + len(row) - 1])
-        self.root = torch.stack(root)
-        return Kept(torch.tensor(tokens), torch.tensor(kept), torch.tensor(kept) - 1)
-
-
 def test_verified_drafts_with_rollback_equal_greedy_decoding(decoder, prompts):
     greedy = SamplingConfig(temperature=0, max_tokens=40, min_tokens=0)
     plain = decode(decoder, prompts, ChunkMethod(FixedChunk(1)), greedy)
     with torch.no_grad():  # make some drafts right: head 2 predicts like head 1
         decoder.heads.projection[0].copy_(decoder.heads.base.weight.T)
-    verified = decode(decoder, prompts, GreedyVerify(), greedy)
+    verified = decode(decoder, prompts, SpeculativeDecoding("sd", HeadDrafter(2)), greedy)
     assert [r.tokens for r in verified] == [r.tokens for r in plain]
-    assert sum(r.accepted for r in verified) > 0
-    assert sum(r.accepted for r in verified) < sum(r.proposed for r in verified)
+    assert 0 < sum(r.accepted for r in verified) < sum(r.proposed for r in verified)
     assert sum(r.target_passes for r in verified) < sum(r.target_passes for r in plain)
 
 
@@ -198,53 +165,38 @@ def test_a_prompt_takes_ids_of_any_sequence_and_keeps_tuples():
     assert all(type(i) is int for i in (*given.text_ids, *given.prompt_ids))
 
 
-def test_cache_after_random_rollbacks_and_tree_gathers_equals_recomputation(decoder):
-    """Extend, truncate and gather in random order leave the cache as if the kept tokens had been read in one go."""
-    rng = random.Random(0)
-    text, text_lengths = pad([[1, 2, 3], [4, 5, 6, 7, 8]], "cpu")
-    speech, prompt_lengths = pad([[1, 13], [2, 3, 4, 13]], "cpu")
-    cache, _ = decoder.prefill(text, text_lengths, speech, prompt_lengths, 80)
-    kept = [[1, 13], [2, 3, 4, 13]]
-    for step in range(12):
+def test_cache_after_random_rollbacks_equals_recomputation(decoder):
+    """Extend and truncate in random order leave the cache as if the kept tokens had been read in one go."""
+    rng, read = random.Random(0), [Prompt("a", (1, 2, 3), (1,)), Prompt("b", (4, 5, 6, 7, 8), (2, 3, 4))]
+    text, prompts = pad([[1, 2, 3], [4, 5, 6, 7, 8]], "cpu"), pad([[1, 13], [2, 3, 4, 13]], "cpu")
+    cache, _ = decoder.prefill(*text, *prompts, 80)
+    kept: list[list[int]] = [[], []]
+    for _ in range(12):
         counts = torch.tensor([rng.randint(1, 4), rng.randint(1, 4)])
-        tokens = torch.randint(0, 12, (2, int(counts.max())))
-        start = cache.lengths.clone()
+        tokens, start = torch.randint(0, 12, (2, int(counts.max()))), cache.lengths.clone()
         hidden = decoder.extend(cache, tokens, counts)
-        if step % 3 == 2:  # keep a path of alternating columns; with causal drafts only a prefix path is comparable
-            path = torch.arange(1).expand(2, -1)
-            cache.gather(start, path, torch.ones(2, dtype=torch.long))
-            keep = torch.ones(2, dtype=torch.long)
-        else:
-            keep = torch.tensor([rng.randint(0, int(c)) for c in counts])
-            cache.truncate(start + keep)
+        keep = [rng.randint(0, int(c)) for c in counts]
+        cache.truncate(start + torch.tensor(keep))
         for b in range(2):
             kept[b] += tokens[b, : keep[b]].tolist()
-        full_ids, full_lengths = pad(kept, "cpu")
-        full = decoder.speech_hidden(text, text_lengths, full_ids, full_lengths, prompt_lengths)
-        for b in range(2):
             if keep[b]:
-                assert torch.allclose(hidden[b, keep[b] - 1], full[b, len(kept[b]) - 1], atol=1e-5)
+                full = states_of(decoder, read[b], kept[b])
+                assert torch.allclose(hidden[b, keep[b] - 1], full[-1], atol=1e-5)
 
 
 def test_gather_keeps_the_accepted_branch_of_a_tree(decoder):
     """Two sibling branches are read in one pass; after `gather` the cache knows the accepted one only."""
-    text, text_lengths = pad([[1, 2, 3]], "cpu")
-    speech, prompt_lengths = pad([[1, 13]], "cpu")
-    plain, _ = decoder.prefill(text, text_lengths, speech, prompt_lengths, 20)
+    given = *pad([[1, 2, 3]], "cpu"), *pad([[1, 13]], "cpu")
+    plain, _ = decoder.prefill(*given, 20)
     chain = decoder.extend(plain, torch.tensor([[5, 7]]), torch.tensor([2]))
     after_chain = decoder.extend(plain, torch.tensor([[9]]), torch.tensor([1]))
 
-    cache, _ = decoder.prefill(text, text_lengths, speech, prompt_lengths, 20)
+    cache, _ = decoder.prefill(*given, 20)
     # columns: 5, its children 6 and 7; depth decides the position, the mask who sees whom
-    tree = torch.tensor([[[True, False, False], [True, True, False], [True, False, True]]])
-    tokens, depth = torch.tensor([[5, 6, 7]]), torch.tensor([[0, 1, 1]])
+    sees = torch.tensor([[[True, False, False], [True, True, False], [True, False, True]]])
     start = cache.lengths.clone()
-    rotary = decoder.speech_rotary(start[:, None] + depth - cache.origin[:, None])
-    mask, x = cache.mask(3, tree), decoder.speech_embedding(tokens)
-    for i, layer in enumerate(decoder.layers):
-        x = layer(x, rotary, mask, cache, i)
-    cache.advance(torch.tensor([3]), 3)
-    assert torch.allclose(decoder.norm(x)[0, 2], chain[0, 1], atol=1e-5)
+    read = decoder.extend(cache, torch.tensor([[5, 6, 7]]), torch.tensor([3]), (sees, torch.tensor([[0, 1, 1]])))
+    assert torch.allclose(read[0, 2], chain[0, 1], atol=1e-5)
     cache.gather(start, torch.tensor([[0, 2]]), torch.tensor([2]))
     assert torch.allclose(decoder.extend(cache, torch.tensor([[9]]), torch.tensor([1])), after_chain, atol=1e-5)
 

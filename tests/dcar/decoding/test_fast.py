@@ -1,6 +1,4 @@
-"""FastDecoder speaks as the decoder that it reads: every method of the loop, with and without graphs."""
-
-from __future__ import annotations
+"""FastDecoder speaks as the decoder that it reads: every method of the loop (with graphs: test_gpu.py)."""
 
 import json
 
@@ -12,8 +10,7 @@ from tiny_decoders import tiny_decoder
 from tiny_verifiers import imperfect_draft, method_of
 from ways import policy_of, same
 
-import dcar.decoding.fast.passes as module
-from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, ShuffledChunk, decode
+from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, decode
 from dcar.decoding.fast.passes import FastDecoder, fast
 from dcar.errors import ConfigError, EngineError
 from dcar.sampling import SamplingConfig
@@ -24,7 +21,6 @@ from eval.verifiers.statistics import VerifierStatistics
 from heads.layers import KVCache
 
 SAMPLING = SamplingConfig(temperature=0.9, top_k=8, max_tokens=60, max_tokens_per_text_unit=6)
-LONG = SamplingConfig(temperature=0.9, top_k=8, max_tokens=60, max_tokens_per_text_unit=6, min_tokens=30)
 NAMES = ["far", "car-3", "dcar", "sd", "ssd", "typical", "sd@draft", "vadusa", "mtp-viterbi"]
 
 
@@ -47,15 +43,6 @@ def method(name: str, target, draft=None):
     return method_of(kind, target, ModelDrafter(draft, 3) if source else HeadDrafter(3))
 
 
-@pytest.fixture
-def replayed(monkeypatch):
-    """Graphs on a machine without CUDA; caches of one row take the way of a GPU."""
-    monkeypatch.setattr(module, "StepGraphs", Replayed)
-    monkeypatch.setattr(module, "BLOCK", 16)  # several blocks of columns in these short utterances
-    monkeypatch.setattr(Replayed, "replays", 0)
-    monkeypatch.setattr(KVCache, "single", property(lambda self: False))
-
-
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("name", NAMES)
 def test_speaks_as_the_decoder(decoder, prompts, name, rows):
@@ -68,49 +55,6 @@ def test_speaks_as_the_decoder(decoder, prompts, name, rows):
     assert [(r.draft_passes, r.rounds_accepted) for r in got] == [(r.draft_passes, r.rounds_accepted) for r in expected]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_graphs_read_nothing_but_their_tensors(decoder, prompts, name, replayed):
-    """Several batches of other sizes and lengths through one FastDecoder: the store grows, rows are selected in place,
-    groups share a prefill, and what was captured for one batch serves the next."""
-    draft = imperfect_draft(decoder)
-    quick, quick_draft = FastDecoder(decoder, graphs=True), FastDecoder(draft, graphs=True)
-    for chosen, how in ((prompts[:2], {}), (prompts, {}), (prompts[3:4], {}), (prompts[1:4], {"group_size": 3}),
-                        (prompts[3:4], {"seed": 5})):
-        expected = decode(decoder, chosen, method(name, decoder, draft), LONG, record_hidden=True, **how)
-        got = decode(quick, chosen, method(name, decoder, quick_draft), LONG, record_hidden=True, **how)
-        same(got, expected)
-    assert Replayed.replays > 20
-    assert len({key[0] for key in quick._inputs}) > 2  # batches of several sizes, shrunk ones among them
-
-
-@pytest.mark.parametrize("rows", [1, 7])
-def test_a_batch_that_is_spoken_within_another_leaves_it_whole(decoder, prompts, rows, replayed):
-    """`ShuffledChunk` speaks its batch to the end before it begins: that took the store from the batch in flight."""
-    shuffled, quick = ChunkMethod(ShuffledChunk(PolicyChunk(policy_of(), "sample"))), FastDecoder(decoder, graphs=True)
-    for chosen in (prompts[:rows], prompts[-rows:]):
-        same(decode(quick, chosen, shuffled, LONG, record_hidden=True),
-             decode(decoder, chosen, shuffled, LONG, record_hidden=True))
-    assert Replayed.replays > 15
-
-
-@pytest.mark.parametrize("tree", [False, True])
-def test_a_captured_pass_reads_no_value_back(tree, replayed):
-    """On the device "meta" tensors have no values: whoever waits for one, or mixes devices, gets an error."""
-    quick = FastDecoder(tiny_decoder().to("meta"), graphs=True)
-    quick._passes.rotary.cover(-10, 100)
-    cache = KVCache(2, 3, 2, 100, 16, prefix=32, device="meta")
-    cache.longest = 20
-    tokens = torch.zeros(3, 5, dtype=torch.long, device="meta")
-    layout = None
-    if tree:
-        layout = torch.ones(3, 5, 5, dtype=torch.bool, device="meta"), tokens
-    inputs = module._Inputs(cache, tokens, layout, torch.zeros(3, 5, 32, device="meta"))
-    with torch.no_grad():
-        quick._static_pass(inputs)
-    with pytest.raises(RuntimeError, match="meta"):
-        int(inputs.hidden.sum())  # so that the check is one
-
-
 def test_another_layout():
     model = tiny_decoder(bos=False)
     prompts = [Prompt(f"u{i}", tuple(range(1, 4 + i)), tuple(range(1, 3 + i))) for i in range(3)]
@@ -119,7 +63,9 @@ def test_another_layout():
              decode(model, chosen, method("sd", model), SAMPLING, record_hidden=True))
 
 
-def test_what_it_refuses(decoder, prompts, replayed):
+def test_what_it_refuses(decoder, prompts, monkeypatch):
+    monkeypatch.setattr("dcar.decoding.fast.passes.StepGraphs", Replayed)  # on a machine without CUDA
+    monkeypatch.setattr(KVCache, "single", property(lambda self: False))  # caches of one row take the way of a GPU
     quick = FastDecoder(decoder, graphs=True)
     assert quick.checksum() == decoder.checksum()
     one, three, four = torch.tensor([[1]]), torch.tensor([3]), torch.tensor([[1, 2, 3]])

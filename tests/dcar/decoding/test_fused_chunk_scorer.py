@@ -1,8 +1,6 @@
 """The chunk scorer of drawn chunks in C equals the module, whatever stands beside a chunk, and gives way to it
 elsewhere."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,6 +1,4 @@
-"""Decoding with shared heads: C equals PyTorch, the loop, fast passes and the engine speak the same tokens, EOS."""
-
-from __future__ import annotations
+"""Heads in decoding: C and fused products equal PyTorch's; shared heads in the loop, fast passes and the engine."""
 
 import copy
 
@@ -18,29 +16,38 @@ from dcar.decoding.fast.cpu.native import Kernels
 from dcar.decoding.fast.passes import FastDecoder, fast
 from dcar.decoding.fast.stack import FusedHeads
 from dcar.sampling import SamplingConfig
+from heads.build import Heads
+from heads.multi_token import MultiTokenHeads
 from heads.shared import SharedHeads
 
 SAMPLING = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=6)
+KINDS = {
+    "independent": {}, "independent, one block": dict(blocks=1), "independent, biased": dict(base_bias=True),
+    "independent, shared blocks": dict(share_blocks=True), "shared": {}, "shared, tied": dict(tie=True),
+    "shared, tied, biased": dict(tie=True, base_bias=True), "shared, width": dict(width=50, blocks=3)}
 
 
-def shared(size: int, out: int, heads: int = 6, **changes) -> SharedHeads:
+def made(kind: str, size: int, out: int) -> Heads:
+    """Six heads whose every weight counts."""
     torch.manual_seed(size)
-    found = SharedHeads(size, out, heads, **{"blocks": 2, "zero_init": False, **changes}).requires_grad_(False)
-    sharpen_heads(found, 1)
-    torch.nn.init.normal_(found.norm.weight, 1, 0.3)
-    torch.nn.init.normal_(found.norm.bias, 0, 0.3)
-    return found
+    build = SharedHeads if kind.startswith("shared") else MultiTokenHeads
+    heads = build(size, out, 6, **{"blocks": 2, "zero_init": False, **KINDS[kind]}).requires_grad_(False)
+    if isinstance(heads, SharedHeads):
+        sharpen_heads(heads, 1)
+        torch.nn.init.normal_(heads.norm.weight, 1, 0.3)
+        torch.nn.init.normal_(heads.norm.bias, 0, 0.3)
+    return heads
 
 
-@pytest.mark.parametrize("changes", [{}, dict(tie=True), dict(tie=True, base_bias=True), dict(width=50, blocks=3)])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size, out", [(64, 48), (40, 70), (33, 7), (24, 1030)])
-def test_c_equals_pytorch(own, size, out, changes):
+def test_c_equals_pytorch(own, size, out, kind):
     """Widths that fill vectors and that do not; a row's logits depend neither on other rows nor on how many heads."""
-    heads = shared(size, out, **changes).to(own.dtype)
+    heads = made(kind, size, out).to(own.dtype)
     logits, exact = native_heads(own, heads), copy.deepcopy(heads).float()
-    for rows in (1, 3, 8, 20):
+    for rows in (1, 2, 5, 8, 20):
         x = torch.randn(rows, size).to(own.dtype)
-        for k in (1, 2, 6):
+        for k in (1, 6):
             assert near(logits(x, k), exact(x.float(), k)), (rows, k)
     whole, alone = logits(x[:4], 6), torch.cat([logits(row[None], 6) for row in x[:4]])
     assert torch.equal(whole, alone)
@@ -49,12 +56,14 @@ def test_c_equals_pytorch(own, size, out, changes):
     for k in (0, 7):
         with pytest.raises(ValueError, match=f"asked for {k} heads of a model that has 6"):
             logits(x, k)
-    with pytest.raises(TypeError, match="cannot be multiplied by a weight"):
-        logits(x[:, 1:], 2)
+    for bad in (x[:, 1:], x.to(torch.float64)):
+        with pytest.raises(TypeError, match="cannot be multiplied by a weight"):
+            logits(bad, 2)
 
 
-def test_threads_share_the_heads(own, monkeypatch):
-    heads = native_heads(own, shared(256, 1030).to(own.dtype))
+@pytest.mark.parametrize("kind", ["independent", "shared"])
+def test_threads_share_the_heads(own, kind, monkeypatch):
+    heads = native_heads(own, made(kind, 256, 1030).to(own.dtype))
     x = torch.randn(5, 256).to(own.dtype)
     alone = heads(x, 6)
     monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)
@@ -63,22 +72,25 @@ def test_threads_share_the_heads(own, monkeypatch):
 
 def test_what_the_kernels_cannot_read():
     own = Kernels(torch.float32)
-    assert native_heads(own, shared(32, 7)) is not None
-    quantised, transposed, normed = shared(32, 7), shared(32, 7), shared(32, 7)
+    assert native_heads(own, made("shared", 32, 7)) is not None
+    wrapped, quantised, transposed, normed = made("independent", 32, 7), *(made("shared", 32, 7) for _ in range(3))
+    wrapped.base = torch.nn.Sequential(wrapped.base)
+    wrapped.base.weight = wrapped.base[0].weight
     quantised.up[1] = torch.nn.Sequential(quantised.up[1])
     transposed.down[0].weight.data = transposed.down[0].weight.data.t().contiguous().t()
     normed.norm = torch.nn.RMSNorm(32)
-    for bad in (quantised, transposed, normed, shared(32, 7).bfloat16(), shared(32, 7).to("meta")):
+    other = made("shared", 32, 7)
+    for bad in (wrapped, quantised, transposed, normed, other.bfloat16(), copy.deepcopy(other).float().to("meta")):
         assert native_heads(own, bad) is None
 
 
 @pytest.mark.parametrize("large", [1 << 19, 1])
-@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("kind", ["independent", "independent, shared blocks", "shared", "shared, tied"])
 @pytest.mark.parametrize("shape", [(32,), (1, 32), (3, 32), (2, 4, 32), (60, 32)])
-def test_fused_heads(shape, tie, large, monkeypatch):
+def test_fused_heads(shape, kind, large, monkeypatch):
     """Few rows and many, by weights that are copied and by weights where they lie."""
     monkeypatch.setattr("dcar.decoding.fast.cpu.native.LARGE", large)
-    heads = shared(32, 13, tie=tie)
+    heads = made(kind, 32, 13)
     hidden, fused = torch.randn(shape), FusedHeads(heads)
     for k in (1, 2, 6, None):
         assert torch.allclose(fused(hidden, k), heads(hidden, k), atol=1e-5)

@@ -1,8 +1,6 @@
 """Decoding steps in C: products, stacks of layers and heads equal PyTorch's, no row depends on the others, and large
 weights stand in memory once."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import os
@@ -19,15 +17,15 @@ from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
 from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.columns import Columns, RotaryCache, additive
 from dcar.decoding.fast.cpu import native as module
-from dcar.decoding.fast.cpu.heads import native_heads
 from dcar.decoding.fast.cpu.native import Kernels, NativeError, kernels
 from dcar.decoding.fast.passes import FastDecoder
-from dcar.decoding.fast.stack import FusedHeads, affine
+from dcar.decoding.fast.stack import affine
 from dcar.sampling import SamplingConfig
 from heads.layers import KVCache, RotaryTable, TransformerLayer
-from heads.multi_token import MultiTokenHeads
 
 SAMPLING = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=6)
+
+
 def close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
     """To float32 rounding of the sums; a bfloat16 result to its last place."""
     step = 2.0**-7 if got.dtype == torch.bfloat16 else 1e-5
@@ -47,16 +45,6 @@ def test_linear_layers(own, size, out, biased):
         wanted = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
         got = product(x)
         assert got.dtype == own.dtype and close(got, wanted), rows
-
-
-@pytest.mark.parametrize("size, out", [(64, 48), (24, 1030), (33, 7)])
-@pytest.mark.parametrize("rows", [1, 2, 5, 8, 9, 20])
-def test_products_of_stacked_weights(own, size, out, rows):
-    """Blocks and projections of heads, whose weights are stored [in, out]: widths that fill vectors and that do not."""
-    torch.manual_seed(out)
-    heads = MultiTokenHeads(size, out, 4, blocks=1, zero_init=False).requires_grad_(False).to(own.dtype)
-    x = torch.randn(rows, size).to(own.dtype)
-    assert near(native_heads(own, heads)(x, 4), copy.deepcopy(heads).float()(x.float(), 4))
 
 
 class Case:
@@ -187,24 +175,23 @@ def test_what_a_stack_cannot_read():
         case.own()
 
 
-def test_a_row_does_not_depend_on_the_others(own):
-    weight, x = torch.randn(70, 96).to(own.dtype), torch.randn(30, 96).to(own.dtype)
+def test_a_row_depends_neither_on_the_others_nor_on_threads(own, monkeypatch):
+    weight, x = torch.randn(640, 256).to(own.dtype), torch.randn(30, 256).to(own.dtype)
     product = own.linear(weight, None)
     alone = torch.cat([product(row[None]) for row in x])
     for rows in (2, 4, 7, 9, 12, 13, 30):
         assert torch.equal(product(x[:rows]), alone[:rows])
+    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)
+    assert torch.equal(product(x[:29]), alone[:29])
 
 
 def test_no_rows_and_rows_of_another_kind(own):
-    weight = torch.ones(32, 64, dtype=own.dtype)
-    heads = native_heads(own, MultiTokenHeads(64, 32, 3).requires_grad_(False).to(own.dtype))
-    assert own.linear(weight, None)(torch.ones(0, 64, dtype=own.dtype)).shape == (0, 32)
+    product = own.linear(torch.ones(32, 64, dtype=own.dtype), None)
+    assert product(torch.ones(0, 64, dtype=own.dtype)).shape == (0, 32)
     other = torch.bfloat16 if own.dtype == torch.float32 else torch.float32
     for bad in (torch.ones(2, 64, dtype=other), torch.ones(2, 63, dtype=own.dtype)):
         with pytest.raises(TypeError, match="cannot be multiplied by a weight"):
-            own.linear(weight, None)(bad)
-        with pytest.raises(TypeError, match="cannot be multiplied by a weight"):
-            heads(bad, 3)
+            product(bad)
 
 
 def test_rows_that_are_no_number_stay_alone():
@@ -212,15 +199,6 @@ def test_rows_that_are_no_number_stay_alone():
     x[1] = torch.nan
     got = own.linear(torch.ones(32, 64, dtype=torch.bfloat16), None)(x)
     assert (got[0] == 64).all() and got[1].isnan().all()
-
-
-def test_threads_share_the_work(own, monkeypatch):
-    weight, x = torch.randn(640, 256).to(own.dtype), torch.randn(29, 256).to(own.dtype)
-    heads = native_heads(own, MultiTokenHeads(256, 1030, 3, zero_init=False).requires_grad_(False).to(own.dtype))
-    alone = own.linear(weight, None)(x), heads(x[:5], 3)
-    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)
-    assert torch.equal(own.linear(weight, None)(x), alone[0])
-    assert torch.equal(heads(x[:5], 3), alone[1])
 
 
 def test_onednn_goes_on_as_if_nothing_had_happened():
@@ -231,37 +209,6 @@ def test_onednn_goes_on_as_if_nothing_had_happened():
     for rows in (3, 16, 1, 90):
         assert close(product(x[:rows]), F.linear(x[:rows].float(), weight.float()))
         assert torch.equal(F.linear(x, weight), wanted)
-
-
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("shared", [False, True])
-def test_heads_of_each_kind(own, shared, biased):
-    torch.manual_seed(0)
-    heads = MultiTokenHeads(40, 70, 4, blocks=2, share_blocks=shared, zero_init=False, base_bias=biased)
-    heads = heads.requires_grad_(False).to(own.dtype)
-    logits, exact = native_heads(own, heads), copy.deepcopy(heads).float()
-    for rows in (1, 3, 8):
-        x = torch.randn(rows, 40).to(own.dtype)
-        for k in (1, 2, 4):
-            assert near(logits(x, k), exact(x.float(), k))
-    for k in (0, 5):
-        with pytest.raises(ValueError, match=f"asked for {k} heads of a model that has 4"):
-            logits(x, k)
-    heads.base = torch.nn.Sequential(heads.base)
-    heads.base.weight = heads.base[0].weight
-    assert native_heads(own, heads) is None
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("shape", [(32,), (1, 32), (3, 32), (2, 4, 32), (60, 32)])
-def test_heads(shape, shared):
-    torch.manual_seed(0)
-    heads = MultiTokenHeads(32, 13, 4, blocks=2, share_blocks=shared, zero_init=False).requires_grad_(False)
-    hidden, fused = torch.randn(shape), FusedHeads(heads)
-    for k in (1, 2, 4, None):
-        assert torch.allclose(fused(hidden, k), heads(hidden, k), atol=1e-5)
-    with pytest.raises(ValueError, match="asked for 5 heads"):
-        fused(hidden, 5)
 
 
 def test_weights_are_held_once(prompts, monkeypatch):

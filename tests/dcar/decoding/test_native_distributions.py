@@ -1,8 +1,6 @@
 """Distributions, draws and whole decisions in C: as the reference has them, row by row alike, and given up where a row
 has no distribution."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from ways import FLAGS

@@ -1,7 +1,5 @@
 """A model that gives no distribution is reported, with utterance and position, instead of ending utterances at once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tiny_decoders import tiny_decoder

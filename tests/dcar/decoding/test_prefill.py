@@ -1,7 +1,5 @@
 """Text and prompt read by the CPU's own kernels, a pass each: what the decoder itself reads, up to rounding."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

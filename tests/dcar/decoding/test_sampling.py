@@ -1,7 +1,5 @@
 """Warp and position-addressed randomness: distributions checked against definitions, draws by statistics."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -30,24 +28,21 @@ from dcar.sampling import (
 LOGITS = torch.tensor([[1.0, 3.0, 3.0, 0.0, -1.0]])
 
 
-def test_warp_is_softmax_by_default():
-    assert torch.allclose(warp(LOGITS, SamplingConfig()), LOGITS.softmax(-1))
+SHARES = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
 
 
-def test_temperature_zero_takes_the_lowest_of_the_best():
-    assert warp(LOGITS, SamplingConfig(temperature=0)).tolist() == [[0, 1, 0, 0, 0]]
-
-
-def test_top_k_and_temperature():
-    probs = warp(LOGITS, SamplingConfig(temperature=0.5, top_k=3))[0]
-    expected = torch.tensor([math.exp(2), math.exp(6), math.exp(6), 0, 0])
-    assert torch.allclose(probs, expected / expected.sum())
-
-
-def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    probs = torch.tensor([[0.5, 0.3, 0.15, 0.05]])
-    assert torch.allclose(warp(probs.log(), SamplingConfig(top_p=0.5)), torch.tensor([[1.0, 0, 0, 0]]))
-    assert torch.allclose(warp(probs.log(), SamplingConfig(top_p=0.6)), torch.tensor([[0.625, 0.375, 0, 0]]))
+@pytest.mark.parametrize(("logits", "config", "expected"), [
+    (LOGITS, SamplingConfig(), LOGITS.exp()),
+    (LOGITS, SamplingConfig(temperature=0), [0, 1, 0, 0, 0]),  # the lowest of the best
+    (LOGITS, SamplingConfig(temperature=0.5, top_k=3), [math.exp(2), math.exp(6), math.exp(6), 0, 0]),
+    (torch.tensor([[0.0, 2.0, 1.0, 1.0, 1.0, 1.0]]), SamplingConfig(top_k=3), [0, math.e, 1, 1, 0, 0]),  # among equals
+    (SHARES, SamplingConfig(top_p=0.5), [1, 0, 0, 0]),  # the smallest set that reaches it
+    (SHARES, SamplingConfig(top_p=0.6), [0.5, 0.3, 0, 0]),
+], ids=["softmax", "temperature 0", "top-k", "equals", "top-p", "top-p between"])
+def test_warp_by_hand(logits, config, expected):
+    expected = torch.as_tensor(expected, dtype=torch.float32).view(1, -1)
+    probs = warp(logits, config)
+    assert torch.allclose(probs, expected / expected.sum()) and torch.equal(probs > 0, expected > 0)
 
 
 def test_forbidden_eos_has_no_mass():
@@ -89,11 +84,6 @@ def test_a_value_that_is_no_number_is_among_the_likeliest():
         assert likeliest(torch.tensor([values]), 2)[0].isnan().any()
         assert math.isnan(values[first_of_equals(torch.tensor(values), 2)[0]])
         assert warp(torch.tensor([values]), SamplingConfig(top_k=2)).isnan().any()
-
-
-def test_top_k_keeps_the_lowest_of_equal_ids():
-    probs = warp(torch.tensor([[0.0, 2.0, 1.0, 1.0, 1.0, 1.0]]), SamplingConfig(top_k=3))
-    assert probs.nonzero()[:, 1].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(temperature=0), SamplingConfig(top_k=2),
@@ -229,15 +219,6 @@ def test_without_repetition_the_distribution_is_the_nucleus():
     assert torch.allclose(warp(logits, ras(), history=all_of_them), logits.softmax(-1), atol=1e-6)
 
 
-def test_a_certain_repeated_token_is_left_where_it_is_masked():
-    """The whole distribution on one repeated token: with the mask the others share the draw, in proportion."""
-    logits = torch.tensor([[200.0, 1.0, 0.0]])
-    history = torch.tensor([[0] * 10])
-    masked = warp(logits, ras(repetition_mask=True), history=history)[0]
-    assert torch.allclose(masked, torch.tensor([0.0, *torch.tensor([1.0, 0.0]).softmax(0)]), atol=1e-5)
-    assert warp(logits, ras(), history=history)[0].tolist() == [1, 0, 0]
-
-
 def masked_probs(f: list[float], n: list[float], repeated: set[int]) -> list[float]:
     """The procedure with the mask, enumerated: u from the nucleus, then, if it is repeated, another one from f."""
     out = [0.0] * len(f)
@@ -259,42 +240,14 @@ def test_a_repeated_token_may_have_any_probability_where_it_is_masked(gap):
     probs = warp(logits, ras(repetition_mask=True), history=torch.tensor([[0] * 10]))[0]
     assert probs.tolist() == pytest.approx(masked_probs(f, n, {0}), abs=1e-6)
     assert float(probs[0]) == (1.0 if gap == torch.inf else 0.0)
+    without = [n[0] * x + n[v] * (v > 0) for v, x in enumerate(f)]  # the second draw is from all of them
+    assert warp(logits, ras(), history=torch.tensor([[0] * 10]))[0].tolist() == pytest.approx(without, abs=1e-6)
 
 
 def test_histories_are_windows_before_each_position():
     window = torch.tensor([[-1, 3, 4], [5, 6, 7]])
     drafts = torch.tensor([[8, 9], [1, 2]])
     assert histories(window, drafts).tolist() == [[[-1, 3, 4], [3, 4, 8], [4, 8, 9]], [[5, 6, 7], [6, 7, 1], [7, 1, 2]]]
-
-
-def test_verification_against_the_distribution_is_lossless():
-    """Drafts of two tokens from another distribution, accepted with min(1, q/p) and the residual: enumerated, the
-    sequences of two tokens have exactly the distribution of drawing them one by one (Leviathan et al. 2023),
-    repetitions and all."""
-    vocabulary, config = 4, ras(top_k=3, repetition_window=2, repetition_share=0.5, repetition_mask=True)
-    generator = torch.Generator().manual_seed(1)
-    target = torch.randn(vocabulary + 1, vocabulary, generator=generator)  # logits after each last token
-    draft = torch.randn(vocabulary + 1, vocabulary, generator=generator).softmax(-1).double()
-    start = torch.tensor([[2, 1]])
-
-    def probs(last: int, history: torch.Tensor) -> torch.Tensor:
-        return warp(target[last][None], config, history=history)[0].double()
-
-    ancestral, verified = torch.zeros(4, 4, dtype=torch.float64), torch.zeros(4, 4, dtype=torch.float64)
-    first, p = probs(1, start), draft[1]
-    for a in range(vocabulary):
-        second = probs(a, histories(start, torch.tensor([[a]]))[:, 1])
-        ancestral[a] += first[a] * second
-        accepted = p[a] * min(1.0, float(first[a] / p[a]))
-        q2, p2 = second, draft[a]
-        accept2 = torch.minimum(q2, p2)
-        residual2 = (q2 - p2).clamp(min=0)
-        verified[a] += accepted * (accept2 + (1 - accept2.sum()) * residual2 / residual2.sum())
-        residual = (first - p).clamp(min=0)
-        rejected = (1 - torch.minimum(first, p).sum()) * residual[a] / residual.sum()
-        verified[a] += rejected * second  # the correction is emitted, the next token is drawn in the next round
-    assert torch.allclose(ancestral, verified, atol=1e-6)
-    assert float(verified.sum()) == pytest.approx(1, abs=1e-6)
 
 
 def test_the_loop_hands_over_what_was_generated(decoder, prompts):

@@ -1,7 +1,5 @@
 """Preparation: the whole path on a small corpus with a toy tokenizer and a toy speaker encoder; faults and restarts."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import shutil

@@ -1,7 +1,5 @@
 """`dcar prepare stream=true`: the same rows as the plain way, several processes, restarts, damage, memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Prepared corpora on disk: what loading checks, which formats it reads, what the columns hold."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Recordings without a text: heard once, marked, kept where they can be corrected."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

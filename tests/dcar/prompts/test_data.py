@@ -1,7 +1,5 @@
 """Prompts for decoding and batches for stage one."""
 
-from __future__ import annotations
-
 import datasets
 import numpy as np
 import pytest
@@ -62,10 +60,7 @@ def test_every_utterance_once_an_epoch_beside_others_of_its_length(epoch):
     assert np.mean(spread) < 0.5 * np.mean([np.ptp(np.take(LENGTHS, b)) for b in mixed])
     lengths = [np.mean([LENGTHS[i] for _, i in b]) for b in found]
     assert lengths != sorted(lengths)  # but the batches come in random order
-
-
-def test_without_shuffling_the_order_is_the_data_s():
-    assert [i for b in batches(shuffle=False, epoch=4) for _, i in b] == list(range(53))
+    assert [i for b in batches(shuffle=False, epoch=epoch) for _, i in b] == list(range(53))
 
 
 @pytest.mark.parametrize("processes", [2, 3, 9])
@@ -165,16 +160,13 @@ def test_examples_begin_with_a_prompt_closed_by_bos(rows):
     assert dataset[0, 0] != SpeechDataset(rows, config, 5, seed=1)[0, 0]
 
 
-def test_without_bos_the_whole_stream_is_the_target(rows):
+def test_without_bos_the_whole_stream_is_the_target_and_unknown_ids_are_refused(rows):
     dataset = SpeechDataset(rows, CARConfig(text_vocab_size=5, speech_vocab_size=CODES), prompt_tokens=5, seed=0)
     assert dataset[3, 2] == {"text": [1, 2, 3, 4], "speech": rows[2]["speech"], "prompt_length": 1}
-
-
-def test_ids_that_the_model_does_not_have_are_refused(rows):
-    with pytest.raises(DataError, match="speech token 11, but the model's codebook has 11"):
-        SpeechDataset(rows, CARConfig(speech_vocab_size=CODES - 1), 5, 0)
-    with pytest.raises(DataError, match="text id 4, but the model has 4 of them"):
-        SpeechDataset(rows, CARConfig(text_vocab_size=4, speech_vocab_size=CODES), 5, 0)
+    for text, speech, message in ((5, CODES - 1, "speech token 11, but the model's codebook has 11"),
+                                  (4, CODES, "text id 4, but the model has 4 of them")):
+        with pytest.raises(DataError, match=message):
+            SpeechDataset(rows, CARConfig(text_vocab_size=text, speech_vocab_size=speech), 5, 0)
 
 
 def test_collate_pads_and_counts():

@@ -1,7 +1,5 @@
 """Lists of texts: the shipped one, wrong lines, whose prompts they are spoken with."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """What belongs together is checked in one place, whichever command puts it together."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Text to phonemes: what is written is read as a person would, always the same, or refused with a reason."""
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import re
@@ -62,16 +60,6 @@ def test_the_texts_that_shipped_models_were_trained_and_scored_on_are_read_as_th
     assert [text for text, ids in kept.items() if text_to_ids(text) != ids] == []
 
 
-def test_numbers():
-    assert cardinal(0) == "zero"
-    assert cardinal(100_013) == "one hundred thousand thirteen"
-    assert [ordinal(n) for n in (1, 2, 3, 5, 8, 9, 12, 20, 100)] == [
-        "first", "second", "third", "fifth", "eighth", "ninth", "twelfth", "twentieth", "one hundredth",
-    ]
-    assert year(1066) == "ten sixty six"
-    assert year(1800) == "eighteen hundred"
-
-
 @given(st.integers(0, 10**15 - 1))
 @settings(max_examples=200, deadline=None)
 def test_cardinals_can_be_read_back(n: int):
@@ -88,27 +76,25 @@ def test_cardinals_can_be_read_back(n: int):
     assert total + group == n
 
 
-@pytest.mark.parametrize("bad", ["", "   ", "\n", "😀🎉", "...", "-", "?!", "'", "()"])
-def test_nothing_to_say(bad: str):
-    with pytest.raises(TextError, match="empty"):
-        text_to_ids(bad)
-
-
-@pytest.mark.parametrize("bad", ["привет", "你好 world", "hello こんにちは", "Ελλάδα", "שלום"])
-def test_other_scripts_are_refused_not_dropped(bad: str):
-    with pytest.raises(TextError, match="cannot say"):
-        text_to_ids(bad)
+@pytest.mark.parametrize(("message", "texts"), [
+    ("empty", ["", "   ", "\n", "😀🎉", "...", "-", "?!", "'", "()"]),
+    ("cannot say", ["привет", "你好 world", "hello こんにちは", "Ελλάδα", "שלום"]),  # refused, not dropped
+])
+def test_nothing_to_say_and_other_scripts(message, texts):
+    for bad in texts:
+        with pytest.raises(TextError, match=message):
+            text_to_ids(bad)
 
 
 def test_too_long():
-    with pytest.raises(TextError, match=f"limit is {MAX_CHARACTERS}"):
-        text_to_ids("word " * 400)
-    with pytest.raises(TextError, match="limit is 20"):
-        Phonemizer(max_phonemes=20)("a rather long sentence about nothing")
-    with pytest.raises(TextError, match="split it"):
-        text_to_ids("1234567890 " * 50)  # short to write, long to say
-    with pytest.raises(TextError, match="string"):
-        normalize_text(None)  # type: ignore[arg-type]
+    for message, ask in (
+        (f"limit is {MAX_CHARACTERS}", lambda: text_to_ids("word " * 400)),
+        ("limit is 20", lambda: Phonemizer(max_phonemes=20)("a rather long sentence about nothing")),
+        ("split it", lambda: text_to_ids("1234567890 " * 50)),  # short to write, long to say
+        ("string", lambda: normalize_text(None)),
+    ):
+        with pytest.raises(TextError, match=message):
+            ask()
 
 
 @given(st.text(max_size=60))
@@ -199,14 +185,13 @@ def test_works_in_a_forked_child_even_if_a_lock_was_held():
 
 
 def test_import_is_light_and_nothing_touches_the_network():
-    code = (
-        "import sys, socket\n"
-        "def refuse(*a, **k): raise AssertionError('network')\n"
-        "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
-        "import dcar.text.phonemes\n"
-        "assert not {'gruut', 'torch', 'datasets'} & set(sys.modules)\n"
-        "print(len(dcar.text.phonemes.text_to_ids('Offline, on 3/4/2024 the zorblax costs $5.')))\n"
-    )
+    code = """
+import sys, socket
+def refuse(*a, **k): raise AssertionError("network")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+import dcar.text.phonemes
+assert not {"gruut", "torch", "datasets"} & set(sys.modules)
+print(len(dcar.text.phonemes.text_to_ids("Offline, on 3/4/2024 the zorblax costs $5.")))
+"""
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert out.returncode == 0, out.stderr
-    assert int(out.stdout) > 40
+    assert out.returncode == 0 and int(out.stdout) > 40, out.stderr

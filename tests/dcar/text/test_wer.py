@@ -1,7 +1,5 @@
 """Normaliser cases and error counts against jiwer on fixed pairs."""
 
-from __future__ import annotations
-
 import math
 
 import jiwer
@@ -21,23 +19,16 @@ from dcar.text.wer import (
 )
 
 PAIRS = [
-    ("the cat sat on the mat", "the cat sat on the mat"),
-    ("the cat sat on the mat", "a cat sat the mat today"),
-    ("one two three", "three two one"),
-    ("please wipe your boots", "please white boots now please"),
-    ("a b c d", "x y"),
-    ("hello", "hello hello hello"),
-]
+    ("the cat sat on the mat", "the cat sat on the mat"), ("the cat sat on the mat", "a cat sat the mat today"),
+    ("one two three", "three two one"), ("please wipe your boots", "please white boots now please"),
+    ("a b c d", "x y"), ("hello", "hello hello hello")]
 
 
 @pytest.mark.parametrize(("reference", "hypothesis"), PAIRS)
-def test_counts_equal_jiwer(reference: str, hypothesis: str):
+def test_counts_equal_jiwer(reference, hypothesis):
     ours, theirs = word_errors(reference, hypothesis), jiwer.process_words(reference, hypothesis)
-    assert (ours.substitutions, ours.deletions, ours.insertions) == (
-        theirs.substitutions,
-        theirs.deletions,
-        theirs.insertions,
-    )
+    for kind in ("substitutions", "deletions", "insertions"):
+        assert getattr(ours, kind) == getattr(theirs, kind)
     assert ours.rate == pytest.approx(theirs.wer)
     assert character_errors(reference, hypothesis).rate == pytest.approx(jiwer.cer(reference, hypothesis))
 
@@ -65,42 +56,37 @@ def test_empty_reference_is_an_error():
         word_errors("… !", "anything")
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("20 apples", "twenty apples"),
-        ("1,234 steps", "one thousand two hundred and thirty-four steps"),
-        ("two hundred and five", "205"),
-        ("in 1905 and 2021", "in nineteen oh five and twenty twenty-one"),
-        ("the 1990s", "the nineteen nineties"),
-        ("the 21st", "the twenty-first"),
-        ("3.14", "three point one four"),
-        ("$5.50", "five dollars fifty cents"),
-        ("£1", "one pound"),
-        ("$1,250", "one thousand two hundred fifty dollars"),
-        ("1,000.5", "one thousand point five"),
-        ("50%", "fifty per cent"),
-        ("at 3:05 p.m.", "at three oh five PM"),
-        ("10 o'clock", "ten o’clock"),
-        ("Don't, won't; can't!", "do not will not cannot"),
-        ("They're here. It's ours. I'm in.", "they are here it is ours i am in"),
-        ("My favourite coloured grey theatre", "my favorite colored gray theater"),
-        ("organised, analysing, travelling", "organized analyzing traveling"),
-        ("OK, alright", "okay all right"),
-        ("Mr. Smith & Dr. Jones", "mister smith and doctor jones"),
-        ("well-known café", "well known cafe"),
-        ("John's dog", "Johns dog"),
-    ],
-)
+@pytest.mark.parametrize(("one", "other"), [
+    ("20 apples", "twenty apples"),
+    ("1,234 steps", "one thousand two hundred and thirty-four steps"),
+    ("two hundred and five", "205"),
+    ("in 1905 and 2021", "in nineteen oh five and twenty twenty-one"),
+    ("the 1990s", "the nineteen nineties"),
+    ("the 21st", "the twenty-first"),
+    ("3.14", "three point one four"),
+    ("$5.50", "five dollars fifty cents"),
+    ("£1", "one pound"),
+    ("$1,250", "one thousand two hundred fifty dollars"),
+    ("1,000.5", "one thousand point five"),
+    ("50%", "fifty per cent"),
+    ("at 3:05 p.m.", "at three oh five PM"),
+    ("10 o'clock", "ten o’clock"),
+    ("Don't, won't; can't!", "do not will not cannot"),
+    ("They're here. It's ours. I'm in.", "they are here it is ours i am in"),
+    ("My favourite coloured grey theatre", "my favorite colored gray theater"),
+    ("organised, analysing, travelling", "organized analyzing traveling"),
+    ("OK, alright", "okay all right"),
+    ("Mr. Smith & Dr. Jones", "mister smith and doctor jones"),
+    ("well-known café", "well known cafe"),
+    ("John's dog", "Johns dog"),
+])
 def test_spellings_of_the_same_speech_are_equal(one: str, other: str):
     assert normalize_transcript(one) == normalize_transcript(other)
 
 
-@pytest.mark.parametrize(
-    "text", ["four hours of our tour", "cats and dogs", "five and six", "metro centers", "hundred and counting"]
-)
-def test_other_words_are_left_alone(text: str):
-    assert normalize_transcript(text) == text
+def test_other_words_are_left_alone():
+    for text in ("four hours of our tour", "cats and dogs", "five and six", "metro centers", "hundred and counting"):
+        assert normalize_transcript(text) == text
 
 
 @pytest.mark.parametrize("text", ["", "¿?…", "'''", "- -", "$", "12345678901234567890", "0:99 7%%", "1:23:45", "²½"])

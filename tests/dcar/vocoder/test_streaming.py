@@ -1,11 +1,9 @@
 """An utterance in pieces is the utterance, and what speaks it is the reference in another order of sums."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from tiny_data import tiny_vocoder
+from tiny_data import random_voice, tiny_vocoder
 
 from dcar.errors import DataError
 from dcar.vocoder import streaming
@@ -26,19 +24,13 @@ def vocoder(**shape) -> TokenVocoder:
     return made.eval()
 
 
-def features(seed: int = 0) -> np.ndarray:
-    voice = np.random.default_rng(seed).normal(size=298).astype(np.float32)
-    voice[256:258] = 5.1, 0.2  # mean and spread of log F0
-    return voice
-
-
 def ids(n: int) -> list[int]:
     return np.random.default_rng(1).integers(0, 12, n).tolist()
 
 
 @torch.inference_mode()
 def reference(model: TokenVocoder, tokens: list[int]) -> np.ndarray:
-    voice = torch.as_tensor(features())[None]
+    voice = torch.as_tensor(random_voice())[None]
     return model(torch.tensor([tokens]), torch.tensor([len(tokens)]), voice)[0].clamp(-1, 1).numpy()
 
 
@@ -52,7 +44,7 @@ def test_it_is_the_reference(exact, shape):
     model = vocoder(**SHAPES[shape])
     for n in (1, 2, 70):
         expected = reference(model, ids(n))
-        (got,) = model.synthesize([ids(n)], features()[None])
+        (got,) = model.synthesize([ids(n)], random_voice()[None])
         assert got.shape == expected.shape == (n * model.config.samples_per_token,)
         assert np.abs(expected).max() > 1e-3 and np.abs(got - expected).max() < 5e-3 * np.abs(expected).max()
 
@@ -61,8 +53,8 @@ def test_it_is_the_reference(exact, shape):
 @pytest.mark.parametrize("piece", [1, 7, 40])
 def test_pieces_are_the_whole(exact, shape, piece):
     model, tokens = vocoder(**SHAPES[shape]), ids(173)
-    (whole,) = model.synthesize([tokens], features()[None])
-    stream = StreamingVocoder(model, features())
+    (whole,) = model.synthesize([tokens], random_voice()[None])
+    stream = StreamingVocoder(model, random_voice())
     pieces = [stream.push(tokens[i : i + piece], last=i + piece >= len(tokens)) for i in range(0, len(tokens), piece)]
     got = np.concatenate(pieces)
     assert len(got) == len(whole) and np.abs(got - whole).max() < 5e-3 * np.abs(whole).max()
@@ -71,11 +63,11 @@ def test_pieces_are_the_whole(exact, shape, piece):
 
 def test_sound_is_there_as_soon_as_it_is_certain():
     model = tiny_vocoder()
-    stream, behind = StreamingVocoder(model, features()), reach(model)
+    stream, behind = StreamingVocoder(model, random_voice()), reach(model)
     assert len(stream.push(ids(behind))) == 0
     assert len(stream.push([3])) >= model.config.samples_per_token
     changed = [np.concatenate((s.push([1] * 20 + [token]), s.push([], last=True)))
-               for token in (1, 5) for s in [StreamingVocoder(model, features())]]
+               for token in (1, 5) for s in [StreamingVocoder(model, random_voice())]]
     first = int(np.flatnonzero(np.abs(changed[0] - changed[1]) > 1e-6)[0])
     assert (20 - behind) * model.config.samples_per_token <= first  # no later token is heard before
 
@@ -83,7 +75,7 @@ def test_sound_is_there_as_soon_as_it_is_certain():
 @pytest.mark.skipif(product_type(torch.device("cpu")) == torch.float32, reason="no bfloat16 on this processor")
 def test_products_in_bfloat16_sound_alike(monkeypatch):
     model, tokens = tiny_vocoder(), ids(100)
-    (low,) = model.synthesize([tokens], features()[None])
+    (low,) = model.synthesize([tokens], random_voice()[None])
     high = reference(model, tokens)
     levels = [np.log(np.square(wave.reshape(100, -1)).mean(1)) for wave in (low, high)]
     assert 0 < np.abs(low - high).max() and np.abs(levels[0] - levels[1]).mean() < 0.1
@@ -91,15 +83,15 @@ def test_products_in_bfloat16_sound_alike(monkeypatch):
 
 def test_what_was_trained_is_heard():
     model = tiny_vocoder()
-    (before,) = model.synthesize([ids(30)], features()[None])
+    (before,) = model.synthesize([ids(30)], random_voice()[None])
     with torch.no_grad():
         model.renderer.head.bias.add_(0.5)  # louder by half
-    (after,) = model.synthesize([ids(30)], features()[None])
+    (after,) = model.synthesize([ids(30)], random_voice()[None])
     assert np.abs(after).max() > 1.3 * np.abs(before).max()
 
 
 def test_bad_input_is_refused():
     with pytest.raises(DataError, match="outside 0..11"):
-        StreamingVocoder(tiny_vocoder(), features()).push([3, 12])
+        StreamingVocoder(tiny_vocoder(), random_voice()).push([3, 12])
     with pytest.raises(DataError, match="speaker features"):
-        StreamingVocoder(tiny_vocoder(), features()[:7])
+        StreamingVocoder(tiny_vocoder(), random_voice()[:7])

@@ -1,36 +1,47 @@
 """The vocoder on tiny sizes: signal features, exact lengths and padding, strict files, training, resume, packs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tiny_corpora import toy_prepare, write_manifest
+from tiny_data import ToyTokenizer
+from tiny_training import log_of
 from tiny_vocoder import RATE, TINY, embedding, harmonic, toy_config, voice, write_toy_pack
 
-from dcar.audio import resample
+from dcar.audio import resample, save_audio
 from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
-from dcar.prepare.prepared import load_prepared
+from dcar.prepare.run import PrepareConfig, load_prepared
+from dcar.tokens.whisper import WhisperKMeansTokenizer
 from dcar.vocoder.model import Pitch, TokenVocoder, VocoderConfig, speaker_features
 from dcar.vocoder.renderer import Renderer, mel_transform
+from dcar.vocoder.training import pack
 from dcar.vocoder.training.pack import PackRow, VocoderData, fit_length, pack_training_data, write_pack
-from dcar.vocoder.training.train import main, run
+from dcar.vocoder.training.train import TrainVocoderConfig, main, run
 from dcar.vocoder.training.trainer import Trainer, acoustic_loss
 from dcar.voices.features import SPEAKER_DIM, mel_filterbank, same_istft, same_stft, track_f0
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def seeded():
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def data(tmp_path) -> VocoderData:
+    """The toy pack, where `toy_config` looks for it."""
+    write_toy_pack(tmp_path / "pack.safetensors")
+    return VocoderData.load(tmp_path / "pack.safetensors", "cpu")
+
+
+def trainer_of(config: TrainVocoderConfig, data: VocoderData) -> Trainer:
+    return Trainer(config, data, torch.device("cpu"))
 
 
 # ------------------------------------------------------ signal features
@@ -45,14 +56,12 @@ def test_pitch_track_of_a_buzz_is_within_one_percent(f0):
     assert (log_f0[inner].exp() / f0 - 1).abs().max() < 0.01
 
 
-def test_pitch_track_of_noise_and_silence_is_unvoiced_and_finite():
+def test_pitch_of_what_is_not_voiced():
+    """Noise and silence have none; through a gap it is interpolated."""
     noise = torch.from_numpy(np.random.default_rng(0).normal(scale=0.1, size=RATE).astype(np.float32))
     for wave in (noise, torch.zeros(RATE), torch.zeros(0)):
         log_f0, voiced = track_f0(wave)
         assert torch.isfinite(log_f0).all() and voiced.float().sum() <= 5
-
-
-def test_pitch_is_interpolated_through_an_unvoiced_gap():
     wave = harmonic(np.repeat([100.0, 100.0, 200.0], RATE // 2), 1.5)
     wave[RATE // 2 : RATE] = 0
     log_f0, voiced = track_f0(torch.from_numpy(wave))
@@ -96,16 +105,11 @@ def test_what_a_low_rate_does_not_hold_is_not_taken_for_silence():
     assert np.ptp(low[-6:]) == 0  # the bands above 8 kHz
 
 
-@pytest.mark.parametrize(
-    ("wave", "vector"),
-    [
-        (np.zeros(RATE, np.float32), embedding(0)),
-        (np.full(RATE, np.nan, np.float32), embedding(0)),
-        (np.zeros((2, RATE), np.float32), embedding(0)),
-        (harmonic(150.0, 1.0), 3 * embedding(0)),
-        (harmonic(150.0, 1.0), embedding(0)[:100]),
-    ],
-)
+@pytest.mark.parametrize(("wave", "vector"), [
+    (np.zeros(RATE, np.float32), embedding(0)), (np.full(RATE, np.nan, np.float32), embedding(0)),
+    (np.zeros((2, RATE), np.float32), embedding(0)), (harmonic(150.0, 1.0), 3 * embedding(0)),
+    (harmonic(150.0, 1.0), embedding(0)[:100]),
+])
 def test_unusable_prompts_are_audio_errors(wave, vector):
     with pytest.raises(AudioError):
         speaker_features(wave, RATE, vector)
@@ -137,12 +141,9 @@ def test_a_batch_with_padding_equals_single_utterances(calibration):
 
 @pytest.mark.parametrize("bands", [40, 100, 24])
 def test_the_equaliser_gives_calibration_speech_the_envelope_of_the_prompt(bands):
-    torch.manual_seed(0)
     tokens, speaker = torch.randint(0, 16, (1, 60)), torch.stack([voice(0, 100.0), voice(1, 220.0)])
-    plain, equal = (
-        TokenVocoder(VocoderConfig(**{**TINY, "mel_bands": bands}, calibration_tokens=calibration)).eval()
-        for calibration in ((), tuple(tokens[0].tolist()))
-    )
+    plain, equal = (TokenVocoder(VocoderConfig(**{**TINY, "mel_bands": bands}, calibration_tokens=calibration)).eval()
+                    for calibration in ((), tuple(tokens[0].tolist())))
     equal.load_state_dict(plain.state_dict())
     missed = []
     for model in (plain, equal):
@@ -158,15 +159,10 @@ def test_the_equaliser_gives_calibration_speech_the_envelope_of_the_prompt(bands
 def test_voices_are_measured_once_and_anew_after_training(monkeypatch):
     model = TokenVocoder(VocoderConfig(**TINY, calibration_tokens=(1, 2, 3))).eval()
     measured, measure = [], model.equalizer._measure
-
-    def counted(acoustic, rows):
-        measured.append(len(rows))
-        return measure(acoustic, rows)
-
-    monkeypatch.setattr(model.equalizer, "_measure", counted)
+    monkeypatch.setattr(model.equalizer, "_measure", lambda acoustic, rows: measured.append(len(rows)) or measure(
+        acoustic, rows))
     voices = torch.stack([voice(0), voice(1), voice(0)])
-    first = model.synthesize([[1, 2]] * 3, voices)
-    again = model.synthesize([[1, 2]] * 3, voices)
+    first, again = (model.synthesize([[1, 2]] * 3, voices) for _ in range(2))
     assert measured == [1, 1] and all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     model.train()
     model.synthesize([[1, 2]], voices[:1])
@@ -196,10 +192,14 @@ def test_empty_utterances_give_empty_waves():
     assert [len(w) for w in model.synthesize([[]], voice()[None])] == [0]
 
 
-@pytest.mark.parametrize("ids", [[3, 16], [-1]])
-def test_ids_outside_the_vocabulary_are_data_errors(ids):
-    with pytest.raises(DataError, match="outside"):
-        TokenVocoder(VocoderConfig(**TINY)).synthesize([ids], voice()[None])
+def test_what_cannot_be_spoken_is_a_data_error():
+    model, one = TokenVocoder(VocoderConfig(**TINY)), voice()[None]
+    for ids in ([3, 16], [-1]):
+        with pytest.raises(DataError, match="outside"):
+            model.synthesize([ids], one)
+    for speaker in (one[:, :256], one.repeat(2, 1), one * float("nan")):
+        with pytest.raises(DataError):
+            model.synthesize([[1]], speaker)
 
 
 def test_dropout_is_for_training_only():
@@ -207,13 +207,6 @@ def test_dropout_is_for_training_only():
     tokens, mask, speaker = torch.randint(0, 16, (1, 40)), torch.ones(1, 40), voice()[None]
     spoken = [model.train(mode).predict(tokens, mask, speaker)[0] for mode in (True, True, False, False)]
     assert not torch.equal(spoken[0], spoken[1]) and torch.equal(spoken[2], spoken[3])
-
-
-def test_wrong_speaker_features_are_data_errors():
-    model = TokenVocoder(VocoderConfig(**TINY))
-    for speaker in (voice()[None, :256], voice()[None].repeat(2, 1), voice()[None] * float("nan")):
-        with pytest.raises(DataError):
-            model.synthesize([[1]], speaker)
 
 
 def test_pulses_sound_at_the_given_pitch_with_unit_power():
@@ -263,16 +256,9 @@ def test_default_size_is_within_the_budget_of_the_shipped_file():
 def test_from_pretrained_is_strict(tmp_path):
     TokenVocoder(VocoderConfig(**TINY)).save_pretrained(tmp_path)
     good = json.loads((tmp_path / "config.json").read_text())
-    wrong = [
-        {**good, "acoustic_size": 40},
-        {**good, "renderer_dilations": [1]},
-        {**good, "colour": "red"},
-        {**good, "format": "other"},
-        {**good, "window": 700},
-        {**good, "calibration_tokens": [16]},
-        {k: v for k, v in good.items() if k != "n_fft"},
-    ]
-    for config in wrong:
+    for change in ({"acoustic_size": 40}, {"renderer_dilations": [1]}, {"colour": "red"}, {"format": "other"},
+                   {"window": 700}, {"calibration_tokens": [16]}, {"n_fft": ...}):
+        config = {k: v for k, v in {**good, **change}.items() if v is not ...}
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(CheckpointError):
             TokenVocoder.from_pretrained(tmp_path)
@@ -288,31 +274,29 @@ def test_from_pretrained_is_strict(tmp_path):
 # ------------------------------------------------------ data
 
 
-def test_pack_round_trip(tmp_path):
-    write_toy_pack(tmp_path / "pack.safetensors", speeds=(1.0, 1.2))
+@pytest.mark.parametrize("rate", [50, 25])
+def test_pack_round_trip(tmp_path, rate):
+    write_toy_pack(tmp_path / "pack.safetensors", speeds=(1.0, 1.2), token_rate=rate)
     data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
-    assert data.lengths.tolist() == [60, 50] * 6 and data.tokenizer_checksum == "toy-checksum"
-    assert data.waves.shape == (480 * int(data.lengths.sum()),) and data.log_f0.shape == (2 * int(data.lengths.sum()),)
+    size, frames, spoken = RATE // rate, 100 // rate, rate * 12 // 10  # tokens of the first row: 1.2 s
+    assert (data.token_rate, data.samples_per_token, data.frames_per_token) == (rate, size, frames)
+    assert data.lengths.tolist() == [spoken, rate] * 6 and data.tokenizer_checksum == "toy-checksum"
+    tokens = int(data.lengths.sum())
+    assert data.waves.shape == (size * tokens,) and data.log_f0.shape == data.voiced.shape == (frames * tokens,)
     assert data.validation.nonzero()[:, 0].tolist() == [10]
     assert len(set(data.voice.tolist())) == 4  # a voice at another speed is another voice
-    played = data.waves[: 60 * 480].numpy() / 32767
+    played = data.waves[: spoken * size].numpy() / 32767
     features = speaker_features(played.astype(np.float32), RATE, embedding(0))
     np.testing.assert_allclose(data.speaker[0].numpy(), features, atol=2e-3)  # embeddings are stored as fp16
-    crop = data.crop(torch.tensor([0, 2]), torch.tensor([-3, 55]), 10)
+    crop = data.crop(torch.tensor([0, 2]), torch.tensor([-3, spoken - 5]), 10)
     assert crop.mask.tolist() == [[0] * 3 + [1] * 7, [1] * 5 + [0] * 5]
-    start = int(data.starts[2])
-    assert crop.tokens[1, :5].tolist() == data.tokens[start + 55 : start + 60].tolist()
+    assert crop.frame_mask.tolist() == [[0] * 3 * frames + [1] * 7 * frames, [1] * 5 * frames + [0] * 5 * frames]
+    end = int(data.starts[2]) + spoken
+    assert crop.tokens[1, :5].tolist() == data.tokens[end - 5 : end].tolist()
+    assert torch.equal(crop.log_f0[1, : 5 * frames], data.log_f0[frames * (end - 5) : frames * end])
     wave = data.wave(crop)
-    assert wave.shape == (2, 4800) and wave[0, : 3 * 480].abs().max() == 0
-    assert torch.equal(wave[1, : 5 * 480], data.waves[(start + 55) * 480 : (start + 60) * 480].float() / 32767)
-
-
-def test_files_that_are_no_pack_are_data_errors(tmp_path):
-    (tmp_path / "x").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="not a readable training pack"):
-        VocoderData.load(tmp_path / "x", "cpu")
-    with pytest.raises(DataError, match="nothing to pack"):
-        write_pack(tmp_path / "y", [], [], "")
+    assert wave.shape == (2, 10 * size) and wave[0, : 3 * size].abs().max() == 0
+    assert torch.equal(wave[1, : 5 * size], data.waves[(end - 5) * size : end * size].float() / 32767)
 
 
 def test_packs_are_joined_with_voices_of_their_own(tmp_path):
@@ -335,33 +319,13 @@ def test_packs_are_joined_with_voices_of_their_own(tmp_path):
         VocoderData.join([a, dataclasses.replace(b, tokenizer_checksum="another")])
 
 
-def test_tokens_of_other_audio_are_refused():
-    assert len(fit_length(torch.zeros(4700), 4800, 1440)) == 4800
-    with pytest.raises(DataError, match="belong to other audio"):
-        fit_length(torch.zeros(4800), 9600, 1440)
-
-
-class _Tokenizer:
-    name, vocab_size, rate_hz, checksum = "toy", 16, 50.0, "toy-checksum"
-
-    def encode(self, waves, sample_rate):
-        return [np.arange(math.ceil(len(w) * 50 / sample_rate)) % 16 for w in waves]
-
-
-class _Encoder:
-    name = "toy"
-
-    def embed(self, wave, sample_rate):
-        return embedding(0)
-
-
 def test_embeddings_start_from_the_codebook_and_learn_the_states_behind_the_tokens(tmp_path):
     write_toy_pack(tmp_path / "pack.safetensors", states=True)
     config = toy_config(tmp_path, max_steps=60, renderer_every=1000, learning_rate=4e-3)
     data = VocoderData.load(config.data, "cpu")
     near = torch.cdist(data.states.float(), data.codebook).argmin(1)  # row by row in the order of the tokens
     assert (near == data.tokens).float().mean() > 0.95
-    trainer = Trainer(config, data, torch.device("cpu"))
+    trainer = trainer_of(config, data)
     embedding = trainer.generator.acoustic.embedding.weight
     assert abs(float(embedding.detach().std()) - 0.5) < 1e-4
     distances = [torch.pdist(table.detach()) for table in (embedding, data.codebook)]
@@ -369,44 +333,35 @@ def test_embeddings_start_from_the_codebook_and_learn_the_states_behind_the_toke
     errors = [float(trainer.step()["states"]) for _ in range(60)]
     assert errors[0] > 0.9 and np.mean(errors[-10:]) < 0.7  # 1 = knowing nothing
     with pytest.raises(ConfigError, match="tokens of 16 codes, but vocab_size is 17"):
-        Trainer(dataclasses.replace(config, vocoder={**TINY, "vocab_size": 17}), data, torch.device("cpu"))
+        trainer_of(dataclasses.replace(config, vocoder={**TINY, "vocab_size": 17}), data)
+
+
+def prepared(tmp_path, count: int, tokenizer, spec: str = "toy:") -> Path:
+    """A prepared corpus of buzzes, the last of them for validation, and slower copies of the others."""
+    waves = [harmonic(120.0 + 10 * i, 1.0 + 0.1 * i, seed=i) for i in range(count)]
+    rows = [{"speaker": f"s{i % 2}", "split": "dev" if i == count - 1 else "train"} for i in range(count)]
+    manifest = write_manifest(tmp_path, rows, waves, RATE)
+    toy_prepare(PrepareConfig(out=str(tmp_path / "p"), corpus="jsonl", path=str(manifest), speeds=(1.0, 0.9),
+                              splits=("train", "dev"), tokenizer=spec), tokenizer)
+    return tmp_path / "p"
 
 
 def test_a_prepared_corpus_becomes_a_pack(tmp_path):
-    prepare = pytest.importorskip("dcar.prepare.run")
-    from dcar.audio import save_audio
-
-    lines = []
-    for i in range(4):
-        save_audio(tmp_path / f"{i}.wav", harmonic(120.0 + 10 * i, 1.0 + 0.1 * i), RATE)
-        lines.append({"id": f"u{i}", "audio": f"{i}.wav", "text": f"Number {i} here.", "speaker": f"s{i % 2}"})
-    (tmp_path / "m.jsonl").write_text("".join(json.dumps({**x, "split": "dev" if x["id"] == "u3" else "train"}) + "\n"
-                                              for x in lines))
-    config = prepare.PrepareConfig(
-        out=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), speeds=(1.0, 0.9),
-        splits=("train", "dev"), tokenizer="toy:",
-    )
-    prepare.run(config, tokenizer=_Tokenizer(), speaker_encoder=_Encoder(), progress=False)
-    pack_training_data(tmp_path / "p", tmp_path / "pack.safetensors")
+    corpus = prepared(tmp_path, 4, ToyTokenizer())
+    pack_training_data(corpus, tmp_path / "pack.safetensors")
     data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
     assert len(data.lengths) == 7 and int(data.validation.sum()) == 1
-    original = [i for i in range(7) if int(data.lengths[i]) == 50]
-    slow = [i for i in range(7) if int(data.lengths[i]) == 56]
-    assert len(original) == 1 and len(slow) == 1
-    means = data.speaker[[original[0], slow[0]], 256].exp()
+    [original] = [i for i in range(7) if int(data.lengths[i]) == 50]
+    [slow] = [i for i in range(7) if int(data.lengths[i]) == 56]
+    means = data.speaker[[original, slow], 256].exp()
     assert abs(float(means[1] / means[0]) - 0.9) < 0.01
     # What the vocoder is told of a voice when it speaks is what it was told in training.
-    told = [row["voice"] for split in ("train", "dev") for row in load_prepared(tmp_path / "p", split)]
+    told = [row["voice"] for split in ("train", "dev") for row in load_prepared(corpus, split)]
     assert np.abs(np.asarray(told) - data.speaker.numpy()).max() < 0.1
 
 
 def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_path, monkeypatch):
     """The tokenizer hears every signal at its own speed again, and must say what it said."""
-    prepare = pytest.importorskip("dcar.prepare.run")
-    from dcar.audio import save_audio
-    from dcar.tokens.whisper import WhisperKMeansTokenizer
-    from dcar.vocoder.training import pack as vocoder_data
-
     class Listener(WhisperKMeansTokenizer):
         """States are the levels of four quarters of a token's 20 ms, in 512 dimensions of which only these count."""
 
@@ -419,51 +374,39 @@ def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_pa
         centroids = 0.09 + 0.02 * np.random.default_rng(seed).standard_normal((16, 4))
         return Listener(centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4))
 
-    for i in range(2):
-        save_audio(tmp_path / f"{i}.wav", harmonic(120.0 + 20 * i, 1.0 + 0.2 * i, seed=i), RATE)
-    (tmp_path / "m.jsonl").write_text("".join(
-        json.dumps({"id": f"u{i}", "audio": f"{i}.wav", "text": f"Number {i}.", "speaker": "s",
-                    "split": ("train", "dev")[i]}) + "\n" for i in range(2)))
     ours = listener(0)
     ours.save_pretrained(tmp_path / "tokenizer")
-    config = prepare.PrepareConfig(
-        out=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), speeds=(1.0, 0.9),
-        splits=("train", "dev"), tokenizer=str(tmp_path / "tokenizer"),
-    )
-    prepare.run(config, tokenizer=ours, speaker_encoder=_Encoder(), progress=False)
-    monkeypatch.setattr(vocoder_data, "load_tokenizer", lambda spec: ours)
-    pack_training_data(tmp_path / "p", tmp_path / "pack.safetensors", states=True)
+    corpus = prepared(tmp_path, 2, ours, str(tmp_path / "tokenizer"))
+    monkeypatch.setattr(pack, "load_tokenizer", lambda spec: ours)
+    pack_training_data(corpus, tmp_path / "pack.safetensors", states=True)
     data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
     assert len(data.lengths) == 3 and data.states.shape == (int(data.lengths.sum()), 4)
     assert torch.equal(data.codebook, torch.from_numpy(ours.centroids))
     assert (ours.nearest(data.states.float().numpy()) == data.tokens.numpy()).mean() > 0.98  # float16 near a border
     assert len(set(data.tokens.tolist())) > 3
-    pack_training_data(tmp_path / "p", tmp_path / "train.safetensors", validation_splits=("test",))
+    pack_training_data(corpus, tmp_path / "train.safetensors", validation_splits=("test",))
     assert not VocoderData.load(tmp_path / "train.safetensors", "cpu").validation.any()
     with pytest.raises(DataError, match="has no split other"):
-        pack_training_data(tmp_path / "p", tmp_path / "none.safetensors", train_splits=("other",))
-    monkeypatch.setattr(vocoder_data, "load_tokenizer", lambda spec: listener(1))
-    with pytest.raises(DataError, match="but the tokenizer in use is"):
-        pack_training_data(tmp_path / "p", tmp_path / "other.safetensors", states=True)
-    monkeypatch.setattr(vocoder_data, "load_tokenizer", lambda spec: _Tokenizer())
-    with pytest.raises(ConfigError, match="has no states to keep"):
-        pack_training_data(tmp_path / "p", tmp_path / "other.safetensors", states=True)
-    save_audio(tmp_path / "0.wav", 0.3 * harmonic(120.0, 1.0), RATE)  # same length, another sound
-    monkeypatch.setattr(vocoder_data, "load_tokenizer", lambda spec: ours)
-    with pytest.raises(DataError, match="u0 gives other tokens now"):
-        pack_training_data(tmp_path / "p", tmp_path / "other.safetensors", states=True)
+        pack_training_data(corpus, tmp_path / "none.safetensors", train_splits=("other",))
+    for tokenizer, error, message in ((listener(1), DataError, "but the tokenizer in use is"),
+                                      (ToyTokenizer(), ConfigError, "has no states to keep"),
+                                      (ours, DataError, "u0 gives other tokens now")):
+        monkeypatch.setattr(pack, "load_tokenizer", lambda spec, tokenizer=tokenizer: tokenizer)
+        if tokenizer is ours:
+            save_audio(tmp_path / "0.wav", 0.3 * harmonic(120.0, 1.0), RATE)  # same length, another sound
+        with pytest.raises(error, match=message):
+            pack_training_data(corpus, tmp_path / "other.safetensors", states=True)
 
 
 # ------------------------------------------------------ training
 
 
-def test_training_brings_every_loss_down_and_exports(tmp_path):
+def test_training_brings_every_loss_down_and_exports(data, tmp_path):
     """Overfits six buzzing recordings. Seen: log-mel 4.4 → 2.0, pitch .65 → .19, voicing .78 → .35."""
-    write_toy_pack(tmp_path / "pack.safetensors")
     config = toy_config(tmp_path, max_steps=90, learning_rate=4e-3, ema_decay=0.9)
-    untrained = Trainer(config, VocoderData.load(config.data, "cpu"), torch.device("cpu")).validate()
+    untrained = trainer_of(config, data).validate()
     export = run(config)
-    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    records = log_of(tmp_path / "run")
     train = [r for r in records if r["event"] == "train"]
     first, last = train[:5], train[-15:-5]
     names = ("log_mel", "pitch", "voicing")
@@ -474,7 +417,6 @@ def test_training_brings_every_loss_down_and_exports(tmp_path):
     assert validation["mel_copy"] < 0.8 * untrained["mel_copy"] and validation["mel"] < 0.8 * untrained["mel"]
     vocoder = TokenVocoder.from_pretrained(export)
     assert vocoder.config.tokenizer_checksum == "toy-checksum"
-    data = VocoderData.load(config.data, "cpu")
     assert vocoder.config.calibration_tokens == tuple(data.tokens[: 5 * 60].tolist())  # the sixth row is not trained on
 
 
@@ -492,7 +434,7 @@ def test_what_recordings_of_a_low_rate_lack_is_not_learned_as_silence(tmp_path):
     assert np.abs(data.speaker[1].numpy() - prompt)[258:].max() < 0.1  # 258 on: the envelope
     assert VocoderData.join([data, data]).top.tolist() == [12_000, 4_000] * 2
 
-    trainer = Trainer(toy_config(tmp_path), data, torch.device("cpu"))
+    trainer = trainer_of(toy_config(tmp_path), data)
     assert trainer.heard[0].all() and 15 < trainer.heard[1].sum() < 30
     crop = data.crop(torch.tensor([0, 1]), torch.zeros(2, dtype=torch.long), 60)
     target = trainer.mel(data.wave(crop)).transpose(1, 2)
@@ -503,29 +445,26 @@ def test_what_recordings_of_a_low_rate_lack_is_not_learned_as_silence(tmp_path):
         assert (acoustic_loss(louder, target, crop, data.speaker[:2], heard)[1]["log_mel"] > 0) == counts
 
 
-def test_training_goes_on_from_an_exported_vocoder(tmp_path):
-    write_toy_pack(tmp_path / "pack.safetensors")
+def test_training_goes_on_from_an_exported_vocoder(data, tmp_path):
     first = run(toy_config(tmp_path, max_steps=2))
-    data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
     config = toy_config(tmp_path, init_from=str(first))
-    trainer = Trainer(config, data, torch.device("cpu"))
+    trainer = trainer_of(config, data)
     for name, value in TokenVocoder.from_pretrained(first).state_dict().items():
         assert torch.equal(trainer.generator.state_dict()[name], value), name
         assert torch.equal(trainer.average.state_dict()[name], value), name
-    sizes = Trainer(dataclasses.replace(config, vocoder={}), data, torch.device("cpu")).generator.config
+    sizes = trainer_of(dataclasses.replace(config, vocoder={}), data).generator.config
     assert sizes == TokenVocoder.from_pretrained(first).config  # what the start is like need not be said again
     other = dataclasses.replace(data, tokenizer_checksum="another")
-    kept = Trainer(dataclasses.replace(config, vocoder={}), other, torch.device("cpu")).generator.config
+    kept = trainer_of(dataclasses.replace(config, vocoder={}), other).generator.config
     assert kept.tokenizer_checksum == "another" and kept.acoustic_size == sizes.acoustic_size
     with pytest.raises(ConfigError, match="another size"):
-        Trainer(dataclasses.replace(config, vocoder={**TINY, "acoustic_size": 40}), data, torch.device("cpu"))
+        trainer_of(dataclasses.replace(config, vocoder={**TINY, "acoustic_size": 40}), data)
 
 
-def test_a_renderer_serves_another_tokenizer_and_can_stay_as_it_is(tmp_path):
-    write_toy_pack(tmp_path / "pack.safetensors")
+def test_a_renderer_serves_another_tokenizer_and_can_stay_as_it_is(data, tmp_path):
     first = run(toy_config(tmp_path, max_steps=2))
     config = toy_config(tmp_path, renderer_from=str(first), renderer_every=0, vocoder={**TINY, "vocab_size": 20})
-    trainer = Trainer(config, VocoderData.load(config.data, "cpu"), torch.device("cpu"))
+    trainer = trainer_of(config, data)
     logs = [trainer.step() for _ in range(2)]
     assert all("mel" not in log and "log_mel" in log for log in logs)
     for name, value in TokenVocoder.from_pretrained(first).renderer.state_dict().items():
@@ -537,44 +476,45 @@ def test_tokens_of_25_hz(tmp_path):
     """The pack's rate decides the vocoder's; whatever disagrees is refused."""
     write_toy_pack(tmp_path / "pack.safetensors", speeds=(1.0, 1.2), token_rate=25)
     data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
-    assert (data.token_rate, data.samples_per_token, data.frames_per_token) == (25, 960, 4)
-    assert data.lengths.tolist() == [30, 25] * 6
-    tokens = int(data.lengths.sum())
-    assert data.waves.shape == (960 * tokens,) and data.log_f0.shape == data.voiced.shape == (4 * tokens,)
-    crop = data.crop(torch.tensor([0, 2]), torch.tensor([-3, 28]), 5)
-    assert crop.frame_mask.tolist() == [[0] * 12 + [1] * 8, [1] * 8 + [0] * 12]
-    start = int(data.starts[2])
-    assert torch.equal(crop.log_f0[1, :8], data.log_f0[4 * (start + 28) : 4 * (start + 30)])
-    assert torch.equal(data.wave(crop)[1, :1920], data.waves[960 * (start + 28) : 960 * (start + 30)].float() / 32767)
-
     config = toy_config(tmp_path, max_steps=60, learning_rate=4e-3, ema_decay=0.9, segment_tokens=10,
                         acoustic_tokens=20)
     vocoder = TokenVocoder.from_pretrained(run(config))
-    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    records = log_of(tmp_path / "run")
     train = [r["log_mel"] for r in records if r["event"] == "train"]
     assert np.mean(train[-10:]) < 0.85 * np.mean(train[:5])  # seen: 0.75
     assert records[0]["hours"] == pytest.approx(float(data.lengths.sum()) / 25 / 3600)
     assert math.isfinite(records[-1]["mel"])
     assert vocoder.token_rate == 25 and len(vocoder.synthesize([[1, 2, 3]], voice()[None])[0]) == 3 * 960
 
-    with pytest.raises(ConfigError, match="25 tokens a second of 4 frames, but the vocoder is to have 50 of 2"):
-        Trainer(toy_config(tmp_path, vocoder={**TINY, "token_rate": 50}), data, torch.device("cpu"))
-    with pytest.raises(ConfigError, match="of 4 frames, but the vocoder is to have 25 of 8"):
-        Trainer(toy_config(tmp_path, vocoder={**TINY, "hop": 120, "window": 720}), data, torch.device("cpu"))
     TokenVocoder(VocoderConfig(**TINY)).save_pretrained(tmp_path / "fast")
-    with pytest.raises(ConfigError, match="speaks 50 tokens a second, the pack has 25"):
-        Trainer(toy_config(tmp_path, init_from=str(tmp_path / "fast")), data, torch.device("cpu"))
+    for message, changes in (
+        ("25 tokens a second of 4 frames, but the vocoder is to have 50 of 2", {"vocoder": {**TINY, "token_rate": 50}}),
+        ("of 4 frames, but the vocoder is to have 25 of 8", {"vocoder": {**TINY, "hop": 120, "window": 720}}),
+        ("speaks 50 tokens a second, the pack has 25", {"init_from": str(tmp_path / "fast")}),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            trainer_of(toy_config(tmp_path, **changes), data)
 
 
-def test_packs_of_other_rates_and_vocabularies(tmp_path):
-    wave = harmonic(150.0, 1.0)
-    row = PackRow(0, 1.0, np.full(50, 65_535), embedding(0), "v", False)
-    path = tmp_path / "pack.safetensors"
-    write_pack(path, [wave], [row], "")  # X-codec2 has 65536 codes: more than 16 bits with a sign
+def test_what_is_no_pack_is_refused(tmp_path):
+    wave, path = harmonic(150.0, 1.0), tmp_path / "pack.safetensors"
+    rows = {name: [PackRow(0, 1.0, np.full(50, 65_535), embedding(0), "v", name == "dev")] for name in ("train", "dev")}
+    path.write_bytes(b"nothing")
+    for message, ask in (
+        ("not a readable training pack", lambda: VocoderData.load(path, "cpu")),
+        ("nothing to pack", lambda: write_pack(tmp_path / "y", [], [], "")),
+        *(("rates of 100, 50, 25", lambda rate=rate: write_pack(path, [wave], rows["train"], "", rate))
+          for rate in (12.5, 75, 0)),
+        ("belong to other audio", lambda: fit_length(torch.zeros(4800), 9600, 1440)),
+    ):
+        with pytest.raises(DataError, match=message):
+            ask()
+    assert len(fit_length(torch.zeros(4700), 4800, 1440)) == 4800
+    write_pack(path, [wave], rows["dev"], "")
+    with pytest.raises(ConfigError, match="validation"):  # no row to train on
+        trainer_of(toy_config(tmp_path), VocoderData.load(path, "cpu"))
+    write_pack(path, [wave], rows["train"], "")  # X-codec2 has 65536 codes: more than 16 bits with a sign
     assert VocoderData.load(path, "cpu").tokens.tolist() == [65_535] * 50
-    for rate in (12.5, 75, 0):
-        with pytest.raises(DataError, match="rates of 100, 50, 25"):
-            write_pack(path, [wave], [row], "", rate)
     with safe_open(path, "pt") as file:
         header, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
     save_file(tensors, path, metadata={**header, "token_rate": "25"})
@@ -582,10 +522,9 @@ def test_packs_of_other_rates_and_vocabularies(tmp_path):
         VocoderData.load(path, "cpu")
 
 
-def test_the_renderer_steps_at_its_own_pace(tmp_path):
-    write_toy_pack(tmp_path / "pack.safetensors")
+def test_the_renderer_steps_at_its_own_pace(data, tmp_path):
     config = toy_config(tmp_path, renderer_every=3)
-    trainer = Trainer(config, VocoderData.load(config.data, "cpu"), torch.device("cpu"))
+    trainer = trainer_of(config, data)
     assert ["mel" in trainer.step() for _ in range(7)] == [True, False, False, True, False, False, True]
 
 
@@ -595,14 +534,13 @@ def test_voices_with_little_speech_are_drawn_more_often(tmp_path):
     write_pack(tmp_path / "pack.safetensors", recordings, rows, "")
     data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
     for balance, share in ((0.0, 0.2), (1.0, 0.5)):
-        trainer = Trainer(toy_config(tmp_path, voice_balance=balance), data, torch.device("cpu"))
+        trainer = trainer_of(toy_config(tmp_path, voice_balance=balance), data)
         weights = trainer.row_weights / trainer.row_weights.sum()
         assert abs(float(weights[4]) - share) < 1e-6
 
 
 def test_an_untrained_renderer_already_has_the_envelope():
     """The mel spectrum sets the level of every band before anything is learned: within a few decibels."""
-    torch.manual_seed(0)
     config = VocoderConfig(**TINY)
     renderer, mel = Renderer(config).eval(), mel_transform(config)
     bands = torch.linspace(-3.0, -7.0, 40) + torch.sin(torch.arange(40) / 3.0)
@@ -616,26 +554,20 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, states):
     write_toy_pack(tmp_path / "pack.safetensors", states=states)
     config = toy_config(tmp_path, max_steps=8)
     data = VocoderData.load(config.data, "cpu")
-
-    def steps(trainer: Trainer, count: int) -> Trainer:
+    whole, part, resumed = (trainer_of(config, data) for _ in range(3))
+    for trainer, count in ((whole, 8), (part, 5)):
         for _ in range(count):
             trainer.step()
-        return trainer
-
-    whole = steps(Trainer(config, data, torch.device("cpu")), 8)
-    part = steps(Trainer(config, data, torch.device("cpu")), 5)
     torch.save(part.state(), tmp_path / "state.pt")
-    resumed = Trainer(config, data, torch.device("cpu"))
     resumed.load_state(torch.load(tmp_path / "state.pt", weights_only=True))
-    steps(resumed, 3)
-    for name, value in whole.generator.state_dict().items():
-        assert torch.equal(value, resumed.generator.state_dict()[name]), name
-    for name, value in whole.average.state_dict().items():
-        assert torch.equal(value, resumed.average.state_dict()[name]), name
+    for _ in range(3):
+        resumed.step()
+    for ours, other in ((whole.generator, resumed.generator), (whole.average, resumed.average)):
+        for name, value in ours.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name]), name
 
 
-def test_a_finished_run_is_not_trained_again_and_another_shape_is_refused(tmp_path):
-    write_toy_pack(tmp_path / "pack.safetensors")
+def test_a_finished_run_is_not_trained_again_and_another_shape_is_refused(data, tmp_path):
     config = toy_config(tmp_path, max_steps=2)
     before = run(config).joinpath("model.safetensors").read_bytes()
     assert run(config).joinpath("model.safetensors").read_bytes() == before
@@ -643,8 +575,7 @@ def test_a_finished_run_is_not_trained_again_and_another_shape_is_refused(tmp_pa
         run(dataclasses.replace(config, max_steps=3, vocoder={**TINY, "acoustic_size": 40}))
 
 
-def test_the_command_line_takes_every_field(tmp_path, capsys):
-    write_toy_pack(tmp_path / "pack.safetensors")
+def test_the_command_line_takes_every_field(data, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "renderer_batch_size=16" in capsys.readouterr().out
@@ -652,12 +583,3 @@ def test_the_command_line_takes_every_field(tmp_path, capsys):
     arguments = [[f"--{k}", json.dumps(v) if isinstance(v, (dict, bool)) else str(v)] for k, v in values.items()]
     main(sum(arguments, []))
     assert TokenVocoder.from_pretrained(tmp_path / "run" / "export").config.acoustic_size == 32
-
-
-def test_a_pack_without_training_rows_is_a_config_error(tmp_path):
-    wave = harmonic(150.0, 1.0)
-    row = PackRow(0, 1.0, np.zeros(50, np.int64), embedding(0), "v", True)
-    write_pack(tmp_path / "pack.safetensors", [wave], [row], "")
-    data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
-    with pytest.raises(ConfigError, match="validation"):
-        Trainer(toy_config(tmp_path), data, torch.device("cpu"))

@@ -1,7 +1,5 @@
 """The loss that asks whisper-base whether a spectrum sounds like its words, and what measures a vocoder's words."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import struct
@@ -33,11 +31,8 @@ def weights() -> dict[str, torch.Tensor]:
 def chirps(count: int, seconds: float = 1.0) -> torch.Tensor:
     """Buzzes whose pitch moves, each in its own way: [count, samples] at 24 kHz."""
     steps = np.linspace(0, 1, int(seconds * SAMPLE_RATE))
-    waves = [
-        harmonic(150 + 60 * np.sin(2 * np.pi * (i + 2) * steps), seconds, seed=i)
-        * (0.2 + np.abs(np.sin(9 * i + 7 * steps)))
-        for i in range(count)
-    ]
+    pitch = [150 + 60 * np.sin(2 * np.pi * (i + 2) * steps) for i in range(count)]
+    waves = [harmonic(f0, seconds, seed=i) * (0.2 + np.abs(np.sin(9 * i + 7 * steps))) for i, f0 in enumerate(pitch)]
     return torch.from_numpy(np.stack(waves).astype(np.float32))
 
 
@@ -126,10 +121,9 @@ def test_training_with_the_losses_is_logged_and_exports_nothing_of_it(tmp_path):
 
 
 def test_voice_loss_knows_recordings_from_one_another_and_teaches_only_inside_the_mask():
-    waves = torch.stack([
-        torch.from_numpy(harmonic(f0, 1.6, seed=i) * (0.3 + 0.2 * np.sin(np.arange(int(1.6 * SAMPLE_RATE)) / 900)))
-        for i, f0 in enumerate((90.0, 130.0, 190.0, 260.0))
-    ]).float()
+    level = 0.3 + 0.2 * np.sin(np.arange(int(1.6 * SAMPLE_RATE)) / 900)
+    waves = [harmonic(f0, 1.6, seed=i) * level for i, f0 in enumerate((90.0, 130.0, 190.0, 260.0))]
+    waves = torch.from_numpy(np.stack(waves)).float()
     log_mel = mel_transform(VocoderConfig())(waves).transpose(1, 2)
     loss, mask = VoiceLoss(waves, log_mel), torch.ones(4, 160)
     assert abs(float(loss(log_mel, log_mel, mask, waves))) < 1e-6
@@ -154,7 +148,7 @@ def test_nearest_voice_is_among_the_names_that_are_asked_for():
     assert nearest_voice(embeddings, voices, ["a", "b", "c"]) == ["a", "c", "b"]
 
 
-class _Judge:
+class Judge:
     """Hears every word of half of the waves, and of the vocoder's nothing else than noise."""
 
     name = "fake"
@@ -163,57 +157,46 @@ class _Judge:
         return ["a red house" if i % 2 else "a red mouse" for i, _ in enumerate(waves)]
 
 
-class _Voices:
+class Voices:
     """The first samples of a wave say whose voice it is."""
 
     def embed(self, wave, sample_rate):
         return np.eye(256)[int(abs(float(wave[0])) > 0.5)]
 
 
-def test_words_and_voices_of_a_split(tmp_path, monkeypatch):
-    data = write_prepared(tmp_path / "data", train=2, dev=4)
+@pytest.mark.parametrize("speakers", [2, 1])
+def test_words_and_voices_of_a_split(speakers, tmp_path, monkeypatch):
+    """In a corpus of one speaker, as every LJSpeech folder is, there is nobody to be taken for: those shares are not
+    there, and all else is."""
+    data = write_prepared(tmp_path / "data", train=2, dev=4, speakers=speakers)
     tiny_vocoder().save_pretrained(tmp_path / "vocoder")
-    monkeypatch.setattr("eval.analysis.vocoder_quality.load_recognizer", lambda name: _Judge())
-    monkeypatch.setattr("eval.analysis.vocoder_quality.SpeakerEncoder", _Voices)
     speaker = {row["id"]: row["speaker"] for row in load_prepared(data, "dev")}
-    monkeypatch.setattr(
-        "eval.analysis.vocoder_quality.corpus_recordings",
-        lambda data: lambda name: (sound(speaker.get(name, "s0")), 16_000),
-    )
-
-    def sound(name: str) -> np.ndarray:
-        """s1 is low, s0 high; no two waves are the same."""
-        f0 = 120.0 if name == "s1" else 240.0
-        wave = harmonic(f0 + next(count), 1.0)
-        wave[0] = 0.9 if name == "s1" else 0.1
-        return wave
-
     count = itertools.count()
-    monkeypatch.setattr(
-        "eval.analysis.vocoder_quality._voices", lambda data: {"s0": np.eye(256)[0], "s1": np.eye(256)[1]}
-    )
-    settings = dict(data=str(data), split="dev", vocoder=str(tmp_path / "vocoder"), out=str(tmp_path / "out"))
-    result = run(VocoderQualityConfig(**settings))
+
+    def recording(name: str) -> tuple[np.ndarray, int]:
+        """s1 is low, s0 high; no two waves are the same."""
+        low = speaker.get(name) == "s1"
+        wave = harmonic((120.0 if low else 240.0) + next(count), 1.0)
+        wave[0] = 0.9 if low else 0.1
+        return wave, 16_000
+
+    for name, stand_in in (("load_recognizer", lambda name: Judge()), ("SpeakerEncoder", Voices),
+                           ("corpus_recordings", lambda data: recording)):
+        monkeypatch.setattr(f"eval.analysis.vocoder_quality.{name}", stand_in)
+    if speakers == 2:
+        monkeypatch.setattr("eval.analysis.vocoder_quality._voices",
+                            lambda data: {"s0": np.eye(256)[0], "s1": np.eye(256)[1]})
+    result = run(VocoderQualityConfig(data=str(data), split="dev", vocoder=str(tmp_path / "vocoder"),
+                                      out=str(tmp_path / "out")))
     assert json.loads((tmp_path / "out" / "vocoder_quality.json").read_text())["n"] == 4
     assert result["utterances"][0]["recording"] == {"heard": "a red mouse", "errors": 1}
     for name in ("recording", "resynthesised"):
         assert result[name]["wer"] == pytest.approx(2 / 12)  # one word of three in two of four utterances
-    assert result["recording"]["right_voice"] == 1.0
-    assert "resynthesised" in table(result)
-
-
-def test_a_corpus_of_one_speaker_has_no_wrong_voice(tmp_path, monkeypatch):
-    """As every LJSpeech folder is: there is nobody to be taken for, so those shares are not there, and all else is."""
-    data = write_prepared(tmp_path / "data", train=2, dev=4, speakers=1)
-    tiny_vocoder().save_pretrained(tmp_path / "vocoder")
-    monkeypatch.setattr("eval.analysis.vocoder_quality.load_recognizer", lambda name: _Judge())
-    monkeypatch.setattr("eval.analysis.vocoder_quality.SpeakerEncoder", _Voices)
-    monkeypatch.setattr("eval.analysis.vocoder_quality.corpus_recordings",
-                        lambda data: lambda name: (harmonic(200.0, 1.0), 16_000))
-    result = run(VocoderQualityConfig(data=str(data), split="dev", vocoder=str(tmp_path / "vocoder"),
-                                      out=str(tmp_path / "out")))
+        assert np.isfinite(result[name]["similarity"])
+    if speakers == 2:
+        assert result["recording"]["right_voice"] == 1.0 and "resynthesised" in table(result)
+        return
     assert (result["voices"], result["voices_of_corpus"]) == (1, 1)
     for name in ("recording", "resynthesised"):
-        assert result[name]["wer"] == pytest.approx(2 / 12) and np.isfinite(result[name]["similarity"])
         assert [result[name][key] for key in result[name] if key.startswith("right_voice")] == [None] * 2
     assert table(result).count("–") == 2 * 2 + 2  # and two intervals

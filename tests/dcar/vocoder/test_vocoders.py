@@ -1,7 +1,5 @@
 """Vocoders by name: codecs on tiny random checkpoints, prompt vocoders against modules of the projects' signatures."""
 
-from __future__ import annotations
-
 import sys
 import types
 from pathlib import Path

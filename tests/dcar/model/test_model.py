@@ -27,17 +27,14 @@ def test_targets_of_head_k_are_k_ahead(head):
 
 def test_loss_is_the_sum_of_head_losses_computed_by_hand(decoder):
     inputs = batch()
-    output = decoder(**inputs)
-    hidden = decoder.speech_hidden(**inputs)
+    output, logits = decoder(**inputs), decoder.heads(decoder.speech_hidden(**inputs))
     by_hand = []
     for head in range(1, 5):
-        logits = decoder.heads(hidden)[:, :, head - 1]
         losses = []
-        for b in range(2):
-            length, prompt = int(inputs["speech_lengths"][b]), int(inputs["prompt_lengths"][b])
+        for b, (length, prompt) in enumerate(zip(inputs["speech_lengths"], inputs["prompt_lengths"], strict=True)):
             for t in range(prompt - 1, length):
                 target = int(inputs["speech_ids"][b, t + head]) if t + head < length else 12
-                losses.append(F.cross_entropy(logits[b, t][None], torch.tensor([target])))
+                losses.append(F.cross_entropy(logits[b, t, head - 1][None], torch.tensor([target])))
         by_hand.append(torch.stack(losses).mean())
     assert torch.allclose(output.head_losses, torch.stack(by_hand), atol=1e-5)
     assert torch.allclose(output.loss, sum(by_hand), atol=1e-4)
@@ -109,19 +106,12 @@ def test_first_k_heads_do_not_depend_on_the_others():
     assert torch.allclose(full[..., 3, :], z @ heads.projection[2], atol=1e-5)
 
 
-def test_blocks_are_distinct_parameters_unless_shared():
-    def size(share):
-        heads = MultiTokenHeads(16, 11, 5, blocks=4, share_blocks=share)
-        return sum(p.numel() for p in heads.parameters())
-
+def test_blocks_are_distinct_parameters_unless_shared_and_start_as_a_constant_shift():
     block, projection = 16 * 16 + 16, 16 * 11
-    assert size(False) == projection + 4 * (4 * block + projection)
-    assert size(True) == projection + 4 * (block + projection)
-
-
-def test_zero_initialised_blocks_start_as_a_constant_shift():
-    heads = MultiTokenHeads(16, 11, 3, blocks=1)
-    hidden = torch.randn(5, 16)
+    for shared, blocks in ((False, 4 * block), (True, block)):
+        heads = MultiTokenHeads(16, 11, 5, blocks=4, share_blocks=shared)
+        assert sum(p.numel() for p in heads.parameters()) == projection + 4 * (blocks + projection)
+    heads, hidden = MultiTokenHeads(16, 11, 3, blocks=1), torch.randn(5, 16)
     shift = F.silu(heads.block_bias[0, 0, 0])
     assert torch.allclose(heads(hidden, only=2), (hidden + shift) @ heads.projection[0], atol=1e-6)
 
@@ -175,8 +165,10 @@ def test_damaged_checkpoints_are_refused(decoder, tmp_path, damage, message):
         load_decoder(tmp_path)
 
 
-def test_a_policy_is_no_decoder_and_knows_its_base(decoder, tmp_path):
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2, base_checksum=decoder.checksum()))
+def test_a_policy_is_no_decoder_knows_its_base_and_begins_uniform(decoder, tmp_path):
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 7, width=16, num_attention_heads=2, base_checksum=decoder.checksum()))
+    probs = policy(torch.randn(2, 5, 32)).softmax(-1)
+    assert torch.allclose(probs, torch.full_like(probs, 1 / 7))
     policy.save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="'dcar-chunk-policy' checkpoint, but a 'dcar-decoder'"):
         CARDecoder.from_pretrained(tmp_path)
@@ -184,9 +176,3 @@ def test_a_policy_is_no_decoder_and_knows_its_base(decoder, tmp_path):
     loaded.check_base(decoder.checksum())
     with pytest.raises(CheckpointError, match="was trained for the decoder"):
         loaded.check_base(tiny_decoder(seed=1).checksum())
-
-
-def test_untrained_policy_is_uniform():
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 7, width=16, num_attention_heads=2))
-    probs = policy(torch.randn(2, 5, 32)).softmax(-1)
-    assert torch.allclose(probs, torch.full_like(probs, 1 / 7))

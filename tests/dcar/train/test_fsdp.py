@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tiny_backbones import batch, tiny_backbone
+from tiny_backbones import row, tiny_backbone
 from tiny_decoders import tiny_decoder
 from tiny_training import tiny_config
 
@@ -17,11 +17,6 @@ from dcar.model.load import load_decoder
 from dcar.train.car import run
 
 ROOT = Path(__file__).parents[3]
-
-
-def row(i: int) -> dict[str, torch.Tensor]:
-    rows = {k: v[i : i + 1] for k, v in batch().items()}
-    return {k: v[:, : int(rows[f"{k[:-4]}_lengths"])] if k.endswith("_ids") else v for k, v in rows.items()}
 
 
 @pytest.mark.slow

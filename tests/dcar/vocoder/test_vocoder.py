@@ -498,7 +498,8 @@ def test_tokens_of_25_hz(tmp_path):
 
 def test_what_is_no_pack_is_refused(tmp_path):
     wave, path = harmonic(150.0, 1.0), tmp_path / "pack.safetensors"
-    rows = {name: [PackRow(0, 1.0, np.full(50, 65_535), embedding(0), "v", name == "dev")] for name in ("train", "dev")}
+    rows = {name: [PackRow(0, 1.0, np.full(50, code), embedding(0), "v", name == "dev")]
+            for name, code in (("train", 65_535), ("dev", 0))}
     path.write_bytes(b"nothing")
     for message, ask in (
         ("not a readable training pack", lambda: VocoderData.load(path, "cpu")),

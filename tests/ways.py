@@ -1,7 +1,5 @@
 """Ways to speak that must agree: the loop, fast passes in the loop, and the static engine; policies for them."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

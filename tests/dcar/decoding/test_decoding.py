@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny_backbones import tiny_backbone
-from tiny_decoders import eos_decoder, reference_chunks, states_of, tiny_decoder
+from tiny_decoders import eos_decoder, reference_chunks, states, tiny_decoder
 from ways import SAMPLING, policy_of
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
@@ -74,7 +74,7 @@ def test_recorded_hidden_states_equal_recomputation_and_can_train_a_policy(decod
     """Decoding runs in inference mode; what it records is used in backward passes all the same."""
     results = decode(decoder, prompts, ChunkMethod(RandomChunk([1, 2, 4])), SAMPLING, seed=9, record_hidden=True)
     for result, prompt in zip(results, prompts, strict=True):
-        full = states_of(decoder, prompt, result.tokens)[: len(result.hidden)]
+        full = states(decoder, prompt, result.tokens)[: len(result.hidden)]
         assert torch.allclose(result.hidden, full, atol=1e-5)
         assert not result.hidden.is_inference() and not result.hidden.requires_grad
         head = torch.nn.Linear(result.hidden.shape[1], 1)
@@ -180,7 +180,7 @@ def test_cache_after_random_rollbacks_equals_recomputation(decoder):
         for b in range(2):
             kept[b] += tokens[b, : keep[b]].tolist()
             if keep[b]:
-                full = states_of(decoder, read[b], kept[b])
+                full = states(decoder, read[b], kept[b])
                 assert torch.allclose(hidden[b, keep[b] - 1], full[-1], atol=1e-5)
 
 

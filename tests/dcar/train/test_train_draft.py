@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chi2_contingency
 from tiny_backbones import architecture, tiny_backbone, tiny_prompts
 from tiny_data import CODES, counting, write_prepared
-from tiny_decoders import states_of, tiny_decoder
+from tiny_decoders import states, tiny_decoder
 from tiny_training import SMALL, arguments, check_resumption, log_of
 
 from dcar.cli import main
@@ -37,7 +37,7 @@ def test_inherited_layers():
 def test_whole_depth_is_the_target_itself(decoder, prompts):
     draft = build_draft(decoder).eval()
     with torch.no_grad():
-        a, b = (states_of(model, prompts[3], [4, 5]) for model in (decoder, draft))
+        a, b = (states(model, prompts[3], [4, 5]) for model in (decoder, draft))
         assert torch.equal(a, b) and torch.equal(decoder.heads(a, only=1), draft.heads(b, only=1))
 
 

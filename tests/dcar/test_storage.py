@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dcar import verify as command
+from dcar import doctor as command
 from dcar.errors import DataError, ProcessError, StorageError
 from dcar.process import meeting_others, run_command
 from dcar.storage import MANIFEST, digest, faults, files_of, is_write_failure, read_manifest, seal, unseal, write_text

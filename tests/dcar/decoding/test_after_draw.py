@@ -57,6 +57,12 @@ def test_equals_decoding_without_cache(decoder, prompts, mode, dial, sizes):
     assert used <= set(sizes or (1, 2, 3, 4)) and len(used) > 1
 
 
+def test_a_policy_of_fewer_sizes_than_the_decoder_has_heads(decoder, prompts):
+    method = ChunkMethod(PolicyChunk(scored_policy(decoder, num_actions=3), "sample", num_candidates=3))
+    expected = check_ways(decoder, prompts, method, SAMPLING, 3, "exact", seed=3)
+    assert decoder.config.num_prediction_heads > 3 and {a for r in expected for a in r.actions} == {1, 2, 3}
+
+
 @pytest.mark.parametrize("num_candidates", [0, 1, 3])
 @pytest.mark.parametrize(("batch", "chunks"), [(1, "exact"), (3, "exact"), (8, "padded"), (1, "padded")])
 def test_loop_fast_passes_and_engine_agree(decoder, prompts, num_candidates, batch, chunks):

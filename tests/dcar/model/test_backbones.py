@@ -25,7 +25,7 @@ from dcar.errors import CheckpointError, ConfigError, DataError, TextError
 from dcar.model.backbones.convert import ConvertConfig, convert, main
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder, check_ragged
 from dcar.model.car import CARDecoder
-from dcar.model.load import TextTokenizer, load_decoder, text_encoder
+from dcar.model.load import load_decoder, text_encoder
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.prepare.retokenize import RetokenizeConfig, retokenize
 from dcar.prompts.items import make_prompts

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from dcar.model.backbones.cosyvoice import load_cosyvoice1
 from tiny_backbones import write_cosyvoice1
 
+from dcar.model.backbones.cosyvoice import load_cosyvoice1
 from dcar.model.backbones.decoder import BackboneDecoder
 
 

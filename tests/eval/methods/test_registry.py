@@ -158,7 +158,7 @@ def test_draws_stand_in_names_of_methods_that_can_tell_them_apart(models, prompt
     seen = [(s.num_candidates, getattr(s, "dial", None)) for s in schedules]
     assert seen == [(1, 0.0), (4, 0.0), (4, 0.5), (4, None)]
     assert four.identity == {**one.identity, "num_candidates": "4"} and turned.identity["dial"] == "0.5"
-    assert fixed.identity["chunk_scorer"] == both.policies[""].chunk_scorer.checksum() and schedules[3].sizes == (2,)
+    assert fixed.identity["chunk_scorer"] == both.policies[""].chunk_scorer.checksum() and schedules[3].candidates == 2
     results = decode(both.decoder, prompts[:2], four.build(), SamplingConfig(max_tokens=20))
     assert all(r.method == "dcar@n4" and r.tokens for r in results)
     old = make_methods(["coherent-2-4", "sure-last-2-3@t0.4"], both)  # names of before

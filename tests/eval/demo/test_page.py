@@ -118,6 +118,6 @@ def test_requests_that_go_round_the_page_are_refused_too(address, tmp_path):
     bad, long = handle_file(tmp_path / "bad.wav"), handle_file(tone(tmp_path / "long.wav", 6))
     for text, recording, method, said in (
             ("word " * 50, None, "car-3", "250 characters"), ("Yes.", None, "car-99", "not in the list"),
-            ("Yes.", bad, "car-3", r"^bad\.wav"), ("Yes.", long, "car-3", "lasts 6 s")):
+            ("Yes.", bad, "car-3", r"^voice bad\.wav"), ("Yes.", long, "car-3", "lasts 6 s")):
         with pytest.raises((AppError, ValueError), match=said):
             client.predict(text, "af_sarah", recording, method, 0.8, 0, 0, api_name="/speak_a")

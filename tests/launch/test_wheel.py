@@ -69,7 +69,7 @@ def environment(built, tmp_path_factory) -> Path:
     (site,) = folder.glob("lib/python*/site-packages")
     subprocess.run([sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet",
                     "--no-deps", "--no-index", str(wheel(built))], check=True, timeout=300,
-                   env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})  # a checkout there counts as installed
+                   env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})  # which pip would take as installed
     # a folder that a .pth names is searched last, and .pth files in it (of this checkout's installation) are not read
     (site / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"])
     (site / "nemo.py").write_text("raise ModuleNotFoundError(\"No module named 'nemo'\")\n")

@@ -135,8 +135,8 @@ def main(arguments: list[str] | None = None) -> None:
     Votes(config.votes).check()
     logger.info("loading models; votes go to %s", config.votes)
     studio = Studio.load(config)
-    for method in first_two(studio):  # compiles and allocates, so that the first to come need not wait
-        studio.speak("Yes.", method=method)
+    for method in first_two(studio):  # so that the first to come need not wait
+        studio.warm_up(method)
     serve(studio, config)
 
 

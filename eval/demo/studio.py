@@ -19,6 +19,7 @@ from dcar.errors import AudioError, ConfigError, DCARError, TextError
 from dcar.model.load import text_encoder
 from dcar.prepare.prepared import load_prepared
 from dcar.prompts.load import check_together, made_by
+from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
 from dcar.speak.defaults import METHOD, NUM_CANDIDATES, POLICY, SAMPLING
 from dcar.speak.phrases import MAX_TEXT
@@ -40,7 +41,7 @@ POLICIES = ("dcar", f"dcar@n{NUM_CANDIDATES}", f"dcar@n{2 * NUM_CANDIDATES}", "d
 TEMPERATURES = (0.0, 1.5)
 DIALS = (-2.0, 2.0)
 WARM_UP = "One, two, three."
-"""What a method speaks once before it is timed, as whoever compares two of them would have it."""
+"""What a method speaks once, before it is timed."""
 
 
 @dataclass
@@ -80,8 +81,7 @@ class Studio:
                  voices: Mapping[str, Voice], config: DemoConfig, aligner: PhonemeAligner | None = None) -> None:
         """encode: text → ids that the decoders read; voices: by the name that is shown; config: of its limits; aligner:
         for phonemes in the pictures."""
-        self.models, self.encode, self.tokenizer, self.vocoder = models, encode, tokenizer, vocoder
-        self.voices, self.config = dict(voices), config
+        self.models, self.voices, self.config = models, dict(voices), config
         self.aligner, self.methods = aligner, self._methods()
         decoders = [models.decoder, *([models.far_decoder] if models.far_decoder else [])]
         self._speakers = [Speaker(decoder, encode, make_method("car-1", "", decoder), tokenizer, vocoder, SAMPLING)
@@ -130,37 +130,47 @@ class Studio:
         ConfigError for what is wrong or beyond the limits; DistributionError of a broken model. One request at a time.
         """
         method = method or self.start
-        self._check(text, method, temperature)
-        sampling = replace(SAMPLING, temperature=float(temperature), top_k=int(top_k))
-        (entry,) = make_methods([method], self.models, sampling)
-        speaker = self._speakers[-1 if entry.decoder is self.models.far_decoder else 0].using(
-            method=entry.build(), temperature=sampling.temperature, top_k=sampling.top_k, seed=seed)
+        undialled = self._check(text, method, temperature)
+        speaker = self._speaker(method, replace(SAMPLING, temperature=float(temperature), top_k=int(top_k)), seed)
         with self._lock:
             chosen = self._voice(speaker, voice, recording)
-            if method not in self._warm:
-                speaker.generate(WARM_UP, chosen)
-                self._warm.add(method)
+            self.warm_up(undialled)
             started = time.perf_counter()
             spoken = speaker.generate(text, chosen)
             seconds = time.perf_counter() - started
         return Take(spoken, facts(spoken, method, seconds))
 
+    def warm_up(self, method: str) -> None:
+        """Have a method of `methods` speak once, unless it has: it compiles and allocates, which no time
+        that is shown should hold."""
+        if method not in self._warm:
+            self._speaker(method, SAMPLING, 0).generate(WARM_UP, next(iter(self.voices.values())))
+            self._warm.add(method)
+
+    def _speaker(self, method: str, sampling: SamplingConfig, seed: int) -> Speaker:
+        (entry,) = make_methods([method], self.models, sampling)
+        return self._speakers[-1 if entry.decoder is self.models.far_decoder else 0].using(
+            method=entry.build(), temperature=sampling.temperature, top_k=sampling.top_k, seed=seed)
+
     def picture(self, spoken: Spoken) -> np.ndarray:
         """Chunks and phonemes under the spectrogram, [height, width, 3] uint8."""
         return picture(spoken, self.aligner)
 
-    def _check(self, text: str, method: str, temperature: float) -> None:
+    def _check(self, text: str, method: str, temperature: float) -> str:
+        """The method without its dial; the errors of `speak`."""
         if len(text) > self.config.characters:
             raise TextError(f"the text has {len(text)} characters, this page speaks {self.config.characters} at most; "
                             f"shorten it, or use `dcar speak`, which speaks {MAX_TEXT}")
         dial = turned(method)["dial"] if method.startswith("dcar") else None  # others have none: with_dial
-        if len(method) > 40 or (method.removesuffix(f"@d{dial}") if dial else method) not in self.methods:
+        undialled = method.removesuffix(f"@d{dial}") if dial else method
+        if len(method) > 40 or undialled not in self.methods:
             raise ConfigError(f"unknown method '{method[:40]}'; choose {', '.join(self.methods)}")
         if dial and not DIALS[0] <= float(dial) <= DIALS[1]:
             raise ConfigError(f"dial {dial} must be between {DIALS[0]:g} and {DIALS[1]:g}")
         low, high = TEMPERATURES
         if not low <= temperature <= high:
             raise ConfigError(f"temperature {temperature:g} must be between {low:g} and {high:g}")
+        return undialled
 
     def _voice(self, speaker: Speaker, name: str, recording: str | Path | None) -> Voice:
         if recording is None:

@@ -150,6 +150,7 @@ class BucketedTrainer(ResilientTrainer):
             metrics, step = self.final_metrics()
             self.check_weights()
             self.write_model()
+            model = None
             if self.is_world_process_zero():
                 model = self.kind.from_pretrained(out)
                 source = provenance(metrics=metrics, steps=step, processes=self.args.world_size,
@@ -160,7 +161,7 @@ class BucketedTrainer(ResilientTrainer):
                 if finished:
                     finished()
             self.accelerator.wait_for_everyone()
-            return self.kind.from_pretrained(out)
+            return model or self.kind.from_pretrained(out)
 
     def final_metrics(self) -> tuple[dict[str, float], int]:
         """The last evaluation, and the step that it is of."""

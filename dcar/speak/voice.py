@@ -111,8 +111,10 @@ def shipped_voice(name: str, tokenizer) -> Voice:
     if tokenizer.checksum != prepared_info(shipped("prepared"))["tokenizer"]["checksum"]:
         raise ConfigError("the shipped voices are tokens of the shipped tokenizer, and this model has another: give "
                           "--voice RECORDING.wav (in Python prompt=)")
-    voices = {**starter_voices(), **starter_voices("dev")}
+    voices = starter_voices()
     name = name or next(iter(voices))
+    if name not in voices:
+        voices = {**voices, **starter_voices("dev")}
     if name not in voices:
         near = difflib.get_close_matches(name, voices, n=1)
         hint = f"did you mean {near[0]}? " * bool(near)

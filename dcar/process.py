@@ -82,8 +82,7 @@ def handling_signals(name: str) -> Iterator[None]:
 def run_command(name: str, command: Callable[[], object]) -> int:
     """Run a command and return its exit status: its own, FAILED after a DCARError or a missing file permission (printed
     without a traceback; DCAR_TRACEBACK=1 shows it), REQUEUE after SIGTERM, INTERRUPTED after Ctrl-C, BROKEN_PIPE
-    silently where the reader of its output is gone (`dcar doctor | head -1`). What it logs is
-    shown."""
+    silently where the reader of its output is gone (`dcar doctor | head -1`). What it logs is shown."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         with handling_signals(name):

@@ -98,6 +98,11 @@ def write_text(path: str | Path, text: str) -> None:
     sync(path.parent)
 
 
+def digest_of(value: Any) -> str:
+    """SHA-256 of what JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def files_of(folder: Path) -> list[str]:
     """All files under a folder but its manifest, relative to it, sorted."""
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST

@@ -52,7 +52,7 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.tokens import TokenRecognizer
 from dcar.sampling import SamplingConfig
-from dcar.storage import digest, writing
+from dcar.storage import digest, digest_of, writing
 from dcar.text.wer import word_errors
 from dcar.tracking import write_json
 from dcar.vocoder.base import Vocoder
@@ -61,7 +61,7 @@ from dcar.vocoder.voicing import voice
 from eval.compare.processes import start, threads_of
 from eval.methods.families import expand_names
 from eval.methods.registry import Entry, load_models, make_methods
-from eval.results.store import RECORDING, digest_of
+from eval.results.store import RECORDING
 from eval.scorers.load import Similarity, load_similarity
 from rl.rewards import corpus_token_recognizer
 

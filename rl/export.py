@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import jinja2
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +29,7 @@ from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.process import run_command
+from dcar.sources.packages import templates
 from dcar.tracking import write_json
 from heads.build import Heads
 from heads.candidates import joint_log_probs, select_draw
@@ -124,10 +124,8 @@ def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path, num_candid
 
 def program_card(policy: ChunkPolicy, codes: int, num_candidates: int = 1) -> str:
     """What goes into the serving program and what comes out, with a program that runs it; for the policy's card."""
-    cards = jinja2.Environment(loader=jinja2.PackageLoader("rl"), trim_blocks=True, lstrip_blocks=True,
-                               keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     shape = ", ".join(map(str, noise_shape(policy, codes + 1, num_candidates))) if policy.config.after_draw else ""
-    return cards.get_template("program_card.md").render(
+    return templates("rl").get_template("program_card.md").render(
         program=PROGRAM, max_batch=MAX_BATCH, max_length=MAX_LENGTH, config=policy.config, codes=codes, noise=shape,
         num_candidates=num_candidates, several=num_candidates > 1)
 

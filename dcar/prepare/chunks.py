@@ -44,7 +44,7 @@ from dcar.errors import AudioError, ConfigError, DataError
 from dcar.prepare.prepared import read_json
 from dcar.prepare.settings import PrepareConfig, PrepareReport, corpus_record, wait
 from dcar.prepare.shards import Chunk, Contents, Job, Loaded
-from dcar.storage import write_text
+from dcar.storage import digest_of, write_text
 from dcar.tracking import write_json
 
 logger = logging.getLogger(__name__)
@@ -145,8 +145,7 @@ class StreamedCorpus:
     def fingerprint(self, head: list) -> str:
         """SHA-256 over `settings_stamp` and the stamps of the parts (of manifests and lists; the files of a folder
         corpus and of a hub are not looked at one by one)."""
-        value = [*head, self.config.path, [[p.name, p.stamp] for p in self.parts]]
-        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        return digest_of([*head, self.config.path, [[p.name, p.stamp] for p in self.parts]])
 
     def begin(self, work: Path, rank: int, done: Callable[[], PrepareReport | None]) -> None:
         """There is nothing to do before rows are read."""

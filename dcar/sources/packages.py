@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dcar.errors import AssetError
 from dcar.storage import digest, replacing
@@ -72,6 +72,14 @@ def packaged_file(module: str, path: str, sha256: str | None, pip: str = _PIP) -
     if sha256 is not None:
         verify_sha256(found, sha256, pip)
     return found
+
+
+def templates(package: str, **options: Any) -> Any:
+    """The texts in the folder templates/ of a package of this project, as a jinja2.Environment; `options` are its."""
+    import jinja2  # few commands fill a template
+
+    return jinja2.Environment(loader=jinja2.PackageLoader(package), trim_blocks=True, lstrip_blocks=True,
+                              keep_trailing_newline=True, undefined=jinja2.StrictUndefined, **options)
 
 
 def file_sha256(path: Path) -> str:

@@ -19,10 +19,11 @@ from tqdm import tqdm
 from dcar.audio import load_audio
 from dcar.decoding import Choice, ChunkMethod, ChunkRule, DecodeResult, Prompt, Session, decode
 from dcar.errors import DataError
+from dcar.storage import digest_of
 from eval.methods.registry import Entry
 from eval.report.listen import save_picture, spectrum_picture
 from eval.report.plots import draw_reasons
-from eval.results.store import Maker, Record, RecordStore, Tools, digest_of
+from eval.results.store import Maker, Record, RecordStore, Tools
 from heads.candidates import FEATURES, candidate_features
 
 QUARTILES = (0.25, 0.5, 0.75)

@@ -19,13 +19,14 @@ import jinja2
 
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError
+from dcar.sources.packages import templates
 from dcar.storage import replacing
 from eval.report.blocks import Section, Table, tables_of, write_tables
 from eval.report.listen import listening
 from eval.report.plots import curves_section, read_log
 from eval.report.sections import folded_sections, table_of
 from eval.report.summary import summary, terminal_text
-from eval.report.table import MEANINGS, column_groups, notes, templates
+from eval.report.table import MEANINGS, column_groups, notes
 
 # of compare.json: in their own sections
 ABOVE = ("rows", "samples", "equal_speed", "by_length", "by_category", "reasons")
@@ -82,7 +83,7 @@ def page(result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]] = (
     if len({table.name for table in tables}) < len(tables):
         raise ValueError(f"two tables have one title: {sorted(table.name for table in tables)}")
     shown = {k: v for k, v in result.items() if k not in ABOVE}
-    text = templates(autoescape=True).get_template("page.html").render(
+    text = templates("eval.report", autoescape=True).get_template("page.html").render(
         summary=head, listen=listening(result, folder), sections=sections,
         details=json.dumps(shown, indent=1, ensure_ascii=False))
     return text.lstrip(), tables

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import jinja2
-
+from dcar.sources.packages import templates
 from eval.methods.families import parse_method, short_name
 from eval.results.pareto import sentence
 from eval.results.rows import Row
@@ -199,7 +198,7 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
                 [f"{r['method']} {r['records'] - r['scores'][name]['records']}" for r in rows
                  if r["scores"][name]["records"] < r["records"]])
                for name, scorer in (header.get("scorers") or {}).items()]
-    text = templates().get_template("notes.txt").render(
+    text = templates("eval.report").get_template("notes.txt").render(
         header=header, spoken=spoken, scorers=scorers, training=training_note(header.get("training")) or "",
         prompts=header.get("prompt_seeds") or [], texts=header.get("corpus", {}).get("texts"),
         own_samplings=sampling_columns(spoken), tuned=header.get("tuned"), power=header.get("power"),
@@ -207,9 +206,3 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
         alike=[r["method"] for r in spoken if r.get("variety") == 0],
         best=next((r["best_car"] for r in rows if r.get("best_car")), None))
     return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
-
-
-def templates(**options: Any) -> jinja2.Environment:
-    """The texts that stand in eval/report/templates/."""
-    return jinja2.Environment(loader=jinja2.PackageLoader("eval.report"), trim_blocks=True, lstrip_blocks=True,
-                              keep_trailing_newline=True, undefined=jinja2.StrictUndefined, **options)

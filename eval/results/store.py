@@ -24,6 +24,7 @@ from dcar.decoding import DecodeResult, decode
 from dcar.errors import ConfigError, DataError
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
+from dcar.storage import digest_of
 from dcar.text.wer import NORMALIZER, WordErrors, character_errors, word_errors
 from dcar.tokens.alignment import PhonemeAligner
 from dcar.vocoder.base import Vocoder
@@ -359,8 +360,3 @@ def _describe(item: PromptItem) -> list[Any]:
     prompt = item.prompt
     return [prompt.utterance_id, list(map(int, prompt.text_ids)), list(map(int, prompt.prompt_ids)), item.text, speaker,
             list(map(int, item.reference_tokens))]
-
-
-def digest_of(value: Any) -> str:
-    """SHA-256 of what JSON can hold."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

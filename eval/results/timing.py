@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 from dcar.decoding import decode
+from dcar.storage import digest_of
 from dcar.tracking import machine
 from eval.methods.registry import Entry
-from eval.results.store import RECORD_VERSION, RecordStore, Tools, digest_of, read_jsonl
+from eval.results.store import RECORD_VERSION, RecordStore, Tools, read_jsonl
 
 
 def synchronize(device: torch.device) -> None:

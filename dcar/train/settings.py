@@ -1,4 +1,5 @@
-"""Settings of the trainings of decoders: what all have, and what stage one has besides."""
+"""Settings of the trainings of decoders: what all have, and what stage one has besides. Comparisons read them too, so
+nothing slow is imported here."""
 
 from __future__ import annotations
 
@@ -10,7 +11,22 @@ from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.model.backbones.lora import MODES, LoraSettings
 from dcar.model.car import CARConfig
-from dcar.train.spoken import SpokenSettings
+from dcar.sampling import SamplingConfig
+
+
+@dataclass
+class SpokenSettings:
+    """Which step of a training is the best, by the word errors of dev sentences that it speaks."""
+
+    sentences: int = setting(0, "Dev sentences spoken before the first step and at every evaluation; the step of "
+                                "fewest word errors is what is written. 0 = none, the last step is written.", minimum=0)
+    chunk: int = setting(5, "Tokens of a pass, as in car-5; at most as many as the decoder has heads.", minimum=1)
+    recognizer: str = setting("moonshine", "Evaluation ASR; not the model that made the tokens.")
+    vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
+    sampling: SamplingConfig = setting(lambda: SamplingConfig(temperature=0.4, top_k=10), "How they are drawn.")
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback, TrainerState
 
-from dcar.config import check, setting
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import CheckpointError
 from dcar.model.car import CARDecoder
@@ -27,10 +25,10 @@ from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
-from dcar.sampling import SamplingConfig
 from dcar.storage import replacing, sync, write_text, writing
 from dcar.text.bootstrap import corpus_interval
 from dcar.text.wer import word_errors
+from dcar.train.settings import SpokenSettings
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.voicing import voice
 
@@ -38,21 +36,6 @@ logger = logging.getLogger(__name__)
 
 RECORD = "spoken.json"
 VOCODER_BATCH = 8
-
-
-@dataclass
-class SpokenSettings:
-    """Which step of a training is the best, by the word errors of dev sentences that it speaks."""
-
-    sentences: int = setting(0, "Dev sentences spoken before the first step and at every evaluation; the step of "
-                                "fewest word errors is what is written. 0 = none, the last step is written.", minimum=0)
-    chunk: int = setting(5, "Tokens of a pass, as in car-5; at most as many as the decoder has heads.", minimum=1)
-    recognizer: str = setting("moonshine", "Evaluation ASR; not the model that made the tokens.")
-    vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
-    sampling: SamplingConfig = setting(lambda: SamplingConfig(temperature=0.4, top_k=10), "How they are drawn.")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class SpokenJudge:

@@ -99,10 +99,10 @@ def test_overview_lists_the_commands_and_imports_nothing_heavy(capsys):
         assert status_of(arguments) == 0
         shown = capsys.readouterr().out
         assert all(f"  {name} " in shown for name in COMMANDS)
-    light = subprocess.run(
-        [sys.executable, "-c", "import sys, dcar.cli; dcar.cli.main(['--help']); assert 'torch' not in sys.modules"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert light.returncode == 0 and "usage: dcar COMMAND" in light.stdout
+    program = ("import sys, dcar.cli; dcar.cli.main(['--help']); assert 'torch' not in sys.modules; "
+               "import eval.compare.run; assert not {'transformers', 'peft', 'datasets'} & set(sys.modules)")
+    light = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert light.returncode == 0 and "usage: dcar COMMAND" in light.stdout, light.stderr
     done = command("speak", "--help")
     assert done.returncode == 0 and "voice=" in done.stdout and done.stderr == ""
 

@@ -16,7 +16,8 @@ from dcar.sampling import SamplingConfig
 from dcar.train import spoken
 from dcar.train.batches import ReplayBatchSampler
 from dcar.train.car import run
-from dcar.train.spoken import RECORD, SpokenJudge, SpokenSettings
+from dcar.train.settings import SpokenSettings
+from dcar.train.spoken import RECORD, SpokenJudge
 
 ERRORS = {"rising": [3, 4, 5, 6], "between": [6, 5, 3, 4]}
 

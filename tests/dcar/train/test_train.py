@@ -250,7 +250,7 @@ import sys, torch
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from tiny_training import tiny_config
-from dcar.train import resilient, spoken
+from dcar.train import resilient, settings, spoken
 from dcar.train.car import CARTrainer, run
 
 class Judge:
@@ -265,7 +265,7 @@ def kept(self, ids):
 CARTrainer._corrupt = kept
 out = Path(sys.argv[3])
 run(tiny_config(Path(sys.argv[2]), out, eval_steps=2, save_steps=2, max_steps=4, input_corruption=0.1,
-                spoken=spoken.SpokenSettings(sentences=2)))
+                spoken=settings.SpokenSettings(sentences=2)))
 import json, os
 (out / f"drawn-{os.environ['RANK']}.json").write_text(json.dumps(seen))
 """

@@ -75,7 +75,8 @@ dcar train-recognizer kind=tokens --config token_recognizer_starter data="$out/p
   out="$out/token_recognizer"
 
 # The decoders learn on from what they say: the training sentences as CAR speaks them, the best of four by the recogniser of
-# tokens; then once more, as the decoder speaks them that learned from those. FAR gets the same sentences.
+# tokens; then once more, as the decoder speaks them that learned from those. FAR gets the same sentences. In a third round
+# half of them are joined, two or three at a time, so that both hold long texts.
 distil() {  # name, decoder that speaks, settings
   dcar distil --config distil_starter data="$out/prepared_more" decoder="$2" \
     token_recognizer="$out/token_recognizer" out="$out/$1" "${@:3}"
@@ -90,14 +91,21 @@ distil distilled "$out/car_distilled_first" methods=[car-5@t0,car-10@t0,car-5@t0
 dcar train --config car_starter:distilled data="$out/distilled" init_from="$out/car_distilled_first" \
   out="$out/car_distilled"
 dcar train --config car_starter:far_distilled data="$out/distilled" init_from="$out/far" out="$out/far_distilled"
-half "$out/car_distilled" "$out/decoder"
-half "$out/far_distilled" "$out/far_decoder"
+distil distilled_third "$out/car_distilled" methods=[car-5@t0,car-10@t0,car-5@t0.4-k10]
+dcar prepare mode=join data="$out/distilled_third" out="$out/joined"
+dcar train --config car_starter:distilled data="$out/joined" init_from="$out/car_distilled" batch_size=8 out="$out/car_joined"
+dcar train --config car_starter:far_distilled data="$out/joined" init_from="$out/far_distilled" batch_size=8 \
+  out="$out/far_joined"
+half "$out/car_joined" "$out/decoder"
+half "$out/far_joined" "$out/far_decoder"
 
 # The policies, each for a temperature, rewarded by what reads the tokens.
 dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car" data="$out/prepared_more" \
   out="$out/chunk_scorer_first"
-dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/decoder" data="$out/distilled" \
-  init_from="$out/chunk_scorer_first" max_steps=300 half_weights=true out="$out/chunk_scorer"
+dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car_distilled" data="$out/distilled" \
+  init_from="$out/chunk_scorer_first" max_steps=300 out="$out/chunk_scorer_second"
+dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/decoder" data="$out/joined" \
+  init_from="$out/chunk_scorer_second" max_steps=150 half_weights=true out="$out/chunk_scorer"
 dcpo() {  # name, settings
   dcar train-policy --config dcpo_starter decoder="$out/decoder" data="$out/prepared_more" vocoder="$out/vocoder/export" \
     token_recognizer="$out/token_recognizer" chunk_scorer="$out/chunk_scorer" seed=1 out="$out/dcpo_$1" "${@:2}"

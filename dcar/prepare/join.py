@@ -57,8 +57,8 @@ class JoinConfig:
 
 
 def groups(speakers: Sequence[str], seconds: Sequence[float], config: JoinConfig) -> list[list[int]]:
-    """Which rows stand behind each other, by their speakers and lengths: every row once, most rows alone or with others
-    of their speaker, as the settings say."""
+    """Which rows stand behind each other: every row once, alone or with others of its speaker. In the order of their
+    first rows."""
     rng = np.random.default_rng(config.seed)
     rows: dict[str, list[int]] = defaultdict(list)
     for row, speaker in enumerate(speakers):

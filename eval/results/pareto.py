@@ -22,7 +22,7 @@ from eval.methods.families import group_families, parse_method
 from eval.results.stats import paired_contrast
 
 Counts = tuple[Sequence[float], Sequence[float]]  # errors and reference words of each utterance
-SAME_SPEED = 0.03  # ranges that miss each other by no more are compared at their nearest ends
+SAME_SPEED = 0.03  # speeds this near are the same; ranges that miss each other by no more meet at their nearest ends
 SPEED_AXES = {"speedup_vs_far": ("time", " × FAR"), "speedup_vs_car1": ("time", " × CAR-1"),
               "tokens_per_pass": ("tokens a pass", "")}  # what is equal, and the unit behind its number
 
@@ -50,7 +50,8 @@ def front_rows(rows: Sequence[dict[str, Any]], axis: str) -> list[dict[str, Any]
 
 @dataclass(frozen=True)
 class Curve:
-    """A family as a function of speed: settings sorted by speed [M], those of equal speed averaged."""
+    """A family as a function of speed: settings sorted by speed [M], those of the same speed averaged. The same is what
+    clocks cannot tell apart (SAME_SPEED): else a line from setting to setting would follow their noise."""
 
     family: str
     methods: tuple[str, ...]
@@ -66,12 +67,24 @@ class Curve:
 
     def weights_at(self, speed: float) -> np.ndarray:
         """[M] weights of the measured settings whose sum is the curve at this speed. DataError outside its range."""
-        knots, belongs = np.unique(self.speeds, return_inverse=True)
-        if not knots[0] <= speed <= knots[-1]:
-            raise DataError(f"{self.family} was measured from {knots[0]:.2f} to {knots[-1]:.2f}, not at {speed:.2f}; "
-                            "a curve is not extended beyond its settings")
+        if not self.speeds[0] <= speed <= self.speeds[-1]:
+            raise DataError(f"{self.family} was measured from {self.speeds[0]:.2f} to {self.speeds[-1]:.2f}, not at "
+                            f"{speed:.2f}; a curve is not extended beyond its settings")
+        knots, belongs = self.knots()
         hats = [np.interp(speed, knots, np.eye(len(knots))[i]) for i in range(len(knots))]
         return np.array([hats[i] for i in belongs]) / np.bincount(belongs)[belongs]
+
+    def knots(self) -> tuple[np.ndarray, np.ndarray]:
+        """The speeds [K] between which the curve is straight, each the mean of its settings, and the knot of every
+        setting [M]."""
+        groups = [[self.speeds[0]]]
+        for speed in self.speeds[1:]:
+            if speed <= groups[-1][0] * (1 + SAME_SPEED):
+                groups[-1].append(speed)
+            else:
+                groups.append([speed])
+        sizes = [len(group) for group in groups]
+        return np.array([np.mean(group) for group in groups]), np.repeat(np.arange(len(groups)), sizes)
 
     def nearest(self, speed: float) -> float:
         """The speed itself, or the end of the range that is nearest to it."""
@@ -81,7 +94,7 @@ class Curve:
         """[M] weights whose sum is the curve's mean between two speeds, exactly: it is straight between settings."""
         if low == high:
             return self.weights_at(self.nearest(low))
-        stops = np.unique([low, high, *[s for s in self.speeds if low < s < high]])
+        stops = np.unique([low, high, *[s for s in self.knots()[0] if low < s < high]])
         values = np.stack([self.weights_at(s) for s in stops])
         widths = np.diff(stops)[:, None]
         return (widths * (values[1:] + values[:-1]) / 2).sum(0) / (high - low)

@@ -42,6 +42,10 @@ def test_settings_of_equal_speed_are_averaged():
     curve = Curve.of("f", {"a": 1.0, "b": 2.0, "c": 2.0})
     assert curve.weights_at(1.5).tolist() == [0.5, 0.25, 0.25]
     assert curve.weights_at(2.0).tolist() == [0.0, 0.5, 0.5]
+    near = Curve.of("f", {"a": 1.0, "b": 2.0, "c": 2.04, "d": 3.0})  # b and c are one knot at 2.02
+    assert near.weights_at(2.02).tolist() == [0.0, 0.5, 0.5, 0.0]
+    assert near.weights_at(1.51) == pytest.approx([0.5, 0.25, 0.25, 0.0])
+    assert near.mean_weights(1.0, 2.02) == pytest.approx([0.5, 0.25, 0.25, 0.0])
     with pytest.raises(DataError, match="no method"):
         Curve.of("f", {})
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,10 @@ def groups(speakers: Sequence[str], seconds: Sequence[float], config: JoinConfig
 
 
 def joined(rows: Sequence[dict[str, Any]], rng: np.random.Generator, commas: float) -> dict[str, Any]:
-    """Rows of a prepared corpus as one. It has the voice and the prompt of the first, and no recording."""
+    """Rows of a prepared corpus as one, with the voice and the prompt of the first and no recording. A row alone stays
+    as it is."""
+    if len(rows) == 1:
+        return rows[0]
     texts, ids, speech = [], list[int](), list[int]()
     for place, row in enumerate(rows, 1):
         text, text_ids = row["text"].rstrip(), list(row["text_ids"])
@@ -112,7 +115,7 @@ def join(config: JoinConfig) -> Path:
                 tokens = sum(map(len, rows["speech"]))
                 info["counts"][split] |= {"utterances": len(rows), "tokens": tokens}
             rows.save_to_disk(str(building / split))
-        put_in_place(building, out, {**info, "joined": {"from": config.data}})
+        put_in_place(building, out, {**info, "joined": {"from": config.data, "settings": asdict(config)}})
     return out
 
 

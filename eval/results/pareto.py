@@ -4,7 +4,7 @@ Two methods at two speeds say nothing about each other unless one is better in b
 curve, WER against speed, straight between the settings that were measured, and two families are compared where both
 curves exist: in the middle of the shared range, and on average over it. Both are weighted sums of measured corpus
 rates, so their intervals come from the same paired bootstrap over utterances as everything else. The speeds are taken
-as measured; the point at which curves are compared depends on speeds alone, never on the errors.
+as measured, those within SAME_SPEED as one; where curves are compared depends on speeds alone, never on the errors.
 """
 
 from __future__ import annotations

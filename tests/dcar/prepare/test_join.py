@@ -47,7 +47,7 @@ def test_a_joined_row_says_all_of_its_texts(commas, text):
     assert one["text_ids"] == text_to_ids(text)
     assert one["text_ids"].count(COMMA) == commas and one["text_ids"].count(STOP) == 2 - commas
     assert SPACE in one["text_ids"] and rows[0]["text_ids"] == text_to_ids("The tide came in.")
-    assert joined(rows[:1], np.random.default_rng(0), 1.0)["text_ids"] == rows[0]["text_ids"]
+    assert joined(rows[:1], np.random.default_rng(0), 1.0) == row("a", "The tide came in.", [1, 2])
 
 
 def test_the_command_writes_a_prepared_corpus(tmp_path, monkeypatch):
@@ -56,7 +56,8 @@ def test_the_command_writes_a_prepared_corpus(tmp_path, monkeypatch):
     assert main(["prepare", "mode=join", f"data={data}", "out=long", "share=1", "max_seconds=2"]) is None
     info, before = prepared_info("long"), load_prepared(data, "train")
     after = load_prepared("long", "train")
-    assert info["joined"] == {"from": str(data)} and info["counts"]["train"]["utterances"] == len(after) < 12
+    assert info["joined"]["from"] == str(data) and info["joined"]["settings"]["share"] == 1
+    assert info["counts"]["train"]["utterances"] == len(after) < 12
     assert info["counts"]["train"]["tokens"] == sum(map(len, before["speech"])) == sum(map(len, after["speech"]))
     assert load_prepared("long", "dev").to_list() == load_prepared(data, "dev").to_list()
     whole = {r["id"]: r for r in before}

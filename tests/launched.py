@@ -13,8 +13,15 @@ LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
+    return {**os.environ, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
             "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+
+
+def accelerate_launch(*program: object) -> None:
+    """Runs `-m module` with its arguments in two processes, as a user starts them."""
+    done = subprocess.run([*LAUNCH, *map(str, program)], env=environment(), cwd=ROOT, capture_output=True, text=True,
+                          timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def two_processes(*program: object) -> str:

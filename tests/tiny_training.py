@@ -1,17 +1,13 @@
 """Stage one in miniature: a model and settings that train in a second."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from dcar.model.car import CARConfig
 from dcar.train.car import TrainConfig
 
-ROOT = Path(__file__).parents[1]
 MODEL = dict(text_vocab_size=64, hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64,
              num_prediction_heads=3, head_blocks=1, dropout=0.1, bos=True, speech_position_scale=0.3)
 
@@ -35,16 +31,6 @@ def log_of(out: Path | str, said: str = "") -> list[dict]:
 
 def arguments(settings: dict) -> list[str]:
     return [f"{key}={value}" for key, value in settings.items()]
-
-
-def two_processes(*program: str | Path) -> None:
-    """Runs a program in two gloo processes, as `accelerate launch` starts them; fails with what they say."""
-    done = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines",
-         "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", *program],
-        env={**os.environ, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
-             "PYTHONPATH": str(ROOT)}, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def check_resumption(run: Callable, config_of: Callable, folder: Path) -> None:

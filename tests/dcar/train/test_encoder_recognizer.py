@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiny_training import SMALL, arguments, log_of, two_processes
+from launched import two_processes
+from tiny_training import SMALL, arguments, log_of
 
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError, TextError

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from launched import ROOT, accelerate_launch, two_processes
 from tiny_data import CODES, counting, tiny_tokenizer, write_prepared
-from tiny_training import MODEL, ROOT, log_of, tiny_config, two_processes
+from tiny_training import MODEL, log_of, tiny_config
 from transformers import TrainerCallback
 
 from dcar.config import load_config
@@ -230,8 +231,8 @@ def test_two_processes_train_and_evaluate_like_one(data, tmp_path):
     count it."""
     out = tmp_path / "two"
     model = [f"model.{k}={str(v).lower()}" for k, v in MODEL.items()]
-    two_processes("-m", "dcar.train", *model, f"data={data}", f"out={out}", "prompt_tokens=5", "batch_size=4",
-                  "max_steps=4", "log_steps=1")
+    accelerate_launch("-m", "dcar.train", *model, f"data={data}", f"out={out}", "prompt_tokens=5", "batch_size=4",
+                      "max_steps=4", "log_steps=1")
     two = json.loads((out / "provenance.json").read_text())
     assert (two["processes"], two["steps"]) == (2, 4)
     steps = log_of(out, "loss")

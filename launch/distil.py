@@ -38,6 +38,7 @@ from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import (
     check_out_dir,
+    counted,
     load_prepared,
     partial_folder,
     prepared_folder,
@@ -230,9 +231,7 @@ def run(config: DistilConfig) -> Path:
     Raises ConfigError, DataError, CheckpointError, StorageError; ProcessError where other processes do not come.
     """
     out = Path(config.out)
-    check_out_dir(out)
-    if out.exists() and out.resolve() == prepared_folder(config.data).resolve():
-        raise DataError(f"{out}: is the corpus that is read; choose another folder for out")
+    check_out_dir(out, read=config.data)
     if made := prepared_info(config.data).get("distilled"):
         raise DataError(f"{config.data}: is distilled; for another round give data={made['from']}, the corpus that it "
                         "was made from, and the new decoder")
@@ -288,8 +287,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
             columns |= {"recorded": columns["speech"], "spoken_by": Value("string"), "score": Value("float32")}
             rows = rows.map(spoken, with_indices=True, features=Features(columns), new_fingerprint=teacher.identity,
                             cache_file_name=str(partial_folder(out) / "train.arrow"), load_from_cache_file=False)
-            counts[split] |= {"utterances": len(rows), "speakers": len(set(rows["speaker"])),
-                              "tokens": sum(map(len, rows["speech"])), "seconds": round(sum(rows["duration"]), 2)}
+            counts[split] |= counted(rows)
             sources = Counter(rows["spoken_by"])
         rows.save_to_disk(str(building / split))
     spoke = {"from": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,13 @@ import numpy as np
 
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
-from dcar.errors import ConfigError, DataError
+from dcar.errors import ConfigError
 from dcar.prepare.prepared import (
     COLUMNS,
     check_out_dir,
+    counted,
     load_prepared,
     partial_folder,
-    prepared_folder,
     prepared_info,
     put_in_place,
 )
@@ -99,9 +99,7 @@ def joined(rows: Sequence[dict[str, Any]], rng: np.random.Generator, commas: flo
 def join(config: JoinConfig) -> Path:
     """Write the corpus. ConfigError, DataError."""
     out, info = Path(config.out), prepared_info(config.data)
-    check_out_dir(out)
-    if out.exists() and out.resolve() == prepared_folder(config.data).resolve():
-        raise DataError(f"{out}: is the corpus that is read; choose another folder for out")
+    check_out_dir(out, read=config.data)
     if info["phonemes"]["version"] != PHONEME_VERSION:
         raise ConfigError(f"{config.data} has text tokens of a language model; join the corpus that it was made from, "
                           "then use mode=retokenize")
@@ -112,8 +110,7 @@ def join(config: JoinConfig) -> Path:
             rows = load_prepared(config.data, split).select_columns(list(COLUMNS))
             if split == "train":
                 rows = _join_rows(rows, config)
-                tokens = sum(map(len, rows["speech"]))
-                info["counts"][split] |= {"utterances": len(rows), "tokens": tokens}
+                info["counts"][split] |= counted(rows)
             rows.save_to_disk(str(building / split))
         put_in_place(building, out, {**info, "joined": {"from": config.data, "settings": asdict(config)}})
     return out
@@ -122,14 +119,10 @@ def join(config: JoinConfig) -> Path:
 def _join_rows(rows: Dataset, config: JoinConfig) -> Dataset:
     from datasets import Dataset
 
-    chosen = groups(rows["speaker"], rows["duration"], config)
-
-    def made() -> Iterator[dict[str, Any]]:
-        rng = np.random.default_rng(config.seed + 1)
-        for group in chosen:
-            yield joined([rows[i] for i in group], rng, config.commas)
-
-    return Dataset.from_list(list(made()), features=rows.features)
+    rng = np.random.default_rng(config.seed + 1)
+    made = [joined([rows[i] for i in group], rng, config.commas)
+            for group in groups(rows["speaker"], rows["duration"], config)]
+    return Dataset.from_list(made, features=rows.features)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -70,12 +70,20 @@ def features(speech_size: int, text_size: int = TEXT_VOCAB_SIZE) -> datasets.Fea
     })
 
 
-def check_out_dir(out: Path) -> None:
-    """DataError where writing to `out` would destroy something that is no prepared corpus."""
+def check_out_dir(out: Path, read: str | Path = "") -> None:
+    """DataError where writing to `out` would destroy something that is no prepared corpus, or what is `read`."""
     if out.exists() and not out.is_dir():
         raise DataError(f"{out}: is a file; choose a folder to write the prepared corpus to")
     if out.is_dir() and any(out.iterdir()) and not (out / "prepared.json").is_file():
         raise DataError(f"{out}: holds other files and no prepared.json; choose a new folder")
+    if read and out.exists() and out.resolve() == prepared_folder(read).resolve():
+        raise DataError(f"{out}: is the corpus that is read; choose another folder for out")
+
+
+def counted(rows: datasets.Dataset) -> dict[str, float]:
+    """The counts of a split, for prepared.json."""
+    return {"utterances": len(rows), "speakers": len(set(rows["speaker"])), "tokens": sum(map(len, rows["speech"])),
+            "seconds": round(sum(rows["duration"]), 2)}
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dcar.config import load_config, setting
-from dcar.errors import ConfigError, DataError, TextError
+from dcar.errors import ConfigError, TextError
 from dcar.model.load import TextTokenizer, text_encoder
 from dcar.prepare.prepared import (
     check_out_dir,
@@ -39,9 +39,7 @@ class RetokenizeConfig:
 def retokenize(config: RetokenizeConfig) -> Path:
     """Write the corpus with the decoder's own text ids. ConfigError, DataError, CheckpointError, TextError."""
     out = Path(config.out)
-    check_out_dir(out)
-    if out.exists() and out.resolve() == Path(config.data).resolve():
-        raise DataError(f"{out}: is the corpus that is read; choose another folder for out")
+    check_out_dir(out, read=config.data)
     tokenizer = text_encoder(config.decoder)
     if not isinstance(tokenizer, TextTokenizer):
         raise ConfigError(f"{config.decoder} reads phonemes, as the corpus has them; there is nothing to retokenize")

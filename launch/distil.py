@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -38,13 +37,12 @@ from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import (
     check_out_dir,
-    counted,
     load_prepared,
     partial_folder,
     prepared_folder,
     prepared_info,
-    put_in_place,
     read_json,
+    save_splits,
 )
 from dcar.process import run_command
 from dcar.prompts.items import PromptChooser, PromptItem, make_prompts
@@ -277,24 +275,18 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
         return {"speech": found.tokens, "recorded": row["speech"], "spoken_by": f"{found.spoken_by} seed {found.seed}",
                 "score": found.score(config), "duration": len(found.tokens) / info["tokenizer"]["rate_hz"], **named}
 
-    building = partial_folder(out) / "building"
-    shutil.rmtree(building, ignore_errors=True)
-    counts = {split: dict(count) for split, count in info["counts"].items()}
-    for split in info["counts"]:
-        rows = teacher.rows if split == "train" else load_prepared(config.data, split)
-        if split == "train":
-            columns = rows.features.copy()
-            columns |= {"recorded": columns["speech"], "spoken_by": Value("string"), "score": Value("float32")}
-            rows = rows.map(spoken, with_indices=True, features=Features(columns), new_fingerprint=teacher.identity,
-                            cache_file_name=str(partial_folder(out) / "train.arrow"), load_from_cache_file=False)
-            counts[split] |= counted(rows)
-            sources = Counter(rows["spoken_by"])
-        rows.save_to_disk(str(building / split))
-    spoke = {"from": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json"),
-             "rows": dict(sources.most_common()), "settings": asdict(config)}
-    put_in_place(building, out, {**info, "counts": counts, "distilled": spoke})
+    train = teacher.rows
+    columns = train.features.copy()
+    columns |= {"recorded": columns["speech"], "spoken_by": Value("string"), "score": Value("float32")}
+    train = train.map(spoken, with_indices=True, features=Features(columns), new_fingerprint=teacher.identity,
+                      cache_file_name=str(partial_folder(out) / "train.arrow"), load_from_cache_file=False)
+    sources = Counter(train["spoken_by"])
+    distilled = {"from": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json"),
+                 "rows": dict(sources.most_common()), "settings": asdict(config)}
+    splits = ((split, train if split == "train" else load_prepared(config.data, split)) for split in info["counts"])
+    save_splits(out, splits, {**info, "distilled": distilled})
     logger.info("%s: %d of %d sentences are spoken by a decoder, %d keep their recording", out, len(chosen),
-                counts["train"]["utterances"], sources[RECORDING])
+                sources.total(), sources[RECORDING])
 
 
 def main(arguments: list[str] | None = None) -> None:

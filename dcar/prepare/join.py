@@ -9,7 +9,6 @@ two sentences the full stop may become a comma, so that long sentences are heard
 
 from __future__ import annotations
 
-import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,13 +23,10 @@ from dcar.errors import ConfigError
 from dcar.prepare.prepared import (
     COLUMNS,
     check_out_dir,
-    counted,
     load_prepared,
-    partial_folder,
     prepared_info,
-    put_in_place,
+    save_splits,
 )
-from dcar.storage import writing
 from dcar.text.phonemes import PHONEME_VERSION, WORD_BOUNDARY, encode_phonemes
 
 if TYPE_CHECKING:
@@ -103,16 +99,13 @@ def join(config: JoinConfig) -> Path:
     if info["phonemes"]["version"] != PHONEME_VERSION:
         raise ConfigError(f"{config.data} has text tokens of a language model; join the corpus that it was made from, "
                           "then use mode=retokenize")
-    building = partial_folder(out) / "building"
-    shutil.rmtree(building, ignore_errors=True)
-    with writing(out):
-        for split in info["counts"]:
-            rows = load_prepared(config.data, split).select_columns(list(COLUMNS))
-            if split == "train":
-                rows = _join_rows(rows, config)
-                info["counts"][split] |= counted(rows)
-            rows.save_to_disk(str(building / split))
-        put_in_place(building, out, {**info, "joined": {"from": config.data, "settings": asdict(config)}})
+
+    def made(split: str) -> Dataset:
+        rows = load_prepared(config.data, split).select_columns(list(COLUMNS))
+        return _join_rows(rows, config) if split == "train" else rows
+
+    splits = ((split, made(split)) for split in info["counts"])
+    save_splits(out, splits, {**info, "joined": {"from": config.data, "settings": asdict(config)}})
     return out
 
 

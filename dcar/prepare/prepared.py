@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dcar.corpus.read import Utterance, read_corpus
 from dcar.errors import DataError
 from dcar.sources.shipped import resolve
-from dcar.storage import differing, digest, files_of, gigabytes
+from dcar.storage import differing, digest, files_of, gigabytes, writing
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.tracking import write_json
 
@@ -80,7 +80,7 @@ def check_out_dir(out: Path, read: str | Path = "") -> None:
         raise DataError(f"{out}: is the corpus that is read; choose another folder for out")
 
 
-def counted(rows: datasets.Dataset) -> dict[str, float]:
+def _counted(rows: datasets.Dataset) -> dict[str, float]:
     """The counts of a split, for prepared.json."""
     return {"utterances": len(rows), "speakers": len(set(rows["speaker"])), "tokens": sum(map(len, rows["speech"])),
             "seconds": round(sum(rows["duration"]), 2)}
@@ -126,6 +126,19 @@ def put_in_place(building: Path, out: Path, info: Mapping[str, Any]) -> None:
         os.rename(out, building.with_name(f"old.{os.getpid()}"))
     os.rename(building, out)
     clean_up(out)
+
+
+def save_splits(out: Path, splits: Iterable[tuple[str, datasets.Dataset]], info: Mapping[str, Any]) -> None:
+    """Splits made from another prepared corpus, each by name, become the corpus `out`, whole or not at all. info: of
+    prepared.json all but the counts, the version and the digests. StorageError where it cannot be written."""
+    building = partial_folder(out) / "building"
+    shutil.rmtree(building, ignore_errors=True)
+    counts = {}
+    with writing(out):
+        for split, rows in splits:
+            rows.save_to_disk(str(building / split))
+            counts[split] = _counted(rows)
+        put_in_place(building, out, {**info, "counts": counts})
 
 
 TABLE = "data-00000-of-00001.arrow"

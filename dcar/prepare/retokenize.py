@@ -7,11 +7,10 @@ Everything behind it (training, DCPO, comparison) reads it as any other.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, TextError
@@ -20,11 +19,12 @@ from dcar.prepare.prepared import (
     check_out_dir,
     features,
     load_prepared,
-    partial_folder,
     prepared_info,
-    put_in_place,
+    save_splits,
 )
-from dcar.storage import writing
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 @dataclass
@@ -52,16 +52,16 @@ def retokenize(config: RetokenizeConfig) -> Path:
         except TextError as error:
             raise TextError(f"{row['source']}: utterance {row['id']}: {error}") from error
 
-    building = partial_folder(out) / "building"
-    shutil.rmtree(building, ignore_errors=True)
-    with writing(out):
-        for split in info["counts"]:
-            rows = load_prepared(config.data, split)
-            columns = rows.features.copy()
-            text = features(info["tokenizer"]["vocab_size"], tokenizer.size)["text_ids"]
-            columns |= {"text_ids": text, "prompt_text_ids": text}
-            rows.map(ids, features=columns, desc=f"text of {split}").save_to_disk(str(building / split))
-        put_in_place(building, out, {**info, "phonemes": {"version": tokenizer.name, "size": tokenizer.size}})
+    text = features(info["tokenizer"]["vocab_size"], tokenizer.size)["text_ids"]
+
+    def retokenized(split: str) -> Dataset:
+        rows = load_prepared(config.data, split)
+        columns = rows.features.copy()
+        columns |= {"text_ids": text, "prompt_text_ids": text}
+        return rows.map(ids, features=columns, desc=f"text of {split}")
+
+    phonemes = {"version": tokenizer.name, "size": tokenizer.size}
+    save_splits(out, ((split, retokenized(split)) for split in info["counts"]), {**info, "phonemes": phonemes})
     return out
 
 

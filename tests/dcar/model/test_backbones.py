@@ -318,7 +318,7 @@ def test_a_corpus_with_the_models_own_text(tmp_path, monkeypatch):
         folder, split).add_column("spoken_by", ["car-5"] * (4 if split == "train" else 2)))
     config = RetokenizeConfig(str(data), str(tmp_path / "out"), str(tmp_path / "own"))
     with monkeypatch.context() as patch:
-        patch.setattr("dcar.prepare.retokenize.put_in_place", lambda *args: 1 / 0)
+        patch.setattr("dcar.prepare.prepared.put_in_place", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             retokenize(config)
     assert not (tmp_path / "own").exists()

@@ -132,11 +132,12 @@ class Speaker:
         vocoder = vocoder or "starter"
         if not method and tuned is not None and policy == POLICY and not (dial or num_candidates):
             method = tuned.method
-        elif not method:
-            method = "dcar" if isinstance(policy, ChunkPolicy) else method_for(str(policy), dial, num_candidates)
         which: Shipped = "far" if method == "far" else "decoder"
         speech_tokenizer = load_tokenizer(str(tokenizer))
         car, encode = load_decoder(decoder, starter=which), text_encoder(decoder, which)
+        if not method:
+            method = ("dcar" if isinstance(policy, ChunkPolicy) else
+                      method_for(str(policy), dial, num_candidates, car.config.num_prediction_heads))
         made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
         recordings = PromptAudio([])
         spoken_by = load_vocoder(str(vocoder), prompts=recordings)

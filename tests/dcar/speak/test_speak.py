@@ -437,7 +437,8 @@ def test_a_folder_of_tune_voice_brings_all_that_speaks(models, speak, tmp_path):
 
 def test_who_gives_a_policy_or_turns_one_means_it_to_decide():
     given = [(POLICY, 0.0, 0), ("runs/policy", 0.0, 0), ("starter", 0.0, 0), (POLICY, -0.5, 0), (POLICY, 0.0, 4)]
-    assert [method_for(*each) for each in given] == [METHOD, *["dcar"] * 4]
+    assert [method_for(*each, num_heads=16) for each in given] == [METHOD, *["dcar"] * 4]
+    assert method_for(*given[0], num_heads=7) == "car-7"  # a decoder with fewer heads than METHOD takes
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -117,7 +117,7 @@ def shipped_voice(name: str, tokenizer) -> Voice:
         voices = {**voices, **starter_voices("dev")}
     if name not in voices:
         near = difflib.get_close_matches(name, voices, n=1)
-        hint = f"did you mean {near[0]}? " * bool(near)
+        hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"voice {name}: no shipped voice, recording or folder of dcar tune-voice; {hint}`dcar speak "
                           "--voices` lists those that ship")
     return voices[name]

@@ -411,6 +411,8 @@ def test_shipped_voices_by_name(capsys):
     assert model.voice("af_sarah").tokens == first.tokens != model.voice("bm_lewis").tokens
     with pytest.raises(ConfigError, match=r"no shipped voice.*did you mean af_sarah\?"):
         model.voice("af_sara")
+    with pytest.raises(ConfigError, match="voice nobody: no shipped voice.*tune-voice; `dcar speak --voices` lists"):
+        model.voice("nobody")
 
 
 def test_a_folder_of_tune_voice_brings_all_that_speaks(models, speak, tmp_path):

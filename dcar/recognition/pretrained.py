@@ -45,10 +45,12 @@ class MoonshineRecognizer(_OneByOne):
     """moonshine tiny-en (MIT) on ONNX Runtime, greedy, one waveform at a time.
 
     The number of text tokens is capped by duration (6.5 per second + 4): on noise the model would go on inventing.
+    Silence is put before and after the waveform: where speech begins at once the model sometimes writes "1.0000…".
     """
 
-    name = "moonshine-tiny-en-0.1.0"
+    name = "moonshine-tiny-en-0.1.0-silence-0.3"
     tokens_per_second = 6.5
+    silence_seconds = 0.3
     _start, _end = 1, 2
 
     def __init__(self, threads: int = 1) -> None:
@@ -69,12 +71,13 @@ class MoonshineRecognizer(_OneByOne):
         self._present = [o.name.replace("present", "past_key_values") for o in self._decoder.get_outputs()[1:]]
 
     def _transcribe(self, wave: np.ndarray) -> str:
+        cap = max(8, int(len(wave) / ENCODER_SAMPLE_RATE * self.tokens_per_second) + 4)
+        wave = np.pad(wave, int(self.silence_seconds * ENCODER_SAMPLE_RATE))
         mask = np.ones((1, len(wave)), np.int64)
         states = self._encoder.run(None, {"input_values": wave[None], "attention_mask": mask})[0]
         fixed = {"encoder_hidden_states": states, "encoder_attention_mask": mask}
         past = dict(self._empty_past)
         tokens, last = [], self._start
-        cap = max(8, int(len(wave) / ENCODER_SAMPLE_RATE * self.tokens_per_second) + 4)
         for step in range(cap):
             step_feed = {"input_ids": np.array([[last]], np.int64), "use_cache_branch": np.array([step > 0])}
             logits, *present = self._decoder.run(None, step_feed | fixed | past)

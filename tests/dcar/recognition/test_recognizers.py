@@ -17,6 +17,7 @@ from tones import noise
 
 from dcar.audio import load_audio, save_audio
 from dcar.errors import AssetError, AudioError, ConfigError, DataError, TextError
+from dcar.prompts.load import corpus_recordings
 from dcar.recognition.base import Recognizer, ctc_collapse
 from dcar.recognition.ctc import viterbi
 from dcar.recognition.load import load_recognizer
@@ -24,6 +25,7 @@ from dcar.recognition.manifest import CHARACTERS, Recording, load_manifest
 from dcar.recognition.nemo import NemoCTCRecognizer, quiet_nemo
 from dcar.recognition.pretrained import MoonshineRecognizer
 from dcar.recognition.train import Batches, TrainRecognizerConfig, run
+from dcar.sources.shipped import ASSETS
 from dcar.text.wer import spoken_words
 from dcar.voices.encoder import SpeakerEncoder
 
@@ -226,6 +228,15 @@ def test_words_are_heard_at_any_rate(name):
         assert isinstance(judge, MoonshineRecognizer)
     with pytest.raises(AudioError):
         judge.transcribe([np.full(100, np.nan, np.float32)], 16_000)
+
+
+def test_moonshine_does_not_hear_a_number_where_speech_begins_at_once():
+    """Without silence around it, this shipped recording begins with a "1." that nobody said."""
+    wave, rate = corpus_recordings(str(ASSETS / "starter_prepared"))("af_sarah_0024")
+    judge = MoonshineRecognizer()
+    assert judge.transcribe([wave], rate) == ["Empires rise slowly and tend to collapse in a hurry."]
+    judge.silence_seconds = 0.0
+    assert judge.transcribe([wave], rate)[0].startswith("1.")
 
 
 def test_speaker_embedding_is_of_unit_norm_and_of_one_voice():

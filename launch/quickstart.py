@@ -50,7 +50,6 @@ class QuickstartConfig:
     policy_steps: int = setting(16, "Updates of DCPO, some 512 rollouts each.", minimum=1)
     utterances: int = setting(96, "Of the comparison, from speakers that were never trained on.", minimum=1)
     processes: int = setting(2, "Of DCPO and of the comparison.", minimum=1)
-    check_utterances: int = setting(12, "Re-tokenised to check the shipped tokens against this machine.", minimum=1)
 
     def __post_init__(self):
         check(self)
@@ -105,7 +104,7 @@ def launched(module: str, processes: int) -> list[str]:
 
 
 def pipeline(config: QuickstartConfig) -> list[list[Step]]:
-    """Steps in order; the members of an inner list run side by side."""
+    """Steps in order; the members of an inner list run side by side, and one may be empty."""
     out = Path(config.out)
     data, car, far = shipped("prepared"), out / "car", out / "far"
     distilled, chunk_scorer, verifiers = out / "distilled", out / "chunk_scorer", out / "verifiers"
@@ -129,13 +128,11 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
                      [f"init_from={shipped(initial)}", "learning_rate=0.0002", "warmup_steps=10"])
 
     return [
-        [*([Step("distil", [python, "-m", "launch.distil", "--config", str(RECIPES / "distil_starter.yaml"),
-                            f"data={data}", f"decoder={shipped('decoder')}", "methods=[car-5@t0]",
-                            f"limit={16 * config.train_steps}", f"out={distilled}"],
-                 [distilled / "prepared.json"], [data, shipped("decoder"), RECIPES / "distil_starter.yaml"])]
-           if from_starter else []),
-         Step("check", [python, "-m", "launch.check_tokens", str(config.check_utterances)], [],
-              [shipped("tokenizer"), shipped("corpus"), data])],
+        [Step("distil", [python, "-m", "launch.distil", "--config", str(RECIPES / "distil_starter.yaml"),
+                         f"data={data}", f"decoder={shipped('decoder')}", "methods=[car-5@t0]",
+                         f"limit={16 * config.train_steps}", f"out={distilled}"],
+              [distilled / "prepared.json"], [data, shipped("decoder"), RECIPES / "distil_starter.yaml"])]
+        if from_starter else [],
         [stage_one("car", car, "decoder", ":distilled" if from_starter else ""),
          stage_one("far", far, "far", ":far_distilled" if from_starter else ":far")],
         [train("chunk_scorer", "dcar.train.chunk_scorer", "chunk_scorer_starter.yaml", chunk_scorer,

@@ -3,7 +3,7 @@
     dcar prepare mode=join data=runs/distilled out=runs/distilled_joined
 
 A decoder that has only heard single sentences loses its place in longer ones. Here a share of the training utterances
-of every speaker is joined, two to `most` at a time; the others stay as they are, and so do the other splits. Between
+of every speaker is joined, two to `MOST` at a time; the others stay as they are, and so do the other splits. Between
 two sentences the full stop may become a comma, so that long sentences are heard as well as several short ones.
 """
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SPACE, COMMA, STOP = encode_phonemes([WORD_BOUNDARY, ",", "."])
+MOST = 3  # utterances joined; each joined one has at least two
+COMMAS = 0.6  # share of the full stops within a joined one that become commas
 
 
 @dataclass
@@ -42,9 +44,6 @@ class JoinConfig:
     data: str = setting("runs/prepared", "Folder written by `dcar prepare` or `dcar distil`.", place="folder")
     out: str = setting("runs/joined", "Prepared corpus to write.", place="folder")
     share: float = setting(0.55, "Of the training utterances of a speaker, how many are joined.", above=0, maximum=1)
-    most: int = setting(3, "Utterances joined at most; each joined one has at least two.", minimum=2)
-    commas: float = setting(0.6, "Share of the full stops within a joined one that become commas.", minimum=0,
-                            maximum=1)
     max_seconds: float = setting(28.0, "A joined utterance is not longer.", above=0)
     seed: int = seed_setting(0, "Of who is joined with whom.")
 
@@ -65,17 +64,17 @@ def groups(speakers: Sequence[str], seconds: Sequence[float], config: JoinConfig
         alone = round(len(order) * (1 - config.share))
         found += [[row] for row in order[:alone]]
         group: list[int] = []
-        size = int(rng.integers(2, config.most + 1))
+        size = int(rng.integers(2, MOST + 1))
         for row in order[alone:]:
             if len(group) == size or (group and sum(seconds[i] for i in [*group, row]) > config.max_seconds):
                 found.append(group)
-                group, size = [], int(rng.integers(2, config.most + 1))
+                group, size = [], int(rng.integers(2, MOST + 1))
             group.append(row)
         found += [group] if group else []
     return sorted(found)
 
 
-def joined(rows: Sequence[dict[str, Any]], rng: np.random.Generator, commas: float) -> dict[str, Any]:
+def joined(rows: Sequence[dict[str, Any]], rng: np.random.Generator, commas: float = COMMAS) -> dict[str, Any]:
     """Rows of a prepared corpus as one, with the voice and the prompt of the first and no recording. A row alone stays
     as it is."""
     if len(rows) == 1:
@@ -113,7 +112,7 @@ def _join_rows(rows: Dataset, config: JoinConfig) -> Dataset:
     from datasets import Dataset
 
     rng = np.random.default_rng(config.seed + 1)
-    made = [joined([rows[i] for i in group], rng, config.commas)
+    made = [joined([rows[i] for i in group], rng)
             for group in groups(rows["speaker"], rows["duration"], config)]
     return Dataset.from_list(made, features=rows.features)
 

@@ -320,17 +320,14 @@ class Sources(dict[str, Utterance]):
                         "corpus are tokens alone: take split=dev or split=test)")
 
 
-def source_utterances(directory: str | Path, path: str | Path | None = None) -> Sources:
-    """The corpus that a prepared folder was made from, by utterance id: for the original audio of a row.
-
-    `path` says where the corpus is now, if it was moved.
-    """
+def source_utterances(directory: str | Path) -> Sources:
+    """The corpus that a prepared folder was made from, by utterance id: for the original audio of a row."""
     corpus = prepared_info(directory).get("corpus")
     corpus = {"audio_root": None, "subsets": [], **corpus} if isinstance(corpus, dict) else {}
     kinds: dict[str, Any] = {"kind": str, "path": str | None, "audio_root": str | None, "subsets": list}
     if not all(name in corpus and isinstance(corpus[name], kind) for name, kind in kinds.items()) or not all(
             isinstance(subset, str) for subset in corpus["subsets"]):
         raise DataError(f"{directory}: prepared.json does not say which corpus it was made from; prepare again")
-    utterances, _ = read_corpus(corpus["kind"], path or corpus["path"], audio_root=corpus["audio_root"],
+    utterances, _ = read_corpus(corpus["kind"], corpus["path"], audio_root=corpus["audio_root"],
                                 subsets=corpus["subsets"])
     return Sources(utterances, directory)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache
@@ -39,7 +38,6 @@ from dcar.prepare.prepared import (
 from dcar.prepare.settings import (
     PrepareConfig,
     PrepareReport,
-    Throughput,
     finished,
     prepared_record,
     settings_stamp,
@@ -94,26 +92,23 @@ def run(config: PrepareConfig, *, tokenizer: SpeechTokenizer | None = None, spea
     corpus.begin(work, rank, done)
     if (report := done()) is not None:
         return report
-    throughput, mine = _write_chunks(corpus, config, work, tokenizer, speaker_encoder, rank, world, progress)
+    mine = _write_chunks(corpus, config, work, tokenizer, speaker_encoder, rank, world, progress)
     if rank == 0:
         names = _all_chunks(work, world, config.wait_seconds)
         _assemble(corpus, config, work, names, tokenizer, fingerprint)
     elif config.stream:
         records = [read_json(work / f"chunk-{name}.json") or {} for name in mine]
         checked, filtered = (sum(record[key] for record in records) for key in ("rows", "filtered"))
-        return PrepareReport([], {}, None, checked, filtered, throughput)
+        return PrepareReport([], {}, None, checked, filtered)
     wait(lambda: done() is not None, config.wait_seconds, f"process 0 to assemble {out}")
     report = done()
     assert report is not None
-    report.throughput = throughput
     return report
 
 
 def _write_chunks(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, work: Path, tokenizer: SpeechTokenizer,
-                  speaker_encoder: Encoder | None, rank: int, world: int, progress: bool,
-                  ) -> tuple[Throughput | None, list[str]]:
-    """Make the chunks of this process that are not there yet; how fast that went, None if there was nothing to do, and
-    the names of all of its own."""
+                  speaker_encoder: Encoder | None, rank: int, world: int, progress: bool) -> list[str]:
+    """Make the chunks of this process that are not there yet; the names of all of its own."""
     mine: list[str] = []
 
     @cache
@@ -122,7 +117,7 @@ def _write_chunks(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, w
 
         return speaker_encoder or SpeakerEncoder()
 
-    started, seconds, chunks = time.monotonic(), 0.0, corpus.chunks(rank, world)
+    chunks = corpus.chunks(rank, world)
     total = sum(chunk.rows for chunk in chunks) if isinstance(chunks, list) else None
     with (tqdm(desc="tokenise", total=total, unit="utt", disable=not (progress and rank == 0)) as bar,
           ThreadPoolExecutor(config.num_proc) as pool):
@@ -138,12 +133,11 @@ def _write_chunks(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, w
                 table = tokenise(found.jobs[split], tokenizer, encoder(), config.max_seconds, config.batch_seconds,
                                  pool, bar, found.loaded)
                 files[file] = write_shard(table, work / file)
-                seconds += sum(table["duration"].to_pylist())
             write_json(work / f"chunk-{name}.json", {
                 "shards": shards, "files": files, "rows": found.rows, "filtered": found.filtered,
                 "problems": [asdict(p) for p in found.problems]})
     write_json(work / f"done-{rank}-of-{world}.json", {"chunks": mine})
-    return Throughput(seconds, time.monotonic() - started) if seconds else None, mine
+    return mine
 
 
 def _all_chunks(work: Path, world: int, wait_seconds: float) -> list[str]:

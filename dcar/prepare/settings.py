@@ -83,18 +83,6 @@ class PrepareConfig:
                 raise ConfigError(f"prepare: {rule}")
 
 
-@dataclass(frozen=True)
-class Throughput:
-    """Audio tokenised by this process in this run, and the time that it took (both in seconds)."""
-
-    audio: float
-    wall: float
-
-    def __str__(self) -> str:
-        return (f"{self.audio / 3600:.3f} h of audio tokenised by this process in {self.wall:.1f} s: "
-                f"{self.audio / self.wall:.0f} h of audio per hour")
-
-
 @dataclass
 class PrepareReport:
     """What a run did: `problems` are all bad rows; `counts` per split (empty where only validated)."""
@@ -104,7 +92,6 @@ class PrepareReport:
     out_dir: Path | None
     checked: int
     filtered: int = 0
-    throughput: Throughput | None = None
 
     @property
     def exit_code(self) -> int:
@@ -120,8 +107,6 @@ class PrepareReport:
             lines.append(describe(self.problems))
         lines += [f"{split}: {c['utterances']:.0f} utterances, {c['seconds'] / 3600:.2f} h, {c['speakers']:.0f} "
                   f"speakers, {c['tokens']:.0f} tokens" for split, c in self.counts.items()]
-        if self.throughput is not None:
-            lines.append(str(self.throughput))
         return "\n".join(lines)
 
 

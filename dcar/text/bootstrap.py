@@ -55,14 +55,13 @@ def checked(errors: Sequence[float], words: Sequence[float]) -> tuple[np.ndarray
     return e, w
 
 
-def corpus_interval(errors: Sequence[float], words: Sequence[float], *, level: float = LEVEL,
-                    resamples: int = RESAMPLES, seed: int = 0) -> Interval:
-    """Corpus rate with a percentile bootstrap interval over utterances.
+def corpus_interval(errors: Sequence[float], words: Sequence[float], *, resamples: int = RESAMPLES) -> Interval:
+    """Corpus rate with a 95 % percentile bootstrap interval over utterances.
 
     errors, words [U]: summed over the seeds of each utterance. One utterance gives an interval of zero width, which
     says nothing; report it with its n.
     """
     e, w = checked(errors, words)
-    rates = resampled_rates(e, w, resamples, seed)
-    low, high = np.quantile(rates, [(1 - level) / 2, (1 + level) / 2])
+    rates = resampled_rates(e, w, resamples, seed=0)
+    low, high = np.quantile(rates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(e.sum() / w.sum()), float(low), float(high), float(rates.std(ddof=1)))

@@ -3,9 +3,8 @@ for the reward recogniser (which must know the sound of the vocoder) and for mea
 
     dcar prepare mode=resynthesize data=runs/prepared split=train vocoder=runs/vocoder/export out=runs/resynthesis
 
-With `recordings=true` it writes the recordings themselves in the same form: speech to begin a recogniser on before
-there is a vocoder, and the upper bound of what it can hear. With `wavs=true` every utterance is a file to listen to as
-well, `<out>/<split>/ID.wav`, with its text beside it in `ID.txt`, as `dcar score audio=<out>/<split>` reads them.
+With `wavs=true` every utterance is a file to listen to as well, `<out>/<split>/ID.wav`, with its text beside it in
+`ID.txt`, as `dcar score audio=<out>/<split>` reads them.
 """
 
 from __future__ import annotations
@@ -18,16 +17,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from dcar.audio import resample, save_audio
+from dcar.audio import save_audio
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
-from dcar.errors import ConfigError
-from dcar.prepare.prepared import load_prepared, prepared_info, recording_of, source_utterances
+from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.vocoder.base import check_speaks
 from dcar.vocoder.load import load_vocoder
-
-RECORDING_RATE = 24_000
-"""Recordings of all rates are written at this one, in Hz."""
 
 
 @dataclass
@@ -41,13 +36,8 @@ class ResynthesizeConfig:
     batch_size: int = setting(8, "Utterances spoken at once.", minimum=1)
     limit: int = setting(0, "Utterances at most; 0 = all.", minimum=0)
     other_voices: bool = setting(False, "Speak every utterance in the voice of another one, drawn at random (seeded).")
-    recordings: bool = setting(False, "The recordings themselves instead of what the vocoder makes of their tokens.")
     wavs: bool = setting(False, "Also write a .wav and a .txt of every utterance.")
     seed: int = seed_setting(0, "Of other_voices.")
-
-    def __post_init__(self) -> None:
-        if self.recordings and self.other_voices:
-            raise ConfigError("a recording has one voice: set recordings or other_voices, not both")
 
 
 def run(config: ResynthesizeConfig) -> Path:
@@ -58,28 +48,19 @@ def run(config: ResynthesizeConfig) -> Path:
     out = Path(config.out)
     (out / config.split if config.wavs else out).mkdir(parents=True, exist_ok=True)
     voices = np.asarray(dataset["voice"], np.float32)
-    sources = source_utterances(config.data) if config.recordings else None
-    vocoder: Any = None if config.recordings else load_vocoder(config.vocoder)
-    if vocoder is not None:
-        check_speaks(vocoder, prepared_info(config.data))
+    vocoder: Any = load_vocoder(config.vocoder)
+    check_speaks(vocoder, prepared_info(config.data))
     if config.other_voices:
         voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
-    rate = RECORDING_RATE if vocoder is None else int(vocoder.sample_rate)
-
-    def speak(rows: list[dict[str, Any]], indices: list[int]) -> list[np.ndarray]:
-        """The waves of rows of the dataset, which stand at these places in it."""
-        if sources is None:
-            return vocoder.synthesize([row["speech"] for row in rows], voices[indices])
-        heard = [(sources[name].load(), speed) for name, speed in map(recording_of, rows)]
-        return [resample(wave, hertz * speed, RECORDING_RATE) for (wave, hertz), speed in heard]
-
+    rate = int(vocoder.sample_rate)
     order = np.argsort([len(tokens) for tokens in dataset["speech"]])
     waves: dict[str, Any] = {}
     rows = []
     for start in tqdm(range(0, len(order), config.batch_size), desc=f"resynthesize {config.split}", unit="batch"):
         chosen = order[start : start + config.batch_size].tolist()
         batch = [dataset[i] for i in chosen]
-        for row, wave in zip(batch, speak(batch, chosen), strict=True):
+        spoken = vocoder.synthesize([row["speech"] for row in batch], voices[chosen])
+        for row, wave in zip(batch, spoken, strict=True):
             if config.wavs:
                 file = out / config.split / f"{row['id'].replace('/', '_')}.wav"
                 save_audio(file, wave, rate)

@@ -65,7 +65,8 @@ class CompareConfig:
     """Settings of a comparison."""
 
     # settings of earlier releases -> the value that they have now, and what to do for another
-    REMOVED: ClassVar[dict[str, Any]] = {"decoding": ("auto", "the fastest way that serves the decoder is taken")}
+    REMOVED: ClassVar[dict[str, Any]] = {"decoding": ("auto", "the fastest way that serves the decoder is taken"),
+                                         "prompt_seed": (0, "write prompt_seeds=[…]")}
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     split: str = setting("test", "Split that is spoken.")
@@ -83,8 +84,8 @@ class CompareConfig:
     limit: int = setting(0, "Utterances; 0 = the whole split.", minimum=0)
     batch_size: int = setting(16, "Utterances decoded at once; no effect on draws and words.", minimum=1)
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
-    prompt_seed: int = seed_setting(0, "Which prompts are drawn; the same for all methods and seeds.")
-    prompt_seeds: list[int] = seed_setting([], "Several, instead of prompt_seed: replicates by prompts.")
+    prompt_seeds: list[int] = seed_setting([0], "Which prompts are drawn, for all methods and seeds; several: "
+                                                "replicates. The first is that of references, audio and times.")
     vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
     asr: str = setting("moonshine", "Evaluation ASR; must not have made the speech tokens nor the reward.",
                        old=("judge",))
@@ -109,23 +110,14 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        self.prompt_seeds = self.prompt_seeds or [0]  # config.yaml of earlier comparisons has none
         if not self.methods or not self.seeds:
             raise ConfigError("a comparison needs methods and seeds, at least one of each")
-        if len(set(self.seeds)) != len(self.seeds):
-            raise ConfigError(f"seeds must differ: {self.seeds}")
-        if len(set(self.prompt_seeds)) != len(self.prompt_seeds):
-            raise ConfigError(f"prompt_seeds must differ: {self.prompt_seeds}")
-        if self.prompt_seeds and self.prompt_seed and self.prompt_seed != self.prompt_seeds[0]:
-            raise ConfigError("give prompt_seed or prompt_seeds, not both")
-        if len(set(self.scorers)) != len(self.scorers):
-            raise ConfigError(f"scorers must differ: {self.scorers}")
+        for name in ("seeds", "prompt_seeds", "scorers"):
+            if len(set(given := getattr(self, name))) != len(given):
+                raise ConfigError(f"{name} must differ: {given}")
         for name in expand_names(self.methods):  # refuses broken sweeps and samplings before anything is loaded
             split_sampling(name)
-
-    @property
-    def replicates(self) -> list[int]:
-        """Seeds of the prompts; the first is that of the references, of the audio kept and of the times."""
-        return self.prompt_seeds or [self.prompt_seed]
 
 
 def load_tools(config: CompareConfig, device: str, before: Tools | None = None) -> Tools:
@@ -139,7 +131,7 @@ def load_tools(config: CompareConfig, device: str, before: Tools | None = None) 
     models = load_models(config.decoder, config.far_decoder or "", config.policies, device,
                          **{name: folder for name, folder in folders.items() if folder}, fast=True)
     items, *others = (all_prompts(config.data, config.split, models.decoder, config.prompt_tokens, seed)
-                      for seed in config.replicates)
+                      for seed in config.prompt_seeds)
     recorded = items[:ENOUGH]
     if config.texts:
         texts = read_texts(config.texts, text_encoder(config.decoder))
@@ -163,8 +155,8 @@ def load_tools(config: CompareConfig, device: str, before: Tools | None = None) 
         {"vocoder": vocoder_identity(vocoder, config.vocoder)},
         {"corpus": info["corpus"], "tokenizer": tokenizer_identity(info), "split": config.split,
          **({"texts": {"name": config.texts, **digest(text_list(config.texts))}} if config.texts else {})},
-        load_scorers(config.scorers, prompts, device), dict(zip(config.replicates[1:], others, strict=True)),
-        codebook_of(info["tokenizer"], config.data) if len(config.replicates) * len(config.seeds) > 1 else None,
+        load_scorers(config.scorers, prompts, device), dict(zip(config.prompt_seeds[1:], others, strict=True)),
+        codebook_of(info["tokenizer"], config.data) if len(config.prompt_seeds) * len(config.seeds) > 1 else None,
         PhonemeAligner.fit([i.reference_tokens for i in recorded], [i.text for i in recorded],
                            models.decoder.config.speech_vocab_size) if config.audio_samples else None,
         compare_training(config.decoder, config.far_decoder) if config.far_decoder else None,
@@ -187,7 +179,7 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
         logger.warning(said)  # before an hour of speaking, and again below the table
     with writing(out), threads_of(config.threads, comparison.parameters, state.num_processes):
         makers = comparison.make_records()
-        explanations = Explanations(makers[config.replicates[0]], config.reasons_utterances, out, state.process_index)
+        explanations = Explanations(makers[config.prompt_seeds[0]], config.reasons_utterances, out, state.process_index)
         explanations.note(state.process_index, state.num_processes)
         meeting.wait("speaking, transcribing and noting why chunks end")
         result: dict[str, Any] = {}
@@ -202,7 +194,7 @@ class Comparison:
 
     def __init__(self, config: CompareConfig, tools: Tools, state: PartialState, meeting: Meeting):
         self.config, self.tools, self.state, self.meeting, self.out = config, tools, state, meeting, Path(config.out)
-        tools.choose(config.limit, config.replicates)
+        tools.choose(config.limit, config.prompt_seeds)
         if not tools.items:
             raise DataError(f"split '{config.split}' of {config.data} has no utterances to compare on")
         self.entries = make_methods(expand_names(config.methods), tools.models, config.sampling)
@@ -227,7 +219,7 @@ class Comparison:
                 part.unlink()
         self.meeting.wait("reading the records of earlier runs")  # everyone has read before anyone writes
         store.open()
-        first, kept = config.replicates[0], spread(len(tools.items), config.audio_samples)
+        first, kept = config.prompt_seeds[0], spread(len(tools.items), config.audio_samples)
         makers = {seed: Maker(replace(tools, items=items), self.entries, config.seeds, kept if seed == first else (),
                               self.out, store, done)
                   for seed, items in {first: tools.items, **tools.other_prompts}.items()}
@@ -276,7 +268,7 @@ class Comparison:
             bar.update()
             result |= explanations.told(out)
             bar.update()
-            result["samples"] = self._samples(makers[config.replicates[0]])
+            result["samples"] = self._samples(makers[config.prompt_seeds[0]])
             bar.update()
             heard = [voice["audio"] for sample in result["samples"] for voice in sample["voices"] if voice["audio"]]
             result["files"] = {name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)}
@@ -294,7 +286,7 @@ class Comparison:
         records = []
         for prompt_seed, maker in makers.items():
             maker.adopt(maker.store.read())
-            first = prompt_seed == self.config.replicates[0]
+            first = prompt_seed == self.config.prompt_seeds[0]
             for name in self.names if first else self.names[len(self.references) :]:
                 for seed in self.config.seeds[:1] if name in self.references else self.config.seeds:
                     for i, item in enumerate(maker.tools.items):
@@ -314,7 +306,7 @@ class Comparison:
             "normalizer": NORMALIZER, "speaker_similarity": getattr(tools.similarity, "name", None),
             "scorers": {name: {"kind": s.kind, "setting": s.spec} for name, s in tools.scorers.items()},
             "sampling": asdict(config.sampling), "seeds": list(config.seeds),
-            "prompt_seeds": config.replicates, "utterances": len(tools.items), "corpus": tools.corpus,
+            "prompt_seeds": config.prompt_seeds, "utterances": len(tools.items), "corpus": tools.corpus,
             "methods": {e.name: e.identity for e in self.entries},
             "parameters": self.parameters, "heads": decoder.config.num_prediction_heads,
             "codes": decoder.config.speech_vocab_size,

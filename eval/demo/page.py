@@ -31,6 +31,7 @@ STYLE = """
 }"""
 logger = logging.getLogger(__name__)
 
+WAITING = 8  # requests that may wait; one is spoken at a time
 EXAMPLE = "The tide came in before the boats were ready."
 INTRODUCTION = """# DCAR: how many tokens a step?
 Say the same sentence with two methods and hear what speed costs. All of it is synthetic speech; use your own voice, or
@@ -95,7 +96,7 @@ def build(studio: Studio, votes: Votes) -> Any:
                     sides += _side(gr, side, method, studio.methods, common, speak)
         with gr.Tab("Blind vote"):
             blind_tab(gr, studio, votes, [*common, *sides], lambda error, file: shown(failure, error, file))
-    return page.queue(max_size=limits.waiting)
+    return page.queue(max_size=WAITING)
 
 
 def first_two(studio: Studio) -> list[str]:

@@ -60,7 +60,6 @@ class DemoConfig:
                              maximum=MAX_PROMPT_SECONDS)
     megabytes: float = setting(10.0, "Largest recording of a voice.", above=0)
     votes: str = setting("runs/votes", "Folder that takes the blind votes (votes.jsonl).", place="folder")
-    waiting: int = setting(8, "Requests that may wait; one is spoken at a time.", minimum=1)
 
     def __post_init__(self) -> None:
         check(self)

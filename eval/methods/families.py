@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcar.errors import ConfigError
-from eval.methods.plugins import installed
-from eval.methods.registry import METHODS, MethodKind, Style, turned
+from eval.methods.registry import METHODS, MethodKind, Style, prefix_of, turned
 from eval.methods.samplings import split_label
 
 OTHER = Style("", "#4d4d4d", "x")  # of rows whose method this version does not know
@@ -77,8 +76,7 @@ def parse_method(name: str) -> MethodName:
     name, sampling, _ = split_label(name)
     if "@" not in name:
         name = name.replace(":", "@heads:")  # a draft of so many tokens by the heads, which are the default
-    kinds = [k for k in (*METHODS, *installed()) if name == k or name.startswith((f"{k}-", f"{k}@"))]
-    kind = max(kinds, key=len) if kinds else re.split(r"[-@](?=\d)|@", name, maxsplit=1)[0]
+    kind = prefix_of(name) or re.split(r"[-@](?=\d)|@", name, maxsplit=1)[0]
     rest = name.removeprefix(kind)
     if kind in METHODS and METHODS[kind].policies:
         asked = turned(rest)

@@ -301,13 +301,18 @@ def today(name: str) -> str:
     return RENAMED[old] + name[len(old):] if old else name
 
 
+def prefix_of(name: str) -> str:
+    """What a method's name begins with: the longest prefix of METHODS and of installed methods, else nothing."""
+    known = (p for p in (*METHODS, *installed()) if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:")))
+    return max(known, key=len, default="")
+
+
 def find_kind(name: str) -> MethodKind | None:
     """The kind of a method by its name without a sampling: what ships, an installed one, or a class by its path.
 
     ConfigError for a class that cannot be imported or is no method; None for an unknown name.
     """
-    prefixes = [p for p in (*METHODS, *installed()) if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:"))]
-    prefix = max(prefixes, key=len, default="")
+    prefix = prefix_of(name)
     if prefix in METHODS:
         return METHODS[prefix]
     found = find_class(name, prefix)

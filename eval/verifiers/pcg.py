@@ -22,19 +22,14 @@ import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import sample
-from dcar.sources.packages import dcar_cache_dir
-from dcar.storage import replacing
 from eval.verifiers import sd
 from eval.verifiers.chain import ChainVerifier, Uniforms
 from eval.verifiers.drafters import Drafter
@@ -63,10 +58,6 @@ class TokenGroups:
     embedding_checksum: str
 
     @property
-    def vocabulary(self) -> int:
-        return len(self.token_start) - 1
-
-    @property
     def count(self) -> int:
         return len(self.group_start) - 1
 
@@ -76,24 +67,6 @@ class TokenGroups:
 
     def to(self, device: str | torch.device) -> TokenGroups:
         return replace(self, **{name: getattr(self, name).to(device) for name in TABLES})
-
-    def save(self, path: str | Path) -> None:
-        """Write one safetensors file, complete or not at all."""
-        with replacing(path, by_several=True) as part:
-            save_file({name: getattr(self, name).cpu() for name in TABLES}, part,
-                      {"theta": repr(self.theta), "embedding_checksum": self.embedding_checksum})
-
-    @classmethod
-    def load(cls, path: str | Path) -> TokenGroups:
-        """CheckpointError if the file is missing or broken."""
-        try:
-            with safe_open(path, "pt") as file:
-                about = file.metadata()
-                tensors = {name: file.get_tensor(name) for name in file.keys()}
-            return cls(**tensors, theta=float(about["theta"]), embedding_checksum=about["embedding_checksum"])
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path}: cannot read the token groups ({error}); delete the file, they are built "
-                                  "again") from error
 
 
 def build_groups(embedding: Tensor, theta: float, specials: int = 1, memory_bytes: int = 256 << 20) -> TokenGroups:
@@ -128,6 +101,8 @@ def build_groups(embedding: Tensor, theta: float, specials: int = 1, memory_byte
     group_start, token_start = (F.pad(counts.cumsum(0), (1, 0)) for counts in (
         sizes, group_tokens.bincount(minlength=codes + specials)))
     checksum = tensors_checksum({"speech_embedding": embedding})
+    logger.info("%d similarity groups at theta = %g, %.1f ids each on average", len(members), theta,
+                len(group_tokens) / len(members))
     return TokenGroups(group_start, group_tokens, token_start, token_groups, theta, checksum).to(embedding.device)
 
 
@@ -144,26 +119,6 @@ def similar_codes(embedding: Tensor, theta: float, memory_bytes: int) -> Iterato
         similar[own, start + own] = True  # a token is like itself, whatever rounding says
         columns = similar.nonzero()[:, 1].to(torch.int32).cpu()
         yield start + len(block), columns.split(similar.sum(1).tolist())
-
-
-def cached_groups(embedding: Tensor, theta: float, specials: int = 1, folder: Path | None = None) -> TokenGroups:
-    """Groups of these embeddings from the cache folder (`dcar_cache_dir()/groups`), built and stored if they are not
-    there. CheckpointError where the file there is broken or of other embeddings."""
-    checksum = tensors_checksum({"speech_embedding": embedding})
-    path = (folder or dcar_cache_dir() / "groups") / f"{checksum[:16]}_{theta!r}_{specials}.safetensors"
-    if not path.is_file():
-        groups = build_groups(embedding, theta, specials)
-        groups.save(path)
-        logger.info("%d similarity groups at theta = %g, %.1f ids each on average; kept in %s", groups.count, theta,
-                    len(groups.group_tokens) / groups.count, path)
-        return groups
-    groups = TokenGroups.load(path)
-    found = (groups.embedding_checksum, groups.theta, groups.vocabulary)
-    if found != (checksum, theta, len(embedding) + specials):
-        raise CheckpointError(f"{path}: groups of the embeddings {found[0][:12]}… at theta = {found[1]} of {found[2]} "
-                              f"ids, not {checksum[:12]}… at {theta} of {len(embedding) + specials}; delete the file, "
-                              "they are built again")
-    return groups.to(embedding.device)
 
 
 def weighted(probs: Tensor, groups: TokenGroups) -> Tensor:
@@ -251,7 +206,7 @@ class GroupVerifier(ChainVerifier):
     @classmethod
     def arguments(cls, decoder: AnyDecoder, numbers: tuple[float, ...]) -> tuple[TokenGroups]:
         (theta,), codes = numbers, decoder.config.speech_vocab_size
-        return (cached_groups(decoder.speech_embedding.weight[:codes], theta, decoder.config.output_size - codes),)
+        return (build_groups(decoder.speech_embedding.weight[:codes], theta, decoder.config.output_size - codes),)
 
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
         group = pick_group(tokens, uniform("group"), self.groups)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny_corpora import tone, write_manifest
 
@@ -15,9 +16,13 @@ from dcar import doctor
 from dcar.cli import CHOICES, COMMANDS, OLD, RECIPES, TASKS, jobs, kind_of, main, resolve
 from dcar.config import recipes, schema_of
 from dcar.config.schema import settings_of
+from dcar.corpus.read import load_corpus
 from dcar.errors import DCARError
+from dcar.prepare.prepared import load_prepared
 from dcar.process import run_command
 from dcar.sources import packages
+from dcar.sources.shipped import shipped
+from dcar.tokens.load import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 
@@ -274,12 +279,12 @@ def test_every_module_can_be_imported(module):
     importlib.import_module(module)
 
 
-def test_shipped_tokens_are_those_of_the_shipped_tokenizer(monkeypatch, capsys):
-    from launch import check_tokens
-
-    monkeypatch.setattr("sys.argv", ["check_tokens", "1"])
-    check_tokens.main()
-    assert "tokens made again from 1 recordings" in capsys.readouterr().out
+def test_shipped_tokens_are_those_of_the_shipped_tokenizer():
+    """Processors differ in the last bits, so a state between two codes may fall either way: 2 % are tolerated."""
+    row = load_prepared(shipped("prepared"), "dev")[0]
+    wave, rate = next(u for u in load_corpus("starter", None, "dev") if u.id == row["id"]).load(16_000)
+    (tokens,) = load_tokenizer("starter").encode([wave], rate)
+    assert len(tokens) == len(row["speech"]) and np.mean(tokens != row["speech"]) <= 0.02
 
 
 def test_a_device_that_is_not_there_is_said(capsys):

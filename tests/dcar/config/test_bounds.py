@@ -42,7 +42,7 @@ IMPOSSIBLE = [
         "sampling.temperature=nan", "sampling.temperature=-1", "sampling.temperature=inf", "temperature=nan",
         "sampling.top_p=0", "sampling.top_p=1.1", "top_p=nan", "sampling.top_k=-1", "sampling.max_tokens=0",
         "sampling.max_tokens_per_text_unit=0", "seeds=[-1]", "seeds=[0,0]", "seeds=[]", "seeds=[a]", "limit=-1",
-        "batch_size=0", "resamples=10", "prompt_tokens=0", "prompt_seed=-1", "threads=-1", "audio_samples=-1",
+        "batch_size=0", "resamples=10", "prompt_tokens=0", "prompt_seeds=[-1]", "threads=-1", "audio_samples=-1",
         "methods=[]", "methods={a: 1}", "scorers=[dnsmos,dnsmos]", "sampling.repetition_share=0",
         "sampling={heat: 1}", "out=", "data=",
     )),

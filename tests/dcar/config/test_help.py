@@ -14,7 +14,7 @@ from dcar.config.schema import allowed, settings_of
 from dcar.errors import DCARError
 
 MODULES = {**{name: module for name, (module, _) in jobs().items()},
-           "pack": "dcar.vocoder.training.pack", "quickstart": "launch.quickstart", "tokens": "launch.check_tokens"}
+           "pack": "dcar.vocoder.training.pack", "quickstart": "launch.quickstart"}
 
 
 def schema_of(module: str) -> type:

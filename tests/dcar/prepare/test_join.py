@@ -9,7 +9,7 @@ from tiny_data import write_prepared
 
 from dcar.cli import main
 from dcar.errors import ConfigError, DataError
-from dcar.prepare.join import COMMA, SPACE, STOP, JoinConfig, groups, join, joined
+from dcar.prepare.join import COMMA, MOST, SPACE, STOP, JoinConfig, groups, join, joined
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.text.phonemes import text_to_ids
 
@@ -18,14 +18,14 @@ SECONDS = np.random.default_rng(0).uniform(2, 8, 90).tolist()
 
 
 @pytest.mark.parametrize("settings", [
-    {}, {"share": 1.0, "most": 5}, {"max_seconds": 9.0}, {"most": 2, "seed": 3}])
+    {}, {"share": 1.0}, {"max_seconds": 9.0}, {"seed": 3}])
 def test_every_row_once_with_others_of_its_speaker(settings):
     config = JoinConfig(**settings)
     found = groups(SPEAKERS, SECONDS, config)
     assert Counter(row for group in found for row in group) == Counter(range(90))
     assert all(len({SPEAKERS[row] for row in group}) == 1 for group in found)
     several = [group for group in found if len(group) > 1]
-    assert max(map(len, several)) <= config.most
+    assert max(map(len, several)) <= MOST
     assert all(sum(SECONDS[row] for row in group) <= config.max_seconds for group in several)
     alone = 90 * (1 - config.share)
     assert alone - 1 <= len(found) - len(several) <= alone + (3 if config.max_seconds > 9 else 30)

@@ -50,11 +50,9 @@ def launch(world: int, *settings: str) -> list[dict[str, Any]]:
 
 def test_streamed_is_the_same_as_plain(tmp_path):
     path = manifest(tmp_path / "c")
-    report = toy_prepare(config(path, tmp_path / "streamed"))
+    toy_prepare(config(path, tmp_path / "streamed"))
     toy_prepare(config(path, tmp_path / "plain", stream=False))
     assert rows_of(tmp_path / "streamed") == rows_of(tmp_path / "plain")
-    assert report.throughput is not None and report.throughput.audio == pytest.approx(9.5)
-    assert "h of audio per hour" in report.text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "plain", "streamed"]
     again = ToyTokenizer()
     assert toy_prepare(config(path, tmp_path / "streamed"), again).counts["train"]["utterances"] == 5

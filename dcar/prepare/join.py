@@ -1,6 +1,8 @@
-"""`dcar prepare mode=join`: utterances put behind each other, to train a decoder on long texts.
+"""`dcar prepare mode=join`: prepared corpora as one, with utterances put behind each other, to train a decoder on long
+texts.
 
-    dcar prepare mode=join data=runs/distilled out=runs/distilled_joined
+    dcar prepare mode=join data=[runs/distilled] out=runs/distilled_joined
+    dcar prepare mode=join data=[starter,runs/more] share=0 out=runs/both
 
 A decoder that has only heard single sentences loses its place in longer ones. Here a share of the training utterances
 of every speaker is joined, two to `MOST` at a time; the others stay as they are, and so do the other splits. Between
@@ -9,7 +11,7 @@ two sentences the full stop may become a comma, so that long sentences are heard
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,13 +21,14 @@ import numpy as np
 
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
-from dcar.errors import ConfigError
+from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import (
     COLUMNS,
     check_out_dir,
     load_prepared,
     prepared_info,
     save_splits,
+    tokenizer_identity,
 )
 from dcar.text.phonemes import PHONEME_VERSION, WORD_BOUNDARY, encode_phonemes
 
@@ -41,14 +44,18 @@ COMMAS = 0.6  # share of the full stops within a joined one that become commas
 class JoinConfig:
     """Settings of `dcar prepare mode=join`."""
 
-    data: str = setting("runs/prepared", "Folder written by `dcar prepare` or `dcar distil`.", place="folder")
+    data: list[str] = setting(["runs/prepared"], "Folders written by `dcar prepare` or `dcar distil`: the training "
+                                                 "utterances of all, the other splits of the first.")
     out: str = setting("runs/joined", "Prepared corpus to write.", place="folder")
-    share: float = setting(0.55, "Of the training utterances of a speaker, how many are joined.", above=0, maximum=1)
+    share: float = setting(0.55, "Of the training utterances of a speaker, how many are joined.", minimum=0, maximum=1)
     max_seconds: float = setting(28.0, "A joined utterance is not longer.", above=0)
     seed: int = seed_setting(0, "Of who is joined with whom.")
 
     def __post_init__(self) -> None:
+        self.data = [self.data] if isinstance(self.data, str) else self.data  # one folder, as it was written before
         check(self)
+        if not self.data:
+            raise ConfigError("data is empty: name one prepared corpus or more, as in data=[runs/prepared]")
 
 
 def groups(speakers: Sequence[str], seconds: Sequence[float], config: JoinConfig) -> list[list[int]]:
@@ -93,24 +100,40 @@ def joined(rows: Sequence[dict[str, Any]], rng: np.random.Generator, commas: flo
 
 def join(config: JoinConfig) -> Path:
     """Write the corpus. ConfigError, DataError."""
-    out, info = Path(config.out), prepared_info(config.data)
-    check_out_dir(out, read=config.data)
-    if info["phonemes"]["version"] != PHONEME_VERSION:
-        raise ConfigError(f"{config.data} has text tokens of a language model; join the corpus that it was made from, "
-                          "then use mode=retokenize")
+    from datasets import concatenate_datasets
+
+    out, infos = Path(config.out), [prepared_info(folder) for folder in config.data]
+    for folder, info in zip(config.data, infos, strict=True):
+        check_out_dir(out, read=folder)
+        if info["phonemes"]["version"] != PHONEME_VERSION:
+            raise ConfigError(f"{folder} has text tokens of a language model; join the corpus that it was made from, "
+                              "then use mode=retokenize")
+        if tokenizer_identity(info) != tokenizer_identity(infos[0]):
+            raise DataError(f"{folder}: tokens of {tokenizer_identity(info)}, those of {config.data[0]} are of "
+                            f"{tokenizer_identity(infos[0])}; prepare it again with that tokenizer")
+
+    def rows_of(folder: str, split: str) -> Dataset:
+        return load_prepared(folder, split).select_columns(list(COLUMNS))
 
     def made(split: str) -> Dataset:
-        rows = load_prepared(config.data, split).select_columns(list(COLUMNS))
-        return _join_rows(rows, config) if split == "train" else rows
+        if split != "train":
+            return rows_of(config.data[0], split)
+        rows = concatenate_datasets([rows_of(folder, split) for folder in config.data])
+        if twice := [name for name, times in Counter(rows["id"]).items() if times > 1]:
+            raise DataError(f"{len(twice)} training utterances have the id of another, the first is {twice[0]}: do the "
+                            "folders hold the same corpus?")
+        return _join_rows(rows, config)
 
-    splits = ((split, made(split)) for split in info["counts"])
-    save_splits(out, splits, {**info, "joined": {"from": config.data, "settings": asdict(config)}})
+    splits = ((split, made(split)) for split in infos[0]["counts"])
+    save_splits(out, splits, {**infos[0], "joined": {"from": config.data, "settings": asdict(config)}})
     return out
 
 
 def _join_rows(rows: Dataset, config: JoinConfig) -> Dataset:
     from datasets import Dataset
 
+    if config.share == 0:
+        return rows
     rng = np.random.default_rng(config.seed + 1)
     made = [joined([rows[i] for i in group], rng)
             for group in groups(rows["speaker"], rows["duration"], config)]

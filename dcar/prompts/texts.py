@@ -1,7 +1,7 @@
 """Lists of texts without recordings, spoken with the prompts of a prepared split in turn.
 
-A list is a text file: one text a line, or `category<TAB>text`; empty lines are skipped. `hard` is the shipped one: 200
-texts in the manner of seed-tts-eval's hard cases, on which nothing is to be tuned.
+A list is a text file: one text a line, or `category<TAB>text`; empty lines are skipped. Two ship, on which nothing is
+to be tuned: `hard`, 200 texts in the manner of seed-tts-eval's hard cases, and `short`, 80 texts of one to four words.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dcar.prompts.items import PromptItem
 from dcar.sources.shipped import shipped
 from dcar.text.phonemes import normalize_text, text_to_ids
 
-HARD = "hard"
+LISTS = {"hard": "hard_texts", "short": "short_texts"}  # what ships
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class ListedText:
 
 
 def text_list(source: str | Path) -> Path:
-    """The file of a list: `hard` is the shipped one."""
-    return shipped("hard_texts") if str(source) == HARD else Path(source)
+    """The file of a list, which may be the name of one that ships."""
+    return shipped(LISTS[str(source)]) if str(source) in LISTS else Path(source)
 
 
 def read_texts(source: str | Path, encode: Callable[[str], list[int]] = text_to_ids) -> list[ListedText]:
@@ -45,7 +45,7 @@ def read_texts(source: str | Path, encode: Callable[[str], list[int]] = text_to_
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8
         raise DataError(f"{path}: cannot be read as a list of texts ({error}); give a UTF-8 file with one text a line, "
-                        f"or texts={HARD}") from error
+                        f"or texts={' or '.join(LISTS)}") from error
     texts, faults = [], []
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -11,6 +11,7 @@ NAMES = {
     "corpus": "starter_corpus",  # the speech itself, parquet with Ogg Opus
     "prepared": "starter_prepared",  # the same as tokens, written by `dcar prepare`
     "hard_texts": "hard_texts.tsv",  # texts without recordings that are hard to speak; nothing is tuned on them
+    "short_texts": "short_texts.tsv",  # texts of one to four words, likewise
     "tokenizer": "tokenizer",
     "vocoder": "vocoder",
     "decoder": "decoder",  # CAR, 16 tokens from one light head

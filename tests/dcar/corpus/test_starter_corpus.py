@@ -7,12 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from dcar.audio import save_audio
-from dcar.errors import ConfigError
+from dcar.prepare.prepared import load_prepared
+from dcar.prompts.texts import read_texts
 from dcar.text.wer import spoken_words
 from launch import make_starter_corpus as script
 
@@ -66,26 +66,10 @@ def test_further_sentences_are_planned_once_each_at_speeds_within_the_bounds(tmp
     assert (tmp_path / "one" / "jobs.jsonl").read_bytes() == (tmp_path / "two" / "jobs.jsonl").read_bytes()
 
 
-def test_corpora_are_joined_unless_a_held_out_sentence_would_be_trained_on(tmp_path):
-    def write(name: str, **splits: list[str]) -> Path:
-        (tmp_path / name).mkdir()
-        for split, texts in splits.items():
-            pq.write_table(pa.table({"id": [f"{name}_{t}" for t in texts], "text": texts}),
-                           tmp_path / name / f"{split}.parquet")
-        return tmp_path / name
-
-    first = write("first", train=["One."], dev=["Two birds."], test=["Three."])
-    script.join([first, write("more", train=["Four.", "Five."])], tmp_path / "all")
-    read = {split: pq.read_table(tmp_path / "all" / f"{split}.parquet")["text"].to_pylist()
-            for split in ("train", "dev", "test")}
-    assert read == {"train": ["One.", "Four.", "Five."], "dev": ["Two birds."], "test": ["Three."]}
-    with pytest.raises(ConfigError, match='1 held-out sentences are among those to train on, the first is "two birds"'):
-        script.join([first, write("copy", train=["Two birds!", "Six."])], tmp_path / "wrong")
-
-
-def test_no_further_sentence_is_one_of_the_first_nor_there_twice():
-    launch = Path(script.__file__).parent
-    first, more = ((launch / name).read_text().splitlines() for name in
-                   ("starter_sentences.txt", "starter_sentences_more.txt"))
-    words = [spoken_words(text) for text in more]
-    assert len(words) == len(set(words)) == 3600 and not set(words) & {spoken_words(text) for text in first}
+def test_no_further_sentence_is_one_that_is_held_out_nor_there_twice():
+    launch, held_out = Path(script.__file__).parent, {spoken_words(t.text) for t in read_texts("short")}
+    for split in ("dev", "test"):
+        held_out |= {spoken_words(text) for text in load_prepared("starter", split)["text"]}
+    for name, count in (("more", 3600), ("short", 821)):
+        lines = (launch / f"starter_sentences_{name}.txt").read_text().splitlines()
+        assert len(lines) == len(set(lines)) == count and not {spoken_words(text) for text in lines} & held_out

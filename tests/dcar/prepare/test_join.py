@@ -10,7 +10,7 @@ from tiny_data import write_prepared
 from dcar.cli import main
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.join import COMMA, MOST, SPACE, STOP, JoinConfig, groups, join, joined
-from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.prepare.prepared import load_prepared, prepared_info, save_splits
 from dcar.text.phonemes import text_to_ids
 
 SPEAKERS = [f"s{i % 3}" for i in range(90)]
@@ -56,7 +56,7 @@ def test_the_command_writes_a_prepared_corpus(tmp_path, monkeypatch):
     assert main(["prepare", "mode=join", f"data={data}", "out=long", "share=1", "max_seconds=2"]) is None
     info, before = prepared_info("long"), load_prepared(data, "train")
     after = load_prepared("long", "train")
-    assert info["joined"]["from"] == str(data) and info["joined"]["settings"]["share"] == 1
+    assert info["joined"]["from"] == [str(data)] and info["joined"]["settings"]["share"] == 1
     assert info["counts"]["train"]["utterances"] == len(after) < 12
     assert info["counts"]["train"]["tokens"] == sum(map(len, before["speech"])) == sum(map(len, after["speech"]))
     assert load_prepared("long", "dev").to_list() == load_prepared(data, "dev").to_list()
@@ -67,12 +67,29 @@ def test_the_command_writes_a_prepared_corpus(tmp_path, monkeypatch):
         assert r["voice"] == whole[parts[0]]["voice"] and {whole[p]["speaker"] for p in parts} == {r["speaker"]}
 
 
+def test_the_training_splits_of_several_corpora_and_the_other_splits_of_the_first(tmp_path):
+    first, second = write_prepared(tmp_path / "first"), write_prepared(tmp_path / "second", train=5, dev=2)
+    rows = load_prepared(second, "train").map(lambda row: {"id": f"other_{row['id']}"})
+    save_splits(tmp_path / "renamed", [("train", rows)], prepared_info(second))
+    out = join(JoinConfig([str(first), str(tmp_path / "renamed")], str(tmp_path / "both"), share=0.0))
+    assert load_prepared(out, "train").to_list() == [*load_prepared(first, "train"), *rows]
+    assert load_prepared(out, "dev").to_list() == load_prepared(first, "dev").to_list()
+
+    second_tokenizer = write_prepared(tmp_path / "third", checksum="other")
+    with pytest.raises(DataError, match="tokens of tiny@other, those of .* are of tiny@abc; prepare it again"):
+        join(JoinConfig([str(first), str(second_tokenizer)], str(tmp_path / "out")))
+
+
 def test_what_cannot_be_joined(tmp_path, monkeypatch):
     data = write_prepared(tmp_path / "data")
     with pytest.raises(DataError, match="is the corpus that is read"):
-        join(JoinConfig(str(data), str(data)))
+        join(JoinConfig([str(data)], str(data)))
+    with pytest.raises(DataError, match=r"8 training utterances have the id of another, the first is train0"):
+        join(JoinConfig([str(data), str(data)], str(tmp_path / "out")))
     monkeypatch.setattr("dcar.prepare.join.PHONEME_VERSION", "text-tokenizer:other")
     with pytest.raises(ConfigError, match="text tokens of a language model; join the corpus"):
-        join(JoinConfig(str(data), str(tmp_path / "out")))
+        join(JoinConfig([str(data)], str(tmp_path / "out")))
     with pytest.raises(ConfigError, match="share"):
-        JoinConfig(share=0.0)
+        JoinConfig(share=-0.1)
+    with pytest.raises(ConfigError, match="data is empty"):
+        JoinConfig([])

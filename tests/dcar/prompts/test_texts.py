@@ -1,4 +1,4 @@
-"""Lists of texts: the shipped one, wrong lines, whose prompts they are spoken with."""
+"""Lists of texts: the shipped ones, wrong lines, whose prompts they are spoken with."""
 
 from collections import Counter
 
@@ -7,18 +7,24 @@ from tiny_data import counting, tiny_split
 
 from dcar.errors import DataError
 from dcar.prompts.items import make_prompts
-from dcar.prompts.texts import HARD, read_texts, text_list, text_prompts
+from dcar.prompts.texts import LISTS, read_texts, text_list, text_prompts
 from dcar.text.phonemes import text_to_ids
 
 
-def test_the_shipped_list_is_what_its_description_says():
-    texts = read_texts(HARD)
+def test_the_shipped_lists_are_what_their_description_says():
+    texts = read_texts("hard")
     assert Counter(t.category for t in texts) == {"repeated": 40, "twister": 40, "names": 40, "long": 80}
-    lines = text_list(HARD).read_text().splitlines()
+    lines = text_list("hard").read_text().splitlines()
     assert all(line.isascii() for line in lines) and len(set(lines)) == len({t.id for t in texts}) == 200
     lengths = [len(line.split("\t")[1].split()) for line in lines if line.startswith("long")]
     assert 30 <= min(lengths) < 35 and 55 < max(lengths) <= 60
     assert not any(c.isdigit() for t in texts for c in t.text)  # numbers are measured as they are said
+
+    short = read_texts("short")
+    assert Counter(t.category for t in short) == {"one word": 24, "two words": 31, "three or four": 25}
+    lines = [line.split("\t")[1].split() for line in text_list("short").read_text().splitlines()]
+    assert {len(words) for words in lines} == {1, 2, 3, 4}
+    assert len({t.text for t in short}) == 80 and set(LISTS) == {"hard", "short"}
 
 
 def test_wrong_lines_are_named_with_their_numbers(tmp_path):

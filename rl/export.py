@@ -14,6 +14,7 @@ import json
 import logging
 import shutil
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.process import run_command
 from dcar.sources.packages import templates
+from dcar.sources.shipped import resolve
 from dcar.tracking import write_json
 from heads.build import Heads
 from heads.candidates import joint_log_probs, select_draw
@@ -47,7 +49,8 @@ class ExportConfig:
     REMOVED: ClassVar[dict[str, Any]] = {name: (value, "upload the folder by `hf upload REPOSITORY FOLDER --private`")
                                          for name, value in (("push_to_hub", ""), ("private", True))}
 
-    run: str = setting(meaning="Folder of a DCPO run, one of its checkpoints, or a policy directory.", place="folder")
+    run: str = setting(meaning="Folder of a DCPO run, one of its checkpoints, or a policy directory; starter = the "
+                              "shipped policy.", place="folder")
     out: str = setting("runs/policy", "Folder to write.", place="folder")
     decoder: str = setting("", "Directory of the decoder; needed for the program, and checked against the policy.",
                            old=("base",))
@@ -111,7 +114,9 @@ def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path, num_candid
         shape = noise_shape(policy, base.config.output_size, num_candidates)
         inputs.append(torch.randn(2, *shape, generator=generator))
         shapes["noise"] = {0: batch}
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        # torch's GRU lists its weights anew as it is traced; they are parameters, and what is written is compared below
+        warnings.filterwarnings("ignore", message="The tensor attributes .*_flat_weights")
         expected = step(*inputs)  # also builds the rotary table, outside the traced program
         program = torch.export.export(step, tuple(inputs), dynamic_shapes=shapes)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,12 +169,13 @@ def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, num
 
 
 def find_policy(run: str | Path) -> Path:
-    """The policy directory of a run: its best policy, or the directory itself."""
-    for path in (Path(run) / "policy", Path(run)):
+    """The policy directory of a run, its best policy, or the directory itself; "starter" is the shipped policy."""
+    folder = resolve(str(run), "policy")
+    for path in (folder / "policy", folder):
         if (path / "model.safetensors").is_file():
             return path
     raise CheckpointError(f"{run}: neither a finished DCPO run (with policy/) nor a policy directory; give "
-                          "the out folder of `dcar train-policy`, or one of its checkpoints")
+                          "the out folder of `dcar train-policy`, one of its checkpoints, or starter")
 
 
 def read_provenance(source: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tiny_decoders import tiny_decoder
 from dcar.decoding import ChunkMethod, PolicyChunk, Prompt, decode
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
+from dcar.sources.shipped import shipped
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 from rl.export import ServingStep, export_program, main
@@ -115,6 +116,7 @@ def exported_after_the_draw(folder, scored: bool, *more: str):
     return base, policy, folder / "out"
 
 
+@pytest.mark.filterwarnings("error:The tensor attributes")
 @pytest.mark.parametrize("scored", [False, True])
 def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, scored):
     """Decisions and tokens are those of decoding; the card's example runs with torch alone."""
@@ -198,6 +200,12 @@ def test_the_card_says_what_goes_in_and_out_and_its_example_runs(run):
     for name, shape in (("actions", actions.shape[1:]), ("logits", heads.shape[1:])):
         assert re.search(rf"\| {name} \| \[B, {', '.join(map(str, shape))}\] float32", card)
     assert "Serving program" not in (export(run, "program=false") / "README.md").read_text()
+
+
+def test_the_shipped_policy_goes_by_its_name(tmp_path):
+    main(["run=starter", "program=false", f"out={tmp_path / 'out'}"])
+    exported = ChunkPolicy.from_pretrained(tmp_path / "out")
+    assert exported.checksum() == ChunkPolicy.from_pretrained(shipped("policy")).checksum()
 
 
 def test_export_refuses_what_does_not_fit(run):

@@ -52,14 +52,11 @@ dcar train --config car_starter data="$out/prepared" out="$out/trunk" max_steps=
 dcar train --config car_starter:shared data="$out/prepared" init_from="$out/trunk" out="$out/car_first"
 dcar train --config car_starter:far data="$out/prepared" out="$out/far_first" max_steps=1000
 # ... and on with 3,600 sentences more, CAR and FAR for as many steps. Their tokens ship, their sound does not.
-add_sentences() {  # name of launch/starter_sentences_NAME.txt
-  python launch/make_starter_corpus.py add sentences="launch/starter_sentences_$1.txt" out="$out/$1" "${@:2}"
-  python launch/make_starter_corpus.py speak work="$out/$1"
-  python launch/make_starter_corpus.py pack work="$out/$1" out="$out/$1/corpus"
-  dcar prepare corpus=starter path="$out/$1/corpus" out="$out/prepared_$1" tokenizer="$out/tokenizer" splits=[train]
-}
-add_sentences more
-dcar prepare mode=join data=["$out/prepared","$out/prepared_more"] share=0 out="$out/prepared_all"
+python launch/make_starter_corpus.py add sentences=launch/starter_sentences_more.txt out="$out/added"
+python launch/make_starter_corpus.py speak work="$out/added"
+python launch/make_starter_corpus.py pack work="$out/added" out="$out/added/corpus"
+dcar prepare corpus=starter path="$out/added/corpus" out="$out/prepared_added" tokenizer="$out/tokenizer" splits=[train]
+dcar prepare mode=join data=["$out/prepared","$out/prepared_added"] share=0 out="$out/prepared_all"
 dcar train --config car_starter:more data="$out/prepared_all" init_from="$out/car_first" out="$out/car"
 dcar train --config car_starter:far_more data="$out/prepared_all" init_from="$out/far_first" out="$out/far"
 

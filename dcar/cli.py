@@ -59,7 +59,7 @@ CHOICES = {
     "prepare": ("mode", {
         "corpus": COMMANDS["prepare"],
         "retokenize": ("dcar.prepare.retokenize", "a prepared corpus with the text tokens of a converted decoder"),
-        "join": ("dcar.prepare.join", "a prepared corpus with sentences put behind each other, to learn long texts"),
+        "join": ("dcar.prepare.join", "prepared corpora as one, with sentences put behind each other, for long texts"),
         "resynthesize": ("dcar.vocoder.resynthesize", "a prepared split through the vocoder: speech for a recogniser"),
     }),
     "train-recognizer": ("kind", {

@@ -99,17 +99,19 @@ dcar train --config car_starter:far_distilled data="$out/joined" init_from="$out
 half "$out/car_joined" "$out/decoder"
 half "$out/far_joined" "$out/far_decoder"
 
-# The policies, each for a temperature, rewarded by what reads the tokens.
+# The policies, each for a temperature, rewarded by what reads the tokens; the first learns from joined sentences too.
 dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car" data="$out/prepared_all" \
   out="$out/chunk_scorer_first"
 dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car_distilled" data="$out/distilled" \
   init_from="$out/chunk_scorer_first" max_steps=300 out="$out/chunk_scorer_second"
 dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/decoder" data="$out/joined" \
   init_from="$out/chunk_scorer_second" max_steps=150 half_weights=true out="$out/chunk_scorer"
+distil distilled_fourth "$out/decoder" methods=[car-5@t0,car-10@t0,car-5@t0.4-k10]
+dcar prepare mode=join data=["$out/distilled_fourth"] max_seconds=12 seed=1 out="$out/policy_texts"
 dcpo() {  # name, settings
-  dcar train-policy --config dcpo_starter decoder="$out/decoder" data="$out/prepared_all" vocoder="$out/vocoder/export" \
+  dcar train-policy --config dcpo_starter decoder="$out/decoder" data="$out/policy_texts" vocoder="$out/vocoder/export" \
     token_recognizer="$out/token_recognizer" chunk_scorer="$out/chunk_scorer" seed=1 out="$out/dcpo_$1" "${@:2}"
   dcar export run="$out/dcpo_$1" decoder="$out/decoder" out="$out/$1"
 }
 dcpo policy
-dcpo policy_t0.4 temperature=0.4 top_k=10
+dcpo policy_t0.4 temperature=0.4 top_k=10 data="$out/prepared_all"

@@ -156,8 +156,7 @@ def add(sentences: Path, seed: int, speeds: tuple[float, float], out: Path) -> N
     """Plan further training utterances: every sentence once, in the fast voice, at a random speed (log-uniform)."""
     phonemise, rng = phonemiser(), random.Random(seed)
     slow, fast = (math.log(speed) for speed in speeds)
-    name = f"{FAST_VOICE}_{sentences.stem.rsplit('_', 1)[-1]}"  # files of other names have other ids
-    jobs = [dict(id=f"{name}_{i:04d}", split="train", voice=FAST_VOICE, **phonemise(text),
+    jobs = [dict(id=f"{FAST_VOICE}_more_{i:04d}", split="train", voice=FAST_VOICE, **phonemise(text),
                  speed=round(math.exp(rng.uniform(slow, fast)), 3)) for i, text in enumerate(lines_of(sentences))]
     write_jobs(out, jobs, {})  # the fast voice has its own network
 

@@ -81,17 +81,18 @@ distil() {  # name, decoder that speaks, settings
   dcar distil --config distil_starter data="$out/prepared_all" decoder="$2" \
     token_recognizer="$out/token_recognizer" out="$out/$1" "${@:3}"
 }
+again=methods=[car-5@t0,car-10@t0,car-5@t0.4-k10]  # of further rounds, whose decoder speaks longer chunks too
 half() {  # Weights in float16, half the file; everything behind knows the decoder by these.
   python -c "import sys; from dcar.model.load import load_decoder as load; load(sys.argv[1]).save_pretrained(sys.argv[2], half=True)" \
     "$1" "$2"
 }
 distil distilled_first "$out/car"
 dcar train --config car_starter:distilled data="$out/distilled_first" init_from="$out/car" out="$out/car_distilled_first"
-distil distilled "$out/car_distilled_first" methods=[car-5@t0,car-10@t0,car-5@t0.4-k10]
+distil distilled "$out/car_distilled_first" "$again"
 dcar train --config car_starter:distilled data="$out/distilled" init_from="$out/car_distilled_first" \
   out="$out/car_distilled"
 dcar train --config car_starter:far_distilled data="$out/distilled" init_from="$out/far" out="$out/far_distilled"
-distil distilled_third "$out/car_distilled" methods=[car-5@t0,car-10@t0,car-5@t0.4-k10]
+distil distilled_third "$out/car_distilled" "$again"
 dcar prepare mode=join data=["$out/distilled_third"] out="$out/joined"
 dcar train --config car_starter:distilled data="$out/joined" init_from="$out/car_distilled" batch_size=8 out="$out/car_joined"
 dcar train --config car_starter:far_distilled data="$out/joined" init_from="$out/far_distilled" batch_size=8 \
@@ -106,7 +107,7 @@ dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car_distille
   init_from="$out/chunk_scorer_first" max_steps=300 out="$out/chunk_scorer_second"
 dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/decoder" data="$out/joined" \
   init_from="$out/chunk_scorer_second" max_steps=150 half_weights=true out="$out/chunk_scorer"
-distil distilled_fourth "$out/decoder" methods=[car-5@t0,car-10@t0,car-5@t0.4-k10]
+distil distilled_fourth "$out/decoder" "$again"
 dcar prepare mode=join data=["$out/distilled_fourth"] max_seconds=12 seed=1 out="$out/policy_texts"
 dcpo() {  # name, settings
   dcar train-policy --config dcpo_starter decoder="$out/decoder" data="$out/policy_texts" vocoder="$out/vocoder/export" \

@@ -52,7 +52,6 @@ class JoinConfig:
     seed: int = seed_setting(0, "Of who is joined with whom.")
 
     def __post_init__(self) -> None:
-        self.data = [self.data] if isinstance(self.data, str) else self.data  # one folder, as it was written before
         check(self)
         if not self.data:
             raise ConfigError("data is empty: name one prepared corpus or more, as in data=[runs/prepared]")

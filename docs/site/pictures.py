@@ -13,13 +13,13 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.text import Annotation
-from matplotlib.transforms import Bbox
 
 DOCS = Path(__file__).resolve().parents[1]
 INK, LINE, OURS = "#52514e", "#2a78d6", "#d6452a"
 LEADER = {"arrowstyle": "-", "color": "#b5b3ac", "linewidth": 0.6}
+Box = tuple[float, float, float, float]  # left, low, right, high
 NUMBER = re.compile(r"\**(\d+(?:\.\d+)?)\**")
 
 
@@ -61,37 +61,40 @@ def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, f
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     taken = [axes.transData.transform((x, y)) for _, x, y in found]
-    boxes = [Bbox.from_extents(x - 9, y - 9, x + 9, y + 9) for x, y in taken]
+    boxes = [(x - 9, y - 9, x + 9, y + 9) for x, y in taken]
     for (a, b), (c, d) in pairwise(axes.transData.transform(point) for point in fixed):  # no name covers the line
         steps = [i / 40 for i in range(41)]
-        boxes += [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4)
-                  for x, y in ((a + (c - a) * t, b + (d - b) * t) for t in steps)]
+        boxes += [(x - 4, y - 4, x + 4, y + 4) for x, y in ((a + (c - a) * t, b + (d - b) * t) for t in steps)]
     for name, x, y in found:
         boxes.append(place(axes, name, (x, y), boxes))
     figure.savefig(path, dpi=125)
     plt.close(figure)
 
 
-def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Bbox]) -> Bbox:
-    """Write a name beside its point where it covers least of what is there."""
-    best: tuple[float, Annotation | None, Bbox] = float("inf"), None, Bbox.null()
+def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Box]) -> Box:
+    """Write a name beside its point where it covers least of what is there; where it stands."""
+    color = OURS if name.startswith("DCAR") else INK
+    text = axes.annotate(name, at, xytext=(0, 0), textcoords="offset points", fontsize=8, color=color)
+    size, (x, y), inside = text.get_window_extent(), axes.transData.transform(at), axes.bbox.padded(2)
+    text.remove()
+    points, there = axes.figure.dpi / 72, np.array(boxes)
+    best: tuple[float, tuple[int, int], Box] = float("inf"), (0, 0), (0, 0, 0, 0)
     for distance in (10, 18, 30, 44, 64):
         for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
-            text = axes.annotate(name, at, xytext=(across * distance, up * distance), textcoords="offset points",
-                                 ha=("right", "center", "left")[across + 1], va=("top", "center", "bottom")[up + 1],
-                                 fontsize=8, color=OURS if name.startswith("DCAR") else INK,
-                                 arrowprops=LEADER if distance > 10 else None)
-            box = text.get_window_extent()
-            hits = [hit for other in boxes if (hit := Bbox.intersection(box, other))]
-            cost = 0.1 * distance + sum(hit.width * hit.height for hit in hits)
-            if not axes.bbox.padded(2).contains(box.x0, box.y0) or not axes.bbox.padded(2).contains(box.x1, box.y1):
+            left = x + across * distance * points + (across - 1) / 2 * size.width
+            low = y + up * distance * points + (up - 1) / 2 * size.height
+            box = left, low, left + size.width, low + size.height
+            common = np.minimum(there[:, 2:], box[2:]) - np.maximum(there[:, :2], box[:2])
+            cost = 0.1 * distance + float(common.clip(min=0).prod(1).sum())
+            if not inside.contains(*box[:2]) or not inside.contains(*box[2:]):
                 cost += 1e6
             if cost < best[0]:
-                if best[1]:
-                    best[1].remove()
-                best = cost, text, box
-            else:
-                text.remove()
+                best = cost, (across * distance, up * distance), box
+    across, up = best[1]
+    axes.annotate(name, at, xytext=best[1], textcoords="offset points", fontsize=8, color=color,
+                  ha=("right", "center", "left")[(across > 0) - (across < 0) + 1],
+                  va=("top", "center", "bottom")[(up > 0) - (up < 0) + 1],
+                  arrowprops=LEADER if max(abs(across), abs(up)) > 10 else None)
     return best[2]
 
 

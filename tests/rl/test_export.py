@@ -63,7 +63,8 @@ def test_directory_holds_policy_card_and_provenance(run):
 
 
 def test_program_computes_the_same_with_torch_alone(run, tmp_path):
-    """Loaded in a process that cannot import this project, at other batch sizes and lengths."""
+    """Loaded in a process that cannot import this project, at other batch sizes and lengths. The card's table has the
+    shapes that it answers with, and its example runs in the exported folder."""
     out = export(run)
     step = ServingStep(ChunkPolicy.from_pretrained(out), tiny_decoder().heads).eval()
     cases = []
@@ -88,6 +89,18 @@ print("same")
     done = subprocess.run([sys.executable, "-c", script, out / "serving.pt2", tmp_path / "cases.pt"], cwd=tmp_path,
                           capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "same", done.stderr[-2000:]
+
+    example, done = example_of(out)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("keep [") == 2 and len(example.splitlines()) <= 10
+    program = torch.export.load(str(out / "serving.pt2"))
+    assert [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"] == [
+        "hidden", "lengths"]
+    card, (_, _, actions, heads) = (out / "README.md").read_text(), cases[0]
+    assert (actions.dtype, heads.dtype) == (torch.float32, torch.float32)
+    for name, shape in (("actions", actions.shape[1:]), ("logits", heads.shape[1:])):
+        assert re.search(rf"\| {name} \| \[B, {', '.join(map(str, shape))}\] float32", card)
+    assert "Serving program" not in (export(run, "program=false") / "README.md").read_text()
 
 
 @pytest.mark.parametrize("tie", [False, True])
@@ -116,11 +129,9 @@ def exported_after_the_draw(folder, scored: bool, *more: str):
     return base, policy, folder / "out"
 
 
-@pytest.mark.filterwarnings("error:The tensor attributes")
-@pytest.mark.parametrize("scored", [False, True])
-def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, scored):
+def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path):
     """Decisions and tokens are those of decoding; the card's example runs with torch alone."""
-    base, policy, out = exported_after_the_draw(tmp_path, scored)
+    base, policy, out = exported_after_the_draw(tmp_path, scored=False)
     _, done = example_of(out)
     assert done.stdout.count("keep [") == 2, done.stderr[-2000:]
     program = torch.export.load(str(out / "serving.pt2")).module()
@@ -137,6 +148,7 @@ def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, scored):
     assert spoken[: len(result.tokens)] == result.tokens and len(spoken) == len(result.tokens)
 
 
+@pytest.mark.filterwarnings("error:The tensor attributes")
 def test_a_program_that_chooses_among_draws(tmp_path):
     """Given the chunks that decoding drew, it chooses the same candidate and size; the card says what goes in and
     out."""
@@ -183,23 +195,6 @@ def test_refuses_draws_that_nothing_chooses_among(run, more, said):
     with pytest.raises(ConfigError, match=said):
         export(run, *more)
     assert not (run / "out").exists()
-
-
-def test_the_card_says_what_goes_in_and_out_and_its_example_runs(run):
-    """With torch alone, in the exported folder; the table's shapes are those that the program answers with."""
-    out = export(run)
-    card = (out / "README.md").read_text()
-    example, done = example_of(out)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("keep [") == 2 and len(example.splitlines()) <= 10
-    program = torch.export.load(str(out / "serving.pt2"))
-    assert [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"] == [
-        "hidden", "lengths"]
-    actions, heads = program.module()(torch.randn(3, 5, 32), torch.tensor([5, 1, 2]))
-    assert (actions.dtype, heads.dtype) == (torch.float32, torch.float32)
-    for name, shape in (("actions", actions.shape[1:]), ("logits", heads.shape[1:])):
-        assert re.search(rf"\| {name} \| \[B, {', '.join(map(str, shape))}\] float32", card)
-    assert "Serving program" not in (export(run, "program=false") / "README.md").read_text()
 
 
 def test_the_shipped_policy_goes_by_its_name(tmp_path):

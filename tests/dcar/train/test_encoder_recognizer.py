@@ -111,6 +111,7 @@ def test_what_training_sees_of_an_utterance_is_its_address_alone(speech, tmp_pat
     assert (seen[(seen != 0).any(-1)] == 0).mean() == pytest.approx(0.25, abs=0.01)
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_encoder_and_take_the_same_step(speech, tmp_path):
     options = settings(speech, tmp_path / "two", max_steps=2, batch_size=3)
     two_processes("-m", "dcar.train.encoder_recognizer", *arguments(options), *SHAPE)

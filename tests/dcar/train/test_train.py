@@ -272,6 +272,7 @@ import json, os
 """
 
 
+@pytest.mark.slow
 def test_two_processes_judge_each_step_once_and_draw_noise_of_their_own(data, tmp_path):
     """The last step is looked at twice, by the loop and by the export: all processes wait for the judge, or none."""
     (tmp_path / "program.py").write_text(SPOKEN)

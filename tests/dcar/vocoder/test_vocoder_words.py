@@ -102,6 +102,7 @@ def test_loss_is_zero_at_the_truth_grows_with_the_error_and_teaches_only_inside_
     assert float(loss(damaged.detach(), log_mel, mask)) < 0.7 * errors[1]
 
 
+@pytest.mark.slow
 def test_training_with_the_losses_is_logged_and_exports_nothing_of_it(tmp_path):
     write_toy_pack(tmp_path / "pack.safetensors")
     config = toy_config(tmp_path, words_weight=1.0, voice_weight=1.0, renderer_every=0, learning_rate=4e-3,

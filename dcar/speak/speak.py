@@ -18,7 +18,7 @@ from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, TextError
 from dcar.process import run_command
 from dcar.sampling import SamplingConfig
-from dcar.speak.defaults import DIALS, METHOD, NUM_CANDIDATES, POLICY, SAMPLING
+from dcar.speak.defaults import DIALS, FIXED, NUM_CANDIDATES, POLICY, SAMPLING
 from dcar.speak.phrases import MAX_TEXT, phrases
 from dcar.speak.speaker import Speaker, timeline_of
 from dcar.speak.voice import tuned_voice, voices_text
@@ -39,8 +39,8 @@ class SpeakConfig:
     voices: bool = setting(False, "List the shipped voices, and speak nothing.")
     out: str = setting("", "File to write; the suffix chooses the format. Empty = out.wav, and none with stream.",
                        old=("output",), short="-o", place="file")
-    method: str = setting("", "dcar, dcar-sampled, car-K, or far; empty = dcar with a policy, a dial or draws, "
-                              f"else {METHOD}.")
+    method: str = setting("", "dcar, dcar-sampled, car-K, or far; empty = dcar with the shipped decoder, a "
+                              f"policy, a dial or draws, else {FIXED}.")
     decoder: str = setting("", "Directory of a decoder (far: of a FAR decoder); empty = that of a tuned voice, else "
                                "starter.")
     policy: str = setting(POLICY, "Directory of an exported policy, or starter, which was trained at temperature 1.")

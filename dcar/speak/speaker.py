@@ -23,7 +23,7 @@ from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
 from dcar.process import SMALL, cores
 from dcar.prompts.load import check_together, made_by
 from dcar.sampling import SamplingConfig
-from dcar.speak.defaults import DIALS, NUM_CANDIDATES, POLICY, SAMPLING, method_for
+from dcar.speak.defaults import DIALS, METHOD, NUM_CANDIDATES, POLICY, SAMPLING, fixed_method
 from dcar.speak.phrases import Phrase, note_other_language, phrases
 from dcar.speak.stream import in_one_thread, stream_audio
 from dcar.speak.voice import Voice, find_voice, shipped_voice, tuned_voice
@@ -120,7 +120,8 @@ class Speaker:
         tune-voice` as decoder brings its vocoder, method and voice along.
 
         method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the shipped FAR decoder);
-        a chunk rule of your own (`dcar.ChunkRule`) or a method of the loop; "" = `method_for`.
+        a chunk rule of your own (`dcar.ChunkRule`) or a method of the loop; "" = dcar where a policy, dial or number of
+        candidates is given, or the shipped policy was trained for the decoder, else `fixed_method`.
         dial: of the policy, above 0 for longer chunks and less time, below for shorter ones (`PolicyChunk`).
         num_candidates: chunks drawn side by side for the policy; 0 = `NUM_CANDIDATES` where it can choose among
         them, else 1. AssetError, CheckpointError, ConfigError or DataError where something is missing or does not
@@ -136,8 +137,9 @@ class Speaker:
         speech_tokenizer = load_tokenizer(str(tokenizer))
         car, encode = load_decoder(decoder, starter=which), text_encoder(decoder, which)
         if not method:
-            method = ("dcar" if isinstance(policy, ChunkPolicy) else
-                      method_for(str(policy), dial, num_candidates, car.config.num_prediction_heads))
+            asked = policy != POLICY or dial or num_candidates
+            decides = asked or load_policy(POLICY).config.base_checksum == car.checksum()
+            method = METHOD if decides else fixed_method(car.config.num_prediction_heads)
         made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
         recordings = PromptAudio([])
         spoken_by = load_vocoder(str(vocoder), prompts=recordings)

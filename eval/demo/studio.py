@@ -21,7 +21,7 @@ from dcar.prepare.prepared import load_prepared
 from dcar.prompts.load import check_together, made_by
 from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
-from dcar.speak.defaults import NUM_CANDIDATES, POLICY, SAMPLING, method_for
+from dcar.speak.defaults import NUM_CANDIDATES, POLICY, SAMPLING, fixed_method
 from dcar.speak.phrases import MAX_TEXT
 from dcar.speak.speaker import Speaker, Spoken, make_method
 from dcar.speak.voice import MAX_PROMPT_SECONDS, Voice, starter_voices
@@ -118,8 +118,8 @@ class Studio:
 
     @property
     def start(self) -> str:
-        """The policy, choosing among candidates where it can; else the method of `dcar speak`."""
-        fixed = method_for(POLICY, 0.0, 0, self.models.decoder.config.num_prediction_heads)
+        """The policy, choosing among candidates where it can; else a fixed size, as in `dcar speak`."""
+        fixed = fixed_method(self.models.decoder.config.num_prediction_heads)
         return next(m for m in (f"dcar@n{NUM_CANDIDATES}", "dcar", fixed) if m in self.methods)
 
     def speak(self, text: str, voice: str = "", recording: str | Path | None = None, method: str = "",

@@ -48,7 +48,7 @@ def train(parameters, loss, optimizer, steps):
         value = loss()
         value.backward()
         optimizer.step()
-        losses.append(float(value))
+        losses.append(value.item())
     return losses
 
 

@@ -145,7 +145,7 @@ def test_loss_by_hand():
                 sums[k] -= probs[target].detach()
                 counts[k] += 1
     assert torch.allclose(output.head_losses, sums / counts, atol=1e-4)
-    assert float(output.loss) == pytest.approx(float((sums / counts).sum()), abs=1e-3)
+    assert output.loss.item() == pytest.approx(float((sums / counts).sum()), abs=1e-3)
 
 
 def test_gradient_checkpointing_changes_memory_not_gradients():

@@ -22,8 +22,9 @@ from dcar.cli import main as dcar_command
 from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
 from dcar.model.car import CARDecoder
+from dcar.sources.shipped import shipped
 from dcar.speak import speaker as speaker_module
-from dcar.speak.defaults import METHOD, NUM_CANDIDATES, POLICY, method_for
+from dcar.speak.defaults import NUM_CANDIDATES, fixed_method
 from dcar.speak.phrases import (
     BREATH_SECONDS,
     MAX_PHONEMES,
@@ -437,10 +438,16 @@ def test_a_folder_of_tune_voice_brings_all_that_speaks(models, speak, tmp_path):
 # --- models that do not fit -----------------------------------------------------------------------------------------
 
 
-def test_who_gives_a_policy_or_turns_one_means_it_to_decide():
-    given = [(POLICY, 0.0, 0), ("runs/policy", 0.0, 0), ("starter", 0.0, 0), (POLICY, -0.5, 0), (POLICY, 0.0, 4)]
-    assert [method_for(*each, num_heads=16) for each in given] == [METHOD, *["dcar"] * 4]
-    assert method_for(*given[0], num_heads=7) == "car-7"  # a decoder with fewer heads than METHOD takes
+def test_a_policy_decides_where_one_fits_the_decoder_or_is_asked_for(models):
+    """The shipped policy belongs to the shipped decoder, whatever folder that is loaded from."""
+    own = {"tokenizer": models / "tokenizer", "vocoder": models / "vocoder"}
+    assert dcar.load(shipped("decoder")).method.name == "dcar"
+    assert dcar.load(models / "decoder", **own).method.name == "car-4"  # all of its heads
+    for asked in ({"policy": models / "policy"}, {"dial": -0.5, "policy": models / "policy"}):
+        assert dcar.load(models / "decoder", **own, **asked).method.name == "dcar"
+    with pytest.raises(CheckpointError, match="was trained for the decoder"):
+        dcar.load(models / "decoder", **own, num_candidates=4)
+    assert (fixed_method(16), fixed_method(7)) == ("car-8", "car-7")
 
 
 @pytest.mark.parametrize(("options", "message"), [

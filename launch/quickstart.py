@@ -1,5 +1,5 @@
 """The whole pipeline on the embedded corpus, on two CPU cores: corpus -> distilled corpus -> CAR and FAR -> chunk
-scorer -> DCPO -> exported policy -> comparison -> report, all under `runs/quickstart`.
+scorer -> DCPO on joined sentences -> exported policy -> comparison -> report, all under `runs/quickstart`.
 
     ./launch/quickstart.sh [out=…] [start=scratch] [policy_steps=…] [utterances=…]
 
@@ -43,18 +43,18 @@ class QuickstartConfig:
     out: str = setting("runs/quickstart", "Folder to write.", old=("out_dir",), place="folder")
     start: str = setting("starter", "Stage one from the shipped decoders, or from scratch.",
                          choices=("starter", "scratch"))
-    train_steps: int = setting(0, "Of stage one, for CAR and for FAR alike; 0 = 40 from the starter, 300 from scratch.",
+    train_steps: int = setting(0, "Of stage one, for CAR and for FAR alike; 0 = 30 from the starter, 300 from scratch.",
                                minimum=0)
     chunk_scorer_steps: int = setting(0, "Of what tells how well tokens go together; 0 = 60 from the starter, 150 from "
                                       "scratch.", minimum=0)
-    policy_steps: int = setting(16, "Updates of DCPO, some 512 rollouts each.", minimum=1)
+    policy_steps: int = setting(12, "Updates of DCPO, some 512 rollouts each.", minimum=1)
     utterances: int = setting(96, "Of the comparison, from speakers that were never trained on.", minimum=1)
     processes: int = setting(2, "Of DCPO and of the comparison.", minimum=1)
 
     def __post_init__(self):
         check(self)
         if self.train_steps <= 0:
-            self.train_steps = 40 if self.start == "starter" else 300
+            self.train_steps = 30 if self.start == "starter" else 300
         if self.chunk_scorer_steps <= 0:
             self.chunk_scorer_steps = 60 if self.start == "starter" else 150
 
@@ -110,6 +110,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
     distilled, chunk_scorer, verifiers = out / "distilled", out / "chunk_scorer", out / "verifiers"
     dcpo, policy, from_starter = out / "dcpo", out / "policy", config.start == "starter"
     spoken = distilled if from_starter else data  # what decoders and chunk scorer learn
+    texts = out / "texts" if from_starter else data  # what the policy speaks: joined sentences, where it can
     python = sys.executable
 
     def train(name: str, module: str, config_of: str, folder: Path, steps: int, initial: str, gently: list[str],
@@ -127,12 +128,14 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
         return train(name, "dcar.train", f"car_starter.yaml{variant}", folder, config.train_steps, initial,
                      [f"init_from={shipped(initial)}", "learning_rate=0.0002", "warmup_steps=10"])
 
+    join = Step("texts", [python, "-m", "dcar.cli", "prepare", "mode=join", f"data=[{data}]", "max_seconds=12",
+                          "seed=1", f"out={texts}"], [texts / "prepared.json"], [data])
+    distil = Step("distil", [python, "-m", "launch.distil", "--config", str(RECIPES / "distil_starter.yaml"),
+                             f"data={data}", f"decoder={shipped('decoder')}", "methods=[car-5@t0]",
+                             f"limit={16 * config.train_steps}", f"out={distilled}"],
+                  [distilled / "prepared.json"], [data, shipped("decoder"), RECIPES / "distil_starter.yaml"])
     return [
-        [Step("distil", [python, "-m", "launch.distil", "--config", str(RECIPES / "distil_starter.yaml"),
-                         f"data={data}", f"decoder={shipped('decoder')}", "methods=[car-5@t0]",
-                         f"limit={16 * config.train_steps}", f"out={distilled}"],
-              [distilled / "prepared.json"], [data, shipped("decoder"), RECIPES / "distil_starter.yaml"])]
-        if from_starter else [],
+        [distil, join] if from_starter else [],
         [stage_one("car", car, "decoder", ":distilled" if from_starter else ""),
          stage_one("far", far, "far", ":far_distilled" if from_starter else ":far")],
         [train("chunk_scorer", "dcar.train.chunk_scorer", "chunk_scorer_starter.yaml", chunk_scorer,
@@ -143,11 +146,12 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
                             "sampling.temperature=1.0", "sampling.top_k=0", f"out={verifiers}"],
               [verifiers / "statistics.json"], [car, RECIPES / "verifiers_starter.yaml"])],
         [Step("dcpo", [*launched("rl.train", config.processes), "--config", str(RECIPES / "dcpo_starter.yaml"),
-                       f"decoder={car}", f"data={data}", f"chunk_scorer={chunk_scorer}", f"out={dcpo}",
+                       f"decoder={car}", f"data={texts}", f"chunk_scorer={chunk_scorer}", f"out={dcpo}",
                        f"max_steps={config.policy_steps}",
                        f"gradient_accumulation_steps={max(1, 8 // config.processes)}",
                        *([] if from_starter else ["policy_sizes=[4,5,6,7]", "tokens_per_pass=5.5"])],
-              [dcpo / "policy" / "model.safetensors"], [car, chunk_scorer, RECIPES / "dcpo_starter.yaml"], dcpo)],
+              [dcpo / "policy" / "model.safetensors"], [car, texts, chunk_scorer, RECIPES / "dcpo_starter.yaml"],
+              dcpo)],
         [Step("export", [python, "-m", "rl.export", f"run={dcpo}", f"decoder={car}", f"out={policy}"],
               [policy / "model.safetensors"], [car, dcpo / "policy"])],
         [Step("compare", [*launched("eval.compare", config.processes), "--config",

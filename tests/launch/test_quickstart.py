@@ -266,7 +266,7 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
     out = tmp_path / "q"
     groups = pipeline(QuickstartConfig(out=str(out), start=start, train_steps=7, processes=processes))
     assert [[s.name for s in group] for group in groups] == [
-        ["distil"] if start == "starter" else [], ["car", "far"], ["chunk_scorer", "verifiers"],
+        ["distil", "texts"] if start == "starter" else [], ["car", "far"], ["chunk_scorer", "verifiers"],
         ["dcpo"], ["export"], ["compare"]]
     made: list[Path] = []
     for group in groups:
@@ -284,6 +284,7 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
                     assert config.init_from == (initial if start == "starter" else "")
                 if module == "rl.train":
                     assert config.chunk_scorer == str(out / "chunk_scorer")
+                    assert config.data == str(out / "texts" if start == "starter" else shipped("prepared"))
             for path in step.inputs:  # is there, or an earlier step writes it
                 assert path.exists() or any(m == path or path in m.parents for m in made), (step.name, path)
         made += [path for step in group for path in step.outputs]

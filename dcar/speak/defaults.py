@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dcar.sampling import SamplingConfig
 
-METHOD, FIXED = "dcar", "car-8"
-"""With a policy that was trained for the decoder; without one. Of fewer than eight heads: all of them."""
+FIXED_SIZE = 8
+"""Tokens a pass of a decoder without a policy; of one with fewer heads: all of them."""
 SAMPLING = SamplingConfig(temperature=0.4, top_k=10, max_tokens_per_text_unit=10)
 """At most ten tokens a phoneme, as the models were compared: they find no end of a text of one short word."""
 POLICY = "starter-t0.4"
@@ -18,5 +18,5 @@ DIALS = (-2.0, 2.0)
 
 
 def fixed_method(num_heads: int) -> str:
-    """`FIXED`, or what a decoder with fewer heads can do of it."""
-    return f"car-{min(int(FIXED.removeprefix('car-')), num_heads)}"
+    """The method of a decoder without a policy."""
+    return f"car-{min(FIXED_SIZE, num_heads)}"

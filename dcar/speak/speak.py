@@ -18,7 +18,7 @@ from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, TextError
 from dcar.process import run_command
 from dcar.sampling import SamplingConfig
-from dcar.speak.defaults import DIALS, FIXED, NUM_CANDIDATES, POLICY, SAMPLING
+from dcar.speak.defaults import DIALS, FIXED_SIZE, NUM_CANDIDATES, POLICY, SAMPLING
 from dcar.speak.phrases import MAX_TEXT, phrases
 from dcar.speak.speaker import Speaker, timeline_of
 from dcar.speak.voice import tuned_voice, voices_text
@@ -40,7 +40,7 @@ class SpeakConfig:
     out: str = setting("", "File to write; the suffix chooses the format. Empty = out.wav, and none with stream.",
                        old=("output",), short="-o", place="file")
     method: str = setting("", "dcar, dcar-sampled, car-K, or far; empty = dcar with the shipped decoder, a "
-                              f"policy, a dial or draws, else {FIXED}.")
+                              f"policy, a dial or num_candidates, else car-{FIXED_SIZE}.")
     decoder: str = setting("", "Directory of a decoder (far: of a FAR decoder); empty = that of a tuned voice, else "
                                "starter.")
     policy: str = setting(POLICY, "Directory of an exported policy, or starter, which was trained at temperature 1.")

@@ -23,7 +23,7 @@ from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
 from dcar.process import SMALL, cores
 from dcar.prompts.load import check_together, made_by
 from dcar.sampling import SamplingConfig
-from dcar.speak.defaults import DIALS, METHOD, NUM_CANDIDATES, POLICY, SAMPLING, fixed_method
+from dcar.speak.defaults import DIALS, NUM_CANDIDATES, POLICY, SAMPLING, fixed_method
 from dcar.speak.phrases import Phrase, note_other_language, phrases
 from dcar.speak.stream import in_one_thread, stream_audio
 from dcar.speak.voice import Voice, find_voice, shipped_voice, tuned_voice
@@ -138,7 +138,7 @@ class Speaker:
         car, encode = load_decoder(decoder, starter=which), text_encoder(decoder, which)
         if not method:
             asked = policy != POLICY or dial or num_candidates
-            method = METHOD if asked or shipped_policy_fits(car) else fixed_method(car.config.num_prediction_heads)
+            method = "dcar" if asked or shipped_policy_fits(car) else fixed_method(car.config.num_prediction_heads)
         made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
         recordings = PromptAudio([])
         spoken_by = load_vocoder(str(vocoder), prompts=recordings)

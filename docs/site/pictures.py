@@ -78,7 +78,7 @@ def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Box]) -> B
     size, (x, y), inside = text.get_window_extent(), axes.transData.transform(at), axes.bbox.padded(2)
     text.remove()
     points, there = axes.figure.dpi / 72, np.array(boxes)
-    best: tuple[float, tuple[int, int], Box] = float("inf"), (0, 0), (0, 0, 0, 0)
+    best: tuple[float, tuple[int, int, int], Box] = float("inf"), (0, 0, 0), (0, 0, 0, 0)
     for distance in (10, 18, 30, 44, 64):
         for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
             left = x + across * distance * points + (across - 1) / 2 * size.width
@@ -89,12 +89,11 @@ def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Box]) -> B
             if not inside.contains(*box[:2]) or not inside.contains(*box[2:]):
                 cost += 1e6
             if cost < best[0]:
-                best = cost, (across * distance, up * distance), box
-    across, up = best[1]
-    axes.annotate(name, at, xytext=best[1], textcoords="offset points", fontsize=8, color=color,
-                  ha=("right", "center", "left")[(across > 0) - (across < 0) + 1],
-                  va=("top", "center", "bottom")[(up > 0) - (up < 0) + 1],
-                  arrowprops=LEADER if max(abs(across), abs(up)) > 10 else None)
+                best = cost, (distance, across, up), box
+    distance, across, up = best[1]
+    axes.annotate(name, at, xytext=(across * distance, up * distance), textcoords="offset points", fontsize=8,
+                  color=color, ha=("right", "center", "left")[across + 1], va=("top", "center", "bottom")[up + 1],
+                  arrowprops=LEADER if distance > 10 else None)
     return best[2]
 
 

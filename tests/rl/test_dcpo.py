@@ -269,7 +269,7 @@ def whole(tmp_path_factory) -> DCPOTrainer:
     return trainer
 
 
-@pytest.mark.parametrize("stop", [3, 6, 7])  # inside a window (3, 7), at the end of an epoch (6)
+@pytest.mark.parametrize("stop", [1, 3, 6, 7])  # inside a window (1, 3, 7), at the end of an epoch (6)
 def test_resumed_run_equals_one_that_never_stopped(tmp_path, whole, stop):
     """Bit for bit, with two inner updates, two accumulated micro-batches, and a KL to the epoch's reference."""
     first = toy_trainer(tmp_path, toy_parts(12), **RESUMED)

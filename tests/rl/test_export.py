@@ -96,7 +96,8 @@ print("same")
     program = torch.export.load(str(out / "serving.pt2"))
     assert [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"] == [
         "hidden", "lengths"]
-    card, (_, _, actions, heads) = (out / "README.md").read_text(), cases[0]
+    card, (actions, heads) = (out / "README.md").read_text(), program.module()(torch.randn(3, 5, 32),
+                                                                                torch.tensor([5, 1, 2]))
     assert (actions.dtype, heads.dtype) == (torch.float32, torch.float32)
     for name, shape in (("actions", actions.shape[1:]), ("logits", heads.shape[1:])):
         assert re.search(rf"\| {name} \| \[B, {', '.join(map(str, shape))}\] float32", card)
@@ -129,9 +130,11 @@ def exported_after_the_draw(folder, scored: bool, *more: str):
     return base, policy, folder / "out"
 
 
-def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path):
+@pytest.mark.filterwarnings("error:The tensor attributes")
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, scored):
     """Decisions and tokens are those of decoding; the card's example runs with torch alone."""
-    base, policy, out = exported_after_the_draw(tmp_path, scored=False)
+    base, policy, out = exported_after_the_draw(tmp_path, scored)
     _, done = example_of(out)
     assert done.stdout.count("keep [") == 2, done.stderr[-2000:]
     program = torch.export.load(str(out / "serving.pt2")).module()
@@ -148,7 +151,6 @@ def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path):
     assert spoken[: len(result.tokens)] == result.tokens and len(spoken) == len(result.tokens)
 
 
-@pytest.mark.filterwarnings("error:The tensor attributes")
 def test_a_program_that_chooses_among_draws(tmp_path):
     """Given the chunks that decoding drew, it chooses the same candidate and size; the card says what goes in and
     out."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dcar.errors import TextError
-from dcar.text.phonemes import MAX_CHARACTERS, Phonemizer, in_lexicon, normalize_text
+from dcar.text.phonemes import MAX_CHARACTERS, in_lexicon, normalize_text, phonemes_of
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def _is_end(before: str, after: str) -> bool:
 
 def split_clauses(sentence: str) -> list[str]:
     """A sentence in spoken form as clauses of at most MAX_PHONEMES, of similar length; TextError if it has none."""
-    length = len(Phonemizer().phonemize_normalized(sentence))
+    length = len(phonemes_of(sentence))
     if length <= MAX_PHONEMES:
         return [sentence]
     cut = _cut(sentence)

@@ -15,9 +15,9 @@ gruut's grapheme-to-phoneme model. Nothing is downloaded. gruut is imported at t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import importlib.util
 import os
 import re
 import sqlite3
@@ -25,7 +25,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from dcar.errors import AssetError, TextError
+from dcar.errors import TextError
+from dcar.sources.packages import package_dir, packaged_file
 from dcar.text import spoken
 
 PAD, WORD_BOUNDARY = "<pad>", " "
@@ -51,161 +52,131 @@ _SIBILANTS = frozenset({"s", "z", "ʃ", "ʒ", "t͡ʃ", "d͡ʒ"})
 _VOICELESS = frozenset({"p", "t", "k", "f", "θ"})
 
 
-class _Pronouncer:
-    """gruut's lexicon, part-of-speech tagger and grapheme-to-phoneme model, in memory, with a lock around the
-    models."""
-
-    def __init__(self) -> None:
-        folder = _gruut_data()
-        rows = sqlite3.connect(f"file:{folder / 'lexicon.db'}?mode=ro", uri=True)
-        try:
-            # The file has no index: one full read (0.2 s) is cheaper than a scan of 5 ms for each new word.
-            self._lexicon: dict[str, dict[str, str]] = {}
-            for word, phonemes, role in rows.execute(
-                "SELECT word, phonemes, role FROM word_phonemes ORDER BY word, pron_order"
-            ):
-                self._lexicon.setdefault(word, {}).setdefault(role, phonemes)
-        finally:
-            rows.close()
-        self._folder = folder
-        self.lock = threading.Lock()
-        self._tagger: Any = None
-        self._guesser: Any = None
-
-    def __contains__(self, word: str) -> bool:
-        return word in self._lexicon
-
-    def tags(self, words: list[str]) -> list[str]:
-        """Penn part-of-speech tags of the words and marks of one sentence."""
-        with self.lock:
-            if self._tagger is None:
-                from gruut.pos import PartOfSpeechTagger
-
-                self._tagger = PartOfSpeechTagger(self._folder / "pos" / "model.crf")
-            return list(self._tagger(words))
-
-    def pronounce(self, word: str, tag: str) -> list[str]:
-        """gruut phonemes of one word, with gruut's stress marks."""
-        if len(word) == 1 and word.isupper():
-            tag = "letter"
-        found = self._find(word.lower(), tag)
-        if found is None and (m := re.fullmatch(r"(.+)'s", word, re.IGNORECASE)):
-            base = self.pronounce(m[1], tag)
-            ending = ["ɪ", "z"] if base[-1] in _SIBILANTS else ["s"] if base[-1] in _VOICELESS else ["z"]
-            return base + ending
-        if found is None:
-            found = self._guess(word.lower().replace("'", ""))
-        if not found:
-            raise TextError(f"no pronunciation for the word {word!r}; spell it as it is said")
-        return found
-
-    def _find(self, word: str, tag: str) -> list[str] | None:
-        roles = self._lexicon.get(word) or self._lexicon.get(word.replace("'", ""))
-        if roles is None:
-            return None
-        # the lexicon knows a few coarse roles; "they record" is tagged VBP, "had read" VBN
-        coarse = "VBD" if tag == "VBN" else tag[:2]
-        tried = (f"gruut:{tag}", f"gruut:{coarse}", "", *roles)
-        return next(roles[role] for role in tried if role in roles).split()
-
-    @functools.lru_cache(maxsize=65536)  # noqa: B019  (one pronouncer lives as long as the process)
-    def _guess(self, word: str) -> list[str]:
-        with self.lock:
-            if self._guesser is None:
-                from gruut.g2p import GraphemesToPhonemes
-
-                self._guesser = GraphemesToPhonemes(self._folder / "g2p" / "model.crf")
-            return [p for p in self._guesser(word) if p]
+_lock = threading.Lock()
+"""Of gruut's models, which serve one thread at a time."""
 
 
-def _gruut_data() -> Path:
-    for package in ("gruut", "gruut_lang_en"):
-        if importlib.util.find_spec(package) is None:
-            raise AssetError(f"the phoneme package {package} is not installed; run: pip install 'gruut==2.4.0'")
-    spec = importlib.util.find_spec("gruut_lang_en")
-    assert spec is not None and spec.origin is not None
-    folder = Path(spec.origin).parent
-    missing = [f for f in ("lexicon.db", "pos/model.crf", "g2p/model.crf") if not (folder / f).is_file()]
-    if missing:
-        raise AssetError(f"{folder}: {', '.join(missing)} missing; run: pip install --force-reinstall gruut_lang_en")
-    return folder
+def _gruut_file(name: str) -> Path:
+    """A file of gruut's English models. AssetError where it, or gruut, is missing."""
+    package_dir("gruut", "pip install 'gruut==2.4.0'")
+    return packaged_file("gruut_lang_en", name, None, "pip install --force-reinstall gruut_lang_en")
 
 
-_pronouncer_lock = threading.Lock()
-_pronouncer: _Pronouncer | None = None
+@functools.cache
+def _lexicon() -> dict[str, dict[str, str]]:
+    """Lower-case word -> role -> phonemes behind spaces."""
+    words: dict[str, dict[str, str]] = {}
+    file = f"file:{_gruut_file('lexicon.db')}?mode=ro"
+    with contextlib.closing(sqlite3.connect(file, uri=True)) as rows:
+        # The file has no index: one full read (0.2 s) is cheaper than a scan of 5 ms for each new word.
+        for word, phonemes, role in rows.execute(
+            "SELECT word, phonemes, role FROM word_phonemes ORDER BY word, pron_order"
+        ):
+            words.setdefault(word, {}).setdefault(role, phonemes)
+    return words
 
 
-def _shared_pronouncer() -> _Pronouncer:
-    global _pronouncer
-    with _pronouncer_lock:
-        if _pronouncer is None:
-            _pronouncer = _Pronouncer()
-        return _pronouncer
+@functools.cache
+def _tagger() -> Any:
+    from gruut.pos import PartOfSpeechTagger
+
+    return PartOfSpeechTagger(_gruut_file("pos/model.crf"))
+
+
+@functools.cache
+def _guesser() -> Any:
+    from gruut.g2p import GraphemesToPhonemes
+
+    return GraphemesToPhonemes(_gruut_file("g2p/model.crf"))
+
+
+def _tags(words: list[str]) -> list[str]:
+    """Penn part-of-speech tags of the words and marks of one sentence."""
+    with _lock:
+        return list(_tagger()(words))
+
+
+@functools.lru_cache(maxsize=65536)
+def _guess(word: str) -> list[str]:
+    with _lock:
+        return [p for p in _guesser()(word) if p]
+
+
+def _find(word: str, tag: str) -> list[str] | None:
+    roles = _lexicon().get(word) or _lexicon().get(word.replace("'", ""))
+    if roles is None:
+        return None
+    # the lexicon knows a few coarse roles; "they record" is tagged VBP, "had read" VBN
+    coarse = "VBD" if tag == "VBN" else tag[:2]
+    tried = (f"gruut:{tag}", f"gruut:{coarse}", "", *roles)
+    return next(roles[role] for role in tried if role in roles).split()
+
+
+def _pronounce(word: str, tag: str) -> list[str]:
+    """gruut phonemes of one word, with gruut's stress marks."""
+    if len(word) == 1 and word.isupper():
+        tag = "letter"
+    found = _find(word.lower(), tag)
+    if found is None and (m := re.fullmatch(r"(.+)'s", word, re.IGNORECASE)):
+        base = _pronounce(m[1], tag)
+        ending = ["ɪ", "z"] if base[-1] in _SIBILANTS else ["s"] if base[-1] in _VOICELESS else ["z"]
+        return base + ending
+    if found is None:
+        found = _guess(word.lower().replace("'", ""))
+    if not found:
+        raise TextError(f"no pronunciation for the word {word!r}; spell it as it is said")
+    return found
 
 
 def in_lexicon(word: str) -> bool:
     """Whether the lexicon has a lower-case word; other words get a predicted pronunciation."""
-    return word in _shared_pronouncer()
+    return word in _lexicon()
 
 
-def _forget_locks() -> None:
-    """A forked child may inherit a lock that another thread of the parent held: give it fresh ones."""
-    global _pronouncer_lock
-    _pronouncer_lock = threading.Lock()
-    if _pronouncer is not None:
-        _pronouncer.lock = threading.Lock()
+def _forget_lock() -> None:
+    """A forked child may inherit a lock that another thread of the parent held: give it a fresh one."""
+    global _lock
+    _lock = threading.Lock()
 
 
-def _check(text: str, max_characters: int) -> str:
+os.register_at_fork(after_in_child=_forget_lock)
+
+
+def _check(text: str) -> str:
     if not isinstance(text, str):
         raise TextError(f"text must be a string, got {type(text).__name__}")
     if not text.strip():
         raise TextError("text is empty; give at least one English word")
-    if len(text) > max_characters:
-        raise TextError(
-            f"text has {len(text)} characters, the limit is {max_characters}: {text[:40]!r}…; split it into sentences"
-        )
+    if len(text) > MAX_CHARACTERS:
+        raise TextError(f"text has {len(text)} characters, the limit is {MAX_CHARACTERS}: {text[:40]!r}…; split it "
+                        "into sentences")
     return text
 
 
-def normalize_text(text: str, max_characters: int = MAX_CHARACTERS) -> str:
+def normalize_text(text: str) -> str:
     """Spoken form of `text`: numbers, dates, money, abbreviations as words; marks `, . ? !` (see `dcar.text.spoken`).
 
-    Raises TextError for empty or unspeakable text, for other scripts, and beyond `max_characters`.
+    Raises TextError for empty or unspeakable text, for other scripts, and beyond MAX_CHARACTERS.
     """
-    return spoken.expand(_check(text, max_characters), _shared_pronouncer().__contains__)
+    return spoken.expand(_check(text), in_lexicon)
 
 
-class Phonemizer:
-    """Text → list of symbols of PHONEMES; thread-safe; raises TextError (what is wrong and how to repair it)."""
-
-    def __init__(self, max_characters: int = MAX_CHARACTERS, max_phonemes: int = MAX_PHONEMES) -> None:
-        self.max_characters = max_characters
-        self.max_phonemes = max_phonemes
-
-    def __call__(self, text: str) -> list[str]:
-        symbols = self.phonemize_normalized(normalize_text(text, self.max_characters))
-        if len(symbols) > self.max_phonemes:
-            raise TextError(f"text has {len(symbols)} phonemes, the limit is {self.max_phonemes}: {text[:40]!r}…; "
-                            "split it into sentences")
-        return symbols
-
-    def phonemize_normalized(self, spoken_text: str) -> list[str]:
-        """Phonemes of text that `normalize_text` returned."""
-        pronouncer = _shared_pronouncer()
-        symbols: list[str] = []
-        for sentence in re.findall(r"[^.?!]+[.?!]?", spoken_text):
-            tokens = re.findall(r"[A-Za-z']+|[,.?!]", sentence)
-            for token, tag in zip(tokens, pronouncer.tags(tokens), strict=True):
-                if token in PHRASE_MARKS:
-                    symbols.append(token)
-                    continue
-                if symbols:
-                    symbols.append(WORD_BOUNDARY)
-                symbols += [_symbol(p) for p in pronouncer.pronounce(token, tag)]
-        if symbols[-1] not in ".?!":
-            symbols.append(".")
-        return symbols
+def phonemes_of(spoken_text: str) -> list[str]:
+    """Symbols of PHONEMES for text that `normalize_text` returned. Thread-safe. TextError for a word without a
+    pronunciation."""
+    symbols: list[str] = []
+    for sentence in re.findall(r"[^.?!]+[.?!]?", spoken_text):
+        tokens = re.findall(r"[A-Za-z']+|[,.?!]", sentence)
+        for token, tag in zip(tokens, _tags(tokens), strict=True):
+            if token in PHRASE_MARKS:
+                symbols.append(token)
+                continue
+            if symbols:
+                symbols.append(WORD_BOUNDARY)
+            symbols += [_symbol(p) for p in _pronounce(token, tag)]
+    if symbols[-1] not in ".?!":
+        symbols.append(".")
+    return symbols
 
 
 def _symbol(gruut_phoneme: str) -> str:
@@ -226,12 +197,13 @@ def encode_phonemes(phonemes: list[str]) -> list[int]:
 
 @functools.lru_cache(maxsize=16384)
 def _cached_ids(text: str) -> tuple[int, ...]:
-    return tuple(encode_phonemes(Phonemizer()(text)))
+    symbols = phonemes_of(normalize_text(text))
+    if len(symbols) > MAX_PHONEMES:
+        raise TextError(f"text has {len(symbols)} phonemes, the limit is {MAX_PHONEMES}: {text[:40]!r}…; split it "
+                        "into sentences")
+    return tuple(encode_phonemes(symbols))
 
 
 def text_to_ids(text: str) -> list[int]:
-    """Phoneme ids of `text` (a fresh list; results are cached). Raises TextError."""
-    return list(_cached_ids(_check(text, MAX_CHARACTERS)))
-
-
-os.register_at_fork(after_in_child=_forget_locks)
+    """Phoneme ids of `text` (a fresh list; results are cached). Raises TextError: what is wrong, how to repair it."""
+    return list(_cached_ids(_check(text)))

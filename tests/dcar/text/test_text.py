@@ -19,12 +19,13 @@ from dcar.text import phonemes as text_module
 from dcar.text.numbers import cardinal, ordinal, year
 from dcar.text.phonemes import (
     MAX_CHARACTERS,
+    MAX_PHONEMES,
     PHONEME_VERSION,
     PHONEMES,
     TEXT_VOCAB_SIZE,
-    Phonemizer,
     encode_phonemes,
     normalize_text,
+    phonemes_of,
     text_to_ids,
 )
 
@@ -89,8 +90,7 @@ def test_nothing_to_say_and_other_scripts(message, texts):
 def test_too_long():
     for message, ask in (
         (f"limit is {MAX_CHARACTERS}", lambda: text_to_ids("word " * 400)),
-        ("limit is 20", lambda: Phonemizer(max_phonemes=20)("a rather long sentence about nothing")),
-        ("split it", lambda: text_to_ids("1234567890 " * 50)),  # short to write, long to say
+        (f"phonemes, the limit is {MAX_PHONEMES}: '1234.*; split it", lambda: text_to_ids("1234567890 " * 50)),
         ("string", lambda: normalize_text(None)),
     ):
         with pytest.raises(TextError, match=message):
@@ -106,7 +106,7 @@ def test_any_text_is_read_or_refused(written: str):
         return
     assert re.fullmatch(r"[A-Za-z'][A-Za-z' ,.?!]*", said)
     assert "  " not in said
-    ids = encode_phonemes(Phonemizer(max_phonemes=10_000)(written))
+    ids = encode_phonemes(phonemes_of(said))
     assert all(0 < i < TEXT_VOCAB_SIZE for i in ids)
     assert PHONEMES[ids[-1]] in ".?!"
 
@@ -148,13 +148,14 @@ def test_how_numbers_are_said_does_not_change():
 
 
 def test_every_phoneme_of_the_lexicon_is_in_the_inventory():
-    pronouncer = text_module._shared_pronouncer()
-    seen = {p for roles in pronouncer._lexicon.values() for word in roles.values() for p in word.split()}
+    seen = {p for roles in text_module._lexicon().values() for word in roles.values() for p in word.split()}
     assert {text_module._symbol(p) for p in seen} == set(PHONEMES[6:])
 
 
 def test_phonemes_words_marks_and_homographs():
-    say = Phonemizer()
+    def say(text: str) -> list[str]:
+        return phonemes_of(normalize_text(text))
+
     assert "".join(say("Hello, world")) == "hɛlˈoʊ, wˈɚld."
     assert "".join(say("Is it?")) == "ˈɪz ˈɪt?"
     assert "".join(say("They record a record.")) == "ðˈeɪ ɹɪkˈɔɹd ə ɹˈɛkɚd."
@@ -164,7 +165,7 @@ def test_phonemes_words_marks_and_homographs():
 
 def test_same_ids_from_many_threads_and_a_fresh_list_each_time():
     sentences = [f"The {n}th strange zorblaxian record number {n} was read." for n in range(40)]
-    serial = [encode_phonemes(Phonemizer()(s)) for s in sentences]
+    serial = [encode_phonemes(phonemes_of(normalize_text(s))) for s in sentences]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(text_to_ids, sentences)) == serial
     text_to_ids(sentences[0]).clear()
@@ -178,8 +179,7 @@ def _in_child(sentence: str) -> list[int]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_works_in_a_forked_child_even_if_a_lock_was_held():
     expected = text_to_ids("A forked child speaks.")
-    pronouncer = text_module._shared_pronouncer()
-    with pronouncer.lock, multiprocessing.get_context("fork").Pool(1) as pool:
+    with text_module._lock, multiprocessing.get_context("fork").Pool(1) as pool:
         said = pool.apply_async(_in_child, ("A forked child speaks zorblaxian.",)).get(timeout=20)
     assert said[: len(expected) - 1] == expected[:-1]
 

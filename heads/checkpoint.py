@@ -91,6 +91,18 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, origin)
 
 
+def read_config(directory: str | Path, remedy: str = "give the directory that save_pretrained wrote") -> dict[str, Any]:
+    """config.json as it stands. CheckpointError, which ends with `remedy`, where it cannot be read or is no mapping."""
+    path = Path(directory) / CONFIG
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
+        raise CheckpointError(f"{path}: cannot read the model's configuration ({error}); {remedy}") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path}: a model's configuration is a mapping, not {json.dumps(raw)[:40]}; {remedy}")
+    return raw
+
+
 class CheckpointConfig:
     """What trackers of transformers (`report_to`) ask of a model's configuration, a dataclass."""
 
@@ -146,15 +158,7 @@ class Checkpoint(nn.Module):
 
     @classmethod
     def load_config(cls, directory: str | Path) -> Any:
-        path = Path(directory) / CONFIG
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
-            raise CheckpointError(f"{path}: cannot read the model's configuration ({error}); give the directory "
-                                  f"that save_pretrained wrote") from error
-        if not isinstance(raw, dict):
-            raise CheckpointError(f"{path}: a model's configuration is a mapping, not {json.dumps(raw)[:40]}; give the "
-                                  "directory that save_pretrained wrote")
+        path, raw = Path(directory) / CONFIG, read_config(directory)
         kind = raw.pop("model_type", None)
         kind = cls.renamed.get(kind, kind) if isinstance(kind, str) else kind
         raw = {cls._current_name(name): value for name, value in raw.items()}

@@ -3,51 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from dcar.model.backbones.decoder import BackboneConfig
+from dcar.model.car import CARConfig
 from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy, PolicyReader
 
-
-class DecoderConfig(Protocol):
-    """What the configurations of all decoders say: `CARConfig`, `BackboneConfig`, and those of drafts."""
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def num_prediction_heads(self) -> int: ...
-
-    @property
-    def text_vocab_size(self) -> int: ...
-
-    @property
-    def speech_vocab_size(self) -> int: ...
-
-    @property
-    def eos(self) -> int: ...
-
-    @property
-    def output_size(self) -> int: ...
-
-    @property
-    def bos(self) -> bool: ...
-
-    @property
-    def tokenizer(self) -> str: ...
-
-    @property
-    def phonemes(self) -> str: ...
-
-
-class Norm(Protocol):
-    """A layer norm, or another norm with a weight."""
-
-    @property
-    def weight(self) -> Tensor: ...
+DecoderConfig = CARConfig | BackboneConfig
+"""What the configurations of all decoders are, those of drafts included."""
 
 
 class Decoder(Protocol):
@@ -57,7 +24,7 @@ class Decoder(Protocol):
     def config(self) -> DecoderConfig: ...
 
     @property
-    def norm(self) -> Norm:
+    def norm(self) -> Any:
         """Behind the last layer; its weight says the device and dtype."""
 
     @property

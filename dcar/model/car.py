@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from dcar.config import check, setting
 from dcar.errors import ConfigError
 from dcar.tokens.spread import INPUT, OUTPUT, spread_out
-from heads.build import HEAD_KINDS, Heads, build_heads, check_kind
+from heads.build import HEAD_KINDS, build_heads, check_kind
 from heads.checkpoint import Checkpoint, CheckpointConfig
 from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.layers import KVCache, RotaryTable, TransformerLayer
@@ -112,32 +112,6 @@ def head_targets(speech: Tensor, lengths: Tensor, head: int, eos: int) -> Tensor
     return targets.masked_fill(position >= lengths[:, None], IGNORE)
 
 
-def multi_head_loss(heads: Heads, hidden: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
-                    prompt_lengths: Tensor, eos: int, head_weights: Sequence[float] | None = None,
-                    head_positions: float = 1.0) -> CAROutput:
-    """Cross entropy of every head on the hidden states [B, S, D] of the speech positions; see `CARDecoder.forward`."""
-    position = torch.arange(speech_ids.shape[1], device=speech_ids.device)
-    trained = position >= prompt_lengths[:, None] - 1
-    weights = [1.0] * heads.num_heads if head_weights is None else list(head_weights)
-    if len(weights) != heads.num_heads:
-        raise ConfigError(f"{len(weights)} head weights for {heads.num_heads} heads")
-    losses, accuracies, counts = [], [], []
-    for head in range(1, heads.num_heads + 1):
-        targets = head_targets(speech_ids, speech_lengths, head, eos)
-        keep = trained & (targets != IGNORE)
-        if head > 1 and head_positions < 1:
-            keep = keep & (torch.rand(keep.shape, device=keep.device) < head_positions)
-        logits = heads(hidden[keep], only=head)
-        target = targets[keep]
-        losses.append(F.cross_entropy(logits.float(), target, reduction="sum"))
-        accuracies.append((logits.argmax(-1) == target).sum())
-        counts.append(keep.sum())
-    total, count = torch.stack(losses), torch.stack(counts)
-    mean = total / count.clamp(min=1)
-    loss = (torch.tensor(weights, device=total.device) * mean).sum()
-    return CAROutput(loss, mean.detach(), torch.stack(accuracies) / count.clamp(min=1), count)
-
-
 class SpeechDecoder(Checkpoint):
     """Base class of decoders: the loss of their heads, and the interface for chunk policies."""
 
@@ -162,14 +136,30 @@ class SpeechDecoder(Checkpoint):
         `head_positions` < 1 trains the additional heads on a random share of the positions: an unbiased estimate of
         their means at less cost. `states` [B, S, D]: a frozen trunk's hidden states, where they were computed before.
         """
-        hidden = states
+        heads, hidden = self.heads, states
+        weights = [1.0] * heads.num_heads if head_weights is None else list(head_weights)
+        if len(weights) != heads.num_heads:
+            raise ConfigError(f"{len(weights)} head weights for {heads.num_heads} heads")
         if hidden is None:
             inputs = speech_ids if speech_inputs is None else speech_inputs
             hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
         if self.trunk_is_frozen:
             hidden = F.dropout(hidden, self.config.dropout, self.training)
-        return multi_head_loss(self.heads, hidden, speech_ids, speech_lengths, prompt_lengths, self.config.eos,
-                               head_weights, head_positions)
+        trained = torch.arange(speech_ids.shape[1], device=speech_ids.device) >= prompt_lengths[:, None] - 1
+        losses, accuracies, counts = [], [], []
+        for head in range(1, heads.num_heads + 1):
+            targets = head_targets(speech_ids, speech_lengths, head, self.config.eos)
+            keep = trained & (targets != IGNORE)
+            if head > 1 and head_positions < 1:
+                keep = keep & (torch.rand(keep.shape, device=keep.device) < head_positions)
+            logits, target = heads(hidden[keep], only=head), targets[keep]
+            losses.append(F.cross_entropy(logits.float(), target, reduction="sum"))
+            accuracies.append((logits.argmax(-1) == target).sum())
+            counts.append(keep.sum())
+        count = torch.stack(counts)
+        mean = torch.stack(losses) / count.clamp(min=1)
+        loss = (torch.tensor(weights, device=mean.device) * mean).sum()
+        return CAROutput(loss, mean.detach(), torch.stack(accuracies) / count.clamp(min=1), count)
 
     def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
         """A policy for the batch whose hidden states [B, …] are given, of at most `capacity` positions a row."""

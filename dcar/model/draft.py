@@ -12,11 +12,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import ConfigError
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
 from dcar.model.base import DecoderConfig
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.text.phonemes import TEXT_TOKENIZER
+from heads.checkpoint import check_trained_for
 
 AnyDecoder = CARDecoder | BackboneDecoder
 """A decoder with weights of its own, drafts included; `dcar.model.base.Decoder` is what decoding asks of it."""
@@ -68,10 +69,8 @@ def check_draft(draft: AnyDecoder, target: AnyDecoder) -> None:
     """ConfigError where the vocabularies of draft and target differ, CheckpointError where the draft was made of
     another decoder's layers."""
     check_vocabulary(draft.config, target.config)
-    if isinstance(draft, DraftDecoder | BackboneDraft) and draft.config.target_checksum != target.checksum():
-        raise CheckpointError(
-            f"this draft model was made for the decoder {draft.config.target_checksum[:12]}…, not for "
-            f"{target.checksum()[:12]}…: load its own decoder, or train a draft for this one with `dcar train-draft`")
+    if isinstance(draft, DraftDecoder | BackboneDraft):
+        check_trained_for(draft.config.target_checksum, target.checksum(), "draft model", "dcar train-draft")
 
 
 def check_vocabulary(other: DecoderConfig, target: DecoderConfig, what: str = "draft model",
@@ -108,7 +107,12 @@ def build_draft(target: AnyDecoder, bottom: int = 0, top: int = 0) -> DraftDecod
     else:
         shape["num_layers"] = len(layers)
     draft: Any = draft_class(draft_class.config_class(**shape))
-    inherit(draft, target, layers, len(trained))
+    modules = [*draft.inputs, *draft.layers, draft.norm, draft.heads.base]
+    sources = [*target.inputs, *(target.layers[index] for index in layers), target.norm, target.heads.base]
+    for module, source in zip(modules, sources, strict=True):
+        module.load_state_dict(source.state_dict())
+    for module in (*draft.inputs, *draft.layers[len(trained):], draft.norm):
+        module.requires_grad_(False)
     return draft.to(target.speech_embedding.weight.device)
 
 
@@ -124,16 +128,3 @@ def inherited_layers(depth: int, bottom: int = 0, top: int = 0) -> tuple[tuple[i
         raise ConfigError(f"a draft of {bottom} bottom and {top} top layers cannot be taken from {depth} layers; "
                           "choose at least one of each and no more than there are")
     return tuple(range(bottom)), tuple(range(depth - top, depth))
-
-
-def inherit(draft: Any, target: Any, layers: tuple[int, ...], bottom: int) -> None:
-    """Copy what stands before the layers (`inputs`: embeddings), the named layers, the final norm and the base head;
-    freeze all but `bottom` layers and head."""
-    for module, source in zip(draft.inputs, target.inputs, strict=True):
-        module.load_state_dict(source.state_dict())
-    for layer, index in zip(draft.layers, layers, strict=True):
-        layer.load_state_dict(target.layers[index].state_dict())
-    draft.norm.load_state_dict(target.norm.state_dict())
-    draft.heads.base.load_state_dict(target.heads.base.state_dict())
-    for module in (*draft.inputs, *draft.layers[bottom:], draft.norm):
-        module.requires_grad_(False)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from dcar.errors import CheckpointError
 from dcar.model.backbones.causal_lm import TextTokenizer
-from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneConfig, BackboneDecoder
-from dcar.model.car import CARConfig, CARDecoder
+from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneDecoder
+from dcar.model.base import DecoderConfig
+from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder, BackboneDraft, DraftDecoder
 from dcar.sources.shipped import resolve
 from dcar.text.phonemes import TEXT_TOKENIZER, text_to_ids
+from heads.checkpoint import read_config
 from heads.policy import ChunkPolicy
 
 Shipped = Literal["decoder", "far"]
@@ -23,18 +24,11 @@ Shipped = Literal["decoder", "far"]
 
 
 def _class_of(directory: str | Path) -> type[CARDecoder] | type[BackboneDecoder]:
-    path = Path(directory) / "config.json"
-    remedy = "give the directory of a decoder, as `dcar train` and `dcar convert-backbone` write it"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
-        raise CheckpointError(f"{path}: cannot read the model's configuration ({error}); {remedy}") from error
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{path}: a model's configuration is a mapping, not {json.dumps(raw)[:40]}; {remedy}")
-    kind: Any = raw.get("model_type")
+    kind = read_config(directory, "give the directory of a decoder, as `dcar train` and `dcar convert-backbone` write "
+                                  "it").get("model_type")
     if kind in ("qwen2", "llama", "mistral", "qwen3"):
-        raise CheckpointError(f"{path}: this is a '{kind}' language model as it was published; make a decoder of it "
-                              f"first: dcar convert-backbone kind=… source={directory} out=…")
+        raise CheckpointError(f"{directory}: this is a '{kind}' language model as it was published; make a decoder of "
+                              f"it first: dcar convert-backbone kind=… source={directory} out=…")
     known = {c.model_type: c for c in (BackboneDecoder, BackboneDraft, DraftDecoder)}
     return known.get(str(kind), CARDecoder)
 
@@ -49,7 +43,7 @@ def load_decoder(directory: str | Path, device: str | torch.device = "cpu",
     return _class_of(folder).from_pretrained(folder, device)
 
 
-def load_decoder_config(directory: str | Path, starter: Shipped = "decoder") -> CARConfig | BackboneConfig:
+def load_decoder_config(directory: str | Path, starter: Shipped = "decoder") -> DecoderConfig:
     """Its configuration alone."""
     folder = resolve(str(directory), starter)
     return _class_of(folder).load_config(folder)

@@ -9,9 +9,8 @@ become tables of their own, and the chat around the text becomes a fixed prefix 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +26,7 @@ SPEECH_START, SPEECH_END = "<|SPEECH_GENERATION_START|>", "<|SPEECH_GENERATION_E
 INSTRUCTION = "Convert the text to speech:"
 
 
-@dataclass
-class SpeechIds:
+class SpeechIds(NamedTuple):
     """Where speech lives in a vocabulary: the ids of the V codes, of the end and of the start of speech."""
 
     codes: list[int]
@@ -110,13 +108,6 @@ def llasa_template(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(ids[:cut]), tuple(ids[cut:last])
 
 
-def offset_ids(first: int, count: int, start: int, end: int) -> SpeechIds:
-    """Consecutive speech ids from the settings."""
-    if count < 1 or min(start, end) < 0:
-        raise ConfigError("first_speech_id needs speech_vocab_size, start_id and eos_id as well")
-    return SpeechIds(list(range(first, first + count)), end, start)
-
-
 def load_causal_lm(model: str | Path, speech: SpeechIds | None, speech_vocab_size: int = 0,
                    **settings: Any) -> BackboneDecoder:
     """A decoder with the weights of a causal language model; its additional heads are new.
@@ -125,7 +116,7 @@ def load_causal_lm(model: str | Path, speech: SpeechIds | None, speech_vocab_siz
     from scratch. `settings` go into BackboneConfig. Raises CheckpointError where ids or vocabulary do not fit.
     """
     architecture, trunk, output = read_model(model)
-    table = trunk["embed_tokens.weight"] if "embed_tokens.weight" in trunk else None
+    table = trunk.get("embed_tokens.weight")
     if table is None:
         raise CheckpointError(f"{model}: '{architecture.get('model_type')}' has no embed_tokens; models built like "
                               "Llama and Qwen2 can be used")
@@ -139,9 +130,10 @@ def load_causal_lm(model: str | Path, speech: SpeechIds | None, speech_vocab_siz
         raise CheckpointError(f"{model}: a speech id is outside the vocabulary of {len(table)}; model and tokenizer "
                               "(or first_speech_id, start_id, eos_id) do not belong together")
     rows = len(table)
-    if speech and speech.codes == list(range(speech.codes[0], rows)) and speech.codes[0] > max(speech.end,
-                                                                                              speech.start):
-        rows = speech.codes[0]  # speech ends the vocabulary: its rows would be there twice
+    if speech:
+        first = speech.codes[0]
+        if speech.codes == list(range(first, rows)) and first > max(speech.end, speech.start):
+            rows = first  # speech ends the vocabulary: its rows would be there twice
     trunk["embed_tokens.weight"] = table[:rows]
     decoder = BackboneDecoder(BackboneConfig(
         architecture={**architecture, "vocab_size": rows, "tie_word_embeddings": False},

@@ -23,7 +23,7 @@ import torch
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import CheckpointError, ConfigError
-from dcar.model.backbones.causal_lm import TextTokenizer, llasa_ids, llasa_template, load_causal_lm, offset_ids
+from dcar.model.backbones.causal_lm import SpeechIds, TextTokenizer, llasa_ids, llasa_template, load_causal_lm
 from dcar.model.backbones.cosyvoice import BLANK, load_cosyvoice1, load_cosyvoice2
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneDecoder, check_ragged
 from dcar.model.cards import decoder_card
@@ -63,6 +63,8 @@ class ConvertConfig:
     def __post_init__(self):
         check(self)
         check_kind(self.head_kind, head_width=self.head_width, tie_heads=self.tie_heads)
+        if self.first_speech_id >= 0 and (self.speech_vocab_size < 1 or min(self.start_id, self.eos_id) < 0):
+            raise ConfigError("first_speech_id needs speech_vocab_size, start_id and eos_id as well")
 
 
 def convert(config: ConvertConfig) -> BackboneDecoder:
@@ -95,8 +97,8 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
         if not config.phonemes:
             text = TextTokenizer.from_pretrained(config.source)
             settings["phonemes"] = text.name
-        speech = None if config.first_speech_id < 0 else offset_ids(
-            config.first_speech_id, config.speech_vocab_size, config.start_id, config.eos_id)
+        codes = range(config.first_speech_id, config.first_speech_id + config.speech_vocab_size)
+        speech = SpeechIds(list(codes), config.eos_id, config.start_id) if config.first_speech_id >= 0 else None
         decoder = load_causal_lm(config.source, speech, config.speech_vocab_size,
                                  source="causal-lm" if speech else "text-lm", **settings)
         if config.phonemes and decoder.config.text_vocab_size < TEXT_VOCAB_SIZE:

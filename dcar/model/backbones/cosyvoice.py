@@ -16,6 +16,7 @@ import json
 import logging
 import pickle
 import re
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -73,22 +74,20 @@ def check_cosyvoice2(path: Path, tensors: dict[str, Tensor]) -> None:
     if any(k.startswith(TRUNK) for k in tensors) and SPEECH[0] not in tensors and SPEECH[1] in tensors:
         raise CheckpointError(f"{path}: expected CosyVoice 2, found CosyVoice 3 (no {SPEECH[0]}; its special symbols "
                               f"are rows of speech_embedding and are numbered differently); {FIX}")
-    check_tensors(path, tensors, "CosyVoice 2", (f"{TRUNK}embed_tokens.weight", f"{TRUNK}norm.weight"), FIX)
-    check_shapes(path, tensors, len(tensors[SPEECH[1]]), FIX)
+    check_tensors(path, tensors, "CosyVoice 2", (f"{TRUNK}embed_tokens.weight", f"{TRUNK}norm.weight"), 0, FIX)
     if len(tensors[SPEECH[1]]) <= 3:
         raise CheckpointError(f"{path}: shapes do not fit together: no speech codes; {FIX}")
 
 
-def check_tensors(path: Path, tensors: dict[str, Tensor], version: str, needed: tuple[str, ...], fix: str) -> None:
-    """CheckpointError where tensors of speech or other `needed` ones are missing."""
+def check_tensors(path: Path, tensors: dict[str, Tensor], version: str, needed: tuple[str, ...], more_outputs: int,
+                  fix: str) -> None:
+    """CheckpointError where tensors of speech or other `needed` ones are missing, or those of speech do not fit
+    together: there are as many outputs as speech embeddings, and `more_outputs`."""
     if missing := [k for k in (*SPEECH, *needed) if k not in tensors]:
         raise CheckpointError(f"{path}: expected the tensors of {version}, missing {missing[:4]}; found "
                               f"{sorted(tensors)[:3]} …; {fix}")
-
-
-def check_shapes(path: Path, tensors: dict[str, Tensor], outputs: int, fix: str) -> None:
-    """CheckpointError where the speech tensors do not fit together."""
-    width = tensors[SPEECH[1]].shape[1]
+    rows, width = tensors[SPEECH[1]].shape
+    outputs = rows + more_outputs
     expected = {SPEECH[0]: (2, width), SPEECH[2]: (outputs, width), SPEECH[3]: (outputs,)}
     if wrong := [f"{k} {tuple(tensors[k].shape)} instead of {v}" for k, v in expected.items()
                  if tuple(tensors[k].shape) != v]:
@@ -111,18 +110,16 @@ def read_architecture(folder: Path, embeddings: Tensor) -> dict[str, Any]:
     return {**architecture, "vocab_size": embeddings.shape[0]}
 
 
-def load_cosyvoice2(source: Path, architecture: Path | None = None, speech_vocab_size: int = 0,
-                    **settings: Any) -> BackboneDecoder:
+def load_cosyvoice2(source: Path, architecture: Path, speech_vocab_size: int = 0, **settings: Any) -> BackboneDecoder:
     """A decoder with CosyVoice 2's weights; its additional heads are new.
 
-    source: folder of CosyVoice2-0.5B, or an llm.pt. architecture: folder with Qwen2's config.json, by default
-    CosyVoice-BlankEN beside llm.pt. speech_vocab_size: if given, what the checkpoint must have. `settings` go into
-    BackboneConfig. Raises CheckpointError.
+    source: folder of CosyVoice2-0.5B, or an llm.pt. architecture: folder with Qwen2's config.json.
+    speech_vocab_size: if given, what the checkpoint must have. `settings` go into BackboneConfig. CheckpointError.
     """
     path = source / "llm.pt" if source.is_dir() else source
     tensors = read_tensors(path, FIX)
     check_cosyvoice2(path, tensors)
-    shape = read_architecture(architecture or path.parent / BLANK, tensors[f"{TRUNK}embed_tokens.weight"])
+    shape = read_architecture(architecture, tensors[f"{TRUNK}embed_tokens.weight"])
     trunk = {k.removeprefix(TRUNK): v for k, v in tensors.items() if k.startswith(TRUNK)}
     codes = len(tensors["speech_embedding.weight"]) - 3
     return decoder_of(path, tensors, trunk, codes, speech_vocab_size, architecture=shape, source="cosyvoice2",
@@ -170,17 +167,10 @@ def load_cosyvoice1(source: Path, speech_vocab_size: int = 0, **settings: Any) -
     tensors = read_tensors(path, FIX_300M)
     check_cosyvoice1(path, tensors)
     check_yaml(path.parent / "cosyvoice.yaml")
-    trunk = {current_name(k): v for k, v in tensors.items()
+    trunk = {reduce(lambda name, rule: re.sub(rule[0], rule[1], name), NAMES, k): v for k, v in tensors.items()
              if k not in SPEECH and not k.startswith("spk_embed_affine_layer.")}
     return decoder_of(path, tensors, trunk, len(tensors["speech_embedding.weight"]), speech_vocab_size,
                       architecture=read_sizes(tensors), source="cosyvoice", **settings)
-
-
-def current_name(name: str) -> str:
-    """The name of a tensor of `llm.pt` in `CosyVoiceLM`."""
-    for pattern, replacement in NAMES:
-        name = re.sub(pattern, replacement, name)
-    return name
 
 
 def check_cosyvoice1(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -192,8 +182,7 @@ def check_cosyvoice1(path: Path, tensors: dict[str, Tensor]) -> None:
     check_tensors(path, tensors, "CosyVoice-300M", (
         "text_embedding.weight", "text_encoder.embed.out.0.weight", "text_encoder_affine_layer.weight",
         "llm.embed.out.0.weight", *(f"{part}.encoders.0.{k}" for part in ("text_encoder", "llm") for k in layer)),
-        FIX_300M)
-    check_shapes(path, tensors, len(tensors[SPEECH[1]]) + 1, FIX_300M)
+        1, FIX_300M)
 
 
 def check_yaml(path: Path) -> None:

@@ -29,6 +29,11 @@ UNUSED = {"id2label", "label2id", "problem_type", "transformers_version", "archi
 TEXT_TOKENIZER_FOLDER = "text_tokenizer"  # beside a decoder whose text is not phonemes
 
 
+def _named(name: str) -> Any:
+    """A property: a number of the language model, by the name that `transformers` has for it."""
+    return property(lambda self: int(self.architecture[name]))
+
+
 @dataclass
 class BackboneConfig(SpeechVocabulary):
     """Shape and layout of a decoder on a language model. `bos`, `tokenizer`, `phonemes` as in `CARConfig`."""
@@ -64,25 +69,9 @@ class BackboneConfig(SpeechVocabulary):
         """Speech id of the start symbol."""
         return self.speech_vocab_size + 1
 
-    @property
-    def text_vocab_size(self) -> int:
-        return int(self.architecture["vocab_size"])
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.architecture["hidden_size"])
-
-    @property
-    def num_layers(self) -> int:
-        return int(self.architecture["num_hidden_layers"])
-
-    @property
-    def num_attention_heads(self) -> int:
-        return int(self.architecture["num_attention_heads"])
-
-    @property
-    def ffn_size(self) -> int:
-        return int(self.architecture["intermediate_size"])
+    text_vocab_size, hidden_size = _named("vocab_size"), _named("hidden_size")
+    num_layers, num_attention_heads = _named("num_hidden_layers"), _named("num_attention_heads")
+    ffn_size = _named("intermediate_size")
 
     @property
     def num_kv_heads(self) -> int:
@@ -202,15 +191,13 @@ class BackboneDecoder(SpeechDecoder):
         embed = self.backbone.embed_tokens
         marks = torch.arange(config.start, self.speech_embedding.num_embeddings, device=text_ids.device)
         special = self.speech_embedding(marks)[:, None].to(embed.weight.dtype)  # [2, 1, D]
-        before = [special[1]] if config.sequence_start else []
-        after = [] if config.bos else [special[0]]
-
-        def fixed(ids: tuple[int, ...]) -> list[Tensor]:
-            return [embed(torch.tensor(ids, device=text_ids.device))] if ids else []
-
-        first, last = torch.cat([text_ids.new_zeros(0, config.hidden_size, dtype=embed.weight.dtype), *before,
-                                 *fixed(config.text_prefix)]), [*fixed(config.text_suffix), *after]
-        rows = [torch.cat([first, text[:length], *last])
+        before, behind = ([embed(torch.tensor(ids, device=text_ids.device))] if ids else []
+                          for ids in (config.text_prefix, config.text_suffix))
+        if config.sequence_start:
+            before.insert(0, special[1])
+        if not config.bos:
+            behind.append(special[0])
+        rows = [torch.cat([*before, text[:length], *behind])
                 for text, length in zip(embed(text_ids), text_lengths.tolist(), strict=True)]
         lengths = torch.tensor([len(row) for row in rows], device=text_ids.device)
         return nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths

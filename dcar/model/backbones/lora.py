@@ -53,8 +53,6 @@ def add_lora(decoder: BackboneDecoder, settings: LoraSettings) -> BackboneDecode
 
 def set_trainable(decoder: BackboneDecoder, mode: str) -> None:
     """Freeze what `mode` (joint, lora, heads) does not train; see the top of this file."""
-    if mode not in MODES:
-        raise ConfigError(f"backbone.train must be one of {', '.join(MODES)}; not '{mode}'")
     if (mode == "lora") != bool(decoder.config.lora):
         raise ConfigError(f"backbone.train={mode}, but the decoder has {'' if decoder.config.lora else 'no '}adapters")
     if mode == "heads" and decoder.config.num_prediction_heads == 1:
@@ -77,8 +75,6 @@ def set_trainable(decoder: BackboneDecoder, mode: str) -> None:
 def save_adapter(decoder: BackboneDecoder, directory: str | Path) -> None:
     """Write adapter_config.json and adapter_model.safetensors as peft does (PeftModel.from_pretrained on the published
     causal model reads them), and heads and speech embedding in heads.safetensors."""
-    if not decoder.config.lora:
-        raise ConfigError("this decoder has no adapters to save")
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
     config = peft_config(decoder.config.lora)
@@ -94,8 +90,6 @@ def save_adapter(decoder: BackboneDecoder, directory: str | Path) -> None:
 
 def merge(decoder: BackboneDecoder) -> BackboneDecoder:
     """A decoder without adapters that computes the same: W + (alpha / rank) B A, in float32."""
-    if not decoder.config.lora:
-        return decoder
     scale = decoder.config.lora["alpha"] / decoder.config.lora["rank"]
     merged: dict[str, Tensor] = {}
     state = decoder.state_dict()

@@ -58,7 +58,6 @@ def test_train_save_load_merge_all_compute_the_same(tmp_path):
         assert torch.allclose(states(other), expected, atol=2e-4 * float(expected.abs().max()))
         assert torch.allclose(other(**batch()).loss, loss, rtol=1e-3)
     assert merged.config.lora is None and not any("lora" in k for k in merged.state_dict())
-    assert merge(merged) is merged
     assert load_decoder(tmp_path / "merged").checksum() == merged.checksum()
     prompts = [Prompt(f"u{i}", (1, 2, 3 + i), (4,)) for i in range(3)]
     spoken = [[r.tokens for r in decode(d, prompts, ChunkMethod(FixedChunk(2)), SamplingConfig(max_tokens=20))]
@@ -125,14 +124,13 @@ def test_a_frozen_model_in_bfloat16_trains_float32_adapters():
     assert cache.kv.dtype == torch.bfloat16 and hidden.dtype == torch.float32
 
 
-def test_what_does_not_fit_is_refused(tmp_path):
+def test_what_does_not_fit_is_refused():
     for message, ask in (
         (r"lora targets \['query'\] are no layers of this model; it has .*'q_proj'",
          lambda: add_lora(plain(), LoraSettings(targets=["query"]))),
         ("adapters already", lambda: add_lora(add_lora(plain(), SMALL), SMALL)),
         ("rank of at least 1", lambda: add_lora(plain(), LoraSettings(rank=0))),
         ("the decoder has no adapters", lambda: set_trainable(plain(), "lora")),
-        ("no adapters to save", lambda: save_adapter(plain(), tmp_path)),
     ):
         with pytest.raises(ConfigError, match=message):
             ask()

@@ -162,7 +162,7 @@ def test_draws_stand_in_names_of_methods_that_can_tell_them_apart(models, prompt
 
 def test_draft_of_another_decoder_is_refused(tmp_path):
     mine, other = tiny_decoder(), tiny_decoder(seed=1)
-    with pytest.raises(CheckpointError, match="was made for the decoder"):
+    with pytest.raises(CheckpointError, match="was trained for the decoder"):
         Models(mine, draft=build_draft(other))
     with pytest.raises(ConfigError, match="text_vocab_size 21, the target 20"):
         Models(mine, draft=build_draft(tiny_decoder(text_vocab_size=21)))

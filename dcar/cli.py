@@ -67,10 +67,6 @@ CHOICES = {
         "encoder": ("dcar.train.encoder_recognizer", "characters from a frozen speech encoder's states"),
         "tokens": ("dcar.train.token_recognizer", "phonemes from speech tokens, for the reward token_likelihood"),
     }),
-    "report": ("format", {
-        "html": COMMANDS["report"],
-        "versa": ("eval.results.export", "audio and scores as VERSA and seed-tts-eval read them"),
-    }),
     "analyse": ("what", {
         "speed": (COMMANDS["analyse"][0], "cost of a decoding step against its lower bound"),
         "vocoder": ("eval.analysis.vocoder_quality", "what tokens and vocoder lose of words and voices"),
@@ -80,7 +76,7 @@ CHOICES = {
 OLD = {
     "retokenize": "prepare mode=retokenize", "resynthesize": "prepare mode=resynthesize",
     "train-encoder-recognizer": "train-recognizer kind=encoder",
-    "train-token-recognizer": "train-recognizer kind=tokens", "export-results": "report format=versa",
+    "train-token-recognizer": "train-recognizer kind=tokens",
     "speed": "analyse what=speed", "vocoder-quality": "analyse what=vocoder",
     "verify": "doctor",
 }

@@ -66,14 +66,12 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
     paragraphs = [" ".join(filter(None, said)), f"{CONVENTION} {clock}"]
     more = (f"limit={3 * result['utterances']}" if config["limit"] == result["utterances"]
             else f"seeds=[{','.join(map(str, range(len(result['seeds']) + 1)))}]")
-    demo = " ".join(["dcar demo", *(f"{key}={shlex.quote(value)}" for key, value in (
-        ("decoder", config["decoder"]), ("far_decoder", config["far_decoder"] or ""),
-        ("policy", config["policies"][0].rpartition("=")[2] if config["policies"] else "")))])
-    if result.get("corpus", {}).get("corpus", {}).get("kind") != "starter":  # the page knows the shipped tokens alone
-        demo = f"dcar report format=versa run={shlex.quote(str(folder))} out={shlex.quote(str(folder / 'export'))}"
     tries = [(f"python -m webbrowser {shlex.quote(str(folder / 'report.html'))}", "listen, see why"),
-             (f"dcar compare --config {shlex.quote(str(folder / 'config.yaml'))} {more}", "goes on from here"),
-             (demo, "your own text" if demo.startswith("dcar demo") else "for other scorers")]
+             (f"dcar compare --config {shlex.quote(str(folder / 'config.yaml'))} {more}", "goes on from here")]
+    if result.get("corpus", {}).get("corpus", {}).get("kind") == "starter":  # the page knows the shipped tokens alone
+        policy = config["policies"][0].rpartition("=")[2] if config["policies"] else ""
+        demo = {"decoder": config["decoder"], "far_decoder": config["far_decoder"] or "", "policy": policy}
+        tries.append((" ".join(["dcar demo", *(f"{k}={shlex.quote(v)}" for k, v in demo.items())]), "your own text"))
     width = max(len(command) for command, _ in tries)
     lines = [*short_table(rows), "", *(line for p in paragraphs for line in (*textwrap.wrap(p, WIDTH), "")),
              f"The whole table: {folder / 'compare.txt'}", "", "Try next:",

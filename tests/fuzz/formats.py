@@ -34,7 +34,7 @@ from dcar.prepare.run import PrepareConfig
 from dcar.prepare.run import run as prepare
 from dcar.prompts.items import make_prompts
 from dcar.storage import digest, seal
-from dcar.tokens.whisper import WhisperKMeansTokenizer
+from dcar.tokens.load import load_tokenizer
 from dcar.train.callbacks import JsonlLog
 from dcar.train.car import TrainConfig
 from dcar.train.checkpoints import latest_checkpoint
@@ -44,9 +44,7 @@ from eval.compare.run import run as compare
 from eval.compare.tuned import load_tuned
 from eval.methods.registry import make_methods
 from eval.report.page import read_log, write_report
-from eval.results.export import ExportConfig
-from eval.results.export import run as export
-from eval.results.store import Maker, RecordStore
+from eval.results.store import Maker, RecordStore, read_jsonl
 from eval.verifiers.statistics import VerifierStatistics
 from rl.config import DCPOConfig
 from rl.export import read_provenance
@@ -210,7 +208,7 @@ def _vocoder(folder: Path) -> list[str]:
 
 
 def _read_vocoder(folder: Path) -> None:
-    attempt(lambda: WhisperKMeansTokenizer.from_pretrained(folder / "tokenizer"))
+    attempt(lambda: load_tokenizer(folder / "tokenizer"))
     TokenVocoder.from_pretrained(folder / "vocoder")
 
 
@@ -268,7 +266,7 @@ def _comparison(folder: Path) -> list[str]:
 
 
 def _read_comparison(folder: Path) -> None:
-    attempt(lambda: export(ExportConfig(str(folder / "c"), str(folder / "x"))))
+    attempt(lambda: list(read_jsonl(folder / "c" / "records.jsonl")))
     attempt(lambda: verify(folder))
     write_report(folder / "c", folder / "log.jsonl")
 

@@ -232,8 +232,10 @@ def test_a_terminal_of_a_hundred_columns_shows_it_all(result):
     assert text.count("Differences are method − baseline") == 1 and "1 torch thread." in text
     assert "The whole table: runs/compare/compare.txt" in text
     commands = text.partition("Try next:\n")[2].splitlines()
-    assert len(commands) == 3
     assert "runs/compare/report.html" in commands[0] and "runs/compare/config.yaml" in commands[1]
+    assert len(commands) == 2
+    starter = {**result, "corpus": {"corpus": {"kind": "starter"}}}  # whose voices and tokens the page has
+    assert "dcar demo decoder=runs/car" in terminal_text(starter, Path("runs/compare")).splitlines()[-1]
 
 
 def test_rivals_meet_at_the_same_sampling():

@@ -1,4 +1,4 @@
-"""Speaker similarity and quality by name, on tiny models in the real formats; export of a comparison."""
+"""Speaker similarity and quality by name, on tiny models in the real formats."""
 
 import json
 import sys
@@ -10,11 +10,9 @@ import torch
 from compare_worker import tiny_config, tiny_tools
 from tones import chirp
 
-from dcar.audio import load_audio, save_audio
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError
 from dcar.vocoder.base import PromptAudio
 from eval.compare.run import run as compare
-from eval.results.export import ExportConfig, file_name, run
 from eval.scorers.load import (
     ERes2NetEncoder,
     PromptSimilarity,
@@ -204,75 +202,6 @@ def test_scorers_that_cannot_be_used_together(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="broken: gave nan for 1.00 s"):
         broken(np.zeros(RATE, np.float32), RATE, np.zeros(298))
     assert broken(np.zeros(0, np.float32), RATE, np.zeros(298)) is None
-
-
-# ------------------------------------------------------------------------------------------------------------ export
-
-
-@pytest.fixture
-def comparison(tmp_path: Path) -> Path:
-    """What `dcar compare` leaves, of two methods and two utterances, of which one kept its audio."""
-    out = tmp_path / "run"
-    for name, seed in (("a", 1), ("rec", 2), ("prompt", 3)):
-        save_audio(out / "audio" / f"{name}.opus", chirp(0.6, seed), 24_000)
-    records = []
-    for method in ("recording", "car-2"):
-        for uid, words in (("set/u 1", [1, 0, 1, 4]), ("u2", [0, 2, 0, 5])):
-            records.append({
-                "method": method, "seed": 0, "id": uid, "text": "The red | house fell.", "hypothesis": "the read house",
-                "words": words, "characters": [2, 3, 1, 20], "speaker_similarity": 0.8, "duration": 0.6,
-                "scores": {"wavlm:sv": 0.7, "utmos22-strong": 3.9,
-                           "dnsmos-p835-overall (speechmos)": 3.1 if uid == "u2" else None},
-            })  # fmt: skip
-    records.append({**records[-1], "seed": 1, "hypothesis": "another seed"})
-    (out / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    voices = [{"method": "recording", "audio": "audio/rec.opus"}, {"method": "car-2", "audio": "audio/a.opus"}]
-    header = {"asr": "moonshine-tiny-en-0.1.0", "samples": [
-        {"id": "set/u 1", "prompt_audio": "audio/prompt.opus", "voices": voices}]}  # fmt: skip
-    (out / "compare.json").write_text(json.dumps(header))
-    return out
-
-
-def test_export(comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    from eval.results.export import main
-
-    main([f"run={comparison}", f"out={tmp_path / 'x'}"])
-    assert capsys.readouterr().out.split() == [str(tmp_path / "x" / m) for m in ("recording", "car-2")]
-    folder = tmp_path / "x" / "car-2"
-    wav = folder / "wavs" / f"{file_name('set/u 1')}.wav"
-    assert (folder / "pred.scp").read_text() == f"set/u 1 {wav}\n"
-    assert (folder / "gt.scp").read_text().split()[-1].endswith(f"gt/{wav.name}")
-    assert (folder / "text").read_text() == "set/u 1 The red | house fell.\n"
-    wave, rate = load_audio(wav)
-    source, _ = load_audio(comparison / "audio" / "a.opus")
-    assert rate == 24_000 and np.abs(wave - source).max() < 1e-3
-    one, two = (json.loads(line) for line in (folder / "versa.jsonl").read_text().splitlines())
-    assert (one["key"], one["moonshine_wer_replace"], one["moonshine_wer_delete"], one["moonshine_wer_insert"],
-            one["moonshine_wer_equal"]) == ("set/u 1", 1, 0, 1, 3)  # fmt: skip
-    assert one["utmos"] == 3.9 and one["spk_similarity"] == 0.8
-    assert "dns_overall" not in one and two["dns_overall"] == 3.1 and two["moonshine_wer_equal"] == 3
-    # the readers of seed-tts-eval: three fields by |, seven by tabs
-    place, prompt, text = (folder / "wav_res_ref_text").read_text().strip().split("|")
-    assert place == str(wav) and Path(prompt).is_file() and text == "The red   house fell."
-    [line] = (folder / "wav_res_ref_text.wer").read_text().splitlines()
-    place, wer, truth, heard, inserted, deleted, replaced = line.strip().split("\t")
-    assert (float(wer), float(inserted), float(deleted), float(replaced)) == (0.5, 0.25, 0.0, 0.25)
-    assert (truth, heard) == ("the red house fell", "the read house")
-
-
-def test_export_of_nothing(comparison: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no finished comparison"):
-        run(ExportConfig(str(tmp_path / "absent")))
-    with pytest.raises(DataError, match="no records of dcar; it has"):
-        run(ExportConfig(str(comparison), str(tmp_path / "x"), ["dcar"]))
-    header = json.loads((comparison / "compare.json").read_text())
-    (comparison / "compare.json").write_text(json.dumps({**header, "samples": []}))
-    with pytest.raises(DataError, match="audio_samples=N"):
-        run(ExportConfig(str(comparison), str(tmp_path / "x")))
-    assert file_name("a/b c").startswith("a_b_c-") and file_name("LJ-1.x@0.9") == "LJ-1.x@0.9"
-    names = ["a/b", "a_b", "a b", "é" * 300, "é" * 301, "../..", ".."]
-    assert len({file_name(name) for name in names}) == len(names)
-    assert all(len(file_name(name).encode()) < 250 and "/" not in file_name(name) for name in names)
 
 
 def test_noise_quality_equals_the_package() -> None:

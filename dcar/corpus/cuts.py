@@ -11,12 +11,13 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dcar.corpus.rows import AudioSegment, BadRow, Part, Utterance, canonical_split, file_part, is_file, line_rows
+from dcar.corpus.rows import AudioSegment, BadRow, Part, Utterance, file_part, known_split, line_rows
 from dcar.errors import DataError
 
 
@@ -33,22 +34,17 @@ def cut_parts(root: Path, audio_root: Path | None = None) -> list[Part]:
 def split_of_manifest(name: str) -> str | None:
     """train, dev or test from the name of a cut manifest (`libriheavy_cuts_small.jsonl.gz`, `cuts_dev.jsonl`)."""
     label = re.sub(r"\.jsonl(\.gz)?$", "", name).rpartition("cuts_")[2]
-    if label in ("small", "medium", "large"):  # the training subsets of LibriHeavy
-        return "train"
-    split = canonical_split(label)
-    return split if split in ("train", "dev", "test") else None
+    return "train" if label in ("small", "medium", "large") else known_split(label)  # subsets of LibriHeavy
 
 
 class _AudioRoots:
     """Where the audio of a manifest is: the first place that holds a file is kept for the rest."""
 
     def __init__(self, manifest: Path, audio_root: Path | None) -> None:
-        if audio_root is not None:
-            # the manifests of LibriHeavy say download/librilight/…, wherever the audio is
+        folder = manifest.resolve().parent
+        self.places = [(base, 0) for base in (folder, *folder.parents[:3], Path.cwd())]
+        if audio_root is not None:  # the manifests of LibriHeavy say download/librilight/…, wherever the audio is
             self.places = [(audio_root, drop) for drop in range(4)]
-        else:
-            folder = manifest.resolve().parent
-            self.places = [(base, 0) for base in (folder, *folder.parents[:3], Path.cwd())]
 
     def __call__(self, source: str) -> Path:
         path = Path(source)
@@ -56,7 +52,7 @@ class _AudioRoots:
             return path
         for place in self.places:
             candidate = place[0].joinpath(*path.parts[place[1] :])
-            if is_file(candidate):
+            if os.path.isfile(candidate):
                 self.places.remove(place)
                 self.places.insert(0, place)
                 return candidate

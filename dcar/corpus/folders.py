@@ -7,6 +7,7 @@ recogniser write it.
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from dcar.corpus.rows import (
     file_part,
     file_stamp,
     first_file,
-    is_file,
+    known_split,
     row_of,
 )
 from dcar.errors import DataError
@@ -30,7 +31,6 @@ from dcar.errors import DataError
 READ = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au")
 NOT_READ = (".m4a", ".aac", ".mp4", ".wma", ".amr", ".webm")
 AUDIO_COLUMNS = ("audio", "path", "file", "file_name", "filename", "wav", "audio_file", "audio_path")
-SPLITS = ("train", "dev", "test")
 
 
 def folder_parts(root: Path) -> list[Part]:
@@ -64,14 +64,12 @@ def _name(root: Path, file: Path) -> str:
 
 def _recording(root: Path, file: Path, source: str) -> Utterance:
     name, folders = _name(root, file), list(file.relative_to(root).parts[:-1])
-    split = canonical_split(folders[0]) if folders else None
-    if split in SPLITS:
+    split = known_split(folders[0]) if folders else None
+    if split is not None:
         folders = folders[1:]
-    else:
-        split = None
     try:
         text = next((f.read_text(encoding="utf-8-sig") for f in (
-            file.with_suffix(".normalized.txt"), file.with_suffix(".txt")) if is_file(f)), "")
+            file.with_suffix(".normalized.txt"), file.with_suffix(".txt")) if os.path.isfile(f)), "")
     except UnicodeDecodeError as error:
         raise BadRow(f"its text is not UTF-8 (byte {error.start + 1}); save it as UTF-8", name) from error
     return _utterance(name, text, folders[0] if folders else root.name, file, split, source)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dcar.corpus.rows import Part, Problem, Row, StoredAudio, Utterance, canonical_split, encoded_audio
+from dcar.corpus.rows import Part, Problem, Row, StoredAudio, Utterance, canonical_split, encoded_audio, known_split
 from dcar.errors import DataError
 
 TEXT_COLUMNS = ("text_normalized", "normalized_text", "text", "sentence", "transcription", "transcript")
@@ -26,7 +26,6 @@ def dataset_parts(path: str, streaming: bool = False) -> list[Part]:
     splits = loaded if isinstance(loaded, Mapping) else {None: loaded}
     parts = []
     for name, rows in splits.items():
-        label = f"{path}[{name}]" if name else path
         if hasattr(rows, "num_shards") and not hasattr(rows, "select"):
             columns = _columns(rows, path)
             for shard in range(rows.num_shards):
@@ -34,8 +33,8 @@ def dataset_parts(path: str, streaming: bool = False) -> list[Part]:
                 read = partial(_streamed, piece, columns, path, name, shard)
                 parts.append(Part(f"{name or 'all'}-{shard:05d}", read, costly=True))
         else:
-            parts.append(Part(name or Path(path).name, partial(_stored, rows, path, name, label),
-                              getattr(rows, "_fingerprint", "")))  # fmt: skip
+            parts.append(Part(name or Path(path).name, partial(_stored, rows, path, name),
+                              getattr(rows, "_fingerprint", "")))
     return parts
 
 
@@ -68,38 +67,35 @@ def _utterance(row: Mapping[str, Any], columns: Mapping[str, str], audio: str | 
                      split=canonical_split(str(row[own])) if own and row[own] else split, source=source)
 
 
-def _stored(rows: Any, path: str, name: str | None, label: str) -> Iterator[Row]:
+def _stored(rows: Any, path: str, name: str | None) -> Iterator[Row]:
     import datasets
 
-    columns = _columns(rows, path)
+    columns, label = _columns(rows, path), f"{path}[{name}]" if name else path
     audio = columns["audio"]
     # decode=False leaves the encoded bytes to our own reader: no torchcodec, and every bad row can be named
     rows = rows.cast_column(audio, datasets.Audio(decode=False))
     split = canonical_split(name) if name else None
     wanted = [c for k, c in columns.items() if c and k != "audio"]
     for index, row in enumerate(_each(rows.select_columns(wanted))):
-        default = f"{name or Path(path).stem}_{index:07d}"
+        source, default = f"{label}:{index + 1}", f"{name or Path(path).stem}_{index:07d}"
         if isinstance(row, str):
-            yield Problem(default, f"{label}:{index + 1}", row)
-            continue
-        yield _utterance(row, columns, StoredAudio(rows, index, audio), default, split, f"{label}:{index + 1}")
+            yield Problem(default, source, row)
+        else:
+            yield _utterance(row, columns, StoredAudio(rows, index, audio), default, split, source)
 
 
 def _each(rows: Any) -> Iterator[Mapping[str, Any] | str]:
     """The rows of a dataset in order; in the place of one that cannot be read, why."""
     for start in range(0, len(rows), READ_AT_ONCE):
+        block = rows.select(range(start, min(start + READ_AT_ONCE, len(rows))))
         try:
-            columns = rows[start : start + READ_AT_ONCE]
-            yield from [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-            continue
+            yield from block.to_list()
         except (OSError, ValueError, LookupError):  # pyarrow's errors are among them: find the row
-            pass
-        for index in range(start, min(start + READ_AT_ONCE, len(rows))):
-            try:
-                row = rows[index]
-            except (OSError, ValueError, LookupError) as error:
-                row = f"cannot be read ({error}); write the dataset again"
-            yield row
+            for index in range(len(block)):
+                try:
+                    yield block[index]
+                except (OSError, ValueError, LookupError) as error:
+                    yield f"cannot be read ({error}); write the dataset again"
 
 
 def _streamed(rows: Any, columns: dict[str, str], path: str, name: str | None, shard: int) -> Iterator[Row]:
@@ -115,8 +111,8 @@ def _streamed(rows: Any, columns: dict[str, str], path: str, name: str | None, s
             source, default = f"{label}:{index + 1}", f"{name or Path(path).stem}_{shard:05d}_{index:07d}"
             if (found := encoded_audio(row[audio])) is None:
                 yield Problem(default, source, f"column {audio!r} holds neither audio bytes nor a path")
-                continue
-            yield _utterance(row, columns, found, default, split, source)
+            else:
+                yield _utterance(row, columns, found, default, split, source)
     except (OSError, ValueError) as error:  # a shard is read as a whole: what is behind a damaged row cannot be either
         cause = f"{type(error).__name__}: {error}"
         raise DataError(f"{label}: the stream broke off ({cause}); run again, it continues") from error
@@ -134,7 +130,7 @@ def _open(path: str, streaming: bool) -> Any:
             name, _, config = path.partition(":")
             return datasets.load_dataset(name, config or None, streaming=streaming)
         files = _parquet_by_split(local)
-        if not all(canonical_split(name) in ("train", "dev", "test") for name in files):
+        if not all(map(known_split, files)):
             files = {"": [file for shards in files.values() for file in shards]}
         opened = {name: datasets.load_dataset("parquet", data_files={"train": shards}, split="train", streaming=True)
                   if streaming else datasets.Dataset.from_parquet(shards) for name, shards in files.items()}

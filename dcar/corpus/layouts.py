@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from dcar.corpus.rows import (
     file_part,
     file_stamp,
     first_file,
-    is_file,
+    known_split,
     line_rows,
     require_strings,
     row_of,
@@ -150,9 +151,7 @@ def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
     for key in ("prompt_audio", "prompt_text", "split"):
         if row.get(key) is not None and not isinstance(row[key], str):
             raise BadRow(f"{key!r} must be a string, got {json.dumps(row[key])[:40]}", row["id"])
-    split: str | None = canonical_split(row.get("split") or file.stem)
-    if not row.get("split") and split not in ("train", "dev", "test"):
-        split = None
+    split = canonical_split(row["split"]) if row.get("split") else known_split(file.stem)
     prompt = row.get("prompt_audio")
     return Utterance(row["id"], row["text"], row["speaker"], str(file.parent / row["audio"]), split=split,
                      prompt_audio=str(file.parent / prompt) if prompt else None, prompt_text=row.get("prompt_text"),
@@ -177,7 +176,7 @@ def _seed_tts(folder: Path, text: str, source: str) -> Utterance:
     if not name or not prompt_wav:
         raise BadRow("id and prompt wav must not be empty", name)
     wav = folder / fields[4] if len(fields) == 5 else folder / "wavs" / f"{name}.wav"
-    if not is_file(wav):
+    if not os.path.isfile(wav):
         raise BadRow(f"utterance {name} has no recording {wav}; the reference rows need it: unpack the wavs of the "
                      "test set, or name them in a fifth field", name)
     return Utterance(name, spoken, Path(prompt_wav).stem, str(wav), split="test", prompt_audio=str(folder / prompt_wav),

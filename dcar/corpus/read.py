@@ -186,29 +186,28 @@ def validate_corpus(utterances: list[Utterance], min_seconds: float, max_seconds
     """
     if not 0 <= min_seconds < max_seconds:
         raise DataError(f"durations from {min_seconds} to {max_seconds} s: need 0 <= min_seconds < max_seconds")
-    found: list[list[Problem]] = [[] for _ in utterances]
+    problems: list[Problem] = []
     first: dict[str, str] = {}
-    for problems, u in zip(found, utterances, strict=True):
-        if u.id in first:
-            problems.append(Problem(u.id, u.source, f"id {u.id!r} was used before, at {first[u.id]}; make ids unique"))
-        else:
-            first[u.id] = u.source
+    low = []
     with ThreadPoolExecutor(max(1, num_workers)) as pool:
         def look(u: Utterance) -> tuple[list[Problem], int | None]:
-            problems, decoded, _ = examine(u, min_seconds, max_seconds)
-            return problems, decoded[1] if decoded else None  # of the audio its rate alone, or all would be in memory
+            found, decoded, _ = examine(u, min_seconds, max_seconds)
+            return found, decoded[1] if decoded else None  # of the audio its rate alone, or all would be in memory
 
         looked = tqdm(pool.map(look, utterances), "validate", len(utterances), unit="utt", disable=not progress)
-        low = []
-        for problems, (more, rate) in zip(found, looked, strict=True):
-            problems += more
+        for u, (found, rate) in zip(utterances, looked, strict=True):
+            if u.id in first:
+                problems.append(Problem(u.id, u.source, f"id {u.id!r} was used before, at {first[u.id]}; make ids "
+                                                        "unique"))
+            first.setdefault(u.id, u.source)
+            problems += found
             if rate is not None and rate < ENCODER_SAMPLE_RATE:
                 low.append(rate)
     if low:
         logger.warning("%d of %d recordings have fewer than %d samples a second (the lowest %d): what speech has above "
                        "half of that is missing, and their tokens may lose words; `dcar analyse what=vocoder` says how "
                        "many", len(low), len(utterances), ENCODER_SAMPLE_RATE, min(low))
-    return [p for problems in found for p in problems]
+    return problems
 
 
 def examine(u: Utterance, min_seconds: float,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,15 +28,11 @@ def encoded_audio(value: Any) -> str | bytes | None:
     return found if isinstance(found, str | bytes) else None
 
 
-class _Rows(Protocol):
-    def __getitem__(self, index: int) -> Any: ...
-
-
 @dataclass(frozen=True)
 class StoredAudio:
     """Audio bytes that stay in a memory-mapped dataset until they are asked for."""
 
-    rows: _Rows = field(repr=False, compare=False)
+    rows: Any = field(repr=False, compare=False)  # a datasets.Dataset
     index: int
     column: str
 
@@ -135,11 +132,14 @@ def describe(problems: list[Problem], limit: int | None = None) -> str:
 
 def canonical_split(name: str) -> str:
     """train, dev or test for the usual names of splits ("train-clean-100", "validation"); other names are kept."""
-    low = name.lower()
-    for split, starts in (("train", ("train",)), ("dev", ("dev", "val")), ("test", ("test", "eval"))):
-        if low.startswith(starts):
-            return split
-    return name
+    return known_split(name) or name
+
+
+def known_split(name: str) -> str | None:
+    """As `canonical_split`; None for other names."""
+    starts = {"train": "train", "dev": "dev", "val": "dev", "test": "test", "eval": "test"}
+    return next((split for start, split in starts.items() if name.lower().startswith(start)), None)
+
 
 Row = Utterance | Problem
 
@@ -169,17 +169,10 @@ def file_part(file: Path, read: Callable[..., Iterator[Row]], *rest: Any) -> Par
     return Part(file.name, partial(read, file, *rest), file_stamp(file))
 
 
-def is_file(path: Path) -> bool:
-    """Whether a path that a row names is a file; no for one that cannot be one (too long, without permission)."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
 def first_file(places: Sequence[Path]) -> Path:
     """The first place where a file is; the first of all, for messages, where there is none."""
-    return next((place for place in places if is_file(place)), places[0])
+    # os.path: no error for what cannot be a path (too long, without permission)
+    return next((place for place in places if os.path.isfile(place)), places[0])
 
 
 class BadRow(Exception):

@@ -20,8 +20,10 @@ from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
 from rl.config import DCPOConfig, required
 
-COLUMNS = ("utterance_id", "text", "text_ids", "prompt_ids", "speaker", "speaker_embedding", "reference_tokens",
-           "prompt_utterance_id", "duration", "prompt_text_units")
+OF_PROMPT = ("utterance_id", "text_ids", "prompt_ids")
+OF_ITEM = ("text", "speaker", "speaker_embedding", "reference_tokens", "prompt_utterance_id", "duration",
+           "prompt_text_units")
+COLUMNS = (*OF_PROMPT, *OF_ITEM)
 
 
 def load_dataset(data: str, decoder: AnyDecoder, split: str = "train", prompt_tokens: int = 50, seed: int = 42,
@@ -33,11 +35,8 @@ def load_dataset(data: str, decoder: AnyDecoder, split: str = "train", prompt_to
     min_seconds: of the recordings, at least.
     """
     items = load_prompts(data, split, decoder, prompt_tokens, seed, limit, min_seconds)
-    return Dataset.from_list([{
-        "utterance_id": i.prompt.utterance_id, "text": i.text, "text_ids": list(i.prompt.text_ids),
-        "prompt_ids": list(i.prompt.prompt_ids), "speaker": i.speaker, "speaker_embedding": i.speaker_embedding,
-        "reference_tokens": list(i.reference_tokens), "prompt_utterance_id": i.prompt_utterance_id,
-        "duration": i.duration, "prompt_text_units": i.prompt_text_units} for i in items])
+    return Dataset.from_list([{**{name: getattr(item.prompt, name) for name in OF_PROMPT},
+                               **{name: getattr(item, name) for name in OF_ITEM}} for item in items])
 
 
 @dataclass(frozen=True)
@@ -117,15 +116,10 @@ class PromptBatches(Sampler[list[Address]]):
 
     def __iter__(self) -> Iterator[list[Address]]:
         order = np.resize(np.random.default_rng([self.seed, self.epoch]).permutation(self.size),
-                          self.windows * self.per_window)
-        position = 0
-        for window in range(self.windows):
-            for _ in range(self.iterations):
-                for micro in range(self.accumulation):
-                    first = (window * self.accumulation + micro) * self.prompts * self.processes
-                    mine = order[first + self.rank * self.prompts : first + (self.rank + 1) * self.prompts]
-                    yield [(self.epoch, position, int(i)) for i in mine]
-                    position += 1
+                          (self.windows, self.accumulation, self.processes, self.prompts))
+        mine = order[:, :, self.rank].repeat(self.iterations, axis=0).reshape(-1, self.prompts)
+        for position, indices in enumerate(mine.tolist()):
+            yield [(self.epoch, position, i) for i in indices]
 
 
 def collate(rows: list[tuple[Address, PromptItem]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -193,7 +193,7 @@ def check_hears(recognizer: str, wer: float, limit: float) -> None:
 
 
 def _stored_errors(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
-    """Fingerprint and errors by utterance that `GroundTruth.add` wrote; none, with a line, where they are damaged."""
+    """Fingerprint and errors by utterance in the file of a `GroundTruth`; none, with a line, where it is damaged."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         errors = stored["errors"]
@@ -224,22 +224,17 @@ class GroundTruth:
         """This process's share of what is not in the file."""
         return [i for i in self.items if i.prompt.utterance_id not in self.errors][rank::processes]
 
-    def add(self, errors: Mapping[str, list[int] | None], save: bool) -> None:
-        self.errors.update(errors)
-        if save:
-            write_json(self.path, {"fingerprint": self.fingerprint, "errors": self.errors})
-
     def measure(self, vocoder: Vocoder, recognizer: Recognizer, rank: int = 0, processes: int = 1) -> None:
         """Hear what is missing, shared among the processes; the file grows with it."""
         todo = self.missing()  # the same in all processes
         with tqdm(desc="recordings", total=len(todo), unit="utt", disable=bool(rank) or not todo) as bar:
             while self.missing():
                 part = self.missing(rank, processes)[:HEARD_AT_ONCE]
-                found: dict[str, Any] = {}
                 for heard in gather_object([ground_truth_errors(part, vocoder, recognizer)]):
-                    found.update(heard)
-                self.add(found, save=not rank)
-                bar.update(len(found))
+                    self.errors |= heard
+                    bar.update(len(heard))
+                if not rank:
+                    write_json(self.path, {"fingerprint": self.fingerprint, "errors": self.errors})
 
     def rates(self) -> dict[str, float]:
         return {k: sum(e[:3]) / e[3] for k, e in self.errors.items() if e is not None}

@@ -1,4 +1,4 @@
-"""What a run tells while it trains: quantities merged over steps and processes, and one moving line on the terminal."""
+"""What a run tells while it trains: quantities merged over steps and processes, and what the bar shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 from tqdm import tqdm
-from transformers import TrainerCallback
+from transformers.trainer_callback import ProgressCallback
 
 from rl import objective
 from rl.rewards import Reward, RolloutRecord, name_of
@@ -121,28 +121,15 @@ SHOWN = {"reward_sampled": "sampled", "reward_forced": "forced", "wer": "wer", "
          "entropy": "entropy", "failed_rewards": "failed"}
 
 
-class Progress(TrainerCallback):
-    """One line that moves, with the few quantities that tell whether a run is well, and one line an evaluation."""
-
-    def __init__(self) -> None:
-        self.bar: tqdm | None = None
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        if state.is_world_process_zero:
-            self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="DCPO", dynamic_ncols=True)
+class Progress(ProgressCallback):
+    """Trainer's bar with the few quantities that tell whether a run is well, and one line an evaluation."""
 
     def on_log(self, args, state, control, logs: dict[str, Any] | None = None, **kwargs):
         if not state.is_world_process_zero or not logs:
             return
-        if "loss" in logs and self.bar is not None:
-            self.bar.set_postfix({text: f"{logs[name]:.3f}" for name, text in SHOWN.items() if name in logs})
-            self.bar.update(state.global_step - self.bar.n)
+        if "loss" in logs and self.training_bar is not None:
+            self.training_bar.set_postfix({text: f"{logs[name]:.3f}" for name, text in SHOWN.items() if name in logs})
         elif "eval_wer" in logs:
             tqdm.write(f"step {state.global_step}: WER {100 * logs['eval_wer']:.2f} % at "
                        f"{logs['eval_tokens_per_pass']:.2f} tokens a pass (sampled "
                        f"{100 * logs['eval_wer_sampled']:.2f} % at {logs['eval_tokens_per_pass_sampled']:.2f})")
-
-    def on_train_end(self, args, state, control, **kwargs):
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -127,7 +128,9 @@ class DCPOTrainer(ResilientTrainer):
             raise ConfigError("the policy is small and the base frozen: run DCPO with "
                               "launch/accelerate/multi_gpu.yaml, not with FSDP")
         self.base = self.base.to(args.device).eval().requires_grad_(False)
-        self.reference, self.rollout_policy = (self._frozen_copy() for _ in range(2))
+        self.reference, self.rollout_policy = (deepcopy(policy).eval().requires_grad_(False) for _ in range(2))
+        self._copies = nn.ModuleDict({"reference": self.reference, "rollout_policy": self.rollout_policy})
+        self._copies.to(args.device)
         self.roller = Roller(
             self.base, self.vocoder, self.reward_funcs, self.reward_weights, args.sampling,
             group_size=args.num_generations, chunk_range=args.chunk_range, forced_rows=args.forced_rows,
@@ -159,11 +162,6 @@ class DCPOTrainer(ResilientTrainer):
     @property
     def policy(self) -> ChunkPolicy:
         return self.accelerator.unwrap_model(self.model)
-
-    def _frozen_copy(self) -> ChunkPolicy:
-        copy = ChunkPolicy(self.policy.config).to(self.args.device).eval().requires_grad_(False)
-        copy.load_state_dict(self.policy.state_dict())
-        return copy
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -374,10 +372,7 @@ class DCPOTrainer(ResilientTrainer):
             return
         path = Path(output_dir or self.args.output_dir)
         self.policy.save_pretrained(path)
-        tensors = {
-            f"{name}.{key}": value.detach().cpu().contiguous()
-            for name in ("reference", "rollout_policy") for key, value in getattr(self, name).state_dict().items()
-        }
+        tensors = {name: value.cpu().contiguous() for name, value in self._copies.state_dict().items()}
         if self.length_reward is not None:
             tensors["price"] = self.length_reward.state()
         save_file(tensors, path / STATE)
@@ -416,25 +411,22 @@ class DCPOTrainer(ResilientTrainer):
                 **{name: getattr(made, name) for name in ("advantages", "weights", "reference")}}
 
     def _load_copies(self, checkpoint: Path) -> None:
-        stored = ChunkPolicy.load_config(checkpoint)
-        if stored != ChunkPolicy.config_class(**{
-                k: getattr(self.policy.config, k) for k in stored.__dataclass_fields__}):
+        if (stored := ChunkPolicy.load_config(checkpoint)) != self.policy.config:
             raise CheckpointError(f"{checkpoint}: a checkpoint of another run (policy {stored}); choose another "
                                   "out folder, or resume=never to start again")
         try:
             tensors = load_file(checkpoint / STATE)
         except OSError as error:
             raise CheckpointError(f"{checkpoint / STATE}: cannot read it ({error}); resume from another one") from error
-        for name in ("reference", "rollout_policy"):
-            own = {k.removeprefix(name + "."): v for k, v in tensors.items() if k.startswith(name + ".")}
-            try:
-                getattr(self, name).load_state_dict(own)
-            except RuntimeError as error:
-                raise CheckpointError(f"{checkpoint / STATE}: of another form of policy ({error}); choose another out "
-                                      "folder, or resume=never to start again") from error
+        price = tensors.pop("price", None)
+        try:
+            self._copies.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise CheckpointError(f"{checkpoint / STATE}: of another form of policy ({error}); choose another out "
+                                  "folder, or resume=never to start again") from error
         if self.length_reward is not None:
-            if "price" not in tensors:
+            if price is None:
                 raise CheckpointError(f"{checkpoint}: a checkpoint of a run without tokens_per_pass; choose another "
                                       "out folder, or resume=never to start again")
-            self.length_reward.restore(tensors["price"])
+            self.length_reward.restore(price)
         self._buffer.clear()

@@ -105,25 +105,16 @@ def test_every_step_runs_once_and_is_recorded(chain, capsys):
     assert capsys.readouterr().out.count("done before") == 4
 
 
-def test_an_output_that_vanished_is_made_again(chain):
+@pytest.mark.parametrize(("change", "counts", "step", "written"), [
+    (lambda chain: chain.path("b").unlink(), "1211", "d", "once!!!"),  # what follows has the same input as before
+    (lambda chain: chain.source.write_text("twice"), "2222", "d", "twice!!!"),
+    (lambda chain: chain.code.update(c=COPY + "; open(t, 'a').write('?')"), "1121", "c", "once!!?"),
+], ids=["an output vanished", "inputs", "a command"])
+def test_what_changed_runs_again_and_what_is_behind_it(chain, change, counts, step, written):
     chain.run()
-    chain.path("b").unlink()
+    change(chain)
     chain.run()
-    assert chain.counts == "1211"  # what follows has the same input as before
-
-
-def test_changed_inputs_run_everything_behind_them(chain):
-    chain.run()
-    chain.source.write_text("twice")
-    chain.run()
-    assert chain.counts == "2222" and chain.path("d").read_text() == "twice!!!"
-
-
-def test_a_changed_command_runs_again(chain):
-    chain.run()
-    chain.code["c"] += "; open(t, 'a').write('?')"
-    chain.run()
-    assert chain.counts == "1121" and chain.path("c").read_text() == "once!!?"
+    assert chain.counts == counts and chain.path(step).read_text() == written
 
 
 def test_a_training_of_other_inputs_is_set_aside_and_one_that_was_cut_off_is_not(chain, monkeypatch):
@@ -187,22 +178,22 @@ def test_fingerprints_know_command_and_content(tmp_path):
 # --- failures -------------------------------------------------------------------------------------------------------
 
 
-def test_a_failing_step_is_named_and_the_finished_ones_stay(chain):
-    chain.code["d"] = "raise SystemExit(7)"
-    with pytest.raises(DCARError, match="step 'd' failed with status 7. What was finished is kept"):
+@pytest.mark.parametrize(("step", "code", "message", "finished"), [
+    ("d", "raise SystemExit(7)", "step 'd' failed with status 7. What was finished is kept", "abc"),
+    ("c", "import sys; print('cause', file=sys.stderr); sys.exit(1)",
+     "step 'c' failed with status 1; its output is in {out}/c.log", "a"),
+    ("a", "pass", "step 'a' ended without writing {out}/a.txt", ""),
+])
+def test_a_failing_step_is_named_and_the_finished_ones_stay(chain, step, code, message, finished):
+    chain.code[step] = code
+    with pytest.raises(DCARError, match=message.format(out=chain.out)):
         chain.run()
-    assert chain.records == ["a", "b", "c"] and chain.counts == "1110"
-    chain.code["d"] = COPY
+    assert chain.records == [*finished]
+    if step == "c":
+        assert (chain.out / "c.log").read_text() == "cause\n"
+    chain.code[step] = COPY
     chain.run()
-    assert chain.counts == "1111"
-
-
-def test_the_log_of_a_step_that_failed_beside_another_is_named(chain):
-    chain.code["c"] = "import sys; print('cause', file=sys.stderr); sys.exit(1)"
-    with pytest.raises(DCARError, match=r"step 'c' failed with status 1; its output is in .*c\.log") as caught:
-        chain.run()
-    assert str(chain.out / "c.log") in str(caught.value) and (chain.out / "c.log").read_text() == "cause\n"
-    assert chain.records == ["a"]
+    assert chain.records == [*"abcd"] and all(chain.counts[ord(name) - ord("a")] == "1" for name in finished)
 
 
 def test_a_step_that_failed_takes_its_neighbour_down(chain):
@@ -212,13 +203,6 @@ def test_a_step_that_failed_takes_its_neighbour_down(chain):
     with pytest.raises(DCARError, match="step 'b' failed"):
         chain.run()
     assert time.monotonic() - begun < 30
-
-
-def test_a_step_that_writes_nothing_failed(chain):
-    chain.code["a"] = "pass"
-    with pytest.raises(DCARError, match=r"step 'a' ended without writing .*a\.txt"):
-        chain.run()
-    assert chain.records == []
 
 
 def test_steps_side_by_side_run_at_the_same_time(chain):

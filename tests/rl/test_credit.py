@@ -1,5 +1,7 @@
 """Credit by decision: rule-based, by statistics, and through the rewards that say where they were lost."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from toy_world import ToyCTC, ToyRecognizer, toy_items, toy_token_recognizer
@@ -88,42 +90,28 @@ def test_credit_lands_on_the_decision_whose_word_was_lost(reward):
         assert other[2] > 0.5 and abs(other[[0, 1, 3]]).max() < 0.25 * other[2]
 
 
-def test_likelihood_is_lost_where_it_says():
-    """Costs are the reward's, place by place; words of a text are the places, and tokens stand for them."""
-    reward = LikelihoodReward(ToyCTC(), scale=0.5, floor=-50.0, locate=True)
+@pytest.mark.parametrize("kind", [LikelihoodReward, TokenLikelihoodReward])
+def test_likelihood_is_lost_where_the_alignment_says(kind):
+    """Every token is at the unit that the alignment says; costs are the path's, at most the floor each."""
+    ear = ToyCTC() if kind is LikelihoodReward else toy_token_recognizer()
+    reward, bounded = (kind(ear, scale=0.5, floor=floor, locate=True) for floor in (-50.0, -9.0))
     records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], [0, 2, *BLUE, *GREEN, *BLACK])
     values = ask(reward, records)
-    assert values == ask(LikelihoodReward(ToyCTC(), scale=0.5), records)
-    for value, record in zip(values, records, strict=True):
-        one = record.located[reward]
-        assert one.costs.mean() == pytest.approx(-value) and one.rate == 4 / 12
-    assert records[0].located[reward].places.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
-    bounded = LikelihoodReward(ToyCTC(), scale=0.5, floor=-9.0, locate=True)
-    ask(bounded, records)
-    assert records[1].located[bounded].costs == pytest.approx(np.minimum(records[1].located[reward].costs, 4.5))
-    assert records[1].located[reward].costs.max() > 4.5
-    assert records[2].located[reward].places.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
-
-
-def test_likelihood_of_tokens_is_lost_where_it_says():
-    """Every token is at the phoneme that the alignment says; costs are the path's, at most the floor each."""
-    recognizer = toy_token_recognizer()
-    reward = TokenLikelihoodReward(recognizer, scale=0.5, floor=-50.0, locate=True)
-    records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], [0, 2, *BLUE, *GREEN, *BLACK])
-    values = ask(reward, records)
-    assert values == ask(TokenLikelihoodReward(recognizer, scale=0.5), records) and values[1] < values[0] - 0.5
-    for record, alignment in zip(records, recognizer.align([r.result.tokens for r in records], [(1, 2, 3, 4)] * 3),
-                                 strict=True):
+    assert values == ask(kind(ear, scale=0.5), records) and values[1] < values[0] - 0.5
+    if kind is LikelihoodReward:
+        alignments = [r.alignments[ear] for r in records]
+        assert [r.located[reward].costs.mean() for r in records] == pytest.approx([-v for v in values])  # of one path
+    else:
+        alignments = ear.align([r.result.tokens for r in records], [(1, 2, 3, 4)] * 3)
+    for record, alignment in zip(records, alignments, strict=True):
         one = record.located[reward]
         assert one.places.tolist() == alignment.units.tolist() and one.rate == 4 / 12
         assert one.costs == pytest.approx(0.5 * alignment.costs)
+    assert records[0].located[reward].places.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert records[2].located[reward].places.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
-    bounded = TokenLikelihoodReward(recognizer, scale=0.5, floor=-9.0, locate=True)
     ask(bounded, records)
-    assert records[1].located[bounded].costs.max() == 4.5 < records[1].located[reward].costs.max()
-    short = rollouts([0, 3], [])
-    assert ask(bounded, short) == [-4.5, -4.5] and short[0].located[bounded].costs.tolist() == [4.5] * 4
-    assert bounded not in short[1].located
+    assert records[1].located[bounded].costs == pytest.approx(np.minimum(records[1].located[reward].costs, 4.5))
+    assert records[1].located[reward].costs.max() > 4.5
 
 
 class Hears(ToyCTC):
@@ -166,7 +154,6 @@ def test_one_pass_of_the_recogniser_serves_words_and_likelihood():
             return super().align(waves, sample_rate, texts)
 
     recognizer, records = Counts(), rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], [])
-    records[2].wave = np.zeros(0, np.float32)
     total, parts = score(records, [WERReward(recognizer, locate=True), LikelihoodReward(recognizer, locate=True)],
                          [1.0, 1.0])
     assert recognizer.asked == 2 and parts[2].tolist() == [-1.0, -1.0] and np.isfinite(total).all()
@@ -186,7 +173,7 @@ def test_frames_and_tokens_divide_the_same_wave():
     class Coarse(ToyCTC):
         def align(self, waves, sample_rate, texts):
             found = super().align([self.frames(w) for w in waves], sample_rate, texts)
-            return [type(a)(a.costs, a.units, a.log_likelihood, 10) for a in found]
+            return [replace(a, characters=10) for a in found]
 
     for frames in (lambda w: w[::2], lambda w: w.repeat(2)):
         recognizer = Coarse()
@@ -199,14 +186,13 @@ def test_frames_and_tokens_divide_the_same_wave():
         assert one.costs.mean() == pytest.approx(alone.costs.sum() / 10)  # nats per character
 
 
-def test_rollouts_that_are_too_short_for_their_text_are_at_the_floor_everywhere():
-    reward = LikelihoodReward(ToyCTC(), locate=True)
-    records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [0, 3, 6], [])
-    records[2].wave = np.zeros(0, np.float32)
+@pytest.mark.parametrize("reward", rewards(), ids=lambda r: r.name)
+def test_rollouts_that_are_too_short_for_their_text_are_at_the_floor_everywhere(reward):
+    records, floor = rollouts([*RED, *BLUE, *GREEN, *BLACK], [0, 3, 6], []), reward.scale * reward.floor
     values = ask(reward, records)
-    assert values[1:] == [-1.0, -1.0] and values[0] > -0.5
+    assert values[1:] == [floor, floor] and values[0] > 0.5 * floor
     short = records[1].located[reward]
-    assert short.costs.tolist() == [1.0] * 4 and short.places.tolist() == [0, 1, 2]
+    assert short.costs.tolist() == [-floor] * 4 and short.places.tolist() == [0, 1, 2]
     assert reward not in records[2].located  # nothing was spoken, so no place is anywhere
     good, bad = credit(records[:2], reward, [[0, 3, 6, 9], [0, 1]])
     assert (good > 0.5).all() and (bad < -0.5).all()
@@ -235,7 +221,7 @@ def test_rewards_are_added_in_their_units():
         return np.array(decision_advantages([Decisions(one, starts) for one in zip(*located, strict=True)], 3, 0))
 
     def times(located, weight):
-        return [Located(weight * one.costs, one.places, one.rate) for one in located]
+        return [one.times(weight) for one in located]
 
     spread = [Located(one.costs.repeat(3), np.arange(12)) for one in words]  # a word's cost at each of its tokens
     both = [Located(a.costs + 0.5 * b.costs, a.places) for a, b in zip(spread, tokens, strict=True)]

@@ -29,7 +29,7 @@ from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl import objective
 from rl.config import DCPOConfig, save_settings
 from rl.data import PromptBatches
-from rl.policies import make_policy
+from rl.policies import guidance_range, make_policy
 from rl.rewards import RangePenalty, WERReward, ask
 from rl.rollout import Roller, forced_sizes
 from rl.train import main, run
@@ -367,10 +367,10 @@ def test_wrong_combinations_name_the_way_out(tmp_path):
 def test_guidance_profile_gives_the_range_and_must_fit_the_decoder(tmp_path):
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps({"range": [3, 2], "base_checksum": ""}))
-    assert toy_trainer(tmp_path, chunk_range=[], guidance=str(profile)).args.chunk_range == [2, 3]
-    profile.write_text(json.dumps({"range": [3, 2], "base_checksum": "another"}))
+    settings = {"chunk_range": [], "guidance": str(profile)}
+    assert toy_trainer(tmp_path, **settings).args.chunk_range == [2, 3]
     with pytest.raises(CheckpointError, match="of another decoder"):
-        toy_trainer(tmp_path, chunk_range=[], guidance=str(profile))
+        guidance_range(toy_config(tmp_path, **settings), "another")
 
 
 @pytest.mark.parametrize("content", [None, b"{}", b"[]", b"null", b"3", b'{"range": []}', b'{"range": 2}',
@@ -380,7 +380,7 @@ def test_what_is_no_guidance_profile_is_refused(tmp_path, content):
     if content is not None:
         profile.write_bytes(content)
     with pytest.raises(ConfigError, match=f"guidance {profile}: .*run `dcar profile` first"):
-        toy_trainer(tmp_path, chunk_range=[], guidance=str(profile))
+        guidance_range(toy_config(tmp_path, chunk_range=[], guidance=str(profile)), "")
 
 
 def test_range_prior_is_where_a_new_policy_starts(tmp_path):

@@ -10,7 +10,8 @@ import torch
 
 from dcar.prepare.prepared import FORMAT_VERSION, features
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_VOCAB_SIZE
-from dcar.tokens.whisper import WhisperKMeansTokenizer
+from dcar.tokens.kmeans import KMeansTokenizer
+from dcar.tokens.whisper import WhisperEncoder
 from dcar.vocoder.model import TokenVocoder, VocoderConfig
 
 CODES = 12
@@ -63,10 +64,10 @@ def write_prepared(directory: Path, train: int = 8, dev: int = 4, tokenizer: str
     return directory
 
 
-def tiny_tokenizer(folder: Path) -> WhisperKMeansTokenizer:
+def tiny_tokenizer(folder: Path) -> KMeansTokenizer:
     """A k-means tokenizer of random codes in four dimensions, saved in `folder`."""
     centroids = np.random.default_rng(3).standard_normal((CODES, 4)).astype(np.float32)
-    tokenizer = WhisperKMeansTokenizer(centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4))
+    tokenizer = KMeansTokenizer(WhisperEncoder(), centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4))
     tokenizer.save_pretrained(folder)
     return tokenizer
 

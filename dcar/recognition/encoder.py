@@ -23,7 +23,7 @@ from dcar.recognition.ctc import CTCRecognizer, WindowCTC, spelled
 from dcar.recognition.manifest import CHARACTERS
 from dcar.sources.packages import WHISPER_BASE_SHA256
 from dcar.tokens.base import token_count
-from dcar.tokens.whisper import MAX_SECONDS, SAMPLES_PER_TOKEN, WhisperEncoder, shared_encoder
+from dcar.tokens.whisper import MAX_SECONDS, SAMPLES_PER_TOKEN, WhisperEncoder
 
 BLANK = 0
 """CTC's blank; the character at place c of the alphabet has the symbol c + 1."""
@@ -60,7 +60,8 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
 
     def __init__(self, config: EncoderRecognizerConfig):
         super().__init__(config.hidden_size, config.dilations, len(config.alphabet) + 1)
-        self.config, self.name, self.threads = replace(config, encoder=ENCODER), "encoder-ctc", 1
+        self.config, self.name = replace(config, encoder=ENCODER), "encoder-ctc"
+        self.encoder = WhisperEncoder(TAIL_SECONDS)
         self.states_norm = nn.LayerNorm(WhisperEncoder.state_size)
         self.states_in = nn.Linear(WhisperEncoder.state_size, config.hidden_size)
 
@@ -68,14 +69,10 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
         """Of the encoder's states [B, T, 512]."""
         return self.states_in(self.states_norm(frames))
 
-    @property
-    def _encoder(self) -> WhisperEncoder:
-        return shared_encoder(TAIL_SECONDS, self.threads)
-
     def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, Tensor]]:
         weight = self.output.weight
         for index, wave in enumerate(waves):
-            states = torch.from_numpy(encoder_states(self._encoder, wave, sample_rate)).to(weight)
+            states = torch.from_numpy(encoder_states(self.encoder, wave, sample_rate)).to(weight)
             with torch.inference_mode():
                 yield index, self.frames(states[None], torch.tensor([len(states)], device=weight.device))[0].cpu()
 
@@ -108,5 +105,6 @@ def load_encoder_recognizer(folder: str | Path, name: str = "", threads: int = 1
     """
     recognizer = EncoderRecognizer.from_pretrained(folder, device)
     called = name or Path(folder).resolve().name
-    recognizer.name, recognizer.threads = f"encoder-ctc:{called}@{recognizer.checksum()[:8]}", threads
+    recognizer.name = f"encoder-ctc:{called}@{recognizer.checksum()[:8]}"
+    recognizer.encoder = WhisperEncoder(TAIL_SECONDS, threads)
     return recognizer

@@ -36,8 +36,8 @@ from dcar.errors import ConfigError, DataError
 from dcar.text.phonemes import text_to_ids
 from dcar.tokens.alignment import fit_alignment, phoneme_states, smoothed, viterbi
 from dcar.tokens.base import SpeechTokenizer
-from dcar.tokens.kmeans import KMeansTokenizer, fit_centroids
-from dcar.tokens.whisper import WhisperKMeansTokenizer
+from dcar.tokens.kmeans import KMeansTokenizer, StateEncoder, fit_centroids
+from dcar.tokens.whisper import WhisperEncoder
 from dcar.tracking import write_json
 
 logger = logging.getLogger(__name__)
@@ -83,14 +83,12 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
     waves = (u.load() for u in shuffled)
     settings = {name: getattr(config, name) for name in ("vocab_size", "max_frames", "seed", "standardize", "passes",
                                                          "sample_hours")}
-    tokenizer: KMeansTokenizer
-    if config.encoder == "whisper-base":
-        tokenizer = WhisperKMeansTokenizer.fit(waves, threads=config.threads, **settings)
-    else:
-        from dcar.tokens.hubert import HubertKMeansTokenizer, parse_encoder, shared_hubert
+    encoder: StateEncoder = WhisperEncoder(threads=config.threads)
+    if config.encoder != encoder.name:
+        from dcar.tokens.hubert import parse_encoder, shared_hubert
 
-        source, layer = parse_encoder(config.encoder)
-        tokenizer = HubertKMeansTokenizer.fit(waves, shared_hubert(source, layer, config.device), **settings)
+        encoder = shared_hubert(*parse_encoder(config.encoder), config.device)
+    tokenizer = KMeansTokenizer.fit(waves, encoder, **settings)
     if config.projection_size:
         tokenizer = sharpen(tokenizer, shuffled, config)
     tokenizer.provenance |= {"corpus": config.corpus, "split": config.split}
@@ -124,7 +122,7 @@ def sharpen(tokenizer: KMeansTokenizer, utterances: Sequence[Utterance], config:
     pairs: list[tuple[np.ndarray, np.ndarray]] = []  # standardised states [T, D], and the phonemes spoken in them
     heard = 0
     for i in in_turn([u.speaker for u in utterances]):
-        found, sequence = tokenizer.states(*utterances[i].load()), phoneme_states(text_to_ids(utterances[i].text))
+        found, sequence = tokenizer.encoder(*utterances[i].load()), phoneme_states(text_to_ids(utterances[i].text))
         if len(found) >= len(sequence):
             pairs.append((tokenizer.coordinates(found), sequence))
         heard += len(found)

@@ -10,18 +10,18 @@ instead of one or two fewer, and states may be standardised before k-means (`sta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sources.hub import from_hub
 from dcar.tokens.base import fitted, heard_by
-from dcar.tokens.kmeans import KMeansTokenizer, fit_states, read_kmeans
+from heads.checkpoint import tensors_checksum
 
 MAX_SECONDS = 60.0
 """Attention is quadratic in the length; longer recordings are cut before they get here."""
@@ -30,13 +30,12 @@ MAX_SECONDS = 60.0
 class HubertEncoder:
     """States of one layer of a HuBERT model of `transformers`, one waveform at a time, float32."""
 
+    kind, name = "hubert-kmeans", "hubert"
+
     def __init__(self, source: str | Path, layer: int = -1, device: str = "cpu") -> None:
         """`source`: folder or hub name. `layer`: 0 is the input of the first Transformer layer, -1 the last layer's
         output, as `output_hidden_states` counts. Raises AssetError, CheckpointError, ConfigError."""
-        import torch
         from transformers import AutoFeatureExtractor, HubertModel
-
-        from heads.checkpoint import tensors_checksum
 
         self.source, self.device = str(source), device
         extractor: Any = from_hub(AutoFeatureExtractor.from_pretrained, source, "a HuBERT feature extractor")
@@ -60,13 +59,13 @@ class HubertEncoder:
 
     @property
     def identity(self) -> str:
-        """Everything about the encoder that decides the codes."""
         return f"hubert {self.sha256} layer={self.layer} normalize={self.normalize}"
+
+    def card(self) -> dict[str, Any]:
+        return {"encoder": self.source, "layer": self.layer, "normalize": self.normalize}
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
         """States [T, D] float32, T = ceil(seconds · rate_hz). AudioError for bad audio or more than MAX_SECONDS."""
-        import torch
-
         wave, frames = heard_by("hubert", wave, sample_rate, MAX_SECONDS, self.stride)
         if self.normalize:
             wave = (wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)
@@ -91,52 +90,3 @@ def parse_encoder(spec: str) -> tuple[str, int]:
     if not spec.startswith("hubert:") or not source or not layer.lstrip("-").isdigit():
         raise ConfigError(f"encoder={spec}: write whisper-base or hubert:FOLDER_OR_NAME[@LAYER]")
     return source, int(layer)
-
-
-class HubertKMeansTokenizer(KMeansTokenizer):
-    """k-means codes of HuBERT states."""
-
-    kind = "hubert-kmeans"
-
-    def __init__(self, encoder: HubertEncoder, centroids: np.ndarray, mean: np.ndarray, scale: np.ndarray, *,
-                 name: str = "hubert-kmeans", **made: Any) -> None:
-        """made: projection and provenance, where there are any."""
-        self.encoder = encoder
-        self.rate_hz, self.encoder_sha256 = encoder.rate_hz, encoder.sha256
-        super().__init__(centroids, mean, scale, state_size=encoder.state_size, name=name, **made)
-
-    @property
-    def encoder_identity(self) -> str:
-        return self.encoder.identity
-
-    def states(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-        return self.encoder(wave, sample_rate)
-
-    def card(self) -> dict[str, Any]:
-        return {"encoder": self.encoder.source, "layer": self.encoder.layer, "normalize": self.encoder.normalize}
-
-    @classmethod
-    def fit(cls, waves: Iterable[tuple[np.ndarray, int]], encoder: HubertEncoder,
-            **settings: Any) -> HubertKMeansTokenizer:
-        """Fit the codes on a stream of (waveform, sample rate in Hz); settings: of `fit_states`."""
-        return cls(encoder, **fit_states(waves, encoder, encoder.rate_hz, **settings))
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, device: str = "cpu",
-                        encoder: str | Path | None = None) -> HubertKMeansTokenizer:
-        """Load what `save_pretrained` wrote, with the HuBERT model that it names, or the one in `encoder`.
-
-        CheckpointError if the folder is incomplete or altered, or the HuBERT model is not the one of the k-means.
-        """
-        folder = Path(folder)
-        card, tensors = read_kmeans(folder)
-        if card["type"] != cls.kind:
-            raise CheckpointError(f"{folder}: a {card['type']} tokenizer, not {cls.kind}")
-        source = str(encoder or card["encoder"])
-        model = shared_hubert(source, int(card["layer"]), device)
-        if model.sha256 != card["encoder_sha256"]:
-            raise CheckpointError(f"{folder}: its k-means was fitted on a HuBERT with SHA-256 "
-                                  f"{card['encoder_sha256'][:12]}…, but {source} has {model.sha256[:12]}…; put the "
-                                  f"right encoder's place into `encoder` of {folder}/tokenizer.json, or run `dcar "
-                                  "fit-tokenizer` with this one")
-        return cls(model, **tensors, name=card["name"], provenance=card.get("provenance")).as_stored(folder, card)

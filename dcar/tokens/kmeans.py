@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from safetensors import SafetensorError
@@ -21,22 +20,42 @@ from dcar.sources.shipped import resolve
 logger = logging.getLogger(__name__)
 
 
+class StateEncoder(Protocol):
+    """What makes states of sound, and all that tokenizer.json says of it."""
+
+    kind: str  # of the tokenizer: "type" in its card
+    name: str
+    rate_hz: float
+    state_size: int
+    sha256: str
+
+    @property
+    def identity(self) -> str:
+        """Everything about the encoder that decides the codes."""
+        ...
+
+    def card(self) -> dict[str, Any]:
+        """What makes it again."""
+        ...
+
+    def __call__(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
+        """States [T, state_size] float32 of one waveform, T = ceil(seconds · rate_hz)."""
+        ...
+
+
 class KMeansTokenizer:
     """k-means codes of an encoder's standardised states.
 
     code = argmin_v || (state - mean) / scale - centroid_v ||², first index on ties; with a projection, the standardised
-    state times it takes the state's place (`dcar.tokens.fit`). Subclasses name the encoder: its `kind`, `rate_hz`,
-    `encoder_sha256`, `encoder_identity` (everything about it that decides the codes) and `states`.
+    state times it takes the state's place (`dcar.tokens.fit`).
     """
 
-    kind: str
-    rate_hz: float
-    encoder_sha256: str
-
-    def __init__(self, centroids: np.ndarray, mean: np.ndarray, scale: np.ndarray, *, state_size: int, name: str,
-                 provenance: dict[str, Any] | None = None, projection: np.ndarray | None = None) -> None:
-        """`mean`, `scale` [D] of the encoder states, D = `state_size`; `centroids` [V, D] in the standardised space, or
-        [V, P] behind a `projection` [D, P]."""
+    def __init__(self, encoder: StateEncoder, centroids: np.ndarray, mean: np.ndarray, scale: np.ndarray, *,
+                 name: str = "", provenance: dict[str, Any] | None = None,
+                 projection: np.ndarray | None = None) -> None:
+        """`mean`, `scale` [D] of the encoder's states; `centroids` [V, D] in the standardised space, or [V, P] behind a
+        `projection` [D, P]."""
+        state_size = encoder.state_size
         self.projection = None if projection is None else np.ascontiguousarray(projection, dtype=np.float32)
         if self.projection is not None and (len(self.projection) != state_size or self.projection.ndim != 2):
             raise CheckpointError(f"tokenizer projection has shape {self.projection.shape}, expected [{state_size}, …]")
@@ -46,29 +65,16 @@ class KMeansTokenizer:
         self.scale = np.ascontiguousarray(scale, dtype=np.float32)
         if self.centroids.ndim != 2 or self.centroids.shape[1] != width:
             raise CheckpointError(f"tokenizer centroids have shape {self.centroids.shape}, but the states of this "
-                                  f"{self.kind} encoder have {width} dimensions; use the encoder that they were fitted "
-                                  "on, or run `dcar fit-tokenizer`")
+                                  f"{encoder.kind} encoder have {width} dimensions; use the encoder that they were "
+                                  "fitted on, or run `dcar fit-tokenizer`")
         if self.mean.shape != (state_size,) or self.scale.shape != (state_size,):
             raise CheckpointError(f"tokenizer mean and scale have shapes {self.mean.shape}, {self.scale.shape}")
         if not all(np.isfinite(array).all() for array in self.tensors.values()) or not (self.scale > 0).all():
             raise CheckpointError("tokenizer centroids, mean or scale hold NaN, infinite or non-positive values")
-        self.name = name
+        self.encoder, self.name, self.rate_hz = encoder, name or f"{encoder.name}-kmeans", encoder.rate_hz
         self.vocab_size = int(self.centroids.shape[0])
         self.provenance = dict(provenance or {})
         self._half_norms = 0.5 * (self.centroids.astype(np.float64) ** 2).sum(1)
-
-    @property
-    def encoder_identity(self) -> str:
-        """What the checksum says about the encoder."""
-        raise NotImplementedError
-
-    def states(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-        """Encoder states [T, D] float32 of one waveform, T = ceil(seconds · rate_hz)."""
-        raise NotImplementedError
-
-    def card(self) -> dict[str, Any]:
-        """What tokenizer.json says besides sizes and checksums."""
-        raise NotImplementedError
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
@@ -79,24 +85,22 @@ class KMeansTokenizer:
     @property
     def checksum(self) -> str:
         """SHA-256 over everything that decides the codes: encoder, mean, scale, centroids, projection if any."""
-        digest = hashlib.sha256(self.encoder_identity.encode())
+        digest = hashlib.sha256(self.encoder.identity.encode())
         for array in self.tensors.values():
             digest.update(array.astype("<f4").tobytes())
         return digest.hexdigest()
 
-    def projected(self, projection: np.ndarray, centroids: np.ndarray) -> Self:
+    def projected(self, projection: np.ndarray, centroids: np.ndarray) -> KMeansTokenizer:
         """This tokenizer with other codes: centroids [V, P] of standardised states times projection [D, P]."""
-        other = copy.copy(self)
-        KMeansTokenizer.__init__(other, centroids, self.mean, self.scale, state_size=len(self.mean), name=self.name,
-                                 provenance=self.provenance, projection=projection)
-        return other
+        return KMeansTokenizer(self.encoder, centroids, self.mean, self.scale, name=self.name,
+                               provenance=self.provenance, projection=projection)
 
     def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
         """Codes [T] int64 of every waveform [samples] float32 mono; T = ceil(seconds · rate_hz).
 
         A waveform's codes do not depend on the others. Raises AudioError (see the encoder).
         """
-        return [self.quantize(self.states(wave, sample_rate)) for wave in waves]
+        return [self.quantize(self.encoder(wave, sample_rate)) for wave in waves]
 
     def coordinates(self, states: np.ndarray) -> np.ndarray:
         """States [T, D] in the space of the centroids [T, P]: standardised and, with a projection, projected."""
@@ -119,9 +123,10 @@ class KMeansTokenizer:
         """
         folder = Path(folder)
         card = {
-            "type": self.kind, "name": self.name, "vocab_size": self.vocab_size, "rate_hz": self.rate_hz,
-            "sample_rate": ENCODER_SAMPLE_RATE, "tokens_per_waveform": "ceil(seconds * rate_hz)", **self.card(),
-            "encoder_sha256": self.encoder_sha256, "checksum": self.checksum, "provenance": self.provenance,
+            "type": self.encoder.kind, "name": self.name, "vocab_size": self.vocab_size, "rate_hz": self.rate_hz,
+            "sample_rate": ENCODER_SAMPLE_RATE, "tokens_per_waveform": "ceil(seconds * rate_hz)",
+            **self.encoder.card(), "encoder_sha256": self.encoder.sha256, "checksum": self.checksum,
+            "provenance": self.provenance,
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -130,12 +135,36 @@ class KMeansTokenizer:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder}: the tokenizer cannot be written ({error}); free some space") from error
 
-    def as_stored(self, folder: Path, card: dict[str, Any]) -> Self:
-        """This tokenizer, loaded from `folder`; CheckpointError if it is not the one that was saved there."""
-        if self.checksum != card["checksum"]:
-            raise CheckpointError(f"{folder}: the centroids do not match the checksum in tokenizer.json; restore the "
-                                  "folder")
-        return self
+    @classmethod
+    def fit(cls, waves: Iterable[tuple[np.ndarray, int]], encoder: StateEncoder, *, vocab_size: int = 1024,
+            max_frames: int = 200_000, seed: int = 0, standardize: bool = True, passes: int = 10,
+            sample_hours: float | None = None) -> Self:
+        """Codes that are fitted on a stream of (waveform, sample rate in Hz).
+
+        At most `max_frames` states are taken. Without `sample_hours` they are the first of the stream. With it the
+        stream is read for that many hours, and of every waveform the same share of its states is kept, drawn by `seed`:
+        many voices and little memory (the states of the papers' 73 hours of HuBERT-Large would take 54 GB).
+
+        Mini-batch k-means with k-means++ starts, `passes` times over the states, seeded. Raises ConfigError if the
+        stream holds fewer than 4 states per code.
+        """
+        draw = np.random.default_rng([seed, 1])
+        share = 1.0 if sample_hours is None else min(1.0, max_frames / (sample_hours * 3600 * encoder.rate_hz))
+        collected: list[np.ndarray] = []
+        frames, seconds = 0, 0.0
+        for wave, sample_rate in waves:
+            states = encoder(wave, sample_rate)
+            if share < 1:
+                states = states[draw.random(len(states)) < share]
+            collected.append(states)
+            frames, seconds = frames + len(states), seconds + len(wave) / sample_rate
+            if frames >= max_frames or (sample_hours is not None and seconds >= sample_hours * 3600):
+                break
+        logger.info("tokenizer: %d encoder states of %.1f minutes", frames, seconds / 60)
+        states = np.concatenate([np.zeros((0, encoder.state_size), np.float32), *collected])[:max_frames]
+        return cls(encoder, *fit_centroids(states, vocab_size, seed, standardize, passes), provenance={
+            "frames": len(states), "seed": seed, "standardize": standardize, "passes": passes,
+            "sample_hours": sample_hours})
 
 
 def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -178,39 +207,6 @@ def codebook_of(tokenizer: Mapping[str, Any], source: str | Path) -> np.ndarray 
     if card["checksum"] != tokenizer["checksum"]:
         raise DataError(f"{source}: {folder} is not the tokenizer that made its tokens; prepare the corpus again")
     return tensors["centroids"]
-
-
-def fit_states(waves: Iterable[tuple[np.ndarray, int]], encoder: Any, rate_hz: float, *, vocab_size: int = 1024,
-               max_frames: int = 200_000, seed: int = 0, standardize: bool = True, passes: int = 10,
-               sample_hours: float | None = None) -> dict[str, Any]:
-    """What a tokenizer is made of, fitted on a stream of (waveform, sample rate in Hz): centroids, mean, scale and
-    provenance. `encoder` gives the states [T, `state_size`] of a waveform.
-
-    At most `max_frames` states are taken. Without `sample_hours` they are the first of the stream. With it the stream
-    is read for that many hours, and of every waveform the same share of its states is kept, drawn by `seed`: many
-    voices and little memory (the states of the papers' 73 hours of HuBERT-Large would take 54 GB).
-
-    Mini-batch k-means with k-means++ starts, `passes` times over the states, seeded. Raises ConfigError if the stream
-    holds fewer than 4 states per code.
-    """
-    draw = np.random.default_rng([seed, 1])
-    share = 1.0 if sample_hours is None else min(1.0, max_frames / (sample_hours * 3600 * rate_hz))
-    collected: list[np.ndarray] = []
-    frames, seconds = 0, 0.0
-    for wave, sample_rate in waves:
-        states = encoder(wave, sample_rate)
-        if share < 1:
-            states = states[draw.random(len(states)) < share]
-        collected.append(states)
-        frames, seconds = frames + len(states), seconds + len(wave) / sample_rate
-        if frames >= max_frames or (sample_hours is not None and seconds >= sample_hours * 3600):
-            break
-    logger.info("tokenizer: %d encoder states of %.1f minutes", frames, seconds / 60)
-    states = np.concatenate([np.zeros((0, encoder.state_size), np.float32), *collected])[:max_frames]
-    centroids, mean, scale = fit_centroids(states, vocab_size, seed, standardize, passes)
-    return {"centroids": centroids, "mean": mean, "scale": scale,
-            "provenance": {"frames": len(states), "seed": seed, "standardize": standardize, "passes": passes,
-                           "sample_hours": sample_hours}}
 
 
 def fit_centroids(states: np.ndarray, vocab_size: int, seed: int, standardize: bool,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dcar.sources.shipped import shipped
+from dcar.errors import CheckpointError
+from dcar.sources.shipped import resolve
 from dcar.tokens import codec
 from dcar.tokens.base import SpeechTokenizer
-from dcar.tokens.hubert import HubertKMeansTokenizer
-from dcar.tokens.kmeans import read_kmeans
-from dcar.tokens.whisper import WhisperKMeansTokenizer
+from dcar.tokens.hubert import HubertEncoder, shared_hubert
+from dcar.tokens.kmeans import KMeansTokenizer, StateEncoder, read_kmeans
+from dcar.tokens.whisper import WhisperEncoder
 
 
 def load_tokenizer(name_or_dir: str | Path = "starter", threads: int = 1, device: str = "cpu") -> SpeechTokenizer:
@@ -23,14 +24,29 @@ def load_tokenizer(name_or_dir: str | Path = "starter", threads: int = 1, device
     Raises CheckpointError or AssetError with the command that helps.
     """
     spec = str(name_or_dir)
-    if spec == "starter":
-        return WhisperKMeansTokenizer.from_pretrained(shipped("tokenizer"), threads=threads)
     kind, _, rest = spec.partition(":")
     codecs = {"s3": codec.S3Tokenizer, "xcodec2": codec.XCodec2Tokenizer,
               "speechtokenizer": codec.SpeechTokenizerFirstLayer}
     if rest and kind in codecs:
         return codecs[kind](rest, device)
-    folder = Path(spec)
-    if read_kmeans(folder)[0]["type"] == "hubert-kmeans":
-        return HubertKMeansTokenizer.from_pretrained(folder, device=device)
-    return WhisperKMeansTokenizer.from_pretrained(folder, threads=threads)
+    folder = resolve(spec, "tokenizer")
+    card, tensors = read_kmeans(folder)
+    encoder: StateEncoder
+    try:
+        if card["type"] == HubertEncoder.kind:
+            encoder = shared_hubert(str(card["encoder"]), int(card["layer"]), device)
+        else:
+            encoder = WhisperEncoder(card["tail_seconds"], threads)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder}: tokenizer.json does not say what encoder it is for ({error!r}); restore the "
+                              "folder") from error
+    if (card["type"], card["encoder_sha256"]) != (encoder.kind, encoder.sha256):
+        raise CheckpointError(f"{folder}: its {card['type']} was fitted on an encoder with SHA-256 "
+                              f"{card['encoder_sha256'][:12]}…, but {card.get('encoder', encoder.name)} has "
+                              f"{encoder.sha256[:12]}…; put the right HuBERT's place into `encoder` of "
+                              f"{folder}/tokenizer.json, or run `dcar fit-tokenizer` with this one")
+    tokenizer = KMeansTokenizer(encoder, **tensors, name=card["name"], provenance=card.get("provenance"))
+    if tokenizer.checksum != card["checksum"]:
+        raise CheckpointError(f"{folder}: the centroids do not match the checksum in tokenizer.json; restore the "
+                              "folder")
+    return tokenizer

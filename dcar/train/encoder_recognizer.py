@@ -44,7 +44,7 @@ from dcar.recognition.encoder import (
 from dcar.recognition.manifest import Recording, load_manifest
 from dcar.storage import digest, replacing, writing
 from dcar.text.wer import NORMALIZER, word_errors
-from dcar.tokens.whisper import shared_encoder
+from dcar.tokens.whisper import WhisperEncoder
 from dcar.train.checkpoints import last_of
 from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans
 
@@ -78,7 +78,7 @@ def kept_states(recordings: Sequence[Recording], folder: Path) -> list[np.ndarra
     share = slice(state.process_index, None, state.num_processes)  # of all: what is missing changes while others write
     mine = [(shard, path) for shard, path in zip(shards[share], paths[share], strict=True) if not path.is_file()]
     if mine:
-        encoder = shared_encoder(TAIL_SECONDS, 1)
+        encoder = WhisperEncoder(TAIL_SECONDS)
         total, quiet = sum(len(shard) for shard, _ in mine), state.process_index > 0
         with tqdm(desc="encoder", total=total, unit="utt", disable=quiet) as bar:
             for shard, path in mine:
@@ -133,6 +133,7 @@ class EncoderRecognizerTrainer(CTCTrainer):
     """Word errors are its dev metric."""
 
     model: EncoderRecognizer
+    what = "an encoder recogniser"
 
     def count(self, dev: StateTexts, mine: list[int]) -> tuple[float, float, float, float]:
         sums, device = np.zeros(4), self.args.device
@@ -162,7 +163,7 @@ def run(config: TrainEncoderRecognizerConfig) -> EncoderRecognizer:
     del train, dev  # their waves: 115 MB an hour
     torch.manual_seed(config.seed)
     model = EncoderRecognizer(config.model)
-    trainer = EncoderRecognizerTrainer("an encoder recogniser", config, model, *sets)
+    trainer = EncoderRecognizerTrainer(config, model, *sets)
     data = {"train": Path(config.train_manifest).name, "dev": Path(config.dev_manifest).name,
             "digests": [digest(Path(path)) for path in (config.train_manifest, config.dev_manifest)],
             "train_hours": round(hours, 3), "train_utterances": utterances, "normalizer": NORMALIZER}

@@ -292,7 +292,7 @@ def _listener(tokenizer: Mapping[str, Any], prepared_dir: str | Path) -> KMeansT
 def _states(listener: KMeansTokenizer, utterance: Utterance, speed: float, tokens: np.ndarray) -> np.ndarray:
     """float16 [T, P] in the space of the centroids; DataError if they do not give `tokens`."""
     wave, rate = utterance.load(ENCODER_SAMPLE_RATE)
-    coordinates = listener.coordinates(listener.states(resample(wave, rate * speed, rate), rate))
+    coordinates = listener.coordinates(listener.encoder(resample(wave, rate * speed, rate), rate))
     if not np.array_equal(listener.nearest(coordinates), tokens):
         raise DataError(f"{utterance.source}: {utterance.id} gives other tokens now; prepare the corpus again")
     return coordinates.astype(np.float16)

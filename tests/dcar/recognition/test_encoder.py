@@ -17,7 +17,7 @@ from dcar.recognition.load import load_recognizer
 from dcar.recognition.manifest import load_manifest
 from dcar.sources.shipped import shipped
 from dcar.text.wer import score_corpus
-from dcar.tokens.whisper import shared_encoder
+from dcar.tokens.whisper import WhisperEncoder
 from dcar.vocoder.resynthesize import ResynthesizeConfig, run
 
 RATE = 16_000
@@ -36,7 +36,7 @@ def tiny(seed: int = 0, alphabet: str = " ab") -> EncoderRecognizer:
 def test_texts_are_as_likely_as_all_their_paths(text):
     for seed in range(3):
         model, wave = tiny(seed), noise(0.12, seed)  # six states
-        states = torch.from_numpy(encoder_states(shared_encoder(0.5, 1), wave, RATE))
+        states = torch.from_numpy(encoder_states(WhisperEncoder(), wave, RATE))
         assert states.shape == (6, 512) and state_count(len(wave)) == 6
         probs = model(states[None], torch.tensor([6]))[0].detach().double().numpy()
         assert np.exp(probs).sum(-1) == pytest.approx(1.0)
@@ -62,7 +62,7 @@ def test_a_waveform_says_the_same_in_any_company_and_much_the_same_at_another_ra
 
 
 def test_what_is_longer_than_the_encoder_hears_is_heard_in_pieces(monkeypatch):
-    ear, wave = shared_encoder(0.5, 1), noise(3.5, 3)
+    ear, wave = WhisperEncoder(), noise(3.5, 3)
     monkeypatch.setattr(encoder, "MAX_SECONDS", 3.0)  # pieces of two seconds
     states = encoder_states(ear, wave, RATE)
     assert len(states) == state_count(len(wave)) == 175

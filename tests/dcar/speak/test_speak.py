@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile as sf
 import torch
-from tiny_data import CODES, tiny_vocoder
+from tiny_data import CODES, tiny_tokenizer, tiny_vocoder
 from tiny_decoders import tiny_decoder
 from tones import chirp
 
@@ -38,7 +38,9 @@ from dcar.speak.phrases import (
 from dcar.speak.speaker import Speaker, make_method, timeline
 from dcar.speak.voice import read_voice, starter_voices
 from dcar.text.phonemes import normalize_text, text_to_ids
-from dcar.tokens.whisper import WhisperKMeansTokenizer
+from dcar.tokens.kmeans import KMeansTokenizer
+from dcar.tokens.load import load_tokenizer
+from dcar.tokens.whisper import WhisperEncoder
 from dcar.vocoder.model import TokenVocoder, VocoderConfig, speaker_features
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
@@ -51,7 +53,8 @@ def models(tmp_path_factory) -> Path:
     """Decoder, FAR decoder, policy, tokenizer and vocoder that belong together, and a voice."""
     folder = tmp_path_factory.mktemp("models")
     rng = np.random.default_rng(0)
-    tokenizer = WhisperKMeansTokenizer(rng.normal(size=(CODES, 512)), np.zeros(512), np.ones(512), name="tiny")
+    tokenizer = KMeansTokenizer(WhisperEncoder(), rng.normal(size=(CODES, 512)), np.zeros(512), np.ones(512),
+                                name="tiny")
     tokenizer.save_pretrained(folder / "tokenizer")
     identity = f"tiny@{tokenizer.checksum}"
     decoder = tiny_decoder(text_vocab_size=64, tokenizer=identity)
@@ -130,37 +133,44 @@ def test_speaks_with_every_method(speak, models, method):
     assert re.search(r" s by \S+, in \d+\.\d+ s \(\d+\.\d+ of real time\)$", lines[-1])
 
 
-def stream(models, *options, **how) -> subprocess.CompletedProcess:
-    """`dcar speak --stream` as a process."""
+def stream(models, *options) -> int:
+    """The status of `dcar speak --stream`."""
     given = [f"--{k}={models / k}" for k in ("decoder", "policy", "vocoder", "tokenizer")]
-    return subprocess.run([sys.executable, "-m", "dcar.cli", "speak", "Good morning. Time for tea.", "--stream",
-                           f"--voice={models / 'voice.wav'}", *given, *options], stderr=subprocess.PIPE, **how)
+    try:
+        dcar_command(["speak", "Good morning. Time for tea.", "--stream", f"--voice={models / 'voice.wav'}", *given,
+                      *options])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
-def test_streaming_writes_the_same_samples(models, tmp_path):
+def test_streaming_writes_the_same_samples(models, tmp_path, monkeypatch, capfdbinary):
     """Standard output carries the file's samples and nothing else; the timeline goes to standard error."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
     out = tmp_path / "out.wav"
-    done = stream(models, f"--output={out}", stdout=subprocess.PIPE, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr.decode()
+    assert stream(models, f"--output={out}") == 0
+    done = capfdbinary.readouterr()
     wave, rate = sf.read(out)
-    samples = np.frombuffer(done.stdout, "<i2") / 32767
+    samples = np.frombuffer(done.out, "<i2") / 32767
     assert rate == RATE and len(samples) == len(wave)
     assert np.abs(samples - wave).max() < 1e-4
-    assert b"first audio after" in done.stderr and done.stderr.count(b" passes ") == 2
+    assert b"first audio after" in done.err and done.err.count(b" passes ") == 2
 
 
-def test_streaming_to_a_terminal_is_refused_and_to_a_pipe_writes_no_file(models, tmp_path):
+def test_streaming_to_a_terminal_is_refused_and_to_a_pipe_writes_no_file(models, tmp_path, monkeypatch, capfdbinary):
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.chdir(tmp_path)
+    assert stream(models) == 0 and capfdbinary.readouterr().out and not list(tmp_path.glob("*.wav"))
     screen, terminal = os.openpty()
-    done = stream(models, stdout=terminal, cwd=tmp_path)
-    os.close(terminal)
     os.set_blocking(screen, False)
-    with pytest.raises((BlockingIOError, OSError)):  # nothing was written to it
-        assert os.read(screen, 1)
-        raise AssertionError("samples on the screen")
+    with os.fdopen(terminal, "w") as shown:
+        monkeypatch.setattr(sys, "stdout", shown)
+        assert stream(models) == 1
+        with pytest.raises(BlockingIOError):  # nothing was written to it
+            os.read(screen, 1)
     os.close(screen)
-    assert done.returncode == 1 and b"pipe them into a player" in done.stderr and b"Traceback" not in done.stderr
-    done = stream(models, stdout=subprocess.PIPE, cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout and not list(tmp_path.glob("*.wav"))
+    said = capfdbinary.readouterr().err
+    assert b"pipe them into a player" in said and b"Traceback" not in said
 
 
 LONG = ("When the tide came in before we had packed the blankets and the lamps; the children, who had been digging for "
@@ -300,7 +310,7 @@ def test_prompts_that_can_be_repaired_are_noted(speak, tmp_path, monkeypatch, ca
 
 
 def test_a_voice_is_the_middle_of_the_prompt(models, tmp_path):
-    tokenizer = WhisperKMeansTokenizer.from_pretrained(models / "tokenizer")
+    tokenizer = load_tokenizer(models / "tokenizer")
     voice = read_voice(models / "voice.wav", tokenizer, prompt_tokens=30)
     wave, _ = audio.load_audio(models / "voice.wav", 16_000)
     assert list(voice.tokens) == tokenizer.encode([wave], 16_000)[0][25:55].tolist()
@@ -419,7 +429,7 @@ def test_shipped_voices_by_name(capsys):
 def test_a_folder_of_tune_voice_brings_all_that_speaks(models, speak, tmp_path):
     folder = tmp_path / "tuned"
     shutil.copytree(models / "decoder", folder / "decoder")
-    voice = read_voice(models / "voice.wav", WhisperKMeansTokenizer.from_pretrained(models / "tokenizer"))
+    voice = read_voice(models / "voice.wav", load_tokenizer(models / "tokenizer"))
     (folder / "voice.json").write_text(json.dumps({"speak": {
         "decoder": "decoder", "vocoder": str(models / "vocoder"), "method": "car-3",
         "prompt": {"speech": list(voice.tokens), "voice": voice.features.tolist()}}}))
@@ -480,8 +490,7 @@ def test_a_policy_of_another_decoder(refused, models, tmp_path):
 
 
 def test_a_tokenizer_or_vocoder_of_another_decoder(refused, tmp_path):
-    other = WhisperKMeansTokenizer(np.random.default_rng(1).normal(size=(CODES, 512)), np.zeros(512), np.ones(512))
-    other.save_pretrained(tmp_path / "tokenizer")
+    tiny_tokenizer(tmp_path / "tokenizer")
     refused("the decoder was trained on tokens of tiny@", tokenizer=tmp_path / "tokenizer")
     config = {**vars(tiny_vocoder().config)}
     for change, message in (({"vocab_size": 8}, "the vocoder knows 8 codes, the decoder speaks 12"),

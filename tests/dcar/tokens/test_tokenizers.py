@@ -23,17 +23,22 @@ from dcar.tokens.fit import (
     parts_of_phonemes,
     sharpen,
 )
-from dcar.tokens.kmeans import fit_centroids
+from dcar.tokens.kmeans import KMeansTokenizer, fit_centroids
 from dcar.tokens.load import load_tokenizer
-from dcar.tokens.whisper import WhisperKMeansTokenizer
+from dcar.tokens.whisper import WhisperEncoder
 
 RATE = 24_000
 WORDS = "grandmother kept buttons who left door open please wipe boots glorious smell drifts cottage".split()
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> WhisperKMeansTokenizer:
-    return WhisperKMeansTokenizer.fit(((chirp(2.0, s), RATE) for s in range(2)), vocab_size=32, passes=3)
+def tokenizer() -> KMeansTokenizer:
+    return fitted()
+
+
+def fitted() -> KMeansTokenizer:
+    waves = ((chirp(2.0, s), RATE) for s in range(2))
+    return KMeansTokenizer.fit(waves, WhisperEncoder(), vocab_size=32, passes=3)
 
 
 def test_rate_range_and_that_batch_and_order_change_nothing(tokenizer):
@@ -55,8 +60,7 @@ def test_save_load_and_fit_are_deterministic(tokenizer, tmp_path):
     assert (loaded.name, loaded.vocab_size, loaded.rate_hz) == (tokenizer.name, 32, 50.0)
     wave = chirp(0.5, 9)
     np.testing.assert_array_equal(loaded.encode([wave], RATE)[0], tokenizer.encode([wave], RATE)[0])
-    again = WhisperKMeansTokenizer.fit(((chirp(2.0, s), RATE) for s in range(2)), vocab_size=32, passes=3)
-    assert again.checksum == tokenizer.checksum
+    assert fitted().checksum == tokenizer.checksum
 
 
 def test_damaged_or_foreign_tokenizer_is_refused(tokenizer, tmp_path):
@@ -84,7 +88,7 @@ def test_bad_audio_and_too_little_audio(tokenizer):
         with pytest.raises(AudioError, match=message):
             tokenizer.encode([bad], RATE)
     with pytest.raises(ConfigError, match="too few"):
-        WhisperKMeansTokenizer.fit([(good, RATE)], vocab_size=512)
+        KMeansTokenizer.fit([(good, RATE)], WhisperEncoder(), vocab_size=512)
 
 
 def test_digest_mismatch_and_missing_package_name_the_command(tmp_path):
@@ -172,12 +176,12 @@ def test_projected_codes_carry_more_of_the_phonemes(tmp_path):
         states = phoneme[ids % 64] + 2 * voice[speaker] + 0.5 * rng.standard_normal((len(ids), 512))
         rows.append((states.astype(np.float32), text, f"s{speaker}"))
 
-    class Prepared(WhisperKMeansTokenizer):
-        def states(self, wave, sample_rate):
+    class Prepared(WhisperEncoder):
+        def __call__(self, wave, sample_rate):
             return rows[sample_rate][0]
 
     stacked = np.concatenate([s for s, _, _ in rows])
-    plain = Prepared(*fit_centroids(stacked, 32, 0, True, 5))
+    plain = KMeansTokenizer(Prepared(), *fit_centroids(stacked, 32, 0, True, 5))
     config = FitTokenizerConfig(out="", vocab_size=32, projection_size=24, max_frames=10**9)
     read = []
     utterances = [SimpleNamespace(text=t, speaker=s, duration=None, load=lambda i=i: (read.append(i), i))

@@ -18,7 +18,8 @@ from tones import chirp
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.fit import FitTokenizerConfig, run
-from dcar.tokens.hubert import HubertEncoder, HubertKMeansTokenizer, parse_encoder, shared_hubert
+from dcar.tokens.hubert import HubertEncoder, parse_encoder, shared_hubert
+from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.load import load_tokenizer
 
 RATE = 16_000
@@ -44,10 +45,10 @@ def hubert(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kmeans(hubert: Path) -> HubertKMeansTokenizer:
+def kmeans(hubert: Path) -> KMeansTokenizer:
     waves = [(chirp(2.0, s, RATE), RATE) for s in range(3)]
-    return HubertKMeansTokenizer.fit(waves, shared_hubert(str(hubert), -1, "cpu"), vocab_size=16, passes=3,
-                                     standardize=False)
+    return KMeansTokenizer.fit(waves, shared_hubert(str(hubert), -1, "cpu"), vocab_size=16, passes=3,
+                               standardize=False)
 
 
 def test_hubert_states_are_those_of_transformers(hubert):
@@ -72,7 +73,7 @@ def test_hubert_codes(kmeans, tmp_path):
     codes = kmeans.encode(waves, 24_000)
     assert [len(c) for c in codes] == [25, 25, 2] and all(0 <= c.min() and c.max() < 16 for c in codes)
     np.testing.assert_array_equal(kmeans.encode(waves[::-1], 24_000)[-1], codes[0])
-    states = kmeans.states(waves[0], 24_000)
+    states = kmeans.encoder(waves[0], 24_000)
     distance = ((states[:, None] - kmeans.mean) / kmeans.scale - kmeans.centroids) ** 2
     np.testing.assert_array_equal(codes[0], distance.sum(-1).argmin(1))
     kmeans.save_pretrained(tmp_path)
@@ -101,14 +102,16 @@ def test_wrong_kmeans_for_the_encoder(kmeans, tmp_path):
     kmeans.save_pretrained(tmp_path / "tok")
     other = save_hubert(tmp_path / "other", seed=1)
     wider = save_hubert(tmp_path / "wider", hidden=48)
-    with pytest.raises(CheckpointError, match="fitted on a HuBERT with SHA-256 .*other has .*fit-tokenizer"):
-        HubertKMeansTokenizer.from_pretrained(tmp_path / "tok", encoder=other)
     with pytest.raises(CheckpointError, match=r"centroids have shape \(16, 32\).* 48 dimensions.*fit-tokenizer"):
-        HubertKMeansTokenizer(HubertEncoder(wider), kmeans.centroids, kmeans.mean, kmeans.scale)
+        KMeansTokenizer(HubertEncoder(wider), kmeans.centroids, kmeans.mean, kmeans.scale)
     card = json.loads((tmp_path / "tok" / "tokenizer.json").read_text())
-    (tmp_path / "tok" / "tokenizer.json").write_text(json.dumps(card | {"layer": 1}))
-    with pytest.raises(CheckpointError, match="checksum"):
-        load_tokenizer(tmp_path / "tok")
+    for change, message in (
+        ({"encoder": str(other)}, "fitted on an encoder with SHA-256 .*other has .*fit-tokenizer"),
+        ({"layer": 1}, "checksum"), ({"layer": "last"}, "does not say what encoder"),
+    ):
+        (tmp_path / "tok" / "tokenizer.json").write_text(json.dumps(card | change))
+        with pytest.raises(CheckpointError, match=message):
+            load_tokenizer(tmp_path / "tok")
 
 
 def test_encoders_not_there_or_not_right(hubert, tmp_path, monkeypatch):

@@ -128,7 +128,6 @@ def test_no_states_are_left_to_nobody(tmp_path, monkeypatch):
     """The second process looks at the disk when the first has written already; together they make all."""
     recordings = [Recording(np.full(RATE, level, np.int16), "a") for level in range(4)]
     monkeypatch.setattr(encoder_recognizer, "SHARD", 1)
-    monkeypatch.setattr(encoder_recognizer, "shared_encoder", lambda *a: None)
     monkeypatch.setattr(encoder_recognizer, "encoder_states",
                         lambda encoder, samples, rate: np.zeros((state_count(len(samples)), 2)))
     for rank in (0, 1):

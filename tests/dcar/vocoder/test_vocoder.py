@@ -18,7 +18,8 @@ from tiny_vocoder import RATE, TINY, embedding, harmonic, toy_config, voice, wri
 from dcar.audio import resample, save_audio
 from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
 from dcar.prepare.run import PrepareConfig, load_prepared
-from dcar.tokens.whisper import WhisperKMeansTokenizer
+from dcar.tokens.kmeans import KMeansTokenizer
+from dcar.tokens.whisper import WhisperEncoder
 from dcar.vocoder.model import Pitch, TokenVocoder, VocoderConfig, speaker_features
 from dcar.vocoder.renderer import Renderer, mel_transform
 from dcar.vocoder.training import pack
@@ -362,17 +363,17 @@ def test_a_prepared_corpus_becomes_a_pack(tmp_path):
 
 def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_path, monkeypatch):
     """The tokenizer hears every signal at its own speed again, and must say what it said."""
-    class Listener(WhisperKMeansTokenizer):
+    class Ear(WhisperEncoder):
         """States are the levels of four quarters of a token's 20 ms, in 512 dimensions of which only these count."""
 
-        def states(self, wave, sample_rate):
+        def __call__(self, wave, sample_rate):
             tokens = math.ceil(len(wave) * 50 / sample_rate)
             pieces = np.pad(wave, (0, tokens * 320 - len(wave))).reshape(tokens, 4, 80)
             return np.pad(np.sqrt((pieces**2).mean(2)), ((0, 0), (0, 508))).astype(np.float32)
 
-    def listener(seed: int) -> Listener:
+    def listener(seed: int) -> KMeansTokenizer:
         centroids = 0.09 + 0.02 * np.random.default_rng(seed).standard_normal((16, 4))
-        return Listener(centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4))
+        return KMeansTokenizer(Ear(), centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4))
 
     ours = listener(0)
     ours.save_pretrained(tmp_path / "tokenizer")

@@ -13,7 +13,7 @@ from tiny_vocoder import harmonic, toy_config, write_toy_pack
 from dcar.errors import CheckpointError, ConfigError
 from dcar.prepare.prepared import load_prepared
 from dcar.sources.packages import whisper_base_dir
-from dcar.tokens.whisper import shared_encoder
+from dcar.tokens.whisper import WhisperEncoder, _model
 from dcar.vocoder.acoustic import VocoderConfig
 from dcar.vocoder.renderer import mel_transform
 from dcar.vocoder.training.losses import VoiceLoss, WhisperStates, WordLoss, ctranslate2_weights
@@ -37,9 +37,9 @@ def chirps(count: int, seconds: float = 1.0) -> torch.Tensor:
 
 
 def test_states_are_those_of_the_tokenizers_encoder(weights):
-    encoder = shared_encoder(0.0, 1)
+    encoder = WhisperEncoder(tail_seconds=0.0)
     wave = harmonic(np.linspace(100, 300, 16_000), 16_000 / 24_000)  # taken as one second at 16 kHz
-    features = encoder.model.feature_extractor(wave, padding=0)
+    features = _model(1).feature_extractor(wave, padding=0)
     wanted = encoder(wave, 16_000)
     (got,) = WhisperStates(weights, [6])(torch.from_numpy(features.T[None].copy()).float())
     assert got.shape == (1, 50, 512)

@@ -243,57 +243,37 @@ def check_suffix(path: str | Path) -> None:
         raise AudioError(f"{path}: unknown audio suffix {Path(path).suffix!r}; use one of {', '.join(_FORMATS)}")
 
 
-def audio_bytes(wave: np.ndarray, sample_rate: int, suffix: str = ".wav", *, where: str = "audio in memory") -> bytes:
-    """`wave` [samples] as the bytes of a wav, flac (16 bit), ogg, opus or mp3 file, by `suffix`.
-
-    Samples beyond ±1 are clipped with a note. Raises AudioError, which begins with `where`, for a wrong shape, NaN or
-    infinity, an unknown suffix, or a rate that the format cannot store.
-    """
-    if suffix.lower() not in _FORMATS:
-        raise AudioError(f"{where}: unknown audio suffix {suffix!r}; use one of {', '.join(_FORMATS)}")
-    kind, subtype = _FORMATS[suffix.lower()]
-    wave = np.asarray(wave, dtype=np.float32)
-    if wave.ndim != 1 or wave.size == 0:
-        raise AudioError(f"{where}: a mono waveform [samples] with samples is needed, got shape {wave.shape}")
-    if not np.isfinite(wave).all():
-        raise AudioError(f"{where}: the waveform holds NaN or infinite samples; nothing was written")
-    if subtype == "OPUS" and sample_rate not in OPUS_RATES:
-        raise AudioError(f"{where}: Opus cannot store {sample_rate} Hz, only {OPUS_RATES}; resample first or use .flac")
-    if float(np.abs(wave).max()) > 1.0:
-        _note("clipped", f"{where}: samples beyond ±1 clipped")
-        wave = np.clip(wave, -1.0, 1.0)
-    buffer = io.BytesIO()
-    try:
-        sf.write(buffer, wave, sample_rate, format=kind, subtype=subtype)
-    except (RuntimeError, ValueError) as error:
-        raise AudioError(f"{where}: cannot be encoded ({error}); choose another format or sample rate") from error
-    return buffer.getvalue()
-
-
 @contextlib.contextmanager
 def audio_writer(path: str | Path, sample_rate: int) -> Iterator[Callable[[np.ndarray], None]]:
     """What adds samples [n] in −1…1 to an audio file, which is in memory at no time, as a whole or not at all.
 
-    AudioError where it cannot be written, or `path` ends as no format does.
+    AudioError where it cannot be written, `path` ends as no format does, or its format cannot store the rate.
     """
     check_suffix(path)
     kind, subtype = _FORMATS[Path(path).suffix.lower()]
+    if subtype == "OPUS" and sample_rate not in OPUS_RATES:
+        raise AudioError(f"{path}: Opus cannot store {sample_rate} Hz, only {OPUS_RATES}; resample first or use .flac")
     try:
         with replacing(path) as part, sf.SoundFile(str(part), "w", sample_rate, 1, subtype, format=kind) as file:
             yield file.write
     except (OSError, sf.LibsndfileError, ValueError) as error:
-        raise AudioError(f"{path}: could not be written ({error}); free some space, or choose another folder or "
-                         "format") from error
+        raise AudioError(f"{path}: could not be written ({error}); free some space, or choose another folder, format "
+                         "or sample rate") from error
 
 
 def save_audio(path: str | Path, wave: np.ndarray, sample_rate: int) -> None:
-    """Write `wave` [samples] as wav, flac (16 bit), ogg, opus or mp3, by the suffix of `path`; see `audio_bytes`.
+    """Write `wave` [samples] as wav, flac (16 bit), ogg, opus or mp3, by the suffix of `path`.
 
-    The file appears complete or not at all; AudioError also where it cannot be written (full disk).
+    Samples beyond ±1 are clipped with a note. The file appears complete or not at all; AudioError as `audio_writer`,
+    and for a wrong shape, NaN or infinity.
     """
-    encoded = audio_bytes(wave, sample_rate, Path(path).suffix, where=str(path))
-    try:
-        with replacing(path) as part:
-            part.write_bytes(encoded)
-    except OSError as error:
-        raise AudioError(f"{path}: could not be written ({error}); free some space or choose another folder") from error
+    wave = np.asarray(wave, dtype=np.float32)
+    if wave.ndim != 1 or wave.size == 0:
+        raise AudioError(f"{path}: a mono waveform [samples] with samples is needed, got shape {wave.shape}")
+    if not np.isfinite(wave).all():
+        raise AudioError(f"{path}: the waveform holds NaN or infinite samples; nothing was written")
+    if float(np.abs(wave).max()) > 1.0:
+        _note("clipped", f"{path}: samples beyond ±1 clipped")
+        wave = np.clip(wave, -1.0, 1.0)
+    with audio_writer(path, sample_rate) as write:
+        write(wave)

@@ -100,8 +100,10 @@ def collate(examples: Sequence[dict]) -> dict[str, Tensor]:
 class EpochLoader(DataLoader):
     """A DataLoader that tells its batch sampler the epoch; not for Accelerate to shard: the sampler does that."""
 
+    batch_sampler: BucketBatchSampler  # type: ignore[assignment]
+
     def set_epoch(self, epoch: int) -> None:
-        self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+        self.batch_sampler.set_epoch(epoch)
 
 
 class BucketBatchSampler(Sampler[list[tuple[int, int]]]):

@@ -23,7 +23,7 @@ from dcar.config import save_config
 from dcar.optim import adamw, cosine
 from dcar.storage import digest, write_text, writing
 from dcar.tracking import provenance, write_json
-from dcar.train.batches import BucketBatchSampler, EpochLoader
+from dcar.train.batches import BucketBatchSampler, EpochLoader, collate
 from dcar.train.callbacks import JsonlLog, LossBar
 from dcar.train.checkpoints import check_same_data, step_of
 from dcar.train.resilient import ResilientTrainer
@@ -62,13 +62,13 @@ class BucketedTrainer(ResilientTrainer):
     eval_dataset: Any
     batch_setting = "batch_size"
     workers = 0
+    collate = staticmethod(collate)
 
-    def __init__(self, config: Any, arguments: TrainingArguments, model: Any, train: Any, dev: Any,
-                 collate: Callable[[Sequence[Any]], dict[str, Tensor]]):
-        self.config, self._collate = config, collate
+    def __init__(self, config: Any, arguments: TrainingArguments, model: Any, train: Any, dev: Any):
+        self.config = config
         self.kind = type(model)  # FSDP may put a class of its own in its place
         self.jsonl = JsonlLog(Path(config.out) / "log.jsonl")
-        super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
+        super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=self.collate,
                          callbacks=[self.jsonl])
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(LossBar)
@@ -82,14 +82,29 @@ class BucketedTrainer(ResilientTrainer):
         """This process's batches of a dataset."""
         # its own generator: a loader that draws its seed from the global one breaks resuming bit for bit
         return EpochLoader(dataset, batch_sampler=self.sampler(dataset.lengths, shuffle),  # type: ignore[arg-type]
-                           collate_fn=self._collate, num_workers=self.workers,
+                           collate_fn=self.collate, num_workers=self.workers,
                            generator=torch.Generator().manual_seed(self.config.seed))
 
     def get_train_dataloader(self) -> DataLoader:
         return self.loader(self.train_dataset, True)
 
-    def get_eval_dataloader(self, eval_dataset=None) -> DataLoader:
-        return self.loader(eval_dataset or self.eval_dataset, False)
+    @torch.no_grad()
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """`dev_metrics`, logged and told to the callbacks."""
+        self.model.eval()
+        return self.evaluated({f"eval_{name}": value for name, value in self.dev_metrics().items()})
+
+    def dev_metrics(self) -> dict[str, float]:
+        """Of the dev data, over all processes, without gradients and with the model in eval mode."""
+        raise NotImplementedError
+
+    def dev_sums(self, measure: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
+        """What `measure` says of a batch, summed in float64 over those of the dev data on all processes."""
+        loader, sums = self.loader(self.eval_dataset, False), torch.zeros((), device=self.args.device)
+        for step, batch in enumerate(loader):
+            found = measure(self._prepare_inputs(batch)).double()
+            sums = sums + (torch.zeros_like(found) if loader.batch_sampler.is_repeated(step) else found)
+        return self.accelerator.reduce(sums, "sum")  # type: ignore[return-value]
 
     def create_optimizer(self, model=None):
         if self.optimizer is None:

@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,19 +33,18 @@ from dcar.model.car import CARDecoder, CAROutput
 from dcar.model.cards import decoder_card
 from dcar.model.load import load_decoder_config
 from dcar.optim import ScaledAdam, eden
-from dcar.prepare.prepared import load_prepared, prepared_folder, prepared_info
+from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.process import meeting_others
-from dcar.storage import digest, sync
+from dcar.storage import sync
 from dcar.train.batches import (
     BucketBatchSampler,
     FrozenStates,
     ReplayBatchSampler,
     SpeechDataset,
-    collate,
     with_replay,
 )
 from dcar.train.bucketed import BucketedTrainer, arguments, asked_for, is_sharded
-from dcar.train.checkpoints import last_of
+from dcar.train.checkpoints import data_stamp, last_of
 from dcar.train.plan import data_identity, finish_backbone, plan
 from dcar.train.settings import TrainConfig
 from dcar.train.spoken import SpokenChoice, SpokenJudge
@@ -82,7 +81,7 @@ class CARTrainer(BucketedTrainer):
                 use_cpu=not torch.cuda.is_available() and not is_sharded(), ddp_timeout=round(60 * config.wait_minutes))
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
-        super().__init__(config, made, model, train, dev, collate)
+        super().__init__(config, made, model, train, dev)
         alone = self.args.world_size < int(os.environ.get("WORLD_SIZE", 1))  # DeepSpeed that found no backend
         if is_sharded() and (alone or not (self.is_fsdp_enabled or self.is_deepspeed_enabled)):
             raise ConfigError(f"{'FSDP' if asked_for('FSDP') else 'DeepSpeed'} was asked for, but Accelerate does not "
@@ -134,25 +133,19 @@ class CARTrainer(BucketedTrainer):
         hit &= speech_ids < codes
         return torch.where(hit, torch.randint_like(speech_ids, codes), speech_ids)
 
-    @torch.no_grad()
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Teacher-forced loss (nats) and accuracy of every head on the dev split, over all processes."""
-        self.model.eval()
-        sums = torch.zeros(3, self.config.model.num_prediction_heads, dtype=torch.float64, device=self.args.device)
+    def dev_metrics(self) -> dict[str, float]:
+        """Teacher-forced loss (nats) and accuracy of every head."""
+        def measure(batch: dict[str, Tensor]) -> Tensor:
+            _, out = self.compute_loss(self.model, batch, return_outputs=True)
+            return torch.stack((out.head_losses * out.targets, out.head_accuracies * out.targets, out.targets))
+
         with self.compute_loss_context_manager():
-            loader = self.get_eval_dataloader(eval_dataset)
-            sampler = cast(BucketBatchSampler, loader.batch_sampler)
-            for step, batch in enumerate(loader):
-                _, out = self.compute_loss(self.model, self._prepare_inputs(batch), return_outputs=True)
-                if not sampler.is_repeated(step):
-                    sums += torch.stack((out.head_losses * out.targets, out.head_accuracies * out.targets, out.targets))
-        sums = self.accelerator.reduce(sums, "sum")
-        loss, accuracy = (sums[0] / sums[2]).tolist(), (sums[1] / sums[2]).tolist()
-        metrics = {f"{metric_key_prefix}_loss": sum(loss)}
+            sums = self.dev_sums(measure)
+        loss, accuracy = (sums[:2] / sums[2]).tolist()
+        metrics = {"loss": sum(loss)}
         for k, (nats, share) in enumerate(zip(loss, accuracy, strict=True), start=1):
-            metrics[f"{metric_key_prefix}_head{k}_loss"] = nats
-            metrics[f"{metric_key_prefix}_head{k}_accuracy"] = share
-        return self.evaluated(metrics)
+            metrics |= {f"head{k}_loss": nats, f"head{k}_accuracy": share}
+        return metrics
 
     def final_metrics(self) -> tuple[dict[str, float], int]:
         """Of the weights that are written: those of the step that spoke best, where that was asked for."""
@@ -213,8 +206,8 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
         trainer.add_callback(trainer.choice)
     if config.replay:
         logger.info("%d of the training utterances are replayed", len(rows) - len(train))
-    data = {"path": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json")}
-    return trainer.make(last, saved, decoder_card, {"data": prepared, "backbone": config.backbone.path}, data=data)
+    return trainer.make(last, saved, decoder_card, {"data": prepared, "backbone": config.backbone.path},
+                        data=data_stamp(config.data))
 
 
 def main(arguments: list[str] | None = None) -> None:

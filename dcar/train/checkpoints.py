@@ -17,6 +17,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from dcar.errors import CheckpointError
+from dcar.prepare.prepared import prepared_folder
 from dcar.storage import MANIFEST, digest, faults, files_of, read_manifest, seal, sync, unseal
 from dcar.train.guard import some
 
@@ -68,6 +69,11 @@ def differing(found: Any, wanted: Any) -> str:
         return "one is on a pretrained language model, the other is not"
     ours, theirs = (json.loads(json.dumps(dataclasses.asdict(c))) for c in (wanted, found))
     return ", ".join(f"{k} is {theirs[k]!r}, here {ours[k]!r}" for k in ours if ours[k] != theirs[k])
+
+
+def data_stamp(folder: str) -> dict[str, Any]:
+    """What a checkpoint records of the prepared corpus that it was trained on."""
+    return {"path": folder, "prepared.json": digest(prepared_folder(folder) / "prepared.json")}
 
 
 def check_same_data(checkpoint: Path, origin: Mapping[str, Any]) -> None:

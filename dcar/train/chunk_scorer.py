@@ -26,14 +26,13 @@ from dcar.errors import CheckpointError, ConfigError
 from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
-from dcar.prepare.prepared import load_prepared, prepared_folder, prepared_info
+from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.process import run_command
 from dcar.prompts.load import check_together
 from dcar.sampling import sample
 from dcar.sources.shipped import resolve
-from dcar.storage import digest
-from dcar.train.batches import SpeechDataset, collate
-from dcar.train.checkpoints import last_of
+from dcar.train.batches import SpeechDataset
+from dcar.train.checkpoints import data_stamp, last_of
 from dcar.train.small import SmallSettings, SmallTrainer
 from heads.candidates import candidate_features
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, before_end
@@ -69,11 +68,11 @@ class ChunkScorerTrainer(SmallTrainer):
     """The Trainer with draws of a frozen decoder as the other class."""
 
     model: ChunkScorer
-    eval_dataset: SpeechDataset
+    what = "a chunk scorer"
 
     def __init__(self, config: TrainChunkScorerConfig, model: ChunkScorer, decoder: AnyDecoder, train: SpeechDataset,
                  dev: SpeechDataset):
-        super().__init__("a chunk scorer", config, model, train, dev, collate)
+        super().__init__(config, model, train, dev)
         self.decoder = decoder.to(self.args.device).eval().requires_grad_(False)  # type: ignore[arg-type]
 
     @torch.no_grad()
@@ -110,24 +109,15 @@ class ChunkScorerTrainer(SmallTrainer):
         mean = (loss / counts.clamp(min=1)).mean()
         return (mean, loss) if return_outputs else mean
 
-    @torch.no_grad()
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Of the dev split, over all processes, with draws that are the same every time: loss, and the share of whole
-        and of half chunks that are told right."""
-        self.model.eval()
-        loader = self.loader(eval_dataset or self.eval_dataset, False)
+    def dev_metrics(self) -> dict[str, float]:
+        """With draws that are the same every time: loss, and the share of whole and of half chunks that are told
+        right."""
         generator = torch.Generator().manual_seed(self.config.seed + self.args.process_index)
-        sums = torch.zeros(3, 2, self.model.config.num_heads, device=self.args.device, dtype=torch.float64)
-        for step, batch in enumerate(loader):
-            if not loader.batch_sampler.is_repeated(step):  # type: ignore[union-attr]
-                inputs = {name: part.to(self.args.device) for name, part in batch.items()}
-                sums += torch.stack(self._told(self.model, *self.examples(inputs, generator)))
-        loss, right, counts = self.accelerator.reduce(sums, "sum")
+        loss, right, counts = self.dev_sums(
+            lambda batch: torch.stack(self._told(self.model, *self.examples(batch, generator))))
         share = (right / counts.clamp(min=1)).mean(0)
-        return self.evaluated({
-            f"{metric_key_prefix}_loss": float((loss / counts.clamp(min=1)).mean()),
-            f"{metric_key_prefix}_accuracy_whole": float(share[-1]),
-            f"{metric_key_prefix}_accuracy_half": float(share[(len(share) - 1) // 2])})
+        return {"loss": float((loss / counts.clamp(min=1)).mean()), "accuracy_whole": float(share[-1]),
+                "accuracy_half": float(share[(len(share) - 1) // 2])}
 
 
 def run(config: TrainChunkScorerConfig) -> ChunkScorer:
@@ -150,8 +140,8 @@ def run(config: TrainChunkScorerConfig) -> ChunkScorer:
     torch.manual_seed(config.seed)
     model = new_chunk_scorer(shape, decoder, config.init_from)
     trainer = ChunkScorerTrainer(config, model, decoder, train, dev)
-    data = {"path": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json")}
-    return trainer.make(last, config, chunk_scorer_card, {}, data=data, base_checksum=shape.base_checksum)
+    return trainer.make(last, config, chunk_scorer_card, {}, data=data_stamp(config.data),
+                        base_checksum=shape.base_checksum)
 
 
 def new_chunk_scorer(shape: ChunkScorerConfig, decoder: AnyDecoder, init_from: str) -> ChunkScorer:

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,16 +47,6 @@ class SmallSettings:
         check(self)
 
 
-class Utterances(Protocol):
-    """Examples that are addressed by (epoch, index), so that resuming needs no state."""
-
-    lengths: list[int]
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, address: tuple[int, int]) -> Mapping[str, Any]: ...
-
-
 SPAN_EVERY = 60
 """Frames for every span that is hidden; an utterance has one at least."""
 
@@ -72,15 +62,16 @@ def hidden_spans(frames: int, longest: int, rng: np.random.Generator) -> Iterato
 class SmallTrainer(BucketedTrainer):
     """The Trainer of a small model in one piece. Subclasses have the loss and the evaluation."""
 
-    def __init__(self, what: str, config: Any, model: Checkpoint, train: Utterances, dev: Utterances,
-                 collate: Callable[[Sequence[Any]], dict[str, Tensor]]):
-        """what: is trained, as an error calls it. config: a `SmallSettings`. ConfigError where weights are sharded."""
+    what: str  # is trained, as an error calls it
+
+    def __init__(self, config: Any, model: Checkpoint, train: Any, dev: Any):
+        """config: a `SmallSettings`. ConfigError where weights are sharded."""
         if is_sharded():
-            raise ConfigError(f"{what} is small: train it with launch/accelerate/multi_gpu.yaml, not with FSDP or "
+            raise ConfigError(f"{self.what} is small: train it with launch/accelerate/multi_gpu.yaml, not with FSDP or "
                               "DeepSpeed")
         with meeting_others():
             made = arguments(config)
-        super().__init__(config, made, model, train, dev, collate)
+        super().__init__(config, made, model, train, dev)
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
         rows, longest = next(iter(inputs.values())).shape[:2]
@@ -126,9 +117,7 @@ class CTCTrainer(SmallTrainer):
     """The Trainer of a `WindowCTC` with the CTC loss (symbol 0 is the blank)."""
 
     errors = "wer"  # what the dev metric of `count` is called
-
-    def __init__(self, what: str, config: Any, model: Checkpoint, train: CTCTexts, dev: CTCTexts):
-        super().__init__(what, config, model, train, dev, collate_ctc)
+    collate = staticmethod(collate_ctc)
 
     def compute_loss(self, model, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch=None):
         """CTC loss, nats per symbol, mean over utterances."""
@@ -141,13 +130,10 @@ class CTCTrainer(SmallTrainer):
         """Of these dev utterances: nats, symbols, errors of what is read, and the reference's units."""
         raise NotImplementedError
 
-    @torch.no_grad()
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Of the dev data, over all processes: nats per symbol (`eval_loss`) and the error rate."""
-        self.model.eval()
-        dev = eval_dataset or self.eval_dataset
-        mine = list(range(self.args.process_index, len(dev), self.args.world_size))
-        sums = torch.tensor(self.count(dev, mine) if mine else (0.0,) * 4, dtype=torch.float64, device=self.args.device)
+    def dev_metrics(self) -> dict[str, float]:
+        """Nats per symbol (`eval_loss`) and the error rate."""
+        mine = list(range(self.args.process_index, len(self.eval_dataset), self.args.world_size))
+        sums = torch.tensor(self.count(self.eval_dataset, mine) if mine else (0.0,) * 4, dtype=torch.float64,
+                            device=self.args.device)
         nats, symbols, errors, reference = self.accelerator.reduce(sums, "sum").tolist()
-        return self.evaluated({f"{metric_key_prefix}_loss": nats / symbols,
-                               f"{metric_key_prefix}_{self.errors}": errors / reference})
+        return {"loss": nats / symbols, self.errors: errors / reference}

@@ -23,13 +23,12 @@ import torch
 from dcar.config import load_config, setting
 from dcar.errors import DataError
 from dcar.model.cards import model_card
-from dcar.prepare.prepared import load_prepared, prepared_folder, prepared_info, tokenizer_identity
+from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
 from dcar.process import run_command
 from dcar.recognition.ctc import frames_needed
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
-from dcar.storage import digest
 from dcar.text.phonemes import TEXT_TOKENIZER, TEXT_VOCAB_SIZE
-from dcar.train.checkpoints import last_of
+from dcar.train.checkpoints import data_stamp, last_of
 from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans
 
 logger = logging.getLogger(__name__)
@@ -83,6 +82,7 @@ class TokenRecognizerTrainer(CTCTrainer):
     """Phoneme errors are its dev metric."""
 
     model: TokenRecognizer
+    what = "a token recogniser"
     errors = "phoneme_error_rate"
 
     def count(self, dev: TokenTexts, mine: list[int]) -> tuple[float, float, float, float]:
@@ -112,9 +112,8 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
                   for split in ("train", "dev"))
     torch.manual_seed(config.seed)
     model = TokenRecognizer(config.model)
-    trainer = TokenRecognizerTrainer("a token recogniser", config, model, train, dev)
-    data = {"path": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json")}
-    return trainer.make(last, given, token_recognizer_card, {"data": prepared}, data=data)
+    trainer = TokenRecognizerTrainer(config, model, train, dev)
+    return trainer.make(last, given, token_recognizer_card, {"data": prepared}, data=data_stamp(config.data))
 
 
 def token_recognizer_card(recognizer: TokenRecognizer, source: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from dcar.config.schema import seed_setting
 from dcar.decoding import ChunkMethod, decode
 from dcar.decoding.fast.passes import fast
 from dcar.decoding.records import pad
-from dcar.errors import ConfigError, DataError
+from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared
@@ -66,33 +66,23 @@ class FitConfig:
 
 
 @torch.no_grad()
-def teacher_forced(model: AnyDecoder, items: Sequence[PromptItem],
-                   batch_size: int = 16) -> Iterator[tuple[Tensor, Tensor]]:
-    """For every item: hidden [n, D] of the last prompt position and all tokens, targets [n]: the tokens, then the end.
-
-    hidden[t] predicts targets[t + k - 1] by head k. The prompts are those of decoding. DataError for an utterance
-    whose tokens lie outside the codebook.
-    """
+def teacher_forced(model: AnyDecoder, items: Sequence[PromptItem], batch_size: int = 16) -> Iterator[Tensor]:
+    """For every item: hidden [n, D] of the last prompt position and all tokens. hidden[t] predicts by head k token
+    t + k - 1, the end behind the last. The prompts are those of decoding."""
     device, config = model.norm.weight.device, model.config
     bos = (config.speech_vocab_size + 1,) if config.bos else ()
     for start in range(0, len(items), batch_size):
         chosen = items[start : start + batch_size]
-        for item in chosen:
-            if any(not 0 <= token < config.eos for token in item.reference_tokens):
-                raise DataError(f"{item.prompt.utterance_id}: a token lies outside the codebook of {config.eos}; "
-                                "prepare the corpus with the decoder's tokenizer")
         text, text_lengths = pad([i.prompt.text_ids for i in chosen], device)
         speech, lengths = pad([(*i.prompt.prompt_ids, *bos, *i.reference_tokens) for i in chosen], device)
         prompt_lengths = torch.tensor([len(i.prompt.prompt_ids) + len(bos) for i in chosen], device=device)
         hidden = model.speech_hidden(text, text_lengths, speech, lengths, prompt_lengths)
-        for row, item in enumerate(chosen):
-            targets = torch.tensor([*item.reference_tokens, config.eos], device=device)
-            yield hidden[row, int(prompt_lengths[row]) - 1 : int(lengths[row])], targets
+        for row in range(len(chosen)):
+            yield hidden[row, int(prompt_lengths[row]) - 1 : int(lengths[row])]
 
 
 @torch.no_grad()
-def rank_accuracy(model: AnyDecoder, states: Sequence[tuple[Tensor, Tensor]], sampling: SamplingConfig,
-                  ranks: int) -> Tensor:
+def rank_accuracy(model: AnyDecoder, states: Sequence[Tensor], sampling: SamplingConfig, ranks: int) -> Tensor:
     """acc[d - 1, i] = E_t[ q(i-th best id of head d + 1 at t | hidden at t + d) ], q the warped probabilities of the
     base head: [K - 1, R].
 
@@ -103,7 +93,7 @@ def rank_accuracy(model: AnyDecoder, states: Sequence[tuple[Tensor, Tensor]], sa
     ranks = min(ranks, model.config.output_size)
     sums = torch.zeros(heads - 1, ranks, dtype=torch.float64)
     counts = torch.zeros(heads - 1, 1, dtype=torch.float64)
-    for hidden, _ in states:
+    for hidden in states:
         logits = model.heads(hidden)  # [n, K, V + 1]
         base = warp(logits[:, 0], sampling)
         for depth in range(1, min(heads, len(hidden))):
@@ -114,15 +104,14 @@ def rank_accuracy(model: AnyDecoder, states: Sequence[tuple[Tensor, Tensor]], sa
 
 
 @torch.no_grad()
-def entropy_curve(model: AnyDecoder, states: Sequence[tuple[Tensor, Tensor]], items: Sequence[PromptItem],
-                  sampling: SamplingConfig, points: int, *, seed: int = 0,
-                  batch_size: int = 32) -> tuple[Tensor, Tensor]:
+def entropy_curve(model: AnyDecoder, states: Sequence[Tensor], items: Sequence[PromptItem], sampling: SamplingConfig,
+                  points: int, seed: int, batch_size: int) -> tuple[Tensor, Tensor]:
     """Thresholds [T] in nats and the tokens per pass [T] with each, from speaking the items with it.
 
     The thresholds are 0 and quantiles of max(H_2..H_k) along the true tokens, up to the entropy of equal
     probabilities.
     """
-    level = torch.cat([entropies(model.heads(hidden)[:, 1:]).cummax(-1).values.flatten() for hidden, _ in states])
+    level = torch.cat([entropies(model.heads(hidden)[:, 1:]).cummax(-1).values.flatten() for hidden in states])
     ceiling = torch.log(torch.tensor(float(model.config.output_size))) + 1e-3
     inner = level.double().cpu().quantile(torch.linspace(0, 1, points, dtype=torch.float64)[1:-1])
     thresholds = torch.cat((torch.zeros(1), inner.float(), ceiling[None])).unique()
@@ -135,7 +124,7 @@ def entropy_curve(model: AnyDecoder, states: Sequence[tuple[Tensor, Tensor]], it
 
 
 def fit(model: AnyDecoder, items: Sequence[PromptItem], train_tokens: Sequence[Sequence[int]], sampling: SamplingConfig,
-        *, ranks: int = 10, thresholds: int = 12, seed: int = 0, batch_size: int = 32) -> VerifierStatistics:
+        *, ranks: int, thresholds: int, seed: int = 0, batch_size: int = 32) -> VerifierStatistics:
     """All statistics of a decoder with several heads; ConfigError for one with the base head only."""
     if model.config.num_prediction_heads < 2:
         raise ConfigError("these statistics are about additional heads, but this decoder has the base head only; give "
@@ -143,7 +132,7 @@ def fit(model: AnyDecoder, items: Sequence[PromptItem], train_tokens: Sequence[S
     keys, counts = count_bigrams(train_tokens, model.config.speech_vocab_size)
     states = list(teacher_forced(model, items, batch_size))
     accuracy = rank_accuracy(model, states, sampling, ranks)
-    levels, lengths = entropy_curve(model, states, items, sampling, thresholds, seed=seed, batch_size=batch_size)
+    levels, lengths = entropy_curve(model, states, items, sampling, thresholds, seed, batch_size)
     return VerifierStatistics(model.checksum(), model.config.tokenizer, model.config.speech_vocab_size + 2, accuracy,
                               keys, counts, levels, lengths, {"sampling": vars(sampling), "utterances": len(items)})
 

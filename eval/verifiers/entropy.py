@@ -51,9 +51,6 @@ class EntropyChunk(ChunkRule):
 
     def begin(self, session: Session) -> None:
         self.candidates = session.model.config.num_prediction_heads
-        if self.candidates < 2:
-            raise ConfigError("an entropy threshold chooses among additional heads, but this decoder has the base head "
-                              "only; use a decoder trained with several heads")
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         assert candidates is not None

@@ -24,7 +24,7 @@ the start where they begin.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -42,11 +42,13 @@ CANDIDATES = 3  # k; the value of the paper's main table
 ALPHA = 0.01  # smoothing of the transitions
 
 
-def count_bigrams(utterances: Iterable[Sequence[int]], codes: int) -> tuple[Tensor, Tensor]:
+def count_bigrams(utterances: Sequence[Sequence[int]], codes: int) -> tuple[Tensor, Tensor]:
     """Pairs that occur, start and end of speech included: keys previous * (codes + 2) + next ascending, and counts.
 
-    DataError for a token outside the codebook.
+    DataError for a token outside the codebook, and without an utterance.
     """
+    if not utterances:
+        raise DataError("no utterances to count transitions in; give a split that is not empty")
     found: list[np.ndarray] = []
     states = codes + 2
     for i, tokens in enumerate(utterances):
@@ -55,8 +57,6 @@ def count_bigrams(utterances: Iterable[Sequence[int]], codes: int) -> tuple[Tens
             raise DataError(f"utterance {i} has a token outside the codebook of {codes}; prepare the corpus with the "
                             "decoder's tokenizer")
         found.append(line[:-1] * states + line[1:])
-    if not found:
-        raise DataError("no utterances to count transitions in; give a split that is not empty")
     keys, counts = np.unique(np.concatenate(found), return_counts=True)
     return torch.from_numpy(keys), torch.from_numpy(counts.astype(np.int64))
 
@@ -64,17 +64,11 @@ def count_bigrams(utterances: Iterable[Sequence[int]], codes: int) -> tuple[Tens
 class Transitions:
     """log Q as above, looked up among the pairs that occur: no table of V² numbers, which may be too large."""
 
-    def __init__(self, keys: Tensor, counts: Tensor, states: int, alpha: float = 0.01):
-        """keys, counts: as `count_bigrams` gives them. ConfigError where alpha = 0 leaves a token no successor."""
-        if not alpha >= 0:
-            raise ConfigError(f"transition smoothing needs alpha >= 0, not {alpha}")
+    def __init__(self, keys: Tensor, counts: Tensor, states: int, alpha: float = ALPHA):
+        """keys, counts: as `count_bigrams` gives them. alpha > 0, or a token may have no successor."""
         self.states, self.end, self.start, self.alpha = states, states - 2, states - 1, alpha
         self.keys, self.counts = keys, counts.double()
         self.totals = torch.zeros(states, dtype=torch.float64).index_add_(0, keys // states, self.counts)  # c_i
-        empty = [i for i in (self.totals == 0).nonzero()[:, 0].tolist() if i != self.end]
-        if alpha == 0 and empty:
-            raise ConfigError(f"{len(empty)} rows of the transition matrix are empty (token {empty[0]} was never seen "
-                              "with a successor): smooth with alpha > 0, or count more speech")
 
     def to(self, device: torch.device) -> Transitions:
         """Move the tables, in place."""
@@ -112,7 +106,7 @@ def best_path(emission: Tensor, transition: Tensor) -> tuple[Tensor, Tensor]:
 def choose(probs: Tensor, proposed: Tensor, transitions: Transitions) -> tuple[Tensor, Tensor]:
     """Tokens of the best path through the candidates, [B, n], and its score [B].
 
-    probs [B, n, V + 1]; proposed [B, n, k] ids. DataError where no path has positive probability.
+    probs [B, n, V + 1]; proposed [B, n, k] ids.
     """
     ended = probs[:, :, transitions.end].cummax(-1).values.double().log()  # [B, n] of the state behind an end
     ids = proposed.flatten(1).sort(dim=-1).values
@@ -122,9 +116,6 @@ def choose(probs: Tensor, proposed: Tensor, transitions: Transitions) -> tuple[T
     transition = transitions.log_prob(ids, ids).double()
     ids, emission, transition = _with_ended(ids, emission, transition, ended, transitions.end)
     states, score = best_path(emission, transition)
-    if bool((score == -torch.inf).any()):
-        raise DataError("no path through the heads' candidates has positive probability: smooth the transitions "
-                        "(alpha > 0) or take more candidates")
     return ids.gather(1, states), score
 
 
@@ -146,14 +137,11 @@ class MTPViterbi:
     """Decoding method: n tokens a pass, chosen together by `choose`."""
 
     def __init__(self, heads: int, transitions: Transitions, k: int = CANDIDATES, name: str | None = None):
-        if k < 1:
-            raise ConfigError(f"Viterbi over the heads' candidates needs at least one from each head, not {k}")
         self.heads, self.transitions, self.k = heads, transitions, k
         self.name = name or f"mtp-viterbi-{heads}-{k}"
 
     def begin(self, session: Session) -> None:
         check_size(self.heads, session)
-        check_tables(self.k, self.transitions, session.model.config.output_size)
         self.transitions.to(session.rows.device)
         self._sizes = torch.full_like(session.rows, self.heads)
 
@@ -169,15 +157,6 @@ class MTPViterbi:
         self._sizes = self._sizes[rows]
 
 
-def check_tables(k: int, transitions: Transitions, vocabulary: int) -> None:
-    """ConfigError where candidates or transitions do not fit the decoder's vocabulary (codes and end of speech)."""
-    if k > vocabulary:
-        raise ConfigError(f"{k} candidates of each head, but the vocabulary has {vocabulary} tokens; ask for fewer")
-    if transitions.states != vocabulary + 1:
-        raise ConfigError(f"transitions among {transitions.states - 2} codes for a decoder with {vocabulary - 1}; "
-                          "count them in speech of the decoder's own tokenizer")
-
-
 def from_name(name: str, rest: str, decoder: AnyDecoder,
               statistics: VerifierStatistics | None) -> tuple[Callable[[], Method], dict[str, str]]:
     """`mtp-viterbi-HEADS[-K]` -> how to build it, and what its tokens depend on."""
@@ -188,9 +167,10 @@ def from_name(name: str, rest: str, decoder: AnyDecoder,
     heads, k, limit = int(found[1]), int(found[2] or CANDIDATES), decoder.config.num_prediction_heads
     if not 1 <= heads <= limit:
         raise ConfigError(f"method '{name}': this decoder has 1..{limit} heads")
+    if not 1 <= k <= decoder.config.output_size:
+        raise ConfigError(f"method '{name}': {k} candidates of each head, but the vocabulary has "
+                          f"{decoder.config.output_size} tokens; take 1 to as many")
     table = needed(statistics, name)
-    transitions = Transitions(table.bigram_keys, table.bigram_counts, table.states, ALPHA)
-    check_tables(k, transitions, decoder.config.output_size)
-    MTPViterbi(heads, transitions, k, name)  # refuses what is wrong now
+    transitions = Transitions(table.bigram_keys, table.bigram_counts, table.states)
     return lambda: MTPViterbi(heads, transitions, k, name), {
         "transitions": table.checksum("bigram_keys", "bigram_counts"), "alpha": str(ALPHA)}

@@ -55,32 +55,13 @@ class RankTree:
 
     paths: tuple[Path, ...]
 
-    def __post_init__(self) -> None:
-        known: set[Path] = {()}
-        for path in self.paths:
-            if not path or path[:-1] not in known or path in known or min(path) < 0:
-                raise ConfigError(f"tree of candidates: the path {list(path)} is empty, listed twice, has a negative "
-                                  "rank, or stands before its own beginning; list shorter paths first")
-            known.add(path)
-        if not self.paths:
-            raise ConfigError("a tree of candidates needs at least one path")
-
-    @property
-    def depth(self) -> int:
-        return max(map(len, self.paths))
-
-    @property
-    def widest(self) -> int:
-        """How many ranks of a head are used."""
-        return max(map(max, self.paths)) + 1
-
     def shape(self, device: torch.device | str = "cpu") -> DraftTree:
         index = {path: i for i, path in enumerate(self.paths)}
         return DraftTree([index.get(path[:-1], -1) for path in self.paths], device)
 
     def tokens(self, logits: Tensor) -> Tensor:
         """The nodes' ids: logits of the draft heads [B, depths, V] -> [B, nodes]."""
-        ranked = likeliest(logits, self.widest)[1]  # [B, depths, ranks]
+        ranked = likeliest(logits, max(map(max, self.paths)) + 1)[1]  # [B, depths, ranks]
         depth = torch.tensor([len(path) - 1 for path in self.paths], device=logits.device)
         rank = torch.tensor([path[-1] for path in self.paths], device=logits.device)
         return ranked[:, depth, rank]
@@ -95,13 +76,10 @@ def build_tree(accuracy: Tensor, budget: int) -> RankTree:
     """The tree of at most `budget` nodes with the largest expected number of accepted drafts.
 
     accuracy [depths, ranks] as above. Nodes that are worth nothing are left out. At equal worth the shorter path, then
-    the smaller ranks. ConfigError for a budget below 1 or accuracies that are no probabilities.
+    the smaller ranks. ConfigError for a budget below 1, or where nothing is worth anything.
     """
     if budget < 1:
         raise ConfigError(f"a tree of {budget} nodes drafts nothing; give a budget of at least 1")
-    if accuracy.dim() != 2 or not accuracy.numel() or not bool(((accuracy >= 0) & (accuracy <= 1)).all()):
-        raise ConfigError(f"rank accuracies must be a table [draft heads, ranks] of probabilities, not "
-                          f"{tuple(accuracy.shape)} with other values; measure them again with `dcar fit-verifiers`")
     table = accuracy.double().tolist()
     heap: list[tuple[float, int, Path]] = []
 
@@ -141,7 +119,7 @@ def hits(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int) -> tupl
 
 
 def accept(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int,
-           unended: Tensor | None = None) -> tuple[Tensor, Tensor]:
+           unended: Tensor | None) -> tuple[Tensor, Tensor]:
     """The accepted path: a node is accepted iff its token is among the tau samples at its parent, which is accepted.
 
     candidates [B, m] tokens of the nodes; samples [B, 1 + m, tau] of the base head behind the root (index 0) and every
@@ -150,13 +128,12 @@ def accept(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int,
 
     A branch that ends leads nowhere, so to prefer the longest would be to avoid ends. Therefore "furthest" is asked as
     if no node ended: unended [B, 1 + m] are draws from q without e, which stand there for a first sample that is e.
-    The choice then knows nothing of the ends, and each node ends with probability q(e). tau = 1 needs none of this.
+    The choice then knows nothing of the ends, and each node ends with probability q(e). tau = 1 gives None: there
+    one sample is at most one child.
     """
     accepted, earliest = hits(candidates, samples, tree, eos)
     preference = samples.shape[-1] - earliest
-    if samples.shape[-1] > 1:
-        if unended is None:
-            raise ValueError("the longest of several paths needs the first samples of nodes that do not end")
+    if unended is not None:
         first = torch.where(samples[:, :, 0] == eos, unended, samples[:, :, 0])
         leading, _ = hits(candidates, torch.cat((first[:, :, None], samples[:, :, 1:]), -1), tree, eos)
         below = leading[:, None] & tree.ancestors.T  # [B, m, m] descendants of each node that are reached
@@ -192,8 +169,6 @@ class Vadusa:
         return len(self.tree.paths)
 
     def begin(self, session: Session) -> None:
-        config = session.model.config
-        check_tree(self.tree, config.num_prediction_heads, config.output_size)
         self._shape = self.tree.shape(session.rows.device)
         self._node_depths = torch.cat((self._shape.depths.new_zeros(1), self._shape.depths))  # the root's is 0
 
@@ -248,15 +223,6 @@ def draw_samples(q: Tensor, keys: Tensor, position: Tensor, tau: int, eos: int) 
     return samples, sample(q[..., :eos], uniform(keys, "tau", position, behind_all))
 
 
-def check_tree(tree: RankTree, heads: int, vocabulary: int) -> None:
-    """ConfigError for a tree that these heads cannot fill."""
-    if tree.depth > heads - 1:
-        raise ConfigError(f"the tree is {tree.depth} deep, but a decoder with {heads} heads drafts at most {heads - 1} "
-                          "tokens behind the base head's; build the tree from this decoder's own accuracies")
-    if tree.widest > vocabulary:
-        raise ConfigError(f"the tree uses rank {tree.widest} of a head, but its vocabulary has {vocabulary} tokens")
-
-
 def from_name(name: str, rest: str, decoder: AnyDecoder,
               statistics: VerifierStatistics | None) -> tuple[Callable[[], Method], dict[str, str]]:
     """`vadusa-TAU`, `vadusa-TAU-nNODES` or `vadusa-TAU-chain` -> how to build it, and what its tokens depend on."""
@@ -271,7 +237,6 @@ def from_name(name: str, rest: str, decoder: AnyDecoder,
         tree = chain(heads - 1)
     else:
         tree = build_tree(needed(statistics, name).rank_accuracy, int(found[3] or NODES))
-    check_tree(tree, heads, decoder.config.output_size)
     Vadusa(tau, tree, name)  # refuses an impossible tau before anything runs
     paths = " ".join(".".join(map(str, path)) for path in tree.paths)
     return lambda: Vadusa(tau, tree, name), {"tree": paths}

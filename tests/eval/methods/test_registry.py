@@ -78,6 +78,7 @@ def test_names_say_what_they_mean(models, name, kind, drafter, length, settings)
     *((wrong, "write vadusa-2") for wrong in ("vadusa", "vadusa-x", "vadusa-2-n", "vadusa@2")),
     *((f"mtp-viterbi{rest}", "write mtp-viterbi-4") for rest in ("", "-3-beam", "-3-2-1", "-3-prev")),
     ("vadusa-0-chain", "tau >= 1"), ("mtp-viterbi-5", "1..4 heads"), ("mtp-viterbi-3-14", "vocabulary has 13"),
+    ("mtp-viterbi-3-0", "0 candidates of each head"), ("vadusa-2-n0", "budget of at least 1"),
     ("dcar@n4", "chunk_scorer"), ("best-of-2-4", "with chunk_scorer"),
 ])
 def test_names_that_cannot_be_are_refused(models, name, message):

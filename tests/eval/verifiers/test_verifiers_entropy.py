@@ -73,12 +73,10 @@ def test_batch_size_and_order_change_nothing(decoder, prompts):
                    lambda r: (r.tokens, r.actions))
 
 
-def test_impossible_thresholds_and_decoders(decoder, prompts):
-    for wrong in (-0.1, math.nan):
-        with pytest.raises(ConfigError, match="at least 0"):
-            EntropyChunk(wrong)
-    with pytest.raises(ConfigError, match="base head only"):
-        decode(tiny_decoder(heads=1), prompts, ChunkMethod(EntropyChunk(1.0)), SAMPLING)
+@pytest.mark.parametrize("threshold", [-0.1, math.nan])
+def test_impossible_thresholds_are_refused(threshold):
+    with pytest.raises(ConfigError, match="at least 0"):
+        EntropyChunk(threshold)
 
 
 # ------------------------------------------------------------------------------------------------------- the statistics
@@ -137,16 +135,13 @@ def test_rank_accuracy_equals_its_definition(files):
 def test_teacher_forcing_yields_the_states_of_decoding(files):
     model = load_decoder(files / "decoder")
     items = load_prompts(files / "data", "dev", model, 5, 0)
-    for (hidden, targets), item in zip(fitting.teacher_forced(model, items, 2), items, strict=True):
-        assert targets.tolist() == [*item.reference_tokens, CODES] and len(hidden) == len(targets)
+    for hidden, item in zip(fitting.teacher_forced(model, items, 2), items, strict=True):
+        assert len(hidden) == len(item.reference_tokens) + 1
     spoken = decode(model, [items[0].prompt], ChunkMethod(FixedChunk(2)), SAMPLING, record_hidden=True)[0]
     items[0].reference_tokens[:] = spoken.tokens
-    hidden, _ = next(iter(fitting.teacher_forced(model, items, 2)))
+    hidden = next(iter(fitting.teacher_forced(model, items, 2)))
     wanted = spoken.hidden[spoken.prompt_length - 1 :]
     assert torch.allclose(hidden[: len(wanted)], wanted, atol=1e-5)
-    items[0].reference_tokens[0] = CODES
-    with pytest.raises(DataError, match="outside the codebook"):
-        next(iter(fitting.teacher_forced(model, items)))
 
 
 def test_a_wished_length_is_met_on_the_data_it_was_fitted_on(files):
@@ -192,22 +187,9 @@ def test_saved_statistics_are_loaded_strictly(tmp_path):
         VerifierStatistics.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("changes", [
-    {"bigram_keys": torch.tensor([16, 1])}, {"bigram_keys": torch.tensor([1, 14 * 14])},
-    {"bigram_counts": torch.tensor([0, 1])}, {"bigram_counts": torch.tensor([1])},
-    {"entropy_thresholds": torch.tensor([0.0, 1.0, 1.0, 3.0])}, {"rank_accuracy": torch.rand(3)}])
-def test_broken_statistics_are_refused(changes):
-    with pytest.raises(CheckpointError, match="fit them again"):
-        tiny_statistics(**changes)
-
-
 def test_statistics_of_another_decoder_are_refused(files):
     with pytest.raises(CheckpointError, match="fit them for this decoder with `dcar fit-verifiers`"):
         Models(tiny_decoder(seed=1), statistics=VerifierStatistics.from_pretrained(files / "stats"))
-    decoder = tiny_decoder()
-    with pytest.raises(CheckpointError, match="14 token states and 2 draft heads"):
-        Models(decoder, statistics=tiny_statistics(decoder=decoder.checksum(), tokenizer="",
-                                              rank_accuracy=torch.rand(2, 4)))
 
 
 def test_wrong_settings_of_the_fit(files, tmp_path):

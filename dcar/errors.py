@@ -58,23 +58,21 @@ class RewardError(DCARError):
     """Too many rewards could not be computed; the message gives the share and the first cause."""
 
 
-class DistributionError(DCARError):
-    """A model gave no distribution over the next token (NaN, or no mass anywhere): its weights are broken, or its
-    number type is too small. The message names utterance and position; `finished` holds the results of the utterances
-    that were complete."""
+class _UnfinishedError(DCARError):
+    """`finished` holds the results of the utterances that were complete."""
 
     def __init__(self, message: str, finished: Sequence[Any] = ()):
         super().__init__(message)
         self.finished = list(finished)
+
+
+class DistributionError(_UnfinishedError):
+    """A model gave no distribution over the next token (NaN, or no mass anywhere): its weights are broken, or its
+    number type is too small. The message names utterance and position."""
 
 
 LawError = DistributionError  # old name, for one release
 
 
-class EngineError(DCARError):
-    """The static decoding engine cannot go on: wrong shape, dtype or device, a full cache, no memory left. `finished`
-    holds the results of the utterances that were complete."""
-
-    def __init__(self, message: str, finished: Sequence[Any] = ()):
-        super().__init__(message)
-        self.finished = list(finished)
+class EngineError(_UnfinishedError):
+    """The static decoding engine cannot go on: wrong shape, dtype or device, a full cache, no memory left."""

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from dcar.config.read import COMMAND_LINE, Given, file_settings, split_arguments, spread, typed
+from dcar.config.read import COMMAND_LINE, Given, file_settings, leaves, split_arguments, typed
 from dcar.config.schema import Setting, allowed, check_place, fitting, old_names, settings_of
 from dcar.errors import ConfigError
 from dcar.storage import write_text
@@ -112,7 +112,7 @@ def _given(schema: type, arguments: Sequence[str]) -> list[Given]:
             value = text if key in names and names[key].meaning.positional else typed(text, is_text)
         except ConfigError as error:
             raise ConfigError(f"{COMMAND_LINE}: {key}: {error}") from error
-        settings += spread(Given(key, value, COMMAND_LINE), groups)
+        settings += leaves({key: value}, groups, lambda key: COMMAND_LINE)
     return settings
 
 

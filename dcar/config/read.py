@@ -117,7 +117,7 @@ def read_yaml(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
     return loaded, lines
 
 
-def file_settings(named: str | Path, groups: frozenset[str] = frozenset()) -> list[Given]:
+def file_settings(named: str | Path, groups: frozenset[str]) -> list[Given]:
     """The settings of a recipe, those of its variant last; mappings under one of `groups` (keys, a.b) are flattened.
     ConfigError for an unknown variant."""
     path, variant = recipe_file(named)
@@ -129,27 +129,21 @@ def file_settings(named: str | Path, groups: frozenset[str] = frozenset()) -> li
         raise ConfigError(f"{path}: no variant '{variant}'; there are: {', '.join(map(str, variants)) or 'none'}")
 
     def flat(mapping: dict[Any, Any], within: str) -> Iterator[Given]:
-        return _leaves(mapping, "", groups, lambda key: f"{path}:{lines[within + key]}" if within + key in lines
-                       else str(path))
+        return leaves(mapping, groups, lambda key: f"{path}:{lines[within + key]}" if within + key in lines
+                      else str(path))
 
     return [*flat(loaded, ""), *(flat(variants[variant], f"variants.{variant}.") if variant else ())]
 
 
-def _leaves(mapping: dict[Any, Any], prefix: str, groups: frozenset[str],
-            where: Callable[[str], str]) -> Iterator[Given]:
+def leaves(mapping: dict[Any, Any], groups: frozenset[str], where: Callable[[str], str],
+           prefix: str = "") -> Iterator[Given]:
+    """The settings of a mapping, those of its `groups` flattened. where: key -> the place to name."""
     for name, value in mapping.items():
         key = f"{prefix}{name}"
         if key in groups and isinstance(value, dict):
-            yield from _leaves(value, f"{key}.", groups, where)
+            yield from leaves(value, groups, where, f"{key}.")
         else:
             yield Given(key, value, where(key))
-
-
-def spread(given: Given, groups: frozenset[str]) -> list[Given]:
-    """A mapping for a group of settings, flattened; anything else unchanged."""
-    if given.key in groups and isinstance(given.value, dict):
-        return list(_leaves(given.value, f"{given.key}.", groups, lambda key: given.where))
-    return [given]
 
 
 COMMAND_LINE = "the command line"
@@ -208,6 +202,4 @@ def typed(text: str, is_text: bool) -> Any:
         if is_text:
             return text
         raise
-    if is_text and (text == "" or not isinstance(value, str | bool | None)):
-        return text
-    return value
+    return text if is_text and (text == "" or not isinstance(value, str | bool | None)) else value

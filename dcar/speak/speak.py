@@ -8,7 +8,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
 from dcar.audio import audio_writer, check_suffix
@@ -102,7 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
     results: list[DecodeResult] = []
     samples = 0
     with (
-        audio_writer(out, speaker.vocoder.sample_rate) if out else contextlib.nullcontext(_nowhere) as write,
+        audio_writer(out, speaker.vocoder.sample_rate) if out else contextlib.nullcontext(lambda _: None) as write,
         tqdm(total=len(parts), desc="speaking", unit="phrase", disable=None if len(parts) > 3 else True) as bar,
     ):
         for piece in pieces:
@@ -120,16 +119,11 @@ def main(arguments: list[str] | None = None) -> None:
     if len(parts) <= SHOWN:
         print(timeline_of([p.text for p in parts], results, speaker.tokenizer.rate_hz), file=notes)
     else:
-        tokens, passes = (sum(counts) for counts in zip(*((len(r.tokens), r.target_passes) for r in results),
-                                                        strict=True))
+        tokens, passes = sum(len(r.tokens) for r in results), sum(r.target_passes for r in results)
         print(f"{len(parts)} phrases, {tokens} tokens in {passes} passes ({tokens / passes:.2f} a pass), "
               f"{sum(r.truncated for r in results)} cut by the length guard", file=notes)
     print(f"{out or 'spoken'}: {spoken:.2f} s by {speaker.method.name}, in {seconds:.2f} s "
           f"({seconds / spoken:.2f} of real time)", file=notes)
-
-
-def _nowhere(samples: np.ndarray) -> None:
-    """Where the samples of a stream go that no file was asked for."""
 
 
 if __name__ == "__main__":

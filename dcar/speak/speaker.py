@@ -25,7 +25,7 @@ from dcar.prompts.load import check_together, made_by
 from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, NUM_CANDIDATES, POLICY, SAMPLING, fixed_method
 from dcar.speak.phrases import Phrase, note_other_language, phrases
-from dcar.speak.stream import in_one_thread, stream_audio
+from dcar.speak.stream import Piece, in_one_thread, stream_audio
 from dcar.speak.voice import Voice, find_voice, shipped_voice, tuned_voice
 from dcar.text.phonemes import PHONEME_VERSION
 from dcar.tokens.base import SpeechTokenizer
@@ -76,16 +76,6 @@ class Spoken:
     def timeline(self) -> str:
         """Every phrase with its chunks, to be printed."""
         return timeline_of(self.phrases, self.results, self.token_rate)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The next samples [n] of a stream; the last piece of a phrase has its result, and ends with its pause."""
-
-    samples: np.ndarray
-    rate: int
-    phrase: int
-    result: DecodeResult | None = None
 
 
 class Speaker:
@@ -264,11 +254,10 @@ class Speaker:
         engine.fit(1, *room_for(prompts, self.sampling))
         jobs = [Job(i, p) for i, p in enumerate(prompts)]
         vocoder, voices = cast(TokenVocoder, self.vocoder), dict.fromkeys(range(len(jobs)), voice.features)
-        for chunk in stream_audio(engine, jobs, plan, vocoder, voices, every):
-            samples = chunk.samples
-            if chunk.result is not None:
-                samples = np.concatenate((samples, self._pause(parts[chunk.index])))
-            yield Piece(samples, vocoder.sample_rate, chunk.index, chunk.result)
+        for piece in stream_audio(engine, jobs, plan, vocoder, voices, every):
+            if piece.result is not None:
+                piece = replace(piece, samples=np.concatenate((piece.samples, self._pause(parts[piece.phrase]))))
+            yield piece
         self._engines[key] = engine
         if len(self._engines) > CACHED_ENGINES:
             del self._engines[next(iter(self._engines))]

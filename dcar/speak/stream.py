@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,13 +25,13 @@ FIRST = 8
 
 
 @dataclass(frozen=True)
-class AudioChunk:
-    """The next samples [n] of a job, and when they were ready."""
+class Piece:
+    """The next samples [n] of a stream; the last of a phrase has its result, and from a Speaker ends with its pause."""
 
-    index: int  # of the job
     samples: np.ndarray
-    seconds: float  # from the start of the stream
-    result: DecodeResult | None = None  # with the last piece
+    rate: int
+    phrase: int  # index of the job
+    result: DecodeResult | None = None
 
 
 def in_one_thread(iterator: Iterator[T]) -> Iterator[T]:
@@ -51,7 +50,7 @@ def in_one_thread(iterator: Iterator[T]) -> Iterator[T]:
 
 
 def stream_audio(engine: StaticEngine, jobs: Iterable[Job], plan: Plan, vocoder: TokenVocoder,
-                 speakers: dict[int, np.ndarray], every: int = 25) -> Iterator[AudioChunk]:
+                 speakers: dict[int, np.ndarray], every: int = 25) -> Iterator[Piece]:
     """Decode the jobs with continuous batching, and yield audio as soon as it is final.
 
     speakers: voice features [F] by job index; every: tokens between two calls of the vocoder (25 = half a second); the
@@ -60,7 +59,7 @@ def stream_audio(engine: StaticEngine, jobs: Iterable[Job], plan: Plan, vocoder:
     """
     if every < 1:
         raise ConfigError(f"every counts tokens and must be at least 1, not {every}")
-    started, first = time.perf_counter(), max(reach(vocoder) + FIRST, every)
+    first = max(reach(vocoder) + FIRST, every)
     vocoders: dict[int, StreamingVocoder] = {}  # used by the second thread only
     buffered: dict[int, list[int]] = {}  # tokens of a job that the vocoder has not got
     needed: dict[int, int] = {}  # tokens of a job before the vocoder runs
@@ -71,12 +70,12 @@ def stream_audio(engine: StaticEngine, jobs: Iterable[Job], plan: Plan, vocoder:
             vocoders[index] = StreamingVocoder(vocoder, speakers[index])
         return (vocoders.pop(index) if last else vocoders[index]).push(tokens, last)
 
-    def ready(wait: bool) -> Iterator[AudioChunk]:
+    def ready(wait: bool) -> Iterator[Piece]:
         while waiting and (wait or waiting[0][1].done()):
             index, future, result = waiting.popleft()
             samples = future.result()
             if len(samples) or result is not None:
-                yield AudioChunk(index, samples, time.perf_counter() - started, result)
+                yield Piece(samples, vocoder.sample_rate, index, result)
 
     with ThreadPoolExecutor(1) as second:
         for progress in engine.run(jobs, plan, stream=True):

@@ -220,10 +220,6 @@ def corpus_wer(errors: Sequence[WordErrors | None]) -> WERScore:
                     empty=sum(e.empty_hypothesis for e in present), normalizer=NORMALIZER, utterances=tuple(errors))
 
 
-corpus_cer = corpus_wer
-"""The same sums over the results of `character_errors`."""
-
-
 def score_corpus(references: Sequence[str], hypotheses: Sequence[str | None]) -> WERScore:
     """Corpus WER of paired texts; a None hypothesis means that no transcript could be made."""
     pairs = zip(references, hypotheses, strict=True)

@@ -33,7 +33,7 @@ from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
 from dcar.recognition.load import load_recognizer
 from dcar.text.bootstrap import corpus_interval
-from dcar.text.wer import character_errors, corpus_cer, corpus_wer, word_errors
+from dcar.text.wer import character_errors, corpus_wer, word_errors
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import check_speaks
 from dcar.vocoder.load import load_vocoder
@@ -96,7 +96,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
         measured: dict[str, Any] = {
             "wer": corpus_wer(errors).wer,
             "wer_ci": [interval.low, interval.high],
-            "cer": corpus_cer([character_errors(t, h or "") for t, h in zip(texts, heard, strict=True)]).wer,
+            "cer": corpus_wer([character_errors(t, h or "") for t, h in zip(texts, heard, strict=True)]).wer,
         }
         embeddings = np.stack([encoder.embed(wave, rate) for wave in tqdm(waves, desc=f"voices of {name}")])
         for key, names in (("right_voice", here), ("right_voice_of_corpus", sorted(voices))):

@@ -9,7 +9,6 @@ from dcar.errors import TextError
 from dcar.text.wer import (
     NORMALIZER,
     character_errors,
-    corpus_cer,
     corpus_wer,
     normalize_transcript,
     score_corpus,
@@ -39,7 +38,7 @@ def test_corpus_rate_is_of_sums_not_a_mean():
     assert score.normalizer == NORMALIZER
     assert score.reference_words == sum(len(r.split()) for r, _ in PAIRS)
     assert [u.errors for u in score.utterances if u] == [word_errors(*pair).errors for pair in PAIRS]
-    cer = corpus_cer([character_errors(*pair) for pair in PAIRS])
+    cer = corpus_wer([character_errors(*pair) for pair in PAIRS])
     assert cer.wer == pytest.approx(jiwer.cer([r for r, _ in PAIRS], [h for _, h in PAIRS]))
 
 

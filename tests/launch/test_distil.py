@@ -145,22 +145,18 @@ def test_training_sees_the_prompt_that_was_heard(config):
     assert all(list(tokens) in recordings for tokens in PromptChooser(train, 5).speech)
 
 
-def test_rows_that_keep_a_recording_have_prompts_of_recordings(config):
-    config.recordings = 1.0
+@pytest.mark.parametrize(("setting", "value"), [("recordings", 1.0), ("lowest_score", 0.0)])  # likelihoods are below
+def test_rows_that_keep_a_recording_have_prompts_of_recordings(config, corpus, setting, value):
+    """Because all are asked to, or because no candidate serves."""
+    setattr(config, setting, value)
     run(config)
     train = load_prepared(config.out, "train")
+    assert list(train["speech"]) == list(train["recorded"]) == [r["speech"] for r in rows_of(corpus)]
+    assert set(train["spoken_by"]) == {RECORDING} and all(map(math.isnan, train["score"]))
     recorded = {tuple(tokens) for tokens in train["recorded"]}
     assert not any(train["prompt_speech"])
     for item in make_prompts(train, 30, seed=3):
         assert item.prompt.prompt_ids in recorded
-
-
-def test_a_sentence_that_no_candidate_serves_keeps_its_recording(config, corpus):
-    config.lowest_score = 0.0  # a log-likelihood is below
-    run(config)
-    assert [r["speech"] for r in rows_of(config.out)] == [r["speech"] for r in rows_of(corpus)]
-    assert {r["spoken_by"] for r in rows_of(config.out)} == {RECORDING}
-    assert all(math.isnan(r["score"]) for r in rows_of(config.out))
 
 
 def test_limit_speaks_some_sentences_and_writes_no_others(config, corpus, tmp_path):
@@ -208,16 +204,19 @@ def test_what_was_finished_is_used_again(config, monkeypatch, tmp_path):
     assert [len(rows) for rows in spoken] == [4, 2] and json.dumps(rows_of(config.out)) == json.dumps(whole)
 
 
+class Hears:
+    """Misses a word every other time."""
+
+    name, asked = "hears", 0
+
+    def transcribe(self, waves, sample_rate):
+        self.asked += 1
+        return ["a house" if self.asked % 2 else "a red house"]
+
+
 def test_sound_decides_among_the_best_by_tokens(config, tmp_path, monkeypatch):
     vocoder = tiny_vocoder()
     monkeypatch.setattr(distil, "vocoder_for", lambda *args: vocoder)
-
-    class Hears:
-        name = "hears"
-
-        def transcribe(self, waves, sample_rate):
-            return ["a red house" if len(waves[0]) % 3 else "a house" for _ in waves]
-
     monkeypatch.setattr(distil, "load_recognizer", lambda name, device: Hears())
     config.recognizer, config.voiced, config.token_weight = "hears", 2, 0.0
     teacher = distil.Teacher(config, "cpu")
@@ -280,16 +279,6 @@ def test_a_language_model_with_lora_speaks_and_is_trained_on(kind, write, target
     training = ["batch_size=6", "max_steps=12", "warmup_steps=1", "learning_rate=0.02", "save_steps=12",
                 f"backbone.lora.targets={json.dumps(targets)}"]
     car.main(["data=data", "backbone.path=host", "out=car", *training])
-
-    heard: list[str] = []
-
-    class Hears:
-        name = "hears"
-
-        def transcribe(self, waves, sample_rate):
-            heard.append("a red house" if len(heard) % 2 else "a house")
-            return heard[-1:]
-
     monkeypatch.setattr(distil, "load_recognizer", lambda name, device: Hears())
     distil.main(["data=data", "decoder=car", "methods=[car-2@t0,car-3@t1]", "samples=1", "token_recognizer=",
                  "recognizer=hears", "vocoder=vocoder", "lowest_score=-1", "sampling.min_tokens=10", "out=spoken"])

@@ -219,20 +219,33 @@ class Hoarse(ToneVocoder):
         return super().synthesize(said, speaker)
 
 
+@pytest.fixture
+def listened(monkeypatch, data):
+    """Tools of a user whose vocoder is already tuned, by what the similarity of a voice is (decoder's folder, vocoder,
+    split, wave), and a list of what they were asked to speak."""
+    monkeypatch.setattr(tune, "tuned_vocoder", lambda recipe, folder: {str(data): "tuned"}[folder])
+
+    def made(similarity, drops: int = 0):
+        asked: list[tuple[str, str, str]] = []
+
+        def told(compared) -> Tools:
+            asked.append(what := (Path(compared.decoder).name, compared.vocoder, compared.split))
+            return replace(tools(compared), vocoder=Hoarse(drops if what[1] == "tuned" else 0),
+                           identity={"vocoder": what[1]}, similarity=lambda wave, *_: similarity(*what, wave))
+
+        return told, asked
+
+    return made
+
+
 @pytest.mark.parametrize("drops", [0, 2])
-def test_a_tuned_vocoder_is_taken_where_it_is_nearer_and_loses_no_words(data, trained, tmp_path, monkeypatch, drops):
+def test_a_tuned_vocoder_is_taken_where_it_is_nearer_and_loses_no_words(data, trained, tmp_path, listened, drops):
     """Its records are like those of the first vocoder but for words and similarity; dev sentences choose it or not."""
-    made: list[str] = []
-    monkeypatch.setattr(tune, "tuned_vocoder", lambda recipe, folder: made.append(folder) or "tuned")
-
-    def nearer(compared):
-        new = compared.vocoder == "tuned"
-        return replace(tools(compared), vocoder=Hoarse(drops if new else 0), identity={"vocoder": compared.vocoder},
-                       similarity=lambda wave, rate, speaker: 0.8 + 0.001 * float(wave.mean()) if new else 0.7)
-
+    told, _ = listened(lambda decoder, vocoder, split, wave:
+                       0.8 + 0.001 * float(wave.mean()) if vocoder == "tuned" else 0.7, drops)
     settings = config(tmp_path, data, trained, steps=4, rate=1.0, every=2, vocoder_recipe="vocoder_voice")
-    found = tune_voice(settings, nearer)
-    assert made == [str(data)] and [(t["share"], t["vocoder_share"]) for t in found["tried"]] == [(0, 0), (0, 1)]
+    found = tune_voice(settings, told)
+    assert [(t["share"], t["vocoder_share"]) for t in found["tried"]] == [(0, 0), (0, 1)]
     if drops:
         assert not found["vocoder_share"] and found["recommended_vocoder"] == "starter"
         return
@@ -244,16 +257,8 @@ def test_a_tuned_vocoder_is_taken_where_it_is_nearer_and_loses_no_words(data, tr
     assert "dev, vocoder 100% of the way, decoder 0%: " in shown and shown.count("← chosen") == 1
 
 
-def test_decoders_speak_through_the_vocoder_that_dev_chose(data, untrained, tmp_path, monkeypatch):
-    monkeypatch.setattr(tune, "tuned_vocoder", lambda recipe, folder: "tuned")
-    asked: list[tuple[str, str, str]] = []
-
-    def told(compared):
-        name = Path(compared.decoder).name
-        asked.append((name, compared.vocoder, compared.split))
-        return replace(tools(compared), identity={"vocoder": compared.vocoder}, similarity=lambda wave, rate, speaker: (
-            0.7 + 0.1 * (compared.vocoder == "tuned") + 0.1 * (name == "car")))
-
+def test_decoders_speak_through_the_vocoder_that_dev_chose(data, untrained, tmp_path, listened):
+    told, asked = listened(lambda decoder, vocoder, *_: 0.7 + 0.1 * (vocoder == "tuned") + 0.1 * (decoder == "car"))
     settings = config(tmp_path, data, untrained, shares=[0.1, 1.0], vocoder_recipe="vocoder_voice", close=1.0)
     found = tune_voice(settings, told)
     first = untrained.name
@@ -266,21 +271,14 @@ def test_decoders_speak_through_the_vocoder_that_dev_chose(data, untrained, tmp_
     assert "held out, tuned vocoder" in shown and "held out, tuned decoder" in shown
 
 
-def test_what_the_vocoder_lost_is_not_laid_to_the_decoder(data, untrained, tmp_path, monkeypatch):
+def test_what_the_vocoder_lost_is_not_laid_to_the_decoder(data, untrained, tmp_path, listened):
     """Dev sentences took a vocoder that held-out ones refuse: the decoder is then heard through the one before."""
-    monkeypatch.setattr(tune, "tuned_vocoder", lambda recipe, folder: "tuned")
-    asked: list[tuple[str, str]] = []
-
-    def told(compared):
-        new, held = compared.vocoder == "tuned", compared.split == "test"
-        if held:
-            asked.append((Path(compared.decoder).name, compared.vocoder))
-        return replace(tools(compared), identity={"vocoder": compared.vocoder},
-                       similarity=lambda wave, rate, speaker: 0.7 if not new else 0.6 if held else 0.8)
-
+    told, asked = listened(lambda decoder, vocoder, split, wave:
+                           0.7 if vocoder == "starter" else 0.6 if split == "test" else 0.8)
     settings = config(tmp_path, data, untrained, shares=[1.0], vocoder_recipe="vocoder_voice", close=1.0)
     found = tune_voice(settings, told)
-    assert asked == [(untrained.name, "starter"), (untrained.name, "tuned"), ("car", "starter")]
+    assert asked[3:] == [(untrained.name, "starter", "test"), (untrained.name, "tuned", "test"),
+                         ("car", "starter", "test")]
     assert [(step["tuned"], step["better"]) for step in found["steps"]] == [("vocoder", False), ("decoder", True)]
     assert "Leave the tuned vocoder, which is farther from the voice" in table(found)
     assert found["recommended"] == str(tmp_path / "voice" / "work" / "car")

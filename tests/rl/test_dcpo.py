@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -289,12 +290,9 @@ def test_resumed_run_equals_one_that_never_stopped(tmp_path, whole, stop):
     assert [line["step"] for line in log_of(tmp_path) if "loss" in line] == list(range(1, 13))
 
 
-def test_checkpoint_of_another_policy_is_refused(tmp_path):
-    trainer = toy_trainer(tmp_path, num_train_epochs=1)
-    trainer.train()
-    found = latest_checkpoint(tmp_path)
+def test_checkpoint_of_another_policy_is_refused(tmp_path, six):
     with pytest.raises(CheckpointError, match="another run"):
-        toy_trainer(tmp_path, policy_width=16).train(resume_from_checkpoint=str(found))
+        toy_trainer(tmp_path, policy_width=16).train(resume_from_checkpoint=str(six / "checkpoint-6"))
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         toy_trainer(tmp_path / "empty").train(resume_from_checkpoint=True)
 
@@ -453,6 +451,12 @@ def trained(out: Path, parts: dict | None = None, **changes) -> Path:
     return run(toy_config(out, **{**EVERY_STEP, **changes}), **toy_parts(12, 5, **(parts or {})))
 
 
+@pytest.fixture(scope="module")
+def six(tmp_path_factory) -> Path:
+    """Where a run of six steps has left everything."""
+    return trained(tmp_path_factory.mktemp("six")).parent
+
+
 @pytest.mark.parametrize("changes", [{"max_steps": 4}, {"max_steps": 4, "load_best_model_at_end": False}, {}], ids=str)
 def test_a_finished_run_repeated_trains_no_step_and_logs_nothing_twice(tmp_path, changes):
     """Three updates an epoch: four of them end within one, which Trainer would go on with."""
@@ -504,15 +508,14 @@ def test_the_rollouts_of_a_broken_update_are_kept(tmp_path, monkeypatch):
     assert not (tmp_path / "policy").exists()
 
 
-def test_dcpo_goes_on_from_the_next_older_checkpoint(tmp_path, caplog):
-    directory = trained(tmp_path)
-    checksum = checksum_of(directory)
+def test_dcpo_goes_on_from_the_next_older_checkpoint(tmp_path, six, caplog):
+    shutil.copytree(six, tmp_path, dirs_exist_ok=True)
     (tmp_path / "checkpoint-6" / "dcpo.safetensors").write_bytes(b"cut")
     (tmp_path / "checkpoint-5" / "rng_state.pth").unlink()
-    trained(tmp_path)
+    directory = trained(tmp_path)
     assert "checkpoint-6 is passed over: dcpo.safetensors has 3 of" in caplog.text
     assert "checkpoint-5 is passed over: rng_state.pth is missing" in caplog.text
-    assert checksum_of(directory) == checksum
+    assert checksum_of(directory) == checksum_of(six / "policy")
     (tmp_path / "checkpoint-3" / "optimizer.pt").unlink()
     with pytest.raises(CheckpointError, match="not complete: optimizer.pt is missing"):
         trained(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
@@ -531,8 +534,7 @@ class Fails(ToyRecognizer):
         return super().transcribe(waves, sample_rate)
 
 
-def test_a_signal_in_a_dcpo_step_saves_and_leaves(tmp_path):
-    trained(tmp_path / "whole")
+def test_a_signal_in_a_dcpo_step_saves_and_leaves(tmp_path, six):
     stopped = tmp_path / "stopped"
     signals = Fails(range(6, 7), lambda: os.kill(os.getpid(), signal.SIGTERM))  # in the rollouts of some step
     with pytest.raises(StoppedError, match="SIGTERM: .* is saved; the same command goes on from it") as caught:
@@ -540,20 +542,19 @@ def test_a_signal_in_a_dcpo_step_saves_and_leaves(tmp_path):
     assert caught.value.status == 75 and latest_checkpoint(stopped) is not None
     assert trained(stopped, save_steps=4).is_dir()
     assert [line["step"] for line in log_of(stopped) if "loss" in line] == [1, 2, 3, 4, 5, 6]
-    assert checksum_of(stopped / "checkpoint-6") == checksum_of(tmp_path / "whole" / "checkpoint-6")
+    assert checksum_of(stopped / "checkpoint-6") == checksum_of(six / "checkpoint-6")
 
 
-def test_past_the_threshold_the_state_is_saved_and_the_same_command_goes_on(tmp_path):
+def test_past_the_threshold_the_state_is_saved_and_the_same_command_goes_on(tmp_path, six):
     """The recogniser dies in the fourth step; repaired, the run ends as one that it never failed in."""
     def dies():
         raise OSError("the recogniser's GPU fell off the bus")
 
     settings = dict(save_steps=5, eval_strategy="no")
-    trained(tmp_path / "whole", **settings)
     broken = tmp_path / "broken"
     with pytest.raises(RewardError, match="fell off the bus.*The last good checkpoint is .*checkpoint-[1-4]"):
         trained(broken, {"recognizer": Fails(range(9, 99), dies)}, **settings)
     saved = latest_checkpoint(broken)
     assert saved is not None and 0 < int(saved.name[11:]) < 5
     trained(broken, **settings)
-    assert checksum_of(broken / "checkpoint-6") == checksum_of(tmp_path / "whole" / "checkpoint-6")
+    assert checksum_of(broken / "checkpoint-6") == checksum_of(six / "checkpoint-6")

@@ -13,14 +13,13 @@ import math
 import os
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from dcar.config import load_config
-from dcar.errors import AssetError, ConfigError, DCARError
+from dcar.errors import AssetError, ConfigError
 from dcar.sources.packages import pip_extra
 from dcar.speak.defaults import SAMPLING
-from eval.demo.studio import DIALS, TEMPERATURES, DemoConfig, Studio, sound, with_dial
+from eval.demo.studio import DIALS, TEMPERATURES, DemoConfig, Studio, shown, sound, with_dial
 from eval.demo.votes import Votes, blind_tab
 
 STYLE = """
@@ -55,20 +54,12 @@ def handler(studio: Studio, failure: Callable[[str], Exception]) -> Callable[...
     """
     def speak(text: str, voice: str, recording: str | None, method: str, temperature: float, dial: float,
               seed: float) -> tuple[Any, Any, str]:
-        try:
+        with shown(failure, recording):
             take = studio.speak(text or "", voice, recording, with_dial(method, float(dial or 0)), temperature,
                                 seed=int(seed or 0))
             return sound(take.spoken), studio.picture(take.spoken), take.facts
-        except DCARError as error:
-            raise shown(failure, error, recording) from error
 
     return speak
-
-
-def shown(failure: Callable[[str], Exception], error: DCARError, recording: str | None) -> Exception:
-    """What the page shows of an error: a recording by the name that the user knows, not by where it is kept."""
-    said = str(error)
-    return failure(said.replace(recording, Path(recording).name) if recording else said)
 
 
 def build(studio: Studio, votes: Votes) -> Any:
@@ -95,7 +86,7 @@ def build(studio: Studio, votes: Votes) -> Any:
                 with gr.Column():
                     sides += _side(gr, side, method, studio.methods, common, speak)
         with gr.Tab("Blind vote"):
-            blind_tab(gr, studio, votes, [*common, *sides], lambda error, file: shown(failure, error, file))
+            blind_tab(gr, studio, votes, [*common, *sides], failure)
     return page.queue(max_size=WAITING)
 
 

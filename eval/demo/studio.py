@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -153,8 +154,10 @@ class Studio:
             method=entry.build(), temperature=sampling.temperature, top_k=sampling.top_k, seed=seed)
 
     def picture(self, spoken: Spoken) -> np.ndarray:
-        """Chunks and phonemes under the spectrogram, [height, width, 3] uint8."""
-        return picture(spoken, self.aligner)
+        """[height, width, 3] uint8: spectrogram, phonemes where an aligner can tell them, and a block for every
+        chunk."""
+        return spectrum_picture(spoken.wave, spoken.rate, chunk_spans(spoken), phoneme_spans(spoken, self.aligner),
+                                width=7.5)
 
     def _check(self, text: str, method: str, temperature: float) -> str:
         """The method without its dial; the errors of `speak`."""
@@ -210,9 +213,15 @@ def phoneme_spans(spoken: Spoken, aligner: PhonemeAligner | None) -> list[tuple[
     return spans
 
 
-def picture(spoken: Spoken, aligner: PhonemeAligner | None = None) -> np.ndarray:
-    """[height, width, 3] uint8: spectrogram, phonemes where an aligner can tell them, and a block for every chunk."""
-    return spectrum_picture(spoken.wave, spoken.rate, chunk_spans(spoken), phoneme_spans(spoken, aligner), width=7.5)
+@contextmanager
+def shown(failure: Callable[[str], Exception], recording: str | None = None) -> Iterator[None]:
+    """An error that a user can act on becomes what the page shows (`failure` makes it): a recording is called by the
+    name that the user knows, not by where it is kept."""
+    try:
+        yield
+    except DCARError as error:
+        said = str(error)
+        raise failure(said.replace(recording, Path(recording).name) if recording else said) from error
 
 
 def with_dial(method: str, dial: float) -> str:

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from dcar.errors import ConfigError, DataError, DCARError
-from eval.demo.studio import Studio, sound, with_dial
+from dcar.errors import ConfigError, DataError
+from eval.demo.studio import Studio, shown, sound, with_dial
 from eval.results.store import read_jsonl
 
 HOW = """The settings A and B of the first tab say the text above with one new seed, in an order drawn at random. Which
@@ -148,43 +148,37 @@ def summary(found: Sequence[Tally]) -> str:
               "test, both sides, without votes for no difference). Below 0.05 is usually taken as a preference.")
 
 
-def pairing(studio: Studio, said: Callable[[DCARError, str | None], Exception]) -> Callable[..., tuple]:
+def pairing(studio: Studio, failure: Callable[[str], Exception]) -> Callable[..., tuple]:
     """What the button calls: (text, voice, recording; method, temperature, dial of A; those of B) → the two sounds, the
-    trial (kept on the server), what to do. said: makes of an error what the page shows."""
+    trial (kept on the server), what to do. failure: makes of an error what the page shows."""
     def pair(text: str, voice: str, recording: str | None, method_a: str, temperature_a: float, dial_a: float,
              method_b: str, temperature_b: float, dial_b: float) -> tuple[Sound, Sound, Trial, str]:
-        try:
+        with shown(failure, recording):
             a, b = (Setting(with_dial(method, float(dial or 0)), float(temperature)) for method, temperature, dial in (
                 (method_a, temperature_a, dial_a), (method_b, temperature_b, dial_b)))
             trial = shuffled(text or "", "recording" if recording else voice, a, b)
             first, second = (studio.speak(trial.text, voice, recording, side.method, side.temperature, seed=trial.seed)
                              for side in (trial.first, trial.second))
-        except DCARError as error:
-            raise said(error, recording) from error
         return sound(first.spoken), sound(second.spoken), trial, "Which one sounds better?"
 
     return pair
 
 
 def voting(votes: Votes, choice: str,
-           said: Callable[[DCARError, str | None], Exception]) -> Callable[[Trial | None], tuple[None, str, str]]:
+           failure: Callable[[str], Exception]) -> Callable[[Trial | None], tuple[None, str, str]]:
     """What a vote's button calls: the trial → no trial any more, what was what, and the counts."""
     def vote(trial: Trial | None) -> tuple[None, str, str]:
-        try:
-            if trial is None:
-                told = "Nothing to vote on: speak a pair first. Every pair counts once."
-            else:
+        told = "Nothing to vote on: speak a pair first. Every pair counts once."
+        with shown(failure):
+            if trial is not None:
                 votes.add(trial, choice)
                 told = f"Counted. First: **{trial.first}**. Second: **{trial.second}**."
             return None, told, summary(tallies(votes.read()))
-        except DCARError as error:
-            raise said(error, None) from error
 
     return vote
 
 
-def blind_tab(gr: Any, studio: Studio, votes: Votes, inputs: list[Any],
-              said: Callable[[DCARError, str | None], Exception]) -> None:
+def blind_tab(gr: Any, studio: Studio, votes: Votes, inputs: list[Any], failure: Callable[[str], Exception]) -> None:
     """inputs: the components of text, voice, recording, and method, temperature and dial of both sides."""
     gr.Markdown(HOW)
     speak = gr.Button("Speak both, shuffled", variant="primary", elem_id="blind-speak")
@@ -199,7 +193,7 @@ def blind_tab(gr: Any, studio: Studio, votes: Votes, inputs: list[Any],
     outcome = gr.Markdown(elem_id="outcome")
     gr.Markdown("### Votes so far")
     table = gr.Markdown(lambda: summary(tallies(votes.read())), elem_id="votes")
-    speak.click(pairing(studio, said), inputs, [*sounds, trial, outcome], concurrency_limit=1,
+    speak.click(pairing(studio, failure), inputs, [*sounds, trial, outcome], concurrency_limit=1,
                 concurrency_id="speak", api_visibility="private")
     for choice, button in buttons.items():
-        button.click(voting(votes, choice, said), [trial], [trial, outcome, table], api_visibility="private")
+        button.click(voting(votes, choice, failure), [trial], [trial, outcome, table], api_visibility="private")

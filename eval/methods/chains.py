@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from dcar.errors import ConfigError
 from dcar.model.base import Decoder
@@ -33,18 +31,12 @@ NUMBER = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
 SUFFIX = re.compile(rf"(?P<parameters>(?:-{NUMBER})*)(?P<eos>-eos)?(?:@(?P<drafter>\w+))?(?::(?P<length>\d+))?")
 
 
-@dataclass(frozen=True)
-class ChainName:
-    """A parsed name."""
+def chain_method(name: str, kind: str, example: str, verifier: type[ChainVerifier], decoder: AnyDecoder,
+                 draft: Decoder | None) -> tuple[Callable[[], ChainVerifier], dict[str, str]]:
+    """What builds the method called `name`, and all that its tokens depend on besides the decoder.
 
-    parameters: tuple[float, ...]
-    eos_strict: bool
-    drafter: Literal["heads", "draft"]
-    length: int | None  # None: DEFAULT_LENGTH, or what the heads allow
-
-
-def parse(name: str, kind: str, example: str, verifier: type[ChainVerifier]) -> ChainName:
-    """Read a name that begins with the kind. ConfigError for one that is malformed, with an example."""
+    ConfigError for a malformed name, parameters out of range, too few heads, or a missing draft model.
+    """
     found = SUFFIX.fullmatch(name.removeprefix(kind))
     if found is None:
         raise ConfigError(f"method '{name}': write {example}, then @heads or @draft, then :LENGTH, as in "
@@ -55,41 +47,25 @@ def parse(name: str, kind: str, example: str, verifier: type[ChainVerifier]) -> 
         raise ConfigError(f"method '{name}': {len(numbers)} parameters instead of {wanted}; write {example}")
     if found["eos"] and not verifier.relaxes_end:
         raise ConfigError(f"method '{name}': -eos relaxes the rule for EOS, which {kind} never does")
-    drafter = found["drafter"] or "heads"
-    if drafter not in ("heads", "draft"):
-        raise ConfigError(f"method '{name}': the draft comes from @heads or @draft, not @{drafter}")
-    length = int(found["length"]) if found["length"] else None
-    if length == 0:
+    source, most = found["drafter"] or "heads", decoder.config.num_prediction_heads - 1
+    if source not in ("heads", "draft"):
+        raise ConfigError(f"method '{name}': the draft comes from @heads or @draft, not @{source}")
+    length = int(found["length"] or (DEFAULT_LENGTH if source == "draft" else min(DEFAULT_LENGTH, most)))
+    if found["length"] and length == 0:
         raise ConfigError(f"method '{name}': a draft has at least 1 token")
-    return ChainName(numbers, not found["eos"], drafter, length)  # type: ignore[arg-type]
-
-
-def chain_method(name: str, kind: str, example: str, verifier: type[ChainVerifier], decoder: AnyDecoder,
-                 draft: Decoder | None) -> tuple[Callable[[], ChainVerifier], dict[str, str]]:
-    """What builds the method called `name`, and all that its tokens depend on besides the decoder.
-
-    ConfigError for a malformed name, parameters out of range, too few heads, or a missing draft model.
-    """
-    parsed = parse(name, kind, example, verifier)
-    make_drafter: Callable[[], Drafter]
-    if parsed.drafter == "draft":
+    about = {"draft": f"{source}:{length}", "eos_strict": str(not found["eos"])}
+    make_drafter: Callable[[], Drafter] = partial(HeadDrafter, length)
+    if source == "draft":
         if draft is None:
             raise ConfigError(f"method '{name}' needs a draft model: give its folder in `draft` (made by `dcar "
                               "train-draft`, or a smaller decoder of the same ids), or draft by the heads: @heads")
-        length = parsed.length or DEFAULT_LENGTH
         make_drafter = partial(ModelDrafter, draft, length)
-    else:
-        most = decoder.config.num_prediction_heads - 1
-        length = parsed.length or min(DEFAULT_LENGTH, most)
-        if not 1 <= length <= most:
-            raise ConfigError(f"method '{name}': this decoder has {most} additional heads to draft with; draft at most "
-                              "that many tokens, or use a draft model: @draft")
-        make_drafter = partial(HeadDrafter, length)
-    about = {"draft": f"{parsed.drafter}:{length}", "eos_strict": str(parsed.eos_strict)}
-    if parsed.drafter == "draft" and draft is not None:
         about["draft_model"] = draft.checksum()
-    arguments = verifier.arguments(decoder, parsed.parameters)
-    loose = {} if parsed.eos_strict else {"eos_strict": False}
+    elif not 1 <= length <= most:
+        raise ConfigError(f"method '{name}': this decoder has {most} additional heads to draft with; draft at most "
+                          "that many tokens, or use a draft model: @draft")
+    arguments = verifier.arguments(decoder, numbers)
+    loose = {"eos_strict": False} if found["eos"] else {}
 
     def made() -> ChainVerifier:
         return verifier(name, make_drafter(), *arguments, **loose)

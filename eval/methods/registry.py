@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -58,7 +59,7 @@ class Models:
     draft: AnyDecoder | None = None
     statistics: VerifierStatistics | None = None  # of the decoder, for vadusa, mtp-viterbi and entropy@
     fast: bool = False  # methods read every decoder, the draft model too, through a FastDecoder where there can be one
-    _fast: dict[int, Decoder] = field(default_factory=dict, init=False, repr=False)  # by id of the decoder
+    _fast: Callable[..., Decoder] = field(default_factory=lambda: cache(fast), init=False, repr=False)
 
     def __post_init__(self) -> None:
         for policy in self.policies.values():
@@ -73,11 +74,7 @@ class Models:
 
     def reader(self, decoder: Decoder) -> Decoder:
         """What a method calls to read tokens with one of these decoders; made once."""
-        if not self.fast:
-            return decoder
-        if id(decoder) not in self._fast:
-            self._fast[id(decoder)] = fast(decoder)
-        return self._fast[id(decoder)]
+        return self._fast(decoder) if self.fast else decoder
 
 
 UNCHANGED = SamplingConfig()  # the decoder's own probabilities
@@ -115,11 +112,14 @@ def _far(name: str, rest: str, models: Models) -> list[Entry]:
                   {"decoder": models.far_decoder.checksum()})]
 
 
+def _entry(name: str, models: Models, build: Callable[[], Method], identity: dict[str, str]) -> list[Entry]:
+    return [Entry(name, models.decoder, build, {"decoder": models.decoder.checksum(), **identity})]
+
+
 def _chunks(name: str, models: Models, schedule: Callable[[], ChunkRule], **identity: str) -> list[Entry]:
     """The row of a chunk schedule. One that is impossible is refused now, before anything is spoken."""
     schedule()
-    return [Entry(name, models.decoder, lambda: ChunkMethod(schedule()),
-                  {"decoder": models.decoder.checksum(), **identity})]
+    return _entry(name, models, lambda: ChunkMethod(schedule()), identity)
 
 
 def _car(name: str, rest: str, models: Models) -> list[Entry]:
@@ -203,8 +203,7 @@ def _by_heads(from_name: Callable[..., tuple[Callable[[], Method], dict[str, str
     """A method that needs the decoder, and perhaps the statistics fitted to it."""
 
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
-        build, identity = from_name(name, rest, models.decoder, models.statistics)
-        return [Entry(name, models.decoder, build, {"decoder": models.decoder.checksum(), **identity})]
+        return _entry(name, models, *from_name(name, rest, models.decoder, models.statistics))
 
     return factory
 
@@ -250,8 +249,7 @@ def verifier_kind(prefix: str, example: str, verifier: type[ChainVerifier], styl
 
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
         draft = models.draft and models.reader(models.draft)
-        build, about = chain_method(name, prefix, example, verifier, models.decoder, draft)
-        return [Entry(name, models.decoder, build, {"decoder": models.decoder.checksum(), **about})]
+        return _entry(name, models, *chain_method(name, prefix, example, verifier, models.decoder, draft))
 
     return MethodKind(prefix, factory, example, style, verifies=True)
 
@@ -355,8 +353,7 @@ def make_methods(names: Sequence[str], models: Models, sampling: SamplingConfig 
         made = kind.make(name, name.removeprefix(kind.prefix), models)
         made = [replace(e, decoder=models.reader(e.decoder), sampling=sampling) for e in made]
         entries += [e.sampled(own.word, own.of(sampling, written)) for e in made] if own else made
-    names = [e.name for e in entries]
-    if repeated := sorted({n for n in names if names.count(n) > 1}):
+    if repeated := sorted(name for name, times in Counter(e.name for e in entries).items() if times > 1):
         raise ConfigError(f"methods listed twice: {', '.join(repeated)}")
     return entries
 
@@ -375,8 +372,7 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
         if names_sampling(name) or turned(f"@{name}")["before"] != f"@{name}":
             raise ConfigError(f"policy '{name}': dcar@{name} would read as a sampling, a number of candidates or a "
-                              "dial; name it "
-                              f"otherwise, as policy-{name}={folder}")
+                              f"dial; name it otherwise, as policy-{name}={folder}")
         loaded[name] = load_policy(folder, device)
     far = load_decoder(far_decoder, device, starter="far") if far_decoder else None
     return Models(load_decoder(decoder, device), far, loaded,

@@ -34,20 +34,21 @@ class OwnSampling:
     @property
     def word(self) -> str:
         """As it stands in a name: t0.4-k10."""
-        return (f"t{self.temperature:g}" + (f"-k{self.top_k}" if self.top_k is not None else "")
-                + (f"-p{self.top_p:g}" if self.top_p is not None else ""))
+        return self._joined("-", "t", "k", "p")
 
     @property
     def label(self) -> str:
         """As a reader reads it: T 0.4, top-k 10."""
-        return (f"T {self.temperature:g}" + (f", top-k {self.top_k}" if self.top_k is not None else "")
-                + (f", top-p {self.top_p:g}" if self.top_p is not None else ""))
+        return self._joined(", ", "T ", "top-k ", "top-p ")
+
+    def _joined(self, between: str, *names: str) -> str:
+        return between.join(f"{name}{value:g}" for name, value in zip(names, vars(self).values(), strict=True)
+                            if value is not None)
 
     def of(self, common: SamplingConfig, name: str) -> SamplingConfig:
         """The common sampling with what is said here. ConfigError, with the method's name, if that is impossible."""
-        said = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
         try:
-            return replace(common, **{k: v for k, v in said.items() if v is not None})  # type: ignore[arg-type]
+            return replace(common, **{k: v for k, v in vars(self).items() if v is not None})
         except ConfigError as error:
             raise ConfigError(f"method '{name}': {error}") from error
 

@@ -10,13 +10,11 @@ as measured, those within SAME_SPEED as one; where curves are compared depends o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from dcar.errors import DataError
 from dcar.text.bootstrap import RESAMPLES
 from eval.methods.families import group_families, parse_method
 from eval.results.stats import paired_contrast
@@ -32,12 +30,10 @@ def pareto_front(speeds: Sequence[float], errors: Sequence[float]) -> list[int]:
 
     A point is beaten by one that is at least as fast and makes no more errors, and is better in one of the two.
     """
-    order = sorted(range(len(speeds)), key=lambda i: (-speeds[i], errors[i]))
     front: list[int] = []
-    for i in order:
-        last = front[-1] if front else None
-        same = last is not None and (speeds[i], errors[i]) == (speeds[last], errors[last])
-        if last is None or errors[i] < errors[last] or same:
+    for i in sorted(range(len(speeds)), key=lambda i: (-speeds[i], errors[i])):
+        last = front[-1] if front else i
+        if i == last or errors[i] < errors[last] or (speeds[i], errors[i]) == (speeds[last], errors[last]):
             front.append(i)
     return front[::-1]
 
@@ -48,53 +44,37 @@ def front_rows(rows: Sequence[dict[str, Any]], axis: str) -> list[dict[str, Any]
     return [points[i] for i in pareto_front([r[axis] for r in points], [r["wer"] for r in points])]
 
 
-@dataclass(frozen=True)
 class Curve:
     """A family as a function of speed: settings sorted by speed [M], those of the same speed averaged. The same is what
-    clocks cannot tell apart (SAME_SPEED): else a line from setting to setting would follow their noise."""
+    clocks cannot tell apart (SAME_SPEED): else a line from setting to setting would follow their noise.
 
-    family: str
-    methods: tuple[str, ...]
-    speeds: tuple[float, ...]
+    knots: the speeds [K] between which it is straight, each the mean of its settings; belongs: the knot of every
+    setting [M]. Beyond its ends it is level.
+    """
 
-    @classmethod
-    def of(cls, family: str, points: Mapping[str, float]) -> Curve:
-        """points: speed of each method."""
-        if not points:
-            raise DataError(f"family {family}: no method has a measured speed")
-        methods = sorted(points, key=lambda m: (points[m], m))
-        return cls(family, tuple(methods), tuple(points[m] for m in methods))
-
-    def weights_at(self, speed: float) -> np.ndarray:
-        """[M] weights of the measured settings whose sum is the curve at this speed. DataError outside its range."""
-        if not self.speeds[0] <= speed <= self.speeds[-1]:
-            raise DataError(f"{self.family} was measured from {self.speeds[0]:.2f} to {self.speeds[-1]:.2f}, not at "
-                            f"{speed:.2f}; a curve is not extended beyond its settings")
-        knots, belongs = self.knots()
-        hats = [np.interp(speed, knots, np.eye(len(knots))[i]) for i in range(len(knots))]
-        return np.array([hats[i] for i in belongs]) / np.bincount(belongs)[belongs]
-
-    def knots(self) -> tuple[np.ndarray, np.ndarray]:
-        """The speeds [K] between which the curve is straight, each the mean of its settings, and the knot of every
-        setting [M]."""
-        groups = [[self.speeds[0]]]
-        for speed in self.speeds[1:]:
-            if speed <= groups[-1][0] * (1 + SAME_SPEED):
+    def __init__(self, family: str, points: Mapping[str, float]):
+        """points: speed of each method, of one at least."""
+        self.family, self.methods = family, sorted(points, key=lambda m: (points[m], m))
+        self.speeds = [points[m] for m in self.methods]
+        groups: list[list[float]] = []
+        for speed in self.speeds:
+            if groups and speed <= groups[-1][0] * (1 + SAME_SPEED):
                 groups[-1].append(speed)
             else:
                 groups.append([speed])
-        sizes = [len(group) for group in groups]
-        return np.array([np.mean(group) for group in groups]), np.repeat(np.arange(len(groups)), sizes)
+        self.knots = np.array([np.mean(group) for group in groups])
+        self.belongs = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
 
-    def nearest(self, speed: float) -> float:
-        """The speed itself, or the end of the range that is nearest to it."""
-        return min(max(speed, self.speeds[0]), self.speeds[-1])
+    def weights_at(self, speed: float) -> np.ndarray:
+        """[M] weights of the measured settings whose sum is the curve at this speed."""
+        hats = np.array([np.interp(speed, self.knots, row) for row in np.eye(len(self.knots))])
+        return (hats / np.bincount(self.belongs))[self.belongs]
 
     def mean_weights(self, low: float, high: float) -> np.ndarray:
         """[M] weights whose sum is the curve's mean between two speeds, exactly: it is straight between settings."""
         if low == high:
-            return self.weights_at(self.nearest(low))
-        stops = np.unique([low, high, *[s for s in self.knots()[0] if low < s < high]])
+            return self.weights_at(low)
+        stops = np.unique([low, high, *[s for s in self.knots if low < s < high]])
         values = np.stack([self.weights_at(s) for s in stops])
         widths = np.diff(stops)[:, None]
         return (widths * (values[1:] + values[:-1]) / 2).sum(0) / (high - low)
@@ -124,7 +104,7 @@ def compare_curves(a: Curve, b: Curve, counts: Mapping[str, Counts], resamples: 
                 "ci": [both.low, both.high], "p": both.p_value, "detectable": both.detectable}
 
     at = (low + high) / 2
-    return {**result, "at": at, **test(a.weights_at(a.nearest(at)), b.weights_at(b.nearest(at))),
+    return {**result, "at": at, **test(a.weights_at(at), b.weights_at(at)),
             "average": test(a.mean_weights(low, high), b.mean_weights(low, high))}
 
 
@@ -132,11 +112,9 @@ def equal_speed(rows: Sequence[dict[str, Any]], counts: Mapping[str, Counts], ax
                 resamples: int = RESAMPLES) -> list[dict[str, Any]]:
     """Every pair of families compared at equal `axis` (a key of SPEED_AXES); of two the earlier in the order of METHODS
     is the baseline b."""
-    curves = []
-    for family, members in group_families(rows).items():
-        points = {r["method"]: float(r[axis]) for r in members if r.get(axis) is not None}
-        if points:
-            curves.append(Curve.of(family, points))
+    points = {family: {r["method"]: float(r[axis]) for r in members if r.get(axis) is not None}
+              for family, members in group_families(rows).items()}
+    curves = [Curve(family, of) for family, of in points.items() if of]
     return [{"axis": axis, **compare_curves(b, a, counts, resamples)} for a, b in combinations(curves, 2)]
 
 

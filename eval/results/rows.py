@@ -3,6 +3,7 @@ word error rates by length of the utterance and by kind of text: which method br
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -80,15 +81,14 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
     grouped = by_method(records)
     rows = [{**_row(m, grouped[m], timings, resamples, distances), "scores": _scores(grouped[m], scorers, resamples)}
             for m in methods]
-    spoken = [r for r in rows if r["kind"] == "method"]
-    clocks = {label: next((r for r in spoken if split_label(r["method"])[0] == b), None)
+    spoken = [(r, parse_method(r["method"])) for r in rows if r["kind"] == "method"]
+    clocks = {label: next((r for r, _ in spoken if split_label(r["method"])[0] == b), None)
               for label, b in (("far", "far"), ("car1", "car-1"))}
-    for row in spoken:
-        name = parse_method(row["method"])
-        alike = [r for r in spoken if parse_method(r["method"]).sampling == name.sampling]
-        cars = [r for r in alike if parse_method(r["method"]).kind == "car"]
+    for row, name in spoken:
+        cars, randoms = ([r for r, other in spoken if (other.kind, other.sampling) == (kind, name.sampling)]
+                         for kind in ("car", "random"))
         best = min(cars, key=lambda r: r["wer"])["method"] if cars else None
-        random = next((r["method"] for r in alike if parse_method(r["method"]).kind == "random"), None)
+        random = randoms[0]["method"] if randoms else None
         strict = strict_baseline(row["method"], methods)
         drawn = random if name.entry and name.entry.policies else None  # what a policy must beat
         far, one = (at_sampling(b, name.sampling) for b in ("far", "car-1"))
@@ -104,8 +104,7 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
         for label, clock in clocks.items():
             row[f"speedup_vs_{label}"] = speedup(row, clock, "rtf")
             row[f"lm_speedup_vs_{label}"] = speedup(row, clock, "lm_rtf")
-            row[f"speedup_vs_{label}_quartiles"] = speedup_quartiles(timings, row["method"], clock["method"]
-                                                                     ) if clock else None
+            row[f"speedup_vs_{label}_quartiles"] = clock and speedup_quartiles(timings, row["method"], clock["method"])
     return rows
 
 
@@ -183,17 +182,12 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
     offers several tokens a position and a pass counts as one: its rate at depth i is the share of passes that got past
     depth i of those that reached it.
     """
-    empty = {"acceptance_rate": None, "acceptance_rate_ci": None, "mean_accepted": None,
-             "acceptance_by_position": None}
     sums = by_utterance(records, lambda r: (r["accepted"], r["proposed"]) if r["proposed"] else None)
     if not sums:
-        return empty
+        return dict.fromkeys(("acceptance_rate", "acceptance_rate_ci", "mean_accepted", "acceptance_by_position"))
     rate = corpus_rate(sums, resamples)
-    row = {**empty, "acceptance_rate": rate.value, "acceptance_rate_ci": [rate.low, rate.high]}
     rounds = [(p, a) for r in records
               for p, a in zip(r["rounds_proposed"], r["rounds_accepted"], strict=True) if p]
-    if not rounds:
-        return row
     by_position = []
     for position in range(1, max(p for p, _ in rounds) + 1):
         judged = sum(p >= position and a >= position - 1 for p, a in rounds)
@@ -201,7 +195,8 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
             break
         accepted = sum(a >= position for _, a in rounds)
         by_position.append({"position": position, "judged": judged, "accepted": accepted, "rate": accepted / judged})
-    return {**row, "mean_accepted": sum(a for _, a in rounds) / len(rounds), "acceptance_by_position": by_position}
+    return {"acceptance_rate": rate.value, "acceptance_rate_ci": [rate.low, rate.high],
+            "mean_accepted": sum(a for _, a in rounds) / len(rounds), "acceptance_by_position": by_position}
 
 
 def _mean(records: Sequence[Record], field: str) -> float | None:
@@ -234,16 +229,13 @@ def length_bins(lengths: Sequence[int]) -> list[tuple[int, int]]:
     count = min(MOST_BINS, len(ordered) // FEWEST)
     bins: list[tuple[int, int]] = []
     start = 0
-    for left in range(count, 0, -1):
-        end = start + max(FEWEST, round((len(ordered) - start) / left))
-        while end < len(ordered) and ordered[end] == ordered[end - 1]:
-            end += 1
-        if left == 1 or len(ordered) - end < FEWEST:
+    while start < len(ordered) and count:
+        end = start + max(FEWEST, round((len(ordered) - start) / (count - len(bins))))
+        end = bisect_right(ordered, ordered[end - 1])
+        if len(ordered) - end < FEWEST:
             end = len(ordered)
         bins.append((ordered[start], ordered[end - 1]))
         start = end
-        if start == len(ordered):
-            break
     return bins
 
 

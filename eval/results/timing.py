@@ -88,18 +88,13 @@ def _measure(tools: Tools, entry: Entry, item, seed: int) -> dict[str, Any]:
 def summarize(records: Sequence[dict[str, Any]], method: str) -> dict[str, float | None]:
     """Medians over utterances of one method; None where it was not timed, as the policy's share on a GPU."""
     mine = [r for r in records if r["method"] == method and r["audio"] > 0]
-    if not mine:
-        return {"lm_rtf": None, "rtf": None, "lm_ms_per_token": None, "policy_share": None}
-
-    def median(of: Callable[[dict[str, Any]], float]) -> float:
-        return float(np.median([of(r) for r in mine]))
-
-    return {
-        "lm_rtf": median(lambda r: r["lm"] / r["audio"]),
-        "rtf": median(lambda r: (r["lm"] + r["vocoder"]) / r["audio"]),
-        "lm_ms_per_token": median(lambda r: 1e3 * r["lm"] / r["tokens"]),
-        "policy_share": None if any(r["policy"] is None for r in mine) else median(lambda r: r["policy"] / r["lm"]),
+    found = {
+        "lm_rtf": [r["lm"] / r["audio"] for r in mine],
+        "rtf": [(r["lm"] + r["vocoder"]) / r["audio"] for r in mine],
+        "lm_ms_per_token": [1e3 * r["lm"] / r["tokens"] for r in mine],
+        "policy_share": [] if any(r["policy"] is None for r in mine) else [r["policy"] / r["lm"] for r in mine],
     }
+    return {name: float(np.median(values)) if values else None for name, values in found.items()}
 
 
 def speedup(row: dict[str, Any], baseline: dict[str, Any] | None, rtf: str) -> float | None:

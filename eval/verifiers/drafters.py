@@ -15,9 +15,7 @@ from torch import Tensor
 from dcar.decoding import Draft, Session
 from dcar.decoding.chunks import draw_chunk
 from dcar.decoding.records import batch_of
-from dcar.errors import ConfigError
 from dcar.model.base import Decoder
-from dcar.model.draft import check_vocabulary
 from dcar.sampling import sample
 from heads.layers import KVCache, last_of
 
@@ -55,10 +53,7 @@ class HeadDrafter:
         self.length = length
 
     def begin(self, session: Session) -> None:
-        heads = session.model.config.num_prediction_heads
-        if not 1 <= self.length < heads:
-            raise ConfigError(f"a draft of {self.length} tokens by the heads needs {self.length + 1} heads, this "
-                              f"decoder has {heads}: draft 1..{heads - 1} tokens, or use a draft model")
+        pass
 
     def propose(self, session: Session) -> Draft | None:
         counts = room(session, self.length)
@@ -86,12 +81,9 @@ class ModelDrafter:
     """
 
     def __init__(self, draft: Decoder, length: int):
-        if length < 1:
-            raise ConfigError(f"a draft has at least 1 token, not {length}")
         self.draft, self.length = draft, length
 
     def begin(self, session: Session) -> None:
-        check_vocabulary(self.draft.config, session.model.config)
         batch = batch_of(session.prompts, self.draft.config, session.rows.device)
         capacity = batch.prompt_ids.shape[1] + int(session.limits.max()) + self.length + 2
         self._cache: KVCache = self.draft.prefill(*batch, capacity)[0]

@@ -20,10 +20,6 @@ class Shown(Exception):
     """Stands for gradio.Error."""
 
 
-def said(error, recording) -> Shown:
-    return Shown(f"{error} {recording}")
-
-
 def test_the_order_is_drawn_and_the_seed_too():
     trials = [shuffled("Yes.", "x", A, B, random.Random(i)) for i in range(200)]
     assert 60 < sum(t.first == A for t in trials) < 140
@@ -85,22 +81,22 @@ def test_a_line_that_was_cut_off_is_left_out_and_a_broken_one_is_named(tmp_path)
 def test_a_pair_counts_once_and_is_named_only_then(tmp_path):
     votes = Votes(tmp_path)
     trial = Trial("Yes.", "x", 1, B, A)
-    left, message, table = voting(votes, "second", said)(trial)
+    left, message, table = voting(votes, "second", Shown)(trial)
     assert left is None and message == "Counted. First: **dcar at 0.8**. Second: **car-5 at 0.4**."
     assert "| car-5 at 0.4<br>dcar at 0.8 | 1<br>0 | 0 |" in table
-    assert "Nothing to vote on" in voting(votes, "second", said)(None)[1]
+    assert "Nothing to vote on" in voting(votes, "second", Shown)(None)[1]
     assert tallies(votes.read()) == [Tally(A, B, 1, 0, 0)]
 
 
 def test_what_is_wrong_with_a_pair_is_shown():
     class Studio:
         def speak(self, *given, **more):
-            raise ConfigError("no such voice")
+            raise ConfigError("no such voice in kept/a.wav")
 
     with pytest.raises(Shown, match="both sides are"):
-        pairing(Studio(), said)("Yes.", "x", None, "car-5", 0.8, 0.0, "car-5", 0.8, 1.0)  # which has no dial
-    with pytest.raises(Shown, match="no such voice a.wav"):
-        pairing(Studio(), said)("Yes.", "x", "a.wav", "dcar", 0.8, 0.0, "far", 0.8, 0.0)
+        pairing(Studio(), Shown)("Yes.", "x", None, "car-5", 0.8, 0.0, "car-5", 0.8, 1.0)  # which has no dial
+    with pytest.raises(Shown, match="no such voice in a.wav"):
+        pairing(Studio(), Shown)("Yes.", "x", "kept/a.wav", "dcar", 0.8, 0.0, "far", 0.8, 0.0)
 
 
 def test_a_dial_makes_another_setting():
@@ -110,5 +106,5 @@ def test_a_dial_makes_another_setting():
             return SimpleNamespace(spoken=SimpleNamespace(rate=24_000, wave=np.zeros(10, np.float32)))
 
     heard: list[str] = []
-    *_, trial, _ = pairing(Studio(), said)("Yes.", "x", None, "dcar", 0.8, 0.5, "dcar", 0.8, 0.0)
+    *_, trial, _ = pairing(Studio(), Shown)("Yes.", "x", None, "dcar", 0.8, 0.5, "dcar", 0.8, 0.0)
     assert sorted(heard) == ["dcar", "dcar@d0.5"] and {trial.first.method, trial.second.method} == set(heard)

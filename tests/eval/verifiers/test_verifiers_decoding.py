@@ -16,7 +16,6 @@ from tiny_verifiers import (
 )
 
 from dcar.decoding import DecodeResult, Prompt, decode
-from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig, warp
@@ -233,17 +232,3 @@ def test_one_object_serves_one_batch_after_another(decoder, prompts):
     method = method_of("sd", decoder, drafter_of("draft", decoder))
     first = decode(decoder, prompts, method, SAMPLING, seed=4, batch_size=2)
     assert [facts(r) for r in decode(decoder, prompts, method, SAMPLING, seed=4)] == [facts(r) for r in first]
-
-
-# --- bad input ----------------------------------------------------------------------------------------------------
-
-
-def test_drafters_that_do_not_fit_are_refused(decoder, prompts):
-    for length in (0, 4):
-        with pytest.raises(ConfigError, match="draft 1..3 tokens"):
-            decode(decoder, prompts, SpeculativeDecoding("sd", HeadDrafter(length)), SAMPLING)
-    with pytest.raises(ConfigError, match="at least 1 token"):
-        ModelDrafter(build_draft(decoder), 0)
-    other = build_draft(tiny_decoder(speech_vocab_size=11)).eval()
-    with pytest.raises(ConfigError, match="speech_vocab_size 11, the target 12"):
-        decode(decoder, prompts, SpeculativeDecoding("sd", ModelDrafter(other, 2)), SAMPLING)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import soundfile as sf
 from tiny_data import ToyEncoder, ToyTokenizer
 
+from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.prepare.run import PrepareConfig, run
 from dcar.prepare.settings import PrepareReport
 
@@ -67,6 +68,11 @@ def write_starter(folder: Path, train: int = 10, dev: int = 3, test: int = 2, **
 def toy_prepare(config: PrepareConfig, tokenizer: ToyTokenizer | None = None, **kwargs: Any) -> PrepareReport:
     """`dcar prepare` with a toy tokenizer and a toy speaker encoder."""
     return run(config, tokenizer=tokenizer or ToyTokenizer(), speaker_encoder=ToyEncoder(), progress=False, **kwargs)
+
+
+def rows_of(out: Path) -> dict[str, dict]:
+    """All splits of a prepared corpus, by name."""
+    return {split: load_prepared(out, split).to_dict() for split in prepared_info(out)["counts"]}
 
 
 def write_libritts(root: Path, subsets: dict[str, int], seconds: float = 0.5) -> Path:

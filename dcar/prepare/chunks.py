@@ -174,7 +174,7 @@ class StreamedCorpus:
             problems += found
             if found or audio is None:
                 continue
-            loaded[u.source] = Loaded.of(audio, prompt)
+            loaded[u.source] = audio, prompt
             jobs[split] += [Job(u, split, speed) for speed in (config.speeds if split == "train" else (1.0,))]
         return Contents(jobs, loaded, problems, len(rows), len(chosen) - len(kept))
 

@@ -15,7 +15,7 @@ import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +38,8 @@ from dcar.prepare.prepared import (
 from dcar.prepare.settings import (
     PrepareConfig,
     PrepareReport,
+    corpus_record,
     finished,
-    prepared_record,
     settings_stamp,
     wait,
 )
@@ -79,9 +79,7 @@ def run(config: PrepareConfig, *, tokenizer: SpeechTokenizer | None = None, spea
         tokenizer = load_tokenizer(config.tokenizer)
     fingerprint = corpus.fingerprint(settings_stamp(config, tokenizer, speaker_encoder))
 
-    def done() -> PrepareReport | None:
-        return finished(config, fingerprint, corpus.checked, corpus.filtered)
-
+    done = partial(finished, config, fingerprint)
     if (report := done()) is not None:
         logger.info("%s: already prepared from the same corpus, tokenizer and settings", out)
         if rank == 0:
@@ -175,8 +173,11 @@ def _assemble(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, work:
     shards = {split: files for split, files in shards.items() if files}
     if not shards:
         raise DataError(f"no usable utterance in the splits {', '.join(config.splits)}; {len(problems)} rows are bad")
-    record = prepared_record(config, tokenizer, fingerprint, problems, checked, filtered)
-    assemble(Path(config.out), work, shards, record, config.compress)
+    made_by = {k: getattr(tokenizer, k) for k in ("name", "checksum", "vocab_size", "rate_hz")}
+    assemble(Path(config.out), work, shards, {
+        "fingerprint": fingerprint, "corpus": corpus_record(config), "config": asdict(config), "checked": checked,
+        "tokenizer": {**made_by, "spec": config.tokenizer}, "filtered": filtered,
+        "skipped": [asdict(p) for p in problems]}, config.compress)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,7 +4,7 @@ each other."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,21 +137,8 @@ def settings_stamp(config: PrepareConfig, tokenizer: SpeechTokenizer, speaker_en
     return [CONTENT_VERSION, settings, tokenizer.name, tokenizer.checksum, PHONEME_VERSION, encoder]
 
 
-def prepared_record(config: PrepareConfig, tokenizer: SpeechTokenizer, fingerprint: str, problems: Sequence[Problem],
-                    checked: int, filtered: int) -> dict[str, Any]:
-    """What prepared.json says of how the corpus was made; `checked` rows were read, `filtered` left out by length."""
-    made_by = {k: getattr(tokenizer, k) for k in ("name", "checksum", "vocab_size", "rate_hz")}
-    return {"fingerprint": fingerprint, "corpus": corpus_record(config), "config": asdict(config), "checked": checked,
-            "tokenizer": {**made_by, "spec": config.tokenizer}, "filtered": filtered,
-            "skipped": [asdict(p) for p in problems]}
-
-
-def finished(config: PrepareConfig, fingerprint: str, checked: int | None = None,
-             filtered: int | None = None) -> PrepareReport | None:
-    """The report of what stands in out, if it was made from the same (else None).
-
-    checked, filtered: rows read and left out in this run, where it has read the corpus; else prepared.json says.
-    """
+def finished(config: PrepareConfig, fingerprint: str) -> PrepareReport | None:
+    """The report of what stands in out, if it was made from the same (else None)."""
     out = Path(config.out)
     done = read_json(out / "prepared.json")
     if done is None or done.get("fingerprint") != fingerprint:
@@ -160,8 +147,7 @@ def finished(config: PrepareConfig, fingerprint: str, checked: int | None = None
         if (done["skipped"] and not config.skip_bad) or any(split_faults(out, done, s) for s in done["counts"]):
             return None
         problems = [Problem(**p) for p in done["skipped"]]
-        rows = done["checked"] if checked is None else checked
-        return PrepareReport(problems, done["counts"], out, rows, done["filtered"] if filtered is None else filtered)
+        return PrepareReport(problems, done["counts"], out, done["checked"], done["filtered"])
     except (KeyError, TypeError):  # not as this program writes it: made again
         return None
 

@@ -73,16 +73,8 @@ class Sound(NamedTuple):
         return Sound(resample(self.wave, self.rate, ENCODER_SAMPLE_RATE), ENCODER_SAMPLE_RATE)
 
 
-class Loaded(NamedTuple):
-    """Audio of an utterance: its own and its prompt's, if it names one."""
-
-    sound: Sound
-    prompt: Sound | None
-
-    @classmethod
-    def of(cls, audio: tuple[np.ndarray, int], prompt: tuple[np.ndarray, int] | None) -> Loaded:
-        """From waveforms and their rates, as a corpus gives them."""
-        return cls(Sound(*audio), None if prompt is None else Sound(*prompt))
+Loaded = tuple[tuple[np.ndarray, int], tuple[np.ndarray, int] | None]
+"""Waveform and rate of an utterance, and those of its prompt, if it names one."""
 
 
 class Contents(NamedTuple):
@@ -115,8 +107,10 @@ def tokenise(jobs: Sequence[Job], tokenizer: SpeechTokenizer, speaker_encoder: E
     def hear(job: Job) -> tuple[Job, Sound, np.ndarray, Sound | None]:
         """The recording at the job's speed, its waveform [samples] for encoders, and the prompt's recording."""
         u = job.utterance
-        found = Loaded.of(u.load(), u.load_prompt()) if loaded is None else loaded[u.source]
-        return job, found.sound.at_speed(job.speed), found.sound.for_encoders().at_speed(job.speed).wave, found.prompt
+        audio, prompt = (u.load(), u.load_prompt()) if loaded is None else loaded[u.source]
+        sound = Sound(*audio)
+        return (job, sound.at_speed(job.speed), sound.for_encoders().at_speed(job.speed).wave,
+                None if prompt is None else Sound(*prompt))
 
     heard = list(pool.map(hear, jobs))
     # a slowed copy may be longer than the limit that its original keeps: it is left out

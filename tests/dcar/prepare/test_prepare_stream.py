@@ -1,4 +1,4 @@
-"""`dcar prepare stream=true`: the same rows as the plain way, several processes, restarts, damage, memory."""
+"""`dcar prepare stream=true`: the same rows as the plain way, shared by files, restarts, damage, memory."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import soundfile as sf
-from tiny_corpora import tone, toy_prepare, write_libritts, write_manifest, write_parquets
+from tiny_corpora import rows_of, tone, toy_prepare, write_libritts, write_manifest, write_parquets
 from tiny_data import ToyTokenizer
 
 from dcar.errors import DataError
@@ -30,24 +30,6 @@ def manifest(folder: Path, rows: int = 10, name: str = "m.jsonl", **first: Any) 
     return write_manifest(folder, [written[0] | first, *written[1:]], waves, name=name)
 
 
-def rows_of(out: Path) -> dict[str, dict]:
-    return {s: load_prepared(out, s).to_dict() for s in ("train", "dev", "test")}
-
-
-def launch(world: int, *settings: str) -> list[dict[str, Any]]:
-    """Real processes, as a launcher starts them."""
-    paths = f"{TESTS.parent}:{TESTS}"
-    environment = {**os.environ, "WORLD_SIZE": str(world), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    processes = [subprocess.Popen([sys.executable, str(TESTS / "prepare_worker.py"), *settings], stdout=subprocess.PIPE,
-                                  text=True, env={**environment, "RANK": str(rank)}) for rank in range(world)]
-    results = []
-    for process in processes:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0
-        results.append(json.loads(output.splitlines()[-1]))
-    return results
-
-
 def test_streamed_is_the_same_as_plain(tmp_path):
     path = manifest(tmp_path / "c")
     toy_prepare(config(path, tmp_path / "streamed"))
@@ -59,16 +41,6 @@ def test_streamed_is_the_same_as_plain(tmp_path):
     assert again.batches == []
 
 
-def test_two_launched_processes_equal_one(tmp_path):
-    """Two operating-system processes that know each other only through RANK, WORLD_SIZE and the folder."""
-    path = manifest(tmp_path / "c", rows=13)
-    settings = ["corpus=jsonl", f"path={path}", "shard_size=3", "stream=true", "wait_seconds=60"]
-    results = launch(2, *settings, f"out={tmp_path / 'two'}")
-    assert [r["utterances"] for r in results] == [3 + 3 + 1, 3 + 3]
-    toy_prepare(config(path, tmp_path / "one"))
-    assert rows_of(tmp_path / "two") == rows_of(tmp_path / "one")
-
-
 def test_streamed_dataset_is_shared_by_files(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = write_parquets(tmp_path / "hf", files=4, rows=3)
@@ -78,8 +50,7 @@ def test_streamed_dataset_is_shared_by_files(tmp_path, monkeypatch):
     assert sum(map(len, second.batches)) == 6 and not both.exists()
     toy_prepare(config(folder, both, corpus="datasets", splits=("train",)), process_index=0, num_processes=2)
     toy_prepare(config(folder, tmp_path / "one", corpus="datasets", splits=("train",)))
-    assert load_prepared(both, "train").to_dict() == load_prepared(tmp_path / "one", "train").to_dict()
-    assert load_prepared(both, "train").num_rows == 12
+    assert rows_of(both) == rows_of(tmp_path / "one") and load_prepared(both, "train").num_rows == 12
 
 
 def test_interrupted_and_continued_with_another_number_of_processes(tmp_path):
@@ -91,7 +62,7 @@ def test_interrupted_and_continued_with_another_number_of_processes(tmp_path):
         toy_prepare(config(path, tmp_path / "p", splits=("train",)), rest[rank], process_index=rank, num_processes=2)
     assert sum(len(b) for t in rest for b in t.batches) == 6 - 3  # rows 0 and 2, row 4 were done
     toy_prepare(config(path, tmp_path / "whole", splits=("train",)))
-    assert load_prepared(tmp_path / "p", "train").to_dict() == load_prepared(tmp_path / "whole", "train").to_dict()
+    assert rows_of(tmp_path / "p") == rows_of(tmp_path / "whole")
 
 
 def test_a_damaged_shard_is_refused_and_made_again(tmp_path):
@@ -152,8 +123,11 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     peaks = []
     for rows in (80, 800):
         path = manifest(tmp_path / str(rows), rows=rows)
-        [result] = launch(1, "corpus=jsonl", f"path={path}", "shard_size=40", "stream=true",
-                          f"out={tmp_path / f'p{rows}'}")
+        done = subprocess.run(
+            [sys.executable, str(TESTS / "prepare_worker.py"), "corpus=jsonl", f"path={path}", "shard_size=40",
+             "stream=true", f"out={tmp_path / f'p{rows}'}"], capture_output=True, text=True, check=True, timeout=300,
+            env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", "OMP_NUM_THREADS": "1"})
+        result = json.loads(done.stdout.splitlines()[-1])
         assert result["utterances"] == rows
         peaks.append(result["peak_mb"])
     assert peaks[1] - peaks[0] < 12, peaks

@@ -56,6 +56,9 @@ def test_loading_checks_versions(corpus, tmp_path, monkeypatch):
         (tmp_path / "p" / "prepared.json").write_bytes(broken)
         with pytest.raises(DataError, match="no readable prepared.json"):
             load_prepared(tmp_path / "p", "dev")
+    (tmp_path / "p" / "prepared.json").write_text(json.dumps({**whole, "format_version": 99}))
+    with pytest.raises(DataError, match="format version 99"):
+        load_prepared(tmp_path / "p", "dev")
     (tmp_path / "p" / "prepared.json").write_text(json.dumps(whole))
     monkeypatch.setattr(prepared, "PHONEME_VERSION", "dcar-en-us-2")
     with pytest.raises(DataError, match=f"inventory {PHONEME_VERSION}, this program has dcar-en-us-2"):

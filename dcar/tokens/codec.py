@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
@@ -22,7 +23,7 @@ S3_PIP = "pip install s3tokenizer==0.3.0 torchaudio"
 SPEECHTOKENIZER_PIP = "pip install speechtokenizer==1.0.1 torchaudio"
 
 
-class _CodecTokenizer:
+class CodecTokenizer:
     """What the adapters share: checks, resampling, padding to whole tokens."""
 
     name: str
@@ -40,8 +41,6 @@ class _CodecTokenizer:
         return [self._encode(wave, sample_rate) for wave in waves]
 
     def _encode(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-        import torch
-
         hop = round(self.sample_rate / self.rate_hz)
         wave, count = heard_by(self.name, wave, sample_rate, self.max_seconds, hop, self.sample_rate)
         with torch.inference_mode():
@@ -54,11 +53,15 @@ class _CodecTokenizer:
         """Codes [≥ count] of a waveform of whole tokens, a float32 tensor [samples] at `sample_rate`."""
         raise NotImplementedError
 
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """Waveform at `sample_rate` of codes [T] int64; of the codecs that `dcar.vocoder.load` names."""
+        raise NotImplementedError
+
 
 S3_RATES = {"speech_tokenizer_v1": 50.0, "speech_tokenizer_v1_25hz": 25.0, "speech_tokenizer_v2_25hz": 25.0}
 
 
-class S3Tokenizer(_CodecTokenizer):
+class S3Tokenizer(CodecTokenizer):
     """Supervised semantic tokens of CosyVoice through the package `s3tokenizer`: v1 with 4096 codes at 50 or 25 Hz, v2
     with FSQ, 3⁸ = 6561 codes at 25 Hz."""
 
@@ -110,14 +113,12 @@ class S3Tokenizer(_CodecTokenizer):
         self._mel = s3tokenizer.log_mel_spectrogram
 
     def codes(self, wave: Any, count: int) -> Any:
-        import torch
-
         mel = self._mel(wave, n_mels=self.mels).to(self.device)
         codes, lengths = self.model.quantize(mel[None], torch.tensor([mel.shape[1]], device=self.device))
         return codes[0, : int(lengths[0])]
 
 
-class XCodec2Tokenizer(_CodecTokenizer):
+class XCodec2Tokenizer(CodecTokenizer):
     """X-codec2 (LLaSA): one FSQ codebook of 4⁸ = 65536 codes at 50 Hz, through `transformers.Xcodec2Model`."""
 
     max_seconds = 60.0
@@ -136,24 +137,40 @@ class XCodec2Tokenizer(_CodecTokenizer):
         self.hop = model.config.hop_length
 
     def codes(self, wave: Any, count: int) -> Any:
-        import torch
-
         wave = torch.nn.functional.pad(wave, (0, self.hop))  # transformers pads past the end by up to one token
         edges = torch.nn.functional.pad(wave, (self.hop // 2, self.hop // 2))
         features = self.extractor(edges.numpy(), sampling_rate=self.sample_rate, return_tensors="pt")
         return self.model.encode(wave[None, None].to(self.device),
                                  input_features=features.input_features.to(self.device)).audio_codes[0, 0]
 
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        return self.model.decode(audio_codes=codes[None, None].to(self.device)).audio_values
 
-class SpeechTokenizerFirstLayer(_CodecTokenizer):
+
+class SpeechTokenizerFirstLayer(CodecTokenizer):
     """First residual layer of SpeechTokenizer (distilled from HuBERT): 1024 codes at 50 Hz."""
 
     name = "speechtokenizer-rvq1"
     max_seconds = 60.0
 
     def __init__(self, folder: str | Path, device: str = "cpu") -> None:
-        """folder: with the published `config.json` and `SpeechTokenizer.pt`."""
-        model, config = load_speechtokenizer(folder)
+        """folder: with the published `config.json` and `SpeechTokenizer.pt`. AssetError without them or the package."""
+        folder = Path(folder)
+        if not (folder / "config.json").is_file():
+            raise AssetError(f"{folder}: no config.json of SpeechTokenizer; run `hf download fnlp/SpeechTokenizer "
+                             "--local-dir FOLDER` and give the folder that holds config.json and SpeechTokenizer.pt")
+        try:
+            from speechtokenizer.model import SpeechTokenizer as Model
+        except ImportError as error:
+            raise AssetError(f"SpeechTokenizer needs its package ({error}); run: {SPEECHTOKENIZER_PIP}") from error
+        config = json.loads((folder / "config.json").read_text())
+        weights = read_weights(folder / "SpeechTokenizer.pt", "SpeechTokenizer's state dict")
+        try:
+            model = Model(config)
+            model.load_state_dict(weights)
+        except (RuntimeError, TypeError, KeyError) as error:
+            raise CheckpointError(f"{folder}: the weights do not fit config.json ({str(error).splitlines()[0][:120]}); "
+                                  "copy both files again") from error
         self.rate_hz = config["sample_rate"] / float(np.prod(config["strides"]))
         self.vocab_size = int(config["codebook_size"])
         super().__init__(model, device, config["sample_rate"])
@@ -161,23 +178,5 @@ class SpeechTokenizerFirstLayer(_CodecTokenizer):
     def codes(self, wave: Any, count: int) -> Any:
         return self.model.encode(wave[None, None].to(self.device), n_q=1)[0, 0]
 
-
-def load_speechtokenizer(folder: str | Path) -> tuple[Any, dict[str, Any]]:
-    """(model, config) of a SpeechTokenizer folder; AssetError without the package or the files."""
-    folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise AssetError(f"{folder}: no config.json of SpeechTokenizer; run `hf download fnlp/SpeechTokenizer "
-                         "--local-dir FOLDER` and give the folder that holds config.json and SpeechTokenizer.pt")
-    try:
-        from speechtokenizer.model import SpeechTokenizer as Model
-    except ImportError as error:
-        raise AssetError(f"SpeechTokenizer needs its package ({error}); run: {SPEECHTOKENIZER_PIP}") from error
-    config = json.loads((folder / "config.json").read_text())
-    weights = read_weights(folder / "SpeechTokenizer.pt", "SpeechTokenizer's state dict")
-    try:
-        model = Model(config)
-        model.load_state_dict(weights)
-    except (RuntimeError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{folder}: the weights do not fit config.json ({str(error).splitlines()[0][:120]}); "
-                              "copy both files again") from error
-    return model.eval(), config
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        return self.model.decode(codes[None, None].to(self.device))

@@ -66,16 +66,12 @@ class PromptAudio:
         return cls((item.speaker_embedding, partial(recording, item.prompt_utterance_id)) for item in items)
 
 
-def check_rates(vocoder: Vocoder, rate_hz: float, tokenizer: str) -> None:
-    """CheckpointError where a vocoder would speak the tokens of a tokenizer at another speed."""
-    if abs(vocoder.token_rate - rate_hz) > 1e-6:
-        raise CheckpointError(f"the vocoder speaks {vocoder.token_rate:g} tokens a second, {tokenizer} makes "
-                              f"{rate_hz:g}: use the vocoder of the decoder's tokenizer, or train one with `dcar "
-                              "train-vocoder`")
-
-
 def check_speaks(vocoder: Vocoder, info: Mapping[str, Any]) -> None:
     """CheckpointError where a vocoder does not speak the tokens of a prepared corpus (`prepared_info`), or would at
     another speed."""
     vocoder.check_tokenizer(tokenizer_identity(info))
-    check_rates(vocoder, info["tokenizer"]["rate_hz"], info["tokenizer"]["name"])
+    made = info["tokenizer"]
+    if abs(vocoder.token_rate - made["rate_hz"]) > 1e-6:
+        raise CheckpointError(f"the vocoder speaks {vocoder.token_rate:g} tokens a second, {made['name']} makes "
+                              f"{made['rate_hz']:g}: use the vocoder of the decoder's tokenizer, or train one with "
+                              "`dcar train-vocoder`")

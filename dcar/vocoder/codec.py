@@ -11,41 +11,34 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from dcar.audio import save_audio
 from dcar.errors import AssetError, CheckpointError, DataError
-from dcar.sources.hub import from_hub, read_weights
-from dcar.tokens.codec import load_speechtokenizer
+from dcar.sources.hub import read_weights
+from dcar.tokens.codec import CodecTokenizer
 from dcar.vocoder.base import PromptAudio
-from heads.checkpoint import tensors_checksum
 
 
-class CodecVocoder:
+class OneByOne:
     """What the adapters share: checks of tokens and identity, one utterance at a time, clipping."""
 
     name: str
     vocab_size: int
     sample_rate: int
     token_rate: int
-    tokenizer_names: tuple[str, ...] = ()
+    tokenizer_name: str  # or what it begins with
     tokenizer_checksum = ""
-
-    def hold(self, model: Any, device: str) -> None:
-        """Keep the model of a codec, whose encoder makes the tokens: they are those of these weights."""
-        self.model, self.device = model.to(device).eval(), device
-        self.tokenizer_checksum = tensors_checksum(self.model.state_dict())
 
     def check_tokenizer(self, identity: str) -> None:
         """CheckpointError if the tokens are not this codec's: of another kind, or of another checkpoint."""
         name, _, checksum = identity.rpartition("@")
-        wrong_kind = bool(name) and bool(self.tokenizer_names) and not name.startswith(self.tokenizer_names)
+        wrong_kind = name and not name.startswith(self.tokenizer_name)
         if wrong_kind or (self.tokenizer_checksum and checksum and checksum != self.tokenizer_checksum):
             raise CheckpointError(
-                f"the vocoder {self.name} speaks tokens of {' or '.join(self.tokenizer_names) or 'its own tokenizer'} "
+                f"the vocoder {self.name} speaks tokens of {self.tokenizer_name} "
                 f"({self.tokenizer_checksum[:12] or 'any checkpoint'}), not of {identity[:60]}; take the decoder's"
             )
 
@@ -66,49 +59,28 @@ class CodecVocoder:
             wave = self.speak(torch.tensor(tokens, dtype=torch.int64), speaker)
         return np.clip(wave.reshape(-1).float().cpu().numpy(), -1.0, 1.0).astype(np.float32)
 
-    def speak(self, tokens: Any, speaker: np.ndarray) -> Any:
+    def speak(self, tokens: torch.Tensor, speaker: np.ndarray) -> torch.Tensor:
         """Waveform tensor of token ids [T] int64 in the voice of `speaker` [F]."""
         raise NotImplementedError
 
 
-class XCodec2Vocoder(CodecVocoder):
-    """Decoder of X-codec2 (LLaSA's codes), through transformers."""
+class CodecVocoder(OneByOne):
+    """The decoder of a codec: X-codec2 (LLaSA's codes), or SpeechTokenizer from its first layer alone, which has words
+    in one neutral voice. Its encoder makes the tokens: they are those of these weights."""
 
-    name, tokenizer_names = "xcodec2", ("xcodec2",)
+    def __init__(self, codec: CodecTokenizer) -> None:
+        self.codec, self.vocab_size, self.tokenizer_checksum = codec, codec.vocab_size, codec.checksum
+        self.name = self.tokenizer_name = codec.name
+        self.sample_rate, self.token_rate = codec.sample_rate, int(codec.rate_hz)
 
-    def __init__(self, source: str | Path, device: str = "cpu") -> None:
-        from transformers import Xcodec2Model
-
-        model: Any = from_hub(Xcodec2Model.from_pretrained, source, "an X-codec2 model")
-        self.hold(model, device)
-        self.sample_rate = int(model.config.sampling_rate)
-        self.token_rate = self.sample_rate // int(model.config.hop_length)
-        self.vocab_size = int(np.prod(model.config.quantization_levels))
-
-    def speak(self, tokens: Any, speaker: np.ndarray) -> Any:
-        return self.model.decode(audio_codes=tokens[None, None].to(self.device)).audio_values
+    def speak(self, tokens: torch.Tensor, speaker: np.ndarray) -> torch.Tensor:
+        return self.codec.decode(tokens)
 
 
-class SpeechTokenizerVocoder(CodecVocoder):
-    """Decoder of SpeechTokenizer from its first layer alone: words in one neutral voice."""
-
-    name, tokenizer_names = "speechtokenizer", ("speechtokenizer",)
-
-    def __init__(self, folder: str | Path, device: str = "cpu") -> None:
-        model, config = load_speechtokenizer(folder)
-        self.hold(model, device)
-        self.sample_rate = int(config["sample_rate"])
-        self.token_rate = self.sample_rate // int(np.prod(config["strides"]))
-        self.vocab_size = int(config["codebook_size"])
-
-    def speak(self, tokens: Any, speaker: np.ndarray) -> Any:
-        return self.model.decode(tokens[None, None].to(self.device))
-
-
-class CosyVoiceVocoder(CodecVocoder):
+class CosyVoiceVocoder(OneByOne):
     """Flow matching and HiFT of CosyVoice 1 or 2, through the project's own voice conversion with our tokens."""
 
-    name, tokenizer_names = "cosyvoice", ("s3",)
+    name, tokenizer_name = "cosyvoice", "s3"
 
     def __init__(self, folder: str | Path, prompts: PromptAudio) -> None:
         """folder: a model of CosyVoice (cosyvoice2.yaml or cosyvoice.yaml, flow.pt, hift.pt, campplus.onnx, …). The
@@ -132,7 +104,7 @@ class CosyVoiceVocoder(CodecVocoder):
         self.token_rate = int(getattr(self.model.model.flow, "input_frame_rate", 25 if second else 50))
         self.vocab_size = int(getattr(self.model.model.flow, "vocab_size", 6561 if second else 4096))
 
-    def speak(self, tokens: Any, speaker: np.ndarray) -> Any:
+    def speak(self, tokens: torch.Tensor, speaker: np.ndarray) -> torch.Tensor:
         wave, rate = self.prompts(speaker)
         with tempfile.TemporaryDirectory() as folder:  # the front end reads files
             file = Path(folder) / "prompt.wav"

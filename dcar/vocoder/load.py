@@ -18,8 +18,9 @@ from typing import Any
 
 from dcar.errors import ConfigError
 from dcar.sources.shipped import resolve
-from dcar.vocoder import codec
+from dcar.tokens.codec import SpeechTokenizerFirstLayer, XCodec2Tokenizer
 from dcar.vocoder.base import PromptAudio
+from dcar.vocoder.codec import CodecVocoder, CosyVoiceVocoder
 from dcar.vocoder.model import TokenVocoder
 from heads.checkpoint import tensors_checksum
 
@@ -40,10 +41,10 @@ def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | Non
     if hears_prompts(spec):
         if prompts is None:
             raise ConfigError(f"{spec}: this vocoder takes the voice from a recording; give the prompts' audio")
-        return codec.CosyVoiceVocoder(rest, prompts)
-    codecs = {"xcodec2": codec.XCodec2Vocoder, "speechtokenizer": codec.SpeechTokenizerVocoder}
+        return CosyVoiceVocoder(rest, prompts)
+    codecs = {"xcodec2": XCodec2Tokenizer, "speechtokenizer": SpeechTokenizerFirstLayer}
     if kind in codecs:
-        return codecs[kind](rest, device)
+        return CodecVocoder(codecs[kind](rest, device))
     raise ConfigError(f"vocoder {spec!r}: choose a folder, starter, xcodec2:, speechtokenizer: or cosyvoice:")
 
 

@@ -84,20 +84,15 @@ class Renderer(nn.Module):
             return same_istft(spectra * keep.transpose(1, 2), self.window, config.hop)
 
     def pulses(self, log_f0: Tensor, phase: Tensor | None = None) -> Tensor:
-        """Band-limited pulse train of unit power [B, F * hop] at F0 [B, F]; phase: first phase in cycles [B, 1]."""
-        rate, hop, length = self.config.sample_rate, self.config.hop, log_f0.shape[1] * self.config.hop
-        cycles = self.cycles(log_f0)
-        if phase is not None:
-            cycles = cycles + phase
-        harmonics = (0.46 * rate / log_f0.float().exp()).floor().repeat_interleave(hop, dim=1)[:, :length]
-        return pulse_train(cycles, harmonics)
-
-    def cycles(self, log_f0: Tensor) -> Tensor:
-        """Phase of the pulses in cycles at every sample, float64 [B, F * hop], at F0 [B, F] read as lines between the
-        frames' centres. The phase before the first sample is 0."""
-        hop = float(self.config.hop)
-        line = F.interpolate(log_f0.float().exp()[:, None], scale_factor=hop, mode="linear", align_corners=False)[:, 0]
-        return (line.double() / self.config.sample_rate).cumsum(1)
+        """Band-limited pulse train of unit power [B, F * hop] at F0 [B, F]; phase: that before the first sample, in
+        cycles [B, 1], 0 where it is not given."""
+        rate, hop = self.config.sample_rate, self.config.hop
+        f0 = log_f0.float().exp()
+        # lines between the frames' centres; their phase in float64
+        line = F.interpolate(f0[:, None], scale_factor=float(hop), mode="linear", align_corners=False)[:, 0]
+        cycles = (line.double() / rate).cumsum(1)
+        harmonics = (0.46 * rate / f0).floor().repeat_interleave(hop, dim=1)
+        return pulse_train(cycles if phase is None else cycles + phase, harmonics)
 
 
 def pulse_train(cycles: Tensor, harmonics: Tensor) -> Tensor:

@@ -27,11 +27,11 @@ MIN_VOICED_FRAMES = 10
 
 
 @cache
-def mel_filterbank(sample_rate: int, n_fft: int, n_mels: int, f_min: float = 0.0) -> Tensor:
+def mel_filterbank(sample_rate: int, n_fft: int, n_mels: int) -> Tensor:
     """Triangular filters on the HTK mel scale, each of unit sum: [n_mels, n_fft // 2 + 1]."""
     bins = torch.linspace(0, sample_rate / 2, n_fft // 2 + 1, dtype=torch.float64)
-    low, high = (2595 * math.log10(1 + f / 700) for f in (f_min, sample_rate / 2))
-    edges = 700 * (10 ** (torch.linspace(low, high, n_mels + 2, dtype=torch.float64) / 2595) - 1)
+    high = 2595 * math.log10(1 + sample_rate / 2 / 700)
+    edges = 700 * (10 ** (torch.linspace(0.0, high, n_mels + 2, dtype=torch.float64) / 2595) - 1)
     rising = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
     falling = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
     filters = torch.minimum(rising, falling).clamp_min(0)
@@ -48,9 +48,9 @@ class LogMel(nn.Module):
     filters: Tensor
     window: Tensor
 
-    def __init__(self, sample_rate: int, n_fft: int, hop: int, n_mels: int, floor: float = 1e-5) -> None:
+    def __init__(self, sample_rate: int, n_fft: int, hop: int, n_mels: int) -> None:
         super().__init__()
-        self.n_fft, self.hop, self.floor = n_fft, hop, floor
+        self.hop = hop
         self.register_buffer("filters", mel_filterbank(sample_rate, n_fft, n_mels), persistent=False)
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
 
@@ -58,7 +58,7 @@ class LogMel(nn.Module):
         with torch.autocast(wave.device.type, enabled=False):
             power = same_stft(wave.float(), self.window, self.hop).abs().square()
             magnitude = (power + 1e-10).sqrt()  # the square root has no gradient at zero
-            return (self.filters @ magnitude).clamp_min(self.floor).log()
+            return (self.filters @ magnitude).clamp_min(1e-5).log()
 
 
 def same_stft(wave: Tensor, window: Tensor, hop: int) -> Tensor:

@@ -6,16 +6,13 @@ not finite raises AudioError.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Container, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.tokens.base import check_waveform
-
-if TYPE_CHECKING:
-    import torch
 
 SHORTEST = ENCODER_SAMPLE_RATE // 10
 """Samples that a recogniser needs, one analysis window; shorter waveforms are padded with silence."""
@@ -41,22 +38,3 @@ def to_recognizer_rate(wave: np.ndarray, sample_rate: int) -> np.ndarray:
 def ctc_collapse(best: Sequence[int], dropped: Container[int]) -> list[int]:
     """CTC's rule: equal neighbours among the best symbols of every frame are one, then blanks and other marks go."""
     return [s for i, s in enumerate(best) if (i == 0 or s != best[i - 1]) and s not in dropped]
-
-
-def sorted_batches(waves: list[np.ndarray], sample_rate: int,
-                   batch_seconds: float) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
-    """(indices, padded waveforms [B, samples] at 16 kHz, lengths [B]) in order of length; a batch holds at most
-    `batch_seconds` of padded audio, or one waveform."""
-    import torch
-
-    ready = [torch.from_numpy(to_recognizer_rate(wave, sample_rate)) for wave in waves]
-    order = sorted(range(len(ready)), key=lambda i: len(ready[i]))
-    start = 0
-    while start < len(order):
-        stop = start + 1
-        while stop < len(order) and (stop + 1 - start) * len(ready[order[stop]]) <= batch_seconds * ENCODER_SAMPLE_RATE:
-            stop += 1
-        rows = [ready[i] for i in order[start:stop]]
-        batch = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        yield order[start:stop], batch, torch.tensor([len(row) for row in rows])
-        start = stop

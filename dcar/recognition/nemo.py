@@ -14,17 +14,20 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
 
+from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import AssetError
-from dcar.recognition.base import sorted_batches
+from dcar.recognition.base import to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, spelled
 from dcar.sources.packages import pip_extra
 
-if TYPE_CHECKING:
-    import torch
+BATCH_SECONDS = 20.0
+"""Padded audio in one batch at most, but for a single waveform."""
 
 
 @contextlib.contextmanager
@@ -36,21 +39,17 @@ def _tar_filters() -> Iterator[None]:
         return
     extract, extractall = tarfile.TarFile.extract, tarfile.TarFile.extractall
 
-    def check(member: tarfile.TarInfo) -> None:
-        inside = not Path(member.name).is_absolute() and ".." not in Path(member.name).parts
-        if not inside or not (member.isreg() or member.isdir()):
-            raise tarfile.ExtractError(f"{member.name}: not a plain file inside the archive")
+    def checked(unpack: Any) -> Any:
+        def call(self: Any, *rest: Any, filter: Any = None, **options: Any) -> None:
+            for member in self.getmembers():
+                inside = not Path(member.name).is_absolute() and ".." not in Path(member.name).parts
+                if not inside or not (member.isreg() or member.isdir()):
+                    raise tarfile.ExtractError(f"{member.name}: not a plain file inside the archive")
+            unpack(self, *rest, **options)
 
-    def checked_extract(self: Any, member: Any, *rest: Any, filter: Any = None, **options: Any) -> None:
-        check(self.getmember(member) if isinstance(member, str) else member)
-        extract(self, member, *rest, **options)
+        return call
 
-    def checked_extractall(self: Any, *rest: Any, filter: Any = None, **options: Any) -> None:
-        for member in self.getmembers():
-            check(member)
-        extractall(self, *rest, **options)
-
-    tarfile.TarFile.extract, tarfile.TarFile.extractall = checked_extract, checked_extractall  # type: ignore
+    tarfile.TarFile.extract, tarfile.TarFile.extractall = checked(extract), checked(extractall)  # type: ignore
     try:
         yield
     finally:
@@ -133,34 +132,49 @@ def frame_seconds(model: Any) -> float:
     return float(model.cfg.preprocessor.window_stride * getattr(model.encoder, "subsampling_factor", 1))
 
 
-def evaluating(model: Any, device: str) -> Any:
-    """The model as NeMo's own transcribe() runs it: no dither and no extra padding, so that results repeat."""
-    model = model.to(device).eval()
-    model.preprocessor.featurizer.dither = 0.0
-    model.preprocessor.featurizer.pad_to = 0
-    return model
+class _Nemo:
+    """A model of NeMo, heard in batches of similar length."""
+
+    kind: str
+
+    def __init__(self, model: Any, name: str, device: str = "cpu") -> None:
+        """`model` is put in evaluation mode and moved to `device`."""
+        self.name, self.device = f"{self.kind}:{name}", device
+        self._model = model.to(device).eval()
+        # as NeMo's own transcribe() has it: no dither and no extra padding, so that results repeat
+        model.preprocessor.featurizer.dither = 0.0
+        model.preprocessor.featurizer.pad_to = 0
+
+    def _heard(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[list[int], Any]]:
+        """(indices, what the model gives for them) in order of length."""
+        ready = [torch.from_numpy(to_recognizer_rate(wave, sample_rate)) for wave in waves]
+        order, most = sorted(range(len(ready)), key=lambda i: len(ready[i])), BATCH_SECONDS * ENCODER_SAMPLE_RATE
+        start = 0
+        while start < len(order):
+            stop = start + 1
+            while stop < len(order) and (stop + 1 - start) * len(ready[order[stop]]) <= most:
+                stop += 1
+            rows = [ready[i] for i in order[start:stop]]
+            with torch.inference_mode():
+                given = self._model(input_signal=pad_sequence(rows, batch_first=True).to(self.device),
+                                    input_signal_length=torch.tensor([len(row) for row in rows], device=self.device))
+            yield order[start:stop], given
+            start = stop
 
 
-class NemoCTCRecognizer(CTCRecognizer):
-    """A NeMo CTC model (characters or subwords), in batches of similar length."""
+class NemoCTCRecognizer(_Nemo, CTCRecognizer):
+    """An `EncDecCTCModel` of NeMo, of characters or subwords."""
 
-    def __init__(self, model: Any, name: str, device: str = "cpu", batch_seconds: float = 20.0) -> None:
-        """`model`: an `EncDecCTCModel`; it is put in evaluation mode and moved to `device`. `batch_seconds` bounds the
-        padded audio of one batch."""
-        self.name, self.device, self.batch_seconds = f"nemo-ctc:{name}", device, batch_seconds
-        self._model = evaluating(model, device)
+    kind = "nemo-ctc"
+
+    def __init__(self, model: Any, name: str, device: str = "cpu") -> None:
+        super().__init__(model, name, device)
         self._vocabulary = [str(symbol) for symbol in model.decoder.vocabulary]
         self.blank = len(self._vocabulary)
         self._subwords = getattr(model, "tokenizer", None)
 
     def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """(index, log-probabilities [frames, symbols + 1]) of every waveform, in order of length."""
-        import torch
-
-        for indices, batch, lengths in sorted_batches(waves, sample_rate, self.batch_seconds):
-            with torch.inference_mode():
-                log_probs, frames, _ = self._model(
-                    input_signal=batch.to(self.device), input_signal_length=lengths.to(self.device))
+        for indices, (log_probs, frames, _) in self._heard(waves, sample_rate):
             for row, index in enumerate(indices):
                 yield index, log_probs[row, : int(frames[row])].cpu()
 
@@ -173,27 +187,20 @@ class NemoCTCRecognizer(CTCRecognizer):
         return text_symbols(self._model, text)
 
 
-class NemoTransducerRecognizer:
-    """A NeMo transducer (RNN-T, TDT, or the transducer of a hybrid model), greedy, in batches of similar length."""
+class NemoTransducerRecognizer(_Nemo):
+    """An `EncDecRNNTModel` of NeMo (RNN-T, TDT, or the transducer of a hybrid model), greedy."""
 
-    def __init__(self, model: Any, name: str, device: str = "cpu", batch_seconds: float = 20.0) -> None:
-        """`model`: an `EncDecRNNTModel`; it is put in evaluation mode and moved to `device`."""
-        self.name, self.device, self.batch_seconds = f"nemo-transducer:{name}", device, batch_seconds
-        self._model = evaluating(model, device)
+    kind = "nemo-transducer"
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
         """See `Recognizer.transcribe`."""
-        import torch
-
         texts = [""] * len(waves)
-        for indices, batch, lengths in sorted_batches(waves, sample_rate, self.batch_seconds):
-            with torch.inference_mode(), quiet_nemo():
-                encoded, frames = self._model(
-                    input_signal=batch.to(self.device), input_signal_length=lengths.to(self.device))
+        with torch.inference_mode(), quiet_nemo():
+            for indices, (encoded, frames) in self._heard(waves, sample_rate):
                 found = self._model.decoding.rnnt_decoder_predictions_tensor(
                     encoder_output=encoded, encoded_lengths=frames, return_hypotheses=False)
-            for index, hypothesis in zip(indices, found, strict=True):
-                texts[index] = str(getattr(hypothesis, "text", hypothesis)).strip()
+                for index, hypothesis in zip(indices, found, strict=True):
+                    texts[index] = str(getattr(hypothesis, "text", hypothesis)).strip()
         return texts
 
 

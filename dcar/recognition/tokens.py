@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from dcar.config import check, setting
 from dcar.errors import CheckpointError, DataError, TextError
@@ -121,9 +122,7 @@ class TokenRecognizer(WindowCTC):
             longest = max(1, len(speech[order[-1]]))  # the longest first: what follows needs less memory
             rows, order = order[-max(1, BATCH_TOKENS // longest) :], order[: -max(1, BATCH_TOKENS // longest)]
             lengths = torch.tensor([len(speech[i]) for i in rows])
-            ids = torch.zeros(len(rows), longest, dtype=torch.int64)
-            for row, i in enumerate(rows):
-                ids[row, : lengths[row]] = torch.as_tensor(speech[i], dtype=torch.int64)
+            ids = pad_sequence([torch.as_tensor(speech[i], dtype=torch.int64) for i in rows], batch_first=True)
             with torch.inference_mode():
                 log_probs = self.frames(ids.to(device), lengths.to(device)).cpu()
             for row, i in enumerate(rows):

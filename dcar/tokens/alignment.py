@@ -15,6 +15,7 @@ from dcar.errors import TextError
 from dcar.text.phonemes import PHONEMES, PHRASE_MARKS, WORD_BOUNDARY, encode_phonemes, text_to_ids
 
 SILENCE = 0  # label of the state before and behind the words; no phoneme has the id of padding
+BOUNDARY, *MARKS = encode_phonemes([WORD_BOUNDARY, *PHRASE_MARKS])  # between words; of pauses
 ENOUGH = 60  # utterances to learn from, where a picture is all that is wanted
 
 
@@ -51,8 +52,7 @@ class PhonemeAligner:
         Nothing where there are fewer tokens than phonemes, or where the text cannot be read as English.
         """
         ids = _ids(text)
-        marks = set(encode_phonemes(list(PHRASE_MARKS)))
-        inner = [SILENCE if i in marks else i for i in ids[:-1] if i not in encode_phonemes([WORD_BOUNDARY])]
+        inner = [SILENCE if i in MARKS else i for i in ids[:-1] if i != BOUNDARY]
         sequence = np.array([SILENCE, *inner, SILENCE])
         if not ids or len(tokens) < len(sequence):
             return []
@@ -72,8 +72,7 @@ def _ids(text: str) -> list[int]:
 
 def phoneme_states(text: Sequence[int]) -> np.ndarray:
     """Labels of an utterance's states: its phonemes without marks, silence at both ends."""
-    marks = set(encode_phonemes([symbol for symbol in PHONEMES if symbol in " ,.?!"]))
-    return np.array([SILENCE, *(i for i in text if i not in marks), SILENCE])
+    return np.array([SILENCE, *(i for i in text if i != BOUNDARY and i not in MARKS), SILENCE])
 
 
 def smoothed(codes: np.ndarray, labels: np.ndarray | None, vocab_size: int, num_labels: int) -> np.ndarray:

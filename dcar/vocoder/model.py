@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from dcar.errors import CheckpointError, DataError
 from dcar.vocoder.acoustic import AcousticModel, VocoderConfig, absolute_pitch
@@ -120,9 +121,7 @@ class TokenVocoder(nn.Module):
             alone = zip(token_lists, speaker, strict=True)
             spoken = [StreamingVocoder(self, row).push(ids, last=True) for ids, row in alone]
         else:
-            tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-            for row, ids in zip(tokens, token_lists, strict=True):
-                row[: len(ids)] = torch.as_tensor(ids, dtype=torch.int64)
+            tokens = pad_sequence([torch.as_tensor(ids, dtype=torch.int64) for ids in token_lists], batch_first=True)
             waves = self.eval()(tokens.to(device), torch.tensor(lengths, device=device), speaker).clamp(-1.0, 1.0)
             samples = [n * self.config.samples_per_token for n in lengths]
             spoken = [wave[:n].copy() for wave, n in zip(waves.cpu().numpy(), samples, strict=True)]

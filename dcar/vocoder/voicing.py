@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -16,19 +15,28 @@ U = TypeVar("U")
 
 
 def voice(vocoder: Vocoder, token_lists: Sequence[Sequence[int]], speakers: Sequence[np.ndarray], batch: int = 16,
-          progress: str = "") -> list[np.ndarray]:
+          progress: str = "", call: Callable = lambda function, inputs: function(inputs)) -> list:
     """Waveforms [samples] in the order of the token lists, empty for an empty list; raises what the vocoder raises.
 
-    speakers: voice features [F] of each. progress: name of a bar, which is drawn where one is given.
+    speakers: voice features [F] of each. `batch` lists of similar length are spoken at a time. progress: name of a bar,
+    which is drawn where one is given. call: makes a call of the vocoder for some indices.
     """
-    return _in_batches(partial(_synthesize, vocoder, token_lists, speakers), token_lists, batch, progress)
+    def speak(rows: list[int]) -> list[np.ndarray]:
+        return vocoder.synthesize([token_lists[i] for i in rows], np.stack([speakers[i] for i in rows]))
+
+    waves: list = [np.zeros(0, np.float32)] * len(token_lists)
+    order = sorted((i for i, tokens in enumerate(token_lists) if len(tokens)), key=lambda i: (len(token_lists[i]), i))
+    for start in tqdm(range(0, len(order), batch), desc=progress, unit="batch", disable=not progress):
+        rows = order[start : start + batch]
+        for i, wave in zip(rows, call(speak, rows), strict=True):
+            waves[i] = wave
+    return waves
 
 
-def voice_each(vocoder: Vocoder, token_lists: Sequence[Sequence[int]], speakers: Sequence[np.ndarray],
-               batch: int = 16) -> list[np.ndarray | Exception]:
+def voice_each(vocoder: Vocoder, token_lists: Sequence[Sequence[int]],
+               speakers: Sequence[np.ndarray]) -> list[np.ndarray | Exception]:
     """As `voice`; where an utterance cannot be synthesised its exception stands in the place of its waveform."""
-    speak = partial(isolate, partial(_synthesize, vocoder, token_lists, speakers))
-    return _in_batches(speak, token_lists, batch, "")
+    return voice(vocoder, token_lists, speakers, call=isolate)
 
 
 def isolate(function: Callable[[list[T]], Sequence[U]], inputs: Sequence[T]) -> list[U | Exception]:
@@ -46,20 +54,3 @@ def isolate(function: Callable[[list[T]], Sequence[U]], inputs: Sequence[T]) -> 
         if len(inputs) == 1:
             return [error]
         return [isolate(function, [one])[0] for one in inputs]
-
-
-def _synthesize(vocoder: Vocoder, token_lists: Sequence[Sequence[int]], speakers: Sequence[np.ndarray],
-                rows: list[int]) -> list[np.ndarray]:
-    return vocoder.synthesize([token_lists[i] for i in rows], np.stack([speakers[i] for i in rows]))
-
-
-def _in_batches(speak: Callable[[list[int]], Sequence[T]], token_lists: Sequence[Sequence[int]], batch: int,
-                progress: str) -> list[T]:
-    """speak(indices) of all lists that have tokens, `batch` of similar length at a time."""
-    waves: list = [np.zeros(0, np.float32)] * len(token_lists)
-    order = sorted((i for i, tokens in enumerate(token_lists) if len(tokens)), key=lambda i: (len(token_lists[i]), i))
-    for start in tqdm(range(0, len(order), batch), desc=progress, unit="batch", disable=not progress):
-        rows = order[start : start + batch]
-        for i, wave in zip(rows, speak(rows), strict=True):
-            waves[i] = wave
-    return waves

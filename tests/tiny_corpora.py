@@ -61,7 +61,7 @@ def write_starter(folder: Path, train: int = 10, dev: int = 3, test: int = 2, **
                    "audio": {"bytes": encoded(seconds, 200 + 50 * i), "path": f"{i}.ogg"}}
             rows.append({**row, **(first_train_row if split == "train" and i == 0 else {})})
         if rows:
-            pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+            pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet", compression="none")
     return folder
 
 

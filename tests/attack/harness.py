@@ -37,14 +37,13 @@ import torch
 from accelerate import PartialState
 from compare_worker import tiny_config as compare_config
 from compare_worker import tiny_tools
-from tiny_corpora import wav_bytes
-from tiny_data import ToyEncoder, ToyTokenizer, counting, write_prepared
+from tiny_corpora import toy_prepare, write_starter
+from tiny_data import counting, write_prepared
 from tiny_training import tiny_config as train_config
 from toy_world import ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
 
 import eval.compare.run as compare
 from dcar.prepare.run import PrepareConfig
-from dcar.prepare.run import run as run_prepare
 from dcar.process import run_command
 from dcar.train.car import run as run_train
 from rl.config import DCPOConfig
@@ -83,8 +82,7 @@ def jobs(data: Path) -> dict[str, Job]:
                  train_dataset=toy_items(8), eval_dataset=toy_items(4, 5, "dev"))
 
     def prepare(out: Path) -> None:
-        run_prepare(PrepareConfig(out=str(out / "p"), path=str(data / "corpus"), shard_size=4, wait_seconds=20),
-                    tokenizer=ToyTokenizer(), speaker_encoder=ToyEncoder(), progress=False)
+        toy_prepare(PrepareConfig(out=str(out / "p"), path=str(data / "corpus"), shard_size=4, wait_seconds=20))
 
     def comparison(out: Path) -> None:
         compare.run(compare_config(out, methods=["far", "car-3", "random-2-3", "dcar"], report=False, audio_samples=2,
@@ -101,17 +99,8 @@ def jobs(data: Path) -> dict[str, Job]:
 
 def make_data(folder: Path) -> Path:
     """What the jobs read."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     write_prepared(folder / "prepared", train=18, dev=9, speech=counting)
-    (folder / "corpus").mkdir(parents=True)
-    for split, count in (("train", 10), ("dev", 3), ("test", 2)):
-        rows = [{"id": f"{split}_{i}", "text": f"Number {i} of {split}.", "speaker": f"v{i % 3}",
-                 "duration": 0.6 + 0.1 * (i % 4),
-                 "audio": {"bytes": wav_bytes(0.6 + 0.1 * (i % 4), 200 + 50 * i), "path": f"{i}.wav"}}
-                for i in range(count)]
-        pq.write_table(pa.Table.from_pylist(rows), folder / "corpus" / f"{split}.parquet")
+    write_starter(folder / "corpus")
     return folder
 
 

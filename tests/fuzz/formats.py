@@ -4,20 +4,17 @@ import base64
 import contextlib
 import dataclasses
 import gzip
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import soundfile as sf
 import torch
 from compare_worker import SHORT, tiny_config, tiny_policy, tiny_tools
-from tiny_corpora import tone, wav_bytes
-from tiny_data import CODES, ToyEncoder, ToyTokenizer, tiny_tokenizer, tiny_vocoder
+from tiny_corpora import tone, toy_prepare, wav_bytes, write_manifest, write_starter
+from tiny_data import CODES, tiny_tokenizer, tiny_vocoder
 from tiny_decoders import tiny_decoder
 from tiny_verifiers import imperfect_draft
 from transformers import TrainerState
@@ -31,7 +28,6 @@ from dcar.errors import DCARError
 from dcar.model.load import load_decoder, load_policy
 from dcar.prepare.prepared import load_prepared, prepared_info, source_utterances
 from dcar.prepare.run import PrepareConfig
-from dcar.prepare.run import run as prepare
 from dcar.prompts.items import make_prompts
 from dcar.storage import digest, seal
 from dcar.tokens.load import load_tokenizer
@@ -71,16 +67,15 @@ def _lines(path: Path, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _jsonl(folder: Path) -> list[str]:
-    sf.write(folder / "a.wav", tone(1.1), 16_000)
-    return _lines(folder / "m.jsonl", [
-        {"id": f"u{i}", "audio": "a.wav", "text": f"The {i}th day, $3.50 & more.", "speaker": i % 2, "split": "train",
-         "prompt_audio": "a.wav", "prompt_text": "Oh."} for i in range(4)])
+    rows = [{"text": f"The {i}th day, $3.50 & more.", "speaker": i % 2, "split": "train", "prompt_audio": "0.wav",
+             "prompt_text": "Oh."} for i in range(4)]
+    return [write_manifest(folder, rows, [tone(1.1)]).name]
 
 
 def _cuts(folder: Path) -> list[str]:
     sf.write(folder / "a.wav", tone(0.8), 16_000)
-    recording = {"sampling_rate": 16_000, "duration": 0.8, "sources": [
-        {"type": "file", "channels": [0], "source": "a.wav"}]}  # fmt: skip
+    recording = {"sampling_rate": 16_000, "duration": 0.8,
+                 "sources": [{"type": "file", "channels": [0], "source": "a.wav"}]}
     memory = {**recording, "sources": [{"type": "memory", "channels": [0],
                                         "source": base64.b64encode(wav_bytes(0.8, 200)).decode()}]}
     rows = [{"id": f"u{i}", "start": 0.1 * (i % 2), "duration": 0.8 - 0.1 * (i % 2), "channel": 0, "type": "MonoCut",
@@ -103,11 +98,7 @@ def _ljspeech(folder: Path) -> list[str]:
 
 
 def _starter(folder: Path) -> list[str]:
-    buffer = io.BytesIO()
-    sf.write(buffer, tone(0.4, rate=24_000), 24_000, format="OGG", subtype="OPUS")
-    audio = {"bytes": buffer.getvalue(), "path": "a.ogg"}
-    rows = [{"id": f"u{i}", "text": "A day.", "speaker": "s", "duration": 0.4, "audio": audio} for i in range(3)]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet", compression="none")
+    write_starter(folder, 3, 0, 0)
     return ["train.parquet"]
 
 
@@ -142,8 +133,7 @@ def _read_audio(folder: Path) -> None:
 
 def _prepared(folder: Path) -> list[str]:
     _jsonl(folder)
-    prepare(PrepareConfig(out=str(folder / "p"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",)),
-            tokenizer=ToyTokenizer(), speaker_encoder=ToyEncoder(), progress=False)  # fmt: skip
+    toy_prepare(PrepareConfig(out=str(folder / "p"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",)))
     return [f"p/{name}" for name in ("prepared.json", "train/state.json", "train/dataset_info.json")] + [
         str(f.relative_to(folder)) for f in (folder / "p").glob("*/*.arrow")]
 

@@ -1,12 +1,15 @@
 """Stage one in miniature: a model and settings that train in a second."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from dcar.model.car import CARConfig
-from dcar.train.car import TrainConfig
+from dcar.model.car import CARConfig, CARDecoder
+from dcar.prepare.prepared import load_prepared
+from dcar.train.batches import SpeechDataset
+from dcar.train.car import CARTrainer, TrainConfig
 
 MODEL = dict(text_vocab_size=64, hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64,
              num_prediction_heads=3, head_blocks=1, dropout=0.1, bos=True, speech_position_scale=0.3)
@@ -21,6 +24,12 @@ def tiny_config(data: Path, out: Path, model: dict | None = None, **changes) -> 
                     eval_steps=1000, save_steps=1000)
     return TrainConfig(data=str(data), out=str(out), model=CARConfig(**{**MODEL, **(model or {})}),
                        **{**settings, **changes})
+
+
+def trainer_of(config: TrainConfig, model: CARDecoder) -> CARTrainer:
+    datasets = (SpeechDataset(load_prepared(config.data, s), model.config, config.prompt_tokens, config.seed)
+                for s in ("train", "dev"))
+    return CARTrainer(dataclasses.replace(config, model=model.config), model, *datasets)
 
 
 def log_of(out: Path | str, said: str = "") -> list[dict]:

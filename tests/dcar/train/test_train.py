@@ -1,4 +1,4 @@
-"""Stage one on a tiny corpus: learning, logging, resuming, accumulation, processes, wrong data."""
+"""Stage one on a tiny corpus: learning, logging, resuming, processes, wrong weights."""
 
 import dataclasses
 import json
@@ -9,25 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from launched import ROOT, accelerate_launch, two_processes
-from tiny_data import CODES, counting, tiny_tokenizer, write_prepared
-from tiny_training import MODEL, log_of, tiny_config
-from transformers import TrainerCallback
+from tiny_data import CODES, tiny_tokenizer, write_prepared
+from tiny_training import MODEL, log_of, tiny_config, trainer_of
 
 from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.car import CARDecoder
 from dcar.optim import eden_factor
-from dcar.prepare.run import load_prepared
 from dcar.train import car
-from dcar.train.car import CARTrainer, SpeechDataset, TrainConfig, data_identity, plan, run
+from dcar.train.car import TrainConfig, data_identity, plan, run
 from dcar.train.checkpoints import latest_checkpoint
-
-
-def trainer_of(config: TrainConfig, model: CARDecoder) -> CARTrainer:
-    datasets = [SpeechDataset(load_prepared(config.data, s), model.config, config.prompt_tokens, config.seed)
-                for s in ("train", "dev")]
-    return CARTrainer(dataclasses.replace(config, model=model.config), model, *datasets)
-
 
 # --- learning and what a run leaves behind ------------------------------------------------------------------------
 
@@ -100,14 +91,6 @@ def test_a_run_leaves_decoder_config_log_and_provenance(trained, data):
     checkpoint = latest_checkpoint(out)
     assert checkpoint.name == "checkpoint-61" and not list(out.rglob("training_args.bin"))
     assert CARDecoder.from_pretrained(checkpoint).checksum() == saved.checksum()  # every checkpoint is a decoder
-
-
-def test_a_finished_run_is_not_trained_further(trained):
-    """61 steps end within an epoch, which Trainer would go on with for one more step."""
-    config, decoder, out = trained
-    before = log_of(out, "loss")
-    assert run(config).checksum() == decoder.checksum() and log_of(out, "loss") == before
-    assert json.loads((out / "provenance.json").read_text())["steps"] == 61
 
 
 def test_training_goes_on_from_given_weights(trained, tmp_path, data):
@@ -184,45 +167,6 @@ def test_going_on_with_other_data_is_refused(tmp_path):
     assert run(dataclasses.replace(config, resume=False)).checksum() != first.checksum()
 
 
-# --- gradient accumulation ------------------------------------------------------------------------------------------
-
-
-class Gradient(TrainerCallback):
-    """Keeps the gradient that the optimiser sees."""
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.value = torch.cat([p.grad.flatten() for p in model.parameters()]).clone()
-
-
-def test_an_update_sees_the_mean_over_its_batches(tmp_path):
-    """Where they hold unequally many targets, that is near the large batch's gradient, and not the same (equal ones:
-    test_guard.py)."""
-    data = write_prepared(tmp_path / "data", train=8, speech=counting)
-
-    def one_step(**changes) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The gradient of the first update, and that of each batch computed without Trainer."""
-        config = tiny_config(data, tmp_path / str(len(changes)), max_steps=1, max_grad_norm=0.0, **changes)
-        torch.manual_seed(0)
-        model = CARDecoder(dataclasses.replace(config.model, dropout=0.0, speech_vocab_size=CODES,
-                                               zero_init_heads=False))
-        by_hand, trainer = [], trainer_of(config, model)
-        for batch in trainer.get_train_dataloader():
-            model.zero_grad()
-            model(**batch).loss.backward()
-            by_hand.append(torch.cat([p.grad.flatten() for p in model.parameters()]).clone())
-        model.zero_grad()
-        trainer.add_callback(gradient := Gradient())
-        trainer.train()
-        return gradient.value, by_hand
-
-    whole, _ = one_step(batch_size=8)
-    parts, by_hand = one_step(batch_size=4, gradient_accumulation=2)
-    assert len(by_hand) == 2
-    assert torch.allclose(parts, (by_hand[0] + by_hand[1]) / 2, atol=1e-5 * float(parts.abs().max()))
-    assert torch.cosine_similarity(parts, whole, dim=0) > 0.98
-    assert not torch.allclose(parts, whole, atol=1e-5 * float(parts.abs().max()))
-
-
 # --- several processes ----------------------------------------------------------------------------------------------
 
 
@@ -296,32 +240,7 @@ def test_one_process_trains_on_one_gpu(data, tmp_path, monkeypatch, caplog):
     assert trainer.args.n_gpu == 1 and "launch/accelerate/multi_gpu.yaml" in caplog.text
 
 
-# --- wrong data -----------------------------------------------------------------------------------------------------
-
-
-def test_data_that_is_not_prepared(data, tmp_path):
-    with pytest.raises(DataError, match="no readable prepared.json; run `dcar prepare`"):
-        run(tiny_config(tmp_path / "nowhere", tmp_path))
-    broken = shutil.copytree(data, tmp_path / "broken")
-    shutil.rmtree(broken / "dev")
-    with pytest.raises(DataError, match="no split 'dev'"):
-        run(tiny_config(broken, tmp_path))
-    assert not list(tmp_path.glob("checkpoint-*"))
-    with pytest.raises(DataError, match="raise model.text_vocab_size"):
-        run(tiny_config(data, tmp_path, {"text_vocab_size": 4}))
-
-
-@pytest.mark.parametrize(("change", "message"), [
-    ({"phonemes": {"version": "other-1", "size": 61}}, "phoneme inventory other-1, this program has"),
-    ({"tokenizer": {"name": "tiny", "checksum": "abc", "vocab_size": 7}}, "codebook has 7"),
-    ({"format_version": 99}, "format version 99"),
-])
-def test_data_of_another_version(data, tmp_path, change, message):
-    copy = shutil.copytree(data, tmp_path / "copy")
-    info = json.loads((copy / "prepared.json").read_text())
-    (copy / "prepared.json").write_text(json.dumps({**info, **change}))
-    with pytest.raises(DataError, match=message):
-        run(tiny_config(copy, tmp_path / "out"))
+# --- wrong weights --------------------------------------------------------------------------------------------------
 
 
 def test_starting_weights_of_another_model(trained, data, tmp_path):

@@ -7,15 +7,15 @@ fast with fewer errors.
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dcar.errors import DataError
-from eval.methods.families import MethodName, group_families, parse_method, short_name
+from eval.methods.families import group_families, parse_method, short_name
 from eval.methods.registry import Style
 from eval.report.blocks import Picture, Section, data_uri
 from eval.report.listen import ink, shade
@@ -66,55 +66,33 @@ def draw_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     return [folder / name for name in PLOTS if (folder / name).exists()]
 
 
-@dataclass
-class _Line:
-    """One family on the axes."""
-
-    name: MethodName
-    settings: list[str]
-    x: np.ndarray
-    y: np.ndarray  # WER, %
-    low: np.ndarray
-    high: np.ndarray
-    dashes: Any
-
-
-def _lines(rows: Sequence[Row], axis: str) -> list[_Line]:
-    lines: list[_Line] = []
-    seen: dict[Style, int] = {}
-    for family, members in group_families(rows).items():
-        points = [r for r in members if r.get(axis) is not None]
-        if not points:
-            continue
-        name = parse_method(family)
-        seen[name.style] = seen.get(name.style, -1) + 1
-        ends = 100 * np.array([r["wer_ci"] for r in points])
-        lines.append(_Line(name, [parse_method(r["method"]).setting for r in points],
-                           np.array([float(r[axis]) for r in points]), 100 * np.array([r["wer"] for r in points]),
-                           ends[:, 0], ends[:, 1], DASHES[seen[name.style] % len(DASHES)]))
-    return lines
-
-
 def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     """WER with 95 % intervals against `axis` (a key of AXIS_LABELS), a line per family, the Pareto front behind."""
     figure, [[axes]] = panels((8.4, 5.2))
-    lines = _lines(rows, axis)
-    x, y = np.concatenate([line.x for line in lines]), np.concatenate([line.y for line in lines])
+    families = [(parse_method(family), points) for family, members in group_families(rows).items()
+                if (points := [r for r in members if r.get(axis) is not None])]
+    every = [r for _, points in families for r in points]
+    x, y = np.array([float(r[axis]) for r in every]), 100 * np.array([r["wer"] for r in every])
+    ends = 100 * np.array([r["wer_ci"] for r in every]).T
     front = pareto_front(x.tolist(), y.tolist())
     # A staircase: at a speed between two points the slower one is no answer, the faster one is.
     axes.plot(x[front], y[front], color=FRONT_COLOR, lw=6, alpha=0.5, drawstyle="steps-pre", solid_capstyle="round",
               solid_joinstyle="round", zorder=1)
-    for line in lines:
-        style = line.name.style
-        axes.vlines(line.x, line.low, line.high, color=style.color, lw=0.8, alpha=0.22, zorder=2)
-        axes.plot(line.x, line.y, color=style.color, lw=1.4, ls=line.dashes, alpha=0.9, marker=style.marker,
-                  ms=8 if style.is_star else 5.5, mec="white", mew=0.5, zorder=4, label=line.name.label)
-        for i in {0, len(line.x) - 1} if len(line.x) > 1 else ():  # the ends of a sweep
+    alike: Counter[Style] = Counter()  # families of one look, drawn so far
+    first = 0
+    for name, points in families:
+        style, here = name.style, slice(first, first + len(points))
+        axes.vlines(x[here], *ends[:, here], color=style.color, lw=0.8, alpha=0.22, zorder=2)
+        axes.plot(x[here], y[here], color=style.color, lw=1.4, ls=DASHES[alike[style] % len(DASHES)], alpha=0.9,
+                  marker=style.marker, ms=8 if style.is_star else 5.5, mec="white", mew=0.5, zorder=4, label=name.label)
+        for i in {0, len(points) - 1} if len(points) > 1 else ():  # the ends of a sweep
             symbol = f"{style.symbol}=" if i == 0 and style.symbol else ""
-            axes.annotate(f"{symbol}{line.settings[i]}", (line.x[i], line.y[i]), xytext=(5, 4), fontsize=7,
-                          textcoords="offset points", color=style.color, zorder=6)
+            axes.annotate(f"{symbol}{parse_method(points[i]['method']).setting}", (x[first + i], y[first + i]),
+                          xytext=(5, 4), fontsize=7, textcoords="offset points", color=style.color, zorder=6)
+        alike[style] += 1
+        first += len(points)
     axes.scatter(x[front], y[front], s=95, facecolors="none", edgecolors="#b8860b", linewidths=1.1, zorder=3)
-    low, high = min(line.low.min() for line in lines), max(line.high.max() for line in lines)
+    low, high = ends[0].min(), ends[1].max()
     low, high = max(low, y.min() - 0.35 * np.ptp(y) - 1), min(high, y.max() + 0.25 * np.ptp(y) + 1)
     floor = next((100 * r["wer"] for r in rows if r["method"] == RESYNTHESIS), None)
     if floor is not None:

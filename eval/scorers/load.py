@@ -203,11 +203,9 @@ class UTMOS:
         self._model, self.device = model.to(device).eval(), device
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
-        """Score of a float32 mono waveform [samples]; None for an empty one."""
+        """Score of a float32 mono waveform [samples]."""
         import torch
 
-        if len(wave) == 0:
-            return None
         audio = torch.from_numpy(resample(wave, sample_rate, ENCODER_SAMPLE_RATE))[None].to(self.device)
         with torch.inference_mode():
             return float(self._model(audio, ENCODER_SAMPLE_RATE).reshape(-1)[0])

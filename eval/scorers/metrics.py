@@ -71,9 +71,7 @@ class NoiseQuality:
         self._session = onnx_session(path)
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
-        """Score of a float32 mono waveform [samples]; None for an empty one. Short waveforms are repeated."""
-        if len(wave) == 0:
-            return None
+        """Score of a float32 mono waveform [samples], not empty. Short ones are repeated."""
         audio = np.clip(resample(wave, sample_rate, self.sample_rate), -1.0, 1.0).astype(np.float32)
         window = int(self.window_seconds * self.sample_rate)
         while len(audio) < window:

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dcar.decoding.fast.policy import FastPolicyReader
+from dcar.decoding.fast.policy import FastPolicyReader, FusedDecision
 from dcar.decoding.loop import Draft, Kept, Session, decode
 from dcar.decoding.records import batch_of
 from dcar.errors import ConfigError
+from dcar.model.base import Decoder
 from dcar.sampling import sample
 from heads.candidates import candidate_features, resampling_log_weights, select_draw
 from heads.chunk_scorer import ChunkScorer, scored_features
@@ -55,7 +56,7 @@ class ChunkRule:
     def begin(self, session: Session) -> None:
         """Called once before decoding. ConfigError where the decoder has fewer heads than `candidates`."""
         if self.candidates:
-            check_size(self.candidates, session)
+            check_size(self.candidates, session.model)
 
     def candidate_features(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
         """The features [B, N, n, F] that `choose` gets of chunks [B, N, n] drawn from logits [B, n, V + 1]."""
@@ -150,14 +151,10 @@ class FixedChunk(ChunkRule):
         self.name = name or f"car-{size}"
 
     def begin(self, session: Session) -> None:
-        check_size(self.size, session)
-        self._sizes = torch.full_like(session.rows, self.size)
+        check_size(self.size, session.model)
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
-        return Choice(self._sizes)
-
-    def select(self, rows: Tensor) -> None:
-        self._sizes = self._sizes[rows]
+        return Choice(torch.full_like(session.rows, self.size))
 
 
 class _ListedSizes(ChunkRule):
@@ -168,7 +165,7 @@ class _ListedSizes(ChunkRule):
 
     def begin(self, session: Session) -> None:
         for size in self.sizes:
-            check_size(size, session)
+            check_size(size, session.model)
         self._table = torch.tensor(self.sizes, device=session.rows.device)
 
 
@@ -255,12 +252,12 @@ class PolicyChunk(ChunkRule):
             rows = zip(session.prompts, session.members, strict=True)
             table = [self.forced_size(prompt.utterance_id, member) for prompt, member in rows]
             for size in set(table) - {0}:
-                check_size(size, session)
+                check_size(size, session.model)
             self.next_sizes = torch.tensor(table, device=hidden.device)
 
     def forced_size(self, utterance_id: str, member: int) -> int:
         """The forced size of a member of a group, 0 where the policy decides."""
-        sizes = self.forced.get(utterance_id) if self.forced is not None else None
+        sizes = (self.forced or {}).get(utterance_id)
         if sizes is None:
             return 0
         if member >= len(sizes):
@@ -272,24 +269,20 @@ class PolicyChunk(ChunkRule):
         if not isinstance(self._reader, FastPolicyReader):
             return None
         started = time.perf_counter()
-        num_candidates, n = self.num_candidates, logits.shape[1]
-        fused = self._reader.policy.decide(session.last_hidden, logits, session.next_numbers(n, num_candidates),
+        n = logits.shape[1]
+        fused = self._reader.policy.decide(session.last_hidden, logits, session.next_numbers(n, self.num_candidates),
                                            session.sampling, session.next_forbidden(n), session.model.config.eos,
                                            self.dial)
         if fused is None:
             return None
-        if self.mode == "sample" or self.next_sizes is not None:
-            sizes, log_probs, chosen = self._choice(session, fused.log_probs)
-            tokens = select_draw(fused.tokens, chosen)[:, : int(sizes.max())]
-        else:  # the decision holds the likeliest end
-            sizes, log_probs, tokens = fused.sizes, fused.best_log_probs, fused.best_tokens
-            chosen = fused.chosen if num_candidates > 1 else None
+        sizes, log_probs, chosen, tokens = fused_end(fused, *self._how(session))
         session.policy_seconds += time.perf_counter() - started
         return Kept(tokens, sizes, actions=sizes, chosen=chosen, log_probs=log_probs, candidates=fused.candidates)
 
-    def _choice(self, session: Session, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _how(self, session: Session) -> tuple[Tensor | None, Tensor | None, int]:
+        """How `choose_end` chooses now."""
         u = None if self.mode == "greedy" else session.uniform("policy", session.generated)
-        return choose_end(log_probs, u, self.next_sizes, self.policy.config.num_actions)
+        return u, self.next_sizes, self.policy.config.num_actions
 
     def candidate_features(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
         started = time.perf_counter()
@@ -300,11 +293,10 @@ class PolicyChunk(ChunkRule):
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         started = time.perf_counter()
         log_probs = self._reader.policy.log_probs(self._reader.read(hidden, counts), candidates, self.dial)
-        choice = Choice(*self._choice(session, log_probs))
-        assert choice.log_probs is not None
-        session.note(choice.log_probs.isnan())  # one NaN score makes the whole distribution NaN
+        sizes, taken, draw = choose_end(log_probs, *self._how(session))
+        session.note(taken.isnan())  # one NaN score makes the whole distribution NaN
         session.policy_seconds += time.perf_counter() - started
-        return choice
+        return Choice(sizes, taken, draw)
 
     def select(self, rows: Tensor) -> None:
         self._reader.select(rows)
@@ -353,40 +345,31 @@ class ShuffledChunk(ChunkRule):
         self.schedule.select(rows)
 
 
-def _chosen(log_probs: Tensor, u: Tensor | None) -> Tensor:
-    """Columns [B] drawn from log_probs [B, …] at u [B], or the likeliest without them."""
-    return log_probs.argmax(-1) if u is None else sample(log_probs.exp(), u)
-
-
-def choose_size(log_probs: Tensor, u: Tensor | None, forced: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sizes [B] in 1..K and their log-probabilities [B]: those that are `forced` [B] (0 = none), else drawn from
-    log_probs [B, K] at u [B], or the likeliest without them."""
-    index = _chosen(log_probs, u)
-    if forced is not None:
-        index = torch.where(forced > 0, forced - 1, index)
-    return index + 1, log_probs.gather(-1, index[:, None])[:, 0]
-
-
 def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None,
                k: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The same among several candidates, and which candidate [B], None of one: log_probs [B, N K] of candidate and size
-    (`joint_log_probs`), sizes 1..k. Where a size is forced, the candidate alone is chosen."""
-    if log_probs.shape[1] == k:
-        return *choose_size(log_probs, u, forced), None
+    """Sizes [B] in 1..k, their log-probabilities [B], and which of N candidates is kept [B], None of one.
+
+    log_probs [B, N k] of candidate and size (`joint_log_probs`), from which one is drawn at u [B], or the likeliest
+    taken without them. Where a size is `forced` [B] (0 = none), the candidate alone is chosen.
+    """
     open_to = log_probs
     if forced is not None:
         size = torch.arange(log_probs.shape[1], device=log_probs.device) % k + 1
         other = (forced[:, None] > 0) & (size != forced[:, None])
         open_to = log_probs.masked_fill(other, -math.inf).log_softmax(-1)
-    index = _chosen(open_to, u)
-    return index % k + 1, log_probs.gather(-1, index[:, None])[:, 0], index // k
+    index = open_to.argmax(-1) if u is None else sample(open_to.exp(), u)
+    draw = index // k if log_probs.shape[1] > k else None
+    return index % k + 1, log_probs.gather(-1, index[:, None])[:, 0], draw
 
 
-def head_distributions(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Warped distributions of the next k tokens from the heads' logits [B, k, V + 1], and the tokens' positions [B,
-    k]."""
-    position = session.next_positions(logits.shape[1])
-    return session.probs(logits, position), position
+def fused_end(fused: FusedDecision, u: Tensor | None, forced: Tensor | None,
+              k: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """`choose_end` of a fused decision, and the tokens [B, longest of the sizes] of the chosen candidates."""
+    if u is None and forced is None:  # it holds the likeliest end
+        draw = fused.chosen if fused.tokens.shape[1] > 1 else None
+        return fused.sizes, fused.best_log_probs, draw, fused.best_tokens
+    sizes, log_probs, draw = choose_end(fused.log_probs, u, forced, k)
+    return sizes, log_probs, draw, select_draw(fused.tokens, draw)[:, : int(sizes.max())]
 
 
 def check_policy(policy: ChunkPolicy, heads: int) -> None:
@@ -405,7 +388,8 @@ def check_num_candidates(policy: ChunkPolicy, num_candidates: int) -> None:
                           "chunk_scorer=…")
 
 
-def check_size(size: int, session: Session) -> None:
-    heads = session.model.config.num_prediction_heads
+def check_size(size: int, model: Decoder) -> None:
+    """ConfigError for a chunk of more tokens than the decoder's heads predict."""
+    heads = model.config.num_prediction_heads
     if not 1 <= size <= heads:
         raise ConfigError(f"chunk size {size} needs {size} heads, but this decoder predicts 1..{heads} tokens a step")

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcar.decoding import Draft, Kept, Method, Session
-from dcar.decoding.chunks import check_size, head_distributions
+from dcar.decoding.chunks import check_size
 from dcar.errors import ConfigError, DataError
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import likeliest
@@ -141,7 +141,7 @@ class MTPViterbi:
         self.name = name or f"mtp-viterbi-{heads}-{k}"
 
     def begin(self, session: Session) -> None:
-        check_size(self.heads, session)
+        check_size(self.heads, session.model)
         self.transitions.to(session.rows.device)
         self._sizes = torch.full_like(session.rows, self.heads)
 
@@ -149,7 +149,8 @@ class MTPViterbi:
         return None
 
     def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
-        probs, _ = head_distributions(session, session.model.heads(session.last_hidden, self.heads))
+        logits = session.model.heads(session.last_hidden, self.heads)
+        probs = session.probs(logits, session.next_positions(self.heads))
         tokens, _ = choose(probs, likeliest(probs, self.k)[1], self.transitions)
         return Kept(tokens, self._sizes, actions=self._sizes)
 

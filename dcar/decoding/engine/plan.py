@@ -77,11 +77,3 @@ class Plan:
         else:
             options = schedule.mode, schedule.forced is not None, schedule.dial, schedule.num_candidates
         return type(schedule), options, self.sampling, self.record_hidden
-
-    def widths(self) -> tuple[int, ...]:
-        """Chunk sizes that the schedule asks for without a policy."""
-        schedule = self.schedule
-        if isinstance(schedule, FixedChunk):
-            return (schedule.size,)
-        forced = schedule.forced or {}
-        return tuple({size for sizes in forced.values() for size in sizes} - {0})

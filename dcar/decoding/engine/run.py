@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk, check_policy, choose_size
+from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk, check_policy, check_size
 from dcar.decoding.ends import distribution_error, length_limit
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan, Progress
 from dcar.decoding.engine.steps import EngineSteps, Slot, no_memory, why_not
@@ -105,16 +105,18 @@ class StaticEngine(EngineSteps):
 
     def _check(self, plan: Plan) -> None:
         StepGraphs.check(self._signature, self.signature())
-        schedule, heads = plan.schedule, self.heads
-        if any(not 1 <= size <= heads for size in plan.widths()):
-            raise ConfigError(f"chunk sizes {plan.widths()}: this decoder predicts 1..{heads} tokens a step")
-        if isinstance(schedule, PolicyChunk):
+        schedule = plan.schedule
+        if isinstance(schedule, FixedChunk):
+            check_size(schedule.size, self.model)
+        else:
+            for size in {size for sizes in (schedule.forced or {}).values() for size in sizes} - {0}:
+                check_size(size, self.model)
             if self.policy is None or schedule.policy is not self.policy.source:
                 raise ConfigError("this engine was built without that policy; give it to StaticEngine(policy=…) or "
                                   "load_policy")
             if self.policy.stale:
                 raise EngineError("the policy was changed after this engine took its weights; call load_policy")
-            check_policy(schedule.policy, heads)
+            check_policy(schedule.policy, self.heads)
 
     def _prepare(self, plan: Plan) -> None:
         rows = self.rows
@@ -148,15 +150,12 @@ class StaticEngine(EngineSteps):
         r, schedule, rows = self.rows, plan.schedule, free[: len(jobs)]
         where, origins = (torch.tensor(x, device=self.device) for x in (rows, [unique[id(j.prompt)] for j in jobs]))
         self.cache.copy_rows(where, reference, origins)
-        log_probs: Tensor | None = None
         if isinstance(schedule, PolicyChunk):
             reader = self.model.policy_reader(schedule.policy, hidden, hidden.shape[1])
             action_logits = reader.read(hidden, lengths)
             if action_logits is not None and reader.cache is not None and self.policy_cache is not None:
                 self.policy_cache.copy_rows(where, reader.cache, origins)
                 r.action_logits[where] = action_logits[origins]
-            if not schedule.candidates:
-                log_probs = reader.policy.log_probs(action_logits, None, schedule.dial)
         for job, row, prompt_length in zip(jobs, rows, lengths[origins].tolist(), strict=True):
             slots[row] = Slot(job, prompt_length, prompt_length)
         if plan.record_hidden and self.hidden is not None:
@@ -174,10 +173,8 @@ class StaticEngine(EngineSteps):
         else:
             r.forced[where] = torch.tensor([schedule.forced_size(j.prompt.utterance_id, j.member) for j in jobs],
                                            device=self.device)
-        if isinstance(schedule, PolicyChunk) and log_probs is not None:
-            u = None if schedule.mode == "greedy" else r.action_draws[where, 0]
-            forced = None if schedule.forced is None else r.forced[where]
-            r.sizes[where], r.log_probs[where] = choose_size(log_probs[origins], u, forced)
+        if isinstance(schedule, PolicyChunk) and not schedule.candidates:
+            self._decide(r, schedule)  # the others as before
 
     def _check_room(self, prompt: Prompt, plan: Plan) -> None:
         check_prompt(prompt, self.model.config)

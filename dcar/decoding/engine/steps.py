@@ -14,14 +14,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_end
+from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_end, fused_end
 from dcar.decoding.ends import no_distribution, up_to_end
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan
 from dcar.decoding.fast.columns import real_positions, round_up
 from dcar.decoding.fast.distributions import tokens_of
 from dcar.decoding.fast.graphs import StepGraphs
 from dcar.decoding.fast.passes import Passes
-from dcar.decoding.fast.policy import FusedDecision, FusedPolicy
+from dcar.decoding.fast.policy import FusedPolicy
 from dcar.decoding.fast.stack import own_layers, weights_signature
 from dcar.decoding.records import DecodeResult
 from dcar.errors import ConfigError, EngineError
@@ -241,17 +241,9 @@ class EngineSteps:
         if after_draw is None:
             tokens = self._draw_chunks(r, logits, u, plan, forbidden)[:, 0]
         else:
-            assert self.policy is not None
-            started = self.clock()
-            fused = self.policy.decide(r.last_hidden, logits, u, plan.sampling, forbidden, eos, after_draw.dial)
-            if fused is None:
-                chunks, started = self._draw_chunks(r, logits, u, plan, forbidden), self.clock()
-            else:
-                chunks = fused.tokens
-            tokens = self._decide_after_draw(r, logits, chunks, after_draw, plan.record_hidden, fused)
+            tokens = self._decide_after_draw(r, logits, u, after_draw, plan, forbidden)
             width = tokens.shape[1]
             position = position[:, :width]
-            self.policy_seconds += self.clock() - started
         asked = torch.minimum(r.sizes, r.limits - r.generated)  # 0 where a row is finished
         counts, ended = up_to_end(tokens, asked, eos)
         r.tokens.scatter_(1, position, tokens)
@@ -273,7 +265,7 @@ class EngineSteps:
         """Chunks [n, N, k] drawn from logits [n, k, V + 1] at numbers u [n, k, N]."""
         drawn, probs = tokens_of(logits, u, plan.sampling, forbidden, self.model.config.eos)
         if probs is not None:
-            self._check_distribution(r, probs, r.generated < r.limits)
+            self._check_distribution(r, probs)
         return drawn.mT
 
     def _forward(self, r: Rows, n: int, width: int, longest: int, plan: Plan) -> None:
@@ -300,9 +292,9 @@ class EngineSteps:
         r.lengths += counts
 
     @staticmethod
-    def _check_distribution(r: Rows, probs: Tensor, alive: Tensor) -> None:
+    def _check_distribution(r: Rows, probs: Tensor) -> None:
         """Record the live rows [n] whose distributions [n, …, V] are none (see `no_distribution`)."""
-        first = no_distribution(probs) & alive & (r.undefined_at == 0)
+        first = no_distribution(probs) & (r.generated < r.limits) & (r.undefined_at == 0)
         r.undefined_at.copy_(torch.where(first, r.generated + 1, r.undefined_at))
 
     def _view(self, cache: KVCache, r: Rows, longest: int) -> KVCache:
@@ -320,45 +312,45 @@ class EngineSteps:
         """Sizes of the next chunks, before they are drawn."""
         assert self.policy is not None
         log_dist = self.policy.log_probs(r.action_logits, None, schedule.dial)
-        self._check_distribution(r, log_dist.exp(), r.generated < r.limits)
-        sizes, log_probs, _ = self._choose(r, log_dist, schedule)
+        self._check_distribution(r, log_dist.exp())
+        sizes, log_probs, _ = choose_end(log_dist, *self._how(r, schedule))
         r.sizes.copy_(sizes)
         r.log_probs.copy_(log_probs)
 
-    def _decide_after_draw(self, r: Rows, logits: Tensor, chunks: Tensor, schedule: PolicyChunk, record: bool,
-                           fused: FusedDecision | None) -> Tensor:
-        """Choose among the chunks [n, N, k] that were drawn side by side from logits [n, k, V + 1]; returns the chosen
-        ones [n, k or the longest size]. fused: the decision, if it was made together with the draw."""
+    def _decide_after_draw(self, r: Rows, logits: Tensor, u: Tensor, schedule: PolicyChunk, plan: Plan,
+                           forbidden: Tensor | None) -> Tensor:
+        """Draw chunks [n, N, k] side by side from logits [n, k, V + 1] at numbers u [n, k, N] and choose among them;
+        returns the chosen ones [n, k or the longest size]."""
         assert self.policy is not None
-        if fused is None:
+        started, how = self.clock(), self._how(r, schedule)
+        fused = self.policy.decide(r.last_hidden, logits, u, plan.sampling, forbidden, self.model.config.eos,
+                                   schedule.dial)
+        if fused is not None:
+            candidates, (sizes, log_probs, draw, tokens) = fused.candidates, fused_end(fused, *how)
+        else:
+            chunks, started = self._draw_chunks(r, logits, u, plan, forbidden), self.clock()
             candidates = self.policy.candidate_features(r.last_hidden, logits, chunks)
             log_dist = self.policy.log_probs(None, candidates, schedule.dial)
-            self._check_distribution(r, log_dist.exp(), r.generated < r.limits)
-        else:
-            candidates, log_dist = fused.candidates, fused.log_probs
-        draw: Tensor | None
-        if fused is not None and schedule.mode == "greedy" and schedule.forced is None:
-            sizes, log_probs, draw, tokens = fused.sizes, fused.best_log_probs, fused.chosen, fused.best_tokens
-        else:
-            sizes, log_probs, draw = self._choose(r, log_dist, schedule)
+            self._check_distribution(r, log_dist.exp())
+            sizes, log_probs, draw = choose_end(log_dist, *how)
             tokens = select_draw(chunks, draw)
         r.sizes.copy_(sizes)
         r.log_probs.copy_(log_probs)
         if draw is not None:
             r.draw.copy_(draw)
-        if record and self.candidates is not None:
+        if plan.record_hidden and self.candidates is not None:
             rows, passes = torch.arange(len(r.passes), device=self.device), self.candidates.shape[1]
             flat = self.candidates.view(-1, *self.candidates.shape[2:])
             # a finished row writes after its last decision
             flat.index_copy_(0, rows * passes + r.passes, candidates)
+        self.policy_seconds += self.clock() - started
         return tokens
 
     @staticmethod
-    def _choose(r: Rows, log_dist: Tensor, schedule: PolicyChunk) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`choose_end` at the random numbers and forced sizes of the rows."""
+    def _how(r: Rows, schedule: PolicyChunk) -> tuple[Tensor | None, Tensor | None, int]:
+        """How `choose_end` chooses: the random numbers and forced sizes of the rows."""
         u = None if schedule.mode == "greedy" else r.action_draws.gather(1, r.generated[:, None])[:, 0]
-        forced = None if schedule.forced is None else r.forced
-        return choose_end(log_dist, u, forced, schedule.policy.config.num_actions)
+        return u, None if schedule.forced is None else r.forced, schedule.policy.config.num_actions
 
 
 def no_memory(error: BaseException, config: EngineConfig, finished: Sequence[DecodeResult]) -> BaseException:

@@ -1,6 +1,6 @@
 """What settings may be: every impossible value is a ConfigError that says what would do, and where it stands."""
 
-import importlib
+from pkgutil import resolve_name as schema
 
 import pytest
 
@@ -68,11 +68,6 @@ IMPOSSIBLE = [
     *((PREPARE, text) for text in ("limit=0", "speeds=[nan]", "speeds=[3]", "min_seconds=-1", "batch_seconds=0",
                                    "num_proc=0", "dev_fraction=1", "filter_seconds=[3]", "corpus=tape")),
 ]
-
-
-def schema(name: str) -> type:
-    module, _, cls = name.partition(":")
-    return getattr(importlib.import_module(module), cls)
 
 
 def named(text: str) -> str:

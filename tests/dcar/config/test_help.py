@@ -1,30 +1,24 @@
 """`dcar COMMAND --help`: every setting with default, bounds and meaning, in 100 columns."""
 
 import dataclasses
-import importlib
 import sys
+from pkgutil import resolve_name
 
 import pytest
 
-from dcar import config
 from dcar.cli import jobs
-from dcar.config import load_config, setting
+from dcar.config import load_config, schema_of, setting
 from dcar.config.load import help_text
-from dcar.config.schema import allowed, settings_of
+from dcar.config.schema import allowed, fitting, settings_of
 from dcar.errors import DCARError
 
 MODULES = {**{name: module for name, (module, _) in jobs().items()},
            "pack": "dcar.vocoder.training.pack", "quickstart": "launch.quickstart"}
 
 
-def schema_of(module: str) -> type:
-    """The schema that a command asks its settings of."""
-    return config.schema_of(importlib.import_module(module).main)
-
-
 @pytest.mark.parametrize("name", MODULES)
 def test_every_setting_of_every_command_is_declared_with_a_meaning(name, monkeypatch):
-    schema = schema_of(MODULES[name])
+    schema = schema_of(resolve_name(f"{MODULES[name]}:main"))
     monkeypatch.setattr(sys, "argv", [f"dcar {name}"])
     shown = help_text(schema)
     lines = shown.splitlines()
@@ -44,9 +38,7 @@ def test_every_setting_of_every_command_is_declared_with_a_meaning(name, monkeyp
 
 @pytest.mark.parametrize("name", MODULES)
 def test_defaults_are_within_their_own_bounds(name):
-    from dcar.config.schema import fitting
-
-    for key, s in settings_of(schema_of(MODULES[name])).items():
+    for key, s in settings_of(schema_of(resolve_name(f"{MODULES[name]}:main"))).items():
         if s.meaning.declared and not s.group and s.default not in (dataclasses.MISSING, "") or s.default is None:
             assert fitting(key, s.default, s.hint, s.meaning) == s.default
 

@@ -1,7 +1,7 @@
 """One vocabulary: decoder, out, sampling. Names of old are understood, with a note; what earlier runs saved loads."""
 
-import importlib
 import logging
+from pkgutil import resolve_name
 
 import pytest
 import yaml
@@ -52,9 +52,8 @@ def value_of(config, key: str):
 
 @pytest.mark.parametrize(("name", "old", "new", "text"), OLD)
 def test_an_old_name_means_the_new_one_and_is_noted_once(name, old, new, text, caplog, tmp_path):
-    module, _, cls = name.partition(":")
-    schema = getattr(importlib.import_module(module), cls)
-    needed = [argument for argument in NEEDED.get(cls, []) if not argument.startswith(f"{new}=")]
+    schema = resolve_name(name)
+    needed = [argument for argument in NEEDED.get(schema.__name__, []) if not argument.startswith(f"{new}=")]
     today = load_config(schema, [*needed, f"{new}={text}"])
     assert not caplog.records
     before = load_config(schema, [*needed, f"--{old}", text])
@@ -118,6 +117,5 @@ def test_dcpo_reads_as_trl_does_and_saves_todays_names(tmp_path):
 
 def test_no_name_of_old_is_a_name_of_today():
     for name in {entry[0] for entry in OLD}:
-        module, _, cls = name.partition(":")
-        schema = getattr(importlib.import_module(module), cls)
+        schema = resolve_name(name)
         assert not set(old_names(schema)) & set(settings_of(schema))

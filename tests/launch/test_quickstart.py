@@ -228,16 +228,17 @@ def test_the_command_reports_and_exits(chain, monkeypatch):
 # --- the real pipeline and the recipes ------------------------------------------------------------------------------
 
 
-def settings(schema: type, arguments: list[str], tmp_path: Path):
-    if schema is DCPOConfig:
-        own = [] if any(a.startswith("out=") for a in arguments) else [f"out={tmp_path}"]
-        return load_config(DCPOConfig, [*arguments, *own, "use_cpu=true"])
-    return load_config(schema, arguments)
+def settings(schema: type, *arguments: str):
+    return load_config(schema, [*arguments, *(["use_cpu=true"] if schema is DCPOConfig else [])])
+
+
+def read(recipe: str, *overrides: str):
+    return settings(schema(recipe), "--config", recipe, *overrides)
 
 
 @pytest.mark.parametrize("recipe", NAMES)
-def test_recipes_fit_their_schema(recipe, tmp_path):
-    assert isinstance(settings(schema(recipe), ["--config", recipe], tmp_path), schema(recipe))
+def test_recipes_fit_their_schema(recipe):
+    assert isinstance(read(recipe), schema(recipe))
 
 
 @pytest.mark.parametrize(("processes", "start"), [(1, "scratch"), (2, "starter")])
@@ -260,7 +261,7 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
             path = ROOT / module.replace(".", "/")
             assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
             if module in MODULES:
-                config = settings(MODULES[module], words[words.index(module) + 1 :], tmp_path)
+                config = settings(MODULES[module], *words[words.index(module) + 1 :])
                 if module == "dcar.train":
                     assert config.max_steps == 7
                     assert config.data == str(out / "distilled" if start == "starter" else shipped("prepared"))
@@ -283,6 +284,5 @@ def test_stage_one_goes_on_from_the_shipped_decoders_as_they_are():
                          ("decoder", "finetune_starter"), ("far", "finetune_far_starter")):
         if not (ASSETS / name).exists():
             pytest.skip(f"no {name} is shipped yet")
-        config = load_config(TrainConfig, ["--config", recipe])
-        wanted = dataclasses.replace(config.model, **data_identity(info))
+        wanted = dataclasses.replace(read(recipe).model, **data_identity(info))
         assert differing(CARDecoder.load_config(ASSETS / name), wanted) == ""

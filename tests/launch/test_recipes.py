@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 from compare_worker import HOP, WORDS, LevelJudge, ToneVocoder, tiny_items, tiny_tools
-from test_quickstart import NAMES, ROOT, schema, settings
+from test_quickstart import NAMES, ROOT, read
 from tiny_backbones import CODES, architecture, tiny_backbone
 from tiny_data import counting, tiny_tokenizer, write_prepared
 from tiny_decoders import tiny_decoder
 from tiny_training import log_of
 
 from dcar.cli import kind_of
-from dcar.config import load_config, recipes
+from dcar.config import recipes
 from dcar.config.load import plain
 from dcar.model.car import CARDecoder
 from dcar.model.draft import build_draft
@@ -39,7 +39,6 @@ from eval.methods.families import expand_names
 from eval.methods.registry import Models
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
-from rl.config import DCPOConfig
 from rl.profile import profile
 from rl.trainer import DCPOTrainer
 
@@ -53,10 +52,6 @@ TWO_UPDATES = ["max_steps=2", "log_steps=1", "save_steps=1000", "eval_steps=1000
 def of(*kinds: str) -> list[str]:
     """The recipes of these kinds and their variants, as parameters of a test."""
     return [name for name in NAMES if kind_of(name) in kinds]
-
-
-def read(recipe: str, *overrides: str):
-    return load_config(schema(recipe), ["--config", recipe, *overrides])
 
 
 def losses(out: Path) -> list[float]:
@@ -118,14 +113,14 @@ def test_paper_recipes_feed_each_other():
     """What a recipe of the papers reads, another one writes, or its header (or the index) says how to make it."""
     names = [n for n in NAMES if n.partition(":")[0] in {r.name for r in PAPER} or "_paper" in n
              or "car_cosyvoice2" in n or "car_llasa_8b" in n]
-    config = {name: plain(settings(schema(name), ["--config", name], Path("runs/x"))) for name in names}
+    config = {name: plain(read(name)) for name in names}
     made = {c["out"] for c in config.values()}
     texts = [(recipes.folder() / f"{name.partition(':')[0]}.yaml").read_text() for name in names]
     said = {m for text in [*texts, (ROOT / "docs" / "results.md").read_text()]
             for m in re.findall(r"(?:out=|export |… )(runs/\w+)", text)}
     wanted = {(name, found) for name, c in config.items()
               for found in re.findall(r"runs/\w+", str({k: v for k, v in c.items() if k != "out"}))}
-    assert {(n, f) for n, f in wanted if f not in made | said and f not in ("runs/x", "runs/xcodec2")} == set()
+    assert {(n, f) for n, f in wanted if f not in made | said and f != "runs/xcodec2"} == set()
 
 
 @pytest.mark.parametrize(("variant", "differs"), [
@@ -137,9 +132,8 @@ def test_paper_recipes_feed_each_other():
     ("no_penalty", {"reward_funcs": ["wer"]}),
     ("libriheavy_3-4-5-6", {"chunk_range": [3, 4, 5, 6], "decoder": "runs/car_libriheavy"}),
 ])
-def test_a_row_of_an_ablation_differs_by_what_it_is_called_after(variant, differs, tmp_path):
-    full, row = (vars(settings(DCPOConfig, ["--config", name, f"out={tmp_path}"], tmp_path))
-                 for name in ("dcpo_paper", f"dcpo_paper:{variant}"))
+def test_a_row_of_an_ablation_differs_by_what_it_is_called_after(variant, differs):
+    full, row = (vars(read(name, "out=runs/x")) for name in ("dcpo_paper", f"dcpo_paper:{variant}"))
     volatile = {"logging_dir", "run_name", "generation_batch_size"} | {k for k in full if k.startswith("_")}
     ours = {k: v for k, v in row.items() if v != full[k] and k not in volatile and not dataclasses.is_dataclass(v)
             and type(v).__module__ in ("builtins",)}
@@ -158,12 +152,11 @@ def test_far_differs_from_car_by_its_heads(car, far):
 
 
 @pytest.mark.parametrize("size", ["tiny", "starter", "paper"])
-def test_whatever_speaks_a_decoder_prompts_it_as_in_training(size, tmp_path):
+def test_whatever_speaks_a_decoder_prompts_it_as_in_training(size):
     car = read(f"car_{size}")
     assert car.model.num_prediction_heads == 7
     for kind in ("profile", "dcpo", "compare") if car.model.bos else ():
-        found = settings(schema(f"{kind}_{size}"), ["--config", f"{kind}_{size}"], tmp_path)
-        assert found.prompt_tokens == car.prompt_tokens
+        assert read(f"{kind}_{size}").prompt_tokens == car.prompt_tokens
 
 
 # --- stage one ----------------------------------------------------------------------------------------------------
@@ -263,10 +256,8 @@ def test_a_profile_of_two_utterances(recipe):
 
 @pytest.mark.parametrize("recipe", of("dcpo"))
 def test_two_batches_of_dcpo(recipe, tmp_path):
-    overrides = [f"out={tmp_path}", "max_completion_length=20", "policy_width=16", "policy_heads=2",
-                 "eval_strategy=no", "save_strategy='no'", "disable_tqdm=true",
-                 "logging_steps=1", "policy=''"]
-    config = settings(DCPOConfig, ["--config", recipe, *overrides], tmp_path)
+    config = read(recipe, f"out={tmp_path}", "max_completion_length=20", "policy_width=16", "policy_heads=2",
+                  "eval_strategy=no", "save_strategy='no'", "disable_tqdm=true", "logging_steps=1", "policy=''")
     if config.chunk_scorer:
         config.chunk_scorer = str(tmp_path / "chunk_scorer")
     config.gradient_accumulation_steps = min(2, config.gradient_accumulation_steps)  # more take longer, no other way
@@ -336,8 +327,7 @@ def models_for(config: CompareConfig, recipe: str) -> Models:
 @pytest.mark.parametrize("recipe", of("compare"))
 def test_a_comparison_of_two_utterances(recipe, tmp_path):
     config = read(recipe, f"out={tmp_path}", "limit=2", "max_tokens=12", "timing_utterances=0", "audio_samples=0",
-                  "resamples=100", "device=cpu",
-                  "seeds=[0]", "report=false", "references=false")
+                  "resamples=100", "device=cpu", "seeds=[0]", "report=false", "references=false")
     tools = tiny_tools(Judge(), count=2)
     tools.models = models_for(config, recipe)
     result = compare(config, tools)

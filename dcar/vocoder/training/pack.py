@@ -11,7 +11,7 @@ import itertools
 import json
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from dcar.corpus.rows import Utterance
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import load_prepared, prepared_info, recording_of, source_utterances
 from dcar.process import run_command
+from dcar.tokens.base import fitted
 from dcar.tokens.kmeans import KMeansTokenizer, codebook_of
 from dcar.tokens.load import load_tokenizer
 from dcar.voices.features import EMBEDDING_DIM, FRAME_HOP, MIN_VOICED_FRAMES, SAMPLE_RATE, track_f0, voice_statistics
@@ -169,8 +170,11 @@ class VocoderData:
             recording = recordings[int(pack["recording"][row])].numpy() / np.float32(32767)
             speed, rate = float(pack["speed"][row]), int(pack["rate"][row])
             top = min(rate, SAMPLE_RATE) / 2  # at every speed, as the features of a prompt and of `dcar prepare`
-            played = resample(recording, SAMPLE_RATE * speed, SAMPLE_RATE)
-            wave = fit_length(torch.from_numpy(played).to(device), len(ids) * samples_per_token, 3 * samples_per_token)
+            played, size = resample(recording, SAMPLE_RATE * speed, SAMPLE_RATE), len(ids) * samples_per_token
+            if abs(len(played) - size) > 3 * samples_per_token:
+                raise DataError(f"{path}: {len(played)} samples of audio but tokens for {size}: they belong to other "
+                                "audio; prepare the corpus again")
+            wave = torch.from_numpy(fitted(played, size)).to(device)
             log_f0, voiced = track_f0(wave)
             if int(voiced.sum()) < MIN_VOICED_FRAMES:
                 continue
@@ -232,15 +236,6 @@ class VocoderData:
         return self.waves[sample].float() / 32767 * crop.mask.repeat_interleave(samples, dim=1)
 
 
-def fit_length(wave: Tensor, samples: int, tolerance: int) -> Tensor:
-    """Cut or zero-pad wave [n] to `samples`; DataError for a difference beyond `tolerance` samples (three tokens):
-    tokens and audio do not belong together."""
-    if abs(len(wave) - samples) > tolerance:
-        raise DataError(f"{len(wave)} samples of audio but tokens for {samples}: the pack's tokens belong to other "
-                        "audio; prepare the corpus again")
-    return torch.nn.functional.pad(wave, (0, max(0, samples - len(wave))))[:samples]
-
-
 def pack_training_data(prepared_dir: str | Path, out: str | Path, train_splits: Sequence[str] = ("train",),
                        validation_splits: Sequence[str] = ("dev",), states: bool = False) -> None:
     """Write a pack from a prepared corpus: its tokens, speeds and speaker embeddings, and the corpus' own audio.
@@ -255,7 +250,10 @@ def pack_training_data(prepared_dir: str | Path, out: str | Path, train_splits: 
     """
     utterances, info = source_utterances(prepared_dir), prepared_info(prepared_dir)
     codebook = codebook_of(info["tokenizer"], prepared_dir)
-    listener = _listener(info["tokenizer"], prepared_dir) if states else None
+    listener: Any = load_tokenizer(info["tokenizer"]["spec"]) if states else None
+    if states and not isinstance(listener, KMeansTokenizer):
+        raise ConfigError(f"{prepared_dir}: tokenizer {info['tokenizer']['spec']} has no states to keep; leave out "
+                          "states")
     recordings: list[np.ndarray] = []
     rows: list[PackRow] = []
     known: dict[str, tuple[int, float, int]] = {}  # place of a recording, its seconds, and the rate that it came with
@@ -280,13 +278,6 @@ def pack_training_data(prepared_dir: str | Path, out: str | Path, train_splits: 
             rows.append(PackRow(recording, speed, tokens, embedding, row["speaker"], split in validation_splits, heard,
                                 rate))
     write_pack(out, recordings, rows, info["tokenizer"]["checksum"], rate_hz, codebook)
-
-
-def _listener(tokenizer: Mapping[str, Any], prepared_dir: str | Path) -> KMeansTokenizer:
-    found = load_tokenizer(tokenizer["spec"])
-    if not isinstance(found, KMeansTokenizer):
-        raise ConfigError(f"{prepared_dir}: tokenizer {tokenizer['spec']} has no states to keep; leave out states")
-    return found
 
 
 def _states(listener: KMeansTokenizer, utterance: Utterance, speed: float, tokens: np.ndarray) -> np.ndarray:

@@ -28,7 +28,6 @@ LARGEST_NORM = 10.0  # of the gradients of a network
 STATE_WEIGHT = 0.5  # of guessing the states behind the tokens (a pack made with states=true)
 SPEAKER_NOISE = 0.15  # on speaker features, in units of their spread over the training rows
 MEL_WEIGHT = 15.0  # of the renderer's mel distance
-STATE = ("generator", "average", "generator_optimizer")  # of a run, to go on from
 MEL_RESOLUTIONS = ((512, 40), (1024, 80), (2048, 100))  # window and bands
 
 
@@ -115,6 +114,10 @@ class Trainer:
                                                      weight_decay=config.weight_decay, fused=device.type == "cuda")
         if int(data.tokens.max()) >= shape.vocab_size:
             raise ConfigError(f"{config.data}: token {int(data.tokens.max())}, but vocab_size is {shape.vocab_size}")
+        self.parts: dict[str, Any] = {"generator": self.generator, "average": self.average,  # to go on from
+                                      "generator_optimizer": self.generator_optimizer}
+        if self.listener:
+            self.parts["listener"] = self.listener
         self.random = torch.Generator(device).manual_seed(config.seed)
         self.step_index, self.seconds = 0, 0.0
         self._weigh_rows()
@@ -291,16 +294,12 @@ class Trainer:
         return sums
 
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {name: getattr(self, name).state_dict() for name in STATE}
-        if self.listener is not None:
-            state["listener"] = self.listener.state_dict()
+        state: dict[str, Any] = {name: part.state_dict() for name, part in self.parts.items()}
         return state | {"random": self.random.get_state(), "step": self.step_index, "seconds": self.seconds}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        for name in STATE:
-            getattr(self, name).load_state_dict(state[name])
-        if self.listener is not None:
-            self.listener.load_state_dict(state["listener"])
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
         self.random.set_state(state["random"].cpu())
         self.step_index, self.seconds = state["step"], state["seconds"]
 

@@ -93,13 +93,15 @@ def test_loss_is_zero_at_the_truth_grows_with_the_error_and_teaches_only_inside_
     assert torch.isfinite(odd)
 
     # Descent on the loss alone brings a damaged spectrum nearer to what Whisper heard.
-    damaged = (log_mel + 0.2 * noise).requires_grad_()
-    optimizer = torch.optim.Adam([damaged], 0.02)
-    for _ in range(20):
+    damaged = (log_mel + 0.2 * noise)[:1].requires_grad_()
+    optimizer, found = torch.optim.Adam([damaged], 0.02), []
+    for _ in range(21):
         optimizer.zero_grad()
-        loss(damaged, log_mel, mask).backward()
+        error = loss(damaged, log_mel[:1], mask[:1])
+        error.backward()
         optimizer.step()
-    assert float(loss(damaged.detach(), log_mel, mask)) < 0.7 * errors[1]
+        found.append(float(error.detach()))
+    assert found[-1] < 0.7 * found[0]
 
 
 @pytest.mark.slow

@@ -48,10 +48,7 @@ class ScaledAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
@@ -117,19 +114,17 @@ class ScaledAdam(Optimizer):
             parameter.mul_(group["max_rms"] / rms)
 
 
-def eden_factor(batch: int, epoch: float, lr_batches: float = 5000, lr_epochs: float = 4,
-                warmup_batches: int = 200) -> float:
-    """Eden's factor on the base rate: decays as batch^-0.5 * epoch^-0.5, and rises 0.5 -> 1 in the first batches."""
-    decay = ((batch**2 + lr_batches**2) / lr_batches**2) ** -0.25 * ((epoch**2 + lr_epochs**2) / lr_epochs**2) ** -0.25
+def eden_factor(batch: int, epoch: float, warmup_batches: int = 200) -> float:
+    """Eden's factor on the base rate: decays as batch^-0.5 from 5000 batches on and as epoch^-0.5 from 4 epochs on (the
+    original's defaults), and rises 0.5 -> 1 in the first batches."""
+    decay = ((batch**2 + 5000**2) / 5000**2) ** -0.25 * ((epoch**2 + 4**2) / 4**2) ** -0.25
     warmup = 1.0 if batch >= warmup_batches else 0.5 + 0.5 * batch / warmup_batches
     return decay * warmup
 
 
-def eden(optimizer: Optimizer, batches_per_epoch: int, lr_batches: float = 5000, lr_epochs: float = 4,
-         warmup_batches: int = 200) -> LambdaLR:
+def eden(optimizer: Optimizer, batches_per_epoch: int, warmup_batches: int = 200) -> LambdaLR:
     """Eden schedule; the epoch is counted whole, as in the original."""
-    return LambdaLR(optimizer, lambda b: eden_factor(b, b // max(1, batches_per_epoch), lr_batches, lr_epochs,
-                                                     warmup_batches))
+    return LambdaLR(optimizer, lambda b: eden_factor(b, b // max(1, batches_per_epoch), warmup_batches))
 
 
 def cosine(optimizer: Optimizer, total: int, warmup: int, floor: float = 0.02) -> LambdaLR:

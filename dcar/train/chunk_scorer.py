@@ -23,6 +23,7 @@ from torch import Tensor
 
 from dcar.config import load_config, setting
 from dcar.errors import CheckpointError, ConfigError
+from dcar.model.car import head_targets
 from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
@@ -56,14 +57,6 @@ class TrainChunkScorerConfig(SmallSettings):
     width: int = setting(128, "Of the recurrent layer.", minimum=1)
 
 
-def chunks_ahead(speech: Tensor, lengths: Tensor, heads: int, eos: int) -> Tensor:
-    """What was recorded behind every position: speech [B, S], lengths [B] -> [B, S, K], the end of speech behind it."""
-    ahead = torch.arange(speech.shape[1], device=speech.device)[:, None] + torch.arange(1, heads + 1,
-                                                                                       device=speech.device)
-    padded = F.pad(speech, (0, heads))[:, ahead]  # [B, S, K]
-    return torch.where(ahead < lengths[:, None, None], padded, eos)
-
-
 class ChunkScorerTrainer(SmallTrainer):
     """The Trainer with draws of a frozen decoder as the other class."""
 
@@ -86,8 +79,10 @@ class ChunkScorerTrainer(SmallTrainer):
         spoken = (place >= inputs["prompt_lengths"][:, None] - 1) & (place < lengths[:, None])
         chosen = spoken & (torch.rand(spoken.shape, generator=generator).to(spoken.device) < self.config.positions)
         hidden = hidden[chosen].float()
-        recorded = chunks_ahead(inputs["speech_ids"], lengths, self.model.config.num_heads, decoder.config.eos)[chosen]
-        logits = decoder.heads(hidden, self.model.config.num_heads).float()
+        heads = self.model.config.num_heads
+        recorded = torch.stack([head_targets(inputs["speech_ids"], lengths, head, decoder.config.eos)
+                                for head in range(1, heads + 1)], -1)[chosen]  # [N, K]
+        logits = decoder.heads(hidden, heads).float()
         draws = torch.rand(recorded.shape, generator=generator, dtype=torch.float64).to(hidden.device)
         drawn = sample(logits.softmax(-1), draws)
         seen = torch.cat((candidate_features(logits, recorded), candidate_features(logits, drawn)))

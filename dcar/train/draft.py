@@ -57,8 +57,7 @@ def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
     torch.manual_seed(config.seed)
     draft = build_draft(target, config.bottom_layers, config.top_layers)
     last = last_of(config, type(draft).load_config, draft.config, "draft")
-    ours = {f.name for f in dataclasses.fields(TrainConfig)} - {"model", "backbone"}
-    settings = {name: value for name, value in dataclasses.asdict(config).items() if name in ours}
+    settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(RunSettings)}
     backbone = BackboneTraining()
     if isinstance(draft, BackboneDecoder):
         backbone.path = str(folder)  # whose text tokenizer goes along

@@ -18,12 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from dcar.errors import ConfigError, DataError
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneConfig, BackboneDecoder, cast_backbone
 from dcar.model.backbones.lora import add_lora, merge, save_adapter, set_trainable
+from dcar.model.base import DecoderConfig
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.load import Shipped, load_decoder
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
@@ -38,8 +38,8 @@ HEADS = ("num_prediction_heads", "heads", "head_blocks", "share_head_blocks", "z
 """What a configuration says of its heads."""
 
 
-def plan(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, CARConfig | BackboneConfig,
-                                                                 Callable[[], CARDecoder]]:
+def plan(config: TrainConfig,
+         identity: dict[str, Any]) -> tuple[TrainConfig, DecoderConfig, Callable[[], CARDecoder]]:
     """The resolved settings, the configuration that a checkpoint of this run has, and what makes the model."""
     if config.backbone.path:
         return plan_backbone(config, identity)
@@ -49,7 +49,11 @@ def plan(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, CA
         if not config.init_from:
             model = CARDecoder(wanted)
             if config.codebook_init:
-                model.start_from_codebook(require_codebook(config.data))
+                codebook = codebook_of(prepared_info(config.data)["tokenizer"], config.data)
+                if codebook is None:
+                    raise ConfigError(f"{config.data}: its tokenizer has no k-means codebook to start from; set "
+                                      "codebook_init=false")
+                model.start_from_codebook(codebook)
             return model
         starter: Shipped = "far" if wanted.num_prediction_heads == 1 else "decoder"
         loaded = load_decoder(config.init_from, starter=starter)
@@ -87,16 +91,8 @@ def on_frozen_trunk(trunk: CARDecoder, wanted: CARConfig) -> CARDecoder:
     return trunk
 
 
-def require_codebook(data: str) -> np.ndarray:
-    """The codebook of the tokenizer of prepared `data`; ConfigError if it is of a kind that has none."""
-    codebook = codebook_of(prepared_info(data)["tokenizer"], data)
-    if codebook is None:
-        raise ConfigError(f"{data}: its tokenizer has no k-means codebook to start from; set codebook_init=false")
-    return codebook
-
-
-def plan_backbone(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, BackboneConfig,
-                                                                          Callable[[], CARDecoder]]:
+def plan_backbone(config: TrainConfig,
+                  identity: dict[str, Any]) -> tuple[TrainConfig, BackboneConfig, Callable[[], CARDecoder]]:
     """`plan` for a pretrained language model; ConfigError or DataError where settings or data are not its own."""
     settings = config.backbone
     found = BackboneDecoder.load_config(settings.path)
@@ -128,7 +124,7 @@ def plan_backbone(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainC
     return dataclasses.replace(config, model=shape), wanted, make
 
 
-def decoder_shape(config: CARConfig | BackboneConfig) -> CARConfig:
+def decoder_shape(config: DecoderConfig) -> CARConfig:
     """What the trainer reads of a model: a CARConfig as it is; of a language model what the two have in common."""
     if isinstance(config, CARConfig):
         return config

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dcar.errors import CheckpointError, ConfigError, TextError
 from dcar.model.backbones.cosyvoice import load_trunk
@@ -64,19 +64,6 @@ class TextTokenizer:
         return list(ids)
 
 
-def read_model(source: str | Path) -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
-    """Architecture, tensors of the trunk, and output layer [vocabulary, D] of a model on disk or on the Hub."""
-    from transformers import AutoModelForCausalLM
-
-    try:
-        model = AutoModelForCausalLM.from_pretrained(str(source), dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{source}: no causal language model of transformers ({str(error).splitlines()[0]}); "
-                              "give a folder with config.json and safetensors, or a name on the Hub") from error
-    architecture = model.config.to_dict()
-    return architecture, model.base_model.state_dict(), model.get_output_embeddings().weight.detach()
-
-
 def llasa_ids(tokenizer: Any, where: str) -> SpeechIds:
     """Ids of LLaSA's speech tokens; CheckpointError where the tokenizer has none."""
     vocabulary = tokenizer.get_vocab()
@@ -110,12 +97,19 @@ def llasa_template(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def load_causal_lm(model: str | Path, speech: SpeechIds | None, speech_vocab_size: int = 0,
                    **settings: Any) -> BackboneDecoder:
-    """A decoder with the weights of a causal language model; its additional heads are new.
+    """A decoder with the weights of a causal language model, on disk or on the Hub; its additional heads are new.
 
     speech: where the model keeps speech; None for a model of text alone, which then learns `speech_vocab_size` codes
     from scratch. `settings` go into BackboneConfig. Raises CheckpointError where ids or vocabulary do not fit.
     """
-    architecture, trunk, output = read_model(model)
+    from transformers import AutoModelForCausalLM
+
+    try:
+        source = AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{model}: no causal language model of transformers ({str(error).splitlines()[0]}); "
+                              "give a folder with config.json and safetensors, or a name on the Hub") from error
+    architecture, trunk = source.config.to_dict(), source.base_model.state_dict()
     table = trunk.get("embed_tokens.weight")
     if table is None:
         raise CheckpointError(f"{model}: '{architecture.get('model_type')}' has no embed_tokens; models built like "
@@ -143,7 +137,7 @@ def load_causal_lm(model: str | Path, speech: SpeechIds | None, speech_vocab_siz
         ids = torch.tensor([*speech.codes, speech.end, speech.start])
         with torch.no_grad():
             decoder.speech_embedding.weight[: codes + 2] = table[ids]
-            decoder.heads.base.weight.copy_(output[ids[:-1]])
+            decoder.heads.base.weight.copy_(source.get_output_embeddings().weight[ids[:-1]])
     else:  # as large as the vectors that the model is used to
         nn.init.normal_(decoder.speech_embedding.weight, std=float(table.float().std()))
     return decoder.eval()

@@ -11,10 +11,10 @@ from tiny_training import SMALL, arguments, check_resumption, log_of, tiny_confi
 
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError
-from dcar.model.car import CARDecoder, head_targets
+from dcar.model.car import CARDecoder
 from dcar.train import small
 from dcar.train.car import run as train_decoder
-from dcar.train.chunk_scorer import TrainChunkScorerConfig, chunks_ahead, run
+from dcar.train.chunk_scorer import TrainChunkScorerConfig, run
 from heads.chunk_scorer import ChunkScorer
 
 
@@ -65,15 +65,6 @@ def test_begins_from_the_chunk_scorer_of_another_decoder(data, decoder, tmp_path
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(again.parameters(), first.parameters(), strict=True))
     with pytest.raises(CheckpointError, match="another shape"):
         run(config_of(data, decoder, tmp_path / "x", init_from=str(tmp_path / "first"), width=8))
-
-
-def test_what_was_recorded_is_what_heads_are_trained_on():
-    speech, lengths, eos = torch.randint(0, 9, (3, 7)), torch.tensor([7, 4, 1]), 9
-    ahead = chunks_ahead(speech, lengths, 3, eos)
-    for head in (1, 2, 3):
-        wanted = head_targets(speech, lengths, head, eos)
-        real = wanted >= 0
-        assert torch.equal(ahead[..., head - 1][real], wanted[real]) and int(real.sum()) == 12
 
 
 def test_what_does_not_belong_together_is_refused(data, decoder, tmp_path, monkeypatch):

@@ -136,12 +136,10 @@ def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
     """Of a line of the manifest `file`, which paths are relative to and which may name the split. BadRow."""
     try:
         row: Any = json.loads(text)
-    except json.JSONDecodeError as broken:
-        raise BadRow(f"not valid JSON ({broken.msg} at column {broken.colno}); one object a line") from broken
+    except (json.JSONDecodeError, RecursionError) as broken:
+        raise BadRow(f"not valid JSON ({broken}); one flat object a line") from broken
     except ValueError as error:  # Python reads whole numbers of at most 4300 digits
         raise BadRow("holds a number of thousands of digits; numbers that name something are strings") from error
-    except RecursionError as error:
-        raise BadRow("JSON nested too deeply; one flat object a line") from error
     if not isinstance(row, dict):
         raise BadRow(f"a JSON {type(row).__name__}, expected an object with id, audio, text, speaker")
     for key in ("id", "speaker"):

@@ -59,6 +59,7 @@ LONGEST_PATH, LONGEST_PART = 4095, 255
 Decoded = tuple[np.ndarray, int]
 """A waveform [samples] and its rate in Hz."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_HALF = re.compile(r"[\ud800-\udfff]")  # a lone surrogate, which no file can store
 
 
 def corpus_parts(kind: str, path: str | Path | None = None, *, audio_root: str | Path | None = None,
@@ -140,11 +141,11 @@ def _fault(u: Utterance) -> str | None:
             return f"the {label} has {len(value)} characters ({value[:20]}…), the limit is {LONGEST_NAME}; shorten it"
         if "text" not in label and (found := _CONTROL.search(value)):
             return f"the {label} holds the control character U+{ord(found[0]):04X}; remove it"
-        if (place := half_character(value)) is not None:
-            return (f"the {label} holds half a character (U+{ord(value[place]):04X}, a lone surrogate, at character "
-                    f"{place + 1}); write it again")
+        if found := _HALF.search(value):
+            return (f"the {label} holds half a character (U+{ord(found[0]):04X}, a lone surrogate, at character "
+                    f"{found.start() + 1}); write it again")
     audio = u.audio.path if isinstance(u.audio, AudioSegment) else u.audio if isinstance(u.audio, str) else None
-    if half_character(u.source) is not None:
+    if _HALF.search(u.source):
         return "the path of the corpus is not UTF-8; rename its folder"
     for label, path in (("audio", audio), ("prompt_audio", u.prompt_audio)):
         if path is not None and (fault := _path_fault(path)):
@@ -154,17 +155,8 @@ def _fault(u: Utterance) -> str | None:
     return None
 
 
-def half_character(text: str) -> int | None:
-    """Where a string holds a lone surrogate, which no file can store; None if nowhere."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        return error.start
-    return None
-
-
 def _path_fault(path: str) -> str | None:
-    if half_character(path) is not None:
+    if _HALF.search(path):
         return "the path is not UTF-8; rename the file or folder"
     if "\0" in path:
         return "the path holds a NUL; correct it"

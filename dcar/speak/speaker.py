@@ -121,13 +121,13 @@ class Speaker:
         if tuned is not None:
             decoder, vocoder = tuned.decoder, vocoder or tuned.vocoder
         vocoder = vocoder or "starter"
-        if not method and tuned is not None and policy == POLICY and not (dial or num_candidates):
+        asked = policy != POLICY or dial or num_candidates
+        if not method and tuned is not None and not asked:
             method = tuned.method
         which: Shipped = "far" if method == "far" else "decoder"
         speech_tokenizer = load_tokenizer(str(tokenizer))
         car, encode = load_decoder(decoder, starter=which), text_encoder(decoder, which)
         if not method:
-            asked = policy != POLICY or dial or num_candidates
             method = "dcar" if asked or shipped_policy_fits(car) else fixed_method(car.config.num_prediction_heads)
         made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
         recordings = PromptAudio([])

@@ -110,15 +110,11 @@ def places(text: str) -> str:
     goes_on = r"(?=\s*$|[,;)]|\.(?=\s|$)|\s(?:to|and|or|is|was|in|for|at|on|with|by)\b)"
     text = re.sub(rf"(?<=[A-Z][a-z]{{3}})([a-z]*), ({_SURE}){goes_on}", lambda m: f"{m[1]}, {_STATES[m[2]]}", text)
     text = re.sub(rf"(?<=\([DRI]-)({_STATE})(?=[),])", lambda m: _STATES[m[1]], text)
-    text = re.sub(rf"(?<=\d )([NSEW])\.?(?= (?:[A-Z][a-z]+ ){{1,3}}{_STREET})", _side, text)
-    text = re.sub(r"(?<![\w.'])([NSEW])\.(?= \d+(?:st|nd|rd|th)\b)", _side, text)
+    text = re.sub(rf"(?<=\d )([NSEW])\.?(?= (?:[A-Z][a-z]+ ){{1,3}}{_STREET})", lambda m: _SIDES[m[1]], text)
+    text = re.sub(r"(?<![\w.'])([NSEW])\.(?= \d+(?:st|nd|rd|th)\b)", lambda m: _SIDES[m[1]], text)
     text = re.sub(rf"({_STREET}\.?) ([NS][EW])(?![\w'])", lambda m: f"{m[1]} {_SIDES[m[2]]}", text)
     return re.sub(r"(?<=[a-z] )([NS][EW]?|[EW])(?= of\b)",
                   lambda m: _SIDES[m[1]].lower() if _after_distance(m) else m[0], text)
-
-
-def _side(m: re.Match[str]) -> str:
-    return _SIDES[m[1]]
 
 
 def _after_distance(m: re.Match[str]) -> bool:

@@ -10,7 +10,7 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from dcar.decoding.fast.cpu.native import Kernels, LinearPart, kernels
+from dcar.decoding.fast.cpu.native import LONG, POINTER, Kernels, LinearPart, kernels, members
 from heads.chunk_scorer import ChunkScorer, LogRatios
 
 LANES = 16
@@ -18,10 +18,8 @@ LANES = 16
 
 
 class _ChunkScorer(ctypes.Structure):
-    _fields_ = [*((name, ctypes.c_void_p) for name in ("token", "seen", "offset")),
-                *((name, LinearPart) for name in ("context", "input", "hidden", "inner")),
-                ("output", ctypes.c_void_p), ("output_bias", ctypes.c_float),
-                *((name, ctypes.c_long) for name in ("ids", "features", "width"))]
+    _fields_ = [*members(POINTER, "token seen offset"), *members(LinearPart, "context input hidden inner"),
+                ("output", POINTER), ("output_bias", ctypes.c_float), *members(LONG, "ids features width")]
 
 
 class NativeChunkScorer:
@@ -45,7 +43,7 @@ class NativeChunkScorer:
             self._held = *products, *tables, output
             self._part = _ChunkScorer(*(t.data_ptr() for t in tables), *(p.part() for p in products), output.data_ptr(),
                                     float(chunk_scorer.output.bias), len(token), seen.shape[1], config.width)
-        self._sizes, self._run = (config.num_heads, config.hidden_size, seen.shape[1]), native.run_chunk_scorer
+        self._sizes, self._run = (config.num_heads, config.hidden_size, seen.shape[1]), native.library.run_chunk_scorer
 
     def addresses(self) -> tuple[int | None, int]:
         """Of the C function and of its weights."""
@@ -74,7 +72,7 @@ def native_chunk_scorer(native: Kernels, chunk_scorer: ChunkScorer) -> NativeChu
     heads/chunk_scorer.py makes it."""
     linear = (chunk_scorer.token, chunk_scorer.state, chunk_scorer.start, chunk_scorer.inner, chunk_scorer.output)
     plain = type(chunk_scorer.layer) is nn.GRU and all(type(layer) is nn.Linear for layer in linear)
-    if not plain or native.run_chunk_scorer is None or chunk_scorer.config.width % LANES:
+    if not plain or native.dtype != torch.float32 or chunk_scorer.config.width % LANES:
         return None
     if not all(native.reads(weight) for weight in chunk_scorer.parameters()):
         return None

@@ -12,7 +12,7 @@ import functools
 import torch
 from torch import Tensor
 
-from dcar.decoding.fast.cpu.native import Kernels, kernels
+from dcar.decoding.fast.cpu.native import LONG, Kernels, address, kernels, members
 from dcar.sampling import SamplingConfig, sample_several, warp
 
 MOST_KEPT = 64
@@ -20,7 +20,7 @@ MOST_KEPT = 64
 
 
 class _Warping(ctypes.Structure):
-    _fields_ = [("temperature", ctypes.c_float), ("top_k", ctypes.c_long), ("eos", ctypes.c_long)]
+    _fields_ = [("temperature", ctypes.c_float), *members(LONG, "top_k eos")]
 
 
 @functools.cache
@@ -29,45 +29,37 @@ def warping(temperature: float, top_k: int, eos: int) -> _Warping:
     return _Warping(temperature, top_k, eos)
 
 
-def takes(config: SamplingConfig, size: int) -> bool:
-    """Whether the kernels support this sampling of `size` ids: temperature, and a small top-k or none."""
-    return config.top_p >= 1 and not config.repetition_window and not MOST_KEPT < config.top_k < size
+def kernels_of(logits: Tensor, config: SamplingConfig) -> Kernels | None:
+    """The kernels for logits [..., V] of this dtype and device, if they support this sampling: temperature, and a small
+    top-k or none."""
+    small = not MOST_KEPT < config.top_k < logits.shape[-1]
+    supported = logits.device.type == "cpu" and small and config.top_p >= 1 and not config.repetition_window
+    return kernels(logits.dtype) if supported else None
 
 
-def native_probs(native: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None,
-                 eos: int) -> Tensor | None:
-    """`dcar.sampling.warp` of logits [..., V] -> float32 [..., V]. None where a row has no distribution."""
-    probs = logits.new_empty(logits.shape, dtype=torch.float32)
-    return probs if _run(native, logits, config, forbidden, eos, probs, None, None) else None
-
-
-def native_tokens(native: Kernels, logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tensor | None,
-                  eos: int) -> Tensor | None:
-    """`dcar.sampling.sample_several` of these distributions at numbers u [..., N] -> ids [..., N]. None where a row has
-    no distribution."""
-    tokens = logits.new_empty(u.shape, dtype=torch.long)
-    return tokens if _run(native, logits, config, forbidden, eos, None, u.contiguous(), tokens) else None
-
-
-def _run(native: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int,
-         probs: Tensor | None, u: Tensor | None, tokens: Tensor | None) -> bool:
-    """Fill the distribution, or the tokens; whether every row has a distribution."""
+def native_draw(native: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int,
+                u: Tensor | None = None) -> Tensor | None:
+    """`dcar.sampling.warp` of logits [..., V] -> float32 [..., V], or what `sample_several` draws from it at numbers
+    u [..., N] -> ids [..., N]. None where a row has no distribution."""
     size, logits = logits.shape[-1], logits.contiguous()
     banned = None if forbidden is None else forbidden.contiguous()
-    read = [None if t is None else t.data_ptr() for t in (banned, probs, u, tokens)]
-    how = ctypes.addressof(warping(config.temperature, config.top_k, eos))
-    undefined = native.run_distributions(logits.data_ptr(), how, *read, logits.numel() // size, size,
-                                      0 if u is None else u.shape[-1], torch.get_num_threads())
+    u = None if u is None else u.contiguous()
+    probs = logits.new_empty(logits.shape, dtype=torch.float32) if u is None else None
+    tokens = None if u is None else logits.new_empty(u.shape, dtype=torch.long)
+    undefined = native.library.run_distributions(
+        logits.data_ptr(), ctypes.addressof(warping(config.temperature, config.top_k, eos)),
+        *map(address, (banned, probs, u, tokens)), logits.numel() // size, size, 0 if u is None else u.shape[-1],
+        torch.get_num_threads())
     if undefined < 0:
         raise RuntimeError(f"could not allocate memory for distributions of {size} ids")
-    return not undefined
+    return None if undefined else probs if u is None else tokens
 
 
 def probs_of(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int,
              history: Tensor | None = None) -> Tensor:
     """As `dcar.sampling.warp`."""
     native = kernels_of(logits, config)
-    probs = None if native is None else native_probs(native, logits, config, forbidden, eos)
+    probs = None if native is None else native_draw(native, logits, config, forbidden, eos)
     return warp(logits, config, forbidden, eos, history) if probs is None else probs
 
 
@@ -76,15 +68,8 @@ def tokens_of(logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tens
     """Tokens [..., N] drawn from the warped distributions of logits [..., V] at numbers u [..., N], as by
     `sample_several`; and these distributions, where the caller has to check that they are any."""
     native = kernels_of(logits, config)
-    tokens = None if native is None else native_tokens(native, logits, u, config, forbidden, eos)
+    tokens = None if native is None else native_draw(native, logits, config, forbidden, eos, u)
     if tokens is not None:
         return tokens, None
     probs = warp(logits, config, forbidden, eos)
     return sample_several(probs, u), probs
-
-
-def kernels_of(logits: Tensor, config: SamplingConfig) -> Kernels | None:
-    """The kernels for logits of this dtype and device, if they support this sampling."""
-    if logits.device.type != "cpu" or not takes(config, logits.shape[-1]):
-        return None
-    return kernels(logits.dtype)

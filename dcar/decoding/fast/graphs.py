@@ -19,12 +19,12 @@ class StepGraphs:
     are restored before the capture.
     """
 
-    def __init__(self, enabled: bool | None, device: torch.device, warmups: int = 2):
+    def __init__(self, enabled: bool | None, device: torch.device):
         if enabled and device.type != "cuda":
             raise EngineError(f"CUDA graphs were asked for on device '{device}'; move the model to a CUDA device, or "
                               "set graphs=false")
         self.enabled = device.type == "cuda" if enabled is None else enabled
-        self.device, self.warmups = device, warmups
+        self.device = device
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Hashable]] = {}
         self._pool: Any = None  # memory pool shared by the graphs, which are captured on one stream
         self._stream: torch.cuda.Stream | None = None
@@ -61,7 +61,7 @@ class StepGraphs:
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
-            for _ in range(self.warmups):
+            for _ in range(2):
                 step()
                 for tensor, value in zip(state, saved, strict=True):
                     tensor.copy_(value)

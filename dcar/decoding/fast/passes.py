@@ -241,7 +241,10 @@ class FastDecoder:
 
     def _make_inputs(self, cache: _StoredCache, tokens: Tensor, layout: tuple[Tensor, Tensor] | None,
                      columns: int) -> _Inputs:
-        view = cache.static_view(columns - cache.prefix - tokens.shape[1])
+        view = cache.over(cache.kv)  # with lengths at addresses of their own
+        view.lengths, view.origin, view.prefix_lengths = (
+            x.clone() for x in (cache.lengths, cache.origin, cache.prefix_lengths))
+        view.longest = columns - cache.prefix - tokens.shape[1]
         static = None if layout is None else (layout[0].clone(), layout[1].clone())
         hidden = torch.zeros(*tokens.shape, self.config.hidden_size, device=self.device, dtype=self.dtype)
         return _Inputs(view, tokens.clone(), static, hidden)
@@ -258,14 +261,6 @@ class _StoredCache(KVCache):
         """cache: over the first rows of the owner's store. number: of the batch; a later one overwrites its rows."""
         vars(self).update(vars(cache))
         self.owner, self.number = owner, number
-
-    def static_view(self, longest: int) -> KVCache:
-        """A view for a captured pass: a copy of the lengths at a fixed address, `longest` as their bound."""
-        out = self.over(self.kv)
-        out.lengths, out.origin, out.prefix_lengths = (
-            x.clone() for x in (self.lengths, self.origin, self.prefix_lengths))
-        out.longest = longest
-        return out
 
     def take(self, rows: Tensor) -> Tensor:
         layers, _, width, _, heads, head_dim = self.kv.shape

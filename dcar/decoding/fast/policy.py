@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dcar.decoding.fast.chunk_scorer import NativeChunkScorer, fused_chunk_scorer
 from dcar.decoding.fast.columns import CausalMask, RotaryCache, columns_of, real_positions
+from dcar.decoding.fast.cpu.native import LONG, POINTER, address, members
 from dcar.decoding.fast.distributions import kernels_of, warping
 from dcar.decoding.fast.stack import Stack, same_weights, weights_signature
 from dcar.errors import ConfigError
@@ -39,9 +40,8 @@ class FusedDecision(NamedTuple):
 
 
 class _Decision(ctypes.Structure):
-    _fields_ = [*((name, ctypes.c_void_p) for name in ("weight", "bias", "scorer", "scorer_weights")),
-                *((name, ctypes.c_long) for name in ("width", "reach", "features", "actions")),
-                ("unlikely", ctypes.c_float), ("never", ctypes.c_float)]
+    _fields_ = [*members(POINTER, "weight bias scorer scorer_weights"),
+                *members(LONG, "width reach features actions"), *members(ctypes.c_float, "unlikely never")]
 
 
 class FusedEnds:
@@ -180,10 +180,9 @@ class FusedPolicy:
         features = u.new_empty(rows, several, n, decision.features, dtype=torch.float32)
         log_probs, best_log_probs = (features.new_empty(rows, several * decision.actions), features.new_empty(rows))
         sizes, chosen = tokens.new_empty(rows), tokens.new_empty(rows)
-        longest = native.run_decision(
+        longest = native.library.run_decision(
             ctypes.addressof(decision), logits.data_ptr(), hidden.data_ptr(),
-            ctypes.addressof(warping(config.temperature, config.top_k, eos)),
-            None if banned is None else banned.data_ptr(), u.data_ptr(),
+            ctypes.addressof(warping(config.temperature, config.top_k, eos)), address(banned), u.data_ptr(),
             *(t.data_ptr() for t in (tokens, features, log_probs, sizes, chosen, best_log_probs, best)), rows, several,
             size, torch.get_num_threads(), dial)
         if longest < 0:

@@ -26,20 +26,15 @@ def affine(module: nn.Module, native: bool = True) -> Affine:
     """x [N, in] -> [N, out], as `module` computes it; on the CPU by kernels for few rows (`dcar.decoding.fast.cpu`).
 
     These read weights in place, except small float32 ones, which are copied: later changes of the module do not reach
-    such a copy. A module that is not a linear layer is returned unchanged.
+    such a copy. What they do not support is the module itself.
     """
-    if not isinstance(module, nn.Linear):
+    if not native or not isinstance(module, nn.Linear) or module.weight.device.type != "cpu":
         return module
-    weight, bias = module.weight.detach(), None if module.bias is None else module.bias.detach()
-
-    def plain(x: Tensor) -> Tensor:
-        return F.linear(x, weight, bias)
-
-    few_rows = kernels(weight.dtype) if native and weight.device.type == "cpu" and weight.is_contiguous() else None
-    if few_rows is None:
-        return plain
-    product, most = few_rows.linear(weight, bias), few_rows.rows
-    return product if product.panels else lambda x: product(x) if len(x) <= most else plain(x)
+    few_rows = kernels(module.weight.dtype)
+    if few_rows is None or not few_rows.reads(module.weight):
+        return module
+    product = few_rows.linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+    return product if product.panels else lambda x: product(x) if len(x) <= few_rows.rows else module(x)
 
 
 def own_layers(model: object) -> list[TransformerLayer] | None:
@@ -61,11 +56,6 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
                for p, q in zip(one.parameters(), other.parameters(), strict=True))
 
 
-def norm(module: nn.LayerNorm) -> Affine:
-    shape, weight, bias = module.normalized_shape, module.weight.detach(), module.bias.detach()
-    return lambda x: torch.layer_norm(x, shape, weight, bias, module.eps)
-
-
 class FusedLayer:
     """One `TransformerLayer` in two halves, between which the cache is written and attended to."""
 
@@ -73,7 +63,7 @@ class FusedLayer:
         self.num_heads = layer.num_heads
         self.qkv, self.out = affine(layer.qkv, native), affine(layer.out, native)
         self.up, self.down = affine(layer.up, native), affine(layer.down, native)
-        self.attention_norm, self.ffn_norm = norm(layer.attention_norm), norm(layer.ffn_norm)
+        self.attention_norm, self.ffn_norm = layer.attention_norm, layer.ffn_norm
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotated queries and keys, and values: x [N, D] -> [N, 3, H, D/H]."""
@@ -96,8 +86,7 @@ class Stack:
         self.native: NativeStack | None = None if library is None else library.stack(layers, last, first)
         native = self.native is None  # else small weights would be copied twice
         self.layers = [FusedLayer(layer, native) for layer in layers]
-        self._before, self._after = ([norm(part) if isinstance(part, nn.LayerNorm) else affine(part, native)
-                                      for part in parts] for parts in (first, last))
+        self._before, self._after = ([affine(part, native) for part in parts] for parts in (first, last))
 
     def read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
         """New positions behind each row's past: x [N, in] -> [N, out], or [B, out] of the columns' `ends`. Keys and

@@ -7,7 +7,7 @@ from ways import FLAGS
 
 from dcar.decoding.fast import distributions as module
 from dcar.decoding.fast.cpu.native import Kernels
-from dcar.decoding.fast.distributions import MOST_KEPT, native_probs, native_tokens, takes
+from dcar.decoding.fast.distributions import MOST_KEPT, kernels_of, native_draw
 from dcar.decoding.fast.policy import FusedDecision, FusedPolicy
 from dcar.sampling import SamplingConfig, sample_several, warp
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
@@ -37,17 +37,17 @@ def given(seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor
 def test_distributions_and_draws_are_those_of_the_reference(own32, config, ties):
     logits, forbidden, u = given(ties=ties)
     for where in (None, forbidden):
-        probs, wanted = native_probs(own32, logits, config, where, EOS), warp(logits, config, where, EOS)
+        probs, wanted = native_draw(own32, logits, config, where, EOS), warp(logits, config, where, EOS)
         assert probs is not None and probs.shape == wanted.shape
         assert torch.allclose(probs, wanted, atol=1e-6, rtol=1e-6)
         assert not bool(((probs > 0) != (wanted > 0))[wanted > 1e-30].any())  # the same ids are kept, also among equals
-        assert torch.equal(native_tokens(own32, logits, u, config, where, EOS), sample_several(wanted, u))
+        assert torch.equal(native_draw(own32, logits, config, where, EOS, u), sample_several(wanted, u))
 
 
 @pytest.mark.parametrize("config", SAMPLINGS, ids=lambda c: f"{c.temperature}-{c.top_k}")
 def test_the_last_number_draws_one_of_the_last_ids_with_mass(own32, config):
     logits, forbidden, u = given()
-    token = native_tokens(own32, logits, torch.full_like(u, 1 - 2**-53), config, forbidden, EOS)[..., :1]
+    token = native_draw(own32, logits, config, forbidden, EOS, torch.full_like(u, 1 - 2**-53))[..., :1]
     probs = warp(logits, config, forbidden, EOS).double()
     behind = probs.flip(-1).cumsum(-1).flip(-1) - probs
     assert bool((probs.gather(-1, token) > 0).all()) and behind.gather(-1, token).max() < 1e-14
@@ -58,7 +58,7 @@ def test_draws_have_the_distribution(own32):
     config = SamplingConfig(0.7, 10)
     logits = 2 * torch.randn(1, IDS, generator=torch.Generator().manual_seed(3))
     u = torch.rand(1, 40_000, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    count = native_tokens(own32, logits, u, config, None, EOS)[0].bincount(minlength=IDS)
+    count = native_draw(own32, logits, config, None, EOS, u)[0].bincount(minlength=IDS)
     expected = 40_000 * warp(logits, config)[0]
     kept = expected > 0
     assert kept.sum() == 10 and count[~kept].sum() == 0
@@ -69,15 +69,15 @@ def test_draws_have_the_distribution(own32):
                          ids=lambda c: f"{c.temperature}-{c.top_k}")
 def test_a_row_does_not_depend_on_its_company(own32, config, monkeypatch):
     logits, forbidden, u = given()
-    together = [native_probs(own32, logits, config, forbidden, EOS),
-                native_tokens(own32, logits, u, config, forbidden, EOS)]
+    together = [native_draw(own32, logits, config, forbidden, EOS),
+                native_draw(own32, logits, config, forbidden, EOS, u)]
     for b in range(3):
         one, banned = logits[b : b + 1], forbidden[b : b + 1]
-        assert torch.equal(native_probs(own32, one, config, banned, EOS)[0], together[0][b])
-        assert torch.equal(native_tokens(own32, one, u[b : b + 1], config, banned, EOS)[0], together[1][b])
+        assert torch.equal(native_draw(own32, one, config, banned, EOS)[0], together[0][b])
+        assert torch.equal(native_draw(own32, one, config, banned, EOS, u[b : b + 1])[0], together[1][b])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     many = logits.repeat(8, 1, 1), forbidden.repeat(8, 1), u.repeat(8, 1, 1)  # more than stays on one thread
-    assert torch.equal(native_tokens(own32, many[0], many[2], config, many[1], EOS)[-3:], together[1])
+    assert torch.equal(native_draw(own32, many[0], config, many[1], EOS, many[2])[-3:], together[1])
 
 
 def test_distributions_of_bfloat16():
@@ -85,8 +85,8 @@ def test_distributions_of_bfloat16():
     logits = logits.bfloat16()  # which has many equals
     for config in SAMPLINGS[6:12]:
         wanted = warp(logits, config, forbidden, EOS)
-        assert torch.allclose(native_probs(own, logits, config, forbidden, EOS), wanted, atol=1e-6, rtol=1e-6)
-        assert torch.equal(native_tokens(own, logits, u, config, forbidden, EOS), sample_several(wanted, u))
+        assert torch.allclose(native_draw(own, logits, config, forbidden, EOS), wanted, atol=1e-6, rtol=1e-6)
+        assert torch.equal(native_draw(own, logits, config, forbidden, EOS, u), sample_several(wanted, u))
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
@@ -94,8 +94,8 @@ def test_a_row_without_a_distribution_is_left_to_the_reference(own32, wrong, mon
     logits, _, u = given()
     logits[1, 3, 7] = wrong
     config = SamplingConfig(0.4, 10)
-    assert native_probs(own32, logits, config, None, EOS) is None
-    assert native_tokens(own32, logits, u, config, None, EOS) is None
+    assert native_draw(own32, logits, config, None, EOS) is None
+    assert native_draw(own32, logits, config, None, EOS, u) is None
     monkeypatch.setattr(module, "kernels", lambda dtype: own32)
     drawn, probs = module.tokens_of(logits, u, config, None, EOS)
     assert probs is not None and not probs[1, 3].sum() > 0 and torch.equal(drawn, sample_several(probs, u))
@@ -113,11 +113,11 @@ def test_a_row_without_a_distribution_is_left_to_the_reference(own32, wrong, mon
                                     SamplingConfig(1.0, repetition_window=10)], ids=["top-p", "top-k", "window"])
 def test_samplings_that_are_left_to_the_reference(config):
     logits, forbidden, _ = given()
-    assert not takes(config, IDS) and module.kernels_of(logits, config) is None
+    assert kernels_of(logits, config) is None
     history = torch.full((3, 16, 10), -1)
     assert torch.equal(module.probs_of(logits, config, forbidden, EOS, history),
                        warp(logits, config, forbidden, EOS, history))
-    assert takes(SamplingConfig(1.0, MOST_KEPT + 1), MOST_KEPT)  # all are kept
+    assert kernels_of(logits[..., :MOST_KEPT], SamplingConfig(1.0, MOST_KEPT + 1)) is not None  # all are kept
 
 
 SIZE = 24

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from dcar.decoding.fast.cpu.native import Kernels, LinearPart, NativeLinear, check_rows
+from dcar.decoding.fast.cpu.native import LONG, POINTER, Kernels, LinearPart, NativeLinear, check_rows, members
 from heads.build import Heads
 from heads.multi_token import MultiTokenHeads
 from heads.shared import SharedHeads
@@ -19,15 +19,14 @@ STACKED_ROWS = 8
 
 
 class _Heads(ctypes.Structure):
-    _fields_ = [("base", LinearPart), *((name, ctypes.c_void_p) for name in ("blocks", "biases", "projection")),
-                *((name, ctypes.c_long) for name in ("count", "heads", "shared"))]
+    _fields_ = [("base", LinearPart), *members(POINTER, "blocks biases projection"),
+                *members(LONG, "count heads shared")]
 
 
 class _SharedHeads(ctypes.Structure):
-    _fields_ = [("base", LinearPart), ("out", LinearPart),
-                *((name, ctypes.POINTER(LinearPart)) for name in ("up", "down")),
-                *((name, ctypes.c_void_p) for name in ("offset", "scale", "shift", "norm", "norm_bias")),
-                *((name, ctypes.c_long) for name in ("count", "heads")), ("epsilon", ctypes.c_float)]
+    _fields_ = [*members(LinearPart, "base out"), *members(ctypes.POINTER(LinearPart), "up down"),
+                *members(POINTER, "offset scale shift norm norm_bias"), *members(LONG, "count heads"),
+                ("epsilon", ctypes.c_float)]
 
 
 class NativeHeads:
@@ -69,7 +68,7 @@ class NativeIndependentHeads(NativeHeads):
         self._held = [p.detach() for p in (heads.block_weight, heads.block_bias, heads.projection)]
         self._part = _Heads(self._base.part(), *(p.data_ptr() for p in self._held), heads.blocks, heads.num_heads - 1,
                             int(heads.share_blocks))
-        self._run = native.run_heads
+        self._run = native.library.run_heads
 
 
 class NativeSharedHeads(NativeHeads):
@@ -87,7 +86,7 @@ class NativeSharedHeads(NativeHeads):
             self._base.part(), out[0].part() if out else LinearPart(), many(*(part.part() for part in up)),
             many(*(part.part() for part in down)), *(p.data_ptr() for p in held), heads.blocks, heads.num_heads - 1,
             1e-5 if heads.norm is None else heads.norm.eps)
-        self._run = native.run_shared_heads
+        self._run = native.library.run_shared_heads
         self._most = 1 << 30 if all(part.panels for part in (self._base, *up, *down, *out)) else native.rows
 
     def takes(self, rows: int, k: int) -> bool:

@@ -49,33 +49,49 @@ ones are limited by the memory bandwidth."""
 PANEL = 32
 
 
+POINTER, LONG = ctypes.c_void_p, ctypes.c_long
+
+
+def members(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Members of a C structure, of one type."""
+    return [(name, kind) for name in names.split()]
+
+
 class LinearPart(ctypes.Structure):
     """A linear layer, as layers.c has it."""
 
-    _fields_ = [("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("out", ctypes.c_long),
-                ("size", ctypes.c_long), ("panels", ctypes.c_long)]
+    _fields_ = [*members(POINTER, "weight bias"), *members(LONG, "out size panels")]
 
 
 class _Layer(ctypes.Structure):
-    _fields_ = [*((name, ctypes.c_void_p) for name in ("attention_norm", "attention_bias", "ffn_norm", "ffn_bias")),
-                *((name, LinearPart) for name in ("qkv", "out", "up", "down"))]
+    _fields_ = [*members(POINTER, "attention_norm attention_bias ffn_norm ffn_bias"),
+                *members(LinearPart, "qkv out up down")]
 
 
 class _Pass(ctypes.Structure):
     """The arguments of run_layers, as layers.c has them."""
 
-    _fields_ = [("first_norm", ctypes.c_void_p), ("first_bias", ctypes.c_void_p), ("first", LinearPart),
-                ("layers", ctypes.POINTER(_Layer)),
-                ("last_norm", ctypes.c_void_p), ("last_bias", ctypes.c_void_p), ("last", LinearPart),
-                ("count", ctypes.c_long), ("heads", ctypes.c_long), ("epsilon", ctypes.c_float),
-                ("keys", ctypes.c_void_p), ("values", ctypes.c_void_p),
-                *((f"{of}_stride", ctypes.c_long) for of in ("layer", "row", "column", "head")),
-                ("cos", ctypes.c_void_p), ("sin", ctypes.c_void_p), ("angle_stride", ctypes.c_long),
-                ("positions", ctypes.c_long), ("x", ctypes.c_void_p), ("result", ctypes.c_void_p),
-                *((name, ctypes.c_void_p) for name in ("angle", "index")), ("row_columns", ctypes.c_long),
-                *((name, ctypes.c_void_p) for name in ("hole_from", "hole_to", "mask")),
-                ("mask_columns", ctypes.c_long), ("kept", ctypes.c_void_p), ("kept_count", ctypes.c_long),
-                ("threads", ctypes.c_long)]
+    _fields_ = [*members(POINTER, "first_norm first_bias"), ("first", LinearPart), ("layers", ctypes.POINTER(_Layer)),
+                *members(POINTER, "last_norm last_bias"), ("last", LinearPart),
+                *members(LONG, "count heads"), ("epsilon", ctypes.c_float), *members(POINTER, "keys values"),
+                *members(LONG, "layer_stride row_stride column_stride head_stride"),
+                *members(POINTER, "cos sin"), *members(LONG, "angle_stride positions"),
+                *members(POINTER, "x result angle index"), ("row_columns", LONG),
+                *members(POINTER, "hole_from hole_to mask"), ("mask_columns", LONG),
+                ("kept", POINTER), *members(LONG, "kept_count threads")]
+
+
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # what each returns and takes
+    "multiply": (None, [*[POINTER] * 4, *[LONG] * 3, ctypes.c_int]),
+    "multiply_panels": (None, [*[POINTER] * 4, *[LONG] * 3, ctypes.c_int]),
+    "run_layers": (ctypes.c_int, [ctypes.POINTER(_Pass)]),
+    "run_heads": (ctypes.c_int, [*[POINTER] * 3, *[LONG] * 3]),
+    "run_shared_heads": (ctypes.c_int, [*[POINTER] * 3, *[LONG] * 3]),
+    "run_distributions": (LONG, [*[POINTER] * 6, *[LONG] * 4]),
+    "run_decision": (LONG, [*[POINTER] * 13, *[LONG] * 4, ctypes.c_float]),
+    "run_chunk_scorer": (ctypes.c_int, [*[POINTER] * 5, *[LONG] * 6]),  # in float32 only
+    "matrix_unit": (ctypes.c_int, []),
+}
 
 
 class NativeError(Exception):
@@ -92,27 +108,10 @@ class Kernels:
             library = ctypes.CDLL(str(path))
         except OSError as error:
             raise NativeError(f"{path} cannot be loaded ({error}); remove it to have it compiled again") from error
-        self._multiply, self._panels = library.multiply, library.multiply_panels
-        self._layers, self.run_heads, self.run_shared_heads = (library.run_layers, library.run_heads,
-                                                               library.run_shared_heads)
-        for function in (self._multiply, self._panels):
-            function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * 3 + [ctypes.c_int]
-            function.restype = None
-        self._layers.argtypes = [ctypes.POINTER(_Pass)]
-        for function in (self.run_heads, self.run_shared_heads):  # heads.py has their structures
-            function.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 3]
-        # distributions.py and policy.py have what these are given
-        self.run_distributions, self.run_decision = library.run_distributions, library.run_decision
-        for function in (self.run_distributions, self.run_decision):
-            function.restype = ctypes.c_long
-        self.run_distributions.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_long] * 4]
-        self.run_decision.argtypes = [*[ctypes.c_void_p] * 13, *[ctypes.c_long] * 4, ctypes.c_float]
-        self.run_chunk_scorer: Any = None  # chunk_scorer.py has its structure
-        if dtype == torch.float32:
-            self.run_chunk_scorer = library.run_chunk_scorer
-            library.run_chunk_scorer.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_long] * 6]
-        self.dtype = dtype
-        self.matrix_unit = bool(library.matrix_unit())
+        for name, (result, arguments) in SIGNATURES.items():
+            if (function := getattr(library, name, None)) is not None:
+                function.restype, function.argtypes = result, arguments
+        self.library, self.dtype, self.matrix_unit = library, dtype, bool(library.matrix_unit())
         # With more rows PyTorch is faster (docs/decode.md); not in bfloat16 on a processor that cannot multiply it.
         slow = dtype == torch.bfloat16 and "bf16" not in _processor()
         self.rows = 96 if self.matrix_unit or slow else 32 if dtype == torch.float32 else 8
@@ -120,7 +119,7 @@ class Kernels:
     def linear(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
         """The product with a contiguous weight [out, in], which is used where it is, or copied if it is a small one."""
         small = self.dtype == torch.float32 and weight.numel() < LARGE
-        return NativeLinear(self._panels if small else self._multiply, weight, bias, small)
+        return NativeLinear(self.library.multiply_panels if small else self.library.multiply, weight, bias, small)
 
     def stack(self, layers: Sequence[TransformerLayer], last: Sequence[nn.Module],
               first: Sequence[nn.Module] = ()) -> NativeStack | None:
@@ -134,7 +133,7 @@ class Kernels:
         weights = [p for part in (*norms, *linear) for p in part.parameters()]
         if not all(plain) or len(weights) < 2 * len(plain) or not all(self.reads(w) for w in weights):
             return None
-        return NativeStack(self, self._layers, layers, last, first)
+        return NativeStack(self, layers, last, first)
 
     def reads(self, weight: Tensor) -> bool:
         """Whether the kernels can read a weight: its dtype, device and layout."""
@@ -149,7 +148,7 @@ class NativeLinear:
         if panels:  # [out / PANEL, in, PANEL]
             weight = F.pad(weight, (0, 0, 0, -out % PANEL)).view(-1, PANEL, size).transpose(1, 2).contiguous()
         self.weight, self.bias, self.panels, self._multiply = weight, bias, panels, multiply
-        self._addresses = weight.data_ptr(), None if bias is None else bias.data_ptr()
+        self._addresses = weight.data_ptr(), address(bias)
 
     def part(self) -> LinearPart:
         """The same for layers.c."""
@@ -167,10 +166,10 @@ class NativeStack:
     """Transformer layers with the norms and linear layers around them, for few new positions; it reads the memory of
     the weights (small float32 ones are copied)."""
 
-    def __init__(self, native: Kernels, run: Callable[..., int], layers: Sequence[TransformerLayer],
-                 last: Sequence[nn.Module], first: Sequence[nn.Module]):
+    def __init__(self, native: Kernels, layers: Sequence[TransformerLayer], last: Sequence[nn.Module],
+                 first: Sequence[nn.Module]):
         """Layers that `Kernels.stack` accepts."""
-        self._run, self._held, self.dtype = run, list[object](), native.dtype
+        self._run, self._held, self.dtype = native.library.run_layers, list[object](), native.dtype
         products: list[NativeLinear] = []
 
         def norm(part: nn.Module) -> tuple[int, int]:
@@ -213,8 +212,7 @@ class NativeStack:
         p.positions, p.x, p.result, p.threads = len(x), x.data_ptr(), y.data_ptr(), torch.get_num_threads()
         read = [None if t is None else t.contiguous()  # kept alive until the end of the call
                 for t in (positions, columns.index, columns.padding_from, columns.padding_to, columns.tree, kept)]
-        p.angle, p.index, p.hole_from, p.hole_to, p.mask, p.kept = (  # as layers.c calls them
-            None if t is None else t.data_ptr() for t in read)
+        p.angle, p.index, p.hole_from, p.hole_to, p.mask, p.kept = map(address, read)  # as layers.c calls them
         p.mask_columns = 0 if columns.tree is None else columns.last
         p.kept_count = 0 if kept is None else len(kept)
         if self._run(p):
@@ -248,6 +246,10 @@ def kernels(dtype: torch.dtype) -> Kernels | None:
     except NativeError as error:
         logger.warning("decoding on the CPU is slower than it could be: %s", error)
         return None
+
+
+def address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def check_rows(x: Tensor, weight: Tensor, size: int) -> None:

@@ -47,9 +47,7 @@ from dcar.prepare.prepared import (
 from dcar.process import run_command
 from dcar.prompts.items import PromptChooser, PromptItem, make_prompts
 from dcar.prompts.load import check_together, vocoder_for
-from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
-from dcar.recognition.tokens import TokenRecognizer
 from dcar.sampling import SamplingConfig
 from dcar.storage import digest, digest_of, writing
 from dcar.text.wer import word_errors
@@ -61,7 +59,7 @@ from eval.compare.processes import start, threads_of
 from eval.methods.families import expand_names
 from eval.methods.registry import Entry, load_models, make_methods
 from eval.results.store import RECORDING
-from eval.scorers.load import Similarity, load_similarity
+from eval.scorers.load import load_similarity
 from rl.rewards import corpus_token_recognizer
 
 logger = logging.getLogger(__name__)
@@ -160,18 +158,15 @@ class Teacher:
         self.ways: list[tuple[Entry, int]] = [  # a method, and the seed of its prompts and draws
             (entry, config.seed + i) for entry in make_methods(expand_names(config.methods), models, config.sampling)
             for i in range(config.samples if entry.sampling.temperature else 1)]
-        self.reader: TokenRecognizer | None = None
-        if config.token_recognizer:
-            self.reader = corpus_token_recognizer(config.token_recognizer, config.data, device)
+        self.reader = (corpus_token_recognizer(config.token_recognizer, config.data, device)
+                       if config.token_recognizer else None)
+        self.recognizer = load_recognizer(config.recognizer, device=device) if config.recognizer else None
+        self.similarity = load_similarity(config.similarity, device=device) if config.similarity else None
         self.vocoder: Vocoder | None = None
-        self.recognizer: Recognizer | None = None
-        self.similarity: Similarity | None = None
         if config.recognizer or config.similarity:
             heard = sorted({seed for _, seed in self.ways}) if hears_prompts(config.vocoder) else []
             items = [item for seed in heard for item in self.prompts(seed)]
             self.vocoder = vocoder_for(models.decoder, config.data, items, config.vocoder, device)
-            self.recognizer = load_recognizer(config.recognizer, device=device) if config.recognizer else None
-            self.similarity = load_similarity(config.similarity, device=device) if config.similarity else None
 
     def prompts(self, seed: int, rows: Sequence[int] | None = None) -> list[PromptItem]:
         """Of these rows of the split, or of all."""

@@ -240,25 +240,20 @@ def pack(work: Path, out: Path, partial: bool) -> None:
     import soundfile as sf
 
     out.mkdir(parents=True, exist_ok=True)
-    jobs = jobs_of(work)
-    missing = [j["id"] for j in jobs if not (work / "speech" / f"{j['id']}.ogg").exists()]
-    if partial:
-        jobs = [j for j in jobs if j["split"] != "train" or j["id"] not in missing]
-        missing = [j["id"] for j in jobs if j["id"] in missing]
-    if missing:
+    jobs = [j | {"file": work / "speech" / f"{j['id']}.ogg"} for j in jobs_of(work)]
+    if missing := [j["id"] for j in jobs if not (j["file"].exists() or partial and j["split"] == "train")]:
         raise SystemExit(f"{len(missing)} utterances were not spoken, the first is {missing[0]}: run `speak` again")
     for split in ("train", "dev", "test"):
-        rows = [j for j in jobs if j["split"] == split]
+        rows = [j for j in jobs if j["split"] == split and j["file"].exists()]
         if not rows:
             continue
-        files = [work / "speech" / f"{j['id']}.ogg" for j in rows]
-        durations = [sf.info(f).duration for f in files]
+        durations = [sf.info(j["file"]).duration for j in rows]
         table = pa.table({
             "id": [j["id"] for j in rows],
             "text": [j["text"] for j in rows],
             "speaker": [j["voice"] for j in rows],
             "duration": pa.array(durations, pa.float32()),
-            "audio": pa.array([{"bytes": f.read_bytes(), "path": f.name} for f in files]),
+            "audio": pa.array([{"bytes": j["file"].read_bytes(), "path": j["file"].name} for j in rows]),
         })
         pq.write_table(table, out / f"{split}.parquet", compression="none")
         print(f"{split}: {len(rows)} utterances, {sum(durations) / 3600:.2f} h")

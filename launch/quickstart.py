@@ -53,10 +53,9 @@ class QuickstartConfig:
 
     def __post_init__(self):
         check(self)
-        if self.train_steps <= 0:
-            self.train_steps = 30 if self.start == "starter" else 300
-        if self.chunk_scorer_steps <= 0:
-            self.chunk_scorer_steps = 60 if self.start == "starter" else 150
+        gentle = self.start == "starter"
+        self.train_steps = self.train_steps or (30 if gentle else 300)
+        self.chunk_scorer_steps = self.chunk_scorer_steps or (60 if gentle else 150)
 
 
 @dataclass

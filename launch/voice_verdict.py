@@ -131,22 +131,23 @@ def advice(row: dict[str, Any], tuned: str, margin: float) -> str:
     found += f"; {row['tuned_length']:.2f} of the recordings' length instead of {row['start_length']:.2f}."
     if row["sentences"] < FEW:
         found += f" {row['sentences']} sentences are few: their interval is too narrow."
-    power = (f" With {row['sentences']} sentences a true difference of {100 * row['detectable']:.1f} points would have "
-             "been seen in four of five such comparisons.")
     if high < 0:
         return f"Take the tuned {tuned}: {found}"
     if low > 0:
         return f"Leave the tuned {tuned}, which makes more word errors: {found}"
     near, far = moved(row)
     if is_better(row, margin):
-        return (f"Take the tuned {tuned}, nearer to {near} at no more than {100 * margin:g} points of word errors for "
-                f"sure: {found}{power}")
-    if far:
-        return f"Leave the tuned {tuned}, which is farther from {far}: {found}{power}"
-    if near:
-        return (f"Leave the tuned {tuned}: nearer to {near}, but it may make more than {100 * margin:g} points more "
-                f"word errors (margin): {found}{power}")
-    return f"Leave the tuned {tuned}, which is better in nothing beyond chance: {found}{power}"
+        said = (f"Take the tuned {tuned}, nearer to {near} at no more than {100 * margin:g} points of word errors for "
+                "sure")
+    elif far:
+        said = f"Leave the tuned {tuned}, which is farther from {far}"
+    elif near:
+        said = (f"Leave the tuned {tuned}: nearer to {near}, but it may make more than {100 * margin:g} points more "
+                "word errors (margin)")
+    else:
+        said = f"Leave the tuned {tuned}, which is better in nothing beyond chance"
+    return (f"{said}: {found} With {row['sentences']} sentences a true difference of {100 * row['detectable']:.1f} "
+            "points would have been seen in four of five such comparisons.")
 
 
 def table(found: dict[str, Any]) -> str:

@@ -120,6 +120,13 @@ def spoken(out: Path | str, tools: Tools | None = None, **changes) -> dict:
     return run(tiny_config(out, **{**quiet, **changes}), tools or tiny_tools())
 
 
+def judged(out: Path | str, tools: Tools | None = None, **changes) -> int:
+    """How often the judge of such a comparison was asked."""
+    tools = tools or tiny_tools()
+    spoken(out, tools, **changes)
+    return tools.asr.calls
+
+
 def records_of(out: Path) -> list[dict]:
     """The gathered records without timings."""
     found = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
@@ -136,6 +143,6 @@ def made_record(method: str, uid: str, errors: int = 0, **changes) -> dict:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    result = run(tiny_config(sys.argv[1]), tiny_tools())
+    result = run(tiny_config(sys.argv[1], report=False), tiny_tools())
     # one write, so that the lines of two processes cannot mix
     os.write(1, f"processes {result['processes']}\n".encode())

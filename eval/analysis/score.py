@@ -124,23 +124,18 @@ def _list(file: Path, config: ScoreConfig) -> Iterator[Item]:
                             ) from error
 
 
-class Voices:
-    """Features of prompts for the scorers, and their recordings for those that compare recordings."""
-
-    def __init__(self) -> None:
-        self.recordings, self.encoder = PromptAudio([]), cache(SpeakerEncoder)
-        self.of = cache(self._of)
-
-    def _of(self, prompt: str) -> np.ndarray:
-        features = self.encoder().embed(*load_audio(prompt))
-        self.recordings.add(features, partial(load_audio, prompt))
-        return features
-
-
 def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
     """One row a file, then the summary. DataError, ConfigError; AudioError for a file that cannot be heard."""
-    items, voices, silence = items_of(config), Voices(), np.zeros(0, np.float32)
-    scorers = load_scorers(config.scorers, voices.recordings, config.device)
+    items, recordings, encoder = items_of(config), PromptAudio([]), cache(SpeakerEncoder)
+    scorers = load_scorers(config.scorers, recordings, config.device)
+
+    @cache
+    def voice_of(prompt: str) -> np.ndarray:
+        """Its features, by which scorers that compare recordings find it."""
+        features = encoder().embed(*load_audio(prompt))
+        recordings.add(features, partial(load_audio, prompt))
+        return features
+
     alone = [str(item.audio) for item in items if not item.prompt]
     if alone and (compared := [s.spec for s in scorers.values() if s.kind == "similarity"]):
         raise ConfigError(f"{', '.join(compared)}: similar to whom? give prompt=RECORDING, or prompt_audio in the list "
@@ -159,7 +154,7 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
                 errors[name].append(found)
                 row.setdefault("heard", {})[name] = heard[name][i]
                 row.setdefault("wer", {})[name] = found.rate
-            row["scores"] = {name: s(wave, rate, voices.of(item.prompt) if s.kind == "similarity" else silence)
+            row["scores"] = {name: s(wave, rate, voice_of(item.prompt) if s.kind == "similarity" else np.zeros(0))
                              for name, s in scorers.items()}
             rows.append(row)
             yield row

@@ -10,7 +10,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ class Section:
     texts a list; pictures of a tuple stand side by side."""
 
     title: str
-    blocks: Sequence[Any] = field(default_factory=list)
+    blocks: Sequence[Any]
 
     @property
     def name(self) -> str:

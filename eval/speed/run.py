@@ -52,12 +52,6 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 """Shapes of random models, used where no checkpoint is given; CARConfig's defaults are the paper's."""
 
-HEADS = ("heads", "num_prediction_heads", "head_width", "tie_heads")
-"""Settings that say which heads random models have."""
-
-USUAL = ("steps", "growth", "peers")
-"""Of the parts that are measured (`PARTS`), those that nobody has to ask for."""
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -83,8 +77,9 @@ class SpeedConfig:
     num_candidates: int = setting(1, "Candidates that DCAR draws side by side, for policies with a chunk scorer.",
                                   minimum=1, old=("draws",))
     device: str = setting("cpu", "cpu or cuda.")
-    parts: list[str] = setting(lambda: list(USUAL), "Of steps, growth (batch and length), peers (Hugging Face on the "
-                                                    "same weights) and methods (verifiers too, at batch 1 and 32).")
+    parts: list[str] = setting(["steps", "growth", "peers"], "Growth: by batch and length; peers: Hugging Face on the "
+                               "same weights; methods: verifiers too, at batch 1 and 32.",
+                               choices=("steps", "growth", "peers", "methods"))
     tokens: int = setting(0, "Speech tokens of a run; 0 = 210, with quick 60 (paper size: 15).", minimum=0)
     graphs: bool = setting(True, "CUDA graphs, on a GPU.")
     clock: str = setting("wall", "cpu: processor time of this process, for a CPU on which other jobs run.",
@@ -96,8 +91,6 @@ class SpeedConfig:
         if (self.policy or self.draft) and not self.decoder:
             raise ConfigError("policy and draft belong to a checkpoint: give decoder=…")
         check_kind(self.heads, head_width=self.head_width, tie_heads=self.tie_heads)
-        if unknown := [part for part in self.parts if part not in PARTS]:
-            raise ConfigError(f"unknown parts {unknown}; choose among {', '.join(PARTS)}")
         if self.clock == "cpu" and self.device != "cpu":
             raise ConfigError(f"clock 'cpu' measures the CPU, not '{self.device}': set clock=wall")
 
@@ -134,7 +127,7 @@ def load_all(config: SpeedConfig, size: str) -> Models:
                              config.device, config.draft)  # checks what belongs together, before anything is rounded
     else:
         torch.manual_seed(0)
-        heads = {name: getattr(config, name) for name in HEADS}
+        heads = {n: getattr(config, n) for n in ("heads", "num_prediction_heads", "head_width", "tie_heads")}
         models = Models(CARDecoder(CARConfig(**SIZES[size], **heads)).eval().to(config.device))
     dtype = DTYPES[config.dtype]
     decoder = models.decoder.to(dtype)
@@ -254,7 +247,7 @@ def _dcar(m: Measurement, engine: StaticEngine, name: str) -> None:
     speedup = median([(a - plain) / (t - 1) * rest / (b - prefill)
                       for a, b in zip(seconds["far"], seconds["dcar"], strict=True)])
     print(f"DCAR ({name} policy): {mean:.2f} tokens a step, {speedup:.2f} × FAR")
-    if "dcar_speedup_over_mean_chunk" not in m.ratios or m.size not in m.ratios["dcar_speedup_over_mean_chunk"]:
+    if m.size not in m.ratios.get("dcar_speedup_over_mean_chunk", ()):
         read = m.card["read_far"] + head_costs(m.decoder.heads).read(mean) + m.card["read_policy"][name]
         bound = speedup / mean * read / m.card["read_far"]
         m.ratio("dcar_speedup_over_mean_chunk", speedup / mean)

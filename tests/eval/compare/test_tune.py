@@ -10,6 +10,7 @@ import pytest
 from compare_worker import (
     SHORT,
     LevelJudge,
+    judged,
     records_of,
     scored_policy,
     spoken,
@@ -40,9 +41,9 @@ def other_voices(count: int = 6, shift: int = 1) -> list:
             for item in tiny_items(count)]
 
 
-def replicated(judge: LevelJudge | None = None) -> Tools:
+def replicated() -> Tools:
     codebook = np.random.default_rng(0).normal(size=(12, 4))
-    return replace(tiny_tools(judge), other_prompts={7: other_voices()}, codebook=codebook)
+    return replace(tiny_tools(), other_prompts={7: other_voices()}, codebook=codebook)
 
 
 def tiny_tune(out: Path | str, **changes) -> TuneConfig:
@@ -77,15 +78,11 @@ def test_records_of_samplings_are_never_mixed(tmp_path):
 
 def test_records_without_a_sampling_of_their_own_stay_as_they_are(tmp_path):
     """A comparison that grows by car-2@t0 speaks car-2 no second time, and the other way round."""
-    second, third = LevelJudge(), LevelJudge()
     spoken(tmp_path, methods=["car-2"])
-    spoken(tmp_path, tiny_tools(second), methods=["car-2", "car-2@t0"])
-    assert 0 < second.calls <= 6
+    assert 0 < judged(tmp_path, methods=["car-2", "car-2@t0"]) <= 6
     # the common sampling changes: what the name says stays, what it leaves open does not
-    spoken(tmp_path, tiny_tools(third), methods=["car-2@t0"], sampling=replace(SHORT, temperature=0.3))
-    assert third.calls == 0
-    spoken(tmp_path, tiny_tools(third), methods=["car-2@t0"], sampling=replace(SHORT, top_k=3))
-    assert third.calls > 0
+    assert judged(tmp_path, methods=["car-2@t0"], sampling=replace(SHORT, temperature=0.3)) == 0
+    assert judged(tmp_path, methods=["car-2@t0"], sampling=replace(SHORT, top_k=3)) > 0
 
 
 def test_own_samplings_are_timed_and_drawn(tmp_path):
@@ -96,7 +93,6 @@ def test_own_samplings_are_timed_and_drawn(tmp_path):
     assert (tmp_path / "compare_speed.png").exists()
     page = (tmp_path / "report.html").read_text()
     assert "CAR-k (T 0.5)" in page and "<th scope=col>T</th>" in page
-
 
     def sessions() -> int:
         timings = (tmp_path / "timings" / "shard-0000.jsonl").read_text().splitlines()
@@ -111,9 +107,8 @@ def test_own_samplings_are_timed_and_drawn(tmp_path):
 
 
 def test_prompts_replicate_where_seeds_are_one(tmp_path):
-    judge = LevelJudge()
     asked = dict(methods=["car-2@t0", "car-2"], seeds=[0, 1], references=True, report=True, audio_samples=2)
-    result = spoken(tmp_path, replicated(judge), prompt_seeds=[0, 7], **asked)
+    result = spoken(tmp_path, replicated(), prompt_seeds=[0, 7], **asked)
     records = records_of(tmp_path)
     counted = Counter((r["method"], r["seed"], r.get("prompt_seed")) for r in records)
     assert counted == {(RECORDING, 0, None): 6, (RESYNTHESIS, 0, None): 6,
@@ -131,11 +126,8 @@ def test_prompts_replicate_where_seeds_are_one(tmp_path):
     text = (tmp_path / "compare.txt").read_text()
     assert "× prompts of seeds 0, 7" in text and "variety" in text
     assert "What greediness costs" in (tmp_path / "report.html").read_text()
-    again = LevelJudge()
-    spoken(tmp_path, replicated(again), prompt_seeds=[0, 7], **asked)
-    assert again.calls == 0 < judge.calls
-    spoken(tmp_path, tiny_tools(again), **asked)  # the prompts of today are the first of two
-    assert again.calls == 0
+    assert judged(tmp_path, replicated(), prompt_seeds=[0, 7], **asked) == 0
+    assert judged(tmp_path, **asked) == 0  # the prompts of today are the first of two
 
 
 def test_replicates_of_an_utterance_stay_together(tmp_path):
@@ -334,10 +326,10 @@ def test_tuned_of_other_models_is_refused(tuned, tmp_path):
     assert not (tmp_path / "records").exists()  # before anything was spoken
 
 
-def test_broken_tuned_files_are_named(tmp_path):
-    for content in (None, "nonsense", "[]", '{"format_version": 0}'):
-        path = tmp_path / "tuned.json"
-        if content is not None:
-            path.write_text(content)
-        with pytest.raises(DataError, match="tuned.json.*dcar tune"):
-            load_tuned(path)
+@pytest.mark.parametrize("content", ["nonsense", "[]", '{"format_version": 0}', '{"format_version": 1}'])
+def test_broken_tuned_files_are_named(tmp_path, content):
+    with pytest.raises(DataError, match="tuned.json.*dcar tune"):
+        load_tuned(tmp_path / "tuned.json")
+    (tmp_path / "tuned.json").write_text(content)
+    with pytest.raises(DataError, match="tuned.json.*dcar tune"):
+        load_tuned(tmp_path / "tuned.json")

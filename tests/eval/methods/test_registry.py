@@ -38,6 +38,10 @@ def models() -> dict[str, Models]:
 STRICT, LOOSE = {"eos_strict": True}, {"eos_strict": False}
 
 
+def test_default_length_is_what_few_heads_allow(models):
+    assert make_methods(["sd"], models["two heads"])[0].build().draft_length == 1
+
+
 @pytest.mark.parametrize("name, kind, drafter, length, settings", [
     ("sd", SpeculativeDecoding, HeadDrafter, 3, {}), ("sd:2", SpeculativeDecoding, HeadDrafter, 2, {}),
     ("ssd-0.4@draft:4", TolerantDecoding, ModelDrafter, 4, {"beta": 0.4, **STRICT}),
@@ -125,11 +129,6 @@ def test_every_verifier_runs_under_its_name(models, prompts):
         if entry in entries[:8]:
             most = 2 if ":2" in entry.name else 3
             assert max(p for r in results for p in r.rounds_proposed) == most
-
-
-def test_default_length_is_what_few_heads_allow(models):
-    (entry,) = make_methods(["sd"], models["two heads"])
-    assert entry.build().draft_length == 1
 
 
 def test_rules_and_dials_by_name(models):

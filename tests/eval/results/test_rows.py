@@ -90,14 +90,10 @@ def test_counted_by_hand():
     ]
 
 
-def test_positions_that_were_never_judged_are_not_listed():
+def test_what_was_never_judged_has_no_rate():
     got = acceptance([rounds_of("a", [(5, 1), (5, 0)])], resamples=100)
     assert [(p["position"], p["rate"]) for p in got["acceptance_by_position"]] == [(1, 0.5), (2, 0.0)]
-
-
-def test_nothing_verified_has_no_rate():
-    got = acceptance([rounds_of("a", [])])
-    assert set(got.values()) == {None}
+    assert set(acceptance([rounds_of("a", [])]).values()) == {None}
 
 
 @pytest.mark.parametrize(("proposed", "accepted"), [([3], [4]), ([3], [-1]), ([3, 3], [1])])
@@ -127,9 +123,10 @@ def test_bins_cover_every_length_once_and_are_not_small(lengths):
         assert bins == []
 
 
-def test_bins_share_evenly():
+def test_bins_share_evenly_and_one_is_none():
     assert length_bins(range(1, 13)) == [(1, 3), (4, 6), (7, 9), (10, 12)]
     assert length_bins([5] * 20) == [(5, 5)]
+    assert by_length([counted("a", f"u{i}", 0, 5) for i in range(9)], ["a"]) is None
 
 
 def test_rates_of_bins_are_corpus_rates_over_seeds():
@@ -140,11 +137,6 @@ def test_rates_of_bins_are_corpus_rates_over_seeds():
     short, long = found["methods"]["a"]
     assert short["wer"] == pytest.approx(2 / 28) and long["wer"] == pytest.approx(11 / 144)
     assert short["ci"][0] <= short["wer"] <= short["ci"][1]
-
-
-def test_nothing_to_set_apart():
-    assert by_length([counted("a", f"u{i}", 0, 5) for i in range(9)], ["a"]) is None
-    assert by_length([counted("a", "u", 0, 5)], ["a"]) is None
 
 
 # --- runs, loops, and how lively a method speaks ----------------------------------------------------------------------

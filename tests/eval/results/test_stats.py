@@ -22,8 +22,10 @@ def test_interval_of_equal_lengths_is_that_of_a_mean():
     assert got.high == pytest.approx(got.value + 1.96 * exact, abs=0.15 * exact)
 
 
-def test_corpus_rate_is_a_ratio_of_sums():
+def test_a_rate_is_a_ratio_of_sums_and_without_spread_there_is_no_width():
     assert corpus_interval([1, 0], [2, 98], resamples=500).value == pytest.approx(0.01)
+    got = corpus_interval([1] * 5, [4] * 5, resamples=300)
+    assert (got.low, got.high, got.standard_error) == (0.25, 0.25, 0.0)
 
 
 def test_interval_covers_the_truth():
@@ -35,11 +37,6 @@ def test_interval_covers_the_truth():
     assert 0.9 <= hits / 200 <= 0.99
 
 
-def test_no_spread_no_width():
-    got = corpus_interval([1] * 5, [4] * 5, resamples=300)
-    assert (got.low, got.high, got.standard_error) == (0.25, 0.25, 0.0)
-
-
 def test_paired_test_is_antisymmetric():
     rng = np.random.default_rng(1)
     a, b, words = rng.poisson(1.0, 50), rng.poisson(1.2, 50), rng.integers(5, 15, 50)
@@ -48,11 +45,8 @@ def test_paired_test_is_antisymmetric():
     assert ab.p_value == ba.p_value
     assert ab.low == pytest.approx(-ba.high)
     assert ab.standard_error == pytest.approx(ba.standard_error)
-
-
-def test_a_method_does_not_differ_from_itself():
-    test = paired_test([1, 2, 0], [5, 6, 7], [1, 2, 0], [5, 6, 7], resamples=300)
-    assert (test.difference, test.p_value, test.detectable) == (0.0, 1.0, 0.0)
+    itself = paired_test(a, words, a, words)
+    assert (itself.difference, itself.p_value, itself.detectable) == (0.0, 1.0, 0.0)
 
 
 def test_pairing_finds_what_separate_intervals_hide():
@@ -78,6 +72,7 @@ def test_p_values_are_uniform_when_nothing_differs():
 
 def test_detectable_difference_is_what_80_percent_of_experiments_find():
     assert detectable_difference(1.0) == pytest.approx(1.95996 + 0.84162, abs=1e-4)
+    assert utterances_needed(100, 0.02, 0.01) == 400  # four times as many halve it
     rng = np.random.default_rng(3)
     utterances, words = 100, np.full(100, 10)
     spread = math.sqrt(2 * 2.0 / utterances) / 10  # standard error of the difference of two Poisson(2) means
@@ -87,10 +82,6 @@ def test_detectable_difference_is_what_80_percent_of_experiments_find():
                     resamples=300).p_value < 0.05 for _ in range(200)
     ]
     assert 0.7 <= np.mean(found) <= 0.92
-
-
-def test_four_times_the_utterances_halve_the_difference():
-    assert utterances_needed(100, 0.02, 0.01) == 400
 
 
 @pytest.mark.parametrize(("errors", "words"), [([], []), ([1], [0]), ([1, 2], [3])])

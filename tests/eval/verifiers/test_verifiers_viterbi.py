@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from tiny_decoders import eos_decoder, states, tiny_decoder
+from tiny_decoders import eos_decoder, states
 from tiny_verifiers import check_batching, plain
 
 from dcar.decoding import decode
@@ -160,7 +160,10 @@ def test_nothing_follows_an_end_in_any_path():
     for seed in range(200):
         probs = all_probs(4, 13, seed)
         probs[:, :, 12] *= 3
-        tokens, _ = choose(probs, probs.topk(6).indices, table)
+        if seed % 2:  # as behind top-k: zeros in the lattice, but the best of every head is possible
+            probs.masked_fill_(probs < probs.topk(2).values[..., -1:], 0)
+        tokens, score = choose(probs, probs.topk(6).indices, table)
+        assert score.isfinite().all()
         for row in tokens.tolist():
             assert 12 not in row or set(row[row.index(12) :]) == {12}
             ended += 12 in row
@@ -170,11 +173,3 @@ def test_nothing_follows_an_end_in_any_path():
 def test_more_heads_than_there_are_are_refused(decoder, prompts):
     with pytest.raises(ConfigError, match="needs 5 heads"):
         decode(decoder, prompts, MTPViterbi(5, spoken_table()), SAMPLING)
-
-
-def test_distribution_restricted_by_top_k_still_has_a_path(prompts):
-    """A head whose warped distribution knows few tokens leaves zeros in the lattice; its own best is always
-    possible."""
-    sampling = SamplingConfig(temperature=0.5, top_k=2, max_tokens=30)
-    for result in decode(tiny_decoder(seed=5), prompts, MTPViterbi(4, spoken_table(), 5), sampling):
-        assert len(result.tokens) > 0 or not result.truncated

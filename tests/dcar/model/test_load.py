@@ -1,11 +1,8 @@
 """What "starter" stands for wherever a decoder or a policy is asked for."""
 
 import pytest
-from tiny_backbones import tiny_backbone
-from tiny_decoders import tiny_decoder
 
 from dcar.errors import CheckpointError
-from dcar.model.backbones.decoder import BackboneDecoder
 from dcar.model.load import load_decoder, load_decoder_config, load_policy, text_encoder
 from dcar.sources.shipped import shipped
 from dcar.text.phonemes import text_to_ids
@@ -34,12 +31,3 @@ def test_a_comparison_of_the_starter_models():
     far, dcar = make_methods(["far", "dcar"], models)
     assert far.decoder.config.num_prediction_heads == 1 and dcar.decoder.config.num_prediction_heads == 16
     assert list(load_models("starter", "", ["starter", f"mine={shipped('policy')}"]).policies) == ["starter", "mine"]
-
-
-def test_folders_are_read_by_what_they_say(tmp_path):
-    tiny_decoder().save_pretrained(tmp_path / "car")
-    tiny_backbone().save_pretrained(tmp_path / "backbone")
-    assert load_decoder(tmp_path / "car").checksum() == tiny_decoder().checksum()
-    assert isinstance(load_decoder(str(tmp_path / "backbone")), BackboneDecoder)
-    with pytest.raises(CheckpointError, match="cannot read the model's configuration"):
-        load_decoder(tmp_path / "none")

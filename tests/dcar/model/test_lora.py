@@ -40,14 +40,10 @@ def states(decoder) -> torch.Tensor:
         return decoder.speech_hidden(**batch())
 
 
-def plain() -> BackboneDecoder:
-    return tiny_backbone()
-
-
 def test_train_save_load_merge_all_compute_the_same(tmp_path):
-    decoder = add_lora(plain(), SMALL)
+    decoder = add_lora(tiny_backbone(), SMALL)
     before = states(decoder)
-    assert torch.allclose(before, states(plain()), atol=1e-6)  # B = 0: nothing has changed yet
+    assert torch.allclose(before, states(tiny_backbone()), atol=1e-6)  # B = 0: nothing has changed yet
     trained_by_hand(decoder)
     expected, loss = states(decoder), decoder(**batch()).loss
     assert float((expected - before).abs().max()) > 0.05
@@ -92,7 +88,7 @@ def changed(before: dict, after: dict) -> set[str]:
 
 @pytest.mark.parametrize("mode", ["lora", "joint"])
 def test_each_mode_trains_its_share_and_nothing_else(mode):
-    decoder = add_lora(plain(), SMALL) if mode == "lora" else plain()
+    decoder = add_lora(tiny_backbone(), SMALL) if mode == "lora" else tiny_backbone()
     before = {k: v.clone() for k, v in decoder.state_dict().items()}
     trained_by_hand(decoder, mode)
     moved = changed(before, decoder.state_dict())
@@ -113,7 +109,7 @@ def test_new_speech_is_trained_with_adapters_and_not_frozen():
 
 
 def test_a_frozen_model_in_bfloat16_trains_float32_adapters():
-    decoder = cast_backbone(add_lora(plain(), SMALL), torch.bfloat16)
+    decoder = cast_backbone(add_lora(tiny_backbone(), SMALL), torch.bfloat16)
     kinds = {("lora_" in k, p.dtype) for k, p in decoder.backbone.named_parameters()}
     assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
     first = float(decoder(**batch()).loss.detach())
@@ -127,10 +123,10 @@ def test_a_frozen_model_in_bfloat16_trains_float32_adapters():
 def test_what_does_not_fit_is_refused():
     for message, ask in (
         (r"lora targets \['query'\] are no layers of this model; it has .*'q_proj'",
-         lambda: add_lora(plain(), LoraSettings(targets=["query"]))),
-        ("adapters already", lambda: add_lora(add_lora(plain(), SMALL), SMALL)),
-        ("rank of at least 1", lambda: add_lora(plain(), LoraSettings(rank=0))),
-        ("the decoder has no adapters", lambda: set_trainable(plain(), "lora")),
+         lambda: add_lora(tiny_backbone(), LoraSettings(targets=["query"]))),
+        ("adapters already", lambda: add_lora(add_lora(tiny_backbone(), SMALL), SMALL)),
+        ("rank of at least 1", lambda: add_lora(tiny_backbone(), LoraSettings(rank=0))),
+        ("the decoder has no adapters", lambda: set_trainable(tiny_backbone(), "lora")),
     ):
         with pytest.raises(ConfigError, match=message):
             ask()

@@ -29,15 +29,18 @@ def margins(probs: torch.Tensor) -> torch.Tensor:
                         for place in range(LENGTH)])
 
 
-def log_ratios(probs: torch.Tensor, chunk: tuple[int, ...]) -> list[float]:
-    """r_1 … r_3 of a chunk, by enumeration."""
-    heads = margins(probs)
-    found = []
-    for a in range(1, LENGTH + 1):
-        together = probs[chunk[:a]].sum()
-        alone = torch.stack([heads[j, chunk[j]] for j in range(a)]).prod()
-        found.append(float((together / alone).log()))
-    return found
+CHUNKS = torch.tensor(list(itertools.product(range(CODES), repeat=LENGTH)))  # all of them, [27, 3]
+
+
+def drawn_alone(probs: torch.Tensor) -> torch.Tensor:
+    """Probability of the beginnings x_1, x_1 x_2, x_1 x_2 x_3 of every chunk [27, 3] where the heads draw them."""
+    return margins(probs)[torch.arange(LENGTH), CHUNKS].cumprod(-1)
+
+
+def log_ratios(probs: torch.Tensor) -> torch.Tensor:
+    """r_1 … r_3 of every chunk, [27, 3]."""
+    together = [probs[tuple(CHUNKS[:, :a].T)].flatten(1).sum(1) for a in range(1, LENGTH)]
+    return (torch.stack([*together, probs.flatten()], -1) / drawn_alone(probs)).log()
 
 
 def small(**changes) -> ChunkScorer:
@@ -49,12 +52,11 @@ def small(**changes) -> ChunkScorer:
 def test_logistic_regression_learns_the_log_ratio():
     probs, chunk_scorer = joint(), small()
     heads = margins(probs)
-    chunks = torch.tensor(list(itertools.product(range(CODES), repeat=LENGTH)))
     generator = torch.Generator().manual_seed(1)
     logits = heads.clamp(min=1e-30).log().float()
     optimizer = torch.optim.Adam(chunk_scorer.parameters(), 1e-2)
     for _ in range(400):
-        real = chunks[torch.multinomial(probs.flatten(), 1000, True, generator=generator)]
+        real = CHUNKS[torch.multinomial(probs.flatten(), 1000, True, generator=generator)]
         drawn = torch.stack([torch.multinomial(heads[j], 1000, True, generator=generator) for j in range(LENGTH)], 1)
         loss = torch.zeros(())
         for sign, tokens in ((-1, real), (1, drawn)):
@@ -65,12 +67,11 @@ def test_logistic_regression_learns_the_log_ratio():
         loss.backward()
         optimizer.step()
     with torch.no_grad():
-        seen = candidate_features(logits.expand(len(chunks), -1, -1), chunks)
-        learned = chunk_scorer(torch.zeros(len(chunks), 4), chunks, seen).cumsum(-1).double()
-    wanted = torch.tensor([log_ratios(probs, tuple(c)) for c in chunks.tolist()]).double()
-    drawn_share = torch.stack([heads[j, chunks[:, j]] for j in range(LENGTH)]).prod(0)
-    error = ((learned - wanted).abs() * drawn_share[:, None]).sum(0)  # nats, over what is drawn
-    spread = ((wanted - (wanted * drawn_share[:, None]).sum(0)).abs() * drawn_share[:, None]).sum(0)
+        seen = candidate_features(logits.expand(len(CHUNKS), -1, -1), CHUNKS)
+        learned = chunk_scorer(torch.zeros(len(CHUNKS), 4), CHUNKS, seen).cumsum(-1).double()
+    wanted, share = log_ratios(probs), drawn_alone(probs)[:, -1:]
+    error = ((learned - wanted).abs() * share).sum(0)  # nats, over what is drawn
+    spread = ((wanted - (wanted * share).sum(0)).abs() * share).sum(0)
     assert error[0] < 0.1 and spread[0] < 1e-9  # one token alone cannot fail to go together
     assert (error[1:] < 0.2 * spread[1:]).all()
 
@@ -80,12 +81,10 @@ def test_choosing_by_the_ratio_moves_the_distribution_of_chunks_towards_the_join
     """With the true ratio: the farther, the more chunks are drawn; one chunk alone has the distribution of the
     heads."""
     probs, many = joint(), 60_000
-    heads = margins(probs)
     u = torch.rand(many, LENGTH, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    chunks = sample_several(heads.expand(many, -1, -1), shifted(u, draws)).mT  # [many, N, 3]
-    table = torch.tensor([log_ratios(probs, c) for c in itertools.product(range(CODES), repeat=LENGTH)])
+    chunks = sample_several(margins(probs).expand(many, -1, -1), shifted(u, draws)).mT  # [many, N, 3]
     index = (chunks * torch.tensor([9, 3, 1])).sum(-1)
-    ratios = table[index]  # [many, N, 3]
+    ratios = log_ratios(probs).float()[index]  # [many, N, 3]
     added = ratios.diff(dim=-1, prepend=0 * ratios[..., :1]).unsqueeze(-1)
     candidates = torch.cat((torch.zeros(*ratios.shape, 3), added), -1)
     third = torch.full((many, draws, LENGTH), -1e9)
@@ -100,8 +99,7 @@ def test_choosing_by_the_ratio_moves_the_distribution_of_chunks_towards_the_join
         return float((torch.bincount(which, minlength=27) / many - probs.flatten()).abs().sum() / 2)
 
     alone, chosen = far(index[:, 0]), far(select_draw(index, draw))
-    product = float((torch.stack([heads[j, torch.tensor(c)[j]] for c in itertools.product(range(3), repeat=3)
-                                  for j in range(3)]).view(27, 3).prod(1) - probs.flatten()).abs().sum() / 2)
+    product = float((drawn_alone(probs)[:, -1] - probs.flatten()).abs().sum() / 2)
     assert alone == pytest.approx(product, abs=0.01)
     assert chosen < {2: 0.8, 8: 0.45}[draws] * alone
 

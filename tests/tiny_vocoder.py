@@ -8,7 +8,7 @@ import torch
 
 from dcar.audio import resample
 from dcar.vocoder.model import speaker_features
-from dcar.vocoder.training.pack import PackRow, write_pack
+from dcar.vocoder.training.pack import PackRow, VocoderData, write_pack
 from dcar.vocoder.training.train import TrainVocoderConfig
 
 TINY = {"vocab_size": 16, "mel_bands": 40, "condition_size": 16,
@@ -35,8 +35,10 @@ def voice(seed: int = 0, f0: float = 150.0) -> torch.Tensor:
     return torch.from_numpy(speaker_features(harmonic(f0, 1.0), RATE, embedding(seed)))
 
 
-def write_toy_pack(path: Path, speeds: tuple[float, ...] = (1.0,), token_rate: int = 50, states: bool = False) -> None:
-    """Six recordings of two voices; the token says which third of the pitch range sounds, one in eight is silence.
+def toy_data(folder: Path, speeds: tuple[float, ...] = (1.0,), token_rate: int = 50,
+             states: bool = False) -> VocoderData:
+    """Six recordings of two voices; the token says which third of the pitch range sounds, one in eight is silence. The
+    pack lies where `toy_config` looks for it.
 
     states: with a codebook in three dimensions, and with states that lie around it."""
     codebook = np.random.default_rng(2).standard_normal((16, 3)) if states else None
@@ -52,7 +54,8 @@ def write_toy_pack(path: Path, speeds: tuple[float, ...] = (1.0,), token_rate: i
             spoken = tokens[np.minimum((np.arange(count) * speed).astype(int), len(tokens) - 1)]
             heard = None if codebook is None else codebook[spoken] + 0.1 * random.standard_normal((count, 3))
             rows.append(PackRow(i, speed, spoken, embedding(i % 2), f"v{i % 2}", i == 5 and speed == 1.0, heard))
-    write_pack(path, recordings, rows, "toy-checksum", token_rate, codebook)
+    write_pack(folder / "pack.safetensors", recordings, rows, "toy-checksum", token_rate, codebook)
+    return VocoderData.load(folder / "pack.safetensors", "cpu")
 
 
 def toy_config(tmp_path: Path, **changes) -> TrainVocoderConfig:

@@ -13,7 +13,7 @@ import torch
 from compare_worker import HOP, WORDS, LevelJudge, ToneVocoder
 from tiny_data import CODES, tiny_split, write_prepared
 from tiny_training import tiny_config
-from tiny_vocoder import toy_config, write_toy_pack
+from tiny_vocoder import toy_config, toy_data
 
 import eval.compare.run as comparison
 import launch.tune_voice as tune
@@ -287,7 +287,7 @@ def test_what_the_vocoder_lost_is_not_laid_to_the_decoder(data, untrained, tmp_p
 
 def test_the_vocoder_is_really_trained_from_the_one_that_speaks(tmp_path, data):
     """By its recipe, on a pack; the one of another project stays."""
-    write_toy_pack(tmp_path / "pack.safetensors")
+    toy_data(tmp_path)
     first = run_vocoder(toy_config(tmp_path, max_steps=2))
     (tmp_path / "work").mkdir()
     (tmp_path / "pack.safetensors").rename(tmp_path / "work" / "pack.safetensors")

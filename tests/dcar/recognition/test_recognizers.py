@@ -2,7 +2,6 @@
 
 import importlib.util
 import io
-import itertools
 import json
 import logging
 import tarfile
@@ -18,7 +17,7 @@ from tones import noise
 from dcar.audio import load_audio, save_audio
 from dcar.errors import AssetError, AudioError, ConfigError, DataError, TextError
 from dcar.prompts.load import corpus_recordings
-from dcar.recognition.base import Recognizer, ctc_collapse
+from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import viterbi
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.manifest import CHARACTERS, Recording, load_manifest
@@ -109,25 +108,6 @@ def test_greedy_decoding_collapses_repeats_and_blanks(nemo, monkeypatch):
         assert nemo.transcribe([noise(1, 0)], 16_000) == [text]
 
 
-def test_log_likelihood_is_the_sum_over_alignments(nemo, monkeypatch):
-    """Against brute force over every path of four frames."""
-    symbols = [CHARACTERS.index("a"), CHARACTERS.index("b"), blank := len(CHARACTERS)]
-    log_probs = torch.log_softmax(torch.randn(4, blank + 1, generator=torch.Generator().manual_seed(0)), -1)
-    monkeypatch.setattr(nemo, "_log_probs", lambda waves, rate: iter([(0, log_probs)]))
-    paths = [p for p in itertools.product(symbols, repeat=4) if ctc_collapse(p, (blank,)) == symbols[:2]]
-    total = float(log_probs.double()[torch.arange(4), torch.tensor(paths)].sum(-1).logsumexp(0))
-    assert nemo.log_likelihood([noise(1, 0)], 16_000, ["AB."]) == [pytest.approx(total / 2, rel=1e-4)]
-
-
-def test_log_likelihood_prefers_what_was_trained_and_reports_bad_texts(nemo):
-    waves = [noise(1.0, 0), noise(1.5, 1)]
-    scores = nemo.log_likelihood(waves, 16_000, ["take 2 boats", "It’s grey!"])
-    assert all(np.isfinite(scores)) and max(scores) <= 0
-    assert nemo.log_likelihood([noise(0.2, 0)], 16_000, ["far too many words for so little audio"]) == [-np.inf]
-    with pytest.raises(TextError, match="no words"):
-        nemo.log_likelihood(waves[:1], 16_000, ["?!"])
-
-
 def test_alignments_are_those_of_nemo():
     with quiet_nemo():
         from nemo.collections.asr.parts.utils.aligner_utils import viterbi_decoding
@@ -151,19 +131,11 @@ def test_texts_are_aligned_by_the_pass_that_scores_them(nemo):
         frames = len(dict(nemo._log_probs([wave], 16_000))[0])
         assert len(found.units) == frames and (np.diff(found.units) >= 0).all()
         if text.startswith("far"):
-            assert np.isinf(found.costs).all()
+            assert np.isinf(found.costs).all() and score == -np.inf
         else:  # one path is less likely than all together
             assert -found.costs.sum() / found.characters < score and set(found.units) == set(range(len(found.costs)))
     with pytest.raises(TextError, match="no words"):
         nemo.align(waves[:1], 16_000, ["?!"])
-
-
-def test_bad_audio_is_an_error(nemo):
-    bad = noise(0.5, 0)
-    bad[100] = np.nan
-    for wave in (bad, np.zeros(0, np.float32), np.zeros((2, 100), np.float32)):
-        with pytest.raises(AudioError):
-            nemo.transcribe([noise(0.5, 1), wave], 16_000)
 
 
 def test_missing_or_broken_models_name_the_way_out(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_data import tiny_vocoder, write_prepared
-from tiny_vocoder import harmonic, toy_config, write_toy_pack
+from tiny_vocoder import harmonic, toy_config, toy_data
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.prepare.prepared import load_prepared
@@ -17,7 +17,6 @@ from dcar.tokens.whisper import WhisperEncoder, _model
 from dcar.vocoder.acoustic import VocoderConfig
 from dcar.vocoder.renderer import mel_transform
 from dcar.vocoder.training.losses import VoiceLoss, WhisperStates, WordLoss, ctranslate2_weights
-from dcar.vocoder.training.pack import VocoderData
 from dcar.vocoder.training.trainer import Trainer
 from dcar.voices.features import SAMPLE_RATE
 from eval.analysis.vocoder_quality import VocoderQualityConfig, nearest_voice, run, table
@@ -106,10 +105,9 @@ def test_loss_is_zero_at_the_truth_grows_with_the_error_and_teaches_only_inside_
 
 @pytest.mark.slow
 def test_training_with_the_losses_is_logged_and_exports_nothing_of_it(tmp_path):
-    write_toy_pack(tmp_path / "pack.safetensors")
     config = toy_config(tmp_path, words_weight=1.0, voice_weight=1.0, renderer_every=0, learning_rate=4e-3,
                         bf16=False)  # minutes on a processor without instructions for it
-    data = VocoderData.load(config.data, "cpu")
+    data = toy_data(tmp_path)
     trainer = Trainer(config, data, torch.device("cpu"))
     logs = [trainer.step() for _ in range(40)]
     for name, share in (("words", 0.8), ("voices", 0.96)):  # buzzes hardly have a voice

@@ -14,8 +14,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from dcar.errors import ConfigError
-
 
 def adamw(parameters: Iterable[Tensor], rate: float, decay: float) -> torch.optim.AdamW:
     """AdamW (betas 0.9, 0.98) that decays matrices by `decay`, and neither biases nor norms."""
@@ -26,7 +24,7 @@ def adamw(parameters: Iterable[Tensor], rate: float, decay: float) -> torch.opti
 
 
 class ScaledAdam(Optimizer):
-    """Adam with parameter-scaled steps.
+    """Adam with parameter-scaled steps, of whole tensors (none that FSDP or DeepSpeed shard).
 
     Args:
         lr: step relative to a tensor's RMS (0.01 in the paper, far larger than Adam's).
@@ -53,8 +51,6 @@ class ScaledAdam(Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
                 continue
-            if any(hasattr(p, "device_mesh") for p in parameters):
-                raise ConfigError("scaled_adam needs whole tensors, and these are sharded (FSDP): set optimizer=adamw")
             clip = self._clip(group, parameters)
             for parameter in parameters:
                 self._update(parameter, parameter.grad * clip, group)

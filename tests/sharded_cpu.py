@@ -16,7 +16,20 @@ def set_device(state: PartialState) -> None:
 PartialState._prepare_backend = lambda self, *_: ("gloo", DistributedType.MULTI_GPU)
 PartialState.set_device = set_device
 
-from dcar.train.car import main  # noqa: E402  (behind the patch)
+from dcar.train.car import CARTrainer, main  # noqa: E402  (behind the patch)
+
+look = CARTrainer.look
+
+
+def divided(self: CARTrainer) -> None:
+    """At every update, that FSDP holds no more than a part of the weights in this process."""
+    if self.is_fsdp_enabled:
+        mine = sum(p.to_local().numel() for p in self.model.parameters())
+        assert mine < 0.6 * sum(p.numel() for p in self.model.parameters())
+    look(self)
+
+
+CARTrainer.look = divided
 
 if __name__ == "__main__":
     main()

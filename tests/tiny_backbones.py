@@ -171,12 +171,6 @@ def write_llasa(folder: Path, codes: int = CODES):
     return model, tokenizer
 
 
-def row(i: int) -> dict[str, torch.Tensor]:
-    """One row of `batch`, without padding."""
-    rows = {k: v[i : i + 1] for k, v in batch().items()}
-    return {k: v[:, : int(rows[f"{k[:-4]}_lengths"])] if k.endswith("_ids") else v for k, v in rows.items()}
-
-
 def batch() -> dict[str, torch.Tensor]:
     text, text_lengths = pad([[1, 2, 3], [4, 5, 6, 7, 8]], "cpu")
     speech, speech_lengths = pad([[1, 2, 13, 5, 6, 7], [3, 13, 9, 10]], "cpu")

@@ -1,4 +1,5 @@
-"""Forced alignment against every path there is, and where there is none (against NeMo's: test_recognizers.py)."""
+"""Likelihood and alignment against every path there is, and where there is none (against NeMo's:
+test_recognizers.py). What asks for them: test_encoder.py, test_tokens.py."""
 
 import itertools
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from dcar.recognition.base import ctc_collapse
-from dcar.recognition.ctc import viterbi
+from dcar.recognition.ctc import Told, alignments, frames_needed, likelihoods, viterbi
 
 BLANK = 2
 
@@ -25,16 +26,22 @@ def owners(path: tuple[int, ...]) -> list[int]:
 
 @pytest.mark.parametrize("target", [[0], [0, 1], [1, 1], [0, 0, 1], [1, 0, 0, 0]])
 @pytest.mark.parametrize("frames", [1, 2, 5, 7])
-def test_the_alignment_is_the_best_of_all_paths(target, frames):
+def test_texts_are_as_likely_as_all_their_paths_and_aligned_to_the_best(target, frames):
     for seed in range(5):
         log_probs = probs(frames, 2, 100 * frames + seed)
         paths = [p for p in itertools.product(range(3), repeat=frames) if ctc_collapse(p, (BLANK,)) == target]
-        costs, units = viterbi(log_probs, target, BLANK)
+        assert bool(paths) == (frames >= frames_needed(target))
+        told = [Told(0, torch.from_numpy(log_probs), target, len(target))]
+        [found] = alignments(told, BLANK)
+        assert likelihoods(told, BLANK) == [found.log_likelihood] and found.characters == len(target)
+        costs, units = found.costs, found.units
         assert len(costs) == len(target) and len(units) == frames
         if not paths:
             assert np.isinf(costs).all() and (np.diff(units) >= 0).all() and units[-1] < len(target)
+            assert found.log_likelihood == -np.inf
             continue
         scores = log_probs.astype(np.float64)[np.arange(frames), np.array(paths)].sum(-1)
+        assert found.log_likelihood * len(target) == pytest.approx(np.logaddexp.reduce(scores), rel=1e-5)
         best = paths[int(scores.argmax())]
         assert costs.sum() == pytest.approx(-scores.max(), rel=1e-12)
         assert units.tolist() == owners(best)

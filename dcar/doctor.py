@@ -103,39 +103,24 @@ CHECKS: dict[str, Callable[[], str]] = {
 LISTS = (MANIFEST, "provenance.json", "prepared.json", "compare.json")
 
 
-@dataclass
-class Verdict:
-    """What became of one list of digests."""
-
-    path: Path
-    files: int
-    faults: list[str]
-
-    def __str__(self) -> str:
-        if self.faults:
-            return "\n".join([f"BAD   {self.path}", *(f"      {fault}" for fault in self.faults)])
-        return f"ok    {self.path}: {self.files} files are as they were written"
-
-
-def verify(folder: str | Path) -> list[Verdict]:
-    """The verdicts on all lists of digests under a folder. DataError where there are none."""
+def verify(folder: str | Path) -> dict[Path, tuple[int, list[str]]]:
+    """Every list of digests under a folder: how many files it has, and their faults. DataError where there is none."""
     folder = Path(folder)
-    verdicts = []
+    found: dict[Path, tuple[int, list[str]]] = {}
     for path in sorted(p for name in LISTS for p in folder.rglob(name)):
         try:
             listed = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            verdicts.append(Verdict(path, 0, [f"cannot be read ({error})"]))
+            found[path] = 0, [f"cannot be read ({error})"]
             continue
         if isinstance(listed, dict) and (path.name == MANIFEST or isinstance(listed.get("files"), dict)):
             complete = {"complete": True} if path.name != MANIFEST else {}
             files = listed.get("files")
-            count = len(files) if isinstance(files, dict) else 0
-            verdicts.append(Verdict(path, count, faults(path.parent, {**listed, **complete})))
-    if not verdicts:
+            found[path] = len(files) if isinstance(files, dict) else 0, faults(path.parent, {**listed, **complete})
+    if not found:
         raise DataError(f"{folder}: no list of digests here ({', '.join(LISTS)}); give the folder of a run, of a "
                         "prepared corpus or of a comparison that this version has written")
-    return verdicts
+    return found
 
 
 @dataclass
@@ -150,8 +135,10 @@ def main(arguments: list[str] | None = None) -> int:
     """`dcar doctor [FOLDER]`; status 1 where something is wrong."""
     if folder := load_config(DoctorConfig, arguments).folder:
         verdicts = verify(folder)
-        print("\n".join(map(str, verdicts)))
-        return int(any(verdict.faults for verdict in verdicts))
+        for path, (files, found) in verdicts.items():
+            print("\n      ".join([f"BAD   {path}", *found]) if found else
+                  f"ok    {path}: {files} files are as they were written")
+        return int(any(found for _, found in verdicts.values()))
     failed = False
     for name, check in CHECKS.items():
         try:

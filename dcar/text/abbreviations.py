@@ -88,9 +88,8 @@ def abbreviations(text: str) -> str:
             if key in ("mr", "mrs", "ms", "messrs", "prof") and not name[0].isupper():
                 return m[0]
             return _ABBREVIATIONS[key] + (dot if key in _MAY_END and ends else "")
-        if dot and name[0].isupper() and next_name and key in _TITLES:
-            return _TITLES[key]
-        if dot and name[0].isupper() and key in _TITLES and re.match(rf"\s+[A-Z](?:\w*\.|{LETTER}?)\s+[A-Z]", rest):
+        named = next_name or re.match(rf"\s+[A-Z](?:\w*\.|{LETTER}?)\s+[A-Z]", rest)
+        if dot and name[0].isupper() and named and key in _TITLES:
             return _TITLES[key]
         if dot and name[0].isupper() and not ends:
             return _DAYS.get(key) or MONTH_SHORT.get(key) or _DOTTED_ABBREVIATIONS.get(key) or m[0]

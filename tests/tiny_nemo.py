@@ -12,21 +12,13 @@ MODULE = "nemo.collections.asr.modules."
 
 
 def _common(size: int) -> dict[str, Any]:
-    labels = list(CHARACTERS)
     return {
-        "sample_rate": 16_000, "labels": labels, "log_prediction": False, "ctc_reduction": "mean_volume",
-        "skip_nan_grad": False,
-        "validation_ds": {"manifest_filepath": None, "labels": labels, "sample_rate": 16_000, "batch_size": 1,
-                          "shuffle": False, "num_workers": 0},
+        "sample_rate": 16_000, "labels": list(CHARACTERS),
         "preprocessor": {"_target_": MODULE + "AudioToMelSpectrogramPreprocessor", "sample_rate": 16_000,
-                         "normalize": "per_feature", "window_size": 0.025, "window_stride": 0.01, "window": "hann",
-                         "features": 80, "n_fft": 512, "log": True, "frame_splicing": 1, "dither": 1e-5, "pad_to": 0},
-        "encoder": {"_target_": MODULE + "ConformerEncoder", "feat_in": 80, "feat_out": -1, "n_layers": 1,
-                    "d_model": size, "subsampling": "dw_striding", "subsampling_factor": 4,
-                    "subsampling_conv_channels": 8, "ff_expansion_factor": 4, "self_attention_model": "rel_pos",
-                    "n_heads": 2, "att_context_size": [-1, -1], "xscaling": False, "untie_biases": True,
-                    "pos_emb_max_len": 5000, "conv_kernel_size": 9, "conv_norm_type": "batch_norm", "dropout": 0.1,
-                    "dropout_pre_encoder": 0.1, "dropout_emb": 0.0, "dropout_att": 0.1},
+                         "window_size": 0.025, "window_stride": 0.01, "features": 80, "pad_to": 0},
+        "encoder": {"_target_": MODULE + "ConformerEncoder", "feat_in": 80, "n_layers": 1, "d_model": size,
+                    "subsampling": "dw_striding", "subsampling_factor": 4, "subsampling_conv_channels": 8,
+                    "n_heads": 2, "xscaling": False, "conv_kernel_size": 9, "dropout_emb": 0.0, "dropout_att": 0.1},
         "spec_augment": {"_target_": MODULE + "SpectrogramAugmentation", "freq_masks": 2, "time_masks": 2,
                          "freq_width": 20, "time_width": 0.05},
     }

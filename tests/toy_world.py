@@ -116,7 +116,7 @@ class ToyDecoder(nn.Module):
         states = torch.tensor([self.number[int(n), FIRST] for n in text_lengths])
         return ToyCache(states, capacity), self.features[states][:, None]
 
-    def extend(self, cache: ToyCache, tokens: Tensor, counts: Tensor) -> Tensor:
+    def extend(self, cache: ToyCache, tokens: Tensor, counts: Tensor, layout: None = None) -> Tensor:
         codes = tokens.clamp(max=CODES - 1)  # finished rows still carry their EOS, which is not consumed
         hidden = []
         for j in range(tokens.shape[1]):

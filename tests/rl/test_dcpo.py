@@ -273,8 +273,7 @@ def whole(tmp_path_factory) -> DCPOTrainer:
 @pytest.mark.parametrize("stop", [1, 3, 6, 7])  # inside a window (1, 3, 7), at the end of an epoch (6)
 def test_resumed_run_equals_one_that_never_stopped(tmp_path, whole, stop):
     """Bit for bit, with two inner updates, two accumulated micro-batches, and a KL to the epoch's reference."""
-    first = toy_trainer(tmp_path, toy_parts(12), **RESUMED)
-    first.add_callback(StopAt(stop))
+    first = toy_trainer(tmp_path, toy_parts(12, callbacks=[StopAt(stop)]), **RESUMED)
     first.train()
     assert first.state.global_step == stop and first.policy.checksum() != whole.policy.checksum()
     (tmp_path / f"checkpoint-{stop + 9}").mkdir()  # killed while a checkpoint was written
@@ -492,15 +491,9 @@ class Poison(TrainerCallback):
             dict(model.named_parameters())["output.weight"].grad[0, 0] = float("nan")
 
 
-def test_the_rollouts_of_a_broken_update_are_kept(tmp_path, monkeypatch):
-    class Poisoned(DCPOTrainer):
-        def __init__(self, *arguments, **named):
-            super().__init__(*arguments, **named)
-            self.callback_handler.callbacks.insert(0, Poison())
-
-    monkeypatch.setattr("rl.train.DCPOTrainer", Poisoned)
+def test_the_rollouts_of_a_broken_update_are_kept(tmp_path):
     with pytest.raises(TrainingError, match="step 2: the gradient is not finite .output.weight") as caught:
-        trained(tmp_path)
+        trained(tmp_path, {"callbacks": [Poison()]})
     kept = tmp_path / "offending-step-2-rank-0.safetensors"
     assert str(kept) in str(caught.value)
     (batch,), facts = load_batch(kept)

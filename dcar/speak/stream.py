@@ -13,7 +13,6 @@ import torch
 
 from dcar.decoding.engine.run import Job, Plan, StaticEngine
 from dcar.decoding.records import DecodeResult
-from dcar.errors import ConfigError
 from dcar.process import cores
 from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.streaming import StreamingVocoder, reach
@@ -53,12 +52,10 @@ def stream_audio(engine: StaticEngine, jobs: Iterable[Job], plan: Plan, vocoder:
                  speakers: dict[int, np.ndarray], every: int = 25) -> Iterator[Piece]:
     """Decode the jobs with continuous batching, and yield audio as soon as it is final.
 
-    speakers: voice features [F] by job index; every: tokens between two calls of the vocoder (25 = half a second); the
-    first call has as many as it needs for some audio. The pieces of a job come in order; those of several jobs are
-    interleaved. Errors: those of `StaticEngine.run`.
+    speakers: voice features [F] by job index; every: tokens between two calls of the vocoder, at least 1 (25 = half a
+    second); the first call has as many as it needs for some audio. The pieces of a job come in order; those of several
+    jobs are interleaved. Errors: those of `StaticEngine.run`.
     """
-    if every < 1:
-        raise ConfigError(f"every counts tokens and must be at least 1, not {every}")
     first = max(reach(vocoder) + FIRST, every)
     vocoders: dict[int, StreamingVocoder] = {}  # used by the second thread only
     buffered: dict[int, list[int]] = {}  # tokens of a job that the vocoder has not got

@@ -31,8 +31,11 @@ def toy_config(out: Path, **changes: Any) -> DCPOConfig:
 
 
 def toy_trainer(out: Path, parts: dict[str, Any] | None = None, **changes: Any) -> DCPOTrainer:
-    """parts: of `toy_parts`, or other arguments of the trainer; changes: of settings."""
-    return DCPOTrainer(args=toy_config(out, **changes), **{**toy_parts(), **(parts or {})})
+    """parts: of `toy_parts`, or other arguments of the trainer; changes: of settings. A step is rolled out in one part:
+    the same rollouts in half the passes."""
+    trainer = DCPOTrainer(args=toy_config(out, **changes), **{**toy_parts(), **(parts or {})})
+    trainer.roller.microbatches = 1
+    return trainer
 
 
 def check_said(policy: ChunkPolicy, batch: RolloutBatch) -> torch.Tensor:

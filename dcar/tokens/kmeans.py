@@ -60,9 +60,8 @@ class KMeansTokenizer:
         if self.projection is not None and (len(self.projection) != state_size or self.projection.ndim != 2):
             raise CheckpointError(f"tokenizer projection has shape {self.projection.shape}, expected [{state_size}, …]")
         width = state_size if self.projection is None else self.projection.shape[1]
-        self.centroids = np.ascontiguousarray(centroids, dtype=np.float32)
-        self.mean = np.ascontiguousarray(mean, dtype=np.float32)
-        self.scale = np.ascontiguousarray(scale, dtype=np.float32)
+        self.centroids, self.mean, self.scale = (
+            np.ascontiguousarray(fitted, dtype=np.float32) for fitted in (centroids, mean, scale))
         if self.centroids.ndim != 2 or self.centroids.shape[1] != width:
             raise CheckpointError(f"tokenizer centroids have shape {self.centroids.shape}, but the states of this "
                                   f"{encoder.kind} encoder have {width} dimensions; use the encoder that they were "

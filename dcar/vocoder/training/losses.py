@@ -85,25 +85,21 @@ class WhisperStates(nn.Module):
             raise CheckpointError(f"layers {list(layers)} of an encoder of {self.depth}")
         self.layers = tuple(sorted(layers))
         self.weights = nn.ParameterDict(
-            {name.replace("/", "-"): nn.Parameter(value, requires_grad=False) for name, value in weights.items()}
-        )
-
-    def _get(self, name: str) -> Tensor:
-        return self.weights[name.replace("/", "-")]
+            {name: nn.Parameter(value, requires_grad=False) for name, value in weights.items()})
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self._get(f"{name}/weight"), self._get(f"{name}/bias"))
+        return F.linear(x, self.weights[f"{name}/weight"], self.weights[f"{name}/bias"])
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        gamma = self._get(f"{name}/gamma")
-        return F.layer_norm(x, gamma.shape, gamma, self._get(f"{name}/beta"))
+        gamma = self.weights[f"{name}/gamma"]
+        return F.layer_norm(x, gamma.shape, gamma, self.weights[f"{name}/beta"])
 
     def forward(self, features: Tensor) -> list[Tensor]:
         x = features.transpose(1, 2)
         for name, stride in (("conv1", 1), ("conv2", 2)):
-            x = F.gelu(F.conv1d(x, self._get(f"{name}/weight"), self._get(f"{name}/bias"), stride, padding=1))
+            x = F.gelu(F.conv1d(x, self.weights[f"{name}/weight"], self.weights[f"{name}/bias"], stride, padding=1))
         x = x.transpose(1, 2)
-        x = x + self._get("position_encodings/encodings")[: x.shape[1]]
+        x = x + self.weights["position_encodings/encodings"][: x.shape[1]]
         found = []
         for i in range(self.layers[-1]):
             attention, ffn = f"layer_{i}/self_attention", f"layer_{i}/ffn"
@@ -127,8 +123,6 @@ class WordLoss(nn.Module):
     """
 
     LAYERS = (3, 6)
-    mapping: Tensor
-    spread: Tensor
 
     def __init__(self, waves: Tensor, log_mel: Tensor):
         """waves [N, samples] at 24 kHz and their log_mel [N, F, bands], some minutes of speech to fit the map to."""
@@ -143,11 +137,10 @@ class WordLoss(nn.Module):
         ]
         target = torch.from_numpy(np.stack(features)).to(log_mel.device, torch.float64)
         seen = _with_one(log_mel).double()[:, : target.shape[1]]
-        self.register_buffer("mapping", linear_map(seen, target, 1e-6), persistent=False)
+        self.mapping = linear_map(seen, target, 1e-6)
         self.to(log_mel.device)
         with torch.no_grad():  # so that no dimension counts for more than another
-            spread = torch.stack([s.float().flatten(0, 1).std(0) for s in self.states(self.features(log_mel))])
-        self.register_buffer("spread", spread, persistent=False)
+            self.spread = torch.stack([s.float().flatten(0, 1).std(0) for s in self.states(self.features(log_mel))])
 
     def features(self, log_mel: Tensor) -> Tensor:
         """Whisper's features [B, F, 80] of log_mel [B, F, bands]."""
@@ -200,8 +193,6 @@ class VoiceLoss(nn.Module):
     own is 0.91, to those of others 0.59.
     """
 
-    mapping: Tensor
-
     def __init__(self, waves: Tensor, log_mel: Tensor):
         """waves [N, samples] at 24 kHz and their log_mel [N, F, bands], some minutes of speech to fit the map to."""
         super().__init__()
@@ -219,7 +210,7 @@ class VoiceLoss(nn.Module):
         seen = _power(log_mel[:, : target.shape[1]]).cpu().double()
         level = target.sum(2, keepdim=True)
         weight = 1 / (level + 3 * level.mean())  # by 1 / level, the hiss of pauses would make the map
-        self.register_buffer("mapping", linear_map(seen * weight, target * weight, 1e-4), persistent=False)
+        self.mapping = linear_map(seen * weight, target * weight, 1e-4).to(log_mel.device)
         self.to(log_mel.device)
 
     def embed(self, log_mel: Tensor, gain: Tensor) -> Tensor:

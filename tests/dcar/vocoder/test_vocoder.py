@@ -468,7 +468,7 @@ def test_tokens_of_25_hz(tmp_path):
     """The pack's rate decides the vocoder's; whatever disagrees is refused."""
     data = toy_data(tmp_path, speeds=(1.0, 1.2), token_rate=25)
     config = toy_config(tmp_path, max_steps=60, learning_rate=4e-3, ema_decay=0.9, segment_tokens=10,
-                        acoustic_tokens=20)
+                        acoustic_tokens=20, renderer_every=3)
     vocoder = TokenVocoder.from_pretrained(run(config))
     records = log_of(tmp_path / "run")
     train = [r["log_mel"] for r in records if r["event"] == "train"]

@@ -69,23 +69,31 @@ def models(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
-def speak(models, tmp_path, monkeypatch, capsys):
-    """Run the command with the tiny models: (status, what it printed, what it complained, the output file)."""
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
+@pytest.fixture(autouse=True)
+def arguments_restored(monkeypatch):
+    monkeypatch.setattr(sys, "argv", list(sys.argv))  # the command sets it for tools that read it
     monkeypatch.delenv("DCAR_TRACEBACK", raising=False)
+
+
+def status_of(*arguments: str) -> int:
+    """The exit status of `dcar speak`."""
+    try:
+        dcar_command(["speak", *arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.fixture
+def speak(models, tmp_path, capsys):
+    """Run the command with the tiny models: (status, what it printed, what it complained, the output file)."""
 
     def run(text: str = "Good morning.", method: str = "dcar", **options) -> tuple[int, str, str, Path]:
         out = tmp_path / "out.wav"
         settings = {"prompt": models / "voice.wav", "out": out, "decoder": models / "decoder",
                     "policy": models / "policy", "vocoder": models / "vocoder", "tokenizer": models / "tokenizer",
                     "method": method, **options}
-        arguments = [f"--{k}={v}" for k, v in settings.items() if v is not None]
-        try:
-            dcar_command(["speak", text, *arguments])
-            status = 0
-        except SystemExit as end:
-            status = end.code
+        status = status_of(text, *(f"--{k}={v}" for k, v in settings.items() if v is not None))
         shown = capsys.readouterr()
         assert "Traceback" not in shown.err
         return status, shown.out, shown.err, out
@@ -133,20 +141,13 @@ def test_speaks_with_every_method(speak, models, method):
     assert re.search(r" s by \S+, in \d+\.\d+ s \(\d+\.\d+ of real time\)$", lines[-1])
 
 
-def stream(models, *options) -> int:
-    """The status of `dcar speak --stream`."""
+def stream(models, *options: str) -> int:
     given = [f"--{k}={models / k}" for k in ("decoder", "policy", "vocoder", "tokenizer")]
-    try:
-        dcar_command(["speak", "Good morning. Time for tea.", "--stream", f"--voice={models / 'voice.wav'}", *given,
-                      *options])
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
+    return status_of("Good morning. Time for tea.", "--stream", f"--voice={models / 'voice.wav'}", *given, *options)
 
 
-def test_streaming_writes_the_same_samples(models, tmp_path, monkeypatch, capfdbinary):
+def test_streaming_writes_the_same_samples(models, tmp_path, capfdbinary):
     """Standard output carries the file's samples and nothing else; the timeline goes to standard error."""
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
     out = tmp_path / "out.wav"
     assert stream(models, f"--output={out}") == 0
     done = capfdbinary.readouterr()
@@ -158,7 +159,6 @@ def test_streaming_writes_the_same_samples(models, tmp_path, monkeypatch, capfdb
 
 
 def test_streaming_to_a_terminal_is_refused_and_to_a_pipe_writes_no_file(models, tmp_path, monkeypatch, capfdbinary):
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.chdir(tmp_path)
     assert stream(models) == 0 and capfdbinary.readouterr().out and not list(tmp_path.glob("*.wav"))
     screen, terminal = os.openpty()

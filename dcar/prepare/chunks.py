@@ -84,8 +84,7 @@ class WholeCorpus:
         verdict = work / "validated.json"
         if rank == 0 and not verdict.exists():
             write_json(verdict, {"problems": [asdict(p) for p in self.validate()]})
-        wait(lambda: verdict.exists() or done() is not None, self.config.wait_seconds,
-             f"process 0 to validate ({verdict})")
+        wait(lambda: verdict.exists() or done(), self.config.wait_seconds, f"process 0 to validate ({verdict})")
         if done() is not None:
             return
         try:
@@ -134,7 +133,7 @@ class WholeCorpus:
 class StreamedCorpus:
     """The parts of a corpus, none of which was read; what was found in it, its chunks say."""
 
-    checked = filtered = None
+    checked = filtered = 0
     problems: list[Problem] = []
 
     def __init__(self, config: PrepareConfig):

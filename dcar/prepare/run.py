@@ -98,10 +98,7 @@ def run(config: PrepareConfig, *, tokenizer: SpeechTokenizer | None = None, spea
         records = [read_json(work / f"chunk-{name}.json") or {} for name in mine]
         checked, filtered = (sum(record[key] for record in records) for key in ("rows", "filtered"))
         return PrepareReport([], {}, None, checked, filtered)
-    wait(lambda: done() is not None, config.wait_seconds, f"process 0 to assemble {out}")
-    report = done()
-    assert report is not None
-    return report
+    return wait(done, config.wait_seconds, f"process 0 to assemble {out}")
 
 
 def _write_chunks(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, work: Path, tokenizer: SpeechTokenizer,
@@ -144,11 +141,10 @@ def _all_chunks(work: Path, world: int, wait_seconds: float) -> list[str]:
 
     def names() -> list[str] | None:
         lists: list[Any] = [(read_json(file) or {}).get("chunks") for file in listed]
-        return None if None in lists else sorted(itertools.chain(*lists))
+        found = None if None in lists else sorted(itertools.chain(*lists))
+        return found if found is not None and all(read_chunk(work, name) for name in found) else None
 
-    wait(lambda: (found := names()) is not None and all(read_chunk(work, name) for name in found), wait_seconds,
-         f"the other processes in {work}")
-    return names() or []
+    return wait(names, wait_seconds, f"the other processes in {work}")
 
 
 def _assemble(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, work: Path, names: list[str],
@@ -156,7 +152,7 @@ def _assemble(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, work:
     """The datasets of all chunks. DataError for a damaged shard, for bad rows of a streamed corpus that may not be
     skipped, and where nothing is left."""
     shards: dict[str, list[Path]] = {split: [] for split in config.splits}
-    problems, checked, filtered = list(corpus.problems), corpus.checked or 0, corpus.filtered or 0
+    problems, checked, filtered = list(corpus.problems), corpus.checked, corpus.filtered
     for name in names:
         record = check_chunk(work, name)
         for split, file in record["shards"].items():

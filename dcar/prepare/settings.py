@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dcar.config import check, setting
 from dcar.corpus.read import KINDS, Problem, describe
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dcar.tokens.base import SpeechTokenizer
 
 SPLITS = ("train", "dev", "test")
+Found = TypeVar("Found")
 
 
 @dataclass
@@ -152,10 +153,12 @@ def finished(config: PrepareConfig, fingerprint: str) -> PrepareReport | None:
         return None
 
 
-def wait(ready: Callable[[], bool], seconds: float, what: str) -> None:
-    """Processes meet through files, which works for accelerate, torchrun and independent SLURM tasks alike."""
+def wait(look: Callable[[], Found | None], seconds: float, what: str) -> Found:
+    """What `look` finds, as soon as that is not None; DataError after so many seconds. Processes meet through files,
+    which works for accelerate, torchrun and independent SLURM tasks alike."""
     end = time.monotonic() + seconds
-    while not ready():
+    while (found := look()) is None:
         if time.monotonic() > end:
             raise DataError(f"waited {seconds:g} s for {what}; did that process stop? run again to continue")
         time.sleep(0.05)
+    return found

@@ -233,7 +233,7 @@ class CARDecoder(SpeechDecoder):
     def speech_hidden(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
                       prompt_lengths: Tensor) -> Tensor:
         """Hidden states [B, S, D] of the speech positions of complete sequences, without a cache."""
-        return self._run(text_ids, text_lengths, speech_ids, speech_lengths, self._origin(prompt_lengths))
+        return self._run(text_ids, text_lengths, speech_ids, self._origin(prompt_lengths))
 
     @property
     def inputs(self) -> tuple[nn.Module, ...]:
@@ -244,8 +244,8 @@ class CARDecoder(SpeechDecoder):
         # With BOS the target's own positions start at 0 (BOS), so that the alignment does not depend on the prompt.
         return prompt_lengths - 1 if self.config.bos else torch.zeros_like(prompt_lengths)
 
-    def _run(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
-             origin: Tensor, cache: KVCache | None = None) -> Tensor:
+    def _run(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, origin: Tensor,
+             cache: KVCache | None = None) -> Tensor:
         n, s = text_ids.shape[1], speech_ids.shape[1]
         device = text_ids.device
         text = torch.arange(n, device=device)
@@ -272,7 +272,7 @@ class CARDecoder(SpeechDecoder):
         the hidden states [B, P, D] of the prompt."""
         p = prompt_ids.shape[1]
         cache = self.new_cache(text_ids.shape[1], text_lengths, prompt_lengths, max(capacity, p))
-        hidden = self._run(text_ids, text_lengths, prompt_ids, prompt_lengths, cache.origin, cache.over(cache.kv, 0))
+        hidden = self._run(text_ids, text_lengths, prompt_ids, cache.origin, cache.over(cache.kv, 0))
         cache.lengths, cache.longest = prompt_lengths, p
         return cache, hidden
 

@@ -34,14 +34,10 @@ Card = Callable[[Any, Mapping[str, Any]], str]
 """Makes README.md of a model and its provenance."""
 
 
-def asked_for(what: str) -> bool:
-    """Whether the launcher asked for FSDP or DEEPSPEED."""
-    return os.environ.get(f"ACCELERATE_USE_{what}", "false").lower() in ("true", "1")
-
-
-def is_sharded() -> bool:
-    """Whether the launcher asked for either."""
-    return asked_for("FSDP") or asked_for("DEEPSPEED")
+def sharding() -> str:
+    """FSDP or DeepSpeed, where the launcher asked for one; else empty."""
+    return next((name for name in ("FSDP", "DeepSpeed")
+                 if os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() in ("true", "1")), "")
 
 
 def arguments(config: Any, **more: Any) -> TrainingArguments:

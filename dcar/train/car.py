@@ -43,7 +43,7 @@ from dcar.train.batches import (
     SpeechDataset,
     with_replay,
 )
-from dcar.train.bucketed import BucketedTrainer, arguments, asked_for, is_sharded
+from dcar.train.bucketed import BucketedTrainer, arguments, sharding
 from dcar.train.checkpoints import data_stamp, last_of
 from dcar.train.plan import data_identity, finish_backbone, plan
 from dcar.train.settings import TrainConfig
@@ -59,10 +59,10 @@ class CARTrainer(BucketedTrainer):
 
     def __init__(self, config: TrainConfig, model: CARDecoder, train: SpeechDataset, dev: SpeechDataset, own: int = 0):
         """own: how many of the training rows are not replayed; the replayed ones stand behind them. 0 = all."""
-        if config.spoken.sentences and is_sharded():
+        if config.spoken.sentences and sharding():
             raise ConfigError("spoken.sentences needs the whole decoder in one process, which FSDP or DeepSpeed do not "
                               "have: set it to 0, or launch with launch/accelerate/multi_gpu.yaml")
-        if config.optimizer == "scaled_adam" and is_sharded():
+        if config.optimizer == "scaled_adam" and sharding():
             raise ConfigError("scaled_adam scales the steps of a tensor by its root mean square, and FSDP or DeepSpeed "
                               "would show it pieces of tensors: set optimizer=adamw (learning_rate about 5e-4), or "
                               "launch with launch/accelerate/multi_gpu.yaml")
@@ -78,13 +78,13 @@ class CARTrainer(BucketedTrainer):
                 max_grad_norm=0.0 if config.optimizer == "scaled_adam" else config.max_grad_norm,
                 dataloader_num_workers=config.workers, disable_tqdm=None,
                 # Accelerate shards on its default device only, which is the CPU where there is no other
-                use_cpu=not torch.cuda.is_available() and not is_sharded(), ddp_timeout=round(60 * config.wait_minutes))
+                use_cpu=not torch.cuda.is_available() and not sharding(), ddp_timeout=round(60 * config.wait_minutes))
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         super().__init__(config, made, model, train, dev)
         alone = self.args.world_size < int(os.environ.get("WORLD_SIZE", 1))  # DeepSpeed that found no backend
-        if is_sharded() and (alone or not (self.is_fsdp_enabled or self.is_deepspeed_enabled)):
-            raise ConfigError(f"{'FSDP' if asked_for('FSDP') else 'DeepSpeed'} was asked for, but Accelerate does not "
+        if sharding() and (alone or not (self.is_fsdp_enabled or self.is_deepspeed_enabled)):
+            raise ConfigError(f"{sharding()} was asked for, but Accelerate does not "
                               "shard on CPUs or in a single process and would train data-parallel without a word: "
                               "launch several GPU processes without ACCELERATE_USE_CPU, or use "
                               "launch/accelerate/multi_gpu.yaml (cpu2.yaml on CPUs)")

@@ -20,7 +20,7 @@ from dcar.config import check, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.process import meeting_others
-from dcar.train.bucketed import BucketedTrainer, arguments, is_sharded
+from dcar.train.bucketed import BucketedTrainer, arguments, sharding
 from heads.checkpoint import Checkpoint
 
 
@@ -66,7 +66,7 @@ class SmallTrainer(BucketedTrainer):
 
     def __init__(self, config: Any, model: Checkpoint, train: Any, dev: Any):
         """config: a `SmallSettings`. ConfigError where weights are sharded."""
-        if is_sharded():
+        if sharding():
             raise ConfigError(f"{self.what} is small: train it with launch/accelerate/multi_gpu.yaml, not with FSDP or "
                               "DeepSpeed")
         with meeting_others():

@@ -16,7 +16,7 @@ from dcar.errors import CheckpointError, ConfigError, DataError, TextError
 from dcar.recognition.encoder import EncoderRecognizer, EncoderRecognizerConfig, state_count
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.manifest import Recording, load_manifest
-from dcar.train import encoder_recognizer, small
+from dcar.train import encoder_recognizer
 from dcar.train.encoder_recognizer import StateTexts, TrainEncoderRecognizerConfig, kept_states, run
 
 RATE = 16_000
@@ -158,7 +158,7 @@ def test_what_does_not_belong_together_is_refused(speech, tmp_path, monkeypatch)
     ):
         with pytest.raises(error, match=message):
             ask()
-    monkeypatch.setattr(small, "is_sharded", lambda: True)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match="an encoder recogniser is small.*not with FSDP"):
         run(config_of(speech, tmp_path / "y"))
     assert torch.is_grad_enabled()

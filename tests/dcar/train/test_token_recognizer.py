@@ -1,19 +1,18 @@
-"""Training of the recogniser of speech tokens: it learns, resumes, refuses what does not belong together."""
+"""Training of the recogniser of speech tokens: it learns, refuses what does not belong together."""
 
 import json
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from tiny_data import CODES, counting, write_prepared
-from tiny_training import SMALL, arguments, check_resumption, log_of
+from tiny_training import SMALL, arguments, log_of
 
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
-from dcar.train import small, token_recognizer
+from dcar.train import token_recognizer
 from dcar.train.token_recognizer import TokenTexts, TrainTokenRecognizerConfig, run
 
 
@@ -54,10 +53,6 @@ def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
     assert "hidden_size: 16" in (out / "config.yaml").read_text()
 
 
-def test_resumed_training_equals_one_that_never_stopped(data, tmp_path):
-    check_resumption(run, partial(config_of, data), tmp_path)
-
-
 def test_what_training_sees_of_an_utterance_is_its_address_alone(data):
     config = config_of(data, "unused", input_corruption=0.3, longest_span=4)
     config.model.speech_vocab_size = CODES
@@ -81,7 +76,7 @@ def test_texts_that_do_not_fit_into_their_tokens_are_left_out_or_refused(data, c
         TokenTexts({"speech": rows["speech"] + [[1, 2]] * 2, "text_ids": [[1, 1]] * 43}, config, "here")
 
 
-def test_what_does_not_belong_together_is_refused(data, tmp_path, monkeypatch):
+def test_what_does_not_belong_together_is_refused(data, tmp_path):
     out = tmp_path / "out"
     run(config_of(data, out, max_steps=2, save_steps=1))
     other = write_prepared(tmp_path / "other", train=12, checksum="xyz", speech=counting, text=phonemes)
@@ -94,9 +89,6 @@ def test_what_does_not_belong_together_is_refused(data, tmp_path, monkeypatch):
         run(config_of(other, tmp_path / "x"))
     with pytest.raises(ConfigError, match="input_corruption must be"):
         config_of(data, out, input_corruption=1.0)
-    monkeypatch.setattr(small, "is_sharded", lambda: True)
-    with pytest.raises(ConfigError, match="not with FSDP"):
-        run(config_of(data, tmp_path / "x"))
 
 
 def test_evaluation_is_in_float32_whatever_the_training_computes_in(data, tmp_path):

@@ -12,7 +12,6 @@ from tiny_training import SMALL, arguments, check_resumption, log_of, tiny_confi
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.car import CARDecoder
-from dcar.train import small
 from dcar.train.car import run as train_decoder
 from dcar.train.chunk_scorer import TrainChunkScorerConfig, run
 from heads.chunk_scorer import ChunkScorer
@@ -67,7 +66,7 @@ def test_begins_from_the_chunk_scorer_of_another_decoder(data, decoder, tmp_path
         run(config_of(data, decoder, tmp_path / "x", init_from=str(tmp_path / "first"), width=8))
 
 
-def test_what_does_not_belong_together_is_refused(data, decoder, tmp_path, monkeypatch):
+def test_what_does_not_belong_together_is_refused(data, decoder, tmp_path):
     out = tmp_path / "out"
     run(config_of(data, decoder, out, max_steps=2, save_steps=1))
     with pytest.raises(CheckpointError, match="another chunk scorer.*resume=false"):
@@ -81,6 +80,3 @@ def test_what_does_not_belong_together_is_refused(data, decoder, tmp_path, monke
         run(config_of(other, decoder, tmp_path / "x"))
     with pytest.raises(ConfigError, match="positions"):
         config_of(data, decoder, out, positions=0.0)
-    monkeypatch.setattr(small, "is_sharded", lambda: True)
-    with pytest.raises(ConfigError, match="not with FSDP"):
-        run(config_of(data, decoder, tmp_path / "x"))

@@ -1,13 +1,13 @@
 """The quickstart's bookkeeping with commands of milliseconds, and every recipe against its schema."""
 
 import dataclasses
-import importlib
 import json
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from test_docs import main_of
 
 from dcar.cli import RECIPES as COMMAND_OF
 from dcar.cli import kind_of, resolve
@@ -17,16 +17,11 @@ from dcar.errors import ConfigError, DCARError
 from dcar.model.car import CARDecoder
 from dcar.prepare.prepared import prepared_info
 from dcar.sources.shipped import ASSETS
-from dcar.train.car import TrainConfig, data_identity
+from dcar.train.car import data_identity
 from dcar.train.checkpoints import differing
-from dcar.train.chunk_scorer import TrainChunkScorerConfig
-from eval.analysis.fit_verifiers import FitConfig
-from eval.compare.run import CompareConfig
 from launch import quickstart
-from launch.distil import DistilConfig
 from launch.quickstart import QuickstartConfig, Step, content_digest, pipeline, run
 from rl.config import DCPOConfig
-from rl.export import ExportConfig
 
 ROOT = Path(__file__).parents[2]
 NAMES = [f"{r.name}{v and ':'}{v}" for r in shipped() for v in ("", *r.variants)]
@@ -35,12 +30,8 @@ NAMES = [f"{r.name}{v and ':'}{v}" for r in shipped() for v in ("", *r.variants)
 def schema(recipe: str) -> type:
     """What a recipe's command takes its settings from."""
     _, module, _ = resolve(COMMAND_OF[kind_of(recipe)].split())
-    return schema_of(importlib.import_module(module).main)
+    return schema_of(main_of(module))
 
-
-MODULES = {"dcar.train": TrainConfig, "dcar.train.chunk_scorer": TrainChunkScorerConfig,
-           "launch.distil": DistilConfig, "eval.analysis.fit_verifiers": FitConfig, "rl.train": DCPOConfig,
-           "rl.export": ExportConfig, "eval.compare": CompareConfig}
 
 COPY = "import sys; s, t, log = sys.argv[1:]; open(log, 'a').write('x'); open(t, 'w').write(open(s).read() + '!')"
 
@@ -260,8 +251,8 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
             module = words[len(words) - words[::-1].index("-m")]  # the last -m: accelerate has one, too
             path = ROOT / module.replace(".", "/")
             assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
-            if module in MODULES:
-                config = settings(MODULES[module], *words[words.index(module) + 1 :])
+            if module != "dcar.cli":
+                config = settings(schema_of(main_of(module)), *words[words.index(module) + 1 :])
                 if module == "dcar.train":
                     assert config.max_steps == 7
                     assert config.data == str(out / "distilled" if start == "starter" else shipped("prepared"))

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from dcar.audio import resample
-from dcar.vocoder.model import speaker_features
 from dcar.vocoder.training.pack import PackRow, VocoderData, write_pack
 from dcar.vocoder.training.train import TrainVocoderConfig
+from dcar.voices.features import speaker_features
 
 TINY = {"vocab_size": 16, "mel_bands": 40, "condition_size": 16,
         "acoustic_size": 32, "acoustic_ffn_size": 48, "acoustic_dilations": (1, 2),

@@ -17,7 +17,7 @@ from dcar.audio import ENCODER_SAMPLE_RATE, load_audio
 from dcar.errors import AudioError, ConfigError, DataError
 from dcar.sources.shipped import shipped
 from dcar.vocoder.base import Recorded
-from dcar.vocoder.model import speaker_features
+from dcar.voices.features import speaker_features
 
 logger = logging.getLogger(__name__)
 

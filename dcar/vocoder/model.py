@@ -29,10 +29,7 @@ from dcar.vocoder.acoustic import AcousticModel, VocoderConfig, absolute_pitch
 from dcar.vocoder.equalizer import Equalizer
 from dcar.vocoder.renderer import Pitch, Renderer
 from dcar.vocoder.streaming import StreamingVocoder
-from dcar.voices.features import speaker_features
 from heads.checkpoint import STORED, wrong_types
-
-__all__ = ["Pitch", "TokenVocoder", "VocoderConfig", "speaker_features"]
 
 FORMAT = "dcar-vocoder-2"
 

@@ -7,7 +7,6 @@ few speakers gains more. Waves are resampled when the pack is unpacked. Tokens h
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import sys
@@ -39,6 +38,7 @@ logger = logging.getLogger(__name__)
 FORMAT = "dcar-vocoder-pack-1"
 MAKE = "make one: python -m dcar.vocoder.training.pack prepared=runs/prepared out=pack.safetensors"
 FRAME_RATE = SAMPLE_RATE // FRAME_HOP
+MIN_SECONDS = 0.5  # of a row that is trained on
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,6 @@ class VocoderData:
     tokens: Tensor  # int64 [N]
     log_f0: Tensor  # float32 [N frames_per_token]
     voiced: Tensor  # float32 [N frames_per_token]
-    starts: Tensor  # int64 [R], first token of each row
     lengths: Tensor  # int64 [R], tokens
     speaker: Tensor  # float32 [R, 298], speaker features
     voice: Tensor  # int64 [R]
@@ -137,6 +136,9 @@ class VocoderData:
     codebook: Tensor | None = None  # float32 [V, P], the tokenizer's centroids if it has any
     states: Tensor | None = None  # float16 [N, P], what was quantised to the tokens, where the pack has it
 
+    def __post_init__(self) -> None:
+        self.starts = self.lengths.cumsum(0) - self.lengths  # int64 [R], first token of each row
+
     @property
     def samples_per_token(self) -> int:
         return SAMPLE_RATE // self.token_rate
@@ -146,7 +148,7 @@ class VocoderData:
         return FRAME_RATE // self.token_rate
 
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device, min_seconds: float = 0.5) -> VocoderData:
+    def load(cls, path: str | Path, device: str | torch.device) -> VocoderData:
         """Unpack onto `device`: decode, change speed, track pitch. Raises DataError if the file is no pack."""
         try:
             with safe_open(path, "pt") as file:
@@ -158,19 +160,17 @@ class VocoderData:
             raise DataError(f"{path}: not a {FORMAT} file; {MAKE}")
         token_rate = whole_rate(float(header["token_rate"]), path)
         samples_per_token = SAMPLE_RATE // token_rate
-        recordings = [pack["audio"][a:b] for a, b in itertools.pairwise(pack["audio_offsets"].tolist())]
-        offsets = pack["token_offsets"].tolist()
-        kept: list[int] = []
+        recordings = pack["audio"].split(pack["audio_offsets"].diff().tolist())
+        counts = pack["token_offsets"].diff().tolist()
+        spoken = {name: pack[name].split(counts) for name in ("tokens", "states") if name in pack}
         rows: list[dict[str, Tensor]] = []
-        for row in tqdm(range(len(offsets) - 1), desc="unpack", unit="row"):
-            part = slice(offsets[row], offsets[row + 1])
-            ids = pack["tokens"][part].to(device, torch.int64)
-            if len(ids) < min_seconds * token_rate:
+        for row, count in enumerate(tqdm(counts, desc="unpack", unit="row")):
+            if count < MIN_SECONDS * token_rate:
                 continue
             recording = recordings[int(pack["recording"][row])].numpy() / np.float32(32767)
             speed, rate = float(pack["speed"][row]), int(pack["rate"][row])
             top = min(rate, SAMPLE_RATE) / 2  # at every speed, as the features of a prompt and of `dcar prepare`
-            played, size = resample(recording, SAMPLE_RATE * speed, SAMPLE_RATE), len(ids) * samples_per_token
+            played, size = resample(recording, SAMPLE_RATE * speed, SAMPLE_RATE), count * samples_per_token
             if abs(len(played) - size) > 3 * samples_per_token:
                 raise DataError(f"{path}: {len(played)} samples of audio but tokens for {size}: they belong to other "
                                 "audio; prepare the corpus again")
@@ -178,23 +178,20 @@ class VocoderData:
             log_f0, voiced = track_f0(wave)
             if int(voiced.sum()) < MIN_VOICED_FRAMES:
                 continue
-            kept.append(row)
             embedding = pack["embedding"][row].to(device, torch.float32)
             speaker = torch.cat([embedding, voice_statistics(wave, log_f0, voiced, top)])
-            found = {"waves": (wave.clamp(-1, 1) * 32767).round().to(torch.int16), "tokens": ids, "log_f0": log_f0,
-                     "voiced": voiced.float(), "speaker": speaker[None], "top": torch.tensor([top], device=device)}
-            rows.append(found | ({"states": pack["states"][part].to(device)} if "states" in pack else {}))
-        if not kept:
-            raise DataError(f"{path}: no row has {min_seconds} s or more and {MIN_VOICED_FRAMES} voiced frames")
-        if len(kept) < len(offsets) - 1:
-            logger.warning("%s: %d rows left out, too short or without voice", path, len(offsets) - 1 - len(kept))
-        index = torch.tensor(kept)
-        lengths = (pack["token_offsets"][1:] - pack["token_offsets"][:-1])[index]
-        return cls(**{name: torch.cat([row.pop(name) for row in rows]) for name in list(rows[0])},
-                   starts=(lengths.cumsum(0) - lengths).to(device), lengths=lengths.to(device),
-                   voice=pack["voice"][index].to(device), validation=pack["validation"][index].to(device),
-                   tokenizer_checksum=header["tokenizer_checksum"], token_rate=token_rate,
-                   codebook=pack.get("codebook"))
+            rows.append({
+                "waves": (wave.clamp(-1, 1) * 32767).round().to(torch.int16), "log_f0": log_f0,
+                "voiced": voiced.float(), "speaker": speaker[None], "top": torch.tensor([top]),
+                "lengths": torch.tensor([count]), "voice": pack["voice"][row][None],
+                "validation": pack["validation"][row][None], **{name: parts[row] for name, parts in spoken.items()}})
+        if not rows:
+            raise DataError(f"{path}: no row has {MIN_SECONDS} s or more and {MIN_VOICED_FRAMES} voiced frames")
+        if len(rows) < len(counts):
+            logger.warning("%s: %d rows left out, too short or without voice", path, len(counts) - len(rows))
+        whole = {name: torch.cat([row.pop(name) for row in rows]).to(device) for name in list(rows[0])}
+        return cls(**{**whole, "tokens": whole["tokens"].long()}, token_rate=token_rate,
+                   tokenizer_checksum=header["tokenizer_checksum"], codebook=pack.get("codebook"))
 
     @classmethod
     def join(cls, parts: Sequence[VocoderData]) -> VocoderData:
@@ -206,14 +203,11 @@ class VocoderData:
             raise DataError("some packs hold states and some do not; make all of them with states=true, or none")
         if len(parts) == 1:
             return first
-        before = np.cumsum([0, *(len(part.tokens) for part in parts)]).tolist()
         voices = np.cumsum([0, *(int(part.voice.max()) + 1 for part in parts)]).tolist()
-
         columns = ["waves", "tokens", "log_f0", "voiced", "lengths", "speaker", "validation", "top"]
         columns += [] if first.states is None else ["states"]
         whole: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in columns}
         return replace(first, **whole,
-                       starts=torch.cat([part.starts + shift for part, shift in zip(parts, before, strict=False)]),
                        voice=torch.cat([part.voice + shift for part, shift in zip(parts, voices, strict=False)]))
 
     def crop(self, rows: Tensor, first: Tensor, tokens: int) -> Crop:

@@ -17,8 +17,8 @@ from dcar.sources.shipped import resolve
 from dcar.tokens.spread import spread_out
 from dcar.vocoder.acoustic import EMBEDDING_SPREAD, Acoustics, pitch_statistics
 from dcar.vocoder.equalizer import CALIBRATION_SECONDS
-from dcar.vocoder.model import Pitch, TokenVocoder, VocoderConfig
-from dcar.vocoder.renderer import mel_transform
+from dcar.vocoder.model import TokenVocoder, VocoderConfig
+from dcar.vocoder.renderer import Pitch, mel_transform
 from dcar.vocoder.training.losses import VoiceLoss, WordLoss
 from dcar.vocoder.training.pack import Crop, VocoderData
 from dcar.voices.features import LogMel, bands_below

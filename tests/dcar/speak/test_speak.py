@@ -41,7 +41,8 @@ from dcar.text.phonemes import normalize_text, text_to_ids
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.load import load_tokenizer
 from dcar.tokens.whisper import WhisperEncoder
-from dcar.vocoder.model import TokenVocoder, VocoderConfig, speaker_features
+from dcar.vocoder.model import TokenVocoder, VocoderConfig
+from dcar.voices.features import speaker_features
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 

@@ -21,13 +21,13 @@ from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
 from dcar.prepare.run import PrepareConfig, load_prepared
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.whisper import WhisperEncoder
-from dcar.vocoder.model import Pitch, TokenVocoder, VocoderConfig, speaker_features
-from dcar.vocoder.renderer import Renderer, mel_transform
+from dcar.vocoder.model import TokenVocoder, VocoderConfig
+from dcar.vocoder.renderer import Pitch, Renderer, mel_transform
 from dcar.vocoder.training import pack
 from dcar.vocoder.training.pack import PackRow, VocoderData, pack_training_data, write_pack
 from dcar.vocoder.training.train import TrainVocoderConfig, main, run
 from dcar.vocoder.training.trainer import Trainer, acoustic_loss
-from dcar.voices.features import SPEAKER_DIM, mel_filterbank, same_istft, same_stft, track_f0
+from dcar.voices.features import SPEAKER_DIM, mel_filterbank, same_istft, same_stft, speaker_features, track_f0
 
 EXACTLY = {"rtol": 0, "atol": 0}
 

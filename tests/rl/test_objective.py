@@ -24,6 +24,15 @@ def example(rollouts: int = 6, decisions: int = 5, actions: int = 4, seed: int =
     return probs[0].requires_grad_(), probs[1], probs[2], taken, mask, torch.randn(rollouts, generator=g).double()
 
 
+def on_policy(advantages=None, weights=None, rollouts: int = 6, **how) -> tuple[o.PolicyLoss, torch.Tensor]:
+    """The loss on the example as in the first update, whose denominators are the policy's own, and its gradient."""
+    probs, _, reference, actions, mask, given = example(rollouts)
+    out = o.policy_loss(probs, actions, o.taken(probs, actions).detach(), reference,
+                        given if advantages is None else advantages, mask,
+                        torch.ones(rollouts) if weights is None else weights, **how)
+    return out, torch.autograd.grad(out.loss, probs)[0]
+
+
 def trl_loss(loss_type: str, log_probs, old, advantages, mask) -> torch.Tensor:
     """TRL's own GRPO loss on given log-probabilities: its method on an object that was never initialised."""
     trainer = object.__new__(GRPOTrainer)
@@ -41,7 +50,7 @@ def trl_loss(loss_type: str, log_probs, old, advantages, mask) -> torch.Tensor:
         "advantages": advantages, "old_per_token_logps": old, "num_items_in_batch": mask.sum()})
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo"])
+@pytest.mark.parametrize("loss_type", o.LOSS_TYPES)
 def test_loss_and_gradient_equal_those_of_trl(loss_type):
     probs, old_log_probs, reference, actions, mask, advantages = example()
     old = o.taken(old_log_probs, actions)
@@ -66,10 +75,8 @@ def test_exact_kl_is_the_expectation_of_the_sampled_estimator():
 
 
 def test_kl_enters_with_its_weight_and_grows_from_zero():
-    probs, _, reference, actions, mask, advantages = example()
-    old = o.taken(probs, actions).detach()
-    plain, with_kl = (o.policy_loss(probs, actions, old, reference, advantages, mask, torch.ones(6), beta=b)
-                      for b in (0.0, 0.3))
+    probs, _, reference, _, mask, _ = example()
+    plain, with_kl = (on_policy(beta=b)[0] for b in (0.0, 0.3))
     kl = o.aggregate(o.exact_kl(probs, reference), mask, torch.ones(6))
     assert torch.allclose(with_kl.loss - plain.loss, 0.3 * kl)
     assert [o.kl_weight(0.04, e, 3) for e in range(3)] == [0, 0.02, 0.04]
@@ -97,10 +104,7 @@ def test_missing_rewards_count_nowhere():
     assert out.values[[1, 4, 5, 6, 7, 8, 9, 10, 11]].tolist() == [0] * 9
     assert out.valid.tolist() == [True, False, True, True] + [False] * 7 + [True]
     assert out.zero_std.tolist() == [False, True, True]
-    probs, _, reference, actions, mask, _ = example(12)
-    old = o.taken(probs, actions).detach()
-    loss = o.policy_loss(probs, actions, old, reference, out.values.double(), mask, out.valid.float()).loss
-    gradient = torch.autograd.grad(loss, probs)[0]
+    _, gradient = on_policy(out.values.double(), out.valid.float(), 12)
     assert gradient.isfinite().all()
     assert gradient[~out.valid].abs().sum() == 0 and gradient[0].abs().sum() > 0
 
@@ -109,24 +113,18 @@ def test_a_group_without_spread_teaches_nothing():
     # the mean of 0.1 three times over is not 0.1 in floating point: the spread is tiny instead of zero
     out = o.group_advantages(torch.full((6,), 0.1), 3)
     assert out.zero_std.all() and out.values.abs().sum() == 0
-    probs, _, reference, actions, mask, _ = example()
-    old = o.taken(probs, actions).detach()
-    loss = o.policy_loss(probs, actions, old, reference, out.values, mask, torch.ones(6)).loss
-    assert torch.autograd.grad(loss, probs)[0].abs().sum() == 0  # a backward pass exists, and it is zero
+    assert on_policy(out.values)[1].abs().sum() == 0  # a backward pass exists, and it is zero
 
 
-def test_nothing_left_to_learn_still_has_a_backward_pass():
-    probs, _, reference, actions, mask, advantages = example()
-    for loss_type in o.LOSS_TYPES:
-        loss = o.policy_loss(probs, actions, o.taken(probs, actions).detach(), reference, advantages, mask,
-                             torch.zeros(6),
-                             loss_type=loss_type, beta=0.1).loss
-        assert loss.item() == 0 and torch.autograd.grad(loss, probs)[0].abs().sum() == 0
+@pytest.mark.parametrize("loss_type", o.LOSS_TYPES)
+def test_nothing_left_to_learn_still_has_a_backward_pass(loss_type):
+    out, gradient = on_policy(weights=torch.zeros(6), loss_type=loss_type, beta=0.1)
+    assert out.loss.item() == 0 and gradient.abs().sum() == 0
 
 
 def test_first_inner_step_has_ratio_one_and_the_clip_bites_later():
     probs, old_log_probs, reference, actions, mask, advantages = example()
-    first = o.policy_loss(probs, actions, o.taken(probs, actions).detach(), reference, advantages, mask, torch.ones(6))
+    first, _ = on_policy()
     assert torch.allclose(first.ratio, torch.ones(()).double()) and not first.clipped.any()
     later = o.policy_loss(probs, actions, o.taken(old_log_probs, actions), reference, advantages, mask, torch.ones(6))
     assert later.clipped.any()
@@ -140,8 +138,7 @@ def test_a_collapsed_policy_gives_no_nan():
     probs = torch.tensor([[[0.0, -200.0]]]).log_softmax(-1).requires_grad_()
     old = torch.tensor([[-200.0]])
     out = o.policy_loss(probs, torch.tensor([[0]]), old, probs.detach(), torch.zeros(1), torch.ones(1, 1),
-                        torch.ones(1),
-                        beta=0.1)
+                        torch.ones(1), beta=0.1)
     assert torch.autograd.grad(out.loss, probs)[0].isfinite().all() and out.loss.isfinite()
 
 

@@ -127,9 +127,8 @@ def load_tools(config: CompareConfig, device: str, before: Tools | None = None) 
     do not hold recordings of its prompts; decoder and data may be others.
     """
     info = prepared_info(config.data)
-    folders = {"draft": config.draft, "statistics": config.statistics}
-    models = load_models(config.decoder, config.far_decoder or "", config.policies, device,
-                         **{name: folder for name, folder in folders.items() if folder}, fast=True)
+    models = load_models(config.decoder, config.far_decoder or "", config.policies, device, config.draft or "",
+                         config.statistics or "", fast=True)
     items, *others = (all_prompts(config.data, config.split, models.decoder, config.prompt_tokens, seed)
                       for seed in config.prompt_seeds)
     recorded = items[:ENOUGH]
@@ -249,7 +248,7 @@ class Comparison:
             with tqdm(total=min(config.timing_utterances, len(tools.items)), desc="3/4 time at batch 1", unit="utt",
                       disable=None) as bar:
                 timings = time_methods(tools, self.entries, config.seeds[0], config.timing_utterances, out,
-                                       lambda: bar.update() and None)
+                                       bar.update)
         with tqdm(total=5, desc="4/4 tables, pictures", unit="part", disable=None) as bar:
             distances = None if tools.codebook is None else code_distances(tools.codebook)
             rows = make_rows(records, names, timings, config.resamples, list(tools.scorers), distances)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from dcar.errors import AudioError, ConfigError, DCARError, TextError
 from dcar.model.load import text_encoder
 from dcar.prepare.prepared import load_prepared
 from dcar.prompts.load import check_together, made_by
-from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
 from dcar.speak.defaults import NUM_CANDIDATES, POLICY, SAMPLING, fixed_method
 from dcar.speak.phrases import MAX_TEXT
@@ -124,7 +123,7 @@ class Studio:
         return next(m for m in (f"dcar@n{NUM_CANDIDATES}", "dcar", fixed) if m in self.methods)
 
     def speak(self, text: str, voice: str = "", recording: str | Path | None = None, method: str = "",
-              temperature: float = SAMPLING.temperature, top_k: int = SAMPLING.top_k, seed: int = 0) -> Take:
+              temperature: float = SAMPLING.temperature, seed: int = 0) -> Take:
         """Speak a text with a voice of `voices`, or with that of a recording (a file), which goes first.
 
         method: of `methods`, with a dial behind it if wished (`with_dial`), by default `start`. TextError, AudioError,
@@ -132,7 +131,7 @@ class Studio:
         """
         method = method or self.start
         undialled = self._check(text, method, temperature)
-        speaker = self._speaker(method, replace(SAMPLING, temperature=float(temperature), top_k=int(top_k)), seed)
+        speaker = self._speaker(method, float(temperature), seed)
         with self._lock:
             chosen = self._voice(speaker, voice, recording)
             self.warm_up(undialled)
@@ -145,13 +144,13 @@ class Studio:
         """Have a method of `methods` speak once, unless it has: it compiles and allocates, which no time
         that is shown should hold."""
         if method not in self._warm:
-            self._speaker(method, SAMPLING, 0).generate(WARM_UP, next(iter(self.voices.values())))
+            self._speaker(method, SAMPLING.temperature, 0).generate(WARM_UP, next(iter(self.voices.values())))
             self._warm.add(method)
 
-    def _speaker(self, method: str, sampling: SamplingConfig, seed: int) -> Speaker:
-        (entry,) = make_methods([method], self.models, sampling)
+    def _speaker(self, method: str, temperature: float, seed: int) -> Speaker:
+        (entry,) = make_methods([method], self.models)
         return self._speakers[-1 if entry.decoder is self.models.far_decoder else 0].using(
-            method=entry.build(), temperature=sampling.temperature, top_k=sampling.top_k, seed=seed)
+            method=entry.build(), temperature=temperature, seed=seed)
 
     def picture(self, spoken: Spoken) -> np.ndarray:
         """[height, width, 3] uint8: spectrogram, phonemes where an aligner can tell them, and a block for every

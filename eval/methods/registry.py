@@ -217,11 +217,6 @@ class Style:
     marker: str | tuple[int, int, int]
     symbol: str = ""
 
-    @property
-    def is_star(self) -> bool:
-        """Whether its marker fills less of its size than others."""
-        return self.marker == "*" or isinstance(self.marker, tuple)
-
     def of_candidates(self, num_candidates: int) -> Style:
         """Of the method that chooses among so many candidates: the same hue, darker, and a star of as many points."""
         if num_candidates == 1:

@@ -7,76 +7,39 @@ does to its own baseline, so every number also stands relative to one-token deco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 import yaml
 
 from eval.methods.families import parse_method
+from eval.report.table import number
 from eval.results.rows import Row
 from eval.results.store import RESYNTHESIS
 
-
-@dataclass(frozen=True)
-class Result:
-    """A row of a paper's table. method: the row of a comparison that does the same, or only its family where the paper
-    does not give the setting; name: as the paper calls it."""
-
-    method: str
-    name: str
-    wer: float  # %
-    speedup: float | None = None  # against the setup's baseline
-    cer: float | None = None  # %
-    tokens_per_pass: float | None = None
-    derived: bool = False  # the speed-up is a ratio of printed times, computed here
-
-
-@dataclass(frozen=True)
-class Setup:
-    """A table and what stands behind it. speed_baseline and wer_baseline name the rows of a comparison that play the
-    part of the paper's own baselines; baseline_wer is what the paper printed for the latter."""
-
-    paper: str
-    table: str
-    model: str
-    data: str
-    recognizer: str
-    machine: str
-    speed_baseline: str
-    wer_baseline: str
-    baseline_name: str
-    baseline_wer: float
-    results: tuple[Result, ...]
-    remarks: tuple[str, ...] = ()
-
-
-def _result(times: tuple[float, float] | None = None, **entry: Any) -> Result:
-    return Result(**entry, speedup=times[0] / times[1], derived=True) if times else Result(**entry)
-
-
-def _setup(results: list[dict[str, Any]], remarks: list[str] | None = None, **entry: Any) -> Setup:
-    return Setup(**entry, results=tuple(_result(**r) for r in results), remarks=tuple(remarks or ()))
-
-
-SETUPS = tuple(_setup(**entry) for entry in yaml.safe_load(
-    (files("eval.report") / "paper_results.yaml").read_text(encoding="utf-8")))
+Printed = dict[str, Any]  # a table of a paper, or a row of it
+SETUPS: list[Printed] = yaml.safe_load((files("eval.report") / "paper_results.yaml").read_text(encoding="utf-8"))
 """What the papers report: `paper_results.yaml`, the only place of the project that holds these figures."""
 
 
-def beside_papers(rows: Sequence[Row]) -> list[tuple[Setup, list[tuple[Result, Row]]]]:
+def speedup(result: Printed) -> float | None:
+    """Against the table's baseline, as printed or as a ratio of printed times; None where the paper has neither."""
+    return result["times"][0] / result["times"][1] if "times" in result else result.get("speedup")
+
+
+def beside_papers(rows: Sequence[Row]) -> list[tuple[Printed, list[tuple[Printed, Row]]]]:
     """The tables with a method of this comparison, and of each the results with the row that does the same: of the same
     setting, where the paper gives one, and as much of the rest of its name as there is."""
     found = []
     for setup in SETUPS:
-        pairs = [(result, row) for result in setup.results if (row := _alike(result, rows)) is not None]
+        pairs = [(result, row) for result in setup["results"] if (row := _alike(result, rows)) is not None]
         if pairs:
             found.append((setup, pairs))
     return found
 
 
-def _alike(result: Result, rows: Sequence[Row]) -> Row | None:
-    wanted = parse_method(result.method)
+def _alike(result: Printed, rows: Sequence[Row]) -> Row | None:
+    wanted = parse_method(result["method"])
     names = [(parse_method(row["method"]), row) for row in rows if row["kind"] == "method"]
     alike = [(name, row) for name, row in names
              if name.kind == wanted.kind and (not wanted.settings or name.settings == wanted.settings)]
@@ -114,21 +77,17 @@ LEGEND = ("÷ base: WER divided by that of the baseline. ×: speed-up of the lan
           "that the paper prints, computed here. here: the row of the same setting, or the nearest in name.")
 
 
-def cells(setup: Setup, result: Result, row: Row, rows: Sequence[Row]) -> list[str]:
+def cells(setup: Printed, result: Printed, row: Row, rows: Sequence[Row]) -> list[str]:
     """The table cells of a result and the row beside it, under HEAD."""
-    def number(value: float | None, mark: str = "") -> str:
-        return "–" if value is None else f"{value:.2f}{mark}"
-
-    base = next((r["wer"] for r in rows if r["method"] == setup.wer_baseline), None)
-    speed = row.get(f"lm_speedup_vs_{setup.speed_baseline.replace('-', '')}")
-    return [result.name, number(result.wer), number(result.wer / setup.baseline_wer),
-            number(result.speedup, "*" if result.derived else ""), number(result.tokens_per_pass),
+    base = next((r["wer"] for r in rows if r["method"] == setup["wer_baseline"]), None)
+    speed = row.get(f"lm_speedup_vs_{setup['speed_baseline'].replace('-', '')}")
+    return [result["name"], number(result["wer"]), number(result["wer"] / setup["baseline_wer"]),
+            f"{number(speedup(result))}{'*' * ('times' in result)}", number(result.get("tokens_per_pass")),
             row["method"], number(100 * row["wer"]), number(row["wer"] / base if base else None), number(speed),
             number(row["tokens_per_pass"])]
 
 
-def setup_texts(setup: Setup) -> tuple[str, str]:
+def behind(setup: Printed) -> str:
     """What stands behind a table of a paper: its model and data, and the baselines on both sides."""
-    return (f"there: {setup.model}; {setup.data}; WER by {setup.recognizer}; {setup.machine}",
-            f"baseline: {setup.baseline_name} ({setup.baseline_wer} %); here {setup.wer_baseline} for WER, "
-            f"{setup.speed_baseline} for speed")
+    return ("There: {model}; {data}; WER by {recognizer}; {machine}. Baseline: {baseline_name} ({baseline_wer} %); "
+            "here {wer_baseline} for WER, {speed_baseline} for speed.").format(**setup)

@@ -57,13 +57,13 @@ def panels(size: tuple[float, float], rows: int = 1, columns: int = 1, **options
 def draw_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Draw what the rows allow; plots of an earlier run that they do not allow are removed. Returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in PLOTS:
+    drawn = []
+    for name, axis in zip(PLOTS, (speed_axis(rows), "tokens_per_pass"), strict=True):
         (folder / name).unlink(missing_ok=True)
-    axis = speed_axis(rows)
-    if axis:
-        plot_errors(rows, axis, folder / "compare_speed.png")
-    plot_errors(rows, "tokens_per_pass", folder / "compare.png")
-    return [folder / name for name in PLOTS if (folder / name).exists()]
+        if axis:
+            plot_errors(rows, axis, folder / name)
+            drawn.append(folder / name)
+    return drawn
 
 
 def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
@@ -82,9 +82,10 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     first = 0
     for name, points in families:
         style, here = name.style, slice(first, first + len(points))
+        size = 8 if style.marker == "*" or isinstance(style.marker, tuple) else 5.5  # stars fill less of it
         axes.vlines(x[here], *ends[:, here], color=style.color, lw=0.8, alpha=0.22, zorder=2)
         axes.plot(x[here], y[here], color=style.color, lw=1.4, ls=DASHES[alike[style] % len(DASHES)], alpha=0.9,
-                  marker=style.marker, ms=8 if style.is_star else 5.5, mec="white", mew=0.5, zorder=4, label=name.label)
+                  marker=style.marker, ms=size, mec="white", mew=0.5, zorder=4, label=name.label)
         for i in {0, len(points) - 1} if len(points) > 1 else ():  # the ends of a sweep
             symbol = f"{style.symbol}=" if i == 0 and style.symbol else ""
             axes.annotate(f"{symbol}{parse_method(points[i]['method']).setting}", (x[first + i], y[first + i]),

@@ -8,9 +8,18 @@ from typing import Any
 
 from eval.methods.families import group_families, parse_method
 from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
-from eval.report.papers import HEAD, LEGEND, beside_papers, cells, conditions, general_remarks, setup_texts
+from eval.report.papers import HEAD, LEGEND, behind, beside_papers, cells, conditions, general_remarks
 from eval.report.plots import REASONS
-from eval.report.table import Column, filled_columns, lively_columns, lively_rows, pass_columns, rival_sentences
+from eval.report.table import (
+    Column,
+    filled_columns,
+    interval,
+    lively_columns,
+    lively_rows,
+    pass_columns,
+    percent,
+    rival_sentences,
+)
 from eval.results.pareto import SPEED_AXES, front_rows, sentence, speed_axis
 from eval.results.rows import Row
 
@@ -69,9 +78,8 @@ def binned(title: str, found: dict[str, Any] | None, name: Callable[[dict[str, A
     head = ["method"]
     for b in found["bins"]:
         head += [name(b), f"95 % CI (n = {b['n']})"]
-    rows = [[method, *(cell for rate in rates for cell in (
-        f"{100 * rate['wer']:.1f}", "–".join(f"{100 * end:.1f}" for end in rate["ci"])))]
-        for method, rates in found["methods"].items()]
+    rows = [[method, *(cell for rate in rates for cell in (percent(rate["wer"], 1), interval(rate["ci"], 1)))]
+            for method, rates in found["methods"].items()]
     return Section(title, [Table(title, head, rows),
         f"WER in % {which}; n: how many those are. Intervals: bootstrap over utterances."])
 
@@ -158,8 +166,8 @@ def papers_section(result: dict[str, Any]) -> Section | None:
         return None
     return Section("Beside the papers", [
         f"Here: {conditions(result)}.", *general_remarks(result),
-        *(Folded(f"{setup.paper}, {setup.table}", [
-            " ".join(f"{said[0].upper()}{said[1:]}." for said in setup_texts(setup)),
-            Table(f"{setup.paper.split()[0]}, {setup.table}", HEAD,
+        *(Folded(f"{setup['paper']}, {setup['table']}", [
+            behind(setup),
+            Table(f"{setup['paper'].split()[0]}, {setup['table']}", HEAD,
                   [cells(setup, theirs, ours, result["rows"]) for theirs, ours in pairs]),
-            *([list(setup.remarks)] if setup.remarks else [])]) for setup, pairs in blocks), LEGEND])
+            *([setup["remarks"]] if "remarks" in setup else [])]) for setup, pairs in blocks), LEGEND])

@@ -20,39 +20,39 @@ CONVENTION = ("Differences are method − baseline: below 0 the method makes few
 """Stated once below every table, in every form of it."""
 
 
-def _number(value: float | None, digits: int = 2) -> str:
+def number(value: float | None, digits: int = 2) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def _percent(value: float | None, digits: int = 2) -> str:
-    return _number(None if value is None else 100 * value, digits)
+def percent(value: float | None, digits: int = 2) -> str:
+    return number(None if value is None else 100 * value, digits)
 
 
 def _p(value: float | None) -> str:
     return "–" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _interval(ends: Sequence[float] | None, digits: int = 2, scale: float = 100) -> str:
-    return "–" if ends is None else "–".join(_number(scale * end, digits) for end in ends)
+def interval(ends: Sequence[float] | None, digits: int = 2, scale: float = 100) -> str:
+    return "–" if ends is None else "–".join(number(scale * end, digits) for end in ends)
 
 
-def _of(key: str, form: Callable[..., str] = _number, *more: Any) -> Callable[[Row], str]:
+def _of(key: str, form: Callable[..., str] = number, *more: Any) -> Callable[[Row], str]:
     """The text of a row's field."""
     return lambda r: form(r.get(key), *more)
 
 
 METHOD: Column = ("method", lambda r: r["method"])
 ERRORS: list[Column] = [
-    ("WER %", _of("wer", _percent)), ("95 % CI", _of("wer_ci", _interval)), ("CER %", _of("cer", _percent)),
-    ("tok/pass", _of("tokens_per_pass")), ("RTF", _of("rtf", _number, 4)), ("× FAR", _of("speedup_vs_far")),
-    ("× CAR-1", _of("speedup_vs_car1")), ("LM RTF", _of("lm_rtf", _number, 4)), ("LM × FAR", _of("lm_speedup_vs_far")),
+    ("WER %", _of("wer", percent)), ("95 % CI", _of("wer_ci", interval)), ("CER %", _of("cer", percent)),
+    ("tok/pass", _of("tokens_per_pass")), ("RTF", _of("rtf", number, 4)), ("× FAR", _of("speedup_vs_far")),
+    ("× CAR-1", _of("speedup_vs_car1")), ("LM RTF", _of("lm_rtf", number, 4)), ("LM × FAR", _of("lm_speedup_vs_far")),
     ("n", lambda r: str(r["n"]))]
 TESTS: list[Column] = [(f"p {title}", _of(f"p_vs_{key}", _p)) for title, key in (
     ("FAR", "far"), ("CAR-1", "car1"), ("bestCAR", "best_car"), ("SD", "sd"), ("random", "random"))]
-VOICE: list[Column] = [("voice", _of("speaker_similarity", _number, 3))]
-SHAPE: list[Column] = [("length", _of("duration_ratio")), ("cut %", _of("truncation_rate", _percent, 1)),
-                       ("loop %", _of("loop_rate", _percent, 1))]
-VARIETY: Column = ("variety", _of("variety", _number, 3))
+VOICE: list[Column] = [("voice", _of("speaker_similarity", number, 3))]
+SHAPE: list[Column] = [("length", _of("duration_ratio")), ("cut %", _of("truncation_rate", percent, 1)),
+                       ("loop %", _of("loop_rate", percent, 1))]
+VARIETY: Column = ("variety", _of("variety", number, 3))
 MEANINGS = {
     "Errors and speed": "WER, CER: word and character errors, with the interval that 95 of 100 such experiments would "
                         f"hit; less is better. tok/pass: tokens of one forward pass. {CONVENTION} LM: of the language "
@@ -83,8 +83,8 @@ def column_groups(rows: Sequence[Row]) -> list[tuple[str, list[Column]]]:
 def _scores(rows: Sequence[Row]) -> list[Column]:
     """Mean and interval of every scorer."""
     def of(name: str, key: str) -> Callable[[Row], str]:
-        return lambda r: (_number(r["scores"][name][key], 3) if key == "mean"
-                          else _interval(r["scores"][name][key], 3, scale=1))
+        return lambda r: (number(r["scores"][name][key], 3) if key == "mean"
+                          else interval(r["scores"][name][key], 3, scale=1))
 
     names = rows[0].get("scores", {}) if rows else ()
     return [column for n in names for column in ((n, of(n, "mean")), ("95 % CI", of(n, "ci")))]
@@ -106,9 +106,9 @@ def sampling_columns(rows: Sequence[Row]) -> list[Column]:
 
 def lively_columns(rows: Sequence[Row]) -> list[Column]:
     """Columns of the table of what greediness costs: sameness, loops and cuts beside the errors."""
-    return [METHOD, *sampling_columns(rows), ERRORS[0], VARIETY, ("95 % CI", _of("variety_ci", _interval, 3, 1)),
-            ("duration ± %", _of("duration_spread", _percent, 1)), ("run", _of("longest_run", _number, 1)),
-            ("longest", _of("longest_run_max", _number, 0)), *SHAPE[:0:-1]]
+    return [METHOD, *sampling_columns(rows), ERRORS[0], VARIETY, ("95 % CI", _of("variety_ci", interval, 3, 1)),
+            ("duration ± %", _of("duration_spread", percent, 1)), ("run", _of("longest_run", number, 1)),
+            ("longest", _of("longest_run_max", number, 0)), *SHAPE[:0:-1]]
 
 
 def lively_rows(rows: Sequence[Row]) -> list[Row]:
@@ -120,13 +120,13 @@ def lively_rows(rows: Sequence[Row]) -> list[Row]:
 def pass_columns(rows: Sequence[Row]) -> list[Column]:
     """Columns of the second table: passes, and acceptance by as many positions as some method reached."""
     def at(position: int) -> Callable[[Row], str]:
-        return lambda r: next((_percent(p["rate"], 1) for p in r.get("acceptance_by_position") or ()
+        return lambda r: next((percent(p["rate"], 1) for p in r.get("acceptance_by_position") or ()
                                if p["position"] == position), "–")
 
     reached = max((p["position"] for r in rows for p in r.get("acceptance_by_position") or ()), default=0)
-    return [METHOD, ("tok/pass", _of("tokens_per_pass")), ("passes", _of("target_passes", _number, 1)),
-            ("draft passes", lambda r: _number(r.get("draft_passes") or None, 1)),
-            ("accepted %", _of("acceptance_rate", _percent, 1)), ("95 % CI", _of("acceptance_rate_ci", _interval, 1)),
+    return [METHOD, ("tok/pass", _of("tokens_per_pass")), ("passes", _of("target_passes", number, 1)),
+            ("draft passes", lambda r: number(r.get("draft_passes") or None, 1)),
+            ("accepted %", _of("acceptance_rate", percent, 1)), ("95 % CI", _of("acceptance_rate_ci", interval, 1)),
             ("accepted/pass", _of("mean_accepted")), *((f"% at {i}", at(i)) for i in range(1, reached + 1))]
 
 
@@ -148,8 +148,8 @@ def short_table(rows: Sequence[Row]) -> list[str]:
 
     clock = [ERRORS[5]] if any(r.get("speedup_vs_far") for r in rows) else [ERRORS[6]]
     columns: list[Column] = [
-        ("method", name), ("WER %", _of("wer", _percent, 1)), ("95 % interval", _of("wer_ci", _interval, 1)),
-        ("tokens a pass", _of("tokens_per_pass")), ("RTF end to end", _of("rtf", _number, 3)), *clock]
+        ("method", name), ("WER %", _of("wer", percent, 1)), ("95 % interval", _of("wer_ci", interval, 1)),
+        ("tokens a pass", _of("tokens_per_pass")), ("RTF end to end", _of("rtf", number, 3)), *clock]
     return aligned(filled_columns(columns, rows), rows)
 
 
@@ -174,7 +174,7 @@ def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
 
 def _rate(row: Sequence[Any], at: int) -> str:
     """An error rate with its interval."""
-    return f"{_percent(row[at]['wer'], 1)} ({_interval(row[at]['ci'], 1)})"
+    return f"{percent(row[at]['wer'], 1)} ({interval(row[at]['ci'], 1)})"
 
 
 def rival_sentences(header: dict[str, Any]) -> list[str]:

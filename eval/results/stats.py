@@ -26,7 +26,6 @@ class PairedTest:
     difference: float
     low: float
     high: float
-    standard_error: float
     p_value: float
     detectable: float
 
@@ -58,7 +57,7 @@ def paired_contrast(errors: Sequence[Sequence[float]], words: Sequence[Sequence[
     # Under the null the centred differences are what chance gives; the observed sample counts as one of them.
     reached = np.abs(differences - observed) >= abs(observed) - 1e-12
     p_value = (1 + int(reached.sum())) / (1 + resamples)
-    return PairedTest(observed, float(low), float(high), error, p_value, detectable_difference(error))
+    return PairedTest(observed, float(low), float(high), p_value, detectable_difference(error))
 
 
 def detectable_difference(standard_error: float) -> float:

@@ -247,15 +247,12 @@ class Maker:
         silent = not self.keeps_audio(seed, index) or record["duration"] == 0
         return silent or self.audio_path(method, index).exists()
 
-    def missing(self, unit: Unit) -> list[int]:
-        return [i for i in unit.indices if not self.finished(unit.method, unit.seed, i)]
-
-    def run(self, unit: Unit, progress: Callable[[int], Any] = lambda made: None) -> int:
-        """Make the unit's missing records; returns how many. progress: told how many more are there."""
-        missing = self.missing(unit)
+    def run(self, unit: Unit, progress: Callable[[int], Any]) -> None:
+        """Make the unit's missing records. progress: told how many more are there."""
+        missing = [i for i in unit.indices if not self.finished(unit.method, unit.seed, i)]
         progress(len(unit.indices) - len(missing))
         if not missing:
-            return 0
+            return
         items = [self.tools.items[i] for i in unit.indices]
         if unit.method == RECORDING:
             assert self.tools.recording is not None
@@ -263,7 +260,7 @@ class Maker:
                 wave, rate = self.tools.recording(self.tools.items[i].prompt.utterance_id)
                 self._finish(unit, i, wave, rate, {}, {})
                 progress(1)
-            return len(missing)
+            return
         # The whole batch is decoded even if a part is missing: always the same tensors, the same tokens.
         started = time.perf_counter()
         results: list[DecodeResult] | None = None
@@ -293,7 +290,6 @@ class Maker:
                           "rounds_accepted": r.rounds_accepted, "emitted": r.emitted, "actions": r.actions}
             self._finish(unit, i, wave, self.tools.vocoder.sample_rate, facts, seconds)
             progress(1)
-        return len(missing)
 
     def _finish(self, unit: Unit, index: int, wave: np.ndarray, rate: int, facts: Record, seconds: dict) -> None:
         item = self.tools.items[index]

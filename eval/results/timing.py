@@ -37,7 +37,7 @@ def on_gpu(entry: Entry) -> bool:
 
 
 def time_methods(tools: Tools, entries: Sequence[Entry], seed: int, utterances: int, out: Path,
-                 progress: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+                 progress: Callable[[], Any] = lambda: None) -> list[dict[str, Any]]:
     """One record per (utterance, method): seconds of lm and vocoder, of audio, and tokens. Kept in timings/."""
     timed = [[e.name, e.identity, type(e.decoder).__name__, vars(e.sampling)] for e in entries]
     session = digest_of([RECORD_VERSION, timed, seed, machine(), tools.identity])[:16]

@@ -32,12 +32,10 @@ from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.draft import AnyDecoder, build_draft
 from dcar.process import run_command
 from dcar.tracking import machine
-from eval.methods.chains import DEFAULT_LENGTH, chain_method
-from eval.methods.registry import Models, load_models
+from eval.methods.chains import DEFAULT_LENGTH
+from eval.methods.registry import Models, load_models, make_methods
 from eval.speed.measure import CLOCKS, Load, interleaved, print_card, shown
 from eval.verifiers.drafters import ModelDrafter
-from eval.verifiers.pcg import GroupVerifier
-from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance
 from eval.verifiers.sd import SpeculativeDecoding
 from heads.build import HEAD_KINDS, check_kind, head_costs
 from heads.chunk_scorer import ChunkScorerConfig
@@ -322,21 +320,18 @@ def _peers(m: Measurement) -> None:
     m.card |= {"peers": speed, "peers_same_tokens": same, "draft_accepted": kept}
 
 
-FAMILIES = {"sd": SpeculativeDecoding, "ssd-0.4": TolerantDecoding, "pcg-0.42": GroupVerifier,
-            "typical": TypicalAcceptance, "topk-verify-50": TopKVerify}
-
-
 def _methods(m: Measurement) -> None:
     """The families of methods in the loop with fast passes, which all of them can use, at batch 1 and 32. Of random
     weights it is the time that says something, not how much of a draft is accepted."""
     model, heads, draft = m.decoder, m.decoder.config.num_prediction_heads, m.models.draft
     assert draft is not None
-    reader, drafter, policy = m.reader(model), m.reader(draft), next(iter(m.models.policies.values()))
+    reader, policy = m.reader(model), next(iter(m.models.policies.values()))
     built: dict[str, Callable[[], Method]] = {f"car-{k}": partial(_car, k) for k in sorted({1, min(3, heads), heads})}
     built["dcar"] = lambda: ChunkMethod(PolicyChunk(policy, "sample", num_candidates=m.config.num_candidates))
-    built["sd@draft"] = chain_method("sd@draft", "sd", "sd", SpeculativeDecoding, model, drafter)[0]
-    for name, verifier in FAMILIES.items():
-        built[name] = chain_method(name, name.rpartition("-")[0] or name, name, verifier, model, None)[0]
+    verifying = Models(model)
+    verifying.draft = m.reader(draft)  # type: ignore[assignment]
+    built |= {e.name: e.build for e in make_methods(
+        ["sd@draft", "sd", "ssd-0.4", "pcg-0.42", "typical", "topk-verify-50"], verifying)}
     batches = {b: m.load.prompts(model, b) for b in (1, 32)}
     passes: dict[tuple[str, int], float] = {}
 

@@ -86,7 +86,10 @@ class ChainVerifier:
         self.drafter.begin(session)
 
     def propose(self, session: Session) -> Draft | None:
-        return self.drafter.propose(session)
+        """None where no row has room: a pass adds a token, so the last that a limit allows is never drafted."""
+        counts = (session.limits - session.generated - 1).clamp(0, self.drafter.length) * session.alive
+        most = int(counts.max())
+        return self.drafter.propose(session, counts, most) if most else None
 
     def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
         eos = session.model.config.eos

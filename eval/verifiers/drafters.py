@@ -1,8 +1,7 @@
 """Where the draft comes from: the decoder's own additional heads, or a small draft model.
 
 Both draw x_i from a distribution after `dcar.sampling.warp` with the run's sampling, EOS forbidden as for the target,
-and hand that distribution over; both stop behind a drafted EOS and leave room for the token that every pass adds (the
-last token that the length limit allows is never drafted).
+and hand that distribution over; both stop behind a drafted EOS.
 """
 
 from __future__ import annotations
@@ -27,19 +26,14 @@ class Drafter(Protocol):
 
     def begin(self, session: Session) -> None: ...
 
-    def propose(self, session: Session) -> Draft | None:
-        """Up to `length` tokens behind the emitted ones, with distributions; None where no row has room for any."""
+    def propose(self, session: Session, counts: Tensor, most: int) -> Draft:
+        """Up to counts [B] tokens behind the emitted ones, with distributions; most: the largest count, at least 1."""
 
     def keep(self, session: Session, state: Tensor, accepted: Tensor) -> None:
         """Of the draft, accepted [B] tokens were kept; state [B, D] is the target's hidden state of the last of them
         (of the token before the draft where none was). Called before the loop counts them as generated."""
 
     def select(self, rows: Tensor) -> None: ...
-
-
-def room(session: Session, length: int) -> Tensor:
-    """Tokens that may be drafted [B]: none in finished rows, and one less than the limit leaves."""
-    return (session.limits - session.generated - 1).clamp(0, length) * session.alive
 
 
 class HeadDrafter:
@@ -55,15 +49,10 @@ class HeadDrafter:
     def begin(self, session: Session) -> None:
         pass
 
-    def propose(self, session: Session) -> Draft | None:
-        counts = room(session, self.length)
-        m = int(counts.max())
-        if m == 0:
-            return None
-        eos = session.model.config.eos
-        tokens, all_probs = draw_chunk(session, session.model.heads(self._state, m + 1)[:, 1:])  # heads 2 … m + 1
-        is_eos = tokens == eos
-        first = torch.where(is_eos.any(-1), is_eos.to(torch.uint8).argmax(-1) + 1, m)  # tokens up to the first EOS
+    def propose(self, session: Session, counts: Tensor, most: int) -> Draft:
+        tokens, all_probs = draw_chunk(session, session.model.heads(self._state, most + 1)[:, 1:])  # heads 2 … m + 1
+        is_eos = tokens == session.model.config.eos
+        first = torch.where(is_eos.any(-1), is_eos.to(torch.uint8).argmax(-1) + 1, most)  # tokens up to the first EOS
         return Draft(tokens, torch.minimum(counts, first), all_probs)
 
     def keep(self, session: Session, state: Tensor, accepted: Tensor) -> None:
@@ -89,18 +78,14 @@ class ModelDrafter:
         self._cache: KVCache = self.draft.prefill(*batch, capacity)[0]
         session.draft_passes += 1
 
-    def propose(self, session: Session) -> Draft | None:
-        counts = room(session, self.length)
-        m = int(counts.max())
-        if m == 0:
-            return None
+    def propose(self, session: Session, counts: Tensor, most: int) -> Draft:
         eos = self.draft.config.eos
         state = self._catch_up(session, counts > 0)
         drafting = counts > 0  # rows whose chain goes on
         real = torch.zeros_like(counts)
         tokens: list[Tensor] = []
         all_probs: list[Tensor] = []
-        for i in range(m):
+        for i in range(most):
             position = torch.minimum(session.generated + i, session.limits)  # of rows that have stopped: anything
             logits = self.draft.heads(state, 1)[:, 0]
             history = session.histories(torch.stack(tokens, 1) if tokens else None)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,6 @@ from heads.checkpoint import tensors_checksum
 logger = logging.getLogger(__name__)
 
 TRIALS, TRIALS_AT_ONCE = 32, 8  # thinning gives way to enumeration after TRIALS; the paper saw 3 on average
-TABLES = ("group_start", "group_tokens", "token_start", "token_groups")
 BYTES_PER_CELL = 4 + 1 + 2 * 8  # of a block of similarities: float32, bool, and two int64 indices where it is true
 
 
@@ -64,9 +63,6 @@ class TokenGroups:
     def memberships(self) -> Tensor:
         """N(t), the number of groups that each id is in: [V]."""
         return self.token_start.diff()
-
-    def to(self, device: str | torch.device) -> TokenGroups:
-        return replace(self, **{name: getattr(self, name).to(device) for name in TABLES})
 
 
 def build_groups(embedding: Tensor, theta: float, specials: int = 1, memory_bytes: int = 256 << 20) -> TokenGroups:
@@ -103,7 +99,9 @@ def build_groups(embedding: Tensor, theta: float, specials: int = 1, memory_byte
     checksum = tensors_checksum({"speech_embedding": embedding})
     logger.info("%d similarity groups at theta = %g, %.1f ids each on average", len(members), theta,
                 len(group_tokens) / len(members))
-    return TokenGroups(group_start, group_tokens, token_start, token_groups, theta, checksum).to(embedding.device)
+    device = embedding.device
+    return TokenGroups(group_start.to(device), group_tokens.to(device), token_start.to(device), token_groups.to(device),
+                       theta, checksum)
 
 
 def similar_codes(embedding: Tensor, theta: float, memory_bytes: int) -> Iterator[tuple[int, Sequence[Tensor]]]:

@@ -204,23 +204,19 @@ class Vadusa:
 
         The first is the one that plain decoding draws at this position; the others are independent between nodes.
         """
+        keys, others = session.token_keys, self.tau - 1
         q = session.probs(session.model.heads(states, 1)[:, :, 0], position)
-        return draw_samples(q, session.token_keys, position, self.tau, session.model.config.eos)
+        node = torch.arange(position.shape[1], device=position.device)
+        numbers = [uniform(keys, "token", position),
+                   *(uniform(keys, "tau", position, node * others + j) for j in range(others))]
+        samples = sample(q[:, :, None], torch.stack(numbers, dim=-1))
+        if not others:
+            return samples, None
+        behind_all = len(node) * others + node
+        return samples, sample(q[..., : session.model.config.eos], uniform(keys, "tau", position, behind_all))
 
     def select(self, rows: Tensor) -> None:
         self._state = self._state[rows]
-
-
-def draw_samples(q: Tensor, keys: Tensor, position: Tensor, tau: int, eos: int) -> tuple[Tensor, Tensor | None]:
-    """tau samples of q [B, n, V + 1] -> [B, n, tau]; for tau > 1 also one of q without the end [B, n]."""
-    node = torch.arange(position.shape[1], device=position.device)
-    numbers = [uniform(keys, "token", position)]
-    numbers += [uniform(keys, "tau", position, node * (tau - 1) + j) for j in range(tau - 1)]
-    samples = sample(q[:, :, None], torch.stack(numbers, dim=-1))
-    if tau == 1:
-        return samples, None
-    behind_all = len(node) * (tau - 1) + node
-    return samples, sample(q[..., :eos], uniform(keys, "tau", position, behind_all))
 
 
 def from_name(name: str, rest: str, decoder: AnyDecoder,

@@ -256,7 +256,7 @@ def test_processes_share_what_is_noted_and_a_missing_share_is_an_error(tmp_path)
 
 
 def test_unfinished_shards_are_an_error_not_a_result(tmp_path, monkeypatch):
-    monkeypatch.setattr("eval.results.store.Maker.run", lambda self, unit, progress: 0)
+    monkeypatch.setattr("eval.results.store.Maker.run", lambda self, unit, progress: None)
     with pytest.raises(DataError, match="run the comparison again"):
         run(tiny_config(tmp_path), tiny_tools())
 

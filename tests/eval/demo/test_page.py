@@ -15,12 +15,7 @@ from test_studio import tone
 from dcar.errors import AssetError, ConfigError, DataError
 from eval.demo.page import DemoConfig, handler, load_gradio, main, serve
 
-
-def has(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
-needs_gradio = pytest.mark.skipif(not has("gradio"), reason="no gradio (pip install '.[demo]')")
+needs_gradio = pytest.mark.skipif(not importlib.util.find_spec("gradio"), reason="no gradio (pip install '.[demo]')")
 
 
 class Shown(Exception):

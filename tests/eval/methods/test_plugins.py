@@ -4,12 +4,10 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 from compare_worker import tiny_tools
 from tiny_decoders import tiny_decoder
 
-from dcar import Choice, ChunkRule
-from dcar.decoding import ChunkMethod, decode
+from dcar.decoding import decode
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from eval.compare.run import CompareConfig, run
@@ -131,13 +129,3 @@ def test_scorers_by_entry_point_and_by_path():
         load_scorers(["plugged.rules.Gone"])
     with pytest.raises(ConfigError, match="no callable"):
         load_scorers(["plugged.rules.nothing"])
-
-
-def test_a_rule_that_decides_before_drawing(prompts):
-    class Two(ChunkRule):
-        def choose(self, session, hidden, counts, candidates):
-            assert candidates is None
-            return Choice(torch.full_like(session.rows, 2))
-
-    results = decode(tiny_decoder(), prompts, ChunkMethod(Two()), SamplingConfig(max_tokens=20))
-    assert {n for r in results for n in r.emitted[:-1]} == {2}

@@ -71,7 +71,7 @@ def test_names_say_what_they_mean(models, name, kind, drafter, length, settings)
     ("ssd--0.1", "must be a number >= 0"), ("pcg-1.5", "cosine in"), ("pcg--1", "cosine in"), ("pcg-0.4-eos", "-eos"),
     ("typical-0.09", "1 parameters"), ("typical-0-0.3", "epsilon"), ("topk-verify", "write topk-verify-50"),
     ("topk-verify-2.5", "whole number"), ("topk-verify-0", "at least 1"), ("sd:4", "3 additional heads"),
-    ("topk-50", "unknown method"), ("ssd-nan", "write ssd-0.4"),
+    ("typical-0.1--1", "delta > 0"), ("topk-50", "unknown method"), ("ssd-nan", "write ssd-0.4"),
     ("car-2@d1", "only methods that ask a policy take a dial"), ("car-99", "chunk sizes of this decoder are"),
     ("random-2-3@n4", "only methods that ask a policy take a dial"),
     ("car-9", "1..4"), ("random-", "1..4"), ("speculative", "methods are written far, car-3"), ("car", "1..4"),

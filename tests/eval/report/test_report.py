@@ -87,6 +87,12 @@ def result(folder) -> dict:
     return json.loads((folder / "compare.json").read_text())
 
 
+def written(folder: Path, result: dict) -> str:
+    """The page of this comparison."""
+    (folder / "compare.json").write_text(json.dumps(result))
+    return write_report(folder).read_text()
+
+
 def parsed(path) -> Strict:
     parser = Strict()
     parser.feed(path.read_text(encoding="utf-8"))
@@ -129,17 +135,14 @@ def test_the_summary_comes_first(folder, result):
     """The verdict, warnings, what can be heard, the picture, one table; all else is folded."""
     for row in result["rows"]:  # a machine that is busy during the tests is not what is tested here
         row.pop("speedup_vs_far_quartiles", None)
-    (folder / "compare.json").write_text(json.dumps(result))
-    text = write_report(folder).read_text()
+    text = written(folder, result)
     heard, image = text.index("<audio"), text.index("Word errors at equal")
     assert text.index("<p class=best><strong>") < heard < image < text.index("<table") < text.index("class=section")
     assert text.index("class=section") < text.index('aria-label="Could it be chance?"')
     assert "class=warn" not in text
     bare = {"known": False, "checkpoint": "runs/far", "shipped": False}
-    (folder / "compare.json").write_text(json.dumps(
-        {**result, "training": {"far": bare, "decoder": bare, "differences": []}}))
-    warned = write_report(folder).read_text()
-    (folder / "compare.json").write_text(json.dumps(result))
+    warned = written(folder, {**result, "training": {"far": bare, "decoder": bare, "differences": []}})
+    written(folder, result)
     assert warned.index("<p class=best><strong>") < warned.index("<p class=warn>Whether FAR") < warned.index("<audio")
 
 
@@ -174,8 +177,7 @@ def test_why_chunks_end(folder, result, tmp_path):
             voice["picture"] = None
     for path in (*folder.glob("compare*.png"), folder / "audio"):
         (tmp_path / path.name).symlink_to(path)
-    (tmp_path / "compare.json").write_text(json.dumps(old))
-    assert "Why chunks end" in text and "Why chunks end" not in write_report(tmp_path).read_text()
+    assert "Why chunks end" in text and "Why chunks end" not in written(tmp_path, old)
 
 
 def test_columns_that_are_empty_everywhere_are_left_out(result):
@@ -323,9 +325,8 @@ def test_missing_pieces_are_named(tmp_path, folder, capsys):
 
 def test_reports_of_another_format_are_refused(tmp_path, result):
     for version in (1, FORMAT_VERSION + 1, None):
-        (tmp_path / "compare.json").write_text(json.dumps({**result, "format_version": version}))
         with pytest.raises(DataError, match="run the comparison again"):
-            write_report(tmp_path)
+            written(tmp_path, {**result, "format_version": version})
 
 
 def test_training_log(folder, tmp_path):

@@ -44,7 +44,7 @@ def test_paired_test_is_antisymmetric():
     assert ab.difference == pytest.approx(-ba.difference)
     assert ab.p_value == ba.p_value
     assert ab.low == pytest.approx(-ba.high)
-    assert ab.standard_error == pytest.approx(ba.standard_error)
+    assert ab.detectable == pytest.approx(ba.detectable)
     itself = paired_test(a, words, a, words)
     assert (itself.difference, itself.p_value, itself.detectable) == (0.0, 1.0, 0.0)
 

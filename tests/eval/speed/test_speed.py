@@ -15,13 +15,23 @@ from eval.speed.measure import Load, interleaved, print_card, read_sizes, shown
 from eval.speed.run import DTYPES, SpeedConfig, load_all, main, random_policies
 
 
-def test_last_line_is_one_json(capsys):
-    main(["--quick", "sizes=[tiny]", "repeats=1", "clock=cpu"])
-    out = capsys.readouterr().out.splitlines()
+@pytest.fixture
+def measured(capsys):
+    """Measures a tiny model by the clock of the processor: the lines that are printed, and the object of the last."""
+    def run(*settings: str) -> tuple[list[str], dict]:
+        main(["sizes=[tiny]", "clock=cpu", *settings])
+        out = capsys.readouterr().out.splitlines()
+        return out, json.loads(out[-1])
+
+    return run
+
+
+def test_last_line_is_one_json(measured):
+    out, result = measured("--quick", "repeats=1")
     assert out[0].startswith("machine:")
     assert next(i for i, line in enumerate(out) if "floor" in line) < next(
         i for i, line in enumerate(out) if line.startswith("CAR-1"))
-    ratios = json.loads(out[-1])["ratios"]
+    ratios = result["ratios"]
     assert set(ratios["car_k_over_k_times_car_1"]["tiny"]) == {str(k) for k in range(2, 8)}
     shares = ratios["decision_over_pass"]["tiny"]
     assert set(shares) == {"bottleneck", "full"} and set(shares["full"]) == {str(k) for k in range(1, 8)}
@@ -29,7 +39,6 @@ def test_last_line_is_one_json(capsys):
                  "dcar_over_own_bound", "far_over_hf_generate", "sd_over_hf_assisted", "static_over_loop",
                  "growth_over_kv_model"):
         assert ratios[name]["tiny"] > 0, name
-    result = json.loads(out[-1])
     card = result["models"]["tiny"]
     assert card["peers_same_tokens"]["sd"] and card["peers_same_tokens"]["hf assisted"]
     assert 0 < result["seconds"]["cpu"]
@@ -37,11 +46,9 @@ def test_last_line_is_one_json(capsys):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(capsys, dtype):
-    asked = ["sizes=[tiny]", "heads=shared", "num_prediction_heads=12", f"dtype={dtype}", "policy_reads=candidates"]
-    main([*asked, "--quick", "repeats=5", "clock=cpu", "parts=[steps]", "chunks=[1,10]", "num_candidates=3"])
-    out = capsys.readouterr().out.splitlines()
-    result = json.loads(out[-1])
+def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(measured, dtype):
+    asked = ["--quick", "parts=[steps]", "num_candidates=3", "heads=shared", "num_prediction_heads=12"]
+    out, result = measured(*asked, f"dtype={dtype}", "policy_reads=candidates", "repeats=5", "chunks=[1,10]")
     card = result["models"]["tiny"]
     decided, plain = card["ms_per_decided_step"]["after the draw"], card["ms_per_step"]
     share = result["ratios"]["decision_over_pass"]["tiny"]["after the draw"]
@@ -51,12 +58,11 @@ def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(capsys, dtype)
     (policy,) = random_policies(tiny_decoder().bfloat16(), reads="candidates").values()
     assert policy.chunk_scorer.inner.weight.dtype == torch.float32  # as it is spoken with
     with pytest.raises(ConfigError, match="3 candidates"):
-        main([*asked[:3], "--quick", "repeats=1", "clock=cpu", "parts=[steps]", "chunks=[1]", "num_candidates=3"])
+        measured(*asked, "repeats=1", "chunks=[1]")
 
 
-def test_methods_are_timed_at_two_batches(capsys):
-    main(["--quick", "sizes=[tiny]", "repeats=1", "tokens=12", "clock=cpu", "parts=[methods]"])
-    methods = json.loads(capsys.readouterr().out.splitlines()[-1])["models"]["tiny"]["methods"]
+def test_methods_are_timed_at_two_batches(measured):
+    methods = measured("--quick", "repeats=1", "tokens=12", "parts=[methods]")[1]["models"]["tiny"]["methods"]
     assert {"car-1", "car-7", "dcar", "sd@draft", "sd", "ssd-0.4", "pcg-0.42", "typical"} <= set(methods)
     assert all(of[batch]["tokens_per_second"] > 0 for of in methods.values() for batch in ("1", "32"))
     assert methods["car-1"]["32"]["tokens_per_pass"] == 1 < methods["car-7"]["1"]["tokens_per_pass"]
@@ -122,19 +128,17 @@ def test_half_precision_halves_the_card(capsys):
         assert cards["float32"][name] == 2 * cards["bfloat16"][name]
 
 
-def test_sixteen_shared_heads_are_measured_beside_their_bound(capsys):
+def test_sixteen_shared_heads_are_measured_beside_their_bound(measured):
     """The bytes that they read do not grow with k, so neither does the bound of k × CAR-1."""
-    main(["sizes=[tiny]", "dtype=bfloat16", "num_prediction_heads=16", "heads=shared", "tie_heads=true",
-          "head_width=32", "chunks=[1,7,16]", "parts=[steps]", "tokens=33", "repeats=1", "clock=cpu"])
-    shown = capsys.readouterr().out
-    result = json.loads(shown.splitlines()[-1])
+    out, result = measured("dtype=bfloat16", "num_prediction_heads=16", "heads=shared", "tie_heads=true",
+                           "head_width=32", "chunks=[1,7,16]", "parts=[steps]", "tokens=33", "repeats=1")
     kept, bound = (result["ratios"][name]["tiny"] for name in ("car_k_over_k_times_car_1", "car_k_bound"))
     assert set(kept) == set(bound) == {"7", "16"}
     card = result["models"]["tiny"]
     for k in (7, 16):
         read = card["read_far"] + card["read_heads"] + (k - 1) * card["read_head"]
         assert bound[str(k)] == pytest.approx(card["read_far"] / read)
-    assert f"all 16 heads add {(read - card['read_far']) / 1e6:.2f} (" in shown
+    assert f"all 16 heads add {(read - card['read_far']) / 1e6:.2f} (" in "\n".join(out)
     assert 0.9 * bound["7"] < bound["16"] < bound["7"] < 1
     assert set(card["ms_per_step"]) == {"1", "7", "16"}
 

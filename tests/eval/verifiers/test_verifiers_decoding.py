@@ -101,9 +101,9 @@ class Checked:
 
     checked = 0
 
-    def propose(self, session):
-        draft = super().propose(session)
-        for row, count in enumerate(draft.counts.tolist() if draft is not None else []):
+    def propose(self, session, counts, most):
+        draft = super().propose(session, counts, most)
+        for row, count in enumerate(draft.counts.tolist()):
             prompt = session.prompts[session.rows[row]]
             emitted = session.tokens[session.rows[row], : session.generated[row]].tolist()
             for i in range(count):

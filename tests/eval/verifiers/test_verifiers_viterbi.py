@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from tiny_decoders import eos_decoder, states
-from tiny_verifiers import check_batching, plain
+from tiny_verifiers import check_batching
 
 from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
@@ -100,22 +100,6 @@ def spoken_table(alpha=0.5):
     rng = random.Random(0)
     return Transitions(*count_bigrams([[rng.randrange(CODES) for _ in range(20)] for _ in range(30)], CODES),
                        CODES + 2, alpha)
-
-
-def test_candidates_of_equal_probability_are_those_of_lowest_id(decoder, prompts):
-    """Heads and transitions that find everything equally likely propose the first ids, whatever torch.topk says."""
-    with torch.no_grad():
-        for weight in (decoder.heads.base.weight, decoder.heads.projection):
-            weight.zero_()
-    flat = Transitions(torch.tensor([0]), torch.tensor([1]), CODES + 2, alpha=1e12)
-    sampling = SamplingConfig(max_tokens=12, min_tokens=20)
-    assert {t for r in decode(decoder, prompts, MTPViterbi(3, flat, k=4), sampling) for t in r.tokens} == {0}
-
-
-def test_one_head_with_one_candidate_is_greedy_decoding(decoder, prompts):
-    got = decode(decoder, prompts, MTPViterbi(1, spoken_table(), k=1), SAMPLING)
-    greedy = SamplingConfig(temperature=0, max_tokens=60, max_tokens_per_text_unit=6)
-    assert [r.tokens for r in got] == [r.tokens for r in plain(decoder, prompts, greedy)]
 
 
 def test_decoding_follows_the_rule_step_by_step(decoder, prompts):

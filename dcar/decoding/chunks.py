@@ -21,11 +21,10 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from dcar.decoding.fast.policy import FastPolicyReader, FusedDecision
 from dcar.decoding.loop import Draft, Kept, Session, decode
-from dcar.decoding.records import batch_of
+from dcar.decoding.records import batch_of, pad
 from dcar.errors import ConfigError
 from dcar.model.base import Decoder
 from dcar.sampling import sample
@@ -326,8 +325,7 @@ class ShuffledChunk(ChunkRule):
         # A FastDecoder with graphs holds one batch at a time, so this session's batch is prefilled again.
         batch = batch_of(session.prompts, session.model.config, device)
         session.cache, _ = session.model.prefill(*batch, session.cache.capacity)
-        sizes = pad_sequence([torch.tensor(result.actions, device=device) for result in results], batch_first=True)
-        self._counts = torch.tensor([len(result.actions) for result in results], device=device)
+        sizes, self._counts = pad([result.actions for result in results], device)
         place = torch.arange(sizes.shape[1], device=device).expand_as(sizes)
         order = session.uniform("shuffle", place).masked_fill(place >= self._counts[:, None], 2.0)  # padding stays last
         self._sizes = sizes.gather(1, order.argsort(-1))
@@ -352,14 +350,15 @@ def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None,
     log_probs [B, N k] of candidate and size (`joint_log_probs`), from which one is drawn at u [B], or the likeliest
     taken without them. Where a size is `forced` [B] (0 = none), the candidate alone is chosen.
     """
-    open_to = log_probs
-    if forced is not None:
+    several, open_to = log_probs.shape[1] > k, log_probs
+    if forced is not None and several:
         size = torch.arange(log_probs.shape[1], device=log_probs.device) % k + 1
         other = (forced[:, None] > 0) & (size != forced[:, None])
         open_to = log_probs.masked_fill(other, -math.inf).log_softmax(-1)
     index = open_to.argmax(-1) if u is None else sample(open_to.exp(), u)
-    draw = index // k if log_probs.shape[1] > k else None
-    return index % k + 1, log_probs.gather(-1, index[:, None])[:, 0], draw
+    if forced is not None and not several:
+        index = torch.where(forced > 0, forced - 1, index)
+    return index % k + 1, log_probs.gather(-1, index[:, None])[:, 0], index // k if several else None
 
 
 def fused_end(fused: FusedDecision, u: Tensor | None, forced: Tensor | None,

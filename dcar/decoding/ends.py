@@ -31,7 +31,7 @@ def no_distribution(probs: Tensor) -> Tensor:
     `sample` draws something from such a distribution all the same, so the decoders record these rows and raise when
     they synchronise anyway.
     """
-    return ~(probs.sum(-1) > 0).flatten(1).all(1) if probs.dim() > 2 else ~(probs.sum(-1) > 0)
+    return ~(probs.sum(-1) > 0).view(len(probs), -1).all(1)
 
 
 def distribution_error(utterance_id: str, position: int) -> DistributionError:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -99,7 +100,6 @@ class Session:
         names = [p.utterance_id for p in prompts]
         self.token_keys, self.action_keys = (  # each [B]
             keys.to(device) for keys in group_keys(seed, names, members, share_token_draws))
-        self.member = torch.tensor(members, device=device)  # [B] index within the group
         self.rows = torch.arange(size, device=device)
         self.alive = torch.ones(size, dtype=torch.bool, device=device)  # a finished row stays until the batch shrinks
         self.prompt_lengths = self.prompt_lengths_started = prompt_lengths
@@ -127,10 +127,6 @@ class Session:
         self.policy_seconds = 0.0
         self._steps = 0  # a lower bound on the tokens of every live row
         self._uniforms: dict[str, Tensor] = {}  # stream -> [B, room], drawn once for all positions
-
-    @property
-    def live(self) -> int:
-        return len(self.rows)
 
     def forbid_eos(self, positions: Tensor) -> Tensor | None:
         """Where EOS is masked: positions [B] or [B, k], counted from the first generated token."""
@@ -201,7 +197,7 @@ class Session:
         """`shifted` numbers [B, k, N] of the next tokens; computed once for all positions, too."""
         stream = f"token, {num_candidates} draws"
         if stream not in self._uniforms:
-            every = torch.arange(self.tokens.shape[1], device=self.rows.device).expand(self.live, -1)
+            every = torch.arange(self.tokens.shape[1], device=self.rows.device).expand(len(self.rows), -1)
             self._uniforms[stream] = shifted(self.uniform("token", every), num_candidates)
         table = self._uniforms[stream]
         if len(table) == 1 and table.device.type == "cpu":  # a view
@@ -291,7 +287,7 @@ class Session:
     def select(self, rows: Tensor) -> None:
         """Keep only these rows (indices into the live rows)."""
         self.cache = self.cache.select(rows)
-        for name in ("token_keys", "action_keys", "member", "rows", "alive", "prompt_lengths", "generated", "limits",
+        for name in ("token_keys", "action_keys", "rows", "alive", "prompt_lengths", "generated", "limits",
                      "last_hidden", "pending", "pending_counts"):
             setattr(self, name, getattr(self, name)[rows])
         self._uniforms = {stream: table[rows] for stream, table in self._uniforms.items()}
@@ -332,22 +328,22 @@ def decode(model: Decoder, prompts: Sequence[Prompt], method: Method, sampling: 
     for prompt in prompts:
         check_prompt(prompt, model.config)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].text_ids))  # similar lengths finish together
-    results: dict[int, list[DecodeResult]] = {}
+    results: list[list[DecodeResult]] = [[] for _ in prompts]
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
         try:
-            batch = list(_decode_batch(model, [prompts[i] for i in chosen], method, sampling, seed, group_size,
-                                       share_token_draws, record_hidden))
+            batch = _decode_batch(model, [prompts[i] for i in chosen], method, sampling, seed, group_size,
+                                  share_token_draws, record_hidden)
         except DistributionError as error:
-            error.finished = [result for i in sorted(results) for result in results[i]]
+            error.finished = list(chain.from_iterable(results))
             raise
         for j, i in enumerate(chosen):
             results[i] = batch[j * group_size : (j + 1) * group_size]
-    return [result for i in range(len(prompts)) for result in results[i]]
+    return list(chain.from_iterable(results))
 
 
 def _decode_batch(model: Decoder, prompts: list[Prompt], method: Method, sampling: SamplingConfig, seed: int,
-                  group_size: int, share_token_draws: bool, record_hidden: bool) -> Iterator[DecodeResult]:
+                  group_size: int, share_token_draws: bool, record_hidden: bool) -> list[DecodeResult]:
     started = time.perf_counter()
     device = model.norm.weight.device
     batch = batch_of(prompts, model.config, device)
@@ -377,36 +373,31 @@ def _decode_batch(model: Decoder, prompts: list[Prompt], method: Method, samplin
             raise distribution_error(session.prompts[row].utterance_id, undefined_at)
         if left == 0:
             break
-        if left <= session.live // 2:  # shrink seldom: it copies the cache
+        if left <= len(session.rows) // 2:  # shrink seldom: it copies the cache
             rows = session.alive.nonzero()[:, 0]
             session.select(rows)
             method.select(rows)
         draft = method.propose(session)
         pending = session.pending_counts
-        tokens, counts = session.pending[:, : int(pending.max())], pending
+        tokens, counts, layout = session.pending[:, : int(pending.max())], pending, None
         if draft is not None:
             session.draft_passes[session.rows] += draft.passes
             tokens, counts = append_draft(tokens, pending, draft)
+            layout = None if draft.tree is None else draft.tree.layout(pending, tokens.shape[1])
         start = session.cache.lengths
-        if draft is None or draft.tree is None:
-            hidden = model.extend(session.cache, tokens, counts)
-            session.consumed(hidden, counts, start)
-        else:
-            hidden = model.extend(session.cache, tokens, counts, draft.tree.layout(pending, tokens.shape[1]))
-            session.consumed(hidden, pending, start)
-    yield from _results(session, method.name, time.perf_counter() - started)
+        hidden = model.extend(session.cache, tokens, counts, layout)
+        session.consumed(hidden, counts if layout is None else pending, start)
+    return list(_results(session, method.name, time.perf_counter() - started))
 
 
 def append_draft(tokens: Tensor, counts: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
     """Concatenate each row's pending tokens and its draft: [B, m], [B]."""
+    parts = ((tokens, counts), (draft.tokens, draft.counts))
+    real = torch.cat([torch.arange(t.shape[1], device=t.device) < many[:, None] for t, many in parts], 1)
+    order = real.sort(dim=1, descending=True, stable=True).indices  # padding goes behind
     total = counts + draft.counts
-    out = tokens.new_zeros(len(tokens), int(total.max()))
-    column = torch.arange(out.shape[1], device=tokens.device)
-    first = column < counts[:, None]
-    second = ~first & (column < total[:, None])
-    out[first] = tokens[torch.arange(tokens.shape[1], device=tokens.device) < counts[:, None]]
-    out[second] = draft.tokens[torch.arange(draft.tokens.shape[1], device=tokens.device) < draft.counts[:, None]]
-    return out, total
+    both = torch.cat((tokens, draft.tokens), 1).masked_fill(~real, 0)
+    return both.gather(1, order)[:, : int(total.max())], total
 
 
 def _results(session: Session, name: str, seconds: float) -> Iterator[DecodeResult]:

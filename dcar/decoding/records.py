@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dcar.errors import DataError, TextError
 from dcar.model.base import DecoderConfig
@@ -52,11 +53,8 @@ def batch_of(prompts: Sequence[Prompt], config: DecoderConfig, device: torch.dev
 
 def pad(rows: Sequence[Sequence[int]], device: torch.device | str) -> tuple[Tensor, Tensor]:
     """Lists of ids -> ids [B, longest] padded with 0, lengths [B]."""
-    lengths = torch.tensor([len(r) for r in rows], device=device)
-    out = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = torch.tensor(row, dtype=torch.long)
-    return out.to(device), lengths
+    ids = pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
+    return ids.to(device), torch.tensor([len(row) for row in rows], device=device)
 
 
 def check_prompt(prompt: Prompt, config: DecoderConfig) -> None:

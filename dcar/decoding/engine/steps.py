@@ -22,10 +22,9 @@ from dcar.decoding.fast.distributions import tokens_of
 from dcar.decoding.fast.graphs import StepGraphs
 from dcar.decoding.fast.passes import Passes
 from dcar.decoding.fast.policy import FusedPolicy
-from dcar.decoding.fast.stack import own_layers, weights_signature
+from dcar.decoding.fast.stack import has_own_layers, weights_signature
 from dcar.decoding.records import DecodeResult
 from dcar.errors import ConfigError, EngineError
-from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, shifted
 from heads.candidates import select_draw
@@ -91,7 +90,7 @@ class Slot:
 
 def why_not(model: object, sampling: SamplingConfig | None = None) -> str | None:
     """Why the engine does not support this model or sampling; None if it does."""
-    if own_layers(model) is None or not isinstance(model, CARDecoder):
+    if not has_own_layers(model):
         return f"the static engine needs a CARDecoder of TransformerLayers, not a {type(model).__name__}"
     if sampling is not None and sampling.repetition_window:
         return "the static engine does not look back at the last tokens, as repetition_window asks"
@@ -102,8 +101,8 @@ class EngineSteps:
     """The buffers of an engine, and what a step does with them; `StaticEngine` puts utterances into their rows."""
 
     def __init__(self, model: AnyDecoder, config: EngineConfig | None = None, policy: ChunkPolicy | None = None):
-        if (reason := why_not(model)) or not isinstance(model, CARDecoder):
-            raise ConfigError(f"{reason}; use dcar.decoding.decode")
+        if not has_own_layers(model):
+            raise ConfigError(f"{why_not(model)}; use dcar.decoding.decode")
         self.model, self.config = model, config or EngineConfig()
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
         self.heads = model.config.num_prediction_heads

@@ -36,7 +36,7 @@ class NativeChunkScorer:
             state, start, inner = chunk_scorer.state, chunk_scorer.start, chunk_scorer.inner
             of_input, of_state, input_bias, state_bias = chunk_scorer.layer.all_weights[0]
             context = torch.cat((state.weight, start.weight)), torch.cat((state.bias, start.bias))
-            products = [native.linear(weight.detach(), bias.detach()) for weight, bias in (
+            products = [native.linear(*part) for part in (
                 context, (of_input, input_bias), (of_state, state_bias), (inner.weight, inner.bias))]
             tables = [token, seen.T.contiguous(), chunk_scorer.offset.detach()]
             output = chunk_scorer.output.weight.detach()

@@ -25,10 +25,9 @@ from dcar.decoding.fast.chunk_scorer import fused_chunk_scorer
 from dcar.decoding.fast.columns import CausalMask, RotaryCache, columns_of, real_positions, round_up
 from dcar.decoding.fast.graphs import StepGraphs
 from dcar.decoding.fast.policy import FastPolicyReader, FusedPolicy
-from dcar.decoding.fast.stack import FusedHeads, Stack, own_layers, same_weights, weights_signature
+from dcar.decoding.fast.stack import FusedHeads, Stack, has_own_layers, same_weights, weights_signature
 from dcar.errors import ConfigError, EngineError
 from dcar.model.base import Decoder
-from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
 from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.layers import KVCache
@@ -43,11 +42,12 @@ class Passes:
     decoder of other layers."""
 
     def __init__(self, model: AnyDecoder):
-        if (layers := own_layers(model)) is None or not isinstance(model, CARDecoder):
+        if not has_own_layers(model):
             raise ConfigError(f"fast passes read a CARDecoder of TransformerLayers, not a {type(model).__name__}; use "
                               "it as it is")
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
-        self.stack, self.heads = Stack(layers, [model.norm]), FusedHeads(model.heads)
+        self.stack = Stack(list(model.layers), [model.norm])  # type: ignore[arg-type]
+        self.heads = FusedHeads(model.heads)
         self.rotary = RotaryCache(model.speech_rotary, self.device, self.dtype)
         self._text_rotary = RotaryCache(model.text_rotary, self.device, self.dtype)
         self._text_embedding, self._embedding = (
@@ -272,4 +272,4 @@ class _StoredCache(KVCache):
 
 def fast(model: Decoder) -> Decoder:
     """A FastDecoder of the model; other models (a language model of `transformers`, a FastDecoder) unchanged."""
-    return FastDecoder(model) if isinstance(model, CARDecoder) and own_layers(model) is not None else model
+    return FastDecoder(model) if has_own_layers(model) else model

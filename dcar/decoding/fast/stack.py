@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from dcar.decoding.fast.columns import Columns, RotaryCache
 from dcar.decoding.fast.cpu.heads import native_heads
 from dcar.decoding.fast.cpu.native import NativeStack, kernels
+from dcar.model.car import CARDecoder
 from heads.build import Heads
 from heads.layers import TransformerLayer
 
@@ -33,15 +35,13 @@ def affine(module: nn.Module, native: bool = True) -> Affine:
     few_rows = kernels(module.weight.dtype)
     if few_rows is None or not few_rows.reads(module.weight):
         return module
-    product = few_rows.linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+    product = few_rows.linear(module.weight, module.bias)
     return product if product.panels else lambda x: product(x) if len(x) <= few_rows.rows else module(x)
 
 
-def own_layers(model: object) -> list[TransformerLayer] | None:
-    """The layers of a decoder that is a stack of `TransformerLayer`s; None for any other (a language model of
-    `transformers`)."""
-    layers = list(getattr(model, "layers", [None]))
-    return layers if all(isinstance(layer, TransformerLayer) for layer in layers) else None
+def has_own_layers(model: object) -> TypeGuard[CARDecoder]:
+    """Whether a decoder is a stack of `TransformerLayer`s, not another one (a language model of `transformers`)."""
+    return isinstance(model, CARDecoder) and all(isinstance(layer, TransformerLayer) for layer in model.layers)
 
 
 def weights_signature(module: nn.Module) -> Hashable:

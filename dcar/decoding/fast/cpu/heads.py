@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from dcar.decoding.fast.cpu.native import LONG, POINTER, Kernels, LinearPart, NativeLinear, check_rows, members
+from dcar.decoding.fast.cpu.native import LONG, POINTER, Kernels, LinearPart, check_rows, members
 from heads.build import Heads
 from heads.multi_token import MultiTokenHeads
 from heads.shared import SharedHeads
@@ -38,8 +37,7 @@ class NativeHeads:
 
     def __init__(self, native: Kernels, heads: Heads):
         """heads: ones that `native_heads` accepts."""
-        self._native = native
-        self._base = self._linear(heads.base)
+        self._base = native.linear(heads.base.weight, heads.base.bias)
 
     def takes(self, rows: int, k: int) -> bool:
         """Whether k heads of so many hidden states are faster here than in PyTorch."""
@@ -55,9 +53,6 @@ class NativeHeads:
         if self._run(ctypes.addressof(self._part), x.data_ptr(), y.data_ptr(), len(x), k, torch.get_num_threads()):
             raise RuntimeError(f"could not allocate memory for {k} heads of {len(x)} rows")
         return y
-
-    def _linear(self, layer: nn.Linear) -> NativeLinear:
-        return self._native.linear(layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
 
 
 class NativeIndependentHeads(NativeHeads):
@@ -76,8 +71,8 @@ class NativeSharedHeads(NativeHeads):
 
     def __init__(self, native: Kernels, heads: SharedHeads):
         super().__init__(native, heads)
-        up, down = ([self._linear(cast(nn.Linear, layer)) for layer in layers] for layers in (heads.up, heads.down))
-        out = [] if heads.out is None else [self._linear(heads.out)]
+        up, down, out = ([native.linear(*layer.parameters()) for layer in layers]
+                         for layers in (heads.up, heads.down, [] if heads.out is None else [heads.out]))
         norm = [torch.empty(0)] * 2 if heads.norm is None else [heads.norm.weight.detach(), heads.norm.bias.detach()]
         held = [p.detach() for p in (heads.offset, heads.scale, heads.shift)] + norm
         many = LinearPart * heads.blocks

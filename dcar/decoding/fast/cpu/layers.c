@@ -32,7 +32,7 @@ typedef struct {
   const element *cos, *sin; /* of a rotation: sine signed, see heads/layers.py */
   long angle_stride;
   long positions;
-  element *x, *result;               /* [positions, D], which is overwritten; where the result goes, or absent: to x */
+  element *x, *result;               /* [positions, D], which is overwritten; where the result goes, perhaps x */
   const long *angle, *index;         /* [positions]: which rotation; row x row_columns + column of keys and values */
   long row_columns;
   const long *hole_from, *hole_to;   /* by row: columns that nobody sees; may be absent */
@@ -365,8 +365,7 @@ int run_layers(const Pass *given) {
     add(x, normed, n * width);
   }
   if (!failed) {
-    element *to = p.last.weight ? normed : p.result ? p.result : p.x;
-    normalize(x, p.last_norm, p.last_bias, to, n, width, p.epsilon);
+    normalize(x, p.last_norm, p.last_bias, p.last.weight ? normed : p.result, n, width, p.epsilon);
     if (p.last.weight) product(&p.last, normed, p.result, n, p.threads);
   }
   free(index);

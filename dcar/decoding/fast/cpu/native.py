@@ -116,8 +116,9 @@ class Kernels:
         slow = dtype == torch.bfloat16 and "bf16" not in _processor()
         self.rows = 96 if self.matrix_unit or slow else 32 if dtype == torch.float32 else 8
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
         """The product with a contiguous weight [out, in], which is used where it is, or copied if it is a small one."""
+        weight, bias = weight.detach(), None if bias is None else bias.detach()
         small = self.dtype == torch.float32 and weight.numel() < LARGE
         return NativeLinear(self.library.multiply_panels if small else self.library.multiply, weight, bias, small)
 
@@ -179,7 +180,7 @@ class NativeStack:
         def linear(parts: Sequence[nn.Module]) -> LinearPart:
             if not parts or isinstance(parts[0], nn.Identity):
                 return LinearPart()
-            products.append(native.linear(*(p.detach() for p in parts[0].parameters())))
+            products.append(native.linear(*parts[0].parameters()))
             return products[-1].part()
 
         made = [_Layer(*norm(layer.attention_norm), *norm(layer.ffn_norm),

@@ -4,6 +4,7 @@ which whoever mixes devices or waits within a captured step gets an error, as on
 import fake_gpu
 import pytest
 import torch
+from test_after_draw import scored_policy
 from test_fast import NAMES, method
 from test_static_engine import schedules
 from tiny_decoders import tiny_decoder
@@ -18,18 +19,14 @@ from dcar.model.load import load_decoder, load_policy
 from dcar.sampling import SamplingConfig
 from eval.methods.registry import Models, make_methods
 from eval.speed.measure import Load
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import ChunkPolicy
 
 PROMPTS = [Prompt(f"u{i}", tuple(range(1, 4 + i)), tuple(range(1, 3 + i))) for i in (2, 3, 4)]
 SAMPLING = SamplingConfig(temperature=0.9, top_k=8, max_tokens=16, max_tokens_per_text_unit=6, min_tokens=8)
 
 
 def after_draw() -> ChunkPolicy:
-    torch.manual_seed(1)
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, None, num_attention_heads=2, reads="candidates",
-                                           chunk_scorer_width=16, chunk_scorer_embedding=8, chunk_scorer_ids=13)).eval()
-    torch.nn.init.normal_(policy.scores.linear.weight)
-    return policy
+    return scored_policy(tiny_decoder(), seed=1, chunk_scorer_width=16)
 
 
 def here(results: list) -> list:

@@ -165,25 +165,26 @@ def test_streams_seeds_positions_and_draws_are_independent_and_uniform():
 # --- repetition-aware sampling ------------------------------------------------------------------------------------
 
 
-def cosyvoice_draw(logits: torch.Tensor, decoded: list[int], generator: torch.Generator, config: SamplingConfig) -> int:
-    """The procedure of CosyVoice (ras_sampling, nucleus_sampling, random_sampling), token by token."""
-    probs = logits.double().softmax(0)
-    values, indices = probs.sort(descending=True, stable=True)
-    kept, ids, mass = [], [], 0.0
-    for value, index in zip(values.tolist(), indices.tolist(), strict=True):
+def cosyvoice_draws(logits: torch.Tensor, decoded: list[int], generator: torch.Generator, config: SamplingConfig,
+                    count: int) -> torch.Tensor:
+    """The procedure of CosyVoice (ras_sampling, nucleus_sampling, random_sampling), `count` times."""
+    values, indices = logits.double().softmax(0).sort(descending=True, stable=True)
+    kept, mass = [], 0.0
+    for value in values.tolist():
         if not (mass < config.top_p and len(kept) < config.top_k):
             break
         mass += value
         kept.append(value)
-        ids.append(index)
-    token = ids[int(torch.tensor(kept, dtype=torch.float64).multinomial(1, generator=generator))]
-    repeated = sum(t == token for t in decoded[-config.repetition_window:])
-    if repeated >= config.repetition_window * config.repetition_share:
-        if config.repetition_mask:
-            logits = logits.clone()
-            logits[token] = -torch.inf
-        token = int(logits.double().softmax(0).multinomial(1, generator=generator))
-    return token
+    first = torch.tensor(kept, dtype=torch.float64).multinomial(count, True, generator=generator)
+    tokens = indices[first]
+    for token in tokens.unique().tolist():
+        repeated = sum(t == token for t in decoded[-config.repetition_window:])
+        if repeated >= config.repetition_window * config.repetition_share:
+            others, again = logits.double(), (indices[first] == token).nonzero()[:, 0]
+            if config.repetition_mask:
+                others[token] = -torch.inf
+            tokens[again] = others.softmax(0).multinomial(len(again), True, generator=generator)
+    return tokens
 
 
 def ras(**changes) -> SamplingConfig:
@@ -201,7 +202,7 @@ def test_repetition_aware_distribution_is_that_of_cosyvoices_procedure(mask, cha
     probs = warp(logits[None], config, history=torch.tensor([decoded[-10:]]))[0].double()
     assert float(probs.sum()) == pytest.approx(1, abs=1e-6)
     generator = torch.Generator().manual_seed(7)
-    draws = torch.tensor([cosyvoice_draw(logits, decoded, generator, config) for _ in range(20_000)])
+    draws = cosyvoice_draws(logits, decoded, generator, config, 20_000)
     counts = torch.bincount(draws, minlength=6).double()
     expected = probs * len(draws)
     assert counts[expected < 1e-6].sum() == 0

@@ -35,10 +35,11 @@ def test_decoder_without_bos_and_full_width_policy():
     check_ways(tiny_decoder(bos=False), prompts, ChunkMethod(PolicyChunk(policy_of(None), "sample")), batch=2)
 
 
-def test_pytorchs_own_kernels_give_the_same_tokens(decoder, prompts, monkeypatch):
-    """Where there is no C compiler."""
-    monkeypatch.setattr("dcar.decoding.fast.stack.kernels", lambda dtype: None)
-    check_ways(decoder, prompts, ChunkMethod(PolicyChunk(policy_of(), "sample")))
+@pytest.mark.parametrize(("name", "value"), [("stack.kernels", lambda dtype: None), ("cpu.native.LARGE", 1)])
+def test_other_kernels_give_the_same_tokens(decoder, prompts, name, value, monkeypatch):
+    """Where there is no C compiler, and where no weight is small enough to be copied."""
+    monkeypatch.setattr(f"dcar.decoding.fast.{name}", value)
+    check_ways(decoder, prompts, ChunkMethod(PolicyChunk(policy_of(), "sample")), seed=3)
 
 
 @pytest.mark.parametrize("share", [False, True])

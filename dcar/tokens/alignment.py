@@ -105,15 +105,15 @@ def viterbi(score: np.ndarray, codes: np.ndarray, sequence: np.ndarray) -> np.nd
 
 def best_states(score: np.ndarray, codes: np.ndarray, sequence: np.ndarray) -> np.ndarray:
     """As `viterbi`, the states [T] by their places 0 … N - 1 in the sequence."""
-    frames = score[sequence][:, codes]  # [N, T]
-    states, length = frames.shape
-    best = np.full(states, -np.inf)
+    frames = score[sequence, codes[:, None]]  # [T, N]
+    length, states = frames.shape
+    best, advanced = np.full((2, states), -np.inf)
     best[0] = frames[0, 0]
     moved = np.zeros((length, states), dtype=bool)
     for t in range(1, length):
-        advanced = np.concatenate(([-np.inf], best[:-1]))
+        advanced[1:] = best[:-1]
         moved[t] = advanced > best
-        best = np.maximum(advanced, best) + frames[:, t]
+        best = np.maximum(advanced, best) + frames[t]
     path = np.empty(length, dtype=np.int64)
     state = states - 1
     for t in range(length - 1, -1, -1):

@@ -35,7 +35,6 @@ from launch.tune_voice import (
     choose,
     mixed_vocoders,
     on_the_way,
-    training_config,
     tune_voice,
     tuned_vocoder,
     vocoder_config,
@@ -339,18 +338,16 @@ def test_a_nearer_voice_decides_where_words_are_equal():
     row = outcome(before, after, 200)
     assert row["nearer"] == pytest.approx(0.02) and row["start_length"] == 0.5 and row["sentences"] == 30
     assert row["off_pace_ci"] == [0, 0]
-    assert is_better(row, 0.03)
-    assert "Take the tuned vocoder, nearer to the voice at no more than 3 points" in advice(row, "vocoder", 0.03)
-    slower = {**row, "off_pace_ci": [0.01, 0.02]}
-    assert not is_better(slower, 0.03)
-    assert "Leave the tuned decoder, which is farther from its pace" in advice(slower, "decoder", 0.03)
-    unsure = {**row, "difference_ci": [-0.01, 0.04]}  # words may have suffered
-    assert not is_better(unsure, 0.03)
-    assert "nearer to the voice, but it may make more than 3 points more word errors" in advice(unsure, "decoder", 0.03)
-    assert not is_better({**row, "nearer_ci": [-0.001, 0.03]}, 0.03)
+    for change, better, told in (
+            ({}, True, "Take the tuned vocoder, nearer to the voice at no more than 3 points"),
+            ({"off_pace_ci": [0.01, 0.02]}, False, "Leave the tuned vocoder, which is farther from its pace"),
+            ({"difference_ci": [-0.01, 0.04]}, False,  # words may have suffered
+             "nearer to the voice, but it may make more than 3 points more word errors"),
+            ({"nearer_ci": [-0.001, 0.03]}, False, "which is better in nothing beyond chance"),
+            ({"difference_ci": [0.01, 0.04]}, False, "Leave the tuned vocoder, which makes more word errors")):
+        found = {**row, **change}
+        assert is_better(found, 0.03) == better and told in advice(found, "vocoder", 0.03)
     assert not is_better(outcome(said(dict.fromkeys(names, 1), None), said(dict.fromkeys(names, 1), None), 200), 0.03)
-    worse = {**row, "difference_ci": [0.01, 0.04]}
-    assert "Leave the tuned decoder, which makes more word errors" in advice(worse, "decoder", 0.03)
 
 
 def test_a_nearer_pace_decides_too():
@@ -399,18 +396,14 @@ def test_recordings_are_read_as_they_lie_there(tmp_path, monkeypatch, first, kin
     assert "recordings of 2 speakers" in caplog.text
 
 
-def test_what_cannot_be_tuned_is_refused(data, tmp_path):
-    with pytest.raises(ConfigError, match="one of the two"):
-        TuneVoiceConfig()
-    with pytest.raises(ConfigError, match="shares"):
-        TuneVoiceConfig(data="x", shares=[])
-    with pytest.raises(ConfigError, match="split=dev"):
-        TuneVoiceConfig(data="x", split="dev")
-    with pytest.raises(ConfigError, match="finetune_started: no such file.*did you mean finetune_starter"):
-        training_config(TuneVoiceConfig(data=str(data), recipe="finetune_started"), str(data))
-    with pytest.raises(ConfigError, match="vocoder_voices: no such file.*did you mean vocoder_voice"):
-        vocoder_config(TuneVoiceConfig(data=str(data), vocoder_recipe="vocoder_voices"), "starter")
-    with pytest.raises(ConfigError, match="trains from scratch"):
-        training_config(TuneVoiceConfig(data=str(data), recipe="car_starter"), str(data))
-    with pytest.raises(DataError, match="nothing in split other"):
-        tune_voice(TuneVoiceConfig(data=str(data), split="other", out=str(tmp_path / "voice")))
+@pytest.mark.parametrize(("settings", "error", "message"), [
+    ({"data": ""}, ConfigError, "one of the two"), ({"shares": []}, ConfigError, "shares"),
+    ({"split": "dev"}, ConfigError, "split=dev"),
+    ({"recipe": "finetune_started"}, ConfigError, "finetune_started: no such file.*did you mean finetune_starter"),
+    ({"vocoder_recipe": "vocoder_voices"}, ConfigError, "vocoder_voices: no such file.*did you mean vocoder_voice"),
+    ({"recipe": "car_starter"}, ConfigError, "trains from scratch"),
+    ({"split": "other"}, DataError, "nothing in split other"),
+])
+def test_what_cannot_be_tuned_is_refused(data, tmp_path, settings, error, message):
+    with pytest.raises(error, match=message):
+        tune_voice(TuneVoiceConfig(**{"data": str(data), "out": str(tmp_path / "voice"), **settings}))

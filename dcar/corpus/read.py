@@ -130,7 +130,7 @@ def checked_rows(read: Callable[[], Iterator[Row]], name: str) -> Iterator[Row]:
             yield row if fault is None else Problem(row.id[:LONGEST_NAME], row.source, fault)
     except OSError as error:
         yield Problem("", str(error.filename or name), f"reading broke off ({error.strerror or error}); check the file "
-                      "and its permissions")  # fmt: skip
+                      "and its permissions")
 
 
 def _fault(u: Utterance) -> str | None:
@@ -227,14 +227,14 @@ def examine(u: Utterance, min_seconds: float,
             report(f"utterance {u.id}: {seconds:.2f} s, but the corpus says {u.duration:.2f} s; is the audio cut?")
         if u.sample_rate is not None and decoded[1] != u.sample_rate:
             report(f"utterance {u.id}: the file has {decoded[1]} Hz, the manifest says {u.sample_rate} Hz; make the "
-                   "manifest again from these files, or point audio_root to its own")  # fmt: skip
+                   "manifest again from these files, or point audio_root to its own")
     except AudioError as error:
         report(str(error))
     try:
         prompt = u.load_prompt()
         if prompt is not None and len(prompt[0]) / prompt[1] < MIN_PROMPT_SECONDS:
             report(f"utterance {u.id}: the prompt {u.prompt_audio} is {len(prompt[0]) / prompt[1]:.2f} s, at least "
-                   f"{MIN_PROMPT_SECONDS:g} s are needed")  # fmt: skip
+                   f"{MIN_PROMPT_SECONDS:g} s are needed")
     except AudioError as error:
         report(str(error))
     return problems, decoded, prompt

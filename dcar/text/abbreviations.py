@@ -16,34 +16,34 @@ MONTH_SHORT = {m[:3].lower(): m for m in MONTHS} | {"sept": "September"}
 _ABBREVIATIONS = {
     "mr": "Mister", "mrs": "Missus", "ms": "Ms", "messrs": "Messieurs", "prof": "Professor", "jr": "Junior",
     "sr": "Senior", "vs": "versus",
-}  # fmt: skip
+}
 _TITLES = {  # only before a name: "Gen. Lee", never "gen."
     "gen": "General", "gov": "Governor", "sen": "Senator", "rep": "Representative", "capt": "Captain",
     "lt": "Lieutenant", "col": "Colonel", "sgt": "Sergeant", "rev": "Reverend", "hon": "Honorable", "pres": "President",
     "mt": "Mount", "ft": "Fort", "drs": "Doctors", "maj": "Major", "adm": "Admiral", "cpl": "Corporal",
     "pvt": "Private", "fr": "Father", "det": "Detective", "insp": "Inspector", "supt": "Superintendent",
-}  # fmt: skip
+}
 _CALLED = rf"(?:Mr|Mrs|Ms|Dr|Prof|Judge|President|{'|'.join(t.capitalize() for t in _TITLES if t not in ('mt', 'ft'))})"
 _DOTTED_ABBREVIATIONS = {
     "ave": "Avenue", "blvd": "Boulevard", "rd": "Road", "dept": "Department", "inc": "Incorporated", "ltd": "Limited",
     "corp": "Corporation", "bros": "Brothers", "assn": "Association", "univ": "University", "approx": "approximately",
     "etc": "et cetera", "vol": "volume", "pp": "pages", "esq": "Esquire", "govt": "government", "cf": "compare",
     "viz": "namely", "misc": "miscellaneous", "dist": "district",
-}  # fmt: skip
+}
 _DAYS = {  # everyday words too ("sat.", "sun."): only with a capital and inside a sentence
     "mon": "Monday", "tue": "Tuesday", "tues": "Tuesday", "wed": "Wednesday", "thu": "Thursday", "thur": "Thursday",
     "thurs": "Thursday", "fri": "Friday", "sat": "Saturday", "sun": "Sunday",
-}  # fmt: skip
+}
 _BEFORE_NUMBERS = {  # "p. 12", "Fig. IV"; a capital is kept
     "p": "page", "pp": "pages", "vol": "volume", "vols": "volumes", "ch": "chapter", "chap": "chapter",
     "fig": "figure", "figs": "figures", "eq": "equation", "sec": "section", "nos": "numbers", "ext": "extension",
     "tel": "telephone", "apt": "apartment", "art": "article", "para": "paragraph", "est": "established", "op": "opus",
     "tab": "table", "app": "appendix", "hwy": "highway", "rte": "route", "chs": "chapters", "ver": "version",
-}  # fmt: skip
+}
 _STREETS = {  # after a name, with or without the full stop: "Pennsylvania Ave NW"
     "ave": "Avenue", "blvd": "Boulevard", "rd": "Road", "ln": "Lane", "hwy": "Highway", "pkwy": "Parkway",
     "sq": "Square", "terr": "Terrace",
-}  # fmt: skip
+}
 _SHORT_DAY = "|".join(sorted((d.capitalize() for d in _DAYS), key=len, reverse=True))
 _DAY_OF_DATE = rf"(?<![Tt]he )\b({_SHORT_DAY})(?=,?\s(?:\d|(?:{'|'.join(m[:3] for m in MONTHS)})))"
 _WHEN = _DAYS | MONTH_SHORT | {day.lower(): day for day in _DAYS.values()} | {month.lower(): month for month in MONTHS}

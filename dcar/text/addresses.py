@@ -16,7 +16,7 @@ LETTER = "\ue000"  # after a capital: it is read as a letter, never as an initia
 _SIGNS = {
     ".": "dot", "-": "dash", "_": "underscore", "+": "plus", "/": "slash", "?": "question mark", "=": "equals",
     "&": "ampersand", "%": "percent", "#": "hash", "~": "tilde", ":": "colon", "@": "at", "\\": "backslash",
-}  # fmt: skip
+}
 # Top-level domains of addresses without https:// or www. that do not look like a missing space after a full stop.
 _ENDINGS = ("com|org|net|edu|gov|info|io|ai|dev|app|co\\.uk|ac\\.uk|uk|de|fr|nl|eu|ch|jp|cn|ca|au")
 _FILES = ("pdf|txt|jpe?g|png|gif|html?|csv|docx?|xlsx?|pptx?|zip|mp3|mp4|wav|flac|exe|md|js|ts|jsx|tsx|py|json|ya?ml|"
@@ -90,13 +90,13 @@ _STATES = {
     "PA": "Pennsylvania", "RI": "Rhode Island", "SC": "South Carolina", "SD": "South Dakota", "TN": "Tennessee",
     "TX": "Texas", "UT": "Utah", "VT": "Vermont", "VA": "Virginia", "WA": "Washington", "WV": "West Virginia",
     "WI": "Wisconsin", "WY": "Wyoming", "DC": "D C",
-}  # fmt: skip
+}
 _STATE = "|".join(_STATES)
 _SURE = "|".join(s for s in _STATES if s not in "AL CT HI ID IN LA MA MD ME MS OK OR PA".split())
 _SIDES = {
     "N": "North", "S": "South", "E": "East", "W": "West", "NE": "Northeast", "NW": "Northwest", "SE": "Southeast",
     "SW": "Southwest",
-}  # fmt: skip
+}
 _STREET = r"(?:St|Ave|Rd|Blvd|Dr|Ln|Pl|Ct|Street|Avenue|Road|Boulevard|Drive|Lane|Place|Court|Way)\b"
 
 

@@ -14,12 +14,12 @@ NUM = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"
 _LENGTHS = {
     "mm": "millimeter", "cm": "centimeter", "km": "kilometer", "m": "meter", "ft": "foot", "in": "inch", "mi": "mile",
     "yd": "yard",
-}  # fmt: skip
+}
 _TIMES = {
     "ns": "nanosecond", "ms": "millisecond", "sec": "second", "secs": "second", "min": "minute", "mins": "minute",
     "h": "hour", "hr": "hour", "hrs": "hour", "wk": "week", "wks": "week", "mo": "month", "mos": "month", "yr": "year",
     "yrs": "year",
-}  # fmt: skip
+}
 UNITS = {
     **{unit: name for unit, name in _LENGTHS.items() if unit != "in"},  # "in" is a preposition
     **{f"sq {unit}": f"square {name}" for unit, name in _LENGTHS.items()},
@@ -41,7 +41,7 @@ UNITS = {
     "kbit/s": "kilobit per second", "Mbit/s": "megabit per second", "Gbit/s": "gigabit per second",
     "bpm": "beat per minute", "fps": "frame per second", "dpi": "dot per inch", "ppm": "part per million",
     "pts": "point", "°C": "degree Celsius", "°F": "degree Fahrenheit", "°": "degree",
-}  # fmt: skip
+}
 # A single letter is a unit only in clear contexts: after a space or a decimal ("16 A", "9.58s", not "seat 16A") and
 # before function words. "K" stays a letter: "300 K" may be a temperature, a file size or money.
 _APART = r"(?:(?<=[\s-])|(?<=\.\d)|(?<=\.\d\d)|(?<=\.\d\d\d))"
@@ -60,14 +60,14 @@ _LETTERS = {
     "C": ("degree Celsius", rf"(?:(?<=\d)C(?!-)|C(?:{_END}|{_HEAT}))"),
     "F": ("degree Fahrenheit", rf"(?:(?<=\d)F(?!-)|F(?:{_END}|{_HEAT}))"),
     "c.": ("cup", r"c\.(?=\s[a-z])"),
-}  # fmt: skip
+}
 # Words before a number and a letter that are a name, not a measure: "gate 22 C", "seat 16 A", "size 34C", "I-95 N".
 _NAMES_WITH_LETTERS = re.compile(
     r"\b(?:room|gate|seat|apt|apartment|flat|unit|suite|section|row|flight|bus|platform|part|form|figure|fig|table|group|"
     r"grade|class|level|building|block|route|rte|highway|hwy|interstate|US|line|version|chapter|page|number|no|type|step|"
     r"question|exercise|article|appendix|division|league|terminal|exit|model|plan|tier|phase|size|cup|batch|lot|house|"
     r"vitamin|year)\.?\s+-?$|\w-$", re.IGNORECASE,
-)  # fmt: skip
+)
 _NAMES = UNITS | {unit: name for unit, (name, _) in _LETTERS.items()}
 _PATTERNS = {unit: re.escape(unit) for unit in UNITS} | {unit: pattern for unit, (_, pattern) in _LETTERS.items()}
 UNIT = "|".join(_PATTERNS[u] for u in sorted(_PATTERNS, key=len, reverse=True))
@@ -77,7 +77,7 @@ _PER = {unit: name for unit, name in UNITS.items() if "/" not in unit} | {
     "100 g": "hundred grams", "100 ml": "hundred milliliters",
     **{word: word for word in ("second", "minute", "hour", "day", "night", "week", "month", "year", "person", "head",
                                "piece", "unit", "share", "barrel", "gallon", "mile", "kilo", "liter")},
-}  # fmt: skip
+}
 PER = "|".join(re.escape(u) for u in sorted(_PER, key=len, reverse=True))
 
 

@@ -34,7 +34,7 @@ PHRASE_MARKS = (",", ".", "?", "!")
 _CONSONANTS = (
     "b", "d", "d͡ʒ", "f", "h", "j", "k", "l", "m", "n", "p", "s", "t", "t͡ʃ", "v", "w", "z", "ð", "ŋ", "ɡ", "ɹ", "ʃ", "ʒ",
     "θ",
-)  # fmt: skip
+)
 _VOWELS = ("aɪ", "aʊ", "eɪ", "i", "oʊ", "u", "æ", "ɑ", "ɔ", "ɔɪ", "ə", "ɚ", "ɛ", "ɪ", "ʊ", "ʌ")
 # gruut never stresses the schwa, so there is no "ˈə".
 _STRESSED = tuple("ˈ" + v for v in _VOWELS if v != "ə")

@@ -26,13 +26,13 @@ CURRENCIES = {
 DOLLARS = {
     "US": "U S", "C": "Canadian", "CA": "Canadian", "A": "Australian", "AU": "Australian", "NZ": "New Zealand",
     "HK": "Hong Kong",
-}  # fmt: skip
+}
 CODES = {
     "USD": ("U S dollar", "U S dollars"), "EUR": ("euro", "euros"), "GBP": ("British pound", "British pounds"),
     "CHF": ("Swiss franc", "Swiss francs"), "JPY": ("Japanese yen", "Japanese yen"),
     "CAD": ("Canadian dollar", "Canadian dollars"), "AUD": ("Australian dollar", "Australian dollars"),
     "INR": ("Indian rupee", "Indian rupees"), "CNY": ("Chinese yuan", "Chinese yuan"),
-}  # fmt: skip
+}
 _SCALE_WORDS = {"k": "thousand", "m": "million", "mn": "million", "bn": "billion", "b": "billion", "t": "trillion",
                 "tn": "trillion"}
 _NOTES = re.compile(r"\s(?:bills?|notes?|coins?|banknotes?|stamps?|vouchers?|coupons?|tickets?)\b")

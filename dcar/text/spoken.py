@@ -28,11 +28,11 @@ _LETTER_NAMES = {
     "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ζ": "zeta", "η": "eta", "θ": "theta",
     "λ": "lambda", "μ": "mu", "ν": "nu", "ξ": "xi", "π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "phi",
     "ς": "sigma", "χ": "chi", "ψ": "psi", "ω": "omega",
-}  # fmt: skip
+}
 _LATIN = str.maketrans({
     "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ø": "o", "Ø": "O", "ß": "ss", "ẞ": "SS", "ł": "l", "Ł": "L", "đ": "d",
     "Đ": "D", "ð": "th", "Ð": "Th", "þ": "th", "Þ": "Th", "ı": "i",
-})  # fmt: skip
+})
 _MARKS = str.maketrans({
     "’": "'", "‘": "'", "ʼ": "'", "`": "'", "´": "'", "＇": "'", "“": '"', "”": '"', "„": '"', "«": '"', "»": '"',
     "‐": "-", "‑": "-", "−": "-", "–": "–", "—": "—", "―": "—", "…": "...", "²": " squared ", "³": " cubed ",
@@ -41,7 +41,7 @@ _MARKS = str.maketrans({
     "√": " square root of ", "∞": " infinity ",
     "№": " number ", "™": " ", "®": " ", "©": " ", "€": "€", "µ": "μ",
     "Ω": "Ω", "⁄": "/", "。": ". ", "、": ", ", "\u00ad": None, "\u200b": None, "\u200d": None, "\ufeff": None,
-})  # fmt: skip
+})
 _INITIALISMS = frozenset(
     "US USA UK EU UN TV PC IT AI ID CEO CFO CTO PM AM HQ FBI CIA DNA RNA BBC CNN NBA NFL GDP GPS USB VIP DIY FAQ OK "
     "OT PR HR IQ MP ER ICU UFO AP PE PI EP LA DC NY ASAP MIT ETA EST LED SAT NGO AKA LAX RAF IP POW CT".split()

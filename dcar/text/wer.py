@@ -34,7 +34,7 @@ _CONTRACTIONS = {
     "can't": "can not", "cannot": "can not", "won't": "will not", "shan't": "shall not", "ain't": "is not",
     "let's": "let us", "i'm": "i am", "y'all": "you all", "o'clock": "o clock", "gonna": "going to", "wanna": "want to",
     "gotta": "got to",
-} | {f"{host}'s": f"{host} is" for host in _IS_HOSTS}  # fmt: skip
+} | {f"{host}'s": f"{host} is" for host in _IS_HOSTS}
 _ENDINGS = (("n't", " not"), ("'re", " are"), ("'ve", " have"), ("'ll", " will"))
 _SPELLINGS = {
     "ok": "okay", "okey": "okay", "alright": "all right", "grey": "gray", "greys": "grays", "greyer": "grayer",
@@ -49,7 +49,7 @@ _SPELLINGS = {
     "dialogue": "dialog", "analogue": "analog", "axe": "ax", "doughnut": "donut", "doughnuts": "donuts",
     "whisky": "whiskey", "yoghurt": "yogurt", "towards": "toward", "afterwards": "afterward", "learnt": "learned",
     "burnt": "burned", "spelt": "spelled", "spilt": "spilled", "per cent": "percent", "manoeuvre": "maneuver",
-}  # fmt: skip
+}
 _OUR = re.compile(
     r"\b((?:un|mis|dis)?(?:arb|ard|arm|behavi|cand|clam|col|discol|endeav|fav|ferv|flav|harb|hon|hum|lab|neighb|od|parl|"
     r"ranc|rig|rum|sav|splend|succ|tum|val|vap|vig))our(?=(?:s|ed|ing|ite|ites|able|ably|ful|fully|less|er|ers|ly|y|"

@@ -114,7 +114,7 @@ def _corpus(*kinds: tuple[str, str]) -> Callable[[Path], Any]:
 
 def _audio(folder: Path) -> list[str]:
     kinds = (("a.wav", "WAV", "PCM_16"), ("b.wav", "WAV", "FLOAT"), ("c.flac", "FLAC", "PCM_16"),
-             ("d.ogg", "OGG", "VORBIS"), ("e.opus", "OGG", "OPUS"))  # fmt: skip
+             ("d.ogg", "OGG", "VORBIS"), ("e.opus", "OGG", "OPUS"))
     for name, kind, subtype in kinds:
         sf.write(folder / name, tone(0.3), 16_000, format=kind, subtype=subtype)
     return [name for name, _, _ in kinds]

@@ -30,7 +30,7 @@ LONGEST = 60.0  # seconds a case
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 2**31, 2**63, 10**30, 0.5, -0.0, 1e308, float("nan"), float("inf"), "", "x", "1",
     "../..", "\ud800", "\0", "x" * 5000, [], {}, [[]], [None], [1, "a"], {"a": 1}, {"": None}, [0] * 1000,
-]  # fmt: skip
+]
 """Values that JSON can hold in the place of any other."""
 
 

@@ -82,7 +82,7 @@ def check_settings(pairs: list[tuple[str, str]]) -> None:
 signs = "aZé 0123456789.,:;-–/$€£%@#&'\"()+*=<>\u2028²½٣①\n\tIVX"
 written = st.text(st.sampled_from(signs) | st.characters(), max_size=60)
 KEYS = ("out", "splits", "speeds", "limit", "num_proc", "filter_seconds", "model.hidden_size", "seeds",
-        "methods", "learning_rate", "sampling.temperature", "config", "seed", "data")  # fmt: skip
+        "methods", "learning_rate", "sampling.temperature", "config", "seed", "data")
 methods = piece(*METHODS, "-2", "-3", "@t0.4", "@t", "-k", "-p0.9", "{", "}", ",", "..", ":", "@", "4", "²",
                 "٣", "9" * 400, "9" * 5000, "tuned", "draft", "starter")
 yaml_text = piece("a", ": ", "\n", "- ", "[", "]", "{", "}", "&a ", "*a", "!!python/object:os.system ",

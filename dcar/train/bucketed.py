@@ -30,10 +30,6 @@ from dcar.train.resilient import ResilientTrainer
 
 logger = logging.getLogger(__name__)
 
-Card = Callable[[Any, Mapping[str, Any]], str]
-"""Makes README.md of a model and its provenance."""
-
-
 def sharding() -> str:
     """FSDP or DeepSpeed, where the launcher asked for one; else empty."""
     return next((name for name in ("FSDP", "DeepSpeed")
@@ -138,14 +134,14 @@ class BucketedTrainer(ResilientTrainer):
             self.prepare_data()
             self.train(resume_from_checkpoint=str(last) if last else None)
 
-    def make(self, last: Path | None, given: Any, card: Card, known: Mapping[str, Any], *,
-             finished: Callable[[], None] | None = None, **origin: Any) -> Any:
+    def make(self, last: Path | None, given: Any, card: Callable[[Any, Mapping[str, Any]], str],
+             known: Mapping[str, Any], *, finished: Callable[[], None] | None = None, **origin: Any) -> Any:
         """Train, from the checkpoint `last` on where there is one; evaluate, and write the model with its card, its
         settings and its provenance. Returns it as it was written.
 
-        given: the settings as the user gave them. known: what card and provenance say besides. origin: what checkpoints
-        record of where they come from. finished: called on the main process at the end. CheckpointError where the
-        checkpoint was trained on other data.
+        given: the settings as the user gave them. card: makes README.md of the model and its provenance. known: what
+        both say besides. origin: what checkpoints record of where they come from. finished: called on the main process
+        at the end. CheckpointError where the checkpoint was trained on other data.
         """
         out, config = self.out, dataclasses.asdict(self.config)
         if self.is_world_process_zero():

@@ -84,10 +84,9 @@ class CARTrainer(BucketedTrainer):
         super().__init__(config, made, model, train, dev)
         alone = self.args.world_size < int(os.environ.get("WORLD_SIZE", 1))  # DeepSpeed that found no backend
         if sharding() and (alone or not (self.is_fsdp_enabled or self.is_deepspeed_enabled)):
-            raise ConfigError(f"{sharding()} was asked for, but Accelerate does not "
-                              "shard on CPUs or in a single process and would train data-parallel without a word: "
-                              "launch several GPU processes without ACCELERATE_USE_CPU, or use "
-                              "launch/accelerate/multi_gpu.yaml (cpu2.yaml on CPUs)")
+            raise ConfigError(f"{sharding()} was asked for, but Accelerate does not shard on CPUs or in a single "
+                              "process and would train data-parallel without a word: launch several GPU processes "
+                              "without ACCELERATE_USE_CPU, or use launch/accelerate/multi_gpu.yaml (cpu2.yaml on CPUs)")
 
     def sampler(self, lengths: Sequence[int], shuffle: bool) -> BucketBatchSampler:
         config = self.config

@@ -133,27 +133,18 @@ def run(config: TrainChunkScorerConfig) -> ChunkScorer:
     train, dev = (SpeechDataset(load_prepared(config.data, split), decoder.config,  # type: ignore[arg-type]
                                 config.prompt_tokens, config.seed) for split in ("train", "dev"))
     torch.manual_seed(config.seed)
-    model = new_chunk_scorer(shape, decoder, config.init_from)
+    model = ChunkScorer(shape)
+    if config.init_from:
+        start = ChunkScorer.from_pretrained(resolve(config.init_from, "chunk_scorer"))
+        if dataclasses.replace(start.config, base_checksum=shape.base_checksum) != shape:
+            raise CheckpointError(f"init_from={config.init_from}: a chunk scorer of another shape or other codes "
+                                  f"({start.config}, here {shape}); train one from nothing")
+        model.load_state_dict(start.state_dict())
+    else:
+        model.start_embedding(decoder.speech_embedding.weight.detach())
     trainer = ChunkScorerTrainer(config, model, decoder, train, dev)
     return trainer.make(last, config, chunk_scorer_card, {}, data=data_stamp(config.data),
                         base_checksum=shape.base_checksum)
-
-
-def new_chunk_scorer(shape: ChunkScorerConfig, decoder: AnyDecoder, init_from: str) -> ChunkScorer:
-    """A chunk scorer of this shape to train, from the decoder's embeddings or from where another one is.
-
-    Raises CheckpointError where that has another shape, or other codes.
-    """
-    model = ChunkScorer(shape)
-    if not init_from:
-        model.start_embedding(decoder.speech_embedding.weight.detach())
-        return model
-    start = ChunkScorer.from_pretrained(resolve(init_from, "chunk_scorer"))
-    if dataclasses.replace(start.config, base_checksum=shape.base_checksum) != shape:
-        raise CheckpointError(f"init_from={init_from}: a chunk scorer of another shape or other codes ({start.config}, "
-                              f"here {shape}); train one from nothing")
-    model.load_state_dict(start.state_dict())
-    return model
 
 
 def chunk_scorer_card(chunk_scorer: ChunkScorer, source: Mapping[str, Any]) -> str:

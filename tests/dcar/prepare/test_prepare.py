@@ -187,17 +187,17 @@ def test_bad_rows_stop_the_run_unless_skipped(tmp_path):
     assert toy_prepare(config(corpus, out)).counts["train"]["utterances"] == 10
 
 
-@pytest.mark.parametrize("written", ["", "{", "[1]", "{}", '{"problems": 3}', '{"problems": [{"ident": 1}]}'])
-def test_a_damaged_verdict_is_removed_and_made_again(written: str, tmp_path):
+def test_a_damaged_verdict_is_removed_and_made_again(tmp_path):
     corpus, out = write_starter(tmp_path / "c", audio={"bytes": b"junk", "path": "x"}), tmp_path / "p"
     with pytest.raises(DataError, match="1 problems"):
         toy_prepare(config(corpus, out))
     verdict, = (tmp_path / ".p.partial").glob("*/validated.json")
-    verdict.write_text(written)
-    with pytest.raises(DataError, match="validated.json: damaged, and removed; run again"):
-        toy_prepare(config(corpus, out))
-    with pytest.raises(DataError, match="1 problems .*skip_bad"):
-        toy_prepare(config(corpus, out))
+    for written in ("", "{", "[1]", "{}", '{"problems": 3}', '{"problems": [{"ident": 1}]}'):
+        verdict.write_text(written)
+        with pytest.raises(DataError, match="validated.json: damaged, and removed; run again"):
+            toy_prepare(config(corpus, out))
+        with pytest.raises(DataError, match="1 problems .*skip_bad"):
+            toy_prepare(config(corpus, out))
 
 
 def test_broken_manifest_lines_can_be_repaired_or_removed(tmp_path):

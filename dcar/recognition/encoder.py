@@ -22,7 +22,6 @@ from dcar.recognition.base import SHORTEST, to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, WindowCTC, spelled
 from dcar.recognition.manifest import CHARACTERS
 from dcar.sources.packages import WHISPER_BASE_SHA256
-from dcar.tokens.base import token_count
 from dcar.tokens.whisper import MAX_SECONDS, SAMPLES_PER_TOKEN, WhisperEncoder
 
 BLANK = 0
@@ -85,7 +84,7 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
 
 def state_count(samples: int) -> int:
     """States of a waveform of so many samples at 16 kHz."""
-    return token_count(max(samples, SHORTEST), ENCODER_SAMPLE_RATE)
+    return -(-max(samples, SHORTEST) // SAMPLES_PER_TOKEN)
 
 
 def encoder_states(encoder: WhisperEncoder, wave: np.ndarray, sample_rate: int) -> np.ndarray:
@@ -97,8 +96,7 @@ def encoder_states(encoder: WhisperEncoder, wave: np.ndarray, sample_rate: int) 
     return np.concatenate([encoder(one, ENCODER_SAMPLE_RATE) for one in pieces])
 
 
-def load_encoder_recognizer(folder: str | Path, name: str = "", threads: int = 1,
-                            device: str = "cpu") -> EncoderRecognizer:
+def load_encoder_recognizer(folder: str | Path, name: str = "", device: str = "cpu") -> EncoderRecognizer:
     """A recogniser that `dcar train-recognizer kind=encoder` wrote, called by `name`, or its folder's, and its weights.
 
     Raises CheckpointError where the folder holds none.
@@ -106,5 +104,4 @@ def load_encoder_recognizer(folder: str | Path, name: str = "", threads: int = 1
     recognizer = EncoderRecognizer.from_pretrained(folder, device)
     called = name or Path(folder).resolve().name
     recognizer.name = f"encoder-ctc:{called}@{recognizer.checksum()[:8]}"
-    recognizer.encoder = WhisperEncoder(TAIL_SECONDS, threads)
     return recognizer

@@ -13,7 +13,7 @@ from dcar.recognition.tokens import TokenRecognizer
 from dcar.sources.shipped import resolve, shipped
 
 
-def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recognizer:
+def load_recognizer(name: str, device: str = "cpu") -> Recognizer:
     """A recogniser by name:
 
     - `moonshine`, `whisper-base`; `starter` (ships with the project)
@@ -25,14 +25,14 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
     Raises AssetError for an unknown name or a missing model.
     """
     if name == "moonshine":
-        return MoonshineRecognizer(threads=threads)
+        return MoonshineRecognizer()
     if name == "whisper-base":
-        return WhisperRecognizer(threads=threads)
+        return WhisperRecognizer()
     if name == "starter":
-        return load_encoder_recognizer(shipped("recognizer"), name, threads, device)
+        return load_encoder_recognizer(shipped("recognizer"), name, device)
     kind, _, rest = name.partition(":")
     makers: dict[str, Callable[[], Recognizer]] = {
-        "encoder": lambda: load_encoder_recognizer(rest, threads=threads, device=device),
+        "encoder": lambda: load_encoder_recognizer(rest, device=device),
         "nemo": lambda: load_nemo(rest, device), "whisper": lambda: WhisperHFRecognizer(rest, device),
         "ctc": lambda: CTCHFRecognizer(rest, device),
     }

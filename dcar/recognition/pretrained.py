@@ -53,14 +53,13 @@ class MoonshineRecognizer(_OneByOne):
     name = f"moonshine-tiny-en-0.1.0-silence-{silence_seconds}"
     _start, _end = 1, 2
 
-    def __init__(self, threads: int = 1) -> None:
+    def __init__(self) -> None:
         import onnxruntime
         from tokenizers import Tokenizer
 
         files = moonshine_files()
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
         providers = ["CPUExecutionProvider"]
         self._encoder = onnxruntime.InferenceSession(str(files.encoder), options, providers=providers)
         self._decoder = onnxruntime.InferenceSession(str(files.decoder), options, providers=providers)
@@ -97,10 +96,10 @@ class WhisperRecognizer(_OneByOne):
 
     name = "whisper-base-int8"
 
-    def __init__(self, threads: int = 1) -> None:
+    def __init__(self) -> None:
         from faster_whisper import WhisperModel
 
-        self._model = WhisperModel(str(whisper_base_dir()), device="cpu", compute_type="int8", cpu_threads=threads)
+        self._model = WhisperModel(str(whisper_base_dir()), device="cpu", compute_type="int8", cpu_threads=1)
 
     def _transcribe(self, wave: np.ndarray) -> str:
         segments, _ = self._model.transcribe(wave, language="en", beam_size=1, temperature=0.0,

@@ -28,11 +28,6 @@ class SpeechTokenizer(Protocol):
         ...
 
 
-def token_count(samples: int, sample_rate: int, rate_hz: int = 50) -> int:
-    """Number of tokens of a waveform: ceil(samples / sample_rate · rate_hz), in exact integer arithmetic."""
-    return -(-samples * rate_hz // sample_rate)
-
-
 def check_waveform(wave: np.ndarray, where: str) -> np.ndarray:
     """`wave` as contiguous float32 [samples]. Raises AudioError if it is not mono, is empty or not finite."""
     array = np.ascontiguousarray(wave, dtype=np.float32)

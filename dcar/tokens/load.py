@@ -13,7 +13,7 @@ from dcar.tokens.kmeans import KMeansTokenizer, StateEncoder, read_kmeans
 from dcar.tokens.whisper import WhisperEncoder
 
 
-def load_tokenizer(name_or_dir: str | Path = "starter", threads: int = 1, device: str = "cpu") -> SpeechTokenizer:
+def load_tokenizer(name_or_dir: str | Path = "starter", device: str = "cpu") -> SpeechTokenizer:
     """A tokenizer by name or by folder.
 
     - `starter`, the one that ships with the project; a folder that `dcar fit-tokenizer` wrote
@@ -36,7 +36,7 @@ def load_tokenizer(name_or_dir: str | Path = "starter", threads: int = 1, device
         if card["type"] == HubertEncoder.kind:
             encoder = shared_hubert(str(card["encoder"]), int(card["layer"]), device)
         else:
-            encoder = WhisperEncoder(card["tail_seconds"], threads)
+            encoder = WhisperEncoder(card["tail_seconds"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: tokenizer.json does not say what encoder it is for ({error!r}); restore the "
                               "folder") from error

@@ -47,7 +47,7 @@ class WhisperEncoder:
         return {"tail_seconds": self.tail_seconds, "encoder": "whisper-base, final encoder states (MIT)"}
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-        """States [T, 512] float32, T = `token_count(samples, sample_rate)`.
+        """States [T, 512] float32, T = ceil(seconds · 50).
 
         Raises AudioError for an empty, non-finite or non-mono waveform and for one longer than MAX_SECONDS.
         """

@@ -224,8 +224,6 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, hidden_size: int, num_heads: int, ffn_size: int, dropout: float = 0.0):
         super().__init__()
-        if hidden_size % num_heads or (hidden_size // num_heads) % 2:
-            raise ValueError(f"hidden_size {hidden_size} must be an even multiple of num_heads {num_heads}")
         self.num_heads = num_heads
         self.attention_norm = nn.LayerNorm(hidden_size)
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)

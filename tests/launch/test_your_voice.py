@@ -3,7 +3,6 @@ in order, as printed but for the sizes of runs. On a dozen sentences of one spea
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import soundfile
+from test_docs import bash_lines
 
 from dcar.corpus.read import load_corpus
 
@@ -31,8 +31,7 @@ SMALLER = {  # of a command and what its line has → settings behind it
 
 def lines() -> list[list[str]]:
     """The words of every command of the page's bash blocks."""
-    blocks = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    return [shlex.split(line, comments=True) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line) for line in bash_lines(PAGE.read_text())]
 
 
 @pytest.fixture(scope="module")

@@ -247,33 +247,28 @@ def by_length(records: Sequence[dict[str, Any]], methods: Sequence[str],
     too few, or too alike, for two bins.
     """
     words = {r["id"]: r["words"][3] for r in records}
-    bins = length_bins(list(words.values()))
-    if len(bins) < 2:
-        return None
-    chosen = [sorted(i for i, n in words.items() if low <= n <= high) for low, high in bins]
-    return {"bins": [{"words": list(b), "n": len(ids)} for b, ids in zip(bins, chosen, strict=True)],
-            "methods": _rates(records, methods, chosen, resamples)}
+    bins = [({"words": [low, high]}, sorted(i for i, n in words.items() if low <= n <= high))
+            for low, high in length_bins(list(words.values()))]
+    return _binned(records, methods, bins, resamples)
 
 
 def by_category(records: Sequence[dict[str, Any]], methods: Sequence[str], categories: Mapping[str, str],
                 resamples: int = RESAMPLES) -> dict[str, Any] | None:
     """The same by kind of text: `bins` (category, n: utterances), in order of their names. categories: by utterance id.
     None where there are not two."""
-    names = sorted(set(categories.values()))
-    if len(names) < 2:
+    bins = [({"category": name or "none"}, sorted(i for i, category in categories.items() if category == name))
+            for name in sorted(set(categories.values()))]
+    return _binned(records, methods, bins, resamples)
+
+
+def _binned(records: Sequence[dict[str, Any]], methods: Sequence[str], bins: Sequence[tuple[dict[str, Any], list[str]]],
+            resamples: int) -> dict[str, Any] | None:
+    """bins: what is said of each, and the ids of its utterances."""
+    if len(bins) < 2:
         return None
-    chosen = [sorted(i for i, category in categories.items() if category == name) for name in names]
-    return {"bins": [{"category": name or "none", "n": len(ids)} for name, ids in zip(names, chosen, strict=True)],
-            "methods": _rates(records, methods, chosen, resamples)}
-
-
-def _rates(records: Sequence[dict[str, Any]], methods: Sequence[str], chosen: Sequence[Sequence[str]],
-           resamples: int) -> dict[str, list[dict[str, Any]]]:
-    """By method: corpus WER and interval of every group of utterance ids."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    spoken = by_method(records)
+    spoken, found = by_method(records), {}
     for method in methods:
         sums = by_utterance(spoken[method])
-        rates = [corpus_rate({i: sums[i] for i in some}, resamples) for some in chosen]
+        rates = [corpus_rate({i: sums[i] for i in ids}, resamples) for _, ids in bins]
         found[method] = [{"wer": rate.value, "ci": [rate.low, rate.high]} for rate in rates]
-    return found
+    return {"bins": [{**about, "n": len(ids)} for about, ids in bins], "methods": found}

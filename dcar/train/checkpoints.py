@@ -109,7 +109,7 @@ def seal_checkpoint(folder: Path, **facts: Any) -> None:
     for name in files:  # what this machine has written is flushed by this machine
         sync(folder / name)
     mine = {name: digest(folder / name) for name in files[state.process_index :: state.num_processes]}
-    parts = gather_object([mine]) if state.num_processes > 1 else [mine]
+    parts = gather_object([mine])
     if state.is_main_process:
         seal(folder, {name: found for part in parts for name, found in part.items()},
              processes=state.num_processes, **facts)

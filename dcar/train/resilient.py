@@ -142,9 +142,7 @@ class ResilientTrainer(Trainer):
             checked += [p.grad for p in self.model.parameters() if p.grad is not None]  # type: ignore[union-attr]
         bad = (~all_finite(checked)).any()
         flags = torch.stack([bad.float(), bad.new_tensor(self.requests.status, dtype=torch.float32)])
-        if self.args.world_size > 1:
-            flags = self.accelerator.reduce(flags, "sum")  # type: ignore[assignment]
-        broken, status = flags.tolist()
+        broken, status = self.accelerator.reduce(flags, "sum").tolist()  # type: ignore[union-attr]
         if broken:
             raise TrainingError(self._not_finite())
         self.stopping, self._updated = status > 0, True
@@ -182,10 +180,7 @@ class ResilientTrainer(Trainer):
         """TrainingError, on all processes, where a weight is not finite: such a model is never written."""
         assert self.model is not None
         bad = not_finite(self.model.named_parameters())
-        flag = torch.tensor(float(len(bad)), device=self.args.device)
-        if self.args.world_size > 1:
-            flag = self.accelerator.reduce(flag, "sum")  # type: ignore[assignment]
-        if float(flag):
+        if float(self.accelerator.reduce(torch.tensor(float(len(bad)), device=self.args.device), "sum")):
             raise TrainingError(f"step {self.state.global_step}: the weights are not finite ({some(bad)}), and are not "
                                 f"saved. {self._last_state()} Lower the learning rate, or lengthen the warm-up")
 

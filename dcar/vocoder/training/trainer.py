@@ -152,21 +152,17 @@ class Trainer:
 
     def _weigh_rows(self) -> None:
         """Which rows train and validate, and how likely each is drawn."""
-        config, data, device = self.config, self.data, self.device
-        train = ~data.validation
-        self.train_rows = train.nonzero()[:, 0]
-        self.validation_rows = data.validation.nonzero()[:, 0]
+        config, data = self.config, self.data
+        self.train_rows, self.validation_rows = (part.nonzero()[:, 0] for part in (~data.validation, data.validation))
         if not len(self.train_rows):
             raise ConfigError(f"{config.data}: every row is a validation row")
         # Longer utterances are drawn more often, those of a voice with many less often.
-        seconds = torch.zeros(int(data.voice.max()) + 1, device=device)
-        seconds.index_add_(0, data.voice[self.train_rows], data.lengths[self.train_rows].float())
-        by_voice = seconds[data.voice[self.train_rows]]
-        self.row_weights = data.lengths[self.train_rows].float() * by_voice**-config.voice_balance
-        order = torch.argsort(data.voice[self.train_rows], stable=True)
-        self.by_voice = self.train_rows[order]
-        counts = torch.bincount(data.voice[self.train_rows], minlength=int(data.voice.max()) + 1)
-        self.voice_start, self.voice_count = counts.cumsum(0) - counts, counts
+        voice, lengths = data.voice[self.train_rows], data.lengths[self.train_rows].float()
+        seconds = torch.zeros(int(data.voice.max()) + 1, device=self.device).index_add_(0, voice, lengths)
+        self.row_weights = lengths * seconds[voice] ** -config.voice_balance
+        self.by_voice = self.train_rows[torch.argsort(voice, stable=True)]
+        self.voice_count = torch.bincount(voice, minlength=len(seconds))
+        self.voice_start = self.voice_count.cumsum(0) - self.voice_count
         self.speaker_spread = data.speaker[self.train_rows].std(0, correction=0)
 
     def _sample_speech(self) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,7 @@ def of(*kinds: str) -> list[str]:
 
 def losses(out: Path) -> list[float]:
     """Of the two updates."""
-    found = [line["loss"] for line in log_of(out) if "loss" in line]
+    found = [line["loss"] for line in log_of(out, "loss")]
     assert len(found) == 2 and all(0 < loss < 1e3 for loss in found)
     return found
 

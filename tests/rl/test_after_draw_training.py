@@ -69,7 +69,7 @@ def test_tokens_alone_train_without_a_sound_and_resume_bit_for_bit(tmp_path, cre
     if price:
         assert whole.length_reward.state().tolist() == again.length_reward.state().tolist()
         assert whole.length_reward.value > 0
-    lines = [line for line in log_of(tmp_path / "whole") if "eval_reward" in line]
+    lines = log_of(tmp_path / "whole", "eval_reward")
     assert lines and all("eval_wer" not in line and line["eval_reward"] < 0.3 for line in lines)
 
 
@@ -119,7 +119,7 @@ def test_a_policy_after_the_draw_learns_to_end_on_what_is_certain(tmp_path):
     """In the toy world a unit's end makes the next token certain; tokens across a choice are drawn independently. A
     policy that sees the candidates beats every constant size in the toy's word error rate."""
     trainer_of(tmp_path, [WERReward(ToyRecognizer())], max_steps=60, **LEARN).train()
-    losses = [line["wer"] for line in log_of(tmp_path) if "wer" in line]
+    losses = [line["wer"] for line in log_of(tmp_path, "wer")]
     assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
 
 
@@ -132,7 +132,7 @@ def test_a_length_reward_holds_chunks_at_a_length(tmp_path):
     for target in (3.4, 1.6):
         settings = {**LEARN, "per_device_train_batch_size": 32, "num_generations": 4, "tokens_per_pass": target}
         trainer_of(tmp_path / str(target), [nothing], vocoder=Deaf(), max_steps=80, **settings).train()
-        lines = [line for line in log_of(tmp_path / str(target)) if "tokens_per_pass" in line]
+        lines = log_of(tmp_path / str(target), "tokens_per_pass")
         assert np.mean([line["tokens_per_pass"] for line in lines[-20:]]) == pytest.approx(target, abs=0.3)
         assert {line["length_reward"] > 0 for line in lines[1:5]} == {target > 2.5}
 

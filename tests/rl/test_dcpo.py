@@ -203,7 +203,7 @@ def test_dcpo_learns_a_schedule_that_beats_random_chunks(tmp_path):
     assert car1_wer == 0 and random_wer > 0.2
     assert metrics["eval_wer"] < random_wer / 4
     assert metrics["eval_tokens_per_pass"] > 1.15 * car1_speed
-    log = [line for line in log_of(tmp_path) if "loss" in line]
+    log = log_of(tmp_path, "loss")
     assert np.mean([line["reward"] for line in log[-5:]]) > np.mean([line["reward"] for line in log[:5]]) + 0.2
     assert all(p.grad is None for p in trainer.base.parameters())
 
@@ -286,7 +286,7 @@ def test_resumed_run_equals_one_that_never_stopped(tmp_path, whole, stop):
                 for line in trainer.state.log_history if "loss" in line]
 
     assert figures(second) == figures(whole)  # rollouts that are made again are not logged again
-    assert [line["step"] for line in log_of(tmp_path) if "loss" in line] == list(range(1, 13))
+    assert [line["step"] for line in log_of(tmp_path, "loss")] == list(range(1, 13))
 
 
 def test_checkpoint_of_another_policy_is_refused(tmp_path, six):
@@ -306,7 +306,7 @@ def test_failed_rewards_are_counted_and_stop_the_run_past_a_threshold(tmp_path):
     trainer = toy_trainer(tmp_path / "a", {"vocoder": ToyVocoder(breaks)}, max_failed_rewards=1.0, num_train_epochs=1,
                           eval_strategy="no", load_best_model_at_end=False)
     trainer.train()
-    shares = [line["failed_rewards"] for line in log_of(tmp_path / "a") if "loss" in line]
+    shares = [line["failed_rewards"] for line in log_of(tmp_path / "a", "loss")]
     assert max(shares) > 0
     assert all(p.isfinite().all() for p in trainer.policy.parameters())
     with pytest.raises(RewardError, match="the first: RuntimeError: the toy vocoder broke"):
@@ -407,7 +407,7 @@ def test_entry_point_reads_files(files):
     source, checksum = json.loads((files / "run" / "provenance.json").read_text()), tiny_decoder().checksum()
     policy = ChunkPolicy.from_pretrained(files / "run" / "policy")
     assert policy.config.tokenizer == "tiny@abc" and policy.config.base_checksum == checksum == source["base_checksum"]
-    log = [line for line in log_of(files / "run") if "loss" in line]
+    log = log_of(files / "run", "loss")
     assert len(log) == 2 and set(log[0]) >= QUANTITIES
     assert list((files / "run").rglob("events*"))
     write_prepared(files / "other", checksum="def")
@@ -534,7 +534,7 @@ def test_a_signal_in_a_dcpo_step_saves_and_leaves(tmp_path, six):
         trained(stopped, {"recognizer": signals}, save_steps=4)
     assert caught.value.status == 75 and latest_checkpoint(stopped) is not None
     assert trained(stopped, save_steps=4).is_dir()
-    assert [line["step"] for line in log_of(stopped) if "loss" in line] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in log_of(stopped, "loss")] == [1, 2, 3, 4, 5, 6]
     assert checksum_of(stopped / "checkpoint-6") == checksum_of(six / "checkpoint-6")
 
 

@@ -48,7 +48,7 @@ def test_a_reward_of_ones_own_trains(files):
     before, frozen = trainer.policy.checksum(), decoder.checksum()
     trainer.train()
     assert trainer.policy.checksum() != before and decoder.checksum() == frozen
-    first = [line for line in log_of(files / "run") if "loss" in line][0]
+    first = log_of(files / "run", "loss")[0]
     parts_of_reward = [first[f"rewards/{name}/mean"] for name in ("loud", "faster", "range_penalty")]
     assert first["reward"] == pytest.approx(np.dot(parts_of_reward, [1.0, 0.5, 2.0])) and first["failed_rewards"] == 0
     assert {s for *_, s in seen} == {0, 1} and all(e == "calm" for emotions, *_ in seen for e in emotions)

@@ -37,30 +37,6 @@ class DCPOConfig(GRPOConfig):
     """Settings of DCPO. As in TRL, `per_device_train_batch_size` counts rollouts: prompts x num_generations."""
 
     UNUSED: ClassVar[frozenset[str]] = frozenset(NOT_OURS)  # not listed by --help
-    REMOVED: ClassVar[dict[str, str]] = {  # settings of earlier releases -> what to do in their place
-        "policy_start": "a new policy that sees candidates begins at the rule-based one (end on likely tokens, and on "
-                        "those that go together where it has chunk_scorer), any other uniform",
-        "score_width": "a policy that sees candidates alone scores them linearly",
-        "policy_ffn_size": "it is 4 x policy_width",
-        "train_split": "the split train is trained on; in Python give train_dataset=…",
-        "eval_split": "dev is spoken unless eval_strategy=no; in Python give eval_dataset=…",
-        "penalty": "the distance to the range is what counts; for no penalty leave range_penalty out of reward_funcs",
-        "penalty_normalizer": "it is the number of generated tokens, as in the paper",
-        "speed_bonus": "hold the length of chunks by tokens_per_pass, or give a reward function of your own",
-        "wer_cap": "it is 1", "token_scale": "the reward token_distance was removed; take token_likelihood",
-        "likelihood_scale": "weigh rewards by reward_weights",
-        "token_likelihood_scale": "weigh rewards by reward_weights",
-        "forced_weight": "forced rollouts count as much as sampled ones, or choose another forced_rows",
-        "reference_policy": "the KL is to the policy at the start of the epoch",
-        "damping": "it is 0.001", "fisher_share": "curvature is measured on the whole update",
-        "min_tokens": "it is 1", "repetition_share": "it is 0.1",
-        "repetition_mask": "repeated tokens may be drawn again",
-        "reward_microbatches": "a step is scored in two parts", "overlap": "rewards are computed beside the rollouts",
-        "decoding": "the fastest way that serves the decoder is taken",
-        "reward_attempts": "a recogniser is asked three times",
-        "epsilon_high": "the clip is symmetric: epsilon", "delta": "the clip is epsilon alone",
-        "shuffle_dataset": "prompts come in random order",
-    }
 
     output_dir: str = setting("runs/dcpo", "Folder to write.", name="out", old=("out_dir",), place="folder")
 

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +45,6 @@ MAX_BATCH, MAX_LENGTH = 1024, 8192  # of the serving program
 @dataclass
 class ExportConfig:
     """Settings of `dcar export`."""
-
-    REMOVED: ClassVar[dict[str, Any]] = {name: (value, "upload the folder by `hf upload REPOSITORY FOLDER --private`")
-                                         for name, value in (("push_to_hub", ""), ("private", True))}
 
     run: str = setting(meaning="Folder of a DCPO run, one of its checkpoints, or a policy directory; starter = the "
                               "shipped policy.", place="folder")

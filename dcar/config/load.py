@@ -67,11 +67,6 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
     noted: set[str] = set()
     for given in _given(schema, arguments):
         key = old.get(given.key, given.key) if given.key not in known else given.key
-        if key in (removed := getattr(schema, "REMOVED", {})):
-            value, instead = removed[key] if isinstance(removed[key], tuple) else (MISSING, removed[key])
-            if given.value == value:
-                continue
-            raise ConfigError(f"{given.where}: the setting {key} was removed: {instead}")
         if key not in known:
             raise ConfigError(f"{given.where}: unknown setting '{given.key}'{_nearest(given.key, known, old)}")
         if key != given.key and given.key not in noted:

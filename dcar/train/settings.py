@@ -4,7 +4,6 @@ nothing slow is imported here."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from dcar.config import check, setting
 from dcar.config.schema import seed_setting
@@ -32,13 +31,6 @@ class SpokenSettings:
 @dataclass
 class RunSettings:
     """Data, optimiser and rhythm of a run."""
-
-    # settings of earlier releases -> the value that they have now, and what to do for another
-    REMOVED: ClassVar[dict[str, Any]] = {
-        "own_tokens": (0.0, "the input is that of recordings; corrupt it by input_corruption"),
-        "tensorboard": (False, "set report_to=[tensorboard]"),
-        "loss_reduction": ("per_head_mean", "every head's loss is a mean over positions, as in the paper"),
-        "eos_tail": ("fill", "targets behind the end are the end of speech again")}
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/car", "Folder to write.", old=("out_dir",), place="folder")

@@ -17,7 +17,7 @@ import json
 import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -63,10 +63,6 @@ logger = logging.getLogger(__name__)
 @dataclass
 class CompareConfig:
     """Settings of a comparison."""
-
-    # settings of earlier releases -> the value that they have now, and what to do for another
-    REMOVED: ClassVar[dict[str, Any]] = {"decoding": ("auto", "the fastest way that serves the decoder is taken"),
-                                         "prompt_seed": (0, "write prompt_seeds=[…]")}
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     split: str = setting("test", "Split that is spoken.")

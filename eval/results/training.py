@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import MISSING
 from typing import Any
 
 from dcar.errors import CheckpointError
 from dcar.model.load import Shipped
 from dcar.sources.shipped import resolve, shipped
 from dcar.train.checkpoints import step_of
-from dcar.train.settings import RunSettings
 
 FILE = "provenance.json"
 NO_EFFECT = {"data", "out", "seed", "eval_steps", "save_steps", "log_steps", "workers", "resume", "wait_minutes",
@@ -53,8 +51,7 @@ def training_summary(checkpoint: str, starter: Shipped, deep: int = 4) -> Summar
                  "processes": said.get("processes", 1), "corpus": str(corpus),
                  "trained on": f"{train['utterances']} utterances of {train.get('seconds', 0.0) / 3600:.2f} h",
                  **{name: "none" if value == "" else value for name, value in settings.items()
-                    if name not in NO_EFFECT and not _of_heads(name)
-                    and RunSettings.REMOVED.get(name, (MISSING,))[0] != value}}
+                    if name not in NO_EFFECT and not _of_heads(name)}}
         # a fingerprint counts times of files too, so a copied corpus has another one: the same rows are enough; their
         # tables alone, for what datasets writes beside them has names by chance
         tables = sorted(f"{name} {value}" for name, value in (data.get("files") or {}).items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,13 +34,6 @@ MEL_RESOLUTIONS = ((512, 40), (1024, 80), (2048, 100))  # window and bands
 @dataclass
 class TrainVocoderConfig:
     """Settings of `dcar train-vocoder`."""
-
-    # settings of earlier releases -> the value that they have now, and what to do for another
-    REMOVED: ClassVar[dict[str, Any]] = {
-        **dict.fromkeys(("warm_steps", "matching_weight", "adversarial_weight", "discriminators"),
-                        "the renderer learns by its mel distance alone, as the shipped one did; leave it out"),
-        "context_tokens": (8, "it is 8"), "clip_norm": (10.0, "it is 10"), "state_weight": (0.5, "it is 0.5"),
-        "mel_weight": (15.0, "it is 15"), "speaker_noise": (0.15, "it is 0.15")}
 
     data: str = setting("", "Training packs (safetensors) written by dcar.vocoder.training.pack, separated by commas.")
     out: str = setting("runs/vocoder", "Folder for export/, checkpoint.pt, log.jsonl.", place="folder")

@@ -9,7 +9,6 @@ from trl import TrlParser
 
 from dcar.config import load_config, save_config
 from dcar.config.schema import old_names, settings_of
-from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from dcar.train.car import TrainConfig
 from eval.compare.run import CompareConfig
@@ -65,12 +64,6 @@ def test_an_old_name_means_the_new_one_and_is_noted_once(name, old, new, text, c
     recipe.write_text(f"{old}: {text}\n")
     assert value_of(load_config(schema, [*needed, "--config", str(recipe)]), new) == value_of(today, new)
     assert f"note: {old} is called {new} now ({recipe}:1)" in caplog.text
-
-
-def test_a_setting_that_was_removed_is_passed_over_at_the_value_that_it_has_now():
-    assert load_config(TrainConfig, ["own_tokens=0", "tensorboard=false", "eos_tail=fill"]) == TrainConfig()
-    with pytest.raises(ConfigError, match=r"own_tokens was removed: .*input_corruption"):
-        load_config(TrainConfig, ["own_tokens=0.3"])
 
 
 def test_the_later_of_both_names_counts():

@@ -25,7 +25,7 @@ from dcar.config import load_config
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.sampling import SamplingConfig
-from eval.compare.run import CompareConfig, run
+from eval.compare.run import run
 from eval.compare.tune import TuneConfig, default_methods, main, table, tune
 from eval.compare.tuned import load_tuned
 from eval.methods.registry import Models
@@ -161,9 +161,6 @@ def test_prompt_seeds_are_checked_and_loaded(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="prompt_seeds must differ"):
         tiny_config(tmp_path, prompt_seeds=[1, 1])
     assert tiny_config(tmp_path, prompt_seeds=[]).prompt_seeds == [0]
-    assert load_config(CompareConfig, ["prompt_seed=0", "prompt_seeds=[]"]).prompt_seeds == [0]  # an old config.yaml
-    with pytest.raises(ConfigError, match=r"prompt_seed.*write prompt_seeds=\[…\]"):
-        load_config(CompareConfig, ["prompt_seed=3"])
     asked = []
 
     def spy(data, split, decoder, prompt_tokens, seed):

@@ -22,7 +22,7 @@ ORIGIN = {
              "counts": {"train": {"utterances": 1878, "seconds": 6423.13, "speakers": 24}},
              "files": {"train/data-00000.arrow": "d1", "train/state.json": "s1"}},
     "config": {"data": "runs/prepared", "out": "runs/car", "batch_size": 16, "learning_rate": 1e-3, "seed": 0,
-               "init_from": "", "max_steps": 1000, "head_positions": 0.25, "own_tokens": 0.0,
+               "init_from": "", "max_steps": 1000, "head_positions": 0.25,
                "model": {"hidden_size": 192, "num_attention_heads": 4, "num_prediction_heads": 7, "head_blocks": 4}},
 }
 

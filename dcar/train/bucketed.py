@@ -81,8 +81,8 @@ class BucketedTrainer(ResilientTrainer):
         return self.loader(self.train_dataset, True)
 
     @torch.no_grad()
-    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """`dev_metrics`, logged and told to the callbacks."""
+    def evaluate(self, *, ignore_keys: Any = None) -> dict[str, float]:  # type: ignore[override]
+        """`dev_metrics`, logged and told to the callbacks. `ignore_keys`: given by Trainer, of no use here."""
         self.model.eval()
         return self.evaluated({f"eval_{name}": value for name, value in self.dev_metrics().items()})
 

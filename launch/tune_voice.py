@@ -183,9 +183,7 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
     data = config.data or prepared_recordings(config)
     recipe = training_config(config, data)
     counts = prepared_info(data)["counts"]
-    if missing := [s for s in ("train", "dev", config.split) if not counts.get(s, {}).get("utterances")]:
-        raise DataError(f"{data}: nothing in split {', '.join(missing)}; a voice needs sentences to train on, to "
-                        "choose by and to judge by: record more, or give the splits as docs/data.md says")
+    check_splits(data, counts, ("train", "dev", config.split))
     shipped: Shipped = "far" if recipe.model.num_prediction_heads == 1 else "decoder"  # what `init_from=starter` means
     origin = recipe.backbone.path or str(resolve(recipe.init_from, shipped))
     was = Voice(origin, recipe.spoken.vocoder or "starter")
@@ -245,6 +243,13 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
         write_result(config, taken, found)
     stage.done()
     return found
+
+
+def check_splits(data: str, counts: Mapping[str, Any], needed: Sequence[str]) -> None:
+    """DataError where a split that is needed has no sentences."""
+    if missing := [split for split in needed if not counts.get(split, {}).get("utterances")]:
+        raise DataError(f"{data}: nothing in split {', '.join(missing)}; a voice needs sentences to train on, to "
+                        "choose by and to judge by: record more, or give the splits as docs/data.md says")
 
 
 def write_result(config: TuneVoiceConfig, taken: Voice, found: dict[str, Any]) -> None:

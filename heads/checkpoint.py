@@ -84,9 +84,9 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, member) for member in members)
     if origin in (tuple, list):
         return isinstance(value, tuple | list) and all(_fits(v, members[0]) for v in value)
-    if origin is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if origin is int:
+    if origin is float and isinstance(value, float):
+        return math.isfinite(value)
+    if origin in (int, float):  # JSON writes a whole float without a point
         return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
     return isinstance(value, origin)
 

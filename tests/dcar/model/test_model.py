@@ -139,6 +139,8 @@ def edited(**changes):
     (lambda p: (p / "config.json").write_text("null"), "a model's configuration is a mapping, not null"),
     (edited(dropout=5), "impossible settings \\(dropout must be"),
     (edited(hidden_size="wide"), "hidden_size must be a"),
+    (edited(speech_position_scale=10**30), "speech_position_scale"),
+    (edited(speech_position_scale=10**400), "speech_position_scale"),
 ])
 def test_damaged_checkpoints_are_refused(decoder, tmp_path, damage, message):
     decoder.save_pretrained(tmp_path)

@@ -53,6 +53,8 @@ def group_advantages(rewards: Tensor, group_size: int, scale: str = "group",
         centred = centred / (std[:, None] + ADVANTAGE_EPSILON)
     elif scale == "batch":
         centred = centred / ((reward_std(rewards.double()) if batch_std is None else batch_std) + ADVANTAGE_EPSILON)
+    elif scale != "none":
+        raise ValueError(f"scale must be one of {SCALES}, not '{scale}'")
     values = centred.masked_fill(zero_std[:, None], 0).nan_to_num(0)
     return Advantages(values.view(-1).to(torch.float32), ~rewards.isnan(), zero_std)
 
@@ -105,7 +107,9 @@ def aggregate(values: Tensor, mask: Tensor, weights: Tensor, loss_type: str = "g
         return (values * kept).sum() / (mask * (weights > 0).unsqueeze(-1)).sum().clamp(min=1)
     if loss_type == "dapo":
         return (values * kept).sum() / normalizer
-    return (values * kept).sum() / (rollouts * normalizer)
+    if loss_type == "dr_grpo":
+        return (values * kept).sum() / (rollouts * normalizer)
+    raise ValueError(f"loss_type must be one of {LOSS_TYPES}, not '{loss_type}'")
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,8 @@ def spoken(out: Path | str, tools: Tools | None = None, **changes) -> dict:
     return run(tiny_config(out, **{**quiet, **changes}), tools or tiny_tools())
 
 
-def judged(out: Path | str, tools: Tools | None = None, **changes) -> int:
-    """How often the judge of such a comparison was asked."""
+def transcribed(out: Path | str, tools: Tools | None = None, **changes) -> int:
+    """How many waveforms the evaluation ASR transcribed for such a comparison."""
     tools = tools or tiny_tools()
     spoken(out, tools, **changes)
     return tools.asr.calls

@@ -87,7 +87,8 @@ class BucketedTrainer(ResilientTrainer):
         return self.evaluated({f"eval_{name}": value for name, value in self.dev_metrics().items()})
 
     def dev_metrics(self) -> dict[str, float]:
-        """Of the dev data, over all processes, without gradients and with the model in eval mode."""
+        """What a trainer measures on the dev data, over all processes; each has its own. Called without gradients and
+        with the model in eval mode."""
         raise NotImplementedError
 
     def dev_sums(self, measure: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:

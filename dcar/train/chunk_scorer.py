@@ -105,8 +105,8 @@ class ChunkScorerTrainer(SmallTrainer):
         return (mean, loss) if return_outputs else mean
 
     def dev_metrics(self) -> dict[str, float]:
-        """With draws that are the same every time: loss, and the share of whole and of half chunks that are told
-        right."""
+        """With sampled tokens that are the same every time: loss, and the share of whole and of half chunks that are
+        told right."""
         generator = torch.Generator().manual_seed(self.config.seed + self.args.process_index)
         loss, right, counts = self.dev_sums(
             lambda batch: torch.stack(self._told(self.model, *self.examples(batch, generator))))

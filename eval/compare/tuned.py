@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.sampling import SamplingConfig
 from eval.methods.registry import Entry
 from eval.methods.samplings import TUNED
 
 FORMAT_VERSION = 1
-ABOUT = ("split", "utterances", "seeds", "prompt_seeds", "asr")
+ABOUT = {"split": str, "utterances": int, "seeds": list, "prompt_seeds": list, "asr": str}
 SAMPLING = ("temperature", "top_k", "top_p")
 
 
@@ -69,9 +70,13 @@ def load_tuned(path: str | Path) -> Tuned:
             raise ValueError(f"format {header['format_version']}, not {FORMAT_VERSION}")
         if "judge" in header:  # as it was called before
             header.setdefault("asr", header["judge"])
+        if wrong := [k for k, kind in ABOUT.items() if not isinstance(header[k], kind)]:
+            raise TypeError(f"{', '.join(wrong)} damaged")
         methods = {name: (dict(found["identity"]), {k: found["sampling"][k] for k in SAMPLING})
                    for name, found in header["methods"].items()}
+        for _, best in methods.values():
+            SamplingConfig(**best)  # refuses what is no sampling, here where the file can be named
         return Tuned(path, {k: header[k] for k in ABOUT}, methods)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, ConfigError) as error:
         raise DataError(f"{path}: cannot be read ({type(error).__name__}: {error}); run `dcar tune`, which writes it: "
                         "the records of an earlier run are kept") from error

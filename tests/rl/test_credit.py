@@ -93,16 +93,16 @@ def test_credit_lands_on_the_decision_whose_word_was_lost(reward):
 @pytest.mark.parametrize("kind", [LikelihoodReward, TokenLikelihoodReward])
 def test_likelihood_is_lost_where_the_alignment_says(kind):
     """Every token is at the unit that the alignment says; costs are the path's, at most the floor each."""
-    ear = ToyCTC() if kind is LikelihoodReward else toy_token_recognizer()
-    reward, bounded = (kind(ear, scale=0.5, floor=floor, locate=True) for floor in (-50.0, -9.0))
+    recognizer = ToyCTC() if kind is LikelihoodReward else toy_token_recognizer()
+    reward, bounded = (kind(recognizer, scale=0.5, floor=floor, locate=True) for floor in (-50.0, -9.0))
     records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], [0, 2, *BLUE, *GREEN, *BLACK])
     values = ask(reward, records)
-    assert values == ask(kind(ear, scale=0.5), records) and values[1] < values[0] - 0.5
+    assert values == ask(kind(recognizer, scale=0.5), records) and values[1] < values[0] - 0.5
     if kind is LikelihoodReward:
-        alignments = [r.alignments[ear] for r in records]
+        alignments = [r.alignments[recognizer] for r in records]
         assert [r.located[reward].costs.mean() for r in records] == pytest.approx([-v for v in values])  # of one path
     else:
-        alignments = ear.align([r.result.tokens for r in records], [(1, 2, 3, 4)] * 3)
+        alignments = recognizer.align([r.result.tokens for r in records], [(1, 2, 3, 4)] * 3)
     for record, alignment in zip(records, alignments, strict=True):
         one = record.located[reward]
         assert one.places.tolist() == alignment.units.tolist() and one.rate == 4 / 12

@@ -116,6 +116,13 @@ def test_a_group_without_spread_teaches_nothing():
     assert on_policy(out.values)[1].abs().sum() == 0  # a backward pass exists, and it is zero
 
 
+def test_a_scale_or_a_kind_of_loss_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="loss_type must be one of .*'grpoo'"):
+        on_policy(weights=torch.ones(6), loss_type="grpoo")
+    with pytest.raises(ValueError, match="scale must be one of .*'groups'"):
+        o.group_advantages(torch.rand(6), 3, "groups")
+
+
 @pytest.mark.parametrize("loss_type", o.LOSS_TYPES)
 def test_nothing_left_to_learn_still_has_a_backward_pass(loss_type):
     out, gradient = on_policy(weights=torch.zeros(6), loss_type=loss_type, beta=0.1)

@@ -39,8 +39,8 @@ def kernels_of(logits: Tensor, config: SamplingConfig) -> Kernels | None:
 
 def native_draw(native: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int,
                 u: Tensor | None = None) -> Tensor | None:
-    """`dcar.sampling.warp` of logits [..., V] -> float32 [..., V], or what `sample_several` draws from it at numbers
-    u [..., N] -> ids [..., N]. None where a row has no distribution."""
+    """`dcar.sampling.warp` of logits [..., V] -> float32 [..., V]; given numbers u [..., N], `sample_several` of that
+    -> ids [..., N]. None where a row has no distribution."""
     size, logits = logits.shape[-1], logits.contiguous()
     banned = None if forbidden is None else forbidden.contiguous()
     u = None if u is None else u.contiguous()

@@ -3,10 +3,9 @@ weights stand in memory once."""
 
 import copy
 import gc
+import multiprocessing
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -342,13 +341,8 @@ def test_the_folder_of_kernels_is_this_user_s_alone(fresh, monkeypatch):
         module._compiled(module.FLAGS)
 
 
-def test_those_that_start_together_compile_once_each_and_agree(fresh):
-    started = threading.Barrier(2)  # as processes do: nothing but the folder is shared
-
-    def compiled(_) -> Path:
-        started.wait()
-        return module._compiled(module.FLAGS)
-
-    with ThreadPoolExecutor(2) as both:
-        one, other = both.map(compiled, range(2))
+def test_processes_that_start_together_compile_once_each_and_agree(fresh):
+    fork = multiprocessing.get_context("fork")  # they keep the small source
+    with ProcessPoolExecutor(2, fork, initializer=fork.Barrier(2).wait) as both:
+        one, other = both.map(module._compiled, [module.FLAGS] * 2)
     assert one == other and list((fresh / "dcar").iterdir()) == [one]

@@ -60,13 +60,13 @@ def test_a_waveform_says_the_same_in_any_company_and_much_the_same_at_another_ra
 
 
 def test_what_is_longer_than_the_encoder_hears_is_heard_in_pieces(monkeypatch):
-    ear, wave = WhisperEncoder(), noise(3.5, 3)
+    whisper, wave = WhisperEncoder(), noise(3.5, 3)
     monkeypatch.setattr(encoder, "MAX_SECONDS", 3.0)  # pieces of two seconds
-    states = encoder_states(ear, wave, RATE)
+    states = encoder_states(whisper, wave, RATE)
     assert len(states) == state_count(len(wave)) == 175
-    assert np.array_equal(states, np.concatenate([ear(wave[:32_000], RATE), ear(wave[32_000:], RATE)]))
+    assert np.array_equal(states, np.concatenate([whisper(wave[:32_000], RATE), whisper(wave[32_000:], RATE)]))
     monkeypatch.undo()
-    assert not np.array_equal(states, encoder_states(ear, wave, RATE))
+    assert not np.array_equal(states, encoder_states(whisper, wave, RATE))
 
 
 def test_what_cannot_be_heard_or_spelled_is_refused():
@@ -104,10 +104,10 @@ def test_the_shipped_one_hears_what_the_shipped_vocoder_says(tmp_path, monkeypat
     manifest = run(ResynthesizeConfig(data=str(shipped("prepared")), split="dev", limit=16, out=str(tmp_path)))
     recordings = load_manifest(manifest, encoder.FRAME_SECONDS)
     waves, texts = [r.samples() for r in recordings], [r.text for r in recordings]
-    ear = load_recognizer("starter")
-    assert ear.name.startswith("encoder-ctc:starter@")
-    heard = list(ear._log_probs(waves, RATE))  # once for all three questions
-    monkeypatch.setattr(ear, "_log_probs", lambda waves, rate: iter(heard))
-    assert score_corpus(texts, list(ear.transcribe(waves, RATE))).wer < 0.35
-    own, others = (ear.log_likelihood(waves, RATE, said) for said in (texts, texts[1:] + texts[:1]))
+    recognizer = load_recognizer("starter")
+    assert recognizer.name.startswith("encoder-ctc:starter@")
+    heard = list(recognizer._log_probs(waves, RATE))  # once for all three questions
+    monkeypatch.setattr(recognizer, "_log_probs", lambda waves, rate: iter(heard))
+    assert score_corpus(texts, list(recognizer.transcribe(waves, RATE))).wer < 0.35
+    own, others = (recognizer.log_likelihood(waves, RATE, said) for said in (texts, texts[1:] + texts[:1]))
     assert min(own) > -1.5 and max(others) < -3  # nats a character

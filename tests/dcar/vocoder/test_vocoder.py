@@ -356,7 +356,7 @@ def test_a_prepared_corpus_becomes_a_pack(tmp_path):
 
 def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_path, monkeypatch):
     """The tokenizer hears every signal at its own speed again, and must say what it said."""
-    class Ear(WhisperEncoder):
+    class LevelEncoder(WhisperEncoder):
         """States are the levels of four quarters of a token's 20 ms, in 512 dimensions of which only these count."""
 
         def __call__(self, wave, sample_rate):
@@ -366,7 +366,7 @@ def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_pa
 
     def listener(seed: int) -> KMeansTokenizer:
         centroids = 0.09 + 0.02 * np.random.default_rng(seed).standard_normal((16, 4))
-        return KMeansTokenizer(Ear(), centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4))
+        return KMeansTokenizer(LevelEncoder(), centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4))
 
     ours = listener(0)
     ours.save_pretrained(tmp_path / "tokenizer")

@@ -13,12 +13,12 @@ from compare_worker import (
     SHORT,
     LevelJudge,
     ToneVocoder,
-    judged,
     loudness,
     records_of,
     spoken,
     tiny_config,
     tiny_tools,
+    transcribed,
 )
 from launched import ROOT, two_processes
 
@@ -127,16 +127,16 @@ def test_interrupted_run_goes_on(tmp_path, compared):
     with shard.open("a") as file:
         file.write('{"method": "car-1", "se')  # the process died while writing
     again = {"seeds": [0, 1], "audio_samples": 2, "references": True}
-    assert 0 < judged(tmp_path, **again) <= len(records_of(tmp_path)) - finished
+    assert 0 < transcribed(tmp_path, **again) <= len(records_of(tmp_path)) - finished
     assert records_of(tmp_path) == records_of(compared[0])
-    assert judged(tmp_path, **again) == 0
+    assert transcribed(tmp_path, **again) == 0
 
 
 def test_a_larger_comparison_reuses_a_smaller_one(tmp_path):
     more = {"references": True, "audio_samples": 2}
     spoken(tmp_path, methods=["car-1"], limit=3, **more)
     # two more utterances may now carry audio
-    assert 0 < judged(tmp_path, methods=["car-1", "car-2"], limit=5, **more) <= 5 * 4 - 3 * 3 + 2
+    assert 0 < transcribed(tmp_path, methods=["car-1", "car-2"], limit=5, **more) <= 5 * 4 - 3 * 3 + 2
     assert {r["method"] for r in records_of(tmp_path)} == {RECORDING, RESYNTHESIS, "car-1", "car-2"}
 
 
@@ -296,7 +296,7 @@ def test_records_of_an_older_version_are_made_again_and_said(tmp_path, caplog):
     (shard,) = (tmp_path / "records").glob("*.jsonl")
     old = [{k: v for k, v in json.loads(line).items() if k != "version"} for line in shard.read_text().splitlines()]
     shard.write_text("".join(json.dumps(r) + "\n" for r in old))
-    assert judged(tmp_path, methods=["car-1"]) >= 5 and "records of version 1" in caplog.text
+    assert transcribed(tmp_path, methods=["car-1"]) >= 5 and "records of version 1" in caplog.text
 
 
 def test_limits_are_nested_and_ids_unique():

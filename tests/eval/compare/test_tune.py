@@ -10,7 +10,6 @@ import pytest
 from compare_worker import (
     SHORT,
     LevelJudge,
-    judged,
     records_of,
     scored_policy,
     spoken,
@@ -18,6 +17,7 @@ from compare_worker import (
     tiny_items,
     tiny_policy,
     tiny_tools,
+    transcribed,
 )
 from tiny_decoders import tiny_decoder
 
@@ -79,10 +79,10 @@ def test_records_of_samplings_are_never_mixed(tmp_path):
 def test_records_without_a_sampling_of_their_own_stay_as_they_are(tmp_path):
     """A comparison that grows by car-2@t0 speaks car-2 no second time, and the other way round."""
     spoken(tmp_path, methods=["car-2"])
-    assert 0 < judged(tmp_path, methods=["car-2", "car-2@t0"]) <= 6
+    assert 0 < transcribed(tmp_path, methods=["car-2", "car-2@t0"]) <= 6
     # the common sampling changes: what the name says stays, what it leaves open does not
-    assert judged(tmp_path, methods=["car-2@t0"], sampling=replace(SHORT, temperature=0.3)) == 0
-    assert judged(tmp_path, methods=["car-2@t0"], sampling=replace(SHORT, top_k=3)) > 0
+    assert transcribed(tmp_path, methods=["car-2@t0"], sampling=replace(SHORT, temperature=0.3)) == 0
+    assert transcribed(tmp_path, methods=["car-2@t0"], sampling=replace(SHORT, top_k=3)) > 0
 
 
 def test_own_samplings_are_timed_and_drawn(tmp_path):
@@ -126,8 +126,8 @@ def test_prompts_replicate_where_seeds_are_one(tmp_path):
     text = (tmp_path / "compare.txt").read_text()
     assert "× prompts of seeds 0, 7" in text and "variety" in text
     assert "What greediness costs" in (tmp_path / "report.html").read_text()
-    assert judged(tmp_path, replicated(), prompt_seeds=[0, 7], **asked) == 0
-    assert judged(tmp_path, **asked) == 0  # the prompts of today are the first of two
+    assert transcribed(tmp_path, replicated(), prompt_seeds=[0, 7], **asked) == 0
+    assert transcribed(tmp_path, **asked) == 0  # the prompts of today are the first of two
 
 
 def test_replicates_of_an_utterance_stay_together(tmp_path):
@@ -323,7 +323,13 @@ def test_tuned_of_other_models_is_refused(tuned, tmp_path):
     assert not (tmp_path / "records").exists()  # before anything was spoken
 
 
-@pytest.mark.parametrize("content", ["nonsense", "[]", '{"format_version": 0}', '{"format_version": 1}'])
+ABOUT = {"format_version": 1, "split": "dev", "utterances": 3, "seeds": [0], "prompt_seeds": [0], "asr": "moonshine"}
+HOT = {"far": {"identity": {}, "sampling": {"temperature": "hot", "top_k": 1, "top_p": 1.0}}}
+
+
+@pytest.mark.parametrize("content", [
+    "nonsense", "[]", '{"format_version": 0}', '{"format_version": 1}',
+    json.dumps({**ABOUT, "seeds": 0, "methods": {}}), json.dumps({**ABOUT, "methods": HOT})])
 def test_broken_tuned_files_are_named(tmp_path, content):
     with pytest.raises(DataError, match="tuned.json.*dcar tune"):
         load_tuned(tmp_path / "tuned.json")

@@ -135,7 +135,7 @@ READ = {"hidden": "the hidden states so far, before tokens are drawn",
 
 def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, num_candidates: int = 1) -> str:
     """README.md of an exported policy, with the metrics of its run; codes: those of the decoder whose heads are in the
-    serving program beside it, 0 without one; draws: that this program chooses among."""
+    serving program beside it, 0 without one; num_candidates: how many this program chooses among."""
     config = policy.config
     size = sum(p.numel() for p in policy.parameters())
     return model_card(

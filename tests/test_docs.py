@@ -1,10 +1,12 @@
 """What README, CONTRIBUTING and docs say is there: links, files, names, settings of commands; and their Python runs.
 
-docs/history.md and CHANGELOG.md also name what is gone: their links must lead somewhere. Pages keep to their budgets.
+docs/history.md and CHANGELOG.md also name what is gone: their links must lead somewhere.
 """
 
+import ast
 import functools
 import importlib
+import importlib.util
 import inspect
 import os
 import pkgutil
@@ -16,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from dcar.cli import COMMANDS, resolve
+from dcar.cli import COMMANDS, jobs, resolve
 from dcar.config import load_config, schema_of
+from dcar.config.schema import settings_of
 from dcar.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -71,29 +74,7 @@ def test_every_relative_link_leads_somewhere(page):
     assert not lost
 
 
-# --- size and reading order -------------------------------------------------------------------------------------------
-
-
-def words(*pages: Path) -> int:
-    return sum(len(page.read_text().split()) for page in pages)
-
-
-def test_pages_keep_to_their_budgets_of_words():
-    others = [p for p in PAGES if p.parent.name == "docs" and p.name not in ("index.md", "dependencies.md")]
-    assert words(ROOT / "README.md") <= 650
-    assert words(ROOT / "CONTRIBUTING.md") <= 400
-    assert words(ROOT / "CHANGELOG.md") <= 800
-    assert words(HISTORY) <= 4_000
-    assert words(ROOT / "docs/methods.md") <= 4_500
-    assert len(others) <= 14 and words(*others) <= 22_000
-    assert words(*PAGES, HISTORY, ROOT / "CHANGELOG.md", *CARDS) <= 27_000
-
-
-def test_every_page_says_what_to_read_next():
-    pages = [p for p in [*PAGES, HISTORY] if p.parent.name == "docs" and p.name != "index.md"]
-    for page in pages:
-        last = page.read_text().rstrip().rpartition("\n\n")[2]
-        assert re.match(r"\*?\*?Next:", last) and "](" in last, page.name
+# --- pictures and sounds --------------------------------------------------------------------------------------------
 
 
 def test_pictures_and_sounds_are_used_and_small():
@@ -182,6 +163,59 @@ def test_names_that_do_not_exist_are_found():
     for name in ("dcar.tokenizers", "dcar.text.wer.letter_errors", "dcar.model.car.CARDecoder.speak", "rl.draft"):
         assert not exists(name)
     assert dotted_names("`python -m dcar.train`, launch/dcar.sh. See dcar.text.wer.") == {"dcar.train", "dcar.text.wer"}
+
+
+@functools.cache
+def signatures() -> dict[str, set[str]]:
+    """Every function, method and class that this project defines -> the keywords that callers may give."""
+    found: dict[str, set[str]] = {}
+    files = [file for floor in FLOORS for file in (ROOT / floor).rglob("*.py")]
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                found.setdefault(node.name, set()).update(a.arg for a in (*node.args.args, *node.args.kwonlyargs))
+            elif isinstance(node, ast.ClassDef):  # a dataclass, or one with a constructor of its own
+                fields = {part.target.id for part in node.body
+                          if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)}
+                constructors = [part.args for part in node.body
+                                if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+                given = {a.arg for arguments in constructors for a in (*arguments.args, *arguments.kwonlyargs)}
+                found.setdefault(node.name, set()).update(fields | given)
+    return found
+
+
+@functools.cache
+def settings() -> set[str]:
+    """Every setting of every command, without the group that it is in."""
+    return {part for module, _ in jobs().values() for key in settings_of(schema_of(main_of(module)))
+            for part in key.split(".")}
+
+
+def unknown_calls(text: str) -> list[str]:
+    """The calls `name(…)` and settings `name=…` between a page's words that neither this project nor a library has."""
+    lost = []
+    for span in re.findall(r"`([^`\n]+)`", FENCE.sub("", text)):
+        if call := re.fullmatch(r"((?:\w+\.)*)([A-Za-z_]\w*)\((.*)\)", span):
+            keywords = set(re.findall(r"(?:^|[(,] ?)(\w+)=", call[3]))
+            package = call[1].partition(".")[0]
+            if package and importlib.util.find_spec(package):  # of a library
+                pkgutil.resolve_name(call[1] + call[2])
+            elif not keywords <= signatures().get(call[2], set()) or call[2] not in signatures():
+                lost.append(span)
+        elif setting := re.fullmatch(r"([a-z_]+)=\S*", span):
+            known = settings().union(*signatures().values())
+            lost += [span] * (setting[1] not in known)
+    return lost
+
+
+@pytest.mark.parametrize("page", ids(PAGES))
+def test_calls_and_settings_between_the_words_of_a_page_exist(page):
+    assert not unknown_calls(page.read_text())
+
+
+def test_calls_and_settings_that_do_not_exist_are_found():
+    lost = ["policy.see(hidden, logits)", "policy.log_probs(scores, dail=1)", "draws=4"]
+    assert unknown_calls(", ".join(f"`{span}`" for span in [*lost, "num_candidates=4", "fast(decoder)"])) == lost
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
@@ -280,7 +314,7 @@ def test_commands_with_unknown_settings_or_wrong_values_are_found(tmp_path, monk
 
 # programs that stand in bash blocks, beside ours; what they do is not tried here, but what they name must exist
 PROGRAMS = {"pip", "pytest", "ruff", "mypy", "lint-imports", "import-linter", "sbatch", "srun", "docker", "mkdocs",
-            "mkdir", "cp", "coverage", "echo", "arecord", "."}
+            "mkdir", "cp", "echo", "arecord", "."}
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
@@ -301,14 +335,6 @@ def test_every_line_of_a_bash_block_is_a_command_that_is_known(page):
 
 
 # --- Python ---------------------------------------------------------------------------------------------------------
-
-
-def test_python_that_is_not_run_says_why():
-    said = "Text.\n\n<!-- not run: needs a GPU -->\n\n"
-    assert NOT_RUN.search(said) and not NOT_RUN.search("<!-- not run: -->\n") and not NOT_RUN.search(f"{said}More.\n")
-    for page in PAGES:  # a remark stands before a block, or nothing is behind it
-        for remark in re.finditer(r"<!-- not run.*?-->\n+(.{9})", page.read_text(), re.S):
-            assert NOT_RUN.match(remark[0][: -9]) and remark[1] == "```python", page
 
 
 def test_the_readme_has_python():

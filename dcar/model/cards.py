@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from dcar.model.backbones.decoder import BackboneDecoder
-    from dcar.model.car import CARDecoder
+from heads.checkpoint import Checkpoint
 
 
 def model_card(title: str, summary: str, facts: Sequence[tuple[str, Any]], source: Mapping[str, Any], *,
@@ -53,7 +51,7 @@ def short(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-def decoder_card(decoder: CARDecoder | BackboneDecoder, source: Mapping[str, Any]) -> str:
+def decoder_card(decoder: Checkpoint, source: Mapping[str, Any]) -> str:
     """README.md of a decoder: shape, identity, data, and the dev metrics of its run."""
     config = decoder.config
     data = source.get("data") or {}

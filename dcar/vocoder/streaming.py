@@ -1,8 +1,8 @@
 """One utterance through the vocoder, whole or piece by piece as its tokens come; nothing is computed twice.
 
-The mathematics is that of `TokenVocoder.forward`, which stays the reference; sums may be rounded in another order. The
-vocoder is a chain of convolutions, so each keeps the few rows of input that its next outputs need. Rows are [frames,
-channels] throughout, which spares transposing them.
+The mathematics is that of `VocoderNetwork.forward`, which stays the reference; sums may be rounded in another order.
+The vocoder is a chain of convolutions, so each keeps the few rows of input that its next outputs need. Rows are
+[frames, channels] throughout, which spares transposing them.
 
 On a CPU that multiplies bfloat16, the blocks' matrix products, three quarters of the time, are in it; sums, norms,
 convolutions and signals stay float32.
@@ -11,7 +11,6 @@ convolutions and signals stay float32.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,10 +20,8 @@ from torch.nn import functional as F
 
 from dcar.decoding.fast.stack import weights_signature
 from dcar.vocoder.acoustic import MEL_MEAN, MEL_SPREAD, ConvNeXtBlock, absolute_pitch
+from dcar.vocoder.network import VocoderNetwork
 from dcar.vocoder.renderer import Pitch, pitch_features, pulse_train
-
-if TYPE_CHECKING:
-    from dcar.vocoder.model import TokenVocoder
 
 Affine = Callable[[Tensor], Tensor]
 
@@ -75,7 +72,7 @@ class _Block:
 class _Weights:
     """What a vocoder's products read, ready for them."""
 
-    def __init__(self, vocoder: TokenVocoder):
+    def __init__(self, vocoder: VocoderNetwork):
         renderer = vocoder.renderer
         dtype = product_type(renderer.window.device)
         self.acoustic = [_Block(block, dtype) for block in vocoder.acoustic.blocks]
@@ -83,10 +80,10 @@ class _Weights:
         self.head = _affine(renderer.head.weight, renderer.head.bias, dtype)
 
 
-_ready: WeakKeyDictionary[TokenVocoder, tuple[Hashable, _Weights]] = WeakKeyDictionary()
+_ready: WeakKeyDictionary[VocoderNetwork, tuple[Hashable, _Weights]] = WeakKeyDictionary()
 
 
-def _weights(vocoder: TokenVocoder) -> _Weights:
+def _weights(vocoder: VocoderNetwork) -> _Weights:
     """Made once, and again when the vocoder has been trained or moved."""
     signature = weights_signature(vocoder)
     if vocoder not in _ready or _ready[vocoder][0] != signature:
@@ -111,7 +108,7 @@ class _Convolutions:
         return x
 
 
-def reach(vocoder: TokenVocoder) -> int:
+def reach(vocoder: VocoderNetwork) -> int:
     """Tokens that must be known behind one before its sound is certain."""
     c = vocoder.config
     half = (c.kernel_size - 1) // 2
@@ -123,7 +120,7 @@ class StreamingVocoder:
     """Tokens of one utterance in, pieces of waveform out."""
 
     @torch.inference_mode()
-    def __init__(self, vocoder: TokenVocoder, speaker: np.ndarray | Tensor):
+    def __init__(self, vocoder: VocoderNetwork, speaker: np.ndarray | Tensor):
         """speaker [F]: voice features. DataError where they are none."""
         self.vocoder, c = vocoder.eval() if vocoder.training else vocoder, vocoder.config
         acoustic, renderer = vocoder.acoustic, vocoder.renderer

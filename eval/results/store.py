@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +30,7 @@ from dcar.tokens.alignment import PhonemeAligner
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.voicing import voice
 from eval.methods.registry import Entry, Models
-
-if TYPE_CHECKING:
-    from eval.scorers.load import Scorer
+from eval.scorers.load import Scorer
 
 Key = tuple[str, int, str]  # method, seed, utterance id
 Record = dict[str, Any]

@@ -71,8 +71,5 @@ class DistributionError(_UnfinishedError):
     number type is too small. The message names utterance and position."""
 
 
-LawError = DistributionError  # old name, for one release
-
-
 class EngineError(_UnfinishedError):
     """The static decoding engine cannot go on: wrong shape, dtype or device, a full cache, no memory left."""

@@ -48,7 +48,6 @@ class ChunkScorer(Checkpoint):
     """Log-ratio r_a of every prefix of a chunk; a GRU over its tokens that begins from the hidden state."""
 
     config_class, model_type = ChunkScorerConfig, "dcar-chunk-scorer"
-    renamed = {"dcar-coherence": "dcar-chunk-scorer"}
     config: ChunkScorerConfig
 
     def __init__(self, config: ChunkScorerConfig):

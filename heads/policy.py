@@ -44,7 +44,6 @@ class ChunkPolicyConfig(CheckpointConfig):
     tokenizer: str = ""  # name of the speech tokenizer
     reads: str = "hidden"  # one of READS
     sizes: tuple[int, ...] = ()  # chunk sizes that it chooses among; empty = all of 1..K
-    score_width: int = 0  # of earlier policies, whose scores of candidates were not linear
     chunk_scorer_width: int = 0  # of the chunk scorer that it holds; 0 = none
     chunk_scorer_embedding: int = 0
     chunk_scorer_ids: int = 0  # that the decoder's heads may draw
@@ -52,8 +51,6 @@ class ChunkPolicyConfig(CheckpointConfig):
     def __post_init__(self) -> None:
         if self.reads not in READS:
             raise CheckpointError(f"a policy reads {' or '.join(READS)}, not '{self.reads}'; train one of these")
-        if self.after_draw and self.score_width:
-            raise CheckpointError("a policy of an earlier version, whose scores are not linear: train it again")
         sizes = {"hidden_size": self.hidden_size, "num_actions": self.num_actions, "width": self.layer_width,
                  "num_attention_heads": self.num_attention_heads, "ffn_size": self.ffn_size or 1}
         if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
@@ -102,7 +99,6 @@ class ChunkPolicy(Checkpoint):
 
     config_class = ChunkPolicyConfig
     model_type = "dcar-chunk-policy"
-    renamed = {"coherence": "chunk_scorer"}
     unused: Tensor
 
     def __init__(self, config: ChunkPolicyConfig):

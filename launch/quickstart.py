@@ -40,7 +40,7 @@ SEVEN_HEADS = ["far", "car-1", "car-3", "car-5", "car-7", "random-4-5-6-7", "dca
 class QuickstartConfig:
     """Settings of the quickstart; everything else is in launch/recipes/*_starter.yaml."""
 
-    out: str = setting("runs/quickstart", "Folder to write.", old=("out_dir",), place="folder")
+    out: str = setting("runs/quickstart", "Folder to write.", place="folder")
     start: str = setting("starter", "Stage one from the shipped decoders, or from scratch.",
                          choices=("starter", "scratch"))
     train_steps: int = setting(0, "Of stage one, for CAR and for FAR alike; 0 = 30 from the starter, 300 from scratch.",

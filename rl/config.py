@@ -38,7 +38,7 @@ class DCPOConfig(GRPOConfig):
 
     UNUSED: ClassVar[frozenset[str]] = frozenset(NOT_OURS)  # not listed by --help
 
-    output_dir: str = setting("runs/dcpo", "Folder to write.", name="out", old=("out_dir",), place="folder")
+    output_dir: str = setting("runs/dcpo", "Folder to write.", name="out", place="folder")
 
     # --- defaults that differ from TRL's, or bounds that TRL leaves to chance ---
     per_device_train_batch_size: int = setting(32, "Rollouts of a process per step, whole groups of num_generations.",
@@ -84,10 +84,10 @@ class DCPOConfig(GRPOConfig):
     dataloader_num_workers: int = setting(0, "Processes that load prompts.", minimum=0)
     seed: int = seed_setting(42, "Of policy, order and rollouts.")
     resume_from_checkpoint: str | None = setting(
-        "auto", "auto (go on from the last complete checkpoint), never, or a checkpoint directory.", old=("resume",))
+        "auto", "auto (go on from the last complete checkpoint), never, or a checkpoint directory.")
 
     # --- what is trained on what ---
-    decoder: str = setting("", "Directory of the frozen decoder (stage one); starter = the shipped one.", old=("base",))
+    decoder: str = setting("", "Directory of the frozen decoder (stage one); starter = the shipped one.")
     data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
     max_train_prompts: int | None = setting(None, "Use the first so many prompts of the shuffled split.", minimum=1)
     max_eval_prompts: int | None = setting(100, "Use the first so many evaluation prompts of the shuffled split.",
@@ -106,7 +106,7 @@ class DCPOConfig(GRPOConfig):
     policy_sizes: list[int] = setting([], "Chunk sizes that it chooses among; empty = all.", minimum=1)
     chunk_scorer: str = setting("", "A folder of `dcar train-chunk-scorer` that a new policy takes along, so that it "
                                         "sees how well candidates go together; starter = the shipped one, empty = it "
-                                        "does not.", old=("policy_coherence",))
+                                        "does not.")
     policy_width: int | None = setting(256, "Width of the policy's layer; null = the decoder's, the paper's.",
                                        minimum=1)
     policy_heads: int = setting(8, "Attention heads of the policy's layer.", minimum=1)
@@ -119,7 +119,7 @@ class DCPOConfig(GRPOConfig):
     forced_rows: str = setting("policy_ratio", "policy_ratio: half of the rollouts keep to the guidance range (the "
                                                "paper's); none: all are sampled.", choices=FORCED_ROWS)
     num_candidates: int = setting(1, "Chunks drawn side by side at every decision; the policy, which needs a chunk "
-                                     "scorer, chooses candidate and size together.", minimum=1, old=("draws",))
+                                     "scorer, chooses candidate and size together.", minimum=1)
     common_random_numbers: bool = setting(False, "Members of a group share the draws of tokens (not of actions).")
     max_tokens_per_text_unit: float = setting(16.0, "Length limit of a rollout per phoneme.", above=0)
     repetition_window: int = setting(0, "Repetition-aware sampling over so many tokens (CosyVoice: 10); 0 = off.",
@@ -136,7 +136,7 @@ class DCPOConfig(GRPOConfig):
                                           "tokens a pass; 0 = pay nothing.", minimum=0)
     length_reward_gain: float = setting(1.0, "What an update pays for each token by which the last chunks were "
                                      "too short, in deviations of the advantage per deviation of sizes. About 0.1 with "
-                                     "optimizer=natural.", above=0, old=("price_gain",))
+                                     "optimizer=natural.", above=0)
     credit: str = setting("utterance", "What an advantage belongs to: the utterance (the paper's), or every decision "
                                        "by itself (by wer, log_likelihood or token_likelihood).",
                           choices=("utterance", "decision"))

@@ -49,11 +49,10 @@ class ExportConfig:
     run: str = setting(meaning="Folder of a DCPO run, one of its checkpoints, or a policy directory; starter = the "
                               "shipped policy.", place="folder")
     out: str = setting("runs/policy", "Folder to write.", place="folder")
-    decoder: str = setting("", "Directory of the decoder; needed for the program, and checked against the policy.",
-                           old=("base",))
+    decoder: str = setting("", "Directory of the decoder; needed for the program, and checked against the policy.")
     program: bool = setting(True, "Also write the torch.export program (needs decoder).")
     num_candidates: int = setting(1, "Chunks that the program draws side by side and chooses among; more than 1 needs "
-                                     "a policy with a chunk scorer.", minimum=1, old=("draws",))
+                                     "a policy with a chunk scorer.", minimum=1)
 
 
 class ServingStep(nn.Module):

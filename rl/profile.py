@@ -43,7 +43,7 @@ from rl.hearing import RolloutRecord, check_hears, counted, ground_truth_errors,
 class ProfileConfig:
     """Settings of the guidance profile."""
 
-    decoder: str = setting(meaning="Directory of the decoder; starter = the shipped one.", old=("base",))
+    decoder: str = setting(meaning="Directory of the decoder; starter = the shipped one.")
     data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/profile", "Folder to write.", place="folder")
     split: str = setting("dev", "Split that is spoken.")

@@ -374,7 +374,7 @@ class DCPOTrainer(ResilientTrainer):
         self.policy.save_pretrained(path)
         tensors = {name: value.cpu().contiguous() for name, value in self._copies.state_dict().items()}
         if self.length_reward is not None:
-            tensors["price"] = self.length_reward.state()
+            tensors["length_reward"] = self.length_reward.state()
         save_file(tensors, path / STATE)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None, **kwargs):
@@ -413,20 +413,20 @@ class DCPOTrainer(ResilientTrainer):
     def _load_copies(self, checkpoint: Path) -> None:
         if (stored := ChunkPolicy.load_config(checkpoint)) != self.policy.config:
             raise CheckpointError(f"{checkpoint}: a checkpoint of another run (policy {stored}); choose another "
-                                  "out folder, or resume=never to start again")
+                                  "out folder, or resume_from_checkpoint=never to start again")
         try:
             tensors = load_file(checkpoint / STATE)
         except OSError as error:
             raise CheckpointError(f"{checkpoint / STATE}: cannot read it ({error}); resume from another one") from error
-        price = tensors.pop("price", None)
+        length_reward = tensors.pop("length_reward", None)
         try:
             self._copies.load_state_dict(tensors)
         except RuntimeError as error:
             raise CheckpointError(f"{checkpoint / STATE}: of another form of policy ({error}); choose another out "
-                                  "folder, or resume=never to start again") from error
+                                  "folder, or resume_from_checkpoint=never to start again") from error
         if self.length_reward is not None:
-            if price is None:
+            if length_reward is None:
                 raise CheckpointError(f"{checkpoint}: a checkpoint of a run without tokens_per_pass; choose another "
-                                      "out folder, or resume=never to start again")
-            self.length_reward.restore(price)
+                                      "out folder, or resume_from_checkpoint=never to start again")
+            self.length_reward.restore(length_reward)
         self._buffer.clear()

@@ -12,7 +12,6 @@ import dataclasses
 import difflib
 import enum
 import io
-import logging
 import re
 import sys
 import textwrap
@@ -24,12 +23,11 @@ from typing import Any, TypeVar
 import yaml
 
 from dcar.config.read import COMMAND_LINE, Given, file_settings, leaves, split_arguments, typed
-from dcar.config.schema import Setting, allowed, check_place, fitting, old_names, settings_of
+from dcar.config.schema import Setting, allowed, check_place, fitting, settings_of
 from dcar.errors import ConfigError
 from dcar.storage import write_text
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
 
 
 class HelpShown(SystemExit):
@@ -55,26 +53,21 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
 
     Later values override earlier ones, and the command line overrides files. `--help` prints the settings and exits.
     Raises ConfigError for an unreadable file, an unknown key (naming the nearest one), a wrong type, a value outside
-    its bounds, or one that the schema's `__post_init__` refuses. An old name of a setting is accepted with a note.
+    its bounds, or one that the schema's `__post_init__` refuses.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if "-h" in arguments or "--help" in arguments:
         print(help_text(schema))
         raise HelpShown(schema)
     top: Any = schema
-    known, old = settings_of(top), old_names(top)
+    known = settings_of(top)
     values: dict[str, Given] = {}
-    noted: set[str] = set()
     for given in _given(schema, arguments):
-        key = old.get(given.key, given.key) if given.key not in known else given.key
-        if key not in known:
-            raise ConfigError(f"{given.where}: unknown setting '{given.key}'{_nearest(given.key, known, old)}")
-        if key != given.key and given.key not in noted:
-            noted.add(given.key)
-            logger.warning("note: %s is called %s now (%s)", given.key, key, given.where)
-        if known[key].group:
-            raise ConfigError(f"{given.where}: {key} is a group of settings: give {key}.…, not a value")
-        values[key] = dataclasses.replace(given, key=key)
+        if given.key not in known:
+            raise ConfigError(f"{given.where}: unknown setting '{given.key}'{_nearest(given.key, known)}")
+        if known[given.key].group:
+            raise ConfigError(f"{given.where}: {given.key} is a group of settings: give {given.key}.…, not a value")
+        values[given.key] = given
     converted = {}
     for key, given in values.items():
         s = known[key]
@@ -97,24 +90,23 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
 def _given(schema: type, arguments: Sequence[str]) -> list[Given]:
     """All settings of files and command line, in increasing priority."""
     known = settings_of(schema)
-    names = {**known, **{name: known[key] for name, key in old_names(schema).items()}}
     groups = frozenset(key for key, s in known.items() if s.group)
-    files, pairs = split_arguments(arguments, names)
+    files, pairs = split_arguments(arguments, known)
     settings = [given for path in files for given in file_settings(path, groups)]
     for key, text in pairs:
-        is_text = key in names and names[key].hint in (str, str | None)
+        is_text = key in known and known[key].hint in (str, str | None)
         try:
-            value = text if key in names and names[key].meaning.positional else typed(text, is_text)
+            value = text if key in known and known[key].meaning.positional else typed(text, is_text)
         except ConfigError as error:
             raise ConfigError(f"{COMMAND_LINE}: {key}: {error}") from error
         settings += leaves({key: value}, groups, lambda key: COMMAND_LINE)
     return settings
 
 
-def _nearest(key: str, known: dict[str, Any], old: dict[str, str]) -> str:
-    near = difflib.get_close_matches(key, [*known, *old], n=1, cutoff=0.4)
+def _nearest(key: str, known: dict[str, Setting]) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
     if near:
-        return f"; did you mean '{old.get(near[0], near[0])}'?"
+        return f"; did you mean '{near[0]}'?"
     return f"; known keys: {', '.join(k for k, s in known.items() if not s.group)}"
 
 

@@ -152,8 +152,8 @@ COMMAND_LINE = "the command line"
 def split_arguments(arguments: Sequence[str], names: Mapping[str, Setting]) -> tuple[list[str], list[tuple[str, str]]]:
     """The files of --config, and (key, text) of everything else, both in order. ConfigError for what is neither.
 
-    names: settings and groups by present and old names. key=value, --key=value and --key value are the same, with - for
-    _ in the key; the value of a bool may be left out.
+    names: settings and groups by key. key=value, --key=value and --key value are the same, with - for _ in the key; the
+    value of a bool may be left out.
     """
     files: list[str] = []
     pairs: list[tuple[str, str]] = []

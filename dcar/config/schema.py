@@ -1,8 +1,8 @@
-"""Settings are fields of a dataclass that declare default, help text, bounds, choices and old names once.
+"""Settings are fields of a dataclass that declare default, help text, bounds and choices once.
 
     @dataclass
     class TrainConfig:
-        out: str = setting("runs/car", "Folder to write.", old=("out_dir",), place="folder")
+        out: str = setting("runs/car", "Folder to write.", place="folder")
         model: CARConfig = setting(CARConfig, "Shape of the decoder.")
         max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
 
@@ -37,9 +37,7 @@ class Meaning(str):
     declared: bool = False  # by `setting`, not by another project
     limits: tuple[tuple[str, float], ...] = ()  # ("≥", 1), …; for every item of a list
     choices: tuple[str, ...] = ()
-    old: tuple[str, ...] = ()  # names that it had before
     name: str = ""  # its key, where that is not the name of the field
-    flat: bool = False  # a group whose members were once settings outside of it
     short: str = ""  # option of one letter
     positional: bool = False  # given as a bare word
     place: str = ""  # "folder" or "file": what kind of path it is
@@ -117,20 +115,6 @@ def _walk(schema: type, instance: Any, prefix: str, path: tuple[str, ...]) -> It
 def settings_of(schema: Any) -> dict[str, Setting]:
     """All settings of a schema by key, groups before their members."""
     return {s.key: s for s in _walk(schema, None, "", ())}
-
-
-@cache
-def old_names(schema: Any) -> dict[str, str]:
-    """Old names of settings -> their present keys."""
-    found: dict[str, str] = {}
-    known = settings_of(schema)
-    for s in known.values():
-        prefix = s.key[: s.key.rfind(".") + 1]
-        old = (*s.meaning.old, *([s.path[-1]] if s.meaning.name else ()))
-        found |= {prefix + name: s.key for name in old}
-        if s.group and s.meaning.flat:
-            found |= {other.rpartition(".")[2]: other for other in known if other.startswith(f"{s.key}.")}
-    return found
 
 
 # --- values ---------------------------------------------------------------------------------------------------------

@@ -27,8 +27,7 @@ Found = TypeVar("Found")
 class PrepareConfig:
     """Settings of `dcar prepare`."""
 
-    out: str = setting("", "Folder to write; must be new, empty, or an earlier prepared corpus.", old=("out_dir",),
-                       place="folder")
+    out: str = setting("", "Folder to write; must be new, empty, or an earlier prepared corpus.", place="folder")
     corpus: str = setting("starter", "Kind of corpus.", choices=KINDS)
     path: str | None = setting(None, "Where the corpus is; not needed for starter.")
     audio_root: str | None = setting(None, "unicats: the LibriTTS folder; lhotse, libriheavy: where audio paths start.")

@@ -45,8 +45,7 @@ class TrainRecognizerConfig:
 
     train_manifest: str = setting(meaning="JSONL manifest of the training speech.", place="file")
     dev_manifest: str = setting(meaning="JSONL manifest of held-out speech; its WER is reported.", place="file")
-    out: str = setting(meaning="The .nemo file to write; a card (.md) and metrics (.json) go beside it.",
-                       old=("output",), place="file")
+    out: str = setting(meaning="The .nemo file to write; a card (.md) and metrics (.json) go beside it.", place="file")
     init_from: str = setting(meaning="The model to go on from: a .nemo file, or a name that NeMo can download.")
     batch_seconds: float = setting(240.0, "Padded audio in one batch, in seconds.", above=0)
     learning_rate: float = setting(2e-4, "Peak learning rate of AdamW.", above=0)

@@ -37,5 +37,4 @@ def resolve(path_or_starter: str, name: str) -> Path:
     if path_or_starter == "starter":
         return shipped(name)
     other = f"{name}-t0.4"
-    named = path_or_starter in ("starter-t0.4", "starter-cold")  # the second is its name of before
-    return shipped(other) if named and other in NAMES else Path(path_or_starter)
+    return shipped(other) if path_or_starter == "starter-t0.4" and other in NAMES else Path(path_or_starter)

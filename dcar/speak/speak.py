@@ -34,10 +34,10 @@ class SpeakConfig:
                         positional=True)
     file: str = setting("", "Text file to read aloud instead (UTF-8).", place="file")
     voice: str = setting("", "A shipped voice by its name, a recording of 1 s or more, or a folder of dcar tune-voice; "
-                             "empty = the first shipped voice.", old=("prompt",))
+                             "empty = the first shipped voice.")
     voices: bool = setting(False, "List the shipped voices, and speak nothing.")
     out: str = setting("", "File to write; the suffix chooses the format. Empty = out.wav, and none with stream.",
-                       old=("output",), short="-o", place="file")
+                       short="-o", place="file")
     method: str = setting("", "dcar, dcar-sampled, car-K, or far; empty = dcar with the shipped decoder, a "
                               f"policy, a dial or num_candidates, else car-{FIXED_SIZE}.")
     decoder: str = setting("", "Directory of a decoder (far: of a FAR decoder); empty = that of a tuned voice, else "
@@ -49,11 +49,11 @@ class SpeakConfig:
                                "nats a token.", minimum=DIALS[0], maximum=DIALS[1])
     num_candidates: int = setting(0, "Chunks drawn side by side, of which the best-scored is spoken, for a "
                             f"policy that can tell; 0 = {NUM_CANDIDATES} for such a policy, else 1.",
-                                  minimum=0, old=("draws",))
+                                  minimum=0)
     seed: int = seed_setting(0, "Of the draws.")
     stream: bool = setting(False, "Write 16-bit mono samples to standard output while speaking (… | aplay "
                                   "-r 24000 -f S16_LE); the timeline goes to standard error.")
-    sampling: SamplingConfig = setting(lambda: SAMPLING, "How tokens are drawn.", flat=True)
+    sampling: SamplingConfig = setting(lambda: SAMPLING, "How tokens are drawn.")
 
 
 def read_text(options: SpeakConfig) -> str:

@@ -179,10 +179,6 @@ class Speaker:
             self._recordings.add(voice.features, voice.recording)
         return voice
 
-    def say(self, text: str, prompt: str | Path | Voice | None = None, seed: int | None = None) -> Spoken:
-        """`generate` under its old name."""
-        return self.generate(text, prompt, seed=seed)
-
     def sentences(self, text: str, prompt: str | Path | Voice | None = None, **settings: Any) -> Iterator[Piece]:
         """As `generate`, one piece a phrase, so that a long text is never in memory as a whole. Text and prompt are
         checked at the call, before the first piece."""

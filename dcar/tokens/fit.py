@@ -50,7 +50,7 @@ PARTS = 3
 class FitTokenizerConfig:
     """Settings of `dcar fit-tokenizer`."""
 
-    out: str = setting(meaning="Folder to write the tokenizer and its report to.", old=("output",), place="folder")
+    out: str = setting(meaning="Folder to write the tokenizer and its report to.", place="folder")
     encoder: str = setting("whisper-base", "whisper-base, or hubert:FOLDER_OR_NAME[@LAYER] (last if none).")
     corpus: str = setting("starter", "Kind of corpus.", choices=KINDS)
     path: str | None = setting(None, "Where the corpus is; the shipped one if not given.")

@@ -84,7 +84,7 @@ def check_same_data(checkpoint: Path, origin: Mapping[str, Any]) -> None:
     if changed := [name for name in before.keys() & now.keys() - {"path"} if before[name] != now[name]]:
         raise CheckpointError(f"{checkpoint}: trained on other data than there are now in {now.get('path', 'place')} "
                               f"({', '.join(sorted(changed))} changed); choose another out, or start again with "
-                              "resume=false (DCPO: resume=never)")
+                              "resume=false (DCPO: resume_from_checkpoint=never)")
 
 
 def begin_checkpoint(folder: Path) -> None:

@@ -37,9 +37,9 @@ from dcar.train.settings import BackboneTraining, RunSettings, TrainConfig
 class TrainDraftConfig(RunSettings):
     """Settings of a draft's training; those that stage one has too mean the same."""
 
-    decoder: str = setting("runs/car", "The decoder that the draft is for; starter = the shipped one.", old=("target",))
+    decoder: str = setting("runs/car", "The decoder that the draft is for; starter = the shipped one.")
     data: str = setting("runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder")
-    out: str = setting("runs/draft", "Folder to write.", old=("out_dir",), place="folder")
+    out: str = setting("runs/draft", "Folder to write.", place="folder")
     bottom_layers: int = setting(0, "Of the decoder, trained; 0 = the paper's share of the depth (2 of 24).", minimum=0)
     top_layers: int = setting(0, "Of the decoder, frozen; 0 = the paper's share (6 of 24).", minimum=0)
 

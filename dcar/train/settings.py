@@ -33,7 +33,7 @@ class RunSettings:
     """Data, optimiser and rhythm of a run."""
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
-    out: str = setting("runs/car", "Folder to write.", old=("out_dir",), place="folder")
+    out: str = setting("runs/car", "Folder to write.", place="folder")
     prompt_tokens: int = setting(50, "Speaker prompt in training (bos layout only): one second at 50 Hz.", minimum=1)
     batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
     gradient_accumulation: int = setting(1, "Batches of a step.", minimum=1)

@@ -31,9 +31,8 @@ def row(s: Setting) -> str:
     """One line of a table."""
     required = s.default is MISSING
     default = "required" if required else code(default_text(s.default)) if default_text(s.default) else "empty"
-    also = f" Earlier: {', '.join(s.meaning.old)}." if s.meaning.old else ""
-    meaning = s.meaning.replace("%%", "%") + also
-    return f"| {code(s.key)} | {default} | {cell(allowed(s.hint, s.meaning))} | {cell(meaning)} |\n"
+    meaning = cell(s.meaning.replace("%%", "%"))
+    return f"| {code(s.key)} | {default} | {cell(allowed(s.hint, s.meaning))} | {meaning} |\n"
 
 
 def page_of(job: str) -> str:

@@ -83,8 +83,7 @@ class CompareConfig:
     prompt_seeds: list[int] = seed_setting([0], "Which prompts are drawn, for all methods and seeds; several: "
                                                 "replicates. The first is that of references, audio and times.")
     vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
-    asr: str = setting("moonshine", "Evaluation ASR; must not have made the speech tokens nor the reward.",
-                       old=("judge",))
+    asr: str = setting("moonshine", "Evaluation ASR; must not have made the speech tokens nor the reward.")
     similarity: str = setting("resemblyzer", "Of voices; or wavlm:…, eres2net:… (eval/scorers/load.py); empty = none.")
     scorers: list[str] = setting([], "More columns: utmos:…, wavlm:…, dnsmos, pitch-spread, pauses, … "
                                     "(eval/scorers/load.py).")
@@ -102,13 +101,12 @@ class CompareConfig:
     wait_minutes: float = setting(180.0, "How long processes wait for each other before they name who is missing.",
                                   above=0)
     out: str = setting("runs/compare", "Folder to write.", place="folder")
-    sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn, where a method does not say.", flat=True)
+    sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn, where a method does not say.")
 
     def __post_init__(self) -> None:
         check(self)
-        self.prompt_seeds = self.prompt_seeds or [0]  # config.yaml of earlier comparisons has none
-        if not self.methods or not self.seeds:
-            raise ConfigError("a comparison needs methods and seeds, at least one of each")
+        if not (self.methods and self.seeds and self.prompt_seeds):
+            raise ConfigError("a comparison needs methods, seeds and prompt_seeds, at least one of each")
         for name in ("seeds", "prompt_seeds", "scorers"):
             if len(set(given := getattr(self, name))) != len(given):
                 raise ConfigError(f"{name} must differ: {given}")

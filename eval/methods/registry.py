@@ -284,16 +284,6 @@ METHODS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the orde
 )}
 
 
-RENAMED = {"sure-last": "end-on-confident", "coherent": "best-of"}
-"""Names of before, read for one release."""
-
-
-def today(name: str) -> str:
-    """A method's name as it is written today."""
-    old = next((old for old in RENAMED if name.startswith(f"{old}-")), "")
-    return RENAMED[old] + name[len(old):] if old else name
-
-
 def prefix_of(name: str) -> str:
     """What a method's name begins with: the longest prefix of METHODS and of installed methods, else nothing."""
     known = (p for p in (*METHODS, *installed()) if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:")))
@@ -336,7 +326,7 @@ def make_methods(names: Sequence[str], models: Models, sampling: SamplingConfig 
     """
     entries: list[Entry] = []
     for written in names:
-        name, own = split_sampling(today(written))
+        name, own = split_sampling(written)
         if name.endswith(f"@{TUNED}"):
             raise ConfigError(f"method '{written}': rows at a method's own best sampling are added by the setting "
                               f"tuned=FOLDER/tuned.json of a comparison; list '{name.removesuffix(f'@{TUNED}')}'")

@@ -73,7 +73,7 @@ class SpeedConfig:
     policy_reads: str = setting("hidden", "What the random policies see: hidden states (the paper's, before the draw), "
                                           "or candidates, with a chunk scorer.", choices=("hidden", "candidates"))
     num_candidates: int = setting(1, "Candidates that DCAR draws side by side, for policies with a chunk scorer.",
-                                  minimum=1, old=("draws",))
+                                  minimum=1)
     device: str = setting("cpu", "cpu or cuda.")
     parts: list[str] = setting(["steps", "growth", "peers"], "Growth: by batch and length; peers: Hugging Face on the "
                                "same weights; methods: verifiers too, at batch 1 and 32.",

@@ -50,7 +50,7 @@ from rl.config import DCPOConfig
 from rl.train import run as run_dcpo
 
 # What a clock says, where a temporary folder was, and what the command line was. Everything else is compared.
-TIMED = re.compile(r"seconds|runtime|per_second|created|^out$|out_dir|output_dir|logging_dir|command|revision|machine"
+TIMED = re.compile(r"seconds|runtime|per_second|created|^out$|output_dir|logging_dir|command|revision|machine"
                    r"|tts?f|rtf|latency|speedup|equal_speed|best_model_checkpoint|run_name|fingerprint", re.IGNORECASE)
 LIMIT = float(os.environ.get("ATTACK_LIMIT", "60"))  # seconds after which a job counts as one that hangs
 

@@ -27,7 +27,7 @@ def start(data: Path, out: Path, program: list[str]) -> subprocess.Popen:
     model = [f"model.{k}={str(v).lower()}" for k, v in MODEL.items()]
     settings = ["prompt_tokens=5", "batch_size=4", "max_steps=100000", "log_steps=1", "save_steps=100000"]
     process = subprocess.Popen(
-        [sys.executable, *program, *model, f"data={data}", f"out_dir={out}", *settings],
+        [sys.executable, *program, *model, f"data={data}", f"out={out}", *settings],
         env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     end = time.monotonic() + 120
     while not (out / "log.jsonl").exists() or len((out / "log.jsonl").read_text().splitlines()) < 3:

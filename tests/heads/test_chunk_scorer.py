@@ -176,23 +176,3 @@ def test_a_policy_takes_it_along(tmp_path):
         small(width=0)
     with pytest.raises(CheckpointError, match="a policy of num_actions 0: must be at least 1"):
         ChunkPolicyConfig(4, 0)
-
-
-def as_before(folder) -> None:
-    """Rewrites a saved model as earlier versions called its parts."""
-    path = folder / "config.json"
-    path.write_text(path.read_text().replace("chunk_scorer", "coherence").replace("chunk-scorer", "coherence"))
-    weights = load_file(folder / "model.safetensors")
-    save_file({name.replace("chunk_scorer", "coherence"): t for name, t in weights.items()},
-              folder / "model.safetensors")
-
-
-def test_checkpoints_of_before_are_read(tmp_path):
-    chunk_scorer = small()
-    policy = ChunkPolicy(ChunkPolicyConfig(4, LENGTH, reads="candidates", **shape_of(chunk_scorer)))
-    for model in (chunk_scorer, policy):
-        model.save_pretrained(tmp_path / model.model_type)
-        as_before(tmp_path / model.model_type)
-        assert "coherence" in (tmp_path / model.model_type / "config.json").read_text()
-        read = type(model).from_pretrained(tmp_path / model.model_type)
-        assert read.config == model.config and read.checksum() == model.checksum()

@@ -326,8 +326,8 @@ def models_for(config: CompareConfig, recipe: str) -> Models:
 
 @pytest.mark.parametrize("recipe", of("compare"))
 def test_a_comparison_of_two_utterances(recipe, tmp_path):
-    config = read(recipe, f"out={tmp_path}", "limit=2", "max_tokens=12", "timing_utterances=0", "audio_samples=0",
-                  "resamples=100", "device=cpu", "seeds=[0]", "report=false", "references=false")
+    config = read(recipe, f"out={tmp_path}", "limit=2", "sampling.max_tokens=12", "timing_utterances=0",
+                  "audio_samples=0", "resamples=100", "device=cpu", "seeds=[0]", "report=false", "references=false")
     tools = tiny_tools(Judge(), count=2)
     tools.models = models_for(config, recipe)
     result = compare(config, tools)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from launched import two_processes
 from tiny_data import write_prepared
 from tiny_decoders import tiny_decoder
@@ -18,6 +19,7 @@ from tiny_training import log_of
 from toy_training import EVERY_STEP, TOY, Deaf, Listener, random_policy, toy_config, toy_parts, toy_trainer
 from toy_world import ToyDecoder, ToyRecognizer, ToyVocoder, faster, toy_items
 from transformers import TrainerCallback
+from trl import TrlParser
 
 from dcar.config import load_config
 from dcar.decoding import ChunkMethod, FixedChunk, RandomChunk, decode
@@ -224,7 +226,7 @@ def test_trainer_does_with_the_forced_half_what_it_is_told(tmp_path, switch):
 
 
 def test_run_logs_everything_and_writes_the_policy(tmp_path):
-    config = load_config(DCPOConfig, [f"output_dir={tmp_path}", *(f"{k}={json.dumps(v)}" for k, v in TOY.items()),
+    config = load_config(DCPOConfig, [f"out={tmp_path}", *(f"{k}={json.dumps(v)}" for k, v in TOY.items()),
                                 "num_iterations=2"])
     directory = run(config, **toy_parts(12, 5))
     lines = log_of(tmp_path)
@@ -327,14 +329,14 @@ def test_failed_rewards_are_counted_and_stop_the_run_past_a_threshold(tmp_path):
 ])
 def test_wrong_settings(tmp_path, setting, message):
     with pytest.raises(ConfigError, match=message):
-        load_config(DCPOConfig, [f"output_dir={tmp_path}", "use_cpu=true", *setting])
+        load_config(DCPOConfig, [f"out={tmp_path}", "use_cpu=true", *setting])
 
 
 def test_settings_in_all_three_spellings_and_back(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("num_generations: 4\nlearning_rate: 1e-3\nchunk_range: [2, 3]\npolicy_width: null\n")
-    config = load_config(DCPOConfig, ["--config", str(recipe), "--beta", "0.1", "--alpha=0.2", f"output_dir={tmp_path}",
-                                      "chunk_range=[3,2,4]", "use_cpu=true", "reward_weights=[1.0,0.5]", "resume=never",
+    config = load_config(DCPOConfig, ["--config", str(recipe), "--beta", "0.1", "--alpha=0.2", f"out={tmp_path}",
+                                      "chunk_range=[3,2,4]", "use_cpu=true", "reward_weights=[1.0,0.5]", "resume_from_checkpoint=never",
                                       "eval_strategy=no"])
     assert (config.num_generations, config.learning_rate, config.policy_width) == (4, 1e-3, None)
     assert (config.beta, config.alpha, config.chunk_range, config.bf16) == (0.1, 0.2, [2, 3, 4], False)
@@ -342,6 +344,19 @@ def test_settings_in_all_three_spellings_and_back(tmp_path):
     assert config.eval_strategy == "no"  # which YAML reads as false
     save_settings(config, tmp_path / "again.yaml")
     assert load_config(DCPOConfig, ["--config", str(tmp_path / "again.yaml")]).to_dict() == config.to_dict()
+
+
+def test_a_recipe_reads_as_trl_reads_it_and_is_saved_with_the_keys_of_this_project(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("num_generations: 4\nlearning_rate: 1.0e-3\nchunk_range: [2, 3]\nscale_rewards: batch\n"
+                      "use_cpu: true\n")
+    ours = load_config(DCPOConfig, ["--config", str(recipe), "--beta", "0.1", f"out={tmp_path}"])
+    (trl,) = TrlParser([DCPOConfig]).parse_args_and_config(
+        ["--config", str(recipe), "--beta", "0.1", "--output_dir", str(tmp_path)])
+    assert ours.to_dict() == trl.to_dict()
+    save_settings(ours, tmp_path / "config.yaml")
+    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert saved["out"] == str(tmp_path) and "output_dir" not in saved and saved["chunk_range"] == [2, 3]
 
 
 def test_wrong_combinations_name_the_way_out(tmp_path):
@@ -357,7 +372,7 @@ def test_wrong_combinations_name_the_way_out(tmp_path):
         with pytest.raises(ConfigError, match=message):
             toy_trainer(tmp_path, **changes)
     with pytest.raises(ConfigError, match="decoder is not set"):
-        main([f"output_dir={tmp_path}", "use_cpu=true"])
+        main([f"out={tmp_path}", "use_cpu=true"])
 
 
 def test_guidance_profile_gives_the_range_and_must_fit_the_decoder(tmp_path):
@@ -396,7 +411,7 @@ def test_entry_point_reads_files(files):
     weights = (files / "base" / "model.safetensors").read_bytes()
     arguments = [
         f"decoder={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}",
-        f"output_dir={files / 'run'}", "use_cpu=true", "per_device_train_batch_size=16", "num_generations=4",
+        f"out={files / 'run'}", "use_cpu=true", "per_device_train_batch_size=16", "num_generations=4",
         "chunk_range=[2,3]", "policy_width=16", "policy_heads=2",
         "num_train_epochs=1", "max_completion_length=20", "prompt_tokens=5",
         "disable_tqdm=true", "report_to=tensorboard",
@@ -421,7 +436,7 @@ def test_two_processes_learn_what_one_learns(tmp_path):
     runs = []
     for name, (optimizer, _) in optimizers.items():
         settings = {**TOY, "num_train_epochs": 1, "num_iterations": 2, **optimizer}
-        runs.append([*(f"{k}={json.dumps(v)}" for k, v in settings.items()), f"output_dir={tmp_path / name}"])
+        runs.append([*(f"{k}={json.dumps(v)}" for k, v in settings.items()), f"out={tmp_path / name}"])
     program = tmp_path / "program.py"
     program.write_text("import json, sys\nfrom rl.train import main\nfrom toy_training import toy_parts\n"
                        "for arguments in json.loads(sys.argv[1]):\n    main(arguments, **toy_parts())\n")

@@ -53,7 +53,7 @@ def test_profile_refuses_nonsense():
 
 
 def settings_of(files) -> list[str]:
-    return [f"base={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}", "prompt_tokens=5",
+    return [f"decoder={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}", "prompt_tokens=5",
             "sampling.max_tokens=20"]
 
 

@@ -39,8 +39,8 @@ IMPOSSIBLE = [
     *((DRAFT, text) for text in ("max_steps=0", "bottom_layers=-1", "top_layers=-1", "learning_rate=nan", "workers=-1",
                                  "optimizer=sgd", "prompt_tokens=0")),
     *((COMPARE, text) for text in (
-        "sampling.temperature=nan", "sampling.temperature=-1", "sampling.temperature=inf", "temperature=nan",
-        "sampling.top_p=0", "sampling.top_p=1.1", "top_p=nan", "sampling.top_k=-1", "sampling.max_tokens=0",
+        "sampling.temperature=nan", "sampling.temperature=-1", "sampling.temperature=inf",
+        "sampling.top_p=0", "sampling.top_p=1.1", "sampling.top_p=nan", "sampling.top_k=-1", "sampling.max_tokens=0",
         "sampling.max_tokens_per_text_unit=0", "seeds=[-1]", "seeds=[0,0]", "seeds=[]", "seeds=[a]", "limit=-1",
         "batch_size=0", "resamples=10", "prompt_tokens=0", "prompt_seeds=[-1]", "threads=-1", "audio_samples=-1",
         "methods=[]", "methods={a: 1}", "scorers=[dnsmos,dnsmos]", "sampling.repetition_share=0",
@@ -61,7 +61,7 @@ IMPOSSIBLE = [
                                    "renderer_every=-1", "vocoder=3", "bf16=2")),
     *((RECOGNIZER, text) for text in ("batch_seconds=0", "warmup_share=2", "max_steps=0", "speeds=[0]", "speeds=[]",
                                       "max_minutes=0", "learning_rate=-1")),
-    *((SPEAK, text) for text in ("sampling.temperature=nan", "--temperature=-1", "--top-k=-1", "seed=-1",
+    *((SPEAK, text) for text in ("sampling.temperature=nan", "--sampling.temperature=-1", "--sampling.top-k=-1", "seed=-1",
                                  "dial=50", "dial=-2.1")),
     *((TOKENIZER, text) for text in ("vocab_size=0", "passes=0", "sample_hours=-1", "corpus=tape")),
     *((CONVERT, text) for text in ("kind=gpt", "heads=0", "head_blocks=0", "seed=-1")),
@@ -95,7 +95,7 @@ def test_impossible_values_are_refused_and_named(name, text):
     (TRAIN, "optimiser: sgd", "unknown setting 'optimiser'; did you mean 'optimizer'?"),
     (TRAIN, "model: {hiden_size: 8}", "unknown setting 'model.hiden_size'; did you mean 'model.hidden_size'?"),
     (TRAIN, "model: 3", "model is a group of settings: give model.…, not a value"),
-    (COMPARE, "temperature: .nan", "sampling.temperature must be finite; not nan"),
+    (COMPARE, "sampling: {temperature: .nan}", "sampling.temperature must be finite; not nan"),
     (COMPARE, "seeds: [0, -1]", "seeds must be a list of whole numbers ≥ 0 and ≤ 4294967295; not [0, -1]"),
     (DCPO, "num_generations: 1", "num_generations must be a whole number ≥ 2; not 1"),
 ])

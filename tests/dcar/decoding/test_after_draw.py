@@ -158,8 +158,7 @@ def test_checkpoints_of_every_kind(tmp_path):
         loaded = ChunkPolicy.from_pretrained(tmp_path / reads)
         assert loaded.config == policy.config and loaded.checksum() == policy.checksum()
         assert loaded.unused.tolist() == [True, False, True, False]
-    for wrong in (dict(reads="tokens"), dict(sizes=(5,)), dict(sizes=(0,)), dict(reads="both"),
-                  dict(reads="candidates", score_width=8)):  # the last two of earlier versions
+    for wrong in (dict(reads="tokens"), dict(sizes=(5,)), dict(sizes=(0,)), dict(reads="both")):
         with pytest.raises(CheckpointError, match="policy"):
             ChunkPolicyConfig(32, 4, **wrong)
 

@@ -216,7 +216,7 @@ def test_a_speaker_says_and_streams_the_same(models, parts, monkeypatch, cores):
     speaker = Speaker.load(models / "decoder", **parts, seed=3)
     voice = speaker.voice(models / "voice.wav")
     text = "Good morning. " + LONG
-    spoken = speaker.say(text, models / "voice.wav")
+    spoken = speaker.generate(text, models / "voice.wav")
     pieces = list(speaker.stream(text, voice))
     streamed = speaker.join(text, pieces)
     assert len(pieces) >= len(streamed.results) == len(spoken.results) == len(phrases(text))
@@ -224,10 +224,10 @@ def test_a_speaker_says_and_streams_the_same(models, parts, monkeypatch, cores):
     assert streamed.wave.shape == spoken.wave.shape and np.abs(streamed.wave - spoken.wave).max() < 1e-4
     assert spoken.rate == RATE and spoken.seconds == len(spoken.wave) / RATE
     assert [sum(c) for c in spoken.chunks] == [len(r.tokens) for r in spoken.results]
-    assert not np.array_equal(speaker.say(text, voice, seed=4).wave[:2000], spoken.wave[:2000])
-    assert np.array_equal(speaker.say(text, voice).wave, spoken.wave)
+    assert not np.array_equal(speaker.generate(text, voice, seed=4).wave[:2000], spoken.wave[:2000])
+    assert np.array_equal(speaker.generate(text, voice).wave, spoken.wave)
     monkeypatch.setattr(speaker_module, "SMALL", small)
-    beside = [speaker.say(text, voice) for _ in range(2)]  # the second by the engine of the first
+    beside = [speaker.generate(text, voice) for _ in range(2)]  # the second by the engine of the first
     for said in beside:
         assert [r.tokens for r in said.results] == [r.tokens for r in spoken.results]
         assert said.wave.shape == spoken.wave.shape and np.abs(said.wave - spoken.wave).max() < 1e-4
@@ -248,7 +248,7 @@ def test_a_vocoder_that_hears_prompts_gets_the_recording(models, parts):
             return [np.zeros(480 * len(tokens), np.float32) for tokens in token_lists]
 
     speaker.vocoder = Hearing()
-    assert speaker.say("Good morning. Good night.", models / "voice.wav").seconds > 0 and heard == [RATE, RATE]
+    assert speaker.generate("Good morning. Good night.", models / "voice.wav").seconds > 0 and heard == [RATE, RATE]
     with pytest.raises(ConfigError, match="this project's own vocoder"):
         speaker.stream("Good morning.", models / "voice.wav")
 
@@ -510,7 +510,7 @@ def test_a_policy_that_can_choose_among_draws_gets_several(models, parts, tmp_pa
     assert make_method("dcar", str(models / "policy"), decoder).schedule.num_candidates == 1
     with pytest.raises(ConfigError, match="chunk_scorer"):
         make_method("dcar", str(models / "policy"), decoder, num_candidates=4)
-    said = [Speaker.load(models / "decoder", **{**parts, "policy": able}, num_candidates=n).say(
+    said = [Speaker.load(models / "decoder", **{**parts, "policy": able}, num_candidates=n).generate(
         "Good morning.", models / "voice.wav") for n in (0, NUM_CANDIDATES, 1)]
     assert [r.tokens for r in said[0].results] == [r.tokens for r in said[1].results]
     assert all(r.tokens for spoken in said for r in spoken.results)
@@ -534,7 +534,6 @@ def test_generate_speaks_as_the_command_and_as_any_setting_says(models, parts, t
     assert out.read_bytes() == (tmp_path / "same.wav").read_bytes()
     assert spoken.audio.dtype == np.float32 and spoken.sample_rate == RATE and "passes" in spoken.timeline()
     assert spoken.tokens == [r.tokens for r in spoken.results] and spoken.wave is spoken.audio
-    assert np.array_equal(model.say(text, voice, seed=3).audio, model.generate(text, voice, seed=3).audio)
     loaded = ChunkPolicy.from_pretrained(models / "policy")
     for settings in ({"policy": loaded}, {"policy": models / "policy", "method": "dcar"}):
         assert model.generate(text, voice, seed=3, **settings).tokens == spoken.tokens

@@ -156,8 +156,6 @@ def test_draws_stand_in_names_of_methods_that_can_tell_them_apart(models, prompt
     assert fixed.identity["chunk_scorer"] == both.policies[""].chunk_scorer.checksum() and schedules[3].candidates == 2
     results = decode(both.decoder, prompts[:2], four.build(), SamplingConfig(max_tokens=20))
     assert all(r.method == "dcar@n4" and r.tokens for r in results)
-    old = make_methods(["coherent-2-4", "sure-last-2-3@t0.4"], both)  # names of before
-    assert [entry.name for entry in old] == ["best-of-2-4", "end-on-confident-2-3@t0.4"]
 
 
 def test_draft_of_another_decoder_is_refused(tmp_path):

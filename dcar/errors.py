@@ -58,6 +58,15 @@ class RewardError(DCARError):
     """Too many rewards could not be computed; the message gives the share and the first cause."""
 
 
+def check_format(file: Any, found: Any, known: int, error: type[DCARError], remedy: str) -> None:
+    """Raise `error` unless a file that was read has the format version `known`, the only one that this program reads.
+
+    found: the version that the file names, None if it names none. remedy: what to do instead.
+    """
+    if type(found) is not int or found != known:
+        raise error(f"{file}: format version {str(found)[:20]}, this program reads {known}; {remedy}")
+
+
 class _UnfinishedError(DCARError):
     """`finished` holds the results of the utterances that were complete."""
 

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import re
 import types
 import typing
 from pathlib import Path
@@ -22,9 +21,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dcar.errors import CheckpointError, DCARError
+from dcar.errors import CheckpointError, DCARError, check_format
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+FORMAT_VERSION = 1  # of model directories, whatever the model
 
 
 def tensors_checksum(tensors: dict[str, Tensor]) -> str:
@@ -103,6 +103,26 @@ def read_config(directory: str | Path, remedy: str = "give the directory that sa
     return raw
 
 
+def load_config(directory: str | Path, model_type: str, config_class: type) -> Any:
+    """The configuration of a model of this type, strictly: CheckpointError for another type or format version, for
+    settings that are unknown or missing, and for impossible values."""
+    path, raw = Path(directory) / CONFIG, read_config(directory)
+    if (kind := raw.pop("model_type", None)) != model_type:
+        raise CheckpointError(f"{path}: this is a '{kind}' checkpoint, but a '{model_type}' is needed here")
+    check_format(path, raw.pop("format_version", None), FORMAT_VERSION, CheckpointError, "train the model again")
+    known = {f.name for f in dataclasses.fields(config_class)}
+    for what, names in (("unknown", set(raw) - known), ("missing", known - set(raw))):
+        if names:
+            raise CheckpointError(f"{path}: {what} settings {sorted(names)}; copy the model again")
+    try:
+        config = config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+    except (DCARError, TypeError, ValueError, ArithmeticError) as error:
+        raise CheckpointError(f"{path}: impossible settings ({error}); copy the model again") from error
+    if wrong := wrong_types(config_class, raw):
+        raise CheckpointError(f"{path}: impossible settings ({', '.join(wrong)[:200]}); copy the model again")
+    return config
+
+
 class CheckpointConfig:
     """What trackers of transformers (`report_to`) ask of a model's configuration, a dataclass."""
 
@@ -118,14 +138,7 @@ class Checkpoint(nn.Module):
 
     config_class: ClassVar[type]
     model_type: ClassVar[str]
-    renamed: ClassVar[dict[str, str]] = {}  # old name of a model type, setting or weight -> present name
     config: Any
-
-    @classmethod
-    def _current_name(cls, name: str) -> str:
-        """The present name of a setting or a weight: "coherence.offset" became "chunk_scorer.offset"."""
-        old = next((old for old in cls.renamed if re.match(rf"{old}(?=[._]|$)", name)), "")
-        return cls.renamed[old] + name[len(old):] if old else name
 
     def checksum(self) -> str:
         return tensors_checksum(self.state_dict())
@@ -153,27 +166,13 @@ class Checkpoint(nn.Module):
         """Write config.json alone, where something else writes the weights."""
         path = Path(directory)
         path.mkdir(parents=True, exist_ok=True)
-        config = {"model_type": self.model_type, **dataclasses.asdict(self.config)}
+        config = {"model_type": self.model_type, "format_version": FORMAT_VERSION, **dataclasses.asdict(self.config)}
         (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
     @classmethod
     def load_config(cls, directory: str | Path) -> Any:
-        path, raw = Path(directory) / CONFIG, read_config(directory)
-        kind = raw.pop("model_type", None)
-        kind = cls.renamed.get(kind, kind) if isinstance(kind, str) else kind
-        raw = {cls._current_name(name): value for name, value in raw.items()}
-        if kind != cls.model_type:
-            raise CheckpointError(f"{path}: this is a '{kind}' checkpoint, but a '{cls.model_type}' is needed here")
-        known = {f.name for f in dataclasses.fields(cls.config_class)}
-        if unknown := sorted(set(raw) - known):
-            raise CheckpointError(f"{path}: unknown settings {unknown}; it was written by another version of DCAR")
-        try:
-            config = cls.config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
-        except (DCARError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path}: impossible settings ({error}); copy the model again") from error
-        if wrong := wrong_types(cls.config_class, raw):
-            raise CheckpointError(f"{path}: impossible settings ({', '.join(wrong)[:200]}); copy the model again")
-        return config
+        """See the function `load_config`."""
+        return load_config(directory, cls.model_type, cls.config_class)
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, device: str | torch.device = "cpu") -> Self:
@@ -181,7 +180,7 @@ class Checkpoint(nn.Module):
         path = Path(directory) / WEIGHTS
         config = cls.load_config(directory)
         try:
-            tensors = {cls._current_name(name): tensor for name, tensor in load_file(path).items()}
+            tensors = load_file(path)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{path}: cannot read the weights ({error}); copy or train the model again") from error

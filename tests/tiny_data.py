@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from dcar.prepare.prepared import FORMAT_VERSION, features
+from dcar.storage import digest, files_of
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.whisper import WhisperEncoder
@@ -60,6 +61,7 @@ def write_prepared(directory: Path, train: int = 8, dev: int = 4, tokenizer: str
         "format_version": FORMAT_VERSION, "phonemes": {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE},
         "tokenizer": {"name": tokenizer, "checksum": checksum, "vocab_size": CODES, "rate_hz": 50.0, "spec": spec},
         "counts": {"train": {"utterances": train}, "dev": {"utterances": dev}}, "corpus": {"kind": "none", "path": ""},
+        "files": {name: digest(directory / name) for name in files_of(directory)},
     }))
     return directory
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcar.corpus.read import Utterance, read_corpus
-from dcar.errors import DataError
+from dcar.errors import DataError, check_format
 from dcar.sources.shipped import resolve
 from dcar.storage import differing, digest, files_of, gigabytes, writing
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
@@ -217,15 +217,14 @@ def prepared_info(directory: str | Path) -> dict[str, Any]:
     if info is None:
         raise DataError(f"{directory}: no readable prepared.json; run `dcar prepare` with out={directory}, or take "
                         "starter, the corpus that ships")
-    if (found := info.get("format_version")) != FORMAT_VERSION:
-        raise DataError(f"{directory}: format version {found}, this program reads {FORMAT_VERSION}; prepare again")
+    check_format(directory / "prepared.json", info.get("format_version"), FORMAT_VERSION, DataError, "prepare again")
     lacking = [f"{part}.{name}" for part, kinds in NEEDED.items() for name, kind in kinds.items()
                if not isinstance(info.get(part), dict) or not isinstance(info[part].get(name), kind)]
     counts = info.get("counts")
     if not isinstance(counts, dict) or not all(isinstance(c, dict) and isinstance(c.get("utterances"), int)
                                                for c in counts.values()):
         lacking.append("counts")
-    if not isinstance(info.get("files", {}), dict):
+    if not isinstance(info.get("files"), dict):
         lacking.append("files")
     if lacking:
         raise DataError(f"{directory}: prepared.json is incomplete, it lacks {', '.join(lacking)}; prepare again")
@@ -263,10 +262,6 @@ def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokeniz
                         "where it came (`dcar doctor` lists what differs)")
     try:
         rows = datasets.load_from_disk(str(folder))
-        if not {f"{split}/{name}" for name in files_of(folder)} <= set(info.get("files") or ()):
-            # what Arrow would follow beyond the file is looked for instead
-            logger.info("%s: prepared.json lists no digests of it; its table is examined instead", folder)
-            rows.data.table.validate(full=True)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # whatever broken JSON leads to
         raise DataError(f"{folder}: cannot be read ({type(error).__name__}: {error}); prepare again") from error
     if not isinstance(rows, datasets.Dataset):
@@ -286,11 +281,12 @@ _digested: dict[tuple[str, int, int], dict[str, Any]] = {}  # (path, size, time 
 
 
 def split_faults(directory: Path, info: Mapping[str, Any], split: str, digests: bool = False) -> list[str]:
-    """What differs between the files of a split and the list in prepared.json: sizes, and digests if asked for. Nothing
-    differs where there is no list."""
-    listed = info.get("files") or {}
+    """What differs between the files of a split and the list in prepared.json: sizes, and digests if asked for."""
+    listed = info.get("files")
     if not isinstance(listed, dict):
-        return ["the list of files in prepared.json is none"]
+        return ["prepared.json has no list of its files"]
+    if unlisted := [name for name in files_of(directory / split) if f"{split}/{name}" not in listed]:
+        return [f"prepared.json does not list {split}/{unlisted[0]}"]
     files = {name: expected for name, expected in listed.items() if name.startswith(f"{split}/")}
     return differing(directory, files, _digest_once if digests else lambda path: None)
 

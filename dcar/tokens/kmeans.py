@@ -14,10 +14,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from dcar.audio import ENCODER_SAMPLE_RATE
-from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.errors import CheckpointError, ConfigError, DataError, check_format
 from dcar.sources.shipped import resolve
 
 logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1  # of tokenizer.json
 
 
 class StateEncoder(Protocol):
@@ -122,8 +124,9 @@ class KMeansTokenizer:
         """
         folder = Path(folder)
         card = {
-            "type": self.encoder.kind, "name": self.name, "vocab_size": self.vocab_size, "rate_hz": self.rate_hz,
-            "sample_rate": ENCODER_SAMPLE_RATE, "tokens_per_waveform": "ceil(seconds * rate_hz)",
+            "format_version": FORMAT_VERSION, "type": self.encoder.kind, "name": self.name,
+            "vocab_size": self.vocab_size, "rate_hz": self.rate_hz, "sample_rate": ENCODER_SAMPLE_RATE,
+            "tokens_per_waveform": "ceil(seconds * rate_hz)",
             **self.encoder.card(), "encoder_sha256": self.encoder.sha256, "checksum": self.checksum,
             "provenance": self.provenance,
         }
@@ -173,6 +176,8 @@ def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """
     try:
         card = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        check_format(folder / "tokenizer.json", card.get("format_version"), FORMAT_VERSION, CheckpointError,
+                     "make the tokenizer again with `dcar fit-tokenizer`")
         tensors = load_file(folder / "tokenizer.safetensors")
         for key in ("type", "name", "checksum", "encoder_sha256"):
             if not isinstance(card[key], str):
@@ -184,7 +189,7 @@ def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         if not {"centroids", "mean", "scale"} <= tensors.keys() <= {"centroids", "mean", "scale", "projection"}:
             raise ValueError(f"tensors {sorted(tensors)}")
         return card, tensors
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: not a complete speech tokenizer ({type(error).__name__}: {error}); "
                               "make one with `dcar fit-tokenizer` or give the folder that it wrote") from error
 

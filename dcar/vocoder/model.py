@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,9 @@ from dcar.errors import CheckpointError, DataError
 from dcar.vocoder.acoustic import VocoderConfig
 from dcar.vocoder.network import VocoderNetwork
 from dcar.vocoder.streaming import StreamingVocoder
-from heads.checkpoint import STORED, wrong_types
+from heads.checkpoint import FORMAT_VERSION, STORED, load_config
 
-FORMAT = "dcar-vocoder-2"
+MODEL_TYPE = "dcar-vocoder"
 
 
 class TokenVocoder(VocoderNetwork):
@@ -71,39 +71,33 @@ class TokenVocoder(VocoderNetwork):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: value.detach().to("cpu", dtype).contiguous() for name, value in self.state_dict().items()}
-        save_file(weights, folder / "model.safetensors", metadata={"format": FORMAT})
-        text = json.dumps({"format": FORMAT, **asdict(self.config)}, indent=2)
-        text = re.sub(r"\[[^]]*\]", lambda numbers: re.sub(r"\s+", " ", numbers[0]), text)  # a line for each list
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        config = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION, **asdict(self.config)}
+        # a line for each list
+        text = re.sub(r"\[[^]]*\]", lambda numbers: re.sub(r"\s+", " ", numbers[0]), json.dumps(config, indent=2))
         (folder / "config.json").write_text(text + "\n")
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: str | torch.device = "cpu") -> TokenVocoder:
         """Read what `save_pretrained` wrote, as fp32 and in eval mode. Raises CheckpointError on any difference."""
         folder = Path(folder)
+        config = load_config(folder, MODEL_TYPE, VocoderConfig)
         try:
-            config = json.loads((folder / "config.json").read_text())
             weights = load_file(folder / "model.safetensors")
-        except (OSError, ValueError, RecursionError, SafetensorError) as error:
-            raise CheckpointError(f"{folder}: no readable vocoder (config.json and model.safetensors): "
-                                  f"{error}") from error
-        if not isinstance(config, dict) or config.pop("format", None) != FORMAT:
-            raise CheckpointError(f"{folder}/config.json: not a {FORMAT} config; is this another model's folder?")
-        config.setdefault("calibration_tokens", [])  # vocoders from before it
-        unknown = set(config) ^ {f.name for f in fields(VocoderConfig)}
-        if unknown:
-            raise CheckpointError(f"{folder}/config.json: unknown or missing keys {sorted(unknown)}")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{folder}/model.safetensors: cannot read the weights ({error}); copy the vocoder "
+                                  "again") from error
         widest = max((max(value.shape, default=0) for value in weights.values()), default=0)
-        wrong = wrong_types(VocoderConfig, config) or [
-            f"{name}: {size}" for name, size in config.items() if name.endswith(("_size", "_fft", "_bands", "_dim"))
-            and size > 2 * widest]  # would take memory for what the weights do not hold
-        if wrong:
+        if wrong := [f"{name}: {size}" for name, size in asdict(config).items()
+                     if name.endswith(("_size", "_fft", "_bands", "_dim")) and size > 2 * widest]:
+            # they would take memory for what the weights do not hold
             raise CheckpointError(f"{folder}/config.json: impossible settings ({', '.join(wrong)[:200]}); copy it "
                                   "again")
         if odd := [f"{n} as {t.dtype}" for n, t in weights.items() if t.dtype not in STORED]:
             raise CheckpointError(f"{folder}/model.safetensors: weights that are no numbers of a model "
                                   f"({', '.join(odd[:3])}); copy it again")
         try:
-            model = cls(VocoderConfig(**config))
+            model = cls(config)
             model.load_state_dict({name: value.float() for name, value in weights.items()}, strict=True)
         except (CheckpointError, RuntimeError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
             raise CheckpointError(f"{folder}: weights do not fit the config: {error}") from error

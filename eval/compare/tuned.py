@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.errors import CheckpointError, ConfigError, DataError, check_format
 from dcar.sampling import SamplingConfig
 from eval.methods.registry import Entry
 from eval.methods.samplings import TUNED
@@ -66,10 +66,7 @@ def load_tuned(path: str | Path) -> Tuned:
     path = Path(path)
     try:
         header = json.loads(path.read_text(encoding="utf-8"))
-        if header["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"format {header['format_version']}, not {FORMAT_VERSION}")
-        if "judge" in header:  # as it was called before
-            header.setdefault("asr", header["judge"])
+        check_format(path, header.get("format_version"), FORMAT_VERSION, DataError, "run `dcar tune` again")
         if wrong := [k for k, kind in ABOUT.items() if not isinstance(header[k], kind)]:
             raise TypeError(f"{', '.join(wrong)} damaged")
         methods = {name: (dict(found["identity"]), {k: found["sampling"][k] for k in SAMPLING})

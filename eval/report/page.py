@@ -18,7 +18,7 @@ from typing import Any
 import jinja2
 
 from dcar.config import load_config, setting
-from dcar.errors import ConfigError, DataError
+from dcar.errors import ConfigError, DataError, check_format
 from dcar.sources.packages import templates
 from dcar.storage import replacing
 from eval.report.blocks import Section, Table, tables_of, write_tables
@@ -30,7 +30,7 @@ from eval.report.table import MEANINGS, column_groups, notes
 
 # of compare.json: in their own sections
 ABOVE = ("rows", "samples", "equal_speed", "by_length", "by_category", "reasons")
-FORMAT_VERSION = 3  # of compare.json; 3: speed-ups end to end, pairs as method − baseline
+FORMAT_VERSION = 3  # of compare.json
 
 
 @dataclass
@@ -68,10 +68,8 @@ def read_comparison(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{folder}/compare.json: cannot be read ({error}); run `dcar compare` first") from error
     version = result.get("format_version") if isinstance(result, dict) else None
-    if version != FORMAT_VERSION:
-        raise DataError(f"{folder}/compare.json: format {version}, this version reads {FORMAT_VERSION}; run the "
-                        f"comparison again (`dcar compare --config {folder}/config.yaml`): it speaks anew what it "
-                        "needs")
+    check_format(folder / "compare.json", version, FORMAT_VERSION, DataError,
+                 f"run the comparison again (`dcar compare --config {folder}/config.yaml`)")
     return result
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from dcar.audio import OPUS_RATES, resample, save_audio
 from dcar.decoding import DecodeResult, decode
-from dcar.errors import ConfigError, DataError
+from dcar.errors import ConfigError, DataError, check_format
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.storage import digest_of
@@ -36,7 +36,7 @@ Key = tuple[str, int, str]  # method, seed, utterance id
 Record = dict[str, Any]
 
 RECORDING, RESYNTHESIS = "recording", "ground truth resynthesised"
-RECORD_VERSION = 3  # 2: drafted and accepted tokens of every verifying pass; 3: sound made one by one
+RECORD_VERSION = 3
 
 logger = logging.getLogger(__name__)
 
@@ -193,22 +193,16 @@ class Maker:
         self._common = digest_of([RECORD_VERSION, tools.identity, NORMALIZER, tools.asr.name])
         self._index = {item.prompt.utterance_id: i for i, item in enumerate(tools.items)}
         self.done: dict[Key, Record] = {}
-        self._warned = False
         self.adopt(done)
 
     def adopt(self, records: Iterable[Record]) -> None:
         """Take over records made elsewhere, where they belong to this comparison; one per (method, seed, utterance).
 
-        Records of another version stay in their files and are not used, which is said once.
+        DataError for a record of another version.
         """
         for record in records:
-            if record.get("version") != RECORD_VERSION:
-                if not self._warned:
-                    logger.warning("%s/records: holds records of version %s, this is version %d; they are not used, "
-                                   "their utterances are spoken again", self.out, record.get("version", 1),
-                                   RECORD_VERSION)
-                self._warned = True
-                continue
+            check_format(self.out / "records", record.get("version"), RECORD_VERSION, DataError,
+                         "choose another `out`, or remove this folder: its utterances are spoken again")
             if not is_record(record):
                 logger.warning("%s/records: a damaged record of %.60s, %.60s is not used; it is spoken again", self.out,
                                record.get("method"), record.get("id"))

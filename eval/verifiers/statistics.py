@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import CheckpointError, ConfigError, check_format
 from dcar.model.car import CARConfig
 from dcar.storage import replacing
 from dcar.tracking import write_json
@@ -61,13 +61,13 @@ class VerifierStatistics:
         path = Path(directory)
         try:
             about = json.loads((path / INFO).read_text())
-            if about["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"format {about['format_version']}, this program reads {FORMAT_VERSION}")
+            check_format(path / INFO, about.get("format_version"), FORMAT_VERSION, CheckpointError,
+                         f"make them again with `dcar fit-verifiers out={path}`")
             tensors = load_file(path / TENSORS)
             if tensors_checksum(tensors) != about["tensors"]:
                 raise ValueError(f"{TENSORS} is not the file that {INFO} was written with")
             return cls(about["decoder"], about["tokenizer"], about["states"], info=about["info"], **tensors)
-        except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             raise CheckpointError(f"{path}: cannot read the statistics ({error}); make them with "
                                   f"`dcar fit-verifiers out={path}`") from error
 

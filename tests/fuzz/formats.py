@@ -138,15 +138,6 @@ def _prepared(folder: Path) -> list[str]:
         str(f.relative_to(folder)) for f in (folder / "p").glob("*/*.arrow")]
 
 
-def _prepared_bare(folder: Path) -> list[str]:
-    """Without a list of digests."""
-    files = _prepared(folder)
-    info = json.loads((folder / "p/prepared.json").read_text())
-    del info["files"]
-    (folder / "p/prepared.json").write_text(json.dumps(info))
-    return files
-
-
 def _read_prepared(folder: Path) -> None:
     attempt(lambda: source_utterances(folder / "p"))
     prepared_info(folder / "p")
@@ -270,7 +261,7 @@ TOOLS = tiny_tools()
 
 
 def _read_records(folder: Path) -> None:
-    """As a comparison that goes on does: what does not belong to it is spoken again."""
+    """As a comparison that resumes does: what does not belong to it is spoken again."""
     store = RecordStore(folder / "c" / "records")
     store.open()
     entries = make_methods(["car-1", "car-3"], TOOLS.models, SHORT)
@@ -333,7 +324,6 @@ FORMATS = [
     Format("datasets", _starter, _corpus(("datasets", "train.parquet")), cost=0.3),
     Format("audio", _audio, _read_audio),
     Format("prepared", _prepared, _read_prepared),
-    Format("prepared-before", _prepared_bare, _read_prepared),
     Format("decoder", _decoder, _read_decoder, cost=2),
     Format("policy", _policy, _read_policy, cost=2),
     Format("vocoder-tokenizer", _vocoder, _read_vocoder),

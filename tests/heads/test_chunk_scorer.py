@@ -5,7 +5,6 @@ import itertools
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from dcar.decoding.chunks import choose_end
 from dcar.errors import CheckpointError

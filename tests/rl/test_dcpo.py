@@ -336,8 +336,8 @@ def test_settings_in_all_three_spellings_and_back(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("num_generations: 4\nlearning_rate: 1e-3\nchunk_range: [2, 3]\npolicy_width: null\n")
     config = load_config(DCPOConfig, ["--config", str(recipe), "--beta", "0.1", "--alpha=0.2", f"out={tmp_path}",
-                                      "chunk_range=[3,2,4]", "use_cpu=true", "reward_weights=[1.0,0.5]", "resume_from_checkpoint=never",
-                                      "eval_strategy=no"])
+                                      "chunk_range=[3,2,4]", "use_cpu=true", "reward_weights=[1.0,0.5]",
+                                      "resume_from_checkpoint=never", "eval_strategy=no"])
     assert (config.num_generations, config.learning_rate, config.policy_width) == (4, 1e-3, None)
     assert (config.beta, config.alpha, config.chunk_range, config.bf16) == (0.1, 0.2, [2, 3, 4], False)
     assert config.reward_weights == [1.0, 0.5] and config.resume_from_checkpoint == "never"

@@ -157,7 +157,7 @@ class VocoderData:
         except (OSError, SafetensorError) as error:
             raise DataError(f"{path}: not a readable training pack: {error}; {MAKE}") from error
         if header.get("format") != FORMAT:
-            raise DataError(f"{path}: not a {FORMAT} file; {MAKE}")
+            raise DataError(f"{path}: format {header.get('format')}, this program reads {FORMAT}; {MAKE}")
         token_rate = whole_rate(float(header["token_rate"]), path)
         samples_per_token = SAMPLE_RATE // token_rate
         recordings = pack["audio"].split(pack["audio_offsets"].diff().tolist())

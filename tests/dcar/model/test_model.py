@@ -127,10 +127,20 @@ def edited(**changes):
     return lambda p: (p / "config.json").write_text(json.dumps(json.loads((p / "config.json").read_text()) | changes))
 
 
+def without(folder, name):
+    """Removes a setting from the config.json of a folder."""
+    found = json.loads((folder / "config.json").read_text())
+    del found[name]
+    (folder / "config.json").write_text(json.dumps(found))
+
+
 @pytest.mark.parametrize("damage, message", [
     (edited(num_layers=3), "missing"),
     (edited(hidden_size=64), "shapes"),
     (edited(colour=1), "unknown settings"),
+    (lambda p: without(p, "dropout"), r"missing settings \['dropout'\]"),
+    (edited(format_version=2), "config.json: format version 2, this program reads 1; train the model again"),
+    (lambda p: without(p, "format_version"), "format version None, this program reads 1"),
     (lambda p: (p / "model.safetensors").write_bytes(b"\0" * 100), "cannot read the weights"),
     (lambda p: (p / "model.safetensors").unlink(), "cannot read the weights"),
     (lambda p: (p / "config.json").write_text("{"), "cannot read the model's configuration"),

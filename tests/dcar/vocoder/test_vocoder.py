@@ -255,8 +255,8 @@ def test_default_size_is_within_the_budget_of_the_shipped_file():
 def test_from_pretrained_is_strict(tmp_path):
     TokenVocoder(VocoderConfig(**TINY)).save_pretrained(tmp_path)
     good = json.loads((tmp_path / "config.json").read_text())
-    for change in ({"acoustic_size": 40}, {"renderer_dilations": [1]}, {"colour": "red"}, {"format": "other"},
-                   {"window": 700}, {"calibration_tokens": [16]}, {"n_fft": ...}):
+    for change in ({"acoustic_size": 40}, {"renderer_dilations": [1]}, {"colour": "red"}, {"model_type": "other"},
+                   {"format_version": 0}, {"window": 700}, {"calibration_tokens": [16]}, {"n_fft": ...}):
         config = {k: v for k, v in {**good, **change}.items() if v is not ...}
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(CheckpointError):
@@ -266,7 +266,7 @@ def test_from_pretrained_is_strict(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     with pytest.raises(CheckpointError):
         TokenVocoder.from_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="no readable vocoder"):
+    with pytest.raises(CheckpointError, match="cannot read the model's configuration"):
         TokenVocoder.from_pretrained(tmp_path / "nowhere")
 
 

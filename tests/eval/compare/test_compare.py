@@ -30,7 +30,7 @@ from eval.compare.explain import Explanations, watch
 from eval.compare.processes import threads_of
 from eval.compare.run import CompareConfig, main, run
 from eval.methods.registry import make_methods
-from eval.results.store import RECORDING, RESYNTHESIS, Maker, RecordStore, choose_items
+from eval.results.store import RECORD_VERSION, RECORDING, RESYNTHESIS, Maker, RecordStore, choose_items
 from eval.scorers.load import Scorer
 from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.sd import SpeculativeDecoding
@@ -291,12 +291,13 @@ def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):
         spoken(tmp_path / "b", methods=["sd"])
 
 
-def test_records_of_an_older_version_are_made_again_and_said(tmp_path, caplog):
+def test_records_of_another_version_are_refused(tmp_path):
     spoken(tmp_path, methods=["car-1"])
     (shard,) = (tmp_path / "records").glob("*.jsonl")
-    old = [{k: v for k, v in json.loads(line).items() if k != "version"} for line in shard.read_text().splitlines()]
-    shard.write_text("".join(json.dumps(r) + "\n" for r in old))
-    assert transcribed(tmp_path, methods=["car-1"]) >= 5 and "records of version 1" in caplog.text
+    records = [json.loads(line) for line in shard.read_text().splitlines()]
+    shard.write_text("".join(json.dumps({**r, "version": RECORD_VERSION - 1}) + "\n" for r in records))
+    with pytest.raises(DataError, match=rf"records: format version 2, this program reads {RECORD_VERSION}; choose"):
+        spoken(tmp_path, methods=["car-1"])
 
 
 def test_limits_are_nested_and_ids_unique():

@@ -160,7 +160,8 @@ def test_an_utterance_with_the_same_prompt_again_is_spoken_once(tmp_path):
 def test_prompt_seeds_are_checked_and_loaded(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="prompt_seeds must differ"):
         tiny_config(tmp_path, prompt_seeds=[1, 1])
-    assert tiny_config(tmp_path, prompt_seeds=[]).prompt_seeds == [0]
+    with pytest.raises(ConfigError, match="at least one of each"):
+        tiny_config(tmp_path, prompt_seeds=[])
     asked = []
 
     def spy(data, split, decoder, prompt_tokens, seed):
@@ -335,4 +336,10 @@ def test_broken_tuned_files_are_named(tmp_path, content):
         load_tuned(tmp_path / "tuned.json")
     (tmp_path / "tuned.json").write_text(content)
     with pytest.raises(DataError, match="tuned.json.*dcar tune"):
+        load_tuned(tmp_path / "tuned.json")
+
+
+def test_tuned_files_of_another_format_are_refused(tmp_path):
+    (tmp_path / "tuned.json").write_text(json.dumps({**ABOUT, "format_version": 2, "methods": {}}))
+    with pytest.raises(DataError, match=r"tuned\.json: format version 2, this program reads 1; run `dcar tune` again"):
         load_tuned(tmp_path / "tuned.json")

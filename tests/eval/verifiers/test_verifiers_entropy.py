@@ -172,7 +172,7 @@ def test_saved_statistics_are_loaded_strictly(tmp_path):
     with pytest.raises(CheckpointError, match="not the file"):
         VerifierStatistics.from_pretrained(tmp_path)
     (tmp_path / INFO).write_text(json.dumps({**about, "format_version": 0}))
-    with pytest.raises(CheckpointError, match="format 0"):
+    with pytest.raises(CheckpointError, match="format version 0, this program reads 1; make them again with"):
         VerifierStatistics.from_pretrained(tmp_path)
     (tmp_path / INFO).write_text(json.dumps(about))
     (tmp_path / TENSORS).write_bytes(b"broken")

@@ -73,8 +73,9 @@ def _shipped() -> str:
 
     decoder = CARDecoder.from_pretrained(shipped("decoder"))
     made = made_by(load_tokenizer("starter"), PHONEME_VERSION)
-    check_together(decoder, made, "the shipped tokenizer", TokenVocoder.from_pretrained(shipped("vocoder")),
-                   [ChunkPolicy.from_pretrained(shipped(name)) for name in ("policy", "policy-t0.4")])
+    check_together(decoder, made, "the shipped tokenizer", TokenVocoder.from_pretrained(shipped("vocoder")))
+    for name in ("policy", "policy-t0.4"):
+        ChunkPolicy.from_pretrained(shipped(name)).check_base(decoder.checksum())
     CARDecoder.from_pretrained(shipped("far"))
     load_token_recognizer("starter").check_reads(made, "the shipped tokenizer")
     return "decoders, policies, tokenizer, vocoder and token recogniser load and belong together"

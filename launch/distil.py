@@ -151,7 +151,7 @@ class Teacher:
             drawn = np.random.default_rng(config.seed).permutation(len(self.rows))[: config.limit]
             self.rows = self.rows.select(np.sort(drawn))
         models = load_models(config.decoder, config.far_decoder, config.policies, device, fast=True)
-        check_together(models.decoder, prepared_info(config.data), config.data, policies=models.policies.values())
+        check_together(models.decoder, prepared_info(config.data), config.data)
         self.bos = models.decoder.config.bos
         self.chooser = PromptChooser(self.rows, config.prompt_tokens)
         self.parameters = sum(p.numel() for p in models.decoder.parameters())

@@ -9,6 +9,7 @@ large one. Both are decoders: alone they decode like any with one head.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,12 +66,13 @@ class BackboneDraft(BackboneDecoder):
     config: BackboneDraftConfig
 
 
-def check_draft(draft: AnyDecoder, target: AnyDecoder) -> None:
+def check_draft(draft: AnyDecoder, target: AnyDecoder, checksum: Callable[[], str] | None = None) -> None:
     """ConfigError where the vocabularies of draft and target differ, CheckpointError where the draft was made of
-    another decoder's layers."""
+    another decoder's layers. checksum: gives the target's, where it was computed before."""
     check_vocabulary(draft.config, target.config)
     if isinstance(draft, DraftDecoder | BackboneDraft):
-        check_trained_for(draft.config.target_checksum, target.checksum(), "draft model", "dcar train-draft")
+        found = target.checksum() if checksum is None else checksum()
+        check_trained_for(draft.config.target_checksum, found, "draft model", "dcar train-draft")
 
 
 def check_vocabulary(other: DecoderConfig, target: DecoderConfig, what: str = "draft model",

@@ -1,13 +1,13 @@
 """The prompts of a prepared split that a decoder can speak, and the vocoder that gives them a voice: chosen and checked
 alike by stage two, by comparisons and by analyses.
 
-What belongs together is checked here as well: a decoder, the ids that it reads and speaks, a vocoder, policies. Parts
+What belongs together is checked here as well: a decoder, the ids that it reads and speaks, a vocoder. Parts
 of different origin would work without an error and speak noise. Every command that puts them together asks here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from dcar.prompts.items import PromptItem, make_prompts
 from dcar.tokens.base import SpeechTokenizer
 from dcar.vocoder.base import PromptAudio, Vocoder, check_speaks
 from dcar.vocoder.load import hears_prompts, load_vocoder
-from heads.policy import ChunkPolicy
 
 
 def all_prompts(data: str, split: str, decoder: AnyDecoder, prompt_tokens: int, seed: int) -> list[PromptItem]:
@@ -40,16 +39,16 @@ def load_prompts(data: str, split: str, base: AnyDecoder, prompt_tokens: int, se
 
 
 def vocoder_for(decoder: AnyDecoder, data: str, items: Sequence[PromptItem], spec: str, device: str = "cpu",
-                prompts: PromptAudio | None = None, policies: Iterable[ChunkPolicy] = ()) -> Vocoder:
+                prompts: PromptAudio | None = None) -> Vocoder:
     """The vocoder of a setting (`dcar.vocoder.load`) for prompts of a prepared corpus. CheckpointError if it speaks
-    tokens of another tokenizer than the decoder's or at another rate than the corpus has, or a policy is another's.
+    tokens of another tokenizer than the decoder's or at another rate than the corpus has.
 
     prompts: recordings of the items' voices; read from the corpus where they are not given and the vocoder needs them.
     """
     if prompts is None and hears_prompts(spec):
         prompts = PromptAudio.of_items(items, corpus_recordings(data))
     vocoder = load_vocoder(spec, device, prompts)
-    check_together(decoder, prepared_info(data), data, vocoder, policies)
+    check_together(decoder, prepared_info(data), data, vocoder)
     return vocoder
 
 
@@ -69,10 +68,10 @@ def corpus_recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:
     return recording
 
 
-def check_together(decoder: AnyDecoder, info: Mapping[str, Any], where: str, vocoder: Vocoder | None = None,
-                   policies: Iterable[ChunkPolicy] = ()) -> None:
+def check_together(decoder: AnyDecoder, info: Mapping[str, Any], where: str,
+                   vocoder: Vocoder | None = None) -> None:
     """DataError where ids are of another speech tokenizer, phoneme inventory or text tokenizer than the decoder's;
-    CheckpointError where the vocoder does not speak the decoder's tokens at their rate, or a policy is another's.
+    CheckpointError where the vocoder does not speak the decoder's tokens at their rate.
 
     info: where the ids come from, as prepared.json says (`prepared_info`) or `made_by`; `where` names it in messages.
     What a decoder or a vocoder does not say of itself is not checked. A tokenizer's checksum covers all that decides
@@ -94,8 +93,6 @@ def check_together(decoder: AnyDecoder, info: Mapping[str, Any], where: str, voc
             raise CheckpointError(f"the vocoder knows {vocoder.vocab_size} codes, the decoder speaks "
                                   f"{config.speech_vocab_size}; use the vocoder of the decoder's tokenizer")
         check_speaks(vocoder, info)
-    for policy in policies:
-        policy.check_base(decoder.checksum())
 
 
 def made_by(tokenizer: SpeechTokenizer, phonemes: str) -> dict[str, Any]:

@@ -134,10 +134,9 @@ def load_tools(config: CompareConfig, device: str, before: Tools | None = None) 
     prompts = PromptAudio.of_items(heard, recordings)
     if before and not hears_prompts(config.vocoder):
         vocoder = before.vocoder
-        check_together(models.decoder, info, config.data, vocoder, models.policies.values())
+        check_together(models.decoder, info, config.data, vocoder)
     else:
-        vocoder = vocoder_for(models.decoder, config.data, heard, config.vocoder, device, prompts,
-                              models.policies.values())
+        vocoder = vocoder_for(models.decoder, config.data, heard, config.vocoder, device, prompts)
     asr = before.asr if before else load_recognizer(config.asr, device=device)
     if before and not isinstance(before.similarity, PromptSimilarity):
         similarity = before.similarity

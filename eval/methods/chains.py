@@ -33,7 +33,7 @@ SUFFIX = re.compile(rf"(?P<parameters>(?:-{NUMBER})*)(?P<eos>-eos)?(?:@(?P<draft
 
 def chain_method(name: str, kind: str, example: str, verifier: type[ChainVerifier], decoder: AnyDecoder,
                  draft: Decoder | None) -> tuple[Callable[[], ChainVerifier], dict[str, str]]:
-    """What builds the method called `name`, and all that its tokens depend on besides the decoder.
+    """What builds the method called `name`, and all that its tokens depend on besides the models.
 
     ConfigError for a malformed name, parameters out of range, too few heads, or a missing draft model.
     """
@@ -60,7 +60,6 @@ def chain_method(name: str, kind: str, example: str, verifier: type[ChainVerifie
             raise ConfigError(f"method '{name}' needs a draft model: give its folder in `draft` (made by `dcar "
                               "train-draft`, or a smaller decoder of the same ids), or draft by the heads: @heads")
         make_drafter = partial(ModelDrafter, draft, length)
-        about["draft_model"] = draft.checksum()
     elif not 1 <= length <= most:
         raise ConfigError(f"method '{name}': this decoder has {most} additional heads to draft with; draft at most "
                           "that many tokens, or use a draft model: @draft")

@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 from dcar.decoding import (
     BestOfChunk,
@@ -31,6 +32,7 @@ from dcar.decoding import (
     ShuffledChunk,
 )
 from dcar.decoding.fast.passes import fast
+from dcar.decoding.fast.stack import weights_signature
 from dcar.errors import ConfigError
 from dcar.model.base import Decoder
 from dcar.model.draft import AnyDecoder, check_draft, check_vocabulary
@@ -45,6 +47,7 @@ from eval.verifiers.pcg import GroupVerifier
 from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance
 from eval.verifiers.sd import SpeculativeDecoding
 from eval.verifiers.statistics import VerifierStatistics
+from heads.checkpoint import Checkpoint
 from heads.policy import ChunkPolicy
 
 
@@ -60,17 +63,27 @@ class Models:
     statistics: VerifierStatistics | None = None  # of the decoder, for vadusa, mtp-viterbi and entropy@
     fast: bool = False  # methods read every decoder, the draft model too, through a FastDecoder where there can be one
     _fast: Callable[..., Decoder] = field(default_factory=lambda: cache(fast), init=False, repr=False)
+    _checksums: WeakKeyDictionary[Checkpoint, tuple[Hashable, str]] = field(default_factory=WeakKeyDictionary,
+                                                                             init=False, repr=False)
 
     def __post_init__(self) -> None:
         for policy in self.policies.values():
-            policy.check_base(self.decoder.checksum())
+            policy.check_base(self.checksum(self.decoder))
         if self.statistics is not None:
-            self.statistics.check_decoder(self.decoder.checksum(), self.decoder.config)
+            self.statistics.check_decoder(self.checksum(self.decoder), self.decoder.config)
         if self.draft is not None:
-            check_draft(self.draft, self.decoder)
+            check_draft(self.draft, self.decoder, lambda: self.checksum(self.decoder))
         if self.far_decoder is not None:
             check_vocabulary(self.far_decoder.config, self.decoder.config, "FAR decoder",
                              "train both on the same prepared corpus with the same layout")
+
+    def checksum(self, model: Checkpoint) -> str:
+        """The checksum of one of these models. It reads all weights, so it is computed once for them, and again where
+        they were replaced or trained (but not where one was written through `.data`)."""
+        signature = weights_signature(model)
+        if model not in self._checksums or self._checksums[model][0] != signature:
+            self._checksums[model] = signature, model.checksum()
+        return self._checksums[model][1]
 
     def reader(self, decoder: Decoder) -> Decoder:
         """What a method calls to read tokens with one of these decoders; made once."""
@@ -109,11 +122,11 @@ def _far(name: str, rest: str, models: Models) -> list[Entry]:
         raise ConfigError("method 'far' needs far_decoder, a checkpoint trained with one head; car-1 is next-token "
                           "decoding with the CAR weights")
     return [Entry(name, models.far_decoder, lambda: ChunkMethod(FixedChunk(1, name)),
-                  {"decoder": models.far_decoder.checksum()})]
+                  {"decoder": models.checksum(models.far_decoder)})]
 
 
 def _entry(name: str, models: Models, build: Callable[[], Method], identity: dict[str, str]) -> list[Entry]:
-    return [Entry(name, models.decoder, build, {"decoder": models.decoder.checksum(), **identity})]
+    return [Entry(name, models.decoder, build, {"decoder": models.checksum(models.decoder), **identity})]
 
 
 def _chunks(name: str, models: Models, schedule: Callable[[], ChunkRule], **identity: str) -> list[Entry]:
@@ -178,7 +191,7 @@ def _policy(mode: Literal["greedy", "sample"], shuffled: bool = False) -> Factor
                 asked = PolicyChunk(own, mode, full, dial=dial, num_candidates=num_candidates)
                 return ShuffledChunk(asked, full) if shuffled else asked
 
-            return _chunks(full, models, schedule, policy=own.checksum(), **identity)
+            return _chunks(full, models, schedule, policy=models.checksum(own), **identity)
 
         return [entry for policy in ([which[1:]] if which else models.policies) for entry in row(policy)]
 
@@ -196,7 +209,7 @@ def _best_of(name: str, rest: str, models: Models) -> list[Entry]:
         raise ConfigError(f"method '{name}' asks how well tokens go together: give in `policies` one that was trained "
                           "with chunk_scorer")
     return _chunks(name, models, partial(BestOfChunk, chunk, int(num_candidates), scorer, name),
-                   chunk_scorer=scorer.checksum())
+                   chunk_scorer=models.checksum(scorer))
 
 
 def _by_heads(from_name: Callable[..., tuple[Callable[[], Method], dict[str, str]]]) -> Factory:
@@ -244,7 +257,10 @@ def verifier_kind(prefix: str, example: str, verifier: type[ChainVerifier], styl
 
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
         draft = models.draft and models.reader(models.draft)
-        return _entry(name, models, *chain_method(name, prefix, example, verifier, models.decoder, draft))
+        build, identity = chain_method(name, prefix, example, verifier, models.decoder, draft)
+        if models.draft is not None and identity["draft"].startswith("draft:"):
+            identity["draft_model"] = models.checksum(models.draft)
+        return _entry(name, models, build, identity)
 
     return MethodKind(prefix, factory, example, style, verifies=True)
 

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from compare_worker import tiny_policy
 from tiny_data import tiny_tokenizer, tiny_vocoder, write_prepared
 from tiny_decoders import tiny_decoder
 
@@ -27,7 +26,7 @@ def data(tmp_path):
 
 def test_parts_of_one_origin_pass(data):
     decoder = tiny_decoder(**OWN)
-    check_together(decoder, prepared_info(data), data, tiny_vocoder(), [tiny_policy(base=decoder.checksum())])
+    check_together(decoder, prepared_info(data), data, tiny_vocoder())
     check_together(tiny_decoder(text_vocab_size=64), prepared_info(data), data)  # says nothing of itself
     assert len(all_prompts(data, "dev", decoder, 5, 0)) == 2
 
@@ -53,12 +52,10 @@ def test_ids_of_another_origin_are_refused_by_every_command(data, tmp_path, chan
             command()
 
 
-def test_a_vocoder_or_policy_of_another_origin_is_refused(data, tmp_path):
+def test_a_vocoder_of_another_origin_is_refused(data, tmp_path):
     decoder = tiny_decoder(**OWN)
     tiny_vocoder().save_pretrained(tmp_path / "vocoder")
     assert vocoder_for(decoder, data, [], str(tmp_path / "vocoder")).vocab_size == 12
-    with pytest.raises(CheckpointError, match="this policy was trained for the decoder"):
-        vocoder_for(decoder, data, [], str(tmp_path / "vocoder"), policies=[tiny_policy(base="0" * 64)])
     card = tmp_path / "vocoder" / "config.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "tokenizer_checksum": "another"}))
     with pytest.raises(CheckpointError, match="this vocoder was trained on the tokenizer another"):

@@ -150,7 +150,7 @@ class DCPOConfig(GRPOConfig):
                                         minimum=0, maximum=1)
 
     def __post_init__(self):
-        # TRL's words of old; a bool is what YAML makes of them
+        # TRL also takes true and false
         self.scale_rewards = {True: "group", False: "none", "True": "group", "False": "none"}.get(
             self.scale_rewards, self.scale_rewards)
         if self.scale_rewards not in SCALES:

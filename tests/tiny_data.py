@@ -60,7 +60,8 @@ def write_prepared(directory: Path, train: int = 8, dev: int = 4, tokenizer: str
     (directory / "prepared.json").write_text(json.dumps({
         "format_version": FORMAT_VERSION, "phonemes": {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE},
         "tokenizer": {"name": tokenizer, "checksum": checksum, "vocab_size": CODES, "rate_hz": 50.0, "spec": spec},
-        "counts": {"train": {"utterances": train}, "dev": {"utterances": dev}}, "corpus": {"kind": "none", "path": ""},
+        "counts": {"train": {"utterances": train, "seconds": 2.0 * train}, "dev": {"utterances": dev}},
+        "corpus": {"kind": "none", "path": ""}, "fingerprint": "none",
         "files": {name: digest(directory / name) for name in files_of(directory)},
     }))
     return directory

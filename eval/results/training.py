@@ -44,17 +44,15 @@ def training_summary(checkpoint: str, starter: Shipped, deep: int = 4) -> Summar
         said = json.loads(path.read_text(encoding="utf-8"))
         data, settings = said["data"], dict(_flat(said["config"]))
         corpus, train = data["corpus"], data["counts"]["train"]
-        if isinstance(corpus, dict):
-            place = corpus.get("path")
-            corpus = f"{corpus.get('kind', 'unknown')}{f' ({place})' if place else ''}"
+        place = f" ({corpus['path']})" if corpus["path"] else ""
         facts = {"steps": said["steps"] if path.parent == folder else step_of(folder),
-                 "processes": said.get("processes", 1), "corpus": str(corpus),
-                 "trained on": f"{train['utterances']} utterances of {train.get('seconds', 0.0) / 3600:.2f} h",
+                 "processes": said["processes"], "corpus": f"{corpus['kind']}{place}",
+                 "trained on": f"{train['utterances']} utterances of {train['seconds'] / 3600:.2f} h",
                  **{name: "none" if value == "" else value for name, value in settings.items()
                     if name not in NO_EFFECT and not _of_heads(name)}}
         # a fingerprint counts times of files too, so a copied corpus has another one: the same rows are enough; their
         # tables alone, for what datasets writes beside them has names by chance
-        tables = sorted(f"{name} {value}" for name, value in (data.get("files") or {}).items()
+        tables = sorted(f"{name} {value}" for name, value in data["files"].items()
                         if name.startswith("train/") and name.endswith((".arrow", ".parquet")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: does not say what {checkpoint} was trained on ({type(error).__name__}: "
@@ -62,7 +60,7 @@ def training_summary(checkpoint: str, starter: Shipped, deep: int = 4) -> Summar
                               "comparison says that the training is not known") from error
     origin = settings.get("init_from") if deep else None
     return {**about, "known": True, "started": training_summary(origin, starter, deep - 1) if origin else None,
-            "facts": facts, "rows": [data.get("fingerprint"), "\n".join(tables)]}
+            "facts": facts, "rows": [data["fingerprint"], "\n".join(tables)]}
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -162,7 +162,7 @@ def test_every_table_is_csv_too(folder, result):
 
 
 def test_why_chunks_end(folder, result, tmp_path):
-    """Every new picture has a sentence that says what it means; an older comparison goes without."""
+    """Every new picture has a sentence that says what it means; a comparison without explanations goes without."""
     text = write_report(folder).read_text()
     page = parsed(folder / "report.html")
     for said in ("Where blue lies right of orange", "A red line stands where a pass"):

@@ -40,7 +40,6 @@ from dcar.recognition.load import load_recognizer
 from dcar.recognition.retrying import Retry, RetryingRecognizer
 from dcar.text.wer import corpus_wer
 from dcar.train.batches import EpochLoader
-from dcar.train.callbacks import JsonlLog
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 from dcar.train.resilient import ResilientTrainer
 from dcar.vocoder.base import Vocoder
@@ -117,9 +116,8 @@ class DCPOTrainer(ResilientTrainer):
         policy = (make_policy(args, self.base, checksum) if model is None else
                   bound(load_policy(model) if isinstance(model, str) else model, args, checksum))
         check_fits(policy, args, self.reward_funcs)
-        self.jsonl = JsonlLog(Path(args.output_dir or "") / "log.jsonl")
         super().__init__(policy, args, train_dataset=Prompts(train), eval_dataset=evaluated and Prompts(evaluated),
-                         data_collator=collate, callbacks=[self.jsonl, *(callbacks or [])])
+                         data_collator=collate, callbacks=callbacks)
         for noisy in (PrinterCallback, ProgressCallback):
             self.remove_callback(noisy)
         if not args.disable_tqdm:
@@ -398,17 +396,6 @@ class DCPOTrainer(ResilientTrainer):
         units = max(len(item.prompt.text_ids) for item in inputs["items"])
         return (f"{len(inputs['items'])} prompts of up to {units} phonemes, {self.args.num_generations} rollouts each "
                 f"of up to {self.args.max_completion_length} tokens")
-
-    def kept_of(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The address of the prompts, from which the rollouts are made again, and the rollouts themselves."""
-        kept = {"epoch": inputs["epoch"], "position": inputs["position"], "indices": list(inputs["indices"]),
-                "utterances": [item.prompt.utterance_id for item in inputs["items"]]}
-        made = self._buffer.get(inputs["position"] % self.args.window % self.args.gradient_accumulation_steps)
-        if made is None:
-            return kept
-        rolled = ("hidden", "positions", "actions", "mask", "forced", "rewards", "candidates")
-        return {**kept, **{name: getattr(made.batch, name) for name in rolled},
-                **{name: getattr(made, name) for name in ("advantages", "weights", "reference")}}
 
     def _load_copies(self, checkpoint: Path) -> None:
         if (stored := ChunkPolicy.load_config(checkpoint)) != self.policy.config:

@@ -17,14 +17,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
-from transformers.trainer_callback import ProgressCallback
 
 from dcar.config import save_config
 from dcar.optim import adamw, cosine
 from dcar.storage import digest, write_text, writing
 from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader, collate
-from dcar.train.callbacks import JsonlLog, LossBar
 from dcar.train.checkpoints import check_same_data, step_of
 from dcar.train.resilient import ResilientTrainer
 
@@ -59,11 +57,7 @@ class BucketedTrainer(ResilientTrainer):
     def __init__(self, config: Any, arguments: TrainingArguments, model: Any, train: Any, dev: Any):
         self.config = config
         self.kind = type(model)  # FSDP may put a class of its own in its place
-        self.jsonl = JsonlLog(Path(config.out) / "log.jsonl")
-        super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=self.collate,
-                         callbacks=[self.jsonl])
-        if self.pop_callback(ProgressCallback) is not None:
-            self.add_callback(LossBar)
+        super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=self.collate)
 
     def sampler(self, lengths: Sequence[int], shuffle: bool) -> BucketBatchSampler:
         """This process's batches of utterances of these lengths."""

@@ -12,14 +12,14 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainerState
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from dcar.errors import DCARError, ProcessError, StoppedError, TrainingError
 from dcar.process import GONE, INTERRUPTED, REQUEUE
@@ -33,7 +33,7 @@ from dcar.train.checkpoints import (
     remove_old,
     seal_checkpoint,
 )
-from dcar.train.guard import all_finite, not_finite, save_batch, some
+from dcar.train.guard import all_finite, not_finite, some
 
 logger = logging.getLogger(__name__)
 
@@ -95,10 +95,11 @@ class ResilientTrainer(Trainer):
     """See the module. Subclasses say how a batch is described, and which setting makes it smaller."""
 
     batch_setting = "per_device_train_batch_size"
-    jsonl: JsonlLog
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, model: Any, args: TrainingArguments, *, callbacks: Sequence[TrainerCallback] | None = None,
+                 **kwargs: Any):
+        self.jsonl = JsonlLog(Path(args.output_dir or "") / "log.jsonl")
+        super().__init__(model, args, callbacks=[self.jsonl, *(callbacks or [])], **kwargs)
         if self.args.n_gpu > 1:  # Trainer would spread each batch by DataParallel, which knows no outputs but tensors
             logger.warning("one process trains on one GPU, and %d are there: for all of them launch it by accelerate "
                            "launch --config_file launch/accelerate/multi_gpu.yaml -m …", self.args.n_gpu)
@@ -148,7 +149,7 @@ class ResilientTrainer(Trainer):
         self.stopping, self._updated = status > 0, True
 
     def _not_finite(self) -> str:
-        """What is not finite; the batches of this update are kept beside the checkpoints."""
+        """The message of an update that is not finite: the step, the tensors, the batches."""
         step = self.state.global_step + 1
         assert self.model is not None
         weights = not_finite(self.model.named_parameters())
@@ -160,17 +161,9 @@ class ResilientTrainer(Trainer):
             what = f"the loss is {', '.join(losses)}"
         else:
             what = f"the gradient is not finite ({some(gradients)})" if gradients else "another process saw it"
-        path = self.out / f"offending-step-{step}-rank-{self.args.process_index}.safetensors"
-        with writing(path):
-            save_batch(path, [self.kept_of(inputs) for inputs in self._update], step=step, seed=self.args.seed,
-                       cause=what, weights=weights, gradients=gradients)
-        return (f"step {step}: {what}. {self._last_state()} The batch is kept in {path} "
-                "(dcar/train/guard.py replays it). A lower learning rate, a longer warm-up, float32 instead of bf16, "
-                "or a look at these rows of the data is the way on")
-
-    def kept_of(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What is kept of a micro-batch that broke the training."""
-        return inputs
+        batches = "; ".join(map(self.describe, self._update))
+        return (f"step {step}: {what}. The update was on {batches}. {self._last_state()} Lower the learning rate, "
+                "lengthen the warm-up, compute in float32 instead of bf16, or check the data")
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
         """A batch in words: how many rows of which length."""
@@ -219,12 +212,12 @@ class ResilientTrainer(Trainer):
         return TrainerState.load_from_json(str(Path(checkpoint) / STATE)).global_step >= steps
 
     def finish_from(self, checkpoint: Path) -> None:
-        """Take the state of a checkpoint that has all steps; nothing is trained, and nothing logged twice."""
+        """Take the state of a checkpoint that has all steps; nothing is trained."""
         logger.info("finished: %s has all steps", checkpoint)
         self.state = TrainerState.load_from_json(str(checkpoint / STATE))
         self.state.is_world_process_zero = self.is_world_process_zero()  # the file says what the main process is
         self.state.is_local_process_zero = self.is_local_process_zero()
-        self.jsonl.finished(self.state)
+        self.jsonl.on_train_begin(self.args, self.state, self.control)
 
     # --- what is said when something fails ------------------------------------------------------------------------
 

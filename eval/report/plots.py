@@ -157,19 +157,26 @@ def draw_reasons(reasons: Mapping[str, Any], folder: Path) -> None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Lines of a trainer's log.jsonl; an incomplete last line of a running job is left out. DataError without a log."""
+    """Lines of a trainer's log.jsonl. Where a run was resumed from step S, lines of later steps above that place are
+    left out, and so is an incomplete last line of a running job. DataError without a log."""
     if not path.is_file():
         raise DataError(f"{path}: cannot read the training log, there is no such file")
-    return list(read_jsonl(path, "line of the log"))
+    log: list[dict[str, Any]] = []
+    for line in read_jsonl(path, "line of the log", lambda line: line["step"] + 0):  # TypeError where it is no number
+        if line.get("resumed"):
+            log = [earlier for earlier in log if earlier["step"] <= line["step"]]
+        else:
+            log.append(line)
+    return log
 
 
 def series(log: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
     """Steps and values of one logged quantity; of a step the first (a run ends with a second evaluation, of its best
     checkpoint, not of its last step)."""
     found: dict[float, float] = {}
-    for i, e in enumerate(log):
-        if isinstance(e.get(key), int | float) and not isinstance(e.get(key), bool):
-            found.setdefault(float(e.get("step", i)), float(e[key]))
+    for line in log:
+        if isinstance(line.get(key), int | float) and not isinstance(line.get(key), bool):
+            found.setdefault(float(line["step"]), float(line[key]))
     return list(found), list(found.values())
 
 

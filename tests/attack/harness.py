@@ -46,6 +46,7 @@ import eval.compare.run as compare
 from dcar.prepare.run import PrepareConfig
 from dcar.process import run_command
 from dcar.train.car import run as run_train
+from eval.report.plots import read_log
 from rl.config import DCPOConfig
 from rl.train import run as run_dcpo
 
@@ -270,6 +271,9 @@ def content(path: Path, out: str) -> Any:
         return torch.load(path, weights_only=False)
     if path.suffix == ".json":
         return json.loads(path.read_text())
+    if path.name == "log.jsonl":  # once, what a run that was killed behind its end logged again; see `leaves`
+        lines = [line for line in read_log(path) if "train_runtime" not in line]
+        return list({(line["step"], *sorted(line)): line for line in lines}.values())
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text().splitlines()]
     if path.suffix in (".md", ".yaml"):
@@ -284,8 +288,6 @@ def leaves(value: Any, where: str) -> dict[str, str]:
     """Nested data as place → value: arrays by their digests, dictionaries without times."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return {where: hashlib.sha256(np.asarray(value).tobytes()).hexdigest()}
-    if isinstance(value, dict) and "train_runtime" in value:  # counts the last process's steps only
-        value = {"summary": value["step"]}
     if isinstance(value, dict) and "sha256" in value:  # of files that hold times (trainer_state.json)
         value = "digest"
     if isinstance(value, dict):

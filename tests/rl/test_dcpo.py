@@ -27,7 +27,6 @@ from dcar.errors import CheckpointError, ConfigError, DataError, RewardError, St
 from dcar.sampling import SamplingConfig
 from dcar.text.wer import score_corpus
 from dcar.train.checkpoints import latest_checkpoint
-from dcar.train.guard import load_batch
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl import objective
 from rl.config import DCPOConfig, save_settings
@@ -471,22 +470,17 @@ def six(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("changes", [{"max_steps": 4}, {"max_steps": 4, "load_best_model_at_end": False}, {}], ids=str)
-def test_a_finished_run_repeated_trains_no_step_and_logs_nothing_twice(tmp_path, changes):
+def test_a_finished_run_repeated_trains_no_step(tmp_path, changes):
     """Three updates an epoch: four of them end within one, which Trainer would go on with."""
-    def untimed() -> list[dict]:
-        return [{k: v for k, v in line.items() if k != "eval_seconds"} for line in log_of(tmp_path)]
-
     directory = trained(tmp_path, **changes)
     steps = changes.get("max_steps", 6)
-    checksum, text, log = checksum_of(directory), (tmp_path / "log.jsonl").read_text(), untimed()
+    checksum, log = checksum_of(directory), log_of(tmp_path)
     trained(tmp_path, **changes)
     source = json.loads((tmp_path / "provenance.json").read_text())
     assert source["steps"] == steps and latest_checkpoint(tmp_path).name == f"checkpoint-{steps}"
-    assert checksum_of(directory) == checksum and untimed() == log
-    (tmp_path / "log.jsonl").write_text("".join(text.splitlines(keepends=True)[:-2]) + '{"st')  # killed at its end
-    trained(tmp_path, **changes)
-    cut = untimed()
-    assert cut[:-2] == log[:-2] and cut[-1] == log[-1] and "train_loss" in cut[-2]
+    assert checksum_of(directory) == checksum
+    *before, evaluation = log_of(tmp_path)  # the policy that is exported is evaluated again
+    assert before == log and {**evaluation, "eval_seconds": 0} == {**log[-1], "eval_seconds": 0}
 
 
 @pytest.mark.parametrize("save_steps", [1, 2])
@@ -505,13 +499,9 @@ class Poison(TrainerCallback):
             dict(model.named_parameters())["output.weight"].grad[0, 0] = float("nan")
 
 
-def test_the_rollouts_of_a_broken_update_are_kept(tmp_path):
-    with pytest.raises(TrainingError, match="step 2: the gradient is not finite .output.weight") as caught:
+def test_a_broken_update_names_step_tensor_and_prompts(tmp_path):
+    with pytest.raises(TrainingError, match="step 2: the gradient is not finite .output.weight.*on 4 prompts of up to"):
         trained(tmp_path, {"callbacks": [Poison()]})
-    kept = tmp_path / "offending-step-2-rank-0.safetensors"
-    assert str(kept) in str(caught.value)
-    (batch,), facts = load_batch(kept)
-    assert facts["step"] == 2 and len(batch["utterances"]) == 4 and batch["rewards"].shape == (16,)
     assert not (tmp_path / "policy").exists()
 
 

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_training import log_of, tiny_config
 
-from dcar import storage
 from dcar.errors import CheckpointError
 from dcar.storage import MANIFEST
 from dcar.train.car import run
@@ -45,46 +44,26 @@ def figures(out: Path) -> list[dict]:
 # --- the log --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tail", ['{"step": 5, "lo', "\n", "\x00\x00", '{"loss": 1.0}', "[5]"])
-def test_a_line_that_was_cut_off_is_dropped(tail, whole, killed, data):
-    with (killed / "log.jsonl").open("a") as file:
-        file.write(tail)
+@pytest.mark.parametrize("tail", ["", '{"step": 5, "lo', "\x00\x00", '{"loss": 1.0}'])
+def test_a_resumed_run_appends_to_its_log(tail, whole, killed, data):
+    """And says where it was resumed. Only a last line that was cut off goes."""
+    before = (killed / "log.jsonl").read_text()
+    (killed / "log.jsonl").write_text(before + tail)
     assert run(tiny_config(data, killed, **CHANGES)).checksum() == whole[1]
+    after = (killed / "log.jsonl").read_text()
+    assert after.startswith(before + '{"step": 4, "resumed": true}\n{"step": 5, ')
     assert figures(killed) == figures(whole[0])
-    assert log_of(killed, "train_loss")[0]["step"] == log_of(whole[0], "train_loss")[0]["step"]
 
 
-def test_the_log_is_replaced_in_one_go(whole, killed, data, monkeypatch):
-    """Killed while it rewrites its log, a run has the old one."""
-    before = (killed / "log.jsonl").read_bytes()
-
-    def dies(source, target):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(storage.os, "replace", dies)
-        with pytest.raises(KeyboardInterrupt):
-            run(tiny_config(data, killed, **CHANGES))
-    assert (killed / "log.jsonl").read_bytes() == before
-
-
-def test_a_finished_run_repeated_has_one_final_evaluation(whole, data, tmp_path):
+def test_a_finished_run_repeated_trains_nothing_and_evaluates_again(whole, data, tmp_path):
     out = shutil.copytree(whole[0], tmp_path / "again")
     before = (out / "log.jsonl").read_text()
-    for _ in range(2):
-        assert run(tiny_config(data, out, **CHANGES)).checksum() == whole[1]
-        assert (out / "log.jsonl").read_text() == before
-
-
-@pytest.mark.parametrize("lost", [1, 2])  # the final evaluation; the summary, too
-def test_killed_behind_the_end_the_log_has_its_last_lines(lost, whole, data, tmp_path):
-    out = shutil.copytree(whole[0], tmp_path / "again")
-    lines = (out / "log.jsonl").read_text().splitlines(keepends=True)
-    (out / "log.jsonl").write_text("".join(lines[:-lost]))
     assert run(tiny_config(data, out, **CHANGES)).checksum() == whole[1]
-    expected, found = log_of(whole[0]), log_of(out)
-    assert len(found) == len(expected) and found[-1] == expected[-1]
-    assert found[-2]["train_loss"] == pytest.approx(expected[-2]["train_loss"]) and "train_runtime" in found[-2]
+    last = before.splitlines(keepends=True)[-1]
+    assert "eval_loss" in last
+    assert (out / "log.jsonl").read_text() == before + '{"step": 6, "resumed": true}\n' + last
+    assert run(tiny_config(data, out, resume=False, **CHANGES)).checksum() == whole[1]
+    assert len((out / "log.jsonl").read_text().splitlines()) == len(before.splitlines())  # a new log
 
 
 # --- manifests ------------------------------------------------------------------------------------------------------

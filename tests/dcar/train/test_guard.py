@@ -1,4 +1,4 @@
-"""Training that goes wrong stops, says where, and keeps what is needed to look into it."""
+"""Training that goes wrong stops and says where."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from dcar.model.car import CARDecoder
 from dcar.train import car
 from dcar.train.car import CARTrainer, run
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
-from dcar.train.guard import all_finite, load_batch, replay
+from dcar.train.guard import all_finite
 
 
 def test_all_finite_looks_at_values_not_at_their_squares():
@@ -55,7 +55,7 @@ def with_callback(monkeypatch, callback: TrainerCallback) -> None:
     monkeypatch.setattr(car, "CARTrainer", Watched)
 
 
-def test_the_batch_is_kept_and_the_last_good_checkpoint_too(data, tmp_path, monkeypatch):
+def test_the_error_names_step_tensor_batch_and_the_last_good_checkpoint(data, tmp_path, monkeypatch):
     class Poison(TrainerCallback):
         """Breaks the gradient of one parameter at step 5."""
 
@@ -64,21 +64,12 @@ def test_the_batch_is_kept_and_the_last_good_checkpoint_too(data, tmp_path, monk
                 model.norm.bias.grad[0] = math.inf
 
     with_callback(monkeypatch, Poison())
-    with pytest.raises(TrainingError, match="step 5: the gradient is not finite .norm.bias.*checkpoint-4"):
+    said = ("step 5: the gradient is not finite .norm.bias.*a batch of 4 utterances of up to [0-9]+ speech tokens and "
+            "[0-9]+ phonemes.*checkpoint-4")
+    with pytest.raises(TrainingError, match=said):
         run(tiny_config(data, tmp_path, save_steps=2))
     assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
     assert all(math.isfinite(line["loss"]) for line in log_of(tmp_path, "loss"))
-    kept = tmp_path / "offending-step-5-rank-0.safetensors"
-    batches, facts = load_batch(kept)
-    assert facts["step"] == 5 and facts["gradients"] == ["norm.bias"]
-    assert len(batches) == 1 and set(batches[0]) == {
-        "text_ids", "text_lengths", "speech_ids", "speech_lengths", "prompt_lengths"}
-    decoder = CARDecoder.from_pretrained(tmp_path / "checkpoint-4")
-    again = replay(kept, decoder)
-    assert math.isfinite(again["losses"][0]) and again["gradients"] == [] == again["weights"]
-    with torch.no_grad():
-        decoder.norm.bias[0] = math.nan
-    assert replay(kept, decoder)["weights"] == ["norm.bias"]
 
 
 def test_the_guard_reads_the_device_once_an_update(data, tmp_path, monkeypatch):

@@ -336,9 +336,17 @@ def test_training_log(folder, tmp_path):
                                      "KL, nats": ["kl"], "dev WER (reward recogniser)": ["eval_wer"]}
     assert series(log, "eval_wer") == ([10.0], [0.2])
     assert series([*log, {"step": 10, "eval_wer": 0.1}], "eval_wer") == ([10.0], [0.2])  # of the best
-    (tmp_path / "bad.jsonl").write_text('{}\nx\n{}\n')
-    with pytest.raises(DataError, match="bad.jsonl:2"):
-        read_log(tmp_path / "bad.jsonl")
+    for line in ("x", "{}", '{"step": "4"}'):
+        (tmp_path / "bad.jsonl").write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
+        with pytest.raises(DataError, match="bad.jsonl:2"):
+            read_log(tmp_path / "bad.jsonl")
+
+
+def test_what_a_resumed_run_repeats_counts_once(tmp_path):
+    lines = [{"step": s, "kl": 0.1} for s in (1, 2, 3)] + [{"step": 1, "resumed": True}]
+    lines += [{"step": s, "kl": 0.2} for s in (2, 3, 4)] + [{"step": 4, "resumed": True}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert series(read_log(tmp_path / "log.jsonl"), "kl") == ([1, 2, 3, 4], [0.1, 0.2, 0.2, 0.2])
 
 
 def test_marked_words():

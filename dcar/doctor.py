@@ -63,10 +63,10 @@ def _packaged() -> str:
 
 def _shipped() -> str:
     from dcar.model.car import CARDecoder
-    from dcar.prompts.load import check_together, made_by
+    from dcar.prompts.together import check_together, made_by
     from dcar.recognition.load import load_token_recognizer
     from dcar.sources.shipped import shipped
-    from dcar.text.phonemes import PHONEME_VERSION
+    from dcar.text.inventory import PHONEME_VERSION
     from dcar.tokens.load import load_tokenizer
     from dcar.vocoder.model import TokenVocoder
     from heads.policy import ChunkPolicy

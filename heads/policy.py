@@ -199,6 +199,11 @@ class ChunkPolicy(Checkpoint):
         cache.advance(counts, new)
         return self.output(self.output_norm(x))
 
+    def reader(self, hidden: Tensor, capacity: int) -> PolicyReader:
+        """This policy, read step by step for the batch whose hidden states [B, …] are given, of at most `capacity`
+        positions a row."""
+        return PolicyReader(self, hidden, capacity)
+
     def restore_buffers(self) -> None:
         """Which sizes [K] are never chosen."""
         chosen = self.config.sizes or range(1, self.config.num_actions + 1)

@@ -45,8 +45,10 @@ from dcar.prepare.prepared import (
     save_splits,
 )
 from dcar.process import run_command
-from dcar.prompts.items import PromptChooser, PromptItem, make_prompts
-from dcar.prompts.load import check_together, vocoder_for
+from dcar.prompts.chooser import PromptChooser
+from dcar.prompts.items import PromptItem, make_prompts
+from dcar.prompts.load import vocoder_for
+from dcar.prompts.together import check_together
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.storage import digest, digest_of, writing

@@ -10,8 +10,8 @@ import torch
 
 from dcar.decoding.chunks import check_num_candidates
 from dcar.errors import CheckpointError, ConfigError
+from dcar.model.companions import load_policy
 from dcar.model.draft import AnyDecoder
-from dcar.model.load import load_policy
 from dcar.sources.shipped import resolve
 from heads.chunk_scorer import ChunkScorer
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of

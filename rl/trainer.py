@@ -31,8 +31,9 @@ from transformers.trainer_utils import TrainOutput
 from dcar.decoding import ChunkMethod, PolicyChunk, decode
 from dcar.decoding.fast.passes import fast
 from dcar.errors import CheckpointError, ConfigError, RewardError
+from dcar.model.companions import load_policy
 from dcar.model.draft import AnyDecoder
-from dcar.model.load import load_decoder, load_policy
+from dcar.model.load import load_decoder
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import vocoder_for
 from dcar.recognition.base import Recognizer

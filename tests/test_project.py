@@ -64,6 +64,25 @@ def test_importing_the_decoder_imports_no_audio_library():
     assert found.strip() == "[]"
 
 
+NO_AUDIO = """
+import sys
+for name in ("soundfile", "soxr", "librosa", "onnxruntime", "faster_whisper", "ctranslate2", "jiwer", "gruut", "nemo"):
+    sys.modules[name] = None  # as if it were not installed: transformers takes some of them where they are
+from dcar.cli import main
+main(["train", "--config", "car_tiny", "max_steps=1", "out=" + sys.argv[1]])
+ours = [name for name in sys.modules if name.split(".")[0] in ("dcar", "heads", "rl", "eval", "launch")]
+print(len(ours), [name for name in ours if name.startswith((
+    "dcar.audio", "dcar.voices", "dcar.vocoder", "dcar.recognition", "dcar.decoding", "dcar.corpus", "eval", "rl"))])
+"""
+
+
+def test_stage_one_needs_no_audio_library_and_few_modules(tmp_path):
+    """A whole run: what is imported within functions counts too."""
+    count, _, found = run("-c", NO_AUDIO, str(tmp_path / "out")).splitlines()[-1].partition(" ")
+    assert int(count) <= 50 and found == "[]"
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
 def wanted() -> list[str]:
     """What pyproject.toml asks for, as it stands there."""
     extras = PROJECT["optional-dependencies"]

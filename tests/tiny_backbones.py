@@ -7,8 +7,8 @@ import torch
 from tiny_decoders import sharpen_heads
 
 from dcar.decoding import Prompt
-from dcar.decoding.records import pad
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+from dcar.model.base import pad
 
 CODES = 12
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64,

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from dcar.decoding.fast.policy import FastPolicyReader, FusedDecision
 from dcar.decoding.loop import Draft, Kept, Session, decode
-from dcar.decoding.records import batch_of, pad
+from dcar.decoding.records import batch_of
 from dcar.errors import ConfigError
-from dcar.model.base import Decoder
+from dcar.model.base import Decoder, pad
 from dcar.sampling import sample
 from heads.candidates import candidate_features, resampling_log_weights, select_draw
 from heads.chunk_scorer import ChunkScorer, scored_features

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from dcar.errors import DataError, TextError
-from dcar.model.base import DecoderConfig
+from dcar.model.base import DecoderConfig, pad
 from heads.candidates import select_draw
 
 
@@ -49,12 +48,6 @@ def batch_of(prompts: Sequence[Prompt], config: DecoderConfig, device: torch.dev
     """The prompts as a batch for a model of this configuration."""
     bos = (config.speech_vocab_size + 1,) if config.bos else ()
     return PromptBatch(*pad([p.text_ids for p in prompts], device), *pad([p.prompt_ids + bos for p in prompts], device))
-
-
-def pad(rows: Sequence[Sequence[int]], device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Lists of ids -> ids [B, longest] padded with 0, lengths [B]."""
-    ids = pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
-    return ids.to(device), torch.tensor([len(row) for row in rows], device=device)
 
 
 def check_prompt(prompt: Prompt, config: DecoderConfig) -> None:

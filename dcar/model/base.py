@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dcar.model.backbones.decoder import BackboneConfig
 from dcar.model.car import CARConfig
-from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.layers import KVCache
-from heads.policy import ChunkPolicy, PolicyReader
+
+if TYPE_CHECKING:
+    from heads.chunk_scorer import ChunkScorer, LogRatios
+    from heads.policy import ChunkPolicy, PolicyReader
 
 DecoderConfig = CARConfig | BackboneConfig
 """What the configurations of all decoders are, those of drafts included."""
@@ -46,3 +50,9 @@ class Decoder(Protocol):
         """A chunk scorer with the weights that it has now: the module, or what computes the same in fewer kernels."""
 
     def checksum(self) -> str: ...
+
+
+def pad(rows: Sequence[Sequence[int]], device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Lists of ids -> ids [B, longest] padded with 0, lengths [B]."""
+    ids = pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
+    return ids.to(device), torch.tensor([len(row) for row in rows], device=device)

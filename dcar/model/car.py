@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -26,9 +26,11 @@ from dcar.errors import ConfigError
 from dcar.tokens.spread import INPUT, OUTPUT, spread_out
 from heads.build import HEAD_KINDS, build_heads, check_kind
 from heads.checkpoint import Checkpoint, CheckpointConfig
-from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.layers import KVCache, RotaryTable, TransformerLayer
-from heads.policy import ChunkPolicy, PolicyReader
+
+if TYPE_CHECKING:
+    from heads.chunk_scorer import ChunkScorer, LogRatios
+    from heads.policy import ChunkPolicy, PolicyReader
 
 IGNORE = -100
 
@@ -163,7 +165,7 @@ class SpeechDecoder(Checkpoint):
 
     def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
         """A policy for the batch whose hidden states [B, …] are given, of at most `capacity` positions a row."""
-        return PolicyReader(policy, hidden, capacity)
+        return policy.reader(hidden, capacity)
 
     def log_ratios(self, chunk_scorer: ChunkScorer) -> LogRatios:
         """See `dcar.model.base.Decoder`: the module itself."""

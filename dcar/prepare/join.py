@@ -30,7 +30,8 @@ from dcar.prepare.prepared import (
     save_splits,
     tokenizer_identity,
 )
-from dcar.text.phonemes import PHONEME_VERSION, WORD_BOUNDARY, encode_phonemes
+from dcar.text.inventory import PHONEME_VERSION, WORD_BOUNDARY
+from dcar.text.phonemes import encode_phonemes
 
 if TYPE_CHECKING:
     from datasets import Dataset

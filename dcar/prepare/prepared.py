@@ -18,11 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dcar.corpus.read import Utterance, read_corpus
 from dcar.errors import DataError, check_format
 from dcar.sources.shipped import resolve
 from dcar.storage import differing, digest, files_of, gigabytes, writing
-from dcar.text.phonemes import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
+from dcar.text.inventory import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.tracking import write_json
 
 if TYPE_CHECKING:
@@ -301,29 +300,3 @@ def _digest_once(path: Path) -> dict[str, Any] | None:
     if key not in _digested:
         _digested[key] = digest(path)
     return _digested[key]
-
-
-class Sources(dict[str, Utterance]):
-    """The utterances of a corpus by id. DataError for one that a prepared corpus has tokens of, and it no recording."""
-
-    def __init__(self, utterances: Iterable[Utterance], prepared: str | Path):
-        super().__init__((u.id, u) for u in utterances)
-        self.prepared = prepared
-
-    def __missing__(self, utterance_id: str) -> Utterance:
-        raise DataError(f"{self.prepared}: {utterance_id} has tokens but no recording in the corpus: it was removed "
-                        "there since (prepare it again), or never had one (3,600 training sentences of the shipped "
-                        "corpus are tokens alone: take split=dev or split=test)")
-
-
-def source_utterances(directory: str | Path) -> Sources:
-    """The corpus that a prepared folder was made from, by utterance id: for the original audio of a row."""
-    corpus = prepared_info(directory).get("corpus")
-    corpus = {"audio_root": None, "subsets": [], **corpus} if isinstance(corpus, dict) else {}
-    kinds: dict[str, Any] = {"kind": str, "path": str | None, "audio_root": str | None, "subsets": list}
-    if not all(name in corpus and isinstance(corpus[name], kind) for name, kind in kinds.items()) or not all(
-            isinstance(subset, str) for subset in corpus["subsets"]):
-        raise DataError(f"{directory}: prepared.json does not say which corpus it was made from; prepare again")
-    utterances, _ = read_corpus(corpus["kind"], corpus["path"], audio_root=corpus["audio_root"],
-                                subsets=corpus["subsets"])
-    return Sources(utterances, directory)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, TextError
-from dcar.model.load import TextTokenizer, text_encoder
+from dcar.model.backbones.causal_lm import TextTokenizer
+from dcar.model.companions import text_encoder
 from dcar.prepare.prepared import (
     check_out_dir,
     features,

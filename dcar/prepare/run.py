@@ -33,7 +33,6 @@ from dcar.prepare.prepared import (
     partial_folder,
     prepared_info,
     read_json,
-    source_utterances,
 )
 from dcar.prepare.settings import (
     PrepareConfig,
@@ -49,8 +48,7 @@ from dcar.tracking import write_json
 if TYPE_CHECKING:
     from dcar.tokens.base import SpeechTokenizer
 
-__all__ = ["PrepareConfig", "PrepareReport", "check_tokens", "load_prepared", "prepared_info", "run",
-           "source_utterances"]
+__all__ = ["PrepareConfig", "PrepareReport", "check_tokens", "load_prepared", "prepared_info", "run"]
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from dcar.corpus.read import KINDS, Problem, describe
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import FORMAT_VERSION, read_json, split_faults
 from dcar.prepare.shards import Encoder
-from dcar.text.phonemes import PHONEME_VERSION
+from dcar.text.inventory import PHONEME_VERSION
 
 if TYPE_CHECKING:
     from dcar.tokens.base import SpeechTokenizer

@@ -18,7 +18,7 @@ from dcar.config import check, setting
 from dcar.errors import CheckpointError, DataError, TextError
 from dcar.recognition.base import ctc_collapse
 from dcar.recognition.ctc import Alignment, Told, WindowCTC, alignments, likelihoods
-from dcar.text.phonemes import TEXT_TOKENIZER
+from dcar.text.inventory import TEXT_TOKENIZER
 from dcar.text.wer import WERScore, corpus_wer, id_errors
 
 BLANK = 0

@@ -18,16 +18,17 @@ from dcar.decoding.engine.run import Job, Plan, StaticEngine, engine_for, room_f
 from dcar.decoding.fast.passes import fast
 from dcar.decoding.fast.stack import weights_signature
 from dcar.errors import ConfigError
+from dcar.model.companions import load_policy, text_encoder
 from dcar.model.draft import AnyDecoder
-from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
+from dcar.model.load import Shipped, load_decoder
 from dcar.process import SMALL, cores
-from dcar.prompts.load import check_together, made_by
+from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, NUM_CANDIDATES, POLICY, SAMPLING, fixed_method
 from dcar.speak.phrases import Phrase, note_other_language, phrases
 from dcar.speak.stream import Piece, in_one_thread, stream_audio
 from dcar.speak.voice import Voice, find_voice, shipped_voice, tuned_voice
-from dcar.text.phonemes import PHONEME_VERSION
+from dcar.text.inventory import PHONEME_VERSION
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import PromptAudio, Vocoder

@@ -21,9 +21,6 @@ from dcar.text.abbreviations import OPENERS, abbreviations
 from dcar.text.addresses import LETTER, addresses, places
 from dcar.text.numbers import cardinal, digits, number, ordinal, plural, whole, year
 
-NORMALIZATION_VERSION = "1"
-
-
 _LETTER_NAMES = {
     "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ζ": "zeta", "η": "eta", "θ": "theta",
     "λ": "lambda", "μ": "mu", "ν": "nu", "ξ": "xi", "π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "phi",

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcar.errors import TextError
-from dcar.text.phonemes import PHONEMES, PHRASE_MARKS, WORD_BOUNDARY, encode_phonemes, text_to_ids
+from dcar.text.inventory import PHONEMES, PHRASE_MARKS, WORD_BOUNDARY
+from dcar.text.phonemes import encode_phonemes, text_to_ids
 
 SILENCE = 0  # label of the state before and behind the words; no phoneme has the id of padding
 BOUNDARY, *MARKS = encode_phonemes([WORD_BOUNDARY, *PHRASE_MARKS])  # between words; of pauses

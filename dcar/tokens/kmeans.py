@@ -5,21 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from dcar.audio import ENCODER_SAMPLE_RATE
-from dcar.errors import CheckpointError, ConfigError, DataError, check_format
-from dcar.sources.shipped import resolve
+from dcar.errors import CheckpointError, ConfigError
+from dcar.tokens.codebook import FORMAT_VERSION
 
 logger = logging.getLogger(__name__)
-
-FORMAT_VERSION = 1  # of tokenizer.json
 
 
 class StateEncoder(Protocol):
@@ -167,50 +165,6 @@ class KMeansTokenizer:
         return cls(encoder, *fit_centroids(states, vocab_size, seed, standardize, passes), provenance={
             "frames": len(states), "seed": seed, "standardize": standardize, "passes": passes,
             "sample_hours": sample_hours})
-
-
-def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """tokenizer.json, and centroids, mean, scale and perhaps projection by name, of a saved k-means tokenizer.
-
-    CheckpointError if it is incomplete.
-    """
-    try:
-        card = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        check_format(folder / "tokenizer.json", card.get("format_version"), FORMAT_VERSION, CheckpointError,
-                     "make the tokenizer again with `dcar fit-tokenizer`")
-        tensors = load_file(folder / "tokenizer.safetensors")
-        for key in ("type", "name", "checksum", "encoder_sha256"):
-            if not isinstance(card[key], str):
-                raise ValueError(f"{key} {card[key]!r}")
-        if not isinstance(card.get("provenance", {}), dict | None):
-            raise ValueError(f"provenance {card['provenance']!r}")
-        if odd := [name for name, array in tensors.items() if array.dtype.kind != "f"]:
-            raise ValueError(f"{', '.join(odd)} are no numbers")
-        if not {"centroids", "mean", "scale"} <= tensors.keys() <= {"centroids", "mean", "scale", "projection"}:
-            raise ValueError(f"tensors {sorted(tensors)}")
-        return card, tensors
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise CheckpointError(f"{folder}: not a complete speech tokenizer ({type(error).__name__}: {error}); "
-                              "make one with `dcar fit-tokenizer` or give the folder that it wrote") from error
-
-
-def codebook_of(tokenizer: Mapping[str, Any], source: str | Path) -> np.ndarray | None:
-    """Centroids [V, P] of the tokenizer that a prepared corpus names (`prepared.json`, "tokenizer"); None if it is of a
-    kind that has none (S3, codecs).
-
-    source: the prepared corpus, for messages. Raises DataError where the tokenizer is gone or no longer the one that
-    made the tokens.
-    """
-    spec = str(tokenizer["spec"])
-    if ":" in spec and not Path(spec).exists():
-        return None
-    folder = resolve(spec, "tokenizer")
-    if not (folder / "tokenizer.json").is_file():
-        raise DataError(f"{source}: its tokenizer {folder} is not there any more; put it back: its codebook is needed")
-    card, tensors = read_kmeans(folder)
-    if card["checksum"] != tokenizer["checksum"]:
-        raise DataError(f"{source}: {folder} is not the tokenizer that made its tokens; prepare the corpus again")
-    return tensors["centroids"]
 
 
 def fit_centroids(states: np.ndarray, vocab_size: int, seed: int, standardize: bool,

@@ -8,8 +8,9 @@ from dcar.errors import CheckpointError
 from dcar.sources.shipped import resolve
 from dcar.tokens import codec
 from dcar.tokens.base import SpeechTokenizer
+from dcar.tokens.codebook import read_kmeans
 from dcar.tokens.hubert import HubertEncoder, shared_hubert
-from dcar.tokens.kmeans import KMeansTokenizer, StateEncoder, read_kmeans
+from dcar.tokens.kmeans import KMeansTokenizer, StateEncoder
 from dcar.tokens.whisper import WhisperEncoder
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from dcar.decoding.records import pad
 from dcar.errors import DataError
+from dcar.model.base import pad
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.prepare.prepared import load_prepared, prepared_info
-from dcar.prompts.items import PromptChooser
+from dcar.prompts.chooser import PromptChooser
 from dcar.sources.shipped import resolve
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ schedule, which learns faster than ScaledAdam with Eden in the few minutes of a 
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import os
@@ -47,11 +48,13 @@ from dcar.train.bucketed import BucketedTrainer, arguments, sharding
 from dcar.train.checkpoints import data_stamp, last_of
 from dcar.train.plan import data_identity, finish_backbone, plan
 from dcar.train.settings import TrainConfig
-from dcar.train.spoken import SpokenChoice, SpokenJudge
 
 logger = logging.getLogger(__name__)
 
 EXPORT = ".export.part"  # the folder that a finished model is written to before it takes its place
+CHOICE = "eval.scorers.spoken"
+"""What chooses the best step by spoken word errors. It decodes, vocodes and transcribes, so it is named here instead of
+imported, and loaded where `spoken.sentences` asks for it."""
 
 
 class CARTrainer(BucketedTrainer):
@@ -67,7 +70,7 @@ class CARTrainer(BucketedTrainer):
                               "would show it pieces of tensors: set optimizer=adamw (learning_rate about 5e-4), or "
                               "launch with launch/accelerate/multi_gpu.yaml")
         self.own, self.workers = own, config.workers
-        self.choice: SpokenChoice | None = None  # where the best step is chosen by what it says
+        self.choice: Any = None  # the `SpokenChoice`, where the best step is chosen by what it says
         with meeting_others():
             on_cpus = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
             if int(os.environ.get("WORLD_SIZE", 1)) > 1 and on_cpus and not dist.is_initialized():
@@ -195,13 +198,11 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
 
     It goes on from the checkpoint `last`, if there is one; the caller has seen that it is of this model.
     """
-    out = Path(config.out)
     rows = with_replay(train, config.replay, data_identity(prepared)) if config.replay else train
     trainer = CARTrainer(config, model, SpeechDataset(rows, config.model, config.prompt_tokens, config.seed),
                          SpeechDataset(dev, config.model, config.prompt_tokens, config.seed), own=len(train))
     if config.spoken.sentences:
-        judge = SpokenJudge.load(config.spoken, model, config.data, config.prompt_tokens, config.seed)
-        trainer.choice = SpokenChoice(trainer, judge, out)
+        trainer.choice = importlib.import_module(CHOICE).SpokenChoice.load(trainer)
         trainer.add_callback(trainer.choice)
     if config.replay:
         logger.info("%d of the training utterances are replayed", len(rows) - len(train))

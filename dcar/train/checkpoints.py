@@ -19,11 +19,15 @@ from accelerate.utils import gather_object
 from dcar.errors import CheckpointError
 from dcar.prepare.prepared import prepared_folder
 from dcar.storage import MANIFEST, digest, faults, files_of, read_manifest, seal, sync, unseal
-from dcar.train.guard import some
 
 logger = logging.getLogger(__name__)
 
 STATE = "trainer_state.json"
+
+
+def some(names: Sequence[str]) -> str:
+    """A few names for a message."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def step_of(folder: Path) -> int:

@@ -29,7 +29,7 @@ from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.process import run_command
-from dcar.prompts.load import check_together
+from dcar.prompts.together import check_together
 from dcar.sampling import sample
 from dcar.sources.shipped import resolve
 from dcar.train.batches import SpeechDataset

@@ -23,9 +23,9 @@ from dcar.model.backbones.decoder import BackboneDecoder
 from dcar.model.car import CARDecoder
 from dcar.model.draft import BackboneDraft, DraftDecoder, build_draft
 from dcar.model.load import load_decoder
-from dcar.prepare.run import load_prepared, prepared_info
+from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.process import run_command
-from dcar.prompts.load import check_together
+from dcar.prompts.together import check_together
 from dcar.sources.shipped import resolve
 from dcar.train.car import fit
 from dcar.train.checkpoints import last_of

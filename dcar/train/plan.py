@@ -27,7 +27,7 @@ from dcar.model.base import DecoderConfig
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.load import Shipped, load_decoder
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
-from dcar.tokens.kmeans import codebook_of
+from dcar.tokens.codebook import codebook_of
 from dcar.train.checkpoints import differing
 from dcar.train.settings import TrainConfig
 

@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,30 @@ from dcar.train.checkpoints import (
     latest_checkpoint,
     remove_old,
     seal_checkpoint,
+    some,
 )
-from dcar.train.guard import all_finite, not_finite, some
 
 logger = logging.getLogger(__name__)
 
 SIGNALS = {signal.SIGTERM: REQUEUE, signal.SIGUSR1: REQUEUE, signal.SIGINT: INTERRUPTED}
 RANKS_APART = 1_000_003  # between the seeds of two processes
+
+
+def all_finite(tensors: Iterable[Tensor]) -> Tensor:
+    """[N] for N tensors: whether all values of each are finite, on their device. Empty ones are."""
+    local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]  # FSDP: this process's part
+    if not local:
+        return torch.ones(0, dtype=torch.bool)
+    # the largest magnitude, not the usual norm, whose squares overflow where all values are finite
+    whole = [t if t.numel() else t.new_zeros(1) for t in (t.detach() for t in local)]
+    return torch.stack([n.float() for n in torch._foreach_norm(whole, float("inf"))]).isfinite()
+
+
+def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """The names of the tensors that hold NaN or infinity."""
+    pairs = [(name, t) for name, t in named if t.is_floating_point()]
+    good = all_finite(t for _, t in pairs).tolist()
+    return [name for (name, _), fine in zip(pairs, good, strict=True) if not fine]
 
 
 class StopRequests:

@@ -27,7 +27,7 @@ from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identi
 from dcar.process import run_command
 from dcar.recognition.ctc import frames_needed
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
-from dcar.text.phonemes import TEXT_TOKENIZER, TEXT_VOCAB_SIZE
+from dcar.text.inventory import TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.train.checkpoints import data_stamp, last_of
 from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans
 

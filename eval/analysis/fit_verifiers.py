@@ -27,8 +27,8 @@ from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import ChunkMethod, decode
 from dcar.decoding.fast.passes import fast
-from dcar.decoding.records import pad
 from dcar.errors import ConfigError
+from dcar.model.base import pad
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared

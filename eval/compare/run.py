@@ -26,16 +26,17 @@ from tqdm import tqdm
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
-from dcar.model.load import text_encoder
+from dcar.model.companions import text_encoder
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
-from dcar.prompts.load import all_prompts, check_together, corpus_recordings, vocoder_for
+from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
 from dcar.prompts.texts import read_texts, text_list, text_prompts
+from dcar.prompts.together import check_together
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.storage import digest, write_text, writing
 from dcar.text.wer import NORMALIZER
 from dcar.tokens.alignment import ENOUGH, PhonemeAligner
-from dcar.tokens.kmeans import codebook_of
+from dcar.tokens.codebook import codebook_of
 from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import PromptAudio

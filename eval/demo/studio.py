@@ -17,15 +17,15 @@ import numpy as np
 from dcar.audio import audio_seconds
 from dcar.config import check, setting
 from dcar.errors import AudioError, ConfigError, DCARError, TextError
-from dcar.model.load import text_encoder
+from dcar.model.companions import text_encoder
 from dcar.prepare.prepared import load_prepared
-from dcar.prompts.load import check_together, made_by
+from dcar.prompts.together import check_together, made_by
 from dcar.sources.shipped import shipped
 from dcar.speak.defaults import NUM_CANDIDATES, POLICY, SAMPLING, fixed_method
 from dcar.speak.phrases import MAX_TEXT
 from dcar.speak.speaker import Speaker, Spoken, make_method
 from dcar.speak.voice import MAX_PROMPT_SECONDS, Voice, starter_voices
-from dcar.text.phonemes import PHONEME_VERSION
+from dcar.text.inventory import PHONEME_VERSION
 from dcar.tokens.alignment import ENOUGH, PhonemeAligner
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.load import load_tokenizer

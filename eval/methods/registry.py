@@ -35,8 +35,9 @@ from dcar.decoding.fast.passes import fast
 from dcar.decoding.fast.stack import weights_signature
 from dcar.errors import ConfigError
 from dcar.model.base import Decoder
+from dcar.model.companions import load_policy
 from dcar.model.draft import AnyDecoder, check_draft, check_vocabulary
-from dcar.model.load import load_decoder, load_policy
+from dcar.model.load import load_decoder
 from dcar.sampling import SamplingConfig
 from eval.methods.chains import chain_method
 from eval.methods.plugins import find_class, installed, rule_from_name

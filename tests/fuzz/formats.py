@@ -25,8 +25,10 @@ from dcar.corpus.read import describe, read_corpus, validate_corpus
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
 from dcar.doctor import verify
 from dcar.errors import DCARError
-from dcar.model.load import load_decoder, load_policy
-from dcar.prepare.prepared import load_prepared, prepared_info, source_utterances
+from dcar.model.companions import load_policy
+from dcar.model.load import load_decoder
+from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.prepare.recordings import source_utterances
 from dcar.prepare.run import PrepareConfig
 from dcar.prompts.items import make_prompts
 from dcar.storage import digest, seal

@@ -20,7 +20,8 @@ from dcar.config import load_config
 from dcar.config.read import parse_yaml, typed
 from dcar.errors import ConfigError, DCARError, TextError
 from dcar.prepare.run import PrepareConfig
-from dcar.text.phonemes import PHONEMES, normalize_text, text_to_ids
+from dcar.text.inventory import PHONEMES
+from dcar.text.phonemes import normalize_text, text_to_ids
 from dcar.text.wer import normalize_transcript, spoken_words, word_errors
 from dcar.train.car import TrainConfig
 from eval.compare.run import CompareConfig

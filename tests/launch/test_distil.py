@@ -15,14 +15,16 @@ from tiny_decoders import tiny_decoder
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.backbones import convert
-from dcar.model.load import load_decoder, text_encoder
+from dcar.model.companions import text_encoder
+from dcar.model.load import load_decoder
 from dcar.prepare import retokenize
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.process import run_command
-from dcar.prompts.items import PromptChooser, make_prompts
+from dcar.prompts.chooser import PromptChooser
+from dcar.prompts.items import make_prompts
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from dcar.sampling import SamplingConfig
-from dcar.text.phonemes import PHONEME_VERSION, TEXT_VOCAB_SIZE
+from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from dcar.train import car
 from dcar.train.batches import SpeechDataset, collate
 from launch import distil

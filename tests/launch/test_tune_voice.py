@@ -24,12 +24,12 @@ from dcar.prepare.prepared import features
 from dcar.prepare.settings import PrepareReport
 from dcar.prompts.load import all_prompts, load_prompts
 from dcar.speak.voice import tuned_voice
-from dcar.train import spoken
 from dcar.train.car import run as train
 from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.training.train import run as run_vocoder
 from eval.methods.registry import Models
 from eval.results.store import Tools
+from eval.scorers import spoken
 from launch.tune_voice import (
     TuneVoiceConfig,
     choose,

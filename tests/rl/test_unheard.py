@@ -11,7 +11,7 @@ from dcar.errors import AssetError, CheckpointError, ConfigError
 from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from dcar.sources.shipped import shipped
-from dcar.text.phonemes import PHONEME_VERSION
+from dcar.text.inventory import PHONEME_VERSION
 from rl import trainer as module
 from rl.config import DCPOConfig
 from rl.hearing import Unheard

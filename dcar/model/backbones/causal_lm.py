@@ -18,7 +18,7 @@ from torch import nn
 from dcar.errors import CheckpointError, ConfigError, TextError
 from dcar.model.backbones.cosyvoice import load_trunk
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
-from dcar.text.phonemes import TEXT_TOKENIZER
+from dcar.text.inventory import TEXT_TOKENIZER
 
 SPEECH = "<|s_{}|>"
 TEXT_START, TEXT_END = "<|TEXT_UNDERSTANDING_START|>", "<|TEXT_UNDERSTANDING_END|>"

@@ -26,10 +26,12 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.config import load_config, setting
 from dcar.corpus.rows import Utterance
 from dcar.errors import ConfigError, DataError
-from dcar.prepare.prepared import load_prepared, prepared_info, recording_of, source_utterances
+from dcar.prepare.prepared import load_prepared, prepared_info, recording_of
+from dcar.prepare.recordings import source_utterances
 from dcar.process import run_command
 from dcar.tokens.base import fitted
-from dcar.tokens.kmeans import KMeansTokenizer, codebook_of
+from dcar.tokens.codebook import codebook_of
+from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.load import load_tokenizer
 from dcar.voices.features import EMBEDDING_DIM, FRAME_HOP, MIN_VOICED_FRAMES, SAMPLE_RATE, track_f0, voice_statistics
 

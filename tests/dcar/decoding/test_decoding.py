@@ -11,8 +11,8 @@ from ways import SAMPLING, policy_of
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
 from dcar.decoding.fast.passes import FastDecoder
-from dcar.decoding.records import pad
 from dcar.errors import ConfigError, DataError, TextError
+from dcar.model.base import pad
 from dcar.sampling import SamplingConfig, uniform
 from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.sd import SpeculativeDecoding

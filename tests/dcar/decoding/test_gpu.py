@@ -15,7 +15,8 @@ from dcar.decoding import ChunkMethod, PolicyChunk, Prompt, ShuffledChunk, decod
 from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast import passes
 from dcar.decoding.fast.passes import FastDecoder
-from dcar.model.load import load_decoder, load_policy
+from dcar.model.companions import load_policy
+from dcar.model.load import load_decoder
 from dcar.sampling import SamplingConfig
 from eval.methods.registry import Models, make_methods
 from eval.speed.measure import Load

@@ -22,12 +22,13 @@ from tiny_data import write_prepared
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
-from dcar.decoding.records import pad
 from dcar.errors import CheckpointError, ConfigError, DataError, TextError
 from dcar.model.backbones.convert import ConvertConfig, convert, main
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder, check_ragged
+from dcar.model.base import pad
 from dcar.model.car import CARDecoder
-from dcar.model.load import load_decoder, text_encoder
+from dcar.model.companions import text_encoder
+from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.prepare.retokenize import RetokenizeConfig, retokenize
 from dcar.prompts.items import make_prompts

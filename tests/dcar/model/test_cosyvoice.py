@@ -22,11 +22,12 @@ from tiny_backbones import (
 )
 
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
-from dcar.decoding.records import pad
 from dcar.errors import CheckpointError
 from dcar.model.backbones.convert import ConvertConfig, convert
+from dcar.model.base import pad
+from dcar.model.companions import text_encoder
 from dcar.model.draft import build_draft
-from dcar.model.load import load_decoder, text_encoder
+from dcar.model.load import load_decoder
 from dcar.sampling import SamplingConfig
 from eval.verifiers.drafters import ModelDrafter
 from eval.verifiers.sd import SpeculativeDecoding

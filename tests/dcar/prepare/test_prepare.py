@@ -16,8 +16,10 @@ from tiny_data import ToyEncoder, ToyTokenizer
 
 from dcar.errors import ConfigError, DataError
 from dcar.prepare import prepared
-from dcar.prepare.run import PrepareConfig, check_tokens, load_prepared, source_utterances
-from dcar.text.phonemes import PHONEME_VERSION, text_to_ids
+from dcar.prepare.recordings import source_utterances
+from dcar.prepare.run import PrepareConfig, check_tokens, load_prepared
+from dcar.text.inventory import PHONEME_VERSION
+from dcar.text.phonemes import text_to_ids
 
 
 @pytest.fixture(scope="module")

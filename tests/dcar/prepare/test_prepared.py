@@ -16,7 +16,7 @@ from dcar.prepare import prepared
 from dcar.prepare.prepared import copy_name, load_prepared, recording_of
 from dcar.prepare.run import PrepareConfig
 from dcar.sources.shipped import ASSETS, shipped
-from dcar.text.phonemes import PHONEME_VERSION
+from dcar.text.inventory import PHONEME_VERSION
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from tiny_data import CODES, counting, tiny_split
 
 from dcar.errors import DataError
 from dcar.model.car import CARConfig
-from dcar.prompts.items import PromptChooser, make_prompts
+from dcar.prompts.chooser import PromptChooser
+from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
 from dcar.sources.shipped import shipped
 from dcar.text.phonemes import text_to_ids

@@ -8,8 +8,9 @@ from tiny_decoders import tiny_decoder
 
 from dcar.errors import CheckpointError, DataError
 from dcar.prepare.prepared import prepared_info
-from dcar.prompts.load import all_prompts, check_together, load_prompts, made_by, vocoder_for
-from dcar.text.phonemes import PHONEME_VERSION
+from dcar.prompts.load import all_prompts, load_prompts, vocoder_for
+from dcar.prompts.together import check_together, made_by
+from dcar.text.inventory import PHONEME_VERSION
 from eval.analysis import fit_verifiers
 from eval.compare.run import CompareConfig, load_tools
 from rl import profile

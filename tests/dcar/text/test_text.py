@@ -16,18 +16,9 @@ from dcar.errors import TextError
 from dcar.prepare.run import load_prepared
 from dcar.sources.shipped import shipped
 from dcar.text import phonemes as text_module
+from dcar.text.inventory import PHONEME_VERSION, PHONEMES, TEXT_VOCAB_SIZE
 from dcar.text.numbers import cardinal, ordinal, year
-from dcar.text.phonemes import (
-    MAX_CHARACTERS,
-    MAX_PHONEMES,
-    PHONEME_VERSION,
-    PHONEMES,
-    TEXT_VOCAB_SIZE,
-    encode_phonemes,
-    normalize_text,
-    phonemes_of,
-    text_to_ids,
-)
+from dcar.text.phonemes import MAX_CHARACTERS, MAX_PHONEMES, encode_phonemes, normalize_text, phonemes_of, text_to_ids
 
 
 def readings() -> list:

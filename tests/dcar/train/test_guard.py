@@ -16,7 +16,7 @@ from dcar.model.car import CARDecoder
 from dcar.train import car
 from dcar.train.car import CARTrainer, run
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
-from dcar.train.guard import all_finite
+from dcar.train.resilient import all_finite
 
 
 def test_all_finite_looks_at_values_not_at_their_squares():

@@ -195,8 +195,9 @@ import sys, torch
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from tiny_training import tiny_config
-from dcar.train import resilient, settings, spoken
+from dcar.train import settings
 from dcar.train.car import CARTrainer, run
+from eval.scorers import spoken
 
 class Judge:
     def __call__(self, model):

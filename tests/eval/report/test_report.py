@@ -16,7 +16,7 @@ from compare_worker import spoken, tiny_tools
 from PIL import Image
 
 from dcar.errors import DataError
-from dcar.text.phonemes import TEXT_VOCAB_SIZE
+from dcar.text.inventory import TEXT_VOCAB_SIZE
 from dcar.tokens.alignment import PhonemeAligner
 from eval.report.blocks import Table
 from eval.report.listen import legend, marked, timeline

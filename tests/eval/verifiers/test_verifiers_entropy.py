@@ -15,7 +15,7 @@ from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.load import load_decoder
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, warp
-from dcar.text.phonemes import PHONEME_VERSION, TEXT_VOCAB_SIZE
+from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from eval.analysis import fit_verifiers as fitting
 from eval.methods.registry import Models, load_models, make_methods
 from eval.verifiers.entropy import EntropyChunk, chunk_sizes, entropies

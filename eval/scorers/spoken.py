@@ -1,4 +1,5 @@
-"""Choose the best step by spoken word errors: at every evaluation the decoder speaks dev sentences to a recogniser.
+"""Choose the best step of a training by spoken word errors: at every evaluation the decoder speaks dev sentences, and a
+recogniser transcribes them. Stage one loads this module where `spoken.sentences` asks for it.
 
 On minutes of one voice the dev loss falls while the speech gets worse, so the loss cannot choose. The decoder that
 training started from is spoken first. It is what remains if no step beats it.
@@ -68,9 +69,9 @@ class SpokenJudge:
             model.train(training)
         waves = voice(self.vocoder, [r.tokens for r in results], [i.speaker_embedding for i in self.items],
                       VOCODER_BATCH)
-        heard = [self.recognizer.transcribe([wave], self.vocoder.sample_rate)[0] if len(wave) else ""
-                 for wave in waves]
-        found = [word_errors(item.text, text) for item, text in zip(self.items, heard, strict=True)]
+        transcripts = [self.recognizer.transcribe([wave], self.vocoder.sample_rate)[0] if len(wave) else ""
+                       for wave in waves]
+        found = [word_errors(item.text, text) for item, text in zip(self.items, transcripts, strict=True)]
         return [e.errors for e in found], [e.reference_words for e in found]
 
 
@@ -84,6 +85,13 @@ class SpokenChoice(TrainerCallback):
         self.trainer, self.judge, self.out = trainer, judge, Path(out)
         self.steps: dict[int, dict[str, Any]] = {}  # of the main process, and of all what a resumed run has read
         self.seen: set[int] = set()  # the same steps on every process, so that all wait or none does
+
+    @classmethod
+    def load(cls, trainer: Any) -> SpokenChoice:
+        """For a trainer of stage one (`dcar.train.car.CARTrainer`), as its settings `spoken` say."""
+        config = trainer.config
+        judge = SpokenJudge.load(config.spoken, trainer.model, config.data, config.prompt_tokens, config.seed)
+        return cls(trainer, judge, config.out)
 
     @property
     def best(self) -> int:

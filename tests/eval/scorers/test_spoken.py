@@ -1,6 +1,5 @@
-"""The best step by what it says, and batches with rows of another corpus."""
+"""The best step of a training by what it says."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -9,17 +8,21 @@ import torch
 from tiny_data import counting, tiny_vocoder, write_prepared
 from tiny_training import log_of, tiny_config
 
-from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.errors import CheckpointError
 from dcar.model.car import CARDecoder
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig
-from dcar.train import spoken
-from dcar.train.batches import ReplayBatchSampler
 from dcar.train.car import run
 from dcar.train.settings import SpokenSettings
-from dcar.train.spoken import RECORD, SpokenJudge
+from eval.scorers import spoken
+from eval.scorers.spoken import RECORD, SpokenJudge
 
 ERRORS = {"rising": [3, 4, 5, 6], "between": [6, 5, 3, 4]}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting)
 
 
 @pytest.fixture(scope="module")
@@ -96,33 +99,3 @@ def test_the_judge_hears_what_the_decoder_says(data, start):
     judge = SpokenJudge(settings, items, tiny_vocoder(), Deaf())
     assert judge(model) == judge(model) == ([3, 3, 3], [3, 3, 3])
     assert model.training
-
-
-# --- replay -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_share_of_every_batch_is_replayed_and_no_own_row_is_lost():
-    lengths = [10 + i for i in range(10)] + [10 + i % 20 for i in range(40)]
-    sampler = ReplayBatchSampler(lengths, 10, 4, 0.5, seed=0)
-    batches = list(sampler)
-    assert len(batches) == len(sampler) == 5
-    own = [i for batch in batches for _, i in batch if i < 10]
-    replayed = [[i for _, i in batch if i >= 10] for batch in batches]
-    assert sorted(own) == list(range(10)) and all(len(r) == 2 == len(set(r)) for r in replayed)
-    for batch, others in zip(batches, replayed, strict=True):  # of similar length, for padding is computed too
-        assert all(abs(lengths[i] - lengths[batch[0][1]]) <= 8 for i in others)
-    assert batches == list(ReplayBatchSampler(lengths, 10, 4, 0.5, seed=0))
-    sampler.set_epoch(1)
-    assert list(sampler) != batches
-
-
-def test_replay_trains_on_rows_of_both_and_refuses_another_tokenizer(data, start, tmp_path):
-    other, foreign = (write_prepared(tmp_path / checksum, train=9, speech=counting, checksum=checksum)
-                      for checksum in ("abc", "another"))
-    plain = run(tiny_config(data, tmp_path / "plain", init_from=str(start), max_steps=3))
-    config = tiny_config(data, tmp_path / "out", init_from=str(start), max_steps=3, replay=str(other))
-    assert run(config).checksum() != plain.checksum()
-    with pytest.raises(DataError, match="replay .* prepare one of them like the other"):
-        run(dataclasses.replace(config, out=str(tmp_path / "x"), replay=str(foreign)))
-    with pytest.raises(ConfigError, match="batch_size must be 2"):
-        dataclasses.replace(config, batch_size=1)

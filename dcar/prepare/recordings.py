@@ -1,0 +1,37 @@
+"""The recordings that a prepared corpus was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dcar.corpus.read import Utterance, read_corpus
+from dcar.errors import DataError
+from dcar.prepare.prepared import prepared_info
+
+
+class Sources(dict[str, Utterance]):
+    """The utterances of a corpus by id. DataError for one that a prepared corpus has tokens of, and it no recording."""
+
+    def __init__(self, utterances: Iterable[Utterance], prepared: str | Path):
+        super().__init__((u.id, u) for u in utterances)
+        self.prepared = prepared
+
+    def __missing__(self, utterance_id: str) -> Utterance:
+        raise DataError(f"{self.prepared}: {utterance_id} has tokens but no recording in the corpus: it was removed "
+                        "there since (prepare it again), or never had one (3,600 training sentences of the shipped "
+                        "corpus are tokens alone: take split=dev or split=test)")
+
+
+def source_utterances(directory: str | Path) -> Sources:
+    """The corpus that a prepared folder was made from, by utterance id: for the original audio of a row."""
+    corpus = prepared_info(directory).get("corpus")
+    corpus = {"audio_root": None, "subsets": [], **corpus} if isinstance(corpus, dict) else {}
+    kinds: dict[str, Any] = {"kind": str, "path": str | None, "audio_root": str | None, "subsets": list}
+    if not all(name in corpus and isinstance(corpus[name], kind) for name, kind in kinds.items()) or not all(
+            isinstance(subset, str) for subset in corpus["subsets"]):
+        raise DataError(f"{directory}: prepared.json does not say which corpus it was made from; prepare again")
+    utterances, _ = read_corpus(corpus["kind"], corpus["path"], audio_root=corpus["audio_root"],
+                                subsets=corpus["subsets"])
+    return Sources(utterances, directory)

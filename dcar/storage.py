@@ -115,6 +115,11 @@ def digest(path: Path) -> dict[str, Any]:
         return {"size": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
+def step_of(folder: Path) -> int:
+    """The step of a folder checkpoint-N."""
+    return int(folder.name.split("-")[1])
+
+
 def seal(folder: Path, files: Mapping[str, Any], **facts: Any) -> None:
     """Write the manifest of `files` (name -> `digest`), and `facts` about them: from now on the folder is complete."""
     for name in files:

@@ -20,10 +20,10 @@ from transformers import TrainingArguments
 
 from dcar.config import save_config
 from dcar.optim import adamw, cosine
-from dcar.storage import digest, write_text, writing
+from dcar.storage import digest, step_of, write_text, writing
 from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader, collate
-from dcar.train.checkpoints import check_same_data, step_of
+from dcar.train.checkpoints import check_same_data
 from dcar.train.resilient import ResilientTrainer
 
 logger = logging.getLogger(__name__)

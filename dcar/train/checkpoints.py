@@ -18,7 +18,7 @@ from accelerate.utils import gather_object
 
 from dcar.errors import CheckpointError
 from dcar.prepare.prepared import prepared_folder
-from dcar.storage import MANIFEST, digest, faults, files_of, read_manifest, seal, sync, unseal
+from dcar.storage import MANIFEST, digest, faults, files_of, read_manifest, seal, step_of, sync, unseal
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +28,6 @@ STATE = "trainer_state.json"
 def some(names: Sequence[str]) -> str:
     """A few names for a message."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def step_of(folder: Path) -> int:
-    """The step of a folder checkpoint-N."""
-    return int(folder.name.split("-")[1])
 
 
 def checkpoints(output_dir: str | Path) -> list[Path]:

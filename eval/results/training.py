@@ -14,7 +14,7 @@ from typing import Any
 from dcar.errors import CheckpointError
 from dcar.model.load import Shipped
 from dcar.sources.shipped import resolve, shipped
-from dcar.train.checkpoints import step_of
+from dcar.storage import step_of
 
 FILE = "provenance.json"
 NO_EFFECT = {"data", "out", "seed", "eval_steps", "save_steps", "log_steps", "workers", "resume", "wait_minutes",

@@ -1,4 +1,4 @@
-"""A table of embeddings from a codebook (`dcar.tokens.kmeans.codebook_of`): codes that sound alike begin alike.
+"""A table of embeddings from a codebook (`dcar.tokens.codebook.codebook_of`): codes that sound alike begin alike.
 
 A fresh table of random rows says that all codes differ equally, and two hours of speech are few to learn otherwise
 from. The k-means centroids say it from the start. What that is worth: docs/history.md.

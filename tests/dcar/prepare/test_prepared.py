@@ -14,6 +14,7 @@ from dcar.doctor import verify
 from dcar.errors import DataError
 from dcar.prepare import prepared
 from dcar.prepare.prepared import copy_name, load_prepared, recording_of
+from dcar.prepare.recordings import source_utterances
 from dcar.prepare.run import PrepareConfig
 from dcar.sources.shipped import ASSETS, shipped
 from dcar.text.inventory import PHONEME_VERSION
@@ -46,7 +47,7 @@ def test_the_corpus_that_ships_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert prepared.prepared_info("starter") == prepared.prepared_info(shipped("prepared"))
     assert load_prepared("starter", "dev")["id"] == load_prepared(shipped("prepared"), "dev")["id"]
-    assert prepared.source_utterances("starter")
+    assert source_utterances("starter")
 
 
 @pytest.mark.parametrize(("name", "speed"), [("a", 1.0), ("a", 0.85), ("a@1", 1.0), ("a@0.9", 1.17), ("a@0.9", 1.0)])

@@ -30,7 +30,6 @@ TASKS = {
         "train-policy": ("rl.train", "stage two: DCPO"),
         "train-recognizer": ("dcar.recognition.train", "recognisers, which are rewards"),
         "train-vocoder": ("dcar.vocoder.training.train", "tokens + voice -> waveform"),
-        "tune-voice": ("launch.tune_voice", "recordings of one speaker -> a tuned decoder, if it is better"),
         "convert-backbone": ("dcar.model.backbones.convert", "decoder from CosyVoice 2, LLaSA, another language model"),
     },
     "speak": {
@@ -85,7 +84,7 @@ RECIPES = {
     "tokenizer": "fit-tokenizer", "prepare": "prepare", "car": "train", "finetune": "train", "draft": "train-draft",
     "distil": "distil", "chunk_scorer": "train-chunk-scorer", "profile": "profile", "dcpo": "train-policy",
     "recognizer": "train-recognizer kind=encoder", "token_recognizer": "train-recognizer kind=tokens",
-    "vocoder": "train-vocoder", "verifiers": "fit-verifiers", "tune": "tune", "compare": "compare",
+    "verifiers": "fit-verifiers", "tune": "tune", "compare": "compare",
 }
 
 

@@ -20,7 +20,7 @@ from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, FIXED_SIZE, NUM_CANDIDATES, POLICY, SAMPLING
 from dcar.speak.phrases import MAX_TEXT, phrases
 from dcar.speak.speaker import Speaker, timeline_of
-from dcar.speak.voice import tuned_voice, voices_text
+from dcar.speak.voice import voices_text
 from dcar.storage import writing
 
 SHOWN = 20  # phrases whose chunks are printed; of more only the sums
@@ -33,17 +33,16 @@ class SpeakConfig:
     text: str = setting("", "What is said; several sentences are spoken one by one. - = from standard input.",
                         positional=True)
     file: str = setting("", "Text file to read aloud instead (UTF-8).", place="file")
-    voice: str = setting("", "A shipped voice by its name, a recording of 1 s or more, or a folder of dcar tune-voice; "
-                             "empty = the first shipped voice.")
+    voice: str = setting("", "A shipped voice by its name, or a recording of 1 s or more; empty = the first shipped "
+                             "voice.")
     voices: bool = setting(False, "List the shipped voices, and speak nothing.")
     out: str = setting("", "File to write; the suffix chooses the format. Empty = out.wav, and none with stream.",
                        short="-o", place="file")
     method: str = setting("", "dcar, dcar-sampled, car-K, or far; empty = dcar with the shipped decoder, a "
                               f"policy, a dial or num_candidates, else car-{FIXED_SIZE}.")
-    decoder: str = setting("", "Directory of a decoder (far: of a FAR decoder); empty = that of a tuned voice, else "
-                               "starter.")
+    decoder: str = setting("starter", "Directory of a decoder (far: of a FAR decoder).")
     policy: str = setting(POLICY, "Directory of an exported policy, or starter, which was trained at temperature 1.")
-    vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = as with decoder.")
+    vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
     dial: float = setting(0.0, "Turns the policy: above 0 to longer chunks and less time, below 0 to shorter ones; "
                                "nats a token.", minimum=DIALS[0], maximum=DIALS[1])
@@ -87,8 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
     out = options.out or ("" if options.stream else "out.wav")
     if out:
         check_suffix(out)
-    tuned = options.voice if options.voice and tuned_voice(options.voice) else ""
-    speaker = Speaker.load(options.decoder or tuned or "starter", policy=options.policy, tokenizer=options.tokenizer,
+    speaker = Speaker.load(options.decoder, policy=options.policy, tokenizer=options.tokenizer,
                            vocoder=options.vocoder, method=options.method, sampling=options.sampling,
                            seed=options.seed, dial=options.dial, num_candidates=options.num_candidates)
     voice = speaker.voice(options.voice or None)

@@ -27,7 +27,7 @@ from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, NUM_CANDIDATES, POLICY, SAMPLING, fixed_method
 from dcar.speak.phrases import Phrase, note_other_language, phrases
 from dcar.speak.stream import Piece, in_one_thread, stream_audio
-from dcar.speak.voice import Voice, find_voice, shipped_voice, tuned_voice
+from dcar.speak.voice import Voice, find_voice, shipped_voice
 from dcar.text.inventory import PHONEME_VERSION
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.load import load_tokenizer
@@ -97,18 +97,16 @@ class Speaker:
         self.tokenizer, self.vocoder, self.sampling, self.seed = tokenizer, vocoder, sampling, seed
         self._recordings = PromptAudio([]) if recordings is None else recordings
         self._policy: Policy = POLICY
-        self._tuned_voice: Voice | None = None  # of a folder of `dcar tune-voice`
         self._engines: dict[Hashable, StaticEngine] = {}  # idle ones for the next texts; shared by copies
         self._far: Callable[[], AnyDecoder] = lambda: self.decoder
 
     @classmethod
     def load(cls, decoder: str | Path = "starter", *, policy: Policy = POLICY,
-             tokenizer: str | Path = "starter", vocoder: str | Path = "", method: AnyMethod = "",
+             tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: AnyMethod = "",
              sampling: SamplingConfig = SAMPLING, seed: int = 0, dial: float = 0.0,
              num_candidates: int = 0) -> Speaker:
         """Each by folder, or "starter" for what ships (of policies also "starter-t0.4", trained at temperature 0.4);
-        tokenizer and vocoder also by the names of `dcar.tokens.load` and `dcar.vocoder.load`. A folder of `dcar
-        tune-voice` as decoder brings its vocoder, method and voice along.
+        tokenizer and vocoder also by the names of `dcar.tokens.load` and `dcar.vocoder.load`.
 
         method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the shipped FAR decoder);
         a chunk rule of your own (`dcar.ChunkRule`) or a method of the loop; "" = dcar where a policy, dial or number of
@@ -118,13 +116,7 @@ class Speaker:
         them, else 1. AssetError, CheckpointError, ConfigError or DataError where something is missing or does not
         belong together.
         """
-        tuned = tuned_voice(decoder)
-        if tuned is not None:
-            decoder, vocoder = tuned.decoder, vocoder or tuned.vocoder
-        vocoder = vocoder or "starter"
         asked = policy != POLICY or dial or num_candidates
-        if not method and tuned is not None and not asked:
-            method = tuned.method
         which: Shipped = "far" if method == "far" else "decoder"
         speech_tokenizer = load_tokenizer(str(tokenizer))
         car, encode = load_decoder(decoder, starter=which), text_encoder(decoder, which)
@@ -136,7 +128,7 @@ class Speaker:
         chunks = make_method(method, policy, car, dial, num_candidates)
         check_together(car, made, f"tokenizer {tokenizer}", spoken_by)
         speaker = cls(car, encode, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
-        speaker._policy, speaker._tuned_voice = policy, tuned.prompt if tuned is not None else None
+        speaker._policy = policy
         if str(decoder) == "starter":
             speaker._far = lambda: load_decoder(decoder, starter="far")
         return speaker
@@ -160,8 +152,8 @@ class Speaker:
         return other
 
     def generate(self, text: str, prompt: str | Path | Voice | None = None, **settings: Any) -> Spoken:
-        """Speak a text with the voice of `prompt`: a recording of a second or more, a folder of `dcar tune-voice`, or a
-        shipped voice by its name; None = the model's own, else a shipped one.
+        """Speak a text with the voice of `prompt`: a recording of a second or more, or a shipped voice by its name;
+        None = the first shipped one.
 
         Sentences are spoken one by one, long ones clause by clause. settings: policy ("starter", a folder or a
         `ChunkPolicy`), method, temperature, top_k, seed, num_candidates, dial, as in `using`.
@@ -173,7 +165,7 @@ class Speaker:
         """The voice of a `prompt` of `generate`, which also takes the result, so that a recording is read once.
         AudioError where the recording cannot be used, ConfigError for an unknown name."""
         if prompt is None:
-            voice = self._tuned_voice or shipped_voice("", self.tokenizer)
+            voice = shipped_voice("", self.tokenizer)
         else:
             voice = prompt if isinstance(prompt, Voice) else find_voice(prompt, self.tokenizer)
         if voice.recording is not None:

@@ -1,9 +1,8 @@
-"""Voices: from a recording, shipped ones, and those of `dcar tune-voice`."""
+"""Voices: from a recording, and shipped ones."""
 
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dcar.audio import ENCODER_SAMPLE_RATE, load_audio
-from dcar.errors import AudioError, ConfigError, DataError
+from dcar.errors import AudioError, ConfigError
 from dcar.sources.shipped import shipped
 from dcar.vocoder.base import Recorded
 from dcar.voices.features import speaker_features
@@ -83,18 +82,15 @@ def voices_text() -> str:
             accent, kind = {"a": "American", "b": "British"}[name[0]], {"f": "woman", "m": "man"}[name[1]]
             lines.append(f"  {name:14} {accent + ' ' + kind:16} {what}")
     return "\n".join(["voices that ship, for --voice NAME (the first is the default):", *lines,
-                      "or --voice RECORDING, or --voice FOLDER of dcar tune-voice"])
+                      "or --voice RECORDING"])
 
 
 def find_voice(named: str | Path, tokenizer) -> Voice:
-    """The voice of a recording, of a folder of `dcar tune-voice`, or a shipped one by its name. ConfigError or
-    AudioError where there is none."""
+    """Return the voice of a recording, or a shipped voice by its name. ConfigError or AudioError if there is none."""
     path = Path(named)
-    if (tuned := tuned_voice(path)) is not None:
-        return tuned.prompt
     if path.is_dir():
-        raise ConfigError(f"voice {named}: a folder without {VOICE_FILE}; give a recording, or a folder that `dcar "
-                          "tune-voice` has finished")
+        raise ConfigError(f"voice {named}: this is a folder; give one recording, for example {path}/NAME.wav. A folder "
+                          "of recordings can tune a decoder: see docs/your_voice.md")
     if path.exists() or path.suffix or len(path.parts) > 1:
         try:
             return read_voice(path, tokenizer)
@@ -118,35 +114,6 @@ def shipped_voice(name: str, tokenizer) -> Voice:
     if name not in voices:
         near = difflib.get_close_matches(name, voices, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"voice {name}: no shipped voice, recording or folder of dcar tune-voice; {hint}`dcar speak "
-                          "--voices` lists those that ship")
+        raise ConfigError(f"voice {name}: neither a shipped voice nor a recording; {hint}`dcar speak --voices` lists "
+                          "those that ship")
     return voices[name]
-
-
-@dataclass(frozen=True)
-class TunedVoice:
-    """What `dcar tune-voice` recommends: decoder and vocoder (folders or "starter"), method, and a prompt."""
-
-    decoder: str
-    vocoder: str
-    method: str
-    prompt: Voice
-
-
-VOICE_FILE = "voice.json"
-
-
-def tuned_voice(folder: str | Path) -> TunedVoice | None:
-    """What a folder of `dcar tune-voice` recommends; None where it is no such folder. DataError where it is damaged."""
-    file = Path(folder) / VOICE_FILE
-    if not file.is_file():
-        return None
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))["speak"]
-        prompt = Voice(tuple(int(t) for t in found["prompt"]["speech"]), np.array(found["prompt"]["voice"], np.float32))
-        decoder, vocoder = (str(file.parent / found[part]) if (file.parent / found[part]).is_dir() else found[part]
-                            for part in ("decoder", "vocoder"))
-        return TunedVoice(decoder, vocoder, str(found["method"]), prompt)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{file}: not as `dcar tune-voice` writes it ({type(error).__name__}: {error}); run that "
-                        "command again") from error

@@ -40,7 +40,7 @@ from dcar.tokens.codebook import codebook_of
 from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import PromptAudio
-from dcar.vocoder.load import hears_prompts, vocoder_identity
+from dcar.vocoder.load import vocoder_identity
 from eval.compare.explain import Explanations, sample_picture, spread
 from eval.compare.processes import Meeting, start, threads_of
 from eval.compare.tuned import load_tuned
@@ -56,7 +56,7 @@ from eval.results.rows import Row, by_category, by_length, counts_of, make_rows,
 from eval.results.store import RECORDING, RESYNTHESIS, Maker, Record, RecordStore, Tools, by_method, plan, save_opus
 from eval.results.timing import time_methods
 from eval.results.training import both_shipped, compare_training, training_note
-from eval.scorers.load import PromptSimilarity, load_scorers, load_similarity
+from eval.scorers.load import load_scorers, load_similarity
 
 logger = logging.getLogger(__name__)
 
@@ -115,12 +115,8 @@ class CompareConfig:
             split_sampling(name)
 
 
-def load_tools(config: CompareConfig, device: str, before: Tools | None = None) -> Tools:
-    """Load data, models, vocoder and recognisers; refuses parts that do not belong together.
-
-    before: tools of an earlier comparison with the same vocoder, ASR and similarity, which are used again where they
-    do not hold recordings of its prompts; decoder and data may be others.
-    """
+def load_tools(config: CompareConfig, device: str) -> Tools:
+    """Load data, models, vocoder and recognisers; refuses parts that do not belong together."""
     info = prepared_info(config.data)
     models = load_models(config.decoder, config.far_decoder or "", config.policies, device, config.draft or "",
                          config.statistics or "", fast=True)
@@ -133,16 +129,9 @@ def load_tools(config: CompareConfig, device: str, before: Tools | None = None) 
     heard = list(itertools.chain(items, *others))
     recordings = corpus_recordings(config.data)
     prompts = PromptAudio.of_items(heard, recordings)
-    if before and not hears_prompts(config.vocoder):
-        vocoder = before.vocoder
-        check_together(models.decoder, info, config.data, vocoder)
-    else:
-        vocoder = vocoder_for(models.decoder, config.data, heard, config.vocoder, device, prompts)
-    asr = before.asr if before else load_recognizer(config.asr, device=device)
-    if before and not isinstance(before.similarity, PromptSimilarity):
-        similarity = before.similarity
-    else:
-        similarity = load_similarity(config.similarity, prompts, device) if config.similarity else None
+    vocoder = vocoder_for(models.decoder, config.data, heard, config.vocoder, device, prompts)
+    asr = load_recognizer(config.asr, device=device)
+    similarity = load_similarity(config.similarity, prompts, device) if config.similarity else None
     return Tools(
         items, models, vocoder, asr, similarity, recordings,
         {"vocoder": vocoder_identity(vocoder, config.vocoder)},

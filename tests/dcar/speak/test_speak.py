@@ -418,29 +418,14 @@ def test_shipped_voices_by_name(capsys):
     model = dcar.load()
     first = model.voice(None)
     assert model.voice("af_sarah").tokens == first.tokens != model.voice("bm_lewis").tokens
-    with pytest.raises(ConfigError, match=r"no shipped voice.*did you mean af_sarah\?"):
+    with pytest.raises(ConfigError, match=r"nor a recording; did you mean af_sarah\?"):
         model.voice("af_sara")
-    with pytest.raises(ConfigError, match="voice nobody: no shipped voice.*tune-voice; `dcar speak --voices` lists"):
+    with pytest.raises(ConfigError, match="voice nobody: neither a shipped voice nor a recording; `dcar speak --voices` lists"):
         model.voice("nobody")
 
 
-def test_a_folder_of_tune_voice_brings_all_that_speaks(models, speak, tmp_path):
-    folder = tmp_path / "tuned"
-    shutil.copytree(models / "decoder", folder / "decoder")
-    voice = read_voice(models / "voice.wav", load_tokenizer(models / "tokenizer"))
-    (folder / "voice.json").write_text(json.dumps({"speak": {
-        "decoder": "decoder", "vocoder": str(models / "vocoder"), "method": "car-3",
-        "prompt": {"speech": list(voice.tokens), "voice": voice.features.tolist()}}}))
-    _, _, _, out = speak(method="car-3")
-    expected = out.read_bytes()
-    status, _, _, out = speak(method="", prompt=None, voice=folder, decoder=None, vocoder=None, policy=None)
-    assert status == 0 and out.read_bytes() == expected
-    model = dcar.load(folder, tokenizer=models / "tokenizer")
-    assert model.method.name == "car-3" and model.voice(None).tokens == voice.tokens
-    (folder / "voice.json").write_text("{}")
-    assert "voice.json: not as `dcar tune-voice` writes it" in speak(prompt=folder)[2]
-    (folder / "voice.json").unlink()
-    assert "a folder without voice.json" in speak(prompt=folder)[2]
+def test_a_folder_is_no_voice(models, refused):
+    refused(f"voice {models}: this is a folder; give one recording, for example {models}/NAME.wav", prompt=models)
 
 
 # --- models that do not fit -----------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from dcar.model.companions import text_encoder
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
 from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
 from dcar.prompts.texts import read_texts, text_list, text_prompts
-from dcar.prompts.together import check_together
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.storage import digest, write_text, writing

@@ -7,4 +7,4 @@ from eval.demo.studio import DemoConfig, Studio
 
 @pytest.fixture(scope="session")
 def studio() -> Studio:
-    return Studio.load(DemoConfig(characters=60, seconds=3.0, megabytes=1.0))
+    return Studio(DemoConfig(characters=60, megabytes=1.0))

@@ -1,9 +1,7 @@
 """`dcar demo` as a person meets it, in a headless browser as wide as that of a desk or of a phone: type, speak, hear,
-switch, vote blindly, a bad recording, a long text, two people at once. Skipped without
-gradio, selenium and chromium."""
+switch, a bad recording, a long text. Skipped without gradio, selenium and chromium."""
 
 import importlib.util
-import json
 import re
 import socket
 import subprocess
@@ -11,7 +9,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
 from browser import PHONE, driver, needs_browser, too_wide
@@ -39,20 +36,15 @@ else fetch(player.src).then(got => got.arrayBuffer()).then(bytes => new AudioCon
 
 
 @pytest.fixture(scope="module")
-def votes(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("votes")
-
-
-@pytest.fixture(scope="module")
-def address(votes):
+def address(tmp_path_factory):
     """Of the command itself, in a process of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    log = votes / "log.txt"
-    with log.open("w") as told:
-        page = subprocess.Popen([sys.executable, "-m", "dcar.cli", "demo", f"port={port}", f"votes={votes}",
-                                 "characters=200", "seconds=5", "megabytes=1"], stdout=told, stderr=subprocess.STDOUT)
+    log = tmp_path_factory.mktemp("demo") / "log.txt"
+    with log.open("w") as written:
+        page = subprocess.Popen([sys.executable, "-m", "dcar.cli", "demo", f"port={port}", "characters=200",
+                                 "megabytes=1"], stdout=written, stderr=subprocess.STDOUT)
     try:
         end = time.monotonic() + 180
         while not answers(f"http://127.0.0.1:{port}/"):
@@ -104,21 +96,11 @@ class Person:
         return said.text if said else ""
 
     def click(self, css: str) -> None:
-        self.press(lambda: self.one(css))
-
-    def tab(self, name: str) -> None:
-        def shown():
-            tabs = self.driver.find_elements("css selector", "button[role=tab]")
-            return next((t for t in tabs if t.text == name and t.is_displayed()), None)
-
-        self.press(shown)
-
-    def press(self, button) -> None:
-        """Click on what `button` finds, once nothing lies over it: while the page is laid out its parts still move."""
+        """Click on an element, once nothing lies over it: while the page is laid out its parts still move."""
         from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
 
         def pressed() -> bool:
-            if (found := button()) is None:
+            if (found := self.one(css)) is None:
                 return False
             try:
                 self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
@@ -200,32 +182,3 @@ def test_a_long_text_and_a_bad_recording(person, tmp_path):
     assert person.fits()
     labels = [b.get_attribute("aria-label") for b in person.driver.find_elements("css selector", "#recording button")]
     assert labels and not any("hub" in (name or "").lower() or "share" in (name or "").lower() for name in labels)
-
-
-@WIDTHS
-def test_a_blind_vote_is_counted(person, votes):
-    """Neither method is named before the vote, both are after it, and the pair counts once."""
-    before = counted(votes)
-    person.type("We went home.")
-    person.tab("Blind vote")
-    person.click("#blind-speak")
-    person.until(lambda: person.one("#outcome") and "Which one sounds better?" in person.one("#outcome").text)
-    assert all(person.kept(f"#blind-{n}")[1] > 0.05 for n in ("first", "second"))
-    shown = person.one("#blind-first").text + person.one("#blind-second").text + person.one("#outcome").text
-    assert START not in shown and "far" not in shown
-    assert person.fits()
-    person.click("#vote-second")
-    person.until(lambda: "Counted. First:" in person.one("#outcome").text)
-    vote = counted(votes)[-1]
-    assert vote["preferred"] == vote["second"] and vote["text"] == "We went home."
-    assert f"Second: {vote['second']['method']} at {SAMPLING.temperature:g}" in person.one("#outcome").text
-    person.until(lambda: "exact binomial" in person.one("#votes").text)
-    assert person.fits()
-    person.click("#vote-first")
-    person.until(lambda: "Nothing to vote on" in person.one("#outcome").text)
-    assert len(counted(votes)) == len(before) + 1
-
-
-def counted(votes: Path) -> list[dict]:
-    file = votes / "votes.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

@@ -89,7 +89,7 @@ def speak(models, tmp_path, capsys):
 
     def run(text: str = "Good morning.", method: str = "dcar", **options) -> tuple[int, str, str, Path]:
         out = tmp_path / "out.wav"
-        settings = {"prompt": models / "voice.wav", "out": out, "decoder": models / "decoder",
+        settings = {"voice": models / "voice.wav", "out": out, "decoder": models / "decoder",
                     "policy": models / "policy", "vocoder": models / "vocoder", "tokenizer": models / "tokenizer",
                     "method": method, **options}
         status = status_of(text, *(f"--{k}={v}" for k, v in settings.items() if v is not None))
@@ -149,7 +149,7 @@ def test_streaming_writes_the_same_samples(models, tmp_path):
     """Standard output of the process carries the file's samples and nothing else (libraries may print when they are
     imported); the timeline goes to standard error."""
     out = tmp_path / "out.wav"
-    done = subprocess.run([sys.executable, "-m", "dcar.cli", "speak", *streaming(models, f"--output={out}")],
+    done = subprocess.run([sys.executable, "-m", "dcar.cli", "speak", *streaming(models, f"--out={out}")],
                           capture_output=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr.decode()
     wave, rate = sf.read(out)
@@ -291,7 +291,7 @@ def write_wave(path: Path, kind: str) -> Path:
     ("silent", "the audio is silent"), ("unvoiced", "bad.wav: prompt of 1.6 s: only 0 ms of voiced speech"),
 ])
 def test_bad_prompts_are_refused(refused, tmp_path, kind, message):
-    refused(message, prompt=write_wave(tmp_path / "bad.wav", kind))
+    refused(message, voice=write_wave(tmp_path / "bad.wav", kind))
 
 
 @pytest.mark.parametrize(("kind", "note"), [
@@ -300,7 +300,7 @@ def test_bad_prompts_are_refused(refused, tmp_path, kind, message):
 ])
 def test_prompts_that_can_be_repaired_are_noted(speak, tmp_path, monkeypatch, caplog, kind, note):
     monkeypatch.setattr(audio, "_noted", set())
-    status, _, _, out = speak(prompt=write_wave(tmp_path / "odd.wav", kind))
+    status, _, _, out = speak(voice=write_wave(tmp_path / "odd.wav", kind))
     assert status == 0 and out.exists()
     assert [r.levelname for r in caplog.records if note in r.getMessage()] == ["WARNING"]
 
@@ -444,7 +444,7 @@ def test_a_policy_decides_where_one_fits_the_decoder_or_is_asked_for(models):
 @pytest.mark.parametrize(("options", "message"), [
     ({"method": "sing"}, "unknown method 'sing'; choose far, car-1 … car-4"), ({"method": "car-"}, "unknown method"),
     ({"method": "car-9"}, "decoder predicts 1..4 tokens a step"), ({"method": "car-0"}, "decoder predicts 1..4"),
-    ({"prompt": None}, "tokens of the shipped tokenizer, and this model has another"),
+    ({"voice": None}, "tokens of the shipped tokenizer, and this model has another"),
     ({"out": "out.xyz"}, "unknown audio suffix '.xyz'"),
     *(({missing: "nowhere"}, "nowhere") for missing in ("decoder", "policy", "vocoder", "tokenizer")),
 ])

@@ -423,7 +423,7 @@ def test_shipped_voices_by_name(capsys):
 
 
 def test_a_folder_is_no_voice(models, refused):
-    refused(f"voice {models}: this is a folder; give one recording, for example {models}/NAME.wav", prompt=models)
+    refused(f"voice {models}: this is a folder; give one recording, for example {models}/NAME.wav", voice=models)
 
 
 # --- models that do not fit -----------------------------------------------------------------------------------------

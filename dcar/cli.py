@@ -28,7 +28,7 @@ TASKS = {
         "train-chunk-scorer": ("dcar.train.chunk_scorer", "joint score of the tokens of a chunk, for a policy to read"),
         "profile": ("rl.profile", "WER of CAR-1 … CAR-K -> guidance range"),
         "train-policy": ("rl.train", "stage two: DCPO"),
-        "train-recognizer": ("dcar.recognition.train", "recognisers, which are rewards"),
+        "train-recognizer": ("dcar.train.token_recognizer", "phonemes from speech tokens, for rewards"),
         "train-vocoder": ("dcar.vocoder.training.train", "tokens + voice -> waveform"),
         "convert-backbone": ("dcar.model.backbones.convert", "decoder from CosyVoice 2, LLaSA, another language model"),
     },
@@ -61,30 +61,16 @@ CHOICES = {
         "join": ("dcar.prepare.join", "prepared corpora as one, with sentences put behind each other, for long texts"),
         "resynthesize": ("dcar.vocoder.resynthesize", "a prepared split through the vocoder: speech for a recogniser"),
     }),
-    "train-recognizer": ("kind", {
-        "nemo": (COMMANDS["train-recognizer"][0], "fine-tune a recogniser of NeMo, CTC or transducer"),
-        "encoder": ("dcar.train.encoder_recognizer", "characters from a frozen speech encoder's states"),
-        "tokens": ("dcar.train.token_recognizer", "phonemes from speech tokens, for the reward token_likelihood"),
-    }),
     "analyse": ("what", {
         "speed": (COMMANDS["analyse"][0], "cost of a decoding step against its lower bound"),
         "vocoder": ("eval.analysis.vocoder_quality", "what tokens and vocoder lose of words and voices"),
     }),
 }
-# old names, accepted for one release
-OLD = {
-    "retokenize": "prepare mode=retokenize", "resynthesize": "prepare mode=resynthesize",
-    "train-encoder-recognizer": "train-recognizer kind=encoder",
-    "train-token-recognizer": "train-recognizer kind=tokens",
-    "speed": "analyse what=speed", "vocoder-quality": "analyse what=vocoder",
-    "verify": "doctor",
-}
 # first words of a recipe's name -> its command
 RECIPES = {
     "tokenizer": "fit-tokenizer", "prepare": "prepare", "car": "train", "finetune": "train", "draft": "train-draft",
     "distil": "distil", "chunk_scorer": "train-chunk-scorer", "profile": "profile", "dcpo": "train-policy",
-    "recognizer": "train-recognizer kind=encoder", "token_recognizer": "train-recognizer kind=tokens",
-    "verifiers": "fit-verifiers", "tune": "tune", "compare": "compare",
+    "token_recognizer": "train-recognizer", "verifiers": "fit-verifiers", "tune": "tune", "compare": "compare",
 }
 
 
@@ -100,12 +86,9 @@ def jobs() -> dict[str, tuple[str, str]]:
 def resolve(words: list[str]) -> tuple[str, str, list[str]]:
     """(the job as it is called, its module, its arguments) of the words behind `dcar`. ConfigError for no such job."""
     name, *rest = words
-    if name in OLD:
-        name, *more = OLD[name].split()
-        rest = more + rest
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, [*COMMANDS, *OLD], n=1)
-        hint = f"; did you mean '{OLD.get(near[0], near[0])}'?" if near else ""
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
         raise ConfigError(f"unknown command '{name}'{hint}")
     key, values = CHOICES.get(name, ("", {"": COMMANDS[name]}))
     chosen = [word for word in rest if key and word.removeprefix("--").startswith(f"{key}=")]
@@ -166,8 +149,6 @@ def call(arguments: list[str]) -> object:
     except ConfigError as error:
         print(f"dcar: {error}\n\n{usage()}", file=sys.stderr)
         return NO_COMMAND
-    if first in OLD:
-        print(f"note: `dcar {first}` is called `dcar {OLD[first]}` now", file=sys.stderr)
     sys.argv = [f"dcar {job}", *rest]
     run = importlib.import_module(module).main
     try:
@@ -181,8 +162,7 @@ def call(arguments: list[str]) -> object:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; exits where its status is not 0."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    known = arguments and (arguments[0] in COMMANDS or arguments[0] in OLD)
-    name = f"dcar {OLD.get(arguments[0], arguments[0])}" if known else "dcar"
+    name = f"dcar {arguments[0]}" if arguments and arguments[0] in COMMANDS else "dcar"
     if status := run_command(name, lambda: call(arguments)):
         sys.exit(status)
 

@@ -82,7 +82,7 @@ class DistilConfig:
     samples: int = setting(3, "Candidates of each method whose temperature is above 0; at 0 there is one.", minimum=1)
     sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn, where a method does not say.")
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
-    token_recognizer: str = setting("starter", "Recogniser of tokens (train-recognizer kind=tokens); empty = none.")
+    token_recognizer: str = setting("starter", "Recogniser of tokens (dcar train-recognizer); empty = none.")
     token_weight: float = setting(1.0, "Of its log-likelihood of the text, nats a phoneme.", minimum=0)
     recognizer: str = setting("", "Recogniser of sound (dcar.recognition.load); empty = none.")
     wer_weight: float = setting(1.0, "Of minus the word error rate that it hears, as a fraction.", minimum=0)

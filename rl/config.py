@@ -97,7 +97,7 @@ class DCPOConfig(GRPOConfig):
     vocoder: str = setting("starter", "Vocoder directory, or 'starter' for the one that ships with the project.")
     recognizer: str = setting("starter", "Reward recogniser, by a name that dcar.recognition.load lists.")
     token_recognizer: str = setting("starter", "What reads the tokens for the reward token_likelihood: a folder of "
-                                               "`dcar train-recognizer kind=tokens`, or 'starter' for the shipped one.")
+                                               "`dcar train-recognizer`, or 'starter' for the shipped one.")
 
     # --- policy ---
     policy: str = setting("", "Start from this policy directory (starter = the shipped one), not from a new policy.")

@@ -186,8 +186,8 @@ def check_hears(recognizer: str, wer: float, limit: float) -> None:
         "recogniser: recognizer=moonshine or whisper-base (if it is neither the judge nor the tokenizer) with "
         "reward_funcs=[wer,range_penalty] or [wer,cer,range_penalty], because they give transcripts and no "
         "likelihoods; a CTC model, recognizer=nemo:<path> or ctc:<path>, serves log_likelihood too; (2) one trained on "
-        "this speech: dcar prepare mode=resynthesize, then dcar train-recognizer kind=encoder; (3) if vocoder and "
-        "tokens are at fault (dcar analyse what=vocoder tells), train those; (4) in DCPO the reward that reads tokens: "
+        "this speech: dcar prepare mode=resynthesize, then python -m launch.starter.train_recognizer; (3) if vocoder "
+        "and tokens are at fault (dcar analyse what=vocoder tells), train those; (4) in DCPO the reward of tokens: "
         "reward_funcs=[token_likelihood], as in launch/recipes/dcpo_starter.yaml; (5) "
         f"max_reward_wer={math.ceil(10 * wer) / 10:g} to use it nevertheless")
 

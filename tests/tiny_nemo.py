@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dcar.recognition.manifest import CHARACTERS
+from dcar.recognition.encoder import CHARACTERS
 from dcar.recognition.nemo import quiet_nemo
 
 MODULE = "nemo.collections.asr.modules."

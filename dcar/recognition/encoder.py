@@ -2,7 +2,7 @@
 
 A recogniser from nothing needs hundreds of hours of speech; on top of a trained encoder a few are enough. Whisper's
 decoder takes no part: texts get likelihoods and alignments, and cost follows the length of the audio. Trained by
-`dcar train-recognizer kind=encoder`. CTC: Graves et al. (2006).
+`launch/starter/train_recognizer.py`. CTC: Graves et al. (2006).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from dcar.config import check, setting
 from dcar.errors import CheckpointError
 from dcar.recognition.base import SHORTEST, to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, WindowCTC, spelled
-from dcar.recognition.manifest import CHARACTERS
 from dcar.sources.packages import WHISPER_BASE_SHA256
 from dcar.tokens.whisper import MAX_SECONDS, SAMPLES_PER_TOKEN, WhisperEncoder
 
+CHARACTERS = " abcdefghijklmnopqrstuvwxyz'"
+"""Characters of the words of a text (`spoken_words`)."""
 BLANK = 0
 """CTC's blank; the character at place c of the alphabet has the symbol c + 1."""
 FRAME_SECONDS = SAMPLES_PER_TOKEN / ENCODER_SAMPLE_RATE
@@ -47,7 +48,7 @@ class EncoderRecognizerConfig:
         check(self)
         if self.encoder not in ("", ENCODER):
             raise CheckpointError(f"reads the states of {self.encoder}, but the encoder here is {ENCODER}; train a "
-                                  "recogniser for it with `dcar train-recognizer kind=encoder`")
+                                  "recogniser for it with `python -m launch.starter.train_recognizer`")
 
 
 class EncoderRecognizer(WindowCTC, CTCRecognizer):
@@ -97,7 +98,7 @@ def encoder_states(encoder: WhisperEncoder, wave: np.ndarray, sample_rate: int) 
 
 
 def load_encoder_recognizer(folder: str | Path, name: str = "", device: str = "cpu") -> EncoderRecognizer:
-    """A recogniser that `dcar train-recognizer kind=encoder` wrote, called by `name`, or its folder's, and its weights.
+    """A recogniser that `launch/starter/train_recognizer.py` wrote, called by `name`, or its folder's, and its weights.
 
     Raises CheckpointError where the folder holds none.
     """

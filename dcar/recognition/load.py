@@ -17,7 +17,7 @@ def load_recognizer(name: str, device: str = "cpu") -> Recognizer:
     """A recogniser by name:
 
     - `moonshine`, `whisper-base`; `starter` (ships with the project)
-    - `encoder:FOLDER` of `dcar train-recognizer kind=encoder`
+    - `encoder:FOLDER` of `launch/starter/train_recognizer.py`
     - `nemo:PATH_OR_NAME`: CTC or transducer, e.g. nemo:stt_en_fastconformer_transducer_large or nemo:model.nemo
     - `whisper:FOLDER_OR_NAME` through transformers, e.g. whisper:openai/whisper-large-v3
     - `ctc:FOLDER_OR_NAME`: wav2vec 2.0 or HuBERT with a CTC head, e.g. ctc:facebook/hubert-large-ls960-ft
@@ -43,7 +43,7 @@ def load_recognizer(name: str, device: str = "cpu") -> Recognizer:
 
 
 def load_token_recognizer(folder: str, device: str = "cpu") -> TokenRecognizer:
-    """A recogniser of speech tokens that `dcar train-recognizer kind=tokens` wrote; `starter` is the shipped one.
+    """A recogniser of speech tokens that `dcar train-recognizer` wrote; `starter` is the shipped one.
 
     Raises CheckpointError where the folder holds none, AssetError where the shipped one is missing.
     """

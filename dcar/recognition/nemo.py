@@ -88,50 +88,6 @@ def _silence(until: contextlib.ExitStack) -> None:
     until.enter_context(_tar_filters())
 
 
-def nemo_models(who: str) -> Any:
-    """The module nemo.collections.asr.models; where it is missing, AssetError: who needs it, and how to get it."""
-    try:
-        return importlib.import_module("nemo.collections.asr.models")
-    except ImportError as error:
-        raise AssetError(f"{who} needs NeMo ({error}); run: {pip_extra('nemo')}") from error
-
-
-def restore_nemo(source: str | Path, device: str = "cpu") -> tuple[Any, str]:
-    """(model, short name) of a `.nemo` file or of a pretrained model that NeMo can download; AssetError otherwise."""
-    path = Path(source)
-    is_file = path.suffix == ".nemo" or path.exists()
-    if is_file and not path.is_file():
-        raise AssetError(f"{path}: no such recogniser; give a file that is there, or the name of a published model")
-    with quiet_nemo():
-        models = nemo_models(f"the recogniser {source}")
-        try:
-            if is_file:
-                model = models.ASRModel.restore_from(str(path), map_location=device)
-            else:
-                model = models.ASRModel.from_pretrained(str(source), map_location=device)
-        except Exception as error:  # NeMo raises whatever tarfile, OmegaConf, torch or the hub raised
-            raise AssetError(
-                f"{source}: NeMo cannot restore it ({type(error).__name__}: {error}); check the file or the name"
-                    + ("" if is_file else "; without network, get the .nemo file elsewhere and give nemo:FILE.nemo")
-            ) from error
-    return model, path.stem if is_file else str(source)
-
-
-def text_symbols(model: Any, text: str) -> list[int]:
-    """The ids of a text in a model's vocabulary, subwords or characters. TextError for characters it does not have."""
-    if (subwords := getattr(model, "tokenizer", None)) is not None:
-        return [int(i) for i in subwords.text_to_ids(text)]
-    vocabulary = model.joint.vocabulary if hasattr(model, "joint") else model.decoder.vocabulary
-    return spelled(text, [str(symbol) for symbol in vocabulary], type(model).__name__)
-
-
-def frame_seconds(model: Any) -> float:
-    """Seconds of one output frame of a CTC model of characters, which needs a frame for each; 0 for other models."""
-    if hasattr(model, "joint") or getattr(model, "tokenizer", None) is not None:
-        return 0.0
-    return float(model.cfg.preprocessor.window_stride * getattr(model.encoder, "subsampling_factor", 1))
-
-
 class _Nemo:
     """A model of NeMo, heard in batches of similar length."""
 
@@ -184,7 +140,9 @@ class NemoCTCRecognizer(_Nemo, CTCRecognizer):
         return " ".join("".join(self._vocabulary[i] for i in symbols).split())
 
     def symbols(self, text: str) -> list[int]:
-        return text_symbols(self._model, text)
+        if self._subwords is not None:
+            return [int(i) for i in self._subwords.text_to_ids(text)]
+        return spelled(text, self._vocabulary, self.name)
 
 
 class NemoTransducerRecognizer(_Nemo):
@@ -204,16 +162,29 @@ class NemoTransducerRecognizer(_Nemo):
         return texts
 
 
-def recognizer_of(model: Any, name: str, device: str = "cpu") -> NemoCTCRecognizer | NemoTransducerRecognizer:
-    """The recogniser of a model in memory, by what it is. AssetError for anything but CTC and transducers."""
-    models = nemo_models(name)
+def load_nemo(source: str | Path, device: str = "cpu") -> NemoCTCRecognizer | NemoTransducerRecognizer:
+    """The recogniser in a `.nemo` file or under a name that NeMo can download. AssetError where NeMo is missing, the
+    model cannot be restored, or is neither CTC nor a transducer."""
+    path = Path(source)
+    is_file = path.suffix == ".nemo" or path.exists()
+    if is_file and not path.is_file():
+        raise AssetError(f"{path}: no such recogniser; give a file that is there, or the name of a published model")
+    with quiet_nemo():
+        try:
+            models = importlib.import_module("nemo.collections.asr.models")
+        except ImportError as error:
+            raise AssetError(f"the recogniser {source} needs NeMo ({error}); run: {pip_extra('nemo')}") from error
+        try:
+            restore = models.ASRModel.restore_from if is_file else models.ASRModel.from_pretrained
+            model = restore(str(source), map_location=device)
+        except Exception as error:  # NeMo raises whatever tarfile, OmegaConf, torch or the hub raised
+            raise AssetError(
+                f"{source}: NeMo cannot restore it ({type(error).__name__}: {error}); check the file or the name"
+                + ("" if is_file else "; without network, get the .nemo file elsewhere and give nemo:FILE.nemo")
+            ) from error
+    name = path.stem if is_file else str(source)
     if isinstance(model, models.EncDecCTCModel):
         return NemoCTCRecognizer(model, name, device)
     if isinstance(model, models.EncDecRNNTModel):
         return NemoTransducerRecognizer(model, name, device)
     raise AssetError(f"{name}: is a {type(model).__name__}; a CTC or transducer model of NeMo is needed")
-
-
-def load_nemo(source: str | Path, device: str = "cpu") -> NemoCTCRecognizer | NemoTransducerRecognizer:
-    """The recogniser in a `.nemo` file or under a name that NeMo can download. AssetError for anything but ASR."""
-    return recognizer_of(*restore_nemo(source, device), device)

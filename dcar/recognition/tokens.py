@@ -1,7 +1,7 @@
 """Speech tokens → phonemes: a CTC model that reads the codes of an utterance, without sound.
 
 It scores how likely a decoder's tokens are for a sentence, without vocoder and audio: milliseconds an utterance.
-`dcar train-recognizer kind=tokens` trains one on a corpus. CTC: Graves et al. (2006).
+`dcar train-recognizer` trains one on a corpus. CTC: Graves et al. (2006).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TokenRecognizer(WindowCTC):
         """CheckpointError where a prepared corpus (`prepared_info`) has other speech tokens or other phonemes than
         this recogniser was trained on; `where` names the corpus in the message."""
         config, made, phonemes = self.config, info["tokenizer"], info["phonemes"]["version"]
-        remedy = "train one on this corpus with `dcar train-recognizer kind=tokens`"
+        remedy = "train one on this corpus with `dcar train-recognizer`"
         if config.tokenizer.rpartition("@")[2] != made["checksum"] or config.speech_vocab_size != made["vocab_size"]:
             raise CheckpointError(f"{where}: has tokens of {made['name']}@{made['checksum']}, but the token recogniser "
                                   f"reads those of {config.tokenizer or 'a tokenizer not recorded'}; {remedy}")

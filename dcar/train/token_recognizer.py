@@ -1,6 +1,6 @@
 """Train a recogniser that reads speech tokens, not sound: CTC over the codes of a prepared corpus to its phonemes.
 
-    dcar train-recognizer kind=tokens --config launch/recipes/token_recognizer_starter.yaml
+    dcar train-recognizer --config launch/recipes/token_recognizer_starter.yaml
     accelerate launch -m dcar.train.token_recognizer data=runs/prepared out=runs/token_recognizer
 
 It serves the reward `token_likelihood` of stage two. Recordings have no errors of a decoder, so training makes some:
@@ -39,7 +39,7 @@ MAX_TOO_SHORT = 0.05
 
 @dataclass
 class TrainTokenRecognizerConfig(SmallSettings):
-    """Settings of `dcar train-recognizer kind=tokens`."""
+    """Settings of `dcar train-recognizer`."""
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/token_recognizer", "Folder to write.", place="folder")

@@ -13,7 +13,7 @@ import pytest
 from tiny_corpora import tone, write_manifest
 
 from dcar import doctor
-from dcar.cli import CHOICES, COMMANDS, OLD, RECIPES, TASKS, jobs, kind_of, main, resolve
+from dcar.cli import CHOICES, COMMANDS, RECIPES, TASKS, jobs, kind_of, main, resolve
 from dcar.config import recipes, schema_of
 from dcar.config.schema import settings_of
 from dcar.corpus.read import load_corpus
@@ -64,16 +64,6 @@ def test_what_chooses_a_job_is_no_setting_of_it(name):
         for word in (f"{key}={value}", f"--{key}={value}"):
             assert resolve([name, "out=a", word, "-x"])[1:] == (module, ["out=a", "-x"])
     assert status_of([name, f"{key}=other"]) == 2
-
-
-@pytest.mark.parametrize("old", OLD)
-def test_a_name_of_old_does_the_same_and_says_todays(old, capsys):
-    assert old not in COMMANDS
-    words = OLD[old].split()
-    assert resolve([old, "a=1"]) == resolve([*words, "a=1"])
-    assert status_of([old, "--help"]) == 0
-    shown = capsys.readouterr()
-    assert shown.err == f"note: `dcar {old}` is called `dcar {OLD[old]}` now\n" and "usage: dcar " in shown.out
 
 
 def test_recipes_are_listed_by_command_with_their_variants(capsys):
@@ -170,7 +160,7 @@ def test_a_folder_that_may_not_be_written_is_a_message(fault, told, monkeypatch,
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["sing", "la"], "unknown command 'sing'"), (["sing", "la"], "  speak "),  # all commands are listed
-    (["train-polcy"], "did you mean 'train-policy'?"), (["sped"], "did you mean 'analyse what=speed'?"),
+    (["train-polcy"], "did you mean 'train-policy'?"), (["sped"], "did you mean 'speak'?"),
     (["speak", "-5 degrees outside."], "a text that begins with a hyphen stands behind --"),
     (["speak", "Yes.", "-o", "out.xyz"], "out.xyz: unknown audio suffix '.xyz'; use one of .wav"),
     (["train-vocoder"], "data is not set: give the packs of python -m dcar.vocoder.training.pack"),

@@ -151,7 +151,7 @@ def test_a_recogniser_that_does_not_hear_the_recordings_is_refused(tmp_path, rew
     with pytest.raises(RewardError) as refused:
         start()
     for way_out in ("recogniser toy makes", "max_reward_wer=0.5", "recognizer=moonshine", "[wer,range_penalty]",
-                    "nemo:<path>", "dcar train-recognizer kind=encoder", "reward_funcs=[token_likelihood]"):
+                    "nemo:<path>", "python -m launch.starter.train_recognizer", "reward_funcs=[token_likelihood]"):
         assert way_out in str(refused.value)
     trainer = start(max_reward_wer=1)
     assert trainer.recognizer.heard <= 120

@@ -10,14 +10,14 @@ from dcar.sampling import SamplingConfig
 
 TRAIN, DRAFT = "dcar.train.car:TrainConfig", "dcar.train.draft:TrainDraftConfig"
 COMPARE, PROFILE, DCPO = "eval.compare.run:CompareConfig", "rl.profile:ProfileConfig", "rl.config:DCPOConfig"
-VOCODER, RECOGNIZER = "dcar.vocoder.training.train:TrainVocoderConfig", "dcar.recognition.train:TrainRecognizerConfig"
+VOCODER = "dcar.vocoder.training.train:TrainVocoderConfig"
+RECOGNIZER = "dcar.train.token_recognizer:TrainTokenRecognizerConfig"
 SPEAK, TOKENIZER = "dcar.speak.speak:SpeakConfig", "dcar.tokens.fit:FitTokenizerConfig"
 CONVERT, PREPARE = "dcar.model.backbones.convert:ConvertConfig", "dcar.prepare.settings:PrepareConfig"
 
 NEEDED = {
     SPEAK: ["text=a"], TOKENIZER: ["out=x"], PREPARE: ["out=x"], CONVERT: ["kind=llasa", "source=a", "out=b"],
-    RECOGNIZER: ["train_manifest=a", "dev_manifest=b", "out=c.nemo", "init_from=d"], DCPO: ["use_cpu=true"],
-    PROFILE: ["decoder=d", "data=d"],
+    DCPO: ["use_cpu=true"], PROFILE: ["decoder=d", "data=d"],
 }
 
 IMPOSSIBLE = [
@@ -59,8 +59,8 @@ IMPOSSIBLE = [
     )),
     *((VOCODER, text) for text in ("max_steps=0", "learning_rate=nan", "ema_decay=1", "segment_tokens=0",
                                    "renderer_every=-1", "vocoder=3", "bf16=2")),
-    *((RECOGNIZER, text) for text in ("batch_seconds=0", "warmup_share=2", "max_steps=0", "speeds=[0]", "speeds=[]",
-                                      "max_minutes=0", "learning_rate=-1")),
+    *((RECOGNIZER, text) for text in ("input_corruption=1", "longest_span=-1", "max_steps=0", "batch_size=0",
+                                      "model.dilations=[0]", "learning_rate=-1")),
     *((SPEAK, text) for text in ("sampling.temperature=nan", "--sampling.temperature=-1", "--sampling.top-k=-1",
                                  "seed=-1", "dial=50", "dial=-2.1")),
     *((TOKENIZER, text) for text in ("vocab_size=0", "passes=0", "sample_hours=-1", "corpus=tape")),

@@ -1,66 +1,18 @@
-"""Recognisers on tiny random models saved in the real formats."""
+"""Recognisers of transformers on tiny random models saved in the real formats."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_nemo import save_transducer
 from tones import noise
 
-from dcar.errors import AssetError, AudioError, CheckpointError, TextError
+from dcar.errors import AssetError, CheckpointError, TextError
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
-from dcar.recognition.nemo import NemoTransducerRecognizer
 
 RATE = 16_000
-
-
-# -------------------------------------------------------------------------------------------------------------- NeMo
-
-
-@pytest.fixture(scope="module")
-def transducer(tmp_path_factory) -> NemoTransducerRecognizer:
-    recognizer = load_recognizer(f"nemo:{save_transducer(tmp_path_factory.mktemp('nemo') / 'rnnt.nemo')}")
-    assert isinstance(recognizer, NemoTransducerRecognizer)
-    return recognizer
-
-
-def slow_greedy(model: Any, wave: np.ndarray, max_symbols: int) -> str:
-    """Greedy transducer search by its definition: frame by frame, symbol by symbol."""
-    blank, labels = len(model.joint.vocabulary), model.joint.vocabulary
-    with torch.no_grad():
-        encoded, frames = model(input_signal=torch.from_numpy(wave)[None],
-                                input_signal_length=torch.tensor([len(wave)]))
-        out: list[int] = []
-        state, last = None, None
-        for t in range(int(frames[0])):
-            for _ in range(max_symbols):
-                label = None if last is None else torch.tensor([[last]])
-                g, next_state = model.decoder.predict(label, state, add_sos=False, batch_size=1)
-                logits = model.joint.joint(encoded[:, :, t : t + 1].transpose(1, 2), g)
-                symbol = int(logits[0, 0, 0].argmax())
-                if symbol == blank:
-                    break
-                out.append(symbol)
-                state, last = next_state, symbol
-    return "".join(labels[i] for i in out).strip()
-
-
-def test_transducer_equals_greedy_search_by_definition(transducer):
-    assert isinstance(transducer, Recognizer) and transducer.name == "nemo-transducer:rnnt"
-    waves = [noise(s, i) for i, s in enumerate((0.6, 1.5, 0.9))]
-    texts = transducer.transcribe(waves, RATE)
-    assert texts == [slow_greedy(transducer._model, w, 3) for w in waves]
-    assert len(set(texts)) > 1 and all(texts)  # the test would say nothing if nothing were heard
-    assert transducer.transcribe([], RATE) == [] and len(transducer.transcribe([noise(0.5, 1, 24_000)], 24_000)) == 1
-    with pytest.raises(AudioError):
-        transducer.transcribe([np.zeros(0, np.float32)], RATE)
-
-
-# ------------------------------------------------------------------------------------------------------ transformers
 
 
 def save_whisper(folder: Path) -> Path:

@@ -96,7 +96,7 @@ def test_what_cannot_be_read_is_refused():
         ({"tokenizer": {**tokenizer, "checksum": "xyz"}}, "has tokens of tiny@xyz.*reads those of tiny@abc"),
         ({"tokenizer": {**tokenizer, "vocab_size": 6}}, "has tokens"),
         ({"phonemes": {"version": "text-tokenizer:x"}}, "ids of text-tokenizer:x.*those of p1.*recogniser of sound"),
-        ({"phonemes": {"version": "p2"}}, "text ids of p2.*knows those of p1.*train-recognizer kind=tokens"),
+        ({"phonemes": {"version": "p2"}}, "text ids of p2.*knows those of p1.*dcar train-recognizer"),
     ):
         with pytest.raises(CheckpointError, match=f"here: .*{message}"):
             model.check_reads({**INFO, **change}, "here")

@@ -47,7 +47,7 @@ def test_the_texts_that_shipped_models_were_trained_and_scored_on_are_read_as_th
     """The prepared corpus keeps the ids of the day it was made; a rule that changes one voids models and scores."""
     kept = {row["text"]: row["text_ids"] for split in ("train", "dev", "test")
             for row in load_prepared(shipped("prepared"), split).select_columns(["text", "text_ids"])}
-    sentences = (Path(text_module.__file__).parents[2] / "launch/starter_sentences.txt").read_text().splitlines()
+    sentences = (Path(text_module.__file__).parents[2] / "launch/starter/sentences.txt").read_text().splitlines()
     assert len(kept) > 2000 and set(sentences) <= set(kept)
     assert [text for text, ids in kept.items() if text_to_ids(text) != ids] == []
 

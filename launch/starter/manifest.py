@@ -1,8 +1,7 @@
-"""Manifests of recognisers: speech and what is said in it.
+"""Read the manifests that `dcar prepare mode=resynthesize` writes: speech in one npz file, and its texts.
 
-A manifest has one JSON object a line: {"audio": "a.flac" | "waves.npz", "key": "utt1" (npz only), "text": "...",
-"tokens": [...] (optional, at 50 Hz)}; `dcar prepare mode=resynthesize` writes one.
-An npz holds one mono array per key, int16 or float32, and its `sample_rate`. Paths are relative to the manifest.
+A manifest has one JSON object a line: {"audio": "train.npz", "key": "utt1", "text": "..."}. An npz file holds one mono
+array per key, int16 or float32, and its `sample_rate`. Paths are relative to the manifest.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dcar.audio import ENCODER_SAMPLE_RATE, load_audio, resample
+from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError, DataError
 from dcar.recognition.ctc import frames_needed
 from dcar.text.wer import spoken_words
@@ -23,8 +22,6 @@ from dcar.tokens.base import check_waveform
 
 logger = logging.getLogger(__name__)
 
-CHARACTERS = " abcdefghijklmnopqrstuvwxyz'"
-"""What the words of a text are spelled with (`spoken_words`)."""
 MAX_TOO_SHORT = 0.05
 """Share of a manifest that may be too fast for CTC: quick speakers, not a wrong file."""
 
@@ -35,7 +32,6 @@ class Recording:
 
     wave: np.ndarray
     text: str
-    tokens: np.ndarray | None = None  # [T] speech tokens at TOKEN_RATE that the wave was made from
 
     def samples(self) -> np.ndarray:
         """The wave as recognisers take it, [n] float32 in −1 … 1."""
@@ -57,33 +53,26 @@ def load_manifest(path: str | Path, frame_seconds: float) -> list[Recording]:
     archives: dict[Path, Any] = {}
     recordings, too_short = [], []
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
         where = f"{path}:{number}"
         try:
             row = json.loads(line)
-            audio, text = path.parent / row["audio"], spoken_words(row["text"])
+            audio, key, text = path.parent / row["audio"], row["key"], spoken_words(row["text"])
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{where}: needs a JSON object with audio and text ({error!r})") from error
+            raise DataError(f"{where}: needs a JSON object with audio, key and text ({error!r})") from error
         if not text:
             raise DataError(f"{where}: the text {row['text']!r} has no words; remove the line")
         try:
-            if audio.suffix == ".npz":
-                if audio not in archives:
-                    archives[audio] = np.load(audio)
-                archive = archives[audio]
-                samples, rate = archive[row["key"]], int(archive["sample_rate"])
-                wave = samples.astype(np.float32) / 32768 if samples.dtype == np.int16 else samples
-                wave = resample(check_waveform(wave, where), rate, ENCODER_SAMPLE_RATE)
-            else:
-                wave, _ = load_audio(audio, ENCODER_SAMPLE_RATE)
+            if audio not in archives:
+                archives[audio] = np.load(audio)
+            samples, rate = archives[audio][key], int(archives[audio]["sample_rate"])
+            wave = samples.astype(np.float32) / 32768 if samples.dtype == np.int16 else samples
+            wave = resample(check_waveform(wave, where), rate, ENCODER_SAMPLE_RATE)
         except (OSError, KeyError, ValueError, AudioError) as error:
             raise DataError(f"{where}: audio cannot be used: {error}") from error
         if frames_needed(text) * frame_seconds > len(wave) / ENCODER_SAMPLE_RATE:
             too_short.append(f"{where}: {len(wave) / ENCODER_SAMPLE_RATE:.2f} s of audio are too short for {text!r}")
             continue
-        tokens = np.asarray(row["tokens"], np.int64) if "tokens" in row else None
-        recordings.append(Recording((np.clip(wave, -1, 1) * 32767).astype(np.int16), text, tokens))
+        recordings.append(Recording((np.clip(wave, -1, 1) * 32767).astype(np.int16), text))
     if len(too_short) > MAX_TOO_SHORT * (len(too_short) + len(recordings)):
         raise DataError(f"{len(too_short)} rows cannot be aligned; do audio and text belong together?\n"
                         + "\n".join(too_short[:20]))

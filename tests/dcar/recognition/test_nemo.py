@@ -1,0 +1,201 @@
+"""Recognisers of NeMo, CTC and transducer, on tiny models that are built from configs and saved by NeMo."""
+
+import io
+import logging
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_nemo import save_ctc, save_transducer
+from tones import noise
+
+from dcar.errors import AssetError, AudioError, TextError
+from dcar.recognition.base import Recognizer
+from dcar.recognition.ctc import viterbi
+from dcar.recognition.encoder import CHARACTERS
+from dcar.recognition.load import load_recognizer
+from dcar.recognition.nemo import NemoCTCRecognizer, NemoTransducerRecognizer, quiet_nemo
+from dcar.text.wer import spoken_words
+
+RATE = 16_000
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> Path:
+    """The file of a tiny CTC model."""
+    return save_ctc(tmp_path_factory.mktemp("published") / "first.nemo")
+
+
+@pytest.fixture(scope="module")
+def nemo(published) -> NemoCTCRecognizer:
+    recognizer = load_recognizer(f"nemo:{published}")
+    assert isinstance(recognizer, NemoCTCRecognizer) and recognizer.name == "nemo-ctc:first"
+    return recognizer
+
+
+@pytest.fixture(scope="module")
+def transducer(tmp_path_factory) -> NemoTransducerRecognizer:
+    recognizer = load_recognizer(f"nemo:{save_transducer(tmp_path_factory.mktemp('nemo') / 'rnnt.nemo')}")
+    assert isinstance(recognizer, NemoTransducerRecognizer)
+    return recognizer
+
+
+def test_ctc_equals_the_pass_and_the_loss_of_nemo(published, nemo):
+    with quiet_nemo():
+        from nemo.collections.asr.models import ASRModel
+
+        model = ASRModel.restore_from(str(published), map_location="cpu").eval()
+    model.preprocessor.featurizer.dither, model.preprocessor.featurizer.pad_to = 0.0, 0
+    waves, texts, blank = [noise(s, i) for i, s in enumerate((0.9, 1.4))], ["a boat", "it's grey"], len(CHARACTERS)
+    heard = nemo.transcribe(waves, RATE)
+    for wave, text, transcript, score in zip(waves, texts, heard, nemo.log_likelihood(waves, RATE, texts), strict=True):
+        with torch.no_grad():
+            log_probs, frames, best = model(input_signal=torch.from_numpy(wave)[None],
+                                            input_signal_length=torch.tensor([len(wave)]))
+            loss = model.loss(log_probs=log_probs, input_lengths=frames, target_lengths=torch.tensor([len(text)]),
+                              targets=torch.tensor([[CHARACTERS.index(c) for c in text]]))
+        path = best[0, : int(frames[0])].tolist()
+        kept = [s for i, s in enumerate(path) if s != blank and (i == 0 or s != path[i - 1])]
+        assert transcript == " ".join("".join(CHARACTERS[s] for s in kept).split())
+        assert score * len(text) == pytest.approx(-float(loss), rel=1e-4)
+    assert all(heard)  # the test would say nothing if nothing were transcribed
+
+
+def test_nemo_takes_any_rate_and_batching_changes_nothing(nemo):
+    assert isinstance(nemo, Recognizer)
+    waves = [noise(s, i) for i, s in enumerate((0.7, 2.0, 0.05, 1.1))]
+    texts = nemo.transcribe(waves, RATE)
+    assert len(texts) == 4 and all(isinstance(t, str) and set(t) <= set(CHARACTERS) for t in texts)
+    together = dict(nemo._log_probs(waves, RATE))
+    for i, wave in enumerate(waves):
+        torch.testing.assert_close(dict(nemo._log_probs([wave], RATE))[0], together[i], atol=1e-4, rtol=1e-4)
+    assert len(nemo.transcribe([noise(0.5, 3, 24_000)], 24_000)) == 1
+    assert nemo.transcribe([], RATE) == []
+
+
+def test_greedy_decoding_collapses_repeats_and_blanks(nemo, monkeypatch):
+    blank = len(CHARACTERS)
+    a, b = CHARACTERS.index("a"), CHARACTERS.index("b")
+    for frames, text in (([a, a, blank, a, b, b], "aab"), ([blank, blank], ""), ([a, 0, 0, b, 0], "a b")):
+        log_probs = torch.nn.functional.one_hot(torch.tensor(frames), blank + 1).float()
+        monkeypatch.setattr(nemo, "_log_probs", lambda waves, rate, lp=log_probs: iter([(0, lp)]))
+        assert nemo.transcribe([noise(1, 0)], RATE) == [text]
+
+
+def test_alignments_are_those_of_nemo():
+    with quiet_nemo():
+        from nemo.collections.asr.parts.utils.aligner_utils import viterbi_decoding
+    rng, blank = np.random.default_rng(0), len(CHARACTERS)
+    for seed, (frames, length) in enumerate([(60, 20), (90, 35), (60, 45)]):
+        logits = torch.randn(frames, blank + 1, generator=torch.Generator().manual_seed(seed))
+        log_probs, target = torch.log_softmax(2 * logits, -1), rng.integers(0, blank, length)
+        states = torch.full((1, 2 * length + 1), blank)
+        states[0, 1::2] = torch.from_numpy(target)
+        [path] = viterbi_decoding(log_probs[None], states, torch.tensor([frames]), torch.tensor([2 * length + 1]),
+                                  torch.device("cpu"))
+        _, units = viterbi(log_probs.numpy(), target, blank)
+        assert units.tolist() == (np.maximum(np.array(path) - 1, 0) // 2).tolist()
+
+
+def test_texts_are_aligned_by_the_pass_that_scores_them(nemo):
+    waves, texts = [noise(1.5, 1), noise(0.2, 0), noise(1.0, 0)], ["It’s grey!", "far too many words", "take 2 boats"]
+    scores = nemo.log_likelihood(waves, 16_000, texts)
+    for found, score, text, wave in zip(nemo.align(waves, 16_000, texts), scores, texts, waves, strict=True):
+        assert found.log_likelihood == score and found.characters == len(found.costs) == len(spoken_words(text))
+        frames = len(dict(nemo._log_probs([wave], RATE))[0])
+        assert len(found.units) == frames and (np.diff(found.units) >= 0).all()
+        if text.startswith("far"):
+            assert np.isinf(found.costs).all() and score == -np.inf
+        else:  # one path is less likely than all together
+            assert -found.costs.sum() / found.characters < score and set(found.units) == set(range(len(found.costs)))
+    with pytest.raises(TextError, match="no words"):
+        nemo.align(waves[:1], 16_000, ["?!"])
+
+
+def slow_greedy(model: Any, wave: np.ndarray, max_symbols: int) -> str:
+    """Greedy transducer search by its definition: frame by frame, symbol by symbol."""
+    blank, labels = len(model.joint.vocabulary), model.joint.vocabulary
+    with torch.no_grad():
+        encoded, frames = model(input_signal=torch.from_numpy(wave)[None],
+                                input_signal_length=torch.tensor([len(wave)]))
+        out: list[int] = []
+        state, last = None, None
+        for t in range(int(frames[0])):
+            for _ in range(max_symbols):
+                label = None if last is None else torch.tensor([[last]])
+                g, next_state = model.decoder.predict(label, state, add_sos=False, batch_size=1)
+                logits = model.joint.joint(encoded[:, :, t : t + 1].transpose(1, 2), g)
+                symbol = int(logits[0, 0, 0].argmax())
+                if symbol == blank:
+                    break
+                out.append(symbol)
+                state, last = next_state, symbol
+    return "".join(labels[i] for i in out).strip()
+
+
+def test_transducer_equals_greedy_search_by_definition(transducer):
+    assert isinstance(transducer, Recognizer) and transducer.name == "nemo-transducer:rnnt"
+    waves = [noise(s, i) for i, s in enumerate((0.6, 1.5, 0.9))]
+    texts = transducer.transcribe(waves, RATE)
+    assert texts == [slow_greedy(transducer._model, w, 3) for w in waves]
+    assert len(set(texts)) > 1 and all(texts)  # the test would say nothing if nothing were heard
+    assert transducer.transcribe([], RATE) == [] and len(transducer.transcribe([noise(0.5, 1, 24_000)], 24_000)) == 1
+    with pytest.raises(AudioError):
+        transducer.transcribe([np.zeros(0, np.float32)], RATE)
+
+
+def test_missing_or_broken_models_name_the_way_out(tmp_path):
+    (tmp_path / "broken.nemo").write_bytes(b"not a tar file")
+    for name, message in ((f"nemo:{tmp_path / 'absent.nemo'}", "no such recogniser"),
+                          (f"nemo:{tmp_path / 'broken.nemo'}", "cannot restore"), ("siri", "choose moonshine")):
+        with pytest.raises(AssetError, match=message):
+            load_recognizer(name)
+
+
+def test_threads_that_are_quiet_together_leave_logging_as_it_was():
+    """A reward that timed out is still inside while the next one enters and leaves."""
+    before = logging.root.manager.disable
+    first, second = quiet_nemo(), quiet_nemo()
+    with first:
+        second.__enter__()
+    assert logging.root.manager.disable == logging.WARNING  # the second is still inside
+    second.__exit__(None, None, None)
+    assert logging.root.manager.disable == before
+
+
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil"])
+@pytest.mark.parametrize("by", ["extract", "extractall"])
+def test_archives_are_checked_where_python_knows_no_filters(name, by, tmp_path, monkeypatch):
+    """Python 3.11.2, Debian 12's, takes no `filter`: NeMo's own call must work there, and nothing leave the folder."""
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)  # 3.11.2 itself has none
+    before = tarfile.TarFile.extract, tarfile.TarFile.extractall
+
+    def take(archive: Path, out: Path) -> None:
+        with quiet_nemo(), tarfile.open(archive) as tar:
+            if by == "extractall":
+                tar.extractall(out, filter="data")
+            for member in tar.getmembers() if by == "extract" else ():
+                tar.extract(member, out, filter="data")
+
+    def pack(archive: Path, *members: tarfile.TarInfo) -> Path:
+        with tarfile.open(archive, "w") as tar:
+            for member in members:
+                member.size = 3 if member.isreg() else 0
+                tar.addfile(member, io.BytesIO(b"abc"))
+        return archive
+
+    def link(name: str) -> tarfile.TarInfo:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = tarfile.SYMTYPE, "../.."
+        return member
+
+    take(pack(tmp_path / "good.tar", tarfile.TarInfo("./weights"), tarfile.TarInfo("in/config")), tmp_path / "good")
+    assert (tmp_path / "good/weights").read_bytes() == (tmp_path / "good/in/config").read_bytes() == b"abc"
+    for bad in (tarfile.TarInfo(name), link("in")):
+        with pytest.raises(tarfile.ExtractError, match="not a plain file inside the archive"):
+            take(pack(tmp_path / "bad.tar", bad, tarfile.TarInfo("in/config")), tmp_path / "a/b")
+    assert not list(tmp_path.rglob("evil")) and not Path("/evil").exists() and not (tmp_path / "a/b/in").is_symlink()
+    assert (tarfile.TarFile.extract, tarfile.TarFile.extractall) == before

@@ -20,7 +20,7 @@ class Sources(dict[str, Utterance]):
 
     def __missing__(self, utterance_id: str) -> Utterance:
         raise DataError(f"{self.prepared}: {utterance_id} has tokens but no recording in the corpus: it was removed "
-                        "there since (prepare it again), or never had one (3,600 training sentences of the shipped "
+                        "there since (prepare it again), or never had one (most training sentences of the shipped "
                         "corpus are tokens alone: take split=dev or split=test)")
 
 

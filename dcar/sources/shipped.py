@@ -8,8 +8,8 @@ from dcar.errors import AssetError
 
 ASSETS = Path(__file__).parents[1] / "assets"
 NAMES = {
-    "corpus": "starter_corpus",  # the speech itself, parquet with Ogg Opus
-    "prepared": "starter_prepared",  # the same as tokens, written by `dcar prepare`
+    "corpus": "starter_corpus",  # an hour of speech, parquet with Ogg Opus
+    "prepared": "starter_prepared",  # the tokens of six hours, written by `dcar prepare`
     "hard_texts": "hard_texts.tsv",  # texts without recordings that are hard to speak; nothing is tuned on them
     "short_texts": "short_texts.tsv",  # texts of one to four words, likewise
     "tokenizer": "tokenizer",

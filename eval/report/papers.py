@@ -52,7 +52,7 @@ def _alike(result: Printed, rows: Sequence[Row]) -> Row | None:
 def conditions(result: dict[str, Any]) -> str:
     """What stands behind our numbers, in a line."""
     corpus = result.get("corpus", {}).get("corpus", {})
-    data = f"{corpus.get('kind', 'unknown')} corpus" + (" (two hours of synthetic speech)"
+    data = f"{corpus.get('kind', 'unknown')} corpus" + (" (synthetic speech)"
                                                         if corpus.get("kind") == "starter" else "")
     seeds = len(result["seeds"])
     return (f"decoder of {result['parameters'] / 1e6:.1f} M parameters with {result['heads']} heads"

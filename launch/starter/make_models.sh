@@ -1,23 +1,26 @@
 #!/usr/bin/env bash
 # How the shipped models were made, on two CPU cores in about ten hours (docs/history.md says what each step gave). Each
 # command is one that a user runs on a corpus of their own. Usage:
-#   ./launch/starter/make_models.sh runs/starter [BLENDS [MORE_BLENDS]]
+#   ./launch/starter/make_models.sh runs/starter CORPUS [BLENDS [MORE_BLENDS]]
+# CORPUS: the starter corpus with all of its training speech, as launch/starter/make_corpus.py plan, speak and pack make it;
+# the corpus that ships holds a third of it.
 # BLENDS, MORE_BLENDS: corpora of blended voices for the vocoder, which do not ship (launch/starter/make_corpus.py blend, as
 # its two examples are, speak, pack).
 set -euo pipefail
 . "$(dirname "$0")/../environment.sh"
 export OMP_NUM_THREADS=1
-out=${1:-runs/starter}
-blends=${2:-}
-more=${3:-}
+out=$1
+corpus=$2
+blends=${3:-}
+more=${4:-}
 
-dcar fit-tokenizer out="$out/tokenizer" vocab_size=1024 max_frames=200000 projection_size=64
-dcar prepare out="$out/prepared" tokenizer="$out/tokenizer"
+dcar fit-tokenizer path="$corpus" out="$out/tokenizer" vocab_size=1024 max_frames=200000 projection_size=64
+dcar prepare path="$corpus" out="$out/prepared" tokenizer="$out/tokenizer"
 
 # Vocoder: voices with little speech are also heard slower and faster, as other voices. Its renderer knows spectra and no
 # tokens, so it is the shipped one's; to train one as well: no renderer_from, renderer_every=4 renderer_batch_size=6
 # segment_tokens=40, and 32 minutes.
-dcar prepare out="$out/copies" tokenizer="$out/tokenizer" splits=[train,dev] copies_below=200 \
+dcar prepare path="$corpus" out="$out/copies" tokenizer="$out/tokenizer" splits=[train,dev] copies_below=200 \
   speeds=[1.0,0.85,0.92,1.08,1.17]
 python -m dcar.vocoder.training.pack prepared="$out/copies" out="$out/vocoder.safetensors" states=true
 vocoder=(data="$out/vocoder.safetensors" renderer_every=0)
@@ -60,7 +63,7 @@ dcar prepare mode=join data=["$out/prepared","$out/prepared_added"] share=0 out=
 dcar train --config car_starter:more data="$out/prepared_all" init_from="$out/car_first" out="$out/car"
 dcar train --config car_starter:far_more data="$out/prepared_all" init_from="$out/far_first" out="$out/far"
 
-# The reward recogniser hears what the vocoder makes of the corpus' own tokens: every sentence in its own voice and in
+# The reward recogniser is trained on what the vocoder makes of the corpus' own tokens: every sentence in its own voice and in
 # another.
 dcar prepare mode=resynthesize data="$out/prepared" split=dev vocoder="$out/vocoder/export" out="$out/resynthesis"
 for voices in "" other/; do

@@ -10,10 +10,13 @@ import jiwer
 import numpy as np
 import pytest
 import toy_world
+from tiny_nemo import save_ctc, save_transducer
+from tones import noise
 from toy_world import ToyRecognizer, ToyVocoder, faster, toy_items, toy_token_recognizer
 
 from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, ConfigError
+from dcar.recognition.load import load_recognizer
 from dcar.recognition.retrying import Retry, RetryingRecognizer
 from rl.data import RowItem
 from rl.hearing import GroundTruth, RolloutRecord, synthesise
@@ -97,6 +100,32 @@ def test_cer_reward_agrees_with_jiwer_is_capped_and_hears_each_rollout_once():
     assert values[1] > wer[1]
     assert ask(CERReward(Scripted(heard), cap=9.0), spoken(heard, references))[2] == pytest.approx(
         -jiwer.cer(references[2], heard[2]))
+
+
+def test_recognisers_of_nemo_give_rewards(tmp_path):
+    """Words by either kind; likelihoods, and places in the text, by CTC alone."""
+    ctc, transducer = (load_recognizer(f"nemo:{save(tmp_path / f'{save.__name__}.nemo')}")
+                       for save in (save_ctc, save_transducer))
+    waves = [noise(0.9, 0), noise(1.4, 1)]
+
+    def records(*texts):
+        made = spoken(texts, texts)
+        for one, wave in zip(made, waves, strict=True):
+            one.wave, one.sample_rate = wave, 16_000
+        return made
+
+    for recognizer in (ctc, transducer):
+        said, other = recognizer.transcribe(waves, 16_000)
+        assert ask(WERReward(recognizer, cap=99), records(said, "one two three")) == [0.0, -jiwer.wer("one two three",
+                                                                                                     other)]
+    texts = ["a boat", "it's grey"]
+    expected = ctc.log_likelihood(waves, 16_000, texts)
+    assert ask(LikelihoodReward(ctc, 1.0, floor=-99.0), records(*texts)) == pytest.approx(expected)
+    located = LikelihoodReward(ctc, 1.0, floor=-99.0, locate=True)
+    assert ask(located, heard := records(*texts)) == pytest.approx(expected)
+    assert all(one.alignments[ctc].characters == len(text) for one, text in zip(heard, texts, strict=True))
+    with pytest.raises(ConfigError, match="nemo-transducer:save_transducer gives no likelihoods"):
+        LikelihoodReward(transducer)
 
 
 def test_a_rollout_without_tokens_is_bad_not_missing():

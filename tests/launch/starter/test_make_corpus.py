@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,9 @@ import pytest
 
 from dcar.audio import save_audio
 from dcar.corpus.read import load_corpus
+from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.prompts.texts import read_texts
+from dcar.sources.shipped import shipped
 from dcar.text.wer import spoken_words
 from launch.starter import make_corpus as script
 
@@ -83,6 +86,26 @@ def test_sentences_become_a_corpus_and_its_first_utterances_of_every_voice(tmp_p
     assert kept == [row for row in whole if row not in fast[2:]] and len(kept) == 23 + 2
     for split in ("dev", "test"):
         assert pq.read_table(tmp_path / "trimmed" / f"{split}.parquet").equals(tables[split])
+
+
+def test_the_corpus_that_ships_is_what_its_card_says_and_is_prepared_whole():
+    rows, lines = pq.read_table(shipped("corpus") / "train.parquet").select(["id", "text", "speaker"]).to_pylist(), []
+    hours = utterances = 0
+    for split in ("train", "dev", "test"):
+        table = pq.read_table(shipped("corpus") / f"{split}.parquet", columns=["duration", "speaker"])
+        seconds = sum(table["duration"].to_pylist())
+        lines.append(f"| {split} | {len(table)} | {seconds / 3600:.2f} |")
+        hours, utterances = hours + seconds / 3600, utterances + len(table)
+    card = (shipped("corpus") / "README.md").read_text()
+    assert all(line in card for line in (*lines, f"| all | {utterances} | {hours:.2f} | 28 |"))
+    voices = Counter(row["speaker"] for row in rows)
+    assert len(voices) == 24 and set(voices.values()) == {28} and not set(voices) & set(script.UNSEEN_VOICES)
+    prepared = load_prepared("starter", "train")
+    known = dict(zip(prepared["id"], zip(prepared["text"], prepared["speaker"], strict=True), strict=True))
+    assert all(known[row["id"]] == (row["text"], row["speaker"]) for row in rows)
+    order = [name for name in prepared["id"] if name in {row["id"] for row in rows}]
+    assert [row["id"] for row in rows] == order  # the first of every voice, in the order of the whole corpus
+    assert len(known) == 5478 and prepared_info("starter")["counts"]["train"]["seconds"] / 3600 > 6
 
 
 def test_a_blend_is_the_weighted_sum_of_styles_at_its_number_of_phonemes(monkeypatch):

@@ -10,8 +10,7 @@ speech; `make_models.sh` also adds every sentence in another voice. The default 
 recogniser, which took a quarter of an hour for the encoder and half an hour for the training on one core. The encoder
 runs once: its states are kept in out/states (184 MB an hour) until the training has ended. The folder `out` then holds
 weights, config.json, config.yaml, README.md, log.jsonl, provenance.json and checkpoints. The same command resumes from
-the states that are there and from the last checkpoint. With several processes: `accelerate launch -m
-launch.starter.train_recognizer`.
+the states that are there and from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -27,14 +26,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import PartialState
 from tqdm import tqdm
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.config import load_config, setting
 from dcar.errors import CheckpointError
 from dcar.model.cards import model_card
-from dcar.process import meeting_others, run_command
+from dcar.process import run_command
 from dcar.recognition.ctc import likelihood, spelled
 from dcar.recognition.encoder import (
     BLANK,
@@ -77,29 +75,18 @@ class TrainEncoderRecognizerConfig(SmallSettings):
 
 
 def kept_states(recordings: Sequence[Recording], folder: Path) -> list[np.ndarray]:
-    """The encoder's states [T, 512] float16 of every recording, from files that are made where they are missing (every
-    process makes its share) and stay on the disk; a stopped run resumes from those that are there."""
-    shards = [recordings[i : i + SHARD] for i in range(0, len(recordings), SHARD)]
-    paths = [folder / f"{_identity(shard)}.npy" for shard in shards]
-    state = PartialState()
-    share = slice(state.process_index, None, state.num_processes)  # of all: what is missing changes while others write
-    mine = [(shard, path) for shard, path in zip(shards[share], paths[share], strict=True) if not path.is_file()]
-    if mine:
-        encoder = WhisperEncoder(TAIL_SECONDS)
-        total, quiet = sum(len(shard) for shard, _ in mine), state.process_index > 0
-        with tqdm(desc="encoder", total=total, unit="utt", disable=quiet) as bar:
-            for shard, path in mine:
-                rows = []
-                for recording in shard:
-                    rows.append(encoder_states(encoder, recording.samples(), ENCODER_SAMPLE_RATE).astype(np.float16))
-                    bar.update()
-                found = np.concatenate(rows)
-                with writing(path, found.nbytes), replacing(path, by_several=True) as part, part.open("wb") as file:
-                    np.save(file, found)
-    with meeting_others():
-        state.wait_for_everyone()
+    """The encoder's states [T, 512] float16 of every recording, from files that are made where they are missing and
+    stay on the disk; a stopped run resumes from those that are there."""
+    encoder = WhisperEncoder(TAIL_SECONDS)
     states: list[np.ndarray] = []
-    for shard, path in zip(shards, paths, strict=True):
+    for start in tqdm(range(0, len(recordings), SHARD), desc="encoder", unit=f"{SHARD} utterances"):
+        shard = recordings[start : start + SHARD]
+        path = folder / f"{_identity(shard)}.npy"
+        if not path.is_file():
+            found = np.concatenate([encoder_states(encoder, recording.samples(), ENCODER_SAMPLE_RATE)
+                                    for recording in shard]).astype(np.float16)
+            with writing(path, found.nbytes), replacing(path) as part, part.open("wb") as file:
+                np.save(file, found)
         table = np.load(path, mmap_mode="r")
         lengths = [state_count(len(r.wave)) for r in shard]
         if len(table) != sum(lengths):

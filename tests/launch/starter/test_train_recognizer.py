@@ -3,19 +3,17 @@
 import json
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from launched import two_processes
 from tiny_training import SMALL, arguments, log_of
 
 from dcar.errors import CheckpointError, ConfigError, DataError, TextError
-from dcar.recognition.encoder import EncoderRecognizer, EncoderRecognizerConfig, state_count
+from dcar.recognition.encoder import EncoderRecognizer, EncoderRecognizerConfig
 from dcar.recognition.load import load_recognizer
 from launch.starter import train_recognizer
-from launch.starter.manifest import Recording, load_manifest
+from launch.starter.manifest import load_manifest
 from launch.starter.train_recognizer import StateTexts, TrainEncoderRecognizerConfig, kept_states, main, run
 
 RATE = 16_000
@@ -118,35 +116,6 @@ def test_what_training_sees_of_an_utterance_is_its_address_alone(speech, tmp_pat
     assert spans.min() == 1 and spans.max() == 4  # one span in a hundred states
     assert seen[(seen != 0).any(-1)].mean() == pytest.approx(1.0, abs=0.01)  # the rest grows by what is hidden
     assert (seen[(seen != 0).any(-1)] == 0).mean() == pytest.approx(0.25, abs=0.01)
-
-
-@pytest.mark.slow
-def test_two_processes_share_the_encoder_and_take_the_same_step(speech, tmp_path):
-    options = settings(speech, tmp_path / "two", max_steps=2, batch_size=3)
-    two_processes("-m", "launch.starter.train_recognizer", *arguments(options), *SHAPE)
-    assert json.loads((tmp_path / "two/provenance.json").read_text())["processes"] == 2
-    evaluation = log_of(tmp_path / "two")[-1]
-    model = EncoderRecognizer.from_pretrained(tmp_path / "two")
-    dev = load_manifest(speech[1], 0.02)
-    told = model.log_likelihood([r.samples() for r in dev], RATE, [r.text for r in dev])
-    nats = -np.dot(told, [len(r.text) for r in dev]) / sum(len(r.text) for r in dev)
-    assert evaluation["eval_loss"] == pytest.approx(nats, rel=2e-3)  # both halves are in it; states kept in float16
-
-
-def test_no_states_are_left_to_nobody(tmp_path, monkeypatch):
-    """The second process looks at the disk when the first has written already; together they make all."""
-    recordings = [Recording(np.full(RATE, level, np.int16), "a") for level in range(4)]
-    monkeypatch.setattr(train_recognizer, "SHARD", 1)
-    monkeypatch.setattr(train_recognizer, "encoder_states",
-                        lambda encoder, samples, rate: np.zeros((state_count(len(samples)), 2)))
-    for rank in (0, 1):
-        state = SimpleNamespace(process_index=rank, num_processes=2, wait_for_everyone=lambda: None)
-        monkeypatch.setattr(train_recognizer, "PartialState", lambda state=state: state)
-        if rank == 0:  # the first process is through before the others have written theirs
-            with pytest.raises(FileNotFoundError):
-                kept_states(recordings, tmp_path)
-            assert len(list(tmp_path.glob("*.npy"))) == 2
-    assert [len(s) for s in kept_states(recordings, tmp_path)] == [state_count(RATE)] * 4
 
 
 def test_what_does_not_belong_together_is_refused(speech, tmp_path, monkeypatch):

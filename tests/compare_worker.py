@@ -15,6 +15,8 @@ from dcar.prompts.items import PromptItem
 from dcar.sampling import SamplingConfig
 from eval.compare.run import CompareConfig, run
 from eval.methods.registry import Models
+from eval.report.page import FORMAT_VERSION
+from eval.results.rows import power_statement
 from eval.results.store import Tools
 from eval.scorers.load import Scorer
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
@@ -139,6 +141,15 @@ def made_record(method: str, uid: str, errors: int = 0, **changes) -> dict:
             "hypothesis": "x", "duration": 2.0, "reference_duration": 2.0, "passes": 5, "tokens": [1] * 10,
             "actions": [2] * 5, "emitted": [2] * 5, "truncated": False, "draft_passes": 0, "proposed": 0, "accepted": 0,
             "rounds_proposed": [], "rounds_accepted": [], **changes}
+
+
+def made_result(rows: list[dict], **changes) -> dict:
+    """compare.json of made-up rows, without what a comparison makes of its records and sounds."""
+    return {"format_version": FORMAT_VERSION, "rows": rows, "equal_speed": [], "by_length": None, "by_category": None,
+            "reasons": {}, "samples": [], "asr": "j", "normalizer": "n", "scorers": {}, "seeds": [0],
+            "prompt_seeds": [0], "utterances": 10, "corpus": {}, "training": None, "tuned": None,
+            "power": power_statement(rows), "parameters": 5_000_000, "heads": 7, "codes": 512, "device": "cpu",
+            **changes}
 
 
 if __name__ == "__main__":

@@ -68,28 +68,25 @@ def legend(samples: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
 
 def listening(result: dict[str, Any], folder: Path) -> dict[str, Any] | None:
     """What the template shows of the samples whose audio was kept; None where there are none."""
-    samples = result.get("samples", [])
+    samples = result["samples"]
     if not samples:
         return None
-    return {"legend": legend(samples), "pictured": any(v.get("picture") for s in samples for v in s["voices"]),
+    return {"legend": legend(samples), "pictured": any(v["picture"] for s in samples for v in s["voices"]),
             "cards": [{"text": s["text"], "id": s["id"], "speaker": s["speaker"],
-                       "prompt": file_uri(folder / s["prompt_audio"]) if s.get("prompt_audio") else "",
+                       "prompt": file_uri(folder / s["prompt_audio"]) if s["prompt_audio"] else "",
                        "voices": [_voice(v, s["text"], folder) for v in s["voices"]]} for s in samples]}
 
 
 def _voice(voice: dict[str, Any], text: str, folder: Path) -> dict[str, Any]:
     s, d, i, n = voice["words"]
-    facts = [*([HINTS[voice["method"]]] if voice["method"] in HINTS else []), f"{voice['duration']:.1f} s",
-             f"{s + d + i} of {n} words wrong"]
-    if voice["emitted"]:
-        facts.append(f"{sum(voice['emitted']) / len(voice['emitted']):.2f} tokens a pass")
-    if voice["truncated"]:
-        facts.append("cut off by the length limit")
-    seen = voice.get("picture")
-    return {"method": voice["method"], "facts": ", ".join(facts), "heard": marked(text, voice["hypothesis"]),
+    method, emitted, seen = voice["method"], voice["emitted"], voice["picture"]
+    facts = [HINTS.get(method, ""), f"{voice['duration']:.1f} s", f"{s + d + i} of {n} words wrong",
+             f"{sum(emitted) / len(emitted):.2f} tokens a pass" if emitted else "",
+             "cut off by the length limit" if voice["truncated"] else ""]
+    return {"method": method, "facts": ", ".join(filter(None, facts)), "heard": marked(text, voice["hypothesis"]),
             "audio": file_uri(folder / voice["audio"]) if voice["audio"] else "",
-            "bar": timeline(voice["emitted"], voice["actions"]) if voice["emitted"] else None,
-            "picture": Picture(f"{PICTURE}: {voice['method']}", file_uri(folder / seen)) if seen else None}
+            "bar": timeline(emitted, voice["actions"]) if emitted else None,
+            "picture": Picture(f"{PICTURE}: {method}", file_uri(folder / seen)) if seen else None}
 
 
 def spectrum_picture(wave: np.ndarray, rate: int, chunks: Sequence[Span], phonemes: Sequence[Sound] = (), *,

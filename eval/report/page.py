@@ -24,9 +24,9 @@ from dcar.storage import replacing
 from eval.report.blocks import Section, Table, tables_of, write_tables
 from eval.report.listen import listening
 from eval.report.plots import curves_section, read_log
-from eval.report.sections import folded_sections, table_of
+from eval.report.sections import folded_sections
 from eval.report.summary import summary, terminal_text
-from eval.report.table import MEANINGS, column_groups, notes
+from eval.report.table import MEANINGS, column_groups, notes, table_of
 
 # of compare.json: in their own sections
 ABOVE = ("rows", "samples", "equal_speed", "by_length", "by_category", "reasons")
@@ -73,7 +73,7 @@ def read_comparison(folder: Path) -> dict[str, Any]:
     return result
 
 
-def page(result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]] = ()) -> tuple[str, list[Table]]:
+def page(result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]]) -> tuple[str, list[Table]]:
     """The whole HTML text, and its tables; `folder` holds the files that `result` names."""
     head, curves = summary(result, folder), curves_section(log)
     sections = [*_tables(result), *folded_sections(result, folder), *([curves] if curves else [])]
@@ -82,7 +82,7 @@ def page(result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]] = (
         raise ValueError(f"two tables have one title: {sorted(table.name for table in tables)}")
     shown = {k: v for k, v in result.items() if k not in ABOVE}
     text = templates("eval.report", autoescape=True).get_template("page.html").render(
-        summary=head, listen=listening(result, folder), sections=sections,
+        result=result, summary=head, listen=listening(result, folder), sections=sections,
         details=json.dumps(shown, indent=1, ensure_ascii=False))
     return text.lstrip(), tables
 

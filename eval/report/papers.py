@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from eval.methods.families import parse_method
-from eval.report.table import number
+from eval.report.table import corpus_kind, number
 from eval.results.rows import Row
 from eval.results.store import RESYNTHESIS
 
@@ -49,27 +49,18 @@ def _alike(result: Printed, rows: Sequence[Row]) -> Row | None:
     return best and best[1]
 
 
-def conditions(result: dict[str, Any]) -> str:
-    """What stands behind our numbers, in a line."""
-    corpus = result.get("corpus", {}).get("corpus", {})
-    data = f"{corpus.get('kind', 'unknown')} corpus" + (" (synthetic speech)"
-                                                        if corpus.get("kind") == "starter" else "")
-    seeds = len(result["seeds"])
-    return (f"decoder of {result['parameters'] / 1e6:.1f} M parameters with {result['heads']} heads"
-            + (f", {result['codes']} codes" if result.get("codes") else "")
-            + f"; {data}, {result['utterances']} utterances, {seeds} seed{'s' if seeds > 1 else ''}; recogniser "
-              f"{result['asr']}; {result['device']}, batch 1")
-
-
-FLOOR = ("The vocoder and the recogniser alone make {:.1f} % here (recordings resynthesised from their tokens), which "
-         "no method can undercut by much and which pulls ratios of error rates towards 1.")
-
-
-def general_remarks(result: dict[str, Any]) -> list[str]:
-    """Why our absolute numbers differ from every paper's."""
-    floor = next((row["wer"] for row in result["rows"] if row["method"] == RESYNTHESIS), None)
-    return ["Error rates of different models, voices and recognisers do not compare; compare the columns “÷ base”.",
-            *([] if floor is None else [FLOOR.format(100 * floor)])]
+def remarks(result: dict[str, Any]) -> list[str]:
+    """What stands behind our numbers, and why they differ from every paper's."""
+    kind, seeds = corpus_kind(result), len(result["seeds"])
+    said = [f"Here: decoder of {result['parameters'] / 1e6:.1f} M parameters with {result['heads']} heads, "
+            f"{result['codes']} codes; {kind} corpus{' (synthetic speech)' if kind == 'starter' else ''}, "
+            f"{result['utterances']} utterances, {seeds} seed{'s' if seeds > 1 else ''}; recogniser {result['asr']}; "
+            f"{result['device']}, batch 1.",
+            "Error rates of different models, voices and recognisers do not compare; compare the columns “÷ base”."]
+    said += [f"The vocoder and the recogniser alone make {100 * row['wer']:.1f} % here (recordings resynthesised from "
+             "their tokens), which no method can undercut by much and which pulls ratios of error rates towards 1."
+             for row in result["rows"] if row["method"] == RESYNTHESIS]
+    return said
 
 
 HEAD = ["there", "WER %", "÷ base", "×", "tok/pass", "here", "WER %", "÷ base", "×", "tok/pass"]

@@ -180,17 +180,13 @@ def series(log: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[f
     return list(found), list(found.values())
 
 
-def curve_keys(log: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Panels (title, keys) that this log can fill."""
-    logged = {key for entry in log for key in entry}
-    found = [(title, [key for key in keys if key in logged]) for title, keys in CURVES.items()]
-    return [(title, keys) for title, keys in found if keys]
-
-
 def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:
     """The panels that the log can fill; nothing without a log."""
+    logged = {key for entry in log for key in entry}
     pictures = []
-    for title, keys in curve_keys(log):
+    for title, known in CURVES.items():
+        if not (keys := [key for key in known if key in logged]):
+            continue
         figure, [[axes]] = panels((4.4, 3.0))
         for key in keys:
             steps, values = series(log, key)

@@ -8,7 +8,7 @@ from typing import Any
 
 from eval.methods.families import group_families, parse_method
 from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
-from eval.report.papers import HEAD, LEGEND, behind, beside_papers, cells, conditions, general_remarks
+from eval.report.papers import HEAD, LEGEND, behind, beside_papers, cells, remarks
 from eval.report.plots import REASONS
 from eval.report.table import (
     Column,
@@ -19,6 +19,7 @@ from eval.report.table import (
     pass_columns,
     percent,
     rival_sentences,
+    table_of,
 )
 from eval.results.pareto import SPEED_AXES, front_rows, sentence, speed_axis
 from eval.results.rows import Row
@@ -42,20 +43,15 @@ KEPT_NOTE = (
     "that the next head drew; where all heads were kept there is none.")
 
 
-def table_of(title: str, columns: Sequence[Column], rows: Sequence[Row], classes: Sequence[str] = ()) -> Table:
-    """Rows under columns (title, text of a row)."""
-    return Table(title, [t for t, _ in columns], [[of(r) for _, of in columns] for r in rows], classes)
-
-
 def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
     """All sections that this comparison has something for; `folder` holds its pictures."""
     rows = result["rows"]
     spoken = [r for r in rows if r["kind"] == "method"]
-    verifying = spoken if any(r.get("acceptance_rate") is not None for r in spoken) else []
+    verifying = spoken if any(r["acceptance_rate"] is not None for r in spoken) else []
     made = (equal_speed_section(result),
-            binned("Errors by length of the utterance", result.get("by_length"), _words,
+            binned("Errors by length of the utterance", result["by_length"], _words,
                    "of the utterances whose reference has so many words"),
-            binned("Errors by category", result.get("by_category"), lambda b: b["category"],
+            binned("Errors by category", result["by_category"], lambda b: b["category"],
                    "of the texts of a category"),
             chunk_section(rows, folder), reasons_section(result, folder),
             rows_section("Passes and acceptance", pass_columns(spoken), verifying),
@@ -101,7 +97,7 @@ def chunk_section(rows: Sequence[Row], folder: Path) -> Section | None:
 
 def equal_speed_section(result: dict[str, Any]) -> Section | None:
     """Who wins at equal speed: sentences against fixed chunks and the policy, all pairs as a matrix, then in words."""
-    pairs = result.get("equal_speed") or []
+    pairs = result["equal_speed"]
     if not pairs:
         return None
     blocks: list[Any] = [SPEED_NOTE, rival_sentences(result)]
@@ -141,7 +137,7 @@ def _difference(found: dict[tuple[str, str], dict[str, Any]], row: str, column: 
 
 def reasons_section(result: Mapping[str, Any], folder: Path) -> Section | None:
     """Why chunks end; nothing of comparisons that did not note it."""
-    found = {name: of for name, of in (result.get("reasons") or {}).items() if of["decisions"]}
+    found = {name: of for name, of in result["reasons"].items() if of["decisions"]}
     if not found:
         return None
     rows = [[name, str(entry["size"]), f"{100 * entry['share']:.1f}",
@@ -165,7 +161,7 @@ def papers_section(result: dict[str, Any]) -> Section | None:
     if not blocks:
         return None
     return Section("Beside the papers", [
-        f"Here: {conditions(result)}.", *general_remarks(result),
+        *remarks(result),
         *(Folded(f"{setup['paper']}, {setup['table']}", [
             behind(setup),
             Table(f"{setup['paper'].split()[0]}, {setup['table']}", HEAD,

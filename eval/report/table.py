@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from dcar.sources.packages import templates
 from eval.methods.families import parse_method, short_name
+from eval.report.blocks import Table
 from eval.results.pareto import sentence
 from eval.results.rows import Row
 from eval.results.training import training_note
 
 Column = tuple[str, Callable[[Row], str]]
-RIVALS = ("car", "dcar")  # every family is set against these in words; all pairs are in compare.json
+RIVALS = {"car", "dcar"}  # every family is set against these in words; all pairs are in compare.json
 CONVENTION = ("Differences are method − baseline: below 0 the method makes fewer word errors. RTF: seconds of "
               "computing a second of speech, end to end (language model and vocoder), batch 1, median. × FAR: FAR's "
               "RTF / the method's.")
@@ -82,12 +82,11 @@ def column_groups(rows: Sequence[Row]) -> list[tuple[str, list[Column]]]:
 
 def _scores(rows: Sequence[Row]) -> list[Column]:
     """Mean and interval of every scorer."""
-    def of(name: str, key: str) -> Callable[[Row], str]:
-        return lambda r: (number(r["scores"][name][key], 3) if key == "mean"
-                          else interval(r["scores"][name][key], 3, scale=1))
-
-    names = rows[0].get("scores", {}) if rows else ()
-    return [column for n in names for column in ((n, of(n, "mean")), ("95 % CI", of(n, "ci")))]
+    columns: list[Column] = []
+    for name in rows[0]["scores"]:
+        columns += [(name, lambda r, of=name: number(r["scores"][of]["mean"], 3)),
+                    ("95 % CI", lambda r, of=name: interval(r["scores"][of]["ci"], 3, scale=1))]
+    return columns
 
 
 def filled_columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
@@ -97,10 +96,10 @@ def filled_columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Colum
 
 def sampling_columns(rows: Sequence[Row]) -> list[Column]:
     """What rows differ in of temperature, top-k and top-p; nothing where all have the common sampling."""
-    def of(key: str) -> Callable[[Row], str]:
-        return lambda r: "–" if r.get(key) is None else f"{r[key]:g}"
+    def general(value: float | None) -> str:
+        return "–" if value is None else f"{value:g}"
 
-    return [(title, of(key)) for title, key in (("T", "temperature"), ("top-k", "top_k"), ("top-p", "top_p"))
+    return [(title, _of(key, general)) for title, key in (("T", "temperature"), ("top-k", "top_k"), ("top-p", "top_p"))
             if len({r[key] for r in rows if r.get(key) is not None}) > 1]
 
 
@@ -114,30 +113,33 @@ def lively_columns(rows: Sequence[Row]) -> list[Column]:
 def lively_rows(rows: Sequence[Row]) -> list[Row]:
     """The rows of that table: all methods, where sentences were spoken more than once; else none."""
     spoken = [r for r in rows if r["kind"] == "method"]
-    return spoken if any(r.get("duration_spread") is not None for r in spoken) else []
+    return spoken if any(r["duration_spread"] is not None for r in spoken) else []
 
 
 def pass_columns(rows: Sequence[Row]) -> list[Column]:
     """Columns of the second table: passes, and acceptance by as many positions as some method reached."""
     def at(position: int) -> Callable[[Row], str]:
-        return lambda r: next((percent(p["rate"], 1) for p in r.get("acceptance_by_position") or ()
+        return lambda r: next((percent(p["rate"], 1) for p in r["acceptance_by_position"] or ()
                                if p["position"] == position), "–")
 
-    reached = max((p["position"] for r in rows for p in r.get("acceptance_by_position") or ()), default=0)
+    reached = max(len(r["acceptance_by_position"] or ()) for r in rows)
     return [METHOD, ("tok/pass", _of("tokens_per_pass")), ("passes", _of("target_passes", number, 1)),
-            ("draft passes", lambda r: number(r.get("draft_passes") or None, 1)),
+            ("draft passes", lambda r: number(r["draft_passes"] or None, 1)),
             ("accepted %", _of("acceptance_rate", percent, 1)), ("95 % CI", _of("acceptance_rate_ci", interval, 1)),
             ("accepted/pass", _of("mean_accepted")), *((f"% at {i}", at(i)) for i in range(1, reached + 1))]
 
 
-def aligned(columns: Sequence[Column], rows: Sequence[Any]) -> list[str]:
+def table_of(title: str, columns: Sequence[Column], rows: Sequence[Row], classes: Sequence[str] = ()) -> Table:
+    """Rows under columns (title, text of a row)."""
+    return Table(title, [t for t, _ in columns], [[of(r) for _, of in columns] for r in rows], classes)
+
+
+def aligned(table: Table) -> list[str]:
     """A table as lines of equal length; the first column stands to the left, the others to the right."""
-    cells = [[title for title, _ in columns], *[[str(of(r)) for _, of in columns] for r in rows]]
-    widths = [max(len(row[c]) for row in cells) for c in range(len(columns))]
-    lines = ["  ".join(v.rjust(w) if c else v.ljust(w) for c, (v, w) in enumerate(zip(row, widths, strict=True)))
-             for row in cells]
-    lines.insert(1, "  ".join("-" * w for w in widths))
-    return lines
+    cells = [table.head, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
 
 
 def short_table(rows: Sequence[Row]) -> list[str]:
@@ -150,21 +152,22 @@ def short_table(rows: Sequence[Row]) -> list[str]:
     columns: list[Column] = [
         ("method", name), ("WER %", _of("wer", percent, 1)), ("95 % interval", _of("wer_ci", interval, 1)),
         ("tokens a pass", _of("tokens_per_pass")), ("RTF end to end", _of("rtf", number, 3)), *clock]
-    return aligned(filled_columns(columns, rows), rows)
+    return aligned(table_of("", filled_columns(columns, rows), rows))
 
 
 def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
     """compare.txt: the tables, who wins at equal speed, and the notes."""
-    lines = [*aligned(main_columns(rows), rows), ""]
+    tables = [table_of("", main_columns(rows), rows)]
     spoken = [r for r in rows if r["kind"] == "method"]
-    if any(r.get("acceptance_rate") is not None or r.get("draft_passes") for r in spoken):
-        lines += [*aligned(pass_columns(spoken), spoken), ""]
+    if any(r["acceptance_rate"] is not None or r["draft_passes"] for r in spoken):
+        tables.append(table_of("", pass_columns(spoken), spoken))
     if lively := lively_rows(rows):
-        lines += [*aligned(lively_columns(lively), lively), ""]
-    if found := header.get("by_category"):
-        kinds: list[tuple[str, Callable[[Any], str]]] = [("WER %", lambda r: r[0])]
-        kinds += [(f"{b['category']} (n = {b['n']})", partial(_rate, at=i)) for i, b in enumerate(found["bins"], 1)]
-        lines += [*aligned(kinds, [(name, *bins) for name, bins in found["methods"].items()]), ""]
+        tables.append(table_of("", lively_columns(lively), lively))
+    if found := header["by_category"]:
+        tables.append(Table("", ["WER %", *(f"{b['category']} (n = {b['n']})" for b in found["bins"])], [
+            [name, *(f"{percent(rate['wer'], 1)} ({interval(rate['ci'], 1)})" for rate in rates)]
+            for name, rates in found["methods"].items()]))
+    lines = [line for table in tables for line in (*aligned(table), "")]
     if said := rival_sentences(header):
         lines += ["At equal speed (straight lines between the settings of a family, paired bootstrap):",
                   *(f"- {s}" for s in said), ""]
@@ -172,19 +175,19 @@ def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
     return "\n".join([*lines, said_once, *notes(rows, header)])
 
 
-def _rate(row: Sequence[Any], at: int) -> str:
-    """An error rate with its interval."""
-    return f"{percent(row[at]['wer'], 1)} ({interval(row[at]['ci'], 1)})"
+def corpus_kind(header: dict[str, Any]) -> str:
+    """The kind of corpus whose prompts were spoken (docs/data.md); unknown for utterances made in a notebook."""
+    return header["corpus"].get("corpus", {}).get("kind", "unknown")
 
 
 def rival_sentences(header: dict[str, Any]) -> list[str]:
     """What is said of every family against fixed chunks and against the policy of the same sampling, at equal measured
     time (else at equal tokens a pass), where both reach one."""
-    pairs = header.get("equal_speed") or []
+    pairs = header["equal_speed"]
     found = []
     for p in pairs:
         a, b = parse_method(p["a"]), parse_method(p["b"])
-        if p["axis"] == pairs[0]["axis"] and p["shared"] and a.sampling == b.sampling and {a.kind, b.kind} & {*RIVALS}:
+        if p["axis"] == pairs[0]["axis"] and p["shared"] and a.sampling == b.sampling and {a.kind, b.kind} & RIVALS:
             found.append(sentence(p))
     return found
 
@@ -197,12 +200,10 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
     scorers = [(name, meanings[scorer["kind"]],
                 [f"{r['method']} {r['records'] - r['scores'][name]['records']}" for r in rows
                  if r["scores"][name]["records"] < r["records"]])
-               for name, scorer in (header.get("scorers") or {}).items()]
+               for name, scorer in header["scorers"].items()]
     text = templates("eval.report").get_template("notes.txt").render(
-        header=header, spoken=spoken, scorers=scorers, training=training_note(header.get("training")) or "",
-        prompts=header.get("prompt_seeds") or [], texts=header.get("corpus", {}).get("texts"),
-        own_samplings=sampling_columns(spoken), tuned=header.get("tuned"), power=header.get("power"),
-        has=lambda key: any(r.get(key) is not None for r in spoken),
-        alike=[r["method"] for r in spoken if r.get("variety") == 0],
-        best=next((r["best_car"] for r in rows if r.get("best_car")), None))
+        header=header, spoken=spoken, scorers=scorers, training=training_note(header["training"]) or "",
+        own_samplings=sampling_columns(spoken), has=lambda key: any(r[key] is not None for r in spoken),
+        alike=[r["method"] for r in spoken if r["variety"] == 0],
+        best=next((r["best_car"] for r in spoken if r["best_car"]), None))
     return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]

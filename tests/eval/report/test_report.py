@@ -21,7 +21,7 @@ from dcar.tokens.alignment import PhonemeAligner
 from eval.report.blocks import Table
 from eval.report.listen import legend, marked, timeline
 from eval.report.page import FORMAT_VERSION, main, write_report
-from eval.report.plots import curve_keys, read_log, series
+from eval.report.plots import read_log, series
 from eval.report.sections import matrix
 from eval.report.summary import best_sentence, names_sentence, terminal_text, unsteady_times, verdict
 from eval.report.table import column_groups, main_columns, rival_sentences
@@ -129,12 +129,13 @@ def test_report_is_one_file_that_opens(folder, result):
     assert not re.search(r"url\(|@import|fetch\(|https?:", (folder / "report.html").read_text().split("<body>")[0])
     assert len(set(page.ids)) == len(page.ids) and set(page.links) <= set(page.ids)
     assert {"errors-and-speed", "who-wins-at-equal-speed", "listen", "could-it-be-chance"} <= set(page.links)
+    assert "<script>alert(1)</script>" in page.text and "speaker & 0" in page.text  # escaped: it is text, no code
 
 
 def test_the_summary_comes_first(folder, result):
     """The verdict, warnings, what can be heard, the picture, one table; all else is folded."""
     for row in result["rows"]:  # a machine that is busy during the tests is not what is tested here
-        row.pop("speedup_vs_far_quartiles", None)
+        row["speedup_vs_far_quartiles"] = None
     text = written(folder, result)
     heard, image = text.index("<audio"), text.index("Word errors at equal")
     assert text.index("<p class=best><strong>") < heard < image < text.index("<table") < text.index("class=section")
@@ -159,25 +160,9 @@ def test_every_table_is_csv_too(folder, result):
     assert [line[0] for line in tables["errors-and-speed"]] == ["method", *(r["method"] for r in rows)]
     assert tables["errors-and-speed"][3][1] == f"{100 * rows[2]['wer']:.2f}"
     assert text.count("<table") == len(tables)
-
-
-def test_why_chunks_end(folder, result, tmp_path):
-    """Every new picture has a sentence that says what it means; a comparison without explanations goes without."""
-    text = write_report(folder).read_text()
-    page = parsed(folder / "report.html")
-    for said in ("Where blue lies right of orange", "A red line stands where a pass"):
-        assert said in page.text
-    tables = {path.stem: list(csv.reader(path.open())) for path in (folder / "report_tables").iterdir()}
-    kept = tables["last-kept-and-first-dropped-token"]
-    assert {row[0] for row in kept[1:]} == {"car-2", "dcar"}  # FAR has one head, so it can drop none
-    assert sum(float(row[2]) for row in kept[1:] if row[0] == "dcar") == pytest.approx(100, abs=0.3)
-    old = {k: v for k, v in result.items() if k != "reasons"}
-    for sample in old["samples"]:
-        for voice in sample["voices"]:
-            voice["picture"] = None
-    for path in (*folder.glob("compare*.png"), folder / "audio"):
-        (tmp_path / path.name).symlink_to(path)
-    assert "Why chunks end" in text and "Why chunks end" not in written(tmp_path, old)
+    kept = tables["last-kept-and-first-dropped-token"][1:]
+    assert {row[0] for row in kept} == {"car-2", "dcar"}  # FAR has one head, so it can drop none
+    assert sum(float(row[2]) for row in kept if row[0] == "dcar") == pytest.approx(100, abs=0.3)
 
 
 def test_columns_that_are_empty_everywhere_are_left_out(result):
@@ -194,13 +179,12 @@ def test_best_at_which_speed():
 
     rows = [row("far", 0.3, 1.0), row("car-2", 0.1, 1.5), row("car-3", 0.15, 2.0), row("car-4", 0.18, 2.2),
             row("dcar", 0.2, 2.5), row("sd", 0.4, 0.9), {"method": "recording", "kind": "reference", "wer": 0.01}]
-    assert best_sentence(rows, "speedup_vs_far") == (
-        "Fewest word errors: car-2 (10.0 %, 1.50 × FAR). Faster, with more errors: car-3 (15.0 %, 2.00 × FAR), car-4 "
-        "(18.0 %, 2.20 × FAR), dcar (20.0 %, 2.50 × FAR).")
-    assert best_sentence(rows[:1], "speedup_vs_far") == (
-        "Fewest word errors: far (30.0 %, 1.00 × FAR). No method is faster.")
     long = row("random-4-5-6-7-8-9-10-11-12-13-14-15-16", 0.25, 3.0)
-    assert best_sentence([rows[1], long], "speedup_vs_far").endswith("random-4…16 (25.0 %, 3.00 × FAR).")
+    said = best_sentence([*rows, long], "speedup_vs_far")
+    assert re.findall(r"([\w…-]+) \(([\d.]+) %, ([\d.]+) × FAR\)", said) == [
+        ("car-2", "10.0", "1.50"), ("car-3", "15.0", "2.00"), ("car-4", "18.0", "2.20"), ("dcar", "20.0", "2.50"),
+        ("random-4…16", "25.0", "3.00")]
+    assert "No method is faster" in best_sentence(rows[:1], "speedup_vs_far")
 
 
 def test_the_verdict_is_the_same_everywhere_and_says_method_minus_baseline(folder, result):
@@ -248,18 +232,16 @@ def test_rivals_meet_at_the_same_sampling():
 
     said = rival_sentences({"equal_speed": [pair("car", "dcar"), pair("car", "dcar@t0"), pair("car@t0", "dcar@t0"),
                                             pair("dcar@t0", "sd@t0"), pair("far", "sd@t0")]})
-    assert len(said) == 3
-    assert "CAR-k makes 30.0 % word errors and DCAR 20.0 %" in said[0]
-    assert "CAR-k (T 0) makes 30.0 % word errors and DCAR (T 0) 20.0 %" in said[1] and "SD (T 0)" in said[2]
+    assert len(said) == 3 and [s.count("(T 0)") for s in said] == [0, 2, 2] and "SD (T 0)" in said[2]
 
 
 def test_the_names_are_explained_that_were_compared():
-    rows = [{"method": name, "kind": "method"} for name in ("far", "dcar@a", "sd")]
-    said = names_sentence(rows)
-    assert "far is next-token decoding" in said and "learned policy" in said and "car-k always" not in said
-    assert names_sentence(rows[2:]).startswith("Word errors: of 100 words") and "@n" not in said
-    drawn = names_sentence([{"method": m, "kind": "method"} for m in ("random-3-4-5", "best-of-10-4", "dcar@n4")])
-    assert "random-… keeps" in drawn and "best-of-k-n draws" in drawn and "behind @n stands" in drawn
+    def explained(*methods: str) -> set[str]:
+        said = names_sentence([{"method": name, "kind": "method"} for name in methods])
+        return {name for name in ("far is", "car-k", "dcar lets", "random-…", "best-of-k-n", "@n") if name in said}
+
+    assert explained("far", "dcar@a", "sd") == {"far is", "dcar lets"} and explained("sd") == set()
+    assert explained("random-3-4-5", "best-of-10-4", "dcar@n4") == {"random-…", "best-of-k-n", "dcar lets", "@n"}
 
 
 def test_times_that_differ_from_sentence_to_sentence_are_said():
@@ -294,36 +276,14 @@ def test_two_tables_of_one_title_are_refused(folder, monkeypatch):
         write_report(folder)
 
 
-def test_text_is_escaped(folder):
-    text = write_report(folder).read_text()
-    assert text.count("<script>") == 1 and text.split("<script>")[1].startswith(SCRIPT)
-    page = parsed(folder / "report.html")
-    assert "<script>alert(1)</script>" in page.text
-    assert "speaker & 0" in page.text
-
-
-def test_report_without_log_or_samples(folder, result, tmp_path):
-    (tmp_path / "compare.json").write_text(json.dumps({**result, "samples": []}))
-    for path in folder.glob("compare*.png"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    page = parsed(write_report(tmp_path, out=tmp_path / "sub" / "r.html"))
-    assert "Listen" not in page.text
-    assert "Training" not in page.text
-
-
-def test_missing_pieces_are_named(tmp_path, folder, capsys):
+def test_missing_pieces_and_other_formats_are_named(tmp_path, folder, result, capsys):
     with pytest.raises(DataError, match="dcar compare"):
         write_report(tmp_path)
     (tmp_path / "compare.json").write_text((folder / "compare.json").read_text())
     with pytest.raises(DataError, match=r"compare_speed\.png"):
-        write_report(tmp_path)
-    with pytest.raises(DataError, match=r"compare_speed\.png"):
         main([f"compare={tmp_path}"])
     main([f"compare={folder}", f"training_log={folder}/log.jsonl"])
     assert "Try next:" in capsys.readouterr().out
-
-
-def test_reports_of_another_format_are_refused(tmp_path, result):
     for version in (1, FORMAT_VERSION + 1, None):
         with pytest.raises(DataError, match="run the comparison again"):
             written(tmp_path, {**result, "format_version": version})
@@ -332,8 +292,6 @@ def test_reports_of_another_format_are_refused(tmp_path, result):
 def test_training_log(folder, tmp_path):
     log = read_log(folder / "log.jsonl")
     assert len(log) == 11
-    assert dict(curve_keys(log)) == {"reward": ["reward_forced", "reward_sampled"], "entropy, nats": ["entropy"],
-                                     "KL, nats": ["kl"], "dev WER (reward recogniser)": ["eval_wer"]}
     assert series(log, "eval_wer") == ([10.0], [0.2])
     assert series([*log, {"step": 10, "eval_wer": 0.1}], "eval_wer") == ([10.0], [0.2])  # of the best
     for line in ("x", "{}", '{"step": "4"}'):

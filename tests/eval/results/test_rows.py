@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from compare_worker import made_record
+from compare_worker import made_record, made_result
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +27,7 @@ def test_corpus_counts_by_hand():
     assert (row["tokens_per_pass"], row["truncation_rate"], row["duration_ratio"]) == (2.0, 0.5, 2.0)
     assert (row["target_passes"], row["draft_passes"], row["acceptance_rate"]) == (5.0, 1.5, 0.5)
     assert [p["rate"] for p in row["acceptance_by_position"]] == [0.5, 1.0]
-    lines = table_text([row], {"seeds": [0, 1], "asr": "j", "normalizer": "n", "power": None}).splitlines()
+    lines = table_text([row], made_result([row])).splitlines()
     assert lines[2].startswith("car-2") and len({len(line) for line in lines[:3]}) == 1
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from eval.methods.families import parse_method
+from eval.report.blocks import Folded, Section, Table
 from eval.report.table import corpus_kind, number
 from eval.results.rows import Row
 from eval.results.store import RESYNTHESIS
@@ -49,20 +50,6 @@ def _alike(result: Printed, rows: Sequence[Row]) -> Row | None:
     return best and best[1]
 
 
-def remarks(result: dict[str, Any]) -> list[str]:
-    """What stands behind our numbers, and why they differ from every paper's."""
-    kind, seeds = corpus_kind(result), len(result["seeds"])
-    said = [f"Here: decoder of {result['parameters'] / 1e6:.1f} M parameters with {result['heads']} heads, "
-            f"{result['codes']} codes; {kind} corpus{' (synthetic speech)' if kind == 'starter' else ''}, "
-            f"{result['utterances']} utterances, {seeds} seed{'s' if seeds > 1 else ''}; recogniser {result['asr']}; "
-            f"{result['device']}, batch 1.",
-            "Error rates of different models, voices and recognisers do not compare; compare the columns “÷ base”."]
-    said += [f"The vocoder and the recogniser alone make {100 * row['wer']:.1f} % here (recordings resynthesised from "
-             "their tokens), which no method can undercut by much and which pulls ratios of error rates towards 1."
-             for row in result["rows"] if row["method"] == RESYNTHESIS]
-    return said
-
-
 HEAD = ["there", "WER %", "÷ base", "×", "tok/pass", "here", "WER %", "÷ base", "×", "tok/pass"]
 LEGEND = ("÷ base: WER divided by that of the baseline. ×: speed-up of the language model against it; * ratio of times "
           "that the paper prints, computed here. here: the row of the same setting, or the nearest in name.")
@@ -82,3 +69,27 @@ def behind(setup: Printed) -> str:
     """What stands behind a table of a paper: its model and data, and the baselines on both sides."""
     return ("There: {model}; {data}; WER by {recognizer}; {machine}. Baseline: {baseline_name} ({baseline_wer} %); "
             "here {wer_baseline} for WER, {speed_baseline} for speed.").format(**setup)
+
+
+def papers_section(result: dict[str, Any]) -> Section | None:
+    """Our numbers beside the papers', table by table, each folded; nothing where no paper has one of the methods."""
+    tables = beside_papers(result["rows"])
+    if not tables:
+        return None
+    kind, seeds = corpus_kind(result), len(result["seeds"])
+    blocks: list[Any] = [
+        f"Here: decoder of {result['parameters'] / 1e6:.1f} M parameters with {result['heads']} heads, "
+        f"{result['codes']} codes; {kind} corpus{' (synthetic speech)' if kind == 'starter' else ''}, "
+        f"{result['utterances']} utterances, {seeds} seed{'s' if seeds > 1 else ''}; recogniser {result['asr']}; "
+        f"{result['device']}, batch 1.",
+        "Error rates of different models, voices and recognisers do not compare; compare the columns “÷ base”."]
+    blocks += [f"The vocoder and the recogniser alone make {100 * row['wer']:.1f} % here (recordings resynthesised "
+               "from their tokens), which no method can undercut by much and which pulls ratios of error rates towards "
+               "1."
+               for row in result["rows"] if row["method"] == RESYNTHESIS]
+    for setup, pairs in tables:
+        table = Table(f"{setup['paper'].split()[0]}, {setup['table']}", HEAD,
+                      [cells(setup, theirs, ours, result["rows"]) for theirs, ours in pairs])
+        remarks = [setup["remarks"]] if "remarks" in setup else []
+        blocks.append(Folded(f"{setup['paper']}, {setup['table']}", [behind(setup), table, *remarks]))
+    return Section("Beside the papers", [*blocks, LEGEND])

@@ -8,7 +8,7 @@ from typing import Any
 
 from eval.methods.families import group_families, parse_method
 from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
-from eval.report.papers import HEAD, LEGEND, behind, beside_papers, cells, remarks
+from eval.report.papers import papers_section
 from eval.report.plots import REASONS
 from eval.report.table import (
     Column,
@@ -153,17 +153,3 @@ def reasons_section(result: Mapping[str, Any], folder: Path) -> Section | None:
         Picture("Sizes of chunks, and the last kept and first dropped token", file_uri(folder / REASONS),
                 KEPT_CAPTION),
         Folded("By size of the chunk", [Table("Last kept and first dropped token", head, rows), *notes])])
-
-
-def papers_section(result: dict[str, Any]) -> Section | None:
-    """Our numbers beside the papers', table by table, each folded; nothing where no paper has one of the methods."""
-    blocks = beside_papers(result["rows"])
-    if not blocks:
-        return None
-    return Section("Beside the papers", [
-        *remarks(result),
-        *(Folded(f"{setup['paper']}, {setup['table']}", [
-            behind(setup),
-            Table(f"{setup['paper'].split()[0]}, {setup['table']}", HEAD,
-                  [cells(setup, theirs, ours, result["rows"]) for theirs, ours in pairs]),
-            *([setup["remarks"]] if "remarks" in setup else [])]) for setup, pairs in blocks), LEGEND])

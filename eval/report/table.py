@@ -82,11 +82,11 @@ def column_groups(rows: Sequence[Row]) -> list[tuple[str, list[Column]]]:
 
 def _scores(rows: Sequence[Row]) -> list[Column]:
     """Mean and interval of every scorer."""
-    columns: list[Column] = []
-    for name in rows[0]["scores"]:
-        columns += [(name, lambda r, of=name: number(r["scores"][of]["mean"], 3)),
-                    ("95 % CI", lambda r, of=name: interval(r["scores"][of]["ci"], 3, scale=1))]
-    return columns
+    def columns(name: str) -> list[Column]:
+        return [(name, lambda r: number(r["scores"][name]["mean"], 3)),
+                ("95 % CI", lambda r: interval(r["scores"][name]["ci"], 3, scale=1))]
+
+    return [column for name in rows[0]["scores"] for column in columns(name)]
 
 
 def filled_columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:

@@ -127,13 +127,14 @@ def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any
     s, d, i, n = (sum(r["words"][k] for r in records) for k in range(4))
     capped = sum(min(sum(r["words"][:3]), r["words"][3]) for r in records)
     recorded = sum(r["reference_duration"] for r in records)  # 0 where texts have no recordings
+    alike = [r["speaker_similarity"] for r in records if r.get("speaker_similarity") is not None]
     row: Row = {
         "method": method, "kind": "reference" if method in (RECORDING, RESYNTHESIS) else "method",
         "wer": wer.value, "wer_ci": [wer.low, wer.high], "wer_se": wer.standard_error, "wer_capped": capped / n,
         "cer": cer.value, "cer_ci": [cer.low, cer.high],
         "substitutions": s, "deletions": d, "insertions": i, "reference_words": n,
         "empty_transcripts": sum(not r["hypothesis"].strip() for r in records),
-        "speaker_similarity": _mean(records, "speaker_similarity"),
+        "speaker_similarity": float(np.mean(alike)) if alike else None,
         "duration_ratio": sum(r["duration"] for r in records) / recorded if recorded else None,
         "n": len(words), "seeds": len({r["seed"] for r in records}), "records": len(records),
         "prompts": len({r.get("prompt_seed") for r in records}),
@@ -197,11 +198,6 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
         by_position.append({"position": position, "judged": judged, "accepted": accepted, "rate": accepted / judged})
     return {"acceptance_rate": rate.value, "acceptance_rate_ci": [rate.low, rate.high],
             "mean_accepted": sum(a for _, a in rounds) / len(rounds), "acceptance_by_position": by_position}
-
-
-def _mean(records: Sequence[Record], field: str) -> float | None:
-    values = [r[field] for r in records if r.get(field) is not None]
-    return float(np.mean(values)) if values else None
 
 
 def power_statement(rows: Sequence[Row]) -> dict[str, Any] | None:

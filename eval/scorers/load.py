@@ -47,7 +47,9 @@ from eval.scorers.metrics import NoiseQuality, Pauses, PitchSpread, SpeakerSimil
 SIMILARITIES = ("resemblyzer", "wavlm", "eres2net")
 Similarity = Callable[[np.ndarray, int, np.ndarray], float | None]
 Quality = Callable[[np.ndarray, int], float | None]
-PROSODY: dict[str, Callable[[], Quality]] = {"pitch-spread": PitchSpread, "pauses": Pauses}
+PACKAGED: dict[str, tuple[str, Callable[[], Quality]]] = {
+    "dnsmos": ("quality", NoiseQuality), "pitch-spread": ("prosody", PitchSpread), "pauses": ("prosody", Pauses)}
+"""Kind and class of the scorers that need no file."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Scorer:
         score = self.score(wave, sample_rate, speaker)
         if score is not None and not np.isfinite(score):
             raise DataError(f"{self.name}: gave {score} for {len(wave) / sample_rate:.2f} s of audio; its weights are "
-                            "broken or it cannot read such audio: leave it out of `scorers`")  # fmt: skip
+                            "broken or it cannot read such audio: leave it out of `scorers`")
         return score
 
 
@@ -123,7 +125,7 @@ def kaldi_fbank(wave: np.ndarray, mels: int = 80) -> np.ndarray:
         wave.astype(np.float64), window_function(400, "povey", periodic=False), frame_length=400, hop_length=160,
         fft_length=512, power=2.0, center=False, preemphasis=0.97, mel_filters=filters, log_mel="log",
         mel_floor=float(np.finfo(np.float32).eps), remove_dc_offset=True,
-    ).T.astype(np.float32)  # fmt: skip
+    ).T.astype(np.float32)
 
 
 class ERes2NetEncoder:
@@ -133,7 +135,7 @@ class ERes2NetEncoder:
         path = Path(file)
         if not path.is_file():
             raise AssetError(f"{path}: no such file; get a 3dspeaker_*eres2net*.onnx from the sherpa-onnx releases "
-                             "(speaker-recongition-models) and give eres2net:FILE")  # fmt: skip
+                             "(speaker-recongition-models) and give eres2net:FILE")
         try:
             self._session = onnx_session(path)
         except Exception as error:  # onnxruntime has its own family of errors
@@ -183,7 +185,7 @@ class UTMOS:
         folder = Path(clone)
         if not (folder / "speechmos" / "utmos22" / "strong" / "model.py").is_file():
             raise AssetError(f"{folder}: no clone of SpeechMOS; run `git clone -b v1.2.0 "
-                             "https://github.com/tarepan/SpeechMOS FOLDER` and give utmos:FOLDER#FILE.pt")  # fmt: skip
+                             "https://github.com/tarepan/SpeechMOS FOLDER` and give utmos:FOLDER#FILE.pt")
         state = read_weights(Path(weights), "UTMOS' state dict, from the releases of tarepan/SpeechMOS,")
         # the clone's package is called like the one that carries DNSMOS; it is imported by itself and put away again
         hidden = {n: sys.modules.pop(n) for n in list(sys.modules) if n == "speechmos" or n.startswith("speechmos.")}
@@ -224,38 +226,32 @@ def load_similarity(spec: str, prompts: PromptAudio | None = None, device: str =
     return PromptSimilarity(encoder, prompts)
 
 
-def load_quality(spec: str, device: str = "cpu") -> Quality:
-    """A predictor of quality by name (see the module's table). Raises AssetError, CheckpointError, ConfigError."""
-    kind, _, rest = spec.partition(":")
-    if spec == "dnsmos":
-        return NoiseQuality()
-    if kind == "utmos" and rest.count("#") == 1:
-        clone, weights = rest.split("#")
-        return UTMOS(clone, weights, device)
-    raise ConfigError(f"quality {spec!r}: choose dnsmos, utmos:CLONE#WEIGHTS.pt, "
-                      f"or as a scorer {', '.join(PROSODY)}")
-
-
 def load_scorers(specs: Sequence[str], prompts: PromptAudio | None = None, device: str = "cpu") -> dict[str, Scorer]:
     """Scorers by their names, in the order of `specs`, of the module's tables.
 
-    Raises AssetError, CheckpointError; ConfigError for what is neither, and for two of one name, which a table could
-    not tell apart.
+    Raises AssetError, CheckpointError; ConfigError for what is none, and for two of one name, which a table could not
+    tell apart.
     """
     loaded: dict[str, Scorer] = {}
     for spec in specs:
-        if spec.partition(":")[0] in SIMILARITIES:
+        prefix, _, files = spec.partition(":")
+        if prefix in SIMILARITIES:
             kind, score = "similarity", load_similarity(spec, prompts, device)
-        elif spec in PROSODY:
-            kind, score = "prosody", _without_speaker(PROSODY[spec]())
+        elif spec in PACKAGED:
+            kind, packaged = PACKAGED[spec]
+            score = _without_speaker(packaged())
+        elif prefix == "utmos" and files.count("#") == 1:
+            clone, weights = files.split("#")
+            kind, score = "quality", _without_speaker(UTMOS(clone, weights, device))
         elif (own := _own_scorer(spec)) is not None:
             kind, score = getattr(own, "kind", "quality"), _without_speaker(own)
         else:
-            kind, score = "quality", _without_speaker(load_quality(spec, device))
+            raise ConfigError(f"scorer {spec!r}: choose {', '.join(PACKAGED)}, utmos:CLONE#WEIGHTS.pt, resemblyzer, "
+                              "wavlm:FOLDER_OR_NAME or eres2net:FILE.onnx")
         name = getattr(score, "name", spec)
         if name in loaded:
             raise ConfigError(f"scorers: {loaded[name].spec!r} and {spec!r} are both called {name!r}; rename the "
-                              "folder or file of one, or leave it out")  # fmt: skip
+                              "folder or file of one, or leave it out")
         loaded[name] = Scorer(name, kind, spec, score)
     return loaded
 

@@ -79,7 +79,7 @@ def test_report_of_many_methods_has_all_sections(comparison, tmp_path):
                     "Who wins at equal speed", "Passes and acceptance", "Beside the papers"):
         assert heading in page.text
     assert all(name in page.text for name in NAMES)
-    assert not {"listen", "why-chunks-end-where-they-do", "training-of-the-policy-dcpo"} & {*page.ids}  # nothing of them
+    assert not {"listen", "why-chunks-end-where-they-do", "training-of-the-policy-dcpo"} & {*page.ids}
     assert (tmp_path / "sub" / "report_tables" / "ssd-tables-1-and-3.csv").exists()
     assert sum(tag == "img" for tag, _ in page.sources) == 2
     assert "CosyVoice 2" in page.text and "Whisper-large-v3" in page.text

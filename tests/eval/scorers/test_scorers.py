@@ -1,31 +1,28 @@
 """Speaker similarity and quality by name, on tiny models in the real formats."""
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from compare_worker import tiny_config, tiny_tools
+from compare_worker import records_of, spoken, tiny_tools
 from tones import chirp
 
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError
 from dcar.vocoder.base import PromptAudio
-from eval.compare.run import run as compare
 from eval.scorers.load import (
     ERes2NetEncoder,
     PromptSimilarity,
     Scorer,
     WavLMEncoder,
     kaldi_fbank,
-    load_quality,
     load_scorers,
     load_similarity,
 )
 from eval.scorers.metrics import NoiseQuality
 
-RATE = 16_000
+RATE, NOBODY = 16_000, np.zeros(0, np.float32)
 
 
 def test_filter_bank_is_kaldi_s() -> None:
@@ -35,7 +32,7 @@ def test_filter_bank_is_kaldi_s() -> None:
     layer = kaldi.Wav2LogFilterBank(sampling_rate=RATE, num_filters=80, low_freq=20.0, high_freq=8000.0, dither=0.0,
                                     snip_edges=True, use_energy=False, norm_filters=False,
                                     torchaudio_compatible_mel_scale=True,
-                                    energy_floor=1e-10)  # fmt: skip
+                                    energy_floor=1e-10)
     reference = layer(torch.from_numpy(wave)[None])[0].numpy()
     ours = kaldi_fbank(wave)
     assert ours.shape == reference.shape == (68, 80)
@@ -52,7 +49,7 @@ def save_wavlm(folder: Path) -> Path:
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=[8] * 7,
         num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, tdnn_dim=[8, 8, 8, 8, 12], xvector_output_dim=10,
         num_labels=2,
-    )  # fmt: skip
+    )
     WavLMForXVector(config).eval().save_pretrained(folder)
     Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
     return folder
@@ -67,15 +64,15 @@ def save_eres2net(path: Path, **metadata: str) -> Path:
     matrix = np.random.default_rng(0).standard_normal((80, 6)).astype(np.float32)
     nodes = [helper.make_node("Mul", ["x", "x"], ["power"]),
              helper.make_node("ReduceMean", ["power"], ["mean"], axes=[1], keepdims=0),
-             helper.make_node("MatMul", ["mean", "w"], ["embedding"])]  # fmt: skip
+             helper.make_node("MatMul", ["mean", "w"], ["embedding"])]
     graph = helper.make_graph(
         nodes, "speaker", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "T", 80])],
         [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["N", 6])],
         [helper.make_tensor("w", TensorProto.FLOAT, matrix.shape, matrix.tobytes(), raw=True)],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     facts = {"framework": "3d-speaker", "sample_rate": "16000", "normalize_samples": "1",
-             "feature_normalize_type": "global-mean", "output_dim": "6"} | metadata  # fmt: skip
+             "feature_normalize_type": "global-mean", "output_dim": "6"} | metadata
     for key, value in facts.items():
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value
@@ -91,7 +88,7 @@ def test_wavlm(tmp_path: Path) -> None:
     embedding = encoder.embed(wave, RATE)
     assert embedding.shape == (10,) and np.linalg.norm(embedding) == pytest.approx(1, abs=1e-5)
     model, extractor = WavLMForXVector.from_pretrained(tmp_path / "sv").eval(), AutoFeatureExtractor.from_pretrained(
-        tmp_path / "sv")  # fmt: skip
+        tmp_path / "sv")
     with torch.no_grad():
         reference = model(**extractor(wave, sampling_rate=RATE, return_tensors="pt")).embeddings[0].numpy()
     np.testing.assert_allclose(embedding, reference / np.linalg.norm(reference), atol=1e-5)
@@ -151,17 +148,16 @@ def test_utmos_from_a_clone(tmp_path: Path) -> None:
     """The clone's package has the name of another installed one; neither may be seen in the place of the other."""
     setting = save_utmos(tmp_path)
     before = list(sys.path)
-    scorer = load_quality(setting)
+    (scorer,) = load_scorers([setting]).values()
     assert sys.path == before and not any(n.startswith("speechmos.utmos22") for n in sys.modules)
     wave = chirp(0.5, 1, RATE)
-    assert scorer(wave, RATE) == pytest.approx(10 * float(np.abs(wave).mean()) + 2, abs=1e-4)
+    assert scorer(wave, RATE, NOBODY) == pytest.approx(10 * float(np.abs(wave).mean()) + 2, abs=1e-4)
     torch.save({"out.weight": torch.zeros(2, 2)}, tmp_path / "w.pt")
-    with pytest.raises(CheckpointError, match="not the weights of UTMOS22"):
-        load_quality(f"utmos:{tmp_path / 'clone'}#{tmp_path / 'w.pt'}")
-    with pytest.raises(AssetError, match="git clone -b v1.2.0"):
-        load_quality(f"utmos:{tmp_path}#{tmp_path / 'w.pt'}")
-    with pytest.raises(ConfigError, match="choose dnsmos, utmos"):
-        load_quality("utmos:onlyaclone")
+    for bad, error, said in ((setting, CheckpointError, "not the weights of UTMOS22"),
+                             (f"utmos:{tmp_path}#{tmp_path / 'w.pt'}", AssetError, "git clone -b v1.2.0"),
+                             ("utmos:onlyaclone", ConfigError, "utmos:CLONE#WEIGHTS.pt")):
+        with pytest.raises(error, match=said):
+            load_scorers([bad])
 
 
 # --------------------------------------------------------------------------------------------------- in a comparison
@@ -170,37 +166,32 @@ def test_utmos_from_a_clone(tmp_path: Path) -> None:
 def test_scorers_of_a_comparison(tmp_path: Path) -> None:
     """Tiny models in the real formats, by their settings, through a comparison: each scores what the vocoder said."""
     settings = [save_utmos(tmp_path), f"wavlm:{save_wavlm(tmp_path / 'sv')}",
-                f"eres2net:{save_eres2net(tmp_path / 'm.onnx')}"]  # fmt: skip
+                f"eres2net:{save_eres2net(tmp_path / 'm.onnx')}"]
     tools = tiny_tools(count=3)
     prompts = PromptAudio.of_items(tools.items, lambda uid: (chirp(0.7, len(uid), RATE), RATE))
     tools.scorers = load_scorers(settings, prompts)
     assert [(s.name, s.kind) for s in tools.scorers.values()] == [
-        ("utmos22-strong", "quality"), ("wavlm:sv", "similarity"), ("eres2net:m", "similarity")]  # fmt: skip
-    result = compare(tiny_config(tmp_path / "out", methods=["car-1"], seeds=[0], report=False), tools)
-    item, utmos = tools.items[0], load_quality(settings[0])
+        ("utmos22-strong", "quality"), ("wavlm:sv", "similarity"), ("eres2net:m", "similarity")]
+    result = spoken(tmp_path / "out", tools, methods=["car-1"], references=True)
+    item = tools.items[0]
     wave = tools.vocoder.synthesize([item.reference_tokens], [0])[0]
-    records = [json.loads(line) for line in (tmp_path / "out" / "records.jsonl").read_text().splitlines()]
-    first = next(r for r in records if r["id"] == item.prompt.utterance_id and r["method"] == "recording")
-    assert first["scores"]["utmos22-strong"] == pytest.approx(utmos(wave, 24_000))
-    for kind, setting in zip(("wavlm:sv", "eres2net:m"), settings[1:], strict=True):
-        expected = load_similarity(setting, prompts)(wave, 24_000, item.speaker_embedding)
-        assert first["scores"][kind] == pytest.approx(expected)
+    first = next(r for r in records_of(tmp_path / "out")
+                 if r["id"] == item.prompt.utterance_id and r["method"] == "recording")
+    for name, scorer in tools.scorers.items():
+        assert first["scores"][name] == pytest.approx(scorer(wave, 24_000, item.speaker_embedding))
     row = next(r for r in result["rows"] if r["method"] == "recording")["scores"]["utmos22-strong"]
     assert row["n"] == 3 and 2 < row["ci"][0] <= row["mean"] <= row["ci"][1]
 
 
-def test_scorers_that_cannot_be_used_together(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    same = [f"eres2net:{save_eres2net(tmp_path / x / 'm.onnx')}" for x in "ab"]
-    with pytest.raises(ConfigError, match="are both called 'eres2net:m'"):
-        load_scorers(same, PromptAudio([]))
-    with pytest.raises(ConfigError, match="choose dnsmos, utmos"):
+def test_scorers_that_cannot_be_used() -> None:
+    with pytest.raises(ConfigError, match="are both called 'pauses'"):
+        load_scorers(["pauses", "pauses"])
+    with pytest.raises(ConfigError, match="choose dnsmos"):
         load_scorers(["mosnet"])
     broken = Scorer("broken", "quality", "broken", lambda wave, rate, speaker: float("nan"))
     with pytest.raises(DataError, match="broken: gave nan for 1.00 s"):
-        broken(np.zeros(RATE, np.float32), RATE, np.zeros(298))
-    assert broken(np.zeros(0, np.float32), RATE, np.zeros(298)) is None
+        broken(np.zeros(RATE, np.float32), RATE, NOBODY)
+    assert broken(np.zeros(0, np.float32), RATE, NOBODY) is None
 
 
 def test_noise_quality_equals_the_package() -> None:
@@ -216,10 +207,10 @@ def test_prosody_of_known_glides_and_gaps() -> None:
     semitones = 3 * np.linspace(-1, 1, len(seconds))
     glide = np.sin(2 * np.pi * np.cumsum(150 * 2 ** (semitones / 12)) / RATE).astype(np.float32)
     level = np.sin(2 * np.pi * 150 * seconds).astype(np.float32)
-    spread, pauses, nobody = scorers["pitch spread"], scorers["pauses"], np.zeros(0, np.float32)
-    assert spread(glide, RATE, nobody) == pytest.approx(semitones.std(), abs=0.1)  # uniform over six: 1.73
-    assert spread(level, RATE, nobody) == pytest.approx(0.0, abs=0.1)
+    spread, pauses = scorers["pitch spread"], scorers["pauses"]
+    assert spread(glide, RATE, NOBODY) == pytest.approx(semitones.std(), abs=0.1)  # uniform over six: 1.73
+    assert spread(level, RATE, NOBODY) == pytest.approx(0.0, abs=0.1)
     gap, closure = np.zeros(RATE // 2, np.float32), np.zeros(RATE // 10, np.float32)
-    assert pauses(np.concatenate((gap, level, gap, level, gap)), RATE, nobody) == pytest.approx(0.5 / 3.5, abs=0.03)
-    assert pauses(np.concatenate((level, closure, level)), RATE, nobody) == 0.0
-    assert [s(wave, RATE, nobody) for s in (pauses, spread) for wave in (gap, nobody)] == [None] * 4
+    assert pauses(np.concatenate((gap, level, gap, level, gap)), RATE, NOBODY) == pytest.approx(0.5 / 3.5, abs=0.03)
+    assert pauses(np.concatenate((level, closure, level)), RATE, NOBODY) == 0.0
+    assert [s(wave, RATE, NOBODY) for s in (pauses, spread) for wave in (gap, NOBODY)] == [None] * 4

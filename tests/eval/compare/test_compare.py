@@ -1,6 +1,7 @@
 """The comparison end to end on a random tiny decoder: rows, resuming, number of processes, refusals."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,11 +36,6 @@ from eval.scorers.load import Scorer
 from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.sd import SpeculativeDecoding
 
-FIELDS = """method wer wer_ci cer wer_capped substitutions deletions insertions speaker_similarity
-tokens_per_pass lm_rtf rtf speedup_vs_far speedup_vs_car1 n truncation_rate duration_ratio p_vs_far p_vs_best_car
-detectable_difference p_vs_car1 p_vs_sd family setting target_passes draft_passes acceptance_rate acceptance_rate_ci
-acceptance_by_position speedup_vs_far_quartiles p_vs_random""".split()
-
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
@@ -47,12 +43,11 @@ def compared(tmp_path_factory):
     return out, run(tiny_config(out, timing_utterances=2), tiny_tools())
 
 
-def test_rows_have_the_promised_fields(compared):
+def test_rows_hold_errors_tests_and_times_of_every_method(compared):
     out, result = compared
     rows = {r["method"]: r for r in result["rows"]}
     assert list(rows) == [RECORDING, RESYNTHESIS, "far", "car-1", "car-3", "random-2-3", "dcar", "dcar-sampled"]
     for row in list(rows.values())[2:]:
-        assert set(FIELDS) <= set(row)
         assert row["wer_ci"][0] <= row["wer"] <= row["wer_ci"][1]
         assert row["wer"] == (row["substitutions"] + row["deletions"] + row["insertions"]) / row["reference_words"]
         assert row["wer_capped"] <= row["wer"]
@@ -69,9 +64,11 @@ def test_rows_have_the_promised_fields(compared):
     assert json.loads((out / "compare.json").read_text())["rows"] == json.loads(json.dumps(result["rows"]))
     for name in ("compare.txt", "compare.png", "compare_speed.png", "report.html", "config.yaml"):
         assert (out / name).stat().st_size > 0
-    pairs = result["equal_speed"]
-    assert {p["axis"] for p in pairs} == {"speedup_vs_far", "tokens_per_pass"}
-    assert len(pairs) == 2 * 10  # far, car, random, dcar, dcar-sampled
+    # pairs of far, car, random, dcar, dcar-sampled
+    assert Counter(p["axis"] for p in result["equal_speed"]) == {"speedup_vs_far": 10, "tokens_per_pass": 10}
+    # sounds are kept of as many utterances as asked for
+    assert [len(s["voices"]) for s in result["samples"]] == [8, 8]
+    assert all((out / v["audio"]).exists() for s in result["samples"] for v in s["voices"] if v["audio"])
 
 
 @pytest.mark.parametrize(("method", "which", "size", "seed"), [
@@ -81,12 +78,6 @@ def test_records_are_what_the_decoder_says(compared, method, which, size, seed):
     direct = decode(getattr(models, which), prompts, ChunkMethod(FixedChunk(size)), SHORT, seed=seed)
     assert {r.utterance_id: r.tokens for r in direct} == {
         r["id"]: r["tokens"] for r in records_of(compared[0]) if r["method"] == method and r["seed"] == seed}
-
-
-def test_audio_is_kept_only_where_asked(compared):
-    out, result = compared
-    assert [len(s["voices"]) for s in result["samples"]] == [8, 8]
-    assert all((out / v["audio"]).exists() for s in result["samples"] for v in s["voices"] if v["audio"])
 
 
 def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
@@ -112,8 +103,7 @@ def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
     easy = next(r for r in records_of(tmp_path / "out") if r["method"] == "dcar" and r["id"] == "easy-0001")
     assert result["by_category"]["methods"]["dcar"][0]["wer"] == sum(easy["words"][:3]) / 4
     assert "easy (n = 1)" in (tmp_path / "out" / "compare.txt").read_text()
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "Errors by category" in page and "Nobody recorded them" in page
+    assert "Errors by category" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_interrupted_run_goes_on(tmp_path, compared):
@@ -171,12 +161,11 @@ def test_every_scorer_is_a_column(compared):
         assert len(known) < len(scores) and found["records"] == len(known)
         assert found["mean"] == pytest.approx(sum(known) / len(known))
         assert found["ci"][0] < found["mean"] < found["ci"][1]
+        text = (out / "compare.txt").read_text()
+        assert f"{found['mean']:.3f}  {found['ci'][0]:.3f}–{found['ci'][1]:.3f}" in text
+        assert f"{row['method']} {len(scores) - len(known)}" in text  # not scored
     assert result["scorers"] == {"loudness": {"kind": "quality", "setting": "loudness"}}
-    text, page = (out / "compare.txt").read_text(), (out / "report.html").read_text()
-    car = next(r for r in result["rows"] if r["method"] == "car-1")["scores"]["loudness"]
-    assert f"{car['mean']:.3f}  {car['ci'][0]:.3f}–{car['ci'][1]:.3f}" in text
-    assert "loudness: predicted rating" in text and f"car-1 {12 - car['records']}" in text
-    assert "<th scope=col>loudness</th>" in page and f"{car['mean']:.3f}" in page
+    assert "<th scope=col>loudness</th>" in (out / "report.html").read_text()
 
 
 def named(similarity):

@@ -69,8 +69,8 @@ def draw_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
 def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     """WER with 95 % intervals against `axis` (a key of AXIS_LABELS), a line per family, the Pareto front behind."""
     figure, [[axes]] = panels((8.4, 5.2))
-    families = [(parse_method(family), points) for family, members in group_families(rows).items()
-                if (points := [r for r in members if r.get(axis) is not None])]
+    measured = [r for r in rows if r.get(axis) is not None]
+    families = [(parse_method(family), points) for family, points in group_families(measured).items()]
     every = [r for _, points in families for r in points]
     x, y = np.array([float(r[axis]) for r in every]), 100 * np.array([r["wer"] for r in every])
     ends = 100 * np.array([r["wer_ci"] for r in every]).T

@@ -112,17 +112,15 @@ def equal_speed(rows: Sequence[dict[str, Any]], counts: Mapping[str, Counts], ax
                 resamples: int = RESAMPLES) -> list[dict[str, Any]]:
     """Every pair of families compared at equal `axis` (a key of SPEED_AXES); of two the earlier in the order of METHODS
     is the baseline b."""
-    points = {family: {r["method"]: float(r[axis]) for r in members if r.get(axis) is not None}
-              for family, members in group_families(rows).items()}
-    curves = [Curve(family, of) for family, of in points.items() if of]
+    curves = [Curve(family, {r["method"]: float(r[axis]) for r in members})
+              for family, members in group_families([r for r in rows if r.get(axis) is not None]).items()]
     return [{"axis": axis, **compare_curves(b, a, counts, resamples)} for a, b in combinations(curves, 2)]
 
 
 def speed_axis(rows: Sequence[dict[str, Any]]) -> str | None:
     """The measured speed-up, end to end, that all timed methods have: against FAR, else CAR-1; None without timings."""
-    timed = [r for r in rows if r["kind"] == "method"]
     return next((axis for axis in ("speedup_vs_far", "speedup_vs_car1")
-                 if any(r.get(axis) is not None for r in timed)), None)
+                 if any(r.get(axis) is not None for r in rows)), None)
 
 
 def sentence(pair: dict[str, Any]) -> str:

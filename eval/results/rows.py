@@ -61,9 +61,9 @@ def corpus_rate(sums: Sums, resamples: int) -> Interval:
     return corpus_interval(*zip(*sums.values(), strict=True), resamples=resamples)
 
 
-def compare_records(a: Sequence[Record], b: Sequence[Record], resamples: int, of: Measure = wrong) -> PairedTest:
-    """The paired test of two methods' records, a - b, on the utterances that both spoke."""
-    mine, theirs = by_utterance(a, of), by_utterance(b, of)
+def compare_records(a: Sequence[Record], b: Sequence[Record], resamples: int) -> PairedTest:
+    """The paired test of the word errors of two methods' records, a - b, on the utterances that both spoke."""
+    mine, theirs = by_utterance(a), by_utterance(b)
     shared = [i for i in mine if i in theirs]
     return paired_test([mine[i][0] for i in shared], [mine[i][1] for i in shared],
                        [theirs[i][0] for i in shared], [theirs[i][1] for i in shared], resamples=resamples)

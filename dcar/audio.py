@@ -2,9 +2,9 @@
 
 Anything libsndfile reads (wav, flac, ogg vorbis/opus, mp3) comes in from a path or from encoded bytes. What would
 spoil training in silence is an error here: no bytes, no samples, a recording that was cut off, NaN, infinity, digital
-silence. What can be repaired (several channels, a lower sample rate) is repaired, with a note in the log: a warning the
-first time a kind of repair happens in a process, debug level afterwards, so that a corpus of stereo files does not fill
-the log.
+silence. A length that the header does not give, as in files written to a pipe, is found by decoding. What can be
+repaired (several channels, a lower sample rate) is repaired, with a note in the log: a warning the first time a kind of
+repair happens in a process, debug level afterwards, so that a corpus of stereo files does not fill the log.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import math
 import os
 import re
 import stat
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +47,11 @@ _UNKNOWN = 0x7FFF0000
 _REPAIRED = re.compile(r"^ *(?:data|SSND|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
 """What libsndfile notes in its log where it takes fewer bytes than the header of a wav, aiff, au, caf, rf64 or w64
 file promises."""
+_ENDLESS = 1 << 48
+"""Samples from here on are no length: libsndfile gives 2^63 where a FLAC header says that it is not known."""
+_CHUNKED = {b"RIFF": (12, "<I", b"data"), b"RF64": (12, "<I", b"data"), b"FORM": (12, ">I", b"SSND"),
+            b"caff": (8, ">q", b"data")}
+"""First bytes of a format -> where its first chunk begins, how chunks store their size, which one holds the samples."""
 _OGG_PAGE = 27 + 255 + 255 * 255  # bytes of the longest page
 
 _FORMATS = {".wav": ("WAV", "PCM_16"), ".flac": ("FLAC", "PCM_16"), ".ogg": ("OGG", "VORBIS"),
@@ -80,7 +86,7 @@ def load_audio(source: str | Path | bytes, sample_rate: int | None = None, *,
     if (len(source) if isinstance(source, bytes) else _file_size(source, name)) == 0:
         raise AudioError(f"{name}: the audio file has 0 bytes; copy or record it again")
     with _opened(source, name) as file:
-        samples, rate = _decode(file), file.samplerate
+        samples, rate = _decode(file, source), file.samplerate
         promised = _promised_frames(file, len(samples), source)
     if promised is None:
         raise AudioError(f"{name}: is cut off: the last page of the Ogg file is missing or incomplete; copy it again, "
@@ -106,18 +112,85 @@ def _file_size(path: str | Path, name: str) -> int:
     return state.st_size
 
 
+class _Sequential(sf.SoundFile):
+    """An audio file that is read from start to end. soundfile itself seeks after every read, which fails at the end of
+    a FLAC file of unknown length."""
+
+    def seekable(self) -> bool:
+        return False
+
+
 @contextlib.contextmanager
 def _opened(source: str | Path | bytes, name: str) -> Iterator[sf.SoundFile]:
     """An audio file to read from; AudioError for whatever libsndfile or soundfile raise meanwhile."""
     try:
-        with sf.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else str(source)) as file:
+        with _sound_file(source) as file:
             yield file
     except (sf.LibsndfileError, RuntimeError, OSError, ValueError, OverflowError, MemoryError) as error:
         raise AudioError(f"{name}: not readable as audio ({error}); convert it to wav, flac or ogg") from None
 
 
-def _decode(file: sf.SoundFile) -> np.ndarray:
+def _sound_file(source: str | Path | bytes) -> sf.SoundFile:
+    """A file, or its copy with the number of samples in the header if the header lacks it."""
+    try:
+        file = _Sequential(io.BytesIO(source) if isinstance(source, bytes) else str(source))
+    except sf.LibsndfileError:  # which caf files of unknown length raise
+        if (sized := _with_size(source)) is None:
+            raise
+        return _Sequential(io.BytesIO(sized))
+    if file.frames == 0 and (sized := _with_size(source)) is not None:
+        file.close()
+        file = _Sequential(io.BytesIO(sized))
+    return file
+
+
+def _with_size(source: str | Path | bytes) -> bytes | None:
+    """A wav, rf64, aiff, au or caf file whose header gives no length, with the size of the samples that follow. None
+    for other files, and where nothing or only other chunks follow."""
+    head = _bytes_of(source, 0, 4)
+    if head != b".snd" and head not in _CHUNKED:
+        return None
+    data = _bytes_of(source, 0)
+    if head == b".snd":
+        return data[:8] + b"\xff" * 4 + data[12:]  # the value for an unknown length
+    at, kind, samples = _CHUNKED[head]
+    chunks = list(_chunks(data, at, kind))
+    place = next((i for i, (name, _, _) in enumerate(chunks) if name == samples), None)
+    if place is None or 8 < chunks[place][2] < 0xFFFFFFFF:  # 8: what SSND holds before the samples
+        return None
+    rest = chunks[place + 1 :]
+    if rest and all(name.isalnum() for name, _, _ in rest) and len(data) - sum(rest[-1][1:]) in (0, 1):
+        return None
+    _, start, size = chunks[place]
+    held, width = len(data) - start, struct.calcsize(kind)
+    if size == 0xFFFFFFFF:  # rf64 stores the size in its chunk ds64, after that of the file
+        field, written = chunks[0][1] + 8, struct.pack("<Q", held)
+    else:
+        field, written = start - width, struct.pack(kind, min(held, 0xFFFFFFFE))
+    return data[:field] + written + data[field + len(written) :]
+
+
+def _chunks(data: bytes, at: int, kind: str) -> Iterator[tuple[bytes, int, int]]:
+    """Name, start and size of the chunks of a file from `at` on."""
+    head = 4 + struct.calcsize(kind)
+    while at + head <= len(data):
+        [size] = struct.unpack_from(kind, data, at + 4)
+        yield data[at : at + 4], at + head, size
+        at += head + max(size, 0) + (0 if kind == ">q" else size % 2)
+
+
+def _decode(file: sf.SoundFile, source: str | Path | bytes) -> np.ndarray:
     """All samples [samples, channels] float32, block by block."""
+    samples = _read_all(file)
+    if _is_estimate(file, source) and len(samples) >= file.frames:
+        # libsndfile reads no further than its estimate of the length, which is wrong where the bitrate changes
+        with _Sequential(io.BytesIO(_with_mp3_table(_bytes_of(source, 0)))) as again:
+            longer = _read_all(again)
+        samples = longer if len(longer) > len(samples) else samples
+    return samples
+
+
+def _read_all(file: sf.SoundFile) -> np.ndarray:
     size = max(1, _BLOCK // file.channels)
     blocks = [file.read(size, dtype="float32", always_2d=True)]
     while len(blocks[-1]):
@@ -125,13 +198,39 @@ def _decode(file: sf.SoundFile) -> np.ndarray:
     return blocks[0] if len(blocks) <= 2 else np.concatenate(blocks)
 
 
+def _is_estimate(file: sf.SoundFile, source: str | Path | bytes) -> bool:
+    """True for an mp3 without the table that encoders write at the start: libsndfile estimates its length."""
+    return file.format == "MP3" and not re.search(rb"Xing|Info|VBRI", _bytes_of(source, 0, 4096))
+
+
+def _with_mp3_table(data: bytes) -> bytes:
+    """An mp3 file with a table before its first frame that gives it a length which no file has."""
+    tags = 0
+    if data[:3] == b"ID3":  # seven bits of every byte count
+        tags = 10 + sum(byte << 7 * place for place, byte in enumerate(reversed(data[6:10])))
+    # eleven bits set, layer III, and neither of the bitrates and sample rates that are reserved
+    start = next((i for i in range(tags, len(data) - 3) if data[i] == 0xFF and data[i + 1] & 0xE6 == 0xE2
+                  and data[i + 1] & 0x18 != 8 and 0 < data[i + 2] >> 4 < 15 and data[i + 2] & 12 != 12), None)
+    if start is None:
+        return data
+    header = bytearray(data[start : start + 4])
+    first, mono = header[1] >> 3 & 3 == 3, header[3] >> 6 == 3  # MPEG-1, of twice the samples a frame
+    rate = (44_100, 48_000, 32_000)[header[2] >> 2 & 3] >> {3: 0, 2: 1, 0: 2}[header[1] >> 3 & 3]
+    header[1] |= 1  # no checksum
+    header[2] = header[2] & 0x0C | 0xE0  # the highest bitrate, so that the table fits
+    size = 144 * 320_000 // rate if first else 72 * 160_000 // rate
+    before = (17 if mono else 32) if first else (9 if mono else 17)
+    table = bytes(header) + bytes(before) + b"Xing" + struct.pack(">II", 1, 1 << 26)
+    return data[:start] + table.ljust(size, b"\0") + data[start:]
+
+
 def _promised_frames(file: sf.SoundFile, held: int, source: str | Path | bytes) -> float | None:
     """How many samples the header of a recording promises of which `held` were decoded; None if its end is missing."""
     if file.format == "OGG":
         return held if _ogg_ends(source) else None
     if file.format == "MP3":  # without the table that encoders write at the start, the length is only estimated
-        return file.frames if re.search(rb"Xing|Info|VBRI", _bytes_of(source, 0, 4096)) else held
-    promised = float(file.frames)
+        return held if _is_estimate(file, source) else file.frames
+    promised = float(file.frames if file.frames < _ENDLESS else held)
     for written, there in _REPAIRED.findall(file.extra_info):
         if int(there) < int(written) < _UNKNOWN and int(there) > 0:
             promised = max(promised, held * int(written) / int(there))
@@ -148,8 +247,8 @@ def _ogg_ends(source: str | Path | bytes) -> bool:
     return len(tail) >= body + sum(tail[page + 27 : body])
 
 
-def _bytes_of(source: str | Path | bytes, start: int, count: int) -> bytes:
-    """`count` bytes of a file from `start` on (from the end, where it is negative)."""
+def _bytes_of(source: str | Path | bytes, start: int, count: int | None = None) -> bytes:
+    """`count` bytes of a file from `start` on (from the end, where it is negative), all if `count` is None."""
     if isinstance(source, bytes):
         return source[start:][:count]
     with open(source, "rb") as file:
@@ -158,14 +257,20 @@ def _bytes_of(source: str | Path | bytes, start: int, count: int) -> bytes:
 
 
 def audio_seconds(source: str | Path | bytes) -> float | None:
-    """Duration in seconds from the header of an audio file (path or bytes), None where there is no readable header."""
+    """Duration in seconds of an audio file (path or bytes), from its header or, where that does not give it, by
+    decoding; None where the file is not readable."""
     try:
         if not isinstance(source, bytes):
             _file_size(source, str(source))
-        info = sf.info(io.BytesIO(source) if isinstance(source, bytes) else str(source))
-    except (AudioError, sf.LibsndfileError, RuntimeError, OSError, ValueError):
+        with _opened(source, "") as file:
+            return (_known_frames(file, source) or len(_decode(file, source))) / file.samplerate
+    except AudioError:
         return None
-    return info.frames / info.samplerate if info.samplerate else None
+
+
+def _known_frames(file: sf.SoundFile, source: str | Path | bytes) -> int | None:
+    """Samples of a file by its header, None where only decoding finds them."""
+    return None if file.frames >= _ENDLESS or _is_estimate(file, source) else file.frames
 
 
 def load_segment(path: str | Path, start: float, duration: float, channel: int = 0, sample_rate: int | None = None, *,
@@ -182,15 +287,21 @@ def load_segment(path: str | Path, start: float, duration: float, channel: int =
     with _opened(str(path), name) as file:
         rate, first = file.samplerate, round(start * file.samplerate)
         count, channels = round(duration * rate), file.channels
+        frames = _known_frames(file, path)
+        decoded = _decode(file, path) if frames is None else np.zeros((0, channels), np.float32)
+        frames = len(decoded) if frames is None else frames
         # manifests round times: a few milliseconds past the end are the end
-        if start < 0 or duration <= 0 or first + count > file.frames + CUT_TOLERANCE * rate:
+        if start < 0 or duration <= 0 or first + count > frames + CUT_TOLERANCE * rate:
             raise AudioError(f"{name}: {start:g}…{start + duration:g} s is not in the recording of "
-                             f"{file.frames / rate:.2f} s; does the manifest belong to this file?")
+                             f"{frames / rate:.2f} s; does the manifest belong to this file?")
         if not 0 <= channel < channels:
             raise AudioError(f"{name}: channel {channel} of a recording with {channels}; correct the manifest")
-        file.seek(min(first, file.frames))
-        samples = file.read(count, dtype="float32", always_2d=True)[:, channel : channel + 1]
-        if min(first + count, file.frames) - first - len(samples) > CUT_TOLERANCE * rate:
+        if len(decoded):
+            samples = decoded[first : first + count, channel : channel + 1]
+        else:
+            file.seek(min(first, frames))
+            samples = file.read(count, dtype="float32", always_2d=True)[:, channel : channel + 1]
+        if min(first + count, frames) - first - len(samples) > CUT_TOLERANCE * rate:
             raise AudioError(f"{name}: is cut off: {len(samples) / rate:.2f} s of a stretch of {duration:.2f} s are "
                              "there; copy it again")
     return _checked(samples, rate, sample_rate, name)

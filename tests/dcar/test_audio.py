@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +180,48 @@ def test_headers_that_are_a_little_off_or_do_not_know_are_read(tmp_path):
         assert len(load_audio(written)[0]) == RATE
     with pytest.raises(AudioError, match=r"promises 1.50 s, the file holds 1.00 s"):
         load_audio(whole[:place] + (size * 3 // 2).to_bytes(4, "little") + whole[place + 4 :])
+
+
+UNKNOWN = {  # format: where its header has a length, the tag before it or its place, and what stands for unknown
+    "FLAC": [(21, b"\xf0\0\0\0\0")], "WAV": [(b"data", b"\0" * 4)], "AU": [(8, b"\0" * 4)],
+    "AIFF": [(b"SSND", struct.pack(">I", 8)), (b"COMM\0\0\0\x12\0\x01", b"\0" * 4)], "CAF": [(b"data", b"\xff" * 8)],
+    "RF64": [(b"ds64\x1c\0\0\0", b"\0" * 24)]}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_a_length_that_the_header_does_not_give_is_found_by_decoding(kind: str, tmp_path):
+    """As programs write it that do not know it yet, and cannot go back in a pipe."""
+    file, written = tmp_path / "a", bytearray(encoded(tone(1.0), kind))
+    for place, unknown in UNKNOWN[kind]:
+        at = written.index(place) + len(place) if isinstance(place, bytes) else place
+        written[at : at + len(unknown)] = unknown
+    file.write_bytes(written)
+    for source in (file, bytes(written)):
+        assert audio_seconds(source) == 1
+        np.testing.assert_allclose(load_audio(source)[0], tone(1.0), atol=1e-4)
+    np.testing.assert_allclose(load_segment(file, 0.25, 0.5)[0], tone(1.0)[4000:12_000], atol=1e-4)
+    with pytest.raises(AudioError, match=r"not in the recording of 1.00 s"):
+        load_segment(file, 0.75, 0.5)
+
+
+@pytest.mark.parametrize("after", [b"", b"LIST\x04\0\0\0INFO"])
+def test_a_wav_without_samples_is_empty_whatever_other_chunks_follow(after: bytes):
+    empty = encoded(np.zeros(0, np.float32)) + after
+    assert audio_seconds(empty) == 0
+    with pytest.raises(AudioError, match="no samples"):
+        load_audio(empty)
+
+
+def test_an_mp3_of_changing_bitrate_without_a_table_is_read_to_its_end():
+    """libsndfile takes the length to be that of the first frame, here a loud one, times the bytes of the file."""
+    wave, buffer = np.r_[np.random.default_rng(0).uniform(-0.5, 0.5, RATE), np.zeros(6 * RATE)], io.BytesIO()
+    with sf.SoundFile(buffer, "w", RATE, 1, "MPEG_LAYER_III", format="MP3", bitrate_mode="VARIABLE") as file:
+        file.write(wave)
+    whole = buffer.getvalue()
+    bare = whole[whole.index(whole[:2], 4) :]  # the table is a frame of its own
+    for source in (bare, b"ID3\x04\0\0\0\0\x01\0" + b"\xff\xfb\x90\0" * 32 + bare):
+        assert len(load_audio(source)[0]) == pytest.approx(len(wave), abs=2000)
+        assert audio_seconds(source) == pytest.approx(7, abs=0.13)
 
 
 def test_what_is_no_file(tmp_path):

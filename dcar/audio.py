@@ -156,14 +156,17 @@ def _with_size(source: str | Path | bytes) -> bytes | None:
     at, kind, samples = _CHUNKED[head]
     chunks = list(_chunks(data, at, kind))
     place = next((i for i, (name, _, _) in enumerate(chunks) if name == samples), None)
-    if place is None or 8 < chunks[place][2] < 0xFFFFFFFF:  # 8: what SSND holds before the samples
+    if place is None:
+        return None
+    in_ds64 = head == b"RF64" and chunks[place][2] == 0xFFFFFFFF
+    if chunks[place][2] > 8 and not in_ds64:  # 8 bytes of SSND stand before the samples
         return None
     rest = chunks[place + 1 :]
     if rest and all(name.isalnum() for name, _, _ in rest) and len(data) - sum(rest[-1][1:]) in (0, 1):
         return None
-    _, start, size = chunks[place]
-    held, width = len(data) - start, struct.calcsize(kind)
-    if size == 0xFFFFFFFF:  # rf64 stores the size in its chunk ds64, after that of the file
+    start, width = chunks[place][1], struct.calcsize(kind)
+    held = len(data) - start
+    if in_ds64:  # after the size of the file
         field, written = chunks[0][1] + 8, struct.pack("<Q", held)
     else:
         field, written = start - width, struct.pack(kind, min(held, 0xFFFFFFFE))

@@ -1,24 +1,28 @@
-"""Atomic file writes, manifests of digests, and errors of a full disk."""
+"""Atomic file writes, files of one object a line, manifests of digests, and errors of a full disk."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import hashlib
 import json
 import os
 import shutil
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from dcar.errors import StorageError
+from dcar.errors import DataError, StorageError
 
 MANIFEST = "manifest.json"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
+LONGEST_LINE = 1 << 26
+"""Bytes of a line of a manifest; cuts may hold their audio."""
 # Messages of torch and safetensors, which have their own streams, for a failed write.
 STREAMS = ("No space left", "os error 28", "Disk quota", "iostream error", "unexpected pos", "file write failed",
            "PytorchStreamWriter failed")
@@ -96,6 +100,56 @@ def write_text(path: str | Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     sync(path.parent)
+
+
+def text_lines(file: Path) -> Iterator[tuple[int, str, str | None]]:
+    """(line number from 1, text, what is wrong with it) of the lines that are not blank; `.gz` files are unpacked.
+
+    Only line feeds end a line: U+2028 and the other separators of Unicode belong to it. A byte order mark at the start
+    is no part of the first line. A file that cannot be read further (cut off, damaged, no permission) ends with a line
+    that says so.
+    """
+    number = 0
+    try:
+        with gzip.open(file, "rb") if file.suffix.lower() == ".gz" else file.open("rb") as handle:
+            while raw := handle.readline(LONGEST_LINE + 1):
+                number += 1
+                if len(raw) > LONGEST_LINE:
+                    yield number, "", f"longer than {LONGEST_LINE} bytes; one row a line"
+                    while raw and not raw.endswith(b"\n"):
+                        raw = handle.readline(LONGEST_LINE)
+                    continue
+                if number == 1:
+                    raw = raw.removeprefix(b"\xef\xbb\xbf")
+                try:
+                    text = raw.decode("utf-8").rstrip("\r\n")
+                except UnicodeDecodeError as error:
+                    yield number, "", f"not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8"
+                    continue
+                if text.strip():
+                    yield number, text, None
+    except (EOFError, zlib.error, OSError) as error:
+        cause = "cut off" if isinstance(error, EOFError) else f"damaged or not readable ({error})"
+        yield number + 1, "", (f"the file is {cause}: what is behind line {number} is lost, what is before may be "
+                               "wrong; copy it again")
+
+
+def json_lines(file: Path, what: str, fix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """("file:line", object) of every line of a file of JSON lines that is not blank.
+
+    DataError for a line that is not an object (`what` it should be, and how to `fix` it), and for a file that cannot be
+    read.
+    """
+    for number, text, fault in text_lines(file):
+        row = None
+        if fault is None:
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                fault = f"no JSON ({error})"
+        if not isinstance(row, dict):
+            raise DataError(f"{file}:{number}: not {what}: {fault or f'a JSON {type(row).__name__}'}; {fix}")
+        yield f"{file}:{number}", row
 
 
 def digest_of(value: Any) -> str:

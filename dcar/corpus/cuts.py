@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dcar.corpus.rows import AudioSegment, BadRow, Part, Utterance, file_part, known_split, line_rows
+from dcar.corpus.rows import AudioSegment, BadRow, Part, Utterance, file_part, files_in, known_split, line_rows
 from dcar.errors import DataError
 
 
 def cut_parts(root: Path, audio_root: Path | None = None) -> list[Part]:
     """One manifest, or every `*.jsonl` and `*.jsonl.gz` of a folder. `audio_root`: what relative audio paths are
     relative to; if not given they are looked for from the manifest's folder upwards."""
-    files = [root] if root.is_file() else sorted([*root.glob("*.jsonl"), *root.glob("*.jsonl.gz")])
+    files = [root] if root.is_file() else files_in(root, ".jsonl", ".jsonl.gz")
     if not files:
         raise DataError(f"{root}: no cut manifest (*.jsonl, *.jsonl.gz) in this folder")
     return [file_part(f, line_rows, partial(cut_utterance, _AudioRoots(f, audio_root), split_of_manifest(f.name)))
@@ -33,7 +33,7 @@ def cut_parts(root: Path, audio_root: Path | None = None) -> list[Part]:
 
 def split_of_manifest(name: str) -> str | None:
     """train, dev or test from the name of a cut manifest (`libriheavy_cuts_small.jsonl.gz`, `cuts_dev.jsonl`)."""
-    label = re.sub(r"\.jsonl(\.gz)?$", "", name).rpartition("cuts_")[2]
+    label = re.sub(r"(?i)\.jsonl(\.gz)?$", "", name).rpartition("cuts_")[2]
     return "train" if label in ("small", "medium", "large") else known_split(label)  # subsets of LibriHeavy
 
 

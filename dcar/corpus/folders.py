@@ -7,13 +7,18 @@ recogniser write it.
 from __future__ import annotations
 
 import csv
+import logging
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from dcar.corpus.huggingface import SPEAKER_COLUMNS, TEXT_COLUMNS
+from dcar.corpus.libritts import SUBSETS
 from dcar.corpus.rows import (
+    READ,
     BadRow,
     Part,
     Problem,
@@ -22,39 +27,66 @@ from dcar.corpus.rows import (
     canonical_split,
     file_part,
     file_stamp,
+    files_in,
     first_file,
     known_split,
     row_of,
 )
 from dcar.errors import DataError
 
-READ = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au")
+logger = logging.getLogger(__name__)
+
 NOT_READ = (".m4a", ".aac", ".mp4", ".wma", ".amr", ".webm")
 AUDIO_COLUMNS = ("audio", "path", "file", "file_name", "filename", "wav", "audio_file", "audio_path")
 
 
 def folder_parts(root: Path) -> list[Part]:
     """A table, or a folder: with one table in it, or with recordings, each `NAME.wav` beside `NAME.txt`."""
-    tables = [root] if root.is_file() else sorted([*root.glob("*.csv"), *root.glob("*.tsv")])
+    tables = [root] if root.is_file() else files_in(root, ".csv", ".tsv")
     if len(tables) > 1:
         raise DataError(f"{root}: holds {len(tables)} tables ({', '.join(t.name for t in tables[:5])}); give one as "
                         "path")
     if tables:
         return [file_part(tables[0], _table)]
-    files = sorted(f for f in root.rglob("*") if f.suffix.lower() in (*READ, *NOT_READ, ".txt") and f.is_file())
-    if not any(f.suffix.lower() != ".txt" for f in files):
+    recordings, texts = recordings_in(root, (*READ, *NOT_READ))
+    if not recordings:
         raise DataError(f"{root}: no recordings in it ({', '.join(READ)}) and no table (.csv, .tsv)")
-    return [Part(root.name, partial(_recordings, root, files), "\n".join(f"{f} {file_stamp(f)}" for f in files))]
+    tops = {top for f in recordings for top in f.relative_to(root).parts[:-1][:1]}
+    splits = {top for top in tops if _split_of_folder(top)}
+    if splits and tops - splits:
+        logger.warning("%s: the folders %s are taken as splits, the others (%s) as speakers; rename a speaker whose "
+                       "name is that of a split", root, ", ".join(sorted(splits)), ", ".join(sorted(tops - splits)[:5]))
+    stamp = "\n".join(f"{f} {file_stamp(f)}" for f in sorted([*recordings, *texts.values()]))
+    return [Part(root.name, partial(_recordings, root, recordings, texts), stamp)]
 
 
-def _recordings(root: Path, files: list[Path]) -> Iterator[Row]:
-    spoken = {f.with_suffix("") for f in files if f.suffix.lower() != ".txt"}
-    for file in files:
-        if file.suffix.lower() != ".txt":
-            yield row_of(str(file), _recording, root, file)
-            continue
-        whose = file.with_name(file.name.removesuffix(".txt").removesuffix(".normalized"))
-        if whose not in spoken and file.stem.lower() not in ("readme", "license", "licence"):
+def recordings_in(root: Path, endings: tuple[str, ...] = READ) -> tuple[list[Path], dict[str, Path]]:
+    """The recordings in a folder and in those in it, and the text of each that has one, by the recording's path without
+    its suffix; `NAME.normalized.txt` comes before `NAME.txt`."""
+    files = files_in(root, *endings, ".txt", deep=True)
+    texts = {str(f)[: -len(end)]: f for end in (".txt", ".normalized.txt") for f in files
+             if f.name.lower().endswith(end)}
+    return [f for f in files if f.suffix.lower() != ".txt"], texts
+
+
+def read_beside(recording: Path, texts: Mapping[str, Path]) -> str:
+    """The text of a recording, "" if there is none. UnicodeDecodeError if it is not UTF-8."""
+    text = texts.get(str(recording.with_suffix("")))
+    return " ".join(text.read_text(encoding="utf-8-sig").split()) if text else ""
+
+
+def _split_of_folder(name: str) -> str | None:
+    """The split of a folder that is named exactly as one, or as a subset of LibriTTS; Testa and dev_patel are speakers.
+    """
+    return known_split(name) if name.isalpha() or name.lower() in SUBSETS else None
+
+
+def _recordings(root: Path, recordings: Sequence[Path], texts: Mapping[str, Path]) -> Iterator[Row]:
+    for file in recordings:
+        yield row_of(str(file), _recording, root, texts, file)
+    spoken = {texts.get(str(file.with_suffix(""))) for file in recordings}
+    for file in sorted(set(texts.values()) - spoken):
+        if file.stem.lower() not in ("readme", "license", "licence"):
             yield Problem(_name(root, file), str(file), "a text without a recording of that name beside it")
 
 
@@ -62,14 +94,13 @@ def _name(root: Path, file: Path) -> str:
     return "-".join([*file.relative_to(root).parts[:-1], file.stem])
 
 
-def _recording(root: Path, file: Path, source: str) -> Utterance:
+def _recording(root: Path, texts: Mapping[str, Path], file: Path, source: str) -> Utterance:
     name, folders = _name(root, file), list(file.relative_to(root).parts[:-1])
-    split = known_split(folders[0]) if folders else None
+    split = _split_of_folder(folders[0]) if folders else None
     if split is not None:
         folders = folders[1:]
     try:
-        text = next((f.read_text(encoding="utf-8-sig") for f in (
-            file.with_suffix(".normalized.txt"), file.with_suffix(".txt")) if os.path.isfile(f)), "")
+        text = read_beside(file, texts)
     except UnicodeDecodeError as error:
         raise BadRow(f"its text is not UTF-8 (byte {error.start + 1}); save it as UTF-8", name) from error
     return _utterance(name, text, folders[0] if folders else root.name, file, split, source)
@@ -86,8 +117,9 @@ def _table(file: Path) -> Iterator[Row]:
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
         first = handle.readline()
         handle.seek(0)
-        rows = csv.reader(handle, delimiter=max(",;\t|", key=first.count))
-        header = [name.strip().lower() for name in next(rows, [])]
+        records = _records(handle, max(",;\t|", key=first.count), first.startswith('"'), lambda cells: (
+            len(cells) == len(header) and os.path.isfile(place(cells[audio or 0].strip()))))
+        header = [name.strip().lower() for name in next(records, (1, [], ""))[1]]
 
         def column(names: tuple[str, ...]) -> int | None:
             return next((header.index(name) for name in names if name in header), None)
@@ -98,21 +130,67 @@ def _table(file: Path) -> Iterator[Row]:
             raise DataError(f"{file}:1: no column with recordings ({', '.join(AUDIO_COLUMNS)}); the first line is a "
                             f"header, and it says {', '.join(header)[:100]}")
 
+        def place(recording: str) -> Path:
+            """Beside the table, or in the folder where such corpora keep them."""
+            return first_file([file.parent / folder / f"{recording}{end}" for end in ("", *READ)
+                               for folder in ("", "wavs", "clips")])
+
         def utterance(cells: list[str], source: str) -> Utterance:
             if len(cells) != len(header):
-                raise BadRow(f"{len(cells)} fields, the header has {len(header)}; fields with a comma stand in quotes",
-                             cells[0])
+                raise BadRow(f"{len(cells)} fields, the header has {len(header)}; fields with a comma stand in quotes "
+                             "(in tables separated by tabs or bars quotes are part of the text)", cells[0])
             name, said, who, recording, of = (
                 "" if at is None else cells[at].strip() for at in (own, text, speaker, audio, split))
             if not recording:
                 raise BadRow(f"no recording in the column {header[audio or 0]}", name)
-            # beside the table, or in the folder where such corpora keep them
-            found = first_file([file.parent / folder / f"{recording}{end}" for end in ("", ".wav", ".flac", ".mp3")
-                                for folder in ("", "wavs", "clips")])
-            return _utterance(name or Path(recording).stem, said, who or file.parent.name, found,
+            return _utterance(name or Path(recording).stem, said, who or file.parent.name, place(recording),
                               canonical_split(of) if of else None, source)
 
+        for number, cells, fault in records:
+            source = f"{file}:{number}"
+            if fault:
+                yield Problem("", source, fault)
+            elif any(cells):
+                yield row_of(source, utterance, cells)
+
+
+def _records(handle: TextIO, delimiter: str, quoted: bool,
+             is_row: Callable[[list[str]], bool]) -> Iterator[tuple[int, list[str], str]]:
+    """(line number, cells, what is wrong) of the records of a table. Fields stand in quotes in tables separated by
+    commas or semicolons (RFC 4180), and by others if their header has quotes (`quoted`); else a quote is a character
+    of the text as any other, and a record is a line.
+
+    A quote that is not closed would take the rows after it into its field. Where one of them `is_row` by itself, or
+    the quote ends before something else than a delimiter, the line is wrong, and reading continues at the next one.
+    """
+    if delimiter in "\t|" and not quoted:
+        yield from ((n, line.rstrip("\r\n").split(delimiter), "") for n, line in enumerate(handle, 1))
+        return
+    waiting: deque[str] = deque()
+    taken: list[str] = []
+
+    def lines() -> Iterator[str]:
+        while line := waiting.popleft() if waiting else next(handle, ""):
+            taken.append(line)
+            yield line
+
+    def parsed(source: Iterator[str]) -> tuple[list[str], str]:
         try:
-            yield from (row_of(f"{file}:{rows.line_num}", utterance, cells) for cells in rows if any(cells))
+            return next(csv.reader(source, delimiter=delimiter, strict=True), []), ""
         except csv.Error as error:
-            yield Problem("", f"{file}:{rows.line_num}", f"not a table ({error}); save it as CSV with a header")
+            return [], str(error)
+
+    number = 1
+    while True:
+        taken.clear()
+        cells, fault = parsed(lines())
+        if not taken:
+            return
+        if number > 1 and any(is_row(parsed(iter([line]))[0]) for line in taken[1:]):
+            fault = f"its quote would end {len(taken) - 1} lines later"
+        if fault:
+            fault = f"a quote is not closed as it should be ({fault}); put the field in quotes, every quote in it twice"
+            waiting.extendleft(reversed(taken[1:]))
+            del taken[1:]
+        yield number, cells, fault
+        number += len(taken)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import glob
+import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dcar.corpus.rows import Part, Problem, Row, StoredAudio, Utterance, canonical_split, encoded_audio, known_split
+from dcar.corpus.rows import (
+    Part,
+    Problem,
+    Row,
+    StoredAudio,
+    Utterance,
+    canonical_split,
+    encoded_audio,
+    files_in,
+    known_split,
+)
 from dcar.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 TEXT_COLUMNS = ("text_normalized", "normalized_text", "text", "sentence", "transcription", "transcript")
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
@@ -129,9 +143,8 @@ def _open(path: str, streaming: bool) -> Any:
         if not local.exists():
             name, _, config = path.partition(":")
             return datasets.load_dataset(name, config or None, streaming=streaming)
-        files = _parquet_by_split(local)
-        if not all(map(known_split, files)):
-            files = {"": [file for shards in files.values() for file in shards]}
+        # escaped, as datasets takes brackets in a path for a pattern
+        files = {name: [glob.escape(str(f)) for f in shards] for name, shards in _parquet_by_split(local).items()}
         opened = {name: datasets.load_dataset("parquet", data_files={"train": shards}, split="train", streaming=True)
                   if streaming else datasets.Dataset.from_parquet(shards) for name, shards in files.items()}
         return opened.get("", opened)
@@ -145,12 +158,40 @@ def _open(path: str, streaming: bool) -> Any:
         raise DataError(f"{path}: datasets cannot open it ({type(error).__name__}: {error}){hint}") from error
 
 
-def _parquet_by_split(local: Path) -> dict[str, list[str]]:
-    files = [local] if local.is_file() else sorted(local.rglob("*.parquet"))
-    if not files or any(f.suffix != ".parquet" for f in files):
+def _parquet_by_split(local: Path) -> dict[str, list[Path]]:
+    """The files of every split, all under "" where nothing names one. A split is named by the file
+    (`train-00000-of-00002.parquet`) or by a folder (`default/train/0000.parquet`, as the hub converts data sets); above
+    it may be the folder of a configuration. DataError for several configurations."""
+    single = local.is_file()
+    files = [local] if single else files_in(local, ".parquet", deep=True)
+    if not files or single and local.suffix.lower() != ".parquet":
         raise DataError(f"{local}: neither a folder made by save_to_disk nor parquet files")
-    splits: dict[str, list[str]] = {}
+    splits: dict[str, list[Path]] = {}
+    above = set()
     for file in files:
-        # train-00000-of-00002.parquet belongs to train, as on the hub; a lone data.parquet to no split
-        splits.setdefault(file.stem.split("-0")[0], []).append(str(file))
+        name, place = _split_of_file(file, local.parent if single else local)
+        splits.setdefault(name, []).append(file)
+        above.add(place.parent if place.name == "data" else place)
+    if not any(map(known_split, splits)):
+        if len(folders := {file.parent for file in files}) > 1:
+            logger.warning("%s: the parquet files of %d folders are read as one corpus without splits, as no name there "
+                           "is that of a split; give one folder as path to read it alone", local, len(folders))
+        return {"": files}
+    if len(above) > 1:
+        names = ", ".join(str(place.relative_to(local)) for place in sorted(above))
+        raise DataError(f"{local}: holds {len(above)} configurations ({names}); give one as path, such as "
+                        f"{max(above)}")
     return splits
+
+
+def _split_of_file(file: Path, root: Path) -> tuple[str, Path]:
+    """The split that a parquet file belongs to, or what stands in its place, and the folder of its configuration."""
+    label = file.stem.split("-0")[0]
+    if known_split(label):
+        return label, file.parent
+    inside = [p for p in file.parents if p == root or root in p.parents]  # the innermost first
+    for folder in inside:
+        name = folder.name.removeprefix("partial-")  # of data sets too large to be converted as a whole
+        if known_split(name) and (folder != root or label.isdigit()):
+            return name, folder.parent
+    return (file.parent.name, file.parent.parent) if label.isdigit() and len(inside) > 1 else (label, file.parent)

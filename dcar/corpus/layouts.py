@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dcar.corpus.rows import (
+    READ,
     BadRow,
     Part,
     Problem,
@@ -18,14 +21,15 @@ from dcar.corpus.rows import (
     canonical_split,
     file_part,
     file_stamp,
+    files_in,
     first_file,
     known_split,
     line_rows,
     require_strings,
     row_of,
-    text_lines,
 )
 from dcar.errors import DataError
+from dcar.storage import text_lines
 
 SPLIT_LISTS = ("train", "dev", "val", "valid", "validation", "test")
 
@@ -84,27 +88,43 @@ def _ljspeech(metadata: Path, lists: Sequence[Path]) -> Iterator[Row]:
     root, listed = metadata.parent, _listed_ids(lists)
     rest = None if any(split == "train" for split, _ in listed.values()) else "train"
     seen: set[str] = set()
+    behind_folders = defaultdict(list)  # listed names by what stands after one of their folders
+    for listing in listed:
+        for slash in re.finditer("/", listing):
+            behind_folders[listing[slash.end() :]].append(listing)
 
     def utterance(text: str, source: str) -> Utterance:
         parts = text.split("|")
         if len(parts) not in (2, 3):
             raise BadRow(f"{len(parts)} fields, expected id|text or id|text|normalized (a table with a header: "
                          "corpus=folder)", parts[0])
-        name = parts[0].strip()
+        name = _id_of(parts[0])
         if not name:
             raise BadRow("the id is empty; the first field names the file in wavs/")
-        seen.add(name)
-        split = listed[name][0] if name in listed else rest if lists else None
+        names = [name] if name in listed else behind_folders[name]
+        seen.update(names)
+        if len(names) > 1:
+            places = " and ".join(f"{listed[n][1]} ({n})" for n in names)
+            raise BadRow(f"{places} may both mean it; write the id of metadata.csv there", name)
+        split = listed[names[0]][0] if names else rest if lists else None
         if lists and split is None:
             raise BadRow(f"in none of {', '.join(file.name for file in lists)}; add it to one, or remove train.txt: "
                          "then all that is in no other list is for training", name)
-        audio = first_file([root / "wavs" / file for file in (f"{name}.wav", name, f"{name}.flac")])
+        written = [Path(parts[0].strip())] if os.path.isabs(parts[0].strip()) else []
+        audio = first_file([*written, *(root / "wavs" / f"{name}{end}" for end in (".wav", "", *READ))])
         return Utterance(name, parts[-1].strip() or parts[1].strip(), root.name, str(audio), split=split, source=source)
 
     yield from line_rows(metadata, utterance)
     for name, (_, source) in listed.items():
         if name not in seen:
             yield Problem(name, source, "not in metadata.csv; a list of ids has one of its first fields a line")
+
+
+def _id_of(field: str) -> str:
+    """The id in the first field of a line, which may name the file instead (`wavs/ID.wav`, `/data/wavs/ID`)."""
+    path = re.sub(r"^(?:\./|.*/wavs/|wavs/)", "", field.strip().replace("\\", "/"))
+    stem, suffix = os.path.splitext(path)
+    return stem if suffix.lower() in READ else path
 
 
 def _listed_ids(lists: Sequence[Path]) -> dict[str, tuple[str, str]]:
@@ -114,8 +134,7 @@ def _listed_ids(lists: Sequence[Path]) -> dict[str, tuple[str, str]]:
     for file in lists:
         for line, text, error in text_lines(file):
             source = f"{file}:{line}"
-            name = text.split("|")[0].strip().rpartition("/")[2]
-            name = name.removesuffix(".wav").removesuffix(".flac")
+            name = _id_of(text.split("|")[0])
             if error is not None or not name:
                 raise DataError(f"{source}: {error or 'no id'}; one id of metadata.csv a line")
             if name in found:
@@ -126,7 +145,7 @@ def _listed_ids(lists: Sequence[Path]) -> dict[str, tuple[str, str]]:
 
 def jsonl_parts(root: Path) -> list[Part]:
     """One manifest, or every `*.jsonl` of a folder."""
-    files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
+    files = files_in(root, ".jsonl") if root.is_dir() else [root]
     if not files:
         raise DataError(f"{root}: no .jsonl manifest in this folder")
     return [file_part(file, line_rows, partial(jsonl_utterance, file)) for file in files]
@@ -173,7 +192,7 @@ def _seed_tts(folder: Path, text: str, source: str) -> Utterance:
     name, prompt_text, prompt_wav, spoken = fields[:4]
     if not name or not prompt_wav:
         raise BadRow("id and prompt wav must not be empty", name)
-    wav = folder / fields[4] if len(fields) == 5 else folder / "wavs" / f"{name}.wav"
+    wav = folder / fields[4] if len(fields) == 5 else first_file([folder / "wavs" / f"{name}.wav"])
     if not os.path.isfile(wav):
         raise BadRow(f"utterance {name} has no recording {wav}; the reference rows need it: unpack the wavs of the "
                      "test set, or name them in a fifth field", name)

@@ -7,7 +7,19 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from dcar.corpus.rows import BadRow, Part, Row, Utterance, canonical_split, file_part, line_rows, row_of
+from dcar.corpus.rows import (
+    BadRow,
+    Part,
+    Row,
+    Utterance,
+    canonical_split,
+    file_part,
+    first_file,
+    is_companion,
+    line_rows,
+    row_of,
+    warn_of_companions,
+)
 from dcar.errors import DataError
 
 SUBSETS = ("train-clean-100", "train-clean-360", "train-other-500", "dev-clean", "dev-other", "test-clean",
@@ -39,29 +51,31 @@ def _subsets(root: Path) -> list[Path]:
 
 
 def _is_subset(folder: Path) -> bool:
-    return any(next(folder.glob(f"*/*/*{ending}"), None) for ending in (".wav", TEXT))
+    return any(p.name.lower().endswith((".wav", TEXT)) and not is_companion(p) for p in folder.glob("*/*/*"))
 
 
 def _subset(subset: Path) -> Iterator[Row]:
     """Rows chapter by chapter, so that only one chapter's names are held."""
-    split = canonical_split(subset.name)
+    split, companions = canonical_split(subset.name), 0
     for speaker in sorted(p for p in subset.iterdir() if p.is_dir()):
         for chapter in sorted(p for p in speaker.iterdir() if p.is_dir()):
-            wavs = {p.with_suffix("") for p in chapter.glob("*.wav")}
-            texts = {p.with_name(p.name.removesuffix(TEXT)) for p in chapter.glob(f"*{TEXT}")}
-            for stem in sorted(wavs | texts):
-                source = f"{stem}{TEXT}:1" if stem in texts else f"{stem}.wav"
-                yield row_of(source, _utterance, stem, speaker.name, split)
+            files = [p for p in chapter.iterdir() if p.name.lower().endswith((".wav", TEXT))]
+            companions += sum(map(is_companion, files))
+            wavs, texts = ({str(p)[: -len(ending)]: p for p in files if p.name.lower().endswith(ending)
+                            and not is_companion(p)} for ending in (".wav", TEXT))
+            for stem in sorted({*wavs, *texts}):
+                wav, text = wavs.get(stem, Path(f"{stem}.wav")), texts.get(stem)
+                yield row_of(f"{text}:1" if text else str(wav), _utterance, wav, text, speaker.name, split)
+    warn_of_companions(subset, companions)
 
 
-def _utterance(stem: Path, speaker: str, split: str, source: str) -> Utterance:
-    wav, text = Path(f"{stem}.wav"), Path(f"{stem}{TEXT}")
-    if source == str(wav):
-        raise BadRow(f"no transcript {text.name} beside it", stem.name)
+def _utterance(wav: Path, text: Path | None, speaker: str, split: str, source: str) -> Utterance:
+    if text is None:
+        raise BadRow(f"no transcript {wav.stem}{TEXT} beside it", wav.stem)
     try:
-        return Utterance(stem.name, _transcript(text), speaker, str(wav), split=split, source=source)
+        return Utterance(wav.stem, _transcript(text), speaker, str(wav), split=split, source=source)
     except (UnicodeDecodeError, OSError) as error:
-        raise BadRow(f"transcript not readable ({error})", stem.name) from error
+        raise BadRow(f"transcript not readable ({error})", wav.stem) from error
 
 
 def _transcript(path: Path) -> str:
@@ -101,9 +115,9 @@ def _by_id(root: Path, subsets: Sequence[Path], name: str) -> tuple[Path, str]:
     if len(names) < 3:
         raise LookupError(f"{name!r} is no LibriTTS id (SPEAKER_CHAPTER_PARAGRAPH_SENTENCE)")
     for subset in subsets:
-        wav = subset / names[0] / names[1] / f"{name}.wav"
+        wav = first_file([subset / names[0] / names[1] / f"{name}.wav"])
         if wav.is_file():
-            text = wav.with_name(f"{name}{TEXT}")
+            text = first_file([wav.with_name(f"{name}{ending}") for ending in (TEXT, TEXT.upper())])
             if not text.is_file():
                 raise LookupError(f"{name} has no {text.name} beside it in {subset.name}")
             return wav, _transcript(text)

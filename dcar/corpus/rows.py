@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
+import logging
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +15,14 @@ import numpy as np
 
 from dcar.audio import audio_seconds, load_audio, load_segment
 from dcar.errors import AudioError
+from dcar.storage import text_lines
 
-LONGEST_LINE = 1 << 26
-"""Bytes of a line of a manifest; cuts may hold their audio."""
+logger = logging.getLogger(__name__)
+
+READ = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au")
+"""How the names of recordings end, in small letters or capitals."""
+_SPLIT = re.compile(r"(train(?:ing)?|dev(?:elopment)?|val(?:id(?:ation)?)?|test(?:ing)?|eval(?:uation)?)"
+                    r"(?:[-_. 0-9].*)?", re.IGNORECASE | re.DOTALL)
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -131,14 +135,17 @@ def describe(problems: list[Problem], limit: int | None = None) -> str:
 
 
 def canonical_split(name: str) -> str:
-    """train, dev or test for the usual names of splits ("train-clean-100", "validation"); other names are kept."""
+    """train, dev or test for the usual names of splits ("train-clean-100", "validation"); other names are kept, such
+    as "validated" of Common Voice, which holds all three."""
     return known_split(name) or name
 
 
 def known_split(name: str) -> str | None:
-    """As `canonical_split`; None for other names."""
+    """See `canonical_split`; None for other names. What follows the name of a split is separated from it, as
+    `datasets` has it: by one of `-_.`, a space or a digit."""
+    found = _SPLIT.fullmatch(name)
     starts = {"train": "train", "dev": "dev", "val": "dev", "test": "test", "eval": "test"}
-    return next((split for start, split in starts.items() if name.lower().startswith(start)), None)
+    return next(split for start, split in starts.items() if found[1].lower().startswith(start)) if found else None
 
 
 Row = Utterance | Problem
@@ -158,6 +165,26 @@ class Part:
     costly: bool = False
 
 
+def files_in(folder: Path, *endings: str, deep: bool = False) -> list[Path]:
+    """The files of a folder (deep: of those in it too) whose names end so, in small letters or capitals, sorted. Those
+    that macOS writes beside them (`._NAME`) are left out, with a warning."""
+    found = [p for p in (folder.rglob("*") if deep else folder.iterdir()) if p.name.lower().endswith(endings)]
+    files = sorted(p for p in found if not is_companion(p) and p.is_file())
+    warn_of_companions(folder, sum(map(is_companion, found)))
+    return files
+
+
+def is_companion(path: Path) -> bool:
+    """True for a file in which macOS keeps the attributes of another on disks and in archives that have none."""
+    return path.name.startswith("._")
+
+
+def warn_of_companions(folder: Path, count: int) -> None:
+    if count:
+        logger.warning("%s: %d files named ._NAME are left out; macOS writes them beside NAME, and they hold neither "
+                       "audio nor text", folder, count)
+
+
 def file_stamp(path: Path) -> str:
     """Size and time of change of a file, to notice that it changed."""
     state = path.stat()
@@ -170,9 +197,12 @@ def file_part(file: Path, read: Callable[..., Iterator[Row]], *rest: Any) -> Par
 
 
 def first_file(places: Sequence[Path]) -> Path:
-    """The first place where a file is; the first of all, for messages, where there is none."""
+    """The first place where a file is, its suffix in capitals or small letters if it is not as given; the first of
+    all, for messages, where there is none."""
     # os.path: no error for what cannot be a path (too long, without permission)
-    return next((place for place in places if os.path.isfile(place)), places[0])
+    names = (stem + end for stem, suffix in map(os.path.splitext, places)
+             for end in dict.fromkeys((suffix, suffix.lower(), suffix.upper())))
+    return next((Path(name) for name in names if os.path.isfile(name)), places[0])
 
 
 class BadRow(Exception):
@@ -196,36 +226,6 @@ def line_rows(file: Path, make: Callable[[str, str], Utterance]) -> Iterator[Row
     for line, text, error in text_lines(file):
         source = f"{file}:{line}"
         yield row_of(source, make, text) if error is None else Problem("", source, error)
-
-
-def text_lines(file: Path) -> Iterator[tuple[int, str, str | None]]:
-    """(line number from 1, text, what is wrong with it) of the lines that are not blank; `.gz` files are unpacked.
-
-    A file that cannot be read on (cut off, damaged, no permission) ends with a line that says so.
-    """
-    number = 0
-    try:
-        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as handle:
-            while raw := handle.readline(LONGEST_LINE + 1):
-                number += 1
-                if len(raw) > LONGEST_LINE:
-                    yield number, "", f"longer than {LONGEST_LINE} bytes; one row a line"
-                    while raw and not raw.endswith(b"\n"):
-                        raw = handle.readline(LONGEST_LINE)
-                    continue
-                if number == 1:
-                    raw = raw.removeprefix(b"\xef\xbb\xbf")
-                try:
-                    text = raw.decode("utf-8").rstrip("\r\n")
-                except UnicodeDecodeError as error:
-                    yield number, "", f"not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8"
-                    continue
-                if text.strip():
-                    yield number, text, None
-    except (EOFError, zlib.error, OSError) as error:
-        cause = "cut off" if isinstance(error, EOFError) else f"damaged or not readable ({error})"
-        yield number + 1, "", (f"the file is {cause}: what is behind line {number} is lost, what is before may be "
-                               "wrong; copy it again")
 
 
 def require_strings(row: Mapping[str, Any], keys: Iterable[str]) -> None:

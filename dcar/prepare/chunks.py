@@ -44,7 +44,7 @@ from dcar.errors import AudioError, ConfigError, DataError
 from dcar.prepare.prepared import read_json
 from dcar.prepare.settings import PrepareConfig, PrepareReport, corpus_record, wait
 from dcar.prepare.shards import Chunk, Contents, Job, Loaded
-from dcar.storage import digest_of, write_text
+from dcar.storage import digest_of, json_lines, write_text
 from dcar.tracking import write_json
 
 logger = logging.getLogger(__name__)
@@ -267,12 +267,12 @@ def _read_transcripts(file: Path) -> dict[str, dict[str, str]]:
     """By id, what was heard."""
     if not file.exists():
         return {}
+    fix = "correct it, or remove the file: then the recordings are heard again"
     try:
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return {row["id"]: {name: str(row[name]) for name in ("id", "text", "by")} for row in rows}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file}: not a list of transcripts as this command writes it ({error}); correct it, or remove "
-                        "it: then the recordings are heard again") from error
+        return {row["id"]: {name: str(row[name]) for name in ("id", "text", "by")}
+                for _, row in json_lines(file, "a transcript as this command writes it", fix)}
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{file}: not a list of transcripts as this command writes it ({error}); {fix}") from error
 
 
 def _batched(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:

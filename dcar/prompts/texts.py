@@ -15,6 +15,7 @@ from pathlib import Path
 from dcar.errors import DataError, TextError
 from dcar.prompts.items import PromptItem
 from dcar.sources.shipped import shipped
+from dcar.storage import text_lines
 from dcar.text.phonemes import normalize_text, text_to_ids
 
 LISTS = {"hard": "hard_texts", "short": "short_texts"}  # what ships
@@ -41,14 +42,13 @@ def read_texts(source: str | Path, encode: Callable[[str], list[int]] = text_to_
     DataError where it cannot be read or is empty; where lines are wrong or cannot be spoken, with their numbers.
     """
     path = text_list(source)
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8
-        raise DataError(f"{path}: cannot be read as a list of texts ({error}); give a UTF-8 file with one text a line, "
-                        f"or texts={' or '.join(LISTS)}") from error
+    if not path.is_file():
+        raise DataError(f"{path}: cannot be read as a list of texts (no such file); give a UTF-8 file with one text a "
+                        f"line, or texts={' or '.join(LISTS)}")
     texts, faults = [], []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+    for number, line, fault in text_lines(path):
+        if fault is not None:
+            faults.append(f"{path}:{number}: {fault}")
             continue
         *category, text = (part.strip() for part in line.split("\t"))
         try:

@@ -26,18 +26,18 @@ from tqdm import tqdm
 
 from dcar.audio import load_audio
 from dcar.config import check, load_config, setting
+from dcar.corpus.folders import read_beside, recordings_in
 from dcar.corpus.read import load_corpus
+from dcar.corpus.rows import READ
 from dcar.errors import ConfigError, DataError, TextError
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
-from dcar.storage import write_text
+from dcar.storage import json_lines, write_text
 from dcar.text.bootstrap import corpus_interval
 from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer, word_errors
 from dcar.vocoder.base import PromptAudio
 from dcar.voices.encoder import SpeakerEncoder
 from eval.scorers.load import load_scorers
-
-SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 
 
 @dataclass
@@ -76,14 +76,14 @@ def items_of(config: ScoreConfig) -> list[Item]:
     path = Path(config.audio)
     if path.is_dir():
         found = _folder(path, config)
-    elif path.suffix == ".jsonl":
+    elif path.suffix.lower() == ".jsonl":
         found = list(_list(path, config))
     else:
         found = [Item(path, config.text, config.prompt)]
-    if config.text and (path.is_dir() or path.suffix == ".jsonl"):
+    if config.text and (path.is_dir() or path.suffix.lower() == ".jsonl"):
         raise ConfigError("text is what one file says; a folder or a list has its own texts")
     if not found:
-        raise DataError(f"{path}: no audio in it ({', '.join(SUFFIXES)})")
+        raise DataError(f"{path}: no audio in it ({', '.join(READ)})")
     lost = [str(item.audio) for item in found if not item.audio.is_file()]
     if lost:
         raise DataError(f"{len(lost)} of {len(found)} audio files are not there: {', '.join(lost[:5])}")
@@ -98,29 +98,19 @@ def items_of(config: ScoreConfig) -> list[Item]:
 def _folder(folder: Path, config: ScoreConfig) -> list[Item]:
     if (folder / "metadata.csv").is_file():
         return [Item(Path(str(u.audio)), u.text, config.prompt) for u in load_corpus("ljspeech", folder)]
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
-    return [Item(file, _beside(file), config.prompt) for file in files]
-
-
-def _beside(file: Path) -> str:
-    for text in (file.with_suffix(".txt"), file.with_suffix(".normalized.txt")):
-        if text.is_file():
-            return " ".join(text.read_text(encoding="utf-8").split())
-    return ""
+    files, texts = recordings_in(folder)
+    return [Item(file, read_beside(file, texts), config.prompt) for file in files]
 
 
 def _list(file: Path, config: ScoreConfig) -> Iterator[Item]:
     if not file.is_file():
         raise DataError(f"{file}: there is no such list")
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
+    for where, row in json_lines(file, "an item of a list", "write objects with audio and text"):
         try:
-            row = json.loads(line)
             audio, text, prompt = row["audio"], row.get("text") or "", row.get("prompt_audio")
             yield Item(file.parent / audio, text, str(file.parent / prompt) if prompt else config.prompt)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{file}:{number}: not an object with audio and text ({type(error).__name__}: {error})"
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{where}: not an object with audio and text ({type(error).__name__}: {error})"
                             ) from error
 
 

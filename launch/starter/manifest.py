@@ -6,7 +6,6 @@ array per key, int16 or float32, and its `sample_rate`. Paths are relative to th
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError, DataError
 from dcar.recognition.ctc import frames_needed
+from dcar.storage import json_lines
 from dcar.text.wer import spoken_words
 from dcar.tokens.base import check_waveform
 
@@ -46,18 +46,14 @@ def load_manifest(path: str | Path, frame_seconds: float) -> list[Recording]:
     MAX_TOO_SHORT of the rows are too short.
     """
     path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); give a JSONL manifest") from error
+    if not path.is_file():
+        raise DataError(f"{path}: cannot be read (there is no such file); give a JSONL manifest")
     archives: dict[Path, Any] = {}
     recordings, too_short = [], []
-    for number, line in enumerate(lines, 1):
-        where = f"{path}:{number}"
+    for where, row in json_lines(path, "a row of a manifest", "needs a JSON object with audio, key and text"):
         try:
-            row = json.loads(line)
             audio, key, text = path.parent / row["audio"], row["key"], spoken_words(row["text"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{where}: needs a JSON object with audio, key and text ({error!r})") from error
         if not text:
             raise DataError(f"{where}: the text {row['text']!r} has no words; remove the line")

@@ -15,7 +15,7 @@ import pytest
 import soundfile as sf
 from tiny_corpora import tone, toy_prepare, wav_bytes, write_libritts
 
-from dcar.corpus import rows
+from dcar import storage
 from dcar.corpus.read import read_corpus, validate_corpus
 from dcar.errors import DataError
 from dcar.prepare.run import PrepareConfig, load_prepared
@@ -134,12 +134,12 @@ def test_a_manifest_that_breaks_off(kind: str, tmp_path):
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
 def test_a_line_without_end_is_passed_over(kind: str, folder, monkeypatch):
     """It is never held in memory as a whole, and the row behind it keeps its number."""
-    monkeypatch.setattr(rows, "LONGEST_LINE", 500)
+    monkeypatch.setattr(storage, "LONGEST_LINE", 500)
     lines = [line(id="a"), line(id="b", note="x" * 1300), line(id="c"), "[" * 501, line(id="d")]
     manifest = folder / f"m.{kind}"
     with gzip.open(manifest, "wt") if kind.endswith("gz") else manifest.open("w") as file:
         file.write("\n".join(lines) + "\n")
-    found = list(rows.text_lines(manifest))
+    found = list(storage.text_lines(manifest))
     assert [n for n, _, _ in found] == [1, 2, 3, 4, 5]
     too_long = "longer than 500 bytes; one row a line"
     assert [why for _, _, why in found] == [None, too_long, None, too_long, None]

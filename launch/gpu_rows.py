@@ -24,7 +24,7 @@ from dcar.config import check, load_config, setting
 from dcar.errors import ConfigError, DCARError
 from dcar.process import run_command
 from dcar.sources.shipped import shipped
-from dcar.storage import write_text
+from dcar.storage import json_lines, write_text
 from dcar.tracking import machine, write_json
 
 Rows = list[tuple[str, str, str]]  # what, measured, beside it a floor or an aim
@@ -82,7 +82,7 @@ def stage_one_rows(out: Path) -> Rows:
 
 def stage_two_rows(rollouts: int, out: Path) -> Rows:
     """Of the last step; the first ones capture graphs."""
-    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    lines = [line for _, line in json_lines(out / "log.jsonl", "a line of a log", "run the training again")]
     last = [line for line in lines if "seconds_rollout" in line][-1]
     spent = {name.removeprefix("seconds_"): s for name, s in last.items() if name.startswith("seconds_")}
     step = max(spent["rollout"], spent.get("vocoder", 0) + spent.get("asr", 0))  # these run side by side

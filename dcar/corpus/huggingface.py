@@ -174,8 +174,8 @@ def _parquet_by_split(local: Path) -> dict[str, list[Path]]:
         above.add(place.parent if place.name == "data" else place)
     if not any(map(known_split, splits)):
         if len(folders := {file.parent for file in files}) > 1:
-            logger.warning("%s: the parquet files of %d folders are read as one corpus without splits, as no name there "
-                           "is that of a split; give one folder as path to read it alone", local, len(folders))
+            logger.warning("%s: the parquet files of %d folders are read as one corpus without splits, as no name is "
+                           "that of a split; give one folder as path to read it alone", local, len(folders))
         return {"": files}
     if len(above) > 1:
         names = ", ".join(str(place.relative_to(local)) for place in sorted(above))

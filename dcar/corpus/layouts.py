@@ -122,7 +122,7 @@ def _ljspeech(metadata: Path, lists: Sequence[Path]) -> Iterator[Row]:
 
 def _id_of(field: str) -> str:
     """The id in the first field of a line, which may name the file instead (`wavs/ID.wav`, `/data/wavs/ID`)."""
-    path = re.sub(r"^(?:\./|.*/wavs/|wavs/)", "", field.strip().replace("\\", "/"))
+    path = re.sub(r"^(?:.*/)?wavs/|^\./", "", field.strip().replace("\\", "/"))
     stem, suffix = os.path.splitext(path)
     return stem if suffix.lower() in READ else path
 

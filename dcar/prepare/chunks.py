@@ -42,7 +42,7 @@ from dcar.corpus.read import (
 )
 from dcar.errors import AudioError, ConfigError, DataError
 from dcar.prepare.prepared import read_json
-from dcar.prepare.settings import PrepareConfig, PrepareReport, corpus_record, wait
+from dcar.prepare.settings import SPLITS, PrepareConfig, PrepareReport, corpus_record, wait
 from dcar.prepare.shards import Chunk, Contents, Job, Loaded
 from dcar.storage import digest_of, json_lines, write_text
 from dcar.tracking import write_json
@@ -209,6 +209,9 @@ def choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, list
     for u, split in zip(utterances, split_of, strict=True):
         if split in chosen and (config.limit is None or len(chosen[split]) < config.limit):
             chosen[split].append(u)
+    if others := Counter(s for s in split_of if s not in (*SPLITS, *chosen)):
+        logger.warning("%d rows of other splits than train, dev and test are left out: %s; splits=[…] takes those that "
+                       "it names", others.total(), ", ".join(f"{s} ({n})" for s, n in sorted(others.items())))
     absent = [s for s, rows in chosen.items() if not rows]
     if absent:
         if len(absent) == len(chosen):

@@ -166,7 +166,7 @@ def load_nemo(source: str | Path, device: str = "cpu") -> NemoCTCRecognizer | Ne
     """The recogniser in a `.nemo` file or under a name that NeMo can download. AssetError where NeMo is missing, the
     model cannot be restored, or is neither CTC nor a transducer."""
     path = Path(source)
-    is_file = path.suffix == ".nemo" or path.exists()
+    is_file = path.suffix.lower() == ".nemo" or path.exists()
     if is_file and not path.is_file():
         raise AssetError(f"{path}: no such recogniser; give a file that is there, or the name of a published model")
     with quiet_nemo():

@@ -44,7 +44,7 @@ def read_weights(path: Path, what: str) -> dict[str, Any]:
     if not path.is_file():
         raise AssetError(f"{path}: {what} is missing; copy it there")
     try:
-        if path.suffix == ".safetensors":
+        if path.suffix.lower() == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(path)

@@ -89,7 +89,7 @@ class S3Tokenizer(CodecTokenizer):
         if not path.is_file():
             raise AssetError(f"{path}: no S³ model; download {s3tokenizer._MODELS[name]} and write "
                              f"tokenizer=s3:{name}@FILE")
-        if path.suffix == ".onnx":
+        if path.suffix.lower() == ".onnx":
             weights = s3tokenizer.onnx2torch(str(path), None, False)
         else:
             weights = read_weights(path, f"the state dict of {name}")

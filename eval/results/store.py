@@ -94,7 +94,7 @@ class RecordStore:
 
     def read(self) -> list[Record]:
         """All whole records of all shards, in no particular order of shards, lines in order."""
-        return [r for path in sorted(self.folder.glob("*.jsonl")) for r in read_jsonl(path)]
+        return [r for path in sorted(self.folder.glob("shard-*.jsonl")) for r in read_jsonl(path)]
 
     def open(self) -> None:
         """Make the shard ready for appending: after a crash its last line may be incomplete."""

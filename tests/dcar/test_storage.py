@@ -10,7 +10,18 @@ import pytest
 from dcar import doctor as command
 from dcar.errors import DataError, ProcessError, StorageError
 from dcar.process import meeting_others, run_command
-from dcar.storage import MANIFEST, digest, faults, files_of, is_write_failure, read_manifest, seal, unseal, write_text
+from dcar.storage import (
+    MANIFEST,
+    digest,
+    faults,
+    files_of,
+    is_write_failure,
+    json_lines,
+    read_manifest,
+    seal,
+    unseal,
+    write_text,
+)
 from dcar.storage import writing as writing_to
 from dcar.tracking import provenance, write_json
 
@@ -20,6 +31,24 @@ def folder_of(path: Path) -> Path:
     for name, content in (("a.bin", b"12345"), ("inner/b.bin", b"x" * 1000)):
         (path / name).write_bytes(content)
     return path
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b"])
+def test_lines_of_json_end_with_line_feeds_alone(separator: str, tmp_path):
+    file, row = tmp_path / "a.jsonl", {"text": f"one{separator}two"}
+    line = json.dumps(row, ensure_ascii=False)
+    file.write_text(f"\ufeff{line}\r\n\n{line}\n", encoding="utf-8")
+    assert list(json_lines(file, "a row", "write objects")) == [(f"{file}:1", row), (f"{file}:3", row)]
+
+
+@pytest.mark.parametrize(("line", "fault"), [
+    (b"[1]", "a JSON list"), (b"null", "a JSON NoneType"), (b"{", "no JSON"), (b"[" * 100_000, "no JSON"),
+    (b'"caf\xe9"', r"not UTF-8 \(byte 5"),
+])
+def test_a_line_that_is_no_object_is_named(line: bytes, fault: str, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"{}\n" + line)
+    with pytest.raises(DataError, match=rf"a.jsonl:2: not a row: {fault}.*; write objects"):
+        list(json_lines(tmp_path / "a.jsonl", "a row", "write objects"))
 
 
 def test_a_sealed_folder_and_what_may_happen_to_it(tmp_path):

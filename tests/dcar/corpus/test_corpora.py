@@ -46,6 +46,21 @@ def test_audio_without_text_and_text_without_audio_in_libritts(tmp_path):
     assert found.id == "100_mute" and "no such audio file" in found.message
 
 
+def test_capitals_and_companions_of_macos_in_libritts(tmp_path, caplog):
+    [chapter] = write_libritts(tmp_path, {"dev-clean": 1}).glob("dev-clean/100/*")
+    [wav], [text] = chapter.glob("*.wav"), chapter.glob("*.normalized.txt")
+    (chapter / f"._{wav.name}").write_bytes(b"\0\5\x16\7")
+    (chapter / f"._{text.name}").write_bytes(b"\0\5\x16\7\xff")
+    wav.rename(wav.with_suffix(".WAV"))
+    text.rename(chapter / f"{wav.stem}.NORMALIZED.TXT")
+    rows, problems = read_corpus("libritts", tmp_path)
+    assert not problems and validate_corpus(rows, 0.3, 5) == [] and [u.id for u in rows] == [wav.stem]
+    assert "2 files named ._NAME are left out" in caplog.text
+    (tmp_path / "list").write_text(f"{wav.stem} {wav.stem}\n")
+    [row], problems = read_corpus("unicats", tmp_path / "list", audio_root=tmp_path)
+    assert not problems and row.load_prompt() is not None
+
+
 # ------------------------------------------------------------------------------------------------------ lhotse cuts
 
 

@@ -87,6 +87,25 @@ def test_ljspeech_splits_by_lists_of_ids(ljspeech):
         read_corpus("ljspeech", ljspeech)
 
 
+def test_ljspeech_rows_may_name_files(ljspeech):
+    """With their folder, their suffix, in capitals; lists may name another folder."""
+    (ljspeech / "wavs/LJ-3.wav").rename(ljspeech / "wavs/LJ-3.WAV")
+    for speaker in ("anna", "ben"):
+        (ljspeech / "wavs" / speaker).mkdir()
+        sf.write(ljspeech / "wavs" / speaker / "x.wav", tone(1.2), RATE)
+    names = ("LJ-0", "wavs/LJ-1", "./wavs/LJ-2.wav", "LJ-3", "wavs\\LJ-4.WAV", "anna/x", "ben/x",
+             str(ljspeech / "wavs/LJ-5.wav"))
+    (ljspeech / "metadata.csv").write_text("".join(f"{name}|The same words.\n" for name in names))
+    (ljspeech / "dev.txt").write_text("DUMMY/LJ-2.wav|The same words.\nLJ-4\n/data/wavs/ben/x\n")
+    rows, problems = read_corpus("ljspeech", ljspeech)
+    assert not problems and validate(rows, 0.5, 5) == []
+    assert [(u.id, u.split) for u in rows] == [
+        ("LJ-0", "train"), ("LJ-1", "train"), ("LJ-2", "dev"), ("LJ-3", "train"), ("LJ-4", "dev"), ("anna/x", "train"),
+        ("ben/x", "dev"), ("LJ-5", "train")]
+    (ljspeech / "dev.txt").write_text("a/LJ-2.wav\nb/LJ-2.wav\n")
+    assert "may both mean it" in str(read_corpus("ljspeech", ljspeech)[1][0])
+
+
 def test_jsonl_with_prompts_and_splits(tmp_path):
     row = {"id": 7, "audio": "0.wav", "speaker": 3, "prompt_audio": "1.wav", "prompt_text": "Oh."}
     rows = [row, {**row, "id": "b", "split": "test"}]
@@ -116,6 +135,32 @@ def test_hugging_face_datasets(tmp_path, kind):
     assert isinstance(rows[0].audio, StoredAudio)  # bytes stay on disk
     assert rows[2].load()[1] == 24_000
     assert validate(rows, 0.5, 5) == []
+
+
+PUBLISHED = [  # files, and the splits of their rows
+    (["default/train/0000.parquet", "default/partial-test/0000.parquet", "default/other/0000.parquet"],
+     ["other", "test", "train"]),
+    (["data/train-00000-of-00001.parquet", "data/validated-00000-of-00001.parquet"], ["train", "validated"]),
+    (["test/a.parquet", "validation/b.PARQUET"], ["dev", "test"]), (["a/x.parquet", "b/y.parquet"], [None, None]),
+    (["clean/train.100/0000.parquet", "clean/test/0000.parquet"], ["test", "train"]),
+]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_splits_of_parquet_files_are_those_of_their_names_and_folders(streaming: bool, tmp_path):
+    for number, (files, splits) in enumerate(PUBLISHED):
+        folder = tmp_path / f"set {number} [v2] *"  # what datasets takes for a pattern
+        for file in files:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            hugging_face(1, id=[file]).to_parquet(str(folder / file))
+        rows = [row for part in corpus_parts("datasets", folder, streaming=streaming) for row in part.rows()]
+        assert sorted((u.split for u in rows), key=str) == sorted(splits, key=str)
+    (folder / "other/test").mkdir(parents=True)
+    hugging_face(1).to_parquet(str(folder / "other/test/0000.parquet"))
+    with pytest.raises(DataError, match=r"holds 2 configurations \(clean, other\); give one as path, such as .*/other"):
+        corpus_parts("datasets", folder, streaming=streaming)
+    for inner in ("other", "other/test", "other/test/0000.parquet"):
+        assert [u.split for u in load_corpus("datasets", folder / inner)] == ["test"]
 
 
 def test_hugging_face_paths_and_bad_rows(tmp_path):
@@ -164,5 +209,9 @@ def test_a_duration_that_the_audio_does_not_have():
 
 
 def test_split_names():
-    names = ["train", "train.clean.100", "validation", "dev-other", "test-clean", "evaluation", "other"]
-    assert [canonical_split(n) for n in names] == ["train", "train", "dev", "dev", "test", "test", "other"]
+    names = {"train": ("train", "Training", "train.clean.100", "train-00000-of-00002", "TRAIN_1"),
+             "dev": ("val", "valid", "validation", "dev-other", "development"),
+             "test": ("test-clean", "testing", "evaluation", "eval_2")}
+    assert all(canonical_split(name) == split for split, found in names.items() for name in found)
+    for name in ("other", "validated", "invalidated", "valentina", "value", "developer", "testimonials", "trainer"):
+        assert canonical_split(name) == name

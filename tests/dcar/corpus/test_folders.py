@@ -9,6 +9,7 @@ from tiny_corpora import tone
 
 from dcar.corpus.read import Problem, Utterance, read_corpus, validate_corpus
 from dcar.errors import DataError
+from eval.analysis.score import ScoreConfig, items_of
 
 KINDS = (("anna/one.wav", 8_000, 1), ("anna/two.flac", 44_100, 2), ("bob/one.mp3", 22_050, 1),
          ("bob/two.ogg", 48_000, 2), ("three.WAV", 11_025, 1))
@@ -68,6 +69,53 @@ def test_tables_with_a_header(folder, table: str):
         assert problems == [] and [(u.id, u.text, u.speaker) for u in rows] == [
             ("one", 'One, and "two".', "A"), ("three", "", "B")]
         assert [Path(str(u.audio)).exists() for u in rows] == [True, True]
+
+
+@pytest.mark.parametrize(("separator", "ending"), [("\t", "tsv"), ("|", "csv")])
+def test_quotes_are_text_where_tabs_or_bars_separate_fields(folder, separator: str, ending: str):
+    """As Common Voice has them, unmatched among them."""
+    texts = ['"Come here," he said to the painter.', '"Her lavender scarf fluttered.', "Plain.",
+             'The villain said "soup"', 'The ear has three tiny bones."']
+    rows = [("path", "sentence", "up_votes"), *((f"{i}", text, "2") for i, text in enumerate(texts))]
+    file = folder / f"list.{ending}"
+    file.write_text("".join(separator.join(row) + "\n" for row in rows))
+    found, problems = read_corpus("folder", file)
+    assert not problems and [u.text for u in found] == texts
+    file.write_text(separator.join(("\"path\"", '"text"')) + "\n" + separator.join(('"a"', '"An ""old"" one."')) + "\n")
+    assert [u.text for u in read_corpus("folder", file)[0]] == ['An "old" one.']  # a program that quotes its header
+
+
+def test_a_quote_that_is_not_closed_takes_no_other_row_with_it(folder):
+    file = folder / "list.csv"
+    file.write_text('path,sentence\nanna/one.wav,"Her scarf.\nbob/two.ogg,Plain.\nanna/two.flac,"Two\nlines, here."\n'
+                    'three.WAV,"Stop" he said.\nbob/one.mp3,"To the end.\n')
+    rows, problems = read_corpus("folder", file)
+    assert [u.text for u in rows] == ["Plain.", "Two lines, here."]
+    assert [p.source.rpartition(":")[2] for p in problems] == ["2", "6", "7"]
+    assert all("a quote is not closed as it should be" in p.message for p in problems)
+
+
+def test_capitals_are_found_and_companions_of_macos_left_out(folder, caplog):
+    (folder / "anna/one.wav").rename(folder / "anna/ONE.WAV")
+    (folder / "anna/one.txt").rename(folder / "anna/ONE.TXT")
+    for name in ("anna/._ONE.WAV", "anna/._ONE.TXT", "bob/._list.csv"):
+        (folder / name).write_bytes(b"\0\5\x16\7\xff")
+    rows, problems = read_corpus("folder", folder)
+    assert not problems and [(u.id, u.text) for u in rows][0] == ("anna-ONE", "This is one.") and len(rows) == 5
+    assert "2 files named ._NAME are left out" in caplog.text
+    items = items_of(ScoreConfig(audio=str(folder / "anna")))
+    assert [(i.audio.name, i.text) for i in items] == [("ONE.WAV", "This is one."), ("two.flac", "This is two.")]
+
+
+def test_a_speaker_is_no_split_for_a_name_that_begins_like_one(folder, caplog):
+    for name in ("Valerie", "Devon", "Testa", "Evalina", "Trainor", "dev_patel", "train-clean-100"):
+        (folder / name).mkdir()
+        sf.write(folder / name / "a.wav", tone(1.2), 16_000)
+    rows, _ = read_corpus("folder", folder)
+    assert {u.speaker: u.split for u in rows if u.id.endswith("-a")} == {
+        "Valerie": None, "Devon": None, "Testa": None, "Evalina": None, "Trainor": None, "dev_patel": None,
+        "voices": "train"}
+    assert "the folders train-clean-100 are taken as splits, the others (Devon, " in caplog.text
 
 
 def test_bad_rows_and_tables(folder):

@@ -10,7 +10,7 @@
 | libriheavy, lhotse | cut manifest(s), `*.jsonl` or `*.jsonl.gz` | file name |
 | unicats | list `utterance-id prompt-id` of LibriTTS ids; `audio_root` is the LibriTTS folder | test |
 | seed-tts-eval | `meta.lst`: `id|prompt text|prompt wav|text[|wav]` | test |
-| datasets | Hugging Face `save_to_disk` folder, parquet file(s), or hub name (`org/name[:config]`) | split |
+| datasets | Hugging Face `save_to_disk` folder, parquet file(s), or hub name (`org/name[:config]`) | split or folder |
 
 Reading never stops at a bad row: what no row may hold, whatever its format, is found here, behind every reader, and a
 reader that cannot go on ends with a bad row as well. `read_corpus` returns utterances and problems, `load_corpus`

@@ -324,6 +324,9 @@ def test_missing_splits(corpus, tmp_path, caplog):
         toy_prepare(config(corpus, tmp_path / "p", splits=("other",)))
     assert list(toy_prepare(config(corpus, tmp_path / "p", splits=("train", "other"))).counts) == ["train"]
     assert "has no split other" in caplog.text
+    manifest = write_manifest(tmp_path, [{"split": s} for s in ("train", "validated", "other", "other")], [tone(0.6)])
+    toy_prepare(config(manifest, tmp_path / "q", corpus="jsonl"))
+    assert "3 rows of other splits than train, dev and test are left out: other (2), validated (1)" in caplog.text
 
 
 def test_reading_from_several_threads(corpus, tmp_path):

@@ -44,6 +44,13 @@ _STREETS = {  # after a name, with or without the full stop: "Pennsylvania Ave N
     "ave": "Avenue", "blvd": "Boulevard", "rd": "Road", "ln": "Lane", "hwy": "Highway", "pkwy": "Parkway",
     "sq": "Square", "terr": "Terrace",
 }
+UNDOTTED = frozenset({*_ABBREVIATIONS, *_STREETS, "st", "dr"})  # read without a full stop too
+DOTTED = frozenset({*_TITLES, *_DOTTED_ABBREVIATIONS, *_BEFORE_NUMBERS, *_DAYS, *MONTH_SHORT, "co", "ca", "al"})
+FULL_FORMS: dict[str, tuple[str, ...]] = {  # all that an abbreviation may stand for, whatever its neighbours
+    key: tuple(dict.fromkeys(table[key] for table in (_ABBREVIATIONS, _TITLES, _DOTTED_ABBREVIATIONS, _STREETS)
+                             if key in table))
+    for key in (_ABBREVIATIONS | _TITLES | _DOTTED_ABBREVIATIONS | _STREETS)
+} | {"st": ("Saint", "Street"), "dr": ("Doctor", "Drive"), "ft": ("Fort", "feet"), "v": ("versus",)}
 _SHORT_DAY = "|".join(sorted((d.capitalize() for d in _DAYS), key=len, reverse=True))
 _DAY_OF_DATE = rf"(?<![Tt]he )\b({_SHORT_DAY})(?=,?\s(?:\d|(?:{'|'.join(m[:3] for m in MONTHS)})))"
 _WHEN = _DAYS | MONTH_SHORT | {day.lower(): day for day in _DAYS.values()} | {month.lower(): month for month in MONTHS}

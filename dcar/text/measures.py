@@ -106,6 +106,11 @@ def _units(name: str, single: bool) -> str:
     return head + rest
 
 
+def unit_names(unit: str) -> tuple[str, ...]:
+    """What the sign of a unit is called, in the singular and the plural; nothing for another sign."""
+    return (_units(UNITS[unit], True), _units(UNITS[unit], False)) if unit in UNITS else ()
+
+
 def measure(m: re.Match[str]) -> str:
     """ "5 km" → "five kilometers", "5 mg/kg" → "five milligrams per kilogram", "a 5-km run" → "a five kilometer run".
 

@@ -39,7 +39,7 @@ _MARKS = str.maketrans({
     "№": " number ", "™": " ", "®": " ", "©": " ", "€": "€", "µ": "μ",
     "Ω": "Ω", "⁄": "/", "。": ". ", "、": ", ", "\u00ad": None, "\u200b": None, "\u200d": None, "\ufeff": None,
 })
-_INITIALISMS = frozenset(
+INITIALISMS = frozenset(
     "US USA UK EU UN TV PC IT AI ID CEO CFO CTO PM AM HQ FBI CIA DNA RNA BBC CNN NBA NFL GDP GPS USB VIP DIY FAQ OK "
     "OT PR HR IQ MP ER ICU UFO AP PE PI EP LA DC NY ASAP MIT ETA EST LED SAT NGO AKA LAX RAF IP POW CT".split()
 )
@@ -280,7 +280,7 @@ def _initialisms(text: str, is_word: Callable[[str], bool]) -> str:
         word, tail = m["word"], m["tail"].lower()
         if word in _ACRONYMS:
             return word.lower() + tail
-        if is_word(word.lower()) and (shouting or word not in _INITIALISMS):
+        if is_word(word.lower()) and (shouting or word not in INITIALISMS):
             return word.lower() + tail
         pronounceable = len(word) > 5 and bool(_VOWELS & set(word))
         # a plural of letters keeps an apostrophe, so that "V's" is not taken for a word

@@ -1,72 +1,23 @@
 """Word, character and phoneme error rates: one named normaliser, jiwer's alignment, corpus-level totals.
 
-The normaliser makes different spellings of the same spoken words equal ("20" and "twenty", "colour" and "color",
-"don't" and "do not"), so that a recogniser is not punished for its orthography. Its name is stored with every score.
+Both texts of a comparison are read by `dcar.text.readings`, which makes different spellings of the same spoken words
+equal ("20" and "twenty", "colour" and "color", "don't" and "do not"), so that a recogniser is not punished for its
+orthography. Where a spelling can be said in several ways, the two readings with the fewest errors are compared. The
+name of the normaliser is stored with every score.
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jiwer
 import numpy as np
 
 from dcar.errors import TextError
-from dcar.text.numbers import cardinal, digits, ordinal, plural, whole, year
+from dcar.text.readings import closest_readings, normalize_transcript, spoken_words
 
-NORMALIZER = "dcar-english-1"
-
-_APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "´": "'"})
-_CURRENCY = {"$": ("dollar", "cent"), "£": ("pound", "penny"), "€": ("euro", "cent")}
-_TITLES = {"mr": "mister", "mrs": "missus", "dr": "doctor", "vs": "versus", "etc": "et cetera"}
-_NUMBER_WORDS = set(
-    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety first second third fourth fifth sixth "
-    "seventh eighth ninth tenth eleventh twelfth".split()
-)
-_BEFORE_AND = {"hundred", "thousand", "million"}
-# "is" after these is far commoner than the possessive or "has"; both sides of a comparison get the same reading.
-_IS_HOSTS = "he she it that this there here what where who how when why everything everyone nothing something".split()
-_CONTRACTIONS = {
-    "can't": "can not", "cannot": "can not", "won't": "will not", "shan't": "shall not", "ain't": "is not",
-    "let's": "let us", "i'm": "i am", "y'all": "you all", "o'clock": "o clock", "gonna": "going to", "wanna": "want to",
-    "gotta": "got to",
-} | {f"{host}'s": f"{host} is" for host in _IS_HOSTS}
-_ENDINGS = (("n't", " not"), ("'re", " are"), ("'ve", " have"), ("'ll", " will"))
-_SPELLINGS = {
-    "ok": "okay", "okey": "okay", "alright": "all right", "grey": "gray", "greys": "grays", "greyer": "grayer",
-    "mum": "mom", "plough": "plow", "ploughs": "plows", "ploughed": "plowed", "ploughing": "plowing", "tyre": "tire",
-    "tyres": "tires", "cheque": "check", "cheques": "checks", "programme": "program", "programmes": "programs",
-    "cosy": "cozy", "cosier": "cozier", "mould": "mold", "moulds": "molds", "mouldy": "moldy", "moustache": "mustache",
-    "pyjamas": "pajamas", "kerb": "curb", "defence": "defense", "offence": "offense", "licence": "license",
-    "licences": "licenses", "practise": "practice", "practised": "practiced", "practising": "practicing",
-    "sceptical": "skeptical", "sceptic": "skeptic", "ageing": "aging", "jewellery": "jewelry", "woollen": "woolen",
-    "storey": "story", "storeys": "stories", "draught": "draft", "draughty": "drafty", "skilful": "skillful",
-    "fulfil": "fulfill", "enrol": "enroll", "instalment": "installment", "wilful": "willful", "catalogue": "catalog",
-    "dialogue": "dialog", "analogue": "analog", "axe": "ax", "doughnut": "donut", "doughnuts": "donuts",
-    "whisky": "whiskey", "yoghurt": "yogurt", "towards": "toward", "afterwards": "afterward", "learnt": "learned",
-    "burnt": "burned", "spelt": "spelled", "spilt": "spilled", "per cent": "percent", "manoeuvre": "maneuver",
-}
-_OUR = re.compile(
-    r"\b((?:un|mis|dis)?(?:arb|ard|arm|behavi|cand|clam|col|discol|endeav|fav|ferv|flav|harb|hon|hum|lab|neighb|od|parl|"
-    r"ranc|rig|rum|sav|splend|succ|tum|val|vap|vig))our(?=(?:s|ed|ing|ite|ites|able|ably|ful|fully|less|er|ers|ly|y|"
-    r"hood|hoods|al)?\b)"
-)
-_RE = re.compile(r"\b(cent|theat|met|lit|fib|somb|spect|meag|lust|calib|kilomet|centimet|millimet)re(s|d)?\b")
-_ISE = re.compile(
-    r"\b(apolog|author|categor|central|character|civil|computer|critic|emphas|empathi|energ|equal|familiar|final|general|"
-    r"harmon|hospital|ideal|individual|local|maxim|memor|minim|mobil|modern|neutral|normal|optim|organ|real|recogn|"
-    r"revolution|special|stabil|standard|summar|symbol|sympath|symbol|util|visual|capital|fertil|general|material|"
-    r"jeopard|monopol|patron|scrutin|victim|bapt|cauter|crystall)is(e|ed|es|er|ers|ing|ation|ations)\b"
-)
-_YSE = re.compile(r"\b(anal|paral|catal)ys(e|ed|es|er|ers|ing)\b")
-_DOUBLED = re.compile(
-    r"\b(travel|cancel|label|model|signal|level|fuel|marvel|quarrel|counsel|jewel|channel|tunnel|shovel|funnel)"
-    r"l(ed|ing|er|ers|ous)\b"
-)
+NORMALIZER = "dcar-english-2"
 
 
 @dataclass(frozen=True)
@@ -110,62 +61,15 @@ class WERScore:
     utterances: tuple[WordErrors | None, ...]
 
 
-def spoken_words(text: str) -> str:
-    """Lower-case words as they are spoken, separated by single spaces; apostrophes inside words are kept.
-
-    Numerals, money, percentages and clock times become words, hyphens become spaces, punctuation is dropped and
-    accents are removed. Never raises: what has no letters or digits becomes the empty string.
-    """
-    text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES).lower()
-    text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    text = re.sub(r"\b([ap])\.\s?m\b\.?", r"\1m", text)
-    text = re.sub(r"([$£€])\s?(\d+(?:,\d{3})*)(?:\.(\d\d))?\b( hundred| thousand| million| billion| trillion)?", _money,
-                  text)
-    text = re.sub(r"(\d)\s?%", r"\1 percent", text)
-    text = re.sub(r"\b(\d{1,3}(?:,\d{3})+)(?:\.(\d+))?\b",
-                  lambda m: f" {_spell(m[1].replace(',', ''), cardinal)} {'point ' + digits(m[2]) if m[2] else ''} ",
-                  text)
-    text = re.sub(r"\b(\d{1,2}):(\d\d)\b", _clock, text)
-    text = re.sub(r"\b(\d+)(st|nd|rd|th)\b", lambda m: f" {_spell(m[1], ordinal)} ", text)
-    text = re.sub(r"\b(\d{3})0'?s\b", lambda m: f" {plural(year(int(m[1] + '0')))} ", text)
-    text = re.sub(r"\b(\d0)'?s\b", lambda m: f" {plural(cardinal(int(m[1])))} ", text)
-    text = re.sub(r"(\d+)\.(\d+)", lambda m: f" {_whole(m[1])} point {digits(m[2])} ", text)
-    text = re.sub(r"\d+", lambda m: f" {_whole(m[0])} ", text)
-    text = re.sub(r"\s*&\s*", " and ", text)
-    text = re.sub(r"\bo'\s?clock\b", "o'clock", text)
-    text = re.sub(r"[^a-z']+", " ", text)
-    words = (word.strip("'") for word in text.split())
-    return " ".join(word for word in words if word)
-
-
-def normalize_transcript(text: str) -> str:
-    """Text of a reference or hypothesis in the form in which words are compared; see NORMALIZER.
-
-    `spoken_words`, then contractions expanded, British spellings made American, titles written out, "and" inside
-    numbers dropped, and apostrophes removed. May be empty; never raises.
-    """
-    text = re.sub(r"\bper cent\b", "percent", spoken_words(text))
-    words: list[str] = []
-    for word in text.split():
-        word = _CONTRACTIONS.get(word, word)
-        for ending, expansion in _ENDINGS:
-            if word.endswith(ending) and len(word) > len(ending):
-                word = word[: -len(ending)] + expansion
-        word = _TITLES.get(word, word)
-        words.extend(_SPELLINGS.get(part, part) for part in word.split())
-    around = zip(["", *words], words, [*words[1:], ""], strict=False)
-    text = " ".join(word.replace("'", "") for before, word, after in around
-                    if not (word == "and" and before in _BEFORE_AND and after in _NUMBER_WORDS))
-    text = _OUR.sub(r"\1or", text)
-    text = _RE.sub(r"\1er\2", text)
-    text = _ISE.sub(r"\1iz\2", text)
-    text = _YSE.sub(r"\1yz\2", text)
-    return _DOUBLED.sub(r"\1\2", text)
-
-
 def word_errors(reference: str, hypothesis: str) -> WordErrors:
-    """Word edit counts between the normalised texts. Raises TextError if the reference has no words."""
-    return _edit_counts(*_normalized(reference, hypothesis))
+    """Word edit counts between the closest readings of two texts (`closest_readings`).
+
+    `reference_words` counts the words of the canonical reading of the reference (`normalize_transcript`), so that it is
+    the same against every hypothesis and methods can be compared; the reading that has the fewest errors may be a few
+    words longer or shorter. An empty hypothesis has the canonical words deleted. Raises TextError if the reference
+    has no words.
+    """
+    return _errors(reference, hypothesis, characters=False)
 
 
 def word_costs(reference: str, hypothesis: str) -> np.ndarray:
@@ -194,14 +98,18 @@ def word_costs(reference: str, hypothesis: str) -> np.ndarray:
 
 
 def character_errors(reference: str, hypothesis: str) -> WordErrors:
-    """Character edit counts (spaces included) between the normalised texts; `reference_words` counts characters."""
-    return _edit_counts(*_normalized(reference, hypothesis), characters=True)
+    """Character edit counts (spaces included) between the readings that `word_errors` compares; `reference_words`
+    counts the characters of the canonical reading."""
+    return _errors(reference, hypothesis, characters=True)
 
 
 def id_errors(reference: Sequence[int], hypothesis: Sequence[int]) -> WordErrors:
     """Edit counts between two sequences of ids, phonemes for example; `reference_words` counts those of the reference,
     at least one."""
-    return _edit_counts(" ".join(map(str, reference)), " ".join(map(str, hypothesis)))
+    ref, hyp = " ".join(map(str, reference)), " ".join(map(str, hypothesis))
+    if not hyp:
+        return WordErrors(0, len(reference), 0, len(reference), empty_hypothesis=True)
+    return _edit_counts(ref, hyp, len(reference))
 
 
 def corpus_wer(errors: Sequence[WordErrors | None]) -> WERScore:
@@ -224,45 +132,21 @@ def score_corpus(references: Sequence[str], hypotheses: Sequence[str | None]) ->
     return corpus_wer([None if hyp is None else word_errors(ref, hyp) for ref, hyp in pairs])
 
 
-def _normalized(reference: str, hypothesis: str) -> tuple[str, str]:
-    ref, hyp = normalize_transcript(reference), normalize_transcript(hypothesis)
-    if not ref:
+def _errors(reference: str, hypothesis: str, characters: bool) -> WordErrors:
+    canonical = normalize_transcript(reference)
+    if not canonical:
         raise TextError(f"reference {reference!r} has no words, so it has no error rate; remove the utterance")
-    return ref, hyp
-
-
-def _edit_counts(ref: str, hyp: str, characters: bool = False) -> WordErrors:
-    """Edit counts of two texts as they are, the reference not empty."""
-    units = len(ref) if characters else len(ref.split())
-    if not hyp:
+    units = len(canonical) if characters else len(canonical.split())
+    if not normalize_transcript(hypothesis):
         return WordErrors(0, units, 0, units, empty_hypothesis=True)
+    return _edit_counts(*closest_readings(reference, hypothesis), units, characters)
+
+
+def _edit_counts(ref: str, hyp: str, units: int, characters: bool = False) -> WordErrors:
+    """Edit counts of two texts as they are; `units`: of the reference's canonical reading."""
+    ref_units, hyp_units = (len(text) if characters else len(text.split()) for text in (ref, hyp))
+    if ref == hyp or not ref or not hyp:  # nothing to align
+        same = ref == hyp
+        return WordErrors(0, 0 if same else ref_units, 0 if same else hyp_units, units)
     out = jiwer.process_characters(ref, hyp) if characters else jiwer.process_words(ref, hyp)
     return WordErrors(out.substitutions, out.deletions, out.insertions, units)
-
-
-def _spell(number: str, speak: Callable[[int], str]) -> str:
-    return speak(int(number)) if len(number) <= 15 else digits(number)
-
-
-def _whole(number: str) -> str:
-    """A whole number; four digits from 1100 to 2099 are read as a year."""
-    is_year = len(number) == 4 and 1100 <= int(number) <= 2099
-    return year(int(number)) if is_year else whole(number)
-
-
-def _money(match: re.Match[str]) -> str:
-    unit, small = _CURRENCY[match[1]]
-    amount, cents, scale = match[2].replace(",", ""), match[3], match[4] or ""
-    if scale:
-        return f" {_spell(amount, cardinal)}{f' point {digits(cents)}' if cents else ''}{scale} {unit}s "
-    words = f" {_spell(amount, cardinal)} {unit}{'' if amount == '1' else 's'} "
-    if cents and int(cents):
-        words += f"{cardinal(int(cents))} {small if int(cents) == 1 else {'penny': 'pence'}.get(small, small + 's')} "
-    return words
-
-
-def _clock(match: re.Match[str]) -> str:
-    hour, minute = int(match[1]), int(match[2])
-    if minute == 0:
-        return f" {cardinal(hour)} o'clock "
-    return f" {cardinal(hour)} {'oh ' if minute < 10 else ''}{cardinal(minute)} "

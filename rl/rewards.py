@@ -23,7 +23,8 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import Alignment
 from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer
-from dcar.text.wer import character_errors, spoken_words, word_costs
+from dcar.text.readings import spoken_words
+from dcar.text.wer import character_errors, word_costs
 from rl.credit import Located
 from rl.hearing import NAN, RolloutRecord, align, cause, check_aligns, of_texts, told, transcribe
 

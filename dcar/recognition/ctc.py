@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dcar.errors import TextError
 from dcar.recognition.base import ctc_collapse
-from dcar.text.wer import spoken_words
+from dcar.text.readings import spoken_words
 from heads.checkpoint import Checkpoint
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from dcar.errors import TextError
 from dcar.text.phonemes import MAX_CHARACTERS, in_lexicon, normalize_text, phonemes_of
+from dcar.text.spoken import unread_signs
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +66,11 @@ def phrases(text: str) -> list[Phrase]:
     return [*found[:-1], Phrase(found[-1].text, 0.0)]
 
 
-def note_other_language(text: str) -> None:
-    """Warn where a text does not look English, because it is read with English pronunciation."""
+def note_what_is_not_read(text: str) -> None:
+    """Warn of signs that are left out, and where a text does not look English, because it is read with English
+    pronunciation."""
+    if signs := unread_signs(text):
+        logger.warning("note: signs without a reading are left out: %s", " ".join(signs[:8]))
     words = [word.lower() for word in re.findall(r"[^\W\d_]+", text[:5000])]
     foreign = sum(word in _FOREIGN for word in words)
     unknown = sum(not in_lexicon(word) for word in words)

@@ -25,7 +25,7 @@ from dcar.process import SMALL, cores
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, NUM_CANDIDATES, POLICY, SAMPLING, fixed_method
-from dcar.speak.phrases import Phrase, note_other_language, phrases
+from dcar.speak.phrases import Phrase, note_what_is_not_read, phrases
 from dcar.speak.stream import Piece, in_one_thread, stream_audio
 from dcar.speak.voice import Voice, find_voice, shipped_voice
 from dcar.text.inventory import PHONEME_VERSION
@@ -184,7 +184,7 @@ class Speaker:
 
     def _phrases(self, text: str) -> list[Phrase]:
         if not hasattr(self.encode, "name"):  # a text tokenizer of a language model's own
-            note_other_language(text)
+            note_what_is_not_read(text)
         return phrases(text)
 
     def _by_phrase(self, parts: list[Phrase], voice: Voice) -> Iterator[Piece]:

@@ -25,7 +25,8 @@ UNITS = {
     **{f"sq {unit}": f"square {name}" for unit, name in _LENGTHS.items()},
     **{f"cu {unit}": f"cubic {name}" for unit, name in _LENGTHS.items()},
     **_TIMES,
-    "mg": "milligram", "g": "gram", "kg": "kilogram", "lb": "pound", "lbs": "pound", "oz": "ounce", "ml": "milliliter",
+    "mg": "milligram", "g": "gram", "kg": "kilogram", "lb": "pound", "lbs": "pound", "oz": "ounce",
+    "fl oz": "fluid ounce", "ml": "milliliter",
     "mL": "milliliter", "dL": "deciliter", "uL": "microliter", "l": "liter", "L": "liter", "gal": "gallon",
     "qt": "quart", "tbsp": "tablespoon", "Tbsp": "tablespoon", "tsp": "teaspoon", "ha": "hectare", "kB": "kilobyte",
     "KB": "kilobyte", "MB": "megabyte", "GB": "gigabyte", "TB": "terabyte", "kbps": "kilobit per second",
@@ -83,8 +84,8 @@ PER = "|".join(re.escape(u) for u in sorted(_PER, key=len, reverse=True))
 
 def attributive(m: re.Match[str]) -> bool:
     """Whether an amount describes the noun that follows: "a $5 bill", "a 5 km run"."""
-    return (re.search(r"\b[Aa]n?\s+$", m.string[: m.start()]) is not None
-            and re.match(r"\s+[a-z]", m.string[m.end() :]) is not None)
+    return (re.search(rf"\b[Aa]n?\s+(?:(?:{NUM})\s?(?:ft|in|mm?|cm|yd)?\s?(?:by|x)\s?)*$", m.string[: m.start()])
+            is not None and re.match(r"\s+[a-z]", m.string[m.end() :]) is not None)
 
 
 def per(m: re.Match[str]) -> str:

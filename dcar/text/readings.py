@@ -1,23 +1,25 @@
 """Texts as words that can be compared: the reading of a text, and the others that its spelling allows.
 
 A text is read by `dcar.text.spoken`, as it is for speech; then contractions are expanded, British spellings made
-American, and "and" inside numbers dropped. That is its canonical reading, which depends on this text alone. Where people
-would say something else as well ("1,500", "911", "11:00", "she's", "FBI"), `closest_readings` also tries these readings
-and takes, of both texts, those with the fewest errors. Only spellings have several readings: "fifteen hundred" in words
-is not "one thousand five hundred".
+American, and "and" inside numbers dropped. That is its canonical reading, which depends on this text alone. Where
+people would say something else as well ("1,500", "911", "11:00", "she's", "FBI"), `closest_readings` also tries these
+readings and takes, of both texts, those with the fewest errors. Only spellings have several readings: "fifteen hundred"
+in words is not "one thousand five hundred".
 """
 
 from __future__ import annotations
 
 import functools
 import re
+import sys
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from dcar.errors import TextError
 from dcar.text.abbreviations import DOTTED, FULL_FORMS, MONTH_SHORT, MONTHS, UNDOTTED
-from dcar.text.measures import NUM, UNIT, UNITS, unit_names
-from dcar.text.numbers import cardinal, digits, number, ordinal, roman, year
+from dcar.text.measures import NUM, UNITS, unit_names
+from dcar.text.numbers import cardinal, digits, number, ordinal, roman
 from dcar.text.phonemes import in_lexicon
 from dcar.text.spoken import INITIALISMS, expand
 
@@ -49,9 +51,8 @@ _SPELLINGS = {
     "fulfil": "fulfill", "enrol": "enroll", "instalment": "installment", "wilful": "willful", "catalogue": "catalog",
     "dialogue": "dialog", "analogue": "analog", "axe": "ax", "doughnut": "donut", "doughnuts": "donuts",
     "whisky": "whiskey", "yoghurt": "yogurt", "towards": "toward", "afterwards": "afterward", "learnt": "learned",
-    "burnt": "burned", "spelt": "spelled", "spilt": "spilled", "manoeuvre": "maneuver", "judgement": "judgment", "judgements": "judgments",
-    "gramme": "gram", "grammes": "grams", "hm": "hmm", "hmmm": "hmm", "uhh": "uh", "umm": "um", "uhm": "um",
-    "mmm": "mm",
+    "burnt": "burned", "spelt": "spelled", "spilt": "spilled", "manoeuvre": "maneuver", "judgement": "judgment",
+    "judgements": "judgments", "gramme": "gram", "grammes": "grams",
 }
 _OUR = re.compile(
     r"\b((?:un|mis|dis)?(?:arb|ard|arm|behavi|cand|clam|col|discol|endeav|fav|ferv|flav|harb|hon|hum|lab|neighb|od|parl|"
@@ -71,8 +72,8 @@ _DOUBLED = re.compile(
     r"l(ed|ing|er|ers|ous)\b"
 )
 _AE = re.compile(
-    r"\b((?:encyclop|medi|orthop)a|(?:an|leuk|h|arch|p|gyn|f|oed|an|c|prim)a|(?:f|diarrh|hom|am)o|o(?=e(?:strogen|sophag|dema)))"
-    r"e(?=[a-z])"
+    r"\b(encyclop|medi|orthop|leuk|arch|gyn|prim|p(?=aedi)|f(?=aec|oet)|h(?=aem)|an(?=ae[ms])|diarrh|hom(?=oe)|am(?=oe)|"
+    r"(?=oe(?:str|soph|dem)))[ao]e(?=[a-z])"
 )
 # Compounds that are written together as well; they sound the same.
 _APART = (
@@ -80,12 +81,13 @@ _APART = (
     r"on (?=line\b)|off (?=line\b)|for (?=ever\b)|back (?=yards?\b|packs?\b)|data (?=bases?\b)|ice (?=creams?\b)|"
     r"key (?=boards?\b)|note (?=books?\b)|week (?=ends?\b)|birth (?=days?\b)|health (?=care\b)|air (?=ports?\b))"
 )
-# --- the canonical reading ---------------------------------------------------------------------------------------------
+
+# --- the canonical reading --------------------------------------------------------------------------------------------
 
 # Words that `expand` may read in another way than they are written, besides those with capitals, digits or signs.
 _READ_OUT = re.compile(
     r"[^A-Za-z' ,.?!;:\"“”()\s–—-]|[A-Z]{2}|[a-z][A-Z]|(?<![A-Za-z'])(?:[A-Za-z]\.|[B-HJ-Z]\b|[A-Z][a-z]+ I\b)|--|"
-    rf"[.?!:;]\w|\b(?i:{'|'.join(DOTTED)})[.–-]|\b(?i:{'|'.join(UNDOTTED)})\b"
+    rf"[.?!:;]\w|\b[b-df-hj-np-tv-xz]{{2,5}}\b|\b(?i:{'|'.join(DOTTED)})[.–-]|\b(?i:{'|'.join(UNDOTTED)})\b"
 )
 
 
@@ -100,7 +102,7 @@ def spoken_words(text: str) -> str:
         try:
             text = expand(text, in_lexicon)
         except TextError:  # other scripts, or nothing to say
-            latin = re.sub(r"[^\W\d_]", lambda m: m[0] if m[0].isascii() else " ", text)
+            latin = "".join(c for c in unicodedata.normalize("NFKD", text) if c.isascii())
             text = expand(latin, in_lexicon) if re.search(r"[A-Za-z0-9]", latin) else ""
     words = (word.strip("'") for word in re.sub(r"[^a-z']+", " ", text.lower()).split())
     return " ".join(word for word in words if word)
@@ -129,7 +131,7 @@ def normalize_transcript(text: str) -> str:
     text = _ISE.sub(r"\1iz\2", text)
     text = _YSE.sub(r"\1yz\2", text)
     text = _DOUBLED.sub(r"\1\2", text)
-    return _AE.sub(lambda m: m[0][:-2] + "e", text)
+    return _AE.sub(r"\1e", text)
 
 
 def _tidy(text: str) -> str:
@@ -139,11 +141,12 @@ def _tidy(text: str) -> str:
     return text.lower() if len(words) > 2 and all(word.isupper() for word in words) else text
 
 
-# --- other readings ----------------------------------------------------------------------------------------------------
+# --- other readings ---------------------------------------------------------------------------------------------------
 
 _MONTH = rf"(?P<month>(?i:{'|'.join(MONTHS)}|(?:{'|'.join(MONTH_SHORT)})\.?))(?![A-Za-z])"
 _CAPITALS = r"(?<![A-Za-z])(?P<word>[A-Z]{2,6})(?P<tail>'?s)?(?![A-Za-z])"
 _SMALL = "|".join(i.lower() for i in INITIALISMS if i not in "IT AM ER LED SAT LA PI PE OT EST HR POW AP ID MP".split())
+_UNITS = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 _HALF = r"(?P<half>\s?[AaPp]\.?[Mm]\b\.?)?"
 
 
@@ -219,7 +222,8 @@ def _day(m: re.Match[str]) -> list[str]:
     if not 1 <= day <= 31:
         return []
     return [f"{month} {ordinal(day)}", f"{month} the {ordinal(day)}", f"the {ordinal(day)} of {month}",
-            f"{ordinal(day)} of {month}", f"{ordinal(day)} {month}", f"{month} {cardinal(day)}", f"{cardinal(day)} {month}"]
+            f"{ordinal(day)} of {month}", f"{ordinal(day)} {month}", f"{month} {cardinal(day)}",
+            f"{cardinal(day)} {month}"]
 
 
 def _fraction(m: re.Match[str]) -> list[str]:
@@ -252,10 +256,9 @@ def _full(m: re.Match[str]) -> list[str]:
 
 _SPOTS: list[tuple[str, Callable[[re.Match[str]], list[str]]]] = [
     (r"(?<![\w.,:/$£€#'-])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+|\.\d+|\d{2,})(?![\w'\"%°]|[.,:/-]\d)", _number),
-    (rf"(?<![\w.,:/$£€#'-])(?P<n>{NUM})\s?(?P<unit>%|{'|'.join(sorted(map(re.escape, UNITS), key=len, reverse=True))})(?![\w/'])",
-     _measure),
-    (r"(?P<sign>[$£€])\s?(?P<n>\d{1,3}(?:,\d{3})+|\d+)(?:\.(?P<cents>\d\d))?(?![\w]|[.,]\d|\s?(?:[tmbr]+illion|thousand|hundred)\b)",
-     _money),
+    (rf"(?<![\w.,:/$£€#'-])(?P<n>{NUM})\s?(?P<unit>%|{_UNITS})(?![\w/'])", _measure),
+    (r"(?P<sign>[$£€])\s?(?P<n>\d{1,3}(?:,\d{3})+|\d+)(?:\.(?P<cents>\d\d))?"
+     r"(?![\w]|[.,]\d|\s?(?:[tmbr]+illion|thousand|hundred)\b)", _money),
     (rf"(?<![\w:.,])(?P<hour>\d{{1,2}}):(?P<minute>\d\d)(?!:?\d){_HALF}", _time),
     (rf"(?<![\w.]){_MONTH}\s(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?![\w:]|[.,/-]\d)", _day),
     (rf"(?<![\w:.,/-])(?:[Tt]he )?(?P<day>\d{{1,2}})(?:st|nd|rd|th)?\s(?:of )?{_MONTH}", _day),
@@ -280,7 +283,7 @@ _RULES = [(re.compile(pattern), say) for pattern, say in _SPOTS]
 _RULES_OF_WORDS = [rule for rule in _RULES if r"\d" not in rule[0].pattern]
 _MOST = 100  # readings tried for one text; a transcript that repeats a number hundreds of times has more
 
-Arc = tuple[int, int, tuple[str, ...]]  # the words from one position of the canonical reading to another, said otherwise
+Arc = tuple[int, int, tuple[str, ...]]  # the words between two positions of the canonical reading, said otherwise
 
 
 @functools.lru_cache(maxsize=8192)
@@ -289,15 +292,15 @@ def _other_readings(text: str) -> tuple[tuple[str, ...], tuple[Arc, ...]]:
     words, text = tuple(normalize_transcript(text).split()), _tidy(text)
     arcs: dict[Arc, None] = {}
     for spot in _spots(text):
-        changed = [_difference(words, tuple(normalize_transcript(other).split())) for other in spot]
-        changed = [arc for arc in changed if arc is not None]
+        others = {tuple(normalize_transcript(other).split()): None for other in spot}
+        changed = [_difference(words, other) for other in others if other != words]
         if not changed:
             continue
         # Of one spot a reading is taken whole: no two of its arcs may be combined.
         start, end = min(a for a, _, _ in changed), max(b for _, b, _ in changed)
         if start == end:  # words are only added
             start, end = (start, end + 1) if end < len(words) else (start - 1, end)
-        arcs |= {(start, end, words[start:a] + other + words[b:end]): None for a, b, other in changed}
+        arcs |= {(start, end, words[start:a] + said + words[b:end]): None for a, b, said in changed}
     return words, tuple(arcs)
 
 
@@ -317,17 +320,15 @@ def _spots(text: str) -> Iterator[list[str]]:
         yield spot
 
 
-def _difference(words: Sequence[str], others: tuple[str, ...]) -> Arc | None:
-    """Where and how other words differ; None where they are the same."""
-    if words == others:
-        return None
+def _difference(words: Sequence[str], others: tuple[str, ...]) -> Arc:
+    """Where and how other words differ."""
     most = min(len(words), len(others))
     start = next((i for i in range(most) if words[i] != others[i]), most)
     tail = next((i for i in range(most - start) if words[-1 - i] != others[-1 - i]), most - start)
     return start, len(words) - tail, others[start : len(others) - tail]
 
 
-# --- the closest readings of two texts ---------------------------------------------------------------------------------
+# --- the closest readings of two texts --------------------------------------------------------------------------------
 
 Edge = tuple[int, str, int]  # node before, word ("" for none), 1 if another reading begins
 _ERROR = 10_000  # of a cost: errors first, then as few other readings as possible
@@ -373,10 +374,10 @@ def _closest(ref: list[list[Edge]], hyp: list[list[Edge]]) -> tuple[str, str]:
     came: dict[tuple[int, int], tuple[int, int, str, str]] = {}
     for u, before_u in enumerate(ref):
         for v, before_v in enumerate(hyp):
-            best = None if u or v else (0, u, v, "", "")
+            best = (sys.maxsize if u or v else 0, u, v, "", "")
             for a, word, begins in before_u:
                 found = cost[a][v] + begins + (_ERROR if word else 0)
-                if best is None or found < best[0]:
+                if found < best[0]:
                     best = found, a, v, word, ""
                 for b, heard, also in before_v:
                     if word and heard:
@@ -385,9 +386,8 @@ def _closest(ref: list[list[Edge]], hyp: list[list[Edge]]) -> tuple[str, str]:
                             best = found, a, b, word, heard
             for b, heard, begins in before_v:
                 found = cost[u][b] + begins + (_ERROR if heard else 0)
-                if best is None or found < best[0]:
+                if found < best[0]:
                     best = found, u, b, "", heard
-            assert best is not None
             cost[u][v] = best[0]
             came[u, v] = best[1:]
     said: list[str] = []

@@ -10,6 +10,7 @@ is a letter to be spelled ("N B A"), never the article, which is written "a".
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
 from collections.abc import Callable
@@ -73,9 +74,34 @@ _GROUPS = re.compile(r"(?<![\w.,+(/:-])(?<!\d\s)[1-9]\d{0,2}(?:(?:[\u00a0\u2009\
                      r"(?![\w/:(-]|,\d|\s\(?\d)")
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 
+_ELEMENTS = (
+    "A[cglrstu]|B[aeir]?|C[adelorsu]?|Dy|E[ru]|F[er]?|G[ade]|H[efgo]?|I[nr]?|Kr?|L[aiu]|M[gno]|N[abdeip]?|Os?|P[abdrtu]?|"
+    "R[abehu]|S[bceimnr]?|T[abeil]|U|V|W|Xe|Yb?|Z[nr]"
+)
+# Without a digit only salts, acids and bases: other words are made of these letters as well.
+_FORMULA = (rf"(?=[A-Za-z]+\d|(?:Na|Li|Ca|Mg|Al|Ag|Cu|Zn|Fe|H|Cs|Rb|Ba|Pb|Ti|Si|Ga|Ni|K)(?:OH|Cl|Br|F|I|O|S|CN|As)\b)"
+            rf"(?=[A-Z\d]*[a-z]|[A-Z]+\d*[A-Z]|\w*O)(?:(?:{_ELEMENTS})\d*){{2,}}")
+
 _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"(?<!\w)#(?=[A-Za-z])", "hashtag "),
     (r"(?<=\w)@(?=\w)", " at "),
+    (rf"(?<![\w-]){_FORMULA}(?![\w-])", lambda m: _formula(m[0])),
+    # options of commands, and minus between the letters of mathematics
+    (r"(?<![\w-])--(?=[a-z])(?!(?:and|but|or|the|an?|he|she|it|they|we|you|that|which|who|in|to|of|as|for|with|not|so|"
+     r"if)\s)", " dash dash "),
+    (r"(?<![\w-])-([b-zB-HJ-Z])(?![\w'.])", lambda m: f" dash {m[1].upper()}"),
+    (r"(?<![\w'])([a-z]|\d+[a-z])\s[-–]\s(?=(?:\d+|\d*[b-z])(?![\w']))", r"\1 minus "),
+    (r"(?<=\([a-z])-(?=\d+\))|(?<=\b[b-z])-(?=\d+\s?[=<>])", " minus "),
+    # codes, which are read digit by digit
+    (r"\b((?:[Cc]ode|[Pp]assword|[Pp]asscode|PIN|OTP)(?:\s(?:is|was))?:?\s)(\d{5,8})(?![\w-]|[.,]\d)",
+     lambda m: m[1] + digits(m[2])),
+    (r"\b((?:[Cc]ode is|[Pp]assword(?: is)?|[Pp]asscode(?: is)?|PIN(?: is)?|OTP(?: is)?):?\s)(\d{4})(?![\w-]|[.,]\d)",
+     lambda m: m[1] + digits(m[2])),
+    (r"\b([Aa]rea code )(\d{3})\b", lambda m: m[1] + digits(m[2])),
+    (r"\b([Tt]ext(?: \w+){0,3} to )(\d{5,6})(?![\w-]|[.,]\d)", lambda m: m[1] + digits(m[2])),
+    (r"\b([Tt]ext )(\d{5,6})(?=\s(?:to|for|or|and|now|today)\b|[.!?,]?\s*$)", lambda m: m[1] + digits(m[2])),
+    (r"(?<=\d)(\s?)p\.?c\.?m\b(?:\.(?=\s[a-z]))?", r"\1 per calendar month"),
+    (r"(?<=\d)\s?p\.?w\b(?:\.(?=\s[a-z]))?", " per week"),
     # abbreviations with a slash
     (r"\bw/o\b", "without"),
     (r"\bw/(?=\s)", "with"),
@@ -197,8 +223,9 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\b(?P<t>[12]\d\d0|[2-9]0)'?s\b", q.plural_year),
     # parts and measures
     (r"([°\d]\s?[CF])\s?/\s?(?=\d+\s?°?[CF]\b)", r"\1 or "),
-    (rf"({ms.NUM})(?P<unit>[\s-]?(?:ft|mi|yds?|lbs?|oz|gal|qt|hrs?|mins?|secs?|tbsp|Tbsp|tsp|kg|km|cm|mm|ml|yrs?|wks?|"
-     r"mos?))\.(?=\s[a-z])", r"\1\g<unit>"),
+    (r"\bfl\.? ?(?=oz\b)", "fl "),
+    (rf"({ms.NUM})(?P<unit>[\s-]?(?:fl oz|ft|mi|yds?|lbs?|oz|gal|qt|hrs?|mins?|secs?|tbsp|Tbsp|tsp|kg|km|cm|mm|ml|yrs?|"
+     rf"wks?|mos?))\.(?=\s[a-z]|\s(?:{ms.NUM})\s?(?:oz|in|ft|lbs?|mins?|secs?|m|cm|mm|g|ml)\b)", r"\1\g<unit>"),
     (r"\b(\d+) x (\d+)\s?(g|kg|ml|oz|lb)(?= [a-z]+s?\b)", r"\1 \2-\3"),
     (r"(?<![\w/.])(?P<n>(?:\d+[\s-])?\d{1,2}/\d{1,2})\"", ms.parts_of_an_inch),
     (rf"(?<![\w.,'])(?:{ms.NUM})'(?:\s?x\s?(?:{ms.NUM})'){{1,2}}(?![\w'\"])", ms.feet_by_feet),
@@ -215,7 +242,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\b((?:sq|cu) (?:ft|in|mi|yd))\.(?=\s[a-z])", r"\1"),
     (rf"(?<![\w.,])(?P<n>{ms.NUM})[\s-]?in\.(?=\s[a-z])", ms.inches),
     (r"(\d)\s?ft\.?\s?(\d{1,2})\s?in\b\.?", r"\1 ft \2 inches"),
-    (r"(?<=\d)\s?x\s?(?=\d)", " by "),
+    (r"(?<=\d)(\s?(?:ft|in|mm?|cm|yd)\.?)?\s?x\s?(?=\d)", lambda m: f"{m[1] or ''} by "),
     (rf"(?<![\w.,(=+*/-])(?<![=+*/-]\s)({ms.NUM})x(?![\w')-]|\s?[-+=^*/])", lambda m: f" {number(m[1])} times "),
     (rf"(?<![\w.,])(?P<minus>(?<!\d)-)?(?P<n>{ms.NUM})(?P<gap>[\s-]?)(?P<unit>{ms.UNIT})(?:/(?P<per>{ms.PER}))?"
      r"(?![\w/'])", ms.measure),
@@ -265,6 +292,20 @@ def _parts(text: str) -> str:
     return " point ".join(map(whole, text.split(".")))
 
 
+def _formula(text: str) -> str:
+    """A chemical formula: letters one by one, numbers as numbers."""
+    return " ".join(part + (LETTER if part == "A" else "") for part in re.findall(r"\d+|[A-Z]", text.upper()))
+
+
+def _disguised(m: re.Match[str], is_word: Callable[[str], bool]) -> str:
+    """A word in which digits stand for letters: "Se7en" → "Seven"."""
+    for seven in "tv":
+        word = m[0].translate(str.maketrans("013457", "oieas" + seven))
+        if is_word(word.lower()):
+            return word
+    return m[0]
+
+
 def _initialisms(text: str, is_word: Callable[[str], bool]) -> str:
     """Spell "U.S.A.", "IBM", "UK"; read "NASA" and a shouted "STOP" as words; tell the article "a" from the letter."""
 
@@ -286,6 +327,12 @@ def _initialisms(text: str, is_word: Callable[[str], bool]) -> str:
         # a plural of letters keeps an apostrophe, so that "V's" is not taken for a word
         return word.lower() + tail if pronounceable else " ".join(word) + ("'s" if tail else "")
 
+    def consonants(m: re.Match[str]) -> str:
+        return m[0] if is_word(m[0]) else " ".join(m[0].upper())
+
+    # "pcm", but not "hmm" and "psst"
+    text = re.sub(r"(?<![A-Za-z'])(?!\w*(\w)\1|tsk|pst|psh|nth|mhm)[b-df-hj-np-tv-xz]{2,5}(?![A-Za-z'])", consonants,
+                  text)
     text = re.sub(r"(?<![A-Za-z'])(?P<word>[A-Z]{2,})(?P<tail>'[sS]|s|)(?![A-Za-z'])", capitals, text)
     # Sentence-initial "A" before a word is the article; anywhere else a lone "A" is the letter.
     return re.sub(r"(?:^|(?<=[.?!,] ))A(?= (?!and |or )(?:[a-z]|[A-Z][a-z']))", "a", " ".join(text.split()))
@@ -296,6 +343,8 @@ def _fold(text: str) -> str:
 
     Raises TextError where letters remain that English phonemes cannot say: leaving words out would be a wrong reading.
     """
+    for _ in range(2):  # text from web pages may have been escaped twice
+        text = re.sub(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z]{2,8}\d?);", lambda m: html.unescape(m[0]), text)
     for pattern, replacement in _POWERS:
         text = re.sub(pattern, replacement, text)
     text = _GROUPS.sub(lambda m: re.sub(r"\s", ",", m[0]), text)
@@ -313,6 +362,12 @@ def _fold(text: str) -> str:
         raise TextError(f"text holds letters that English phonemes cannot say ({' '.join(foreign[:8])}): {shown}; "
                         "transliterate them or remove the utterance")
     return out
+
+
+def unread_signs(text: str) -> list[str]:
+    """The signs of a text that are left out because they have no reading, emojis for example, each once."""
+    return [c for c in dict.fromkeys(text) if not c.isascii() and unicodedata.category(c).startswith("S")
+            and ord(c) not in _MARKS and _ascii(c) == " " and not re.search(r"\w", unicodedata.normalize("NFKC", c))]
 
 
 def _ascii(c: str) -> str:
@@ -348,6 +403,7 @@ def expand(text: str, is_word: Callable[[str], bool]) -> str:
     """
     # addresses first, then abbreviations: the rules below write letters with stops of their own ("five P M. He left")
     text = abbreviations(places(" ".join(addresses(" ".join(_fold(text).split()), is_word).split())))
+    text = re.sub(r"(?<!\w)(?=\w{4})[A-Za-z]+[013457]+[a-z]+(?!\w)", lambda m: _disguised(m, is_word), text)
     for pattern, replacement in _ORDERED:
         text = pattern.sub(replacement, text)
     text = _phrase_marks(_initialisms(" ".join(text.split()), is_word))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dcar.storage import replacing
-from dcar.text.wer import normalize_transcript
+from dcar.text.readings import closest_readings
 from eval.report.blocks import Bar, Picture, file_uri
 from eval.results.store import RECORDING, RESYNTHESIS
 
@@ -48,7 +48,7 @@ def timeline(emitted: Sequence[int], actions: Sequence[int]) -> Bar:
 
 def marked(reference: str, hypothesis: str) -> list[tuple[str, str]]:
     """What was heard in pieces (tag, words): "ins" wrong or extra words, "del" missing ones, "span" the right ones."""
-    a, b = normalize_transcript(reference).split(), normalize_transcript(hypothesis).split()
+    a, b = (reading.split() for reading in closest_readings(reference, hypothesis))
     parts = []
     for tag, a0, a1, b0, b1 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if tag == "equal":

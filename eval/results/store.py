@@ -190,13 +190,14 @@ class Maker:
         self.first_seed = seeds[0]
         self._items = [digest_of(_describe(item)) for item in tools.items]
         self._methods = {name: digest_of([name, e.identity, asdict(e.sampling)]) for name, e in self.entries.items()}
-        self._common = digest_of([RECORD_VERSION, tools.identity, NORMALIZER, tools.asr.name])
+        self._common = digest_of([RECORD_VERSION, tools.identity, tools.asr.name])
         self._index = {item.prompt.utterance_id: i for i, item in enumerate(tools.items)}
         self.done: dict[Key, Record] = {}
         self.adopt(done)
 
     def adopt(self, records: Iterable[Record]) -> None:
         """Take over records made elsewhere, where they belong to this comparison; one per (method, seed, utterance).
+        Transcripts that another normaliser scored are scored again.
 
         DataError for a record of another version.
         """
@@ -211,10 +212,10 @@ class Maker:
             if index is None or record["fingerprint"] != self.fingerprint(record["method"], index):
                 continue
             if not self.finished(record["method"], record["seed"], index):
-                self.done[record["method"], record["seed"], record["id"]] = record
+                self.done[record["method"], record["seed"], record["id"]] = scored(record)
 
     def fingerprint(self, method: str, index: int) -> str:
-        """All that a record depends on besides its seed."""
+        """All that a record depends on besides its seed and its normaliser."""
         return digest_of([self._methods.get(method, method), self._items[index], self._common])[:16]
 
     def audio_path(self, method: str, index: int) -> Path:
@@ -290,10 +291,9 @@ class Maker:
         record: Record = {
             "version": RECORD_VERSION, "method": unit.method, "seed": unit.seed, "id": item.prompt.utterance_id,
             "fingerprint": self.fingerprint(unit.method, index), "text": item.text, "hypothesis": hypothesis,
-            "words": counts(word_errors(item.text, hypothesis)),
-            "characters": counts(character_errors(item.text, hypothesis)),
             "duration": len(wave) / rate, "reference_duration": item.duration, **facts,
         }
+        record = scored(record)
         seconds["asr"] = time.perf_counter() - started
         if self.tools.similarity is not None:
             similarity = self.tools.similarity(wave, rate, item.speaker_embedding) if len(wave) else None
@@ -336,6 +336,15 @@ def save_opus(path: Path, wave: np.ndarray, rate: int) -> None:
     if rate not in OPUS_RATES:
         wave, rate = resample(wave, rate, 24_000), 24_000
     save_audio(path, np.clip(wave, -1.0, 1.0), rate)
+
+
+def scored(record: Record) -> Record:
+    """The record with the errors of its transcript by today's normaliser; itself where it has them."""
+    if record.get("normalizer") == NORMALIZER:
+        return record
+    text, hypothesis = record["text"], record["hypothesis"]
+    return {**record, "normalizer": NORMALIZER, "words": counts(word_errors(text, hypothesis)),
+            "characters": counts(character_errors(text, hypothesis))}
 
 
 def counts(errors: WordErrors) -> list[int]:

@@ -17,7 +17,7 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError, DataError
 from dcar.recognition.ctc import frames_needed
 from dcar.storage import json_lines
-from dcar.text.wer import spoken_words
+from dcar.text.readings import spoken_words
 from dcar.tokens.base import check_waveform
 
 logger = logging.getLogger(__name__)

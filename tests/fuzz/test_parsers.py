@@ -22,7 +22,8 @@ from dcar.errors import ConfigError, DCARError, TextError
 from dcar.prepare.run import PrepareConfig
 from dcar.text.inventory import PHONEMES
 from dcar.text.phonemes import normalize_text, text_to_ids
-from dcar.text.wer import normalize_transcript, spoken_words, word_errors
+from dcar.text.readings import normalize_transcript, spoken_words
+from dcar.text.wer import word_errors
 from dcar.train.car import TrainConfig
 from eval.compare.run import CompareConfig
 from eval.methods.families import expand_names

@@ -41,7 +41,7 @@ def test_texts_are_told_by_what_it_makes_of_the_states(text):
     symbols = [1 + " ab".index(c) for c in text]
     [told] = model.log_likelihood([wave], RATE, [text])
     assert told * len(text) == pytest.approx(likelihood(probs, symbols, 0), rel=1e-4)
-    [alignment] = model.align([wave], RATE, [text.upper() + "!"])  # as the words are spoken
+    [alignment] = model.align([wave], RATE, [text.title() + "!"])  # as the words are spoken
     assert alignment.costs == pytest.approx(viterbi(probs.numpy(), symbols, 0)[0], rel=1e-4)
     assert alignment.log_likelihood == told and alignment.characters == len(text)
     best = "".join(" ab"[s - 1] for s in ctc_collapse(probs.argmax(-1).tolist(), (0,)))

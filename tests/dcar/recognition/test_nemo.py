@@ -18,7 +18,7 @@ from dcar.recognition.ctc import viterbi
 from dcar.recognition.encoder import CHARACTERS
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.nemo import NemoCTCRecognizer, NemoTransducerRecognizer, quiet_nemo
-from dcar.text.wer import spoken_words
+from dcar.text.readings import spoken_words
 
 RATE = 16_000
 

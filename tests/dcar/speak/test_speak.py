@@ -28,7 +28,7 @@ from dcar.speak.phrases import (
     MAX_PHONEMES,
     PARAGRAPH_SECONDS,
     PAUSE_SECONDS,
-    note_other_language,
+    note_what_is_not_read,
     phrases,
     split_clauses,
     split_sentences,
@@ -367,9 +367,12 @@ def test_headings_and_items_stand_for_themselves():
     ("The tide came in.", False), ("The Sri Lankan cricketer Muttiah Muralitharan bowled.", False), ("Hello.", False),
     ("Dr. Schmidt and Mrs. van der Berg met in the old den.", False), ("No man was in, so he left.", False),
 ])
-def test_a_text_in_another_language_is_read_with_a_note(text, noted, caplog):
-    note_other_language(text)
+def test_another_language_and_signs_that_are_not_read_are_noted(text, noted, caplog):
+    note_what_is_not_read(text)
     assert ("does not look English" in caplog.text) == noted
+    assert "left out" not in caplog.text
+    note_what_is_not_read(f"{text} 😀 costs ½ € → 🎉, 20 °C × 2™")
+    assert "left out: 😀 → 🎉\n" in caplog.text
 
 
 def test_text_comes_from_a_file_or_from_standard_input(speak, refused, tmp_path, monkeypatch):

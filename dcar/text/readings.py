@@ -267,7 +267,7 @@ _SPOTS: list[tuple[str, Callable[[re.Match[str]], list[str]]]] = [
     (r"(?<![\w.])-(?=\.?\d)", lambda m: ["negative "]),
     (r"(?<![\w.])\+?\(?\d[\d() .-]{5,}\d(?![\w])", lambda m: [digits(m[0]), digits(m[0]).replace("zero", "oh")]),
     (_CAPITALS, _letters),
-    (rf"(?<![A-Za-z'])(?P<word>{_SMALL}|[bcdfghjklmnpqrstvwxz]{{2,5}})(?P<tail>'?s)?(?![A-Za-z'])", _letters),
+    (rf"(?<![\w'])(?P<word>{_SMALL}|[bcdfghjklmnpqrstvwxz]{{2,5}})(?P<tail>'?s)?(?![A-Za-z'])", _letters),
     (r"(?<![A-Za-z'])(?P<word>[a-z]{1,4})(?P<tail>)(?=\d)", lambda m: [" ".join(m["word"].upper()) + " "]),
     (r"(?<![\w'])(?:[IVXL]{2,}|[ivxl]{2,})(?![\w'])", _roman),
     (rf"(?i)(?<![\w.'])({'|'.join(FULL_FORMS)})\b\.?", _full),

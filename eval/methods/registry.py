@@ -31,7 +31,7 @@ from dcar.decoding import (
     RandomChunk,
     ShuffledChunk,
 )
-from dcar.decoding.fast.passes import fast
+from dcar.decoding.fast.passes import FastDecoder, fast
 from dcar.decoding.fast.stack import weights_signature
 from dcar.errors import ConfigError
 from dcar.model.base import Decoder
@@ -78,9 +78,11 @@ class Models:
             check_vocabulary(self.far_decoder.config, self.decoder.config, "FAR decoder",
                              "train both on the same prepared corpus with the same layout")
 
-    def checksum(self, model: Checkpoint) -> str:
+    def checksum(self, model: Checkpoint | FastDecoder) -> str:
         """The checksum of one of these models. It reads all weights, so it is computed once for them, and again where
         they were replaced or trained (but not where one was written through `.data`)."""
+        if isinstance(model, FastDecoder):  # a draft model that is read through one
+            model = model.model
         signature = weights_signature(model)
         if model not in self._checksums or self._checksums[model][0] != signature:
             self._checksums[model] = signature, model.checksum()

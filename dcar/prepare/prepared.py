@@ -284,9 +284,9 @@ def split_faults(directory: Path, info: Mapping[str, Any], split: str, digests: 
     listed = info.get("files")
     if not isinstance(listed, dict):
         return ["prepared.json has no list of its files"]
-    if unlisted := [name for name in files_of(directory / split) if f"{split}/{name}" not in listed]:
-        return [f"prepared.json does not list {split}/{unlisted[0]}"]
     files = {name: expected for name, expected in listed.items() if name.startswith(f"{split}/")}
+    if not files:
+        return [f"prepared.json lists no file of {split}"]
     return differing(directory, files, _digest_once if digests else lambda path: None)
 
 

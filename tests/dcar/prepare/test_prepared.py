@@ -119,7 +119,7 @@ def test_digests_are_computed_once_a_process(out, monkeypatch):
 def test_a_broken_list_of_files_or_another_format_is_not_finished_work(changes: dict[str, Any], corpus, out):
     info = json.loads((out / "prepared.json").read_text())
     (out / "prepared.json").write_text(json.dumps({**info, **changes}))
-    with pytest.raises(DataError, match="lacks files|does not list|without size|cannot be read|format version 2"):
+    with pytest.raises(DataError, match="lacks files|lists no file|without size|cannot be read|format version 2"):
         load_prepared(out, "train")
     toy_prepare(config(corpus, out))  # made again
     assert load_prepared(out, "train").num_rows == 10

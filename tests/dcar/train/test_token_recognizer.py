@@ -5,11 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from launched import two_processes
 from tiny_data import CODES, counting, write_prepared
 from tiny_training import SMALL, arguments, log_of
 
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.prepare.prepared import load_prepared
 from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from dcar.train import token_recognizer
@@ -38,7 +40,7 @@ def config_of(data, out, **changes) -> TrainTokenRecognizerConfig:
 def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
     out = tmp_path / "out"
     options = settings(data, out, max_steps=100, eval_steps=50, save_steps=50, half_weights="true")
-    main(["train-token-recognizer", *arguments(options), "model.hidden_size=16", "model.dilations=[1,2]"])
+    main(["train-recognizer", *arguments(options), "model.hidden_size=16", "model.dilations=[1,2]"])
     model = load_token_recognizer(str(out))
     assert model.config.dilations == (1, 2) and model.config.tokenizer == "tiny@abc"
     assert model.config.speech_vocab_size == CODES and model.hidden_code == CODES
@@ -51,6 +53,17 @@ def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
     assert source["checksum"] == model.checksum() and source["steps"] == 100
     assert "Token recogniser" in (out / "README.md").read_text()
     assert "hidden_size: 16" in (out / "config.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_all_of_the_dev_split(data, tmp_path):
+    options = settings(data, tmp_path / "two", max_steps=2, batch_size=3)
+    two_processes("-m", "dcar.train.token_recognizer", *arguments(options), "model.hidden_size=16",
+                  "model.dilations=[1,2]")
+    assert json.loads((tmp_path / "two/provenance.json").read_text())["processes"] == 2
+    model, dev = TokenRecognizer.from_pretrained(tmp_path / "two"), load_prepared(data, "dev")
+    told, symbols = model.log_likelihood(dev["speech"], dev["text_ids"]), [len(text) for text in dev["text_ids"]]
+    assert log_of(tmp_path / "two")[-1]["eval_loss"] == pytest.approx(-np.dot(told, symbols) / sum(symbols), rel=1e-4)
 
 
 def test_what_training_sees_of_an_utterance_is_its_address_alone(data):

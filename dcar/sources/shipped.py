@@ -8,7 +8,7 @@ from dcar.errors import AssetError
 
 ASSETS = Path(__file__).parents[1] / "assets"
 NAMES = {
-    "corpus": "starter_corpus",  # an hour of speech, parquet with Ogg Opus
+    "corpus": "starter_corpus",  # half an hour of speech, parquet with Ogg Opus
     "prepared": "starter_prepared",  # the tokens of six hours, written by `dcar prepare`
     "hard_texts": "hard_texts.tsv",  # texts without recordings that are hard to speak; nothing is tuned on them
     "short_texts": "short_texts.tsv",  # texts of one to four words, likewise

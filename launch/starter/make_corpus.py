@@ -3,13 +3,12 @@
 The speech is synthetic (Kokoro-82M, Apache-2.0) and the corpus card says so. One voice, af_heart, reads more
 than half of the training sentences through hibari, its small distilled model (Apache-2.0), which is a hundred
 times faster; the other voices are read by Kokoro itself. The slow step, `speak`, can be interrupted and run on another
-machine. The last one, `trim`, keeps the training speech that ships: the first 28 utterances of every voice, which is
-all speech but that of af_heart.
+machine. The last one, `trim`, keeps the training speech that ships: the first 8 utterances of every voice.
 
     python launch/starter/make_corpus.py plan  sentences=launch/starter/sentences.txt voices=DIR out=work
     python launch/starter/make_corpus.py speak model=kokoro-int8.onnx work=work processes=2
     python launch/starter/make_corpus.py pack  work=work out=corpus
-    python launch/starter/make_corpus.py trim  corpus=corpus each=28 out=dcar/assets/starter_corpus
+    python launch/starter/make_corpus.py trim  corpus=corpus each=8 out=dcar/assets/starter_corpus
 
 The vocoder was trained on more voices than these: `blend` plans utterances of mixtures of the training voices, and
 `speak` and `pack` make a second corpus of them (not shipped).

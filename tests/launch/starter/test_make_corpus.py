@@ -99,7 +99,7 @@ def test_the_corpus_that_ships_is_what_its_card_says_and_is_prepared_whole():
     card = (shipped("corpus") / "README.md").read_text()
     assert all(line in card for line in (*lines, f"| all | {utterances} | {hours:.2f} | 28 |"))
     voices = Counter(row["speaker"] for row in rows)
-    assert len(voices) == 24 and set(voices.values()) == {28} and not set(voices) & set(script.UNSEEN_VOICES)
+    assert len(voices) == 24 and set(voices.values()) == {8} and not set(voices) & set(script.UNSEEN_VOICES)
     prepared = load_prepared("starter", "train")
     known = dict(zip(prepared["id"], zip(prepared["text"], prepared["speaker"], strict=True), strict=True))
     assert all(known[row["id"]] == (row["text"], row["speaker"]) for row in rows)

@@ -24,6 +24,7 @@ from dcar.prepare.prepared import RESUME, copy_name, features, read_json
 from dcar.storage import differing, digest, replacing
 from dcar.text.phonemes import text_to_ids
 from dcar.voices.features import speaker_features
+from dcar.voices.speech import find_speech
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,6 +69,10 @@ class Sound(NamedTuple):
         """Played `speed` times faster: as if it had been recorded at speed · rate."""
         return self if speed == 1.0 else Sound(resample(self.wave, self.rate * speed, self.rate), self.rate)
 
+    def of_speech(self) -> Sound:
+        """Without the silence before and after the speech, as prompts are used."""
+        return Sound(find_speech(*self).cut(*self), self.rate)
+
     def for_encoders(self) -> Sound:
         """At ENCODER_SAMPLE_RATE; voice features use the recording's own rate."""
         return Sound(resample(self.wave, self.rate, ENCODER_SAMPLE_RATE), ENCODER_SAMPLE_RATE)
@@ -110,7 +115,7 @@ def tokenise(jobs: Sequence[Job], tokenizer: SpeechTokenizer, speaker_encoder: E
         audio, prompt = (u.load(), u.load_prompt()) if loaded is None else loaded[u.source]
         sound = Sound(*audio)
         return (job, sound.at_speed(job.speed), sound.for_encoders().at_speed(job.speed).wave,
-                None if prompt is None else Sound(*prompt))
+                None if prompt is None else Sound(*prompt).of_speech())
 
     heard = list(pool.map(hear, jobs))
     # a slowed copy may be longer than the limit that its original keeps: it is left out

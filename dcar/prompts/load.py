@@ -16,6 +16,7 @@ from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.together import check_together
 from dcar.vocoder.base import PromptAudio, Vocoder
 from dcar.vocoder.load import hears_prompts, load_vocoder
+from dcar.voices.speech import find_speech
 
 
 def all_prompts(data: str, split: str, decoder: AnyDecoder, prompt_tokens: int, seed: int) -> list[PromptItem]:
@@ -59,7 +60,7 @@ def corpus_recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:
             found = sources[utterance_id.removesuffix(" (prompt)")].load_prompt()
             if found is None:
                 raise DataError(f"{prepared}: {utterance_id} has no audio in the corpus any more; prepare it again")
-            return found
+            return find_speech(*found).cut(*found), found[1]  # what the corpus was prepared from
         return sources[utterance_id].load()
 
     return recording

@@ -17,6 +17,7 @@ from dcar.errors import AudioError, ConfigError
 from dcar.sources.shipped import shipped
 from dcar.vocoder.base import Recorded
 from dcar.voices.features import speaker_features
+from dcar.voices.speech import FRAME_RATE, SpeechPart, find_speech, most_speech
 
 logger = logging.getLogger(__name__)
 
@@ -34,26 +35,40 @@ class Voice:
 
 
 def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
-    """Load a prompt recording (any format and rate) and compute its voice features. AudioError if it is under a second;
-    of more than MAX_PROMPT_SECONDS the first are read, with a note."""
+    """Load a prompt recording (any format and rate) and compute its voice features.
+
+    Silence before and after the speech is left out, and of more than MAX_PROMPT_SECONDS the first that hold speech are
+    read. The prompt is the middle of them, or the nearest stretch that is not a pause. A note says what was taken.
+    AudioError if there is less than a second.
+    """
     from dcar.voices.encoder import SpeakerEncoder
 
     resampled, _ = load_audio(path, ENCODER_SAMPLE_RATE)
     wave, rate = load_audio(path)
-    seconds = len(wave) / rate
-    if seconds < MIN_PROMPT_SECONDS:
-        raise AudioError(f"{path}: the prompt lasts {seconds:.2f} s; give at least {MIN_PROMPT_SECONDS:g} s of speech")
-    if seconds > MAX_PROMPT_SECONDS:
-        logger.warning("note: voice %s lasts %.1f s, and only its first %d s are read; cut it to the part that is to "
-                       "be heard", path, seconds, MAX_PROMPT_SECONDS)
-    wave, resampled = (w[: MAX_PROMPT_SECONDS * hz] for w, hz in ((wave, rate), (resampled, ENCODER_SAMPLE_RATE)))
+    part = find_speech(wave, rate, MAX_PROMPT_SECONDS)
+    if part.end - part.start < MIN_PROMPT_SECONDS:
+        raise AudioError(f"{path}: the prompt lasts {part.end - part.start:.2f} s; give at least "
+                         f"{MIN_PROMPT_SECONDS:g} s of speech")
+    samples, wave, resampled = len(wave), part.cut(wave, rate), part.cut(resampled, ENCODER_SAMPLE_RATE)
     tokens = tokenizer.encode([resampled], ENCODER_SAMPLE_RATE)[0]
-    start = max(0, (len(tokens) - prompt_tokens) // 2)
+    middle = max(0, (len(tokens) - prompt_tokens) // 2)
+    frames = (np.arange(len(tokens)) * FRAME_RATE / tokenizer.rate_hz).astype(int).clip(max=len(part.speech) - 1)
+    start = most_speech(part.speech[frames], prompt_tokens, middle)
+    if len(wave) < samples or start != middle:
+        first = part.start + start / tokenizer.rate_hz
+        logger.warning("note: voice %s lasts %.1f s; %.1f to %.1f s of it are read, and %.1f to %.1f s are the prompt",
+                       path, samples / rate, part.start, part.end, first,
+                       min(part.end, first + prompt_tokens / tokenizer.rate_hz))
     try:  # at its own rate: a voice has higher frequencies than encoders read
         features = speaker_features(wave, rate, SpeakerEncoder().embed(resampled, ENCODER_SAMPLE_RATE))
     except AudioError as error:
         raise AudioError(f"{path}: {error}") from error
-    return Voice(tuple(int(t) for t in tokens[start : start + prompt_tokens]), features, partial(load_audio, path))
+    return Voice(tuple(int(t) for t in tokens[start : start + prompt_tokens]), features, partial(_load, path, part))
+
+
+def _load(path: str | Path, part: SpeechPart) -> Recorded:
+    wave, rate = load_audio(path)
+    return part.cut(wave, rate), rate
 
 
 @cache

@@ -15,6 +15,7 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError
 from dcar.sources.packages import resemblyzer_weights
 from dcar.tokens.base import check_waveform
+from dcar.voices.speech import without_silence
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +40,15 @@ class SpeakerEncoder:
     def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
         """Embedding [256] float32, unit L2 norm, entries ≥ 0, of a float32 mono waveform [samples].
 
-        The level is raised to -30 dBFS and long pauses are cut as Resemblyzer does; where its voice detector
-        finds no speech at all the whole waveform is embedded and a note is logged. Raises AudioError for an
-        empty, silent, non-finite or non-mono waveform.
+        Silence of more than a second is cut, because Resemblyzer's voice detector takes the noise of a room for speech.
+        The level is raised to -30 dBFS and long pauses are cut as Resemblyzer does; where its voice detector finds no
+        speech at all the whole waveform is embedded and a note is logged. Raises AudioError for an empty, silent,
+        non-finite or non-mono waveform.
         """
         wave = check_waveform(wave, "speaker encoder")
         if not np.abs(wave).max() > 1e-6:
             raise AudioError("speaker encoder: the waveform is silent; give a prompt with speech")
-        wave = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
+        wave = without_silence(resample(wave, sample_rate, ENCODER_SAMPLE_RATE), ENCODER_SAMPLE_RATE)
         wave = self._audio.normalize_volume(wave, LOUDNESS_DBFS, increase_only=True)
         wave = np.clip(wave, -1.0, 1.0)
         voiced = self._audio.trim_long_silences(wave) if len(wave) >= ENCODER_SAMPLE_RATE // 10 else wave[:0]

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_corpora import rows_of, tone, toy_prepare, write_manifest, write_starter
 from tiny_data import ToyEncoder, ToyTokenizer
+from tones import noise
 
 from dcar.errors import ConfigError, DataError
 from dcar.prepare import prepared
@@ -238,10 +239,13 @@ def test_a_corpus_without_splits_is_divided_by_sentence(tmp_path, stream):
 
 def test_prompts_are_tokenised_too(tmp_path):
     prompt = {"audio": "0.wav", "prompt_audio": "1.wav", "prompt_text": "Oh.", "split": "test"}
-    manifest = write_manifest(tmp_path, [prompt, {"audio": "0.wav", "split": "test"}], [tone(1.0), tone(1.25)])
+    late = {**prompt, "prompt_audio": "2.wav"}  # silence before and after it is not tokenised
+    manifest = write_manifest(tmp_path, [prompt, {"audio": "0.wav", "split": "test"}, late],
+                              [tone(1.0), tone(1.25), np.pad(tone(1.25), 48_000) + noise(7.25) / 100])
     toy_prepare(config(manifest, tmp_path / "out", corpus="jsonl", splits=("test",)))
-    with_prompt, without = load_prepared(tmp_path / "out", "test")
+    with_prompt, without, late = load_prepared(tmp_path / "out", "test")
     assert (len(with_prompt["prompt_speech"]), with_prompt["prompt_text"]) == (63, "Oh.")
+    assert 63 < len(late["prompt_speech"]) <= 63 + 2 * 40
     assert len(with_prompt["prompt_voice"]) == 298
     assert (without["prompt_speech"], without["prompt_voice"]) == ([], [])
     assert with_prompt["audio"] == str(tmp_path / "0.wav")

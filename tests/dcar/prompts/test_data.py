@@ -117,6 +117,21 @@ def test_crops_are_consecutive_tokens(rows):
     assert PromptChooser(rows, 100).crop(tokens, rng) == tokens
 
 
+def test_crops_are_speech(rows):
+    """Silence is few codes, at the start, within or at the end; other crops are drawn as without it."""
+    chooser, rng = PromptChooser(rows, 50), np.random.default_rng(0)
+    speech, silence = list(range(100, 220)), rng.integers(0, 4, 200).tolist()
+    for tokens in (silence + speech, speech + silence, speech + silence + speech, silence + speech[:30] + silence):
+        crops = [chooser.crop(tokens, rng) for _ in range(300)]
+        windows = {tuple(tokens[i : i + 50]) for i in range(len(tokens) - 49)}
+        most = max(len(set(window)) for window in windows)
+        assert all(tuple(crop) in windows and len(set(crop)) >= 0.4 * most for crop in crops)
+    plain, same = np.random.default_rng(1), np.random.default_rng(1)
+    starts = [same.integers(71) for _ in range(50)]
+    assert [chooser.crop(speech, plain)[0] for _ in starts] == [100 + start for start in starts]
+    assert len(chooser.crop(silence, rng)) == 50  # where there is nothing else
+
+
 @pytest.mark.parametrize("bos", [True, False])
 def test_prompts_are_the_same_for_every_method(rows, bos):
     items = make_prompts(rows, 5, seed=1, bos=bos)

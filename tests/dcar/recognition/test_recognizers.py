@@ -56,3 +56,11 @@ def test_speaker_embedding_is_of_unit_norm_and_of_one_voice():
     for bad in (np.zeros(16_000, np.float32), np.zeros(0, np.float32), np.full(100, np.inf, np.float32)):
         with pytest.raises(AudioError):
             encoder.embed(bad, 16_000)
+
+
+def test_an_embedding_does_not_depend_on_the_noise_of_a_room_around_speech():
+    encoder = SpeakerEncoder()
+    wave, rate = corpus_recordings(str(ASSETS / "starter_prepared"))("af_sarah_0024")
+    room, half = noise(12.0, 0, rate) / 10, len(wave) // 2
+    for parts in ((room, wave), (wave, room), (wave[:half], room, wave[half:])):
+        assert encoder.embed(np.concatenate(parts), rate) @ encoder.embed(wave, rate) > 0.93

@@ -20,6 +20,7 @@ from dcar.cli import main as dcar_command
 from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
 from dcar.model.car import CARDecoder
+from dcar.prompts.load import corpus_recordings
 from dcar.sources.shipped import shipped
 from dcar.speak import speaker as speaker_module
 from dcar.speak.defaults import NUM_CANDIDATES, fixed_method
@@ -296,7 +297,7 @@ def test_bad_prompts_are_refused(refused, tmp_path, kind, message):
 
 @pytest.mark.parametrize(("kind", "note"), [
     ("stereo", "2 channels averaged to one"), ("8 kHz", "resampled from 8000 Hz to 16000 Hz"),
-    ("long", "odd.wav lasts 22.4 s, and only its first 20 s are read"),
+    ("long", "odd.wav lasts 22.4 s; 0.0 to 20.0 s of it are read, and 9.5 to 10.5 s are the prompt"),
 ])
 def test_prompts_that_can_be_repaired_are_noted(speak, tmp_path, monkeypatch, caplog, kind, note):
     monkeypatch.setattr(audio, "_noted", set())
@@ -316,6 +317,32 @@ def test_a_voice_is_the_middle_of_the_prompt(models, tmp_path):
     assert len(read_voice(models / "voice.wav", tokenizer, prompt_tokens=500).tokens) == 80
     with pytest.raises(AudioError, match="no such audio file"):
         read_voice(tmp_path / "none.wav", tokenizer)
+
+
+@pytest.mark.parametrize(("before", "pause", "after", "level"), [
+    (4, 0, 0, 0), (0, 0, 4, 0), (4, 0, 4, 0.01), (25, 0, 0, 0.001), (0, 6, 0, 0), (3, 12, 3, 0.001)])
+def test_a_voice_is_taken_from_speech(models, tmp_path, caplog, before, pause, after, level):
+    """Not from the silence, digital or of a room, before, within or after it; a note says which seconds were taken."""
+    def silence(seconds: float) -> np.ndarray:
+        return level * np.random.default_rng(0).standard_normal(seconds * RATE)
+
+    tokenizer = load_tokenizer(models / "tokenizer")
+    first, second = chirp(1.5, 3), chirp(1.5, 3)
+    save = tmp_path / "voice.wav"
+    sf.write(save, np.concatenate([silence(before), first, silence(pause), second, silence(after)]), RATE)
+    voice = read_voice(save, tokenizer)
+    seconds = 3.0 + pause
+    start, end, prompt_start, prompt_end = map(float, re.search(
+        r"([\d.]+) to ([\d.]+) s of it are read, and ([\d.]+) to ([\d.]+) s are the prompt", caplog.text).groups())
+    assert before - 0.9 <= start <= before and before + seconds <= end <= before + seconds + 0.9
+    assert len(voice.recording()[0]) / RATE == pytest.approx(end - start, abs=0.11)
+    assert prompt_end - prompt_start == pytest.approx(1, abs=0.11) and len(voice.tokens) == 50
+    places = [(0, 1.5), (1.5 + pause, 3 + pause)] if pause else [(0, 3)]
+    assert any(at - 0.3 <= prompt_start - before and prompt_end - before <= to + 0.3 for at, to in places)
+    sf.write(tmp_path / "plain.wav", np.concatenate([first, second]), RATE)
+    plain = read_voice(tmp_path / "plain.wav", tokenizer)
+    assert plain.features[:256] @ voice.features[:256] > 0.95
+    np.testing.assert_allclose(voice.features[256:], plain.features[256:], atol=0.2)
 
 
 # --- texts --------------------------------------------------------------------------------------------------------
@@ -423,6 +450,14 @@ def test_shipped_voices_by_name(capsys):
         model.voice("af_sara")
     with pytest.raises(ConfigError, match="voice nobody: neither a shipped voice nor.*`dcar speak --voices` lists"):
         model.voice("nobody")
+
+
+def test_a_recording_that_begins_with_silence_speaks(tmp_path):
+    """Without babble until the length guard, as a prompt of silence does."""
+    wave, rate = corpus_recordings(str(shipped("prepared")))("af_sarah_0024")
+    sf.write(tmp_path / "late.wav", np.concatenate([np.zeros(4 * rate, np.float32), wave[: int(2.2 * rate)]]), rate)
+    spoken = dcar.load().generate("The old miller carried seven sacks of flour to the village.", tmp_path / "late.wav")
+    assert 2 < spoken.seconds < 5 and not spoken.results[0].truncated
 
 
 def test_a_folder_is_no_voice(models, refused):

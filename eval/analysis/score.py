@@ -8,14 +8,18 @@
 LJSpeech has it), or a list: JSON lines with `audio`, `text` and, if it is not the same for all, `prompt_audio`, paths
 relative to the list. Prints one JSON line a file, and a last one with `summary`: corpus WER with its 95 % interval by
 recogniser, mean of every scorer and how many were scored.
+
+All files and texts are checked before models are loaded. Those that cannot be measured (silent or damaged audio, a text
+without words) are left out, named in the log and in the summary's `left_out`, and the exit status is 1.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -29,7 +33,8 @@ from dcar.config import check, load_config, setting
 from dcar.corpus.folders import read_beside, recordings_in
 from dcar.corpus.read import load_corpus
 from dcar.corpus.rows import READ
-from dcar.errors import ConfigError, DataError, TextError
+from dcar.errors import AudioError, ConfigError, DataError, TextError
+from dcar.process import FAILED
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.storage import json_lines, write_text
@@ -37,7 +42,14 @@ from dcar.text.bootstrap import corpus_interval
 from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer, word_errors
 from dcar.vocoder.base import PromptAudio
 from dcar.voices.encoder import SpeakerEncoder
-from eval.scorers.load import load_scorers
+from eval.scorers.load import SIMILARITIES, load_scorers
+
+logger = logging.getLogger(__name__)
+
+MIN_SECONDS = 0.1
+"""Shorter files hold no word, and recognisers fail at them."""
+SHOWN = 20
+"""Files left out that the log names; the summary names all."""
 
 
 @dataclass
@@ -62,15 +74,16 @@ class ScoreConfig:
 
 @dataclass(frozen=True)
 class Item:
-    """A file to be measured; text and prompt are empty where there are none."""
+    """A file to be measured; text and prompt are empty where there are none. `fault`: why its text cannot be read."""
 
     audio: Path
     text: str
     prompt: str
+    fault: str = ""
 
 
 def items_of(config: ScoreConfig) -> list[Item]:
-    """What `audio` names, in order. DataError for what is not there, with the file and what to do."""
+    """What `audio` names, in order. DataError if that is nothing, ConfigError for settings that do not go together."""
     if not config.audio:
         raise ConfigError("audio is not set: give audio=FILE, FOLDER or LIST.jsonl")
     path = Path(config.audio)
@@ -84,14 +97,6 @@ def items_of(config: ScoreConfig) -> list[Item]:
         raise ConfigError("text is what one file says; a folder or a list has its own texts")
     if not found:
         raise DataError(f"{path}: no audio in it ({', '.join(READ)})")
-    lost = [str(item.audio) for item in found if not item.audio.is_file()]
-    if lost:
-        raise DataError(f"{len(lost)} of {len(found)} audio files are not there: {', '.join(lost[:5])}")
-    mute = [str(item.audio) for item in found if not item.text.strip()]
-    if mute and config.recognizers:
-        raise DataError(f"{len(mute)} of {len(found)} files have no text to compare with: {', '.join(mute[:5])}; write "
-                        "it into a .txt file of the same name (one file: text=…), or measure without recognisers: "
-                        "recognizers=[]")
     return found
 
 
@@ -99,7 +104,14 @@ def _folder(folder: Path, config: ScoreConfig) -> list[Item]:
     if (folder / "metadata.csv").is_file():
         return [Item(Path(str(u.audio)), u.text, config.prompt) for u in load_corpus("ljspeech", folder)]
     files, texts = recordings_in(folder)
-    return [Item(file, read_beside(file, texts), config.prompt) for file in files]
+    return [_recording(file, texts, config.prompt) for file in files]
+
+
+def _recording(file: Path, texts: Mapping[str, Path], prompt: str) -> Item:
+    try:
+        return Item(file, read_beside(file, texts), prompt)
+    except UnicodeDecodeError as error:
+        return Item(file, "", prompt, f"its text is not UTF-8 (byte {error.start + 1}); save it as UTF-8")
 
 
 def _list(file: Path, config: ScoreConfig) -> Iterator[Item]:
@@ -108,15 +120,66 @@ def _list(file: Path, config: ScoreConfig) -> Iterator[Item]:
     for where, row in json_lines(file, "an item of a list", "write objects with audio and text"):
         try:
             audio, text, prompt = row["audio"], row.get("text") or "", row.get("prompt_audio")
+            if not isinstance(text, str):
+                raise TypeError(f"the text is {text!r}")
             yield Item(file.parent / audio, text, str(file.parent / prompt) if prompt else config.prompt)
         except (KeyError, TypeError) as error:
             raise DataError(f"{where}: not an object with audio and text ({type(error).__name__}: {error})"
                             ) from error
 
 
+def measurable(items: Sequence[Item], words: bool, voices: bool) -> tuple[list[Item], list[dict[str, str]]]:
+    """The items that can be measured, and those that cannot: `audio` and `reason`. All audio is decoded.
+
+    words: their texts are compared with transcripts. voices: they are compared with prompts. DataError if none is left.
+    """
+    prompt_fault = cache(_audio_fault)
+    kept, left_out = [], []
+    for item in items:
+        fault = item.fault or _text_fault(item.text) if words else ""
+        fault = fault or _audio_fault(item.audio)
+        if voices and not fault:
+            fault = prompt_fault(item.prompt) if item.prompt else "give prompt=RECORDING, or prompt_audio in the list"
+        if fault:
+            left_out.append({"audio": str(item.audio), "reason": fault})
+        else:
+            kept.append(item)
+    named = [f"{row['audio']}: {row['reason'].removeprefix(row['audio'] + ': ')}" for row in left_out]
+    if not kept:
+        raise DataError("\n".join([f"none of {len(items)} files can be measured:", *named[:5]]))
+    for name in named[:SHOWN]:
+        logger.warning("left out: %s", name)
+    if left_out:
+        logger.warning("%d of %d files cannot be measured and are left out", len(left_out), len(items))
+    return kept, left_out
+
+
+def _text_fault(text: str) -> str:
+    try:
+        word_errors(text, "")
+    except TextError:
+        return (f"no words in its text {text!r}; write them into a .txt file of the same name (one file: text=…), or "
+                "measure without recognisers: recognizers=[]")
+    return ""
+
+
+def _audio_fault(file: str | Path) -> str:
+    try:
+        wave, rate = load_audio(file)
+    except AudioError as error:
+        return str(error)
+    if len(wave) < MIN_SECONDS * rate:
+        return f"{file}: lasts {len(wave) / rate:.3f} s; give at least {MIN_SECONDS} s"
+    return ""
+
+
 def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
-    """One row a file, then the summary. DataError, ConfigError; AudioError for a file that cannot be heard."""
+    """One row a file, then the summary. DataError, ConfigError."""
     items, recordings, encoder = items_of(config), PromptAudio([]), cache(SpeakerEncoder)
+    compared = [spec for spec in config.scorers if spec.partition(":")[0] in SIMILARITIES]
+    if compared and not any(item.prompt for item in items):
+        raise ConfigError(f"{', '.join(compared)}: similar to whom? give prompt=RECORDING, or prompt_audio in the list")
+    items, left_out = measurable(items, bool(config.recognizers), bool(compared))
     scorers = load_scorers(config.scorers, recordings, config.device)
 
     @cache
@@ -126,29 +189,28 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
         recordings.add(features, partial(load_audio, prompt))
         return features
 
-    alone = [str(item.audio) for item in items if not item.prompt]
-    if alone and (compared := [s.spec for s in scorers.values() if s.kind == "similarity"]):
-        raise ConfigError(f"{', '.join(compared)}: similar to whom? give prompt=RECORDING, or prompt_audio in the list "
-                          f"({len(alone)} files have none, the first {alone[0]})")
     recognizers = {name: load_recognizer(name, device=config.device) for name in config.recognizers}
     rows: list[dict[str, Any]] = []
     errors: dict[str, list[WordErrors]] = {name: [] for name in recognizers}
-    for start in range(0, len(items), config.batch_size):
-        batch = items[start : start + config.batch_size]
-        sounds = [load_audio(item.audio) for item in batch]
-        heard = {name: _hear(recognizer, sounds) for name, recognizer in recognizers.items()}
-        for i, (item, (wave, rate)) in enumerate(zip(batch, sounds, strict=True)):
-            row: dict[str, Any] = {"audio": str(item.audio), "text": item.text, "seconds": len(wave) / rate}
-            for name in recognizers:
-                found = _errors(item, heard[name][i])
-                errors[name].append(found)
-                row.setdefault("heard", {})[name] = heard[name][i]
-                row.setdefault("wer", {})[name] = found.rate
-            row["scores"] = {name: s(wave, rate, voice_of(item.prompt) if s.kind == "similarity" else np.zeros(0))
-                             for name, s in scorers.items()}
-            rows.append(row)
-            yield row
-    yield {"summary": summary(rows, errors, list(scorers))}
+    # a bar where the lines go elsewhere
+    with tqdm(total=len(items), desc="score", unit="file", disable=True if sys.stdout.isatty() else None) as bar:
+        for start in range(0, len(items), config.batch_size):
+            batch = items[start : start + config.batch_size]
+            sounds = [load_audio(item.audio) for item in batch]
+            heard = {name: _hear(recognizer, sounds) for name, recognizer in recognizers.items()}
+            for i, (item, (wave, rate)) in enumerate(zip(batch, sounds, strict=True)):
+                row: dict[str, Any] = {"audio": str(item.audio), "text": item.text, "seconds": len(wave) / rate}
+                for name in recognizers:
+                    found = word_errors(item.text, heard[name][i])
+                    errors[name].append(found)
+                    row.setdefault("heard", {})[name] = heard[name][i]
+                    row.setdefault("wer", {})[name] = found.rate
+                row["scores"] = {name: s(wave, rate, voice_of(item.prompt) if s.kind == "similarity" else np.zeros(0))
+                                 for name, s in scorers.items()}
+                rows.append(row)
+                bar.update()
+                yield row
+    yield {"summary": {**summary(rows, errors, list(scorers)), "left_out": left_out}}
 
 
 def _hear(recognizer: Recognizer, sounds: Sequence[tuple[np.ndarray, int]]) -> list[str]:
@@ -159,13 +221,6 @@ def _hear(recognizer: Recognizer, sounds: Sequence[tuple[np.ndarray, int]]) -> l
         for i, text in zip(rows, recognizer.transcribe([sounds[i][0] for i in rows], rate), strict=True):
             heard[i] = text
     return heard
-
-
-def _errors(item: Item, heard: str) -> WordErrors:
-    try:
-        return word_errors(item.text, heard)
-    except TextError as error:
-        raise TextError(f"{item.audio}: {error}") from error
 
 
 def summary(rows: Sequence[dict[str, Any]], errors: dict[str, list[WordErrors]],
@@ -183,13 +238,12 @@ def summary(rows: Sequence[dict[str, Any]], errors: dict[str, list[WordErrors]],
                                               for name, v in scored.items()}}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     config = load_config(ScoreConfig, arguments)
-    lines = []
-    # a bar where the lines go elsewhere; a row a file, and the summary
-    for row in tqdm(run(config), desc="score", unit="file", total=len(items_of(config)) + 1,
-                    disable=True if sys.stdout.isatty() else None):
-        lines.append(json.dumps(row, ensure_ascii=False))
-        print(lines[-1], flush=True)
+    rows = []
+    for row in run(config):
+        rows.append(row)
+        print(json.dumps(row, ensure_ascii=False), flush=True)
     if config.out:
-        write_text(config.out, "".join(line + "\n" for line in lines))
+        write_text(config.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return FAILED if rows[-1]["summary"]["left_out"] else 0

@@ -1,14 +1,16 @@
 """`dcar score`: files, folders and lists of any audio, measured; what is missing is said with its file."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile as sf
 from tones import chirp
 
 from dcar.audio import save_audio
-from dcar.errors import AudioError, ConfigError, DataError
+from dcar.errors import ConfigError, DataError
 from eval.analysis import score as module
 from eval.analysis.score import ScoreConfig, items_of, main, run
 
@@ -88,16 +90,46 @@ def test_what_cannot_be_measured_is_refused(folder, tmp_path):
     refused(ConfigError, "resemblyzer: similar to whom", scorers=["resemblyzer"])
     refused(ConfigError, "choose dnsmos", scorers=["dnsmoss"])
     refused(ConfigError, "has its own texts", text="A red house.")
-    refused(DataError, "1 of 1 audio files are not there: nowhere.wav", audio="nowhere.wav", text="Hi.")
-    refused(DataError, "have no text to compare with: .*a.wav; write it into", audio=str(folder / "a.wav"))
-    (folder / "b.txt").unlink()
-    refused(DataError, "1 of 2 files have no text to compare with: .*b.flac")
     (tmp_path / "empty").mkdir()
     refused(DataError, "no audio in it", audio=str(tmp_path / "empty"))
-    (tmp_path / "bad.jsonl").write_text('{"text": "Hi."}\n')
-    refused(DataError, r"bad.jsonl:1: not an object with audio and text", audio=str(tmp_path / "bad.jsonl"))
-    (folder / "c.wav").write_text("a letter")
-    (folder / "c.txt").write_text("A red house.")
-    (folder / "b.txt").write_text("A red house.")
-    refused(AudioError, "c.wav: not readable as audio")
+    for line, why in (('{"text": "Hi."}', "not an object with audio and text"), ("caf\xe9", "not UTF-8"),
+                      ('{"audio": "said/a.wav", "text": 5}', "the text is 5")):
+        (tmp_path / "bad.jsonl").write_text(line + "\n", encoding="latin-1")
+        refused(DataError, f"bad.jsonl:1: .*{why}", audio=str(tmp_path / "bad.jsonl"))
     assert np.isfinite(next(run(ScoreConfig(audio=str(folder / "a.wav"), text="Hi")))["seconds"])
+
+
+def test_files_that_cannot_be_measured_are_left_out_by_name(folder, tmp_path, capsys, monkeypatch):
+    """Before models are loaded; the others are measured, and the exit status is not 0."""
+    good = (folder / "a.wav").read_bytes()
+    faults = {"letter": (b"a letter", b"Hi.", "not readable as audio"), "mute": (good, b"", "no words in its text ''"),
+              "dots": (good, "…".encode(), "no words"), "latin": (good, b"caf\xe9", "not UTF-8 .byte 4.*save it as"),
+              "alone": (good, None, "no words"), "empty": (b"", b"Hi.", "has 0 bytes")}
+    for name, (sound, text, _) in faults.items():
+        (folder / f"{name}.wav").write_bytes(sound)
+        if text is not None:
+            (folder / f"{name}.txt").write_bytes(text)
+    for name, wave in (("silent", np.zeros(RATE)), ("short", chirp(0.05, 3))):
+        sf.write(folder / f"{name}.wav", wave, RATE)
+        (folder / f"{name}.txt").write_text("Hi.")
+    expected = {name: why for name, (_, _, why) in faults.items()} | {"silent": "is silent", "short": "lasts 0.05"}
+    assert main([f"audio={folder}", "scorers=[]"]) == 1
+    a, b, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (a["audio"], b["audio"]) == (str(folder / "a.wav"), str(folder / "b.flac")) and last["summary"]["files"] == 2
+    left_out = {Path(row["audio"]).stem: row["reason"] for row in last["summary"]["left_out"]}
+    assert left_out.keys() == expected.keys() and all(re.search(expected[n], why) for n, why in left_out.items())
+    assert main([f"audio={folder}", "recognizers=[]"]) == 1  # which leaves texts out of account
+    *rows, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert len(rows) == 6 and len(last["summary"]["left_out"]) == 4
+
+    listed = tmp_path / "list.jsonl"
+    listed.write_text("".join(json.dumps({"audio": f"said/{a}", "text": "Hi.", **voice}) + "\n" for a, voice in (
+        ("a.wav", {"prompt_audio": "voice.wav"}), ("b.flac", {}), ("b.flac", {"prompt_audio": "said/silent.wav"}),
+        ("nowhere.wav", {"prompt_audio": "voice.wav"}))))
+    row, last = run(ScoreConfig(audio=str(listed), scorers=["resemblyzer"]))
+    assert row["scores"] and [why["reason"].partition(";")[0].rpartition(": ")[2] for why in last["summary"]["left_out"]
+                              ] == ["give prompt=RECORDING, or prompt_audio in the list",
+                                    "the audio is silent (peak below 0.0001)", "there is no such audio file"]
+    monkeypatch.setattr(module, "load_recognizer", None)
+    with pytest.raises(DataError, match="none of 1 files can be measured:\nnowhere.wav: there is no such audio file"):
+        list(run(ScoreConfig(audio="nowhere.wav", text="Hi.")))

@@ -23,7 +23,7 @@ from dcar.errors import AudioError, DataError
 from dcar.prepare.prepared import RESUME, copy_name, features, read_json
 from dcar.storage import differing, digest, replacing
 from dcar.text.phonemes import text_to_ids
-from dcar.voices.features import speaker_features
+from dcar.voices.features import EMBEDDING_DIM, speaker_features
 from dcar.voices.speech import find_speech
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from dcar.tokens.base import SpeechTokenizer
 
 logger = logging.getLogger(__name__)
-
-EMBEDDING_SIZE = 256
 
 
 class Encoder(Protocol):
@@ -193,8 +191,8 @@ def _voice(speaker_encoder: Encoder, sound: Sound, wave: np.ndarray, where: str)
     """The vocoder's voice features [298] of all that was recorded; they begin with the speaker embedding [256] of the
     waveform at ENCODER_SAMPLE_RATE."""
     embedding = np.asarray(speaker_encoder.embed(wave, ENCODER_SAMPLE_RATE), dtype=np.float32)
-    if embedding.shape != (EMBEDDING_SIZE,) or not np.isfinite(embedding).all():
-        raise DataError(f"{where}: speaker embedding {embedding.shape}, expected {EMBEDDING_SIZE} finite numbers")
+    if embedding.shape != (EMBEDDING_DIM,) or not np.isfinite(embedding).all():
+        raise DataError(f"{where}: speaker embedding {embedding.shape}, expected {EMBEDDING_DIM} finite numbers")
     try:
         return speaker_features(*sound, embedding)
     except AudioError as error:

@@ -15,7 +15,6 @@ from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, TextError
-from dcar.process import run_command
 from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, FIXED_SIZE, NUM_CANDIDATES, POLICY, SAMPLING
 from dcar.speak.phrases import MAX_TEXT, phrases
@@ -122,7 +121,3 @@ def main(arguments: list[str] | None = None) -> None:
               f"{sum(r.truncated for r in results)} cut by the length guard", file=notes)
     print(f"{out or 'spoken'}: {spoken:.2f} s by {speaker.method.name}, in {seconds:.2f} s "
           f"({seconds / spoken:.2f} of real time)", file=notes)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("dcar.speak.speak", main))

@@ -53,9 +53,6 @@ class Spoken:
     token_rate: float  # speech tokens a second
     pauses: list[float]  # seconds of silence behind each phrase
 
-    wave = property(lambda self: self.audio)
-    rate = property(lambda self: self.sample_rate)
-
     @property
     def seconds(self) -> float:
         return len(self.audio) / self.sample_rate

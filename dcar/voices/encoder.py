@@ -26,7 +26,6 @@ class SpeakerEncoder:
     """Resemblyzer's LSTM encoder on the CPU (or `device`), weights verified by digest."""
 
     name = "resemblyzer-0.1.4"
-    size = 256
 
     def __init__(self, device: str = "cpu") -> None:
         weights = resemblyzer_weights()  # says how to get the package where it is missing

@@ -220,16 +220,16 @@ def test_a_speaker_says_and_streams_the_same(models, parts, monkeypatch, cores):
     streamed = speaker.join(text, pieces)
     assert len(pieces) >= len(streamed.results) == len(spoken.results) == len(phrases(text))
     assert [r.tokens for r in streamed.results] == [r.tokens for r in spoken.results]
-    assert streamed.wave.shape == spoken.wave.shape and np.abs(streamed.wave - spoken.wave).max() < 1e-4
-    assert spoken.rate == RATE and spoken.seconds == len(spoken.wave) / RATE
+    assert streamed.audio.shape == spoken.audio.shape and np.abs(streamed.audio - spoken.audio).max() < 1e-4
+    assert spoken.sample_rate == RATE and spoken.seconds == len(spoken.audio) / RATE
     assert [sum(c) for c in spoken.chunks] == [len(r.tokens) for r in spoken.results]
-    assert not np.array_equal(speaker.generate(text, voice, seed=4).wave[:2000], spoken.wave[:2000])
-    assert np.array_equal(speaker.generate(text, voice).wave, spoken.wave)
+    assert not np.array_equal(speaker.generate(text, voice, seed=4).audio[:2000], spoken.audio[:2000])
+    assert np.array_equal(speaker.generate(text, voice).audio, spoken.audio)
     monkeypatch.setattr(speaker_module, "SMALL", small)
     beside = [speaker.generate(text, voice) for _ in range(2)]  # the second by the engine of the first
     for said in beside:
         assert [r.tokens for r in said.results] == [r.tokens for r in spoken.results]
-        assert said.wave.shape == spoken.wave.shape and np.abs(said.wave - spoken.wave).max() < 1e-4
+        assert said.audio.shape == spoken.audio.shape and np.abs(said.audio - spoken.audio).max() < 1e-4
     with pytest.raises(TextError):
         speaker.stream("?!")  # at once, not at the first piece
 
@@ -281,6 +281,8 @@ def write_wave(path: Path, kind: str) -> Path:
              "stereo": np.stack([wave, 0.5 * wave], 1), "long": np.tile(wave, 14), "8 kHz": chirp(1.6, 3, 8_000)}
     if kind in waves:
         sf.write(path, waves[kind], 8_000 if kind == "8 kHz" else RATE, subtype="FLOAT")
+    elif kind == "folder":
+        path.mkdir()
     elif kind != "missing":
         path.write_text({"no bytes": "", "no audio": "this is a letter"}[kind])
     return path
@@ -289,7 +291,8 @@ def write_wave(path: Path, kind: str) -> Path:
 @pytest.mark.parametrize(("kind", "message"), [
     ("missing", "there is no such audio file"), ("no bytes", "has 0 bytes"), ("no audio", "not readable as audio"),
     ("short", "the prompt lasts 0.40 s; give at least 1 s"), ("nan", "1 of 38400 samples are NaN"),
-    ("silent", "the audio is silent"), ("unvoiced", "bad.wav: prompt of 1.6 s: only 0 ms of voiced speech"),
+    ("folder", "bad.wav: this is a folder; give one recording, for"), ("silent", "the audio is silent"),
+    ("unvoiced", "bad.wav: prompt of 1.6 s: only 0 ms of voiced speech"),
 ])
 def test_bad_prompts_are_refused(refused, tmp_path, kind, message):
     refused(message, voice=write_wave(tmp_path / "bad.wav", kind))
@@ -417,23 +420,19 @@ def test_text_comes_from_a_file_or_from_standard_input(speak, refused, tmp_path,
     refused("give what to say, one of", "Twice.", file=file)
 
 
-def test_a_long_text_is_written_as_it_is_spoken(speak, models, parts, monkeypatch):
+def test_a_long_text_is_written_as_it_is_spoken(speak, models, parts, tmp_path, monkeypatch):
     """In groups of phrases, which do not change the tokens; of many phrases the sums are printed."""
     text = " ".join(f"Number {n}." for n in range(1, 26))
     monkeypatch.setattr("dcar.speak.speaker.SMALL", 0)  # decoded by the loop
     monkeypatch.setattr("dcar.speak.speaker.PHRASES_AT_ONCE", 4)
-    status, shown, complaint, out = speak(text, "car-3")
+    status, shown, complaint, _ = speak(text, "car-3", out=(out := tmp_path / "new" / "a.flac"))
+    assert f"made the folder {out.parent}" in complaint
     assert status == 0 and shown.splitlines()[0].startswith("25 phrases, ") and len(shown.splitlines()) == 2
     monkeypatch.setattr("dcar.speak.speaker.PHRASES_AT_ONCE", 100)
     spoken = dcar.load(models / "decoder", **parts, method="car-3").generate(text, models / "voice.wav")
     wave = sf.read(out)[0]
     assert f"25 phrases, {sum(map(len, spoken.tokens))} tokens" in shown
     assert wave.shape == spoken.audio.shape and np.abs(wave - spoken.audio).max() < 1e-3
-
-
-def test_a_new_folder_is_named(speak, tmp_path):
-    status, _, complaint, _ = speak("Good morning.", "car-3", out=tmp_path / "new" / "a.flac")
-    assert status == 0 and f"made the folder {tmp_path / 'new'}" in complaint and (tmp_path / "new/a.flac").exists()
 
 
 # --- voices -------------------------------------------------------------------------------------------------------
@@ -458,10 +457,6 @@ def test_a_recording_that_begins_with_silence_speaks(tmp_path):
     sf.write(tmp_path / "late.wav", np.concatenate([np.zeros(4 * rate, np.float32), wave[: int(2.2 * rate)]]), rate)
     spoken = dcar.load().generate("The old miller carried seven sacks of flour to the village.", tmp_path / "late.wav")
     assert 2 < spoken.seconds < 5 and not spoken.results[0].truncated
-
-
-def test_a_folder_is_no_voice(models, refused):
-    refused(f"voice {models}: this is a folder; give one recording, for example {models}/NAME.wav", voice=models)
 
 
 # --- models that do not fit -----------------------------------------------------------------------------------------
@@ -554,7 +549,7 @@ def test_generate_speaks_as_the_command_and_as_any_setting_says(models, parts, t
     spoken.save(tmp_path / "same.wav")
     assert out.read_bytes() == (tmp_path / "same.wav").read_bytes()
     assert spoken.audio.dtype == np.float32 and spoken.sample_rate == RATE and "passes" in spoken.timeline()
-    assert spoken.tokens == [r.tokens for r in spoken.results] and spoken.wave is spoken.audio
+    assert spoken.tokens == [r.tokens for r in spoken.results]
     loaded = ChunkPolicy.from_pretrained(models / "policy")
     for settings in ({"policy": loaded}, {"policy": models / "policy", "method": "dcar"}):
         assert model.generate(text, voice, seed=3, **settings).tokens == spoken.tokens
@@ -563,8 +558,6 @@ def test_generate_speaks_as_the_command_and_as_any_setting_says(models, parts, t
     cold = model.generate(text, voice, temperature=0, seed=1).tokens
     assert cold == model.generate(text, voice, top_k=1, seed=2).tokens != model.generate(text, voice, seed=1).tokens
     assert model.method.name == "car-2" and model.seed == 0  # what is given to one call stays there
-    streamed = np.concatenate([piece.samples for piece in model.stream(text, voice, method="dcar", seed=3)])
-    assert streamed.shape == spoken.audio.shape and np.abs(streamed - spoken.audio).max() < 1e-4
     with pytest.raises(ConfigError, match="chunk_scorer"):
         model.generate(text, voice, num_candidates=4)
 

@@ -3,8 +3,8 @@ for the reward recogniser (which must know the sound of the vocoder) and for mea
 
     dcar prepare mode=resynthesize data=runs/prepared split=train vocoder=runs/vocoder/export out=runs/resynthesis
 
-With `wavs=true` every utterance is a file to listen to as well, `<out>/<split>/ID.wav`, with its text beside it in
-`ID.txt`, as `dcar score audio=<out>/<split>` reads them.
+The result is a corpus of kind jsonl: a manifest `<out>/train.jsonl` and recordings `<out>/train/NUMBER.wav`.
+`dcar score audio=<out>/train.jsonl` measures it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dcar.audio import save_audio
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.storage import write_text
 from dcar.vocoder.base import check_speaks
 from dcar.vocoder.load import load_vocoder
 
@@ -36,41 +37,33 @@ class ResynthesizeConfig:
     batch_size: int = setting(8, "Utterances spoken at once.", minimum=1)
     limit: int = setting(0, "Utterances at most; 0 = all.", minimum=0)
     other_voices: bool = setting(False, "Speak every utterance in the voice of another one, drawn at random (seeded).")
-    wavs: bool = setting(False, "Also write a .wav and a .txt of every utterance.")
     seed: int = seed_setting(0, "Of other_voices.")
 
 
 def run(config: ResynthesizeConfig) -> Path:
-    """Write `<out>/<split>.npz` (int16 waves by id) and `<out>/<split>.jsonl` (audio, key, text, tokens)."""
+    """Write the recordings and then the manifest, whose path is returned."""
     dataset = load_prepared(config.data, config.split)
     if config.limit:
         dataset = dataset.select(range(min(config.limit, len(dataset))))
     out = Path(config.out)
-    (out / config.split if config.wavs else out).mkdir(parents=True, exist_ok=True)
+    (out / config.split).mkdir(parents=True, exist_ok=True)
     voices = np.asarray(dataset["voice"], np.float32)
     vocoder: Any = load_vocoder(config.vocoder)
     check_speaks(vocoder, prepared_info(config.data))
     if config.other_voices:
         voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
-    rate = int(vocoder.sample_rate)
     order = np.argsort([len(tokens) for tokens in dataset["speech"]])
-    waves: dict[str, Any] = {}
-    rows = []
+    lines = []
     for start in tqdm(range(0, len(order), config.batch_size), desc=f"resynthesize {config.split}", unit="batch"):
         chosen = order[start : start + config.batch_size].tolist()
         batch = [dataset[i] for i in chosen]
         spoken = vocoder.synthesize([row["speech"] for row in batch], voices[chosen])
-        for row, wave in zip(batch, spoken, strict=True):
-            if config.wavs:
-                file = out / config.split / f"{row['id'].replace('/', '_')}.wav"
-                save_audio(file, wave, rate)
-                file.with_suffix(".txt").write_text(row["text"] + "\n", encoding="utf-8")
-            waves[row["id"]] = (np.clip(wave, -1, 1) * 32767).astype(np.int16)
-            rows.append({"audio": f"{config.split}.npz", "key": row["id"], "text": row["text"],
-                         "speaker": row["speaker"], "tokens": list(row["speech"])})
-    np.savez(out / f"{config.split}.npz", sample_rate=rate, **waves)
+        for number, row, wave in zip(chosen, batch, spoken, strict=True):
+            audio = f"{config.split}/{number:06}.wav"
+            save_audio(out / audio, wave, int(vocoder.sample_rate))
+            lines.append(json.dumps({"id": row["id"], "audio": audio, "text": row["text"], "speaker": row["speaker"]}))
     manifest = out / f"{config.split}.jsonl"
-    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_text(manifest, "\n".join(lines) + "\n")
     return manifest
 
 

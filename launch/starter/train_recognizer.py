@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,10 +31,11 @@ from tqdm import tqdm
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.config import load_config, setting
-from dcar.errors import CheckpointError
+from dcar.corpus.read import load_corpus
+from dcar.errors import CheckpointError, DataError
 from dcar.model.cards import model_card
 from dcar.process import run_command
-from dcar.recognition.ctc import likelihood, spelled
+from dcar.recognition.ctc import frames_needed, likelihood, spelled
 from dcar.recognition.encoder import (
     BLANK,
     ENCODER,
@@ -45,14 +47,17 @@ from dcar.recognition.encoder import (
     state_count,
 )
 from dcar.storage import digest, replacing, writing
-from dcar.text.wer import NORMALIZER, word_errors
+from dcar.text.wer import NORMALIZER, spoken_words, word_errors
 from dcar.tokens.whisper import WhisperEncoder
 from dcar.train.checkpoints import last_of
 from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans
-from launch.starter.manifest import Recording, load_manifest
+
+logger = logging.getLogger(__name__)
 
 SHARD = 256
 """Utterances whose states are one file."""
+MAX_TOO_SHORT = 0.05
+"""Share of a manifest that may be too fast for CTC: quick speakers, not a wrong file."""
 
 
 @dataclass(kw_only=True)
@@ -72,6 +77,43 @@ class TrainEncoderRecognizerConfig(SmallSettings):
     bf16: bool = setting(True, "bfloat16 autocast; ten times slower on processors without instructions for it.")
     half_weights: bool = setting(True, "Store the finished weights in float16: half the file.")
     model: EncoderRecognizerConfig = setting(EncoderRecognizerConfig, "Shape.")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """An utterance in memory: samples [n] int16 at 16 kHz and the words as they are spoken."""
+
+    wave: np.ndarray
+    text: str
+
+    def samples(self) -> np.ndarray:
+        """The wave as recognisers take it, [n] float32 in −1 … 1."""
+        return self.wave.astype(np.float32) / 32768
+
+
+def load_recordings(manifest: str) -> list[Recording]:
+    """Read a corpus of kind jsonl into memory (115 MB an hour).
+
+    Utterances whose audio is too short to align with their text are left out with a warning. Raises DataError and
+    AudioError, naming file and line, for a row that cannot be used, and DataError where more than MAX_TOO_SHORT of the
+    rows are too short.
+    """
+    recordings, too_short = [], []
+    for u in load_corpus("jsonl", manifest):
+        if not (text := spoken_words(u.text)):
+            raise DataError(f"{u.source}: the text {u.text!r} has no words; remove the line")
+        wave, _ = u.load(ENCODER_SAMPLE_RATE)
+        seconds = len(wave) / ENCODER_SAMPLE_RATE
+        if frames_needed(text) * FRAME_SECONDS > seconds:
+            too_short.append(f"{u.source}: {seconds:.2f} s of audio are too short for {text!r}")
+            continue
+        recordings.append(Recording((np.clip(wave, -1, 1) * 32767).astype(np.int16), text))
+    if len(too_short) > MAX_TOO_SHORT * (len(too_short) + len(recordings)):
+        raise DataError(f"{len(too_short)} rows cannot be aligned; do audio and text belong together?\n"
+                        + "\n".join(too_short[:20]))
+    for message in too_short:
+        logger.warning("%s; left out", message)
+    return recordings
 
 
 def kept_states(recordings: Sequence[Recording], folder: Path) -> list[np.ndarray]:
@@ -144,12 +186,13 @@ class EncoderRecognizerTrainer(CTCTrainer):
 def run(config: TrainEncoderRecognizerConfig) -> EncoderRecognizer:
     """Train (or resume) and save the recogniser with its card, log and provenance into `config.out`.
 
-    Raises DataError for a manifest that is missing or broken, CheckpointError where out holds another run.
+    Raises DataError or AudioError for a manifest that is missing or broken, CheckpointError where out holds another
+    run.
     """
     given = config
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, encoder=ENCODER))
     last = last_of(config, EncoderRecognizer.load_config, config.model, "recogniser")
-    train, dev = (load_manifest(path, FRAME_SECONDS) for path in (config.train_manifest, config.dev_manifest))
+    train, dev = (load_recordings(path) for path in (config.train_manifest, config.dev_manifest))
     hours = sum(len(r.wave) for r in train) / ENCODER_SAMPLE_RATE / 3600
     kept = Path(config.out) / "states"
     sets = [StateTexts(recordings, kept_states(recordings, kept), config) for recordings in (train, dev)]

@@ -8,13 +8,13 @@ import pytest
 import torch
 from tones import noise
 
+from dcar.corpus.read import load_corpus
 from dcar.errors import AssetError, AudioError, CheckpointError, TextError
 from dcar.recognition import encoder
 from dcar.recognition.base import Recognizer, ctc_collapse
 from dcar.recognition.ctc import likelihood, viterbi
 from dcar.recognition.encoder import EncoderRecognizer, EncoderRecognizerConfig, encoder_states, state_count
 from dcar.recognition.load import load_recognizer
-from dcar.sources.shipped import shipped
 from dcar.text.wer import score_corpus
 from dcar.tokens.whisper import WhisperEncoder
 from dcar.vocoder.resynthesize import ResynthesizeConfig, run
@@ -100,10 +100,8 @@ def test_a_folder_holds_it_whole_and_another_encoder_is_refused(tmp_path):
 
 
 def test_the_shipped_one_hears_what_the_shipped_vocoder_says(tmp_path, monkeypatch):
-    manifest = run(ResynthesizeConfig(data=str(shipped("prepared")), split="dev", limit=16, out=str(tmp_path)))
-    stored, rows = np.load(manifest.with_suffix(".npz")), map(json.loads, manifest.read_text().splitlines())
-    waves, texts = zip(*((stored[row["key"]] / np.float32(32768), row["text"]) for row in rows), strict=True)
-    rate = int(stored["sample_rate"])
+    said = load_corpus("jsonl", run(ResynthesizeConfig("starter", "dev", limit=16, out=str(tmp_path))))
+    waves, texts, rate = [u.load()[0] for u in said], [u.text for u in said], said[0].load()[1]
     recognizer = load_recognizer("starter")
     assert recognizer.name.startswith("encoder-ctc:starter@")
     heard = list(recognizer._log_probs(waves, rate))  # once for all three questions

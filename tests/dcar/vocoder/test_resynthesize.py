@@ -1,4 +1,4 @@
-"""Training speech for the reward recogniser: audio, text and tokens of a split, in a manifest that it can read."""
+"""Training speech for the reward recogniser: a split as the vocoder says it, a corpus of its own."""
 
 import json
 from pathlib import Path
@@ -9,12 +9,13 @@ from tiny_corpora import toy_prepare, write_manifest
 from tiny_data import ToyTokenizer, tiny_vocoder, write_prepared
 from tiny_decoders import tiny_decoder
 
-from dcar.audio import load_audio
+from dcar.corpus.read import load_corpus
 from dcar.errors import CheckpointError
 from dcar.prepare.prepared import load_prepared
 from dcar.prepare.run import PrepareConfig
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import vocoder_for
+from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.resynthesize import ResynthesizeConfig, run
 
 
@@ -32,28 +33,23 @@ def change_rate(data: Path) -> None:
     (data / "prepared.json").write_text(json.dumps(info))
 
 
-def test_manifest_holds_what_the_vocoder_says_and_the_tokens_it_said_it_from(settings, tmp_path):
-    """With wavs to listen to beside their texts, where they are asked for."""
-    manifest = run(ResynthesizeConfig(**settings, split="train", batch_size=2, wavs=True))
-    rows = {row["key"]: row for row in map(json.loads, manifest.read_text().splitlines())}
+def test_the_result_is_a_corpus_of_what_the_vocoder_says(settings, tmp_path):
+    manifest = run(ResynthesizeConfig(**settings, split="train", batch_size=2))
+    said = {u.id: u for u in load_corpus("jsonl", manifest, "train")}
     prepared = {row["id"]: row for row in load_prepared(settings["data"], "train")}
-    assert rows.keys() == prepared.keys()
-    assert all(rows[i]["tokens"] == prepared[i]["speech"] and rows[i]["text"] == prepared[i]["text"] for i in rows)
-    stored, wavs = np.load(manifest.with_suffix(".npz")), tmp_path / "out" / "train"
-    samples = int(stored["sample_rate"]) // 50  # a token
-    assert all(row["audio"] == "train.npz" and stored[i].dtype == np.int16 for i, row in rows.items())
-    assert all(len(stored[i]) == samples * len(row["tokens"]) for i, row in rows.items())
+    assert said.keys() == prepared.keys()
+    vocoder = load_vocoder(settings["vocoder"])
     for name, row in prepared.items():
-        wave, rate = load_audio(wavs / f"{name}.wav")
-        assert rate == stored["sample_rate"] and np.abs(wave - stored[name] / 32767).max() < 1e-3
-        assert (wavs / f"{name}.txt").read_text() == f"{row['text']}\n"
-    assert len(list(wavs.iterdir())) == 2 * 5
+        assert (said[name].text, said[name].speaker) == (row["text"], row["speaker"])
+        wave, rate = said[name].load()
+        [own] = vocoder.synthesize([row["speech"]], np.asarray([row["voice"]], np.float32))
+        assert rate == vocoder.sample_rate and len(wave) == rate // 50 * len(row["speech"])
+        assert np.abs(wave - own).max() < 1e-4
 
     other = run(ResynthesizeConfig(**{**settings, "out": str(tmp_path / "other")}, split="train", other_voices=True,
                                    limit=4))
-    assert len(other.read_text().splitlines()) == 4 and not (tmp_path / "other" / "train").exists()
-    others = np.load(other.with_suffix(".npz"))
-    assert not all(np.array_equal(others[i], stored[i]) for i in set(others.files) - {"sample_rate"})
+    others = load_corpus("jsonl", other)
+    assert len(others) == 4 and not all(np.array_equal(u.load()[0], said[u.id].load()[0]) for u in others)
 
 
 def test_tokens_of_another_rate_or_tokenizer_are_refused(settings, tmp_path):

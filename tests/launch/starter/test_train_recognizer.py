@@ -7,14 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiny_corpora import write_manifest
 from tiny_training import SMALL, arguments, log_of
 
-from dcar.errors import CheckpointError, ConfigError, DataError, TextError
+from dcar.errors import AudioError, CheckpointError, ConfigError, DataError, TextError
 from dcar.recognition.encoder import EncoderRecognizer, EncoderRecognizerConfig
 from dcar.recognition.load import load_recognizer
 from launch.starter import train_recognizer
-from launch.starter.manifest import load_manifest
-from launch.starter.train_recognizer import StateTexts, TrainEncoderRecognizerConfig, kept_states, main, run
+from launch.starter.train_recognizer import (
+    StateTexts,
+    TrainEncoderRecognizerConfig,
+    kept_states,
+    load_recordings,
+    main,
+    run,
+)
 
 RATE = 16_000
 PITCH = {"a": 220.0, "b": 700.0, " ": 0.0}
@@ -27,17 +34,10 @@ def spoken(text: str) -> np.ndarray:
     return np.concatenate(parts).astype(np.float32)
 
 
-def write_manifest(folder, name: str, count: int, seed: int):
-    rng, rows = np.random.default_rng(seed), []
-    folder.mkdir(exist_ok=True)
-    waves = {}
-    for i in range(count):
-        text = " ".join("".join(rng.choice(["a", "b"], rng.integers(1, 4))) for _ in range(2))
-        waves[f"{name}{i}"] = spoken(text)
-        rows.append(json.dumps({"audio": f"{name}.npz", "key": f"{name}{i}", "text": text}))
-    np.savez(folder / f"{name}.npz", sample_rate=RATE, **waves)
-    (folder / f"{name}.jsonl").write_text("\n".join(rows))
-    return folder / f"{name}.jsonl"
+def write_spoken(folder, name: str, count: int, seed: int):
+    rng = np.random.default_rng(seed)
+    texts = [" ".join("".join(rng.choice(["a", "b"], rng.integers(1, 4))) for _ in range(2)) for _ in range(count)]
+    return write_manifest(folder / name, [{"text": t} for t in texts], [spoken(t) for t in texts], name=f"{name}.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def speech(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_recognizer, "encoder_states", kept)
-        yield write_manifest(folder, "train", 24, 0), write_manifest(folder, "dev", 6, 1)
+        yield write_spoken(folder, "train", 24, 0), write_spoken(folder, "dev", 6, 1)
 
 
 SHAPE = ["model.hidden_size=16", "model.dilations=[1,2]"]
@@ -105,7 +105,7 @@ def test_resumed_training_equals_one_that_never_stopped_and_the_encoder_hears_on
 
 def test_what_training_sees_of_an_utterance_is_its_address_alone(speech, tmp_path):
     config = config_of(speech, tmp_path, dropout=0.25, longest_span=4)
-    recordings = load_manifest(speech[0], 0.02)[:2]
+    recordings = load_recordings(speech[0])[:2]
     kept = [np.ones((100, 512), np.float16), np.ones((50, 512), np.float16)]
     texts = StateTexts(recordings, kept, config)
     first, again, later = (texts[e, 0]["frames"] for e in (0, 0, 1))
@@ -119,7 +119,7 @@ def test_what_training_sees_of_an_utterance_is_its_address_alone(speech, tmp_pat
 
 
 def test_what_does_not_belong_together_is_refused(speech, tmp_path, monkeypatch):
-    out, recordings = tmp_path / "out", load_manifest(speech[1], 0.02)
+    out, recordings = tmp_path / "out", load_recordings(speech[1])
     run(config_of(speech, out, max_steps=2, save_steps=1))
     small_alphabet = replace(config_of(speech, out), model=EncoderRecognizerConfig(alphabet="ab"))
     kept_states(recordings, tmp_path / "states")
@@ -142,25 +142,17 @@ def test_what_does_not_belong_together_is_refused(speech, tmp_path, monkeypatch)
     assert torch.is_grad_enabled()
 
 
-def test_a_row_spoken_too_fast_for_ctc_is_left_out_with_a_warning(speech, caplog):
+def test_rows_that_cannot_be_trained_on(speech, caplog):
     good = json.loads(speech[0].read_text().splitlines()[0]) | {"text": "a"}
     fast = good | {"text": "far too many words for a second and a half of audio " * 4}
     path = speech[0].with_name("fast.jsonl")
     path.write_text("\n".join([json.dumps(good)] * 20 + [json.dumps(fast)]))
-    assert len(load_manifest(path, 0.04)) == 20
+    assert len(load_recordings(path)) == 20
     assert "fast.jsonl:21" in caplog.text and "too short" in caplog.text
-    path.write_text(json.dumps(fast))
-    with pytest.raises(DataError, match=r"(?s)cannot be aligned.*fast\.jsonl:1: .*too short"):
-        load_manifest(path, 0.04)
-
-
-@pytest.mark.parametrize(("line", "message"), [
-    ("{broken", "needs a JSON object"), ('{"audio": "train.npz", "key": "train0"}', "text"),
-    ('{"audio": "train.npz", "key": "train0", "text": "…"}', "no words"),
-    ('{"audio": "absent.npz", "key": "train0", "text": "a"}', "absent.npz"),
-    ('{"audio": "train.npz", "key": "u9", "text": "a"}', "u9")])
-def test_broken_manifest_lines_are_named(speech, line, message):
-    path = speech[0].with_name("bad.jsonl")
-    path.write_text(speech[0].read_text().splitlines()[0] + f"\n{line}\n")
-    with pytest.raises(DataError, match=f"bad.jsonl:2: .*{message}"):
-        load_manifest(path, 0.04)
+    for bad, error, message in ((fast, DataError, r"(?s)cannot be aligned.*fast\.jsonl:1: .*too short"),
+                                (good | {"text": "…"}, DataError, r"fast\.jsonl:1: .*no words"),
+                                (good | {"audio": "no.wav"}, AudioError, r"fast\.jsonl:1: .*no\.wav"),
+                                ({"text": "a"}, DataError, r"fast\.jsonl:1: fields missing")):
+        path.write_text(json.dumps(bad))
+        with pytest.raises(error, match=message):
+            load_recordings(path)

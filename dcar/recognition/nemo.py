@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import logging
 import tarfile
-import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,36 +55,18 @@ def _tar_filters() -> Iterator[None]:
         tarfile.TarFile.extract, tarfile.TarFile.extractall = extract, extractall  # type: ignore
 
 
-_quiet_lock, _quiet = threading.Lock(), contextlib.ExitStack()
-_quiet_threads = 0  # how many are inside `quiet_nemo`: what it changes belongs to the process
-
-
 @contextlib.contextmanager
 def quiet_nemo() -> Iterator[None]:
-    """Import and build NeMo models without its banners: only errors of NeMo and Lightning are logged inside. Threads
-    may be inside together; the last one that leaves puts everything back."""
-    global _quiet_threads
-    with _quiet_lock:
-        _quiet_threads += 1
-        if _quiet_threads == 1:
-            _silence(_quiet)
-    try:
-        yield
-    finally:
-        with _quiet_lock:
-            _quiet_threads -= 1
-            if _quiet_threads == 0:
-                _quiet.close()
-
-
-def _silence(until: contextlib.ExitStack) -> None:
-    until.callback(logging.disable, logging.root.manager.disable)
+    """Import and build NeMo models without its banners: only errors are logged inside. Not to be used by threads, since
+    what it changes belongs to the process."""
+    before = logging.root.manager.disable
     logging.disable(logging.WARNING)
-    for name in ("nemo_logger", "nv_one_logger", "lightning", "pytorch_lightning", "lightning.pytorch"):
-        until.callback(logging.getLogger(name).setLevel, logging.getLogger(name).level)
-    until.enter_context(warnings.catch_warnings())
-    warnings.simplefilter("ignore")
-    until.enter_context(_tar_filters())
+    try:
+        with warnings.catch_warnings(), _tar_filters():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 class _Nemo:
@@ -93,7 +74,7 @@ class _Nemo:
 
     kind: str
 
-    def __init__(self, model: Any, name: str, device: str = "cpu") -> None:
+    def __init__(self, model: Any, name: str, device: str) -> None:
         """`model` is put in evaluation mode and moved to `device`."""
         self.name, self.device = f"{self.kind}:{name}", device
         self._model = model.to(device).eval()
@@ -123,7 +104,7 @@ class NemoCTCRecognizer(_Nemo, CTCRecognizer):
 
     kind = "nemo-ctc"
 
-    def __init__(self, model: Any, name: str, device: str = "cpu") -> None:
+    def __init__(self, model: Any, name: str, device: str) -> None:
         super().__init__(model, name, device)
         self._vocabulary = [str(symbol) for symbol in model.decoder.vocabulary]
         self.blank = len(self._vocabulary)
@@ -153,7 +134,7 @@ class NemoTransducerRecognizer(_Nemo):
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
         """See `Recognizer.transcribe`."""
         texts = [""] * len(waves)
-        with torch.inference_mode(), quiet_nemo():
+        with torch.inference_mode():
             for indices, (encoded, frames) in self._heard(waves, sample_rate):
                 found = self._model.decoding.rnnt_decoder_predictions_tensor(
                     encoder_output=encoded, encoded_lengths=frames, return_hypotheses=False)

@@ -133,8 +133,8 @@ def test_a_corpus_of_training_speech_alone_is_packed(tmp_path):
     for job in jobs[:2]:
         save_audio(tmp_path / "speech" / f"{job['id']}.ogg", np.full(2400, 0.1, np.float32), 24_000)
     with pytest.raises(SystemExit, match="1 utterances were not spoken, the first is blend_2"):
-        script.pack(tmp_path, tmp_path / "corpus", partial=False)
-    script.pack(tmp_path, tmp_path / "corpus", partial=True)
+        script.main(["pack", f"work={tmp_path}", f"out={tmp_path / 'corpus'}"])
+    script.main(["pack", f"work={tmp_path}", f"out={tmp_path / 'corpus'}", "partial=true"])
     assert [p.name for p in (tmp_path / "corpus").iterdir()] == ["train.parquet"]
     assert pq.read_table(tmp_path / "corpus" / "train.parquet")["speaker"].to_pylist() == ["blend_0", "blend_1"]
 
@@ -144,7 +144,7 @@ def test_further_sentences_are_planned_once_each_at_speeds_within_the_bounds(tmp
     texts = [f"Sentence {i}." for i in range(200)]
     (tmp_path / "more.txt").write_text("\n".join(texts) + "\n\n")
     for out in ("one", "two"):
-        script.add(tmp_path / "more.txt", 7, (0.8, 1.25), tmp_path / out)
+        script.main(["add", f"sentences={tmp_path / 'more.txt'}", "seed=7", f"out={tmp_path / out}"])
     jobs = [json.loads(line) for line in (tmp_path / "one" / "jobs.jsonl").open()]
     assert [job["text"] for job in jobs] == texts and len({job["id"] for job in jobs}) == len(texts)
     speeds = np.array([job["speed"] for job in jobs])

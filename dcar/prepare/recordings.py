@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from dcar.corpus.read import Utterance, read_corpus
 from dcar.errors import DataError
@@ -26,12 +25,7 @@ class Sources(dict[str, Utterance]):
 
 def source_utterances(directory: str | Path) -> Sources:
     """The corpus that a prepared folder was made from, by utterance id: for the original audio of a row."""
-    corpus = prepared_info(directory).get("corpus")
-    corpus = {"audio_root": None, "subsets": [], **corpus} if isinstance(corpus, dict) else {}
-    kinds: dict[str, Any] = {"kind": str, "path": str | None, "audio_root": str | None, "subsets": list}
-    if not all(name in corpus and isinstance(corpus[name], kind) for name, kind in kinds.items()) or not all(
-            isinstance(subset, str) for subset in corpus["subsets"]):
-        raise DataError(f"{directory}: prepared.json does not say which corpus it was made from; prepare again")
-    utterances, _ = read_corpus(corpus["kind"], corpus["path"], audio_root=corpus["audio_root"],
-                                subsets=corpus["subsets"])
+    corpus = prepared_info(directory)["corpus"]
+    utterances, _ = read_corpus(corpus["kind"], corpus.get("path"), audio_root=corpus.get("audio_root"),
+                                subsets=[str(subset) for subset in corpus.get("subsets") or ()])
     return Sources(utterances, directory)

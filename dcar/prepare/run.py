@@ -25,30 +25,13 @@ from dcar.config import load_config
 from dcar.corpus.read import Problem, describe
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.chunks import StreamedCorpus, WholeCorpus, repeated_ids
-from dcar.prepare.prepared import (
-    assemble,
-    check_out_dir,
-    clean_up,
-    load_prepared,
-    partial_folder,
-    prepared_info,
-    read_json,
-)
-from dcar.prepare.settings import (
-    PrepareConfig,
-    PrepareReport,
-    corpus_record,
-    finished,
-    settings_stamp,
-    wait,
-)
-from dcar.prepare.shards import Contents, Encoder, check_chunk, check_tokens, read_chunk, tokenise, write_shard
+from dcar.prepare.prepared import assemble, check_out_dir, clean_up, partial_folder, read_json
+from dcar.prepare.settings import PrepareConfig, PrepareReport, corpus_record, finished, settings_stamp, wait
+from dcar.prepare.shards import Contents, Encoder, check_chunk, read_chunk, tokenise, write_shard
 from dcar.tracking import write_json
 
 if TYPE_CHECKING:
     from dcar.tokens.base import SpeechTokenizer
-
-__all__ = ["PrepareConfig", "PrepareReport", "check_tokens", "load_prepared", "prepared_info", "run"]
 
 logger = logging.getLogger(__name__)
 

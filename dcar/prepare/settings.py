@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dcar.config import check, setting
 from dcar.corpus.read import KINDS, Problem, describe
 from dcar.errors import ConfigError, DataError
-from dcar.prepare.prepared import FORMAT_VERSION, read_json, split_faults
+from dcar.prepare.prepared import prepared_info, split_faults
 from dcar.prepare.shards import Encoder
 from dcar.text.inventory import PHONEME_VERSION
 
@@ -139,16 +139,16 @@ def settings_stamp(config: PrepareConfig, tokenizer: SpeechTokenizer, speaker_en
 
 def finished(config: PrepareConfig, fingerprint: str) -> PrepareReport | None:
     """The report of what stands in out, if it was made from the same (else None)."""
-    out = Path(config.out)
-    done = read_json(out / "prepared.json")
-    if done is None or (done.get("fingerprint"), done.get("format_version")) != (fingerprint, FORMAT_VERSION):
-        return None
+    out = Path(config.out).absolute()
     try:
+        done = prepared_info(out)
+        if done.get("fingerprint") != fingerprint:
+            return None
         if (done["skipped"] and not config.skip_bad) or any(split_faults(out, done, s) for s in done["counts"]):
             return None
         problems = [Problem(**p) for p in done["skipped"]]
         return PrepareReport(problems, done["counts"], out, done["checked"], done["filtered"])
-    except (KeyError, TypeError):  # not as this program writes it: made again
+    except (DataError, KeyError, TypeError):  # not as this program writes it: made again
         return None
 
 

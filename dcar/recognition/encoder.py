@@ -97,7 +97,7 @@ def encoder_states(encoder: WhisperEncoder, wave: np.ndarray, sample_rate: int) 
     return np.concatenate([encoder(one, ENCODER_SAMPLE_RATE) for one in pieces])
 
 
-def load_encoder_recognizer(folder: str | Path, name: str = "", device: str = "cpu") -> EncoderRecognizer:
+def load_encoder_recognizer(folder: str | Path, device: str = "cpu", name: str = "") -> EncoderRecognizer:
     """A recogniser that `launch/starter/train_recognizer.py` wrote, called by `name`, or its folder's, and its weights.
 
     Raises CheckpointError where the folder holds none.

@@ -24,20 +24,16 @@ def load_recognizer(name: str, device: str = "cpu") -> Recognizer:
 
     Raises AssetError for an unknown name or a missing model.
     """
-    if name == "moonshine":
-        return MoonshineRecognizer()
-    if name == "whisper-base":
-        return WhisperRecognizer()
-    if name == "starter":
-        return load_encoder_recognizer(shipped("recognizer"), name, device)
-    kind, _, rest = name.partition(":")
-    makers: dict[str, Callable[[], Recognizer]] = {
-        "encoder": lambda: load_encoder_recognizer(rest, device=device),
-        "nemo": lambda: load_nemo(rest, device), "whisper": lambda: WhisperHFRecognizer(rest, device),
-        "ctc": lambda: CTCHFRecognizer(rest, device),
-    }
-    if rest and kind in makers:
-        return makers[kind]()
+    shipping: dict[str, Callable[[], Recognizer]] = {
+        "moonshine": MoonshineRecognizer, "whisper-base": WhisperRecognizer,
+        "starter": lambda: load_encoder_recognizer(shipped("recognizer"), device, name)}
+    of_others: dict[str, Callable[[str, str], Recognizer]] = {
+        "encoder": load_encoder_recognizer, "nemo": load_nemo, "whisper": WhisperHFRecognizer, "ctc": CTCHFRecognizer}
+    kind, _, source = name.partition(":")
+    if name in shipping:
+        return shipping[name]()
+    if source and kind in of_others:
+        return of_others[kind](source, device)
     raise AssetError(f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, encoder:…, nemo:…, "
                      "whisper:… or ctc:…")
 

@@ -18,7 +18,8 @@ from tiny_corpora import tone, toy_prepare, wav_bytes, write_libritts
 from dcar import storage
 from dcar.corpus.read import read_corpus, validate_corpus
 from dcar.errors import DataError
-from dcar.prepare.run import PrepareConfig, load_prepared
+from dcar.prepare.prepared import load_prepared
+from dcar.prepare.run import PrepareConfig
 
 RATE = 16_000
 RECORDING = {"sampling_rate": RATE, "duration": 1, "sources": [{"type": "file", "channels": [0], "source": "a.wav"}]}

@@ -17,8 +17,10 @@ from tones import noise
 
 from dcar.errors import ConfigError, DataError
 from dcar.prepare import prepared
+from dcar.prepare.prepared import load_prepared
 from dcar.prepare.recordings import source_utterances
-from dcar.prepare.run import PrepareConfig, check_tokens, load_prepared
+from dcar.prepare.run import PrepareConfig
+from dcar.prepare.shards import check_tokens
 from dcar.text.inventory import PHONEME_VERSION
 from dcar.text.phonemes import text_to_ids
 

@@ -13,7 +13,8 @@ from tiny_corpora import rows_of, tone, toy_prepare, write_libritts, write_manif
 from tiny_data import ToyTokenizer
 
 from dcar.errors import DataError
-from dcar.prepare.run import PrepareConfig, load_prepared
+from dcar.prepare.prepared import load_prepared
+from dcar.prepare.run import PrepareConfig
 
 TESTS = Path(__file__).parents[2]
 

@@ -8,7 +8,8 @@ import soundfile as sf
 from tiny_corpora import RATE, tone, toy_prepare
 
 from dcar.errors import ConfigError, DataError
-from dcar.prepare.run import PrepareConfig, load_prepared
+from dcar.prepare.prepared import load_prepared
+from dcar.prepare.run import PrepareConfig
 from dcar.recognition import load
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcar.errors import TextError
-from dcar.prepare.run import load_prepared
+from dcar.prepare.prepared import load_prepared
 from dcar.sources.shipped import shipped
 from dcar.text import phonemes as text_module
 from dcar.text.inventory import PHONEME_VERSION, PHONEMES, TEXT_VOCAB_SIZE

@@ -10,7 +10,7 @@ from tiny_training import log_of, tiny_config
 
 from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
-from dcar.prepare.run import load_prepared
+from dcar.prepare.prepared import load_prepared
 from dcar.train.batches import FrozenStates, SpeechDataset, collate
 from dcar.train.car import data_identity, plan, run
 from heads.shared import SharedHeads

@@ -18,7 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dcar.audio import resample, save_audio
 from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
-from dcar.prepare.run import PrepareConfig, load_prepared
+from dcar.prepare.prepared import load_prepared
+from dcar.prepare.run import PrepareConfig
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.whisper import WhisperEncoder
 from dcar.vocoder.model import TokenVocoder, VocoderConfig

@@ -20,6 +20,7 @@ from dcar.prepare.prepared import (
     check_out_dir,
     features,
     load_prepared,
+    partial_folder,
     prepared_info,
     save_splits,
 )
@@ -59,7 +60,10 @@ def retokenize(config: RetokenizeConfig) -> Path:
         rows = load_prepared(config.data, split)
         columns = rows.features.copy()
         columns |= {"text_ids": text, "prompt_text_ids": text}
-        return rows.map(ids, features=columns, desc=f"text of {split}")
+        work = partial_folder(out)  # not beside the rows that are read, where the library would keep its own file
+        work.mkdir(parents=True, exist_ok=True)
+        return rows.map(ids, features=columns, desc=f"text of {split}", cache_file_name=str(work / f"{split}.arrow"),
+                        load_from_cache_file=False)
 
     phonemes = {"version": tokenizer.name, "size": tokenizer.size}
     save_splits(out, ((split, retokenized(split)) for split in info["counts"]), {**info, "phonemes": phonemes})

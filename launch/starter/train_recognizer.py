@@ -47,7 +47,8 @@ from dcar.recognition.encoder import (
     state_count,
 )
 from dcar.storage import digest, replacing, writing
-from dcar.text.wer import NORMALIZER, spoken_words, word_errors
+from dcar.text.readings import spoken_words
+from dcar.text.wer import NORMALIZER, word_errors
 from dcar.tokens.whisper import WhisperEncoder
 from dcar.train.checkpoints import last_of
 from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans

@@ -19,7 +19,6 @@ from dcar.model.companions import text_encoder
 from dcar.model.load import load_decoder
 from dcar.prepare import retokenize
 from dcar.prepare.prepared import load_prepared, prepared_info
-from dcar.process import run_command
 from dcar.prompts.chooser import PromptChooser
 from dcar.prompts.items import make_prompts
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
@@ -257,11 +256,6 @@ def test_a_teacher_of_another_tokenizer_is_refused(config, tmp_path):
     save_reader(tmp_path / "reads", "other@123")
     with pytest.raises(CheckpointError, match="train one on this corpus"):
         run(config)
-
-
-def test_the_command(config, capsys):
-    status = run_command("distil", lambda: distil.main([*arguments(config), f"out={config.out}"]))
-    assert not status and "written to" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("kind", "write", "targets"), [

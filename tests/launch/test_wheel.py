@@ -81,14 +81,6 @@ def run(folder: Path, *command: str, programs: str = "") -> subprocess.Completed
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=600)
 
 
-def test_it_speaks_without_nemo_and_without_the_checkout(environment, tmp_path):
-    listed = run(tmp_path, str(environment / "dcar"), "--help")
-    assert listed.returncode == 0 and "train-policy" in listed.stdout
-    spoken = run(tmp_path, str(environment / "dcar"), "speak", "The tide came in.", "-o", "out.wav")
-    assert spoken.returncode == 0, spoken.stderr
-    assert (tmp_path / "out.wav").stat().st_size > 20_000 and "by dcar" in spoken.stdout
-
-
 INSTALLS = ("python3.11 -m venv", "pip install")
 """How lines begin that need the network; the environment has what they bring, apart from the extra `demo`."""
 ASKED = """… & page=$!

@@ -139,8 +139,6 @@ def test_the_command(published, tmp_path):
     encode = text_encoder(tmp_path / "out")
     prompt = Prompt("u", tuple(encode("a red house")), (1, 2))
     assert decode(loaded, [prompt], ChunkMethod(FixedChunk(3)), SamplingConfig(max_tokens=9))[0].tokens
-    with pytest.raises(CheckpointError, match="expected 4096 speech codes, found 12"):
-        convert(ConvertConfig(**settings, text_tokenizer=str(folder / "whisper"), speech_vocab_size=4096))
 
 
 def yaml(folder: Path, old: str, new: str) -> None:
@@ -149,10 +147,8 @@ def yaml(folder: Path, old: str, new: str) -> None:
 
 @pytest.mark.parametrize("damage, message", [
     (lambda f, t: rewritten(f, {"llm.model.model.norm.weight": torch.ones(2)}), "found CosyVoice 2 or 3 .*cosyvoice2"),
-    (lambda f, t: rewritten(f, t, **{"llm_decoder.bias": None}), r"missing \['llm_decoder.bias'\]"),
     (lambda f, t: rewritten(f, t, **{"llm_decoder.bias": torch.zeros(3)}), "shapes do not fit together"),
     (lambda f, t: rewritten(f, t, **{"llm.after_norm.bias": None}), r"missing \['norm.bias'\]"),
-    (lambda f, t: rewritten(f, t, **{"llm.encoders.1.conv_module.norm.weight": torch.ones(2)}), "unexpected"),
     (lambda f, t: yaml(f, "static_chunk_size: 1", "static_chunk_size: 0"), "expected static_chunk_size .*'0', '1'"),
     (lambda f, t: yaml(f, "linear_legacy", "linear"), "expected input_layer"),
     (lambda f, t: yaml(f, "        use_cnn", "        activation_type: 'gelu'\n        use_cnn"), "activation_type"),

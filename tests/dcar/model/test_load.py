@@ -26,6 +26,12 @@ def test_starter_is_what_ships():
         load_decoder("starter-t0.4")
 
 
+def test_a_language_model_as_it_was_published_is_no_decoder(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    with pytest.raises(CheckpointError, match="dcar convert-backbone"):
+        load_decoder(tmp_path)
+
+
 def test_a_comparison_of_the_starter_models():
     models = load_models("starter", "starter", ["starter"])
     far, dcar = make_methods(["far", "dcar"], models)

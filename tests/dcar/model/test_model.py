@@ -99,14 +99,16 @@ def test_blocks_are_distinct_parameters_unless_shared_and_start_as_a_constant_sh
     assert torch.allclose(heads(hidden, only=2), (hidden + shift) @ heads.projection[0], atol=1e-6)
 
 
-def test_checkpoint_round_trip_and_checksum(decoder, tmp_path):
-    decoder.save_pretrained(tmp_path / "m")
-    loaded = load_decoder(tmp_path / "m")
-    assert type(loaded) is CARDecoder and loaded.config == decoder.config and not loaded.training
-    assert loaded.checksum() == decoder.checksum()
+@pytest.mark.parametrize("made", [tiny_decoder, tiny_backbone])
+def test_checkpoint_round_trip_and_checksum(made, tmp_path):
+    decoder = made()
+    decoder.save_pretrained(tmp_path)
+    loaded = load_decoder(tmp_path)
+    assert type(loaded) is type(decoder) and loaded.config == decoder.config and not loaded.training
+    assert loaded.checksum() == decoder.checksum() and not any(b.is_meta for b in loaded.buffers())
     assert torch.equal(loaded(**batch()).loss, decoder(**batch()).loss)
     with torch.no_grad():
-        loaded.norm.bias[0] += 1e-3
+        loaded.norm.weight[0] += 1e-3
     assert loaded.checksum() != decoder.checksum()
 
 
@@ -122,25 +124,23 @@ def test_weights_are_stored_in_half_where_that_loses_nothing(decoder, tmp_path):
     assert {value.dtype for value in load_file(tmp_path / "model.safetensors").values()} == {torch.float16}
 
 
-def edited(**changes):
-    """What changes settings in the config.json of a folder."""
-    return lambda p: (p / "config.json").write_text(json.dumps(json.loads((p / "config.json").read_text()) | changes))
+def edited(removed: str = "", **changes):
+    """What changes settings in the config.json of a folder, or removes one."""
+    def edit(folder) -> None:
+        settings = json.loads((folder / "config.json").read_text()) | changes
+        settings.pop(removed, None)
+        (folder / "config.json").write_text(json.dumps(settings))
 
-
-def without(folder, name):
-    """Removes a setting from the config.json of a folder."""
-    found = json.loads((folder / "config.json").read_text())
-    del found[name]
-    (folder / "config.json").write_text(json.dumps(found))
+    return edit
 
 
 @pytest.mark.parametrize("damage, message", [
     (edited(num_layers=3), "missing"),
     (edited(hidden_size=64), "shapes"),
     (edited(colour=1), "unknown settings"),
-    (lambda p: without(p, "dropout"), r"missing settings \['dropout'\]"),
+    (edited("dropout"), r"missing settings \['dropout'\]"),
     (edited(format_version=2), "config.json: format version 2, this program reads 1; train the model again"),
-    (lambda p: without(p, "format_version"), "format version None, this program reads 1"),
+    (edited("format_version"), "format version None, this program reads 1"),
     (lambda p: (p / "model.safetensors").write_bytes(b"\0" * 100), "cannot read the weights"),
     (lambda p: (p / "model.safetensors").unlink(), "cannot read the weights"),
     (lambda p: (p / "config.json").write_text("{"), "cannot read the model's configuration"),

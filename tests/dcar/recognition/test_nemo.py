@@ -11,13 +11,12 @@ import torch
 from tiny_nemo import save_ctc, save_transducer
 from tones import noise
 
-from dcar.errors import AssetError, AudioError, TextError
+from dcar.errors import AssetError, AudioError
 from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import viterbi
 from dcar.recognition.encoder import CHARACTERS
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.nemo import NemoCTCRecognizer, NemoTransducerRecognizer, quiet_nemo
-from dcar.text.readings import spoken_words
 
 RATE = 16_000
 
@@ -75,15 +74,6 @@ def test_nemo_takes_any_rate_and_batching_changes_nothing(nemo):
     assert nemo.transcribe([], RATE) == []
 
 
-def test_greedy_decoding_collapses_repeats_and_blanks(nemo, monkeypatch):
-    blank = len(CHARACTERS)
-    a, b = CHARACTERS.index("a"), CHARACTERS.index("b")
-    for frames, text in (([a, a, blank, a, b, b], "aab"), ([blank, blank], ""), ([a, 0, 0, b, 0], "a b")):
-        log_probs = torch.nn.functional.one_hot(torch.tensor(frames), blank + 1).float()
-        monkeypatch.setattr(nemo, "_log_probs", lambda waves, rate, lp=log_probs: iter([(0, lp)]))
-        assert nemo.transcribe([noise(1, 0)], RATE) == [text]
-
-
 def test_alignments_are_those_of_nemo():
     with quiet_nemo():
         from nemo.collections.asr.parts.utils.aligner_utils import viterbi_decoding
@@ -97,21 +87,6 @@ def test_alignments_are_those_of_nemo():
                                   torch.device("cpu"))
         _, units = viterbi(log_probs.numpy(), target, blank)
         assert units.tolist() == (np.maximum(np.array(path) - 1, 0) // 2).tolist()
-
-
-def test_texts_are_aligned_by_the_pass_that_scores_them(nemo):
-    waves, texts = [noise(1.5, 1), noise(0.2, 0), noise(1.0, 0)], ["It’s grey!", "far too many words", "take 2 boats"]
-    scores = nemo.log_likelihood(waves, 16_000, texts)
-    for found, score, text, wave in zip(nemo.align(waves, 16_000, texts), scores, texts, waves, strict=True):
-        assert found.log_likelihood == score and found.characters == len(found.costs) == len(spoken_words(text))
-        frames = len(dict(nemo._log_probs([wave], RATE))[0])
-        assert len(found.units) == frames and (np.diff(found.units) >= 0).all()
-        if text.startswith("far"):
-            assert np.isinf(found.costs).all() and score == -np.inf
-        else:  # one path is less likely than all together
-            assert -found.costs.sum() / found.characters < score and set(found.units) == set(range(len(found.costs)))
-    with pytest.raises(TextError, match="no words"):
-        nemo.align(waves[:1], 16_000, ["?!"])
 
 
 def slow_greedy(model: Any, wave: np.ndarray, max_symbols: int) -> str:

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dcar.config import check, setting
 from dcar.errors import ConfigError
-from dcar.tokens.spread import INPUT, OUTPUT, spread_out
+from dcar.tokens.codebook import INPUT, OUTPUT, spread_out
 from heads.build import HEAD_KINDS, build_heads, check_kind
 from heads.checkpoint import Checkpoint, CheckpointConfig
 from heads.layers import KVCache, RotaryTable, TransformerLayer

@@ -1,4 +1,4 @@
-"""The files of a k-means speech tokenizer, read without the encoder that its codes are of."""
+"""The files of a k-means speech tokenizer, read without the encoder that its codes are of, and embeddings from them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
+from torch import Tensor
 
 from dcar.errors import CheckpointError, DataError, check_format
 from dcar.sources.shipped import resolve
@@ -59,3 +61,21 @@ def codebook_of(tokenizer: Mapping[str, Any], source: str | Path) -> np.ndarray 
     if card["checksum"] != tokenizer["checksum"]:
         raise DataError(f"{source}: {folder} is not the tokenizer that made its tokens; prepare the corpus again")
     return tensors["centroids"]
+
+
+INPUT, OUTPUT = 0, 1
+"""Seeds of the two random matrices: what a code looks like coming in and going out need not agree."""
+
+
+def spread_out(codebook: np.ndarray | Tensor, size: int, std: float, seed: int = INPUT) -> Tensor:
+    """Centroids [V, P] -> table [V, size] of mean 0 and standard deviation `std`: standardised, times a random matrix.
+
+    Codes that sound alike then begin alike; rows drawn at random would say that all codes differ equally, and two hours
+    of speech are few to learn otherwise from (docs/history.md). Random matrices keep distances, near enough (Johnson
+    and Lindenstrauss 1984). The global random state stays.
+    """
+    table = torch.as_tensor(codebook, dtype=torch.float32)
+    table = (table - table.mean(0)) / table.std().clamp_min(1e-6)
+    random = torch.randn(table.shape[1], size, generator=torch.Generator().manual_seed(seed)).to(table.device)
+    table = table @ random
+    return table * (std / table.std())

@@ -14,7 +14,7 @@ from dcar.config import check, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.sources.shipped import resolve
-from dcar.tokens.spread import spread_out
+from dcar.tokens.codebook import spread_out
 from dcar.vocoder.acoustic import EMBEDDING_SPREAD, Acoustics, pitch_statistics
 from dcar.vocoder.equalizer import CALIBRATION_SECONDS
 from dcar.vocoder.model import TokenVocoder, VocoderConfig

@@ -23,13 +23,12 @@ from dcar.errors import AudioError, DataError
 from dcar.prepare.prepared import RESUME, copy_name, features, read_json
 from dcar.storage import differing, digest, replacing
 from dcar.text.phonemes import text_to_ids
+from dcar.tokens.base import SpeechTokenizer, by_length
 from dcar.voices.features import EMBEDDING_DIM, speaker_features
 from dcar.voices.speech import find_speech
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from dcar.tokens.base import SpeechTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -149,20 +148,14 @@ def _encode(waves: list[np.ndarray], places: list[str], tokenizer: SpeechTokeniz
             bar: Any = None) -> list[np.ndarray]:
     """Tokens of every waveform, checked, in the given order."""
     out: list[np.ndarray] = [np.empty(0, np.int64)] * len(waves)
-    order = sorted(range(len(waves)), key=lambda i: len(waves[i]))
-    batch: list[int] = []
-    for n, i in enumerate(order):
-        batch.append(i)
-        last = n + 1 == len(order)
-        if last or (len(batch) + 1) * len(waves[order[n + 1]]) > batch_seconds * ENCODER_SAMPLE_RATE:
-            encoded = tokenizer.encode([waves[j] for j in batch], ENCODER_SAMPLE_RATE)
-            if len(encoded) != len(batch):
-                raise DataError(f"tokenizer {tokenizer.name} gave {len(encoded)} results for {len(batch)} waveforms")
-            for j, tokens in zip(batch, encoded, strict=True):
-                out[j] = check_tokens(tokens, len(waves[j]) / ENCODER_SAMPLE_RATE, tokenizer, places[j])
-            if bar is not None:
-                bar.update(len(batch))
-            batch = []
+    for batch in by_length([len(wave) for wave in waves], batch_seconds * ENCODER_SAMPLE_RATE):
+        encoded = tokenizer.encode([waves[i] for i in batch], ENCODER_SAMPLE_RATE)
+        if len(encoded) != len(batch):
+            raise DataError(f"tokenizer {tokenizer.name} gave {len(encoded)} results for {len(batch)} waveforms")
+        for i, tokens in zip(batch, encoded, strict=True):
+            out[i] = check_tokens(tokens, len(waves[i]) / ENCODER_SAMPLE_RATE, tokenizer, places[i])
+        if bar is not None:
+            bar.update(len(batch))
     return out
 
 

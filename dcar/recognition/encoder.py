@@ -8,7 +8,7 @@ decoder takes no part: texts get likelihoods and alignments, and cost follows th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +46,8 @@ class EncoderRecognizerConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.encoder not in ("", ENCODER):
+        self.encoder = self.encoder or ENCODER
+        if self.encoder != ENCODER:
             raise CheckpointError(f"reads the states of {self.encoder}, but the encoder here is {ENCODER}; train a "
                                   "recogniser for it with `python -m launch.starter.train_recognizer`")
 
@@ -60,7 +61,7 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
 
     def __init__(self, config: EncoderRecognizerConfig):
         super().__init__(config.hidden_size, config.dilations, len(config.alphabet) + 1)
-        self.config, self.name = replace(config, encoder=ENCODER), "encoder-ctc"
+        self.config, self.name = config, "encoder-ctc"
         self.encoder = WhisperEncoder(TAIL_SECONDS)
         self.states_norm = nn.LayerNorm(WhisperEncoder.state_size)
         self.states_in = nn.Linear(WhisperEncoder.state_size, config.hidden_size)

@@ -24,6 +24,7 @@ from dcar.errors import AssetError
 from dcar.recognition.base import to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, spelled
 from dcar.sources.packages import pip_extra
+from dcar.tokens.base import by_length
 
 BATCH_SECONDS = 20.0
 """Padded audio in one batch at most, but for a single waveform."""
@@ -85,18 +86,12 @@ class _Nemo:
     def _heard(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[list[int], Any]]:
         """(indices, what the model gives for them) in order of length."""
         ready = [torch.from_numpy(to_recognizer_rate(wave, sample_rate)) for wave in waves]
-        order, most = sorted(range(len(ready)), key=lambda i: len(ready[i])), BATCH_SECONDS * ENCODER_SAMPLE_RATE
-        start = 0
-        while start < len(order):
-            stop = start + 1
-            while stop < len(order) and (stop + 1 - start) * len(ready[order[stop]]) <= most:
-                stop += 1
-            rows = [ready[i] for i in order[start:stop]]
+        for indices in by_length([len(wave) for wave in ready], BATCH_SECONDS * ENCODER_SAMPLE_RATE):
+            rows = [ready[i] for i in indices]
             with torch.inference_mode():
                 given = self._model(input_signal=pad_sequence(rows, batch_first=True).to(self.device),
                                     input_signal_length=torch.tensor([len(row) for row in rows], device=self.device))
-            yield order[start:stop], given
-            start = stop
+            yield indices, given
 
 
 class NemoCTCRecognizer(_Nemo, CTCRecognizer):

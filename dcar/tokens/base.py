@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -48,6 +49,18 @@ def heard_by(where: str, wave: np.ndarray, sample_rate: int, max_seconds: float,
     if (seconds := len(wave) / sample_rate) > max_seconds:
         raise AudioError(f"{where}: {seconds:.1f} s of audio; cut it to at most {max_seconds:g} s")
     return resample(wave, sample_rate, rate), -(-len(wave) * rate // (sample_rate * hop))
+
+
+def by_length(lengths: Sequence[int], most: float) -> Iterator[list[int]]:
+    """Indices in order of length, in batches of at most `most` samples with their padding, or of a single waveform."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and (len(batch) + 1) * lengths[i] > most:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
 
 
 def fitted(wave: np.ndarray, samples: int) -> np.ndarray:

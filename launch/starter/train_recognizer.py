@@ -15,7 +15,6 @@ the states that are there and from the last checkpoint.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import logging
 import shutil
@@ -190,8 +189,6 @@ def run(config: TrainEncoderRecognizerConfig) -> EncoderRecognizer:
     Raises DataError or AudioError for a manifest that is missing or broken, CheckpointError where out holds another
     run.
     """
-    given = config
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, encoder=ENCODER))
     last = last_of(config, EncoderRecognizer.load_config, config.model, "recogniser")
     train, dev = (load_recordings(path) for path in (config.train_manifest, config.dev_manifest))
     hours = sum(len(r.wave) for r in train) / ENCODER_SAMPLE_RATE / 3600
@@ -205,7 +202,7 @@ def run(config: TrainEncoderRecognizerConfig) -> EncoderRecognizer:
     data = {"train": Path(config.train_manifest).name, "dev": Path(config.dev_manifest).name,
             "digests": [digest(Path(path)) for path in (config.train_manifest, config.dev_manifest)],
             "train_hours": round(hours, 3), "train_utterances": utterances, "normalizer": NORMALIZER}
-    return trainer.make(last, given, encoder_recognizer_card, {"data": data}, finished=lambda: shutil.rmtree(kept),
+    return trainer.make(last, config, encoder_recognizer_card, {"data": data}, finished=lambda: shutil.rmtree(kept),
                         data=data)
 
 

@@ -13,7 +13,7 @@ from dcar.cli import RECIPES as COMMAND_OF
 from dcar.cli import kind_of, resolve
 from dcar.config import load_config, schema_of
 from dcar.config.recipes import shipped
-from dcar.errors import ConfigError, DCARError
+from dcar.errors import DCARError
 from dcar.model.car import CARDecoder
 from dcar.prepare.prepared import prepared_info
 from dcar.sources.shipped import ASSETS
@@ -204,16 +204,6 @@ def test_steps_side_by_side_run_at_the_same_time(chain):
     chain.code["b"], chain.code["c"] = meet.format(other="c"), meet.format(other="b")
     chain.run()
     assert chain.path("b").read_text() == chain.path("c").read_text() == "met"
-
-
-def test_the_command_reports_and_exits(chain, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["quickstart", f"out={chain.out}", "train_step=3"])
-    with pytest.raises(ConfigError, match="did you mean 'train_steps'"):
-        quickstart.main()
-    chain.code["a"] = "raise SystemExit(2)"
-    monkeypatch.setattr(sys, "argv", ["quickstart", f"out={chain.out}"])
-    with pytest.raises(DCARError, match="step 'a' failed with status 2"):
-        quickstart.main()
 
 
 # --- the real pipeline and the recipes ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -25,6 +26,9 @@ def adamw(parameters: Iterable[Tensor], rate: float, decay: float) -> torch.opti
 
 class ScaledAdam(Optimizer):
     """Adam with parameter-scaled steps, of whole tensors (none that FSDP or DeepSpeed shard).
+
+    A step is a few operations on lists of tensors (`torch._foreach_*`), with no read by the host. A step of a group
+    whose gradient is not finite is skipped on the device: weights and state stay as they are.
 
     Args:
         lr: step relative to a tensor's RMS (0.01 in the paper, far larger than Adam's).
@@ -48,66 +52,94 @@ class ScaledAdam(Optimizer):
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if not parameters:
-                continue
-            clip = self._clip(group, parameters)
-            for parameter in parameters:
-                self._update(parameter, parameter.grad * clip, group)
+            parameters = [p for p in group["params"] if p.grad is not None and p.numel()]
+            if parameters:
+                self._update(sorted(parameters, key=lambda p: p.numel() == 1), group)
         return loss
 
-    def _clip(self, group: dict, parameters: list[Tensor]) -> float:
-        """Factor <= 1 that brings the RMS-scaled gradient norm under clipping_scale * the running median."""
-        scale = group["clipping_scale"]
-        if scale is None:
-            return 1.0
-        # d(loss) for a relative change of the tensor: gradient times RMS, so that all tensors count alike
-        relative = [p.grad * self._rms(p, group) for p in parameters if p.grad is not None]
-        norm = float(torch.stack([(g**2).sum() for g in relative]).sum().sqrt())
-        if not math.isfinite(norm):
-            return 0.0  # skip the step; a second one in a row shows up in the loss
-        history = group.setdefault("norms", [])
-        history.append(norm)
-        del history[: -group["clipping_update_period"]]
-        if len(history) < 10:
-            return 1.0
-        median = sorted(history)[len(history) // 2]
-        return min(1.0, scale * median / norm) if norm > 0 else 1.0
+    def _update(self, parameters: list[Tensor], group: dict) -> None:
+        """One step of a group; tensors with a single element, which have no scale, come last. Vectors have one number
+        a tensor [N]."""
+        n, scaled = len(parameters), sum(p.numel() > 1 for p in parameters)
+        states = [self._state_of(p) for p in parameters]
+        rms = rms_of(parameters).clamp(min=group["min_rms"])
+        fine, clip = self._clip(group, parameters, rms)
+        flat = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
+        flat.mul_(clip).masked_fill_(~fine, 0.0)  # filled, since 0 * inf is not 0
+        gradients = _unflatten_dense_tensors(flat, parameters)
+
+        # The gradient of a tensor's scale is sum(parameter * gradient); it has Adam moments of its own. A signed sum is
+        # twice that of the positive parts less that of the magnitudes, and norms of whole lists are single operations.
+        products = torch._foreach_mul(parameters, gradients)
+        positive = torch._foreach_norm(torch._foreach_clamp_min(products, 0.0), 1)
+        scale_gradients = torch._foreach_sub(torch._foreach_mul(positive, 2.0), torch._foreach_norm(products, 1))
+        values = [*gradients, *scale_gradients]
+        moments, squares = ([s[name] for name in names for s in states] for names in (
+            ("moment", "scale_moment"), ("square", "scale_square")))
+        beta1, beta2 = group["betas"]
+        for beta, averages, new in ((beta1, moments, values), (beta2, squares, torch._foreach_mul(values, values))):
+            torch._foreach_mul_(averages, torch.where(fine, beta, 1.0))  # a skipped step lets nothing decay
+            torch._foreach_add_(averages, new, alpha=1 - beta)
+        updates = [s["updates"] for s in states]
+        torch._foreach_add_(updates, [torch.where(fine, 1.0, 0.0)] * n)
+
+        # Adam's (moment / correction1) / (sqrt(square / correction2) + eps) is front * moment / (sqrt(square) + eps)
+        counts = torch.stack(updates).clamp(min=1)  # still 0 where no step was taken yet
+        root2 = (1 - beta2 ** counts).sqrt()
+        front, eps = root2 / (1 - beta1 ** counts), root2 * group["eps"]
+        scale_steps = front * torch.stack(moments[n:]) / (torch.stack(squares[n:]).sqrt() + eps)
+        scalar_lr = group["lr"] * group["scalar_lr_scale"]
+        rate, growth = group["lr"] * rms, 1 - scalar_lr * scale_steps
+        rate[scaled:].fill_(scalar_lr)
+        growth[scaled:].fill_(1.0)
+        denominators = torch._foreach_sqrt(squares[:n])
+        torch._foreach_add_(denominators, spread(parameters, eps))
+        changes = torch._foreach_div(moments[:n], denominators)
+        torch._foreach_mul_(changes, spread(parameters, torch.where(fine, rate * front, 0.0)))
+        torch._foreach_mul_(parameters, spread(parameters, torch.where(fine, growth, 1.0)))
+        torch._foreach_sub_(parameters, changes)
+        within = (group["max_rms"] / rms_of(parameters)).clamp(max=1.0)
+        within[scaled:].fill_(1.0)
+        torch._foreach_mul_(parameters, spread(parameters, torch.where(fine, within, 1.0)))
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        state = self.state[parameter]
+        if not state:
+            state["moment"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            for name in ("updates", "scale_moment", "scale_square"):
+                state[name] = parameter.new_zeros(())
+        return state
 
     @staticmethod
-    def _rms(parameter: Tensor, group: dict) -> Tensor:
-        return parameter.square().mean().sqrt().clamp(min=group["min_rms"])
+    def _clip(group: dict, parameters: list[Tensor], rms: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether the RMS-scaled norm of the gradients is finite, and the factor <= 1 that brings it under
+        clipping_scale * the running median; both on the device."""
+        # d(loss) for a relative change of the tensor: gradient times RMS, so that all tensors count alike
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = (torch.stack(torch._foreach_norm(gradients)) * rms).square().sum().sqrt()
+        fine = norm.isfinite()
+        if group["clipping_scale"] is None:
+            return fine, torch.ones_like(norm)
+        if "norms" not in group:  # of the last steps, the newest last; infinite where there was none yet
+            group["norms"] = norm.new_full((group["clipping_update_period"],), math.inf)
+        norms = group["norms"].to(norm.device)  # a loaded state may be elsewhere
+        norms = group["norms"] = torch.where(fine, torch.cat((norms[1:], norm[None])), norms)
+        seen = norms.isfinite().sum()
+        median = norms.sort().values.take(seen // 2)
+        clip = (group["clipping_scale"] * median / norm).nan_to_num(1.0).clamp(max=1.0)  # 0 / 0 where all are zeros
+        return fine, torch.where(seen < 10, 1.0, clip)
 
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict) -> None:
-        state = self.state[parameter]
-        beta1, beta2 = group["betas"]
-        if not state:
-            state["step"] = 0
-            state["moment"] = torch.zeros_like(parameter)
-            state["square"] = torch.zeros_like(parameter)
-            state["scale_moment"] = torch.zeros((), device=parameter.device)
-            state["scale_square"] = torch.zeros((), device=parameter.device)
-        state["step"] += 1
-        correction1, correction2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
-        state["moment"].lerp_(gradient, 1 - beta1)
-        state["square"].lerp_(gradient.square(), 1 - beta2)
-        direction = (state["moment"] / correction1) / ((state["square"] / correction2).sqrt() + group["eps"])
-        if parameter.numel() == 1:
-            parameter.sub_(direction, alpha=group["lr"] * group["scalar_lr_scale"])
-            return
-        rms = self._rms(parameter, group)
-        # the gradient of the tensor's scale is sum(parameter * gradient); it has Adam moments of its own
-        scale_gradient = (parameter * gradient).sum()
-        state["scale_moment"].lerp_(scale_gradient, 1 - beta1)
-        state["scale_square"].lerp_(scale_gradient.square(), 1 - beta2)
-        scale_step = (state["scale_moment"] / correction1) / (
-            (state["scale_square"] / correction2).sqrt() + group["eps"])
-        lr = group["lr"]
-        change = direction * (lr * rms) + parameter * (lr * group["scalar_lr_scale"] * scale_step)
-        parameter.sub_(change)
-        rms = parameter.square().mean().sqrt()
-        if rms > group["max_rms"]:
-            parameter.mul_(group["max_rms"] / rms)
+
+def rms_of(tensors: list[Tensor]) -> Tensor:
+    """[N]: root mean square of each of N tensors."""
+    return torch.stack(torch._foreach_div(torch._foreach_norm(tensors), [math.sqrt(t.numel()) for t in tensors]))
+
+
+def spread(tensors: list[Tensor], values: Tensor) -> list[Tensor]:
+    """Tensors of the shapes of N tensors, filled with values [N]. `torch._foreach_*` would launch a kernel for every
+    pair of a tensor and a number on the device; this is one copy."""
+    flat = torch.cat([value.expand(t.numel()) for value, t in zip(values, tensors, strict=True)])
+    return list(_unflatten_dense_tensors(flat, tensors))
 
 
 def eden_factor(batch: int, epoch: float, warmup_batches: int = 200) -> float:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from transformers.trainer_callback import ProgressCallback
 
 from rl import objective
-from rl.rewards import Reward, RolloutRecord, name_of
+from rl.rewards import Reward, RolloutRecord, names_of
 
 if TYPE_CHECKING:
     from rl.rollout import RolloutBatch
@@ -73,8 +73,8 @@ def add_rollouts(metrics: Metrics, batch: RolloutBatch, zero_std: Tensor, reward
     metrics.add_values("reward_std", [float(objective.reward_std(batch.rewards))])
     metrics.add_values("reward_forced", [v for r, v in zip(records, totals, strict=True) if r.forced])
     metrics.add_values("reward_sampled", [v for r, v in zip(records, totals, strict=True) if not r.forced])
-    for j, reward in enumerate(rewards):
-        metrics.add_values(f"rewards/{name_of(reward)}/mean", batch.parts[:, j].tolist())
+    for name, values in zip(names_of(rewards), batch.parts.T.tolist(), strict=True):
+        metrics.add_values(f"rewards/{name}/mean", values)
     for name, rows in (("wer", records), ("wer_sampled", sampled)):
         scored = [r.errors for r in rows if r.errors is not None]
         metrics.add(name, sum(e.errors for e in scored), sum(e.reference_words for e in scored))

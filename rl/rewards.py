@@ -3,7 +3,8 @@
     def reward(completions, **columns) -> list[float | None]
 
 Paper, eq. 5: R = (WER_gt − WER) − (alpha / L) Σ_m distance(a_m, range), WER as a fraction. The paper's are `wer` and
-`range_penalty`. A reward that cannot be computed is None or NaN, never 0: it is masked, counted, and its cause is kept.
+`range_penalty`. A reward that cannot be computed is NaN, never 0: its rollout is masked and counted, and the cause is
+kept. None means that a reward does not apply to a rollout, whose total is the sum of the others, as in TRL.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
 Tokens = Sequence[Sequence[int]]
 Rollouts = Sequence[RolloutRecord]
 Reward = Callable[..., Sequence[float | None]]
-"""A reward function. It may carry attributes: `name`, as it is logged (else its own name); `needs_audio`, whether it
-needs sound (else whether it names `audio`, `sample_rate` or `transcripts` among its parameters); `locates`, whether it
-says in `rollouts[i].located` where it was lost, for credit=decision."""
+"""A reward function. It may carry attributes: `name`, under which it is logged (else its own name); `needs_audio`,
+whether it needs sound (else whether it names `audio`, `sample_rate` or `transcripts` among its parameters); `locates`,
+whether it says in `rollouts[i].located` where it was lost, for credit=decision."""
 
 
 def columns_of(records: Rollouts) -> dict[str, Any]:
@@ -61,9 +63,10 @@ def columns_of(records: Rollouts) -> dict[str, Any]:
     return {**{name: [row.get(name) for row in own] for name in (own[0] if own else {})}, **found}
 
 
-def ask(reward: Reward, records: Rollouts, **more: Any) -> list[float]:
-    """One number a rollout; NaN for None. ValueError where there are more or fewer of them than rollouts."""
-    values = [NAN if value is None else float(value) for value in reward(**columns_of(records), **more)]
+def ask(reward: Reward, records: Rollouts, **more: Any) -> list[float | None]:
+    """One number a rollout, None where the reward does not apply. ValueError for more or fewer of them than
+    rollouts."""
+    values = [None if value is None else float(value) for value in reward(**columns_of(records), **more)]
     if len(values) != len(records):
         raise ValueError(f"gave {len(values)} numbers for {len(records)} rollouts")
     return values
@@ -71,32 +74,62 @@ def ask(reward: Reward, records: Rollouts, **more: Any) -> list[float]:
 
 def score(records: Rollouts, rewards: Sequence[Reward], weights: Sequence[float], recognizer: Recognizer | None = None,
           **more: Any) -> tuple[np.ndarray, np.ndarray]:
-    """All rewards of a batch: total [R] (NaN where any part is) and parts [R, number of rewards], float64.
+    """All rewards of a batch, float64: total [R], the weighted sum of those that apply, NaN where one could not be
+    computed or none applies; and parts [R, number of rewards], NaN where there is none.
 
+    A reward of sound that gives None for a rollout whose sound or transcript failed could not be computed.
     recognizer: transcribes for rewards that name `transcripts`. more: further keyword arguments of every reward.
     """
-    parts = np.full((len(records), len(rewards)), NAN)
+    parts, applies = np.full((len(records), len(rewards)), NAN), np.full((len(records), len(rewards)), True)
+    names = names_of(rewards)
     for j, reward in enumerate(rewards):
         try:
             if recognizer is not None and "transcripts" in named_by(reward):
                 transcribe(records, recognizer)
-            parts[:, j] = ask(reward, records, **more)
+            values = ask(reward, records, **more)
+            applies[:, j] = [value is not None or needs_audio(reward) and r.failure is not None
+                             for value, r in zip(values, records, strict=True)]
+            parts[:, j] = [NAN if value is None else value for value in values]
         except Exception as error:  # a reward of the user's own; its failure is counted, not hidden
             for record in records:
-                record.fail(f"reward {name_of(reward)}: {cause(error)}")
+                record.fail(f"reward {names[j]}: {cause(error)}")
     parts[np.isinf(parts)] = NAN
-    for i in np.isnan(parts).any(1).nonzero()[0]:
-        missing = rewards[int(np.isnan(parts[i]).argmax())]
-        records[i].fail(f"{name_of(missing)} gave no finite number")
-    return parts @ np.asarray(weights, dtype=np.float64), parts
+    failed = np.isnan(parts) & applies
+    for record, bad, asked in zip(records, failed, applies, strict=True):
+        if bad.any():
+            record.fail(f"{names[bad.argmax()]} gave no finite number")
+        elif not asked.any():
+            record.fail("no reward applies to it: all gave None")
+    return np.where(failed.any(1) | ~applies.any(1), NAN, weighted(parts, weights)), parts
+
+
+def weighted(parts: np.ndarray, weights: Sequence[float] | np.ndarray) -> np.ndarray:
+    """The weighted sums [R] of parts of rewards [R, J], without those that are NaN."""
+    return np.nan_to_num(parts) @ np.asarray(weights, dtype=np.float64)
 
 
 # --- what a reward function says of itself --------------------------------------------------------------------------
 
 
+def unwrapped(reward: Any) -> Any:
+    """The callable inside of `functools.partial`."""
+    return unwrapped(reward.func) if isinstance(reward, partial) else reward
+
+
 def name_of(reward: Any) -> str:
-    """As it is logged: its `name`, or that of the function or class."""
-    return getattr(reward, "name", None) or getattr(reward, "__name__", None) or type(reward).__name__
+    """Its `name`, or that of the function or class."""
+    inside = unwrapped(reward)
+    return getattr(inside, "name", None) or getattr(inside, "__name__", None) or type(inside).__name__
+
+
+def names_of(rewards: Sequence[Any]) -> list[str]:
+    """The names under which rewards are logged; further ones of one name are numbered: energy, energy_2, …"""
+    names: list[str] = []
+    for reward in rewards:
+        first = name_of(reward)
+        candidates = (first, *(f"{first}_{number}" for number in range(2, len(rewards) + 1)))
+        names.append(next(name for name in candidates if name not in names))
+    return names
 
 
 def named_by(reward: Any) -> frozenset[str]:
@@ -109,7 +142,7 @@ def named_by(reward: Any) -> frozenset[str]:
 
 def needs_audio(reward: Any) -> bool:
     """Whether it needs the waveforms of rollouts."""
-    return bool(getattr(reward, "needs_audio", named_by(reward) & {"audio", "sample_rate", "transcripts"}))
+    return bool(getattr(unwrapped(reward), "needs_audio", named_by(reward) & {"audio", "sample_rate", "transcripts"}))
 
 
 def locates(reward: Any) -> bool:

@@ -53,7 +53,7 @@ from rl.hearing import HEARD_FOR_CHECK, GroundTruth, RolloutRecord, Unheard, che
 from rl.metrics import Metrics, Progress, add_decisions, add_rollouts, add_update, scalars
 from rl.natural import NaturalGradient, Product, fisher_product
 from rl.policies import bound, check_fits, guidance_range, make_policy
-from rl.rewards import BUILT_IN, Reward, asks_recognizer, imported, locates, needs_sound, path_of, score
+from rl.rewards import BUILT_IN, Reward, asks_recognizer, imported, locates, needs_sound, path_of, score, weighted
 from rl.rollout import Roller, RolloutBatch, log_probs_of
 
 __all__ = ["DCPOConfig", "DCPOTrainer"]
@@ -287,7 +287,7 @@ class DCPOTrainer(ResilientTrainer):
         args, group = self.args, self.args.num_generations
         weights = np.asarray(self.reward_weights)
         others = [j for j, reward in enumerate(self.reward_funcs) if not locates(reward)]
-        rest = torch.from_numpy(batch.parts[:, others] @ weights[others]).to(batch.rewards)
+        rest = torch.from_numpy(weighted(batch.parts[:, others], weights[others])).to(batch.rewards)
         rest = rest.masked_fill(batch.rewards.isnan(), math.nan)  # what failed is in no mean
         std = objective.reward_std(self.accelerator.gather(rest)) if args.scale_rewards == "batch" else None
         values = objective.group_advantages(rest, group, args.scale_rewards, std).values

@@ -5,10 +5,13 @@ import re
 import sys
 import time
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import jiwer
 import numpy as np
 import pytest
+import torch
 import toy_world
 from tiny_nemo import save_ctc, save_transducer
 from tones import noise
@@ -20,7 +23,7 @@ from dcar.recognition.load import load_recognizer
 from dcar.recognition.retrying import Retry, RetryingRecognizer
 from rl.data import RowItem
 from rl.hearing import GroundTruth, RolloutRecord, synthesise
-from rl.metrics import Metrics, add_decisions, scalars
+from rl.metrics import Metrics, add_decisions, add_rollouts, scalars
 from rl.rewards import (
     CERReward,
     LikelihoodReward,
@@ -29,7 +32,7 @@ from rl.rewards import (
     WERReward,
     ask,
     imported,
-    name_of,
+    names_of,
     needs_audio,
     needs_sound,
     path_of,
@@ -184,6 +187,50 @@ def test_rewards_add_with_weights_and_one_failure_is_enough():
     assert np.isnan(score(records, [Broken()], [1.0])[0]).all() and "broken: OSError: disk" in records[0].failure
 
 
+def test_a_total_is_the_sum_of_the_rewards_that_apply():
+    """As in TRL: None is left out. What could not be computed masks the rollout, as does the lack of any reward."""
+    nan, none = math.nan, None
+    cases = [  # one reward, another, total with the weights 2 and 0.5
+        (1.0, 4.0, 4.0), (none, 4.0, 2.0), (1.0, none, 2.0), (none, none, nan), (nan, 4.0, nan), (none, nan, nan),
+        (-math.inf, none, nan)]
+    records = [record(i) for i in range(len(cases))]
+    totals, _ = score(records, [lambda completions, **_: [c[0] for c in cases],
+                                lambda completions, **_: [c[1] for c in cases]], [2.0, 0.5])
+    np.testing.assert_array_equal(totals, [c[2] for c in cases])
+    assert [bool(r.failure) for r in records] == [math.isnan(c[2]) for c in cases]
+    assert records[3].failure == "no reward applies to it: all gave None"
+    assert records[5].failure == "<lambda>_2 gave no finite number"
+
+
+def test_every_reward_has_a_name_of_its_own_in_the_log():
+    class Energy:
+        needs_audio = True
+
+        def __init__(self, value):
+            self.value = value
+
+        def __call__(self, completions, **columns):
+            return [self.value for _ in completions]
+
+    def energy_2(completions, value=0.0, **columns):
+        return [value for _ in completions]
+
+    energy = Energy(1.0)
+    rewards = [partial(energy_2, value=2.0), partial(partial(energy_2), value=3.0), Energy(4.0), energy,
+               partial(energy), lambda completions, **columns: [5.0], lambda completions, **columns: [None]]
+    names = ["energy_2", "energy_2_2", "Energy", "Energy_2", "Energy_3", "<lambda>", "<lambda>_2"]
+    assert names_of(rewards) == names and names_of([faster, faster]) == ["faster", "faster_2"]
+    assert names_of([SimpleNamespace(name=name) for name in ("a", "a_2", "a")]) == ["a", "a_2", "a_3"]
+    assert needs_audio(partial(energy)) and not needs_audio(rewards[0])
+    records, metrics = [record()], Metrics()
+    totals, parts = score(records, rewards, [1.0] * 7)
+    batch = SimpleNamespace(records=records, rewards=torch.from_numpy(totals), parts=parts, seconds={})
+    add_rollouts(metrics, batch, torch.zeros(1), rewards, [], 4)
+    logged = metrics.drain()
+    assert totals.tolist() == [16.0] and {n: logged[f"rewards/{n}/mean"] for n in names[:-1]} == dict(
+        zip(names, [2.0, 3.0, 4.0, 1.0, 1.0, 5.0], strict=False)) and f"rewards/{names[-1]}/mean" not in logged
+
+
 def test_log_likelihood_is_scaled_and_has_a_floor():
     class CTC(Scripted):
         def log_likelihood(self, waves, sample_rate, texts):
@@ -293,7 +340,7 @@ def test_a_function_gets_the_columns_that_it_names_and_none_is_missing():
         assert np.isnan(score(silent, [reward], [1.0])[0]).all() and why in silent[0].failure
     assert needs_audio(loudness) and not needs_audio(faster)
     assert needs_sound([faster, loudness]) and not needs_sound([faster])
-    assert name_of(loudness) == "loudness" and name_of(WERReward(ToyRecognizer())) == "wer"
+    assert names_of([loudness, WERReward(ToyRecognizer())]) == ["loudness", "wer"]
 
 
 def test_dotted_paths_name_functions(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import yaml
 from transformers import TrainingArguments
@@ -14,6 +14,7 @@ from trl import GRPOConfig
 
 from dcar.config import check, setting
 from dcar.config.load import plain
+from dcar.config.resume import settings_stamp
 from dcar.config.schema import seed_setting, settings_of
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
@@ -210,3 +211,11 @@ def save_settings(config: DCPOConfig, path: Path) -> None:
         if value != s.default and s.path[-1] not in DERIVED:
             changed[key] = plain(value)
     write_text(path, yaml.safe_dump(changed, sort_keys=True, allow_unicode=True))
+
+
+def resumed_settings(config: DCPOConfig) -> dict[str, Any]:
+    """The settings that checkpoints record, for `dcar.config.resume.changed_settings`: those of DCPO, and those of
+    transformers' optimisers."""
+    names = {key for key, s in settings_of(DCPOConfig).items()
+             if s.path[-1] in DCPOConfig.__annotations__ or key.startswith(("optim", "adam_"))}
+    return {key: value for key, value in settings_stamp(config).items() if key in names}

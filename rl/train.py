@@ -24,7 +24,7 @@ from dcar.process import meeting_others, run_command
 from dcar.storage import digest, files_of, writing
 from dcar.tracking import provenance, write_json
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
-from rl.config import DCPOConfig, save_settings
+from rl.config import DCPOConfig, resumed_settings, save_settings
 from rl.export import policy_card
 from rl.trainer import DCPOTrainer
 
@@ -55,6 +55,12 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
     checkpoint = resume_point(config)  # refused before anything is written
     trainer = DCPOTrainer(args=config, **parts)
     out = Path(config.output_dir)
+    prepared = prepared_folder(config.data) / "prepared.json" if config.data else None
+    trainer.origin = provenance(
+        settings=resumed_settings(config), seed=config.seed, base_checksum=trainer.policy.config.base_checksum,
+        data={"path": config.data, "prepared.json": digest(prepared) if prepared and prepared.is_file() else None})
+    if checkpoint:
+        trainer.check_resume(Path(checkpoint))
     if trainer.is_world_process_zero():
         with writing(out):
             save_settings(config, out / "config.yaml")
@@ -63,11 +69,6 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
         logger.info("%d training prompts, %d processes, range %s, policy of %s parameters, %s",
                     len(trainer.train_dataset), config.world_size, config.chunk_range,
                     f"{sum(p.numel() for p in trainer.policy.parameters()):,}", heard)
-    prepared = prepared_folder(config.data) / "prepared.json" if config.data else None
-    trainer.origin = provenance(
-        config=json.loads(json.dumps(config.to_dict(), default=str)), seed=config.seed,
-        base_checksum=trainer.policy.config.base_checksum,
-        data={"path": config.data, "prepared.json": digest(prepared) if prepared and prepared.is_file() else None})
     trainer.train(resume_from_checkpoint=checkpoint)
     with trainer.doing("evaluating and exporting the policy"), writing(out):
         return export(trainer)
@@ -85,7 +86,8 @@ def export(trainer: DCPOTrainer) -> Path:
         source = provenance(config=json.loads(json.dumps(config.to_dict(), default=str)), metrics=metrics,
                             steps=trainer.state.global_step, processes=config.world_size,
                             best_checkpoint=Path(trainer.state.best_model_checkpoint or "").name,
-                            recognizer=trainer.recognizer.name, base_checksum=trainer.policy.config.base_checksum)
+                            recognizer=trainer.recognizer.name, base_checksum=trainer.policy.config.base_checksum,
+                            resumed=trainer.origin.get("resumed", []))
         trainer.policy.save_pretrained(policy, card=policy_card(trainer.policy, source))
         files = {name: digest(policy / name) for name in files_of(policy) if name != "provenance.json"}
         write_json(policy / "provenance.json", {**source, "files": files})

@@ -383,9 +383,9 @@ class DCPOTrainer(ResilientTrainer):
                 raise CheckpointError(f"{self.args.output_dir}: no complete checkpoint to resume from")
             resume_from_checkpoint = str(found)
         if resume_from_checkpoint:
-            self._load_copies(Path(resume_from_checkpoint))
-            if self.is_finished(resume_from_checkpoint):  # nothing is trained, nor logged twice
-                self.finish_from(checkpoint := Path(resume_from_checkpoint))
+            self._load_copies(checkpoint := Path(resume_from_checkpoint))
+            if self.check_resume(checkpoint):  # nothing is trained, nor logged twice
+                self.finish_from(checkpoint)
                 best = Path(self.args.output_dir) / Path(self.state.best_model_checkpoint or checkpoint).name
                 if not self.args.load_best_model_at_end or not best.is_dir():
                     best = checkpoint

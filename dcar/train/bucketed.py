@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 
 from dcar.config import save_config
+from dcar.config.resume import settings_stamp
 from dcar.optim import adamw, cosine
-from dcar.storage import digest, step_of, write_text, writing
+from dcar.storage import digest, write_text, writing
 from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader, collate
-from dcar.train.checkpoints import check_same_data
 from dcar.train.resilient import ResilientTrainer
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class BucketedTrainer(ResilientTrainer):
         if self.lr_scheduler is None:
             optimizer = optimizer or self.create_optimizer()
             self.lr_scheduler = cosine(optimizer, num_training_steps, self.config.warmup_steps)
-        return self.lr_scheduler
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """A directory that the model's `from_pretrained` loads; every process calls it (FSDP gathers the weights)."""
@@ -117,11 +117,8 @@ class BucketedTrainer(ResilientTrainer):
         """What is computed once before the first step."""
 
     def train_from(self, last: Path | None) -> None:
-        """Train, from the checkpoint `last` on where there is one; a run that finished there only loads it.
-        CheckpointError where it was trained on other data."""
-        if last:
-            check_same_data(last, self.origin)
-        if last and step_of(last) >= self.config.max_steps:  # Trainer would add a step
+        """Train, from the checkpoint `last` on where there is one; a run that finished there only loads it."""
+        if last and self.check_resume(last):  # Trainer would add a step
             self.finish_from(last)
             self.model.load_state_dict(self.kind.from_pretrained(last).state_dict())
             self.model.to(self.args.device)
@@ -136,9 +133,12 @@ class BucketedTrainer(ResilientTrainer):
 
         given: the settings as the user gave them. card: makes README.md of the model and its provenance. known: what
         both say besides. origin: what checkpoints record of where they come from. finished: called on the main process
-        at the end. CheckpointError where the checkpoint was trained on other data.
+        at the end. CheckpointError where the checkpoint was trained on other data, or with settings that cannot change.
         """
         out, config = self.out, dataclasses.asdict(self.config)
+        self.origin = provenance(settings=settings_stamp(given), seed=self.config.seed, **origin)
+        if last:
+            self.check_resume(last)  # before anything is written
         if self.is_world_process_zero():
             with writing(out):
                 save_config(given, out / "config.yaml")
@@ -146,7 +146,6 @@ class BucketedTrainer(ResilientTrainer):
             logger.info("%.2f M parameters, %.2f M of them trained, %d training utterances, %d processes",
                         sum(n for n, _ in sizes) / 1e6, sum(n for n, trained in sizes if trained) / 1e6,
                         len(self.train_dataset), self.args.world_size)
-        self.origin = provenance(config=config, seed=self.config.seed, **origin)
         self.train_from(last)
         with self.doing("evaluating and exporting the trained model"), writing(out):
             metrics, step = self.final_metrics()
@@ -156,7 +155,8 @@ class BucketedTrainer(ResilientTrainer):
             if self.is_world_process_zero():
                 model = self.kind.from_pretrained(out)
                 source = provenance(metrics=metrics, steps=step, processes=self.args.world_size,
-                                    checksum=model.checksum(), config=json.loads(json.dumps(config)), **known)
+                                    checksum=model.checksum(), config=json.loads(json.dumps(config)),
+                                    resumed=self.origin.get("resumed", []), **known)
                 write_text(out / "README.md", card(model, source))
                 names = ("config.json", "model.safetensors", "config.yaml", "README.md")
                 write_json(out / "provenance.json", {**source, "files": {name: digest(out / name) for name in names}})

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +73,6 @@ def differing(found: Any, wanted: Any) -> str:
 def data_stamp(folder: str) -> dict[str, Any]:
     """What a checkpoint records of the prepared corpus that it was trained on."""
     return {"path": folder, "prepared.json": digest(prepared_folder(folder) / "prepared.json")}
-
-
-def check_same_data(checkpoint: Path, origin: Mapping[str, Any]) -> None:
-    """CheckpointError where a checkpoint was trained on other data than those of `origin`, the provenance of the run
-    that would go on from it."""
-    manifest = read_manifest(checkpoint) or {}
-    before, now = (run.get("data") or {} for run in (manifest.get("run") or {}, origin))
-    if changed := [name for name in before.keys() & now.keys() - {"path"} if before[name] != now[name]]:
-        raise CheckpointError(f"{checkpoint}: trained on other data than there are now in {now.get('path', 'place')} "
-                              f"({', '.join(sorted(changed))} changed); choose another out, or start again with "
-                              "resume=false (DCPO: resume_from_checkpoint=never)")
 
 
 def begin_checkpoint(folder: Path) -> None:

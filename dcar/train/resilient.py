@@ -19,16 +19,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
-from dcar.errors import DCARError, ProcessError, StoppedError, TrainingError
+from dcar.config.resume import changed_settings
+from dcar.errors import CheckpointError, DCARError, ProcessError, StoppedError, TrainingError
 from dcar.process import GONE, INTERRUPTED, REQUEUE
 from dcar.storage import read_manifest, writing
 from dcar.train.callbacks import JsonlLog
 from dcar.train.checkpoints import (
     STATE,
     begin_checkpoint,
-    check_same_data,
     latest_checkpoint,
     remove_old,
     seal_checkpoint,
@@ -90,10 +91,14 @@ class StopRequests:
 
 
 class Watch(TrainerCallback):
-    """Calls the trainer at the two places of an update where it can stop."""
+    """Calls the trainer when its loop begins, and at the two places of an update where it can stop."""
 
     def __init__(self, trainer: ResilientTrainer):
         self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.global_step:
+            self.trainer.use_settings()
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self.trainer.look()
@@ -122,6 +127,7 @@ class ResilientTrainer(Trainer):
                            "launch --config_file launch/accelerate/multi_gpu.yaml -m …", self.args.n_gpu)
             self.args._n_gpu = 1
         self.origin: dict[str, Any] = {}  # where the run comes from, for the manifests of its checkpoints
+        self._groups: list[dict[str, Any]] = []  # the optimiser's settings, as this run makes them
         self.requests = StopRequests()
         self.stopping = False
         self._update: list[Mapping[str, Any]] = []  # the micro-batches of this update
@@ -223,10 +229,37 @@ class ResilientTrainer(Trainer):
             raise StoppedError(f"{name}: {folder} is saved; the same command goes on from it",
                                self.requests.status or REQUEUE)
 
-    def is_finished(self, checkpoint: str | Path) -> bool:
-        """Whether a checkpoint has all steps of this run (Trainer would add one where it lies within an epoch)."""
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        made = super().create_scheduler(num_training_steps, optimizer)
+        self._groups = [{k: v for k, v in group.items() if k != "params" and not torch.is_tensor(v)}
+                        for group in self.optimizer.param_groups]  # type: ignore[union-attr]
+        return made
+
+    def check_resume(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint has all steps of this run. CheckpointError where it is of other data, or of settings
+        that cannot change within a run; those that take effect from here on are noted for log and provenance."""
+        step = TrainerState.load_from_json(str(checkpoint / STATE)).global_step
         steps = self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
-        return TrainerState.load_from_json(str(Path(checkpoint) / STATE)).global_step >= steps
+        before = (read_manifest(checkpoint) or {}).get("run") or {}
+        self.jsonl.changed = changed_settings(checkpoint, before, self.origin, step, steps)
+        self.origin["resumed"] = before.get("resumed", []) + (
+            [{"step": step, "changed": self.jsonl.changed}] if self.jsonl.changed else [])
+        return step == steps
+
+    def use_settings(self) -> None:
+        """Put rate, schedule and rhythm of this run in the places of those that a checkpoint brought along."""
+        self.state.compute_steps(self.args, self.state.max_steps)
+        schedule = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
+        if not isinstance(schedule, LambdaLR):  # its rate depends on what it has seen
+            if self.jsonl.changed:
+                raise CheckpointError(f"{', '.join(self.jsonl.changed)} changed, and a run with the schedule "
+                                      f"{type(schedule).__name__} is resumed with the same settings only")
+            return
+        for group, given in zip(self.optimizer.param_groups, self._groups, strict=True):  # type: ignore[union-attr]
+            group.update(given)
+        schedule.base_lrs = [given["initial_lr"] for given in self._groups]
+        schedule.last_epoch -= 1
+        schedule.step()  # sets the rates of the step that it was at
 
     def finish_from(self, checkpoint: Path) -> None:
         """Take the state of a checkpoint that has all steps; nothing is trained."""
@@ -239,11 +272,11 @@ class ResilientTrainer(Trainer):
     # --- what is said when something fails ------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
-        """Trainer's; CheckpointError where a checkpoint is of other data, StoppedError after a signal,
+        """Trainer's; CheckpointError from `check_resume`, StoppedError after a signal,
         TrainingError where values or memory fail, ProcessError where another process does, StorageError where the disk
         does."""
         if isinstance(resume_from_checkpoint, str):
-            check_same_data(Path(resume_from_checkpoint), self.origin)
+            self.check_resume(Path(resume_from_checkpoint))
             manifest = read_manifest(Path(resume_from_checkpoint)) or {}
             if manifest.get("processes", self.args.world_size) != self.args.world_size:
                 logger.warning("%s was written by %d processes and goes on with %d: not bit for bit",

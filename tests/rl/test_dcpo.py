@@ -517,6 +517,24 @@ def test_dcpo_goes_on_from_the_next_older_checkpoint(tmp_path, six, caplog):
         trained(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
+def test_changed_settings_are_those_of_a_resumed_run_or_refused(tmp_path, six):
+    shutil.copytree(six, tmp_path, dirs_exist_ok=True)
+    saved = (tmp_path / "config.yaml").read_text()
+    for changes, why in (
+            ({"optimizer": "natural", "learning_rate": 0.1}, "optimizer='adam' .here 'natural'., which cannot change"),
+            ({"max_steps": 4}, "has 6 steps, more than the 4"), ({"epsilon": 0.1}, "epsilon=0.2 .here 0.1."),
+            ({"reward_funcs": ["wer"]}, r"reward_funcs=\['wer', 'range_penalty'\]"), ({"adam_beta1": 0.5}, "adam_b"),
+            ({"learning_rate": 1e-4}, "learning_rate=0.003 .here 0.0001., and all 6 steps are done")):
+        with pytest.raises(CheckpointError, match=why):
+            trained(tmp_path, **changes)
+    assert (tmp_path / "config.yaml").read_text() == saved
+    trained(tmp_path, max_steps=7, learning_rate=2e-4)
+    assert log_of(tmp_path, "loss")[-1]["learning_rate"] == 2e-4
+    assert json.loads((tmp_path / "provenance.json").read_text())["resumed"] == [
+        {"step": 6, "changed": {"max_steps": [-1, 7], "learning_rate": [3e-3, 2e-4]}}]
+    assert "learning_rate: 0.0002" in (tmp_path / "config.yaml").read_text()
+
+
 class Fails(ToyRecognizer):
     """At some of its calls it does something else first."""
 

@@ -22,32 +22,45 @@ import torch
 from tqdm import tqdm
 
 from dcar.config import load_config
+from dcar.config.resume import changed_settings, settings_stamp
 from dcar.errors import CheckpointError, DCARError
-from dcar.storage import replacing
+from dcar.storage import digest, replacing
 from dcar.tracking import write_json
 from dcar.vocoder.training.pack import VocoderData
 from dcar.vocoder.training.trainer import Trainer, TrainVocoderConfig
 
 
 def run(config: TrainVocoderConfig) -> Path:
-    """Train, resuming from `out`/checkpoint.pt if it is there; returns the folder of the exported vocoder."""
+    """Train, resuming from `out`/checkpoint.pt if it is there; returns the folder of the exported vocoder.
+
+    CheckpointError where that is of other data, or of settings that cannot change within a run.
+    """
     name = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
     device, out = torch.device(name), Path(config.out)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.set_float32_matmul_precision("high")
-    data = VocoderData.join([VocoderData.load(path, device) for path in config.data.split(",")])
-    trainer = Trainer(config, data, device)
-    write_json(out / "config.json", asdict(config))
+    packs = config.data.split(",")
+    trainer = Trainer(config, VocoderData.join([VocoderData.load(path, device) for path in packs]), device)
+    trainer.run = {"settings": settings_stamp(config),
+                   "data": {"path": config.data, "packs": [digest(Path(path)) for path in packs]}}
     checkpoint = out / "checkpoint.pt"
+    changed: dict[str, Any] = {}
     if checkpoint.exists():
         try:
-            trainer.load_state(torch.load(checkpoint, map_location=device, weights_only=True))
+            state = torch.load(checkpoint, map_location=device, weights_only=True)
+            over = 0 < 60 * config.max_minutes <= state["seconds"]
+            steps = min(config.max_steps, state["step"]) if over else config.max_steps
+            changed = changed_settings(checkpoint, state["run"], trainer.run, state["step"], steps)
+            trainer.load_state(state)
         except (RuntimeError, KeyError, ValueError) as error:
             raise CheckpointError(f"{checkpoint}: belongs to another configuration; choose another out: "
                                   f"{error}") from error
+    write_json(out / "config.json", asdict(config))
     with (out / "log.jsonl").open("a") as log:
         for record in _train(trainer, out):
+            if changed and record["event"] == "start":
+                record["changed"] = changed
             log.write(json.dumps(record) + "\n")
             log.flush()
     return out / "export"

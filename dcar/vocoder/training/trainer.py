@@ -113,6 +113,7 @@ class Trainer:
             self.parts["listener"] = self.listener
         self.random = torch.Generator(device).manual_seed(config.seed)
         self.step_index, self.seconds = 0, 0.0
+        self.run: dict[str, Any] = {}  # settings and data, which checkpoints record
         self._weigh_rows()
         self.words: WordLoss | None = None
         self.voices: VoiceLoss | None = None
@@ -284,11 +285,14 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {name: part.state_dict() for name, part in self.parts.items()}
-        return state | {"random": self.random.get_state(), "step": self.step_index, "seconds": self.seconds}
+        return state | {"random": self.random.get_state(), "step": self.step_index, "seconds": self.seconds,
+                        "run": self.run}
 
     def load_state(self, state: dict[str, Any]) -> None:
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
+        for group in self.generator_optimizer.param_groups:
+            group["weight_decay"] = self.config.weight_decay  # this run's; the rate is set at every step
         self.random.set_state(state["random"].cpu())
         self.step_index, self.seconds = state["step"], state["seconds"]
 

@@ -15,7 +15,7 @@ from tiny_training import MODEL, log_of, tiny_config, trainer_of
 from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.car import CARDecoder
-from dcar.optim import eden_factor
+from dcar.optim import cosine, eden_factor
 from dcar.train import car
 from dcar.train.car import TrainConfig, data_identity, plan, run
 from dcar.train.checkpoints import latest_checkpoint
@@ -141,6 +141,32 @@ def test_resumed_run_equals_one_that_never_stopped(data, tmp_path, stop, steps, 
         return [(line["step"], line["loss"], line["grad_norm"], line["learning_rate"]) for line in log_of(out, "loss")]
 
     assert figures(killed) == figures(tmp_path / "whole")[stop:] and len(figures(killed)) == steps - stop
+
+
+def test_changed_settings_are_those_of_a_resumed_run_or_refused(data, tmp_path):
+    """Rate, schedule, decay and rhythm; log, config.yaml and provenance say what ran, and from which step on."""
+    run(tiny_config(data, tmp_path, max_steps=4, warmup_steps=2, weight_decay=0.1))
+    changes = dict(warmup_steps=2, max_steps=6, learning_rate=0.02, weight_decay=0.3, save_steps=1)
+    run(tiny_config(data, tmp_path, **changes))
+    schedule = cosine(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.02), total=6, warmup=2)
+    expected = [0.02 * schedule.lr_lambdas[0](step) for step in (4, 5)]
+    assert [line["learning_rate"] for line in log_of(tmp_path, "loss")[4:]] == pytest.approx(expected)
+    changed = {"learning_rate": [5e-3, 0.02], "max_steps": [4, 6], "weight_decay": [0.1, 0.3]}
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").open()]
+    assert [line for line in lines if "resumed" in line] == [{"step": 4, "resumed": True, "changed": changed}]
+    assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-5", "checkpoint-6"]
+    groups = torch.load(tmp_path / "checkpoint-6" / "optimizer.pt", weights_only=True)["param_groups"]
+    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
+    saved = (tmp_path / "config.yaml").read_text()
+    for refused, why in (({"optimizer": "scaled_adam"}, "optimizer='adamw' .here 'scaled_adam'., which cannot change"),
+                         ({"learning_rate": 0.03}, "learning_rate=0.02 .here 0.03., and all 6 steps are done"),
+                         ({"max_steps": 4}, "has 6 steps, more than the 4"), ({"seed": 3}, "seed=0 .here 3.")):
+        with pytest.raises(CheckpointError, match=why):
+            run(tiny_config(data, tmp_path, **{**changes, **refused}))
+    assert (tmp_path / "config.yaml").read_text() == saved and "learning_rate: 0.02" in saved
+    run(tiny_config(data, tmp_path, **{**changes, "max_steps": 7}))
+    assert json.loads((tmp_path / "provenance.json").read_text())["resumed"] == [
+        {"step": 4, "changed": changed}, {"step": 6, "changed": {"max_steps": [6, 7]}}]
 
 
 def test_resuming_another_model_s_run_is_refused(data, trained):

@@ -559,8 +559,18 @@ def test_a_finished_run_is_not_trained_again_and_another_shape_is_refused(data, 
     config = toy_config(tmp_path, max_steps=2)
     before = run(config).joinpath("model.safetensors").read_bytes()
     assert run(config).joinpath("model.safetensors").read_bytes() == before
-    with pytest.raises(CheckpointError, match="another configuration"):
-        run(dataclasses.replace(config, max_steps=3, vocoder={**TINY, "acoustic_size": 40}))
+    for changes, why in ((dict(max_steps=3, vocoder={**TINY, "acoustic_size": 40}), "'acoustic_size': 40"),
+                         (dict(max_steps=1), "has 2 steps, more than the 1"), (dict(max_steps=3, seed=9), "seed=0"),
+                         (dict(learning_rate=1e-2), "and all 2 steps are done"),
+                         (dict(learning_rate=1e-2, max_minutes=1e-9), "and all 2 steps are done")):
+        with pytest.raises(CheckpointError, match=why):
+            run(dataclasses.replace(config, **changes))
+    run(dataclasses.replace(config, max_steps=3, learning_rate=1e-2, weight_decay=0.5))
+    starts = [line for line in map(json.loads, (tmp_path / "run" / "log.jsonl").open()) if line["event"] == "start"]
+    assert [line.get("changed", {}) for line in starts] == [{}, {}, {
+        "max_steps": [2, 3], "learning_rate": [1e-3, 1e-2], "weight_decay": [0.01, 0.5]}]
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["generator_optimizer"]["param_groups"]
+    assert state[0]["weight_decay"] == 0.5 and state[0]["lr"] > 1e-5
 
 
 def test_the_command_line_takes_every_field(data, tmp_path, capsys):

@@ -5,6 +5,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from dcar.errors import CheckpointError
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.prepare.prepared import load_prepared
 from dcar.train.batches import SpeechDataset
@@ -43,7 +46,8 @@ def arguments(settings: dict) -> list[str]:
 
 def check_resumption(run: Callable, config_of: Callable, folder: Path) -> None:
     """A training of 8 steps with a checkpoint at 4 that was cut off ends in the weights of one that was not; a finished
-    one trains nothing; `resume=False` starts anew. config_of(out, **changes): settings of `run`."""
+    one trains nothing; changed settings are used or refused; `resume=False` starts anew. config_of(out, **changes):
+    settings of `run`."""
     config, out = config_of(folder / "run"), folder / "run"
     whole = run(config).checksum()
     for name in ("model.safetensors", "log.jsonl"):
@@ -52,4 +56,9 @@ def check_resumption(run: Callable, config_of: Callable, folder: Path) -> None:
     assert run(config).checksum() == whole
     losses = log_of(out, "loss")
     assert run(config).checksum() == whole and log_of(out, "loss") == losses
+    with pytest.raises(CheckpointError, match="seed=0 .here 1., which cannot change"):
+        run(config_of(out, seed=1))
+    run(config_of(out, max_steps=9, learning_rate=7e-3))
+    assert '"changed": {"' in (out / "log.jsonl").read_text() and "learning_rate: 0.007" in (
+        out / "config.yaml").read_text()
     assert run(config_of(out, seed=1, resume=False)).checksum() != whole

@@ -1,13 +1,14 @@
 """Training of the recogniser of speech tokens: it learns, refuses what does not belong together."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from launched import two_processes
 from tiny_data import CODES, counting, write_prepared
-from tiny_training import SMALL, arguments, log_of
+from tiny_training import SMALL, arguments, check_resumption, log_of
 
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError
@@ -64,6 +65,10 @@ def test_two_processes_evaluate_all_of_the_dev_split(data, tmp_path):
     model, dev = TokenRecognizer.from_pretrained(tmp_path / "two"), load_prepared(data, "dev")
     told, symbols = model.log_likelihood(dev["speech"], dev["text_ids"]), [len(text) for text in dev["text_ids"]]
     assert log_of(tmp_path / "two")[-1]["eval_loss"] == pytest.approx(-np.dot(told, symbols) / sum(symbols), rel=1e-4)
+
+
+def test_resumed_training_equals_one_that_never_stopped(data, tmp_path):
+    check_resumption(run, partial(config_of, data), tmp_path)
 
 
 def test_what_training_sees_of_an_utterance_is_its_address_alone(data):

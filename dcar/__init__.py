@@ -7,7 +7,11 @@
 from importlib import import_module
 from typing import Any
 
+from dcar.home import settle_home
+
 __version__ = "0.1.0"
+
+settle_home()  # before any library asks for it
 
 _WHERE = {"load": "dcar.speak.speaker", "Speaker": "dcar.speak.speaker", "Spoken": "dcar.speak.speaker",
           "ChunkRule": "dcar.decoding", "Choice": "dcar.decoding", "SamplingConfig": "dcar.sampling"}

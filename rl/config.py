@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import yaml
 from transformers import TrainingArguments
 from trl import GRPOConfig
 
@@ -16,6 +15,7 @@ from dcar.config import check, setting
 from dcar.config.load import plain
 from dcar.config.resume import settings_stamp
 from dcar.config.schema import seed_setting, settings_of
+from dcar.config.yaml12 import dump_yaml
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from dcar.storage import write_text
@@ -152,12 +152,12 @@ class DCPOConfig(GRPOConfig):
 
     def __post_init__(self):
         # TRL also takes true and false
-        self.scale_rewards = {True: "group", False: "none", "True": "group", "False": "none"}.get(
-            self.scale_rewards, self.scale_rewards)
+        self.scale_rewards = {"true": "group", "false": "none"}.get(str(self.scale_rewards).lower(),
+                                                                    self.scale_rewards)
         if self.scale_rewards not in SCALES:
             raise ConfigError(f"scale_rewards must be one of {', '.join(SCALES)}; not '{self.scale_rewards}'")
         for name in ("eval_strategy", "save_strategy"):
-            if getattr(self, name) in (False, "False"):  # what YAML makes of no
+            if str(getattr(self, name)).lower() == "false":
                 setattr(self, name, "no")
         check(self)
         for name, default in NOT_OURS.items():
@@ -210,7 +210,7 @@ def save_settings(config: DCPOConfig, path: Path) -> None:
         value = getattr(config, s.path[-1])
         if value != s.default and s.path[-1] not in DERIVED:
             changed[key] = plain(value)
-    write_text(path, yaml.safe_dump(changed, sort_keys=True, allow_unicode=True))
+    write_text(path, dump_yaml(changed, sort_keys=True))
 
 
 def resumed_settings(config: DCPOConfig) -> dict[str, Any]:

@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 def resume_point(config: DCPOConfig) -> str | None:
     """The checkpoint that `resume_from_checkpoint` asks for."""
     wanted = config.resume_from_checkpoint
-    if wanted in (None, "never", "", "False"):
+    if wanted is None or wanted.lower() in ("never", "", "false"):
         return None
-    if wanted not in ("auto", "True"):
+    if wanted.lower() not in ("auto", "true"):
         if not Path(wanted).is_dir():
             raise CheckpointError(f"resume_from_checkpoint: {wanted} is no directory; use auto, never, or a checkpoint")
         if why := why_incomplete(Path(wanted)):

@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from browser import DESKTOP, PHONE, needs_browser, opened, too_wide
 
 from dcar.cli import jobs
 from dcar.config import schema_of
 from dcar.config.schema import settings_of
+from dcar.config.yaml12 import load_yaml
 
 ROOT = Path(__file__).parents[1]
 
@@ -59,7 +59,7 @@ def test_every_setting_of_a_command_is_on_its_page(job, site):
 def test_every_recipe_and_variant_is_listed(site):
     listed = (site / "recipes.html").read_text().replace("&#95;", "_")
     for path in (ROOT / "launch/recipes").glob("*.yaml"):
-        variants = (yaml.safe_load(path.read_text()) or {}).get("variants", {})
+        variants = (load_yaml(path.read_text()) or {}).get("variants", {})
         for name in (path.stem, *(f"{path.stem}:{variant}" for variant in variants)):
             assert f"<code>{name}</code>" in listed, name
 

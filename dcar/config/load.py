@@ -20,10 +20,9 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from dcar.config.read import COMMAND_LINE, Given, file_settings, leaves, split_arguments, typed
-from dcar.config.schema import Setting, allowed, check_place, fitting, settings_of
+from dcar.config.schema import Setting, allowed, at_home, check_place, fitting, settings_of
+from dcar.config.yaml12 import dump_yaml
 from dcar.errors import ConfigError
 from dcar.storage import write_text
 
@@ -72,7 +71,8 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
     for key, given in values.items():
         s = known[key]
         try:
-            converted[key] = fitting(key, given.value, s.hint, s.meaning)
+            found = fitting(key, given.value, s.hint, s.meaning)
+            converted[key] = found if s.meaning.prose else at_home(found)
             if s.meaning.place:
                 if converted[key] == "" and s.default not in ("", None):
                     raise ConfigError(f"{key} is empty: give a {s.meaning.place}, or leave it out")
@@ -144,7 +144,7 @@ def plain(value: Any) -> Any:
 
 def save_config(config: Any, path: str | Path) -> None:
     """Write the resolved configuration as YAML, whole or not at all."""
-    write_text(path, yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True))
+    write_text(path, dump_yaml(plain(config), sort_keys=False))
 
 
 # --- --help ---------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def default_text(value: Any) -> str:
     """A default as a user would type it; … where a setting has none."""
     if value is MISSING or value == "":
         return "…" if value is MISSING else ""
-    shown = yaml.safe_dump(plain(value), default_flow_style=True, width=10**6, allow_unicode=True)
+    shown = dump_yaml(plain(value), default_flow_style=True, width=10**6)
     return shown.strip().removesuffix("...").strip()  # YAML ends a document that is one word with dots
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-
 from dcar.config.recipes import recipe_file
 from dcar.config.schema import Setting
+from dcar.config.yaml12 import parse_yaml
 from dcar.errors import ConfigError
 
-MOST_NODES = 10_000
-"""Most values of a YAML file with its aliases expanded, against files that expand without end."""
 MOST_BYTES = 1_000_000
+NULLS = ("null", "Null", "NULL", "~")
 
 
 @dataclass(frozen=True)
@@ -27,72 +23,6 @@ class Given:
     key: str
     value: Any
     where: str
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 with three differences: 1e-3 is a number, a date is text, and a repeated key is an error."""
-
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers
-                if tag not in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float")]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
-                |[-+]?(?:[0-9][0-9_]*)[eE][-+]?[0-9]+
-                |[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
-                |[-+]?\.(?:inf|Inf|INF)
-                |\.(?:nan|NaN|NAN))$""", re.VERBOSE),
-    list("-+0123456789."))
-
-
-def _size(node: Node, sizes: dict[int, int], above: frozenset[int]) -> int:
-    """Number of values below a node, aliases expanded. ConfigError for a recursive alias or a repeated key."""
-    if id(node) in above:
-        raise ConfigError(f"line {node.start_mark.line + 1}: an alias that contains itself")
-    if id(node) not in sizes:
-        children: list[Node] = []
-        if isinstance(node, SequenceNode):
-            children = node.value
-        elif isinstance(node, MappingNode):
-            children = [part for pair in node.value for part in pair]
-            names = [key.value for key, _ in node.value if isinstance(key, ScalarNode)]
-            if twice := [name for name in names if names.count(name) > 1 and name != "<<"]:
-                raise ConfigError(f"line {node.start_mark.line + 1}: '{twice[0]}' stands twice")
-        if len(children) > 2 * MOST_NODES:
-            raise ConfigError(f"more than {MOST_NODES} values: this is no recipe")
-        sizes[id(node)] = 1 + sum(_size(part, sizes, above | {id(node)}) for part in children)
-    if sizes[id(node)] > MOST_NODES:
-        raise ConfigError(f"line {node.start_mark.line + 1}: its aliases stand for more than {MOST_NODES} values")
-    return sizes[id(node)]
-
-
-def _lines(node: Node, prefix: str, found: dict[str, int]) -> dict[str, int]:
-    if isinstance(node, MappingNode):
-        for key, value in node.value:
-            if isinstance(key, ScalarNode):
-                found.setdefault(prefix + key.value, key.start_mark.line + 1)
-                _lines(value, f"{prefix}{key.value}.", found)
-    return found
-
-
-def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
-    """A YAML document and the line of every key, nested ones as a.b. ConfigError where it is not valid."""
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None, {}
-        _size(node, {}, frozenset())
-        return loader.construct_document(node), _lines(node, "", {})
-    except yaml.YAMLError as error:
-        raise ConfigError(f"not valid YAML ({' '.join(str(error).split())})") from error
-    except RecursionError as error:
-        raise ConfigError("nested too deeply") from error
-    except (ValueError, OverflowError) as error:  # numbers that Python refuses
-        raise ConfigError(f"not valid YAML ({error})") from error
 
 
 def read_yaml(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -195,11 +125,12 @@ def split_arguments(arguments: Sequence[str], names: Mapping[str, Setting]) -> t
 
 
 def typed(text: str, is_text: bool) -> Any:
-    """A value of the command line as YAML parses it; text settings keep numbers as they were typed."""
+    """A value of the command line as YAML parses it. Text settings take it as it was typed, unless it is in quotes."""
+    if is_text and not text.lstrip().startswith(("'", '"')):
+        return None if text in NULLS else text
     try:
-        value, _ = parse_yaml(text)
+        return parse_yaml(text)[0]
     except ConfigError:
         if is_text:
             return text
         raise
-    return text if is_text and (text == "" or not isinstance(value, str | bool | None)) else value

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from dcar.errors import ConfigError
+from dcar.home import expand
 
 PREFIX = "launch/recipes/"
 
@@ -31,7 +32,7 @@ def folder() -> Path:
 
 def recipe_file(named: str | Path) -> tuple[Path, str]:
     """File and variant of `FILE`, `NAME`, `FILE:VARIANT` or `NAME:VARIANT`. ConfigError where there is no such file."""
-    named = str(named)
+    named = expand(str(named))
     front, _, behind = named.rpartition(":")
     for name, variant in ((named, ""), (front, behind)):
         for path in (Path(name), folder() / f"{name}.yaml", folder() / name.removeprefix(PREFIX)):

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dcar.errors import ConfigError
+from dcar.home import expand
 
 
 class Meaning(str):
@@ -41,6 +42,7 @@ class Meaning(str):
     short: str = ""  # option of one letter
     positional: bool = False  # given as a bare word
     place: str = ""  # "folder" or "file": what kind of path it is
+    prose: bool = False  # words to be spoken, in which ~ is no home folder
 
     @property
     def bounds(self) -> str:
@@ -124,6 +126,23 @@ KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text
          Any: "anything"}
 
 
+@dataclass(frozen=True)
+class Spelled:
+    """A number or truth value of a YAML document with its spelling, which settings that are text keep: 010, 1.10."""
+
+    text: str
+    value: int | float | bool
+
+
+def unspelled(value: Any) -> Any:
+    """A value of YAML in Python's types, without the spelling of its numbers."""
+    if isinstance(value, dict):
+        return {key: unspelled(of) for key, of in value.items()}
+    if isinstance(value, list):
+        return [unspelled(item) for item in value]
+    return value.value if isinstance(value, Spelled) else value
+
+
 class Mismatch(Exception):
     """A value does not have the type of its setting."""
 
@@ -153,13 +172,15 @@ def convert(value: Any, hint: Any) -> Any:
     """
     origin, members = typing.get_origin(hint) or hint, typing.get_args(hint)
     if hint is Any:
-        return value
+        return unspelled(value)
     if origin in (typing.Union, types.UnionType):
         return _one_of(value, members)
     if origin in (list, tuple) and value is not None and not isinstance(value, dict):
         return origin(convert(v, members[0]) for v in (value if isinstance(value, list | tuple) else [value]))
+    if isinstance(value, Spelled):
+        value = value.text if hint is str else value.value
     if origin is dict and isinstance(value, dict):
-        return dict(value)
+        return dict(unspelled(value))
     if hint is bool and str(value).lower() in BOOLEANS:
         return BOOLEANS[str(value).lower()]
     if hint in (int, float):
@@ -173,8 +194,8 @@ def convert(value: Any, hint: Any) -> Any:
 
 
 def _one_of(value: Any, members: tuple[Any, ...]) -> Any:
-    if type(value) in members or value is None and type(None) in members:  # has one of the types already
-        return value
+    if type(unspelled(value)) in members:  # has one of the types already
+        return unspelled(value)
     for member in members if value is not None else ():
         try:
             return convert(value, member)
@@ -216,7 +237,15 @@ def fitting(key: str, value: Any, hint: Any, meaning: Meaning) -> Any:
     return converted
 
 
+def at_home(value: Any) -> Any:
+    """A value, and the items of a list, with the home folder in place of `~`."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(at_home, value))
+    return expand(value) if isinstance(value, str) and not isinstance(value, enum.Enum) else value
+
+
 def _shown(value: Any) -> str:
+    value = unspelled(value)
     text = f"'{value}'" if isinstance(value, str) else "null" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dcar.errors import AssetError
+from dcar.home import cache_folder
 from dcar.storage import digest, replacing
 
 WHISPER_BASE_SHA256 = "905e5bf8336bcc625ba4e33498d675a4b935504118c594d868c36e91a60c1a57"
@@ -45,7 +46,7 @@ class MoonshineFiles(NamedTuple):
 def dcar_cache_dir() -> Path:
     """Folder for derived files: `$DCAR_CACHE`, else `~/.cache/dcar`. It may be deleted at any time."""
     configured = os.environ.get("DCAR_CACHE")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "dcar"
+    return Path(configured).expanduser() if configured else cache_folder("dcar")
 
 
 def pip_extra(extra: str) -> str:

@@ -30,7 +30,7 @@ class SpeakConfig:
     """`dcar speak`: text and a voice in, a waveform and the timeline of its chunks out."""
 
     text: str = setting("", "What is said; several sentences are spoken one by one. - = from standard input.",
-                        positional=True)
+                        positional=True, prose=True)
     file: str = setting("", "Text file to read aloud instead (UTF-8).", place="file")
     voice: str = setting("", "A shipped voice by its name, or a recording of 1 s or more; empty = the first shipped "
                              "voice.")

@@ -15,6 +15,7 @@ import torch
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
+from dcar.home import cache_folder
 from dcar.sources.hub import from_hub, read_weights
 from dcar.tokens.base import fitted, heard_by
 from heads.checkpoint import tensors_checksum
@@ -82,7 +83,7 @@ class S3Tokenizer(CodecTokenizer):
         except ImportError as error:
             raise AssetError(f"s3:{name} needs the package s3tokenizer ({error}); run: {S3_PIP}") from error
         try:  # without a file the package's own download, SHA-256 checked by it
-            path = Path(file or s3tokenizer._download(name, str(Path.home() / ".cache" / "s3tokenizer")))
+            path = Path(file or s3tokenizer._download(name, str(cache_folder("s3tokenizer"))))
         except (OSError, RuntimeError) as error:
             raise AssetError(f"s3:{name}: cannot be downloaded ({error}); get {s3tokenizer._MODELS[name]} on a machine "
                              f"with network and write tokenizer=s3:{name}@FILE") from error

@@ -57,7 +57,7 @@ class ScoreConfig:
     """Settings of `dcar score`."""
 
     audio: str = setting("", "A file, a folder with transcripts, or a list of JSON lines.")
-    text: str = setting("", "What is said, where audio is one file.")
+    text: str = setting("", "What is said, where audio is one file.", prose=True)
     prompt: str = setting("", "Recording of the voice that similarities compare with.")
     recognizers: list[str] = setting(["moonshine"], "What hears the words, by names that dcar.recognition.load lists; "
                                                     "empty = none.")

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-import yaml
-
+from dcar.config.yaml12 import load_yaml
 from eval.methods.families import parse_method
 from eval.report.blocks import Folded, Section, Table
 from eval.report.table import corpus_kind, number
@@ -19,7 +18,7 @@ from eval.results.rows import Row
 from eval.results.store import RESYNTHESIS
 
 Printed = dict[str, Any]  # a table of a paper, or a row of it
-SETUPS: list[Printed] = yaml.safe_load((files("eval.report") / "paper_results.yaml").read_text(encoding="utf-8"))
+SETUPS: list[Printed] = load_yaml((files("eval.report") / "paper_results.yaml").read_text(encoding="utf-8"))
 """What the papers report: `paper_results.yaml`, the only place of the project that holds these figures."""
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from tiny_decoders import tiny_decoder
 
 from dcar.config import load_config
-from dcar.config.read import parse_yaml, typed
+from dcar.config.read import typed
+from dcar.config.yaml12 import dump_yaml, load_yaml, parse_yaml
 from dcar.errors import ConfigError, DCARError, TextError
 from dcar.prepare.run import PrepareConfig
 from dcar.text.inventory import PHONEMES
@@ -75,6 +76,10 @@ def check_yaml(text: str) -> None:
     refused(lambda: typed(text, False), ConfigError)
 
 
+def check_saved(value: Any) -> None:
+    assert load_yaml(dump_yaml({"a": value})) == {"a": value}
+
+
 def check_settings(pairs: list[tuple[str, str]]) -> None:
     arguments = [f"{key}={value}" for key, value in pairs]
     for schema in (PrepareConfig, TrainConfig, CompareConfig):
@@ -85,6 +90,7 @@ signs = "aZé 0123456789.,:;-–/$€£%@#&'\"()+*=<>\u2028²½٣①\n\tIVX"
 written = st.text(st.sampled_from(signs) | st.characters(), max_size=60)
 KEYS = ("out", "splits", "speeds", "limit", "num_proc", "filter_seconds", "model.hidden_size", "seeds",
         "methods", "learning_rate", "sampling.temperature", "config", "seed", "data")
+saved = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.text("-+01.:_eox")
 methods = piece(*METHODS, "-2", "-3", "@t0.4", "@t", "-k", "-p0.9", "{", "}", ",", "..", ":", "@", "4", "²",
                 "٣", "9" * 400, "9" * 5000, "tuned", "draft", "starter")
 yaml_text = piece("a", ": ", "\n", "- ", "[", "]", "{", "}", "&a ", "*a", "!!python/object:os.system ",
@@ -97,6 +103,7 @@ PARSERS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], None]]] = {
     "words": (st.tuples(written, written), check_words),
     "methods": (methods, check_method),
     "yaml": (yaml_text | st.text(), check_yaml),
+    "saved": (saved | st.lists(saved) | st.dictionaries(st.text(), saved), check_saved),
     "settings": (st.lists(st.tuples(keys, values), max_size=3), check_settings),
 }
 

@@ -22,12 +22,13 @@ class Inner:
 class Toy:
     """A toy."""
 
-    text: str = setting("", "A text.", positional=True)
+    text: str = setting("", "A text.", positional=True, prose=True)
     name: str = setting("a", "A name.", short="-n")
     rate: float = setting(0.5, "A rate.")
     loud: bool = setting(False, "A switch.")
     top_k: int | None = setting(None, "A count.")
     sizes: list[int] = setting([1], "Sizes.")
+    words: list[str] = setting([], "Texts.")
     extra: dict[str, Any] = setting({}, "Anything.")
     inner: Inner = setting(Inner, "A group.")
     plain: int = field(default=7)
@@ -61,6 +62,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     (b"#" * 1_100_000, "more than 1000000 bytes"),
     (b"1: 2\n", "unknown setting '1'"),
     (b"inner: [1]\n", "inner is a group of settings"),
+    (b"top_k: 1:30\n", "top_k must be a whole number or null; not '1:30'"),
+    (b"top_k: !!int x\n", "not valid YAML .*'x' is no int"),
     (b"inner: {width: [1]}\n", "inner.width must be a whole number"),
     (b"extra: [1]\n", "extra must be a mapping"),
 ])
@@ -116,6 +119,9 @@ def test_anchors_work(tmp_path):
     (["name="], {"name": ""}),
     (["name=a: b"], {"name": "a: b"}),
     (["name='no'"], {"name": "no"}),
+    (["name=true"], {"name": "true"}),
+    (["name=room #5"], {"name": "room #5"}),
+    (["top_k=010"], {"top_k": 10}),
     (['extra={"a":0.1,"b":[1]}'], {"extra": {"a": 0.1, "b": [1]}}),
     (["inner={width: 9}"], {"inner": Inner(9)}),
     (["--inner.width", "9"], {"inner": Inner(9)}),
@@ -126,6 +132,45 @@ def test_anchors_work(tmp_path):
 ])
 def test_spellings_of_a_command_line(arguments, expected):
     assert load_config(Toy, arguments) == Toy(**expected)
+
+
+@pytest.mark.parametrize(("content", "expected"), [
+    ("top_k: 010", {"top_k": 10}), ("top_k: 0o10", {"top_k": 8}), ("top_k: 0x1F", {"top_k": 31}),
+    ("rate: -1e-3", {"rate": -1e-3}), ("rate: .5", {"rate": 0.5}), ("loud: yes", {"loud": True}),
+    *((f"name: {word}", {"name": word}) for word in ("010", "1.10", "1e3", "12:30", "no", "True", "0b1", "1_000",
+                                                     "2026-01-01", "=", ".inf")),
+    ("words: [no, 010, 1:30, 1.0, true, 'null']", {"words": ["no", "010", "1:30", "1.0", "true", "null"]}),
+    ("words: 010", {"words": ["010"]}),
+    ("extra: {no: off, 010: 010, b: [1:30, true, null, 1e1, 1_0]}",
+     {"extra": {"no": "off", "010": 10, "b": ["1:30", True, None, 10.0, "1_0"]}}),
+    ("variants: {no: {top_k: 1}, 010: {top_k: 2}}", {}),
+])
+def test_a_plain_word_means_what_the_core_schema_of_yaml_1_2_says(content, expected, tmp_path):
+    (tmp_path / "r.yaml").write_text(content)
+    config = load_config(Toy, [f"--config={tmp_path}/r.yaml"])
+    assert config == Toy(**expected)
+    save_config(config, tmp_path / "saved.yaml")
+    assert load_config(Toy, [f"--config={tmp_path}/saved.yaml"]) == config
+    if "variants" in content:
+        assert [load_config(Toy, [f"--config={tmp_path}/r.yaml:{v}"]).top_k for v in ("no", "010")] == [1, 2]
+
+
+@pytest.mark.parametrize(("given", "read"), [
+    ("~/a", "/home/me/a"), ("~", "/home/me"), ("best=~/a", "best=/home/me/a"), ("hubert:~/a@9", "hubert:/home/me/a@9"),
+    ("~/a,~/b", "/home/me/a,/home/me/b"), ("./~/a", "./~/a"), ("a~", "a~"), ("~nobody-of-this-name/a",) * 2,
+])
+def test_a_tilde_is_the_home_folder_in_every_setting_but_what_is_spoken(given, read, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "r.yaml").write_text(f'text: "{given}"\nname: "{given}"\nwords: ["{given}"]\nextra: {{a: "{given}"}}\n')
+    config = load_config(Toy, [f"--config={tmp_path}/r.yaml"])
+    assert (config.text, config.name, config.words, config.extra) == (given, read, [read], {"a": given})
+    assert load_config(Toy, [given, f"name='{given}'"]).name == read
+
+
+def test_a_recipe_is_found_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "r.yaml").write_text("name: b\n")
+    assert load_config(Toy, ["--config=~/r.yaml"]).name == "b"
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

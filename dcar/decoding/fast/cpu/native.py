@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcar.decoding.fast.columns import Columns, RotaryCache
+from dcar.home import cache_folder
 from heads.layers import TransformerLayer
 
 logger = logging.getLogger(__name__)
@@ -270,7 +271,7 @@ def _compiled(flags: Sequence[str]) -> Path:
         raise NativeError("there is no C compiler (cc or gcc, or what CC names); install one")
     identity = (*(source.read_text() for source in SOURCES), *flags, compiler, _processor())
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dcar"
+    folder = cache_folder("dcar")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.getuid():

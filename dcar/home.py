@@ -1,0 +1,65 @@
+"""The user's home folder: `~` in settings, the folder for caches, and what takes its place for a user without one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from dcar.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+TILDE = re.compile(r"(?:^|(?<=[=:,]))~[\w.-]*(?=[/,]|$)")
+
+
+def substitute() -> Path:
+    """The folder in place of a home folder, of this user alone."""
+    return Path(tempfile.gettempdir()) / f"dcar-{os.getuid()}"
+
+
+def settle_home() -> None:
+    """Give a user without a home folder (in a container: neither HOME nor an entry in passwd) one in the temporary
+    folder, and one who cannot write to ~/.cache a folder for caches there, with a note. Libraries and processes that
+    this one starts read HOME and XDG_CACHE_HOME."""
+    home = os.path.expanduser("~")
+    if home == "~":
+        variable, lacking = "HOME", "this user has no home folder"
+    elif "XDG_CACHE_HOME" not in os.environ and not _writable(Path(home) / ".cache"):
+        variable, lacking = "XDG_CACHE_HOME", f"{home}/.cache cannot be written"
+    else:
+        return
+    try:
+        folder = substitute()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():  # made by somebody else, who could change what is in it
+            folder = Path(tempfile.mkdtemp(prefix="dcar-"))
+    except OSError:  # nothing can be written anywhere: whatever needs a folder says so
+        return
+    os.environ[variable] = str(folder)
+    logger.warning("%s: caches go to %s; set %s to a folder that is kept", lacking, folder, variable)
+
+
+def _writable(path: Path) -> bool:
+    """Whether a folder is writable, or can be made."""
+    return os.access(next(p for p in (path, *path.parents) if p.exists()), os.W_OK | os.X_OK)
+
+
+def cache_folder(name: str) -> Path:
+    """The folder `name` for files that can be made again, in `$XDG_CACHE_HOME` or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / name
+
+
+def expand(text: str) -> str:
+    """A text with the home folder for every `~` or `~user` with which a path begins: at the start, and after `=`, `:`
+    or `,`, as in name=~/policy and hubert:~/model. ConfigError for a user without a home folder."""
+    def home(found: re.Match[str]) -> str:
+        folder = os.path.expanduser(found[0])
+        if found[0] == "~" and folder in ("~", str(substitute())):
+            raise ConfigError(f"'{text}': this user has no home folder that ~ could stand for; write out the path, or "
+                              "set HOME")
+        return folder
+
+    return TILDE.sub(home, text) if "~" in text else text

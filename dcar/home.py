@@ -27,8 +27,8 @@ def settle_home() -> None:
     home = os.path.expanduser("~")
     if home == "~":
         variable, lacking = "HOME", "this user has no home folder"
-    elif "XDG_CACHE_HOME" not in os.environ and not _writable(Path(home) / ".cache"):
-        variable, lacking = "XDG_CACHE_HOME", f"{home}/.cache cannot be written"
+    elif "XDG_CACHE_HOME" not in os.environ and not _writable(caches := Path(home) / ".cache"):
+        variable, lacking = "XDG_CACHE_HOME", f"{caches} cannot be written"
     else:
         return
     try:

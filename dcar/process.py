@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import re
@@ -82,7 +83,10 @@ def handling_signals(name: str) -> Iterator[None]:
 def run_command(name: str, command: Callable[[], object]) -> int:
     """Run a command and return its exit status: its own, FAILED after a DCARError or a missing file permission (printed
     without a traceback; DCAR_TRACEBACK=1 shows it), REQUEUE after SIGTERM, INTERRUPTED after Ctrl-C, BROKEN_PIPE
-    silently where the reader of its output is gone (`dcar doctor | head -1`). What it logs is shown."""
+    silently where the reader of its output is gone (`dcar doctor | head -1`). What it logs is shown; characters that
+    standard output cannot encode are shown as `?`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         with handling_signals(name):

@@ -160,7 +160,7 @@ class Checkpoint(nn.Module):
         save_file(tensors, part, metadata={"format": "pt"})
         part.replace(path / WEIGHTS)
         if card is not None:
-            (path / "README.md").write_text(card)
+            (path / "README.md").write_text(card, encoding="utf-8")
 
     def save_config(self, directory: str | Path) -> None:
         """Write config.json alone, where something else writes the weights."""

@@ -108,6 +108,17 @@ def test_a_reader_that_goes_ends_a_command_without_a_word(arguments, buffered, t
         assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["--recipes"], ["doctor"]])
+def test_what_standard_output_cannot_encode_is_replaced(arguments):
+    program = "from dcar import cli, doctor; doctor.CHECKS = {'one': lambda: 'caf\\xe9 \\ud800'}; cli.main()"
+    for encoding in ("ascii", "latin-1", "utf-8"):
+        done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, timeout=60,
+                              env={**os.environ, "PYTHONIOENCODING": encoding})
+        assert done.returncode == 0, done.stderr
+        if arguments == ["doctor"]:
+            assert done.stdout.decode(encoding).strip().endswith("caf? ?" if encoding == "ascii" else "café ?")
+
+
 def test_a_broken_pipe_of_a_worker_is_not_taken_for_it():
     def command():
         raise BrokenPipeError("of a service")

@@ -98,7 +98,7 @@ def read_architecture(folder: Path, embeddings: Tensor) -> dict[str, Any]:
     """Configuration of the Qwen2 inside, from `folder`/config.json; its vocabulary is that of the weights."""
     path = folder / "config.json"
     try:
-        architecture = json.loads(path.read_text())
+        architecture = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path}: cannot read the configuration of the language model ({error}); {FIX}, or give "
                               "architecture=<folder with Qwen2's config.json>") from error
@@ -189,7 +189,7 @@ def check_yaml(path: Path) -> None:
     """CheckpointError where cosyvoice.yaml says what the weights do not show and `CosyVoiceLM` does not do; a warning
     where the file is not there."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError:
         logger.warning("%s is not there: taken as of CosyVoice-300M (causal text encoder, ReLU in the language model)",
                        path)

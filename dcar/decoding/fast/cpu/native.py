@@ -269,7 +269,7 @@ def _compiled(flags: Sequence[str]) -> Path:
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
         raise NativeError("there is no C compiler (cc or gcc, or what CC names); install one")
-    identity = (*(source.read_text() for source in SOURCES), *flags, compiler, _processor())
+    identity = (*(source.read_text(encoding="utf-8") for source in SOURCES), *flags, compiler, _processor())
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
     folder = cache_folder("dcar")
     try:

@@ -38,6 +38,10 @@ class StorageError(DCARError):
     """Something could not be written: the disk is full, or refuses; the message says what, where and what is free."""
 
 
+class BusyError(DCARError):
+    """Another run writes to the same folder or file; the message names its process."""
+
+
 class TrainingError(DCARError):
     """A loss, gradient or weight is not finite, or the memory is too small; the message gives step and cause."""
 

@@ -31,6 +31,7 @@ import numpy as np
 from datasets import Features, Value
 from tqdm import tqdm
 
+from dcar.claims import run_claimed
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import decode
@@ -288,7 +289,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
 
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    print(f"written to {run(load_config(DistilConfig, arguments))}")
+    print(f"written to {run_claimed(run, load_config(DistilConfig, arguments))}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from dcar.claims import run_claimed
 from dcar.config import check, load_config, setting
 from dcar.errors import ConfigError, DCARError
 from dcar.process import run_command
@@ -179,7 +180,7 @@ def run(config: RowsConfig) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return run(load_config(RowsConfig, arguments))
+    return run_claimed(run, load_config(RowsConfig, arguments))
 
 
 if __name__ == "__main__":

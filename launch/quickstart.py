@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dcar.claims import claimed
 from dcar.config import check, load_config, save_config, setting
 from dcar.errors import DCARError
 from dcar.process import run_command
@@ -233,7 +234,9 @@ def run(config: QuickstartConfig) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    run(load_config(QuickstartConfig, arguments))
+    config = load_config(QuickstartConfig, arguments)
+    with claimed(Path(config.out) / "steps"):  # its last step writes to `out` itself
+        run(config)
 
 
 if __name__ == "__main__":

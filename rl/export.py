@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.decoding.chunks import check_num_candidates
 from dcar.errors import CheckpointError, ConfigError
@@ -211,7 +212,7 @@ def export(config: ExportConfig) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    print(f"exported to {export(load_config(ExportConfig, arguments))}")
+    print(f"exported to {run_claimed(export, load_config(ExportConfig, arguments))}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from dcar.claims import run_claimed
 from dcar.config import load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import ChunkMethod, FixedChunk, decode
@@ -142,7 +143,7 @@ def table(result: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    print(table(run(load_config(ProfileConfig, arguments))))
+    print(table(run_claimed(run, load_config(ProfileConfig, arguments))))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dcar.claims import claimed
 from dcar.config import load_config
 from dcar.errors import CheckpointError
 from dcar.prepare.prepared import prepared_folder
@@ -100,7 +101,8 @@ def main(arguments: Sequence[str] | None = None, **parts: Any) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with meeting_others():  # the settings bring the processes together
         config = load_config(DCPOConfig, arguments)
-    run(config, **parts)
+    with claimed(config.output_dir):
+        run(config, **parts)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dcar.claims import run_claimed
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
@@ -141,4 +142,4 @@ def _join_rows(rows: Dataset, config: JoinConfig) -> Dataset:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    print(f"written to {join(load_config(JoinConfig, arguments))}")
+    print(f"written to {run_claimed(join, load_config(JoinConfig, arguments))}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, TextError
 from dcar.model.backbones.causal_lm import TextTokenizer
@@ -71,4 +72,4 @@ def retokenize(config: RetokenizeConfig) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    print(f"written to {retokenize(load_config(RetokenizeConfig, arguments))}")
+    print(f"written to {run_claimed(retokenize, load_config(RetokenizeConfig, arguments))}")

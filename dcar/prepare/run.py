@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from dcar.claims import run_claimed
 from dcar.config import load_config
 from dcar.corpus.read import Problem, describe
 from dcar.errors import ConfigError, DataError
@@ -159,6 +160,7 @@ def _assemble(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, work:
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of `dcar prepare`: prints the report; 1 where `validate=true` found bad rows."""
-    report = run(load_config(PrepareConfig, arguments))
+    config = load_config(PrepareConfig, arguments)
+    report = run(config) if config.validate else run_claimed(run, config)
     print(report.text())
     return report.exit_code

@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
 from dcar.audio import audio_writer, check_suffix
+from dcar.claims import claimed
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, TextError
 from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, FIXED_SIZE, NUM_CANDIDATES, POLICY, SAMPLING
-from dcar.speak.phrases import MAX_TEXT, phrases
+from dcar.speak.phrases import MAX_TEXT, Phrase, phrases
 from dcar.speak.speaker import Speaker, timeline_of
 from dcar.speak.voice import voices_text
-from dcar.storage import writing
 
 SHOWN = 20  # phrases whose chunks are printed; of more only the sums
 
@@ -85,16 +86,22 @@ def main(arguments: list[str] | None = None) -> None:
     out = options.out or ("" if options.stream else "out.wav")
     if out:
         check_suffix(out)
+    folder = Path(out).parent
+    is_new = not folder.exists()
+    with claimed(out):
+        if is_new:
+            print(f"made the folder {folder}", file=sys.stderr)
+        speak(options, text, parts, out)
+
+
+def speak(options: SpeakConfig, text: str, parts: Sequence[Phrase], out: str) -> None:
+    """Speak a text, which has these phrases, into the file `out` (empty = none) and to standard output."""
     speaker = Speaker.load(options.decoder, policy=options.policy, tokenizer=options.tokenizer,
                            vocoder=options.vocoder, method=options.method, sampling=options.sampling,
                            seed=options.seed, dial=options.dial, num_candidates=options.num_candidates)
     voice = speaker.voice(options.voice or None)
     notes, started = sys.stderr if options.stream else sys.stdout, time.perf_counter()
     pieces = speaker.stream(text, voice) if options.stream else speaker.sentences(text, voice)
-    if out and not (folder := Path(out).parent).exists():
-        with writing(folder):
-            folder.mkdir(parents=True)
-        print(f"made the folder {folder}", file=sys.stderr)
     results: list[DecodeResult] = []
     samples = 0
     with (

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
+from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.corpus.read import KINDS, Utterance, load_corpus
@@ -249,4 +250,4 @@ def information(codes: Sequence[np.ndarray], texts: Sequence[Sequence[int]], spe
 
 def main(arguments: list[str] | None = None) -> None:
     """Command line: `[--config FILE.yaml] [key=value …]`."""
-    run(load_config(FitTokenizerConfig, arguments))
+    run_claimed(run, load_config(FitTokenizerConfig, arguments))

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from dcar.claims import run_claimed
 from dcar.config import load_config
 from dcar.errors import ConfigError
 from dcar.model.backbones.decoder import BackboneDecoder
@@ -211,4 +212,4 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run(load_config(TrainConfig, arguments))
+    run_claimed(run, load_config(TrainConfig, arguments))

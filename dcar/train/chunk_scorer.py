@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import head_targets
@@ -166,7 +167,7 @@ def chunk_scorer_card(chunk_scorer: ChunkScorer, source: Mapping[str, Any]) -> s
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run(load_config(TrainChunkScorerConfig, arguments))
+    run_claimed(run, load_config(TrainChunkScorerConfig, arguments))
 
 
 if __name__ == "__main__":

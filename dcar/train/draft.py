@@ -18,6 +18,7 @@ from typing import cast
 
 import torch
 
+from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.model.backbones.decoder import BackboneDecoder
 from dcar.model.car import CARDecoder
@@ -69,7 +70,7 @@ def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run(load_config(TrainDraftConfig, arguments))
+    run_claimed(run, load_config(TrainDraftConfig, arguments))
 
 
 if __name__ == "__main__":

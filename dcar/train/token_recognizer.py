@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.errors import DataError
 from dcar.model.cards import model_card
@@ -134,7 +135,7 @@ def token_recognizer_card(recognizer: TokenRecognizer, source: Mapping[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run(load_config(TrainTokenRecognizerConfig, arguments))
+    run_claimed(run, load_config(TrainTokenRecognizerConfig, arguments))
 
 
 if __name__ == "__main__":

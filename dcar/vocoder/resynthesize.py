@@ -18,6 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from dcar.audio import save_audio
+from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.prepare.prepared import load_prepared, prepared_info
@@ -68,4 +69,4 @@ def run(config: ResynthesizeConfig) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    print(run(load_config(ResynthesizeConfig, arguments)))
+    print(run_claimed(run, load_config(ResynthesizeConfig, arguments)))

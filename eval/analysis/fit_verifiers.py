@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from dcar.claims import run_claimed
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import ChunkMethod, decode
@@ -166,7 +167,7 @@ def summary(statistics: VerifierStatistics) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    print(summary(run(load_config(FitConfig, arguments))))
+    print(summary(run_claimed(run, load_config(FitConfig, arguments))))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ import numpy as np
 from tqdm import tqdm
 
 from dcar.audio import load_audio
+from dcar.claims import claimed
 from dcar.config import check, load_config, setting
 from dcar.corpus.folders import read_beside, recordings_in
 from dcar.corpus.read import load_corpus
@@ -240,10 +241,11 @@ def summary(rows: Sequence[dict[str, Any]], errors: dict[str, list[WordErrors]],
 
 def main(arguments: Sequence[str] | None = None) -> int:
     config = load_config(ScoreConfig, arguments)
-    rows = []
-    for row in run(config):
-        rows.append(row)
-        print(json.dumps(row, ensure_ascii=False), flush=True)
-    if config.out:
-        write_text(config.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    with claimed(config.out):
+        rows = []
+        for row in run(config):
+            rows.append(row)
+            print(json.dumps(row, ensure_ascii=False), flush=True)
+        if config.out:
+            write_text(config.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return FAILED if rows[-1]["summary"]["left_out"] else 0

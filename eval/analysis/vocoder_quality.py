@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from dcar.claims import run_claimed
 from dcar.config import load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import DataError
@@ -137,4 +138,4 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    print(table(run(load_config(VocoderQualityConfig, arguments))))
+    print(table(run_claimed(run, load_config(VocoderQualityConfig, arguments))))

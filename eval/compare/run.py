@@ -23,6 +23,7 @@ import torch
 from accelerate import PartialState
 from tqdm import tqdm
 
+from dcar.claims import run_claimed
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
@@ -328,7 +329,7 @@ def main(arguments: list[str] | None = None) -> None:
     for talkative in ("faster_whisper", "matplotlib"):  # a line an utterance; a line about fonts
         logging.getLogger(talkative).setLevel(logging.WARNING)
     config = load_config(CompareConfig, arguments)
-    result = run(config)
+    result = run_claimed(run, config)
     state = PartialState()
     if state.is_main_process:
         print(f"\n{terminal_text(result, Path(config.out))}")

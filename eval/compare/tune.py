@@ -21,6 +21,7 @@ from typing import Any
 
 from accelerate import PartialState
 
+from dcar.claims import run_claimed
 from dcar.config import check, load_config, save_config, setting
 from dcar.errors import ConfigError
 from dcar.process import run_command
@@ -159,7 +160,7 @@ def table(found: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = load_config(TuneConfig, arguments)
-    found = tune(config)
+    found = run_claimed(tune, config)
     state = PartialState()
     if state.is_main_process:
         print(table(found))

@@ -17,6 +17,7 @@ from typing import Any
 
 import jinja2
 
+from dcar.claims import claimed
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError, check_format
 from dcar.sources.packages import templates
@@ -101,5 +102,6 @@ def main(arguments: list[str] | None = None) -> None:
     config = load_config(ReportConfig, arguments)
     if not config.compare:
         raise ConfigError("compare: give the folder of a comparison")
-    path = write_report(config.compare, config.training_log, config.out)
+    with claimed(config.out or Path(config.compare) / "report.html"):
+        path = write_report(config.compare, config.training_log, config.out)
     print(f"{terminal_text(read_comparison(Path(config.compare)), Path(config.compare))}\n\nwrote {path}")

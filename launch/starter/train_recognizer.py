@@ -29,6 +29,7 @@ import torch
 from tqdm import tqdm
 
 from dcar.audio import ENCODER_SAMPLE_RATE
+from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.corpus.read import load_corpus
 from dcar.errors import CheckpointError, DataError
@@ -226,7 +227,7 @@ def encoder_recognizer_card(recognizer: EncoderRecognizer, source: Mapping[str, 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run(load_config(TrainEncoderRecognizerConfig, arguments))
+    run_claimed(run, load_config(TrainEncoderRecognizerConfig, arguments))
 
 
 if __name__ == "__main__":

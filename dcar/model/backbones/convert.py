@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from dcar.claims import run_claimed
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import CheckpointError, ConfigError
@@ -117,7 +118,7 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     config = load_config(ConvertConfig, arguments)
-    decoder = convert(config)
+    decoder = run_claimed(convert, config)
     size = sum(p.numel() for p in decoder.parameters())
     print(f"{config.out}: {size / 1e6:.1f} M parameters, {decoder.config.speech_vocab_size} speech codes, "
           f"{decoder.config.num_prediction_heads} heads, checksum {decoder.checksum()[:12]}")

@@ -23,6 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
+from dcar.claims import claimed
 from dcar.config import load_config, setting
 from dcar.corpus.rows import Utterance
 from dcar.errors import ConfigError, DataError
@@ -296,7 +297,8 @@ class PackConfig:
 
 def main(arguments: list[str] | None = None) -> None:
     config = load_config(PackConfig, arguments)
-    pack_training_data(config.prepared, config.out, states=config.states)
+    with claimed(config.out):
+        pack_training_data(config.prepared, config.out, states=config.states)
 
 
 if __name__ == "__main__":

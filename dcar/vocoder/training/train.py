@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from dcar.claims import run_claimed
 from dcar.config import load_config
 from dcar.config.resume import changed_settings, settings_stamp
 from dcar.errors import CheckpointError, DCARError
@@ -109,4 +110,4 @@ def _save(trainer: Trainer, out: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run(load_config(TrainVocoderConfig, arguments))
+    run_claimed(run, load_config(TrainVocoderConfig, arguments))

@@ -45,11 +45,14 @@ def training_summary(checkpoint: str, starter: Shipped, deep: int = 4) -> Summar
         data, settings = said["data"], dict(_flat(said["config"]))
         corpus, train = data["corpus"], data["counts"]["train"]
         place = f" ({corpus['path']})" if corpus["path"] else ""
+        changed = [f"{name} {before} → {after} at step {resumed['step']}" for resumed in said.get("resumed", [])
+                   for name, (before, after) in resumed["changed"].items() if name not in NO_EFFECT]
         facts = {"steps": said["steps"] if path.parent == folder else step_of(folder),
                  "processes": said["processes"], "corpus": f"{corpus['kind']}{place}",
                  "trained on": f"{train['utterances']} utterances of {train['seconds'] / 3600:.2f} h",
                  **{name: "none" if value == "" else value for name, value in settings.items()
-                    if name not in NO_EFFECT and not _of_heads(name)}}
+                    if name not in NO_EFFECT and not _of_heads(name)},
+                 **({"changed when resumed:": ", ".join(changed)} if changed else {})}
         # a fingerprint counts times of files too, so a copied corpus has another one: the same rows are enough; their
         # tables alone, for what datasets writes beside them has names by chance
         tables = sorted(f"{name} {value}" for name, value in data["files"].items()

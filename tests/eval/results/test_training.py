@@ -60,6 +60,8 @@ def test_what_far_and_car_are_meant_to_differ_in_is_no_difference(tmp_path):
     (("config/model/hidden_size", 256), "model.hidden_size 256 against 192"),
     (("config/model/num_attention_heads", 8), "model.num_attention_heads 8 against 4"),
     (("config/input_corruption", 0.1), "input_corruption 0.1 against not set"),
+    (("resumed", [{"step": 400, "changed": {"max_steps": [400, 1000], "learning_rate": [1e-2, 1e-3]}}]),
+     "changed when resumed: learning_rate 0.01 → 0.001 at step 400 against not set"),
 ])
 def test_a_difference_is_named(tmp_path, change, said):
     found = compare_training(checkpoint(tmp_path / "car"), checkpoint(tmp_path / "far", *HEADS, change))

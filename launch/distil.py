@@ -31,7 +31,6 @@ import numpy as np
 from datasets import Features, Value
 from tqdm import tqdm
 
-from dcar.claims import run_claimed
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import decode
@@ -45,7 +44,7 @@ from dcar.prepare.prepared import (
     read_json,
     save_splits,
 )
-from dcar.process import run_command
+from dcar.process import run_claimed, run_command
 from dcar.prompts.chooser import PromptChooser
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.load import vocoder_for

@@ -20,10 +20,9 @@ from pathlib import Path
 
 import torch
 
-from dcar.claims import run_claimed
 from dcar.config import check, load_config, setting
 from dcar.errors import ConfigError, DCARError
-from dcar.process import run_command
+from dcar.process import run_claimed, run_command
 from dcar.sources.shipped import shipped
 from dcar.storage import json_lines, write_text
 from dcar.tracking import machine, write_json

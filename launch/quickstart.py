@@ -24,10 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dcar.claims import claimed
 from dcar.config import check, load_config, save_config, setting
 from dcar.errors import DCARError
-from dcar.process import run_command
+from dcar.process import claimed, run_command
 from dcar.sources.shipped import shipped
 from dcar.tracking import provenance, write_json
 

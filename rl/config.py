@@ -13,9 +13,9 @@ from trl import GRPOConfig
 
 from dcar.config import check, setting
 from dcar.config.load import plain
+from dcar.config.read import dump_yaml
 from dcar.config.resume import settings_stamp
 from dcar.config.schema import seed_setting, settings_of
-from dcar.config.yaml12 import dump_yaml
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from dcar.storage import write_text

@@ -23,14 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.decoding.chunks import check_num_candidates
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
-from dcar.process import run_command
+from dcar.process import run_claimed, run_command
 from dcar.sources.packages import templates
 from dcar.sources.shipped import resolve
 from dcar.tracking import write_json

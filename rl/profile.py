@@ -18,7 +18,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from dcar.claims import run_claimed
 from dcar.config import load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import ChunkMethod, FixedChunk, decode
@@ -27,7 +26,7 @@ from dcar.errors import ConfigError, RewardError
 from dcar.model.base import Decoder
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
-from dcar.process import run_command
+from dcar.process import run_claimed, run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer

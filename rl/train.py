@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dcar.claims import claimed
 from dcar.config import load_config
 from dcar.errors import CheckpointError
 from dcar.prepare.prepared import prepared_folder
-from dcar.process import meeting_others, run_command
+from dcar.process import claimed, meeting_others, run_command
 from dcar.storage import digest, files_of, writing
 from dcar.tracking import provenance, write_json
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete

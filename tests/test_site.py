@@ -10,8 +10,8 @@ from browser import DESKTOP, PHONE, needs_browser, opened, too_wide
 
 from dcar.cli import jobs
 from dcar.config import schema_of
+from dcar.config.read import load_yaml
 from dcar.config.schema import settings_of
-from dcar.config.yaml12 import load_yaml
 
 ROOT = Path(__file__).parents[1]
 

@@ -20,9 +20,8 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dcar.config.read import COMMAND_LINE, Given, file_settings, leaves, split_arguments, typed
+from dcar.config.read import COMMAND_LINE, Given, dump_yaml, file_settings, leaves, split_arguments, typed
 from dcar.config.schema import Setting, allowed, at_home, check_place, fitting, settings_of
-from dcar.config.yaml12 import dump_yaml
 from dcar.errors import ConfigError
 from dcar.storage import write_text
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dcar.claims import run_claimed
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
@@ -31,6 +30,7 @@ from dcar.prepare.prepared import (
     save_splits,
     tokenizer_identity,
 )
+from dcar.process import run_claimed
 from dcar.text.inventory import PHONEME_VERSION, WORD_BOUNDARY
 from dcar.text.phonemes import encode_phonemes
 

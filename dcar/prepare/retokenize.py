@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, TextError
 from dcar.model.backbones.causal_lm import TextTokenizer
@@ -25,6 +24,7 @@ from dcar.prepare.prepared import (
     prepared_info,
     save_splits,
 )
+from dcar.process import run_claimed
 
 if TYPE_CHECKING:
     from datasets import Dataset

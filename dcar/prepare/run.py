@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from dcar.claims import run_claimed
 from dcar.config import load_config
 from dcar.corpus.read import Problem, describe
 from dcar.errors import ConfigError, DataError
@@ -29,6 +28,7 @@ from dcar.prepare.chunks import StreamedCorpus, WholeCorpus, repeated_ids
 from dcar.prepare.prepared import assemble, check_out_dir, clean_up, partial_folder, read_json
 from dcar.prepare.settings import PrepareConfig, PrepareReport, corpus_record, finished, settings_stamp, wait
 from dcar.prepare.shards import Contents, Encoder, check_chunk, read_chunk, tokenise, write_shard
+from dcar.process import run_claimed
 from dcar.tracking import write_json
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from dcar.audio import audio_writer, check_suffix
-from dcar.claims import claimed
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, TextError
+from dcar.process import claimed
 from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, FIXED_SIZE, NUM_CANDIDATES, POLICY, SAMPLING
 from dcar.speak.phrases import MAX_TEXT, Phrase, phrases

@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.corpus.read import KINDS, Utterance, load_corpus
 from dcar.errors import ConfigError, DataError
+from dcar.process import run_claimed
 from dcar.text.phonemes import text_to_ids
 from dcar.tokens.alignment import fit_alignment, phoneme_states, smoothed, viterbi
 from dcar.tokens.base import SpeechTokenizer

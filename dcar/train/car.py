@@ -27,7 +27,6 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from dcar.claims import run_claimed
 from dcar.config import load_config
 from dcar.errors import ConfigError
 from dcar.model.backbones.decoder import BackboneDecoder
@@ -36,7 +35,7 @@ from dcar.model.cards import decoder_card
 from dcar.model.load import load_decoder_config
 from dcar.optim import ScaledAdam, eden
 from dcar.prepare.prepared import load_prepared, prepared_info
-from dcar.process import meeting_others
+from dcar.process import meeting_others, run_claimed
 from dcar.storage import sync
 from dcar.train.batches import (
     BucketBatchSampler,

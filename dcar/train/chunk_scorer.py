@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import head_targets
@@ -29,7 +28,7 @@ from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared, prepared_info
-from dcar.process import run_command
+from dcar.process import run_claimed, run_command
 from dcar.prompts.together import check_together
 from dcar.sampling import sample
 from dcar.sources.shipped import resolve

@@ -18,14 +18,13 @@ from typing import cast
 
 import torch
 
-from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.model.backbones.decoder import BackboneDecoder
 from dcar.model.car import CARDecoder
 from dcar.model.draft import BackboneDraft, DraftDecoder, build_draft
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared, prepared_info
-from dcar.process import run_command
+from dcar.process import run_claimed, run_command
 from dcar.prompts.together import check_together
 from dcar.sources.shipped import resolve
 from dcar.train.car import fit

@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.errors import DataError
 from dcar.model.cards import model_card
 from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
-from dcar.process import run_command
+from dcar.process import run_claimed, run_command
 from dcar.recognition.ctc import frames_needed
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from dcar.text.inventory import TEXT_TOKENIZER, TEXT_VOCAB_SIZE

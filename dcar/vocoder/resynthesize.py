@@ -18,10 +18,10 @@ import numpy as np
 from tqdm import tqdm
 
 from dcar.audio import save_audio
-from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.process import run_claimed
 from dcar.storage import write_text
 from dcar.vocoder.base import check_speaks
 from dcar.vocoder.load import load_vocoder

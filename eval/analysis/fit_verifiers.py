@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from dcar.claims import run_claimed
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import ChunkMethod, decode
@@ -33,7 +32,7 @@ from dcar.model.base import pad
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared
-from dcar.process import run_command
+from dcar.process import run_claimed, run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, likeliest, warp

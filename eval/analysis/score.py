@@ -29,13 +29,12 @@ import numpy as np
 from tqdm import tqdm
 
 from dcar.audio import load_audio
-from dcar.claims import claimed
 from dcar.config import check, load_config, setting
 from dcar.corpus.folders import read_beside, recordings_in
 from dcar.corpus.read import load_corpus
 from dcar.corpus.rows import READ
 from dcar.errors import AudioError, ConfigError, DataError, TextError
-from dcar.process import FAILED
+from dcar.process import FAILED, claimed
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.storage import json_lines, write_text

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from dcar.claims import run_claimed
 from dcar.config import load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import DataError
 from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.process import run_claimed
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
 from dcar.recognition.load import load_recognizer

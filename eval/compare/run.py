@@ -23,12 +23,12 @@ import torch
 from accelerate import PartialState
 from tqdm import tqdm
 
-from dcar.claims import run_claimed
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.model.companions import text_encoder
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
+from dcar.process import run_claimed
 from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
 from dcar.prompts.texts import read_texts, text_list, text_prompts
 from dcar.recognition.load import load_recognizer

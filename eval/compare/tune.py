@@ -21,10 +21,9 @@ from typing import Any
 
 from accelerate import PartialState
 
-from dcar.claims import run_claimed
 from dcar.config import check, load_config, save_config, setting
 from dcar.errors import ConfigError
-from dcar.process import run_command
+from dcar.process import run_claimed, run_command
 from dcar.speak.defaults import NUM_CANDIDATES
 from dcar.storage import writing
 from dcar.tracking import write_json

@@ -17,9 +17,9 @@ from typing import Any
 
 import jinja2
 
-from dcar.claims import claimed
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError, check_format
+from dcar.process import claimed
 from dcar.sources.packages import templates
 from dcar.storage import replacing
 from eval.report.blocks import Section, Table, tables_of, write_tables

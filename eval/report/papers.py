@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from dcar.config.yaml12 import load_yaml
+from dcar.config.read import load_yaml
 from eval.methods.families import parse_method
 from eval.report.blocks import Folded, Section, Table
 from eval.report.table import corpus_kind, number

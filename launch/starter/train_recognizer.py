@@ -29,12 +29,11 @@ import torch
 from tqdm import tqdm
 
 from dcar.audio import ENCODER_SAMPLE_RATE
-from dcar.claims import run_claimed
 from dcar.config import load_config, setting
 from dcar.corpus.read import load_corpus
 from dcar.errors import CheckpointError, DataError
 from dcar.model.cards import model_card
-from dcar.process import run_command
+from dcar.process import run_claimed, run_command
 from dcar.recognition.ctc import frames_needed, likelihood, spelled
 from dcar.recognition.encoder import (
     BLANK,

@@ -13,16 +13,16 @@ from pkgutil import resolve_name
 
 import pytest
 
-from dcar.claims import claimed
 from dcar.cli import jobs
 from dcar.config import schema_of
 from dcar.config.schema import settings_of
 from dcar.errors import BusyError
+from dcar.process import claimed
 
 ROOT = Path(__file__).parents[2]
 HOLD = """
 import os, sys, time
-from dcar.claims import claimed
+from dcar.process import claimed
 out, sys.argv[0] = sys.argv[1], "dcar train"
 with claimed(out):
     worker = os.fork() or time.sleep(60) or os._exit(0)

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from tiny_decoders import tiny_decoder
 
 from dcar.config import load_config
-from dcar.config.read import typed
-from dcar.config.yaml12 import dump_yaml, load_yaml, parse_yaml
+from dcar.config.read import dump_yaml, load_yaml, parse_yaml, typed
 from dcar.errors import ConfigError, DCARError, TextError
 from dcar.prepare.run import PrepareConfig
 from dcar.text.inventory import PHONEMES

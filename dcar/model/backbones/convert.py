@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from dcar.claims import run_claimed
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import CheckpointError, ConfigError
@@ -28,6 +27,7 @@ from dcar.model.backbones.causal_lm import SpeechIds, TextTokenizer, llasa_ids, 
 from dcar.model.backbones.cosyvoice import BLANK, load_cosyvoice1, load_cosyvoice2
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneDecoder, check_ragged
 from dcar.model.cards import decoder_card
+from dcar.process import run_claimed
 from dcar.text.inventory import TEXT_VOCAB_SIZE
 from dcar.tracking import provenance, write_json
 from heads.build import HEAD_KINDS, check_kind

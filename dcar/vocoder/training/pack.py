@@ -23,13 +23,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
-from dcar.claims import claimed
 from dcar.config import load_config, setting
 from dcar.corpus.rows import Utterance
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import load_prepared, prepared_info, recording_of
 from dcar.prepare.recordings import source_utterances
-from dcar.process import run_command
+from dcar.process import claimed, run_command
 from dcar.tokens.base import fitted
 from dcar.tokens.codebook import codebook_of
 from dcar.tokens.kmeans import KMeansTokenizer

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from dcar.claims import run_claimed
 from dcar.config import load_config
 from dcar.config.resume import changed_settings, settings_stamp
 from dcar.errors import CheckpointError, DCARError
+from dcar.process import run_claimed
 from dcar.storage import digest, replacing
 from dcar.tracking import write_json
 from dcar.vocoder.training.pack import VocoderData

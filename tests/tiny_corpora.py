@@ -65,6 +65,11 @@ def write_starter(folder: Path, train: int = 10, dev: int = 3, test: int = 2, **
     return folder
 
 
+def toy_settings(path: Path, out: Path, **changes: Any) -> PrepareConfig:
+    """Shards of four utterances, and no long waits."""
+    return PrepareConfig(**{"out": str(out), "path": str(path), "shard_size": 4, "wait_seconds": 20, **changes})
+
+
 def toy_prepare(config: PrepareConfig, tokenizer: ToyTokenizer | None = None, **kwargs: Any) -> PrepareReport:
     """`dcar prepare` with a toy tokenizer and a toy speaker encoder."""
     return run(config, tokenizer=tokenizer or ToyTokenizer(), speaker_encoder=ToyEncoder(), progress=False, **kwargs)

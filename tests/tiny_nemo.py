@@ -11,12 +11,12 @@ from dcar.recognition.nemo import quiet_nemo
 MODULE = "nemo.collections.asr.modules."
 
 
-def _common(size: int) -> dict[str, Any]:
+def _common() -> dict[str, Any]:
     return {
         "sample_rate": 16_000, "labels": list(CHARACTERS),
         "preprocessor": {"_target_": MODULE + "AudioToMelSpectrogramPreprocessor", "sample_rate": 16_000,
                          "window_size": 0.025, "window_stride": 0.01, "features": 80, "pad_to": 0},
-        "encoder": {"_target_": MODULE + "ConformerEncoder", "feat_in": 80, "n_layers": 1, "d_model": size,
+        "encoder": {"_target_": MODULE + "ConformerEncoder", "feat_in": 80, "n_layers": 1, "d_model": 16,
                     "subsampling": "dw_striding", "subsampling_factor": 4, "subsampling_conv_channels": 8,
                     "n_heads": 2, "xscaling": False, "conv_kernel_size": 9, "dropout_emb": 0.0, "dropout_att": 0.1},
         "spec_augment": {"_target_": MODULE + "SpectrogramAugmentation", "freq_masks": 2, "time_masks": 2,
@@ -24,17 +24,17 @@ def _common(size: int) -> dict[str, Any]:
     }
 
 
-def save_ctc(path: Path, size: int = 16) -> Path:
+def save_ctc(path: Path) -> Path:
     """An `EncDecCTCModel`, as NeMo saves it."""
     with quiet_nemo():
         from nemo.collections.asr.models import EncDecCTCModel
         from omegaconf import OmegaConf
 
-        decoder = {"_target_": MODULE + "ConvASRDecoder", "feat_in": size, "num_classes": len(CHARACTERS),
+        decoder = {"_target_": MODULE + "ConvASRDecoder", "feat_in": 16, "num_classes": len(CHARACTERS),
                    "vocabulary": list(CHARACTERS)}
         torch.manual_seed(0)
         EncDecCTCModel(OmegaConf.create(
-            _common(size) | {"decoder": decoder, "decoding": {"strategy": "greedy_batch"}})).save_to(str(path))
+            _common() | {"decoder": decoder, "decoding": {"strategy": "greedy_batch"}})).save_to(str(path))
     return path
 
 
@@ -45,7 +45,7 @@ def save_transducer(path: Path) -> Path:
         from omegaconf import OmegaConf
 
         labels = list(CHARACTERS)
-        tree = _common(16) | {
+        tree = _common() | {
             "model_defaults": {"enc_hidden": 16, "pred_hidden": 8, "joint_hidden": 8},
             "decoder": {"_target_": MODULE + "RNNTDecoder", "normalization_mode": None, "random_state_sampling": False,
                         "blank_as_pad": True, "prednet": {"pred_hidden": 8, "pred_rnn_layers": 1, "t_max": None,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from tiny_corpora import rows_of, tone, toy_prepare, write_manifest, write_starter
+from tiny_corpora import rows_of, tone, toy_prepare, toy_settings, write_manifest, write_starter
 from tiny_data import ToyEncoder, ToyTokenizer
 from tones import noise
 
@@ -25,18 +25,9 @@ from dcar.text.inventory import PHONEME_VERSION
 from dcar.text.phonemes import text_to_ids
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
-    return write_starter(tmp_path_factory.mktemp("corpus"))
-
-
-def config(path: Path, out: Path, **changes: Any) -> PrepareConfig:
-    return PrepareConfig(**{"out": str(out), "path": str(path), "shard_size": 4, "wait_seconds": 20, **changes})
-
-
 def test_the_whole_way(corpus, tmp_path):
     out = tmp_path / "prepared"
-    report = toy_prepare(config(corpus, out))
+    report = toy_prepare(toy_settings(corpus, out))
     assert report.exit_code == 0
     assert {s: c["utterances"] for s, c in report.counts.items()} == {"train": 10, "dev": 3, "test": 2}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["prepared"]  # no shards are left behind
@@ -61,7 +52,7 @@ def test_the_whole_way(corpus, tmp_path):
 
 def test_batches_are_sorted_by_length_and_bounded(corpus, tmp_path):
     tokenizer = ToyTokenizer()
-    toy_prepare(config(corpus, tmp_path / "p", splits=("train",), shard_size=100, batch_seconds=2.0), tokenizer)
+    toy_prepare(toy_settings(corpus, tmp_path / "p", splits=("train",), shard_size=100, batch_seconds=2.0), tokenizer)
     lengths = [n for batch in tokenizer.batches for n in batch]
     assert lengths == sorted(lengths)
     assert all(len(b) * max(b) <= 2.0 * 16_000 for b in tokenizer.batches)
@@ -70,11 +61,11 @@ def test_batches_are_sorted_by_length_and_bounded(corpus, tmp_path):
 
 def test_run_again_does_nothing_and_changes_are_noticed(corpus, tmp_path):
     out = tmp_path / "p"
-    toy_prepare(config(corpus, out))
+    toy_prepare(toy_settings(corpus, out))
     again = ToyTokenizer()
-    assert toy_prepare(config(corpus, out, num_proc=3, batch_seconds=50), again).counts["train"]["utterances"] == 10
-    assert again.batches == []
-    toy_prepare(config(corpus, out, limit=2), again)
+    report = toy_prepare(toy_settings(corpus, out, num_proc=3, batch_seconds=50), again)
+    assert report.counts["train"]["utterances"] == 10 and again.batches == []
+    toy_prepare(toy_settings(corpus, out, limit=2), again)
     assert load_prepared(out, "train").num_rows == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p"]
 
@@ -82,20 +73,20 @@ def test_run_again_does_nothing_and_changes_are_noticed(corpus, tmp_path):
 def test_an_interrupted_run_continues_after_its_last_shard(corpus, tmp_path):
     out, whole = tmp_path / "p", tmp_path / "whole"
     with pytest.raises(KeyboardInterrupt):
-        toy_prepare(config(corpus, out), ToyTokenizer(fail_after=2))
+        toy_prepare(toy_settings(corpus, out), ToyTokenizer(fail_after=2))
     assert not out.exists()
     assert len(list((tmp_path / ".p.partial").glob("*/train-*.parquet"))) == 2
     rest = ToyTokenizer()
-    toy_prepare(config(corpus, out), rest)
+    toy_prepare(toy_settings(corpus, out), rest)
     assert sum(map(len, rest.batches)) == 15 - 8
-    toy_prepare(config(corpus, whole))
+    toy_prepare(toy_settings(corpus, whole))
     assert rows_of(out) == rows_of(whole)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_killed_before_it_cleans_up_the_next_run_does(corpus, tmp_path, stream: bool, monkeypatch):
     out = tmp_path / "p"
-    settings = config(corpus, out, stream=stream)
+    settings = toy_settings(corpus, out, stream=stream)
 
     def killed(path: Path, *args: Any, **kwargs: Any) -> None:
         if Path(path).name == ".p.partial":
@@ -114,10 +105,10 @@ def test_killed_before_it_cleans_up_the_next_run_does(corpus, tmp_path, stream: 
 def test_shards_of_another_corpus_or_tokenizer_are_never_reused(corpus, tmp_path):
     out = tmp_path / "p"
     with pytest.raises(KeyboardInterrupt):
-        toy_prepare(config(corpus, out), ToyTokenizer(fail_after=2))
+        toy_prepare(toy_settings(corpus, out), ToyTokenizer(fail_after=2))
     other = ToyTokenizer()
     other.checksum = "sha-other"
-    toy_prepare(config(corpus, out), other)
+    toy_prepare(toy_settings(corpus, out), other)
     assert sum(map(len, other.batches)) == 15
     with pytest.raises(DataError, match=r"tokens of toy \(sha-other\), but the tokenizer in use is toy \(sha-toy\)"):
         load_prepared(out, "train", tokenizer=ToyTokenizer())
@@ -135,10 +126,10 @@ def test_the_disk_fills_up(corpus, tmp_path, monkeypatch):
 
     monkeypatch.setattr(pq, "write_table", full)
     with pytest.raises(DataError, match="No space left on device.*finished shards are kept"):
-        toy_prepare(config(corpus, tmp_path / "p"))
+        toy_prepare(toy_settings(corpus, tmp_path / "p"))
     assert [p.suffix for p in (tmp_path / ".p.partial").glob("*/*.parquet*")] == [".parquet"]
     rest = ToyTokenizer()
-    toy_prepare(config(corpus, tmp_path / "p"), rest)
+    toy_prepare(toy_settings(corpus, tmp_path / "p"), rest)
     assert sum(map(len, rest.batches)) == 15 - 4
 
 
@@ -151,11 +142,11 @@ def _process(settings: PrepareConfig, rank: int) -> int:
 @pytest.mark.parametrize("stream", [False, True])
 def test_two_processes_share_the_shards(corpus, tmp_path, stream):
     """Two operating-system processes that have nothing in common but the folder."""
-    settings = config(corpus, tmp_path / "p", stream=stream)
+    settings = toy_settings(corpus, tmp_path / "p", stream=stream)
     with multiprocessing.get_context("fork").Pool(2) as pool:
         done = pool.starmap(_process, [(settings, 0), (settings, 1)], chunksize=1)
     assert sum(done) == 15 and min(done) > 0
-    toy_prepare(config(corpus, tmp_path / "one"))
+    toy_prepare(toy_settings(corpus, tmp_path / "one"))
     assert rows_of(tmp_path / "p") == rows_of(tmp_path / "one")
 
 
@@ -163,53 +154,53 @@ def test_rank_comes_from_the_launcher(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(DataError, match=r"waited 0.2 s for process 0 to validate"):
-        toy_prepare(config(corpus, tmp_path / "p", wait_seconds=0.2))
+        toy_prepare(toy_settings(corpus, tmp_path / "p", wait_seconds=0.2))
     with pytest.raises(ConfigError, match="process 2 of 2"):
-        toy_prepare(config(corpus, tmp_path / "p"), process_index=2)
+        toy_prepare(toy_settings(corpus, tmp_path / "p"), process_index=2)
 
 
 def test_validate_reports_and_writes_nothing(tmp_path):
     corpus = write_starter(tmp_path / "c", text="...")
-    report = toy_prepare(config(corpus, tmp_path / "p", validate=True))
+    report = toy_prepare(toy_settings(corpus, tmp_path / "p", validate=True))
     assert report.exit_code == 1
     assert "15 rows checked, 1 problems" in report.text()
     assert "train.parquet:1: utterance train_0: text: text is empty" in report.text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
-    assert toy_prepare(config(write_starter(tmp_path / "d"), tmp_path / "p", validate=True)).exit_code == 0
+    assert toy_prepare(toy_settings(write_starter(tmp_path / "d"), tmp_path / "p", validate=True)).exit_code == 0
 
 
 def test_bad_rows_stop_the_run_unless_skipped(tmp_path):
     corpus, out = write_starter(tmp_path / "c", audio={"bytes": b"junk", "path": "x"}), tmp_path / "p"
     for _ in range(2):  # the verdict of the first attempt is kept, and still a verdict
         with pytest.raises(DataError, match=r"(?s)1 problems .*skip_bad.*train.parquet:1.*not readable"):
-            toy_prepare(config(corpus, out))
-    report = toy_prepare(config(corpus, out, skip_bad=True))
+            toy_prepare(toy_settings(corpus, out))
+    report = toy_prepare(toy_settings(corpus, out, skip_bad=True))
     assert [p.id for p in report.problems] == ["train_0"]
     assert load_prepared(out, "train")["id"] == [f"train_{i}" for i in range(1, 10)]
     with pytest.raises(DataError, match="1 problems"):  # finished with rows skipped is not finished without
-        toy_prepare(config(corpus, out))
+        toy_prepare(toy_settings(corpus, out))
     write_starter(corpus)  # repaired
-    assert toy_prepare(config(corpus, out)).counts["train"]["utterances"] == 10
+    assert toy_prepare(toy_settings(corpus, out)).counts["train"]["utterances"] == 10
 
 
 def test_a_damaged_verdict_is_removed_and_made_again(tmp_path):
     corpus, out = write_starter(tmp_path / "c", audio={"bytes": b"junk", "path": "x"}), tmp_path / "p"
     with pytest.raises(DataError, match="1 problems"):
-        toy_prepare(config(corpus, out))
+        toy_prepare(toy_settings(corpus, out))
     verdict, = (tmp_path / ".p.partial").glob("*/validated.json")
     for written in ("", "{", "[1]", "{}", '{"problems": 3}', '{"problems": [{"ident": 1}]}'):
         verdict.write_text(written)
         with pytest.raises(DataError, match="validated.json: damaged, and removed; run again"):
-            toy_prepare(config(corpus, out))
+            toy_prepare(toy_settings(corpus, out))
         with pytest.raises(DataError, match="1 problems .*skip_bad"):
-            toy_prepare(config(corpus, out))
+            toy_prepare(toy_settings(corpus, out))
 
 
 def test_broken_manifest_lines_can_be_repaired_or_removed(tmp_path):
     manifest = write_manifest(tmp_path, 6 * [{}], [tone(1.0)])
     rows = manifest.read_text()
     manifest.write_text(rows + "{broken")
-    settings = config(manifest, tmp_path / "p", corpus="jsonl")
+    settings = toy_settings(manifest, tmp_path / "p", corpus="jsonl")
     with pytest.raises(DataError, match=r"m.jsonl:7: not valid JSON"):
         toy_prepare(settings)
     manifest.write_text(rows)
@@ -230,7 +221,7 @@ def test_a_corpus_without_splits_is_divided_by_sentence(tmp_path, stream):
     places = []
     for order, name in ((rows, "a"), (rows[::-1], "b")):
         manifest = write_manifest(tmp_path, order, [tone(1.0)])
-        toy_prepare(config(manifest, tmp_path / name, corpus="jsonl", stream=stream, dev_fraction=0.1,
+        toy_prepare(toy_settings(manifest, tmp_path / name, corpus="jsonl", stream=stream, dev_fraction=0.1,
                            test_fraction=0.2))
         places.append({i: s for s in ("train", "dev", "test") for i in load_prepared(tmp_path / name, s)["id"]})
     assert places[0] == places[1]  # the order of the manifest does not matter
@@ -244,7 +235,7 @@ def test_prompts_are_tokenised_too(tmp_path):
     late = {**prompt, "prompt_audio": "2.wav"}  # silence before and after it is not tokenised
     manifest = write_manifest(tmp_path, [prompt, {"audio": "0.wav", "split": "test"}, late],
                               [tone(1.0), tone(1.25), np.pad(tone(1.25), 48_000) + noise(7.25) / 100])
-    toy_prepare(config(manifest, tmp_path / "out", corpus="jsonl", splits=("test",)))
+    toy_prepare(toy_settings(manifest, tmp_path / "out", corpus="jsonl", splits=("test",)))
     with_prompt, without, late = load_prepared(tmp_path / "out", "test")
     assert (len(with_prompt["prompt_speech"]), with_prompt["prompt_text"]) == (63, "Oh.")
     assert 63 < len(late["prompt_speech"]) <= 63 + 2 * 40
@@ -255,7 +246,7 @@ def test_prompts_are_tokenised_too(tmp_path):
 
 def test_speed_copies_are_for_training_only(corpus, tmp_path):
     out = tmp_path / "p"
-    toy_prepare(config(corpus, out, speeds=(1.0, 0.8), max_seconds=1.2))
+    toy_prepare(toy_settings(corpus, out, speeds=(1.0, 0.8), max_seconds=1.2))
     train, dev = load_prepared(out, "train"), load_prepared(out, "dev")
     assert dev.num_rows == 3
     by_id = {r["id"]: r for r in train}
@@ -272,7 +263,7 @@ def test_copies_only_of_speakers_with_little_speech(tmp_path):
     manifest = write_manifest(tmp_path, [{"speaker": s, "split": "train"} for s in "aaab"], 4 * [tone(1.0)])
     for below, copies in ((0, 4), (3, 1), (1, 0)):
         out = tmp_path / f"p{below}"
-        toy_prepare(config(manifest, out, corpus="jsonl", splits=("train",), speeds=(1.0, 0.9), copies_below=below))
+        toy_prepare(toy_settings(manifest, out, corpus="jsonl", splits=["train"], speeds=[1, 0.9], copies_below=below))
         speakers = load_prepared(out, "train")["speaker"]
         assert len(speakers) == 4 + copies and ("b@0.9" in speakers) == (copies > 0)
 
@@ -299,7 +290,7 @@ def test_tokens_are_checked(tokens, rate, message, monkeypatch):
 def test_a_tokenizer_or_encoder_that_misbehaves(part, name, wrong, message, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(part, name, wrong)
     with pytest.raises(DataError, match=message):
-        toy_prepare(config(corpus, tmp_path / "p"))
+        toy_prepare(toy_settings(corpus, tmp_path / "p"))
     assert not (tmp_path / "p").exists()
 
 
@@ -307,10 +298,10 @@ def test_a_folder_of_something_else_is_not_overwritten(corpus, tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "thesis.tex").write_text("years of work")
     with pytest.raises(DataError, match="choose a new folder"):
-        toy_prepare(config(corpus, tmp_path / "p"))
+        toy_prepare(toy_settings(corpus, tmp_path / "p"))
     (tmp_path / "f").write_text("")
     with pytest.raises(DataError, match="is a file"):
-        toy_prepare(config(corpus, tmp_path / "f"))
+        toy_prepare(toy_settings(corpus, tmp_path / "f"))
 
 
 @pytest.mark.parametrize("changes", [
@@ -327,16 +318,16 @@ def test_impossible_settings(changes):
 
 def test_missing_splits(corpus, tmp_path, caplog):
     with pytest.raises(DataError, match=r"none of the splits other .*it has dev, test, train"):
-        toy_prepare(config(corpus, tmp_path / "p", splits=("other",)))
-    assert list(toy_prepare(config(corpus, tmp_path / "p", splits=("train", "other"))).counts) == ["train"]
+        toy_prepare(toy_settings(corpus, tmp_path / "p", splits=("other",)))
+    assert list(toy_prepare(toy_settings(corpus, tmp_path / "p", splits=("train", "other"))).counts) == ["train"]
     assert "has no split other" in caplog.text
     manifest = write_manifest(tmp_path, [{"split": s} for s in ("train", "validated", "other", "other")], [tone(0.6)])
-    toy_prepare(config(manifest, tmp_path / "q", corpus="jsonl"))
+    toy_prepare(toy_settings(manifest, tmp_path / "q", corpus="jsonl"))
     assert "3 rows of other splits than train, dev and test are left out: other (2), validated (1)" in caplog.text
 
 
 def test_reading_from_several_threads(corpus, tmp_path):
-    toy_prepare(config(corpus, tmp_path / "p", num_proc=4))
+    toy_prepare(toy_settings(corpus, tmp_path / "p", num_proc=4))
     with ThreadPoolExecutor(4) as pool:
         sizes = list(pool.map(lambda _: load_prepared(tmp_path / "p", "dev").num_rows, range(8)))
     assert sizes == [3] * 8

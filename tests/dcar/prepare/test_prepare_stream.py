@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import soundfile as sf
-from tiny_corpora import rows_of, tone, toy_prepare, write_libritts, write_manifest, write_parquets
+from tiny_corpora import rows_of, tone, toy_prepare, toy_settings, write_libritts, write_manifest, write_parquets
 from tiny_data import ToyTokenizer
 
 from dcar.errors import DataError
@@ -20,8 +20,7 @@ TESTS = Path(__file__).parents[2]
 
 
 def config(path: Path, out: Path, **changes: Any) -> PrepareConfig:
-    return PrepareConfig(**{"out": str(out), "path": str(path), "corpus": "jsonl", "shard_size": 3, "stream": True,
-                            "wait_seconds": 60, **changes})
+    return toy_settings(path, out, **{"corpus": "jsonl", "shard_size": 3, "stream": True, **changes})
 
 
 def manifest(folder: Path, rows: int = 10, name: str = "m.jsonl", **first: Any) -> Path:

@@ -29,7 +29,7 @@ def text_encoder(directory: str | Path, starter: Shipped = "decoder") -> Callabl
     config = load_decoder_config(directory)
     if not config.phonemes.startswith(TEXT_TOKENIZER):
         return text_to_ids
-    tokenizer = TextTokenizer.from_pretrained(directory / TEXT_TOKENIZER_FOLDER)
+    tokenizer = TextTokenizer.from_pretrained((directory / TEXT_TOKENIZER_FOLDER).absolute())
     if tokenizer.name != config.phonemes:
         raise CheckpointError(f"{directory}/{TEXT_TOKENIZER_FOLDER}: is {tokenizer.name}, but the decoder was trained "
                               f"with {config.phonemes}; copy the folder from where the model was converted")

@@ -32,27 +32,30 @@ def from_hub(load: Callable[..., T], source: str | Path, what: str, **options: A
                          "instead of the name") from error
 
 
-def read_weights(path: Path, what: str) -> dict[str, Any]:
+def read_weights(path: Path, what: str, fix: str = "") -> dict[str, Any]:
     """Tensors of a `.pt`, `.bin`, `.pth`, `.ckpt` or `.safetensors` file, on the CPU; pickles with `weights_only`.
 
-    AssetError if the file is missing, CheckpointError if it holds anything else than tensors.
+    AssetError if the file is missing, CheckpointError if it cannot be read with weights alone. fix: what to do, with
+    which both end.
     """
-    import pickle
+    import zipfile
 
     import torch
 
     if not path.is_file():
-        raise AssetError(f"{path}: {what} is missing; copy it there")
+        raise AssetError(f"{path}: {what} is missing; {fix or 'copy it there'}")
     try:
         if path.suffix.lower() == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError) as error:
-        raise CheckpointError(f"{path}: holds more than tensors, or is damaged ({str(error).splitlines()[0][:120]}); "
-                              "only weights are loaded: on a machine that trusts the file, save its state_dict with "
-                              "safetensors") from error
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # pickle and zipfile raise nearly anything where a file is damaged
+        cause = (str(error) or type(error).__name__).splitlines()[0][:120]
+        raise CheckpointError(f"{path}: holds more than tensors, or is damaged ({cause}); "
+                              "only weights are loaded: " + (fix or "on a machine that trusts the file, save its "
+                                                                    "state_dict with safetensors")) from error
     if not isinstance(loaded, dict):
-        raise CheckpointError(f"{path}: holds a {type(loaded).__name__}, expected a dictionary of tensors ({what})")
+        raise CheckpointError(f"{path}: holds a {type(loaded).__name__}, expected a dictionary of tensors ({what})"
+                              + f"; {fix}" * bool(fix))
     return loaded

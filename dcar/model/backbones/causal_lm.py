@@ -18,6 +18,7 @@ from torch import nn
 from dcar.errors import CheckpointError, ConfigError, TextError
 from dcar.model.backbones.cosyvoice import load_trunk
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+from dcar.sources.hub import from_hub
 from dcar.text.inventory import TEXT_TOKENIZER
 
 SPEECH = "<|s_{}|>"
@@ -50,11 +51,7 @@ class TextTokenizer:
     def from_pretrained(cls, source: str | Path) -> TextTokenizer:
         from transformers import AutoTokenizer
 
-        try:
-            return cls(AutoTokenizer.from_pretrained(str(source)))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{source}: no text tokenizer ({str(error).splitlines()[0]}); give the folder of the "
-                                  "published model, with tokenizer.json") from error
+        return cls(from_hub(AutoTokenizer.from_pretrained, source, "a text tokenizer"))
 
     def __call__(self, text: str) -> list[int]:
         """Ids of a text without special tokens around it. TextError if there are none."""
@@ -100,15 +97,12 @@ def load_causal_lm(model: str | Path, speech: SpeechIds | None, speech_vocab_siz
     """A decoder with the weights of a causal language model, on disk or on the Hub; its additional heads are new.
 
     speech: where the model keeps speech; None for a model of text alone, which then learns `speech_vocab_size` codes
-    from scratch. `settings` go into BackboneConfig. Raises CheckpointError where ids or vocabulary do not fit.
+    from scratch. `settings` go into BackboneConfig. Raises AssetError where the model is not there,
+    CheckpointError where ids or vocabulary do not fit.
     """
     from transformers import AutoModelForCausalLM
 
-    try:
-        source = AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{model}: no causal language model of transformers ({str(error).splitlines()[0]}); "
-                              "give a folder with config.json and safetensors, or a name on the Hub") from error
+    source: Any = from_hub(AutoModelForCausalLM.from_pretrained, model, "a causal language model", dtype=torch.float32)
     architecture, trunk = source.config.to_dict(), source.base_model.state_dict()
     table = trunk.get("embed_tokens.weight")
     if table is None:

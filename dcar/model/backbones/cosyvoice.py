@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 import re
 from functools import reduce
 from pathlib import Path
@@ -26,6 +25,7 @@ from torch import Tensor
 from dcar.errors import CheckpointError
 from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+from dcar.sources.hub import read_weights
 from heads.checkpoint import misfit
 
 logger = logging.getLogger(__name__)
@@ -50,18 +50,8 @@ NAMES = (  # tensors of CosyVoice-300M -> of `CosyVoiceLM`
 
 
 def read_tensors(path: Path, fix: str) -> dict[str, Tensor]:
-    """The tensors of an llm.pt; nothing in the file is executed. CheckpointError, which ends with `fix`."""
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file; {fix}") from error
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(f"{path}: holds more than tensors ({str(error).splitlines()[0]}), and pickled programs "
-                              f"are never run; {fix}") from error
-    except (OSError, RuntimeError, EOFError) as error:
-        raise CheckpointError(f"{path}: not a PyTorch checkpoint ({str(error).splitlines()[0]}); {fix}") from error
-    if not isinstance(loaded, dict):
-        raise CheckpointError(f"{path}: a {type(loaded).__name__}, expected a dictionary of tensors; {fix}")
+    """The tensors of an llm.pt; nothing in the file is executed. AssetError, CheckpointError, which end with `fix`."""
+    loaded = read_weights(path, "the language model of CosyVoice", fix)
     return {k: v for k, v in loaded.items() if isinstance(v, Tensor)}  # training adds `epoch` and `step`
 
 
@@ -114,7 +104,8 @@ def load_cosyvoice2(source: Path, architecture: Path, speech_vocab_size: int = 0
     """A decoder with CosyVoice 2's weights; its additional heads are new.
 
     source: folder of CosyVoice2-0.5B, or an llm.pt. architecture: folder with Qwen2's config.json.
-    speech_vocab_size: if given, what the checkpoint must have. `settings` go into BackboneConfig. CheckpointError.
+    speech_vocab_size: if given, what the checkpoint must have. `settings` go into BackboneConfig. AssetError,
+    CheckpointError.
     """
     path = source / "llm.pt" if source.is_dir() else source
     tensors = read_tensors(path, FIX)
@@ -161,7 +152,7 @@ def load_cosyvoice1(source: Path, speech_vocab_size: int = 0, **settings: Any) -
     """A decoder with the weights of CosyVoice-300M (-SFT, -Instruct); its additional heads are new.
 
     source: its folder, or an llm.pt. speech_vocab_size: if given, what the checkpoint must have. `settings` go into
-    BackboneConfig. Raises CheckpointError.
+    BackboneConfig. AssetError, CheckpointError.
     """
     path = source / "llm.pt" if source.is_dir() else source
     tensors = read_tensors(path, FIX_300M)

@@ -153,7 +153,7 @@ def yaml(folder: Path, old: str, new: str) -> None:
     (lambda f, t: yaml(f, "linear_legacy", "linear"), "expected input_layer"),
     (lambda f, t: yaml(f, "        use_cnn", "        activation_type: 'gelu'\n        use_cnn"), "activation_type"),
     (lambda f, t: tiny_text_tokenizer(["<|more|>"]).save_pretrained(str(f / "whisper")), "text_tokenizer="),
-    (lambda f, t: (f / "llm.pt").unlink(), "no such file; download FunAudioLLM/CosyVoice-300M"),
+    (lambda f, t: (f / "llm.pt").write_bytes(b"broken"), "download FunAudioLLM/CosyVoice-300M"),
 ])
 def test_other_checkpoints_are_refused(tmp_path, damage, message):
     damage(tmp_path, write_cosyvoice1(tmp_path))

@@ -4,6 +4,7 @@ S³ and SpeechTokenizer need their packages (`pip install --no-deps s3tokenizer 
 skipped without them. Both import torchaudio for reading files only, so an empty module stands in where it is missing.
 """
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -11,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_codecs import needs, save_speechtokenizer, save_xcodec2
 from tiny_corpora import write_manifest
 from tones import chirp
 
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
+from dcar.sources.hub import read_weights
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.fit import FitTokenizerConfig, run
 from dcar.tokens.hubert import HubertEncoder, parse_encoder, shared_hubert
@@ -180,8 +183,6 @@ def test_speechtokenizer_first_layer(tmp_path, monkeypatch):
 
 def test_pickles_are_never_unpickled(tmp_path):
     """A weights file that would run code when unpickled is refused, and its code does not run."""
-    from dcar.sources.hub import read_weights
-
     class Trap:
         def __reduce__(self):
             return (Path(tmp_path / "ran").touch, ())
@@ -192,3 +193,20 @@ def test_pickles_are_never_unpickled(tmp_path):
     assert not (tmp_path / "ran").exists()
     with pytest.raises(AssetError, match="missing"):
         read_weights(tmp_path / "absent.pt", "weights")
+
+
+@pytest.mark.parametrize("kind", ["pt", "legacy.pt", "safetensors"])
+def test_damaged_weights_are_refused(kind, tmp_path):
+    """Whatever byte is wrong: the libraries raise a dozen kinds of errors."""
+    path, tensors = tmp_path / f"m.{kind}", {"weight": torch.ones(3)}
+    if kind == "safetensors":
+        save_file(tensors, path)
+    else:
+        torch.save(tensors, path, _use_new_zipfile_serialization=kind == "pt")
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    for data in (b"", b"broken", *(whole[: rng.integers(len(whole))] for _ in range(20)), *(
+            bytes(np.where(rng.random(len(whole)) < 0.02, rng.integers(256), np.frombuffer(whole, np.uint8)
+                           ).astype(np.uint8)) for _ in range(40))):
+        path.write_bytes(data)
+        with contextlib.suppress(CheckpointError):
+            assert isinstance(read_weights(path, "weights"), dict)

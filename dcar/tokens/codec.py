@@ -6,7 +6,6 @@ tokens and no batch can change a code. Packages are imported where they are used
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
 from dcar.home import cache_folder
 from dcar.sources.hub import from_hub, read_weights
 from dcar.tokens.base import fitted, heard_by
-from heads.checkpoint import tensors_checksum
+from heads.checkpoint import read_config, tensors_checksum
 
 S3_PIP = "pip install s3tokenizer==0.3.0 torchaudio"
 SPEECHTOKENIZER_PIP = "pip install speechtokenizer==1.0.1 torchaudio"
@@ -164,16 +163,16 @@ class SpeechTokenizerFirstLayer(CodecTokenizer):
             from speechtokenizer.model import SpeechTokenizer as Model
         except ImportError as error:
             raise AssetError(f"SpeechTokenizer needs its package ({error}); run: {SPEECHTOKENIZER_PIP}") from error
-        config = json.loads((folder / "config.json").read_text())
+        config = read_config(folder, "copy config.json and SpeechTokenizer.pt again")
         weights = read_weights(folder / "SpeechTokenizer.pt", "SpeechTokenizer's state dict")
         try:
             model = Model(config)
             model.load_state_dict(weights)
-        except (RuntimeError, TypeError, KeyError) as error:
+            self.rate_hz = config["sample_rate"] / float(np.prod(config["strides"]))
+            self.vocab_size = int(config["codebook_size"])
+        except (RuntimeError, TypeError, KeyError, ValueError) as error:
             raise CheckpointError(f"{folder}: the weights do not fit config.json ({str(error).splitlines()[0][:120]}); "
                                   "copy both files again") from error
-        self.rate_hz = config["sample_rate"] / float(np.prod(config["strides"]))
-        self.vocab_size = int(config["codebook_size"])
         super().__init__(model, device, config["sample_rate"])
 
     def codes(self, wave: Any, count: int) -> Any:

@@ -12,7 +12,6 @@ is dropped.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from functools import reduce
@@ -26,7 +25,7 @@ from dcar.errors import CheckpointError
 from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
 from dcar.sources.hub import read_weights
-from heads.checkpoint import misfit
+from heads.checkpoint import misfit, read_config
 
 logger = logging.getLogger(__name__)
 
@@ -87,15 +86,11 @@ def check_tensors(path: Path, tensors: dict[str, Tensor], version: str, needed: 
 def read_architecture(folder: Path, embeddings: Tensor) -> dict[str, Any]:
     """Configuration of the Qwen2 inside, from `folder`/config.json; its vocabulary is that of the weights."""
     path = folder / "config.json"
-    try:
-        architecture = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot read the configuration of the language model ({error}); {FIX}, or give "
-                              "architecture=<folder with Qwen2's config.json>") from error
+    architecture = read_config(folder, f"{FIX}, or give architecture=<folder with Qwen2's config.json>")
     if architecture.get("model_type") != "qwen2":
         raise CheckpointError(f"{path}: expected model_type qwen2, found {architecture.get('model_type')!r}; {FIX}")
-    if architecture["hidden_size"] != embeddings.shape[1]:
-        raise CheckpointError(f"{path}: hidden_size {architecture['hidden_size']}, but the weights are "
+    if (width := architecture.get("hidden_size")) != embeddings.shape[1]:
+        raise CheckpointError(f"{path}: hidden_size {width}, but the weights are "
                               f"{embeddings.shape[1]} wide: the configuration is of another model; {FIX}")
     return {**architecture, "vocab_size": embeddings.shape[0]}
 

@@ -200,6 +200,7 @@ def test_cosyvoice2_speaks_with_the_distribution_of_its_own_inference(tmp_path):
     (lambda t, f: torch.save([1, 2], f / "llm.pt"), "a list, expected a dictionary"),
     (lambda t, f: (f / "CosyVoice-BlankEN" / "config.json").write_text('{"model_type": "llama"}'),
      "expected model_type"),
+    (lambda t, f: (f / "CosyVoice-BlankEN" / "config.json").write_text('{"model_type": "qwen2"}'), "hidden_size None"),
     (lambda t, f: None, "expected 6561 speech codes, found 12"),
 ])
 def test_other_checkpoints_are_refused_by_name(tmp_path, damage, message):

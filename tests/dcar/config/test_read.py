@@ -40,10 +40,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 @pytest.mark.parametrize(("content", "message"), [
     (b"- a\n- b\n", "a recipe is a mapping of settings"),
-    (b"", "a recipe is a mapping of settings"),
     (b"null\n", "a recipe is a mapping of settings"),
     (b"just words\n", "a recipe is a mapping of settings"),
-    (b"42", "a recipe is a mapping of settings"),
     ("name: café\n".encode("latin-1"), "not UTF-8 text"),
     (b"\xff\xfe\x00", "not UTF-8 text"),
     (b"name: [a\n", "not valid YAML"),

@@ -10,6 +10,7 @@ from dcar.decoding import Prompt
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
 from heads.build import Heads
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from heads.shared import SharedHeads
 
 
@@ -37,6 +38,15 @@ def tiny_decoder(heads: int = 4, seed: int = 0, kind: str = "independent", **cha
     model = CARDecoder(CARConfig(**{**settings, **changes})).eval()
     sharpen_heads(model.heads, 3)
     return model
+
+
+def policy_of(width: int | None = 16, seed: int = 0, base: str = "", features: int = 32,
+              std: float = 2.0) -> ChunkPolicy:
+    """A random policy on the hidden states of a tiny decoder (with the checksum `base`), far from uniform."""
+    torch.manual_seed(seed)
+    policy = ChunkPolicy(ChunkPolicyConfig(features, 4, width, num_attention_heads=2, base_checksum=base)).eval()
+    torch.nn.init.normal_(policy.output.weight, std=std)
+    return policy
 
 
 @torch.no_grad()

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_decoders import policy_of
 from toy_world import FEATURES, ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
 
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import ChunkPolicy
 from rl.config import DCPOConfig
 from rl.rollout import RolloutBatch
 from rl.trainer import DCPOTrainer, log_probs_of
@@ -49,10 +50,7 @@ def check_said(policy: ChunkPolicy, batch: RolloutBatch) -> torch.Tensor:
 
 
 def random_policy(features: int = FEATURES, seed: int = 0, width: int | None = 16, std: float = 2.0) -> ChunkPolicy:
-    torch.manual_seed(seed)
-    policy = ChunkPolicy(ChunkPolicyConfig(features, 4, width, num_attention_heads=2)).eval()
-    torch.nn.init.normal_(policy.output.weight, std=std)
-    return policy
+    return policy_of(width, seed, features=features, std=std)
 
 
 class Deaf(ToyRecognizer):

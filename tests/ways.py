@@ -4,24 +4,16 @@ import os
 
 import pytest
 import torch
+from tiny_decoders import policy_of as policy_of
 
 from dcar.decoding import DecodeResult, decode
 from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.passes import fast
 from dcar.sampling import SamplingConfig
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 # of the compiler: for this processor, and for one without AVX-512
 FLAGS = [(), ("-mno-avx512f",)] if os.uname().machine == "x86_64" else [()]
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
-
-
-def policy_of(width: int | None = 16, seed: int = 0) -> ChunkPolicy:
-    """A random policy on the hidden states of a tiny decoder, far from uniform."""
-    torch.manual_seed(seed)
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width, num_attention_heads=2)).eval()
-    torch.nn.init.normal_(policy.output.weight, std=2.0)
-    return policy
 
 
 def same(got: list[DecodeResult], expected: list[DecodeResult], hidden: bool = True) -> None:

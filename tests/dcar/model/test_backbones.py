@@ -18,7 +18,7 @@ from tiny_backbones import (
     write_llasa,
 )
 from tiny_data import write_prepared
-from tiny_decoders import tiny_decoder
+from tiny_decoders import policy_of, tiny_decoder
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
 from dcar.errors import AssetError, CheckpointError, ConfigError, DataError, TextError
@@ -31,7 +31,6 @@ from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.prepare.retokenize import RetokenizeConfig, retokenize
 from dcar.prompts.items import make_prompts
 from dcar.sampling import SamplingConfig
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 SAMPLING = SamplingConfig(max_tokens=25, min_tokens=3)
 
@@ -69,8 +68,7 @@ def test_recorded_states_are_those_of_the_plain_model(kind, bos, cosyvoice):
 
 def test_batching_does_not_change_a_token():
     decoder, prompts = tiny_backbone(), tiny_prompts()
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2)).eval()
-    torch.nn.init.normal_(policy.output.weight, std=2.0)
+    policy = policy_of()
     for method in (lambda: FixedChunk(1), lambda: FixedChunk(3), lambda: PolicyChunk(policy, "sample")):
         together = decode(decoder, prompts, ChunkMethod(method()), SAMPLING, seed=1)
         alone = decode(decoder, prompts[::-1], ChunkMethod(method()), SAMPLING, seed=1, batch_size=1)[::-1]

@@ -11,7 +11,7 @@ import pytest
 import soundfile as sf
 import torch
 from tiny_data import CODES, tiny_tokenizer, tiny_vocoder
-from tiny_decoders import tiny_decoder
+from tiny_decoders import policy_of, tiny_decoder
 from tones import chirp
 
 import dcar
@@ -60,10 +60,7 @@ def models(tmp_path_factory) -> Path:
     decoder = tiny_decoder(text_vocab_size=64, tokenizer=identity)
     decoder.save_pretrained(folder / "decoder")
     tiny_decoder(heads=1, seed=1, text_vocab_size=64, tokenizer=identity).save_pretrained(folder / "far")
-    torch.manual_seed(0)
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2, base_checksum=decoder.checksum()))
-    torch.nn.init.normal_(policy.output.weight, std=2.0)
-    policy.save_pretrained(folder / "policy")
+    policy_of(base=decoder.checksum()).save_pretrained(folder / "policy")
     tiny_vocoder().save_pretrained(folder / "vocoder")
     sf.write(folder / "voice.wav", chirp(1.6, 3), RATE)
     return folder

@@ -68,18 +68,15 @@ class ScaledAdam(Optimizer):
         flat.mul_(clip).masked_fill_(~fine, 0.0)  # filled, since 0 * inf is not 0
         gradients = _unflatten_dense_tensors(flat, parameters)
 
-        # The gradient of a tensor's scale is sum(parameter * gradient); it has Adam moments of its own. A signed sum is
-        # twice that of the positive parts less that of the magnitudes, and norms of whole lists are single operations.
-        products = torch._foreach_mul(parameters, gradients)
-        positive = torch._foreach_norm(torch._foreach_clamp_min(products, 0.0), 1)
-        scale_gradients = torch._foreach_sub(torch._foreach_mul(positive, 2.0), torch._foreach_norm(products, 1))
-        values = [*gradients, *scale_gradients]
+        # the gradient of the tensor's scale is sum(parameter * gradient); it has Adam moments of its own
+        values = [*gradients, *sums(list(torch._foreach_mul(parameters, gradients)))]
         moments, squares = ([s[name] for name in names for s in states] for names in (
             ("moment", "scale_moment"), ("square", "scale_square")))
         beta1, beta2 = group["betas"]
-        for beta, averages, new in ((beta1, moments, values), (beta2, squares, torch._foreach_mul(values, values))):
-            torch._foreach_mul_(averages, torch.where(fine, beta, 1.0))  # a skipped step lets nothing decay
-            torch._foreach_add_(averages, new, alpha=1 - beta)
+        torch._foreach_mul_(moments, torch.where(fine, beta1, 1.0))  # a skipped step lets nothing decay
+        torch._foreach_add_(moments, values, alpha=1 - beta1)
+        torch._foreach_mul_(squares, torch.where(fine, beta2, 1.0))
+        torch._foreach_addcmul_(squares, values, values, value=1 - beta2)
         updates = [s["updates"] for s in states]
         torch._foreach_add_(updates, [torch.where(fine, 1.0, 0.0)] * n)
 
@@ -93,14 +90,14 @@ class ScaledAdam(Optimizer):
         rate[scaled:].fill_(scalar_lr)
         growth[scaled:].fill_(1.0)
         denominators = torch._foreach_sqrt(squares[:n])
-        torch._foreach_add_(denominators, spread(parameters, eps))
-        changes = torch._foreach_div(moments[:n], denominators)
-        torch._foreach_mul_(changes, spread(parameters, torch.where(fine, rate * front, 0.0)))
-        torch._foreach_mul_(parameters, spread(parameters, torch.where(fine, growth, 1.0)))
-        torch._foreach_sub_(parameters, changes)
+        torch._foreach_add_(denominators, paired(parameters, eps))
+        # infinite in a skipped step
+        torch._foreach_div_(denominators, paired(parameters, torch.where(fine, rate * front, 0.0)))
+        torch._foreach_mul_(parameters, paired(parameters, torch.where(fine, growth, 1.0)))
+        torch._foreach_addcdiv_(parameters, moments[:n], denominators, value=-1)
         within = (group["max_rms"] / rms_of(parameters)).clamp(max=1.0)
         within[scaled:].fill_(1.0)
-        torch._foreach_mul_(parameters, spread(parameters, torch.where(fine, within, 1.0)))
+        torch._foreach_mul_(parameters, paired(parameters, torch.where(fine, within, 1.0)))
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         state = self.state[parameter]
@@ -135,11 +132,29 @@ def rms_of(tensors: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_div(torch._foreach_norm(tensors), [math.sqrt(t.numel()) for t in tensors]))
 
 
+def paired(tensors: list[Tensor], values: Tensor) -> list[Tensor]:
+    """The numbers in values [N], which are on the device, for a `torch._foreach_*` operation with N tensors."""
+    return spread(tensors, values) if values.is_cuda else list(values)
+
+
 def spread(tensors: list[Tensor], values: Tensor) -> list[Tensor]:
-    """Tensors of the shapes of N tensors, filled with values [N]. `torch._foreach_*` would launch a kernel for every
-    pair of a tensor and a number on the device; this is one copy."""
+    """Tensors of the shapes of N tensors, filled with values [N]: one copy, where a GPU would launch a kernel for every
+    pair of a tensor and a number."""
     flat = torch.cat([value.expand(t.numel()) for value, t in zip(values, tensors, strict=True)])
     return list(_unflatten_dense_tensors(flat, tensors))
+
+
+def sums(tensors: list[Tensor]) -> list[Tensor]:
+    """The sum of each tensor."""
+    return signed_norms(tensors) if tensors[0].is_cuda else [t.sum() for t in tensors]
+
+
+def signed_norms(tensors: list[Tensor]) -> list[Tensor]:
+    """The sum of each tensor as twice the norm of its positive part less its norm, for which a GPU needs few kernels
+    for a whole list; in float64, since the two may be far larger than their difference."""
+    positive = torch._foreach_norm(torch._foreach_clamp_min(tensors, 0.0), 1, dtype=torch.float64)
+    whole = torch._foreach_norm(tensors, 1, dtype=torch.float64)
+    return list((2 * torch.stack(positive) - torch.stack(whole)).to(tensors[0].dtype))
 
 
 def eden_factor(batch: int, epoch: float, warmup_batches: int = 200) -> float:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dcar import optim
 from dcar.optim import ScaledAdam, adamw, cosine, eden, eden_factor
 
 
@@ -100,11 +101,21 @@ class Reference:
         p.mul_((self.max_rms / p.square().mean().sqrt()).clamp(max=1.0))
 
 
-def test_scaled_adam_is_equal_to_a_slow_reference():
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """The operations that a GPU is given, computed on the CPU."""
+    monkeypatch.setattr(optim, "paired", optim.spread)
+    monkeypatch.setattr(optim, "sums", optim.signed_norms)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_scaled_adam_is_equal_to_a_slow_reference(device, request):
     """With outliers that are clipped, a step that is not finite, a tensor without gradient in some steps, single
     elements, and tensors at both bounds of the RMS."""
+    if device == "gpu":
+        request.getfixturevalue("as_on_a_gpu")
     torch.manual_seed(0)
-    shapes, sizes = [(64, 16), (16,), (), (1, 1), (3, 4, 5), (8, 8), (8,)], [0.1, 1.0, 2.0, 0.1, 0.5, 2.99, 1e-7]
+    shapes, sizes = [(640, 160), (16,), (), (1, 1), (3, 4, 5), (8, 8), (8,)], [0.1, 1.0, 2.0, 0.1, 0.5, 2.99, 1e-7]
     ours, theirs = ([torch.nn.Parameter(v.clone()) for v in values] for values in [
         [torch.randn(shape) * size for shape, size in zip(shapes, sizes, strict=True)]] * 2)
     settings = dict(lr=0.03, clipping_update_period=12)
@@ -152,7 +163,7 @@ class Counted(TorchDispatchMode):
     pair tensors of different shapes, which launch one a pair."""
 
     VIEWS = ("view", "expand", "slice", "select", "unbind", "detach", "alias", "split")
-    READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_to_copy")
+    READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal")
 
     def __init__(self):
         super().__init__()
@@ -163,11 +174,12 @@ class Counted(TorchDispatchMode):
         lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], torch.Tensor)]
         mixed = "_foreach" in name and any(
             x.shape != y.shape for others in lists[1:] for x, y in zip(lists[0], others, strict=True))
-        self.reads += name in self.READS
+        self.reads += name in self.READS or name == "_to_copy" and "device" in (kwargs or {})
         self.kernels += 0 if any(v in name for v in self.VIEWS) else len(lists[0]) if mixed else 1
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_step_of_scaled_adam_is_a_few_kernels_without_reads_by_the_host():
     torch.manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in [(8, 8), (16, 8), (8,), (1,)] * 38]

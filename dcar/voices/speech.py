@@ -64,7 +64,7 @@ def speech_frames(wave: np.ndarray, sample_rate: int) -> np.ndarray:
 
 def without_silence(wave: np.ndarray, sample_rate: int) -> np.ndarray:
     """Return a recording [samples] without what is further than EDGE_SECONDS from speech. Ordinary recordings and those
-    without voiced speech, stay as they are."""
+    without voiced speech stay as they are."""
     kept = _widened(speech_frames(wave, sample_rate), int(EDGE_SECONDS * FRAME_RATE))
     if kept.all() or not kept.any():
         return wave

@@ -242,19 +242,21 @@ class ResilientTrainer(Trainer):
         steps = self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
         before = (read_manifest(checkpoint) or {}).get("run") or {}
         self.jsonl.changed = changed_settings(checkpoint, before, self.origin, step, steps)
-        self.origin["resumed"] = before.get("resumed", []) + (
+        resumed = before.get("resumed", []) + (
             [{"step": step, "changed": self.jsonl.changed}] if self.jsonl.changed else [])
+        if resumed:  # else a resumed run leaves the files of one that was never interrupted
+            self.origin["resumed"] = resumed
         return step == steps
 
     def use_settings(self) -> None:
         """Put rate, schedule and rhythm of this run in the places of those that a checkpoint brought along."""
         self.state.compute_steps(self.args, self.state.max_steps)
+        if not self.jsonl.changed:
+            return
         schedule = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
         if not isinstance(schedule, LambdaLR):  # its rate depends on what it has seen
-            if self.jsonl.changed:
-                raise CheckpointError(f"{', '.join(self.jsonl.changed)} changed, and a run with the schedule "
-                                      f"{type(schedule).__name__} is resumed with the same settings only")
-            return
+            raise CheckpointError(f"{', '.join(self.jsonl.changed)} changed, and a run with the schedule "
+                                  f"{type(schedule).__name__} is resumed with the same settings only")
         for group, given in zip(self.optimizer.param_groups, self._groups, strict=True):  # type: ignore[union-attr]
             group.update(given)
         schedule.base_lrs = [given["initial_lr"] for given in self._groups]

@@ -116,9 +116,9 @@ class BucketedTrainer(ResilientTrainer):
     def prepare_data(self) -> None:
         """What is computed once before the first step."""
 
-    def train_from(self, last: Path | None) -> None:
-        """Train, from the checkpoint `last` on where there is one; a run that finished there only loads it."""
-        if last and self.check_resume(last):  # Trainer would add a step
+    def train_from(self, last: Path | None, done: bool) -> None:
+        """Train, from the checkpoint `last` on where there is one; a run that is `done` there only loads it."""
+        if last and done:  # Trainer would add a step
             self.finish_from(last)
             self.model.load_state_dict(self.kind.from_pretrained(last).state_dict())
             self.model.to(self.args.device)
@@ -137,8 +137,7 @@ class BucketedTrainer(ResilientTrainer):
         """
         out, config = self.out, dataclasses.asdict(self.config)
         self.origin = provenance(settings=settings_stamp(given), seed=self.config.seed, **origin)
-        if last:
-            self.check_resume(last)  # before anything is written
+        done = self.check_resume(last) if last else False  # before anything is written
         if self.is_world_process_zero():
             with writing(out):
                 save_config(given, out / "config.yaml")
@@ -146,7 +145,7 @@ class BucketedTrainer(ResilientTrainer):
             logger.info("%.2f M parameters, %.2f M of them trained, %d training utterances, %d processes",
                         sum(n for n, _ in sizes) / 1e6, sum(n for n, trained in sizes if trained) / 1e6,
                         len(self.train_dataset), self.args.world_size)
-        self.train_from(last)
+        self.train_from(last, done)
         with self.doing("evaluating and exporting the trained model"), writing(out):
             metrics, step = self.final_metrics()
             self.check_weights()

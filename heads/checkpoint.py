@@ -13,6 +13,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -210,3 +211,9 @@ class Checkpoint(nn.Module):
 
     def restore_buffers(self) -> None:
         """Recompute non-persistent buffers after loading; models that have such buffers override it."""
+
+
+def weights_signature(module: nn.Module) -> Hashable:
+    """Return the addresses and version counters of a module's weights. They change when a weight is replaced, moved or
+    trained (but not when it is written through `.data`)."""
+    return tuple((p.data_ptr(), p._version) for p in module.parameters())

@@ -1,7 +1,8 @@
 """The chunk policy of DCAR: how many of the heads' tokens to keep.
 
 `forward(hidden, candidates=…)` gives the log-probs of the ends of the next chunk, for every position at once, as
-training needs them. `PolicyReader` and `log_probs` give the same step by step, while utterances are decoded.
+training needs them. `dcar.decoding.policy.PolicyReader` and `log_probs` give the same step by step, while utterances are
+decoded.
 `save_pretrained` and `from_pretrained` write and read a policy.
 
 The paper's policy (§4.2 and App. C.2, `reads` "hidden") is one causal Transformer layer over the hidden states of the
@@ -23,7 +24,7 @@ from dcar.errors import CheckpointError
 from heads.candidates import FEATURES, EndScores, joint_log_probs, with_dial
 from heads.checkpoint import Checkpoint, CheckpointConfig, check_trained_for
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, scored_features
-from heads.layers import KVCache, RotaryTable, TransformerLayer, last_of
+from heads.layers import RotaryTable, TransformerLayer
 
 READS = ("hidden", "candidates")
 NEVER = -1e9
@@ -170,39 +171,10 @@ class ChunkPolicy(Checkpoint):
         return scores.masked_fill(self.unused, NEVER) if self.config.sizes else scores
 
     def log_probs(self, action_logits: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
-        """Log-probs of the next size [B, K], float32, from the action logits of a `PolicyReader`; with candidates
+        """Log-probs of the next size [B, K], float32, from the action logits of its layer; with candidates
         [B, N, n, F] of N chunks drawn side by side, of candidate and size together [B, N K] (`joint_log_probs`).
         `dial`: see `with_dial`."""
         return log_probs_of_scores(with_dial(self.score(action_logits, candidates).float(), dial), candidates)
-
-    def new_cache(self, batch: int, capacity: int, *, device=None, dtype=torch.float32) -> KVCache | None:
-        """Room for the hidden states of `capacity` positions; None where it reads none."""
-        if self.layer is None:
-            return None
-        heads = self.config.num_attention_heads
-        return KVCache(1, batch, heads, capacity, self.rotary.head_dim, device=device, dtype=dtype)
-
-    @torch.no_grad()
-    def extend(self, cache: KVCache, hidden: Tensor, counts: Tensor) -> Tensor:
-        """Read the next counts[b] hidden states of each row, hidden [B, m, D] -> action logits [B, m, K].
-
-        `forward` with a KV cache: the same logits, position by position.
-        """
-        assert self.layer is not None
-        new = hidden.shape[1]
-        x = self.input(self.input_norm(hidden))
-        if cache.single:
-            rotary = self.rotary.span(int(cache.lengths), new, x.device)
-        else:
-            rotary = self.rotary(cache.lengths[:, None] + torch.arange(new, device=x.device))
-        x = self.layer(x, rotary, cache.mask(new), cache)
-        cache.advance(counts, new)
-        return self.output(self.output_norm(x))
-
-    def reader(self, hidden: Tensor, capacity: int) -> PolicyReader:
-        """This policy, read step by step for the batch whose hidden states [B, …] are given, of at most `capacity`
-        positions a row."""
-        return PolicyReader(self, hidden, capacity)
 
     def restore_buffers(self) -> None:
         """Which sizes [K] are never chosen."""
@@ -218,22 +190,3 @@ def log_probs_of_scores(scores: Tensor, candidates: Tensor | None) -> Tensor:
     """Log-probs, float32, of sizes, scores [..., K] -> [..., K], or of candidate and size together where candidates
     [..., N, n, F] were seen, scores [..., N, K] -> [..., N K]."""
     return scores.float().log_softmax(-1) if candidates is None else joint_log_probs(scores, candidates)
-
-
-class PolicyReader:
-    """A policy and its KV cache while a batch of utterances is decoded."""
-
-    def __init__(self, policy: ChunkPolicy, hidden: Tensor, capacity: int):
-        """hidden [B, …]: whose rows, device and dtype are used; capacity: most positions of a row, padding included."""
-        self.policy = policy
-        self.cache = policy.new_cache(len(hidden), capacity, device=hidden.device, dtype=hidden.dtype)
-
-    def read(self, hidden: Tensor, counts: Tensor) -> Tensor | None:
-        """hidden [B, m, D], of which counts [B] are new -> action logits [B, K] of the last one; None for a policy that
-        reads no hidden states."""
-        return None if self.cache is None else last_of(self.policy.extend(self.cache, hidden, counts), counts)
-
-    def select(self, rows: Tensor) -> None:
-        """Keep only these rows."""
-        if self.cache is not None:
-            self.cache = self.cache.select(rows)

@@ -152,7 +152,7 @@ class Teacher:
         if 0 < config.limit < len(self.rows):
             drawn = np.random.default_rng(config.seed).permutation(len(self.rows))[: config.limit]
             self.rows = self.rows.select(np.sort(drawn))
-        models = load_models(config.decoder, config.far_decoder, config.policies, device, fast=True)
+        models = load_models(config.decoder, config.far_decoder, config.policies, device)
         check_together(models.decoder, prepared_info(config.data), config.data)
         self.bos = models.decoder.config.bos
         self.chooser = PromptChooser(self.rows, config.prompt_tokens)

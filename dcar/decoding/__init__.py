@@ -1,4 +1,4 @@
-"""The one decoding loop, and the chunk-wise methods that need no verification."""
+"""Decoding: one step for every method, and the chunk-wise methods that need no verification."""
 
 from dcar.decoding.chunks import (
     BestOfChunk,
@@ -11,10 +11,13 @@ from dcar.decoding.chunks import (
     RandomChunk,
     ShuffledChunk,
 )
-from dcar.decoding.loop import Draft, Kept, Method, Session, decode
+from dcar.decoding.engine import Engine, Progress, decode
 from dcar.decoding.records import DecodeResult, Prompt
+from dcar.decoding.state import BatchState
+from dcar.decoding.step import Draft, Kept, Method
 
 __all__ = [
-    "BestOfChunk", "Choice", "ChunkMethod", "ChunkRule", "DecodeResult", "Draft", "EndOnConfident", "FixedChunk",
-    "Kept", "Method", "PolicyChunk", "Prompt", "RandomChunk", "Session", "ShuffledChunk", "decode",
+    "BatchState", "BestOfChunk", "Choice", "ChunkMethod", "ChunkRule", "DecodeResult", "Draft", "EndOnConfident",
+    "Engine", "FixedChunk", "Kept", "Method", "PolicyChunk", "Progress", "Prompt", "RandomChunk", "ShuffledChunk",
+    "decode",
 ]

@@ -15,21 +15,21 @@ distribution.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dcar.decoding.fast.policy import FastPolicyReader, FusedDecision
-from dcar.decoding.loop import Draft, Kept, Session, decode
-from dcar.decoding.records import batch_of
+from dcar.decoding.engine import decode
+from dcar.decoding.state import BatchState
+from dcar.decoding.step import Admitted, Kept, Method, record
 from dcar.errors import ConfigError
-from dcar.model.base import Decoder, pad
-from dcar.sampling import sample
-from heads.candidates import candidate_features, resampling_log_weights, select_draw
+from dcar.model.base import pad
+from dcar.sampling import sample, shifted
+from heads.candidates import FEATURES, candidate_features, resampling_log_weights, select_draw
 from heads.chunk_scorer import ChunkScorer, scored_features
+from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
 
@@ -45,99 +45,131 @@ class ChunkRule:
     """Decides how many of the heads' next tokens are kept: the schedule of a `ChunkMethod`. Override `choose`.
 
     `candidates`: tokens that are drawn before it decides; 0 = it decides first, and only the kept ones are drawn.
-    `num_candidates`: N, chunks drawn side by side.
+    `num_candidates`: N, chunks drawn side by side. `streams`: the random numbers that `choose` looks up besides those of
+    the tokens ("chunk" is free for a rule of your own). A rule holds settings only; what it keeps for each row is in
+    `BatchState.own`.
     """
 
     name = "rule"
     candidates = 0
     num_candidates = 1
+    streams: Sequence[str] = ()
+    has_log_probs = False
+    features = len(FEATURES)
+    """Numbers that it sees of each candidate (`candidate_features`)."""
 
-    def begin(self, session: Session) -> None:
-        """Called once before decoding. ConfigError where the decoder has fewer heads than `candidates`."""
+    def largest(self, heads: int) -> int:
+        """The longest chunk that it may choose, of a decoder with so many heads. ConfigError if it has too few."""
         if self.candidates:
-            check_size(self.candidates, session.model)
+            check_size(self.candidates, heads)
+        return self.candidates or heads
 
-    def candidate_features(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
+    def start(self, state: BatchState) -> None:
+        """See `Method.start`."""
+
+    def refresh(self, state: BatchState) -> None:
+        """See `Method.refresh`."""
+
+    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
+        """See `Method.admit`."""
+
+    def observe(self, state: BatchState, hidden: Tensor, real: Tensor | None) -> None:
+        """See `Method.observe`."""
+
+    def draw_and_choose(self, state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor, Choice]:
+        """Draw N chunks side by side from logits [B, n, V + 1] and choose: chunks [B, N, n], their features [B, N, n, F],
+        and the choice."""
+        chunks = draw_chunks(state, logits, self.num_candidates)
+        candidates = self.candidate_features(state, logits, chunks)
+        return chunks, candidates, self.choose(state, candidates)
+
+    def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
         """The features [B, N, n, F] that `choose` gets of chunks [B, N, n] drawn from logits [B, n, V + 1]."""
         return candidate_features(logits, tokens)
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
-        """Sizes [B] in 1..K of the next chunk of every row.
+    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
+        """Choose the sizes [B] in 1..K of the next chunk of every row, by tensor operations alone.
 
         candidates [B, N, n, 3]: of each drawn token its log-probability, that of the likeliest token, and the entropy
-        in nats, all at temperature 1; None where it decides first. session.last_hidden [B, D]: the decoder's state.
+        in nats, all at temperature 1; None where it decides first. state.last_hidden [B, D]: the decoder's state.
         """
         raise NotImplementedError
 
-    def select(self, rows: Tensor) -> None:
-        """Keep only these rows of the rule's state; others have finished."""
 
-
-class ChunkMethod:
+class ChunkMethod(Method):
     """Emit the tokens of heads 1..a for the size a that the schedule gives; heads sample independently given h."""
 
     def __init__(self, schedule: ChunkRule):
         self.schedule = schedule
         self.name = schedule.name
+        self.streams = ("token", *schedule.streams)
+        self.logged = ("actions", *(["log_probs"] if schedule.has_log_probs else []),
+                       *(["chosen"] if schedule.num_candidates > 1 else []))
 
-    def begin(self, session: Session) -> None:
-        self.schedule.begin(session)
+    def width(self, heads: int) -> int:
+        return self.schedule.largest(heads)
 
-    def propose(self, session: Session) -> Draft | None:
-        return None
+    def start(self, state: BatchState) -> None:
+        self.schedule.start(state)
+        if state.hidden is not None and self.schedule.candidates:
+            state.candidates = torch.zeros(
+                *state.log.shape[:2], self.schedule.num_candidates, self.schedule.candidates, self.schedule.features,
+                device=state.log.device)
 
-    def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
-        if self.schedule.candidates:
-            return self._keep_after_draw(session, hidden, counts)
-        sizes, log_probs, _ = self.schedule.choose(session, hidden, counts, None)
-        widest = int(sizes.max())  # only the heads that are kept are evaluated
-        tokens = draw_chunks(session, session.model.heads(session.last_hidden, widest), 1)[:, 0]
-        return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
+    def refresh(self, state: BatchState) -> None:
+        self.schedule.refresh(state)
 
-    def _keep_after_draw(self, session: Session, hidden: Tensor, counts: Tensor) -> Kept:
+    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
+        self.schedule.admit(state, rows, admitted)
+
+    def observe(self, state: BatchState, hidden: Tensor, real: Tensor | None) -> None:
+        self.schedule.observe(state, hidden, real)
+
+    def keep(self, state: BatchState) -> Kept:
         schedule = self.schedule
-        logits = session.model.heads(session.last_hidden, schedule.candidates)
-        if type(schedule) is PolicyChunk and (kept := schedule.fused_choice(session, logits)) is not None:
-            return kept
-        chunks = draw_chunks(session, logits, schedule.num_candidates)
-        candidates = schedule.candidate_features(session, logits, chunks)
-        sizes, log_probs, draw = schedule.choose(session, hidden, counts, candidates)
-        tokens = select_draw(chunks, draw)[:, : int(sizes.max())]
-        return Kept(tokens, sizes, actions=sizes, chosen=draw, log_probs=log_probs, candidates=candidates)
+        if not schedule.candidates:
+            sizes, log_probs, _ = schedule.choose(state, None)
+            widest = state.most(sizes, state.width)  # heads that are not kept need not be evaluated
+            tokens = draw_chunks(state, state.heads(state.last_hidden, widest), 1)[:, 0]
+            return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
+        logits = state.heads(state.last_hidden, schedule.candidates)
+        chunks, candidates, (sizes, log_probs, draw) = schedule.draw_and_choose(state, logits)
+        if state.candidates is not None:  # a finished row writes after its last decision
+            record(state.candidates, state.passes, candidates[:, None])
+        tokens = select_draw(chunks, draw)[:, : state.most(sizes, schedule.candidates)]
+        return Kept(tokens, sizes, actions=sizes, chosen=draw, log_probs=log_probs)
 
-    def select(self, rows: Tensor) -> None:
-        self.schedule.select(rows)
 
 
-def draw_chunk(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also returns their distributions [B, k, V +
+def draw_chunk(state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also return their distributions [B, k, V +
     1]."""
-    position = session.next_positions(logits.shape[1])
-    u = session.uniform("token", position)
-    if session.sampling.repetition_window:
-        return _without_repetition(session, logits, position, u)
-    probs = session.probs(logits, position)
+    position = state.next_positions(logits.shape[1])
+    u = state.uniform("token", position)
+    if state.sampling.repetition_window:
+        return _without_repetition(state, logits, position, u)
+    probs = state.probs(logits, position)
     return sample(probs, u), probs
 
 
-def draw_chunks(session: Session, logits: Tensor, num_candidates: int) -> Tensor:
-    """Several chunks [B, N, k] from the same logits [B, k, V + 1]. The first is that of `draw_chunk`; the others use
+def draw_chunks(state: BatchState, logits: Tensor, num_candidates: int) -> Tensor:
+    """Draw several chunks [B, N, k] from the same logits [B, k, V + 1]. The first is that of `draw_chunk`; the others use
     random numbers `shifted` from its own, so the marginal distribution of each is the heads', too."""
-    if not session.sampling.repetition_window:
-        return session.draw(logits, num_candidates).mT
-    k = logits.shape[1]
-    position, u = session.next_positions(k), session.next_numbers(k, num_candidates)
-    return torch.stack([_without_repetition(session, logits, position, one)[0] for one in u.unbind(-1)], 1)
+    if not state.sampling.repetition_window:
+        return state.draw(logits, num_candidates).mT
+    position = state.next_positions(logits.shape[1])
+    u = shifted(state.uniform("token", position), num_candidates)
+    return torch.stack([_without_repetition(state, logits, position, one)[0] for one in u.unbind(-1)], 1)
 
 
-def _without_repetition(session: Session, logits: Tensor, position: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def _without_repetition(state: BatchState, logits: Tensor, position: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens and distributions at random numbers u [B, k] in repetition-aware sampling, where the distribution of a
     token depends on those before it in the chunk."""
     tokens, probs = position[:, :0], []
     for j in range(logits.shape[1]):
-        history = session.histories(tokens)
+        history = state.histories(tokens)
         assert history is not None
-        probs.append(session.probs(logits[:, j], position[:, j], history[:, -1]))
+        probs.append(state.probs(logits[:, j], position[:, j], history[:, -1]))
         tokens = torch.cat((tokens, sample(probs[-1], u[:, j])[:, None]), dim=1)
     return tokens, torch.stack(probs, dim=1)
 
@@ -149,35 +181,46 @@ class FixedChunk(ChunkRule):
         self.size = size
         self.name = name or f"car-{size}"
 
-    def begin(self, session: Session) -> None:
-        check_size(self.size, session.model)
+    def largest(self, heads: int) -> int:
+        check_size(self.size, heads)
+        return self.size
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
-        return Choice(torch.full_like(session.rows, self.size))
+    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
+        return Choice(state.own["size"])
+
+    def start(self, state: BatchState) -> None:
+        state.own["size"] = torch.full_like(state.generated, self.size)
 
 
 class _ListedSizes(ChunkRule):
     """A rule that chooses among the sizes of a list."""
 
     def __init__(self, sizes: Sequence[int], name: str):
+        if not sizes:
+            raise ConfigError("a schedule by rule needs the sizes that it chooses among")
         self.sizes, self.name = tuple(sizes), name
 
-    def begin(self, session: Session) -> None:
+    def largest(self, heads: int) -> int:
         for size in self.sizes:
-            check_size(size, session.model)
-        self._table = torch.tensor(self.sizes, device=session.rows.device)
+            check_size(size, heads)
+        return max(self.sizes)
+
+    def start(self, state: BatchState) -> None:
+        state.shared["sizes"] = torch.tensor(self.sizes, device=state.generated.device)
 
 
 class RandomChunk(_ListedSizes):
     """A size drawn uniformly from a list at every step: what a policy must beat. A size that is listed twice is drawn
     twice as often, so that the shares can be those of a policy."""
 
+    streams = ("chunk",)
+
     def __init__(self, sizes: Sequence[int], name: str | None = None):
         super().__init__(sizes, name or f"random-{'-'.join(map(str, sizes))}")
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
-        u = session.uniform("chunk", session.generated)
-        return Choice(self._table[(u * len(self.sizes)).long()])
+    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
+        u = state.uniform("chunk", state.generated)
+        return Choice(state.shared["sizes"][(u * len(self.sizes)).long()])
 
 
 class EndOnConfident(_ListedSizes):
@@ -185,14 +228,13 @@ class EndOnConfident(_ListedSizes):
     paper's; what a policy after the draw must beat."""
 
     def __init__(self, sizes: Sequence[int], name: str | None = None):
-        if not sizes:
-            raise ConfigError("a schedule by rule needs the sizes that it chooses among")
         super().__init__(sorted(set(sizes)), name or f"end-on-confident-{'-'.join(map(str, sizes))}")
         self.candidates = max(sizes)
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
+    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
         assert candidates is not None
-        return Choice(self._table[candidates[:, 0, self._table - 1, 0].argmax(-1)])
+        sizes = state.shared["sizes"]
+        return Choice(sizes[candidates[:, 0, sizes - 1, 0].argmax(-1)])
 
 
 class BestOfChunk(ChunkRule):
@@ -204,18 +246,21 @@ class BestOfChunk(ChunkRule):
         if num_candidates < 2:
             raise ConfigError(f"{self.name}: the best of {num_candidates} candidates is no choice; give at least 2")
         self.candidates, self.num_candidates, self.chunk_scorer = size, num_candidates, chunk_scorer
+        self.features = len(FEATURES) + 1
 
-    def begin(self, session: Session) -> None:
-        super().begin(session)
+    def largest(self, heads: int) -> int:
         if self.chunk_scorer.config.num_heads < self.candidates:
             raise ConfigError(f"{self.name}: this chunk scorer reads chunks of at most "
                               f"{self.chunk_scorer.config.num_heads} tokens")
-        self._log_ratios = session.model.log_ratios(self.chunk_scorer)
+        return super().largest(heads)
 
-    def candidate_features(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
-        return scored_features(self._log_ratios, session.last_hidden, logits, tokens)
+    def refresh(self, state: BatchState) -> None:
+        state.shared["chunk_scorer"] = state.reader.chunk_scorer(self.chunk_scorer)
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
+    def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
+        return scored_features(state.shared["chunk_scorer"], state.last_hidden, logits, tokens)
+
+    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
         assert candidates is not None
         draw = resampling_log_weights(candidates)[..., -1].argmax(1)
         return Choice(torch.full_like(draw, self.candidates), None, draw)
@@ -231,6 +276,8 @@ class PolicyChunk(ChunkRule):
     policy that holds a chunk scorer; candidate and size are chosen together (`heads.candidates.joint_log_probs`).
     """
 
+    has_log_probs = True
+
     def __init__(self, policy: ChunkPolicy, mode: Literal["greedy", "sample"] = "greedy", name: str | None = None,
                  forced: Mapping[str, Sequence[int]] | None = None, dial: float = 0.0, num_candidates: int = 1):
         if mode not in ("greedy", "sample"):
@@ -241,18 +288,37 @@ class PolicyChunk(ChunkRule):
         self.policy, self.mode, self.forced, self.dial, self.num_candidates = policy, mode, forced, dial, num_candidates
         self.candidates = policy.config.reach if policy.config.after_draw else 0
         self.name = name or ("dcar" if mode == "greedy" else "dcar-sampled")
+        self.features = policy.config.features
+        self.streams = () if mode == "greedy" else ("policy",)
 
-    def begin(self, session: Session) -> None:
-        check_policy(self.policy, session.model.config.num_prediction_heads)
-        hidden = session.last_hidden
-        self._reader = session.model.policy_reader(self.policy, hidden, session.cache.capacity)
-        self.next_sizes: Tensor | None = None  # [B] the size that a row must take next, 0 where the policy decides
+    def largest(self, heads: int) -> int:
+        check_policy(self.policy, heads)
+        for size in {size for sizes in (self.forced or {}).values() for size in sizes} - {0}:
+            check_size(size, heads)
+        return self.candidates or heads
+
+    def start(self, state: BatchState) -> None:
         if self.forced is not None:
-            rows = zip(session.prompts, session.members, strict=True)
-            table = [self.forced_size(prompt.utterance_id, member) for prompt, member in rows]
-            for size in set(table) - {0}:
-                check_size(size, session.model)
-            self.next_sizes = torch.tensor(table, device=hidden.device)
+            state.own["forced"] = torch.zeros_like(state.generated)
+        if self.policy.layer is not None:  # it has keys and values of its own, of what the decoder has read
+            state.caches["policy"] = self._new_cache(state.cache, state.rows, state.cache.capacity)
+            state.caches["policy"].lengths = state.cache.lengths
+            state.own["action_logits"] = state.states.new_zeros(state.rows, self.policy.config.num_actions)
+
+    def _new_cache(self, like: KVCache, rows: int, capacity: int) -> KVCache:
+        config = self.policy.config
+        heads = config.num_attention_heads
+        cache = KVCache(1, rows, heads, capacity, config.layer_width // heads, device=like.kv.device, dtype=like.kv.dtype)
+        cache.exact = like.exact
+        return cache
+
+    def refresh(self, state: BatchState) -> None:
+        if "policy" in state.shared:
+            state.shared["policy"].load(self.policy)
+        else:
+            state.shared["policy"] = state.reader.policy(self.policy)
+        if self.policy.layer is not None:
+            state.shared["policy"].cover(state.cache.capacity)
 
     def forced_size(self, utterance_id: str, member: int) -> int:
         """The forced size of a member of a group, 0 where the policy decides."""
@@ -263,47 +329,61 @@ class PolicyChunk(ChunkRule):
             raise ConfigError(f"{utterance_id}: {len(sizes)} forced sizes for a larger group; give one per member")
         return sizes[member]
 
-    def fused_choice(self, session: Session, logits: Tensor) -> Kept | None:
-        """Draw chunks from logits [B, n, V + 1] and choose among them in one call; None where there is no kernel."""
-        if not isinstance(self._reader, FastPolicyReader):
-            return None
-        started = time.perf_counter()
-        n = logits.shape[1]
-        fused = self._reader.policy.decide(session.last_hidden, logits, session.next_numbers(n, self.num_candidates),
-                                           session.sampling, session.next_forbidden(n), session.model.config.eos,
-                                           self.dial)
-        if fused is None:
-            return None
-        sizes, log_probs, chosen, tokens = fused_end(fused, *self._how(session))
-        session.policy_seconds += time.perf_counter() - started
-        return Kept(tokens, sizes, actions=sizes, chosen=chosen, log_probs=log_probs, candidates=fused.candidates)
+    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
+        if self.forced is not None:
+            members = zip(admitted.prompts, admitted.members, strict=True)
+            state.own["forced"][rows] = torch.tensor([self.forced_size(p.utterance_id, g) for p, g in members],
+                                                     device=rows.device)
+        if self.policy.layer is not None:
+            hidden, lengths = admitted.hidden, admitted.lengths
+            cache = self._new_cache(state.cache, *hidden.shape[:2])
+            logits = state.shared["policy"].read(cache, hidden, lengths, None)
+            cache.longest = hidden.shape[1]
+            state.caches["policy"].copy_rows(rows, cache, admitted.origins)
+            state.own["action_logits"][rows] = logits[admitted.origins]
 
-    def _how(self, session: Session) -> tuple[Tensor | None, Tensor | None, int]:
-        """How `choose_end` chooses now."""
-        u = None if self.mode == "greedy" else session.uniform("policy", session.generated)
-        return u, self.next_sizes, self.policy.config.num_actions
+    def observe(self, state: BatchState, hidden: Tensor, real: Tensor | None) -> None:
+        if self.policy.layer is not None:
+            started = state.clock()
+            state.own["action_logits"].copy_(
+                state.shared["policy"].read(state.bound(state.caches["policy"], 0), hidden, state.pending_counts, real))
+            state.policy_seconds += state.clock() - started
 
-    def candidate_features(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
-        started = time.perf_counter()
-        candidates = self._reader.policy.candidate_features(session.last_hidden, logits, tokens)
-        session.policy_seconds += time.perf_counter() - started
-        return candidates
+    def draw_and_choose(self, state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor, Choice]:
+        started = state.clock()
+        position = state.next_positions(logits.shape[1])
+        decision = None
+        if not state.sampling.repetition_window:
+            u = shifted(state.uniform("token", position), self.num_candidates)
+            decision = state.shared["policy"].decide(state.last_hidden, logits, u, state.sampling,
+                                                     state.forbidden(position), state.eos, self.dial)
+        if decision is None:
+            return super().draw_and_choose(state, logits)
+        if decision.likeliest is None or self.mode != "greedy" or "forced" in state.own:
+            sizes, log_probs, draw = choose_end(decision.log_probs, *self._how(state))
+        else:
+            sizes, log_probs, draw = decision.likeliest
+        state.policy_seconds += state.clock() - started
+        return decision.tokens, decision.candidates, Choice(sizes, log_probs, draw if self.num_candidates > 1 else None)
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
-        started = time.perf_counter()
-        log_probs = self._reader.policy.log_probs(self._reader.read(hidden, counts), candidates, self.dial)
-        sizes, taken, draw = choose_end(log_probs, *self._how(session))
-        session.note(taken.isnan())  # one NaN score makes the whole distribution NaN
-        session.policy_seconds += time.perf_counter() - started
+    def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
+        return state.shared["policy"].candidate_features(state.last_hidden, logits, tokens)
+
+    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
+        started = state.clock()
+        log_probs = state.shared["policy"].log_probs(state.own.get("action_logits"), candidates, self.dial)
+        sizes, taken, draw = choose_end(log_probs, *self._how(state))
+        state.note(taken == taken)  # one NaN score makes the whole distribution NaN
+        state.policy_seconds += state.clock() - started
         return Choice(sizes, taken, draw)
 
-    def select(self, rows: Tensor) -> None:
-        self._reader.select(rows)
-        if self.next_sizes is not None:
-            self.next_sizes = self.next_sizes[rows]
+    def _how(self, state: BatchState) -> tuple[Tensor | None, Tensor | None, int]:
+        """How `choose_end` chooses now."""
+        u = None if self.mode == "greedy" else state.uniform("policy", state.generated)
+        return u, state.own.get("forced"), self.policy.config.num_actions
 
 
-class ShuffledChunk(ChunkRule):
+class ShuffledChunk(PolicyChunk):
     """The sizes that a policy chose, in random order: a control that keeps how often chunks are long, but not when.
 
     Every utterance is decoded with the policy, then again with the same sizes shuffled (starting over if it has become
@@ -312,35 +392,35 @@ class ShuffledChunk(ChunkRule):
     """
 
     def __init__(self, schedule: PolicyChunk, name: str | None = None):
+        super().__init__(schedule.policy, schedule.mode, name or f"{schedule.name}-shuffled", None, schedule.dial,
+                         schedule.num_candidates)
         self.schedule = schedule
-        self.candidates, self.num_candidates = schedule.candidates, schedule.num_candidates
-        self.name = name or f"{schedule.name}-shuffled"
+        self.streams = ("shuffle", *self.streams)
 
-    def begin(self, session: Session) -> None:
-        if any(session.members):
+    def start(self, state: BatchState) -> None:
+        super().start(state)
+        most = state.log.shape[1]
+        state.own["sizes"] = torch.zeros(state.rows, most, dtype=torch.long, device=state.log.device)
+        state.own["chunks"] = torch.ones_like(state.generated)
+        state.own["forced"] = torch.zeros_like(state.generated)
+
+    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
+        super().admit(state, rows, admitted)
+        if any(admitted.members):
             raise ConfigError(f"{self.name}: speaks every utterance once; groups are for policies")
-        results = decode(session.model, session.prompts, ChunkMethod(self.schedule), session.sampling,
-                        seed=session.seed, batch_size=len(session.prompts))
-        device = session.rows.device
-        # A FastDecoder with graphs holds one batch at a time, so this session's batch is prefilled again.
-        batch = batch_of(session.prompts, session.model.config, device)
-        session.cache, _ = session.model.prefill(*batch, session.cache.capacity)
-        sizes, self._counts = pad([result.actions for result in results], device)
-        place = torch.arange(sizes.shape[1], device=device).expand_as(sizes)
-        order = session.uniform("shuffle", place).masked_fill(place >= self._counts[:, None], 2.0)  # padding stays last
-        self._sizes = sizes.gather(1, order.argsort(-1))
-        self.schedule.begin(session)
+        results = decode(state.reader, admitted.prompts, ChunkMethod(self.schedule), state.sampling, seed=admitted.seed,
+                         batch_size=len(admitted.prompts))
+        sizes, counts = pad([result.actions for result in results], rows.device)
+        place = torch.arange(sizes.shape[1], device=rows.device).expand_as(sizes)
+        order = state.numbers["shuffle"][rows, : sizes.shape[1]]
+        order = order.masked_fill(place >= counts[:, None], 2.0)  # padding stays last
+        state.own["sizes"][rows, : sizes.shape[1]] = sizes.gather(1, order.argsort(-1))
+        state.own["chunks"][rows] = counts
 
-    def candidate_features(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
-        return self.schedule.candidate_features(session, logits, tokens)
-
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
-        step = session.passes[session.rows]
-        self.schedule.next_sizes = self._sizes[session.rows, step % self._counts[session.rows]]
-        return self.schedule.choose(session, hidden, counts, candidates)
-
-    def select(self, rows: Tensor) -> None:
-        self.schedule.select(rows)
+    def _how(self, state: BatchState) -> tuple[Tensor | None, Tensor | None, int]:
+        turn = (state.passes % state.own["chunks"])[:, None]
+        state.own["forced"].copy_(state.own["sizes"].gather(1, turn)[:, 0])
+        return super()._how(state)
 
 
 def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None,
@@ -361,16 +441,6 @@ def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None,
     return index % k + 1, log_probs.gather(-1, index[:, None])[:, 0], index // k if several else None
 
 
-def fused_end(fused: FusedDecision, u: Tensor | None, forced: Tensor | None,
-              k: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """`choose_end` of a fused decision, and the tokens [B, longest of the sizes] of the chosen candidates."""
-    if u is None and forced is None:  # it holds the likeliest end
-        draw = fused.chosen if fused.tokens.shape[1] > 1 else None
-        return fused.sizes, fused.best_log_probs, draw, fused.best_tokens
-    sizes, log_probs, draw = choose_end(fused.log_probs, u, forced, k)
-    return sizes, log_probs, draw, select_draw(fused.tokens, draw)[:, : int(sizes.max())]
-
-
 def check_policy(policy: ChunkPolicy, heads: int) -> None:
     """ConfigError for a policy that may ask for more tokens than a decoder's `heads` predict."""
     if policy.config.num_actions > heads:
@@ -387,8 +457,7 @@ def check_num_candidates(policy: ChunkPolicy, num_candidates: int) -> None:
                           "chunk_scorer=…")
 
 
-def check_size(size: int, model: Decoder) -> None:
-    """ConfigError for a chunk of more tokens than the decoder's heads predict."""
-    heads = model.config.num_prediction_heads
+def check_size(size: int, heads: int) -> None:
+    """ConfigError for a chunk of more tokens than a decoder's heads predict."""
     if not 1 <= size <= heads:
         raise ConfigError(f"chunk size {size} needs {size} heads, but this decoder predicts 1..{heads} tokens a step")

@@ -1,8 +1,7 @@
 """Trees of drafted tokens: several continuations of one token are read in a single pass (Medusa, Cai et al. 2024).
 
-The nodes follow the pending tokens like a longer draft, but each attends only to the past, the pending tokens, its
-ancestors and itself, and its position is its depth: siblings share a position. `KVCache.gather` then keeps
-the accepted path.
+The nodes follow the last emitted token like a longer draft, but each attends only to the past, that token, its ancestors
+and itself, and its position is its depth: siblings share a position. `KVCache.gather` then keeps the accepted path.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from torch import Tensor
 class DraftTree:
     """Shape of a tree of m drafted tokens, the same for all rows of a batch.
 
-    parents [m]: index of each node's parent, which must stand before it; -1 for a child of the last pending token.
-    depths [m]: 1 for those children. ancestors [m, m]: whether node j lies on the path to node i (itself included).
+    parents [m]: index of each node's parent, which must stand before it; -1 for a child of the root, the last emitted
+    token. depths [m]: 1 for those children. ancestors [m, m]: whether node j lies on the path to node i (itself included).
+    layout: attention mask [1, 1 + m, 1 + m] (row sees column) and positions [1 + m] of the root and the nodes.
     """
 
     def __init__(self, parents: Sequence[int], device: torch.device | str = "cpu"):
@@ -36,22 +36,14 @@ class DraftTree:
         self.depths = torch.tensor(depths, device=device)
         self.ancestors = ancestors.to(device)
 
+        # Column 0 of a pass is the root (the last emitted token), which every node sees; nodes stand at their depths.
+        mask = torch.ones(1 + len(parents), 1 + len(parents), dtype=torch.bool)
+        mask[0, 1:], mask[1:, 1:] = False, ancestors
+        self.layout = mask[None].to(device), torch.cat((torch.zeros(1, dtype=torch.long), torch.tensor(depths))).to(device)
+
     def __len__(self) -> int:
         return len(self.parents)
 
-    def layout(self, pending: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Attention mask and positions of pending[b] pending tokens and the nodes after them.
-
-        pending [B], width: columns of the pass. Returns a mask [B, width, width] (row sees column) and offsets
-        [B, width] from the position of the first column. Columns after the last node are padding: they see the pending
-        tokens and themselves.
-        """
-        column = torch.arange(width, device=pending.device)
-        node = column - pending[:, None]  # [B, width] index of the node; negative: a pending token
-        inside = (node >= 0) & (node < len(self))
-        index = node.clamp(0, len(self) - 1)
-        lineage = self.ancestors[index[:, :, None], index[:, None, :]] & inside[:, :, None] & inside[:, None, :]
-        causal = column[None, :] <= column[:, None]
-        mask = (causal & (node < 0)[:, None, :]) | lineage | torch.eye(width, dtype=torch.bool, device=column.device)
-        offsets = torch.where(inside, pending[:, None] + self.depths[index] - 1, column)
-        return mask, offsets
+    def to(self, device: torch.device) -> DraftTree:
+        """Return the tree with its tensors on a device."""
+        return self if self.depths.device == device else DraftTree(self.parents.tolist(), device)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,11 +26,7 @@ from dcar.errors import ConfigError
 from dcar.tokens.codebook import INPUT, OUTPUT, spread_out
 from heads.build import HEAD_KINDS, build_heads, check_kind
 from heads.checkpoint import Checkpoint, CheckpointConfig
-from heads.layers import KVCache, RotaryTable, TransformerLayer
-
-if TYPE_CHECKING:
-    from heads.chunk_scorer import ChunkScorer, LogRatios
-    from heads.policy import ChunkPolicy, PolicyReader
+from heads.layers import RotaryTable, TransformerLayer
 
 IGNORE = -100
 
@@ -115,7 +111,7 @@ def head_targets(speech: Tensor, lengths: Tensor, head: int, eos: int) -> Tensor
 
 
 class SpeechDecoder(Checkpoint):
-    """Base class of decoders: the loss of their heads, and the interface for chunk policies."""
+    """Base class of decoders: the loss of their heads."""
 
     config: Any
     heads: Any
@@ -162,14 +158,6 @@ class SpeechDecoder(Checkpoint):
         mean = torch.stack(losses) / count.clamp(min=1)
         loss = (torch.tensor(weights, device=mean.device) * mean).sum()
         return CAROutput(loss, mean.detach(), torch.stack(accuracies) / count.clamp(min=1), count)
-
-    def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
-        """A policy for the batch whose hidden states [B, …] are given, of at most `capacity` positions a row."""
-        return policy.reader(hidden, capacity)
-
-    def log_ratios(self, chunk_scorer: ChunkScorer) -> LogRatios:
-        """See `dcar.model.base.Decoder`: the module itself."""
-        return chunk_scorer
 
 
 class CARDecoder(SpeechDecoder):
@@ -235,19 +223,8 @@ class CARDecoder(SpeechDecoder):
     def speech_hidden(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
                       prompt_lengths: Tensor) -> Tensor:
         """Hidden states [B, S, D] of the speech positions of complete sequences, without a cache."""
-        return self._run(text_ids, text_lengths, speech_ids, self._origin(prompt_lengths))
-
-    @property
-    def inputs(self) -> tuple[nn.Module, ...]:
-        """The modules before the layers."""
-        return self.text_embedding, self.speech_embedding
-
-    def _origin(self, prompt_lengths: Tensor) -> Tensor:
         # With BOS the target's own positions start at 0 (BOS), so that the alignment does not depend on the prompt.
-        return prompt_lengths - 1 if self.config.bos else torch.zeros_like(prompt_lengths)
-
-    def _run(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, origin: Tensor,
-             cache: KVCache | None = None) -> Tensor:
+        origin = prompt_lengths - 1 if self.config.bos else torch.zeros_like(prompt_lengths)
         n, s = text_ids.shape[1], speech_ids.shape[1]
         device = text_ids.device
         text = torch.arange(n, device=device)
@@ -259,52 +236,12 @@ class CARDecoder(SpeechDecoder):
         past = (speech <= speech[:, None]).expand(len(text_ids), -1, -1)  # [B, S, S]
         mask = torch.cat((real_text, F.pad(past, (0, 0, n, 0))), dim=2)[:, None]  # [B, 1, N + S, N + S]
         x = torch.cat((self.text_embedding(text_ids), self.speech_embedding(speech_ids)), dim=1)
-        recompute = self.gradient_checkpointing and self.training and cache is None
-        for i, layer in enumerate(self.layers):
-            x = (checkpoint(layer, x, rotary, mask, use_reentrant=False) if recompute
-                 else layer(x, rotary, mask, cache, i))
+        recompute = self.gradient_checkpointing and self.training
+        for layer in self.layers:
+            x = checkpoint(layer, x, rotary, mask, use_reentrant=False) if recompute else layer(x, rotary, mask)
         return self.norm(x[:, n:])
 
-    # --- decoding -----------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
-                capacity: int) -> tuple[KVCache, Tensor]:
-        """Read text [B, N] and speech prompt [B, P]; returns the cache (room for `capacity` speech positions) and
-        the hidden states [B, P, D] of the prompt."""
-        p = prompt_ids.shape[1]
-        cache = self.new_cache(text_ids.shape[1], text_lengths, prompt_lengths, max(capacity, p))
-        hidden = self._run(text_ids, text_lengths, prompt_ids, cache.origin, cache.over(cache.kv, 0))
-        cache.lengths, cache.longest = prompt_lengths, p
-        return cache, hidden
-
-    def new_cache(self, text: int, text_lengths: Tensor, prompt_lengths: Tensor, capacity: int) -> KVCache:
-        """An empty cache for `text` units, of which text_lengths [B] are real, and `capacity` speech positions;
-        prompt_lengths [B] determines which of these has rotary position 0."""
-        heads = self.config.num_attention_heads
-        cache = KVCache(len(self.layers), len(text_lengths), heads, capacity, self.config.hidden_size // heads,
-                        prefix=text, prefix_lengths=text_lengths, device=text_lengths.device,
-                        dtype=self.norm.weight.dtype)
-        cache.origin = self._origin(prompt_lengths)
-        return cache
-
-    @torch.no_grad()
-    def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor,
-               layout: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Consume tokens[b, :counts[b]] behind each row's past in one pass: tokens [B, m] -> hidden [B, m, D].
-
-        `layout` (DraftTree.layout) makes the tokens a tree: attention mask [B, m, m] and positions [B, m] from the end
-        of the past on. Without it they are a chain.
-        """
-        new = tokens.shape[1]
-        tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout
-        if layout is None and cache.single:
-            rotary = self.speech_rotary.span(int(cache.lengths) - int(cache.origin), new, tokens.device)
-        else:
-            rotary = self.speech_rotary(cache.lengths[:, None] + offsets - cache.origin[:, None])
-        mask = cache.mask(new, tree)
-        x = self.speech_embedding(tokens)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rotary, mask, cache, i)
-        cache.advance(counts, new)
-        return self.norm(x)
+    @property
+    def inputs(self) -> tuple[nn.Module, ...]:
+        """The modules before the layers."""
+        return self.text_embedding, self.speech_embedding

@@ -16,7 +16,7 @@ from dcar.audio import save_audio
 from dcar.decoding import ChunkMethod, ChunkRule, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
 from dcar.decoding.engine.run import Job, Plan, StaticEngine, engine_for, room_for, why_not
 from dcar.decoding.fast.passes import fast
-from dcar.decoding.fast.stack import weights_signature
+from heads.checkpoint import weights_signature
 from dcar.errors import ConfigError
 from dcar.model.companions import load_policy, text_encoder
 from dcar.model.draft import AnyDecoder

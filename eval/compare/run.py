@@ -119,7 +119,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     """Load data, models, vocoder and recognisers; refuses parts that do not belong together."""
     info = prepared_info(config.data)
     models = load_models(config.decoder, config.far_decoder or "", config.policies, device, config.draft or "",
-                         config.statistics or "", fast=True)
+                         config.statistics or "")
     items, *others = (all_prompts(config.data, config.split, models.decoder, config.prompt_tokens, seed)
                       for seed in config.prompt_seeds)
     recorded = items[:ENOUGH]

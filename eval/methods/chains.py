@@ -21,7 +21,6 @@ from collections.abc import Callable
 from functools import partial
 
 from dcar.errors import ConfigError
-from dcar.model.base import Decoder
 from dcar.model.draft import AnyDecoder
 from eval.verifiers.chain import ChainVerifier
 from eval.verifiers.drafters import Drafter, HeadDrafter, ModelDrafter
@@ -32,7 +31,7 @@ SUFFIX = re.compile(rf"(?P<parameters>(?:-{NUMBER})*)(?P<eos>-eos)?(?:@(?P<draft
 
 
 def chain_method(name: str, kind: str, example: str, verifier: type[ChainVerifier], decoder: AnyDecoder,
-                 draft: Decoder | None) -> tuple[Callable[[], ChainVerifier], dict[str, str]]:
+                 draft: AnyDecoder | None) -> tuple[Callable[[], ChainVerifier], dict[str, str]]:
     """What builds the method called `name`, and all that its tokens depend on besides the models.
 
     ConfigError for a malformed name, parameters out of range, too few heads, or a missing draft model.

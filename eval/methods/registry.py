@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 from weakref import WeakKeyDictionary
@@ -24,17 +24,18 @@ from dcar.decoding import (
     BestOfChunk,
     ChunkMethod,
     ChunkRule,
+    DecodeResult,
     EndOnConfident,
+    Engine,
     FixedChunk,
     Method,
     PolicyChunk,
+    Prompt,
     RandomChunk,
     ShuffledChunk,
 )
-from dcar.decoding.fast.passes import FastDecoder, fast
-from dcar.decoding.fast.stack import weights_signature
+from heads.checkpoint import weights_signature
 from dcar.errors import ConfigError
-from dcar.model.base import Decoder
 from dcar.model.companions import load_policy
 from dcar.model.draft import AnyDecoder, check_draft, check_vocabulary
 from dcar.model.load import load_decoder
@@ -62,8 +63,6 @@ class Models:
     policies: dict[str, ChunkPolicy] = field(default_factory=dict)
     draft: AnyDecoder | None = None
     statistics: VerifierStatistics | None = None  # of the decoder, for vadusa, mtp-viterbi and entropy@
-    fast: bool = False  # methods read every decoder, the draft model too, through a FastDecoder where there can be one
-    _fast: Callable[..., Decoder] = field(default_factory=lambda: cache(fast), init=False, repr=False)
     _checksums: WeakKeyDictionary[Checkpoint, tuple[Hashable, str]] = field(default_factory=WeakKeyDictionary,
                                                                              init=False, repr=False)
 
@@ -78,19 +77,13 @@ class Models:
             check_vocabulary(self.far_decoder.config, self.decoder.config, "FAR decoder",
                              "train both on the same prepared corpus with the same layout")
 
-    def checksum(self, model: Checkpoint | FastDecoder) -> str:
+    def checksum(self, model: Checkpoint) -> str:
         """The checksum of one of these models. It reads all weights, so it is computed once for them, and again where
         they were replaced or trained (but not where one was written through `.data`)."""
-        if isinstance(model, FastDecoder):  # a draft model that is read through one
-            model = model.model
         signature = weights_signature(model)
         if model not in self._checksums or self._checksums[model][0] != signature:
             self._checksums[model] = signature, model.checksum()
         return self._checksums[model][1]
-
-    def reader(self, decoder: Decoder) -> Decoder:
-        """What a method calls to read tokens with one of these decoders; made once."""
-        return self._fast(decoder) if self.fast else decoder
 
 
 UNCHANGED = SamplingConfig()  # the decoder's own probabilities
@@ -102,10 +95,23 @@ class Entry:
     besides `sampling`, which it names where the sampling is the method's own and not the comparison's."""
 
     name: str
-    decoder: Decoder
+    decoder: AnyDecoder
     build: Callable[[], Method]
     identity: dict[str, str]
     sampling: SamplingConfig = UNCHANGED
+    _engines: dict[int, Engine] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def method(self) -> Method:
+        """The method, which any number of batches share."""
+        return self.build()
+
+    def decode(self, prompts: Sequence[Prompt], seed: int, batch_size: int = 32) -> list[DecodeResult]:
+        """See `dcar.decoding.decode`. Buffers and CUDA graphs are kept for the next call with as many rows."""
+        rows = min(batch_size, len(prompts))
+        if rows not in self._engines:
+            self._engines[rows] = Engine(self.decoder, self.method, self.sampling, rows)
+        return self._engines[rows].decode(prompts, seed=seed)
 
     def sampled(self, word: str, sampling: SamplingConfig) -> Entry:
         """The same method with a sampling of its own, which stands in its name as `word`."""
@@ -259,8 +265,7 @@ def verifier_kind(prefix: str, example: str, verifier: type[ChainVerifier], styl
     """A method that verifies a chain of drafts."""
 
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
-        draft = models.draft and models.reader(models.draft)
-        build, identity = chain_method(name, prefix, example, verifier, models.decoder, draft)
+        build, identity = chain_method(name, prefix, example, verifier, models.decoder, models.draft)
         if models.draft is not None and identity["draft"].startswith("draft:"):
             identity["draft_model"] = models.checksum(models.draft)
         return _entry(name, models, build, identity)
@@ -355,7 +360,7 @@ def make_methods(names: Sequence[str], models: Models, sampling: SamplingConfig 
             raise ConfigError(f"unknown method '{name}'; methods are written {known} (see docs/methods.md); a class of "
                               "your own is written package.module.Class")
         made = kind.make(name, name.removeprefix(kind.prefix), models)
-        made = [replace(e, decoder=models.reader(e.decoder), sampling=sampling) for e in made]
+        made = [replace(e, sampling=sampling) for e in made]
         entries += [e.sampled(own.word, own.of(sampling, written)) for e in made] if own else made
     if repeated := sorted(name for name, times in Counter(e.name for e in entries).items() if times > 1):
         raise ConfigError(f"methods listed twice: {', '.join(repeated)}")
@@ -363,7 +368,7 @@ def make_methods(names: Sequence[str], models: Models, sampling: SamplingConfig 
 
 
 def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device: str = "cpu",
-                draft: str = "", statistics: str = "", fast: bool = False) -> Models:
+                draft: str = "", statistics: str = "") -> Models:
     """Load checkpoints, "starter" being the shipped one of each kind; `policies` are folders, or name=folder where
     there are several; `draft` is a folder of `dcar train-draft` or another decoder of the same ids, `statistics` one of
     `dcar fit-verifiers`, or nothing."""
@@ -381,4 +386,4 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
     far = load_decoder(far_decoder, device, starter="far") if far_decoder else None
     return Models(load_decoder(decoder, device), far, loaded,
                   load_decoder(draft, device) if draft else None,
-                  VerifierStatistics.from_pretrained(statistics) if statistics else None, fast)
+                  VerifierStatistics.from_pretrained(statistics) if statistics else None)

@@ -1,7 +1,7 @@
 """Where the draft comes from: the decoder's own additional heads, or a small draft model.
 
 Both draw x_i from a distribution after `dcar.sampling.warp` with the run's sampling, EOS forbidden as for the target,
-and hand that distribution over; both stop behind a drafted EOS.
+and hand that distribution over; both stop after a drafted EOS.
 """
 
 from __future__ import annotations
@@ -11,55 +11,62 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dcar.decoding import Draft, Session
+from dcar.decoding import BatchState, Draft
 from dcar.decoding.chunks import draw_chunk
-from dcar.decoding.records import batch_of
-from dcar.model.base import Decoder
+from dcar.decoding.columns import real_positions
+from dcar.decoding.reader import Reader, reader_of
+from dcar.decoding.step import Admitted
+from dcar.errors import ConfigError
+from dcar.model.draft import AnyDecoder
 from dcar.sampling import sample
-from heads.layers import KVCache, last_of
 
 
 class Drafter(Protocol):
-    """Proposes a chain for every row and is told what became of it."""
+    """Proposes a chain for every row. What it keeps for each row is in the state."""
 
     length: int  # most tokens of a draft
 
-    def begin(self, session: Session) -> None: ...
+    def start(self, state: BatchState) -> None:
+        """Allocate what it keeps for each row."""
 
-    def propose(self, session: Session, counts: Tensor, most: int) -> Draft:
-        """Up to counts [B] tokens behind the emitted ones, with distributions; most: the largest count, at least 1."""
+    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
+        """Set what it keeps for rows [R], into which utterances have been admitted."""
 
-    def keep(self, session: Session, state: Tensor, accepted: Tensor) -> None:
-        """Of the draft, accepted [B] tokens were kept; state [B, D] is the target's hidden state of the last of them
-        (of the token before the draft where none was). Called before the loop counts them as generated."""
+    def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:
+        """Draft up to counts [B] tokens after the emitted ones, with distributions; most: no count is larger."""
 
-    def select(self, rows: Tensor) -> None: ...
+    def keep(self, state: BatchState, hidden: Tensor) -> None:
+        """Take note of the target's hidden states [B, D] of the last accepted tokens (of the token before the draft
+        where none was accepted)."""
 
 
 class HeadDrafter:
     """Self-speculation: heads 2 … m + 1 of the hidden state that the last emitted token was drawn from.
 
-    That token was drawn from the base head (or its residual), so head 1 + i predicts the i-th token behind it. The
+    That token was drawn from the base head (or its residual), so head 1 + i predicts the i-th token after it. The
     heads do not see the token, nor each other: p_i is the distribution of head 1 + i given the state. Costs no pass.
     """
 
     def __init__(self, length: int):
         self.length = length
 
-    def begin(self, session: Session) -> None:
+    def start(self, state: BatchState) -> None:
+        if (heads := state.reader.config.num_prediction_heads) <= self.length:
+            raise ConfigError(f"a draft of {self.length} tokens by the heads needs {self.length + 1} of them, but this "
+                              f"decoder has {heads}")
+        state.own["drawn_from"] = torch.zeros_like(state.states[:, 0])
+
+    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
         pass
 
-    def propose(self, session: Session, counts: Tensor, most: int) -> Draft:
-        tokens, all_probs = draw_chunk(session, session.model.heads(self._state, most + 1)[:, 1:])  # heads 2 … m + 1
-        is_eos = tokens == session.model.config.eos
-        first = torch.where(is_eos.any(-1), is_eos.to(torch.uint8).argmax(-1) + 1, most)  # tokens up to the first EOS
-        return Draft(tokens, torch.minimum(counts, first), all_probs)
+    def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:
+        logits = state.heads(state.own["drawn_from"], most + 1)[:, 1:]  # heads 2 … m + 1
+        tokens, probs = draw_chunk(state, logits)
+        ends = torch.where(tokens == state.eos, state.offsets[1 : most + 1], most).amin(1)  # tokens up to the first EOS
+        return Draft(tokens, torch.minimum(counts, ends), probs)
 
-    def keep(self, session: Session, state: Tensor, accepted: Tensor) -> None:
-        self._state = state
-
-    def select(self, rows: Tensor) -> None:
-        self._state = self._state[rows]
+    def keep(self, state: BatchState, hidden: Tensor) -> None:
+        state.own["drawn_from"].copy_(hidden)
 
 
 class ModelDrafter:
@@ -69,49 +76,56 @@ class ModelDrafter:
     of the last draft where all of it was accepted), the others x_1 … x_{m-1}. What was refused is cut off the cache.
     """
 
-    def __init__(self, draft: Decoder, length: int):
+    def __init__(self, draft: AnyDecoder | Reader, length: int):
         self.draft, self.length = draft, length
 
-    def begin(self, session: Session) -> None:
-        batch = batch_of(session.prompts, self.draft.config, session.rows.device)
-        capacity = batch.prompt_ids.shape[1] + int(session.limits.max()) + self.length + 2
-        self._cache: KVCache = self.draft.prefill(*batch, capacity)[0]
-        session.draft_passes += 1
+    def start(self, state: BatchState) -> None:
+        state.shared["draft"] = reader = reader_of(self.draft)
+        state.caches["draft"] = reader.new_cache(state.rows, state.cache.prefix, state.cache.capacity)
+        state.caches["draft"].exact = state.exact
+        reader.cover(state.cache.capacity)
 
-    def propose(self, session: Session, counts: Tensor, most: int) -> Draft:
-        eos = self.draft.config.eos
-        state = self._catch_up(session, counts > 0)
-        drafting = counts > 0  # rows whose chain goes on
-        real = torch.zeros_like(counts)
+    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
+        mine, (cache, _) = state.caches["draft"], state.shared["draft"].prefill(*admitted.batch)
+        mine.copy_rows(rows, cache, admitted.origins)
+        for name in ("lengths", "prefix_lengths", "origin"):
+            getattr(mine, name)[rows] = getattr(cache, name)[admitted.origins]
+        state.draft_passes[rows] = 1  # the prefill
+
+    def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:
+        reader, cache = state.shared["draft"], state.caches["draft"]
+        hidden = self._catch_up(state, counts > 0)
+        drafting, real = counts > 0, torch.zeros_like(counts)  # rows whose chain goes on, and its length
         tokens: list[Tensor] = []
-        all_probs: list[Tensor] = []
+        probs: list[Tensor] = []
         for i in range(most):
-            position = torch.minimum(session.generated + i, session.limits)  # of rows that have stopped: anything
-            logits = self.draft.heads(state, 1)[:, 0]
-            history = session.histories(torch.stack(tokens, 1) if tokens else None)
-            probs = session.probs(logits, position, None if history is None else history[:, -1])
-            token = sample(probs, session.uniform("token", position))
-            tokens.append(token)
-            all_probs.append(probs)
+            position = state.generated + i  # of rows that have stopped: anything
+            history = state.histories(torch.stack(tokens, 1) if tokens else None)
+            probs.append(state.probs(reader.heads(hidden, 1)[:, 0], position, None if history is None else history[:, -1]))
+            tokens.append(sample(probs[-1], state.uniform("token", position)))
             real = real + drafting
-            drafting = drafting & (token != eos) & (real < counts)
-            if not bool(drafting.any()):
+            drafting = drafting & (tokens[-1] != state.eos) & (real < counts)
+            if i + 1 == most or state.exact and not bool(drafting.any()):
                 break
-            state = self.draft.extend(self._cache, token[:, None], drafting.long())[:, 0]
-        return Draft(torch.stack(tokens, 1), real, torch.stack(all_probs, 1), passes=real)
+            hidden = reader.read(state.bound(cache, self.length + 1 + i), tokens[-1][:, None])[:, 0]
+            cache.lengths.add_(drafting)
+        return Draft(torch.stack(tokens, 1), real, torch.stack(probs, 1), passes=real)
 
-    def _catch_up(self, session: Session, rows: Tensor) -> Tensor:
-        """Read the emitted tokens that the draft model has not read, in these rows; its hidden states [B, D]."""
-        read = self._cache.lengths - session.prompt_lengths
-        missing = (session.generated - read) * rows
-        offset = read[:, None] + torch.arange(int(missing.max()), device=read.device)
-        emitted = session.tokens[session.rows]
-        tokens = emitted.gather(1, offset.clamp(max=emitted.shape[1] - 1))
-        return last_of(self.draft.extend(self._cache, tokens, missing), missing)
+    def _catch_up(self, state: BatchState, rows: Tensor) -> Tensor:
+        """Read the emitted tokens that the draft model has not read, one or two, in these rows; its hidden states
+        [B, D]."""
+        reader, cache = state.shared["draft"], state.caches["draft"]
+        # The last emitted token was not drafted, so the draft model cannot have read it; after it nothing is valid.
+        cache.lengths.copy_(torch.minimum(cache.lengths, state.prompt_lengths + state.generated - 1))
+        read = cache.lengths - state.prompt_lengths
+        missing = (state.generated - read) * rows
+        width = state.most(missing, 2)
+        index = (read[:, None] + state.offsets[:width]).clamp(0, state.tokens.shape[1] - 1)
+        real = real_positions(missing, width) if state.exact and state.rows > 1 else None
+        hidden = reader.read(state.bound(cache, self.length), state.tokens.gather(1, index), real=real)
+        cache.lengths.add_(missing)
+        last = (missing - 1).clamp(min=0)
+        return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
 
-    def keep(self, session: Session, state: Tensor, accepted: Tensor) -> None:
-        valid = session.prompt_lengths + session.generated + accepted
-        self._cache.truncate(torch.minimum(self._cache.lengths, valid))
-
-    def select(self, rows: Tensor) -> None:
-        self._cache = self._cache.select(rows)
+    def keep(self, state: BatchState, hidden: Tensor) -> None:
+        pass

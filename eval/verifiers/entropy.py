@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from dcar.decoding import Choice, ChunkMethod, ChunkRule, Method, Session
+from dcar.decoding import BatchState, Choice, ChunkMethod, ChunkRule, Method
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from eval.verifiers.statistics import VerifierStatistics, needed
@@ -49,10 +49,11 @@ class EntropyChunk(ChunkRule):
         self.threshold = threshold
         self.name = name or f"entropy-{threshold:g}"
 
-    def begin(self, session: Session) -> None:
-        self.candidates = session.model.config.num_prediction_heads
+    def largest(self, heads: int) -> int:
+        self.candidates = heads
+        return heads
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
+    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
         assert candidates is not None
         return Choice(chunk_sizes(candidates[:, 0, 1:, ENTROPY], self.threshold))
 

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding import Draft, Kept, Method, Session
+from dcar.decoding import BatchState, Kept, Method
 from dcar.decoding.chunks import check_size
 from dcar.errors import ConfigError, DataError
 from dcar.model.draft import AnyDecoder
@@ -133,29 +133,28 @@ def _with_ended(ids: Tensor, emission: Tensor, transition: Tensor, ended: Tensor
     return F.pad(ids, (0, 1), value=end), emission, transition
 
 
-class MTPViterbi:
+class MTPViterbi(Method):
     """Decoding method: n tokens a pass, chosen together by `choose`."""
+
+    streams = ()
+    logged = ("actions",)
 
     def __init__(self, heads: int, transitions: Transitions, k: int = CANDIDATES, name: str | None = None):
         self.heads, self.transitions, self.k = heads, transitions, k
         self.name = name or f"mtp-viterbi-{heads}-{k}"
 
-    def begin(self, session: Session) -> None:
-        check_size(self.heads, session.model)
-        self.transitions.to(session.rows.device)
-        self._sizes = torch.full_like(session.rows, self.heads)
+    def width(self, heads: int) -> int:
+        check_size(self.heads, heads)
+        return self.heads
 
-    def propose(self, session: Session) -> Draft | None:
-        return None
+    def start(self, state: BatchState) -> None:
+        state.shared["transitions"] = self.transitions.to(state.tokens.device)
+        state.own["size"] = torch.full_like(state.generated, self.heads)
 
-    def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
-        logits = session.model.heads(session.last_hidden, self.heads)
-        probs = session.probs(logits, session.next_positions(self.heads))
-        tokens, _ = choose(probs, likeliest(probs, self.k)[1], self.transitions)
-        return Kept(tokens, self._sizes, actions=self._sizes)
-
-    def select(self, rows: Tensor) -> None:
-        self._sizes = self._sizes[rows]
+    def keep(self, state: BatchState) -> Kept:
+        probs = state.probs(state.heads(state.last_hidden, self.heads), state.next_positions(self.heads))
+        tokens, _ = choose(probs, likeliest(probs, self.k)[1], state.shared["transitions"])
+        return Kept(tokens, state.own["size"], actions=state.own["size"])
 
 
 def from_name(name: str, rest: str, decoder: AnyDecoder,

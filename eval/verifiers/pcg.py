@@ -27,9 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dcar.decoding import BatchState
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
-from dcar.sampling import sample
+from dcar.sampling import sample, sample_several
 from eval.verifiers import sd
 from eval.verifiers.chain import ChainVerifier, Uniforms
 from eval.verifiers.drafters import Drafter
@@ -56,13 +57,26 @@ class TokenGroups:
     theta: float
     embedding_checksum: str
 
+    def __post_init__(self) -> None:
+        sizes = self.group_start.diff()
+        self.largest = int(sizes.max())
+        self.memberships = self.token_start.diff()  # N(t), the number of groups that each id is in: [V]
+        self.owner = torch.arange(self.count, device=sizes.device).repeat_interleave(sizes)  # [E] the group of each entry
+
     @property
     def count(self) -> int:
         return len(self.group_start) - 1
 
-    def memberships(self) -> Tensor:
-        """N(t), the number of groups that each id is in: [V]."""
-        return self.token_start.diff()
+    def most(self, group: Tensor, state: BatchState) -> int:
+        """A bound on the sizes of these groups."""
+        return state.most(self.group_start[group + 1] - self.group_start[group], self.largest)
+
+    def to(self, device: torch.device) -> TokenGroups:
+        """Return the groups on a device."""
+        if self.group_start.device == device:
+            return self
+        tensors = (t.to(device) for t in (self.group_start, self.group_tokens, self.token_start, self.token_groups))
+        return TokenGroups(*tensors, self.theta, self.embedding_checksum)
 
 
 def build_groups(embedding: Tensor, theta: float, specials: int = 1, memory_bytes: int = 256 << 20) -> TokenGroups:
@@ -121,7 +135,7 @@ def similar_codes(embedding: Tensor, theta: float, memory_bytes: int) -> Iterato
 
 def weighted(probs: Tensor, groups: TokenGroups) -> Tensor:
     """probs(t) w(k, t) = probs(t) / N(t), the share of t's mass that each of its groups gets: [..., V], float64."""
-    return probs.double() / groups.memberships()
+    return probs.double() / groups.memberships
 
 
 def pick_group(tokens: Tensor, u: Tensor, groups: TokenGroups) -> Tensor:
@@ -131,63 +145,56 @@ def pick_group(tokens: Tensor, u: Tensor, groups: TokenGroups) -> Tensor:
     return groups.token_groups[start + (u * size).long()].long()
 
 
-def group_mass(probs: list[Tensor], row: Tensor, group: Tensor, groups: TokenGroups) -> list[Tensor]:
-    """Q_c(k) = sum over t in G_k of probs[row, t] / N(t), for each [R, V] of probs and each pair (row [n],
-    group [n]): [n], float64."""
+def group_mass(probs: Sequence[Tensor], group: Tensor, groups: TokenGroups, most: int) -> list[Tensor]:
+    """Q_c(k) = sum over t in G_k of probs[b, t] / N(t), for each [B, V] of probs and the groups k [B, n] of its rows,
+    none of them larger than `most`: [B, n], float64."""
     start = groups.group_start[group]
-    sizes = groups.group_start[group + 1] - start
-    pair = torch.arange(len(group), device=group.device).repeat_interleave(sizes)
-    inside = torch.arange(len(pair), device=group.device) - (sizes.cumsum(0) - sizes)[pair]
-    member = groups.group_tokens[start[pair] + inside].long()
-    weight = 1 / groups.memberships()[member].double()
-    zero = torch.zeros(len(group), dtype=torch.float64, device=group.device)
-    return [zero.index_add(0, pair, given[row[pair], member] * weight) for given in probs]
+    member = torch.arange(most, device=group.device)
+    place = (start[..., None] + member).clamp(max=len(groups.group_tokens) - 1)  # [B, n, most]
+    ids = groups.group_tokens[place].long()
+    weight = (member < (groups.group_start[group + 1] - start)[..., None]) / groups.memberships[ids]
+    flat = ids.flatten(1)
+    return [(given.gather(1, flat).view(ids.shape).double() * weight).sum(-1) for given in probs]
 
 
 def coarse(share: Tensor, groups: TokenGroups) -> Tensor:
-    """Probabilities of all groups, Q_c or P_c, from `weighted` shares: [R, V] -> [R, M]."""
-    owner = torch.arange(groups.count, device=share.device).repeat_interleave(groups.group_start.diff())
+    """Probabilities of all groups, Q_c or P_c, from `weighted` shares: [B, V] -> [B, M]."""
     out = torch.zeros(len(share), groups.count, dtype=torch.float64, device=share.device)
-    return out.index_add(1, owner, share[:, groups.group_tokens.long()])
+    return out.index_add(1, groups.owner, share[:, groups.group_tokens.long()])
 
 
 def enumerated_residual(q: Tensor, p: Tensor, groups: TokenGroups) -> Tensor:
-    """Probabilities of the token behind a refusal: sum over k of R(k) q(t) w(k, t) / Q_c(k), with
+    """Probabilities of the token after a refusal: sum over k of R(k) q(t) w(k, t) / Q_c(k), with
     R = norm(max(0, Q_c - P_c)).
 
-    q, p [R, V] -> [R, V], by one product over all memberships.
+    q, p [B, V] -> [B, V], by one product over all memberships.
     """
     q_share = weighted(q, groups)
     q_coarse, p_coarse = coarse(q_share, groups), coarse(weighted(p, groups), groups)
     rate = sd.residual(q_coarse, p_coarse) / q_coarse.clamp(min=torch.finfo(torch.float64).tiny)  # R(k) / Q_c(k)
-    rates = torch.zeros_like(q_share).index_add(
-        1, groups.group_tokens.long(), rate.repeat_interleave(groups.group_start.diff(), 1))
+    rates = torch.zeros_like(q_share).index_add(1, groups.group_tokens.long(), rate.index_select(1, groups.owner))
     return q_share * rates
 
 
-def thinned_residual(q: Tensor, p: Tensor, groups: TokenGroups, uniform: Uniforms) -> tuple[Tensor, Tensor]:
-    """Draw from `enumerated_residual` by thinning: tokens [R], and the trials [R] that it took, TRIALS + 1 where none
-    of TRIALS passed (the token then is undefined)."""
-    cumulative = q.double().cumsum(-1)
+def thinned_residual(q: Tensor, p: Tensor, groups: TokenGroups, uniform: Uniforms,
+                     refused: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw from `enumerated_residual` by thinning: tokens [B], and the trials [B] that it took, TRIALS + 1 where none
+    of TRIALS passed (the token then is undefined). Rows that are not `refused` [B] may have any token."""
     tokens = torch.zeros(len(q), dtype=torch.long, device=q.device)
     trials = torch.full_like(tokens, TRIALS + 1)
+    numbers = uniform.several("residual", 3 * TRIALS)  # [B, 3 TRIALS], three a trial
     for first in range(0, TRIALS, TRIALS_AT_ONCE):
-        rows = (trials > TRIALS).nonzero()[:, 0]
-        if not len(rows):
-            break
-        mine = Uniforms(uniform.keys[rows], uniform.positions[rows])
-        u = mine.several("residual", range(3 * first, 3 * (first + TRIALS_AT_ONCE)))  # three numbers a trial
-        u_token, u_group, u_pass = (u[:, i::3].contiguous() for i in range(3))
-        last = cumulative[rows]
-        y = torch.searchsorted(last, u_token * last[:, -1:], right=True)
-        y = torch.minimum(y, (last < last[:, -1:]).sum(-1, keepdim=True))  # as `sample`: never an id of zero mass
-        k = pick_group(y, u_group, groups)
-        q_k, p_k = group_mass([q, p], rows.repeat_interleave(TRIALS_AT_ONCE), k.flatten(), groups)
-        passed = u_pass < (1 - p_k / q_k).view_as(u_pass)
-        done = passed.any(-1)
+        some = numbers[:, 3 * first : 3 * (first + TRIALS_AT_ONCE)]
+        y = sample_several(q, some[:, ::3])
+        k = pick_group(y, some[:, 1::3], groups)
+        q_k, p_k = group_mass([q, p], k, groups, groups.most(k, uniform.state))
+        passed = some[:, 2::3] < 1 - p_k / q_k
         best = passed.to(torch.uint8).argmax(-1)
-        tokens[rows[done]] = y[done, best[done]]
-        trials[rows[done]] = first + best[done] + 1
+        done = passed.any(-1) & (trials > TRIALS)
+        tokens = torch.where(done, y.gather(1, best[:, None])[:, 0], tokens)
+        trials = torch.where(done, first + best + 1, trials)
+        if uniform.state.exact and not bool(((trials > TRIALS) & refused).any()):
+            break
     return tokens, trials
 
 
@@ -195,6 +202,7 @@ class GroupVerifier(ChainVerifier):
     """`pcg-θ`."""
 
     numbers = (1,)
+    streams = ("token", "accept", "group")
 
     def __init__(self, name: str, drafter: Drafter, groups: TokenGroups):
         super().__init__(name, drafter)
@@ -206,16 +214,20 @@ class GroupVerifier(ChainVerifier):
         (theta,), codes = numbers, decoder.config.speech_vocab_size
         return (build_groups(decoder.speech_embedding.weight[:codes], theta, decoder.config.output_size - codes),)
 
+    def start(self, state: BatchState) -> None:
+        super().start(state)
+        self.groups = self.groups.to(state.tokens.device)
+
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
         group = pick_group(tokens, uniform("group"), self.groups)
-        row = torch.arange(tokens.numel(), device=tokens.device)
-        q_group, p_group = group_mass([q.flatten(0, 1), p.flatten(0, 1)], row, group.flatten(), self.groups)
-        return uniform("accept") < sd.acceptance(q_group, p_group).view_as(group)
+        most = self.groups.most(group, uniform.state)
+        masses = group_mass([q.flatten(0, 1), p.flatten(0, 1)], group.view(-1, 1), self.groups, most)
+        return uniform("accept") < sd.acceptance(*(mass.view_as(group) for mass in masses))
 
-    def replace(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
-        replaced, trials = thinned_residual(q, p, self.groups, uniform)
-        rows = (trials > TRIALS).nonzero()[:, 0]
-        if len(rows):
-            mine = Uniforms(uniform.keys[rows], uniform.positions[rows])
-            replaced[rows] = sample(enumerated_residual(q[rows], p[rows], self.groups), mine("residual", 3 * TRIALS))
-        return replaced
+    def replace(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms, refused: Tensor) -> Tensor:
+        replaced, trials = thinned_residual(q, p, self.groups, uniform, refused)
+        left = (trials > TRIALS) & refused
+        if uniform.state.exact and not bool(left.any()):
+            return replaced
+        u = uniform("residual", 3 * TRIALS)
+        return torch.where(left, sample(enumerated_residual(q, p, self.groups), u), replaced)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from dcar.errors import ConfigError
-from dcar.sampling import rank, sample
+from dcar.sampling import rank
 from eval.verifiers import sd
 from eval.verifiers.chain import Uniforms
 from eval.verifiers.drafters import Drafter
@@ -86,9 +86,9 @@ class RelaxedVerifier(sd.SpeculativeDecoding):
         exact = super().accept(q, p, tokens, eos, uniform)
         return torch.where((tokens == eos) & self.eos_strict, exact, self.plausible(q, tokens))
 
-    def replace(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
+    def replacement(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int) -> Tensor:
         strict = ((tokens == eos) & self.eos_strict)[:, None]
-        return sample(torch.where(strict, sd.residual(q, p), q), uniform("residual"))
+        return torch.where(strict, sd.residual(q, p), q)
 
 
 class TypicalAcceptance(RelaxedVerifier):

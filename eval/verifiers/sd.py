@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dcar.sampling import sample
 from eval.verifiers.chain import ChainVerifier, Uniforms
 
 
@@ -36,5 +35,5 @@ class SpeculativeDecoding(ChainVerifier):
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
         return uniform("accept") < acceptance(of(q, tokens), of(p, tokens))
 
-    def replace(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
-        return sample(residual(q, p), uniform("residual"))
+    def replacement(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int) -> Tensor:
+        return residual(q, p)

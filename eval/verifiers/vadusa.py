@@ -37,12 +37,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dcar.decoding import Draft, Kept, Method, Session
+from dcar.decoding import BatchState, Draft, Kept, Method
+from dcar.decoding.chunks import check_size
 from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
-from dcar.sampling import likeliest, sample, uniform
-from eval.verifiers.chain import states_of
+from dcar.sampling import likeliest, sample
+from eval.verifiers.chain import at
 from eval.verifiers.statistics import VerifierStatistics, needed
 
 NODES = 16  # default budget of a tree
@@ -151,7 +152,7 @@ def accept(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int,
     return path, counts
 
 
-class Vadusa:
+class Vadusa(Method):
     """Decoding method: draft a tree by the additional heads, accept by `accept`.
 
     Accounting: a round proposes as many tokens as the tree is deep, for no more can be accepted.
@@ -161,62 +162,58 @@ class Vadusa:
         if tau < 1:
             raise ConfigError(f"VADUSA with tau = {tau}: a candidate is compared with at least one sample of the base "
                               "head; give tau >= 1 (1 is lossless)")
-        self.tau, self.tree, self.name = tau, tree, name or f"vadusa-{tau}"
+        self.tau, self.ranks, self.name = tau, tree, name or f"vadusa-{tau}"
+        self.tree = tree.shape()
+        self.draft_length = len(tree.paths)
 
-    @property
-    def draft_length(self) -> int:
-        """Positions that a pass reads behind the pending tokens: every node of the tree, though one path is kept."""
-        return len(self.tree.paths)
+    def width(self, heads: int) -> int:
+        check_size(self.tree.depth + 1, heads)
+        return 1 + self.tree.depth
 
-    def begin(self, session: Session) -> None:
-        self._shape = self.tree.shape(session.rows.device)
-        self._node_depths = torch.cat((self._shape.depths.new_zeros(1), self._shape.depths))  # the root's is 0
+    def start(self, state: BatchState) -> None:
+        self.tree = self.tree.to(state.tokens.device)
+        state.own["drawn_from"] = torch.zeros_like(state.states[:, 0])
 
-    def propose(self, session: Session) -> Draft:
-        """Candidates for the positions behind the root, from the state that the root was drawn from."""
-        logits = session.model.heads(self._state, self._shape.depth + 1)[:, 1:]  # [B, depths, V + 1]
-        position = session.generated[:, None] + torch.arange(self._shape.depth, device=logits.device)
-        forbidden = session.forbid_eos(position)
+    def propose(self, state: BatchState) -> Draft:
+        """Candidates for the positions after the root, from the state that the root was drawn from."""
+        depth = self.tree.depth
+        logits = state.heads(state.own["drawn_from"], depth + 1)[:, 1:]  # [B, depths, V + 1]
+        forbidden = state.forbidden(state.next_positions(depth))
         if forbidden is not None:
-            logits[..., session.model.config.eos].masked_fill_(forbidden, -torch.inf)
-        counts = torch.full_like(session.rows, len(self._shape))
-        return Draft(self.tree.tokens(logits), counts, tree=self._shape)
+            logits[..., state.eos].masked_fill_(forbidden, -torch.inf)
+        return Draft(self.ranks.tokens(logits), depth * state.alive)
 
-    def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
-        if draft is None:  # the prompt was read: draw the first root
-            self._state = session.last_hidden
-            root = self._samples(session, self._state[:, None], session.generated[:, None])[0][:, :, 0]
-            return Kept(root, torch.ones_like(counts))
-        # the states of the last pending token, which is the root, and of the nodes: [B, 1 + m, D]
-        states = states_of(hidden, (counts - draft.counts - 1).clamp(min=0), len(self._shape) + 1)
-        samples, unended = self._samples(session, states, session.generated[:, None] + self._node_depths)
-        path, accepted = accept(draft.tokens, samples, self._shape, session.model.config.eos, unended)
-        row = torch.arange(len(counts), device=counts.device)
-        last = torch.where(accepted > 0, path[row, accepted - 1] + 1, 0)  # 0: the root
-        self._state = states[row, last]
-        tokens = torch.cat((draft.tokens.gather(1, path), draft.tokens[:, :1]), dim=1)
-        tokens[row, accepted] = samples[row, last, 0]  # the next root
+    def keep(self, state: BatchState) -> Kept:
+        m = self.draft_length if state.most(state.draft_counts, 1) else 0
+        states, drafted = state.states[:, : m + 1], state.draft_tokens[:, :m]  # of the root and the nodes
+        samples, unended = self._samples(state, states, m)
+        if not m:  # prompts were read: draw the first roots
+            state.own["drawn_from"].copy_(states[:, 0])
+            none = torch.zeros_like(state.generated)
+            return Kept(samples[:, 0, :1], none + 1, cached=none)
+        path, accepted = accept(drafted, samples, self.tree, state.eos, unended)
+        accepted = accepted * (state.draft_counts > 0)
+        last = torch.where(accepted > 0, at(path, (accepted - 1).clamp(min=0)) + 1, 0)  # 0: the root
+        state.own["drawn_from"].copy_(at(states, last))
+        root = at(samples[..., 0], last)[:, None]  # the next one
+        tokens = torch.cat((drafted.gather(1, path), root), dim=1).scatter(1, accepted[:, None], root)
         return Kept(tokens, accepted + 1, cached=accepted, path=path)
 
-    def _samples(self, session: Session, states: Tensor, position: Tensor) -> tuple[Tensor, Tensor | None]:
-        """tau samples of q at each state [B, n, D], for the tokens at `position` [B, n] -> [B, n, tau]; and for tau > 1
-        one without the end [B, n].
+    def _samples(self, state: BatchState, states: Tensor, m: int) -> tuple[Tensor, Tensor | None]:
+        """tau samples of q at the states [B, 1 + m, D] of the root and m nodes -> [B, 1 + m, tau]; and for tau > 1 one
+        without the end [B, 1 + m].
 
         The first is the one that plain decoding draws at this position; the others are independent between nodes.
         """
-        keys, others = session.token_keys, self.tau - 1
-        q = session.probs(session.model.heads(states, 1)[:, :, 0], position)
-        node = torch.arange(position.shape[1], device=position.device)
-        numbers = [uniform(keys, "token", position),
-                   *(uniform(keys, "tau", position, node * others + j) for j in range(others))]
+        position, others = state.generated[:, None] + self.tree.layout[1][: m + 1], self.tau - 1
+        q = state.probs(state.heads(states, 1)[:, :, 0], position)
+        node, count = torch.arange(m + 1, device=position.device), 1 + self.draft_length
+        numbers = [state.uniform("token", position),
+                   *(state.further("tau", position, node * others + j) for j in range(others))]
         samples = sample(q[:, :, None], torch.stack(numbers, dim=-1))
         if not others:
             return samples, None
-        behind_all = len(node) * others + node
-        return samples, sample(q[..., : session.model.config.eos], uniform(keys, "tau", position, behind_all))
-
-    def select(self, rows: Tensor) -> None:
-        self._state = self._state[rows]
+        return samples, sample(q[..., : state.eos], state.further("tau", position, count * others + node))
 
 
 def from_name(name: str, rest: str, decoder: AnyDecoder,

@@ -1,4 +1,4 @@
-"""CUDA graphs of decoding steps: captured once per shape, replayed without any launch from Python."""
+"""CUDA graphs of decoding steps: captured once for each shape, replayed without any launch from Python."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ class StepGraphs:
     """Runs steps, each a function of tensors at fixed addresses.
 
     Disabled (the default away from CUDA): a step is simply called. Enabled: the first call with a key warms the step up
-    and captures it, later calls replay it. `state`: tensors that a step changes; the warm-up executes the step, so they
-    are restored before the capture.
+    and captures it, later calls replay it.
     """
 
     def __init__(self, enabled: bool | None, device: torch.device):
@@ -25,34 +24,26 @@ class StepGraphs:
                               "set graphs=false")
         self.enabled = device.type == "cuda" if enabled is None else enabled
         self.device = device
-        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Hashable]] = {}
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None  # memory pool shared by the graphs, which are captured on one stream
         self._stream: torch.cuda.Stream | None = None
 
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def run(self, key: Hashable, step: Callable[[], None], state: Sequence[Tensor], signature: Hashable) -> None:
-        """Run the step. `signature`: what a capture depends on, such as shapes, dtype, device, addresses of weights.
+    def reset(self) -> None:
+        """Forget the graphs: a buffer moves."""
+        self._graphs.clear()
 
-        Raises EngineError if a graph with this key was captured for another signature: replaying it would read freed
-        memory or compute with old weights.
-        """
+    def run(self, key: Hashable, step: Callable[[], None], changing: Callable[[], Sequence[Tensor]]) -> None:
+        """Run the step. `changing` names the tensors that it changes: the warm-up executes the step, so they are restored
+        before the capture."""
         if not self.enabled:
             step()
             return
         if key not in self._graphs:
-            self._graphs[key] = self._capture(step, state), signature
-        graph, captured = self._graphs[key]
-        self.check(captured, signature)
-        graph.replay()
-
-    @staticmethod
-    def check(captured: Hashable, signature: Hashable) -> None:
-        if captured != signature:
-            raise EngineError(f"this step was captured for {captured}, but now it is {signature}; build a new "
-                              "StaticEngine after changing a model's shape, dtype, device or weights, or set "
-                              "graphs=false")
+            self._graphs[key] = self._capture(step, changing())
+        self._graphs[key].replay()
 
     def _capture(self, step: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         saved = [t.clone() for t in state]
@@ -74,6 +65,6 @@ class StepGraphs:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise EngineError(f"this step cannot be captured as a CUDA graph ({error}); switch graphs off: graphs=false"
-                              " for an engine, decoding=loop for a comparison or DCPO") from error
+            raise EngineError(f"this step cannot be captured as a CUDA graph ({error}); switch graphs off: "
+                              "graphs=false") from error
         return graph

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dcar.decoding.fast.columns import Columns, RotaryCache
+from dcar.decoding.columns import Columns, RotaryCache
 from dcar.home import cache_folder
 from heads.layers import TransformerLayer
 

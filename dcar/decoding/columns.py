@@ -1,7 +1,7 @@
 """Where a pass writes in a ragged KV cache, what its positions attend to, and their rotary embeddings.
 
-`Columns` is flat, N = rows × new positions, so that layers can be run one by one or as one call of C, for rows of the
-decoding loop, of the static engine, or of a policy.
+`Columns` is flat, N = rows × new positions, so that layers can be run one by one or as one call of C, for a decoder or a
+policy.
 """
 
 from __future__ import annotations
@@ -120,17 +120,15 @@ class Columns:
         return y if self.real is None or self.ends is not None else y.index_select(0, self.real)
 
 
-def real_positions(counts: Tensor, new: int) -> Tensor | None:
-    """Which of the rows × new positions are not padding, counts [B] of each row; None where there is no padding to
-    skip, or where asking would synchronise with a GPU."""
-    if counts.device.type != "cpu" or len(counts) == 1 or new == 1:
-        return None
+def real_positions(counts: Tensor, new: int) -> Tensor:
+    """Indices of those of the rows × new positions that are not padding; counts [B] of each row. Their number depends on
+    the data: for a CPU."""
     return (torch.arange(new) < counts[:, None]).view(-1).nonzero()[:, 0]
 
 
 def columns_of(cache: KVCache, new: int, causal: CausalMask, *, tree: Tensor | None = None, real: Tensor | None = None,
                ends: Tensor | None = None, counts: Tensor | None = None) -> Columns:
-    """`new` positions behind each row's past. tree [B or 1, new, new]: attention among them, in place of a chain.
+    """Place `new` positions after each row's past. tree [B or 1, new, new]: attention among them, in place of a chain.
 
     `ends` [B] with `counts` [B]: counts[b] positions are real, and only each row's last one has a query.
     """
@@ -139,23 +137,20 @@ def columns_of(cache: KVCache, new: int, causal: CausalMask, *, tree: Tensor | N
     if cache.batch > 1:
         index = index + torch.arange(0, cache.batch * width, width, device=kv.device)[:, None]
     index = index.view(-1) if real is None else index.view(-1).index_select(0, real)
-    dtype, whole = kv.dtype, cache.single and int(cache.prefix_lengths) == cache.prefix
+    whole = cache.whole
 
     def mask() -> Tensor | None:
         if ends is not None and counts is not None:
             seen = torch.arange(total, device=kv.device) < (cache.prefix + cache.lengths + counts)[:, None]
-            return additive(seen[:, None, None], dtype)
-        if whole and tree is None:
-            return causal(new, total)
-        allowed = cache.mask(new, tree)
-        return None if allowed is None else additive(allowed, dtype)
+            return additive(seen[:, None, None], kv.dtype)
+        return causal(new, total) if whole and tree is None else additive(cache.mask(new, tree), kv.dtype)
 
     out = Columns(kv, index, cache.batch, new, total, mask, real=real, ends=ends)
     if tree is not None:
         added = mask()
-        out.mask = lambda: added
-        out.tree = added if added is None else added.reshape(-1, total)
-        if out.tree is not None and real is not None:
+        assert added is not None
+        out.mask, out.tree = lambda: added, added.reshape(-1, total)
+        if real is not None:
             out.tree = out.tree.index_select(0, real)
     elif cache.prefix and not whole:
         out.padding_from, out.padding_to = cache.prefix_lengths, torch.full_like(cache.prefix_lengths, cache.prefix)

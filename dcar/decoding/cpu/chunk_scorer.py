@@ -10,8 +10,8 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from dcar.decoding.fast.cpu.native import LONG, POINTER, Kernels, LinearPart, kernels, members
-from heads.chunk_scorer import ChunkScorer, LogRatios
+from dcar.decoding.cpu.native import LONG, POINTER, Kernels, LinearPart, members
+from heads.chunk_scorer import ChunkScorer
 
 LANES = 16
 """Widths that are a multiple of it fill the vectors of every processor."""
@@ -77,10 +77,3 @@ def native_chunk_scorer(native: Kernels, chunk_scorer: ChunkScorer) -> NativeChu
     if not all(native.reads(weight) for weight in chunk_scorer.parameters()):
         return None
     return NativeChunkScorer(native, chunk_scorer)
-
-
-def fused_chunk_scorer(chunk_scorer: ChunkScorer) -> LogRatios:
-    """The chunk scorer in C with the weights that it has now, or the module itself where C does not support it."""
-    weight = chunk_scorer.inner.weight
-    native = kernels(weight.dtype) if weight.device.type == "cpu" else None
-    return (native and native_chunk_scorer(native, chunk_scorer)) or chunk_scorer

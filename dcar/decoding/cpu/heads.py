@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from dcar.decoding.fast.cpu.native import LONG, POINTER, Kernels, LinearPart, check_rows, members
+from dcar.decoding.cpu.native import LONG, POINTER, Kernels, LinearPart, check_rows, members
 from heads.build import Heads
 from heads.multi_token import MultiTokenHeads
 from heads.shared import SharedHeads

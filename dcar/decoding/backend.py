@@ -1,0 +1,82 @@
+"""The operations of a decoding step. `Backend` computes them in PyTorch; `dcar.decoding.cpu.backend` in C, on a CPU.
+
+A reader takes its backend once, when it is made (`backend_for`); nothing else asks where it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dcar.decoding.stack import Stack
+from dcar.sampling import SamplingConfig, sample_several, warp
+from heads.build import Heads
+from heads.chunk_scorer import ChunkScorer, LogRatios
+from heads.layers import TransformerLayer
+from heads.policy import ChunkPolicyConfig
+
+
+class Decision(NamedTuple):
+    """Chunks drawn side by side, the policy's distribution over their ends, and the likeliest end if it is known."""
+
+    tokens: Tensor  # [B, N, n]
+    candidates: Tensor  # [B, N, n, F], as `ChunkPolicy.candidate_features`
+    log_probs: Tensor  # [B, N K], as `ChunkPolicy.log_probs`
+    likeliest: tuple[Tensor, Tensor, Tensor] | None = None  # [B] its size, its log-probability, its chunk 0..N-1
+
+
+class LinearEnds(Protocol):
+    """The linear map from features of a chunk's n tokens to the scores of its ends."""
+
+    weight: Tensor  # [n F, n]
+    bias: Tensor  # [n]
+
+
+class Backend:
+    """The operations in PyTorch, on any device."""
+
+    copies = False
+    """Whether prepared operations hold copies of weights, so that they must be prepared again after an update."""
+
+    def stack(self, layers: Sequence[TransformerLayer], last: Sequence[nn.Module],
+              first: Sequence[nn.Module] = ()) -> Stack:
+        """Prepare layers for decoding; see `Stack`."""
+        return Stack(layers, last, first)
+
+    def heads(self, heads: Heads) -> Callable[..., Tensor]:
+        """Prepare multi-token heads: called as `PredictionHeads.forward`."""
+        return heads
+
+    def chunk_scorer(self, chunk_scorer: ChunkScorer) -> LogRatios:
+        """Prepare a chunk scorer with its present weights."""
+        return chunk_scorer
+
+    def probs(self, logits: Tensor, sampling: SamplingConfig, forbidden: Tensor | None, eos: int,
+              history: Tensor | None = None) -> Tensor:
+        """See `dcar.sampling.warp`."""
+        return warp(logits, sampling, forbidden, eos, history)
+
+    def tokens(self, logits: Tensor, u: Tensor, sampling: SamplingConfig, forbidden: Tensor | None,
+               eos: int) -> tuple[Tensor, Tensor | None]:
+        """Draw tokens [..., N] at numbers u [..., N] from the warped distributions of logits [..., V]. Also return
+        these distributions if the caller must check that they have mass."""
+        probs = warp(logits, sampling, forbidden, eos)
+        return sample_several(probs, u), probs
+
+    def decision(self, shape: ChunkPolicyConfig, ends: LinearEnds,
+                 chunk_scorer: LogRatios | None) -> Callable[..., Decision | None] | None:
+        """Return what makes a whole decision after the draw in one call (see `PolicyReader.decide`), if there is such a
+        thing. ends: the scores of a chunk's ends as one product with the features of its tokens."""
+        return None
+
+
+def backend_for(device: torch.device, dtype: torch.dtype) -> Backend:
+    """Choose the backend of a decoder with weights of this device and dtype."""
+    if device.type == "cpu":
+        from dcar.decoding.cpu.backend import cpu_backend
+
+        return cpu_backend(dtype)
+    return Backend()

@@ -1,0 +1,297 @@
+"""Decode utterances: admit them into the rows of a `BatchState`, call the step, look at `alive` now and then.
+
+`decode` speaks a list of prompts. An `Engine` does so again and again with the same buffers (and CUDA graphs), and yields
+tokens while they are decoded. Rows that finish are replaced by waiting utterances, whatever the method. The host never
+waits for a step: on a GPU it synchronises every `SYNC_EVERY` steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dcar.decoding.columns import round_up
+from dcar.decoding.ends import distribution_error, length_limit
+from dcar.decoding.graphs import StepGraphs
+from dcar.decoding.reader import Reader, reader_of
+from dcar.decoding.records import DecodeResult, Prompt, batch_of, check_prompt
+from dcar.decoding.state import LOGGED, BatchState
+from dcar.decoding.step import Admitted, Method, step
+from dcar.errors import ConfigError, DistributionError, EngineError
+from dcar.model.draft import AnyDecoder
+from dcar.sampling import SamplingConfig, group_keys, uniform
+
+SYNC_EVERY = 8
+"""Steps between two synchronisations with a GPU; on a CPU, where they are free, every step is one."""
+COLUMN_BLOCK = 128
+"""With fixed shapes attention reads a multiple of so many columns: one graph for each multiple."""
+
+
+class Progress(NamedTuple):
+    """New tokens of an utterance, by its index (member g of prompt i is i × group_size + g); `result` once it is
+    complete."""
+
+    index: int
+    tokens: list[int]
+    result: DecodeResult | None = None
+
+
+@dataclass
+class Slot:
+    """The utterance in a row, as far as the host knows it since it last looked."""
+
+    index: int
+    prompt: Prompt
+    member: int
+    prompt_length: int
+    longest: int  # upper bound on its speech positions in the cache
+    generated: int = 0
+    returned: int = 0  # tokens handed out
+
+
+class Engine:
+    """A decoder, a method and a sampling, with buffers for `rows` utterances at once. Not thread-safe.
+
+    The weights of the decoder must not change. Those of a policy may: the present ones are taken at every run.
+    Buffers grow to what a run needs. Raises ConfigError if method, decoder and sampling do not fit together.
+    """
+
+    def __init__(self, model: AnyDecoder | Reader, method: Method, sampling: SamplingConfig, rows: int = 1, *,
+                 record_hidden: bool = False, graphs: bool | None = None, compile: bool = False):
+        """record_hidden: results have the hidden states of all consumed positions; graphs: CUDA graphs (None = on a
+        GPU); compile: `torch.compile` the step as a whole."""
+        self.reader, self.method, self.sampling, self.rows = reader_of(model), method, sampling, rows
+        self.width = method.width(self.reader.config.num_prediction_heads)
+        self.record_hidden, self.device = record_hidden, self.reader.device
+        if record_hidden and method.tree is not None:
+            raise ConfigError(f"{method.name}: hidden states are not recorded of a method that drafts trees")
+        self.graphs = StepGraphs(graphs, self.device)
+        self.exact = self.device.type == "cpu" and not compile
+        self._step: Callable[[BatchState, Method], None] = torch.compile(step, fullgraph=True) if compile else step
+        self._state: BatchState | None = None
+        self._room = 0, 0  # speech positions and text units of a row
+        self.clock: Callable[[], float] = time.perf_counter  # of `seconds`; time.process_time on a busy CPU
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def decode(self, prompts: Sequence[Prompt], *, seed: int = 0, group_size: int = 1,
+               share_token_draws: bool = False) -> list[DecodeResult]:
+        """Speak every prompt `group_size` times; see `decode`."""
+        started = self.clock()
+        if self._state is not None:
+            self._state.policy_seconds = 0.0
+        results = {p.index: p.result for p in self.run(prompts, seed=seed, group_size=group_size,
+                                                       share_token_draws=share_token_draws) if p.result is not None}
+        share = 1 / max(1, len(results))
+        policy = 0.0 if self._state is None else self._state.policy_seconds
+        for result in results.values():
+            result.seconds = {"lm": share * (self.clock() - started), "policy": share * policy}
+        return [results[i] for i in range(len(results))]
+
+    @torch.inference_mode()
+    def run(self, prompts: Sequence[Prompt], *, seed: int = 0, group_size: int = 1, share_token_draws: bool = False,
+            stream: bool = False) -> Iterator[Progress]:
+        """Decode the prompts; yield each result when it is complete, and with `stream` also the new tokens of unfinished
+        utterances whenever the host looks.
+
+        Raises TextError or DataError for a prompt that the model cannot read (nothing has been decoded then), EngineError
+        if there is no memory, or DistributionError if the model gives no distribution for some token: what had finished
+        is in its `finished`.
+        """
+        for prompt in prompts:
+            check_prompt(prompt, self.reader.config)
+        finished: list[DecodeResult] = []
+        try:
+            state = self._prepare(prompts)
+            order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i].text_ids))  # the longest first
+            waiting = [(i * group_size + g, prompts[i], g) for i in order for g in range(group_size)][::-1]
+            slots: list[Slot | None] = [None] * self.rows
+            used, steps = 0, 0  # rows in use, steps since an utterance was admitted
+            while waiting or any(slots):
+                if waiting and None in slots:
+                    self._admit(state, waiting, slots, seed, share_token_draws)
+                    steps = 0
+                    used = max(i for i, slot in enumerate(slots) if slot is not None) + 1
+                elif not waiting:
+                    used = self._compact(state, slots, used)
+                for _ in range(1 if self.exact else SYNC_EVERY):
+                    self._advance(state, slots, used, steps < self.sampling.min_tokens)
+                    steps += 1
+                for progress in self._look(state, slots, used, seed, stream):
+                    if progress.result is not None:
+                        finished.append(progress.result)
+                    yield progress
+        except DistributionError as error:
+            error.finished = finished
+            raise
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+                raise
+            raise EngineError(
+                f"out of memory with {self.rows} rows of {self._room[0]} speech positions ({error}); lower the batch "
+                f"size first, then max_tokens, or set graphs=false; {len(finished)} utterances are finished and kept",
+                finished) from error
+
+    def _prepare(self, prompts: Sequence[Prompt]) -> BatchState:
+        """The state, with room for these prompts."""
+        bos = int(self.reader.config.bos)
+        need = max((len(p.prompt_ids) + bos + length_limit(p, self.sampling) for p in prompts), default=1)
+        text = max((len(p.text_ids) for p in prompts), default=1)
+        text = self.reader.text_room(text)
+        if self._state is None or need > self._room[0] or text > self._room[1]:
+            if self._state is not None or not self.exact:  # in steps, so that it happens seldom
+                need, text = round_up(need, COLUMN_BLOCK), round_up(text, 32)
+            self._room = max(need, self._room[0]), max(text, self._room[1])
+            self._state = None  # the old and the new buffers need not fit side by side
+            self.graphs.reset()
+            try:
+                self._state = BatchState(
+                    self.reader, self.sampling, self.rows, *self._room, width=self.width,
+                    draft_length=self.method.draft_length, keeps_probs=self.method.keeps_probs,
+                    record_hidden=self.record_hidden, exact=self.exact)
+            except ValueError as error:
+                raise EngineError(f"{error}; lower max_tokens") from error
+            self._state.allocate_numbers(self.method.streams)
+            self.method.start(self._state)
+        self._state.remaining.zero_()
+        self._state.alive.zero_()
+        self.method.refresh(self._state)
+        return self._state
+
+    def _admit(self, state: BatchState, waiting: list[tuple[int, Prompt, int]], slots: list[Slot | None], seed: int,
+               share_token_draws: bool) -> None:
+        """Prefill waiting prompts, each once for its whole group, into free rows."""
+        free = [i for i, slot in enumerate(slots) if slot is None][: len(waiting)]
+        taken = [waiting.pop() for _ in free]
+        unique = list({id(prompt): prompt for _, prompt, _ in taken}.values())
+        place = {id(prompt): i for i, prompt in enumerate(unique)}
+        device = self.device
+        rows, origins = (torch.tensor(x, device=device) for x in (free, [place[id(p)] for _, p, _ in taken]))
+        batch = batch_of(unique, self.reader.config, device)
+        cache, hidden = self.reader.prefill(*batch)
+        lengths = batch.prompt_lengths[origins]
+        state.cache.copy_rows(rows, cache, origins)
+        for name in ("lengths", "prefix_lengths", "origin"):
+            getattr(state.cache, name)[rows] = getattr(cache, name)[origins]
+        for (index, prompt, member), row in zip(taken, free, strict=True):
+            length = len(prompt.prompt_ids) + int(self.reader.config.bos)
+            slots[row] = Slot(index, prompt, member, length, length)
+        limits = torch.tensor([length_limit(p, self.sampling) for _, p, _ in taken], device=device)
+        names, members = [p.utterance_id for _, p, _ in taken], [member for *_, member in taken]
+        keys = group_keys(seed, names, members, share_token_draws)
+        state.admit(rows, limits, lengths, hidden[origins, lengths - 1], [k.to(device) for k in keys])
+        if state.hidden is not None:
+            state.hidden[rows, : hidden.shape[1]] = hidden[origins]  # what is padding is overwritten
+        self.method.admit(state, rows, Admitted([p for _, p, _ in taken], members, seed, batch, hidden, origins))
+
+    def _advance(self, state: BatchState, slots: Sequence[Slot | None], used: int, forbids: bool) -> None:
+        """One step of the rows in use."""
+        busy = [slot for slot in slots if slot is not None]
+        longest = max(slot.longest for slot in busy)
+        view = state.first(used if self.exact else self._bucket(used))
+        if not self.exact:  # one graph for a multiple of so many columns
+            others = state.cache.prefix + self.width + state.draft_length  # text, and what this step adds
+            longest = min(round_up(longest + others, COLUMN_BLOCK) - others, self._room[0])
+        view.expect(longest, forbids)
+        key = view.rows, longest, forbids
+        self.graphs.run(key, lambda: self._step(view, self.method), view.changing)
+        for slot in busy:
+            slot.longest = min(slot.longest + self.width, self._room[0])
+
+    def _bucket(self, used: int) -> int:
+        """Rows of a step with fixed shapes: the next power of two."""
+        return min(self.rows, 1 << (used - 1).bit_length())
+
+    # --- results ----------------------------------------------------------------------------------------------------
+
+    def _look(self, state: BatchState, slots: list[Slot | None], used: int, seed: int,
+              stream: bool) -> Iterator[Progress]:
+        """Read back which rows have finished and, for a stream, new tokens."""
+        mass, *facts = state.facts(used).tolist()
+        generated, remaining, lengths = ([int(x) for x in row] for row in facts)
+        for row, slot in enumerate(slots[:used]):
+            if slot is None:
+                continue
+            if not mass[row] > 0:
+                raise distribution_error(slot.prompt.utterance_id, slot.generated)
+            slot.longest, slot.generated = lengths[row], generated[row]
+            done = remaining[row] == 0
+            if not done and not (stream and generated[row] > slot.returned):
+                continue
+            new = state.tokens[row, slot.returned : generated[row]].tolist()
+            slot.returned = generated[row]
+            if done:
+                slots[row] = None
+            yield Progress(slot.index, new, self._result(state, row, slot, seed) if done else None)
+
+    def _result(self, state: BatchState, row: int, slot: Slot, seed: int) -> DecodeResult:
+        passes, method = int(state.passes[row]), self.method
+        log = dict(zip(LOGGED, state.log[row, :passes].T.tolist(), strict=True))
+        positions, at = [], slot.prompt_length - 1
+        for count in log["emitted"]:
+            positions.append(at)
+            at += count
+        verified = [(p, c) for p, c in zip(log["proposed"], log["cached"], strict=True) if p]
+        result = DecodeResult(
+            slot.prompt.utterance_id, method.name, seed, state.tokens[row, : slot.generated].tolist(),
+            truncated=not bool(state.ended[row]), target_passes=passes, draft_passes=int(state.draft_passes[row]),
+            proposed=sum(log["proposed"]), accepted=sum(log["cached"]), emitted=log["emitted"],
+            decision_positions=positions, prompt_length=slot.prompt_length,
+            rounds_proposed=[p for p, _ in verified], rounds_accepted=[c for _, c in verified])
+        if "actions" in method.logged:
+            result.actions = log["actions"]
+        if "log_probs" in method.logged:
+            result.action_log_probs = state.log_probs[row, :passes].tolist()
+        if "chosen" in method.logged:
+            result.chosen = log["chosen"]
+        with torch.inference_mode(False):  # a policy is trained on these
+            if state.hidden is not None:
+                result.hidden = _ordinary(state.hidden[row, : positions[-1] + 1])
+            if state.candidates is not None:
+                result.candidates = _ordinary(state.candidates[row, :passes])
+        return result
+
+    def _compact(self, state: BatchState, slots: list[Slot | None], used: int) -> int:
+        """When no utterance waits and half of the rows are empty, move the others together. Returns the rows in use."""
+        busy = [i for i, slot in enumerate(slots) if slot is not None]
+        if len(busy) > used // 2:
+            return used
+        holes = [i for i in range(len(busy)) if slots[i] is None]
+        for target, source in zip(holes, reversed(busy), strict=False):
+            state.move(source, target)
+            slots[target], slots[source] = slots[source], None
+        return len(busy)
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    """A copy that is no inference tensor."""
+    return torch.empty_like(tensor).copy_(tensor)
+
+
+def decode(model: AnyDecoder | Reader, prompts: Sequence[Prompt], method: Method, sampling: SamplingConfig, *,
+           seed: int = 0, group_size: int = 1, share_token_draws: bool = False, record_hidden: bool = False,
+           batch_size: int = 32) -> list[DecodeResult]:
+    """Speak every prompt `group_size` times; results in the order of the prompts, members of a group adjacent.
+
+    Args:
+        model: decoder in eval mode; its device and dtype are used.
+        method: what is proposed and what is kept (a `ChunkMethod`, or a verifier of `eval`).
+        seed: with it, every draw is addressed by utterance id, member of the group, and position.
+        share_token_draws: give the members of a group common random numbers for tokens (actions keep their own).
+        record_hidden: return the hidden states of all consumed positions on the model's device, and what decisions
+            after the draw saw: ordinary tensors that a policy can be trained on.
+        batch_size: utterances decoded at once (times group_size rows); no effect on the tokens.
+
+    Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been decoded then.
+    DistributionError if the model gives no distribution for some token; its `finished` are the utterances that were
+    complete.
+    """
+    if not prompts:
+        return []
+    engine = Engine(model, method, sampling, min(batch_size, len(prompts)) * group_size, record_hidden=record_hidden)
+    return engine.decode(prompts, seed=seed, group_size=group_size, share_token_draws=share_token_draws)

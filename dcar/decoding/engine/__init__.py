@@ -1,1 +1,0 @@
-"""Continuous batching on fixed buffers."""

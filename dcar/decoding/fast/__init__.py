@@ -1,1 +1,0 @@
-"""Fused forward passes: the same tokens as the reference in fewer kernels."""

@@ -1,0 +1,140 @@
+"""`Reader`: what decodes with the weights of a `CARDecoder`. It reads a prompt and then tokens that follow it.
+
+    cache, hidden = reader.prefill(*batch_of(prompts, config, device))
+    hidden = reader.read(cache, tokens)             # [B, m] -> [B, m, D]; the caller moves cache.lengths on
+    logits = reader.heads(hidden[:, -1], k)         # [B, k, V + 1]
+
+The layers are run on the ragged cache of heads/layers.py, with the operations of one backend. Language models have a
+reader of their own (dcar/decoding/language.py).
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dcar.decoding.backend import Backend, backend_for
+from dcar.decoding.columns import CausalMask, RotaryCache, columns_of, real_positions
+from dcar.decoding.policy import PolicyReader
+from dcar.decoding.stack import has_own_layers
+from dcar.errors import ConfigError
+from dcar.model.draft import AnyDecoder
+from heads.checkpoint import weights_signature
+from heads.chunk_scorer import ChunkScorer, LogRatios
+from heads.layers import KVCache
+from heads.policy import ChunkPolicy
+
+Layout = tuple[Tensor, Tensor]
+"""Attention among the tokens of a tree, bool [B or 1, m, m], and their positions [B or 1, m] from the end of the past on
+(`DraftTree.layout`)."""
+
+
+class Reader:
+    """A `CARDecoder` in eval mode, prepared for decoding. Its weights must not change (see `reader_of`)."""
+
+    def __init__(self, model: AnyDecoder, backend: Backend | None = None):
+        """ConfigError for a decoder of other layers."""
+        if not has_own_layers(model):
+            raise ConfigError(f"no reader for the layers of a {type(model).__name__}")
+        self.config, self._text_embedding, self._embedding = model.config, model.text_embedding, model.speech_embedding
+        self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
+        self.backend = backend_for(self.device, self.dtype) if backend is None else backend
+        self.heads = self.backend.heads(model.heads)
+        self.stack = self.backend.stack(list(model.layers), [model.norm])  # type: ignore[arg-type]
+        self.rotary, self._text_rotary = (
+            RotaryCache(table, self.device, self.dtype) for table in (model.speech_rotary, model.text_rotary))
+        if self.device.type != "cpu":  # graphs read the tables, so their addresses must not change
+            for rotary in (self.rotary, self._text_rotary):
+                rotary.cover(-model.speech_rotary.reach, model.speech_rotary.reach - 1)
+        self._causal = CausalMask(self.device, self.dtype)
+
+    def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
+        """Make an empty cache with room for `text` units of text and `capacity` speech positions in each row."""
+        heads = self.config.num_attention_heads
+        return KVCache(len(self.stack.layers), rows, heads, capacity, self.config.hidden_size // heads, prefix=text,
+                       device=self.device, dtype=self.dtype)
+
+    @torch.no_grad()
+    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor,
+                prompt_lengths: Tensor) -> tuple[KVCache, Tensor]:
+        """Read text [B, N] and speech prompt [B, P]. Return a cache that holds them, and the hidden states [B, P, D] of
+        the prompt."""
+        (rows, text), prompt = text_ids.shape, prompt_ids.shape[1]
+        cache = self.new_cache(rows, text, prompt)
+        cache.prefix_lengths = text_lengths
+        # With BOS the target's own positions start at 0 (BOS), so that the alignment does not depend on the prompt.
+        cache.origin = prompt_lengths - 1 if self.config.bos else torch.zeros_like(prompt_lengths)
+        self.cover(prompt)
+        self._read_text(cache, text_ids)
+        hidden = self.read(cache, prompt_ids, real=self._real(prompt_lengths, prompt))
+        cache.lengths, cache.longest = prompt_lengths, prompt
+        return cache, hidden
+
+    def text_room(self, units: int) -> int:
+        """Columns that a text of so many units takes in the cache."""
+        return units
+
+    def cover(self, capacity: int) -> None:
+        """Prepare for so many speech positions. ValueError for more than the rotary table has."""
+        self.rotary.cover(-capacity if self.config.bos else 0, capacity)
+
+    def _real(self, counts: Tensor, new: int) -> Tensor | None:
+        return real_positions(counts, new) if self.device.type == "cpu" and len(counts) > 1 else None
+
+    def _read_text(self, cache: KVCache, text_ids: Tensor) -> None:
+        """Write keys and values of text_ids [B, N], with full attention within a row, to an empty cache."""
+        rows, text = text_ids.shape
+        position = torch.arange(text, device=self.device)
+        flat, positions, real = text_ids.reshape(-1), position.repeat(rows), self._real(cache.prefix_lengths, text)
+        if real is not None:
+            flat, positions = flat.index_select(0, real), positions.index_select(0, real)
+        self._text_rotary.cover(0, text - 1)
+        seen = (position < cache.prefix_lengths[:, None])[:, None]  # [B, 1, N]
+        as_speech = cache.over(cache.kv, 0)
+        as_speech.prefix_lengths = torch.zeros_like(cache.prefix_lengths)
+        columns = columns_of(as_speech, text, self._causal, real=real, tree=seen.expand(rows, text, text))
+        self.stack.read(F.embedding(flat, self._text_embedding.weight), self._text_rotary, positions, columns)
+
+    def read(self, cache: KVCache, tokens: Tensor, layout: Layout | None = None, real: Tensor | None = None) -> Tensor:
+        """Read tokens [B, m] that follow each row's past -> hidden states [B, m, D]; keys and values are written. The
+        caller advances the cache, and has called `cover`.
+
+        `layout` makes the tokens a tree. `real` (`real_positions`): the positions that are not padding; the others are
+        skipped, their hidden states are 0.
+        """
+        rows, new = tokens.shape
+        tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout
+        flat, positions = tokens.reshape(-1), (cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1)
+        if real is not None:
+            flat, positions = flat.index_select(0, real), positions.index_select(0, real)
+        columns = columns_of(cache, new, self._causal, tree=tree, real=real)
+        x = self.stack.read(F.embedding(flat, self._embedding.weight), self.rotary, positions, columns)
+        if real is not None:
+            x = x.new_zeros(rows * new, x.shape[1]).index_copy_(0, real, x)
+        return x.view(rows, new, -1)
+
+    def policy(self, policy: ChunkPolicy) -> PolicyReader:
+        """Prepare a policy for the hidden states of this decoder."""
+        return PolicyReader(policy, self.backend, self.device, self.dtype)
+
+    def chunk_scorer(self, chunk_scorer: ChunkScorer) -> LogRatios:
+        """Prepare a chunk scorer for the hidden states of this decoder."""
+        return self.backend.chunk_scorer(chunk_scorer)
+
+
+# A reader holds the parts of its model, not the model itself, which would never be freed then.
+_readers: WeakKeyDictionary[nn.Module, tuple[object, Reader]] = WeakKeyDictionary()
+
+
+def reader_of(model: AnyDecoder | Reader) -> Reader:
+    """Return the reader of a decoder. It is made once, and again after the weights were replaced, moved or trained (but
+    not if one was written through `.data`: make a `Reader` after that)."""
+    if isinstance(model, Reader):
+        return model
+    signature = weights_signature(model)
+    if model not in _readers or _readers[model][0] != signature:
+        _readers[model] = signature, Reader(model)
+    return _readers[model][1]

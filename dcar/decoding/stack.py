@@ -1,0 +1,52 @@
+"""Transformer layers for decoding: flat rows, few kernels, one write to the cache for a layer.
+
+They compute what heads/layers.py does; sums may be rounded in another order. Rows are flat: N = batch × new positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeGuard
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dcar.decoding.columns import Columns, RotaryCache
+from dcar.model.car import CARDecoder
+from heads.layers import TransformerLayer
+
+
+def has_own_layers(model: object) -> TypeGuard[CARDecoder]:
+    """Return whether a decoder is a stack of `TransformerLayer`s (and not a language model of `transformers`)."""
+    return isinstance(model, CARDecoder) and all(isinstance(layer, TransformerLayer) for layer in model.layers)
+
+
+class Stack:
+    """Layers with the final norm (and linear layer) after them and, in a policy, the norm and linear layer before them:
+    everything between embeddings and heads."""
+
+    def __init__(self, layers: Sequence[TransformerLayer], last: Sequence[nn.Module], first: Sequence[nn.Module] = ()):
+        self.layers, self.before, self.after = list(layers), nn.Sequential(*first), nn.Sequential(*last)
+
+    def read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
+        """Run new positions that follow each row's past: x [N, in] -> [N, out], or [B, out] of the columns' `ends`
+        (with one layer). Keys and values are written to the cache. The result may share the memory of x.
+
+        positions [N]: for the rotary embedding.
+        """
+        cos, sin = rotary(positions)
+        mask = columns.mask()
+        x = self.before(x)
+        for i, layer in enumerate(self.layers):
+            qkv = layer.qkv(layer.attention_norm(x)).view(len(x), 3, layer.num_heads, -1)
+            rotated = torch.addcmul(qkv * cos, qkv.roll(qkv.shape[-1] // 2, -1), sin)  # [N, 3, H, D/H]
+            columns.write(i, rotated[:, 1:])
+            queries = rotated[:, 0]
+            if columns.ends is not None:
+                queries, x = queries.index_select(0, columns.ends), x.index_select(0, columns.ends)
+            keys, values = columns.read(i)
+            y = F.scaled_dot_product_attention(columns.fold(queries), keys, values, attn_mask=mask)
+            x = x + layer.out(columns.flat(y))
+            x = x + layer.down(F.gelu(layer.up(layer.ffn_norm(x)), approximate="tanh"))
+        return self.after(x)

@@ -1,0 +1,230 @@
+"""The state of a batch while it is decoded: fixed buffers on the device, one place a row.
+
+Everything that a step reads or writes is here, so that a step is a program of tensors at fixed addresses: nothing is
+allocated from step to step, and the host need not know what happened. `first(n)` is the same state of its first n rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from dcar.decoding.reader import Reader
+from dcar.decoding.tree import DraftTree
+from dcar.sampling import SamplingConfig, histories, shifted, uniform
+from heads.layers import KVCache
+
+LOGGED = ("emitted", "actions", "chosen", "cached", "proposed")
+"""Whole numbers that are logged of every pass."""
+
+
+ACTION_STREAMS = ("policy", "chunk", "shuffle")
+"""Streams whose numbers are those of decisions, which members of a group never share."""
+
+
+class BatchState:
+    """What a step works on. B rows; a row that holds no utterance, or a finished one, is not `alive`.
+
+    `own`: what the method keeps for each row, [B, …] by name; `shared`: what it keeps for all rows (tables on the device,
+    a policy); `caches`: keys and values of a draft model or a policy.
+    `exact`: reading a value is free (eager on a CPU), so that shapes may follow the data; otherwise all shapes are fixed.
+    """
+
+    def __init__(self, reader: Reader, sampling: SamplingConfig, rows: int, capacity: int, text: int, *, width: int,
+                 draft_length: int = 0, keeps_probs: bool = False, record_hidden: bool = False, exact: bool = True):
+        """width: most tokens that a round emits; draft_length: positions that a pass reads after the pending ones;
+        keeps_probs: the drafted tokens have distributions."""
+        self.reader, self.sampling, self.exact = reader, sampling, exact
+        self.eos, self.width, self.draft_length = reader.config.eos, width, draft_length
+        device, size, ids = reader.device, reader.config.hidden_size, reader.config.output_size
+        self.cache = reader.new_cache(rows, text, capacity + width + draft_length)
+        self.cache.exact = exact
+        reader.cover(self.cache.capacity)
+        self.caches: dict[str, KVCache] = {}
+        room = capacity + width  # tokens of a row
+
+        def whole(*shape: int) -> Tensor:
+            return torch.zeros(rows, *shape, dtype=torch.long, device=device)
+
+        self.keys = {"token": whole(), "action": whole()}  # addresses of the random numbers
+        self.prompt_lengths, self.generated, self.passes, self.draft_passes, self.zeros = (whole() for _ in range(5))
+        self.remaining = whole()  # tokens that may still be emitted: 0 in a row that is finished, or holds no utterance
+        self.alive, self.ended = (torch.zeros(rows, dtype=torch.bool, device=device) for _ in range(2))
+        self.mass = torch.ones(rows, device=device)  # least mass of the distributions so far; 0 or NaN is an error
+        self.pending, self.pending_counts = whole(1 if draft_length else width), whole()
+        self.draft_tokens, self.draft_counts = whole(draft_length), whole()
+        self.draft_probs = torch.zeros(rows, draft_length if keeps_probs else 0, ids, device=device)
+        # hidden states of the last pending token (until the first pass: of the prompt) and the drafted ones
+        self.states = torch.zeros(rows, 1 + draft_length, size, dtype=reader.dtype, device=device)
+        self.tokens, self.log = whole(room), whole(room + 1, len(LOGGED))
+        self.log_probs = torch.zeros(rows, room + 1, device=device)
+        self.numbers: dict[str, Tensor] = {}  # stream -> uniform numbers [B, room] of all positions
+        self.own: dict[str, Tensor] = {}
+        self.shared: dict[str, Any] = {}
+        self.hidden: Tensor | None = None
+        self.candidates: Tensor | None = None  # [B, decision, N, n, F], if they are recorded
+        if record_hidden:
+            self.hidden = torch.zeros(rows, self.cache.capacity, size, dtype=reader.dtype, device=device)
+        self.offsets = torch.arange(max(width, draft_length) + 1, device=device)
+        self.longest, self.forbids = 0, True  # see `expect`
+        self.policy_seconds = 0.0  # measured if `exact`
+        self._views: dict[int, Self] = {}
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        return len(self.alive)
+
+    def first(self, n: int) -> Self:
+        """Return views of the first n rows."""
+        if n == self.rows:
+            return self
+        if n not in self._views:
+            view = copy.copy(self)
+            for name, value in self._by_row():
+                setattr(view, name, value[:n] if isinstance(value, Tensor) else {k: t[:n] for k, t in value.items()})
+            view.cache = _first(self.cache, n)
+            view.caches = {name: _first(cache, n) for name, cache in self.caches.items()}
+            self._views[n] = view
+        return self._views[n]
+
+    def _by_row(self) -> list[tuple[str, Tensor | dict[str, Tensor]]]:
+        """The attributes that have one entry for each row."""
+        dicts = ("keys", "numbers", "own")
+        return [(name, value) for name, value in vars(self).items()
+                if name in dicts or isinstance(value, Tensor) and name != "offsets"]
+
+    def allocate_numbers(self, streams: Sequence[str]) -> None:
+        """Make room for the uniform numbers of these streams."""
+        for stream in streams:
+            self.numbers[stream] = torch.zeros(self.tokens.shape, dtype=torch.float64, device=self.tokens.device)
+
+    def admit(self, rows: Tensor, limits: Tensor, prompt_lengths: Tensor, hidden: Tensor, keys: Sequence[Tensor]) -> None:
+        """Start utterances in rows [R]: most tokens [R], lengths of their prompts [R], hidden states [R, D] of the last
+        position of these, and keys [R] of random numbers for tokens and for all else."""
+        for tensor in (self.generated, self.passes, self.draft_passes, self.pending_counts, self.draft_counts):
+            tensor[rows] = 0
+        self.ended[rows], self.alive[rows], self.mass[rows] = False, True, 1.0
+        self.remaining[rows], self.prompt_lengths[rows], self.states[rows, 0] = limits, prompt_lengths, hidden
+        self.keys["token"][rows], self.keys["action"][rows] = keys
+        every = torch.arange(self.tokens.shape[1], device=rows.device).expand(len(rows), -1)
+        for stream, table in self.numbers.items():
+            table[rows] = uniform(keys[stream in ACTION_STREAMS], stream, every)
+
+    def expect(self, longest: int, forbids: bool) -> None:
+        """Prepare a step before which no row holds more than `longest` speech positions, and in which EOS may be
+        forbidden or not."""
+        self.longest, self.forbids = longest, forbids
+
+    def bound(self, cache: KVCache, grown: int) -> KVCache:
+        """Bound the lengths of a cache, which may have grown by so many positions since the step began."""
+        cache.longest = int(cache.lengths.max()) if self.exact else self.longest + grown
+        return cache
+
+    def facts(self, n: int) -> Tensor:
+        """What the host asks of the first n rows [4, n] float64: mass, tokens emitted, tokens left, speech positions."""
+        return torch.stack((self.mass[:n].double(), self.generated[:n], self.remaining[:n], self.cache.lengths[:n]))
+
+    def move(self, source: int, target: int) -> None:
+        """Copy row `source` to row `target`."""
+        for _, value in self._by_row():
+            for tensor in [value] if isinstance(value, Tensor) else value.values():
+                tensor[target] = tensor[source]
+        for cache in (self.cache, *self.caches.values()):
+            for tensor in (cache.lengths, cache.prefix_lengths, cache.origin):
+                tensor[target] = tensor[source]
+            cache.kv[:, target] = cache.kv[:, source]
+
+    def changing(self) -> list[Tensor]:
+        """The small tensors that a step changes (keys, values, tokens and logs are only ever written ahead)."""
+        kept = (self.generated, self.remaining, self.passes, self.draft_passes, self.alive, self.ended, self.mass, self.pending,
+                self.pending_counts, self.draft_tokens, self.draft_counts, self.draft_probs, self.states)
+        return [*kept, *self.own.values(), *(c.lengths for c in (self.cache, *self.caches.values()))]
+
+    # --- what methods ask for ---------------------------------------------------------------------------------------
+
+    @property
+    def last_hidden(self) -> Tensor:
+        """Hidden states [B, D] of the last token that was read."""
+        return self.states[:, 0]
+
+    def most(self, counts: Tensor, bound: int) -> int:
+        """The largest of counts [B], or a bound on it where it is not known without waiting for the device."""
+        return min(int(counts.max()), bound) if self.exact else bound
+
+    def heads(self, states: Tensor, k: int) -> Tensor:
+        """Logits [..., k, V + 1] of heads 1..k."""
+        return self.reader.heads(states, k)
+
+    def next_positions(self, count: int) -> Tensor:
+        """Generated positions [B, k] of the next tokens."""
+        return self.generated[:, None] + self.offsets[:count]
+
+    def forbidden(self, positions: Tensor) -> Tensor | None:
+        """Where EOS is masked: positions [B] or [B, k], counted from the first generated token."""
+        return positions < self.sampling.min_tokens if self.forbids else None
+
+    def probs(self, logits: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
+        """The warped distributions of the tokens at generated positions [B] or [B, k]: logits [B, …, V] -> [B, …, V].
+
+        A row whose logits give no distribution raises when the host next looks.
+        """
+        probs = self.reader.backend.probs(logits, self.sampling, self.forbidden(positions), self.eos, history)
+        self.check(probs)
+        return probs
+
+    def draw(self, logits: Tensor, num_candidates: int = 1) -> Tensor:
+        """Draw the next tokens [B, k, N], N of each distribution, at the `shifted` random numbers of its position:
+        logits [B, k, V]. Not for repetition-aware sampling."""
+        positions = self.next_positions(logits.shape[1])
+        u = shifted(self.uniform("token", positions), num_candidates)
+        tokens, probs = self.reader.backend.tokens(logits, u, self.sampling, self.forbidden(positions), self.eos)
+        if probs is not None:
+            self.check(probs)
+        return tokens
+
+    def check(self, probs: Tensor) -> None:
+        """Note the mass of distributions [B, …, V]: rows that have none are an error when the host next looks."""
+        least = probs.sum(-1)
+        self.note(least if least.dim() == 1 else least.flatten(1).amin(1))
+
+    def note(self, mass: Tensor) -> None:
+        """Note a number [B] that is above 0 in a sound row, and 0 or NaN in one without a distribution."""
+        self.mass.copy_(torch.minimum(self.mass, torch.where(self.alive, mass, 1.0)))
+
+    def uniform(self, stream: str, positions: Tensor) -> Tensor:
+        """`dcar.sampling.uniform` at generated positions [B] or [B, k] for the first number of a position, looked up in
+        a table. Positions beyond the last one are padding and may get any number."""
+        table = self.numbers[stream]
+        index = positions if positions.dim() == 2 else positions[:, None]
+        return table.gather(1, index.clamp(max=table.shape[1] - 1)).view(positions.shape)
+
+    def further(self, stream: str, positions: Tensor, number: int | Tensor) -> Tensor:
+        """The same for other numbers of a position, computed from their addresses."""
+        return uniform(self.keys["token"], stream, positions, number)
+
+    def histories(self, tokens: Tensor | None = None) -> Tensor | None:
+        """The `history` argument of `warp`: the window of tokens before the next token and after each of the drafted
+        tokens [B, m], [B, m + 1, W], -1 where there are none. None without a repetition_window."""
+        window = self.sampling.repetition_window
+        if not window:
+            return None
+        index = self.generated[:, None] - window + torch.arange(window, device=self.generated.device)
+        recent = torch.where(index >= 0, self.tokens.gather(1, index.clamp(min=0)), -1)
+        return recent[:, None] if tokens is None else histories(recent, tokens)
+
+    def clock(self) -> float:
+        """Seconds, of a step that is not waited for 0."""
+        return time.perf_counter() if self.exact else 0.0
+
+
+def _first(cache: KVCache, n: int) -> KVCache:
+    view = cache.over(cache.kv[:, :n])
+    view.lengths, view.prefix_lengths, view.origin = cache.lengths[:n], cache.prefix_lengths[:n], cache.origin[:n]
+    return view

@@ -1,0 +1,186 @@
+"""The one decoding step, the same for every method, on any device.
+
+    keep     the method says which tokens are emitted, given the hidden states of what was read
+    emit     they are stored up to EOS and the length limit
+    propose  the method may draft tokens for the next pass
+    read     one pass of the decoder over the emitted tokens that were not read yet, and the draft
+
+A step is a program of tensors on the buffers of a `BatchState`. The host reads nothing, and no shape depends on data, so
+it can be captured as a CUDA graph or compiled as a whole. Eager on a CPU, where reading is free, widths follow the data
+(`BatchState.most`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dcar.decoding.columns import real_positions
+from dcar.decoding.records import Prompt, PromptBatch
+from dcar.decoding.state import BatchState
+from dcar.decoding.tree import DraftTree
+from heads.layers import KVCache
+
+
+@dataclass
+class Kept:
+    """What a method keeps: tokens[b, :counts[b]] are emitted. Of these the first `cached` [B] were drafted and accepted,
+    so their keys and values are in the cache already."""
+
+    tokens: Tensor  # [B, n]
+    counts: Tensor  # [B]
+    cached: Tensor | None = None
+    path: Tensor | None = None  # [B, L] of a tree: the nodes that were accepted, from the root on, padded with 0
+    actions: Tensor | None = None  # [B] chunk size asked for
+    chosen: Tensor | None = None  # [B] which of several chunks drawn side by side
+    log_probs: Tensor | None = None  # [B] of the action under the policy
+
+
+@dataclass
+class Draft:
+    """Tokens [B, m] proposed after the pending one, of which counts [B] are real; probs [B, m, V + 1] are the warped
+    distributions that they were drawn from, if verification needs them; passes [B] of a draft model."""
+
+    tokens: Tensor
+    counts: Tensor
+    probs: Tensor | None = None
+    passes: Tensor | None = None
+
+
+class Method:
+    """A way of decoding. It holds settings and constant tensors only; what it keeps for each row is in `BatchState.own`,
+    so one object serves any number of batches. A subclass overrides `keep`, and `propose` if it drafts."""
+
+    name = "method"
+    draft_length = 0
+    """Most positions that `propose` returns."""
+    keeps_probs = False
+    """Whether its drafts have distributions."""
+    streams: Sequence[str] = ("token",)
+    """The streams of random numbers that it looks up by `BatchState.uniform`."""
+    tree: DraftTree | None = None
+    """The shape of its drafts, if they are trees."""
+    logged: Sequence[str] = ()
+    """What its results have of `actions`, `log_probs` and `chosen`."""
+
+    def width(self, heads: int) -> int:
+        """Most tokens that a round emits, of a decoder with so many heads. ConfigError if it has too few."""
+        return 1
+
+    def start(self, state: BatchState) -> None:
+        """Allocate what it keeps for each row, once for a state. ConfigError if the decoder does not fit."""
+
+    def refresh(self, state: BatchState) -> None:
+        """Take the present weights of what it asks (a policy). Called before every run."""
+
+    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
+        """Set what it keeps for rows [R], into which utterances have been admitted."""
+
+    def keep(self, state: BatchState) -> Kept:
+        """Return the tokens to emit, given `state.states` [B, 1 + m, D]: hidden states of the last token and of the
+        drafted ones (`state.draft_tokens`, of which `state.draft_counts` are real)."""
+        raise NotImplementedError
+
+    def propose(self, state: BatchState) -> Draft | None:
+        """Return tokens to verify in the next pass."""
+        return None
+
+    def observe(self, state: BatchState, hidden: Tensor, real: Tensor | None) -> None:
+        """Take note of a pass: hidden [B, m, D] of the pending tokens, before the cache moves on."""
+
+
+@dataclass
+class Admitted:
+    """Utterances that were admitted into R rows. Those of a group share one prefill: there are U of them."""
+
+    prompts: Sequence[Prompt]  # of each row
+    members: Sequence[int]  # of each row in its group
+    seed: int
+    batch: PromptBatch  # the U prompts that were read
+    hidden: Tensor  # [U, P, D] of these
+    origins: Tensor  # [R] which of them each row continues
+
+    @property
+    def lengths(self) -> Tensor:
+        """Speech positions [U] of the prompts."""
+        return self.batch.prompt_lengths
+
+
+def step(state: BatchState, method: Method) -> None:
+    """Advance every live row by one round."""
+    kept = method.keep(state)
+    emit(state, kept)
+    if state.exact and not bool(state.alive.any()):
+        return  # what was emitted last is never read
+    read(state, method, method.propose(state) if state.draft_length else None)
+
+
+def emit(state: BatchState, kept: Kept) -> None:
+    """Store the kept tokens up to EOS and the length limit, and end the rows that reach one of them."""
+    width, cached = kept.tokens.shape[1], kept.cached
+    asked = torch.minimum(kept.counts, state.remaining)
+    first_end = torch.where(kept.tokens == state.eos, state.offsets[:width], width).amin(1)
+    counts, ended = torch.minimum(asked, first_end), first_end < asked
+    state.tokens.scatter_(1, state.next_positions(width), kept.tokens)
+    facts = (counts, kept.actions, kept.chosen, cached, state.draft_counts if state.draft_length else None)
+    facts_of_pass = torch.stack([state.zeros if fact is None else fact for fact in facts], -1)
+    state.log.scatter_(1, state.passes[:, None, None].expand(-1, 1, len(facts)), facts_of_pass[:, None])
+    if kept.log_probs is not None:
+        state.log_probs.scatter_(1, state.passes[:, None], kept.log_probs[:, None])
+    state.passes.add_(state.alive)
+    state.generated.add_(counts)
+    state.remaining.sub_(counts).masked_fill_(ended, 0)
+    state.ended.logical_or_(ended)
+    torch.gt(state.remaining, 0, out=state.alive)
+    if cached is None:  # the next pass reads what was emitted
+        state.pending[:, :width].copy_(kept.tokens)
+        torch.mul(counts, state.alive, out=state.pending_counts)
+        return
+    if kept.path is not None:
+        state.cache.gather(state.cache.lengths, kept.path)
+    state.cache.lengths.add_(cached * state.alive)
+    torch.gather(kept.tokens, 1, cached[:, None], out=state.pending)
+    state.pending_counts.copy_(state.alive)
+
+
+def read(state: BatchState, method: Method, draft: Draft | None) -> None:
+    """Read the pending tokens and the draft in one pass."""
+    counts = state.pending_counts
+    width = state.most(counts, state.pending.shape[1])
+    tokens, layout, real = state.pending[:, :width], None, None
+    if draft is not None:
+        m = draft.tokens.shape[1]
+        state.draft_tokens[:, :m].copy_(draft.tokens)
+        state.draft_counts.copy_(draft.counts)
+        if draft.probs is not None:
+            state.draft_probs[:, :m].copy_(draft.probs)
+        if draft.passes is not None:
+            state.draft_passes.add_(draft.passes)
+        tokens = torch.cat((tokens, draft.tokens), 1)
+        layout = None if method.tree is None else method.tree.layout
+    elif state.draft_length:
+        state.draft_counts.zero_()
+    if state.exact and state.rows > 1 and layout is None:
+        real = real_positions(counts + state.draft_counts, tokens.shape[1])
+    hidden = state.reader.read(state.bound(state.cache, state.width - 1 if state.draft_length else 0), tokens, layout, real)
+    if state.draft_length:
+        state.states[:, : hidden.shape[1]].copy_(hidden)
+    else:
+        last = (counts - 1).clamp(min=0)
+        torch.gather(hidden, 1, last[:, None, None].expand(-1, 1, hidden.shape[2]), out=state.states)
+    if state.hidden is not None:
+        record(state.hidden, state.cache.lengths, hidden)
+    method.observe(state, hidden, real)
+    state.cache.lengths.add_(counts)
+
+
+def record(target: Tensor, start: Tensor, values: Tensor) -> None:
+    """Write values [B, m, …] to target[b, start[b] : start[b] + m]. Padding after a row's real values is overwritten by
+    its next ones, or never read."""
+    rows, room = target.shape[:2]
+    index = (torch.arange(0, rows * room, room, device=start.device) + start)[:, None]
+    index = (index + torch.arange(values.shape[1], device=start.device)).view(-1)
+    target.view(rows * room, *target.shape[2:]).index_copy_(0, index, values.flatten(0, 1))

@@ -93,7 +93,8 @@ class Columns:
     padding_to: Tensor | None = None  # [B]; None: no padding
     tree: Tensor | None = None  # [N, last], additive
     real: Tensor | None = None  # [N] which of the rows × new positions these are; None: all
-    ends: Tensor | None = None  # [B] of the N: the only positions with a query in the last layer
+    ends: Tensor | None = None  # [B] of the N: the only positions with a query, where there is one layer
+    writes_only: bool = False  # only keys and values are needed: the last layer ends there, and the result means nothing
 
     def write(self, layer: int, keys_values: Tensor) -> None:
         """Store [N, 2, H, D/H]."""

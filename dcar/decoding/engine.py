@@ -212,12 +212,11 @@ class Engine:
     def _look(self, state: BatchState, slots: list[Slot | None], used: int, seed: int,
               stream: bool) -> Iterator[Progress]:
         """Read back which rows have finished and, for a stream, new tokens."""
-        mass, *facts = state.facts(used).tolist()
-        generated, remaining, lengths = ([int(x) for x in row] for row in facts)
+        sound, generated, remaining, lengths = state.facts(used).tolist()
         for row, slot in enumerate(slots[:used]):
             if slot is None:
                 continue
-            if not mass[row] > 0:
+            if not sound[row]:
                 raise distribution_error(slot.prompt.utterance_id, slot.generated)
             slot.longest, slot.generated = lengths[row], generated[row]
             done = remaining[row] == 0

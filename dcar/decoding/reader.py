@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcar.decoding.backend import Backend, backend_for
-from dcar.decoding.columns import CausalMask, RotaryCache, columns_of, real_positions
+from dcar.decoding.columns import CausalMask, RotaryCache, columns_of, real_positions, round_up
 from dcar.decoding.policy import PolicyReader
 from dcar.decoding.stack import has_own_layers
 from dcar.errors import ConfigError
@@ -74,8 +74,9 @@ class Reader:
         return cache, hidden
 
     def text_room(self, units: int) -> int:
-        """Columns that a text of so many units takes in the cache."""
-        return units
+        """Columns that a text of so many units takes in the cache. They are a multiple of the vectors of a CPU, so that
+        sums over the columns of a row are rounded alike whatever the texts of the others."""
+        return round_up(units, 16)
 
     def cover(self, capacity: int) -> None:
         """Prepare for so many speech positions. ValueError for more than the rotary table has."""
@@ -96,6 +97,7 @@ class Reader:
         as_speech = cache.over(cache.kv, 0)
         as_speech.prefix_lengths = torch.zeros_like(cache.prefix_lengths)
         columns = columns_of(as_speech, text, self._causal, real=real, tree=seen.expand(rows, text, text))
+        columns.writes_only = True
         self.stack.read(F.embedding(flat, self._text_embedding.weight), self._text_rotary, positions, columns)
 
     def read(self, cache: KVCache, tokens: Tensor, layout: Layout | None = None, real: Tensor | None = None) -> Tensor:

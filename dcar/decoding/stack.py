@@ -42,6 +42,8 @@ class Stack:
             qkv = layer.qkv(layer.attention_norm(x)).view(len(x), 3, layer.num_heads, -1)
             rotated = torch.addcmul(qkv * cos, qkv.roll(qkv.shape[-1] // 2, -1), sin)  # [N, 3, H, D/H]
             columns.write(i, rotated[:, 1:])
+            if columns.writes_only and i + 1 == len(self.layers):
+                return x
             queries = rotated[:, 0]
             if columns.ends is not None:
                 queries, x = queries.index_select(0, columns.ends), x.index_select(0, columns.ends)

@@ -55,7 +55,7 @@ class BatchState:
         self.prompt_lengths, self.generated, self.passes, self.draft_passes, self.zeros = (whole() for _ in range(5))
         self.remaining = whole()  # tokens that may still be emitted: 0 in a row that is finished, or holds no utterance
         self.alive, self.ended = (torch.zeros(rows, dtype=torch.bool, device=device) for _ in range(2))
-        self.mass = torch.ones(rows, device=device)  # least mass of the distributions so far; 0 or NaN is an error
+        self.sound = torch.ones(rows, dtype=torch.bool, device=device)  # every distribution so far had mass
         self.pending, self.pending_counts = whole(1 if draft_length else width), whole()
         self.draft_tokens, self.draft_counts = whole(draft_length), whole()
         self.draft_probs = torch.zeros(rows, draft_length if keeps_probs else 0, ids, device=device)
@@ -110,7 +110,7 @@ class BatchState:
         position of these, and keys [R] of random numbers for tokens and for all else."""
         for tensor in (self.generated, self.passes, self.draft_passes, self.pending_counts, self.draft_counts):
             tensor[rows] = 0
-        self.ended[rows], self.alive[rows], self.mass[rows] = False, True, 1.0
+        self.ended[rows], self.alive[rows], self.sound[rows] = False, True, True
         self.remaining[rows], self.prompt_lengths[rows], self.states[rows, 0] = limits, prompt_lengths, hidden
         self.keys["token"][rows], self.keys["action"][rows] = keys
         every = torch.arange(self.tokens.shape[1], device=rows.device).expand(len(rows), -1)
@@ -128,8 +128,8 @@ class BatchState:
         return cache
 
     def facts(self, n: int) -> Tensor:
-        """What the host asks of the first n rows [4, n] float64: mass, tokens emitted, tokens left, speech positions."""
-        return torch.stack((self.mass[:n].double(), self.generated[:n], self.remaining[:n], self.cache.lengths[:n]))
+        """What the host asks of the first n rows [4, n]: sound, tokens emitted, tokens left, speech positions."""
+        return torch.stack((self.sound[:n], self.generated[:n], self.remaining[:n], self.cache.lengths[:n]))
 
     def move(self, source: int, target: int) -> None:
         """Copy row `source` to row `target`."""
@@ -143,7 +143,7 @@ class BatchState:
 
     def changing(self) -> list[Tensor]:
         """The small tensors that a step changes (keys, values, tokens and logs are only ever written ahead)."""
-        kept = (self.generated, self.remaining, self.passes, self.draft_passes, self.alive, self.ended, self.mass, self.pending,
+        kept = (self.generated, self.remaining, self.passes, self.draft_passes, self.alive, self.ended, self.sound, self.pending,
                 self.pending_counts, self.draft_tokens, self.draft_counts, self.draft_probs, self.states)
         return [*kept, *self.own.values(), *(c.lengths for c in (self.cache, *self.caches.values()))]
 
@@ -190,13 +190,13 @@ class BatchState:
         return tokens
 
     def check(self, probs: Tensor) -> None:
-        """Note the mass of distributions [B, …, V]: rows that have none are an error when the host next looks."""
-        least = probs.sum(-1)
-        self.note(least if least.dim() == 1 else least.flatten(1).amin(1))
+        """Note whether distributions [B, …, V] have mass: live rows without are an error when the host next looks."""
+        has_mass = probs.sum(-1) > 0
+        self.note(has_mass if has_mass.dim() == 1 else has_mass.flatten(1).all(1))
 
-    def note(self, mass: Tensor) -> None:
-        """Note a number [B] that is above 0 in a sound row, and 0 or NaN in one without a distribution."""
-        self.mass.copy_(torch.minimum(self.mass, torch.where(self.alive, mass, 1.0)))
+    def note(self, sound: Tensor) -> None:
+        """Note which rows [B] are sound, if they are alive."""
+        self.sound.logical_and_(sound | ~self.alive)
 
     def uniform(self, stream: str, positions: Tensor) -> Tensor:
         """`dcar.sampling.uniform` at generated positions [B] or [B, k] for the first number of a position, looked up in

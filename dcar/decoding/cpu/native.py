@@ -210,6 +210,8 @@ class NativeStack:
         if self._memory is None or columns.kv is not self._memory[0] or rotary.cos is not self._memory[1]:
             self._set_memory(columns.kv, rotary)
         x, kept = x.contiguous(), columns.ends
+        if columns.writes_only:  # one query in the last layer, as there must be one
+            kept = torch.zeros(1, dtype=torch.long)
         y = x.new_empty(len(x) if kept is None else len(kept), self.out) if self._apart or kept is not None else x
         p.positions, p.x, p.result, p.threads = len(x), x.data_ptr(), y.data_ptr(), torch.get_num_threads()
         read = [None if t is None else t.contiguous()  # kept alive until the end of the call

@@ -17,7 +17,7 @@ from torch import nn
 
 from dcar.errors import CheckpointError, ConfigError, TextError
 from dcar.model.backbones.cosyvoice import load_trunk
-from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder, check_architecture
 from dcar.sources.hub import from_hub
 from dcar.text.inventory import TEXT_TOKENIZER
 
@@ -104,10 +104,8 @@ def load_causal_lm(model: str | Path, speech: SpeechIds | None, speech_vocab_siz
 
     source: Any = from_hub(AutoModelForCausalLM.from_pretrained, model, "a causal language model", dtype=torch.float32)
     architecture, trunk = source.config.to_dict(), source.base_model.state_dict()
-    table = trunk.get("embed_tokens.weight")
-    if table is None:
-        raise CheckpointError(f"{model}: '{architecture.get('model_type')}' has no embed_tokens; models built like "
-                              "Llama and Qwen2 can be used")
+    check_architecture(architecture)
+    table = trunk["embed_tokens.weight"]
     codes = len(speech.codes) if speech else speech_vocab_size
     if codes < 1:
         raise ConfigError("speech_vocab_size is not set: give the number of codes that the model shall speak")

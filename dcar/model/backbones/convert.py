@@ -25,7 +25,7 @@ from dcar.config.schema import seed_setting
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.backbones.causal_lm import SpeechIds, TextTokenizer, llasa_ids, llasa_template, load_causal_lm
 from dcar.model.backbones.cosyvoice import BLANK, load_cosyvoice1, load_cosyvoice2
-from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneDecoder, check_ragged
+from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneDecoder
 from dcar.model.cards import decoder_card
 from dcar.process import run_claimed
 from dcar.text.inventory import TEXT_VOCAB_SIZE
@@ -69,7 +69,7 @@ class ConvertConfig:
 
 
 def convert(config: ConvertConfig) -> BackboneDecoder:
-    """Build the decoder, hold it against the model's own forward pass, and save it. Raises CheckpointError."""
+    """Build the decoder and save it. Raises CheckpointError."""
     torch.manual_seed(config.seed)
     source, out = Path(config.source), Path(config.out)
     settings: dict[str, Any] = dict(
@@ -107,7 +107,6 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
                               f"{TEXT_VOCAB_SIZE} phonemes; choose a larger model or phonemes=false")
     if config.copy_output and config.heads > 1:
         decoder.heads.start_outputs(decoder.heads.base.weight)
-    check_ragged(decoder)
     origin = provenance(source=config.source, kind=config.kind, checksum=decoder.checksum())
     decoder.save_pretrained(out, card=decoder_card(decoder, origin))
     if text is not None:

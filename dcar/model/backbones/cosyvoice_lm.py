@@ -3,6 +3,7 @@
 Text goes through an encoder of its own (six causal blocks and a linear layer), speech codes through a table; both, with
 the symbols between them, are one causal sequence for fourteen Transformer blocks. Attention knows relative positions
 only (Dai et al. 2019, arXiv 1901.02860, section 3.3), which suits a ragged cache: columns need positions, not offsets.
+Decoding (dcar/decoding/language.py) calls the parts of the blocks on such a cache.
 
 Written from cosyvoice/llm/llm.py (TransformerLM), cosyvoice/transformer/encoder.py and attention.py of
 FunAudioLLM/CosyVoice. The sizes come from the checkpoint, what the weights do not show from its cosyvoice.yaml: Swish
@@ -29,12 +30,17 @@ class Distances(NamedTuple):
     behind: Tensor  # int64 [B or 1, m, C], distance of key c from query m; 0 where the key is behind it (masked anyway)
 
 
-def distances(queries: Tensor, keys: Tensor, width: int) -> Distances:
-    """Of positions of queries [B or 1, m] and keys [B or 1, C], which are below C."""
-    index = (queries[..., None] - keys[:, None]).clamp(0, keys.shape[1] - 1)
-    frequency = torch.exp(torch.arange(0, width, 2, device=keys.device) * (-math.log(10_000.0) / width))
-    angle = torch.arange(keys.shape[1], device=keys.device)[:, None] * frequency
-    return Distances(torch.stack((angle.sin(), angle.cos()), -1).flatten(1), index)
+def sinusoids(count: int, width: int, device: torch.device) -> Tensor:
+    """Sine and cosine in turn of the distances 0 .. count - 1: [count, width] float32."""
+    frequency = torch.exp(torch.arange(0, width, 2, device=device) * (-math.log(10_000.0) / width))
+    angle = torch.arange(count, device=device)[:, None] * frequency
+    return torch.stack((angle.sin(), angle.cos()), -1).flatten(1)
+
+
+def distances(positions: Tensor, width: int) -> Distances:
+    """Of a sequence whose positions are [B or 1, S], below S."""
+    index = (positions[..., None] - positions[:, None]).clamp(0, positions.shape[1] - 1)
+    return Distances(sinusoids(positions.shape[1], width, positions.device), index)
 
 
 class RelativeAttention(nn.Module):
@@ -49,18 +55,26 @@ class RelativeAttention(nn.Module):
         self.pos_bias_u = nn.Parameter(torch.zeros(heads, width // heads))
         self.pos_bias_v = nn.Parameter(torch.zeros(heads, width // heads))
 
-    def forward(self, x: Tensor, relative: Distances, mask: Tensor, cache: Any = None, layer: int = 0) -> Tensor:
-        """x [B, m, D]; mask boolean [B or 1, 1, m, C], True = may attend; cache: see `dcar.model.backbones.decoder`."""
-        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                   for f in (self.linear_q, self.linear_k, self.linear_v))  # [B, H, m, d]
-        if cache is not None:
-            k, v = cache.update(k, v, layer)
+    def forward(self, x: Tensor, relative: Distances, mask: Tensor) -> Tensor:
+        """x [B, m, D]; mask boolean [B or 1, 1, m, m], True = may attend."""
+        q, k, v = (part.transpose(1, 2) for part in self.project(x))  # [B, H, m, d]
+        bias = self.position_scores(q, relative).masked_fill(~mask, -torch.inf)
+        return self.linear_out(self.attend(q, k, v, bias).transpose(1, 2).flatten(2))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values: x [..., D] -> three times [..., H, d]."""
+        return (self.linear_q(x).unflatten(-1, (self.heads, -1)), self.linear_k(x).unflatten(-1, (self.heads, -1)),
+                self.linear_v(x).unflatten(-1, (self.heads, -1)))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        """q [B, H, m, d], k and v [B, H, C, d], bias [B, H, m, C]: scores of positions and, as -inf, the mask."""
+        return F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, attn_mask=bias)
+
+    def position_scores(self, q: Tensor, relative: Distances) -> Tensor:
+        """What positions add to the scores of q [B, H, m, d]: [B, H, m, C]."""
         by_distance = self._by_distance(q + self.pos_bias_v[:, None], relative.table.to(q.dtype))
         index = relative.behind[:, None].expand(len(q), self.heads, -1, -1)
-        bias = by_distance.gather(3, index) / math.sqrt(q.shape[-1])
-        bias = bias.masked_fill(~mask, -torch.inf)
-        y = F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, attn_mask=bias)
-        return self.linear_out(y.transpose(1, 2).flatten(2))
+        return by_distance.gather(3, index) / math.sqrt(q.shape[-1])
 
     def _by_distance(self, q: Tensor, table: Tensor) -> Tensor:
         """q [B, H, m, d] · W r_n for every row of the table [n, D] -> [B, H, m, n]."""
@@ -91,8 +105,8 @@ class Block(nn.Module):
         self.self_attn = RelativeAttention(width, heads)
         self.feed_forward = FeedForward(width, ffn_size, activation)
 
-    def forward(self, x: Tensor, relative: Distances, mask: Tensor, cache: Any = None, layer: int = 0) -> Tensor:
-        x = x + self.self_attn(self.norm1(x), relative, mask, cache, layer)
+    def forward(self, x: Tensor, relative: Distances, mask: Tensor) -> Tensor:
+        x = x + self.self_attn(self.norm1(x), relative, mask)
         return x + self.feed_forward(self.norm2(x))
 
 
@@ -124,7 +138,7 @@ class TextEncoder(nn.Module):
         x = self.input_norm(self.input(self.embedding(ids.view(-1, ids.shape[-1]))))
         x = x * math.sqrt(x.shape[-1])
         position = torch.arange(x.shape[1], device=x.device)[None]
-        relative, mask = distances(position, position, x.shape[-1]), (position <= position.T)[None, None]
+        relative, mask = distances(position, x.shape[-1]), (position <= position.T)[None, None]
         for layer in self.layers:
             x = layer(x, relative, mask)
         return self.output(self.norm(x)).view(*ids.shape, -1)
@@ -150,19 +164,18 @@ class CosyVoiceLM(nn.Module):
         self.gradient_checkpointing, self._checkpoint_settings = True, settings
 
     def forward(self, inputs_embeds: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None,
-                past_key_values: Any = None, use_cache: bool = False) -> Hidden:
-        """inputs_embeds [B, m, D], their positions [B or 1, m], mask [B, 1, m, C]; without the last two one plain
-        sequence. past_key_values: `dcar.model.backbones.decoder.LayerCache`."""
+                use_cache: bool = False) -> Hidden:
+        """inputs_embeds [B, m, D], their positions [B or 1, m], mask [B, 1, m, m]; without the last two one plain
+        sequence. Decoding with a cache is `dcar.decoding.language`'s business; use_cache must be False."""
         if position_ids is None:
             position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
-        keys = position_ids if past_key_values is None else past_key_values.positions(position_ids)
         if attention_mask is None:
-            attention_mask = (keys[:, None] <= position_ids[..., None])[:, None]
+            attention_mask = (position_ids[:, None] <= position_ids[..., None])[:, None]
         x = F.relu(self.input_norm(self.input(inputs_embeds)))
         x = x * math.sqrt(x.shape[-1])
-        relative = distances(position_ids, keys, x.shape[-1])
-        recompute = self.gradient_checkpointing and self.training and past_key_values is None
-        for i, layer in enumerate(self.layers):
+        relative = distances(position_ids, x.shape[-1])
+        recompute = self.gradient_checkpointing and self.training
+        for layer in self.layers:
             x = (checkpoint(layer, x, relative, attention_mask, **self._checkpoint_settings) if recompute
-                 else layer(x, relative, attention_mask, past_key_values, i))
+                 else layer(x, relative, attention_mask))
         return Hidden(self.norm(x))

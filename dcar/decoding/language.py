@@ -1,0 +1,191 @@
+"""Forward passes of language models in few kernels, on the ragged cache: `LanguagePasses`.
+
+The layers of Llama, Qwen2, Qwen3 and Mistral and of `cosyvoice-lm` are computed here, with the modules of the model
+itself: projections are called, so that adapters of peft and merged weights both work, and no weight is copied. What
+these models compute is known, so `transformers` has no part in a pass; its forward, which training uses, is the
+reference of the tests.
+
+Rows are flat within the layers: N = batch × new positions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dcar.decoding.fast.columns import CausalMask, Columns, columns_of
+from dcar.errors import EngineError
+from dcar.model.backbones.cosyvoice_lm import CosyVoiceLM, Distances, sinusoids
+from dcar.model.backbones.decoder import BackboneDecoder
+from heads.layers import KVCache
+
+REACH = 8192
+"""Positions of a row, text and speech together, that the tables cover."""
+
+
+def rms_norm(norm: Any, x: Tensor) -> Tensor:
+    """x [..., D], as an RMSNorm module of `transformers` computes it, in one kernel."""
+    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+def attend(columns: Columns, layer: int, queries: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Grouped-query attention (Ainslie et al. 2023): queries [N, H, d] -> [N, H d].
+
+    The H / K queries that share keys and values are read as as many positions of one head, so that keys and values are
+    not repeated and every kernel of `scaled_dot_product_attention` serves. mask: see `grouped`.
+    """
+    keys, values = columns.read(layer)  # [B, K, columns, d]
+    shared, size = keys.shape[1], queries.shape[2]
+    q = columns.fold(queries.unflatten(1, (shared, -1)).flatten(2))  # [B, K, m, H / K × d]
+    q = q.unflatten(3, (-1, size)).flatten(2, 3)  # [B, K, m × H / K, d]
+    y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
+    return columns.flat(y.unflatten(2, (columns.new, -1)).flatten(3))
+
+
+def grouped(mask: Tensor | None, groups: int) -> Tensor | None:
+    """An additive mask [B or 1, 1, m, columns] for the queries of `attend`: [B or 1, 1, m × groups, columns]."""
+    return mask if mask is None or mask.shape[2] == 1 else mask.repeat_interleave(groups, dim=2)
+
+
+class RotaryLayers:
+    """Layers of Llama, Qwen2 (biases), Qwen3 (norms of queries and keys) and Mistral, with the final norm."""
+
+    def __init__(self, backbone: Any, device: torch.device, dtype: torch.dtype):
+        self._layers, self._norm = backbone.layers, backbone.norm
+        # A new module: the frequencies of the model's own may have been cast with its weights.
+        cos, sin = type(backbone.rotary_emb)(config=backbone.config)(torch.zeros(()), torch.arange(REACH)[None])
+        half = cos.shape[-1] // 2
+        sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)  # see `heads.layers.RotaryTable`
+        rotation = torch.stack((cos[0], sin[0]), 1)  # [REACH, 2, d]
+        identity = torch.tensor([1.0, 0.0])[:, None].expand_as(rotation)
+        self._rotary = torch.stack((rotation, identity), 2).to(device, dtype)  # [REACH, 2, 2, d]
+
+    def _angles(self, positions: Tensor, rotated: int, plain: int) -> tuple[Tensor, Tensor]:
+        """Cosine and signed sine for positions [N], each [N, heads, d]: of `rotated` heads and, the identity, of
+        `plain` ones, so that queries, keys and values are rotated at once."""
+        both = self._rotary.index_select(0, positions)
+        heads = torch.cat((both[:, :, :1].expand(-1, -1, rotated, -1), both[:, :, 1:].expand(-1, -1, plain, -1)), 2)
+        return heads[:, 0], heads[:, 1]
+
+    def read(self, x: Tensor, positions: Tensor, columns: Columns, cache: KVCache) -> Tensor:
+        """New positions after each row's past: x [N, D], positions [B, m] -> [N, D]. Keys and values are written."""
+        size = self._rotary.shape[-1]
+        shared = columns.kv.shape[4]
+        heads = self._layers[0].self_attn.num_key_value_groups * shared
+        cos, sin = self._angles(positions.reshape(-1), heads + shared, shared)
+        mask = grouped(columns.mask(), heads // shared)
+        for i, layer in enumerate(self._layers):
+            attention = layer.self_attn
+            y = rms_norm(layer.input_layernorm, x)
+            q, k, v = (project(y).unflatten(1, (-1, size))
+                       for project in (attention.q_proj, attention.k_proj, attention.v_proj))
+            if hasattr(attention, "q_norm"):
+                q, k = rms_norm(attention.q_norm, q), rms_norm(attention.k_norm, k)
+            qkv = torch.cat((q, k, v), 1)  # [N, H + 2 K, d]
+            qkv = torch.addcmul(qkv * cos, qkv.roll(size // 2, -1), sin)
+            columns.write(i, qkv[:, heads:].unflatten(1, (2, shared)))
+            x = x + attention.o_proj(attend(columns, i, qkv[:, :heads], mask, attention.scaling))
+            x = x + layer.mlp(rms_norm(layer.post_attention_layernorm, x))
+        return rms_norm(self._norm, x)
+
+
+def key_positions(cache: KVCache, positions: Tensor, columns: int) -> Tensor:
+    """Positions [B, columns] of the keys in a cache to which those at `positions` [B, m] were appended; empty columns
+    have any position."""
+    column = torch.arange(columns, device=positions.device)
+    known = torch.where(column < cache.prefix, column, column - cache.prefix + cache.prefix_lengths[:, None])
+    at = cache.prefix + cache.lengths[:, None] + torch.arange(positions.shape[1], device=positions.device)
+    return known.scatter(1, at, positions)
+
+
+class RelativeLayers:
+    """The blocks of `cosyvoice-lm`, whose attention knows relative positions, with what is before and after them."""
+
+    def __init__(self, backbone: CosyVoiceLM, device: torch.device, dtype: torch.dtype):
+        self._backbone = backbone
+        self._table = sinusoids(REACH, backbone.norm.weight.shape[0], device).to(dtype)
+
+    def read(self, x: Tensor, positions: Tensor, columns: Columns, cache: KVCache) -> Tensor:
+        """See `RotaryLayers.read`."""
+        model: Any = self._backbone
+        keys = key_positions(cache, positions, columns.last)
+        behind = (positions[..., None] - keys[:, None]).clamp(0, columns.last - 1)  # [B, m, columns]
+        relative, mask = Distances(self._table[: columns.last], behind), columns.mask()
+        x = F.relu(model.input_norm(model.input(x))) * math.sqrt(x.shape[1])
+        for i, layer in enumerate(model.layers):
+            attention = layer.self_attn
+            q, k, v = attention.project(layer.norm1(x))  # [N, H, d]
+            columns.write(i, torch.stack((k, v), 1))
+            q = columns.fold(q)  # [B, H, m, d]
+            bias = attention.position_scores(q, relative)
+            y = attention.attend(q, *columns.read(i), bias if mask is None else bias + mask)
+            x = x + attention.linear_out(columns.flat(y))
+            x = x + layer.feed_forward(layer.norm2(x))
+        return model.norm(x)
+
+
+class LanguagePasses:
+    """Forward passes of a `BackboneDecoder` in eval mode. Its weights may change, their device and type may not.
+
+    device, dtype: of the language model's weights, and so of keys and values. Hidden states have the type of the heads.
+    """
+
+    def __init__(self, model: BackboneDecoder):
+        weight = model.norm.weight
+        self.device: torch.device = weight.device
+        self.dtype: torch.dtype = weight.dtype
+        self.heads = model.heads
+        layers = RelativeLayers if isinstance(model.backbone, CosyVoiceLM) else RotaryLayers
+        self._layers = layers(model.backbone, self.device, self.dtype)
+        self._model, self._causal = model, CausalMask(self.device, self.dtype)
+
+    @torch.no_grad()
+    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
+                capacity: int) -> tuple[KVCache, Tensor]:
+        """Read text [B, N] and speech prompt [B, P]; returns the cache (room for `capacity` speech positions) and the
+        hidden states [B, P, D] of the prompt. EngineError for more positions than the tables have."""
+        config = self._model.config
+        prefix, lengths = self._model.prefix(text_ids, text_lengths)
+        n, p = prefix.shape[1], prompt_ids.shape[1]
+        capacity = max(capacity, p)
+        if n + capacity > REACH:
+            raise EngineError(f"{n} positions of text and {capacity} of speech exceed the {REACH} that language models "
+                              "can be decoded with; lower max_tokens or shorten the text")
+        cache = KVCache(len(self._model.layers), len(text_ids), config.num_kv_heads, capacity, config.head_dim,
+                        prefix=n, prefix_lengths=lengths, device=self.device, dtype=self.dtype)
+        column = torch.arange(n + p, device=self.device)
+        real = (column < lengths[:, None]) | (column >= n)  # [B, n + P]
+        seen = (column <= column[:, None]) & real[:, None]  # [B, n + P, n + P]; every row sees at least column 0
+        positions = torch.where(column < n, column, column - n + lengths[:, None])
+        empty = cache.over(cache.kv, 0)  # text and prompt are read as one tree at its start
+        empty.prefix_lengths = torch.zeros_like(lengths)
+        x = torch.cat((prefix.to(self.dtype), self._embed(prompt_ids)), dim=1)
+        hidden = self._run(empty, x, positions, seen)[:, n:]
+        cache.lengths, cache.longest = prompt_lengths, p
+        return cache, hidden
+
+    @torch.no_grad()
+    def read(self, cache: KVCache, tokens: Tensor, layout: tuple[Tensor, Tensor] | None = None,
+             real: Tensor | None = None) -> Tensor:
+        """tokens [B, m] after each row's past -> hidden states [B, m, D]; keys and values are written. The caller
+        advances the cache.
+
+        `layout` makes the tokens a tree: attention mask [B or 1, m, m] and positions [B or 1, m] from the end of the
+        past on. Without it they are a chain. `real` is not used: padding is computed like any position.
+        """
+        tree, offsets = (None, torch.arange(tokens.shape[1], device=tokens.device)) if layout is None else layout
+        positions = (cache.prefix_lengths + cache.lengths)[:, None] + offsets
+        return self._run(cache, self._embed(tokens), positions, tree)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return self._model.speech_embedding(tokens).to(self.dtype)
+
+    def _run(self, cache: KVCache, x: Tensor, positions: Tensor, tree: Tensor | None) -> Tensor:
+        """x [B, m, D] at positions [B, m] after each row's past -> hidden states [B, m, D]."""
+        columns = columns_of(cache, x.shape[1], self._causal, tree=tree)
+        hidden = self._layers.read(x.flatten(0, 1), positions, columns, cache)
+        return hidden.view(x.shape).to(self.heads.base.weight.dtype)

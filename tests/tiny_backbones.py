@@ -7,6 +7,7 @@ import torch
 from tiny_decoders import sharpen_heads
 
 from dcar.decoding import Prompt
+from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
 from dcar.model.base import pad
 
@@ -42,7 +43,14 @@ SPEECH = dict(size=32, heads=4, ffn=48, layers=3, inputs=32)
 def architecture(kind: str = "qwen2", vocab_size: int = 64, **changes) -> dict:
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(kind, vocab_size=vocab_size, **{**SIZES, **changes}).to_dict()
+    sizes = {**SIZES, **changes}
+    if kind == MODEL_TYPE:
+        encoder = {**sizes, "input_size": 20, "hidden_size": 24, "num_attention_heads": 2}
+        return {**sizes, "model_type": kind, "vocab_size": vocab_size, "text_encoder": encoder,
+                "num_key_value_heads": sizes["num_attention_heads"]}
+    if kind == "mistral":
+        sizes.setdefault("sliding_window", None)
+    return AutoConfig.for_model(kind, vocab_size=vocab_size, **sizes).to_dict()
 
 
 def tiny_backbone(heads: int = 4, seed: int = 0, kind: str = "qwen2", sharpen: float = 6.0,
@@ -52,14 +60,30 @@ def tiny_backbone(heads: int = 4, seed: int = 0, kind: str = "qwen2", sharpen: f
     settings = dict(architecture=architecture(kind), speech_vocab_size=CODES, num_prediction_heads=heads, head_blocks=2,
                     heads=head_kind, zero_init_heads=False, bos=True, sequence_start=True, text_prefix=(3, 4),
                     text_suffix=(5,))
+    if kind == MODEL_TYPE:  # its text encoder reads the text alone
+        settings |= dict(text_prefix=(), text_suffix=())
     decoder = BackboneDecoder(BackboneConfig(**{**settings, **changes})).eval()
     with torch.no_grad():
-        for parameter in decoder.backbone.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(4)
+        for name, parameter in decoder.backbone.named_parameters():
+            if name.endswith(("bias", "bias_u", "bias_v", "q_norm.weight", "k_norm.weight")):  # not what a new one has
+                parameter.normal_(std=0.5)
+            elif parameter.dim() > 1:
+                parameter.mul_(4 if kind != MODEL_TYPE else 1)
         decoder.speech_embedding.weight.mul_(20)
     sharpen_heads(decoder.heads, sharpen / 2)
     return decoder
+
+
+@torch.no_grad()
+def plain_hidden(decoder: BackboneDecoder, text: list[int], speech: list[int]) -> torch.Tensor:
+    """The language model's own pass over one sequence without padding, cache or mask: [S, D]."""
+    config, embed = decoder.config, decoder.backbone.embed_tokens
+    speak = decoder.speech_embedding.weight.to(embed.weight.dtype)
+    parts = [speak[config.start + 1][None]] if config.sequence_start else []
+    parts.append(embed(torch.tensor([*config.text_prefix, *text, *config.text_suffix])))
+    parts += [] if config.bos else [speak[config.start][None]]
+    x = torch.cat([*parts, speak[torch.tensor(speech)]])[None]
+    return decoder.backbone(inputs_embeds=x, use_cache=False).last_hidden_state[0, -len(speech):].float()
 
 
 def tiny_prompts(bos: bool = True) -> list[Prompt]:

@@ -9,8 +9,8 @@ import torch
 from tiny_backbones import (
     CODES,
     SIZES,
-    architecture,
     batch,
+    plain_hidden,
     rewritten,
     tiny_backbone,
     tiny_prompts,
@@ -24,7 +24,6 @@ from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomCh
 from dcar.errors import AssetError, CheckpointError, ConfigError, DataError, TextError
 from dcar.model.backbones.convert import ConvertConfig, convert
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
-from dcar.model.base import pad
 from dcar.model.companions import text_encoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared, prepared_info
@@ -35,17 +34,6 @@ from dcar.sampling import SamplingConfig
 SAMPLING = SamplingConfig(max_tokens=25, min_tokens=3)
 
 
-def plain_hidden(decoder: BackboneDecoder, text: list[int], speech: list[int]) -> torch.Tensor:
-    """The language model's own pass over one sequence without padding, cache or mask: [S, D]."""
-    config, speak = decoder.config, decoder.speech_embedding.weight
-    parts = [speak[config.start + 1][None]] if config.sequence_start else []
-    parts.append(decoder.backbone.embed_tokens(torch.tensor([*config.text_prefix, *text, *config.text_suffix])))
-    parts += [] if config.bos else [speak[config.start][None]]
-    x = torch.cat([*parts, speak[torch.tensor(speech)]])[None]
-    with torch.no_grad():
-        return decoder.backbone(inputs_embeds=x, use_cache=False).last_hidden_state[0, -len(speech):]
-
-
 # --- ragged decoding ----------------------------------------------------------------------------------------------
 
 
@@ -54,8 +42,7 @@ def plain_hidden(decoder: BackboneDecoder, text: list[int], speech: list[int]) -
 @pytest.mark.filterwarnings("error:.*is deprecated and will be removed")  # transformers renames what it is given
 def test_recorded_states_are_those_of_the_plain_model(kind, bos, cosyvoice):
     """Every row of a ragged batch, rows leaving on the way, against the model's own forward pass of that row."""
-    changes = {"architecture": architecture(kind, sliding_window=None)} if kind == "mistral" else {}
-    decoder = cosyvoice if kind == "cosyvoice" else tiny_backbone(kind=kind, bos=bos, **changes)
+    decoder = cosyvoice if kind == "cosyvoice" else tiny_backbone(kind=kind, bos=bos)
     prompts = tiny_prompts(bos)
     results = decode(decoder, prompts, ChunkMethod(RandomChunk([1, 2, 3])), SAMPLING, seed=3, record_hidden=True)
     assert len({len(r.tokens) for r in results}) > 2  # rows end at different times
@@ -76,37 +63,11 @@ def test_batching_does_not_change_a_token():
         assert sum(len(r.tokens) for r in together) > 40
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "cosyvoice"])
-def test_a_tree_of_drafts_is_read_and_gathered(kind, cosyvoice):
-    """Two siblings, each with a child, in one pass; every node and, after gathering a path, the next token have the
-    states of their own plain sequences."""
-    decoder, start = (cosyvoice, []) if kind == "cosyvoice" else (tiny_backbone(), [13])
-    rows = (([1, 2, 3], [1, 8, *start]), ([4, 5, 6, 7], [3, 4, *start]))
-    cache, _ = decoder.prefill(*pad([t for t, _ in rows], "cpu"), *pad([s for _, s in rows], "cpu"), 12)
-    before, nodes = cache.lengths, torch.tensor([[5, 7, 8, 9], [6, 2, 0, 11]])  # 0 and 1; child of 0, child of 1
-    sees = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1]], dtype=torch.bool)[None]
-    hidden = decoder.extend(cache, nodes, torch.tensor([4, 4]), (sees, torch.tensor([[0, 0, 1, 1]])))
-    cache.gather(before, torch.tensor([[1, 3], [0, 2]]), torch.tensor([2, 1]))  # row 1 keeps one node of its path
-    after = decoder.extend(cache, torch.tensor([[10], [10]]), torch.tensor([1, 1]))
-    for row, ((text, speech), kept) in enumerate(zip(rows, ([7, 9], [6]), strict=True)):
-        for node, path in enumerate(([0], [1], [0, 2], [1, 3])):
-            expected = plain_hidden(decoder, text, [*speech, *nodes[row, path].tolist()])[-1]
-            assert torch.allclose(hidden[row, node], expected, atol=1e-3)
-        assert torch.allclose(after[row, 0], plain_hidden(decoder, text, [*speech, *kept, 10])[-1], atol=1e-3)
-
-
-def test_a_model_that_ignores_positions_is_found_out():
-    decoder = tiny_backbone()
-    forward = decoder.backbone.forward
-    decoder.backbone.forward = lambda **kw: forward(**{**kw, "position_ids": None})
-    with pytest.raises(CheckpointError, match="does not follow the ragged cache"):
-        check_ragged(decoder)
-
-
 @pytest.mark.parametrize("kind, changes, message", [
     ("mistral", {"sliding_window": 8}, "full attention in every layer"),
-    ("gpt_neox", {}, "not built as embed_tokens"),
-    ("no-such-model", {}, "does not know the model type"),
+    ("qwen2", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "of type 'dynamic'"),
+    ("gpt_neox", {}, "give one of type llama, qwen2, qwen3, mistral or cosyvoice-lm"),
+    ("no-such-model", {}, "'no-such-model' cannot be decoded"),
 ])
 def test_architectures_that_cannot_be_used_are_refused(kind, changes, message):
     shape = {**SIZES, "model_type": kind, "vocab_size": 20, **changes}

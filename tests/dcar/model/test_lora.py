@@ -12,6 +12,7 @@ from tiny_training import log_of
 
 from dcar.config import load_config
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.decoding.language import LanguagePasses
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.backbones.convert import ConvertConfig, convert
 from dcar.model.backbones.decoder import BackboneDecoder, cast_backbone
@@ -114,9 +115,8 @@ def test_a_frozen_model_in_bfloat16_trains_float32_adapters():
     assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
     first = float(decoder(**batch()).loss.detach())
     assert float(trained_by_hand(decoder, steps=20)(**batch()).loss.detach()) < 0.8 * first
-    with torch.no_grad():
-        cache, hidden = decoder.prefill(*[batch()[k] for k in ("text_ids", "text_lengths", "speech_ids",
-                                                               "speech_lengths")], 10)
+    cache, hidden = LanguagePasses(decoder).prefill(*[batch()[k] for k in (
+        "text_ids", "text_lengths", "speech_ids", "speech_lengths")], 10)
     assert cache.kv.dtype == torch.bfloat16 and hidden.dtype == torch.float32
 
 

@@ -35,8 +35,9 @@ def rms_norm(norm: Any, x: Tensor) -> Tensor:
 def attend(columns: Columns, layer: int, queries: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Grouped-query attention (Ainslie et al. 2023): queries [N, H, d] -> [N, H d].
 
-    The H / K queries that share keys and values are read as as many positions of one head, so that keys and values are
-    not repeated and every kernel of `scaled_dot_product_attention` serves. mask: see `grouped`.
+    The H / K queries that share keys and values become positions of a single head. So keys and values are not repeated,
+    and every backend of `scaled_dot_product_attention` can be used: not all of them take grouped queries and a mask.
+    mask: see `grouped`.
     """
     keys, values = columns.read(layer)  # [B, K, columns, d]
     shared, size = keys.shape[1], queries.shape[2]

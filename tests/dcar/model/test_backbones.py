@@ -39,7 +39,6 @@ SAMPLING = SamplingConfig(max_tokens=25, min_tokens=3)
 
 @pytest.mark.parametrize(("kind", "bos"), [("cosyvoice", False), *itertools.product(
     ("qwen2", "llama", "mistral", "qwen3"), (True, False))])
-@pytest.mark.filterwarnings("error:.*is deprecated and will be removed")  # transformers renames what it is given
 def test_recorded_states_are_those_of_the_plain_model(kind, bos, cosyvoice):
     """Every row of a ragged batch, rows leaving on the way, against the model's own forward pass of that row."""
     decoder = cosyvoice if kind == "cosyvoice" else tiny_backbone(kind=kind, bos=bos)
@@ -73,6 +72,16 @@ def test_architectures_that_cannot_be_used_are_refused(kind, changes, message):
     shape = {**SIZES, "model_type": kind, "vocab_size": 20, **changes}
     with pytest.raises(CheckpointError, match=message):
         BackboneDecoder(BackboneConfig(architecture=shape, speech_vocab_size=CODES))
+
+
+def test_a_published_model_of_another_type_is_refused(tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = AutoConfig.for_model("gpt2", vocab_size=20, n_embd=8, n_layer=1, n_head=2)
+    AutoModelForCausalLM.from_config(shape).save_pretrained(str(tmp_path / "gpt2"))
+    with pytest.raises(CheckpointError, match="'gpt2' cannot be decoded"):
+        convert(ConvertConfig("causal-lm", str(tmp_path / "gpt2"), str(tmp_path / "out"), phonemes=True,
+                              speech_vocab_size=CODES))
 
 
 # --- training -----------------------------------------------------------------------------------------------------

@@ -301,15 +301,16 @@ class PolicyChunk(ChunkRule):
         if self.forced is not None:
             state.own["forced"] = torch.zeros_like(state.generated)
         if self.policy.layer is not None:  # it has keys and values of its own, of what the decoder has read
-            state.caches["policy"] = self._new_cache(state.cache, state.rows, state.cache.capacity)
+            state.caches["policy"] = self._new_cache(state, state.rows, state.cache.capacity)
             state.caches["policy"].lengths = state.cache.lengths
             state.own["action_logits"] = state.states.new_zeros(state.rows, self.policy.config.num_actions)
 
-    def _new_cache(self, like: KVCache, rows: int, capacity: int) -> KVCache:
+    def _new_cache(self, state: BatchState, rows: int, capacity: int) -> KVCache:
         config = self.policy.config
         heads = config.num_attention_heads
-        cache = KVCache(1, rows, heads, capacity, config.layer_width // heads, device=like.kv.device, dtype=like.kv.dtype)
-        cache.exact = like.exact
+        cache = KVCache(1, rows, heads, capacity, config.layer_width // heads, device=state.states.device,
+                        dtype=state.states.dtype)
+        cache.exact = state.exact
         return cache
 
     def refresh(self, state: BatchState) -> None:
@@ -336,7 +337,7 @@ class PolicyChunk(ChunkRule):
                                                      device=rows.device)
         if self.policy.layer is not None:
             hidden, lengths = admitted.hidden, admitted.lengths
-            cache = self._new_cache(state.cache, *hidden.shape[:2])
+            cache = self._new_cache(state, *hidden.shape[:2])
             logits = state.shared["policy"].read(cache, hidden, lengths, None)
             cache.longest = hidden.shape[1]
             state.caches["policy"].copy_rows(rows, cache, admitted.origins)

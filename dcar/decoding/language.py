@@ -1,4 +1,4 @@
-"""Forward passes of language models in few kernels, on the ragged cache: `LanguagePasses`.
+"""The reader of language models: forward passes in few kernels, on the ragged cache.
 
 The layers of Llama, Qwen2, Qwen3 and Mistral and of `cosyvoice-lm` are computed here, with the modules of the model
 itself: projections are called, so that adapters of peft and merged weights both work, and no weight is copied. What
@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.fast.columns import CausalMask, Columns, columns_of
-from dcar.errors import EngineError
+from dcar.decoding.backend import backend_for
+from dcar.decoding.columns import CausalMask, Columns, columns_of
+from dcar.decoding.reader import Layout, Reader
 from dcar.model.backbones.cosyvoice_lm import CosyVoiceLM, Distances, sinusoids
-from dcar.model.backbones.decoder import BackboneDecoder
+from dcar.model.backbones.decoder import BackboneDecoder, text_prefix
 from heads.layers import KVCache
 
 REACH = 8192
@@ -129,35 +130,40 @@ class RelativeLayers:
         return model.norm(x)
 
 
-class LanguagePasses:
-    """Forward passes of a `BackboneDecoder` in eval mode. Its weights may change, their device and type may not.
-
-    device, dtype: of the language model's weights, and so of keys and values. Hidden states have the type of the heads.
-    """
+class LanguageReader(Reader):
+    """The reader of a `BackboneDecoder`. Hidden states have the type of the heads, keys and values that of the layers."""
 
     def __init__(self, model: BackboneDecoder):
         weight = model.norm.weight
-        self.device: torch.device = weight.device
-        self.dtype: torch.dtype = weight.dtype
-        self.heads = model.heads
+        self.device, self.dtype, self.config = weight.device, weight.dtype, model.config
+        self.hidden_dtype = model.heads.base.weight.dtype
+        self.backend = backend_for(self.device, self.hidden_dtype)
+        self.heads = self.backend.heads(model.heads)
+        self._embedding, self._text_embedding = model.speech_embedding, model.backbone.embed_tokens
         layers = RelativeLayers if isinstance(model.backbone, CosyVoiceLM) else RotaryLayers
-        self._layers = layers(model.backbone, self.device, self.dtype)
-        self._model, self._causal = model, CausalMask(self.device, self.dtype)
+        self._layers, self._causal = layers(model.backbone, self.device, self.dtype), CausalMask(self.device, self.dtype)
+
+    def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
+        config = self.config
+        return KVCache(config.num_layers, rows, config.num_kv_heads, capacity, config.head_dim, prefix=text,
+                       device=self.device, dtype=self.dtype)
+
+    def text_room(self, units: int) -> int:
+        return super().text_room(units + self.config.template_length)
+
+    def cover(self, cache: KVCache) -> None:
+        if cache.kv.shape[2] > REACH:
+            raise ValueError(f"{cache.prefix} positions of text and {cache.capacity} of speech exceed the {REACH} that "
+                             "language models can be decoded with; shorten the text")
 
     @torch.no_grad()
-    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
-                capacity: int) -> tuple[KVCache, Tensor]:
-        """Read text [B, N] and speech prompt [B, P]; returns the cache (room for `capacity` speech positions) and the
-        hidden states [B, P, D] of the prompt. EngineError for more positions than the tables have."""
-        config = self._model.config
-        prefix, lengths = self._model.prefix(text_ids, text_lengths)
+    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor,
+                prompt_lengths: Tensor) -> tuple[KVCache, Tensor]:
+        prefix, lengths = text_prefix(self.config, self._text_embedding, self._embedding, text_ids, text_lengths)
         n, p = prefix.shape[1], prompt_ids.shape[1]
-        capacity = max(capacity, p)
-        if n + capacity > REACH:
-            raise EngineError(f"{n} positions of text and {capacity} of speech exceed the {REACH} that language models "
-                              "can be decoded with; lower max_tokens or shorten the text")
-        cache = KVCache(len(self._model.layers), len(text_ids), config.num_kv_heads, capacity, config.head_dim,
-                        prefix=n, prefix_lengths=lengths, device=self.device, dtype=self.dtype)
+        cache = self.new_cache(len(text_ids), n, p)
+        self.cover(cache)
+        cache.prefix_lengths = lengths
         column = torch.arange(n + p, device=self.device)
         real = (column < lengths[:, None]) | (column >= n)  # [B, n + P]
         seen = (column <= column[:, None]) & real[:, None]  # [B, n + P, n + P]; every row sees at least column 0
@@ -169,24 +175,16 @@ class LanguagePasses:
         cache.lengths, cache.longest = prompt_lengths, p
         return cache, hidden
 
-    @torch.no_grad()
-    def read(self, cache: KVCache, tokens: Tensor, layout: tuple[Tensor, Tensor] | None = None,
-             real: Tensor | None = None) -> Tensor:
-        """tokens [B, m] after each row's past -> hidden states [B, m, D]; keys and values are written. The caller
-        advances the cache.
-
-        `layout` makes the tokens a tree: attention mask [B or 1, m, m] and positions [B or 1, m] from the end of the
-        past on. Without it they are a chain. `real` is not used: padding is computed like any position.
-        """
+    def read(self, cache: KVCache, tokens: Tensor, layout: Layout | None = None, real: Tensor | None = None) -> Tensor:
         tree, offsets = (None, torch.arange(tokens.shape[1], device=tokens.device)) if layout is None else layout
         positions = (cache.prefix_lengths + cache.lengths)[:, None] + offsets
         return self._run(cache, self._embed(tokens), positions, tree)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        return self._model.speech_embedding(tokens).to(self.dtype)
+        return self._embedding(tokens).to(self.dtype)
 
     def _run(self, cache: KVCache, x: Tensor, positions: Tensor, tree: Tensor | None) -> Tensor:
         """x [B, m, D] at positions [B, m] after each row's past -> hidden states [B, m, D]."""
         columns = columns_of(cache, x.shape[1], self._causal, tree=tree)
         hidden = self._layers.read(x.flatten(0, 1), positions, columns, cache)
-        return hidden.view(x.shape).to(self.heads.base.weight.dtype)
+        return hidden.view(x.shape).to(self.hidden_dtype)

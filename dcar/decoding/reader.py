@@ -1,15 +1,17 @@
-"""`Reader`: what decodes with the weights of a `CARDecoder`. It reads a prompt and then tokens that follow it.
+"""`Reader`: what decodes with the weights of a decoder. It reads a prompt and then tokens that follow it.
 
+    reader = reader_of(decoder)
     cache, hidden = reader.prefill(*batch_of(prompts, config, device))
     hidden = reader.read(cache, tokens)             # [B, m] -> [B, m, D]; the caller moves cache.lengths on
     logits = reader.heads(hidden[:, -1], k)         # [B, k, V + 1]
 
-The layers are run on the ragged cache of heads/layers.py, with the operations of one backend. Language models have a
-reader of their own (dcar/decoding/language.py).
+The layers are run on the ragged cache of heads/layers.py, with the operations of one backend. `CARReader` is that of this
+project's own layers, `LanguageReader` (dcar/decoding/language.py) that of language models.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,12 +21,14 @@ from torch import Tensor, nn
 from dcar.decoding.backend import Backend, backend_for
 from dcar.decoding.columns import CausalMask, RotaryCache, columns_of, real_positions, round_up
 from dcar.decoding.policy import PolicyReader
-from dcar.decoding.stack import has_own_layers
 from dcar.errors import ConfigError
+from dcar.model.backbones.decoder import BackboneDecoder
+from dcar.model.base import DecoderConfig
+from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
 from heads.checkpoint import weights_signature
 from heads.chunk_scorer import ChunkScorer, LogRatios
-from heads.layers import KVCache
+from heads.layers import KVCache, TransformerLayer
 from heads.policy import ChunkPolicy
 
 Layout = tuple[Tensor, Tensor]
@@ -33,15 +37,63 @@ Layout = tuple[Tensor, Tensor]
 
 
 class Reader:
-    """A `CARDecoder` in eval mode, prepared for decoding. Its weights must not change (see `reader_of`)."""
+    """A decoder in eval mode, prepared for decoding. Its weights must not change (see `reader_of`).
 
-    def __init__(self, model: AnyDecoder, backend: Backend | None = None):
-        """ConfigError for a decoder of other layers."""
-        if not has_own_layers(model):
-            raise ConfigError(f"no reader for the layers of a {type(model).__name__}")
+    device, dtype: of the layers, and so of keys and values. hidden_dtype: of the hidden states that the heads read.
+    """
+
+    config: DecoderConfig
+    device: torch.device
+    dtype: torch.dtype
+    hidden_dtype: torch.dtype
+    backend: Backend
+    heads: Callable[..., Tensor]
+    """Logits of hidden states; see `PredictionHeads.forward`."""
+
+    def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
+        """Make an empty cache with room for `text` columns of text and `capacity` speech positions in each row."""
+        raise NotImplementedError
+
+    def text_room(self, units: int) -> int:
+        """Columns that a text of so many units takes in the cache. They are a multiple of the vectors of a CPU, so that
+        sums over the columns of a row are rounded alike whatever the texts of the others."""
+        return round_up(units, 16)
+
+    def cover(self, cache: KVCache) -> None:
+        """Prepare for all positions of a cache. ValueError for more than the tables have."""
+        raise NotImplementedError
+
+    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor,
+                prompt_lengths: Tensor) -> tuple[KVCache, Tensor]:
+        """Read text [B, N] and speech prompt [B, P]. Return a cache that holds them, and the hidden states [B, P, D] of
+        the prompt."""
+        raise NotImplementedError
+
+    def read(self, cache: KVCache, tokens: Tensor, layout: Layout | None = None, real: Tensor | None = None) -> Tensor:
+        """Read tokens [B, m] that follow each row's past -> hidden states [B, m, D]; keys and values are written. The
+        caller advances the cache, and has called `cover`.
+
+        `layout` makes the tokens a tree. `real` (`real_positions`): the positions that are not padding; the others may
+        be skipped, their hidden states mean nothing.
+        """
+        raise NotImplementedError
+
+    def policy(self, policy: ChunkPolicy) -> PolicyReader:
+        """Prepare a policy for the hidden states of this decoder."""
+        return PolicyReader(policy, self.backend, self.device, self.hidden_dtype)
+
+    def chunk_scorer(self, chunk_scorer: ChunkScorer) -> LogRatios:
+        """Prepare a chunk scorer for the hidden states of this decoder."""
+        return self.backend.chunk_scorer(chunk_scorer)
+
+
+class CARReader(Reader):
+    """The reader of a `CARDecoder`."""
+
+    def __init__(self, model: CARDecoder):
         self.config, self._text_embedding, self._embedding = model.config, model.text_embedding, model.speech_embedding
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
-        self.backend = backend_for(self.device, self.dtype) if backend is None else backend
+        self.hidden_dtype, self.backend = self.dtype, backend_for(self.device, self.dtype)
         self.heads = self.backend.heads(model.heads)
         self.stack = self.backend.stack(list(model.layers), [model.norm])  # type: ignore[arg-type]
         self.rotary, self._text_rotary = (
@@ -52,7 +104,6 @@ class Reader:
         self._causal = CausalMask(self.device, self.dtype)
 
     def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
-        """Make an empty cache with room for `text` units of text and `capacity` speech positions in each row."""
         heads = self.config.num_attention_heads
         return KVCache(len(self.stack.layers), rows, heads, capacity, self.config.hidden_size // heads, prefix=text,
                        device=self.device, dtype=self.dtype)
@@ -60,27 +111,19 @@ class Reader:
     @torch.no_grad()
     def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor,
                 prompt_lengths: Tensor) -> tuple[KVCache, Tensor]:
-        """Read text [B, N] and speech prompt [B, P]. Return a cache that holds them, and the hidden states [B, P, D] of
-        the prompt."""
         (rows, text), prompt = text_ids.shape, prompt_ids.shape[1]
         cache = self.new_cache(rows, text, prompt)
         cache.prefix_lengths = text_lengths
         # With BOS the target's own positions start at 0 (BOS), so that the alignment does not depend on the prompt.
         cache.origin = prompt_lengths - 1 if self.config.bos else torch.zeros_like(prompt_lengths)
-        self.cover(prompt)
+        self.cover(cache)
         self._read_text(cache, text_ids)
         hidden = self.read(cache, prompt_ids, real=self._real(prompt_lengths, prompt))
         cache.lengths, cache.longest = prompt_lengths, prompt
         return cache, hidden
 
-    def text_room(self, units: int) -> int:
-        """Columns that a text of so many units takes in the cache. They are a multiple of the vectors of a CPU, so that
-        sums over the columns of a row are rounded alike whatever the texts of the others."""
-        return round_up(units, 16)
-
-    def cover(self, capacity: int) -> None:
-        """Prepare for so many speech positions. ValueError for more than the rotary table has."""
-        self.rotary.cover(-capacity if self.config.bos else 0, capacity)
+    def cover(self, cache: KVCache) -> None:
+        self.rotary.cover(-cache.capacity if self.config.bos else 0, cache.capacity)
 
     def _real(self, counts: Tensor, new: int) -> Tensor | None:
         return real_positions(counts, new) if self.device.type == "cpu" and len(counts) > 1 else None
@@ -101,12 +144,6 @@ class Reader:
         self.stack.read(F.embedding(flat, self._text_embedding.weight), self._text_rotary, positions, columns)
 
     def read(self, cache: KVCache, tokens: Tensor, layout: Layout | None = None, real: Tensor | None = None) -> Tensor:
-        """Read tokens [B, m] that follow each row's past -> hidden states [B, m, D]; keys and values are written. The
-        caller advances the cache, and has called `cover`.
-
-        `layout` makes the tokens a tree. `real` (`real_positions`): the positions that are not padding; the others are
-        skipped, their hidden states are 0.
-        """
         rows, new = tokens.shape
         tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout
         flat, positions = tokens.reshape(-1), (cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1)
@@ -118,14 +155,6 @@ class Reader:
             x = x.new_zeros(rows * new, x.shape[1]).index_copy_(0, real, x)
         return x.view(rows, new, -1)
 
-    def policy(self, policy: ChunkPolicy) -> PolicyReader:
-        """Prepare a policy for the hidden states of this decoder."""
-        return PolicyReader(policy, self.backend, self.device, self.dtype)
-
-    def chunk_scorer(self, chunk_scorer: ChunkScorer) -> LogRatios:
-        """Prepare a chunk scorer for the hidden states of this decoder."""
-        return self.backend.chunk_scorer(chunk_scorer)
-
 
 # A reader holds the parts of its model, not the model itself, which would never be freed then.
 _readers: WeakKeyDictionary[nn.Module, tuple[object, Reader]] = WeakKeyDictionary()
@@ -133,10 +162,20 @@ _readers: WeakKeyDictionary[nn.Module, tuple[object, Reader]] = WeakKeyDictionar
 
 def reader_of(model: AnyDecoder | Reader) -> Reader:
     """Return the reader of a decoder. It is made once, and again after the weights were replaced, moved or trained (but
-    not if one was written through `.data`: make a `Reader` after that)."""
+    not if one was written through `.data`). ConfigError for a decoder of other layers."""
     if isinstance(model, Reader):
         return model
     signature = weights_signature(model)
     if model not in _readers or _readers[model][0] != signature:
-        _readers[model] = signature, Reader(model)
+        _readers[model] = signature, _make_reader(model)
     return _readers[model][1]
+
+
+def _make_reader(model: AnyDecoder) -> Reader:
+    if isinstance(model, BackboneDecoder):
+        from dcar.decoding.language import LanguageReader
+
+        return LanguageReader(model)
+    if not isinstance(model, CARDecoder) or not all(isinstance(layer, TransformerLayer) for layer in model.layers):
+        raise ConfigError(f"there is no reader for the layers of a {type(model).__name__}")
+    return CARReader(model)

@@ -6,20 +6,13 @@ They compute what heads/layers.py does; sums may be rounded in another order. Ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcar.decoding.columns import Columns, RotaryCache
-from dcar.model.car import CARDecoder
 from heads.layers import TransformerLayer
-
-
-def has_own_layers(model: object) -> TypeGuard[CARDecoder]:
-    """Return whether a decoder is a stack of `TransformerLayer`s (and not a language model of `transformers`)."""
-    return isinstance(model, CARDecoder) and all(isinstance(layer, TransformerLayer) for layer in model.layers)
 
 
 class Stack:

@@ -44,7 +44,7 @@ class BatchState:
         device, size, ids = reader.device, reader.config.hidden_size, reader.config.output_size
         self.cache = reader.new_cache(rows, text, capacity + width + draft_length)
         self.cache.exact = exact
-        reader.cover(self.cache.capacity)
+        reader.cover(self.cache)
         self.caches: dict[str, KVCache] = {}
         room = capacity + width  # tokens of a row
 
@@ -60,7 +60,7 @@ class BatchState:
         self.draft_tokens, self.draft_counts = whole(draft_length), whole()
         self.draft_probs = torch.zeros(rows, draft_length if keeps_probs else 0, ids, device=device)
         # hidden states of the last pending token (until the first pass: of the prompt) and the drafted ones
-        self.states = torch.zeros(rows, 1 + draft_length, size, dtype=reader.dtype, device=device)
+        self.states = torch.zeros(rows, 1 + draft_length, size, dtype=reader.hidden_dtype, device=device)
         self.tokens, self.log = whole(room), whole(room + 1, len(LOGGED))
         self.log_probs = torch.zeros(rows, room + 1, device=device)
         self.numbers: dict[str, Tensor] = {}  # stream -> uniform numbers [B, room] of all positions
@@ -69,7 +69,7 @@ class BatchState:
         self.hidden: Tensor | None = None
         self.candidates: Tensor | None = None  # [B, decision, N, n, F], if they are recorded
         if record_hidden:
-            self.hidden = torch.zeros(rows, self.cache.capacity, size, dtype=reader.dtype, device=device)
+            self.hidden = torch.zeros(rows, self.cache.capacity, size, dtype=reader.hidden_dtype, device=device)
         self.offsets = torch.arange(max(width, draft_length) + 1, device=device)
         self.longest, self.forbids = 0, True  # see `expect`
         self.policy_seconds = 0.0  # measured if `exact`

@@ -83,7 +83,7 @@ class ModelDrafter:
         state.shared["draft"] = reader = reader_of(self.draft)
         state.caches["draft"] = reader.new_cache(state.rows, state.cache.prefix, state.cache.capacity)
         state.caches["draft"].exact = state.exact
-        reader.cover(state.cache.capacity)
+        reader.cover(state.caches["draft"])
 
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
         mine, (cache, _) = state.caches["draft"], state.shared["draft"].prefill(*admitted.batch)

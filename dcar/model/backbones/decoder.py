@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from dcar.errors import CheckpointError, ConfigError
 from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE, CosyVoiceLM
 from dcar.model.car import SpeechDecoder, SpeechVocabulary
 from heads.build import build_heads
-from heads.layers import KVCache
 
 UNUSED = {"id2label", "label2id", "problem_type", "transformers_version", "architectures", "dtype", "torch_dtype"}
 ROTARY = ("llama", "qwen2", "qwen3", "mistral")  # models of transformers whose layers decoding computes
@@ -74,6 +72,11 @@ class BackboneConfig(SpeechVocabulary):
     text_vocab_size, hidden_size = _named("vocab_size"), _named("hidden_size")
     num_layers, num_attention_heads = _named("num_hidden_layers"), _named("num_attention_heads")
     ffn_size = _named("intermediate_size")
+
+    @property
+    def template_length(self) -> int:
+        """Positions before the speech besides those of the text."""
+        return len(self.text_prefix) + len(self.text_suffix) + self.sequence_start + (not self.bos)
 
     @property
     def num_kv_heads(self) -> int:
@@ -163,7 +166,8 @@ class BackboneDecoder(SpeechDecoder):
                       prompt_lengths: Tensor) -> Tensor:
         """Hidden states [B, S, D] of the speech positions of complete sequences, without a cache; positions follow each
         row's own text."""
-        prefix, lengths = self.prefix(text_ids, text_lengths)
+        prefix, lengths = text_prefix(self.config, self.backbone.embed_tokens, self.speech_embedding, text_ids,
+                                      text_lengths)
         n, s = prefix.shape[1], speech_ids.shape[1]
         column = torch.arange(n + s, device=prefix.device)
         real = (column < lengths[:, None]) | (column >= n)  # [B, N' + S]
@@ -174,37 +178,24 @@ class BackboneDecoder(SpeechDecoder):
         # the heads may be of higher precision
         return out.last_hidden_state[:, n:].to(self.heads.base.weight.dtype)
 
-    def prefix(self, text_ids: Tensor, text_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors [B, N', D] of text with template and special symbols, and how many of them are real [B]."""
-        config = self.config
-        embed = self.backbone.embed_tokens
-        marks = torch.arange(config.start, self.speech_embedding.num_embeddings, device=text_ids.device)
-        special = self.speech_embedding(marks)[:, None].to(embed.weight.dtype)  # [2, 1, D]
-        before, behind = ([embed(torch.tensor(ids, device=text_ids.device))] if ids else []
-                          for ids in (config.text_prefix, config.text_suffix))
-        if config.sequence_start:
-            before.insert(0, special[1])
-        if not config.bos:
-            behind.append(special[0])
-        rows = [torch.cat([*before, text[:length], *behind])
-                for text, length in zip(embed(text_ids), text_lengths.tolist(), strict=True)]
-        lengths = torch.tensor([len(row) for row in rows], device=text_ids.device)
-        return nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths
 
-    # --- decoding by dcar.decoding.loop -------------------------------------------------------------------------
-
-    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
-                capacity: int) -> tuple[KVCache, Tensor]:
-        """See `dcar.decoding.language.LanguagePasses.prefill`."""
-        self._passes: Any = import_module("dcar.decoding.language").LanguagePasses(self)
-        return self._passes.prefill(text_ids, text_lengths, prompt_ids, prompt_lengths, capacity)
-
-    def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor,
-               layout: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Read tokens[b, :counts[b]] after each row's past, see `LanguagePasses.read`, and advance the cache."""
-        hidden = self._passes.read(cache, tokens, layout)
-        cache.advance(counts, tokens.shape[1])
-        return hidden
+def text_prefix(config: BackboneConfig, embed_text: nn.Module, embed_speech: nn.Embedding, text_ids: Tensor,
+                text_lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors [B, N', D] of text with template and special symbols, and how many of them are real [B]."""
+    device = text_ids.device
+    texts = embed_text(text_ids)
+    marks = torch.arange(config.start, embed_speech.num_embeddings, device=device)
+    special = embed_speech(marks)[:, None].to(texts.dtype)  # [2, 1, D]
+    before, after = ([embed_text(torch.tensor(ids, device=device))] if ids else []
+                     for ids in (config.text_prefix, config.text_suffix))
+    if config.sequence_start:
+        before.insert(0, special[1])
+    if not config.bos:
+        after.append(special[0])
+    rows = [torch.cat([*before, text[:length], *after])
+            for text, length in zip(texts, text_lengths.tolist(), strict=True)]
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths
 
 
 def peft_config(settings: dict[str, Any]):

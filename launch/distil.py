@@ -58,7 +58,6 @@ from dcar.vocoder.base import Vocoder
 from dcar.vocoder.load import hears_prompts, vocoder_identity
 from dcar.vocoder.voicing import voice
 from eval.compare.processes import start, threads_of
-from eval.methods.families import expand_names
 from eval.methods.registry import Entry, load_models, make_methods
 from eval.results.store import RECORDING
 from eval.scorers.load import load_similarity
@@ -78,7 +77,8 @@ class DistilConfig:
     decoder: str = setting("runs/car", "Decoder that speaks; starter, here and below = the shipped one.")
     far_decoder: str = setting("", "FAR checkpoint, for method far.")
     policies: list[str] = setting([], "Policy folders, for method dcar.")
-    methods: list[str] = setting(["car-5@t0", "car-5@t0.4-k10"], "Who speaks: names of docs/methods.md.")
+    methods: list[str | dict[str, Any]] = setting(["car-5@t0", "car-5@t0.4-k10"],
+                                                  "Who speaks: names or mappings of docs/methods.md.")
     samples: int = setting(3, "Candidates of each method whose temperature is above 0; at 0 there is one.", minimum=1)
     sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn, where a method does not say.")
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
@@ -158,7 +158,7 @@ class Teacher:
         self.chooser = PromptChooser(self.rows, config.prompt_tokens)
         self.parameters = sum(p.numel() for p in models.decoder.parameters())
         self.ways: list[tuple[Entry, int]] = [  # a method, and the seed of its prompts and draws
-            (entry, config.seed + i) for entry in make_methods(expand_names(config.methods), models, config.sampling)
+            (entry, config.seed + i) for entry in make_methods(config.methods, models, config.sampling)
             for i in range(config.samples if entry.sampling.temperature else 1)]
         self.reader = (corpus_token_recognizer(config.token_recognizer, config.data, device)
                        if config.token_recognizer else None)

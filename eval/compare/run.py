@@ -44,9 +44,9 @@ from dcar.vocoder.load import vocoder_identity
 from eval.compare.explain import Explanations, sample_picture, spread
 from eval.compare.processes import Meeting, start, threads_of
 from eval.compare.tuned import load_tuned
-from eval.methods.families import expand_names
+from eval.methods.families import parse_method
 from eval.methods.registry import load_models, make_methods
-from eval.methods.samplings import split_label, split_sampling
+from eval.methods.sweeps import read_methods
 from eval.report.page import FORMAT_VERSION, write_report
 from eval.report.plots import draw_plots
 from eval.report.summary import terminal_text
@@ -74,8 +74,9 @@ class CompareConfig:
     policies: list[str] = setting([], "Policy folders, or name=folder where there are several.")
     draft: str | None = setting(None, "Draft model of this decoder, for sd, ssd and pcg.")
     statistics: str | None = setting(None, "Measured statistics that some methods need (docs/methods.md).")
-    methods: list[str] = setting(["car-1", "car-2", "car-3"],
-                                 'Names of docs/methods.md; "ssd-{0,0.4}" sweeps, car-5@t0.4 has its own sampling.')
+    methods: list[str | dict[str, Any]] = setting(
+        ["car-1", "car-2", "car-3"], 'Names of docs/methods.md, or mappings, {method: ssd, beta: 0.4}; '
+                                     '"ssd-{0,0.4}" sweeps, car-5@t0.4 has its own sampling.')
     tuned: str | None = setting(None, "tuned.json of `dcar tune`: every method at its own best sampling too.")
     seeds: list[int] = seed_setting([0], "Every utterance is spoken once with each.")
     limit: int = setting(0, "Utterances; 0 = the whole split.", minimum=0)
@@ -111,8 +112,7 @@ class CompareConfig:
         for name in ("seeds", "prompt_seeds", "scorers"):
             if len(set(given := getattr(self, name))) != len(given):
                 raise ConfigError(f"{name} must differ: {given}")
-        for name in expand_names(self.methods):  # refuses broken sweeps and samplings before anything is loaded
-            split_sampling(name)
+        read_methods(self.methods)  # refuses what is none before anything is loaded
 
 
 def load_tools(config: CompareConfig, device: str) -> Tools:
@@ -179,7 +179,7 @@ class Comparison:
         tools.choose(config.limit, config.prompt_seeds)
         if not tools.items:
             raise DataError(f"split '{config.split}' of {config.data} has no utterances to compare on")
-        self.entries = make_methods(expand_names(config.methods), tools.models, config.sampling)
+        self.entries = make_methods(config.methods, tools.models, config.sampling)
         self.tuned = load_tuned(config.tuned) if config.tuned else None
         if self.tuned:
             self.entries = self.tuned.beside(self.entries)
@@ -188,7 +188,7 @@ class Comparison:
         self.references += [RESYNTHESIS] if bounded else []
         self.names = [*self.references, *(e.name for e in self.entries)]
         # what FAR and CAR were trained on, where FAR takes part
-        self.training = tools.training if any(split_label(name)[0] == "far" for name in self.names) else None
+        self.training = tools.training if any(parse_method(name).kind == "far" for name in self.names) else None
         self.parameters = sum(p.numel() for p in tools.models.decoder.parameters())
 
     def make_records(self) -> dict[int, Maker]:

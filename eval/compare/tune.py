@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,9 @@ from dcar.storage import writing
 from dcar.tracking import write_json
 from eval.compare.run import CompareConfig, load_tools, run, start
 from eval.compare.tuned import FORMAT_VERSION
-from eval.methods.families import expand_names
+from eval.methods.families import parse_method
 from eval.methods.registry import Models
-from eval.methods.samplings import parse_sampling, split_label, split_sampling
+from eval.methods.sweeps import read_methods, read_samplings
 from eval.results.rows import compare_records
 from eval.results.store import Record, Tools, by_method, read_jsonl
 
@@ -44,8 +44,9 @@ class TuneConfig(CompareConfig):
     """
 
     split: str = setting("dev", "Split that is spoken; never the one on which the methods are compared.")
-    methods: list[str] = setting([], "Methods without a sampling; empty = car-1 … car-K, dcar, and dcar@n4 where "
-                                     "a policy can choose among candidates.")
+    methods: list[str | dict[str, Any]] = setting(
+        [], "Methods without a sampling; empty = car-1 … car-K, dcar, and dcar@n4 where a policy can choose among "
+            "candidates.")
     samplings: list[str] = setting(["t{0,0.2,0.4,0.6,0.8,1}", "t1-k0"], "As they stand behind @ in a name.")
     limit: int = setting(96, "Utterances; 0 = the whole split.", minimum=0)
     similarity: str = setting("", "Of voices; empty = none.")
@@ -59,12 +60,12 @@ class TuneConfig(CompareConfig):
 
     def __post_init__(self) -> None:
         check(self)
-        if not expand_names(self.samplings):
+        words = [own.word for own in read_samplings(self.samplings)]
+        if not words:
             raise ConfigError("samplings: nothing to choose from; write samplings=[t0,t0.4,t0.8]")
-        words = [parse_sampling(word).word for word in expand_names(self.samplings)]
         if len(set(words)) != len(words):
             raise ConfigError(f"samplings must differ: {words}")
-        if said := [m for m in expand_names(self.methods) if split_sampling(m)[1]]:
+        if said := [str(spec) for spec in read_methods(self.methods) if spec.sampling]:
             raise ConfigError(f"methods {said}: tuning gives them their samplings; write them without")
         if self.texts:
             raise ConfigError("texts is a setting of `dcar compare`; tune on a split, never on texts that methods are "
@@ -99,9 +100,9 @@ def tune(config: TuneConfig, tools: Tools | None = None) -> dict[str, Any]:
     """
     state, meeting = start(config)
     tools = tools or load_tools(config, config.device or str(state.device))
-    methods = expand_names(config.methods) or default_methods(tools.models)
-    words = [parse_sampling(word).word for word in expand_names(config.samplings)]
-    grid = CompareConfig(**config.compared([f"{method}@{word}" for method in methods for word in words]))
+    methods = read_methods(config.methods or default_methods(tools.models))
+    grid = CompareConfig(**config.compared([str(replace(spec, sampling=own.sampling)) for spec in methods
+                                            for own in read_samplings(config.samplings)]))
     result = run(grid, tools)
     out = Path(config.out)
     found = summary(result, list(read_jsonl(out / "records.jsonl")), config.resamples)
@@ -119,18 +120,19 @@ def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -
     grids: dict[str, list[dict[str, Any]]] = {}
     for row in result["rows"]:
         if row["kind"] == "method":
-            grids.setdefault(split_label(row["method"])[0], []).append(row)
+            grids.setdefault(parse_method(row["method"]).base, []).append(row)
     methods = {}
     for method, rows in grids.items():
         best = min(rows, key=lambda r: (r["wer"], -r["temperature"]))  # at equal WER the livelier
         points = []
         for row in rows:
             test = compare_records(spoken[row["method"]], spoken[best["method"]], resamples)
-            points.append({"name": split_label(row["method"])[1],
+            points.append({"name": parse_method(row["method"]).sampling,
                            **{k: row[k] for k in POINT}, "difference_to_best": test.difference,
                            "p_to_best": test.p_value if row is not best else 1.0})
         methods[method] = {
-            "best": split_label(best["method"])[1], "sampling": {k: best[k] for k in ("temperature", "top_k", "top_p")},
+            "best": parse_method(best["method"]).sampling,
+            "sampling": {k: best[k] for k in ("temperature", "top_k", "top_p")},
             "wer": best["wer"], "wer_ci": best["wer_ci"],
             "not_worse": [p["name"] for p in points if p["p_to_best"] > 0.05],  # what chance could have put first
             "identity": {k: v for k, v in result["methods"][best["method"]].items() if k != "sampling"}, "grid": points,

@@ -15,11 +15,11 @@ from typing import Any
 from dcar.errors import CheckpointError, ConfigError, DataError, check_format
 from dcar.sampling import SamplingConfig
 from eval.methods.registry import Entry
-from eval.methods.samplings import TUNED
 
 FORMAT_VERSION = 1
 ABOUT = {"split": str, "utterances": int, "seeds": list, "prompt_seeds": list, "asr": str}
 SAMPLING = ("temperature", "top_k", "top_p")
+TUNED = "tuned"  # in a name: at the best sampling of a tuned.json
 
 
 @dataclass(frozen=True)

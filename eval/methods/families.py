@@ -5,51 +5,50 @@ its own, because they change the method and not its setting. The names behind `d
 dial of a policy (`dcar@d0.3`); how many chunks it chooses among makes a family (`dcar@n4`). A sampling of its own makes
 a family too: `car-3@t0.4` and `car-5@t0.4` are the family car@t0.4, one line by k beside the line of the common
 sampling, and the methods at their own best sampling, whichever that is for each, are the family car@tuned. What a kind
-of method is called and how it is drawn stands in its entry of METHODS (eval/methods/registry.py).
-
-A sweep in a recipe names several settings at once: `ssd-{0,0.2,0.4}` stands for ssd-0, ssd-0.2 and ssd-0.4. Braces as
-in a shell, and nothing more: several groups multiply, groups do not nest, no ranges. In YAML and on the command line
-such a name is quoted, because braces mean something there: methods: [far, "ssd-{0,0.2,0.4}"].
+of method is called and how it is drawn stands in its entry of KINDS (eval/methods/kinds.py).
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dcar.errors import ConfigError
-from eval.methods.registry import METHODS, MethodKind, Style, prefix_of, turned
-from eval.methods.samplings import split_label
+from eval.methods.kinds import KINDS, LENGTH, MethodKind, MethodSetting, Style
+from eval.methods.plugins import prefix_of
+from eval.methods.spec import NUMBER, MethodSpec
 
-OTHER = Style("", "#4d4d4d", "x")  # of rows whose method this version does not know
-_GROUP = re.compile(r"\{([^{}]*)\}")
-_PART = re.compile(r"[-@](-?\d+(?:\.\d+)?(?=[-@]|$)|[^-@]+)")
+OTHER = Style("")  # of rows whose method this version does not know
+READ = {"temperature": "T", "top_k": "top-k", "top_p": "top-p"}
+ANY_DRAFT = (MethodSetting("draft", str, "@", None, word=True), LENGTH)
 
 
 @dataclass(frozen=True)
 class MethodName:
-    """A method's name taken apart. words: what makes it a family of its own within its kind, ("eos", "draft") of
-    ssd-0.4-eos@draft; settings: what varies within the family, numbers or names; sampling: t0.4, tuned, or empty for
-    the common one; num_candidates: that a policy chooses among."""
+    """What a row's method is for tables and plots. base: its name without a sampling; words: what makes it a family of
+    its own within its kind, ("eos", "draft") of ssd-0.4-eos@draft; settings: what varies within the family, numbers or
+    names; sampling: t0.4, tuned, or empty for the common one; sampled: the same for a reader, T 0.4; num_candidates:
+    that a policy chooses among."""
 
+    base: str
     kind: str
     words: tuple[str, ...]
     settings: tuple[float | str, ...]
     sampling: str = ""
+    sampled: str = ""
     num_candidates: int = 1
 
     @property
     def family(self) -> str:
-        """ssd, ssd@heads, ssd@heads@t0.4: itself the name of a method."""
+        """ssd, ssd@heads, ssd@heads@t0.4; `parse_method` reads it too."""
         return at_sampling("@".join([self.kind, *self.words]), self.sampling)
 
     @property
     def entry(self) -> MethodKind | None:
-        """What the registry knows of the kind."""
-        return METHODS.get(self.kind)
+        """What the project knows of the kind."""
+        return KINDS.get(self.kind)
 
     @property
     def style(self) -> Style:
@@ -60,8 +59,7 @@ class MethodName:
     def label(self) -> str:
         """What a reader calls the family: SSD, SSD (heads), SSD (heads, T 0.4)."""
         words = [f"{self.num_candidates} candidates"] if self.num_candidates > 1 else list(self.words)
-        if self.sampling:
-            words.append(split_label(f"@{self.sampling}")[2])
+        words += [self.sampled] if self.sampled else []
         label = self.style.label or self.kind
         return f"{label} ({', '.join(words)})" if words else label
 
@@ -72,21 +70,27 @@ class MethodName:
 
 
 def parse_method(name: str) -> MethodName:
-    """Take a method's name apart; a kind that METHODS does not know is what stands before the first number."""
-    name, sampling, _ = split_label(name)
-    if "@" not in name:
-        name = name.replace(":", "@heads:")  # a draft of so many tokens by the heads, which are the default
-    kind = prefix_of(name) or re.split(r"[-@](?=\d)|@", name, maxsplit=1)[0]
-    rest = name.removeprefix(kind)
-    if kind in METHODS and METHODS[kind].policies:
-        asked = turned(rest)
-        policy, candidates, dial = asked["before"], asked["num_candidates"], asked["dial"]
-        settings = [*([policy[1:]] if policy else []), *([float(dial)] if dial else [])]
-        return MethodName(kind, (f"n{candidates}",) if candidates else (), tuple(settings), sampling,
-                          int(candidates or 1))
-    parts = _PART.findall(rest)
-    numbers = [p for p in parts if re.fullmatch(r"-?\d+(\.\d+)?", p)]
-    return MethodName(kind, tuple(p for p in parts if p not in numbers), tuple(map(float, numbers)), sampling)
+    """Describe the method, or the family, of this name. If KINDS does not have its kind (a plug-in's, or another
+    version's), the numbers are settings and what follows them makes families; an unreadable name is its own kind."""
+    try:
+        prefix = prefix_of(name) or re.split(rf"[@:]|-(?={NUMBER}(?:[-@:]|$))", name, maxsplit=1)[0]
+        kind = KINDS.get(prefix) or MethodKind(prefix, prefix, OTHER, (
+            MethodSetting("numbers", list[float], default=None), *ANY_DRAFT))
+        spec = MethodSpec.parse(name, kind)
+    except ConfigError:
+        return MethodName(name, name, (), ())
+    given = spec.settings
+    if "length" in given:  # a draft of so many tokens by the heads, which are the default
+        given = {"draft": "heads", **given}
+    words = "@".join(s.written(given[s.name]).lstrip("-@") for s in kind.settings if s.word and s.name in given)
+    values = [v for s in kind.settings if not s.word and s.name in given
+              for v in (given[s.name] if isinstance(given[s.name], list) else [given[s.name]])]
+    sampled = ", ".join(f"{READ[k]} {v:g}" for k, v in spec.sampling.items() if k in READ)
+    return MethodName(name.removesuffix(f"@{spec.word}"), prefix,
+                      tuple(filter(None, words.replace("@:", ":").split("@"))),
+                      tuple(v if isinstance(v, str) else float(v) for v in values),
+                      spec.word, sampled or "own best" * bool(spec.sampling),
+                      given.get("num_candidates", 1) if kind.policies else 1)
 
 
 def short_name(name: str) -> str:
@@ -106,13 +110,13 @@ def at_sampling(name: str, sampling: str) -> str:
 
 
 def group_families(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of methods (no references) by family, in the order of METHODS, then of candidates, each sorted by its
+    """Rows of methods (no references) by family, in the order of KINDS, then of candidates, each sorted by its
     setting."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["kind"] == "method":
             grouped.setdefault(parse_method(row["method"]).family, []).append(row)
-    order = list(METHODS)
+    order = list(KINDS)
 
     def rank(family: str) -> tuple[int, int, str]:
         name = parse_method(family)
@@ -126,24 +130,3 @@ def group_families(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, A
         return tuple((0, s, "") if isinstance(s, float) else (1, 0.0, s) for s in settings)
 
     return {family: sorted(grouped[family], key=setting) for family in sorted(grouped, key=rank)}
-
-
-def expand_names(names: Sequence[str]) -> list[str]:
-    """All names in order, every brace group replaced by each of its alternatives; the last group varies fastest.
-
-    Raises ConfigError for a brace without its partner, a group in a group, or a group without two alternatives.
-    """
-    return [expanded for name in names for expanded in _expand(name)]
-
-
-def _expand(name: str) -> list[str]:
-    pieces = _GROUP.split(name)  # text, alternatives, text, alternatives, …, text
-    texts, groups = pieces[::2], [[a.strip() for a in group.split(",")] for group in pieces[1::2]]
-    if any(brace in text for text in texts for brace in "{}"):
-        raise ConfigError(f"method '{name}': a brace without its partner, or a group within a group; write "
-                          "ssd-{0,0.2,0.4}, quoted in YAML and on the command line")
-    for group in groups:
-        if len(group) < 2 or not all(group):
-            raise ConfigError(f"method '{name}': {{{','.join(group)}}} needs two alternatives or more, separated by "
-                              "commas and none of them empty, as in ssd-{0,0.2,0.4}")
-    return ["".join(itertools.chain(*zip(texts, [*chosen, ""], strict=True))) for chosen in itertools.product(*groups)]

@@ -3,14 +3,14 @@
     [project.entry-points."dcar.methods"]          # in the pyproject.toml of your package
     calm = "my_package.rules:Calm"
 
-Then `calm-2.0` is a method: the numbers behind the name are the constructor's arguments. Without installing anything
-`my_package.rules.Calm-2.0` is the same. A class is one of
+Then `calm-2.0` is a method: the numbers behind the name are the constructor's arguments, which a mapping calls by their
+names, {method: calm, nats: 2.0}. Without installing anything `my_package.rules.Calm-2.0` is the same. A class is one of
 
 - a chunk rule: has `choose` (extend `dcar.ChunkRule`),
 - a verifier of drafted chains: extends `eval.verifiers.chain.ChainVerifier`; its names also take @draft and :LENGTH,
 - any method of the loop: has `propose` and `keep` (`dcar.decoding.Method`).
 
-It may have a `style` (eval.methods.registry.Style) for tables and plots.
+It may have a `style` (eval.methods.kinds.Style) for tables and plots.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -28,11 +29,13 @@ from typing import Any
 
 from dcar.decoding import ChunkMethod, Method
 from dcar.errors import ConfigError
+from eval.methods.kinds import KINDS, SAMPLING, MethodKind, MethodSetting, Style, verifier_kind
 from eval.verifiers.chain import ChainVerifier
 
 GROUP = "dcar.methods"
+NUMBER = int | float  # of a constructor: whole where it is written so
+TAKEN = ("method", "draft", "length", "eos", *(s.name for s in SAMPLING))  # names of other settings
 _PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?=[-@:]|$)")
-_NUMBERS = re.compile(r"(?:-\d+(?:\.\d+)?)*")
 
 
 @cache
@@ -51,38 +54,63 @@ def imported(what: str, path: str, point: EntryPoint | None) -> Any:
                           ) from error
 
 
-def find_class(name: str, prefix: str = "") -> tuple[str, type[Any]] | None:
-    """The class behind a method's name, and what of the name stands for it; None where it is neither the entry point
-    `prefix` nor a dotted path. ConfigError for one that cannot be imported or is no method."""
-    dotted = _PATH.match(name)
+def prefix_of(name: str) -> str:
+    """What a method's name begins with: the longest prefix of KINDS and of installed methods, else nothing."""
+    known = (p for p in (*KINDS, *installed()) if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:")))
+    return max(known, key=len, default="")
+
+
+def find_kind(name: str) -> MethodKind:
+    """The kind of a method by its name without a sampling: what ships, an installed one, or a class by its path.
+
+    ConfigError for an unknown name, and for a class that cannot be imported or is no method.
+    """
+    prefix, dotted = prefix_of(name), _PATH.match(name)
+    if prefix in KINDS:
+        return KINDS[prefix]
     if not (prefix or dotted):
-        return None
+        known = ", ".join([*(kind.example for kind in KINDS.values()), *installed()])
+        raise ConfigError(f"unknown method '{name}'; methods are written {known} (see docs/methods.md); a class of "
+                          "your own is written package.module.Class")
     point = installed()[prefix] if prefix else None
     prefix = prefix or dotted[1]  # type: ignore[index]
     made = imported(f"method '{name}': {prefix}", prefix, point)
-    is_method = isinstance(made, type) and (issubclass(made, ChainVerifier) or hasattr(made, "choose")
-                                            or hasattr(made, "propose") and hasattr(made, "keep"))
-    if not is_method:
+    is_chain = isinstance(made, type) and issubclass(made, ChainVerifier)
+    can = {what for what in ("choose", "propose", "keep") if hasattr(made, what)}
+    if not isinstance(made, type) or not (is_chain or "choose" in can or {"propose", "keep"} <= can):
         raise ConfigError(f"method '{name}': {made!r} is no class of a method: extend dcar.ChunkRule or "
                           "eval.verifiers.chain.ChainVerifier")
-    return prefix, made
+    style = getattr(made, "style", Style(""))
+    if is_chain:
+        return verifier_kind(prefix, prefix, made, style, *_chain_numbers(made))
+    return MethodKind(prefix, prefix, style, _numbers(made), made)
 
 
-def rule_from_name(made: type[Any], name: str, rest: str, *models: Any) -> tuple[Callable[[], Method], dict[str, str]]:
-    """`NAME-NUMBER-NUMBER…` of a chunk rule or another method -> how to build it, and what its tokens depend on."""
-    if not _NUMBERS.fullmatch(rest):
-        raise ConfigError(f"method '{name}': write only numbers behind its name, as in {name.removesuffix(rest)}-2")
-    numbers = [float(n) if "." in n else int(n) for n in rest.split("-")[1:]]
+def _numbers(made: type[Any], kind: Any = NUMBER) -> tuple[MethodSetting, ...]:
+    """Return the numbers that a constructor takes, in order; a name with another meaning in a mapping ends on _."""
+    return tuple(
+        MethodSetting(p.name + "_" * (p.name in TAKEN), *((list[kind], "-", []) if p.kind is p.VAR_POSITIONAL else
+                                                          (kind, "-", ... if p.default is p.empty else p.default)))
+        for p in inspect.signature(made).parameters.values() if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD))
+
+
+def _chain_numbers(made: type[ChainVerifier]) -> list[MethodSetting]:
+    """Return those of a verifier, as many as its `numbers` allows; the first two arguments are name and drafter."""
+    found = _numbers(made, float)[2 : 2 + max(made.numbers)]
+    least = min(made.numbers)
+    return [replace(s, default=... if i < least else None if s.default is ... else s.default)
+            for i, s in enumerate(found)]
+
+
+def plugged(made: type[Any], name: str, arguments: Iterable[Any]) -> tuple[Callable[[], Method], dict[str, str]]:
+    """Return what builds a chunk rule or another method of the loop, and what its tokens depend on."""
+    numbers = [n for value in arguments for n in (value if isinstance(value, list) else [value])]
 
     def build() -> Method:
         method = made(*numbers)
         method.name = name
         return ChunkMethod(method) if hasattr(method, "choose") else method
 
-    try:
-        inspect.signature(made).bind(*numbers)
-    except TypeError as error:
-        raise ConfigError(f"method '{name}': {made.__name__} does not take {len(numbers)} numbers ({error})") from error
     build()  # refuses what is impossible before anything runs
     # with the text of its module: records of another version are not used again
     file = getattr(sys.modules[made.__module__], "__file__", None)

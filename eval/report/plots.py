@@ -16,7 +16,7 @@ import numpy as np
 
 from dcar.errors import DataError
 from eval.methods.families import group_families, parse_method, short_name
-from eval.methods.registry import Style
+from eval.methods.kinds import Style
 from eval.report.blocks import Picture, Section, data_uri
 from eval.report.listen import ink, shade
 from eval.results.pareto import pareto_front, speed_axis

@@ -110,7 +110,7 @@ def compare_curves(a: Curve, b: Curve, counts: Mapping[str, Counts], resamples: 
 
 def equal_speed(rows: Sequence[dict[str, Any]], counts: Mapping[str, Counts], axis: str,
                 resamples: int = RESAMPLES) -> list[dict[str, Any]]:
-    """Every pair of families compared at equal `axis` (a key of SPEED_AXES); of two the earlier in the order of METHODS
+    """Every pair of families compared at equal `axis` (a key of SPEED_AXES); of two the earlier in the order of KINDS
     is the baseline b."""
     curves = [Curve(family, {r["method"]: float(r[axis]) for r in members})
               for family, members in group_families([r for r in rows if r.get(axis) is not None]).items()]

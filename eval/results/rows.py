@@ -13,7 +13,6 @@ import numpy as np
 
 from dcar.text.bootstrap import RESAMPLES, Interval, corpus_interval
 from eval.methods.families import at_sampling, parse_method
-from eval.methods.samplings import split_label
 from eval.results.stats import PairedTest, paired_test, utterances_needed
 from eval.results.store import RECORDING, RESYNTHESIS, Record, by_method
 from eval.results.timing import speedup, speedup_quartiles, summarize
@@ -82,7 +81,7 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
     rows = [{**_row(m, grouped[m], timings, resamples, distances), "scores": _scores(grouped[m], scorers, resamples)}
             for m in methods]
     spoken = [(r, parse_method(r["method"])) for r in rows if r["kind"] == "method"]
-    clocks = {label: next((r for r, _ in spoken if split_label(r["method"])[0] == b), None)
+    clocks = {label: next((r for r, name in spoken if name.base == b), None)
               for label, b in (("far", "far"), ("car1", "car-1"))}
     for row, name in spoken:
         cars, randoms = ([r for r, other in spoken if (other.kind, other.sampling) == (kind, name.sampling)]

@@ -32,8 +32,7 @@ from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.draft import AnyDecoder, build_draft
 from dcar.process import run_command
 from dcar.tracking import machine
-from eval.methods.chains import DEFAULT_LENGTH
-from eval.methods.registry import Models, load_models, make_methods
+from eval.methods.registry import DEFAULT_LENGTH, Models, load_models, make_methods
 from eval.speed.measure import CLOCKS, Load, interleaved, print_card, shown
 from eval.verifiers.drafters import ModelDrafter
 from eval.verifiers.sd import SpeculativeDecoding

@@ -16,7 +16,6 @@ of the rule, and timings contain it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from torch import Tensor
@@ -58,15 +57,17 @@ class EntropyChunk(ChunkRule):
         return Choice(chunk_sizes(candidates[:, 0, 1:, ENTROPY], self.threshold))
 
 
-def from_name(name: str, rest: str, decoder: AnyDecoder,
-              statistics: VerifierStatistics | None) -> tuple[Callable[[], Method], dict[str, str]]:
-    """`entropy-THRESHOLD` or `entropy@LENGTH` -> how to build it, and what its tokens depend on."""
-    found = re.fullmatch(r"([-@])(\d+(?:\.\d*)?(?:e-?\d+)?|\.\d+|inf)", rest)
-    if not found:
-        raise ConfigError(f"method '{name}': write entropy-0.8 (threshold in nats, at least 0) or entropy@3.0 (tokens "
-                          "per pass on development data)")
-    number = float(found[2])
-    threshold = number if found[1] == "-" else needed(statistics, name).threshold_for(number)
+def from_settings(name: str, decoder: AnyDecoder, statistics: VerifierStatistics | None, threshold: float | None,
+                  tokens_per_pass: float | None) -> tuple[Callable[[], Method], dict[str, str]]:
+    """Return what builds the method of these settings, of which one is given, and what its tokens depend on.
+
+    threshold: in nats; tokens_per_pass: on development data.
+    """
+    if (threshold is None) == (tokens_per_pass is None):
+        raise ConfigError(f"method '{name}': write entropy-0.8 (threshold in nats, at least 0) or entropy@3.0 "
+                          "(tokens_per_pass on development data)")
+    limit = threshold if tokens_per_pass is None else needed(statistics, name).threshold_for(tokens_per_pass)
+    assert limit is not None
     if decoder.config.num_prediction_heads < 2:
         raise ConfigError(f"method '{name}' chooses among additional heads, but this decoder has the base head only")
-    return lambda: ChunkMethod(EntropyChunk(threshold, name)), {"threshold": repr(threshold)}
+    return lambda: ChunkMethod(EntropyChunk(limit, name)), {"threshold": repr(limit)}

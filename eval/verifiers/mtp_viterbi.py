@@ -23,7 +23,6 @@ the start where they begin.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -157,20 +156,15 @@ class MTPViterbi(Method):
         return Kept(tokens, state.own["size"], actions=state.own["size"])
 
 
-def from_name(name: str, rest: str, decoder: AnyDecoder,
-              statistics: VerifierStatistics | None) -> tuple[Callable[[], Method], dict[str, str]]:
-    """`mtp-viterbi-HEADS[-K]` -> how to build it, and what its tokens depend on."""
-    found = re.fullmatch(r"-(\d+)(?:-(\d+))?", rest)
-    if not found:
-        raise ConfigError(f"method '{name}': write mtp-viterbi-4 (heads) or mtp-viterbi-4-5 (heads, candidates of "
-                          "each)")
-    heads, k, limit = int(found[1]), int(found[2] or CANDIDATES), decoder.config.num_prediction_heads
-    if not 1 <= heads <= limit:
-        raise ConfigError(f"method '{name}': this decoder has 1..{limit} heads")
-    if not 1 <= k <= decoder.config.output_size:
-        raise ConfigError(f"method '{name}': {k} candidates of each head, but the vocabulary has "
+def from_settings(name: str, decoder: AnyDecoder, statistics: VerifierStatistics | None, heads: int,
+                  candidates: int) -> tuple[Callable[[], Method], dict[str, str]]:
+    """Return what builds the method of these settings, and what its tokens depend on."""
+    if heads > decoder.config.num_prediction_heads:
+        raise ConfigError(f"method '{name}': this decoder has 1..{decoder.config.num_prediction_heads} heads")
+    if candidates > decoder.config.output_size:
+        raise ConfigError(f"method '{name}': {candidates} candidates of each head, but the vocabulary has "
                           f"{decoder.config.output_size} tokens; take 1 to as many")
     table = needed(statistics, name)
     transitions = Transitions(table.bigram_keys, table.bigram_counts, table.states)
-    return lambda: MTPViterbi(heads, transitions, k, name), {
+    return lambda: MTPViterbi(heads, transitions, candidates, name), {
         "transitions": table.checksum("bigram_keys", "bigram_counts"), "alpha": str(ALPHA)}

@@ -30,7 +30,6 @@ present, again and again, gives the best tree of its size.
 from __future__ import annotations
 
 import heapq
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -216,20 +215,17 @@ class Vadusa(Method):
         return samples, sample(q[..., : state.eos], state.further("tau", position, count * others + node))
 
 
-def from_name(name: str, rest: str, decoder: AnyDecoder,
-              statistics: VerifierStatistics | None) -> tuple[Callable[[], Method], dict[str, str]]:
-    """`vadusa-TAU`, `vadusa-TAU-nNODES` or `vadusa-TAU-chain` -> how to build it, and what its tokens depend on."""
-    found = re.fullmatch(r"-(\d+)(?:-(chain)|-n(\d+))?", rest)
-    if not found:
-        raise ConfigError(f"method '{name}': write vadusa-2 (tolerance 2), vadusa-2-n32 (a tree of 32 nodes) or "
-                          "vadusa-2-chain (the best id of each head)")
-    tau, heads = int(found[1]), decoder.config.num_prediction_heads
+def from_settings(name: str, decoder: AnyDecoder, statistics: VerifierStatistics | None, tau: int, nodes: int | None,
+                  chained: bool) -> tuple[Callable[[], Method], dict[str, str]]:
+    """Return what builds the method of these settings, and what its tokens depend on.
+
+    nodes: of the tree, NODES for None; chained: the best id of each head instead of a tree.
+    """
+    heads = decoder.config.num_prediction_heads
     if heads < 2:
         raise ConfigError(f"method '{name}' drafts by the additional heads, but this decoder has the base head only")
-    if found[2]:
-        tree = chain(heads - 1)
-    else:
-        tree = build_tree(needed(statistics, name).rank_accuracy, int(found[3] or NODES))
-    Vadusa(tau, tree, name)  # refuses an impossible tau before anything runs
+    if nodes and chained:
+        raise ConfigError(f"method '{name}': a chain has no nodes to choose; write vadusa-2-n32 or vadusa-2-chain")
+    tree = chain(heads - 1) if chained else build_tree(needed(statistics, name).rank_accuracy, nodes or NODES)
     paths = " ".join(".".join(map(str, path)) for path in tree.paths)
     return lambda: Vadusa(tau, tree, name), {"tree": paths}

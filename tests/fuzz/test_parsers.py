@@ -26,9 +26,11 @@ from dcar.text.readings import normalize_transcript, spoken_words
 from dcar.text.wer import word_errors
 from dcar.train.car import TrainConfig
 from eval.compare.run import CompareConfig
-from eval.methods.families import expand_names
-from eval.methods.registry import METHODS, Models, make_methods
-from eval.methods.samplings import parse_sampling, split_label, split_sampling
+from eval.methods.families import parse_method
+from eval.methods.kinds import KINDS
+from eval.methods.registry import Models, make_methods
+from eval.methods.spec import MethodSpec
+from eval.methods.sweeps import read_samplings
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
 MODELS = Models(tiny_decoder(), tiny_decoder(heads=1, seed=5), {"": tiny_policy()})
@@ -63,10 +65,11 @@ def check_words(pair: tuple[str, str]) -> None:
 
 
 def check_method(name: str) -> None:
-    refused(lambda: split_label(name)), refused(lambda: split_sampling(name), ConfigError)
-    refused(lambda: parse_sampling(name), ConfigError)
-    refused(lambda: make_methods([name], MODELS))
-    refused(lambda: make_methods(expand_names([name]), MODELS) if name.count("{") < 3 else None)
+    assert parse_method(parse_method(name).family).family == parse_method(name).family
+    spec = refused(lambda: MethodSpec.parse(name), ConfigError)
+    assert spec is None or MethodSpec.parse(str(spec)) == spec
+    refused(lambda: read_samplings([name]) if name.count("{") < 3 else None, ConfigError)
+    refused(lambda: make_methods([name], MODELS) if name.count("{") < 3 else None)
 
 
 def check_yaml(text: str) -> None:
@@ -90,7 +93,7 @@ written = st.text(st.sampled_from(signs) | st.characters(), max_size=60)
 KEYS = ("out", "splits", "speeds", "limit", "num_proc", "filter_seconds", "model.hidden_size", "seeds",
         "methods", "learning_rate", "sampling.temperature", "config", "seed", "data")
 saved = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.text("-+01.:_eox")
-methods = piece(*METHODS, "-2", "-3", "@t0.4", "@t", "-k", "-p0.9", "{", "}", ",", "..", ":", "@", "4", "²",
+methods = piece(*KINDS, "-2", "-3", "@t0.4", "@t", "-k", "-p0.9", "{", "}", ",", "..", ":", "@", "4", "²",
                 "٣", "9" * 400, "9" * 5000, "tuned", "draft", "starter")
 yaml_text = piece("a", ": ", "\n", "- ", "[", "]", "{", "}", "&a ", "*a", "!!python/object:os.system ",
                   "1e400", "<<", "|", "'", '"', "0x", "9" * 5000, ".nan", "2026-01-01", "? ", "\t", "%YAML", "---")

@@ -35,8 +35,8 @@ from dcar.train.token_recognizer import run as train_token_recognizer
 from eval.analysis.fit_verifiers import fit
 from eval.compare.run import CompareConfig
 from eval.compare.run import run as compare
-from eval.methods.families import expand_names
 from eval.methods.registry import Models
+from eval.methods.sweeps import read_methods
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.profile import profile
@@ -299,7 +299,8 @@ def test_statistics_of_two_utterances(recipe):
 
 def models_for(config: CompareConfig, recipe: str) -> Models:
     """Tiny models of the kinds that the recipe names; a language model where the recipe has one."""
-    several = any("@n" in name for name in config.methods)  # draws, among which a policy with a chunk scorer chooses
+    # draws, among which a policy with a chunk scorer chooses
+    several = any("num_candidates" in spec.settings for spec in read_methods(config.methods))
     heads = 8 if "mtp" in recipe else 4 if "pcg" in recipe or "25hz" in recipe else 16 if several else 7
     language = any(word in recipe for word in ("cosyvoice2", "ssd", "pcg"))
     codes = {} if language else {"speech_vocab_size": 32}  # mtp-viterbi takes up to 25 candidates of a head
@@ -332,7 +333,7 @@ def test_a_comparison_of_two_utterances(recipe, tmp_path):
     tools.models = models_for(config, recipe)
     result = compare(config, tools)
     rows = [r["method"] for r in result["rows"]]
-    names = expand_names(config.methods)
+    names = list(map(str, read_methods(config.methods)))
     policies = [p.rpartition("=")[0] for p in config.policies]
     expected = [f"{n}@{p}" if p else n for n in names
                 for p in (policies if n in ("dcar", "dcar-sampled") else [""])]

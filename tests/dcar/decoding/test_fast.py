@@ -1,6 +1,7 @@
 """FastDecoder speaks as the decoder that it reads: every method of the loop (with graphs: test_gpu.py)."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -34,9 +35,9 @@ def method(name: str, target, draft=None):
         statistics = VerifierStatistics(
             target.checksum(), "", states, torch.full((target.config.num_prediction_heads - 1, 4), 0.2),
             pairs, pairs % 7 + 1, torch.ones(1), torch.ones(1))
-        build = vadusa.from_name if name == "vadusa" else mtp_viterbi.from_name
-        rest = "-2" if name == "vadusa" else "-3"
-        return build(name + rest, rest, target, statistics)[0]()
+        build = (partial(vadusa.from_settings, tau=2, nodes=None, chained=False) if name == "vadusa" else
+                 partial(mtp_viterbi.from_settings, heads=3, candidates=3))
+        return build(name, target, statistics)[0]()
     kind, _, source = name.partition("@")
     return method_of(kind, target, ModelDrafter(draft, 3) if source else HeadDrafter(3))
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from eval.methods.families import expand_names, group_families, parse_method, short_name
-from eval.methods.registry import METHODS
+from eval.methods.families import group_families, parse_method, short_name
+from eval.methods.kinds import KINDS
+from eval.methods.sweeps import expand_names
 
 
 @pytest.mark.parametrize(("name", "kind", "family", "settings", "label"), [
@@ -15,7 +16,11 @@ from eval.methods.registry import METHODS
     ("sd@heads", "sd", "sd@heads", (), "SD (heads)"), ("pcg--0.5", "pcg", "pcg", (-0.5,), "PCG"),
     ("sd:4", "sd", "sd@heads:4", (), "SD (heads:4)"), ("ssd-0.4:2", "ssd", "ssd@heads:2", (0.4,), "SSD (heads:2)"),
     ("mtp-viterbi-5", "mtp-viterbi", "mtp-viterbi", (5.0,), "MTP-Viterbi"),
-    ("mtp-viterbi-ffbs-5", "mtp-viterbi", "mtp-viterbi@ffbs", (5.0,), "MTP-Viterbi (ffbs)"),
+    ("vadusa-2-n32", "vadusa", "vadusa@n32", (2.0,), "VADUSA (n32)"),
+    ("vadusa-2-chain@t0", "vadusa", "vadusa@chain@t0", (2.0,), "VADUSA (chain, T 0)"),
+    ("entropy@3.0", "entropy", "entropy", (3.0,), "entropy"), ("ssd-1e-05", "ssd", "ssd", (1e-05,), "SSD"),
+    ("mtp-viterbi-ffbs-5", "mtp-viterbi-ffbs-5", "mtp-viterbi-ffbs-5", (), "mtp-viterbi-ffbs-5"),  # none of ours
+    ("new.Thing-2-0.5:4@t0", "new.Thing", "new.Thing@heads:4@t0", (2.0, 0.5), "new.Thing (heads:4, T 0)"),
     ("topk-verify-5", "topk-verify", "topk-verify", (5.0,), "top-k verify"),
     ("new-thing-2", "new-thing", "new-thing", (2.0,), "new-thing"),
     ("car-5@t0.4", "car", "car@t0.4", (5.0,), "CAR-k (T 0.4)"), ("far@t0", "far", "far@t0", (), "FAR (T 0)"),
@@ -32,7 +37,7 @@ def test_names_are_taken_apart(name, kind, family, settings, label):
     assert (parsed.kind, parsed.family, parsed.settings, parsed.label) == (kind, family, settings, label)
     assert parse_method(family).kind == kind  # a family's key is a name itself
     assert parse_method(family).family == family and parse_method(family).label == label
-    assert "t0" not in "".join(parsed.words) and (parsed.entry is not None) == (kind != "new-thing")
+    assert "t0" not in "".join(parsed.words) and (parsed.entry is not None) == (kind in KINDS)
 
 
 @pytest.mark.parametrize(("name", "short"), [
@@ -62,6 +67,6 @@ def test_families_are_in_order(names, families):
 
 
 def test_methods_are_told_apart():
-    assert all(prefix == kind.prefix and parse_method(kind.example).kind == prefix for prefix, kind in METHODS.items())
+    assert all(prefix == kind.prefix and parse_method(kind.example).kind == prefix for prefix, kind in KINDS.items())
     for of in ("label", "color", "marker"):
-        assert len({getattr(kind.style, of) for kind in METHODS.values()}) == len(METHODS)
+        assert len({getattr(kind.style, of) for kind in KINDS.values()}) == len(KINDS)

@@ -14,6 +14,7 @@ from eval.compare.run import CompareConfig, run
 from eval.methods import plugins
 from eval.methods.families import parse_method
 from eval.methods.registry import Models, make_methods
+from eval.methods.spec import MethodSpec
 from eval.scorers.load import load_scorers
 
 CODE = '''
@@ -30,6 +31,10 @@ class Calm(ChunkRule):
     def choose(self, session, hidden, counts, candidates):
         likely = candidates[:, 0, :, 0] >= -self.nats
         return Choice(1 + likely[:, 1:].cumprod(-1).sum(-1))
+
+class Sizes(Calm):
+    def __init__(self, temperature, *nats, name=None):
+        self.nats, self.temperature, self.others = nats[0], temperature, nats[1:]
 
 class AtLeast(ChainVerifier):
     numbers = (1,)
@@ -102,10 +107,25 @@ def test_names_paths_and_numbers(prompts):
                                                       ("at-least", (0.1,))]
 
 
+def test_a_mapping_names_the_arguments_of_the_constructor():
+    mappings = [{"method": "calm", "nats": [1.5, 2]}, {"method": "plugged.rules.Calm", "nats": 1.5, "temperature": 0.4},
+                {"method": "at-least", "threshold": 0.1, "draft": "heads", "length": 2}]
+    entries = make_methods(mappings, Models(tiny_decoder()))
+    assert [e.name for e in entries] == ["calm-1.5", "calm-2", "plugged.rules.Calm-1.5@t0.4", "at-least-0.1@heads:2"]
+    assert [type(e.build().schedule.nats) for e in entries[:2]] == [float, int]
+    (several,) = make_methods(["plugged.rules.Sizes-3-4-5.0"], Models(tiny_decoder()))
+    rule = several.build().schedule
+    assert (rule.temperature, rule.nats, rule.others, rule.name) == (3, 4, (5.0,), several.name)
+    assert MethodSpec.parse(several.name).settings == {"temperature_": 3, "nats": [4, 5.0]}
+
+
 @pytest.mark.parametrize("name, message", [
     ("gone", "cannot be imported"), ("plugged.none.Calm", "cannot be imported"), ("plugged.rules.Gone-2", "imported"),
     ("plugged.rules.nothing", "is no class of a method"), ("plugged.rules.Loudness", "is no class of a method"),
-    ("calm-1-2", "does not take 2 numbers"), ("calm-x", "only numbers"), ("at-least", "0 parameters instead of 1"),
+    ("calm-1-2", "it has the settings nats and"), ("calm-x", "not written as calm"),
+    ("at-least", "threshold is missing"),
+    ({"method": "calm", "threshold": 1}, "has no threshold; it has the settings nats and temperature"),
+    ({"method": "calm", "nats": "much"}, "nats must be"), ({"method": "calmer"}, "calm, at-least, gone"),
     ("calmer", "calm, at-least, gone"),
 ])
 def test_what_is_no_method_is_refused(name, message):

@@ -8,32 +8,36 @@ from dcar.config import load_config
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from eval.compare.run import CompareConfig
-from eval.methods.families import expand_names
 from eval.methods.registry import Models, load_models, make_methods
-from eval.methods.samplings import OwnSampling, names_sampling, parse_sampling, split_sampling
+from eval.methods.spec import MethodSpec
+from eval.methods.sweeps import expand_names, read_samplings
 
 COMMON = SamplingConfig(temperature=0.8, top_k=10, max_tokens=20, max_tokens_per_text_unit=4)
 
 
 @pytest.mark.parametrize(("name", "method", "own"), [
-    ("car-5@t0.4", "car-5", OwnSampling(0.4)), ("dcar@t0", "dcar", OwnSampling(0.0)),
-    ("sd@t0.8-k10", "sd", OwnSampling(0.8, 10)), ("ssd-0.4@draft@t0.6", "ssd-0.4@draft", OwnSampling(0.6)),
-    ("car-3@t0.8-k10-p0.9", "car-3", OwnSampling(0.8, 10, 0.9)),
-    ("sd@draft:4@t1-k0", "sd@draft:4", OwnSampling(1.0, 0)),
-    ("dcar@range-2-3@t0.4", "dcar@range-2-3", OwnSampling(0.4)),
-    ("entropy@3.0@t0-p0.5", "entropy@3.0", OwnSampling(0.0, None, 0.5)),
-    ("car-5", "car-5", None), ("dcar@tall", "dcar@tall", None), ("far", "far", None),
+    ("car-5@t0.4", "car-5", {"temperature": 0.4}), ("dcar@t0", "dcar", {"temperature": 0.0}),
+    ("sd@t0.8-k10", "sd", {"temperature": 0.8, "top_k": 10}),
+    ("ssd-0.4@draft@t0.6", "ssd-0.4@draft", {"temperature": 0.6}),
+    ("car-3@t0.8-k10-p0.9", "car-3", {"temperature": 0.8, "top_k": 10, "top_p": 0.9}),
+    ("sd@draft:4@t1-k0", "sd@draft:4", {"temperature": 1.0, "top_k": 0}),
+    ("dcar@range-2-3@t0.4", "dcar@range-2-3", {"temperature": 0.4}),
+    ("entropy@3.0@t0-p0.5", "entropy@3.0", {"temperature": 0.0, "top_p": 0.5}),
+    ("car-5@tuned", "car-5", {"tuned": True}),
+    ("car-5", "car-5", {}), ("dcar@tall", "dcar@tall", {}), ("far", "far", {}),
 ])
 def test_names_say_their_sampling_and_are_written_back(name, method, own):
-    assert split_sampling(name) == (method, own)
-    assert (f"{method}@{own.word}" if own else method) == name
-    assert own is None or parse_sampling(own.word) == own
+    spec, plain = MethodSpec.parse(name), MethodSpec.parse(method)
+    assert (spec.method, spec.settings, spec.sampling) == (plain.method, plain.settings, own)
+    assert {type(value) for key, value in own.items() if key == "temperature"} <= {float}  # records are found by it
+    assert str(spec) == name == (f"{method}@{spec.word}" if own else method)
+    assert "temperature" not in own or read_samplings([spec.word])[0].sampling == own
 
 
 @pytest.mark.parametrize("name", ["car-5@t", "car-5@t-1", "car-5@t0.4-x", "car-5@t0.4k10", "car-5@t0.4-p0.9-k10",
                                   "car-5@t0.4@t0.5", "sd@t0.4@draft", "car-5@t.4", "car-5@tuned-2"])
 def test_malformed_samplings_are_refused_before_anything_is_loaded(name):
-    with pytest.raises(ConfigError, match="write its sampling at the end") as error:
+    with pytest.raises(ConfigError, match="method '") as error:
         CompareConfig(methods=[name])
     assert name in str(error.value)
 
@@ -73,16 +77,14 @@ def test_a_name_that_stands_for_several_rows_samples_them_all():
 
 
 def test_policies_are_not_called_like_samplings(tmp_path):
-    assert names_sampling("t0.4") and names_sampling("tuned") and names_sampling("t5-run")
-    assert not names_sampling("tall") and not names_sampling("range-2-3") and not names_sampling("")
     tiny_decoder().save_pretrained(tmp_path / "car")
     models = tiny_tools().models
     models.policies[""].save_pretrained(tmp_path / "t0.4")
-    with pytest.raises(ConfigError, match="would read as a sampling"):
-        load_models(str(tmp_path / "car"), "", [f"t0.4={tmp_path / 't0.4'}"])
-    for name in ("n4", "d0.3", "a@n4"):
+    for name in ("t0.4", "tuned", "t-1", "n4", "d0.3", "a@n4", "a@t1"):
         with pytest.raises(ConfigError, match="would read as a sampling, a number of candidates or a dial"):
             load_models(str(tmp_path / "car"), "", [f"{name}={tmp_path / 't0.4'}"])
+    named = load_models(str(tmp_path / "car"), "", [f"{name}={tmp_path / 't0.4'}" for name in ("tall", "range-2-3")])
+    assert [e.name for e in make_methods(["dcar"], named)] == ["dcar@tall", "dcar@range-2-3"]
 
 
 # --- sweeps in braces -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from compare_worker import made_record, made_result
 from test_report import parsed
 
-from eval.methods.families import expand_names
+from eval.methods.sweeps import expand_names
 from eval.report.page import write_report
 from eval.report.papers import SETUPS, behind, beside_papers, cells, speedup
 from eval.report.plots import PLOTS, draw_plots

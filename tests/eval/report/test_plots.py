@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
 from eval.methods.families import parse_method
-from eval.methods.registry import METHODS
+from eval.methods.kinds import KINDS
 from eval.report.plots import plot_errors
 from eval.results.store import RESYNTHESIS
 
@@ -57,9 +57,9 @@ def test_a_floor_that_is_far_away_is_told_at_the_border(monkeypatch, recwarn, tm
 
 
 def test_other_methods_have_another_hue_or_mark_than_those_of_several_draws():
-    others = {(kind.style.color, kind.style.marker) for kind in METHODS.values()}
+    others = {(kind.style.color, kind.style.marker) for kind in KINDS.values()}
     looks = [(style.color, style.marker) for style in (
-        parse_method(f"{kind}@n{n}").style for kind in METHODS if METHODS[kind].policies for n in range(2, 33))]
+        parse_method(f"{kind}@n{n}").style for kind in KINDS if KINDS[kind].policies for n in range(2, 33))]
     assert len({*looks, *others}) == len(looks) + len(others)
-    assert parse_method("vadusa-2-n4").style == METHODS["vadusa"].style  # its nodes
+    assert parse_method("vadusa-2-n4").style == KINDS["vadusa"].style  # its nodes
     assert parse_method("vadusa-2-n4").label == "VADUSA (n4)"

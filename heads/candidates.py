@@ -72,7 +72,8 @@ class EndScores(nn.Module):
 
     def forward(self, candidates: Tensor) -> Tensor:
         """candidates [..., K, F] -> scores [..., K]."""
-        return GAIN * self.linear(end_features(candidates)).squeeze(-1)
+        # not a matrix product, which a GPU may compute in TF32 and autocast in bfloat16
+        return GAIN * torch.linalg.vecdot(end_features(candidates), self.linear.weight[0])
 
 
 def resampling_log_weights(candidates: Tensor) -> Tensor:

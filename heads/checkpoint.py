@@ -140,9 +140,15 @@ class Checkpoint(nn.Module):
     config_class: ClassVar[type]
     model_type: ClassVar[str]
     config: Any
+    _kept_checksum: str | None = None
 
     def checksum(self) -> str:
-        return tensors_checksum(self.state_dict())
+        """The name of the weights, or of those that they had at `keep_checksum`."""
+        return self._kept_checksum or tensors_checksum(self.state_dict())
+
+    def keep_checksum(self) -> None:
+        """Keep the checksum of the present weights, for a model that is to be rounded and not trained any more."""
+        self._kept_checksum = self.checksum()
 
     def save_pretrained(self, directory: str | Path, *, half: bool = False, card: str | None = None) -> None:
         """Write config, weights and, if given, the model card README.md. float32 weights are stored in float16 where

@@ -14,8 +14,10 @@ verification by the decoder costs a pass. It is not from the papers on CAR and D
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +44,29 @@ class ChunkScorerConfig:
                                                         "width")}
         if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
             raise CheckpointError(f"a chunk scorer of {', '.join(wrong)}: must be at least 1")
+
+
+@contextmanager
+def ieee_products(device: torch.device) -> Iterator[None]:
+    """Compute float32 products and recurrent layers on a GPU in full precision, whatever the process is set to.
+
+    cuDNN's recurrent layers use TF32 by default, and commands that decode set it for products. That moves the scores by
+    5e-4 nats (measured), and they decide where chunks end; in full precision so small a network costs no more. The
+    settings are put back at the end: PyTorch refuses `torch.backends.cudnn.flags` where recurrent layers and
+    convolutions differ, and other libraries use it.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    settings: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn.rnn
+    before = [setting.fp32_precision for setting in settings]
+    try:
+        for setting in settings:
+            setting.fp32_precision = "ieee"
+        yield
+    finally:
+        for setting, precision in zip(settings, before, strict=True):
+            setting.fp32_precision = precision
 
 
 class ChunkScorer(Checkpoint):
@@ -76,9 +101,10 @@ class ChunkScorer(Checkpoint):
         n = tokens.shape[1]
         inputs = torch.cat((self.embedding(tokens), candidates.to(self.offset.dtype)), -1)
         hidden = hidden.to(self.offset.dtype)
-        x = nn.functional.silu(self.token(inputs) + self.state(hidden).unsqueeze(1) + self.offset[:n])
-        y, _ = self.layer(x, torch.tanh(self.start(hidden)).unsqueeze(0))
-        added = self.output(nn.functional.silu(self.inner(y))).squeeze(-1)
+        with ieee_products(hidden.device):
+            x = nn.functional.silu(self.token(inputs) + self.state(hidden).unsqueeze(1) + self.offset[:n])
+            y, _ = self.layer(x, torch.tanh(self.start(hidden)).unsqueeze(0))
+            added = self.output(nn.functional.silu(self.inner(y))).squeeze(-1)
         return added * before_end(tokens, self.config.vocab_size - 1)
 
     def check_base(self, checksum: str) -> None:

@@ -35,6 +35,7 @@ from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
+from dcar.model.precision import dtype_setting, precision_of
 from dcar.prepare.prepared import (
     check_out_dir,
     load_prepared,
@@ -97,6 +98,7 @@ class DistilConfig:
     batch_size: int = setting(64, "Sentences spoken at once.", minimum=1)
     seed: int = seed_setting(0, "Of the first candidates; further ones have the seeds behind it.")
     device: str = setting("", "cpu or cuda; empty = what accelerate chooses.")
+    dtype: str = dtype_setting()
     wait_minutes: float = setting(180.0, "How long processes wait for each other.", above=0)
     out: str = setting("runs/distilled", "Prepared corpus to write.", place="folder")
 
@@ -152,9 +154,9 @@ class Teacher:
         if 0 < config.limit < len(self.rows):
             drawn = np.random.default_rng(config.seed).permutation(len(self.rows))[: config.limit]
             self.rows = self.rows.select(np.sort(drawn))
-        models = load_models(config.decoder, config.far_decoder, config.policies, device)
+        models = load_models(config.decoder, config.far_decoder, config.policies, device, dtype=config.dtype)
         check_together(models.decoder, prepared_info(config.data), config.data)
-        self.bos = models.decoder.config.bos
+        self.bos, self.precision = models.decoder.config.bos, precision_of(models.decoder)
         self.chooser = PromptChooser(self.rows, config.prompt_tokens)
         self.parameters = sum(p.numel() for p in models.decoder.parameters())
         self.ways: list[tuple[Entry, int]] = [  # a method, and the seed of its prompts and draws
@@ -279,7 +281,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
                       cache_file_name=str(partial_folder(out) / "train.arrow"), load_from_cache_file=False)
     sources = Counter(train["spoken_by"])
     distilled = {"from": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json"),
-                 "rows": dict(sources.most_common()), "settings": asdict(config)}
+                 "rows": dict(sources.most_common()), "settings": asdict(config), "precision": teacher.precision}
     splits = ((split, train if split == "train" else load_prepared(config.data, split)) for split in info["counts"])
     save_splits(out, splits, {**info, "distilled": distilled})
     logger.info("%s: %d of %d sentences are spoken by a decoder, %d keep their recording", out, len(chosen),

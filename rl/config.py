@@ -17,6 +17,7 @@ from dcar.config.read import dump_yaml
 from dcar.config.resume import settings_stamp
 from dcar.config.schema import seed_setting, settings_of
 from dcar.errors import ConfigError
+from dcar.model.precision import dtype_setting
 from dcar.sampling import SamplingConfig
 from dcar.storage import write_text
 from heads.policy import READS
@@ -89,6 +90,7 @@ class DCPOConfig(GRPOConfig):
 
     # --- what is trained on what ---
     decoder: str = setting("", "Directory of the frozen decoder (stage one); starter = the shipped one.")
+    dtype: str = dtype_setting()
     data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
     max_train_prompts: int | None = setting(None, "Use the first so many prompts of the shuffled split.", minimum=1)
     max_eval_prompts: int | None = setting(100, "Use the first so many evaluation prompts of the shuffled split.",

@@ -16,16 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dcar.decoding.fast.passes import fast
 from tqdm import tqdm
 
 from dcar.config import load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import ChunkMethod, FixedChunk, decode
-from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError, RewardError
 from dcar.model.base import Decoder
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
+from dcar.model.precision import dtype_setting, precision_of
 from dcar.process import run_claimed, run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
@@ -59,6 +60,7 @@ class ProfileConfig:
     batch_size: int = setting(32, "Utterances spoken at once.", minimum=1)
     seed: int = seed_setting(0, "Of speech.")
     device: str = setting("cpu", "cpu or cuda.")
+    dtype: str = dtype_setting()
     sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn.")
 
 
@@ -115,7 +117,7 @@ def measure(base: Decoder, items: Sequence[PromptItem], vocoder: Vocoder, recogn
 
 def run(config: ProfileConfig) -> dict[str, Any]:
     """Measure and write profile.json and config.yaml into `config.out`."""
-    base = load_decoder(config.decoder, config.device)
+    base = load_decoder(config.decoder, config.device, dtype=config.dtype)
     items = load_prompts(config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances)
     vocoder = vocoder_for(base, config.data, items, config.vocoder, config.device)
     recognizer = load_recognizer(config.recognizer, device=config.device)
@@ -125,7 +127,8 @@ def run(config: ProfileConfig) -> dict[str, Any]:
                      range_size=config.range_size, seed=config.seed, batch_size=config.batch_size, progress=True)
     out = Path(config.out)
     result |= {"wer_of_recordings": recordings,
-               "provenance": provenance(decoder=config.decoder, data=config.data, split=config.split)}
+               "provenance": provenance(decoder=config.decoder, data=config.data, split=config.split,
+                                          precision=precision_of(base))}
     write_json(out / "profile.json", result)
     save_config(config, out / "config.yaml")
     return result

@@ -21,12 +21,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from dcar.decoding.engine.run import EngineConfig, StaticEngine, room_for, why_not
+from dcar.decoding.fast.passes import fast
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from dcar.decoding import ChunkMethod, DecodeResult, PolicyChunk, Prompt, decode
-from dcar.decoding.engine.run import EngineConfig, StaticEngine, room_for, why_not
-from dcar.decoding.fast.passes import fast
 from dcar.model.draft import AnyDecoder
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer

@@ -19,6 +19,7 @@ from typing import Any
 
 from dcar.config import load_config
 from dcar.errors import CheckpointError
+from dcar.model.precision import precision_of
 from dcar.prepare.prepared import prepared_folder
 from dcar.process import claimed, meeting_others, run_command
 from dcar.storage import digest, files_of, writing
@@ -58,6 +59,7 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
     prepared = prepared_folder(config.data) / "prepared.json" if config.data else None
     trainer.origin = provenance(
         settings=resumed_settings(config), seed=config.seed, base_checksum=trainer.policy.config.base_checksum,
+        precision=precision_of(trainer.base),
         data={"path": config.data, "prepared.json": digest(prepared) if prepared and prepared.is_file() else None})
     if checkpoint:
         trainer.check_resume(Path(checkpoint))
@@ -87,6 +89,7 @@ def export(trainer: DCPOTrainer) -> Path:
                             steps=trainer.state.global_step, processes=config.world_size,
                             best_checkpoint=Path(trainer.state.best_model_checkpoint or "").name,
                             recognizer=trainer.recognizer.name, base_checksum=trainer.policy.config.base_checksum,
+                            precision=precision_of(trainer.base),
                             resumed=trainer.origin.get("resumed", []))
         trainer.policy.save_pretrained(policy, card=policy_card(trainer.policy, source))
         files = {name: digest(policy / name) for name in files_of(policy) if name != "provenance.json"}

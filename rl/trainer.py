@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
+from dcar.decoding.fast.passes import fast
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -29,11 +30,11 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from dcar.decoding import ChunkMethod, PolicyChunk, decode
-from dcar.decoding.fast.passes import fast
 from dcar.errors import CheckpointError, ConfigError, RewardError
 from dcar.model.companions import load_policy
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
+from dcar.model.precision import matched_policy
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import vocoder_for
 from dcar.recognition.base import Recognizer
@@ -83,7 +84,7 @@ class DCPOTrainer(ResilientTrainer):
     names, dotted paths and functions `(completions, **columns) -> list[float]` (rl/rewards.py), added with
     `args.reward_weights`; None: those of args. train_dataset, eval_dataset: made by `rl.data.load_dataset`, or lists of
     `PromptItem`; None: the splits train and dev of `args.data`. decoder, vocoder, recognizer: as `args` say where they
-    are None. Errors are of `dcar.errors`.
+    are None; a decoder that is given as a module keeps its own precision. Errors are of `dcar.errors`.
     """
 
     args: DCPOConfig
@@ -98,7 +99,7 @@ class DCPOTrainer(ResilientTrainer):
                  vocoder: Vocoder | None = None, recognizer: Recognizer | None = None):
         args = DCPOConfig() if args is None else args
         decoder = required(args, "decoder") if decoder is None else decoder
-        self.base = load_decoder(decoder) if isinstance(decoder, str) else decoder
+        self.base = (load_decoder(decoder, args.device, dtype=args.dtype) if isinstance(decoder, str) else decoder)
         checksum = self.base.checksum() if hasattr(self.base, "checksum") else ""
         args.chunk_range = guidance_range(args, checksum)
         train, evaluated = prompts_of(args, self.base, train_dataset, eval_dataset)
@@ -130,6 +131,7 @@ class DCPOTrainer(ResilientTrainer):
         self.reference, self.rollout_policy = (deepcopy(policy).eval().requires_grad_(False) for _ in range(2))
         self._copies = nn.ModuleDict({"reference": self.reference, "rollout_policy": self.rollout_policy})
         self._copies.to(args.device)
+        self._speaking_policy = matched_policy(self.rollout_policy, self.base)
         self.roller = Roller(
             self.base, self.vocoder, self.reward_funcs, self.reward_weights, args.sampling,
             group_size=args.num_generations, chunk_range=args.chunk_range, forced_rows=args.forced_rows,
@@ -238,7 +240,8 @@ class DCPOTrainer(ResilientTrainer):
             self.check_weights()  # a policy that is broken has no distribution to draw from
             started = time.perf_counter()
             seed = args.seed * 1000 + 1 + inputs["epoch"]
-            batch = self.roller.collect(self.rollout_policy, inputs["items"], inputs["indices"], seed,
+            self._speaking_policy.load_state_dict(self.rollout_policy.state_dict())
+            batch = self.roller.collect(self._speaking_policy, inputs["items"], inputs["indices"], seed,
                                         trainer_state=self.state)
             # made again after resuming: they stand in the log already
             metrics = self._metrics
@@ -334,10 +337,10 @@ class DCPOTrainer(ResilientTrainer):
         self.check_weights()
         started = time.perf_counter()
         metrics: dict[str, Any] = {}
-        base, args = fast(self.base), self.args
+        base, args, policy = fast(self.base), self.args, matched_policy(self.policy, self.base)
         for mode, suffix in (("greedy", ""), ("sample", "_sampled")):
             mine = items[args.process_index :: args.world_size]
-            method = ChunkMethod(PolicyChunk(self.policy, mode, num_candidates=args.num_candidates))  # type: ignore[arg-type]
+            method = ChunkMethod(PolicyChunk(policy, mode, num_candidates=args.num_candidates))  # type: ignore[arg-type]
             results = decode(base, [i.prompt for i in mine], method, args.sampling, seed=args.seed * 1000,
                              batch_size=args.per_device_eval_batch_size)
             records = [RolloutRecord(item, 0, 0, result) for item, result in zip(mine, results, strict=True)]

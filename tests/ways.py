@@ -4,11 +4,11 @@ import os
 
 import pytest
 import torch
+from dcar.decoding.engine.run import engine_for
+from dcar.decoding.fast.passes import fast
 from tiny_decoders import policy_of as policy_of
 
 from dcar.decoding import DecodeResult, decode
-from dcar.decoding.engine.run import engine_for
-from dcar.decoding.fast.passes import fast
 from dcar.sampling import SamplingConfig
 
 # of the compiler: for this processor, and for one without AVX-512

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from dcar.decoding.state import LOGGED, BatchState
 from dcar.decoding.step import Admitted, Method, step
 from dcar.errors import ConfigError, DistributionError, EngineError
 from dcar.model.draft import AnyDecoder
-from dcar.sampling import SamplingConfig, group_keys, uniform
+from dcar.sampling import SamplingConfig, group_keys
 
 SYNC_EVERY = 8
 """Steps between two synchronisations with a GPU; on a CPU, where they are free, every step is one."""

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.reader import Reader
-from dcar.decoding.tree import DraftTree
 from dcar.sampling import SamplingConfig, histories, shifted, uniform
 from heads.layers import KVCache
 

@@ -22,7 +22,6 @@ from dcar.decoding.columns import real_positions
 from dcar.decoding.records import Prompt, PromptBatch
 from dcar.decoding.state import BatchState
 from dcar.decoding.tree import DraftTree
-from heads.layers import KVCache
 
 
 @dataclass

@@ -12,6 +12,7 @@ from dcar.model.backbones.decoder import BackboneDecoder
 from dcar.model.base import DecoderConfig
 from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder, BackboneDraft, DraftDecoder
+from dcar.model.precision import cast_decoder, chosen_dtype
 from dcar.sources.shipped import resolve
 from heads.checkpoint import read_config
 
@@ -30,13 +31,17 @@ def _class_of(directory: str | Path) -> type[CARDecoder] | type[BackboneDecoder]
 
 
 def load_decoder(directory: str | Path, device: str | torch.device = "cpu",
-                 starter: Shipped = "decoder") -> AnyDecoder:
+                 starter: Shipped = "decoder", dtype: str | None = None) -> AnyDecoder:
     """A decoder or a draft of either kind, in eval mode, by what its config.json says. CheckpointError if it is none.
 
-    directory "starter" is the shipped decoder called `starter`.
+    directory "starter" is the shipped decoder called `starter`. dtype: the setting of commands that decode
+    (`chosen_dtype`); None = float32, to be trained or compared with others.
     """
     folder = resolve(str(directory), starter)
-    return _class_of(folder).from_pretrained(folder, device)
+    decoder = _class_of(folder).from_pretrained(folder)
+    if dtype is not None:
+        decoder = cast_decoder(decoder, chosen_dtype(dtype, device))
+    return decoder.to(device)
 
 
 def load_decoder_config(directory: str | Path, starter: Shipped = "decoder") -> DecoderConfig:

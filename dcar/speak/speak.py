@@ -16,6 +16,7 @@ from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, TextError
+from dcar.model.precision import dtype_setting
 from dcar.process import claimed
 from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, FIXED_SIZE, NUM_CANDIDATES, POLICY, SAMPLING
@@ -49,6 +50,7 @@ class SpeakConfig:
     num_candidates: int = setting(0, "Chunks drawn side by side, of which the best-scored is spoken, for a "
                             f"policy that can tell; 0 = {NUM_CANDIDATES} for such a policy, else 1.",
                                   minimum=0)
+    dtype: str = dtype_setting()
     seed: int = seed_setting(0, "Of the draws.")
     stream: bool = setting(False, "Write 16-bit mono samples to standard output while speaking (… | aplay "
                                   "-r 24000 -f S16_LE); the timeline goes to standard error.")
@@ -98,7 +100,8 @@ def speak(options: SpeakConfig, text: str, parts: Sequence[Phrase], out: str) ->
     """Speak a text, which has these phrases, into the file `out` (empty = none) and to standard output."""
     speaker = Speaker.load(options.decoder, policy=options.policy, tokenizer=options.tokenizer,
                            vocoder=options.vocoder, method=options.method, sampling=options.sampling,
-                           seed=options.seed, dial=options.dial, num_candidates=options.num_candidates)
+                           seed=options.seed, dial=options.dial, num_candidates=options.num_candidates,
+                           dtype=options.dtype)
     voice = speaker.voice(options.voice or None)
     notes, started = sys.stderr if options.stream else sys.stdout, time.perf_counter()
     pieces = speaker.stream(text, voice) if options.stream else speaker.sentences(text, voice)

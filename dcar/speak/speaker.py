@@ -16,11 +16,11 @@ from dcar.audio import save_audio
 from dcar.decoding import ChunkMethod, ChunkRule, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
 from dcar.decoding.engine.run import Job, Plan, StaticEngine, engine_for, room_for, why_not
 from dcar.decoding.fast.passes import fast
-from heads.checkpoint import weights_signature
 from dcar.errors import ConfigError
 from dcar.model.companions import load_policy, text_encoder
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder
+from dcar.model.precision import matched_policy
 from dcar.process import SMALL, cores
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
@@ -34,6 +34,7 @@ from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import PromptAudio, Vocoder
 from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.model import TokenVocoder
+from heads.checkpoint import weights_signature
 from heads.policy import ChunkPolicy
 
 Policy = str | Path | ChunkPolicy
@@ -101,7 +102,7 @@ class Speaker:
     def load(cls, decoder: str | Path = "starter", *, policy: Policy = POLICY,
              tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: AnyMethod = "",
              sampling: SamplingConfig = SAMPLING, seed: int = 0, dial: float = 0.0,
-             num_candidates: int = 0) -> Speaker:
+             num_candidates: int = 0, dtype: str = "auto") -> Speaker:
         """Each by folder, or "starter" for what ships (of policies also "starter-t0.4", trained at temperature 0.4);
         tokenizer and vocoder also by the names of `dcar.tokens.load` and `dcar.vocoder.load`.
 
@@ -110,13 +111,13 @@ class Speaker:
         candidates is given, or the shipped policy was trained for the decoder, else `fixed_method`.
         dial: of the policy, above 0 for longer chunks and less time, below for shorter ones (`PolicyChunk`).
         num_candidates: chunks drawn side by side for the policy; 0 = `NUM_CANDIDATES` where it can choose among
-        them, else 1. AssetError, CheckpointError, ConfigError or DataError where something is missing or does not
-        belong together.
+        them, else 1. dtype: type of the decoder's weights (`dcar.model.precision`). AssetError, CheckpointError,
+        ConfigError or DataError where something is missing or does not belong together.
         """
         asked = policy != POLICY or dial or num_candidates
         which: Shipped = "far" if method == "far" else "decoder"
         speech_tokenizer = load_tokenizer(str(tokenizer))
-        car, encode = load_decoder(decoder, starter=which), text_encoder(decoder, which)
+        car, encode = load_decoder(decoder, starter=which, dtype=dtype), text_encoder(decoder, which)
         if not method:
             method = "dcar" if asked or shipped_policy_fits(car) else fixed_method(car.config.num_prediction_heads)
         made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
@@ -127,7 +128,7 @@ class Speaker:
         speaker = cls(car, encode, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
         speaker._policy = policy
         if str(decoder) == "starter":
-            speaker._far = lambda: load_decoder(decoder, starter="far")
+            speaker._far = lambda: load_decoder(decoder, starter="far", dtype=dtype)
         return speaker
 
     def using(self, *, policy: Policy | None = None, method: AnyMethod = "", temperature: float | None = None,
@@ -285,6 +286,7 @@ def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: floa
     if name in ("dcar", "dcar-sampled"):
         loaded = policy if isinstance(policy, ChunkPolicy) else load_policy(policy)
         loaded.check_base(decoder.checksum())
+        loaded = matched_policy(loaded, decoder)
         num_candidates = num_candidates or (1 if loaded.chunk_scorer is None else NUM_CANDIDATES)
         mode: Literal["greedy", "sample"] = "greedy" if name == "dcar" else "sample"
         return ChunkMethod(PolicyChunk(loaded, mode, dial=dial, num_candidates=num_candidates))

@@ -27,6 +27,7 @@ from dcar.model.car import head_targets
 from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
+from dcar.model.precision import cast_decoder, chosen_dtype, dtype_setting, precision_of
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.process import run_claimed, run_command
 from dcar.prompts.together import check_together
@@ -44,6 +45,7 @@ class TrainChunkScorerConfig(SmallSettings):
     """Settings of `dcar train-chunk-scorer`."""
 
     decoder: str = setting("runs/car", "The frozen decoder whose chunks are scored; starter = the shipped one.")
+    dtype: str = dtype_setting()
     data: str = setting("runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder")
     out: str = setting("runs/chunk_scorer", "Folder to write.", place="folder")
     init_from: str = setting("", "Start from this chunk scorer, of the same shape and codes, also of another decoder; "
@@ -66,6 +68,7 @@ class ChunkScorerTrainer(SmallTrainer):
     def __init__(self, config: TrainChunkScorerConfig, model: ChunkScorer, decoder: AnyDecoder, train: SpeechDataset,
                  dev: SpeechDataset):
         super().__init__(config, model, train, dev)
+        decoder = cast_decoder(decoder, chosen_dtype(config.dtype, self.args.device))
         self.decoder = decoder.to(self.args.device).eval().requires_grad_(False)  # type: ignore[arg-type]
 
     @torch.no_grad()
@@ -78,7 +81,7 @@ class ChunkScorerTrainer(SmallTrainer):
         lengths, place = inputs["speech_lengths"], torch.arange(hidden.shape[1], device=hidden.device)
         spoken = (place >= inputs["prompt_lengths"][:, None] - 1) & (place < lengths[:, None])
         chosen = spoken & (torch.rand(spoken.shape, generator=generator).to(spoken.device) < self.config.positions)
-        hidden = hidden[chosen].float()
+        hidden = hidden[chosen]
         heads = self.model.config.num_heads
         recorded = torch.stack([head_targets(inputs["speech_ids"], lengths, head, decoder.config.eos)
                                 for head in range(1, heads + 1)], -1)[chosen]  # [N, K]
@@ -143,8 +146,8 @@ def run(config: TrainChunkScorerConfig) -> ChunkScorer:
     else:
         model.start_embedding(decoder.speech_embedding.weight.detach())
     trainer = ChunkScorerTrainer(config, model, decoder, train, dev)
-    return trainer.make(last, config, chunk_scorer_card, {}, data=data_stamp(config.data),
-                        base_checksum=shape.base_checksum)
+    return trainer.make(last, config, chunk_scorer_card, {"precision": precision_of(decoder)},
+                        data=data_stamp(config.data), base_checksum=shape.base_checksum)
 
 
 def chunk_scorer_card(chunk_scorer: ChunkScorer, source: Mapping[str, Any]) -> str:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heads.checkpoint import weights_signature
 from dcar.vocoder.acoustic import MEL_MEAN, MEL_SPREAD, ConvNeXtBlock, absolute_pitch
 from dcar.vocoder.network import VocoderNetwork
 from dcar.vocoder.renderer import Pitch, pitch_features, pulse_train
+from heads.checkpoint import weights_signature
 
 Affine = Callable[[Tensor], Tensor]
 

@@ -20,17 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from dcar.decoding.fast.passes import fast
 from torch import Tensor
 from tqdm import tqdm
 
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import ChunkMethod, decode
-from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.model.base import pad
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
+from dcar.model.precision import dtype_setting, precision_of
 from dcar.prepare.prepared import load_prepared
 from dcar.process import run_claimed, run_command
 from dcar.prompts.items import PromptItem
@@ -59,6 +60,7 @@ class FitConfig:
     batch_size: int = setting(32, "Utterances read or spoken at once.", minimum=1)
     seed: int = seed_setting(0, "Of speech.")
     device: str = setting("cpu", "cpu or cuda.")
+    dtype: str = dtype_setting()
     sampling: SamplingConfig = setting(SamplingConfig, "As in the comparison that will use the statistics.")
 
     def __post_init__(self) -> None:
@@ -139,12 +141,13 @@ def fit(model: AnyDecoder, items: Sequence[PromptItem], train_tokens: Sequence[S
 
 def run(config: FitConfig) -> VerifierStatistics:
     """Measure and save into `config.out`."""
-    model = load_decoder(config.decoder, config.device)
+    model = load_decoder(config.decoder, config.device, dtype=config.dtype)
     items = load_prompts(config.data, config.split, model, config.prompt_tokens, config.seed, config.utterances)
     train = load_prepared(config.data, config.train_split)["speech"]
     statistics = fit(model, items, list(train), config.sampling, ranks=config.ranks, thresholds=config.thresholds,
                      seed=config.seed, batch_size=config.batch_size)
-    statistics.info["provenance"] = provenance(decoder=config.decoder, data=config.data, split=config.split)
+    statistics.info["provenance"] = provenance(decoder=config.decoder, data=config.data, split=config.split,
+                                               precision=precision_of(model))
     statistics.save_pretrained(config.out)
     save_config(config, Path(config.out) / "config.yaml")
     return statistics

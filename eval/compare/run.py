@@ -27,6 +27,7 @@ from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.model.companions import text_encoder
+from dcar.model.precision import dtype_setting, precision_of
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
 from dcar.process import run_claimed
 from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
@@ -96,6 +97,7 @@ class CompareConfig:
     references: bool = setting(True, "The rows of the recordings and of their resynthesis.")
     resamples: int = setting(4000, "Of the bootstrap.", minimum=100)
     device: str = setting("", "cpu or cuda; empty = what accelerate chooses.")
+    dtype: str = dtype_setting()
     threads: int = setting(0, "Torch threads per process; 0 = one below 100 M parameters, else the idle cores.",
                            minimum=0)
     training_log: str | None = setting(None, "log.jsonl of DCPO, for the curves in the report.")
@@ -119,7 +121,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     """Load data, models, vocoder and recognisers; refuses parts that do not belong together."""
     info = prepared_info(config.data)
     models = load_models(config.decoder, config.far_decoder or "", config.policies, device, config.draft or "",
-                         config.statistics or "")
+                         config.statistics or "", dtype=config.dtype)
     items, *others = (all_prompts(config.data, config.split, models.decoder, config.prompt_tokens, seed)
                       for seed in config.prompt_seeds)
     recorded = items[:ENOUGH]
@@ -294,7 +296,8 @@ class Comparison:
             "codes": decoder.config.speech_vocab_size,
             "models": tools.identity, "training": self.training,
             "threads": torch.get_num_threads(), "processes": self.state.num_processes, "device": str(self.state.device),
-            "power": power_statement(rows), "provenance": provenance(), "config": asdict(config),
+            "power": power_statement(rows), "provenance": provenance(precision=precision_of(decoder)),
+            "config": asdict(config),
             "tuned": self.tuned.about(self.entries, config.split) if self.tuned else None,
         }
 

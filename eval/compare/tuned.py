@@ -42,7 +42,8 @@ class Tuned:
             if "sampling" in entry.identity or entry.name not in self.methods:
                 continue
             said, best = self.methods[entry.name]
-            if wrong := [k for k in sorted({*entry.identity, *said}) if entry.identity.get(k) != said.get(k)]:
+            named = sorted({*entry.identity, *said} - {"precision"})  # rounding does not change which sampling is best
+            if wrong := [k for k in named if entry.identity.get(k) != said.get(k)]:
                 sides = "; ".join(f"{k} {str(said.get(k))[:12]} there, {str(entry.identity.get(k))[:12]} here"
                                   for k in wrong)
                 raise CheckpointError(f"{self.path}: '{entry.name}' was tuned with other models ({sides}); run `dcar "

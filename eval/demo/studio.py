@@ -15,6 +15,7 @@ from dcar.audio import audio_seconds
 from dcar.config import check, setting
 from dcar.errors import AudioError, ConfigError, DCARError, TextError
 from dcar.model.companions import load_policy
+from dcar.model.precision import dtype_setting, matched_policy
 from dcar.speak.defaults import NUM_CANDIDATES, POLICY, SAMPLING, fixed_method
 from dcar.speak.phrases import MAX_TEXT
 from dcar.speak.speaker import Speaker, Spoken
@@ -36,6 +37,7 @@ class DemoConfig:
     far_decoder: str = setting("starter", "Directory of a FAR decoder of them; empty = none.")
     policy: str = setting(POLICY, "Directory of an exported policy of the decoder; empty = none.")
     vocoder: str = setting("starter", "Folder of this project's own vocoder.")
+    dtype: str = dtype_setting()
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 lets everyone in who can reach this machine.")
     port: int = setting(7860, "Port to listen on.", minimum=1, maximum=65535)
     characters: int = setting(600, "Longest text that is spoken.", minimum=1)
@@ -52,10 +54,11 @@ class Studio:
         """Load what the settings name. AssetError, CheckpointError or DataError if something is missing or does not
         belong together."""
         self.config, self.voices = config, list(starter_voices())
-        self._speakers = [Speaker.load(folder, vocoder=config.vocoder, method=method) for folder, method in (
-            (config.decoder, "car-1"), (config.far_decoder, "far")) if folder]
+        self._speakers = [Speaker.load(folder, vocoder=config.vocoder, method=method, dtype=config.dtype)
+                          for folder, method in ((config.decoder, "car-1"), (config.far_decoder, "far")) if folder]
         decoder, far = self._speakers[0].decoder, self._speakers[1].decoder if config.far_decoder else None
-        models = Models(decoder, far, {"": load_policy(config.policy)} if config.policy else {})
+        policies = {"": matched_policy(load_policy(config.policy), decoder)} if config.policy else {}
+        models = Models(decoder, far, policies)
         heads = decoder.config.num_prediction_heads
         sizes = [f"car-{k}" for k in range(1, heads + 1)]
         self._methods: dict[str, Entry] = {}

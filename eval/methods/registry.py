@@ -28,11 +28,11 @@ from dcar.decoding import (
     RandomChunk,
     ShuffledChunk,
 )
-from heads.checkpoint import weights_signature
 from dcar.errors import ConfigError
 from dcar.model.companions import load_policy
 from dcar.model.draft import AnyDecoder, check_draft, check_vocabulary
 from dcar.model.load import load_decoder
+from dcar.model.precision import matched_policy, precision_identity
 from dcar.sampling import SamplingConfig
 from eval.methods.plugins import find_kind, plugged
 from eval.methods.spec import MethodSpec
@@ -41,7 +41,7 @@ from eval.verifiers import entropy, mtp_viterbi, vadusa
 from eval.verifiers.chain import ChainVerifier
 from eval.verifiers.drafters import Drafter, HeadDrafter, ModelDrafter
 from eval.verifiers.statistics import VerifierStatistics
-from heads.checkpoint import Checkpoint
+from heads.checkpoint import Checkpoint, weights_signature
 from heads.policy import ChunkPolicy
 
 
@@ -271,7 +271,7 @@ def make_methods(methods: Sequence[str | Mapping[str, Any]], models: Models,
             raise ConfigError(f"method '{spec}': rows at a method's own best sampling are added by the setting "
                               f"tuned=FOLDER/tuned.json of a comparison; list '{plain}'")
         made = [_build(row, models) for row in _rows(plain, models)]
-        made = [replace(e, sampling=sampling) for e in made]
+        made = [replace(e, sampling=sampling, identity={**e.identity, **precision_identity(e.decoder)}) for e in made]
         entries += [e.sampled(spec.word, _own(spec, sampling)) for e in made] if spec.sampling else made
     if repeated := sorted(name for name, times in Counter(e.name for e in entries).items() if times > 1):
         raise ConfigError(f"methods listed twice: {', '.join(repeated)}")
@@ -286,11 +286,12 @@ def _names_a_policy(name: str) -> bool:
 
 
 def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device: str = "cpu",
-                draft: str = "", statistics: str = "") -> Models:
+                draft: str = "", statistics: str = "", dtype: str | None = None) -> Models:
     """Load checkpoints, "starter" being the shipped one of each kind; `policies` are folders, or name=folder where
     there are several; `draft` is a folder of `dcar train-draft` or another decoder of the same ids, `statistics` one of
-    `dcar fit-verifiers`, or nothing."""
+    `dcar fit-verifiers`, or nothing; `dtype` is that of `load_decoder`."""
     loaded: dict[str, ChunkPolicy] = {}
+    target = load_decoder(decoder, device, dtype=dtype)
     for item in policies:
         name, _, folder = item.rpartition("=")
         if not name and len(policies) > 1:
@@ -300,8 +301,7 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
         if name and not _names_a_policy(name):
             raise ConfigError(f"policy '{name}': dcar@{name} would read as a sampling, a number of candidates or a "
                               f"dial; name it otherwise, as policy-{name}={folder}")
-        loaded[name] = load_policy(folder, device)
-    far = load_decoder(far_decoder, device, starter="far") if far_decoder else None
-    return Models(load_decoder(decoder, device), far, loaded,
-                  load_decoder(draft, device) if draft else None,
+        loaded[name] = matched_policy(load_policy(folder, device), target)
+    far = load_decoder(far_decoder, device, starter="far", dtype=dtype) if far_decoder else None
+    return Models(target, far, loaded, load_decoder(draft, device, dtype=dtype) if draft else None,
                   VerifierStatistics.from_pretrained(statistics) if statistics else None)

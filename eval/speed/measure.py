@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from dcar.decoding.fast.cpu.native import kernels
 
 from dcar.decoding import Prompt
-from dcar.decoding.fast.cpu.native import kernels
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig
 from eval.results.timing import synchronize

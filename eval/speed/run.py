@@ -19,17 +19,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import torch
+from dcar.decoding.engine.run import StaticEngine, engine_for
+from dcar.decoding.fast.passes import FastDecoder
 
 from dcar.config import check, load_config, setting
 from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
-from dcar.decoding.engine.run import StaticEngine, engine_for
-from dcar.decoding.fast.passes import FastDecoder
 from dcar.errors import ConfigError
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.draft import AnyDecoder, build_draft
+from dcar.model.precision import cast_decoder, chosen_dtype, dtype_setting, matched_policy, precision_of
 from dcar.process import run_command
 from dcar.tracking import machine
 from eval.methods.registry import DEFAULT_LENGTH, Models, load_models, make_methods
@@ -49,9 +50,6 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 """Shapes of random models, used where no checkpoint is given; CARConfig's defaults are the paper's."""
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
 @dataclass
 class SpeedConfig:
     """Settings of the speed benchmark."""
@@ -59,7 +57,7 @@ class SpeedConfig:
     decoder: str = setting("", "Checkpoint measured in the place of the random starter model.")
     policy: str = setting("", "Its policy; empty = random ones, bottleneck and full width.")
     draft: str = setting("", "Its draft model; empty = made of the decoder's own layers, untrained.")
-    dtype: str = setting("float32", "Of weights, cache and arithmetic.", choices=DTYPES)
+    dtype: str = dtype_setting()
     sizes: list[str] = setting(["starter", "paper"], "Models that are measured.", choices=SIZES)
     heads: str = setting("independent", "Kind of the random models' heads: independent, or shared.", choices=HEAD_KINDS)
     num_prediction_heads: int = setting(7, "Heads of the random models.", minimum=1)
@@ -105,14 +103,8 @@ def random_policies(model: AnyDecoder, reads: str = "hidden") -> dict[str, Chunk
     else:
         made = {"bottleneck": ChunkPolicyConfig(**shape, width=min(256, width // 2)),
                 "full": ChunkPolicyConfig(**shape, width=None)}
-    return {name: placed(ChunkPolicy(config).eval(), model) for name, config in made.items()}
-
-
-def placed(policy: ChunkPolicy, model: AnyDecoder) -> ChunkPolicy:
-    """A policy on the decoder's device, and in its type where it reads hidden states; scores of candidates and a
-    chunk scorer are small, and computed in float32."""
-    policy = policy.to(model.norm.weight.device)
-    return policy if policy.layer is None else policy.to(model.norm.weight.dtype)
+    device = model.norm.weight.device
+    return {name: matched_policy(ChunkPolicy(config).eval().to(device), model) for name, config in made.items()}
 
 
 def load_all(config: SpeedConfig, size: str) -> Models:
@@ -121,17 +113,17 @@ def load_all(config: SpeedConfig, size: str) -> Models:
     it is made of the decoder's own layers."""
     if size == "starter" and config.decoder:
         models = load_models(config.decoder, "", [config.policy] if config.policy else [],
-                             config.device, config.draft)  # checks what belongs together, before anything is rounded
+                             config.device, config.draft, dtype=config.dtype)
     else:
         torch.manual_seed(0)
         heads = {n: getattr(config, n) for n in ("heads", "num_prediction_heads", "head_width", "tie_heads")}
-        models = Models(CARDecoder(CARConfig(**SIZES[size], **heads)).eval().to(config.device))
-    dtype = DTYPES[config.dtype]
-    decoder = models.decoder.to(dtype)
-    models.policies = ({"trained": placed(models.policies[""], decoder)} if models.policies else
+        made = CARDecoder(CARConfig(**SIZES[size], **heads)).eval()
+        models = Models(cast_decoder(made, chosen_dtype(config.dtype, config.device)).to(config.device))
+    decoder = models.decoder
+    models.policies = ({"trained": models.policies[""]} if models.policies else
                        random_policies(decoder, config.policy_reads))
-    if not is_brief(config, size):
-        models.draft = (models.draft or cast(AnyDecoder, build_draft(decoder).eval())).to(dtype)
+    if models.draft is None and not is_brief(config, size):
+        models.draft = cast_decoder(build_draft(decoder).eval(), decoder.norm.weight.dtype)
     return models
 
 
@@ -364,7 +356,7 @@ def run(config: SpeedConfig) -> dict[str, Any]:
     cards: dict[str, Any] = {}
     for size in config.sizes:
         models = load_all(config, size)
-        cards[size] = print_card(size, models.decoder, models.policies, device)
+        cards[size] = print_card(size, models.decoder, models.policies, device) | precision_of(models.decoder)
         measured = Measurement(config, size, models, cards[size], ratios)
         for part in ["steps"] if measured.brief else config.parts:
             PARTS[part](measured)

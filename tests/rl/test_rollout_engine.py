@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from dcar.decoding.fast.passes import Passes
 from tiny_backbones import tiny_backbone
 from tiny_decoders import tiny_decoder
 from toy_training import Deaf, random_policy
 from toy_world import ToyVocoder, toy_items
 
-from dcar.decoding.fast.passes import Passes
 from dcar.sampling import SamplingConfig
 from rl import objective
 from rl.rewards import WERReward

@@ -3,9 +3,8 @@
 import fake_gpu
 import pytest
 import torch
-from ways import FLAGS
-
 from dcar.decoding.fast.cpu.native import Kernels
+from ways import FLAGS
 
 VARIANTS = [(torch.float32, FLAGS[0]), (torch.bfloat16, FLAGS[0]), (torch.bfloat16, ("-DPORTABLE",))]
 for flags in FLAGS[1:]:

@@ -5,13 +5,13 @@ from collections import Counter
 
 import pytest
 import torch
+from dcar.decoding.fast.chunk_scorer import NativeChunkScorer
+from dcar.decoding.fast.passes import fast
+from dcar.decoding.fast.policy import FusedEnds
 from tiny_decoders import drawn, speak_slowly, tiny_decoder
 from ways import SAMPLING, check_ways, same
 
 from dcar.decoding import BestOfChunk, ChunkMethod, EndOnConfident, FixedChunk, PolicyChunk, ShuffledChunk, decode
-from dcar.decoding.fast.chunk_scorer import NativeChunkScorer
-from dcar.decoding.fast.passes import fast
-from dcar.decoding.fast.policy import FusedEnds
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig, sample, uniform
 from heads.candidates import CHUNK_SCORE, candidate_features, end_features, joint_log_probs

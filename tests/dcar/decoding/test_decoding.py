@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from dcar.decoding.fast.passes import FastDecoder
 from tiny_backbones import tiny_backbone
 from tiny_decoders import eos_decoder, reference_chunks, states, tiny_decoder
 from ways import SAMPLING, policy_of
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
-from dcar.decoding.fast.passes import FastDecoder
 from dcar.errors import ConfigError, DataError, TextError
 from dcar.model.base import pad
 from dcar.sampling import SamplingConfig, uniform

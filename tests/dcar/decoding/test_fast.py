@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 import torch
 from compare_worker import tiny_config, tiny_tools
+from dcar.decoding.fast.passes import FastDecoder, fast
 from tiny_decoders import tiny_decoder
 from tiny_verifiers import imperfect_draft, method_of
 from ways import policy_of, same
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, decode
-from dcar.decoding.fast.passes import FastDecoder, fast
 from dcar.errors import ConfigError, EngineError
 from dcar.sampling import SamplingConfig
 from eval.compare.run import run as compare

@@ -3,10 +3,10 @@ elsewhere."""
 
 import pytest
 import torch
-
 from dcar.decoding.fast import chunk_scorer as module
 from dcar.decoding.fast.chunk_scorer import NativeChunkScorer, fused_chunk_scorer, native_chunk_scorer
 from dcar.decoding.fast.policy import FusedPolicy
+
 from dcar.errors import ConfigError
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, log_probs_of_scores

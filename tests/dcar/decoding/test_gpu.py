@@ -4,6 +4,9 @@ which whoever mixes devices or waits within a captured step gets an error, as on
 import fake_gpu
 import pytest
 import torch
+from dcar.decoding.engine.run import engine_for
+from dcar.decoding.fast import passes
+from dcar.decoding.fast.passes import FastDecoder
 from test_after_draw import scored_policy
 from test_fast import NAMES, method
 from test_static_engine import schedules
@@ -12,9 +15,6 @@ from tiny_verifiers import imperfect_draft
 from ways import policy_of, same
 
 from dcar.decoding import ChunkMethod, PolicyChunk, Prompt, ShuffledChunk, decode
-from dcar.decoding.engine.run import engine_for
-from dcar.decoding.fast import passes
-from dcar.decoding.fast.passes import FastDecoder
 from dcar.model.companions import load_policy
 from dcar.model.load import load_decoder
 from dcar.sampling import SamplingConfig

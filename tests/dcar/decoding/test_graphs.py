@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-
 from dcar.decoding.fast.graphs import StepGraphs
+
 from dcar.errors import EngineError
 
 

@@ -4,17 +4,17 @@ import copy
 
 import pytest
 import torch
+from dcar.decoding.fast.cpu import native as module
+from dcar.decoding.fast.cpu.heads import native_heads
+from dcar.decoding.fast.cpu.native import Kernels
+from dcar.decoding.fast.passes import FastDecoder, fast
+from dcar.decoding.fast.stack import FusedHeads
 from test_native import near
 from tiny_backbones import tiny_backbone, tiny_prompts
 from tiny_decoders import reference_chunks, sharpen_heads, tiny_decoder
 from ways import check_ways
 
 from dcar.decoding import ChunkMethod, FixedChunk, decode
-from dcar.decoding.fast.cpu import native as module
-from dcar.decoding.fast.cpu.heads import native_heads
-from dcar.decoding.fast.cpu.native import Kernels
-from dcar.decoding.fast.passes import FastDecoder, fast
-from dcar.decoding.fast.stack import FusedHeads
 from dcar.sampling import SamplingConfig
 from heads.build import Heads
 from heads.multi_token import MultiTokenHeads

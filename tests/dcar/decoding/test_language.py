@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 import torch
+from dcar.decoding.fast.graphs import StepGraphs
 from tiny_backbones import CODES, architecture, plain_hidden, tiny_backbone
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dcar.decoding.fast.graphs import StepGraphs
 from dcar.decoding.language import REACH, LanguagePasses
 from dcar.decoding.tree import DraftTree
 from dcar.errors import EngineError

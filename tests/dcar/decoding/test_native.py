@@ -10,15 +10,15 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_decoders import tiny_decoder
-
-from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.columns import Columns, RotaryCache, additive
 from dcar.decoding.fast.cpu import native as module
 from dcar.decoding.fast.cpu.native import Kernels, NativeError, kernels
 from dcar.decoding.fast.passes import FastDecoder
 from dcar.decoding.fast.stack import affine
+from tiny_decoders import tiny_decoder
+
+from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.sampling import SamplingConfig
 from heads.layers import KVCache, RotaryTable, TransformerLayer
 

@@ -3,12 +3,12 @@ has no distribution."""
 
 import pytest
 import torch
-from ways import FLAGS
-
 from dcar.decoding.fast import distributions as module
 from dcar.decoding.fast.cpu.native import Kernels
 from dcar.decoding.fast.distributions import MOST_KEPT, kernels_of, native_draw
 from dcar.decoding.fast.policy import FusedDecision, FusedPolicy
+from ways import FLAGS
+
 from dcar.sampling import SamplingConfig, sample_several, warp
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 

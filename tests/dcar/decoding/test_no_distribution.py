@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from dcar.decoding.engine.run import engine_for
+from dcar.decoding.fast.passes import fast
 from tiny_decoders import tiny_decoder
 from tiny_verifiers import imperfect_draft, method_of
 from ways import policy_of
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
-from dcar.decoding.engine.run import engine_for
-from dcar.decoding.fast.passes import fast
 from dcar.errors import DistributionError
 from dcar.sampling import SamplingConfig
 from eval.verifiers.drafters import HeadDrafter, ModelDrafter

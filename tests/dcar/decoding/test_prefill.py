@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
+from dcar.decoding.engine.run import engine_for
+from dcar.decoding.fast.cpu.native import NativeStack, kernels
+from dcar.decoding.fast.passes import FastDecoder
 from tiny_decoders import tiny_decoder
 from ways import same
 
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
-from dcar.decoding.engine.run import engine_for
-from dcar.decoding.fast.cpu.native import NativeStack, kernels
-from dcar.decoding.fast.passes import FastDecoder
 from dcar.decoding.records import PromptBatch, batch_of
 from dcar.model.car import CARDecoder
 from dcar.sampling import SamplingConfig

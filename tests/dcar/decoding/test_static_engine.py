@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from dcar.decoding.engine.run import EngineConfig, Job, Plan, StaticEngine, engine_for, room_for
+from dcar.decoding.fast.graphs import StepGraphs
 from tiny_decoders import tiny_decoder
 from ways import SAMPLING, check_ways, policy_of, same
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, decode
-from dcar.decoding.engine.run import EngineConfig, Job, Plan, StaticEngine, engine_for, room_for
-from dcar.decoding.fast.graphs import StepGraphs
 from dcar.errors import ConfigError, DataError, EngineError
 from dcar.sampling import SamplingConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig

@@ -2,11 +2,11 @@
 
 import numpy as np
 import torch
+from dcar.decoding.engine.run import Job, Plan, engine_for
 from tiny_data import random_voice, tiny_vocoder
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import ChunkMethod, FixedChunk, decode
-from dcar.decoding.engine.run import Job, Plan, engine_for
 from dcar.sampling import SamplingConfig
 from dcar.speak.stream import in_one_thread, stream_audio
 

@@ -138,6 +138,21 @@ def test_speaks_with_every_method(speak, models, method):
     assert re.search(r" s by \S+, in \d+\.\d+ s \(\d+\.\d+ of real time\)$", lines[-1])
 
 
+@pytest.mark.parametrize("method", ["dcar", "car-3", "far"])
+def test_speaks_in_bfloat16(speak, models, parts, method):
+    """The policy knows its decoder, although that is rounded."""
+    status, shown, _, out = speak(method=method, decoder=models / ("far" if method == "far" else "decoder"),
+                                  dtype="bfloat16")
+    assert status == 0 and sf.info(out).frames > 0 and f" s by {method}, " in shown
+    model = Speaker.load(models / "decoder", **parts, dtype="bfloat16")
+    pieces = list(model.stream("Good morning.", models / "voice.wav"))
+    assert pieces[-1].result.tokens and model.decoder.norm.weight.dtype == torch.bfloat16
+
+
+def test_another_dtype_is_refused(refused):
+    refused("dtype must be one of auto, float32, bfloat16; not 'float16'", dtype="float16")
+
+
 def streaming(models, *options: str) -> list[str]:
     given = [f"--{k}={models / k}" for k in ("decoder", "policy", "vocoder", "tokenizer")]
     return ["Good morning. Time for tea.", "--stream", f"--voice={models / 'voice.wav'}", *given, *options]

@@ -1,9 +1,9 @@
 """What is inside the clock of a comparison: everything that a method needs, and no capture of a graph."""
 
+import dcar.decoding.fast.passes as passes
 import pytest
 from compare_worker import SHORT, tiny_tools
 
-import dcar.decoding.fast.passes as passes
 import eval.results.timing as timing
 from eval.methods.registry import make_methods
 from heads.layers import KVCache

@@ -4,15 +4,15 @@ import json
 
 import pytest
 import torch
+from dcar.decoding.engine.run import engine_for
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
-from dcar.decoding.engine.run import engine_for
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
 from eval.speed.measure import Load, interleaved, print_card, read_sizes, shown
-from eval.speed.run import DTYPES, SpeedConfig, load_all, main, random_policies
+from eval.speed.run import SpeedConfig, load_all, main, random_policies
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_half_precision_halves_the_card(capsys):
     cards = {}
     for dtype in ("float32", "bfloat16"):
         models = load_all(SpeedConfig(dtype=dtype, sizes=["tiny"]), "tiny")
-        assert all(p.dtype == DTYPES[dtype] for m in (models.decoder, models.draft, *models.policies.values())
+        assert all(p.dtype == getattr(torch, dtype) for m in (models.decoder, models.draft, *models.policies.values())
                    for p in m.parameters())
         cards[dtype] = print_card("tiny", models.decoder, models.policies, torch.device("cpu"))
         assert f"heads, {dtype}" in capsys.readouterr().out

@@ -1,6 +1,5 @@
-"""Decoders with known ends, and slow references."""
+"""Decoders and policies of a few thousand parameters, decoders with known ends, and states without a cache."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -8,7 +7,6 @@ from torch import Tensor
 
 from dcar.decoding import Prompt
 from dcar.model.car import CARConfig, CARDecoder
-from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
 from heads.build import Heads
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from heads.shared import SharedHeads
@@ -56,46 +54,6 @@ def states(model, prompt: Prompt, tokens: Sequence[int] = ()) -> Tensor:
     ids, text = torch.tensor([[*front, *tokens]]), torch.tensor([prompt.text_ids])
     return model.speech_hidden(text, torch.tensor([text.shape[1]]), ids, torch.tensor([ids.shape[1]]),
                                torch.tensor([len(front)]))[0]
-
-
-def drawn(model: CARDecoder, hidden: torch.Tensor, tokens: list[int], count: int, key: torch.Tensor,
-          sampling: SamplingConfig, turn: float = 0.0) -> list[int]:
-    """The next `count` tokens, each of its own head, at their numbers turned by a share of the circle."""
-    chunk: list[int] = []
-    for head in range(1, count + 1):
-        position, window = torch.tensor([len(tokens) + len(chunk)]), sampling.repetition_window
-        history = torch.tensor([([-1] * window + tokens + chunk)[-window:]]) if window else None
-        probs = warp(model.heads(hidden, only=head)[None], sampling, position < sampling.min_tokens, model.config.eos,
-                     history)
-        chunk.append(int(sample(probs, (uniform(key, "token", position) + turn) % 1)))
-    return chunk
-
-
-def speak_slowly(model: CARDecoder, prompt: Prompt, next_chunk, sampling: SamplingConfig,
-                 seed: int) -> tuple[list[int], list[int]]:
-    """Decoding, slow and obvious: one utterance, no cache, the whole sequence recomputed at every step.
-
-    next_chunk(tokens, key, hidden [S, D]): what follows. Returns the tokens, and how many each step asked for.
-    """
-    key, tokens, sizes = utterance_keys(seed, [prompt.utterance_id]), [], []
-    limit = min(sampling.max_tokens, math.ceil(sampling.max_tokens_per_text_unit * len(prompt.text_ids)))
-    while True:
-        chunk = next_chunk(tokens, key, states(model, prompt, tokens))
-        sizes.append(len(chunk))
-        for token in chunk:
-            if token == model.config.eos:
-                return tokens, sizes
-            tokens.append(token)
-            if len(tokens) >= limit:
-                return tokens, sizes
-
-
-def reference_chunks(model: CARDecoder, prompt: Prompt, choose, sampling: SamplingConfig, seed: int):
-    """`speak_slowly` in chunks of choose(position, key) tokens."""
-    def next_chunk(tokens, key, hidden):
-        return drawn(model, hidden[-1], tokens, choose(len(tokens), key), key, sampling)
-
-    return speak_slowly(model, prompt, next_chunk, sampling, seed)
 
 
 def eos_decoder(head: int) -> CARDecoder:

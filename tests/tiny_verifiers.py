@@ -1,15 +1,13 @@
 """Verifying methods, drafters and statistics for `tiny_decoder`; distributions to hold them against."""
 
-import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from scipy import stats
 from tiny_decoders import states
 
-from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, Method, Prompt, decode
+from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, Prompt, decode
 from dcar.model.car import CARDecoder
 from dcar.model.draft import DraftDecoder, build_draft
 from dcar.sampling import SamplingConfig, warp
@@ -60,17 +58,6 @@ def tiny_statistics(**changes) -> VerifierStatistics:
 def plain(target: CARDecoder, prompts: list[Prompt], sampling: SamplingConfig, **options) -> list[DecodeResult]:
     """Next-token decoding."""
     return decode(target, prompts, ChunkMethod(FixedChunk(1)), sampling, **options)
-
-
-def check_batching(decoder: CARDecoder, prompts, make: Callable[[], Method], sampling: SamplingConfig,
-                   facts: Callable[[DecodeResult], Any]) -> list[DecodeResult]:
-    """Batches of another size and in another order say the same; returns the results of one batch of all."""
-    results = decode(decoder, prompts, make(), sampling, seed=4, batch_size=8)
-    for batch_size in (1, 3, 8):
-        shuffled = random.Random(batch_size).sample(prompts, len(prompts))
-        got = decode(decoder, shuffled, make(), sampling, seed=4, batch_size=batch_size)
-        assert {r.utterance_id: facts(r) for r in got} == {r.utterance_id: facts(r) for r in results}
-    return results
 
 
 def sequence_distribution(target: CARDecoder, prompt: Prompt, sampling: SamplingConfig, length: int,

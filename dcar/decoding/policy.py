@@ -45,9 +45,8 @@ class FusedEnds:
 
     def __call__(self, candidates: Tensor) -> Tensor:
         """candidates [B, N, reach, F] -> scores [B, N, K], float32."""
-        rows, several = candidates.shape[:2]
-        scores = torch.addmm(self.bias, candidates.reshape(rows * several, -1), self.weight)
-        scores = scores.view(rows, several, self._ends)
+        # not a matrix product, which a GPU may compute in TF32
+        scores = (candidates.flatten(2).unsqueeze(-1) * self.weight).sum(2) + self.bias
         return nn.functional.pad(scores, (0, self._actions - self._ends), value=NEVER)
 
 
@@ -60,10 +59,10 @@ class PolicyReader:
 
     def __init__(self, policy: ChunkPolicy, backend: Backend, device: torch.device, dtype: torch.dtype):
         shared = {} if policy.layer is None else {id(policy.rotary): policy.rotary}  # the tables are only read
-        read = dtype if policy.layer is not None else torch.float32  # scores of candidates are computed in float32
-        self.policy = copy.deepcopy(policy, shared).to(device, read).eval().requires_grad_(False)
+        self.policy = copy.deepcopy(policy, shared).to(device).eval().requires_grad_(False)
         self._backend, self.rotary, self._ends = backend, None, None
-        if self.policy.layer is not None:
+        if self.policy.layer is not None:  # it reads hidden states; scores of candidates stay as precise as they are
+            self.policy.to(dtype)
             self.rotary, self._causal = RotaryCache(policy.rotary, device, dtype), CausalMask(device, dtype)
             if device.type != "cpu":  # graphs read the table, so its address must not change
                 self.rotary.cover(0, policy.rotary.reach - 1)

@@ -1,24 +1,17 @@
 """Chunks that end where the drawn candidates say, and the best of several drawn side by side: in the loop, in fast
-passes, in the engine, and against a slow reference without a cache."""
+passes and in the engine."""
 
-from collections import Counter
 
 import pytest
 import torch
-from dcar.decoding.fast.chunk_scorer import NativeChunkScorer
-from dcar.decoding.fast.passes import fast
-from dcar.decoding.fast.policy import FusedEnds
-from tiny_decoders import drawn, speak_slowly, tiny_decoder
-from ways import SAMPLING, check_ways, same
+from tiny_decoders import tiny_decoder
+from ways import SAMPLING, check_ways
 
 from dcar.decoding import BestOfChunk, ChunkMethod, EndOnConfident, FixedChunk, PolicyChunk, ShuffledChunk, decode
 from dcar.errors import CheckpointError, ConfigError
-from dcar.sampling import SamplingConfig, sample, uniform
+from dcar.sampling import SamplingConfig
 from heads.candidates import CHUNK_SCORE, candidate_features, end_features, joint_log_probs
-from heads.chunk_scorer import scored_features
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
-
-REPEATED = SamplingConfig(max_tokens=40, repetition_window=8, repetition_share=0.2)
 
 
 def policy_of(seed: int = 0, num_actions: int = 4, **changes) -> ChunkPolicy:
@@ -34,27 +27,6 @@ def scored_policy(decoder, **changes) -> ChunkPolicy:
                           "chunk_scorer_ids": decoder.config.output_size, **changes})
     torch.nn.init.normal_(policy.chunk_scorer.output.weight, std=8.0)  # so that draws differ by much
     return policy.eval()
-
-
-@pytest.mark.parametrize(("mode", "dial", "sizes"), [("greedy", 0.0, ()), ("sample", 0.0, (2, 3)), ("sample", 0.7, ())])
-def test_equals_decoding_without_cache(decoder, prompts, mode, dial, sizes):
-    policy = policy_of(seed=1, sizes=sizes)
-
-    def next_chunk(tokens, key, hidden):
-        """Of as many candidates as the policy sees, those up to the end that it chooses."""
-        chunk = drawn(decoder, hidden[-1], tokens, policy.config.reach, key, SAMPLING)
-        seen = candidate_features(decoder.heads(hidden[-1], policy.config.reach)[None], torch.tensor([chunk]))
-        scores = policy(hidden[None], torch.tensor([[len(hidden) - 1]]), seen[:, None])[0, 0]
-        scores = (scores + dial * torch.arange(1, policy.config.num_actions + 1)).softmax(-1)
-        if mode == "greedy":
-            return chunk[: int(scores.argmax()) + 1]
-        return chunk[: int(sample(scores[None], uniform(key, "policy", torch.tensor([len(tokens)])))) + 1]
-
-    results = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, mode, dial=dial)), SAMPLING, seed=3)
-    for prompt, result in zip(prompts, results, strict=True):
-        assert (result.tokens, result.actions) == speak_slowly(decoder, prompt, next_chunk, SAMPLING, 3)
-    used = {a for r in results for a in r.actions}
-    assert used <= set(sizes or (1, 2, 3, 4)) and len(used) > 1
 
 
 def test_a_policy_of_fewer_sizes_than_the_decoder_has_heads(decoder, prompts):
@@ -101,17 +73,6 @@ def test_the_dial_lengthens_chunks(decoder, prompts):
     assert set(asked[0]) == {1} and set(asked[2]) == {4} and 1 < sum(asked[1]) / len(asked[1]) < 4
     with pytest.raises(ConfigError, match="dial"):
         PolicyChunk(policy, dial=float("nan"))
-
-
-def test_rules_by_hand(decoder, prompts):
-    """Against what the candidates say, decision by decision."""
-    for result in (results := decode(decoder, prompts, ChunkMethod(EndOnConfident([2, 3, 4])), SAMPLING, seed=4,
-                                     record_hidden=True)):
-        assert result.actions == [max((2, 3, 4), key=lambda a: seen[a - 1][0])
-                                  for seen in result.chosen_candidates.tolist()]
-    assert len({a for r in results for a in r.actions}) > 1
-    with pytest.raises(ConfigError, match="needs 9 heads"):
-        decode(decoder, prompts, ChunkMethod(EndOnConfident([2, 9])), SAMPLING)
 
 
 def test_features_by_hand():
@@ -173,59 +134,6 @@ def test_in_half_precision(decoder, prompts):
 # --- several candidates ----------------------------------------------------------------------------------------------
 
 
-def test_where_a_size_is_forced_the_draw_is_chosen(decoder, prompts):
-    policy = scored_policy(decoder)
-    forced = {p.utterance_id: [3] for p in prompts}
-    results = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, forced=forced, num_candidates=3)), SAMPLING,
-                     seed=2, record_hidden=True)
-    assert {a for r in results for a in r.actions} == {3} and len({n for r in results for n in r.chosen}) == 3
-    for result in results:
-        log_probs = policy(result.hidden[None], candidates=result.candidates[None])[0]
-        assert log_probs[..., 2].argmax(-1).tolist() == result.chosen
-
-
-@pytest.mark.parametrize("num_candidates", [1, 3])
-def test_shuffled_sizes_are_those_of_the_policy_in_another_order(decoder, prompts, num_candidates):
-    policy = scored_policy(decoder)
-    asked = PolicyChunk(policy, num_candidates=num_candidates)
-    spoken = decode(decoder, prompts, ChunkMethod(asked), SAMPLING, seed=3, record_hidden=True)
-    again = decode(decoder, prompts, ChunkMethod(ShuffledChunk(asked)), SAMPLING, seed=3, record_hidden=True)
-    for before, after in zip(spoken, again, strict=True):
-        sizes, rounds = sorted(before.actions), len(before.actions)
-        for start in range(0, len(after.actions), rounds):
-            part = after.actions[start : start + rounds]
-            assert sorted(part) == sizes if len(part) == rounds else not Counter(part) - Counter(sizes)
-        if num_candidates > 1:  # the policy chooses the draw, given the size
-            probs = policy(after.hidden[None], candidates=after.candidates[None])[0]
-            at_size = probs[torch.arange(len(probs)), :, torch.tensor(after.actions) - 1]
-            assert at_size.argmax(-1).tolist() == after.chosen
-    assert any(a.actions[: len(b.actions)] != b.actions for a, b in zip(again, spoken, strict=True))
-    for batch in (1, 2):
-        same(decode(fast(decoder), prompts, ChunkMethod(ShuffledChunk(asked)), SAMPLING, seed=3, batch_size=batch,
-                    record_hidden=True), again)
-    # the policy is as it was
-    same(decode(decoder, prompts, ChunkMethod(asked), SAMPLING, seed=3, record_hidden=True), spoken)
-    with pytest.raises(ConfigError, match="every utterance once"):
-        decode(decoder, prompts, ChunkMethod(ShuffledChunk(asked)), SAMPLING, group_size=2)
-
-
-@pytest.mark.parametrize("sampling", [SAMPLING, REPEATED])
-def test_speaks_the_chunk_that_goes_together_best(decoder, prompts, sampling):
-    """Every draw made by itself, at numbers a third of the circle apart, and the sums of what its tokens add."""
-    chunk_scorer, chosen = scored_policy(decoder, seed=1).chunk_scorer, []
-
-    def next_chunk(tokens, key, hidden):
-        chunks = [drawn(decoder, hidden[-1], tokens, 4, key, sampling, n / 3) for n in range(3)]
-        seen = scored_features(chunk_scorer, hidden[-1:], decoder.heads(hidden[-1:], 4), torch.tensor([chunks]))
-        chosen.append(int(seen[0, ..., CHUNK_SCORE].sum(-1).argmax()))
-        return chunks[chosen[-1]]
-
-    results = decode(decoder, prompts, ChunkMethod(BestOfChunk(4, 3, chunk_scorer)), sampling, seed=5)
-    for prompt, result in zip(prompts, results, strict=True):
-        assert (result.tokens, result.actions) == speak_slowly(decoder, prompt, next_chunk, sampling, 5)
-    assert sum(map(bool, chosen)) > 5
-
-
 def test_the_most_best_of_draw_by_kernels_and_by_the_module(decoder, prompts, monkeypatch):
     """A fast decoder asks the kernels, with the weights of the moment; the plain one, the reference, the module."""
     asked = []
@@ -268,11 +176,14 @@ def test_nothing_to_choose_at_temperature_0(decoder, prompts):
 def test_refuses_what_cannot_be_chosen_among(decoder, prompts):
     policy = scored_policy(decoder)
     nine = ChunkMethod(BestOfChunk(9, 2, policy.chunk_scorer))
+    shuffled = ChunkMethod(ShuffledChunk(PolicyChunk(policy)))
     for message, ask in (
         ("chunk_scorer", lambda: PolicyChunk(policy_of(), num_candidates=4)),
         ("not 0", lambda: PolicyChunk(policy, num_candidates=0)),
         ("at least 2", lambda: BestOfChunk(3, 1, policy.chunk_scorer)),
         ("needs 9 heads", lambda: decode(decoder, prompts, nine, SAMPLING)),
+        ("needs 9 heads", lambda: decode(decoder, prompts, ChunkMethod(EndOnConfident([2, 9])), SAMPLING)),
+        ("every utterance once", lambda: decode(decoder, prompts, shuffled, SAMPLING, group_size=2)),
     ):
         with pytest.raises(ConfigError, match=message):
             ask()

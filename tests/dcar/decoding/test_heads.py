@@ -4,14 +4,10 @@ import copy
 
 import pytest
 import torch
-from dcar.decoding.fast.cpu import native as module
-from dcar.decoding.fast.cpu.heads import native_heads
-from dcar.decoding.fast.cpu.native import Kernels
-from dcar.decoding.fast.passes import FastDecoder, fast
-from dcar.decoding.fast.stack import FusedHeads
+from oracle import fixed, speak
 from test_native import near
 from tiny_backbones import tiny_backbone, tiny_prompts
-from tiny_decoders import reference_chunks, sharpen_heads, tiny_decoder
+from tiny_decoders import sharpen_heads, tiny_decoder
 from ways import check_ways
 
 from dcar.decoding import ChunkMethod, FixedChunk, decode
@@ -104,7 +100,7 @@ def test_loop_fast_passes_and_engine_speak_the_same(prompts, tie):
     lengths = set()
     for k in (1, 5, 16):
         expected = check_ways(model, prompts, ChunkMethod(FixedChunk(k)), SAMPLING, seed=3)
-        slow = [reference_chunks(model, p, lambda position, key, k=k: k, SAMPLING, 3)[0] for p in prompts[:3]]
+        slow = [speak(model, p, fixed(k), SAMPLING, 3).tokens for p in prompts[:3]]
         assert [r.tokens for r in expected[:3]] == slow
         lengths |= {len(r.tokens) for r in expected}
     assert len(lengths) > 2  # some of them end by EOS

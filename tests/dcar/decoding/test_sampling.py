@@ -7,9 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
-from tiny_decoders import reference_chunks
 
-from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import ConfigError
 from dcar.sampling import (
     STREAMS,
@@ -249,20 +247,6 @@ def test_histories_are_windows_before_each_position():
     window = torch.tensor([[-1, 3, 4], [5, 6, 7]])
     drafts = torch.tensor([[8, 9], [1, 2]])
     assert histories(window, drafts).tolist() == [[[-1, 3, 4], [3, 4, 8], [4, 8, 9]], [[5, 6, 7], [6, 7, 1], [7, 1, 2]]]
-
-
-def test_the_loop_hands_over_what_was_generated(decoder, prompts):
-    """CAR-3 with repetition-aware sampling, recomputed token by token, batched and alone."""
-    config, method = ras(max_tokens=15, repetition_mask=True, min_tokens=0), ChunkMethod(FixedChunk(3))
-    without = SamplingConfig(max_tokens=15, top_p=0.8, min_tokens=0)
-    checked = different = 0
-    for seed in range(6):
-        tokens, alone, plain = ([r.tokens for r in decode(decoder, prompts, method, how, seed=seed, batch_size=size)]
-                                for how, size in ((config, 8), (config, 1), (without, 8)))
-        assert tokens == alone == [reference_chunks(decoder, p, lambda *_: 3, config, seed)[0] for p in prompts]
-        different += tokens != plain
-        checked += sum(map(len, tokens))
-    assert checked > 40 and different > 2
 
 
 def test_a_method_without_histories_is_refused():

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tiny_backbones import tiny_backbone, tiny_prompts
 from tiny_data import CODES
-from tiny_decoders import reference_chunks, states, tiny_decoder
-from tiny_verifiers import check_batching, tiny_statistics
+from tiny_decoders import states, tiny_decoder
+from tiny_verifiers import tiny_statistics
 
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
@@ -37,33 +37,6 @@ def test_the_first_uncertain_head_ends_the_chunk():
     entropy = torch.tensor([[0.1, 0.2, 0.3], [0.1, 0.9, 0.1], [0.9, 0.1, 0.1], [0.5, 0.5, 0.5]])
     assert chunk_sizes(entropy, 0.5).tolist() == [4, 2, 1, 4]  # up to the threshold, and the base head always
     assert chunk_sizes(entropy, 0.0).tolist() == [1, 1, 1, 1] and chunk_sizes(entropy, math.inf).tolist() == [4] * 4
-
-
-@pytest.mark.parametrize("sampling", [SAMPLING, SamplingConfig(temperature=0.6, top_k=3, max_tokens=40),
-                                      SamplingConfig(temperature=0, max_tokens=20)], ids=["plain", "top-k", "greedy"])
-def test_sizes_and_tokens_equal_decoding_without_cache(decoder, prompts, sampling):
-    threshold, seen = 1.9, set()
-
-    results = decode(decoder, prompts, ChunkMethod(EntropyChunk(threshold)), sampling, seed=1)
-    for prompt, result in zip(prompts, results, strict=True):
-        def choose(n, key, prompt=prompt, result=result):
-            hidden = states(decoder, prompt, result.tokens[:n])[-1]
-            size = 1
-            for head in (2, 3, 4):
-                probs = decoder.heads(hidden, only=head).detach().double().softmax(-1)
-                if float(-(probs * probs.log()).sum()) > threshold:
-                    break
-                size += 1
-            return size
-
-        assert (result.tokens, result.actions) == reference_chunks(decoder, prompt, choose, sampling, 1)
-        seen |= set(result.actions)
-    assert len(seen) > 2
-
-
-def test_batch_size_and_order_change_nothing(decoder, prompts):
-    check_batching(decoder, prompts, lambda: ChunkMethod(EntropyChunk(1.9)), SAMPLING,
-                   lambda r: (r.tokens, r.actions))
 
 
 @pytest.mark.parametrize("threshold", [-0.1, math.nan])

@@ -5,8 +5,9 @@ import random
 
 import pytest
 import torch
+from oracle import accepted_path
 from tiny_decoders import eos_decoder, states, tiny_decoder
-from tiny_verifiers import FALSE_ALARM, check_batching, goodness, plain, sequence_distribution
+from tiny_verifiers import FALSE_ALARM, goodness, plain, sequence_distribution
 
 from dcar.decoding import Prompt, decode
 from dcar.decoding.tree import DraftTree
@@ -77,36 +78,6 @@ def test_nodes_carry_the_ranked_ids_of_their_head():
 # ----------------------------------------------------------------------------------------------------------- acceptance
 
 
-def slow_accept(candidates, samples, parents, eos, unended):
-    """The rule by recursion over one row: the accepted path, as node indices."""
-    as_if = [[u, *s[1:]] if s[0] == eos else s for s, u in zip(samples, unended, strict=True)]
-
-    def hits(node, samples=samples):  # node -1 is the root
-        drawn = samples[node + 1]
-        if node >= 0 and candidates[node] == eos:
-            return []
-        found = []
-        for child, parent in enumerate(parents):
-            if parent != node or candidates[child] not in drawn:
-                continue
-            if (candidates[child] == eos) != (drawn[0] == eos):
-                continue
-            found.append((drawn.index(candidates[child]), child))
-        return sorted(found)
-
-    def reach(node):
-        return max((1 + reach(child) for _, child in hits(node, as_if)), default=0)
-
-    def best(node):
-        options = [child for _, child in hits(node)]
-        if not options:
-            return []
-        chosen = max(options, key=reach)  # max keeps the earliest of the longest
-        return [chosen, *best(chosen)]
-
-    return best(-1)
-
-
 @pytest.mark.parametrize("tau", [1, 2, 3])
 def test_a_candidate_is_accepted_iff_it_is_among_the_samples(tau):
     tree = random_tree(tau, nodes=10)
@@ -117,7 +88,7 @@ def test_a_candidate_is_accepted_iff_it_is_among_the_samples(tau):
     candidates, samples = tree.tokens(logits), torch.randint(0, 5, (rows, 11, tau))
     unended = torch.randint(0, eos, (rows, 11))
     path, counts = accept(candidates, samples, shape, eos, unended)
-    expected = [slow_accept(c, s, parents, eos, u)
+    expected = [accepted_path(c, s, parents, eos, u)
                 for c, s, u in zip(candidates.tolist(), samples.tolist(), unended.tolist(), strict=True)]
     assert [p[:n] for p, n in zip(path.tolist(), counts.tolist(), strict=True)] == expected
     assert all(not any(p[n:]) for p, n in zip(path.tolist(), counts.tolist(), strict=True))
@@ -236,38 +207,6 @@ def test_a_right_draft_is_accepted_whole(decoder, prompts):
     result = decode(decoder, prompts[:1], Vadusa(1, chain(3)), SamplingConfig(temperature=0, max_tokens=13,
                                                                               min_tokens=20))[0]
     assert result.emitted == [1, 4, 4, 4] and (result.proposed, result.accepted) == (9, 9)
-
-
-def test_states_after_accepted_and_refused_branches_equal_recomputation(decoder, prompts):
-    """The cache after `gather` is that of the kept tokens alone, in a batch whose rows keep different paths."""
-    method = Vadusa(3, random_tree(1, 24, 3, 6))
-    results = decode(decoder, prompts, method, SAMPLING, seed=2, record_hidden=True)
-    kept = [n - 1 for r in results for n in r.emitted[1:]]
-    assert {0, 1, 2} <= set(kept)
-    for prompt, result in zip(prompts, results, strict=True):
-        assert torch.allclose(result.hidden, states(decoder, prompt, result.tokens)[: len(result.hidden)], atol=1e-5)
-
-
-def test_drafts_come_from_the_state_that_the_root_was_drawn_from(decoder, prompts):
-    class Noting(Vadusa):
-        def propose(self, session):
-            for row, alive, done, state in zip(session.rows.tolist(), session.alive, session.generated, self._state,
-                                               strict=True):
-                if alive:
-                    seen.append((session.prompts[row].utterance_id, int(done), state))
-            return super().propose(session)
-
-    seen: list = []
-    method = Noting(3, random_tree(1, 24, 3, 6))
-    results = {r.utterance_id: r for r in decode(decoder, prompts, method, SAMPLING, seed=2, record_hidden=True)}
-    for name, done, state in seen:  # `done` tokens stand, the last of them is the root
-        before_root = results[name].prompt_length + done - 2
-        assert torch.allclose(state, results[name].hidden[before_root], atol=1e-5)
-    assert len({name for name, _, _ in seen}) == len(prompts) < len(seen)
-
-
-def test_batch_size_and_order_change_nothing(decoder, prompts):
-    check_batching(decoder, prompts, lambda: Vadusa(2, BUSH), SAMPLING, lambda r: (r.tokens, r.accepted, r.proposed))
 
 
 def test_tolerance_has_the_distribution_of_one_node():

@@ -1,13 +1,12 @@
 """MTP with Viterbi: the best path against all paths, transitions, end of speech."""
 
-import itertools
 import math
 import random
 
 import pytest
 import torch
-from tiny_decoders import eos_decoder, states
-from tiny_verifiers import check_batching
+from oracle import best_path
+from tiny_decoders import eos_decoder
 
 from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
@@ -63,24 +62,6 @@ def all_probs(n, vocabulary, seed):
     return probs / probs.sum(-1, keepdim=True)
 
 
-def slow_choice(probs, q, k):
-    """The best path over the union of candidates of one row, by trying them all."""
-    tops = [row.topk(k).indices.tolist() for row in probs]
-    union = sorted({i for top in tops for i in top})
-    best = (-1.0, None)
-    for path in itertools.product(union, repeat=len(probs)):
-        weight = 1.0
-        for t, j in enumerate(path):
-            if 4 in path[:t]:  # has ended
-                weight *= float(probs[: t + 1, 4].max()) * (j == 4)
-                continue
-            weight *= float(probs[t, j])
-            weight *= float(q[path[t - 1], j]) if t else 1.0
-        if weight > best[0]:
-            best = (weight, list(path))
-    return best
-
-
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize(("n", "k"), [(1, 2), (3, 1), (3, 2), (2, 5), (4, 3)])
 def test_choice_equals_brute_force_over_the_union(n, k, seed):
@@ -88,7 +69,7 @@ def test_choice_equals_brute_force_over_the_union(n, k, seed):
     probs[:, :, 4] *= [0.02, 1, 3, 0][seed % 4]  # ends: hardly, sometimes, often, never
     tokens, score = choose(probs, probs.topk(k).indices, table)
     for b in range(2):
-        weight, path = slow_choice(probs[b], matrix(table), k)
+        path, weight, _ = best_path(probs[b].tolist(), matrix(table)[:5].tolist(), probs[b].topk(k).indices.tolist())
         assert math.exp(float(score[b])) == pytest.approx(weight, rel=1e-4)
         assert tokens[b].tolist() == path
 
@@ -100,27 +81,6 @@ def spoken_table(alpha=0.5):
     rng = random.Random(0)
     return Transitions(*count_bigrams([[rng.randrange(CODES) for _ in range(20)] for _ in range(30)], CODES),
                        CODES + 2, alpha)
-
-
-def test_decoding_follows_the_rule_step_by_step(decoder, prompts):
-    """Every chunk again, from recomputed states, one utterance at a time."""
-    table, n, k = spoken_table(), 3, 4
-    for prompt, result in zip(prompts, decode(decoder, prompts, MTPViterbi(n, table, k), SAMPLING, seed=3),
-                              strict=True):
-        done = 0
-        for emitted in result.emitted:
-            logits = decoder.heads(states(decoder, prompt, result.tokens[:done])[-1:], n)
-            if done == 0:
-                logits[:, 0, 12] = -torch.inf  # min_tokens
-            probs = logits.softmax(-1)
-            tokens = choose(probs, probs.topk(k).indices, table)[0][0].tolist()
-            assert result.tokens[done : done + emitted] == tokens[:emitted]
-            done += emitted
-        assert done == len(result.tokens)
-
-
-def test_batch_size_and_order_change_nothing(decoder, prompts):
-    check_batching(decoder, prompts, lambda: MTPViterbi(3, spoken_table(), 4), SAMPLING, lambda r: r.tokens)
 
 
 @pytest.mark.parametrize("head", [1, 2, 3])

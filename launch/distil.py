@@ -39,6 +39,7 @@ from dcar.model.precision import dtype_setting, precision_of
 from dcar.prepare.prepared import (
     check_out_dir,
     load_prepared,
+    load_split,
     partial_folder,
     prepared_folder,
     prepared_info,
@@ -150,14 +151,15 @@ class Teacher:
 
     def __init__(self, config: DistilConfig, device: str):
         """ConfigError, DataError or CheckpointError for parts that do not belong together."""
-        self.config, self.rows = config, load_prepared(config.data, "train")
-        if 0 < config.limit < len(self.rows):
-            drawn = np.random.default_rng(config.seed).permutation(len(self.rows))[: config.limit]
-            self.rows = self.rows.select(np.sort(drawn))
+        self.config, self.split = config, load_split(config.data, "train")
+        if 0 < config.limit < len(self.split):
+            drawn = np.random.default_rng(config.seed).permutation(len(self.split))[: config.limit]
+            self.split = self.split.select(np.sort(drawn))
+        self.rows = self.split.rows
         models = load_models(config.decoder, config.far_decoder, config.policies, device, dtype=config.dtype)
         check_together(models.decoder, prepared_info(config.data), config.data)
         self.bos, self.precision = models.decoder.config.bos, precision_of(models.decoder)
-        self.chooser = PromptChooser(self.rows, config.prompt_tokens)
+        self.chooser = PromptChooser(self.split, config.prompt_tokens)
         self.parameters = sum(p.numel() for p in models.decoder.parameters())
         self.ways: list[tuple[Entry, int]] = [  # a method, and the seed of its prompts and draws
             (entry, config.seed + i) for entry in make_methods(config.methods, models, config.sampling)
@@ -174,7 +176,7 @@ class Teacher:
 
     def prompts(self, seed: int, rows: Sequence[int] | None = None) -> list[PromptItem]:
         """Of these rows of the split, or of all."""
-        return make_prompts(self.rows, self.config.prompt_tokens, seed, self.bos, rows, self.chooser)
+        return make_prompts(self.split, self.config.prompt_tokens, seed, self.bos, rows, self.chooser)
 
     @property
     def identity(self) -> str:
@@ -235,7 +237,7 @@ def run(config: DistilConfig) -> Path:
     state, meeting = start(config)
     teacher = Teacher(config, config.device or str(state.device))
     done = partial_folder(out) / teacher.identity
-    order = np.argsort([len(ids) for ids in teacher.rows["text_ids"]], kind="stable").tolist()
+    order = np.argsort(teacher.split.columns["text_units"], kind="stable").tolist()
     blocks = {done / f"{i:06}.json": order[i : i + BLOCK] for i in range(0, len(order), BLOCK)}
     with writing(out), threads_of(0, teacher.parameters, state.num_processes):
         mine = list(blocks.items())[state.process_index :: state.num_processes]

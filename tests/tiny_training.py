@@ -9,7 +9,7 @@ import pytest
 
 from dcar.errors import CheckpointError
 from dcar.model.car import CARConfig, CARDecoder
-from dcar.prepare.prepared import load_prepared
+from dcar.prepare.prepared import load_split
 from dcar.train.batches import SpeechDataset
 from dcar.train.car import CARTrainer, TrainConfig
 from eval.report.plots import read_log
@@ -30,7 +30,7 @@ def tiny_config(data: Path, out: Path, model: dict | None = None, **changes) -> 
 
 
 def trainer_of(config: TrainConfig, model: CARDecoder) -> CARTrainer:
-    datasets = (SpeechDataset(load_prepared(config.data, s), model.config, config.prompt_tokens, config.seed)
+    datasets = (SpeechDataset(load_split(config.data, s), model.config, config.prompt_tokens, config.seed)
                 for s in ("train", "dev"))
     return CARTrainer(dataclasses.replace(config, model=model.config), model, *datasets)
 

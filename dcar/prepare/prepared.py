@@ -1,10 +1,11 @@
 """A prepared corpus on disk: its columns, how it is written (whole or not at all) and read (checked).
 
 <dir>/prepared.json      corpus, tokenizer name and checksum, phoneme inventory version, counts, digests of the files
-<dir>/{train,dev,test}/  Hugging Face datasets with the columns of `features()`
+<dir>/{train,dev,test}/  Hugging Face datasets with the columns of `features()`, and columns.feather: a few numbers a
+                         row, with which commands choose the rows that they read (dcar/prepare/columns.py)
 
 Ids are stored in the smallest unsigned integers that hold their vocabulary. Loading a split compares the sizes of its
-files with prepared.json and, once a process, their digests (about a second a gigabyte).
+files with prepared.json and, once a process, the digests of those below `MOST_DIGESTED` (about a second).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcar.errors import DataError, check_format
+from dcar.prepare.columns import FILE, Split, columns_of, identity, scan, write_columns
 from dcar.sources.shipped import resolve
 from dcar.storage import differing, digest, files_of, gigabytes, writing
 from dcar.text.inventory import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
@@ -44,7 +46,7 @@ COLUMNS: dict[str, str | list[str]] = {
     "voice": ["float32"],  # [298]: speaker embedding [256] and what else the vocoder knows, see speaker_features
     "duration": "float32",  # seconds, after the change of speed
     "speed": "float32",
-    "audio": "string",  # path of the recording, "" where the corpus embeds it (see source_utterances)
+    "audio": "string",  # absolute path of the recording, "" where the corpus embeds it (see source_utterances)
     "source": "string",  # file:line
     "prompt_text": "string",  # the three prompt columns are "" or [] where the corpus names no prompt
     "prompt_speech": [SPEECH_TOKEN],
@@ -119,7 +121,13 @@ def assemble(out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record
 def put_in_place(building: Path, out: Path, info: Mapping[str, Any]) -> None:
     """The splits in the folder `building`, with their prepared.json, become the corpus `out`; what was there, and the
     shards, go. info: of prepared.json all but the version and the digests."""
+    import datasets
+
     digests = {name: digest(building / name) for name in files_of(building)}
+    for split in info["counts"]:
+        table = scan(datasets.Dataset.load_from_disk(str(building / split)))
+        write_columns(building / split, table, identity(digests, split))
+        digests[f"{split}/{FILE}"] = digest(building / split / FILE)
     write_json(building / "prepared.json", {**info, "format_version": FORMAT_VERSION, "files": digests})
     if out.exists():
         os.rename(out, building.with_name(f"old.{os.getpid()}"))
@@ -266,7 +274,14 @@ def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokeniz
         raise DataError(f"{folder}: cannot be read ({type(error).__name__}: {error}); prepare again") from error
 
 
-MOST_DIGESTED = 4 << 30
+def load_split(directory: str | Path, split: str) -> Split:
+    """One split of a prepared corpus with the columns of all its rows, memory-mapped; errors as `load_prepared`."""
+    rows = load_prepared(directory, split)
+    made_from = identity(prepared_info(directory)["files"], split)
+    return Split.of(rows, columns_of(prepared_folder(directory) / split, rows, made_from))
+
+
+MOST_DIGESTED = 1 << 30
 """Bytes of a file up to which loading recomputes its digest; larger ones are left to `dcar doctor`."""
 _digested: dict[tuple[str, int, int], dict[str, Any]] = {}  # (path, size, time of change) -> digest, of this process
 

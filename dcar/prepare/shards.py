@@ -9,6 +9,7 @@ coordination beyond a shared folder.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -132,7 +133,8 @@ def tokenise(jobs: Sequence[Job], tokenizer: SpeechTokenizer, speaker_encoder: E
         rows.append({
             "id": job.id, "text": u.text, "speaker": job.speaker, "text_ids": text_to_ids(u.text), "speech": tokens,
             "voice": _voice(speaker_encoder, sound, wave, _place(job)), "duration": len(wave) / ENCODER_SAMPLE_RATE,
-            "speed": job.speed, "audio": u.audio if isinstance(u.audio, str) else "", "source": u.source,
+            "speed": job.speed, "audio": os.path.abspath(u.audio) if isinstance(u.audio, str) else "",
+            "source": u.source,
             "prompt_text": u.prompt_text or "", "prompt_speech": [] if prompt is None else next(prompt_speech),
             "prompt_voice": [] if prompt is None else _voice(
                 speaker_encoder, prompt, prompt.for_encoders().wave, f"{_place(job)} (prompt)"),

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+
+from dcar.prepare.columns import Split
 
 VARIETY = 0.4
 """Share of the different codes of an utterance's best crop that every crop has."""
 
 
 class PromptChooser:
-    """Picks, for every utterance, another utterance of the same speaker and a crop of it."""
+    """Picks, for every utterance, another utterance of the same speaker and a crop of it. Who speaks is known from the
+    columns of the split, so only the chosen row is read."""
 
-    def __init__(self, dataset, prompt_tokens: int):
+    def __init__(self, split: Split, prompt_tokens: int):
         # a distilled corpus (launch/distil.py) has the recordings' tokens beside what a decoder spoke
-        self.speech = dataset["recorded" if "recorded" in dataset.column_names else "speech"]
+        self.speech = split.rows["recorded" if "recorded" in split.rows.column_names else "speech"]
         self.prompt_tokens = prompt_tokens
-        self.speakers = list(dataset["speaker"])
-        self.by_speaker: dict[str, list[int]] = defaultdict(list)
-        for i, speaker in enumerate(self.speakers):
-            self.by_speaker[speaker].append(i)
+        self.speakers = split.columns["speaker"]
+        self.grouped = np.argsort(self.speakers, kind="stable")  # the rows of the first speaker, then of the second, …
+        self.ends = np.cumsum(np.bincount(self.speakers))  # of every speaker's rows in `grouped`
 
     def choose(self, index: int, rng: np.random.Generator) -> int:
         """Index of the prompt utterance; the utterance itself only if its speaker has no other."""
-        others = self.by_speaker[self.speakers[index]]
+        speaker = self.speakers[index]
+        others = self.grouped[self.ends[speaker - 1] if speaker else 0 : self.ends[speaker]]
         if len(others) == 1:
             return index
-        other = others[rng.integers(len(others) - 1)]
-        return others[-1] if other == index else other
+        other = int(others[rng.integers(len(others) - 1)])
+        return int(others[-1]) if other == index else other
 
     def crop(self, tokens: Sequence[int], rng: np.random.Generator) -> list[int]:
         """At most `prompt_tokens` consecutive tokens; instead of silence the nearest that are speech.

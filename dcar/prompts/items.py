@@ -17,6 +17,7 @@ import numpy as np
 
 from dcar.decoding.records import Prompt
 from dcar.errors import DataError
+from dcar.prepare.columns import Split
 from dcar.prompts.chooser import PromptChooser
 from dcar.text.phonemes import text_to_ids
 
@@ -41,18 +42,21 @@ class PromptItem:
         return tuple(self.prompt.text_ids[self.prompt_text_units :])
 
 
-def make_prompts(dataset, prompt_tokens: int, seed: int, bos: bool = True,
-                 rows: Sequence[int] | None = None, chooser: PromptChooser | None = None) -> list[PromptItem]:
-    """A prompt for every utterance of a prepared split, or of some `rows` of it; the same for every method and run
-    with this seed. chooser: that of the split, made once by who asks for rows many times.
+def make_prompts(split: Split, prompt_tokens: int, seed: int, bos: bool = True,
+                 rows: Sequence[int] | np.ndarray | None = None,
+                 chooser: PromptChooser | None = None) -> list[PromptItem]:
+    """A prompt for every utterance of a prepared split, or for those in some `rows` of it, in their order; the same for
+    every method and run with this seed. Only these rows and those of their prompts are read. chooser: that of the
+    split, made once by callers that need rows repeatedly.
 
     A prompt that the corpus names (`prompt_audio`, `prompt_text` of a manifest) is taken; otherwise another utterance
     of the speaker. prompt_tokens: length of the crop in the speaker-prompt layout (`bos`); the continuation layout
     takes the prompt whole, and DataError where a named prompt lacks the text that this layout needs.
     """
-    chooser = chooser or PromptChooser(dataset, prompt_tokens)
+    chooser = chooser or PromptChooser(split, prompt_tokens)
     items = []
-    for i, row in enumerate(dataset) if rows is None else ((i, dataset[i]) for i in rows):
+    for i in map(int, range(len(split)) if rows is None else rows):
+        row = split.rows[i]
         rng = np.random.default_rng([seed, i])
         if row["prompt_speech"]:
             if not bos and not row["prompt_text"]:
@@ -63,7 +67,7 @@ def make_prompts(dataset, prompt_tokens: int, seed: int, bos: bool = True,
             prompt_text_ids = [] if bos else row.get("prompt_text_ids") or text_to_ids(row["prompt_text"])
         else:
             other = chooser.choose(i, rng)
-            source, speech = dataset[other], chooser.speech[other]
+            source, speech = split.rows[other], chooser.speech[other]
             name, voice = source["id"], source["voice"]
             prompt_text_ids = [] if bos else source["text_ids"]
         text_ids = [*prompt_text_ids, *row["text_ids"]]

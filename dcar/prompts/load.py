@@ -5,13 +5,18 @@ alike by stage two, by comparisons and by analyses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
+from dcar.corpus.rows import Utterance
 from dcar.errors import DataError
 from dcar.model.draft import AnyDecoder
-from dcar.prepare.prepared import load_prepared, prepared_info
-from dcar.prepare.recordings import source_utterances
+from dcar.prepare.columns import Split
+from dcar.prepare.prepared import load_split, prepared_info
+from dcar.prepare.recordings import Sources, source_utterances
+from dcar.prompts.choose import drawn
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.together import check_together
 from dcar.vocoder.base import PromptAudio, Vocoder
@@ -19,21 +24,22 @@ from dcar.vocoder.load import hears_prompts, load_vocoder
 from dcar.voices.speech import find_speech
 
 
-def all_prompts(data: str, split: str, decoder: AnyDecoder, prompt_tokens: int, seed: int) -> list[PromptItem]:
-    """A prompt for every utterance of a prepared split (`make_prompts`); DataError if the corpus is of another
-    tokenizer or phoneme inventory than the decoder."""
+def split_for(decoder: AnyDecoder, data: str, split: str) -> Split:
+    """A prepared split that a decoder can speak; DataError if the corpus is of another tokenizer or phoneme inventory
+    than the decoder."""
     check_together(decoder, prepared_info(data), data)
-    return make_prompts(load_prepared(data, split), prompt_tokens, seed, decoder.config.bos)
+    return load_split(data, split)
 
 
 def load_prompts(data: str, split: str, base: AnyDecoder, prompt_tokens: int, seed: int, limit: int | None = None,
                  min_seconds: float = 0.0) -> list[PromptItem]:
-    """At most `limit` of `all_prompts`, of `min_seconds` or more, chosen by `seed`; DataError if there are none."""
-    items = [i for i in all_prompts(data, split, base, prompt_tokens, seed) if i.duration >= min_seconds]
-    if not items:
+    """Prompts (`make_prompts`) for at most `limit` utterances of `min_seconds` or more, chosen by `seed`; DataError if
+    there are none. No other rows are read."""
+    found = split_for(base, data, split)
+    rows = drawn(found, seed, limit, min_seconds)
+    if not len(rows):
         raise DataError(f"{data}: split {split} has no utterance of {min_seconds} s or more")
-    order = np.random.default_rng([seed, 7]).permutation(len(items))
-    return [items[i] for i in order[: limit or len(items)]]
+    return make_prompts(found, prompt_tokens, seed, base.config.bos, rows)
 
 
 def vocoder_for(decoder: AnyDecoder, data: str, items: Sequence[PromptItem], spec: str, device: str = "cpu",
@@ -52,15 +58,26 @@ def vocoder_for(decoder: AnyDecoder, data: str, items: Sequence[PromptItem], spe
 
 def corpus_recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:
     """Recordings (waveform, rate in Hz) of a prepared corpus by utterance id; "ID (prompt)" is the prompt that the
-    corpus gives for ID. DataError where the corpus is not there, or what is asked of it is not."""
-    sources = source_utterances(prepared)
+    corpus gives for ID. DataError if it has no such recording.
+
+    A recording whose path is in the prepared corpus is read from there. For others the whole corpus is listed, once."""
+    sources: Callable[[], Sources] = cache(lambda: source_utterances(prepared))
+    splits = cache(lambda: [load_split(prepared, split) for split in prepared_info(prepared)["counts"]])
+
+    def utterance(utterance_id: str) -> Utterance:
+        for split in splits():
+            if (place := split.find(utterance_id)) is not None:
+                row = split.rows.select_columns(["audio", "speed", "text", "speaker", "source"])[place]
+                if row["speed"] == 1 and Path(row["audio"]).is_absolute() and Path(row["audio"]).is_file():
+                    return Utterance(utterance_id, row["text"], row["speaker"], row["audio"], source=row["source"])
+        return sources()[utterance_id]
 
     def recording(utterance_id: str) -> tuple[np.ndarray, int]:
         if utterance_id.endswith(" (prompt)"):
-            found = sources[utterance_id.removesuffix(" (prompt)")].load_prompt()
+            found = sources()[utterance_id.removesuffix(" (prompt)")].load_prompt()
             if found is None:
                 raise DataError(f"{prepared}: {utterance_id} has no audio in the corpus any more; prepare it again")
             return find_speech(*found).cut(*found), found[1]  # what the corpus was prepared from
-        return sources[utterance_id].load()
+        return utterance(utterance_id).load()
 
     return recording

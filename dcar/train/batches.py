@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from dcar.errors import DataError
 from dcar.model.base import pad
 from dcar.model.car import CARConfig, CARDecoder
-from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.prepare.columns import Split
+from dcar.prepare.prepared import load_split, prepared_info
 from dcar.prompts.chooser import PromptChooser
 from dcar.sources.shipped import resolve
 
@@ -28,19 +29,18 @@ logger = logging.getLogger(__name__)
 class SpeechDataset(Dataset):
     """Teacher-forcing examples; items are addressed by (epoch, index), so that resuming needs no state."""
 
-    def __init__(self, dataset, config: CARConfig, prompt_tokens: int, seed: int):
-        self.dataset, self.config, self.seed = dataset, config, seed
-        self.chooser = PromptChooser(dataset, prompt_tokens)
-        self.texts, self.speech, self.named = dataset["text_ids"], dataset["speech"], dataset["prompt_speech"]
-        largest = max(max(tokens) for tokens in self.speech)
-        if largest >= config.speech_vocab_size:
-            raise DataError(f"the data has speech token {largest}, but the model's codebook has "
+    def __init__(self, split: Split, config: CARConfig, prompt_tokens: int, seed: int):
+        self.config, self.seed = config, seed
+        self.chooser = PromptChooser(split, prompt_tokens)
+        self.texts, self.speech, self.prompts = (split.rows[name] for name in ("text_ids", "speech", "prompt_speech"))
+        self.has_prompt, self.lengths = split.columns["has_prompt"], split.columns["speech_tokens"]
+        if split.largest_token >= config.speech_vocab_size:
+            raise DataError(f"the data has speech token {split.largest_token}, but the model's codebook has "
                             f"{config.speech_vocab_size}: prepare the corpus with the model's tokenizer")
-        largest = max(max(ids) for ids in self.texts)
-        if largest >= config.text_vocab_size:
-            raise DataError(f"the data has text id {largest}, but the model has {config.text_vocab_size} of them: "
-                            "raise model.text_vocab_size, or prepare the corpus with the model's phoneme inventory")
-        self.lengths = [len(s) for s in self.speech]
+        if split.largest_text_id >= config.text_vocab_size:
+            raise DataError(f"the data has text id {split.largest_text_id}, but the model has {config.text_vocab_size} "
+                            "of them: raise model.text_vocab_size, or prepare the corpus with the model's phoneme "
+                            "inventory")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -51,7 +51,8 @@ class SpeechDataset(Dataset):
         prompt_length = 1
         if self.config.bos:
             rng = np.random.default_rng([self.seed, epoch, index])
-            source = self.named[index] or self.chooser.speech[self.chooser.choose(index, rng)]
+            source = (self.prompts[index] if self.has_prompt[index]
+                      else self.chooser.speech[self.chooser.choose(index, rng)])
             prompt = [*self.chooser.crop(source, rng), self.config.speech_vocab_size + 1]
             speech, prompt_length = prompt + speech, len(prompt)
         return {"text": list(self.texts[index]), "speech": speech, "prompt_length": prompt_length}
@@ -148,8 +149,8 @@ class BucketBatchSampler(Sampler[list[tuple[int, int]]]):
             yield [(self.epoch, int(i)) for i in chosen]
 
 
-def with_replay(train: Any, replay: str, identity: dict[str, Any]) -> Any:
-    """The training rows, and behind them those of the prepared corpus `replay` ("starter": the shipped one).
+def with_replay(train: Split, replay: str, identity: dict[str, Any]) -> Split:
+    """The training rows, followed by those of the prepared corpus `replay` ("starter": the shipped one).
 
     identity: vocabulary, tokenizer and phonemes of the training rows. DataError where the other corpus has other ones.
     """
@@ -162,11 +163,13 @@ def with_replay(train: Any, replay: str, identity: dict[str, Any]) -> Any:
         raise DataError(f"replay {folder}: has tokens of {info['tokenizer']['name']} ({made[:12]}) and phonemes "
                         f"{info['phonemes']['version']}, the training data tokens of {wanted[:12]} and phonemes "
                         f"{identity['phonemes']}; prepare one of them like the other, or leave replay out")
-    other = load_prepared(folder, "train")
-    if "recorded" in train.column_names and "recorded" not in other.column_names:  # prompts of both stay recordings
+    replayed = load_split(folder, "train")
+    own, other = train.rows, replayed.rows
+    if "recorded" in own.column_names and "recorded" not in other.column_names:  # prompts of both stay recordings
         other = other.add_column("recorded", other.data.column("speech"), feature=other.features["speech"])
-    shared = [name for name in train.column_names if name in other.column_names]
-    return datasets.concatenate_datasets([train.select_columns(shared), other.select_columns(shared)])
+    shared = [name for name in own.column_names if name in other.column_names]
+    rows = datasets.concatenate_datasets([own.select_columns(shared), other.select_columns(shared)])
+    return train.followed_by(replayed, rows)
 
 
 class ReplayBatchSampler(BucketBatchSampler):

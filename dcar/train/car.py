@@ -34,7 +34,8 @@ from dcar.model.car import CARDecoder, CAROutput
 from dcar.model.cards import decoder_card
 from dcar.model.load import load_decoder_config
 from dcar.optim import ScaledAdam, eden
-from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.prepare.columns import Split
+from dcar.prepare.prepared import load_split, prepared_info
 from dcar.process import meeting_others, run_claimed
 from dcar.storage import sync
 from dcar.train.batches import (
@@ -184,14 +185,14 @@ def run(config: TrainConfig) -> CARDecoder:
     CheckpointError for an out folder that holds another model's run, ConfigError where `init_from` is another model.
     """
     prepared = prepared_info(config.data)
-    train, dev = load_prepared(config.data, "train"), load_prepared(config.data, "dev")
+    train, dev = load_split(config.data, "train"), load_split(config.data, "dev")
     config, wanted, make = plan(config, data_identity(prepared))
     last = last_of(config, load_decoder_config, wanted, "model")
     torch.manual_seed(config.seed)
     return fit(config, make(), train, dev, prepared, config, last)
 
 
-def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, Any], saved: Any,
+def fit(config: TrainConfig, model: CARDecoder, train: Split, dev: Split, prepared: dict[str, Any], saved: Any,
         last: Path | None) -> CARDecoder:
     """Train the parameters of `model` that require a gradient on prepared splits; save weights, log, card,
     provenance and `saved` (the configuration that the user gave) into `config.out`.

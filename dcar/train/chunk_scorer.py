@@ -28,7 +28,7 @@ from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.model.precision import cast_decoder, chosen_dtype, dtype_setting, precision_of
-from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.prepare.prepared import load_split, prepared_info
 from dcar.process import run_claimed, run_command
 from dcar.prompts.together import check_together
 from dcar.sampling import sample
@@ -133,7 +133,7 @@ def run(config: TrainChunkScorerConfig) -> ChunkScorer:
                             decoder.config.output_size, config.embedding_size, config.width, decoder.checksum(),
                             decoder.config.tokenizer)
     last = last_of(config, ChunkScorer.load_config, shape, "chunk scorer")
-    train, dev = (SpeechDataset(load_prepared(config.data, split), decoder.config,  # type: ignore[arg-type]
+    train, dev = (SpeechDataset(load_split(config.data, split), decoder.config,  # type: ignore[arg-type]
                                 config.prompt_tokens, config.seed) for split in ("train", "dev"))
     torch.manual_seed(config.seed)
     model = ChunkScorer(shape)

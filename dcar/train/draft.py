@@ -23,7 +23,7 @@ from dcar.model.backbones.decoder import BackboneDecoder
 from dcar.model.car import CARDecoder
 from dcar.model.draft import BackboneDraft, DraftDecoder, build_draft
 from dcar.model.load import load_decoder
-from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.prepare.prepared import load_split, prepared_info
 from dcar.process import run_claimed, run_command
 from dcar.prompts.together import check_together
 from dcar.sources.shipped import resolve
@@ -62,7 +62,7 @@ def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
     if isinstance(draft, BackboneDecoder):
         backbone.path = str(folder)  # whose text tokenizer goes along
     trained = fit(TrainConfig(model=decoder_shape(draft.config), backbone=backbone, **settings),
-                  cast(CARDecoder, draft), load_prepared(config.data, "train"), load_prepared(config.data, "dev"),
+                  cast(CARDecoder, draft), load_split(config.data, "train"), load_split(config.data, "dev"),
                   prepared, config, last)
     assert isinstance(trained, DraftDecoder | BackboneDraft)
     return trained

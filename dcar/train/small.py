@@ -85,12 +85,12 @@ class SmallTrainer(BucketedTrainer):
 class CTCTexts(Dataset):
     """Frames and symbols of utterances; items are addressed by (epoch, index), so that resuming needs no state.
 
-    frames: of every utterance [T, …]; symbols: of its text, CTC's ids; texts: as errors are counted.
+    frames: of every utterance [T, …]; symbols: of its text, CTC's ids; texts: as errors are counted; lengths: T.
     """
 
-    def __init__(self, config: Any, frames: Sequence[Any], symbols: Sequence[Sequence[int]], texts: Sequence[Any]):
-        self.config, self.frames, self.symbols, self.texts = config, frames, symbols, texts
-        self.lengths = [len(f) for f in frames]
+    def __init__(self, config: Any, frames: Sequence[Any], symbols: Sequence[Sequence[int]], texts: Sequence[Any],
+                 lengths: Sequence[int] | np.ndarray):
+        self.config, self.frames, self.symbols, self.texts, self.lengths = config, frames, symbols, texts, lengths
 
     def __len__(self) -> int:
         return len(self.lengths)

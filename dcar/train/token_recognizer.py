@@ -23,9 +23,9 @@ import torch
 from dcar.config import load_config, setting
 from dcar.errors import DataError
 from dcar.model.cards import model_card
-from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
+from dcar.prepare.columns import Split
+from dcar.prepare.prepared import load_split, prepared_info, tokenizer_identity
 from dcar.process import run_claimed, run_command
-from dcar.recognition.ctc import frames_needed
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from dcar.text.inventory import TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.train.checkpoints import data_stamp, last_of
@@ -55,18 +55,18 @@ class TokenTexts(CTCTexts):
     """Tokens and phonemes of a prepared split. Utterances with fewer tokens than CTC needs are left out; DataError
     where they are many."""
 
-    def __init__(self, dataset: Any, config: TrainTokenRecognizerConfig, where: str):
-        pairs = list(zip(dataset["speech"], dataset["text_ids"], strict=True))
-        kept = [(speech, text) for speech, text in pairs if len(text) and len(speech) >= frames_needed(text)]
-        if len(pairs) - len(kept) > MAX_TOO_SHORT * len(pairs):
-            raise DataError(f"{where}: {len(pairs) - len(kept)} of {len(pairs)} utterances have fewer tokens than CTC "
-                            "needs for their phonemes, so a token recogniser cannot be trained on them; a tokenizer of "
-                            "more tokens a second is needed")
-        if len(kept) < len(pairs):
-            logger.warning("%s: %d utterances have fewer tokens than CTC needs and are left out", where,
-                           len(pairs) - len(kept))
-        texts = [t for _, t in kept]
-        super().__init__(config, [s for s, _ in kept], texts, texts)
+    def __init__(self, split: Split, config: TrainTokenRecognizerConfig, where: str):
+        tokens, units = split.columns["speech_tokens"], split.columns["text_units"]
+        kept = np.flatnonzero((units > 0) & (tokens >= split.columns["ctc_frames"]))
+        if (too_short := len(split) - len(kept)) > MAX_TOO_SHORT * len(split):
+            raise DataError(f"{where}: {too_short} of {len(split)} utterances have fewer tokens than CTC needs for "
+                            "their phonemes, so a token recogniser cannot be trained on them; a tokenizer of more "
+                            "tokens a second is needed")
+        if too_short:
+            logger.warning("%s: %d utterances have fewer tokens than CTC needs and are left out", where, too_short)
+            split = split.select(kept)
+        texts = split.rows["text_ids"]
+        super().__init__(config, split.rows["speech"], texts, texts, split.columns["speech_tokens"])
 
     def changed(self, frames: Any, rng: np.random.Generator) -> np.ndarray:
         """Tokens [T], a share of them others and some spans hidden."""
@@ -108,7 +108,7 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
         config.model, speech_vocab_size=prepared["tokenizer"]["vocab_size"], text_vocab_size=TEXT_VOCAB_SIZE,
         tokenizer=tokenizer_identity(prepared), phonemes=prepared["phonemes"]["version"]))
     last = last_of(config, TokenRecognizer.load_config, config.model, "token recogniser")
-    train, dev = (TokenTexts(load_prepared(config.data, split), config, f"{config.data}: split {split}")
+    train, dev = (TokenTexts(load_split(config.data, split), config, f"{config.data}: split {split}")
                   for split in ("train", "dev"))
     torch.manual_seed(config.seed)
     model = TokenRecognizer(config.model)

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from dcar.config import load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import DataError
-from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.prepare.prepared import load_prepared, load_split, prepared_info
 from dcar.process import run_claimed
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
@@ -76,8 +76,8 @@ def _voices(data: str) -> dict[str, np.ndarray]:
 
 def run(config: VocoderQualityConfig) -> dict[str, Any]:
     """Measure and write vocoder_quality.json and config.yaml into `config.out`; DataError for an empty split."""
-    items = make_prompts(load_prepared(config.data, config.split), config.prompt_tokens, config.seed)
-    items = items[: config.limit or len(items)]
+    split = load_split(config.data, config.split)
+    items = make_prompts(split, config.prompt_tokens, config.seed, rows=range(len(split))[: config.limit or None])
     if not items:
         raise DataError(f"{config.data}: split {config.split} has no utterances")
     recording, judge, encoder = corpus_recordings(config.data), load_recognizer(config.judge), SpeakerEncoder()

@@ -30,7 +30,10 @@ from dcar.model.companions import text_encoder
 from dcar.model.precision import dtype_setting, precision_of
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
 from dcar.process import run_claimed
-from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
+from dcar.prompts.choose import by_digest, in_turns
+from dcar.prompts.chooser import PromptChooser
+from dcar.prompts.items import make_prompts
+from dcar.prompts.load import corpus_recordings, split_for, vocoder_for
 from dcar.prompts.texts import read_texts, text_list, text_prompts
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
@@ -118,18 +121,24 @@ class CompareConfig:
 
 
 def load_tools(config: CompareConfig, device: str) -> Tools:
-    """Load data, models, vocoder and recognisers; refuses parts that do not belong together."""
+    """Load models, vocoder, recognisers and the utterances that are spoken, of the split no others; refuses parts that
+    do not belong together."""
     info = prepared_info(config.data)
     models = load_models(config.decoder, config.far_decoder or "", config.policies, device, config.draft or "",
                          config.statistics or "", dtype=config.dtype)
-    items, *others = (all_prompts(config.data, config.split, models.decoder, config.prompt_tokens, seed)
+    split = split_for(models.decoder, config.data, config.split)
+    texts = read_texts(config.texts, text_encoder(config.decoder)) if config.texts else []
+    rows = in_turns(split, len(texts)) if texts else by_digest(split, config.limit)
+    chooser, bos = PromptChooser(split, config.prompt_tokens), models.decoder.config.bos
+    items, *others = (make_prompts(split, config.prompt_tokens, seed, bos, rows, chooser)
                       for seed in config.prompt_seeds)
-    recorded = items[:ENOUGH]
-    if config.texts:
-        texts = read_texts(config.texts, text_encoder(config.decoder))
+    if texts:
         items, *others = (text_prompts(texts, some) for some in (items, *others))
     heard = list(itertools.chain(items, *others))
     recordings = corpus_recordings(config.data)
+    if config.audio_samples and items:  # should the corpus be gone, it is said now and not at the end
+        recordings(items[0].prompt_utterance_id)
+    recorded = split.rows[:ENOUGH]
     prompts = PromptAudio.of_items(heard, recordings)
     vocoder = vocoder_for(models.decoder, config.data, heard, config.vocoder, device, prompts)
     asr = load_recognizer(config.asr, device=device)
@@ -141,7 +150,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
          **({"texts": {"name": config.texts, **digest(text_list(config.texts))}} if config.texts else {})},
         load_scorers(config.scorers, prompts, device), dict(zip(config.prompt_seeds[1:], others, strict=True)),
         codebook_of(info["tokenizer"], config.data) if len(config.prompt_seeds) * len(config.seeds) > 1 else None,
-        PhonemeAligner.fit([i.reference_tokens for i in recorded], [i.text for i in recorded],
+        PhonemeAligner.fit(recorded["speech"], recorded["text"],
                            models.decoder.config.speech_vocab_size) if config.audio_samples else None,
         compare_training(config.decoder, config.far_decoder) if config.far_decoder else None,
     )

@@ -153,7 +153,7 @@ class StateTexts(CTCTexts):
                  config: TrainEncoderRecognizerConfig):
         texts = [r.text for r in recordings]
         symbols = [[1 + place for place in spelled(text, config.model.alphabet, "the alphabet")] for text in texts]
-        super().__init__(config, states, symbols, texts)
+        super().__init__(config, states, symbols, texts, [len(s) for s in states])
 
     def changed(self, frames: Any, rng: np.random.Generator) -> np.ndarray:
         """States [T, 512] float32, some spans and a share of the other values 0."""

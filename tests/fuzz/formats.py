@@ -27,7 +27,7 @@ from dcar.doctor import verify
 from dcar.errors import DCARError
 from dcar.model.companions import load_policy
 from dcar.model.load import load_decoder
-from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.prepare.prepared import load_split, prepared_info
 from dcar.prepare.recordings import source_utterances
 from dcar.prepare.run import PrepareConfig
 from dcar.prompts.items import make_prompts
@@ -136,15 +136,15 @@ def _prepared(folder: Path) -> list[str]:
     _jsonl(folder)
     toy_prepare(PrepareConfig(out=str(folder / "p"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",)))
     return [f"p/{name}" for name in ("prepared.json", "train/state.json", "train/dataset_info.json")] + [
-        str(f.relative_to(folder)) for f in (folder / "p").glob("*/*.arrow")]
+        str(f.relative_to(folder)) for f in (folder / "p").glob("*/*.arrow")] + ["p/train/columns.feather"]
 
 
 def _read_prepared(folder: Path) -> None:
     attempt(lambda: source_utterances(folder / "p"))
     prepared_info(folder / "p")
-    rows = load_prepared(folder / "p", "train")
-    make_prompts(rows, 10, 0)
-    rows.to_dict()
+    split = load_split(folder / "p", "train")
+    make_prompts(split, 10, 0)
+    split.rows.to_dict()
 
 
 # ------------------------------------------------------------------------------------------------------------ models

@@ -18,7 +18,7 @@ from dcar.model.backbones import convert
 from dcar.model.companions import text_encoder
 from dcar.model.load import load_decoder
 from dcar.prepare import retokenize
-from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.prepare.prepared import load_prepared, load_split, prepared_info
 from dcar.prompts.chooser import PromptChooser
 from dcar.prompts.items import make_prompts
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
@@ -131,19 +131,19 @@ def test_the_best_candidate_is_the_row(config):
 def test_training_sees_the_prompt_that_was_heard(config):
     """The tokens of a row are those that its method says behind the prompt that the row names."""
     run(config)
-    train, teacher = load_prepared(config.out, "train"), distil.Teacher(config, "cpu")
-    dataset = SpeechDataset(train, teacher.ways[0][0].decoder.config, config.prompt_tokens, seed=0)
+    split, teacher = load_split(config.out, "train"), distil.Teacher(config, "cpu")
+    train, dataset = split.rows, SpeechDataset(split, teacher.ways[0][0].decoder.config, config.prompt_tokens, seed=0)
     recordings = [list(tokens) for tokens in train["recorded"]]
     for i, row in enumerate(train):
         entry, seed = next((e, s) for e, s in teacher.ways if row["spoken_by"] == f"{e.name} seed {s}")
-        prompt = make_prompts(teacher.rows, config.prompt_tokens, seed, rows=[i])[0]
+        prompt = make_prompts(teacher.split, config.prompt_tokens, seed, rows=[i])[0]
         assert row["prompt_speech"] == list(prompt.prompt.prompt_ids)
         assert row["prompt_voice"] == pytest.approx(prompt.speaker_embedding)
         (said,) = decode(entry.decoder, [prompt.prompt], entry.build(), entry.sampling, seed=seed)
         assert row["speech"] == list(said.tokens)
         for epoch in (0, 1):
             assert dataset[epoch, i]["speech"] == [*row["prompt_speech"], CODES + 1, *row["speech"]]
-    assert all(list(tokens) in recordings for tokens in PromptChooser(train, 5).speech)
+    assert all(list(tokens) in recordings for tokens in PromptChooser(split, 5).speech)
 
 
 @pytest.mark.parametrize(("setting", "value"), [("recordings", 1.0), ("lowest_score", 0.0)])  # likelihoods are below
@@ -156,7 +156,7 @@ def test_rows_that_keep_a_recording_have_prompts_of_recordings(config, corpus, s
     assert set(train["spoken_by"]) == {RECORDING} and all(map(math.isnan, train["score"]))
     recorded = {tuple(tokens) for tokens in train["recorded"]}
     assert not any(train["prompt_speech"])
-    for item in make_prompts(train, 30, seed=3):
+    for item in make_prompts(load_split(config.out, "train"), 30, seed=3):
         assert item.prompt.prompt_ids in recorded
 
 
@@ -278,10 +278,10 @@ def test_a_language_model_with_lora_speaks_and_is_trained_on(kind, write, target
     monkeypatch.setattr(distil, "load_recognizer", lambda name, device: Hears())
     distil.main(["data=data", "decoder=car", "methods=[car-2@t0,car-3@t1]", "samples=1", "token_recognizer=",
                  "recognizer=hears", "vocoder=vocoder", "lowest_score=-1", "sampling.min_tokens=10", "out=spoken"])
-    rows, recorded = load_prepared("spoken", "train"), load_prepared("data", "train")
+    spoken, recorded = load_split("spoken", "train"), load_split("data", "train")
     adapted = load_decoder("car/checkpoint-12")
     assert adapted.config.lora and not load_decoder("car").config.lora
-    for item, row, recording in zip(make_prompts(recorded, 50, 0, bos=False), rows, recorded, strict=True):
+    for item, row, recording in zip(make_prompts(recorded, 50, 0, bos=False), spoken.rows, recorded.rows, strict=True):
         assert row["recorded"] == recording["speech"] and row["text_ids"] == recording["text_ids"]
         chunk, temperature = {"car-2@t0 seed 0": (2, 0.0), "car-3@t1 seed 0": (3, 1.0)}[row["spoken_by"]]
         (said,) = decode(adapted, [item.prompt], ChunkMethod(FixedChunk(chunk)),
@@ -289,10 +289,10 @@ def test_a_language_model_with_lora_speaks_and_is_trained_on(kind, write, target
         assert row["speech"] == list(said.tokens)  # behind text and tokens of its prompt; merged or not
 
     car.main(["data=spoken", "backbone.path=car", "out=again", *training])
-    batch = collate([SpeechDataset(rows, adapted.config, 50, seed=0)[0, i] for i in range(len(rows))])
+    batch = collate([SpeechDataset(spoken, adapted.config, 50, seed=0)[0, i] for i in range(len(spoken))])
     with torch.no_grad():
         before, after = (float(load_decoder(folder)(**batch).loss) for folder in ("car", "again"))
-    assert after < before and text_encoder("again")("a red house") == rows[0]["text_ids"]
+    assert after < before and text_encoder("again")("a red house") == spoken.rows[0]["text_ids"]
     with pytest.raises(ConfigError, match="init_from car: .*backbone.path"):
         car.main(["data=spoken", "init_from=car", "out=other"])
 

@@ -26,6 +26,7 @@ from dcar.model.backbones.convert import ConvertConfig, convert
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
 from dcar.model.companions import text_encoder
 from dcar.model.load import load_decoder
+from dcar.prepare.columns import Split
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.prepare.retokenize import RetokenizeConfig, retokenize
 from dcar.prompts.items import make_prompts
@@ -251,7 +252,7 @@ def test_a_corpus_with_the_models_own_text(tmp_path, monkeypatch):
     assert rows[0]["text_ids"] == encode("a red house") and rows["spoken_by"][:] == ["car-5"] * 4
     assert rows[0]["speech"] == load_prepared(data, "train")[0]["speech"]
     assert prepared_info(tmp_path / "own")["phonemes"]["version"] == encode.name
-    items = make_prompts(rows, 5, seed=0, bos=False)
+    items = make_prompts(Split.of(rows), 5, seed=0, bos=False)
     assert items[0].prompt.text_ids == tuple(2 * encode("a red house"))  # the prompt's text stands before the target's
     with pytest.raises(DataError, match="choose another folder"):
         retokenize(RetokenizeConfig(str(data), str(tmp_path / "out"), str(data)))
@@ -269,6 +270,6 @@ def test_named_prompts_bring_their_own_text_ids(tmp_path):
     rows = load_prepared(data, "train").map(lambda r: {"prompt_text": "a hill", "prompt_speech": [1, 2, 3],
                                                        "prompt_voice": [0.0]})
     rows = rows.add_column("prompt_text_ids", [[101, 102]] * 2)
-    item = make_prompts(rows, 5, seed=0, bos=False)[0]
+    item = make_prompts(Split.of(rows), 5, seed=0, bos=False)[0]
     assert item.prompt.text_ids[:2] == (101, 102) and item.prompt.prompt_ids == (1, 2, 3)
     assert np.array_equal(item.speaker_embedding, [0.0])

@@ -97,7 +97,7 @@ def test_digests_are_computed_once_a_process(out, monkeypatch):
     monkeypatch.setattr(prepared, "digest", lambda path: counted.append(path) or real(path))
     for _ in range(3):
         load_prepared(out, "train")
-    assert len(counted) == len(set(counted)) == 3
+    assert len(counted) == len(set(counted)) == 4
     monkeypatch.setattr(prepared, "MOST_DIGESTED", 100)  # larger files are left to `dcar doctor`
     counted.clear()
     monkeypatch.setattr(prepared, "_digested", {})

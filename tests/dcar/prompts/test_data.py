@@ -9,6 +9,7 @@ from tiny_data import CODES, counting, tiny_split
 
 from dcar.errors import DataError
 from dcar.model.car import CARConfig
+from dcar.prepare.columns import Split
 from dcar.prompts.chooser import PromptChooser
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
@@ -100,7 +101,7 @@ def test_loader_tells_the_epoch_and_survives_skipping():
 
 
 def test_prompt_is_another_utterance_of_the_speaker(rows):
-    chooser, rng = PromptChooser(rows, 5), np.random.default_rng(0)
+    chooser, rng = PromptChooser(Split.of(rows), 5), np.random.default_rng(0)
     for i in range(10):
         chosen = {chooser.choose(i, rng) for _ in range(80)}
         assert chosen == {j for j in range(i % 2, 10, 2)} - {i}  # every other one, never itself
@@ -108,18 +109,18 @@ def test_prompt_is_another_utterance_of_the_speaker(rows):
 
 
 def test_crops_are_consecutive_tokens(rows):
-    chooser, rng = PromptChooser(rows, 5), np.random.default_rng(0)
+    chooser, rng = PromptChooser(Split.of(rows), 5), np.random.default_rng(0)
     tokens = rows[0]["speech"]
     crops = [chooser.crop(tokens, rng) for _ in range(200)]
     windows = [tokens[i : i + 5] for i in range(len(tokens) - 4)]
     assert all(c in windows for c in crops)
     assert windows[0] in crops and windows[-1] in crops
-    assert PromptChooser(rows, 100).crop(tokens, rng) == tokens
+    assert PromptChooser(Split.of(rows), 100).crop(tokens, rng) == tokens
 
 
 def test_crops_are_speech(rows):
     """Silence is few codes, at the start, within or at the end; other crops are drawn as without it."""
-    chooser, rng = PromptChooser(rows, 50), np.random.default_rng(0)
+    chooser, rng = PromptChooser(Split.of(rows), 50), np.random.default_rng(0)
     speech, silence = list(range(100, 220)), rng.integers(0, 4, 200).tolist()
     for tokens in (silence + speech, speech + silence, speech + silence + speech, silence + speech[:30] + silence):
         crops = [chooser.crop(tokens, rng) for _ in range(300)]
@@ -134,8 +135,8 @@ def test_crops_are_speech(rows):
 
 @pytest.mark.parametrize("bos", [True, False])
 def test_prompts_are_the_same_for_every_method(rows, bos):
-    items = make_prompts(rows, 5, seed=1, bos=bos)
-    again, other = (make_prompts(rows, 5, seed=s, bos=bos) for s in (1, 2))
+    items = make_prompts(Split.of(rows), 5, seed=1, bos=bos)
+    again, other = (make_prompts(Split.of(rows), 5, seed=s, bos=bos) for s in (1, 2))
     assert [i.prompt for i in items] == [i.prompt for i in again] != [i.prompt for i in other]
     by_id = {r["id"]: r for r in rows}
     for item, row in zip(items, rows, strict=True):
@@ -153,10 +154,10 @@ def test_prompts_are_the_same_for_every_method(rows, bos):
 
 
 def test_a_prompt_does_not_depend_on_the_rows_behind_it(rows):
-    assert make_prompts(rows, 5, 1)[0].prompt.prompt_ids in {
+    assert make_prompts(Split.of(rows), 5, 1)[0].prompt.prompt_ids in {
         tuple(s[i : i + 5]) for s in rows["speech"][2:10:2] for i in range(len(s))}
-    short = make_prompts(rows.select(range(10)), 5, 1)
-    assert [i.prompt for i in short] == [i.prompt for i in make_prompts(rows, 5, 1)[:10]]
+    short = make_prompts(Split.of(rows.select(range(10))), 5, 1)
+    assert [i.prompt for i in short] == [i.prompt for i in make_prompts(Split.of(rows), 5, 1)[:10]]
 
 
 # --- examples -----------------------------------------------------------------------------------------------------
@@ -164,8 +165,8 @@ def test_a_prompt_does_not_depend_on_the_rows_behind_it(rows):
 
 def test_examples_begin_with_a_prompt_closed_by_bos(rows):
     config = CARConfig(text_vocab_size=5, speech_vocab_size=CODES, bos=True)
-    dataset = SpeechDataset(rows, config, prompt_tokens=5, seed=0)
-    assert len(dataset) == 11 and dataset.lengths == [len(s) for s in rows["speech"]]
+    dataset = SpeechDataset(Split.of(rows), config, prompt_tokens=5, seed=0)
+    assert len(dataset) == 11 and dataset.lengths.tolist() == [len(s) for s in rows["speech"]]
     for i, row in enumerate(rows):
         example = dataset[0, i]
         assert example["prompt_length"] == 6 and example["text"] == row["text_ids"]
@@ -173,16 +174,16 @@ def test_examples_begin_with_a_prompt_closed_by_bos(rows):
         assert CODES + 1 not in example["speech"][:5] + example["speech"][6:]
         assert example == dataset[0, i]
     assert len({str(dataset[epoch, 0]["speech"][:5]) for epoch in range(20)}) > 5  # other prompts in other epochs
-    assert dataset[0, 0] != SpeechDataset(rows, config, 5, seed=1)[0, 0]
+    assert dataset[0, 0] != SpeechDataset(Split.of(rows), config, 5, seed=1)[0, 0]
 
 
 def test_without_bos_the_whole_stream_is_the_target_and_unknown_ids_are_refused(rows):
-    dataset = SpeechDataset(rows, CARConfig(text_vocab_size=5, speech_vocab_size=CODES), prompt_tokens=5, seed=0)
+    dataset = SpeechDataset(Split.of(rows), CARConfig(text_vocab_size=5, speech_vocab_size=CODES), 5, seed=0)
     assert dataset[3, 2] == {"text": [1, 2, 3, 4], "speech": rows[2]["speech"], "prompt_length": 1}
     for text, speech, message in ((5, CODES - 1, "speech token 11, but the model's codebook has 11"),
                                   (4, CODES, "text id 4, but the model has 4 of them")):
         with pytest.raises(DataError, match=message):
-            SpeechDataset(rows, CARConfig(text_vocab_size=text, speech_vocab_size=speech), 5, 0)
+            SpeechDataset(Split.of(rows), CARConfig(text_vocab_size=text, speech_vocab_size=speech), 5, 0)
 
 
 def test_collate_pads_and_counts():
@@ -199,18 +200,18 @@ def test_a_prompt_that_the_corpus_names_is_taken(rows):
     named = dict(rows[0], prompt_speech=[3, 1, 4], prompt_text="Oh no.", prompt_voice=[0.5] * 298)
     dataset = datasets.Dataset.from_list([named, *(dict(r) for r in rows.select(range(1, len(rows))))],
                                          features=rows.features)
-    item = make_prompts(dataset, 5, 0, bos=True)[0]
+    item = make_prompts(Split.of(dataset), 5, 0, bos=True)[0]
     assert item.prompt.prompt_ids == (3, 1, 4) and item.prompt_utterance_id.endswith("(prompt)")
     assert item.speaker_embedding.tolist() == [0.5] * 298
-    item = make_prompts(dataset, 5, 0, bos=False)[0]
+    item = make_prompts(Split.of(dataset), 5, 0, bos=False)[0]
     continued = item.prompt
     assert continued.prompt_ids == (3, 1, 4)
     assert list(continued.text_ids) == [*text_to_ids("Oh no."), *rows[0]["text_ids"]]
     assert list(item.text_ids) == rows[0]["text_ids"]
-    assert all(i.text_ids == i.prompt.text_ids for i in make_prompts(dataset, 5, 0))
+    assert all(i.text_ids == i.prompt.text_ids for i in make_prompts(Split.of(dataset), 5, 0))
     silent = datasets.Dataset.from_list([dict(named, prompt_text=""), dict(rows[1])], features=rows.features)
     with pytest.raises(DataError, match="without prompt_text"):
-        make_prompts(silent, 5, 0, bos=False)
+        make_prompts(Split.of(silent), 5, 0, bos=False)
 
 
 def test_a_row_of_tokens_alone_has_no_recording():

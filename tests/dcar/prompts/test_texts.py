@@ -6,6 +6,7 @@ import pytest
 from tiny_data import counting, tiny_split
 
 from dcar.errors import DataError
+from dcar.prepare.columns import Split
 from dcar.prompts.items import make_prompts
 from dcar.prompts.texts import LISTS, read_texts, text_list, text_prompts
 from dcar.text.phonemes import text_to_ids
@@ -47,7 +48,7 @@ def test_wrong_lines_are_named_with_their_numbers(tmp_path):
 def test_speakers_take_turns_with_the_prompts_of_the_split(tmp_path, bos):
     path = tmp_path / "my.tsv"
     path.write_text("".join(f"numbers\tChapter {i}.\n" for i in range(1, 8)))
-    items = make_prompts(tiny_split("test", 5, counting), 6, seed=0, bos=bos)
+    items = make_prompts(Split.of(tiny_split("test", 5, counting)), 6, seed=0, bos=bos)
     spoken = text_prompts(read_texts(path), items)
     assert [s.speaker for s in spoken] == ["s0", "s1", "s0", "s1", "s0", "s0", "s1"]  # s0 has three utterances
     assert spoken == text_prompts(read_texts(path), items[::-1])

@@ -8,7 +8,7 @@ from tiny_decoders import tiny_decoder
 
 from dcar.errors import CheckpointError, DataError
 from dcar.prepare.prepared import prepared_info
-from dcar.prompts.load import all_prompts, load_prompts, vocoder_for
+from dcar.prompts.load import load_prompts, split_for, vocoder_for
 from dcar.prompts.together import check_together, made_by
 from dcar.text.inventory import PHONEME_VERSION
 from eval.analysis import fit_verifiers
@@ -29,7 +29,7 @@ def test_parts_of_one_origin_pass(data):
     decoder = tiny_decoder(**OWN)
     check_together(decoder, prepared_info(data), data, tiny_vocoder())
     check_together(tiny_decoder(text_vocab_size=64), prepared_info(data), data)  # says nothing of itself
-    assert len(all_prompts(data, "dev", decoder, 5, 0)) == 2
+    assert len(split_for(decoder, data, "dev")) == 2
 
 
 @pytest.mark.parametrize(("change", "message"), [

@@ -10,7 +10,7 @@ from tiny_training import log_of, tiny_config
 
 from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
-from dcar.prepare.prepared import load_prepared
+from dcar.prepare.prepared import load_split
 from dcar.train.batches import FrozenStates, SpeechDataset, collate
 from dcar.train.car import data_identity, plan, run
 from heads.shared import SharedHeads
@@ -72,7 +72,7 @@ def test_heads_that_are_there_go_on_and_others_begin_from_the_base_head(base, da
 
 def test_the_trunk_runs_without_dropout_and_the_hidden_states_get_it(base, data, tmp_path):
     decoder = made(data, tiny_config(data, tmp_path, SHARED, init_from=str(base), **FROZEN)).train()
-    batch = collate([SpeechDataset(load_prepared(data, "train"), decoder.config, 5, 0)[0, i] for i in range(4)])
+    batch = collate([SpeechDataset(load_split(data, "train"), decoder.config, 5, 0)[0, i] for i in range(4)])
     states = [decoder.speech_hidden(**batch) for _ in range(2)]
     assert torch.equal(*states) and not states[0].requires_grad and decoder.heads.training
     assert decoder(**batch).loss != decoder(**batch).loss
@@ -82,7 +82,7 @@ def test_the_trunk_runs_without_dropout_and_the_hidden_states_get_it(base, data,
 
 def test_kept_states_are_those_of_the_trunk(base, data, tmp_path):
     decoder = made(data, tiny_config(data, tmp_path, SHARED, init_from=str(base), **FROZEN)).train()
-    plain = SpeechDataset(load_prepared(data, "train"), decoder.config, 5, 0)
+    plain = SpeechDataset(load_split(data, "train"), decoder.config, 5, 0)
     kept = FrozenStates(plain, decoder, 4)
     assert decoder.heads.training and len(kept) == len(plain)
     wanted = collate([plain[0, i] for i in (3, 7)])

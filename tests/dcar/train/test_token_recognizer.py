@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from launched import two_processes
-from tiny_data import CODES, counting, write_prepared
+from tiny_data import CODES, counting, tiny_split, write_prepared
 from tiny_training import SMALL, arguments, check_resumption, log_of
 
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.prepare.columns import Split
 from dcar.prepare.prepared import load_prepared
 from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
@@ -71,13 +72,18 @@ def test_resumed_training_equals_one_that_never_stopped(data, tmp_path):
     check_resumption(run, partial(config_of, data), tmp_path)
 
 
+def split_of(speech: list[list[int]], text_ids: list[list[int]]) -> Split:
+    rows = tiny_split("train", len(speech))
+    changed = {"speech": speech, "text_ids": text_ids}
+    return Split.of(rows.map(lambda row, i: {name: values[i] for name, values in changed.items()}, with_indices=True))
+
+
 def test_what_training_sees_of_an_utterance_is_its_address_alone(data):
     config = config_of(data, "unused", input_corruption=0.3, longest_span=4)
     config.model.speech_vocab_size = CODES
-    rows = {"speech": [[1] * 100, [2] * 50], "text_ids": [[1, 2], [3]]}
-    texts = TokenTexts(rows, config, "here")
+    texts = TokenTexts(split_of([[1] * 100, [2] * 50], [[1, 2], [3]]), config, "here")
     first, again, later = (texts[e, 0]["frames"] for e in (0, 0, 1))
-    assert np.array_equal(first, again) and not np.array_equal(first, later) and rows["speech"][0] == [1] * 100
+    assert np.array_equal(first, again) and not np.array_equal(first, later)
     hidden = [int((texts[e, 0]["frames"] == CODES).sum()) for e in range(50)]
     assert min(hidden) == 1 and max(hidden) == 4  # one span in a hundred tokens
     others = np.mean([((s := texts[e, 0]["frames"]) != 1)[s < CODES].mean() for e in range(50)])
@@ -88,10 +94,12 @@ def test_what_training_sees_of_an_utterance_is_its_address_alone(data):
 
 def test_texts_that_do_not_fit_into_their_tokens_are_left_out_or_refused(data, caplog):
     config = config_of(data, "unused")
-    rows = {"speech": [[1, 2, 3]] * 40 + [[1, 2]], "text_ids": [[1, 1]] * 41}  # two alike need a token between them
-    assert len(TokenTexts(rows, config, "here")) == 40 and "here: 1 utterances have fewer tokens" in caplog.text
+    speech = [[1, 2], *[[1, 2, 3]] * 40]  # two alike need a token between them
+    texts = TokenTexts(split_of(speech, [[1, 1]] * 41), config, "here")
+    assert "here: 1 utterances have fewer tokens" in caplog.text
+    assert len(texts) == 40 and texts.frames[0] == [1, 2, 3] and list(texts.lengths) == [3] * 40
     with pytest.raises(DataError, match="here: 3 of 43 utterances have fewer tokens"):
-        TokenTexts({"speech": rows["speech"] + [[1, 2]] * 2, "text_ids": [[1, 1]] * 43}, config, "here")
+        TokenTexts(split_of([*speech, *[[1, 2]] * 2], [[1, 1]] * 43), config, "here")
 
 
 def test_what_does_not_belong_together_is_refused(data, tmp_path):
@@ -112,7 +120,7 @@ def test_what_does_not_belong_together_is_refused(data, tmp_path):
 def test_evaluation_is_in_float32_whatever_the_training_computes_in(data, tmp_path):
     model = run(config_of(data, tmp_path / "out", bf16=True))
     last = log_of(tmp_path / "out", "eval_loss")[-1]
-    dev = TokenTexts(token_recognizer.load_prepared(str(data), "dev"), config_of(data, "unused"), "dev")
+    dev = TokenTexts(token_recognizer.load_split(str(data), "dev"), config_of(data, "unused"), "dev")
     told = torch.tensor(model.log_likelihood(dev.frames, dev.texts)) * torch.tensor([len(t) for t in dev.texts])
     assert last["eval_loss"] == pytest.approx(-float(told.sum()) / sum(map(len, dev.texts)), rel=1e-5)
     assert isinstance(model, TokenRecognizer) and model.output.weight.dtype == torch.float32

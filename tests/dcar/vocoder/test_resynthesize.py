@@ -11,7 +11,7 @@ from tiny_decoders import tiny_decoder
 
 from dcar.corpus.read import load_corpus
 from dcar.errors import CheckpointError
-from dcar.prepare.prepared import load_prepared
+from dcar.prepare.prepared import load_prepared, load_split
 from dcar.prepare.run import PrepareConfig
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import vocoder_for
@@ -78,7 +78,7 @@ def buzzes(tmp_path, count: int, split: str, **changes) -> list[np.ndarray]:
 def test_stage_two_hands_prompts_to_a_vocoder_that_hears_them(tmp_path, monkeypatch):
     """CosyVoice's vocoder in a DCPO recipe once stopped for want of them. Other rates are refused here as well."""
     waves, data, base, given = buzzes(tmp_path, 2, "dev"), str(tmp_path / "p"), tiny_decoder(text_vocab_size=64), []
-    items = make_prompts(load_prepared(data, "dev"), 10, 0)
+    items = make_prompts(load_split(data, "dev"), 10, 0)
     monkeypatch.setattr("dcar.prompts.load.load_vocoder",
                         lambda spec, device, prompts: given.append(prompts) or tiny_vocoder())
     vocoder_for(base, data, items, "cosyvoice:folder")

@@ -20,11 +20,13 @@ from compare_worker import (
     tiny_tools,
     transcribed,
 )
+from tiny_data import tiny_split
 from tiny_decoders import tiny_decoder
 
 from dcar.config import load_config
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.prepare.columns import Split
 from dcar.sampling import SamplingConfig
 from eval.compare.run import run
 from eval.compare.tune import TuneConfig, default_methods, main, table, tune
@@ -157,7 +159,7 @@ def test_prompt_seeds_are_checked_and_loaded(monkeypatch, tmp_path):
         tiny_config(tmp_path, prompt_seeds=[])
     asked = []
 
-    def spy(data, split, decoder, prompt_tokens, seed):
+    def spy(split, prompt_tokens, seed, *rest):
         asked.append(seed)
         if len(asked) == 2:
             raise DataError("far enough")
@@ -165,7 +167,8 @@ def test_prompt_seeds_are_checked_and_loaded(monkeypatch, tmp_path):
 
     monkeypatch.setattr("eval.compare.run.load_models", lambda *a, **o: Models(tiny_decoder()))
     monkeypatch.setattr("eval.compare.run.prepared_info", lambda path: {})
-    monkeypatch.setattr("eval.compare.run.all_prompts", spy)
+    monkeypatch.setattr("eval.compare.run.split_for", lambda *a: Split.of(tiny_split("test", 3)))
+    monkeypatch.setattr("eval.compare.run.make_prompts", spy)
     with pytest.raises(DataError, match="far enough"):
         run(tiny_config(tmp_path, prompt_seeds=[5, 2]))
     assert asked == [5, 2]

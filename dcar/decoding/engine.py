@@ -199,7 +199,7 @@ class Engine:
             longest = min(round_up(longest + others, COLUMN_BLOCK) - others, self._room[0])
         view.expect(longest, forbids)
         key = view.rows, longest, forbids
-        self.graphs.run(key, lambda: self._step(view, self.method), view.changing)
+        self.graphs.run(key, lambda: self._step(view, self.method), lambda: view.changing(self.method.tree is not None))
         for slot in busy:
             slot.longest = min(slot.longest + self.width, self._room[0])
 

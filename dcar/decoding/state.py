@@ -140,11 +140,13 @@ class BatchState:
                 tensor[target] = tensor[source]
             cache.kv[:, target] = cache.kv[:, source]
 
-    def changing(self) -> list[Tensor]:
-        """The small tensors that a step changes (keys, values, tokens and logs are only ever written ahead)."""
+    def changing(self, trees: bool) -> list[Tensor]:
+        """The tensors that a step changes, so that it cannot be run twice. Tokens and logs are only ever written ahead, and
+        so are keys and values, unless drafts are trees."""
         kept = (self.generated, self.remaining, self.passes, self.draft_passes, self.alive, self.ended, self.sound, self.pending,
                 self.pending_counts, self.draft_tokens, self.draft_counts, self.draft_probs, self.states)
-        return [*kept, *self.own.values(), *(c.lengths for c in (self.cache, *self.caches.values()))]
+        lengths = (cache.lengths for cache in (self.cache, *self.caches.values()))
+        return [*kept, *self.own.values(), *lengths, *([self.cache.kv] if trees else [])]
 
     # --- what methods ask for ---------------------------------------------------------------------------------------
 

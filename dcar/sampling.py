@@ -103,17 +103,20 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
+BELOW_ONE = 1 - 2.0**-40
+"""The largest uniform number: u times a sum is less than the sum, whatever the rounding."""
+
+
 def uniform(keys: Tensor, stream: str, position: Tensor, draw: int | Tensor = 0) -> Tensor:
     """Uniform numbers in [0, 1), float64, as a pure function of their address.
 
-    keys [B] from `utterance_keys`; position [B] or [B, k]; the result has the shape of position.
+    keys [B] from `utterance_keys`; position [B, …]; the result has the shape of position.
     """
-    if position.dim() > keys.dim():
-        keys = keys.unsqueeze(-1)
+    keys = keys.view(-1, *[1] * (position.dim() - 1))
     state = _mix(keys + _step(STREAMS[stream]))
     state = _mix(state + _step(position + 1))
     state = _mix(state + _step(draw + 1))
-    return _shift(state, 11).to(torch.float64) * 2.0**-53
+    return (_shift(state, 11).to(torch.float64) * 2.0**-53).clamp(max=BELOW_ONE)
 
 
 def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Tensor]:
@@ -168,9 +171,10 @@ def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None
     lowest ids are kept; temperature 0 is a one-hot at the argmax, likewise. Where EOS is forbidden and nothing else is
     possible (all other logits are -inf), all other ids count as equally likely: an utterance that must not end goes on.
     With a repetition_window the distribution depends on the tokens before, `history` [..., repetition_window] (-1 =
-    none; see `Session.recent`, `histories`). NaN logits give NaN; the caller checks.
+    none; see `BatchState.histories`). NaN logits give NaN; the caller checks.
     """
-    logits = logits.to(torch.float32)
+    if logits.dtype != torch.float32:
+        logits = logits.to(torch.float32)
     if forbidden is not None:
         banned = forbidden.unsqueeze(-1) & (torch.arange(logits.shape[-1], device=logits.device) == eos)
         logits = logits.clamp(min=IMPOSSIBLE).masked_fill(banned, -torch.inf)
@@ -245,7 +249,7 @@ def histories(history: Tensor, tokens: Tensor) -> Tensor:
 
 def sample(probs: Tensor, u: Tensor) -> Tensor:
     """Inverse of the cumulative distribution at u: distribution [..., V], u [...] -> ids [...]. An id of zero mass is
-    never drawn."""
+    never drawn; where the distribution is none (NaN, or without mass) the id is V. u is at most BELOW_ONE."""
     shape = torch.broadcast_shapes(probs.shape[:-1], u.shape)  # searchsorted does not broadcast
     return sample_several(probs.expand(*shape, -1), u.expand(shape).unsqueeze(-1)).squeeze(-1)
 
@@ -253,11 +257,7 @@ def sample(probs: Tensor, u: Tensor) -> Tensor:
 def sample_several(probs: Tensor, u: Tensor) -> Tensor:
     """The same, several times from every distribution: distribution [..., V], u [..., N] -> ids [..., N]."""
     cumulative = probs.cumsum(-1, dtype=torch.float64)
-    total = cumulative[..., -1:].contiguous()
-    index = torch.searchsorted(cumulative, u * total, right=True)  # ids whose cumulative distribution is <= u
-    last = torch.searchsorted(cumulative, total)  # the last id with mass, should u * total round up to total
-    # NaN must not lead out of the vocabulary: the caller's checks come later
-    return torch.minimum(index, last).clamp(max=probs.shape[-1] - 1)
+    return torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True)  # ids whose cumulative sum is <= u
 
 
 def shifted(u: Tensor, several: int) -> Tensor:
@@ -265,4 +265,5 @@ def shifted(u: Tensor, several: int) -> Tensor:
     u; each is uniform by itself, and together they are spread, so that the chunks drawn at them differ."""
     if several == 1:
         return u.unsqueeze(-1)
-    return (u.unsqueeze(-1) + torch.arange(several, device=u.device, dtype=u.dtype) / several) % 1
+    steps = torch.arange(several, device=u.device, dtype=u.dtype) / several
+    return ((u.unsqueeze(-1) + steps) % 1).clamp(max=BELOW_ONE)

@@ -60,11 +60,10 @@ class Backend:
         return warp(logits, sampling, forbidden, eos, history)
 
     def tokens(self, logits: Tensor, u: Tensor, sampling: SamplingConfig, forbidden: Tensor | None,
-               eos: int) -> tuple[Tensor, Tensor | None]:
+               eos: int) -> tuple[Tensor, bool]:
         """Draw tokens [..., N] at numbers u [..., N] from the warped distributions of logits [..., V]. Also return
-        these distributions if the caller must check that they have mass."""
-        probs = warp(logits, sampling, forbidden, eos)
-        return sample_several(probs, u), probs
+        whether every one is known to be an id (see `sample`)."""
+        return sample_several(warp(logits, sampling, forbidden, eos), u), False
 
     def decision(self, shape: ChunkPolicyConfig, ends: LinearEnds,
                  chunk_scorer: LogRatios | None) -> Callable[..., Decision | None] | None:

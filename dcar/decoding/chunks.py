@@ -73,7 +73,7 @@ class ChunkRule:
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
         """See `Method.admit`."""
 
-    def observe(self, state: BatchState, hidden: Tensor, real: Tensor | None) -> None:
+    def observe(self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None) -> None:
         """See `Method.observe`."""
 
     def draw_and_choose(self, state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor, Choice]:
@@ -122,8 +122,8 @@ class ChunkMethod(Method):
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
         self.schedule.admit(state, rows, admitted)
 
-    def observe(self, state: BatchState, hidden: Tensor, real: Tensor | None) -> None:
-        self.schedule.observe(state, hidden, real)
+    def observe(self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None) -> None:
+        self.schedule.observe(state, hidden, counts, real)
 
     def keep(self, state: BatchState) -> Kept:
         schedule = self.schedule
@@ -149,7 +149,7 @@ def draw_chunk(state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor]:
     if state.sampling.repetition_window:
         return _without_repetition(state, logits, position, u)
     probs = state.probs(logits, position)
-    return sample(probs, u), probs
+    return state.sample(probs, u), probs
 
 
 def draw_chunks(state: BatchState, logits: Tensor, num_candidates: int) -> Tensor:
@@ -170,7 +170,7 @@ def _without_repetition(state: BatchState, logits: Tensor, position: Tensor, u: 
         history = state.histories(tokens)
         assert history is not None
         probs.append(state.probs(logits[:, j], position[:, j], history[:, -1]))
-        tokens = torch.cat((tokens, sample(probs[-1], u[:, j])[:, None]), dim=1)
+        tokens = torch.cat((tokens, state.sample(probs[-1], u[:, j])[:, None]), dim=1)
     return tokens, torch.stack(probs, dim=1)
 
 
@@ -343,11 +343,11 @@ class PolicyChunk(ChunkRule):
             state.caches["policy"].copy_rows(rows, cache, admitted.origins)
             state.own["action_logits"][rows] = logits[admitted.origins]
 
-    def observe(self, state: BatchState, hidden: Tensor, real: Tensor | None) -> None:
+    def observe(self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None) -> None:
         if self.policy.layer is not None:
             started = state.clock()
             state.own["action_logits"].copy_(
-                state.shared["policy"].read(state.bound(state.caches["policy"], 0), hidden, state.pending_counts, real))
+                state.shared["policy"].read(state.bound(state.caches["policy"], 0), hidden, counts, real))
             state.policy_seconds += state.clock() - started
 
     def draw_and_choose(self, state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor, Choice]:
@@ -374,7 +374,6 @@ class PolicyChunk(ChunkRule):
         started = state.clock()
         log_probs = state.shared["policy"].log_probs(state.own.get("action_logits"), candidates, self.dial)
         sizes, taken, draw = choose_end(log_probs, *self._how(state))
-        state.note(taken == taken)  # one NaN score makes the whole distribution NaN
         state.policy_seconds += state.clock() - started
         return Choice(sizes, taken, draw)
 
@@ -436,7 +435,8 @@ def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None,
         size = torch.arange(log_probs.shape[1], device=log_probs.device) % k + 1
         other = (forced[:, None] > 0) & (size != forced[:, None])
         open_to = log_probs.masked_fill(other, -math.inf).log_softmax(-1)
-    index = open_to.argmax(-1) if u is None else sample(open_to.exp(), u)
+    # where there is no distribution any end is taken: its log-probability says so
+    index = open_to.argmax(-1) if u is None else sample(open_to.exp(), u).clamp(max=log_probs.shape[1] - 1)
     if forced is not None and not several:
         index = torch.where(forced > 0, forced - 1, index)
     return index % k + 1, log_probs.gather(-1, index[:, None])[:, 0], index // k if several else None

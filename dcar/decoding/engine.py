@@ -7,6 +7,7 @@ waits for a step: on a GPU it synchronises every `SYNC_EVERY` steps.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Slot:
     index: int
     prompt: Prompt
     member: int
+    limit: int  # most tokens
     prompt_length: int
     longest: int  # upper bound on its speech positions in the cache
     generated: int = 0
@@ -180,8 +182,8 @@ class Engine:
             getattr(state.cache, name)[rows] = getattr(cache, name)[origins]
         for (index, prompt, member), row in zip(taken, free, strict=True):
             length = len(prompt.prompt_ids) + int(self.reader.config.bos)
-            slots[row] = Slot(index, prompt, member, length, length)
-        limits = torch.tensor([length_limit(p, self.sampling) for _, p, _ in taken], device=device)
+            slots[row] = Slot(index, prompt, member, length_limit(prompt, self.sampling), length, length)
+        limits = torch.tensor([slots[row].limit for row in free], device=device)  # type: ignore[union-attr]
         names, members = [p.utterance_id for _, p, _ in taken], [member for *_, member in taken]
         keys = group_keys(seed, names, members, share_token_draws)
         state.admit(rows, limits, lengths, hidden[origins, lengths - 1], [k.to(device) for k in keys])
@@ -212,11 +214,11 @@ class Engine:
     def _look(self, state: BatchState, slots: list[Slot | None], used: int, seed: int,
               stream: bool) -> Iterator[Progress]:
         """Read back which rows have finished and, for a stream, new tokens."""
-        sound, generated, remaining, lengths = state.facts(used).tolist()
+        highest, generated, remaining, lengths = state.facts(used).tolist()
         for row, slot in enumerate(slots[:used]):
             if slot is None:
                 continue
-            if not sound[row]:
+            if highest[row] > state.eos:
                 raise distribution_error(slot.prompt.utterance_id, slot.generated)
             slot.longest, slot.generated = lengths[row], generated[row]
             done = remaining[row] == 0
@@ -238,7 +240,7 @@ class Engine:
         verified = [(p, c) for p, c in zip(log["proposed"], log["cached"], strict=True) if p]
         result = DecodeResult(
             slot.prompt.utterance_id, method.name, seed, state.tokens[row, : slot.generated].tolist(),
-            truncated=not bool(state.ended[row]), target_passes=passes, draft_passes=int(state.draft_passes[row]),
+            truncated=slot.generated == slot.limit, target_passes=passes, draft_passes=int(state.draft_passes[row]),
             proposed=sum(log["proposed"]), accepted=sum(log["cached"]), emitted=log["emitted"],
             decision_positions=positions, prompt_length=slot.prompt_length,
             rounds_proposed=[p for p, _ in verified], rounds_accepted=[c for _, c in verified])
@@ -246,6 +248,9 @@ class Engine:
             result.actions = log["actions"]
         if "log_probs" in method.logged:
             result.action_log_probs = state.log_probs[row, :passes].tolist()
+            for log_prob, position in zip(result.action_log_probs, positions, strict=True):
+                if math.isnan(log_prob):  # one NaN score makes the whole distribution NaN
+                    raise distribution_error(slot.prompt.utterance_id, position - positions[0])
         if "chosen" in method.logged:
             result.chosen = log["chosen"]
         with torch.inference_mode(False):  # a policy is trained on these

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.reader import Reader
-from dcar.sampling import SamplingConfig, histories, shifted, uniform
+from dcar.sampling import SamplingConfig, histories, sample, shifted, uniform
 from heads.layers import KVCache
 
-LOGGED = ("emitted", "actions", "chosen", "cached", "proposed")
+LOGGED = ("emitted", "cached", "proposed", "actions", "chosen")
 """Whole numbers that are logged of every pass."""
 
 
@@ -51,11 +51,12 @@ class BatchState:
             return torch.zeros(rows, *shape, dtype=torch.long, device=device)
 
         self.keys = {"token": whole(), "action": whole()}  # addresses of the random numbers
-        self.prompt_lengths, self.generated, self.passes, self.draft_passes, self.zeros = (whole() for _ in range(5))
+        self.offsets = torch.arange(max(width, draft_length) + 1, device=device)
+        self.positions = whole(len(self.offsets))  # generated positions of the next tokens
+        self.prompt_lengths, self.passes, self.draft_passes, self.zeros = (whole() for _ in range(4))
         self.remaining = whole()  # tokens that may still be emitted: 0 in a row that is finished, or holds no utterance
-        self.alive, self.ended = (torch.zeros(rows, dtype=torch.bool, device=device) for _ in range(2))
-        self.sound = torch.ones(rows, dtype=torch.bool, device=device)  # every distribution so far had mass
-        self.pending, self.pending_counts = whole(1 if draft_length else width), whole()
+        self.alive = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.highest = whole(len(self.offsets))  # ids drawn so far; one above EOS was drawn where there is no distribution
         self.draft_tokens, self.draft_counts = whole(draft_length), whole()
         self.draft_probs = torch.zeros(rows, draft_length if keeps_probs else 0, ids, device=device)
         # hidden states of the last pending token (until the first pass: of the prompt) and the drafted ones
@@ -69,7 +70,6 @@ class BatchState:
         self.candidates: Tensor | None = None  # [B, decision, N, n, F], if they are recorded
         if record_hidden:
             self.hidden = torch.zeros(rows, self.cache.capacity, size, dtype=reader.hidden_dtype, device=device)
-        self.offsets = torch.arange(max(width, draft_length) + 1, device=device)
         self.longest, self.forbids = 0, True  # see `expect`
         self.policy_seconds = 0.0  # measured if `exact`
         self._views: dict[int, Self] = {}
@@ -107,9 +107,9 @@ class BatchState:
     def admit(self, rows: Tensor, limits: Tensor, prompt_lengths: Tensor, hidden: Tensor, keys: Sequence[Tensor]) -> None:
         """Start utterances in rows [R]: most tokens [R], lengths of their prompts [R], hidden states [R, D] of the last
         position of these, and keys [R] of random numbers for tokens and for all else."""
-        for tensor in (self.generated, self.passes, self.draft_passes, self.pending_counts, self.draft_counts):
+        for tensor in (self.passes, self.draft_passes, self.draft_counts, self.highest):
             tensor[rows] = 0
-        self.ended[rows], self.alive[rows], self.sound[rows] = False, True, True
+        self.positions[rows], self.alive[rows] = self.offsets, True
         self.remaining[rows], self.prompt_lengths[rows], self.states[rows, 0] = limits, prompt_lengths, hidden
         self.keys["token"][rows], self.keys["action"][rows] = keys
         every = torch.arange(self.tokens.shape[1], device=rows.device).expand(len(rows), -1)
@@ -127,8 +127,9 @@ class BatchState:
         return cache
 
     def facts(self, n: int) -> Tensor:
-        """What the host asks of the first n rows [4, n]: sound, tokens emitted, tokens left, speech positions."""
-        return torch.stack((self.sound[:n], self.generated[:n], self.remaining[:n], self.cache.lengths[:n]))
+        """What the host asks of the first n rows [4, n]: highest id drawn, tokens emitted, tokens left, speech
+        positions."""
+        return torch.stack((self.highest[:n].amax(1), self.generated[:n], self.remaining[:n], self.cache.lengths[:n]))
 
     def move(self, source: int, target: int) -> None:
         """Copy row `source` to row `target`."""
@@ -143,12 +144,17 @@ class BatchState:
     def changing(self, trees: bool) -> list[Tensor]:
         """The tensors that a step changes, so that it cannot be run twice. Tokens and logs are only ever written ahead, and
         so are keys and values, unless drafts are trees."""
-        kept = (self.generated, self.remaining, self.passes, self.draft_passes, self.alive, self.ended, self.sound, self.pending,
-                self.pending_counts, self.draft_tokens, self.draft_counts, self.draft_probs, self.states)
+        kept = (self.positions, self.remaining, self.passes, self.draft_passes, self.alive, self.highest,
+                self.draft_tokens, self.draft_counts, self.draft_probs, self.states)
         lengths = (cache.lengths for cache in (self.cache, *self.caches.values()))
         return [*kept, *self.own.values(), *lengths, *([self.cache.kv] if trees else [])]
 
     # --- what methods ask for ---------------------------------------------------------------------------------------
+
+    @property
+    def generated(self) -> Tensor:
+        """Tokens emitted so far [B]."""
+        return self.positions[:, 0]
 
     @property
     def last_hidden(self) -> Tensor:
@@ -165,7 +171,7 @@ class BatchState:
 
     def next_positions(self, count: int) -> Tensor:
         """Generated positions [B, k] of the next tokens."""
-        return self.generated[:, None] + self.offsets[:count]
+        return self.positions[:, :count]
 
     def forbidden(self, positions: Tensor) -> Tensor | None:
         """Where EOS is masked: positions [B] or [B, k], counted from the first generated token."""
@@ -173,38 +179,36 @@ class BatchState:
 
     def probs(self, logits: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
         """The warped distributions of the tokens at generated positions [B] or [B, k]: logits [B, …, V] -> [B, …, V].
-
-        A row whose logits give no distribution raises when the host next looks.
         """
-        probs = self.reader.backend.probs(logits, self.sampling, self.forbidden(positions), self.eos, history)
-        self.check(probs)
-        return probs
+        return self.reader.backend.probs(logits, self.sampling, self.forbidden(positions), self.eos, history)
 
     def draw(self, logits: Tensor, num_candidates: int = 1) -> Tensor:
         """Draw the next tokens [B, k, N], N of each distribution, at the `shifted` random numbers of its position:
         logits [B, k, V]. Not for repetition-aware sampling."""
         positions = self.next_positions(logits.shape[1])
         u = shifted(self.uniform("token", positions), num_candidates)
-        tokens, probs = self.reader.backend.tokens(logits, u, self.sampling, self.forbidden(positions), self.eos)
-        if probs is not None:
-            self.check(probs)
-        return tokens
+        tokens, valid = self.reader.backend.tokens(logits, u, self.sampling, self.forbidden(positions), self.eos)
+        return tokens if valid else self.checked(tokens)
 
-    def check(self, probs: Tensor) -> None:
-        """Note whether distributions [B, …, V] have mass: live rows without are an error when the host next looks."""
-        has_mass = probs.sum(-1) > 0
-        self.note(has_mass if has_mass.dim() == 1 else has_mass.flatten(1).all(1))
+    def sample(self, probs: Tensor, u: Tensor) -> Tensor:
+        """Draw from distributions [B, …, V] at numbers u [B, …], and note where there is none."""
+        return self.checked(sample(probs, u))
 
-    def note(self, sound: Tensor) -> None:
-        """Note which rows [B] are sound, if they are alive."""
-        self.sound.logical_and_(sound | ~self.alive)
+    def checked(self, tokens: Tensor) -> Tensor:
+        """Note whether all tokens [B, …] that were drawn are ids; return ids. A row in which one is not is an error when
+        the host next looks."""
+        places = tokens[:, None] if tokens.dim() == 1 else tokens.flatten(1)
+        if places.shape[1] > self.highest.shape[1]:
+            places = places.amax(1, keepdim=True)
+        noted = self.highest[:, : places.shape[1]]
+        torch.maximum(noted, places, out=noted)
+        return tokens.clamp(max=self.eos)
 
     def uniform(self, stream: str, positions: Tensor) -> Tensor:
         """`dcar.sampling.uniform` at generated positions [B] or [B, k] for the first number of a position, looked up in
-        a table. Positions beyond the last one are padding and may get any number."""
-        table = self.numbers[stream]
+        a table."""
         index = positions if positions.dim() == 2 else positions[:, None]
-        return table.gather(1, index.clamp(max=table.shape[1] - 1)).view(positions.shape)
+        return self.numbers[stream].gather(1, index).view(positions.shape)
 
     def further(self, stream: str, positions: Tensor, number: int | Tensor) -> Tensor:
         """The same for other numbers of a position, computed from their addresses."""

@@ -87,8 +87,9 @@ class Method:
         """Return tokens to verify in the next pass."""
         return None
 
-    def observe(self, state: BatchState, hidden: Tensor, real: Tensor | None) -> None:
-        """Take note of a pass: hidden [B, m, D] of the pending tokens, before the cache moves on."""
+    def observe(self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None) -> None:
+        """Take note of a pass: hidden [B, m, D], of which counts [B] are new (those of `real_positions`, if given),
+        before the cache moves on."""
 
 
 @dataclass
@@ -111,45 +112,49 @@ class Admitted:
 def step(state: BatchState, method: Method) -> None:
     """Advance every live row by one round."""
     kept = method.keep(state)
-    emit(state, kept)
+    counts = emit(state, kept)
     if state.exact and not bool(state.alive.any()):
         return  # what was emitted last is never read
-    read(state, method, method.propose(state) if state.draft_length else None)
+    # The next pass reads the emitted tokens that are not in the cache: all of a chunk, or the one after accepted drafts.
+    tokens = kept.tokens if kept.cached is None else kept.tokens.gather(1, kept.cached[:, None])
+    read(state, method, tokens, counts, method.propose(state) if state.draft_length else None)
 
 
-def emit(state: BatchState, kept: Kept) -> None:
-    """Store the kept tokens up to EOS and the length limit, and end the rows that reach one of them."""
-    width, cached = kept.tokens.shape[1], kept.cached
+def emit(state: BatchState, kept: Kept) -> Tensor:
+    """Store the kept tokens up to EOS and the length limit, and end the rows that reach one of them. Return how many
+    tokens [B] the next pass reads of each row."""
+    width, cached, alive = kept.tokens.shape[1], kept.cached, state.alive
     asked = torch.minimum(kept.counts, state.remaining)
     first_end = torch.where(kept.tokens == state.eos, state.offsets[:width], width).amin(1)
-    counts, ended = torch.minimum(asked, first_end), first_end < asked
+    counts = torch.minimum(asked, first_end)
     state.tokens.scatter_(1, state.next_positions(width), kept.tokens)
-    facts = (counts, kept.actions, kept.chosen, cached, state.draft_counts if state.draft_length else None)
-    facts_of_pass = torch.stack([state.zeros if fact is None else fact for fact in facts], -1)
-    state.log.scatter_(1, state.passes[:, None, None].expand(-1, 1, len(facts)), facts_of_pass[:, None])
-    if kept.log_probs is not None:
-        state.log_probs.scatter_(1, state.passes[:, None], kept.log_probs[:, None])
-    state.passes.add_(state.alive)
-    state.generated.add_(counts)
-    state.remaining.sub_(counts).masked_fill_(ended, 0)
-    state.ended.logical_or_(ended)
-    torch.gt(state.remaining, 0, out=state.alive)
-    if cached is None:  # the next pass reads what was emitted
-        state.pending[:, :width].copy_(kept.tokens)
-        torch.mul(counts, state.alive, out=state.pending_counts)
-        return
+    log(state, kept, counts)
+    state.passes.add_(alive)
+    state.positions.add_(counts[:, None])
+    state.remaining.sub_(counts).masked_fill_(first_end < asked, 0)
+    torch.gt(state.remaining, 0, out=alive)
+    if cached is None:
+        return counts * alive
     if kept.path is not None:
         state.cache.gather(state.cache.lengths, kept.path)
-    state.cache.lengths.add_(cached * state.alive)
-    torch.gather(kept.tokens, 1, cached[:, None], out=state.pending)
-    state.pending_counts.copy_(state.alive)
+    state.cache.lengths.add_(cached * alive)
+    return alive.long()
 
 
-def read(state: BatchState, method: Method, draft: Draft | None) -> None:
-    """Read the pending tokens and the draft in one pass."""
-    counts = state.pending_counts
-    width = state.most(counts, state.pending.shape[1])
-    tokens, layout, real = state.pending[:, :width], None, None
+def log(state: BatchState, kept: Kept, counts: Tensor) -> None:
+    """Note what happened in this pass: the `LOGGED` numbers, and log-probabilities of a policy."""
+    facts = [counts, kept.cached, state.draft_counts if state.draft_length else None, kept.actions, kept.chosen]
+    while facts[-1] is None:  # the last ones stay 0
+        facts.pop()
+    noted = torch.stack([state.zeros if fact is None else fact for fact in facts], -1) if facts[1:] else counts[:, None]
+    state.log.scatter_(1, state.passes[:, None, None].expand(-1, 1, len(facts)), noted[:, None])
+    if kept.log_probs is not None:
+        state.log_probs.scatter_(1, state.passes[:, None], kept.log_probs[:, None])
+
+
+def read(state: BatchState, method: Method, tokens: Tensor, counts: Tensor, draft: Draft | None) -> None:
+    """Read counts [B] of the tokens [B, n], and the draft, in one pass."""
+    tokens, layout, real = tokens[:, : state.most(counts, tokens.shape[1])], None, None
     if draft is not None:
         m = draft.tokens.shape[1]
         state.draft_tokens[:, :m].copy_(draft.tokens)
@@ -158,21 +163,21 @@ def read(state: BatchState, method: Method, draft: Draft | None) -> None:
             state.draft_probs[:, :m].copy_(draft.probs)
         if draft.passes is not None:
             state.draft_passes.add_(draft.passes)
-        tokens = torch.cat((tokens, draft.tokens), 1)
-        layout = None if method.tree is None else method.tree.layout
+        tokens, layout = torch.cat((tokens, draft.tokens), 1), method.tree and method.tree.layout
     elif state.draft_length:
         state.draft_counts.zero_()
     if state.exact and state.rows > 1 and layout is None:
-        real = real_positions(counts + state.draft_counts, tokens.shape[1])
-    hidden = state.reader.read(state.bound(state.cache, state.width - 1 if state.draft_length else 0), tokens, layout, real)
-    if state.draft_length:
+        real = real_positions(counts + state.draft_counts if state.draft_length else counts, tokens.shape[1])
+    hidden = state.reader.read(state.bound(state.cache, state.width - 1 if state.draft_length else 0), tokens, layout,
+                               real)
+    if state.draft_length or hidden.shape[1] == 1:
         state.states[:, : hidden.shape[1]].copy_(hidden)
     else:
         last = (counts - 1).clamp(min=0)
         torch.gather(hidden, 1, last[:, None, None].expand(-1, 1, hidden.shape[2]), out=state.states)
     if state.hidden is not None:
         record(state.hidden, state.cache.lengths, hidden)
-    method.observe(state, hidden, real)
+    method.observe(state, hidden, counts, real)
     state.cache.lengths.add_(counts)
 
 

@@ -21,7 +21,6 @@ from torch import Tensor
 from dcar.decoding import BatchState, Draft, Kept, Method
 from dcar.decoding.step import Admitted
 from dcar.model.draft import AnyDecoder
-from dcar.sampling import sample
 from eval.verifiers.drafters import Drafter
 
 
@@ -49,7 +48,7 @@ class ChainVerifier(Method):
     top-k and top-p, for all rows, by tensor operations alone.
 
     `accept`: which draft tokens pass, each seen by itself. `replacement`: the distribution of the token in the place of
-    the first refused one (or `replace`, the token itself).
+    the first refused one (or `following`, the token itself).
     A subclass is built as `cls(name, drafter, *arguments(decoder, numbers))`, with the numbers that stand in its name.
     """
 
@@ -79,9 +78,10 @@ class ChainVerifier(Method):
         refused one; it is drawn at number "residual". Rows without a refused token may say anything."""
         raise NotImplementedError
 
-    def replace(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms, refused: Tensor) -> Tensor:
-        """The tokens [B] that replace those of `refused` [B] rows, of the same arguments."""
-        return sample(self.replacement(q, p, tokens, eos), uniform("residual"))
+    def following(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms, refused: Tensor) -> Tensor:
+        """Draw the tokens [B] after the accepted ones: the replacement in `refused` [B] rows, and from q in the others."""
+        probs = torch.where(refused[:, None], self.replacement(q, p, tokens, eos), q)
+        return uniform.state.sample(probs, torch.where(refused, uniform("residual"), uniform("token")))
 
     def width(self, heads: int) -> int:
         return 1 + self.draft_length
@@ -104,15 +104,14 @@ class ChainVerifier(Method):
         states, draft, p = state.states[:, : m + 1], state.draft_tokens[:, :m], state.draft_probs[:, :m]
         position = state.next_positions(m + 1)
         q = state.probs(state.heads(states, 1)[:, :, 0], position, state.histories(draft))  # [B, m + 1, V]
-        accepted, token = torch.zeros_like(drafted), None
         if m:
             passes = self.accept(q[:, :m], p, draft, state.eos, Uniforms(state, position[:, :m]))
             accepted = (passes & (state.offsets[:m] < drafted[:, None])).cumprod(-1).sum(-1)
-            where, refused = accepted.clamp(max=m - 1), accepted < drafted
-            token = self.replace(at(q, where), at(p, where), at(draft, where), state.eos,
-                                 Uniforms(state, state.generated + where), refused)
-        bonus = sample(at(q, accepted), state.uniform("token", state.generated + accepted))
-        token = bonus if token is None else torch.where(refused, token, bonus)
+            where = accepted.clamp(max=m - 1)
+            token = self.following(at(q, accepted), at(p, where), at(draft, where), state.eos,
+                                   Uniforms(state, state.generated + accepted), accepted < drafted)
+        else:
+            accepted, token = state.zeros, state.sample(q[:, 0], state.uniform("token", state.generated))
         self.drafter.keep(state, at(states, accepted))
         # After an accepted EOS nothing is emitted anyway.
         tokens = torch.cat((draft, token[:, None]), 1).scatter(1, accepted[:, None], token[:, None])

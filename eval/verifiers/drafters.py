@@ -18,7 +18,6 @@ from dcar.decoding.reader import Reader, reader_of
 from dcar.decoding.step import Admitted
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
-from dcar.sampling import sample
 
 
 class Drafter(Protocol):
@@ -99,10 +98,11 @@ class ModelDrafter:
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         for i in range(most):
-            position = state.generated + i  # of rows that have stopped: anything
+            position = state.positions[:, i]  # of rows that have stopped: anything
             history = state.histories(torch.stack(tokens, 1) if tokens else None)
-            probs.append(state.probs(reader.heads(hidden, 1)[:, 0], position, None if history is None else history[:, -1]))
-            tokens.append(sample(probs[-1], state.uniform("token", position)))
+            last = None if history is None else history[:, -1]
+            probs.append(state.probs(reader.heads(hidden, 1)[:, 0], position, last))
+            tokens.append(state.sample(probs[-1], state.uniform("token", position)))
             real = real + drafting
             drafting = drafting & (tokens[-1] != state.eos) & (real < counts)
             if i + 1 == most or state.exact and not bool(drafting.any()):

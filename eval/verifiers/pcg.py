@@ -183,9 +183,10 @@ def thinned_residual(q: Tensor, p: Tensor, groups: TokenGroups, uniform: Uniform
     tokens = torch.zeros(len(q), dtype=torch.long, device=q.device)
     trials = torch.full_like(tokens, TRIALS + 1)
     numbers = uniform.several("residual", 3 * TRIALS)  # [B, 3 TRIALS], three a trial
-    for first in range(0, TRIALS, TRIALS_AT_ONCE):
-        some = numbers[:, 3 * first : 3 * (first + TRIALS_AT_ONCE)]
-        y = sample_several(q, some[:, ::3])
+    at_once = TRIALS_AT_ONCE if uniform.state.exact else TRIALS
+    for first in range(0, TRIALS, at_once):
+        some = numbers[:, 3 * first : 3 * (first + at_once)]
+        y = sample_several(q, some[:, ::3]).clamp(max=q.shape[-1] - 1)
         k = pick_group(y, some[:, 1::3], groups)
         q_k, p_k = group_mass([q, p], k, groups, groups.most(k, uniform.state))
         passed = some[:, 2::3] < 1 - p_k / q_k
@@ -224,10 +225,14 @@ class GroupVerifier(ChainVerifier):
         masses = group_mass([q.flatten(0, 1), p.flatten(0, 1)], group.view(-1, 1), self.groups, most)
         return uniform("accept") < sd.acceptance(*(mass.view_as(group) for mass in masses))
 
-    def replace(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms, refused: Tensor) -> Tensor:
-        replaced, trials = thinned_residual(q, p, self.groups, uniform, refused)
+    def following(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms, refused: Tensor) -> Tensor:
+        state = uniform.state
+        bonus = state.sample(q, uniform("token"))
+        if state.exact and not bool(refused.any()):
+            return bonus
+        token, trials = thinned_residual(q, p, self.groups, uniform, refused)
         left = (trials > TRIALS) & refused
-        if uniform.state.exact and not bool(left.any()):
-            return replaced
-        u = uniform("residual", 3 * TRIALS)
-        return torch.where(left, sample(enumerated_residual(q, p, self.groups), u), replaced)
+        if not state.exact or bool(left.any()):
+            enumerated = sample(enumerated_residual(q, p, self.groups), uniform("residual", 3 * TRIALS))
+            token = torch.where(left, enumerated.clamp(max=eos), token)
+        return torch.where(refused, token, bonus)

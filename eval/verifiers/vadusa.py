@@ -41,7 +41,7 @@ from dcar.decoding.chunks import check_size
 from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
-from dcar.sampling import likeliest, sample
+from dcar.sampling import likeliest, sample, sample_several
 from eval.verifiers.chain import at
 from eval.verifiers.statistics import VerifierStatistics, needed
 
@@ -62,9 +62,7 @@ class RankTree:
     def tokens(self, logits: Tensor) -> Tensor:
         """The nodes' ids: logits of the draft heads [B, depths, V] -> [B, nodes]."""
         ranked = likeliest(logits, max(map(max, self.paths)) + 1)[1]  # [B, depths, ranks]
-        depth = torch.tensor([len(path) - 1 for path in self.paths], device=logits.device)
-        rank = torch.tensor([path[-1] for path in self.paths], device=logits.device)
-        return ranked[:, depth, rank]
+        return torch.stack([ranked[:, len(path) - 1, path[-1]] for path in self.paths], 1)
 
 
 def chain(depth: int) -> RankTree:
@@ -206,13 +204,15 @@ class Vadusa(Method):
         """
         position, others = state.generated[:, None] + self.tree.layout[1][: m + 1], self.tau - 1
         q = state.probs(state.heads(states, 1)[:, :, 0], position)
-        node, count = torch.arange(m + 1, device=position.device), 1 + self.draft_length
-        numbers = [state.uniform("token", position),
-                   *(state.further("tau", position, node * others + j) for j in range(others))]
-        samples = sample(q[:, :, None], torch.stack(numbers, dim=-1))
+        first = state.uniform("token", position)
         if not others:
-            return samples, None
-        return samples, sample(q[..., : state.eos], state.further("tau", position, count * others + node))
+            return state.sample(q, first)[:, :, None], None
+        # `others` numbers for each node, then one more for each
+        node, count = torch.arange(m + 1, device=position.device)[:, None], 1 + self.draft_length
+        number = torch.cat((node * others + torch.arange(others, device=node.device), count * others + node), 1)
+        further = state.further("tau", position[:, :, None].expand(-1, -1, 1 + others), number)  # [B, 1 + m, tau]
+        samples = sample_several(q, torch.cat((first[:, :, None], further[..., :-1]), -1))
+        return state.checked(samples), sample(q[..., : state.eos], further[..., -1]).clamp(max=state.eos - 1)
 
 
 def from_settings(name: str, decoder: AnyDecoder, statistics: VerifierStatistics | None, tau: int, nodes: int | None,

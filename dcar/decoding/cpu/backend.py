@@ -76,9 +76,9 @@ class CPUBackend(Backend):
         return super().probs(logits, sampling, forbidden, eos, history) if probs is None else probs
 
     def tokens(self, logits: Tensor, u: Tensor, sampling: SamplingConfig, forbidden: Tensor | None,
-               eos: int) -> tuple[Tensor, Tensor | None]:
+               eos: int) -> tuple[Tensor, bool]:
         tokens = self._draw(logits, sampling, forbidden, eos, u)
-        return super().tokens(logits, u, sampling, forbidden, eos) if tokens is None else (tokens, None)
+        return super().tokens(logits, u, sampling, forbidden, eos) if tokens is None else (tokens, True)
 
     def _serves(self, logits: Tensor, sampling: SamplingConfig) -> bool:
         """Whether the kernels support this sampling of logits [..., V]: temperature, and a small top-k or none."""

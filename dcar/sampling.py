@@ -129,7 +129,7 @@ def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Ten
     size = min(k + 1, values.shape[-1])  # one more, to see a tie at the cut
     if values.dtype == torch.float64:
         best, ids = values.sort(dim=-1, descending=True, stable=True)
-    elif values.device.type == "cpu":
+    elif values.device.type == "cpu" and not torch.compiler.is_compiling():
         best, ids = values.topk(size, dim=-1)
         same = best[..., 1:] == best[..., :-1]
         tied = same.any(-1) if ordered or size == k else same[..., -1]

@@ -58,10 +58,11 @@ class TokenGroups:
     embedding_checksum: str
 
     def __post_init__(self) -> None:
-        sizes = self.group_start.diff()
-        self.largest = int(sizes.max())
-        self.memberships = self.token_start.diff()  # N(t), the number of groups that each id is in: [V]
-        self.owner = torch.arange(self.count, device=sizes.device).repeat_interleave(sizes)  # [E] the group of each entry
+        self.sizes, self.ids = self.group_start.diff(), self.group_tokens.long()
+        self.largest = int(self.sizes.max())
+        self.share = 1 / self.token_start.diff().double()  # 1 / N(t), the weight of each id in its groups: [V]
+        self.weight = self.share[self.ids]  # [E] of each entry
+        self.owner = torch.arange(self.count, device=self.ids.device).repeat_interleave(self.sizes)  # [E] its group
 
     @property
     def count(self) -> int:
@@ -69,7 +70,7 @@ class TokenGroups:
 
     def most(self, group: Tensor, state: BatchState) -> int:
         """A bound on the sizes of these groups."""
-        return state.most(self.group_start[group + 1] - self.group_start[group], self.largest)
+        return state.most(self.sizes[group], self.largest) if state.exact else self.largest
 
     def to(self, device: torch.device) -> TokenGroups:
         """Return the groups on a device."""
@@ -135,7 +136,7 @@ def similar_codes(embedding: Tensor, theta: float, memory_bytes: int) -> Iterato
 
 def weighted(probs: Tensor, groups: TokenGroups) -> Tensor:
     """probs(t) w(k, t) = probs(t) / N(t), the share of t's mass that each of its groups gets: [..., V], float64."""
-    return probs.double() / groups.memberships
+    return probs * groups.share
 
 
 def pick_group(tokens: Tensor, u: Tensor, groups: TokenGroups) -> Tensor:
@@ -148,19 +149,17 @@ def pick_group(tokens: Tensor, u: Tensor, groups: TokenGroups) -> Tensor:
 def group_mass(probs: Sequence[Tensor], group: Tensor, groups: TokenGroups, most: int) -> list[Tensor]:
     """Q_c(k) = sum over t in G_k of probs[b, t] / N(t), for each [B, V] of probs and the groups k [B, n] of its rows,
     none of them larger than `most`: [B, n], float64."""
-    start = groups.group_start[group]
     member = torch.arange(most, device=group.device)
-    place = (start[..., None] + member).clamp(max=len(groups.group_tokens) - 1)  # [B, n, most]
-    ids = groups.group_tokens[place].long()
-    weight = (member < (groups.group_start[group + 1] - start)[..., None]) / groups.memberships[ids]
-    flat = ids.flatten(1)
-    return [(given.gather(1, flat).view(ids.shape).double() * weight).sum(-1) for given in probs]
+    place = (groups.group_start[group][..., None] + member).clamp(max=len(groups.ids) - 1)  # [B, n, most]
+    weight = groups.weight[place] * (member < groups.sizes[group][..., None])
+    ids = groups.ids[place].flatten(1)
+    return [(given.gather(1, ids).view(place.shape) * weight).sum(-1) for given in probs]
 
 
 def coarse(share: Tensor, groups: TokenGroups) -> Tensor:
     """Probabilities of all groups, Q_c or P_c, from `weighted` shares: [B, V] -> [B, M]."""
     out = torch.zeros(len(share), groups.count, dtype=torch.float64, device=share.device)
-    return out.index_add(1, groups.owner, share[:, groups.group_tokens.long()])
+    return out.index_add(1, groups.owner, share.index_select(1, groups.ids))
 
 
 def enumerated_residual(q: Tensor, p: Tensor, groups: TokenGroups) -> Tensor:
@@ -172,7 +171,7 @@ def enumerated_residual(q: Tensor, p: Tensor, groups: TokenGroups) -> Tensor:
     q_share = weighted(q, groups)
     q_coarse, p_coarse = coarse(q_share, groups), coarse(weighted(p, groups), groups)
     rate = sd.residual(q_coarse, p_coarse) / q_coarse.clamp(min=torch.finfo(torch.float64).tiny)  # R(k) / Q_c(k)
-    rates = torch.zeros_like(q_share).index_add(1, groups.group_tokens.long(), rate.index_select(1, groups.owner))
+    rates = torch.zeros_like(q_share).index_add(1, groups.ids, rate.index_select(1, groups.owner))
     return q_share * rates
 
 
@@ -182,7 +181,7 @@ def thinned_residual(q: Tensor, p: Tensor, groups: TokenGroups, uniform: Uniform
     of TRIALS passed (the token then is undefined). Rows that are not `refused` [B] may have any token."""
     tokens = torch.zeros(len(q), dtype=torch.long, device=q.device)
     trials = torch.full_like(tokens, TRIALS + 1)
-    numbers = uniform.several("residual", 3 * TRIALS)  # [B, 3 TRIALS], three a trial
+    numbers = uniform.several("residual", 3 * TRIALS)  # three a trial
     at_once = TRIALS_AT_ONCE if uniform.state.exact else TRIALS
     for first in range(0, TRIALS, at_once):
         some = numbers[:, 3 * first : 3 * (first + at_once)]

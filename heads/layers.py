@@ -1,8 +1,8 @@
 """Pre-norm Transformer layer with rotary positions, and the ragged KV cache.
 
 Both the CAR decoder (dcar/model/car.py) and the chunk policy (heads/policy.py) are stacks of these layers. The cache
-follows one protocol: a pass writes the new positions after each row's length, a change of `lengths` rolls back, `gather`
-keeps the accepted path of a tree.
+follows one protocol: a pass writes the new positions after each row's length, a change of `lengths` rolls back,
+`gather` keeps the accepted path of a tree.
 """
 
 from __future__ import annotations

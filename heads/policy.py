@@ -1,8 +1,7 @@
 """The chunk policy of DCAR: how many of the heads' tokens to keep.
 
 `forward(hidden, candidates=…)` gives the log-probs of the ends of the next chunk, for every position at once, as
-training needs them. `dcar.decoding.policy.PolicyReader` and `log_probs` give the same step by step, while utterances are
-decoded.
+training needs them. `dcar.decoding.policy.PolicyReader` gives the same step by step, while utterances are decoded.
 `save_pretrained` and `from_pretrained` write and read a policy.
 
 The paper's policy (§4.2 and App. C.2, `reads` "hidden") is one causal Transformer layer over the hidden states of the

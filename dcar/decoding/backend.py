@@ -1,6 +1,6 @@
 """The operations of a decoding step. `Backend` computes them in PyTorch; `dcar.decoding.cpu.backend` in C, on a CPU.
 
-A reader takes its backend once, when it is made (`backend_for`); nothing else asks where it runs.
+A reader gets its backend once, when it is made (dcar/decoding/readers.py); nothing else asks where it runs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from dcar.decoding.stack import Stack
@@ -70,12 +69,3 @@ class Backend:
         """Return what makes a whole decision after the draw in one call (see `PolicyReader.decide`), if there is such a
         thing. ends: the scores of a chunk's ends as one product with the features of its tokens."""
         return None
-
-
-def backend_for(device: torch.device, dtype: torch.dtype) -> Backend:
-    """Choose the backend of a decoder with weights of this device and dtype."""
-    if device.type == "cpu":
-        from dcar.decoding.cpu.backend import cpu_backend
-
-        return cpu_backend(dtype)
-    return Backend()

@@ -45,8 +45,8 @@ class ChunkRule:
     """Decides how many of the heads' next tokens are kept: the schedule of a `ChunkMethod`. Override `choose`.
 
     `candidates`: tokens that are drawn before it decides; 0 = it decides first, and only the kept ones are drawn.
-    `num_candidates`: N, chunks drawn side by side. `streams`: the random numbers that `choose` looks up besides those of
-    the tokens ("chunk" is free for a rule of your own). A rule holds settings only; what it keeps for each row is in
+    `num_candidates`: N, chunks drawn side by side. `streams`: the random numbers that `choose` looks up besides those
+    of the tokens ("chunk" is free for a rule of your own). A rule holds settings only; what it keeps for each row is in
     `BatchState.own`.
     """
 
@@ -77,8 +77,8 @@ class ChunkRule:
         """See `Method.observe`."""
 
     def draw_and_choose(self, state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor, Choice]:
-        """Draw N chunks side by side from logits [B, n, V + 1] and choose: chunks [B, N, n], their features [B, N, n, F],
-        and the choice."""
+        """Draw N chunks side by side from logits [B, n, V + 1] and choose: chunks [B, N, n], their features [B, N, n,
+        F], and the choice."""
         chunks = draw_chunks(state, logits, self.num_candidates)
         candidates = self.candidate_features(state, logits, chunks)
         return chunks, candidates, self.choose(state, candidates)
@@ -153,8 +153,8 @@ def draw_chunk(state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_chunks(state: BatchState, logits: Tensor, num_candidates: int) -> Tensor:
-    """Draw several chunks [B, N, k] from the same logits [B, k, V + 1]. The first is that of `draw_chunk`; the others use
-    random numbers `shifted` from its own, so the marginal distribution of each is the heads', too."""
+    """Draw several chunks [B, N, k] from the same logits [B, k, V + 1]. The first is that of `draw_chunk`; the others
+    use random numbers `shifted` from its own, so the marginal distribution of each is the heads', too."""
     if not state.sampling.repetition_window:
         return state.draw(logits, num_candidates).mT
     position = state.next_positions(logits.shape[1])

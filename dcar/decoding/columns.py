@@ -1,7 +1,7 @@
 """Where a pass writes in a ragged KV cache, what its positions attend to, and their rotary embeddings.
 
-`Columns` is flat, N = rows × new positions, so that layers can be run one by one or as one call of C, for a decoder or a
-policy.
+`Columns` is flat, N = rows × new positions, so that layers can be run one by one or as one call of C, for a decoder or
+a policy.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Columns:
     tree: Tensor | None = None  # [N, last], additive
     real: Tensor | None = None  # [N] which of the rows × new positions these are; None: all
     ends: Tensor | None = None  # [B] of the N: the only positions with a query, where there is one layer
-    writes_only: bool = False  # only keys and values are needed: the last layer ends there, and the result means nothing
+    writes_only: bool = False  # the last layer ends with its keys and values, and the result means nothing
 
     def write(self, layer: int, keys_values: Tensor) -> None:
         """Store [N, 2, H, D/H]."""
@@ -122,8 +122,8 @@ class Columns:
 
 
 def real_positions(counts: Tensor, new: int) -> Tensor:
-    """Indices of those of the rows × new positions that are not padding; counts [B] of each row. Their number depends on
-    the data: for a CPU."""
+    """Indices of those of the rows × new positions that are not padding; counts [B] of each row. Their number depends
+    on the data: for a CPU."""
     return (torch.arange(new) < counts[:, None]).view(-1).nonzero()[:, 0]
 
 

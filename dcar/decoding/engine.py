@@ -1,6 +1,7 @@
 """Decode utterances: admit them into the rows of a `BatchState`, call the step, look at `alive` now and then.
 
-`decode` speaks a list of prompts. An `Engine` does so again and again with the same buffers (and CUDA graphs), and yields
+`decode` speaks a list of prompts. An `Engine` does so again and again with the same buffers (and CUDA graphs), and
+yields
 tokens while they are decoded. Rows that finish are replaced by waiting utterances, whatever the method. The host never
 waits for a step: on a GPU it synchronises every `SYNC_EVERY` steps.
 """
@@ -11,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ from torch import Tensor
 from dcar.decoding.columns import round_up
 from dcar.decoding.ends import distribution_error, length_limit
 from dcar.decoding.graphs import StepGraphs
-from dcar.decoding.reader import Reader, reader_of
+from dcar.decoding.reader import Reader
+from dcar.decoding.readers import reader_of
 from dcar.decoding.records import DecodeResult, Prompt, batch_of, check_prompt
 from dcar.decoding.state import LOGGED, BatchState
 from dcar.decoding.step import Admitted, Method, step
@@ -33,7 +34,8 @@ COLUMN_BLOCK = 128
 """With fixed shapes attention reads a multiple of so many columns: one graph for each multiple."""
 
 
-class Progress(NamedTuple):
+@dataclass(frozen=True)
+class Progress:
     """New tokens of an utterance, by its index (member g of prompt i is i × group_size + g); `result` once it is
     complete."""
 
@@ -98,10 +100,11 @@ class Engine:
     @torch.inference_mode()
     def run(self, prompts: Sequence[Prompt], *, seed: int = 0, group_size: int = 1, share_token_draws: bool = False,
             stream: bool = False) -> Iterator[Progress]:
-        """Decode the prompts; yield each result when it is complete, and with `stream` also the new tokens of unfinished
-        utterances whenever the host looks.
+        """Decode the prompts; yield each result when it is complete, and with `stream` also the new tokens of
+        unfinished utterances whenever the host looks.
 
-        Raises TextError or DataError for a prompt that the model cannot read (nothing has been decoded then), EngineError
+        Raises TextError or DataError for a prompt that the model cannot read (nothing has been decoded then),
+        EngineError
         if there is no memory, or DistributionError if the model gives no distribution for some token: what had finished
         is in its `finished`.
         """

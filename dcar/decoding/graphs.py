@@ -36,8 +36,8 @@ class StepGraphs:
         self._graphs.clear()
 
     def run(self, key: Hashable, step: Callable[[], None], changing: Callable[[], Sequence[Tensor]]) -> None:
-        """Run the step. `changing` names the tensors that it changes: the warm-up executes the step, so they are restored
-        before the capture."""
+        """Run the step. `changing` names the tensors that it changes: the warm-up executes the step, so they are
+        restored before the capture."""
         if not self.enabled:
             step()
             return

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.backend import backend_for
+from dcar.decoding.backend import Backend
 from dcar.decoding.columns import CausalMask, Columns, columns_of
 from dcar.decoding.reader import Layout, Reader
 from dcar.model.backbones.cosyvoice_lm import CosyVoiceLM, Distances, sinusoids
-from dcar.model.backbones.decoder import BackboneDecoder, text_prefix
+from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder, text_prefix
 from heads.layers import KVCache
 
 REACH = 8192
@@ -131,17 +131,20 @@ class RelativeLayers:
 
 
 class LanguageReader(Reader):
-    """The reader of a `BackboneDecoder`. Hidden states have the type of the heads, keys and values that of the layers."""
+    """The reader of a `BackboneDecoder`. Hidden states have the type of the heads, keys and values that of the
+    layers."""
 
-    def __init__(self, model: BackboneDecoder):
+    config: BackboneConfig
+
+    def __init__(self, model: BackboneDecoder, backend: Backend):
         weight = model.norm.weight
         self.device, self.dtype, self.config = weight.device, weight.dtype, model.config
         self.hidden_dtype = model.heads.base.weight.dtype
-        self.backend = backend_for(self.device, self.hidden_dtype)
-        self.heads = self.backend.heads(model.heads)
+        self.backend, self.heads = backend, backend.heads(model.heads)
         self._embedding, self._text_embedding = model.speech_embedding, model.backbone.embed_tokens
         layers = RelativeLayers if isinstance(model.backbone, CosyVoiceLM) else RotaryLayers
-        self._layers, self._causal = layers(model.backbone, self.device, self.dtype), CausalMask(self.device, self.dtype)
+        self._layers = layers(model.backbone, self.device, self.dtype)
+        self._causal = CausalMask(self.device, self.dtype)
 
     def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
         config = self.config

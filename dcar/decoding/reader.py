@@ -5,39 +5,35 @@
     hidden = reader.read(cache, tokens)             # [B, m] -> [B, m, D]; the caller moves cache.lengths on
     logits = reader.heads(hidden[:, -1], k)         # [B, k, V + 1]
 
-The layers are run on the ragged cache of heads/layers.py, with the operations of one backend. `CARReader` is that of this
-project's own layers, `LanguageReader` (dcar/decoding/language.py) that of language models.
+The layers are run on the ragged cache of heads/layers.py, with the operations of one backend. `CARReader` is that of
+this
+project's own layers, `LanguageReader` (dcar/decoding/language.py) that of language models; `readers.py` makes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from dcar.decoding.backend import Backend, backend_for
+from dcar.decoding.backend import Backend
 from dcar.decoding.columns import CausalMask, RotaryCache, columns_of, real_positions, round_up
 from dcar.decoding.policy import PolicyReader
-from dcar.errors import ConfigError
-from dcar.model.backbones.decoder import BackboneDecoder
 from dcar.model.base import DecoderConfig
 from dcar.model.car import CARDecoder
-from dcar.model.draft import AnyDecoder
-from heads.checkpoint import weights_signature
 from heads.chunk_scorer import ChunkScorer, LogRatios
-from heads.layers import KVCache, TransformerLayer
+from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
 Layout = tuple[Tensor, Tensor]
-"""Attention among the tokens of a tree, bool [B or 1, m, m], and their positions [B or 1, m] from the end of the past on
-(`DraftTree.layout`)."""
+"""Attention among the tokens of a tree, bool [B or 1, m, m], and their positions [B or 1, m] from the end of the past
+on (`DraftTree.layout`)."""
 
 
 class Reader:
-    """A decoder in eval mode, prepared for decoding. Its weights must not change (see `reader_of`).
+    """A decoder in eval mode, prepared for decoding. Its weights must not change (see `readers.reader_of`).
 
     device, dtype: of the layers, and so of keys and values. hidden_dtype: of the hidden states that the heads read.
     """
@@ -90,10 +86,10 @@ class Reader:
 class CARReader(Reader):
     """The reader of a `CARDecoder`."""
 
-    def __init__(self, model: CARDecoder):
+    def __init__(self, model: CARDecoder, backend: Backend):
         self.config, self._text_embedding, self._embedding = model.config, model.text_embedding, model.speech_embedding
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
-        self.hidden_dtype, self.backend = self.dtype, backend_for(self.device, self.dtype)
+        self.hidden_dtype, self.backend = self.dtype, backend
         self.heads = self.backend.heads(model.heads)
         self.stack = self.backend.stack(list(model.layers), [model.norm])  # type: ignore[arg-type]
         self.rotary, self._text_rotary = (
@@ -154,28 +150,3 @@ class CARReader(Reader):
         if real is not None:
             x = x.new_zeros(rows * new, x.shape[1]).index_copy_(0, real, x)
         return x.view(rows, new, -1)
-
-
-# A reader holds the parts of its model, not the model itself, which would never be freed then.
-_readers: WeakKeyDictionary[nn.Module, tuple[object, Reader]] = WeakKeyDictionary()
-
-
-def reader_of(model: AnyDecoder | Reader) -> Reader:
-    """Return the reader of a decoder. It is made once, and again after the weights were replaced, moved or trained (but
-    not if one was written through `.data`). ConfigError for a decoder of other layers."""
-    if isinstance(model, Reader):
-        return model
-    signature = weights_signature(model)
-    if model not in _readers or _readers[model][0] != signature:
-        _readers[model] = signature, _make_reader(model)
-    return _readers[model][1]
-
-
-def _make_reader(model: AnyDecoder) -> Reader:
-    if isinstance(model, BackboneDecoder):
-        from dcar.decoding.language import LanguageReader
-
-        return LanguageReader(model)
-    if not isinstance(model, CARDecoder) or not all(isinstance(layer, TransformerLayer) for layer in model.layers):
-        raise ConfigError(f"there is no reader for the layers of a {type(model).__name__}")
-    return CARReader(model)

@@ -29,9 +29,10 @@ ACTION_STREAMS = ("policy", "chunk", "shuffle")
 class BatchState:
     """What a step works on. B rows; a row that holds no utterance, or a finished one, is not `alive`.
 
-    `own`: what the method keeps for each row, [B, …] by name; `shared`: what it keeps for all rows (tables on the device,
-    a policy); `caches`: keys and values of a draft model or a policy.
-    `exact`: reading a value is free (eager on a CPU), so that shapes may follow the data; otherwise all shapes are fixed.
+    `own`: what the method keeps for each row, [B, …] by name; `shared`: what it keeps for all rows (tables on the
+    device, a policy); `caches`: keys and values of a draft model or a policy.
+    `exact`: reading a value is free (eager on a CPU), so that shapes may follow the data; otherwise all shapes are
+    fixed.
     """
 
     def __init__(self, reader: Reader, sampling: SamplingConfig, rows: int, capacity: int, text: int, *, width: int,
@@ -56,7 +57,7 @@ class BatchState:
         self.prompt_lengths, self.passes, self.draft_passes, self.zeros = (whole() for _ in range(4))
         self.remaining = whole()  # tokens that may still be emitted: 0 in a row that is finished, or holds no utterance
         self.alive = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.highest = whole(len(self.offsets))  # ids drawn so far; one above EOS was drawn where there is no distribution
+        self.highest = whole(len(self.offsets))  # ids drawn so far; above EOS: there was no distribution
         self.draft_tokens, self.draft_counts = whole(draft_length), whole()
         self.draft_probs = torch.zeros(rows, draft_length if keeps_probs else 0, ids, device=device)
         # hidden states of the last pending token (until the first pass: of the prompt) and the drafted ones
@@ -104,7 +105,8 @@ class BatchState:
         for stream in streams:
             self.numbers[stream] = torch.zeros(self.tokens.shape, dtype=torch.float64, device=self.tokens.device)
 
-    def admit(self, rows: Tensor, limits: Tensor, prompt_lengths: Tensor, hidden: Tensor, keys: Sequence[Tensor]) -> None:
+    def admit(self, rows: Tensor, limits: Tensor, prompt_lengths: Tensor, hidden: Tensor,
+              keys: Sequence[Tensor]) -> None:
         """Start utterances in rows [R]: most tokens [R], lengths of their prompts [R], hidden states [R, D] of the last
         position of these, and keys [R] of random numbers for tokens and for all else."""
         for tensor in (self.passes, self.draft_passes, self.draft_counts, self.highest):
@@ -142,8 +144,8 @@ class BatchState:
             cache.kv[:, target] = cache.kv[:, source]
 
     def changing(self, trees: bool) -> list[Tensor]:
-        """The tensors that a step changes, so that it cannot be run twice. Tokens and logs are only ever written ahead, and
-        so are keys and values, unless drafts are trees."""
+        """The tensors that a step changes, so that it cannot be run twice. Tokens and logs are only ever written ahead,
+        and so are keys and values, unless drafts are trees."""
         kept = (self.positions, self.remaining, self.passes, self.draft_passes, self.alive, self.highest,
                 self.draft_tokens, self.draft_counts, self.draft_probs, self.states)
         lengths = (cache.lengths for cache in (self.cache, *self.caches.values()))
@@ -195,8 +197,8 @@ class BatchState:
         return self.checked(sample(probs, u))
 
     def checked(self, tokens: Tensor) -> Tensor:
-        """Note whether all tokens [B, …] that were drawn are ids; return ids. A row in which one is not is an error when
-        the host next looks."""
+        """Note whether all tokens [B, …] that were drawn are ids; return ids. A row in which one is not is an error
+        when the host next looks."""
         places = tokens[:, None] if tokens.dim() == 1 else tokens.flatten(1)
         if places.shape[1] > self.highest.shape[1]:
             places = places.amax(1, keepdim=True)

@@ -5,7 +5,8 @@
     propose  the method may draft tokens for the next pass
     read     one pass of the decoder over the emitted tokens that were not read yet, and the draft
 
-A step is a program of tensors on the buffers of a `BatchState`. The host reads nothing, and no shape depends on data, so
+A step is a program of tensors on the buffers of a `BatchState`. The host reads nothing, and no shape depends on data,
+so
 it can be captured as a CUDA graph or compiled as a whole. Eager on a CPU, where reading is free, widths follow the data
 (`BatchState.most`).
 """
@@ -26,8 +27,8 @@ from dcar.decoding.tree import DraftTree
 
 @dataclass
 class Kept:
-    """What a method keeps: tokens[b, :counts[b]] are emitted. Of these the first `cached` [B] were drafted and accepted,
-    so their keys and values are in the cache already."""
+    """What a method keeps: tokens[b, :counts[b]] are emitted. Of these the first `cached` [B] were drafted and
+    accepted, so their keys and values are in the cache already."""
 
     tokens: Tensor  # [B, n]
     counts: Tensor  # [B]
@@ -50,7 +51,8 @@ class Draft:
 
 
 class Method:
-    """A way of decoding. It holds settings and constant tensors only; what it keeps for each row is in `BatchState.own`,
+    """A way of decoding. It holds settings and constant tensors only; what it keeps for each row is in
+    `BatchState.own`,
     so one object serves any number of batches. A subclass overrides `keep`, and `propose` if it drafts."""
 
     name = "method"
@@ -115,7 +117,7 @@ def step(state: BatchState, method: Method) -> None:
     counts = emit(state, kept)
     if state.exact and not bool(state.alive.any()):
         return  # what was emitted last is never read
-    # The next pass reads the emitted tokens that are not in the cache: all of a chunk, or the one after accepted drafts.
+    # The next pass reads the emitted tokens that are not in the cache: a whole chunk, or the one after accepted drafts.
     tokens = kept.tokens if kept.cached is None else kept.tokens.gather(1, kept.cached[:, None])
     read(state, method, tokens, counts, method.propose(state) if state.draft_length else None)
 
@@ -163,7 +165,7 @@ def read(state: BatchState, method: Method, tokens: Tensor, counts: Tensor, draf
             state.draft_probs[:, :m].copy_(draft.probs)
         if draft.passes is not None:
             state.draft_passes.add_(draft.passes)
-        tokens, layout = torch.cat((tokens, draft.tokens), 1), method.tree and method.tree.layout
+        tokens, layout = torch.cat((tokens, draft.tokens), 1), None if method.tree is None else method.tree.layout
     elif state.draft_length:
         state.draft_counts.zero_()
     if state.exact and state.rows > 1 and layout is None:

@@ -1,6 +1,7 @@
 """Trees of drafted tokens: several continuations of one token are read in a single pass (Medusa, Cai et al. 2024).
 
-The nodes follow the last emitted token like a longer draft, but each attends only to the past, that token, its ancestors
+The nodes follow the last emitted token like a longer draft, but each attends only to the past, that token, its
+ancestors
 and itself, and its position is its depth: siblings share a position. `KVCache.gather` then keeps the accepted path.
 """
 
@@ -15,7 +16,8 @@ class DraftTree:
     """Shape of a tree of m drafted tokens, the same for all rows of a batch.
 
     parents [m]: index of each node's parent, which must stand before it; -1 for a child of the root, the last emitted
-    token. depths [m]: 1 for those children. ancestors [m, m]: whether node j lies on the path to node i (itself included).
+    token. depths [m]: 1 for those children. ancestors [m, m]: whether node j lies on the path to node i (itself
+    included).
     layout: attention mask [1, 1 + m, 1 + m] (row sees column) and positions [1 + m] of the root and the nodes.
     """
 
@@ -38,7 +40,7 @@ class DraftTree:
         # Column 0 of a pass is the root (the last emitted token), which every node sees; nodes stand at their depths.
         mask = torch.ones(1 + len(parents), 1 + len(parents), dtype=torch.bool)
         mask[0, 1:], mask[1:, 1:] = False, ancestors
-        self.layout = mask[None].to(device), torch.cat((torch.zeros(1, dtype=torch.long), torch.tensor(depths))).to(device)
+        self.layout = mask[None].to(device), torch.tensor([0, *depths], device=device)
 
     def __len__(self) -> int:
         return len(self.parents)

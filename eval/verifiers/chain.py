@@ -79,7 +79,8 @@ class ChainVerifier(Method):
         raise NotImplementedError
 
     def following(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms, refused: Tensor) -> Tensor:
-        """Draw the tokens [B] after the accepted ones: the replacement in `refused` [B] rows, and from q in the others."""
+        """Draw the tokens [B] after the accepted ones: the replacement in `refused` [B] rows, and from q in the
+        others."""
         probs = torch.where(refused[:, None], self.replacement(q, p, tokens, eos), q)
         return uniform.state.sample(probs, torch.where(refused, uniform("residual"), uniform("token")))
 

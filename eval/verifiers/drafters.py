@@ -14,7 +14,8 @@ from torch import Tensor
 from dcar.decoding import BatchState, Draft
 from dcar.decoding.chunks import draw_chunk
 from dcar.decoding.columns import real_positions
-from dcar.decoding.reader import Reader, reader_of
+from dcar.decoding.reader import Reader
+from dcar.decoding.readers import reader_of
 from dcar.decoding.step import Admitted
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder

@@ -76,8 +76,8 @@ class TokenGroups:
         """Return the groups on a device."""
         if self.group_start.device == device:
             return self
-        tensors = (t.to(device) for t in (self.group_start, self.group_tokens, self.token_start, self.token_groups))
-        return TokenGroups(*tensors, self.theta, self.embedding_checksum)
+        return TokenGroups(self.group_start.to(device), self.group_tokens.to(device), self.token_start.to(device),
+                           self.token_groups.to(device), self.theta, self.embedding_checksum)
 
 
 def build_groups(embedding: Tensor, theta: float, specials: int = 1, memory_bytes: int = 256 << 20) -> TokenGroups:

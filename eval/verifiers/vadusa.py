@@ -155,6 +155,8 @@ class Vadusa(Method):
     Accounting: a round proposes as many tokens as the tree is deep, for no more can be accepted.
     """
 
+    tree: DraftTree
+
     def __init__(self, tau: int, tree: RankTree, name: str | None = None):
         if tau < 1:
             raise ConfigError(f"VADUSA with tau = {tau}: a candidate is compared with at least one sample of the base "

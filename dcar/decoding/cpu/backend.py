@@ -87,8 +87,8 @@ class CPUBackend(Backend):
 
     def _draw(self, logits: Tensor, sampling: SamplingConfig, forbidden: Tensor | None, eos: int,
               u: Tensor | None = None) -> Tensor | None:
-        """`warp` of logits [..., V] -> float32 [..., V]; given numbers u [..., N], ids [..., N] drawn from that. None if
-        the kernels do not serve this sampling, or a row has no distribution."""
+        """`warp` of logits [..., V] -> float32 [..., V]; given numbers u [..., N], ids [..., N] drawn from that. None
+        if the kernels do not serve this sampling, or a row has no distribution."""
         if not self._serves(logits, sampling):
             return None
         size, logits = logits.shape[-1], logits.contiguous()

@@ -1,0 +1,43 @@
+"""The reader of a decoder, with the operations for where its weights are: made once, and kept while they stay the
+same."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from dcar.decoding.backend import Backend
+from dcar.decoding.cpu.backend import cpu_backend
+from dcar.decoding.language import LanguageReader
+from dcar.decoding.reader import CARReader, Reader
+from dcar.errors import ConfigError
+from dcar.model.backbones.decoder import BackboneDecoder
+from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
+from heads.checkpoint import weights_signature
+from heads.layers import TransformerLayer
+
+# A reader holds the parts of its model, not the model itself, which would never be freed then.
+_readers: WeakKeyDictionary[nn.Module, tuple[object, Reader]] = WeakKeyDictionary()
+
+
+def reader_of(model: AnyDecoder | Reader) -> Reader:
+    """Return the reader of a decoder. It is made once, and again after the weights were replaced, moved or trained (but
+    not if one was written through `.data`). ConfigError for a decoder of other layers."""
+    if isinstance(model, Reader):
+        return model
+    signature = weights_signature(model)
+    if model not in _readers or _readers[model][0] != signature:
+        _readers[model] = signature, _make_reader(model)
+    return _readers[model][1]
+
+
+def _make_reader(model: AnyDecoder) -> Reader:
+    weight = model.heads.base.weight
+    backend = cpu_backend(weight.dtype) if weight.device.type == "cpu" else Backend()
+    if isinstance(model, BackboneDecoder):
+        return LanguageReader(model, backend)
+    if not isinstance(model, CARDecoder) or not all(isinstance(layer, TransformerLayer) for layer in model.layers):
+        raise ConfigError(f"there is no reader for the layers of a {type(model).__name__}")
+    return CARReader(model, backend)

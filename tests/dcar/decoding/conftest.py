@@ -3,7 +3,7 @@
 import fake_gpu
 import pytest
 import torch
-from dcar.decoding.fast.cpu.native import Kernels
+from dcar.decoding.cpu.native import Kernels
 from ways import FLAGS
 
 VARIANTS = [(torch.float32, FLAGS[0]), (torch.bfloat16, FLAGS[0]), (torch.bfloat16, ("-DPORTABLE",))]

@@ -1,0 +1,172 @@
+"""The step of every method is a program of tensors: no host read, no shape that depends on data, few kernels."""
+
+import collections
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import fake_gpu
+import pytest
+import torch
+from every_method import PROMPTS, SAMPLINGS, every_method
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dcar.decoding.readers
+from dcar.decoding import Engine, Prompt, decode
+from dcar.decoding.backend import Backend
+from dcar.decoding.step import step
+from dcar.model.car import CARConfig, CARDecoder
+from dcar.sampling import SamplingConfig
+from eval.methods.registry import Models, make_methods
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+NAMES = list(every_method()[1])
+RECORDS = ("tokens", "truncated", "target_passes", "draft_passes", "emitted", "actions", "chosen", "rounds_accepted",
+           "rounds_proposed", "prompt_length")
+
+
+def records(results) -> list[dict[str, Any]]:
+    return [{name: getattr(result, name) for name in RECORDS} for result in results]
+
+
+@pytest.fixture
+def in_torch(monkeypatch):
+    """Decoding on the CPU by the operations of a GPU."""
+    monkeypatch.setattr(dcar.decoding.readers, "cpu_backend", lambda dtype: Backend())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_captured_step_speaks_as_the_cpu(name, monkeypatch):
+    """Captured once for each shape and replayed; rows are replaced, batches shrink."""
+    model, methods = every_method()
+    expected = {key: records(decode(model, PROMPTS, methods[name], sampling, seed=3, batch_size=3))
+                for key, sampling in SAMPLINGS.items()}
+    with fake_gpu.fake_gpu(monkeypatch) as device:
+        model, methods = every_method(device)
+        for key, sampling in SAMPLINGS.items():
+            results = decode(model, PROMPTS, methods[name], sampling, seed=3, batch_size=3)
+            assert records(results) == expected[key], key
+        assert len(fake_gpu.replays) > len(SAMPLINGS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_compiles_as_a_whole(name, in_torch):
+    """`fullgraph=True` raises at a graph break. Inductor is tested below: here tracing is."""
+    model, methods = every_method()
+    sampling = SAMPLINGS["top-k"]
+    expected = records(decode(model, PROMPTS, methods[name], sampling, seed=3, batch_size=3))
+    torch._dynamo.reset()
+    engine = Engine(model, methods[name], sampling, 3, compile=True)
+    engine._step = torch.compile(step, fullgraph=True, backend="eager")
+    assert records(engine.decode(PROMPTS, seed=3)) == expected
+
+
+VIEWS = ("view", "expand", "slice.", "select.", "unsqueeze", "squeeze", "transpose", "aten.t.", "alias", "detach", "mT",
+         "permute", "as_strided", "split", "unbind", "flatten", "reshape")
+READS = ("_local_scalar_dense", "nonzero", "masked_select", "item", "equal.default", "is_nonzero")
+
+
+class Count(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels, self.reads = 0, collections.Counter[str]()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func)
+        self.kernels += not any(view in name for view in VIEWS)
+        if any(read in name for read in READS):
+            self.reads[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def medium() -> tuple[Models, SamplingConfig, list[Prompt]]:
+    """A decoder of seven heads, two policies and a draft model; one utterance of 84 tokens."""
+    torch.manual_seed(0)
+    model = CARDecoder(CARConfig(
+        text_vocab_size=64, speech_vocab_size=256, hidden_size=64, num_layers=2, num_attention_heads=2, ffn_size=128,
+        num_prediction_heads=7, bos=True)).eval()
+    policies = {"before": ChunkPolicy(ChunkPolicyConfig(64, 7, 64, num_attention_heads=2)).eval(),
+                "after": ChunkPolicy(ChunkPolicyConfig(64, 7, reads="candidates")).eval()}
+    prompt = Prompt("x", tuple(range(1, 21)), tuple(range(10)))
+    return Models(model, policies=policies), SamplingConfig(temperature=0.9, max_tokens=84), [prompt]
+
+
+MOST = {"car-1": 27, "car-7": 44, "dcar@before": 54, "dcar@after": 66, "sd": 93, "ssd-0.4": 98, "pcg-0.42": 265}
+"""Kernels of a round outside the passes of decoder and policy, before anything is compiled."""
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_kernels_and_host_reads_of_a_round(name, in_torch, monkeypatch):
+    """On a GPU every kernel costs 2 to 6 microseconds, and a host read a wait."""
+    models, sampling, prompts = medium()
+    (entry,) = make_methods([name], models, sampling)
+    engine = Engine(entry.decoder, entry.method, sampling)
+    engine.exact = False  # shapes as on a GPU
+    engine.decode(prompts)
+    count, inside, rounds = Count(), 0, 0
+
+    def read(of: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            before = count.kernels
+            out = of(*args, **kwargs)
+            inside += count.kernels - before
+            return out
+        return counted
+
+    def one(state, method) -> None:
+        nonlocal rounds
+        rounds += 1
+        with count:
+            step(state, method)
+
+    assert engine._state is not None
+    for reader in (engine.reader, engine._state.shared.get("policy")):
+        if reader is not None:
+            monkeypatch.setattr(reader, "read", read(reader.read))
+    engine._step = one
+    engine.decode(prompts)
+    assert not count.reads
+    assert (count.kernels - inside) / rounds <= MOST[name]
+
+
+@contextmanager
+def generated_code(into: list[str]):
+    """Collect the code that Inductor generates."""
+    from torch._inductor.graph import GraphLowering
+
+    before = GraphLowering.save_output_code
+    GraphLowering.save_output_code = into.append  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        GraphLowering.save_output_code = before
+
+
+def compiled_kernels(name: str, layers: int) -> int:
+    """Kernels of a whole compiled round: those that Inductor generated, and those of libraries."""
+    import re
+
+    models, sampling, prompts = medium()
+    config = models.decoder.config
+    torch.manual_seed(0)
+    model = CARDecoder(CARConfig(**{**vars(config), "num_layers": layers})).eval()
+    (entry,) = make_methods([name], Models(model, policies=models.policies), sampling)
+    expected = decode(model, prompts, entry.method, sampling)[0].tokens
+    torch._dynamo.reset()
+    code: list[str] = []
+    with generated_code(code):
+        assert Engine(model, entry.method, sampling, compile=True).decode(prompts)[0].tokens == expected
+    body = code[-1][code[-1].index("def call("):]
+    return len(re.findall(r"cpp_fused_\w+\(|extern_kernels\.\w+\(|torch\.ops\.aten\.[\w.]+\(", body))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "outside"), [("car-1", 10), ("car-7", 16), ("dcar@after", 16), ("sd", 25),
+                                               ("pcg-0.42", 32)])
+def test_kernels_of_a_compiled_round(name, outside, in_torch):
+    """At most nine a layer, and few outside of the layers."""
+    two, three = compiled_kernels(name, 2), compiled_kernels(name, 3)
+    assert three - two <= 9
+    assert two - 2 * (three - two) <= outside

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,12 +35,11 @@ COLUMN_BLOCK = 128
 """With fixed shapes attention reads a multiple of so many columns: one graph for each multiple."""
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """New tokens of an utterance, by its index (member g of prompt i is i × group_size + g); `result` once it is
     complete."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     tokens: list[int]
     result: DecodeResult | None = None
 

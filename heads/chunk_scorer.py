@@ -14,8 +14,8 @@ verification by the decoder costs a pass. It is not from the papers on CAR and D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,22 +94,40 @@ class ChunkScorer(Checkpoint):
         main = left[:, :size] * scales[:size]
         self.embedding.weight[:, :size] = main / main.std()
 
-    def forward(self, hidden: Tensor, tokens: Tensor, candidates: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, tokens: Tensor, candidates: Tensor,
+                recurrent: Sequence[Tensor] | None = None) -> Tensor:
         """What each token adds to the log-ratio of its chunk: hidden [B, D] before the chunk, tokens [B, n] with n ≤ K,
-        candidates [B, n, 3] (`candidate_features`) -> [B, n] nats; r_a is the sum of the first a. Tokens behind the end
-        of speech add nothing."""
+        candidates [B, n, 3] (`candidate_features`) -> [B, n] nats; r_a is the sum of the first a. Tokens after the end
+        of speech add nothing. `recurrent`: the weights of the recurrent layer, for `torch.compile`, which knows no such
+        layers."""
         n = tokens.shape[1]
         inputs = torch.cat((self.embedding(tokens), candidates.to(self.offset.dtype)), -1)
         hidden = hidden.to(self.offset.dtype)
-        with ieee_products(hidden.device):
+        weights = recurrent if torch.compiler.is_compiling() else None
+        with ieee_products(hidden.device) if weights is None else nullcontext():  # compiled: as the process is set to
             x = nn.functional.silu(self.token(inputs) + self.state(hidden).unsqueeze(1) + self.offset[:n])
-            y, _ = self.layer(x, torch.tanh(self.start(hidden)).unsqueeze(0))
+            start = torch.tanh(self.start(hidden))
+            y = self.layer(x, start.unsqueeze(0))[0] if weights is None else unrolled(weights, x, start)
             added = self.output(nn.functional.silu(self.inner(y))).squeeze(-1)
         return added * before_end(tokens, self.config.vocab_size - 1)
 
     def check_base(self, checksum: str) -> None:
         """CheckpointError if it was trained for a decoder with another checksum."""
         check_trained_for(self.config.base_checksum, checksum, "chunk_scorer", "dcar train-chunk-scorer")
+
+
+def unrolled(weights: Sequence[Tensor], x: Tensor, state: Tensor) -> Tensor:
+    """What a GRU of one layer computes with these weights (`all_weights`), in plain operators: x [B, n, width], state
+    [B, width] -> [B, n, width]."""
+    of_input, of_state, input_bias, state_bias = weights
+    states = []
+    for given in nn.functional.linear(x, of_input, input_bias).unbind(1):
+        reset, update, new = given.chunk(3, -1)
+        of_reset, of_update, of_new = nn.functional.linear(state, of_state, state_bias).chunk(3, -1)
+        gate = torch.sigmoid(update + of_update)
+        state = torch.lerp(torch.tanh(new + torch.sigmoid(reset + of_reset) * of_new), state, gate)
+        states.append(state)
+    return torch.stack(states, 1)
 
 
 def before_end(tokens: Tensor, eos: int) -> Tensor:

@@ -6,6 +6,7 @@ A reader gets its backend once, when it is made (dcar/decoding/readers.py); noth
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -51,7 +52,7 @@ class Backend:
 
     def chunk_scorer(self, chunk_scorer: ChunkScorer) -> LogRatios:
         """Prepare a chunk scorer with its present weights."""
-        return chunk_scorer
+        return partial(chunk_scorer, recurrent=chunk_scorer.layer.all_weights[0])
 
     def probs(self, logits: Tensor, sampling: SamplingConfig, forbidden: Tensor | None, eos: int,
               history: Tensor | None = None) -> Tensor:

@@ -57,7 +57,7 @@ class BatchState:
         self.prompt_lengths, self.passes, self.draft_passes, self.zeros = (whole() for _ in range(4))
         self.remaining = whole()  # tokens that may still be emitted: 0 in a row that is finished, or holds no utterance
         self.alive = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.highest = whole(len(self.offsets))  # ids drawn so far; above EOS: there was no distribution
+        self.highest = whole()  # ids drawn so far; above EOS: there was no distribution
         self.draft_tokens, self.draft_counts = whole(draft_length), whole()
         self.draft_probs = torch.zeros(rows, draft_length if keeps_probs else 0, ids, device=device)
         # hidden states of the last pending token (until the first pass: of the prompt) and the drafted ones
@@ -131,7 +131,7 @@ class BatchState:
     def facts(self, n: int) -> Tensor:
         """What the host asks of the first n rows [4, n]: highest id drawn, tokens emitted, tokens left, speech
         positions."""
-        return torch.stack((self.highest[:n].amax(1), self.generated[:n], self.remaining[:n], self.cache.lengths[:n]))
+        return torch.stack((self.highest[:n], self.generated[:n], self.remaining[:n], self.cache.lengths[:n]))
 
     def move(self, source: int, target: int) -> None:
         """Copy row `source` to row `target`."""
@@ -199,11 +199,8 @@ class BatchState:
     def checked(self, tokens: Tensor) -> Tensor:
         """Note whether all tokens [B, …] that were drawn are ids; return ids. A row in which one is not is an error
         when the host next looks."""
-        places = tokens[:, None] if tokens.dim() == 1 else tokens.flatten(1)
-        if places.shape[1] > self.highest.shape[1]:
-            places = places.amax(1, keepdim=True)
-        noted = self.highest[:, : places.shape[1]]
-        torch.maximum(noted, places, out=noted)
+        highest = tokens if tokens.dim() == 1 else tokens.flatten(1).amax(1)
+        torch.maximum(self.highest, highest, out=self.highest)
         return tokens.clamp(max=self.eos)
 
     def uniform(self, stream: str, positions: Tensor) -> Tensor:

@@ -176,7 +176,7 @@ def read(state: BatchState, method: Method, tokens: Tensor, counts: Tensor, draf
         state.states[:, : hidden.shape[1]].copy_(hidden)
     else:
         last = (counts - 1).clamp(min=0)
-        torch.gather(hidden, 1, last[:, None, None].expand(-1, 1, hidden.shape[2]), out=state.states)
+        state.states.copy_(hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2])))
     if state.hidden is not None:
         record(state.hidden, state.cache.lengths, hidden)
     method.observe(state, hidden, counts, real)

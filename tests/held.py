@@ -84,13 +84,14 @@ def hold(case: Case, samplings: dict[str, SamplingConfig], ways: list[dict[str, 
     return spoken
 
 
-def check(result: Any, wanted: Spoken, rounding: float, where: str) -> None:
+def check(result: Any, wanted: Any, rounding: float, where: str = "") -> None:
+    """AssertionError if a result is not that of the oracle, or another result."""
     for name in RECORDS:
         assert getattr(result, name) == getattr(wanted, name), f"{where}: {name}"
     for name in ("hidden", "candidates"):
         got, exact = getattr(result, name), getattr(wanted, name)
         assert (got is None) == (exact is None) or result.method.startswith("vadusa"), f"{where}: {name}"
         if got is not None:
-            torch.testing.assert_close(got.double(), exact, rtol=rounding, atol=rounding, msg=f"{where}: {name}")
-    log_probs = [x for x in result.action_log_probs if x is not None]
-    assert log_probs == pytest.approx(wanted.action_log_probs, abs=10 * rounding), where
+            torch.testing.assert_close(got.double().cpu(), exact.double(), rtol=rounding, atol=rounding,
+                                       msg=lambda text, name=name: f"{where}: {name}: {text}")
+    assert result.action_log_probs == pytest.approx(wanted.action_log_probs, abs=10 * rounding), where

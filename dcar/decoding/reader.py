@@ -107,8 +107,8 @@ class CARReader(Reader):
     @torch.no_grad()
     def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor,
                 prompt_lengths: Tensor) -> tuple[KVCache, Tensor]:
-        (rows, text), prompt = text_ids.shape, prompt_ids.shape[1]
-        cache = self.new_cache(rows, text, prompt)
+        rows, prompt = prompt_ids.shape
+        cache = self.new_cache(rows, self.text_room(text_ids.shape[1]), prompt)
         cache.prefix_lengths = text_lengths
         # With BOS the target's own positions start at 0 (BOS), so that the alignment does not depend on the prompt.
         cache.origin = prompt_lengths - 1 if self.config.bos else torch.zeros_like(prompt_lengths)

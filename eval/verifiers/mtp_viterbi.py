@@ -152,7 +152,8 @@ class MTPViterbi(Method):
 
     def keep(self, state: BatchState) -> Kept:
         probs = state.probs(state.heads(state.last_hidden, self.heads), state.next_positions(self.heads))
-        tokens, _ = choose(probs, likeliest(probs, self.k)[1], state.shared["transitions"])
+        tokens, score = choose(probs, likeliest(probs, self.k)[1], state.shared["transitions"])
+        tokens = state.checked(torch.where(score.isfinite()[:, None], tokens, state.eos + 1))  # NaN: no distribution
         return Kept(tokens, state.own["size"], actions=state.own["size"])
 
 

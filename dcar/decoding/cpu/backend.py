@@ -68,7 +68,8 @@ class CPUBackend(Backend):
         return logits
 
     def chunk_scorer(self, chunk_scorer: ChunkScorer) -> LogRatios:
-        return native_chunk_scorer(self.native, chunk_scorer) or chunk_scorer
+        native = kernels(torch.float32)  # as the chunk scorer is, of a decoder of any dtype
+        return (native and native_chunk_scorer(native, chunk_scorer)) or chunk_scorer
 
     def probs(self, logits: Tensor, sampling: SamplingConfig, forbidden: Tensor | None, eos: int,
               history: Tensor | None = None) -> Tensor:

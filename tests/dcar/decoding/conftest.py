@@ -1,11 +1,15 @@
-"""Kernels as they are compiled for this processor, and as for others; a GPU or its stand-in."""
+"""Kernels as they are compiled for this processor, and for others; a GPU or its stand-in."""
+
+import os
 
 import fake_gpu
 import pytest
 import torch
-from dcar.decoding.cpu.native import Kernels
-from ways import FLAGS
 
+from dcar.decoding.cpu.native import Kernels
+
+# compiler flags: for this processor, and for one without AVX-512
+FLAGS: list[tuple[str, ...]] = [(), ("-mno-avx512f",)] if os.uname().machine == "x86_64" else [()]
 VARIANTS = [(torch.float32, FLAGS[0]), (torch.bfloat16, FLAGS[0]), (torch.bfloat16, ("-DPORTABLE",))]
 for flags in FLAGS[1:]:
     VARIANTS += [(torch.float32, flags), (torch.bfloat16, (*flags, "-DPORTABLE"))]

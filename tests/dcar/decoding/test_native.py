@@ -1,8 +1,7 @@
-"""Decoding steps in C: products, stacks of layers and heads equal PyTorch's, no row depends on the others, and large
-weights stand in memory once."""
+"""Decoding steps in C: products and stacks of layers equal PyTorch's, no row depends on the others; how the kernels are
+compiled and kept."""
 
 import copy
-import gc
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -10,19 +9,14 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from dcar.decoding.engine.run import engine_for
-from dcar.decoding.fast.columns import Columns, RotaryCache, additive
-from dcar.decoding.fast.cpu import native as module
-from dcar.decoding.fast.cpu.native import Kernels, NativeError, kernels
-from dcar.decoding.fast.passes import FastDecoder
-from dcar.decoding.fast.stack import affine
-from tiny_decoders import tiny_decoder
 
-from dcar.decoding import ChunkMethod, FixedChunk, decode
-from dcar.sampling import SamplingConfig
+from dcar.decoding.backend import Backend
+from dcar.decoding.columns import CausalMask, Columns, RotaryCache, additive, columns_of
+from dcar.decoding.cpu import native as module
+from dcar.decoding.cpu.backend import cpu_backend
+from dcar.decoding.cpu.native import Kernels, NativeError, kernels
+from dcar.decoding.stack import Stack
 from heads.layers import KVCache, RotaryTable, TransformerLayer
-
-SAMPLING = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=6)
 
 
 def close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -64,8 +58,7 @@ class Case:
         self.cache = KVCache(2, rows, heads, self.ROOM, size, prefix=self.PREFIX,
                              prefix_lengths=torch.tensor([7, 5, 0]), dtype=own.dtype)
         self.cache.kv.normal_()
-        self.cache.lengths = torch.tensor(self.PAST)
-        self.cache.tighten()
+        self.cache.lengths, self.cache.longest = torch.tensor(self.PAST), max(self.PAST)
         self.table, self.new = RotaryTable(size), new
         position = self.cache.lengths[:, None] + torch.arange(new)
         self.angle = position.view(-1) - 3
@@ -74,18 +67,15 @@ class Case:
         self.x = torch.randn(rows * new, 24 if ends else width).to(own.dtype)
         self.stack = own.stack(self.layers, self.last, self.first)
 
-    def reference(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """States [N, …] and the cache behind them, by heads/layers.py in float32."""
-        cache, x = self.cache.over(self.cache.kv.float()), self.x.float().view(len(self.PAST), self.new, -1)
+    def reference(self, tree: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """States [N, …] and the cache after them, in PyTorch and float32."""
         first, layers, last = (copy.deepcopy(torch.nn.ModuleList(m)).float()
                                for m in (self.first, self.layers, self.last))
-        for part in first:
-            x = part(x)
-        for i, layer in enumerate(layers):
-            x = layer(x, self.table(self.angle.view(len(self.PAST), -1)), mask, cache, i)
-        for part in last:
-            x = part(x)
-        return x.flatten(0, 1), cache.kv
+        cache, cpu = self.cache.over(self.cache.kv.float()), torch.device("cpu")
+        rotary = RotaryCache(self.table, cpu, torch.float32)
+        rotary.cover(-10, 100)
+        columns = columns_of(cache, self.new, CausalMask(cpu, torch.float32), tree=tree)
+        return Stack(list(layers), list(last), list(first)).read(self.x.float(), rotary, self.angle, columns), cache.kv
 
     def own(self, which: torch.Tensor | None = None, mask: torch.Tensor | None = None, kept: torch.Tensor | None = None,
             ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,7 +104,7 @@ def near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
 def test_stacks_of_layers(own, shape):
     """Ragged rows, text that is padded in the middle, head widths that fill no vector."""
     case = Case(own, **shape)
-    wanted, kv = case.reference(case.cache.mask(case.new))
+    wanted, kv = case.reference()
     got, own_kv = case.own()
     assert got.dtype == own.dtype and near(got, wanted)
     assert near(own_kv, kv)  # what was written, and nothing else
@@ -137,7 +127,7 @@ def test_trees_in_a_stack(own):
     tree = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool().expand(3, -1, -1)
     seen = case.cache.mask(4, tree)
     got, _ = case.own(mask=additive(seen, own.dtype))
-    assert near(got, case.reference(seen)[0])
+    assert near(got, case.reference(tree)[0])
 
 
 def test_threads_share_a_stack(own, monkeypatch):
@@ -210,75 +200,6 @@ def test_onednn_goes_on_as_if_nothing_had_happened():
         assert torch.equal(F.linear(x, weight), wanted)
 
 
-def test_weights_are_held_once(prompts, monkeypatch):
-    """Weights and KV at most 1.2 times, for an engine and for fast passes beside their model, whose
-    weights are large, as most bytes of a model are."""
-    def alive() -> list[torch.Tensor]:
-        gc.collect()
-        found = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
-        return [t for t in found if t.layout == torch.strided and t.device.type == "cpu"]
-
-    others = alive()  # of other tests; they stay alive with this list
-
-    def held() -> int:
-        known = {id(t) for t in others}
-        storages = [t.untyped_storage() for t in alive() if id(t) not in known]
-        return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
-
-    model = tiny_decoder(hidden_size=256, ffn_size=2048, num_layers=3)
-    monkeypatch.setattr("dcar.decoding.fast.cpu.native.LARGE", 1 << 16)
-    for rotary in (model.speech_rotary, model.text_rotary):
-        rotary.table(torch.device("cpu"))  # a constant, made at the first use anyhow
-    weights = sum(p.nbytes for p in model.parameters())
-    constant = held() - weights
-    engine = engine_for(model, prompts[:1], SAMPLING, batch=1)
-    engine.decode(prompts[:1], ChunkMethod(FixedChunk(3)), SAMPLING)
-    assert held() - constant <= 1.2 * (weights + engine.cache.kv.nbytes)
-    cache, engine = engine.cache.kv.nbytes, None
-    fast = FastDecoder(model)
-    decode(fast, prompts[:1], ChunkMethod(FixedChunk(3)), SAMPLING)
-    assert held() - constant <= 1.2 * (weights + cache)
-
-
-def test_engine_and_loop_in_bfloat16(prompts):
-    """As far as they speak the same tokens, their states differ from float32's by bfloat16 rounding."""
-    exact = tiny_decoder().eval()
-    model = copy.deepcopy(exact).to(torch.bfloat16)
-    sampling = SamplingConfig(max_tokens=12, min_tokens=12, top_k=1, max_tokens_per_text_unit=6)
-    method = ChunkMethod(FixedChunk(4))
-    expected = decode(exact, prompts, method, sampling, record_hidden=True)
-    engine = engine_for(model, prompts, sampling, batch=3)
-    for results in (decode(model, prompts, method, sampling, record_hidden=True),
-                    decode(FastDecoder(model), prompts, method, sampling, record_hidden=True),
-                    engine.decode(prompts, method, sampling, record_hidden=True)):
-        compared = 0
-        for got, wanted in zip(results, expected, strict=True):
-            same = 0
-            while same < len(wanted.tokens) and got.tokens[same] == wanted.tokens[same]:
-                same += 1
-            states = len(wanted.hidden) - len(wanted.tokens) + same  # those that have read equal tokens
-            assert (got.hidden[:states].float() - wanted.hidden[:states]).abs().max() < 0.1
-            compared += states
-        assert compared > 20
-
-
-def test_layers_use_the_kernels(monkeypatch):
-    """Few rows go there, many do not; weights that lie otherwise, and other devices, never."""
-    calls = []
-    monkeypatch.setattr(module.NativeLinear, "__call__", lambda self, x: calls.append(len(x)) or x.new_zeros(len(x), 1))
-    monkeypatch.setattr("dcar.decoding.fast.cpu.native.LARGE", 1)
-    layer, most = torch.nn.Linear(64, 64), kernels(torch.float32).rows
-    product = affine(layer)
-    for rows in (1, most, most + 1):
-        product(torch.ones(rows, 64))
-    assert calls == [1, most]
-    affine(layer, native=False)(torch.ones(1, 64))
-    layer.weight.data = layer.weight.data.t().contiguous().t()
-    affine(layer)(torch.ones(1, 64))
-    affine(torch.nn.Linear(64, 64, device="meta"))(torch.ones(1, 64, device="meta"))
-    assert calls == [1, most]
-
-
 @pytest.fixture()
 def fresh(tmp_path, monkeypatch):
     """An empty cache, and a small source: these tests are of the cache, not of what is in it."""
@@ -290,14 +211,12 @@ def fresh(tmp_path, monkeypatch):
     kernels.cache_clear()
 
 
-def test_without_a_compiler_pytorch_multiplies_and_the_log_says_so(fresh, monkeypatch, caplog):
+def test_without_a_compiler_pytorch_computes_and_the_log_says_so(fresh, monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
     assert kernels(torch.float32) is None
     assert "no C compiler" in caplog.text and "install one" in caplog.text
-    monkeypatch.setattr("dcar.decoding.fast.cpu.native.LARGE", 1)
-    layer, x = torch.nn.Linear(8, 8), torch.ones(2, 8)
-    assert torch.equal(affine(layer)(x), layer(x))
+    assert type(cpu_backend(torch.float32)) is Backend
 
 
 def test_a_compiler_that_fails_is_quoted(fresh, monkeypatch):

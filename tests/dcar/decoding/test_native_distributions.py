@@ -3,12 +3,10 @@ has no distribution."""
 
 import pytest
 import torch
-from dcar.decoding.fast import distributions as module
-from dcar.decoding.fast.cpu.native import Kernels
-from dcar.decoding.fast.distributions import MOST_KEPT, kernels_of, native_draw
-from dcar.decoding.fast.policy import FusedDecision, FusedPolicy
-from ways import FLAGS
 
+from dcar.decoding.cpu.backend import MOST_KEPT, CPUBackend
+from dcar.decoding.cpu.native import Kernels
+from dcar.decoding.policy import PolicyReader
 from dcar.sampling import SamplingConfig, sample_several, warp
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
@@ -32,22 +30,27 @@ def given(seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor
     return logits, forbidden, u
 
 
+def draw(own: Kernels, *what) -> torch.Tensor | None:
+    """Probabilities, or tokens with numbers, by the kernels; None where they leave it to the reference."""
+    return CPUBackend(own)._draw(*what)
+
+
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("config", SAMPLINGS, ids=lambda c: f"{c.temperature}-{c.top_k}")
 def test_distributions_and_draws_are_those_of_the_reference(own32, config, ties):
     logits, forbidden, u = given(ties=ties)
     for where in (None, forbidden):
-        probs, wanted = native_draw(own32, logits, config, where, EOS), warp(logits, config, where, EOS)
+        probs, wanted = draw(own32, logits, config, where, EOS), warp(logits, config, where, EOS)
         assert probs is not None and probs.shape == wanted.shape
         assert torch.allclose(probs, wanted, atol=1e-6, rtol=1e-6)
         assert not bool(((probs > 0) != (wanted > 0))[wanted > 1e-30].any())  # the same ids are kept, also among equals
-        assert torch.equal(native_draw(own32, logits, config, where, EOS, u), sample_several(wanted, u))
+        assert torch.equal(draw(own32, logits, config, where, EOS, u), sample_several(wanted, u))
 
 
 @pytest.mark.parametrize("config", SAMPLINGS, ids=lambda c: f"{c.temperature}-{c.top_k}")
 def test_the_last_number_draws_one_of_the_last_ids_with_mass(own32, config):
     logits, forbidden, u = given()
-    token = native_draw(own32, logits, config, forbidden, EOS, torch.full_like(u, 1 - 2**-53))[..., :1]
+    token = draw(own32, logits, config, forbidden, EOS, torch.full_like(u, 1 - 2**-53))[..., :1]
     probs = warp(logits, config, forbidden, EOS).double()
     behind = probs.flip(-1).cumsum(-1).flip(-1) - probs
     assert bool((probs.gather(-1, token) > 0).all()) and behind.gather(-1, token).max() < 1e-14
@@ -58,7 +61,7 @@ def test_draws_have_the_distribution(own32):
     config = SamplingConfig(0.7, 10)
     logits = 2 * torch.randn(1, IDS, generator=torch.Generator().manual_seed(3))
     u = torch.rand(1, 40_000, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    count = native_draw(own32, logits, config, None, EOS, u)[0].bincount(minlength=IDS)
+    count = draw(own32, logits, config, None, EOS, u)[0].bincount(minlength=IDS)
     expected = 40_000 * warp(logits, config)[0]
     kept = expected > 0
     assert kept.sum() == 10 and count[~kept].sum() == 0
@@ -69,15 +72,15 @@ def test_draws_have_the_distribution(own32):
                          ids=lambda c: f"{c.temperature}-{c.top_k}")
 def test_a_row_does_not_depend_on_its_company(own32, config, monkeypatch):
     logits, forbidden, u = given()
-    together = [native_draw(own32, logits, config, forbidden, EOS),
-                native_draw(own32, logits, config, forbidden, EOS, u)]
+    together = [draw(own32, logits, config, forbidden, EOS),
+                draw(own32, logits, config, forbidden, EOS, u)]
     for b in range(3):
         one, banned = logits[b : b + 1], forbidden[b : b + 1]
-        assert torch.equal(native_draw(own32, one, config, banned, EOS)[0], together[0][b])
-        assert torch.equal(native_draw(own32, one, config, banned, EOS, u[b : b + 1])[0], together[1][b])
+        assert torch.equal(draw(own32, one, config, banned, EOS)[0], together[0][b])
+        assert torch.equal(draw(own32, one, config, banned, EOS, u[b : b + 1])[0], together[1][b])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     many = logits.repeat(8, 1, 1), forbidden.repeat(8, 1), u.repeat(8, 1, 1)  # more than stays on one thread
-    assert torch.equal(native_draw(own32, many[0], config, many[1], EOS, many[2])[-3:], together[1])
+    assert torch.equal(draw(own32, many[0], config, many[1], EOS, many[2])[-3:], together[1])
 
 
 def test_distributions_of_bfloat16():
@@ -85,8 +88,8 @@ def test_distributions_of_bfloat16():
     logits = logits.bfloat16()  # which has many equals
     for config in SAMPLINGS[6:12]:
         wanted = warp(logits, config, forbidden, EOS)
-        assert torch.allclose(native_draw(own, logits, config, forbidden, EOS), wanted, atol=1e-6, rtol=1e-6)
-        assert torch.equal(native_draw(own, logits, config, forbidden, EOS, u), sample_several(wanted, u))
+        assert torch.allclose(draw(own, logits, config, forbidden, EOS), wanted, atol=1e-6, rtol=1e-6)
+        assert torch.equal(draw(own, logits, config, forbidden, EOS, u), sample_several(wanted, u))
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
@@ -94,13 +97,13 @@ def test_a_row_without_a_distribution_is_left_to_the_reference(own32, wrong, mon
     logits, _, u = given()
     logits[1, 3, 7] = wrong
     config = SamplingConfig(0.4, 10)
-    assert native_draw(own32, logits, config, None, EOS) is None
-    assert native_draw(own32, logits, config, None, EOS, u) is None
-    monkeypatch.setattr(module, "kernels", lambda dtype: own32)
-    drawn, probs = module.tokens_of(logits, u, config, None, EOS)
-    assert probs is not None and not probs[1, 3].sum() > 0 and torch.equal(drawn, sample_several(probs, u))
-    assert torch.equal(module.probs_of(logits, config, None, EOS).isnan(), probs.isnan())
-    policy = policy_of(4, 16)
+    assert draw(own32, logits, config, None, EOS) is None
+    assert draw(own32, logits, config, None, EOS, u) is None
+    backend, wanted = CPUBackend(own32), sample_several(warp(logits, config), u)
+    drawn, valid = backend.tokens(logits, u, config, None, EOS)
+    assert not valid and torch.equal(drawn, wanted) and (drawn[1, 3] > EOS).all()
+    assert backend.probs(logits, config, None, EOS)[1, 3].isnan().any()
+    policy = policy_of(backend, 4, 16)
     hidden = torch.randn(3, SIZE)
     assert policy.decide(hidden, logits, u, config, None, EOS, 0.0) is None
     logits[1, 3, 7] = 0.0
@@ -111,38 +114,36 @@ def test_a_row_without_a_distribution_is_left_to_the_reference(own32, wrong, mon
 
 @pytest.mark.parametrize("config", [SamplingConfig(1.0, 0, 0.9), SamplingConfig(1.0, MOST_KEPT + 1),
                                     SamplingConfig(1.0, repetition_window=10)], ids=["top-p", "top-k", "window"])
-def test_samplings_that_are_left_to_the_reference(config):
-    logits, forbidden, _ = given()
-    assert kernels_of(logits, config) is None
+def test_samplings_that_are_left_to_the_reference(own32, config):
+    logits, forbidden, u = given()
+    assert draw(own32, logits, config, forbidden, EOS, u) is None
     history = torch.full((3, 16, 10), -1)
-    assert torch.equal(module.probs_of(logits, config, forbidden, EOS, history),
+    assert torch.equal(CPUBackend(own32).probs(logits, config, forbidden, EOS, history),
                        warp(logits, config, forbidden, EOS, history))
-    assert kernels_of(logits[..., :MOST_KEPT], SamplingConfig(1.0, MOST_KEPT + 1)) is not None  # all are kept
+    few = logits[:1, ..., :MOST_KEPT].contiguous()
+    assert draw(own32, few, SamplingConfig(1.0, MOST_KEPT + 1), None, 0) is not None  # all are kept
 
 
 SIZE = 24
 
 
-def policy_of(several: int, reach: int) -> FusedPolicy:
+def policy_of(backend: CPUBackend, several: int, reach: int) -> PolicyReader:
     """Several candidates need a chunk scorer, which is float32 beside a decoder of any type."""
     torch.manual_seed(several)
     scorer = dict(chunk_scorer_width=16, chunk_scorer_embedding=8, chunk_scorer_ids=IDS) if several > 1 else {}
     policy = ChunkPolicy(ChunkPolicyConfig(SIZE, 16, reads="candidates", sizes=tuple(range(3, reach + 1)), **scorer))
     torch.nn.init.normal_(policy.scores.linear.weight, std=0.2)
-    return FusedPolicy(policy.eval(), torch.device("cpu"), torch.float32)
+    return PolicyReader(policy.eval(), backend, torch.device("cpu"), torch.float32)
 
 
-@pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: " ".join(flags) or "native")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("several", "reach", "dial"), [(1, 16, 0.0), (4, 16, -0.7), (3, 9, 0.0)])
-def test_a_decision_is_that_of_the_reference(flags, dtype, several, reach, dial, monkeypatch):
-    monkeypatch.setattr(module, "kernels", lambda dtype: Kernels(dtype, flags))
+def test_a_decision_is_that_of_the_reference(own, several, reach, dial):
     logits, forbidden, u = given()
-    logits, forbidden, u = logits[:, :reach].to(dtype), forbidden[:, :reach], u[:, :reach, :several]
+    logits, forbidden, u = logits[:, :reach].to(own.dtype), forbidden[:, :reach], u[:, :reach, :several]
     logits[0, 1, 1:] = -torch.inf  # one token alone: no entropy
     u[1, 4:6] = 0.5  # the same token in all candidates
-    hidden, fused = torch.randn(3, SIZE).to(dtype), policy_of(several, reach)
-    policy = fused.source
+    hidden, fused = torch.randn(3, SIZE).to(own.dtype), policy_of(CPUBackend(own), several, reach)
+    policy = fused.policy
     for config in (SamplingConfig(1.0), SamplingConfig(0.4, 10), SamplingConfig(0.0)):
         for where in (None, forbidden):
             made = fused.decide(hidden, logits, u, config, where, EOS, dial)
@@ -156,14 +157,13 @@ def test_a_decision_is_that_of_the_reference(flags, dtype, several, reach, dial,
             assert torch.equal(possible[0].view(several, 16).any(0), ~policy.unused)
             assert torch.allclose(made.log_probs[possible], wanted[possible], atol=1e-4)
             assert bool((made.log_probs[~possible] < -1e8).all())
+            sizes, taken, chosen = made.likeliest
             best = made.log_probs.argmax(-1)
-            assert torch.equal(made.chosen * 16 + made.sizes - 1, best)
-            assert torch.equal(made.best_log_probs, made.log_probs.gather(1, best[:, None])[:, 0])
-            assert torch.equal(made.best_tokens, tokens[torch.arange(3), made.chosen][:, : int(made.sizes.max())])
-            one = FusedDecision(*(t[1:2] for t in made))  # a row does not depend on its company
+            assert torch.equal(chosen * 16 + sizes - 1, best)
+            assert torch.equal(taken, made.log_probs.gather(1, best[:, None])[:, 0])
             alone = fused.decide(hidden[1:2], logits[1:2], u[1:2], config, None if where is None else where[1:2], EOS,
-                                 dial)
-            assert torch.equal(alone.best_tokens, one.best_tokens[:, : int(one.sizes)])
-            assert all(torch.equal(a, b) for a, b in zip(alone[:-1], one[:-1], strict=True))
+                                 dial)  # a row does not depend on its company
+            for one, many in zip((*alone[:3], *alone.likeliest), (*made[:3], *made.likeliest), strict=True):
+                assert torch.equal(one, many[1:2])
     with pytest.raises(ValueError, match="do not fit"):
         fused.decide(hidden, logits[:, 1:], u[:, 1:], config, None, EOS, dial)

@@ -2,50 +2,13 @@
 
 import oracle
 import pytest
-import torch
-from held import HOW, REPETITION, SAMPLINGS, hold, target
+from held import HOW, REPETITION, SAMPLINGS, hold
 from tiny_decoders import policy_of
+from tiny_methods import best_of, by_policy, candidates_policy, ruled, scored
 
-from dcar.decoding import BestOfChunk, ChunkMethod, EndOnConfident, FixedChunk, PolicyChunk, RandomChunk, ShuffledChunk
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from dcar.decoding import EndOnConfident, FixedChunk, RandomChunk
 
 FORCED = {"a": [2, 0, 3], "c#2": [4, 1, 1]}
-
-
-def candidates_policy(scored: bool = False, **changes) -> ChunkPolicy:
-    torch.manual_seed(1)
-    scorer = dict(chunk_scorer_width=8, chunk_scorer_embedding=4, chunk_scorer_ids=13) if scored else {}
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, reads="candidates", **scorer, **changes)).eval()
-    torch.nn.init.normal_(policy.scores.linear.weight, std=0.1)
-    policy.scores.linear.weight.data[:, 9:] = 0.0  # tokens decide, not lengths
-    if scored:
-        torch.nn.init.normal_(policy.chunk_scorer.output.weight, std=8.0)  # so that draws differ by much
-    return policy
-
-
-def ruled(schedule, rule):
-    return lambda read: (read(target()), ChunkMethod(schedule), rule)
-
-
-def by_policy(make, mode="greedy", shuffle=False, **how):
-    """A policy's case; `how` as for `PolicyChunk`."""
-    def case(read):
-        policy = read(make())
-        schedule = PolicyChunk(policy, mode, **how)
-        rule = oracle.policy(policy, mode, several=how.get("num_candidates", 1), dial=how.get("dial", 0.0),
-                             forced=how.get("forced"))
-        return (read(target()), ChunkMethod(ShuffledChunk(schedule) if shuffle else schedule),
-                oracle.shuffled(rule) if shuffle else rule)
-    return case
-
-
-def best_of(read):
-    scorer = read(candidates_policy(scored=True).chunk_scorer)
-    return read(target()), ChunkMethod(BestOfChunk(4, 3, scorer)), oracle.best_of(4, 3, scorer)
-
-
-def scored():
-    return candidates_policy(scored=True)
 
 
 CASES = {
@@ -61,6 +24,7 @@ CASES = {
     "after": by_policy(candidates_policy),
     "after, some sizes, sampled, dial": by_policy(lambda: candidates_policy(sizes=(2, 3)), "sample", dial=0.4),
     "after, one scored": by_policy(scored, "sample", forced=FORCED),
+    "after, fewer sizes than heads": by_policy(lambda: scored(num_actions=3), "sample", num_candidates=3),
     "after, three scored": by_policy(scored, num_candidates=3, dial=0.3),
     "after, three scored, sampled, forced": by_policy(scored, "sample", num_candidates=3, forced=FORCED),
     "shuffled": by_policy(policy_of, shuffle=True),

@@ -3,13 +3,13 @@ elsewhere."""
 
 import pytest
 import torch
-from dcar.decoding.fast import chunk_scorer as module
-from dcar.decoding.fast.chunk_scorer import NativeChunkScorer, fused_chunk_scorer, native_chunk_scorer
-from dcar.decoding.fast.policy import FusedPolicy
 
+from dcar.decoding.cpu.backend import CPUBackend, cpu_backend
+from dcar.decoding.cpu.chunk_scorer import NativeChunkScorer, native_chunk_scorer
+from dcar.decoding.policy import FusedEnds, PolicyReader
 from dcar.errors import ConfigError
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
-from heads.policy import ChunkPolicy, ChunkPolicyConfig, log_probs_of_scores
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 SIZE, STEPS, IDS = 24, 16, 40
 
@@ -93,16 +93,11 @@ def test_a_chunk_does_not_depend_on_the_others(own32, threads):
     assert torch.equal(fused(short, tokens, seen), fused(short.float(), tokens, seen))
 
 
-def test_where_the_kernels_do_not_take_it_is_the_module(own32, monkeypatch):
-    assert isinstance(fused_chunk_scorer(made(32)), NativeChunkScorer)  # else nothing here is tested
+def test_where_the_kernels_do_not_take_it_is_the_module(own32):
+    backend = CPUBackend(own32)
+    assert isinstance(backend.chunk_scorer(made(32)), NativeChunkScorer)  # else nothing here is tested
     for chunk_scorer in (made(8), made(24), made(32, dtype=torch.float64), made(32, dtype=torch.bfloat16)):
-        hidden, tokens, seen = chunks(3, 5)
-        fused = fused_chunk_scorer(chunk_scorer)
-        assert native_chunk_scorer(own32, chunk_scorer) is None and fused is chunk_scorer
-        assert torch.equal(fused(hidden, tokens, seen), chunk_scorer(hidden, tokens, seen))
-    monkeypatch.setattr(module, "kernels", lambda dtype: None)  # no compiler
-    chunk_scorer = made(32)
-    assert torch.equal(fused_chunk_scorer(chunk_scorer)(*chunks(3, 5)), chunk_scorer(*chunks(3, 5)))
+        assert backend.chunk_scorer(chunk_scorer) is chunk_scorer
 
 
 def test_refuses_what_would_be_read_beyond_its_weights(own32):
@@ -129,30 +124,38 @@ def test_a_policy_sees_by_it_also_after_load(width):
         return made_of
 
     first, second = policy(0), policy(5)
-    fused = FusedPolicy(first, torch.device("cpu"), torch.float32)
-    signature = fused.signature()
+    reader = PolicyReader(first, cpu_backend(torch.float32), torch.device("cpu"), torch.float32)
     hidden, logits = torch.randn(3, SIZE), torch.randn(3, STEPS, IDS)
     tokens = torch.randint(0, IDS, (3, 4, STEPS))
 
     def same(wanted: ChunkPolicy) -> bool:
-        return all(torch.allclose(*(policy.candidate_features(hidden, logits, t) for policy in (fused, wanted)),
-                                  atol=1e-5, rtol=1e-5) for t in (tokens, tokens[:, 0]))
+        seen = [policy.candidate_features(hidden, logits, tokens) for policy in (reader, wanted)]
+        one = [policy.candidate_features(hidden, logits, tokens[:, 0]) for policy in (reader, wanted)]
+        chosen = [policy.log_probs(None, seen[0]) for policy in (reader, wanted)]
+        return all(torch.allclose(*both, atol=1e-4) for both in (seen, one, chosen))
 
     for wanted in (first, second, first):
-        fused.load(wanted)
-        assert same(wanted) and fused.source is wanted and not fused.stale
+        reader.load(wanted)
+        assert same(wanted)
     assert not same(second)
     with torch.no_grad():
-        first.chunk_scorer.output.bias.data.add_(1.0)  # which no version counter tells
-    assert not same(first)
-    fused.load(first)
-    assert same(first) and fused.signature() == signature
-    with torch.no_grad():
-        first.scores.linear.weight.data.add_(1.0)  # a policy that is loaded again has its scores anew, too
-    fused.load(first)
-    seen = first.candidate_features(hidden, logits, tokens)
-    assert torch.allclose(fused.log_probs(None, seen), log_probs_of_scores(first.score(None, seen), seen), atol=1e-5)
+        for part in (first.chunk_scorer.output.bias, first.scores.linear.weight):
+            part.data.add_(1.0)  # which no version counter tells
+            assert not same(first)
+            reader.load(first)
+            assert same(first)
     other = ChunkPolicy(ChunkPolicyConfig(SIZE, STEPS, reads="candidates", chunk_scorer_width=16,
                                           chunk_scorer_embedding=12, chunk_scorer_ids=IDS))
     with pytest.raises(ConfigError, match="chunk_scorer_width"):
-        fused.load(other)
+        reader.load(other)
+
+
+@pytest.mark.parametrize("sizes", [(), (2, 3), (1, 2, 5)])
+def test_scores_of_all_ends_in_one_product(sizes):
+    torch.manual_seed(2)
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 6, reads="candidates", sizes=sizes)).eval()
+    fused = FusedEnds(policy.scores, policy.unused, policy.config.reach)
+    torch.nn.init.normal_(policy.scores.linear.weight)
+    fused.load(policy.scores)
+    candidates = torch.randn(7, 2, policy.config.reach, 3)  # of two chunks drawn side by side
+    assert torch.allclose(fused(candidates), policy.score(None, candidates), rtol=1e-5, atol=1e-4)

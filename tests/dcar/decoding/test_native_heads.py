@@ -1,22 +1,20 @@
-"""Heads in decoding: C and fused products equal PyTorch's; shared heads in the loop, fast passes and the engine."""
+"""Multi-token heads in C equal PyTorch's. How they speak: test_oracle.py."""
 
 import copy
 
 import pytest
 import torch
-from oracle import fixed, speak
 from test_native import near
-from tiny_backbones import tiny_backbone, tiny_prompts
-from tiny_decoders import sharpen_heads, tiny_decoder
-from ways import check_ways
+from tiny_decoders import sharpen_heads
 
-from dcar.decoding import ChunkMethod, FixedChunk, decode
-from dcar.sampling import SamplingConfig
+from dcar.decoding.cpu import native as module
+from dcar.decoding.cpu.backend import cpu_backend
+from dcar.decoding.cpu.heads import native_heads
+from dcar.decoding.cpu.native import Kernels
 from heads.build import Heads
 from heads.multi_token import MultiTokenHeads
 from heads.shared import SharedHeads
 
-SAMPLING = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=6)
 KINDS = {
     "independent": {}, "independent, one block": dict(blocks=1), "independent, biased": dict(base_bias=True),
     "independent, shared blocks": dict(share_blocks=True), "shared": {}, "shared, tied": dict(tie=True),
@@ -83,53 +81,12 @@ def test_what_the_kernels_cannot_read():
 @pytest.mark.parametrize("large", [1 << 19, 1])
 @pytest.mark.parametrize("kind", ["independent", "independent, shared blocks", "shared", "shared, tied"])
 @pytest.mark.parametrize("shape", [(32,), (1, 32), (3, 32), (2, 4, 32), (60, 32)])
-def test_fused_heads(shape, kind, large, monkeypatch):
+def test_heads_of_a_backend(shape, kind, large, monkeypatch):
     """Few rows and many, by weights that are copied and by weights where they lie."""
-    monkeypatch.setattr("dcar.decoding.fast.cpu.native.LARGE", large)
+    monkeypatch.setattr(module, "LARGE", large)
     heads = made(kind, 32, 13)
-    hidden, fused = torch.randn(shape), FusedHeads(heads)
+    hidden, logits = torch.randn(shape), cpu_backend(torch.float32).heads(heads)
     for k in (1, 2, 6, None):
-        assert torch.allclose(fused(hidden, k), heads(hidden, k), atol=1e-5)
+        assert torch.allclose(logits(hidden, k), heads(hidden, k), atol=1e-5)
     with pytest.raises(ValueError, match="asked for 7 heads"):
-        fused(hidden, 7)
-
-
-@pytest.mark.parametrize("tie", [False, True])
-def test_loop_fast_passes_and_engine_speak_the_same(prompts, tie):
-    model = tiny_decoder(16, kind="shared", tie_heads=tie)
-    lengths = set()
-    for k in (1, 5, 16):
-        expected = check_ways(model, prompts, ChunkMethod(FixedChunk(k)), SAMPLING, seed=3)
-        slow = [speak(model, p, fixed(k), SAMPLING, 3).tokens for p in prompts[:3]]
-        assert [r.tokens for r in expected[:3]] == slow
-        lengths |= {len(r.tokens) for r in expected}
-    assert len(lengths) > 2  # some of them end by EOS
-
-
-@pytest.mark.parametrize("head", [2, 4])
-def test_eos_of_one_offset_ends_the_utterance(prompts, head):
-    """Only head `head` says EOS: the utterance ends right before its token, whatever stands behind it."""
-    model = tiny_decoder(4, kind="shared", zero_init_heads=True)
-    heads = model.heads
-    with torch.no_grad():
-        for parameter in (model.norm.weight, model.norm.bias, heads.offset, heads.base.weight, heads.out.weight):
-            parameter.zero_()
-        model.norm.bias[2] = 1.0
-        heads.base.weight[12, 2] = -1e4
-        for k in (2, 3, 4):
-            heads.offset[k - 2, 0 if k == head else 1] = 10.0  # the largest value that the output layer sees
-        heads.out.weight[12, :2] = torch.tensor([20.0, -20.0])
-    for fused in (model, FastDecoder(model)):
-        for result in decode(fused, prompts, ChunkMethod(FixedChunk(4)), SAMPLING):
-            assert len(result.tokens) == head - 1 and not result.truncated and result.target_passes == 1
-
-
-def test_a_language_model_with_shared_heads():
-    """One row at a time and all at once; its distributions do not need the fast passes."""
-    decoder, prompts = tiny_backbone(6, head_kind="shared", head_width=24), tiny_prompts()
-    assert isinstance(decoder.heads, SharedHeads) and fast(decoder) is decoder
-    method = ChunkMethod(FixedChunk(5))
-    together = decode(decoder, prompts, method, SAMPLING, seed=1)
-    for prompt, result in zip(prompts, together, strict=True):
-        assert decode(decoder, [prompt], method, SAMPLING, seed=1)[0].tokens == result.tokens
-    assert len({tuple(r.tokens) for r in together}) == len(prompts)
+        logits(hidden, 7)

@@ -1,0 +1,321 @@
+"""Engines: whatever is beside an utterance or was in its row before, the oracle speaks the same."""
+
+import copy
+import gc
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from held import ROUNDING, check
+from oracle import speak
+from tiny_decoders import policy_of, tiny_decoder
+from tiny_methods import KINDS, candidates_policy, scored
+from tiny_verifiers import imperfect_draft, rule_of
+
+from dcar.decoding import (
+    BestOfChunk,
+    ChunkMethod,
+    EndOnConfident,
+    Engine,
+    FixedChunk,
+    PolicyChunk,
+    Prompt,
+    RandomChunk,
+    ShuffledChunk,
+    decode,
+)
+from dcar.errors import ConfigError, DataError, DistributionError, EngineError, TextError
+from dcar.model.car import CARDecoder
+from dcar.sampling import SamplingConfig
+from eval.verifiers.drafters import HeadDrafter, ModelDrafter
+from eval.verifiers.mtp_viterbi import MTPViterbi, Transitions, count_bigrams
+from eval.verifiers.pcg import build_groups
+from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.vadusa import Vadusa, chain
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+SAMPLING = SamplingConfig(temperature=0.9, top_k=9, max_tokens=30, max_tokens_per_text_unit=1.7, min_tokens=3)
+LENGTHS = [(4, 3), (2, 0), (9, 5), (1, 1), (17, 17), (6, 0), (12, 2)]  # of text and prompt
+PROMPTS = [Prompt(f"u{i}", [(5 * i + 3 * j) % 19 + 1 for j in range(text)], [(i + 7 * j) % 12 for j in range(speech)])
+           for i, (text, speech) in enumerate(LENGTHS)]
+CALLS = [(PROMPTS[:2], 1, False), (PROMPTS, 1, False), (PROMPTS[::-1], 1, False), (PROMPTS[3:6], 3, True)]
+"""Prompts, the size of groups, and whether these share draws: longer texts than before, other seeds, groups."""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_are_refilled_moved_and_used_again(name):
+    """Two rows for seven utterances; five, which move together when half of them are empty; on the kernels of this
+    processor, in plain PyTorch, and with the fixed shapes of a GPU."""
+    exact, _, rule = KINDS[name](lambda module: copy.deepcopy(module).double())
+    expected = [[speak(exact, prompt, rule, SAMPLING, seed, member, share) for prompt in prompts
+                 for member in range(size)] for seed, (prompts, size, share) in enumerate(CALLS)]
+    for way, rows, fixed in (("float32", 2, False), ("float32", 5, False), ("float64", 5, True), ("float32", 2, True)):
+        model, method, _ = KINDS[name](lambda module, way=way: copy.deepcopy(module).to(getattr(torch, way)))
+        engine = Engine(model, method, SAMPLING, rows, record_hidden=method.tree is None)
+        engine.exact = engine.exact and not fixed
+        for seed, ((prompts, size, share), wanted) in enumerate(zip(CALLS, expected, strict=True)):
+            how = dict(seed=seed, group_size=size, share_token_draws=share)
+            said: dict[int, list[int]] = {}
+            results = {}
+            for progress in engine.run(prompts, stream=seed != 1, **how):
+                assert progress.index not in results
+                said.setdefault(progress.index, []).extend(progress.tokens)
+                if progress.result is not None:
+                    results[progress.index] = progress.result
+            for index, spoken in enumerate(wanted):
+                assert said[index] == results[index].tokens
+                if spoken.margin > ROUNDING[way]:
+                    check(results[index], spoken, ROUNDING[way], f"{name}, {way}, {rows} rows, {fixed=}, call {seed}")
+        assert sum(s.margin > ROUNDING[way] for call in expected for s in call) > 18  # of 25
+
+
+@pytest.mark.parametrize("method", [
+    ChunkMethod(FixedChunk(3)), ChunkMethod(RandomChunk([1, 2, 4])),
+    ChunkMethod(PolicyChunk(policy_of(features=256), "sample")), SpeculativeDecoding("sd", HeadDrafter(3))],
+    ids=lambda method: method.name)
+def test_a_row_is_the_same_bit_by_bit_whatever_is_beside_it(method):
+    """Heads of 64, in float32, on the kernels: rows of other texts, and of other lengths, change no bit."""
+    model = tiny_decoder(hidden_size=256, num_attention_heads=4, ffn_size=1024, speech_vocab_size=1000)
+    prompts = [Prompt(f"u{i}", [(5 * i + 3 * j) % 19 + 1 for j in range(text)], [31 * j + i for j in range(speech)])
+               for i, (text, speech) in enumerate([(5, 0), (30, 3), (12, 20), (3, 7), (16, 1), (40, 2)])]
+    sampling = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=2, min_tokens=100)
+    alone = [decode(model, [prompt], method, sampling, record_hidden=True)[0] for prompt in prompts]
+    for order, rows in ((prompts, 6), (prompts[::-1], 3), (prompts, 2)):
+        for result in decode(model, order, method, sampling, record_hidden=True, batch_size=rows):
+            (wanted,) = (one for one in alone if one.utterance_id == result.utterance_id)
+            assert torch.equal(result.hidden, wanted.hidden) and result.tokens == wanted.tokens
+            assert result.action_log_probs == wanted.action_log_probs
+
+
+def test_recorded_states_can_train_a_policy(decoder, prompts):
+    """Decoding runs in inference mode; what it records is used in backward passes all the same."""
+    for result in decode(decoder, prompts, ChunkMethod(RandomChunk([1, 2, 4])), SAMPLING, record_hidden=True):
+        head = torch.nn.Linear(result.hidden.shape[1], 1)
+        head(result.hidden).square().mean().backward()
+        assert not result.hidden.requires_grad and head.weight.grad.abs().sum() > 0
+
+
+def test_bfloat16(prompts):
+    """As far as the tokens are those of float32, states differ by the rounding of bfloat16, on the kernels and
+    without."""
+    exact, method = tiny_decoder(), ChunkMethod(FixedChunk(4))
+    sampling = SamplingConfig(temperature=0, max_tokens=12, min_tokens=12, max_tokens_per_text_unit=6)
+    expected, compared = decode(exact, prompts, method, sampling, record_hidden=True), 0
+    rounded = decode(tiny_decoder().bfloat16(), prompts, method, sampling, record_hidden=True, batch_size=3)
+    for got, wanted in zip(rounded, expected, strict=True):
+        same = len(os.path.commonprefix([got.tokens, wanted.tokens]))
+        states = min(wanted.prompt_length + same, len(wanted.hidden))  # those that have read equal tokens
+        assert (got.hidden[:states].float() - wanted.hidden[:states]).abs().max() < 0.1
+        compared += states
+    assert compared > 40
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [policy_of, lambda: policy_of(None), candidates_policy, lambda: scored(width=16)],
+                         ids=["before", "before, full width", "after", "scored"])
+def test_every_run_takes_the_present_weights_of_a_policy(decoder, prompts, make):
+    """Also such as no version counter tells, and those of another policy of the same shape."""
+    policy, spoken = make(), []
+    method = ChunkMethod(PolicyChunk(policy, "sample"))
+    engine = Engine(decoder, method, SAMPLING, 3, record_hidden=True)
+    for turn in range(3):
+        for result, wanted in zip(engine.decode(prompts), decode(decoder, prompts, ChunkMethod(PolicyChunk(
+                method.schedule.policy, "sample")), SAMPLING, record_hidden=True), strict=True):
+            check(result, wanted, 1e-5)
+            spoken.append((turn, *result.actions))
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(turn)))
+        method.schedule.policy = policy if turn else copy.deepcopy(policy)
+    assert len({line[1:] for line in spoken}) > len(prompts)
+    method.schedule.policy = ChunkPolicy(ChunkPolicyConfig(32, 3, 16, 2))
+    with pytest.raises(ConfigError, match="num_actions=3 cannot take the place of one with 4; build an engine for it"):
+        engine.decode(prompts)
+
+
+def test_weights_are_held_once(prompts, monkeypatch):
+    """Weights, keys and values take at most 1.2 times their memory; the weights are large, as in most models."""
+    def alive() -> list[torch.Tensor]:
+        gc.collect()
+        found = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
+        return [t for t in found if t.layout == torch.strided and t.device.type == "cpu"]
+
+    others = alive()  # of other tests; they stay alive with this list
+
+    def held() -> int:
+        known = {id(t) for t in others}
+        storages = [t.untyped_storage() for t in alive() if id(t) not in known]
+        return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+    model = tiny_decoder(hidden_size=256, num_attention_heads=8, ffn_size=2048, num_layers=3)
+    monkeypatch.setattr("dcar.decoding.cpu.native.LARGE", 1 << 16)
+    for rotary in (model.speech_rotary, model.text_rotary):
+        rotary.table(torch.device("cpu"))  # a constant, made at the first use anyhow
+    weights = sum(p.nbytes for p in model.parameters())
+    constant = held() - weights
+    engine = Engine(model, ChunkMethod(FixedChunk(3)), SAMPLING)
+    engine.decode(prompts[:1])
+    assert held() - constant <= 1.2 * (weights + engine._state.cache.kv.nbytes)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_prompts_that_the_model_cannot_read(decoder):
+    """Nothing is decoded before all prompts have been checked."""
+    without, method = tiny_decoder(bos=False), ChunkMethod(FixedChunk(1))
+    for model, text, speech, error, message in (
+        (decoder, (), (1,), TextError, "no phonemes"), (decoder, (25,), (1,), DataError, "outside the model"),
+        (decoder, (1,), (12,), DataError, "codebook"), (without, (1,), (), DataError, "at least one prompt"),
+    ):
+        with pytest.raises(error, match=f"bad: .*{message}"):
+            next(Engine(model, method, SAMPLING).run([Prompt("good", (1,), (1,)), Prompt("bad", text, speech)]))
+
+
+def test_a_prompt_takes_ids_of_any_sequence_and_keeps_tuples():
+    given = Prompt("a", [1, 2], torch.tensor([3, 4]))
+    assert given == Prompt("a", (1, 2), (3, 4)) and hash(given) == hash(Prompt("a", (1, 2), (3, 4)))
+    assert all(type(i) is int for i in (*given.text_ids, *given.prompt_ids))
+
+
+SCORED = scored()
+REFUSED = {
+    "needs 5 heads, but this decoder predicts 1..4": ChunkMethod(FixedChunk(5)),
+    "needs 9 heads": ChunkMethod(EndOnConfident([2, 9])),
+    "needs 6 heads": ChunkMethod(RandomChunk([1, 6])),
+    "reads chunks of at most 4 tokens": ChunkMethod(BestOfChunk(9, 2, SCORED.chunk_scorer)),
+    "chooses among 1..5 tokens, but the decoder has 4": ChunkMethod(PolicyChunk(ChunkPolicy(ChunkPolicyConfig(32, 5)))),
+    "needs 7 heads": ChunkMethod(PolicyChunk(policy_of(), forced={"a": [7]})),
+    "draft of 4 tokens by the heads needs 5 of them": SpeculativeDecoding("sd", HeadDrafter(4)),
+    "size 6 needs 6 heads": Vadusa(2, chain(5)),
+    "size 7 needs 7 heads": MTPViterbi(7, Transitions(*count_bigrams([[0]], 12), 14)),
+    "hidden states are not recorded of a method that drafts trees": Vadusa(2, chain(2)),
+    "vadusa-2: repetition|repetition-aware sampling needs": Vadusa(2, chain(2)),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_methods_that_do_not_fit(decoder, prompts, message):
+    sampling = SamplingConfig(repetition_window=3) if "repetition" in message else SAMPLING
+    with pytest.raises(ConfigError, match=message):
+        decode(decoder, prompts, REFUSED[message], sampling, record_hidden="not recorded" in message)
+
+
+def test_groups_that_do_not_fit(decoder, prompts):
+    few = ChunkMethod(PolicyChunk(policy_of(), "sample", forced={"utt1": [2, 3, 0, 0]}))
+    shuffled = ChunkMethod(ShuffledChunk(PolicyChunk(policy_of())))
+    for method, size, message in ((few, 5, "utt1: 4 forced sizes.*one per member"),
+                                  (shuffled, 2, "every utterance once")):
+        with pytest.raises(ConfigError, match=message):
+            decode(decoder, prompts, method, SAMPLING, group_size=size)
+
+
+@pytest.mark.parametrize(("fault", "error", "message"), [
+    (torch.OutOfMemoryError("CUDA out of memory"), EngineError, "with 1 rows of .* positions .*lower the batch size"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), EngineError, "2 utterances are finished and kept"),
+    (RuntimeError("shape mismatch"), RuntimeError, "^shape mismatch$")])  # is not taken for memory
+def test_too_little_memory_keeps_what_is_finished(fault, error, message, decoder, prompts, monkeypatch):
+    engine = Engine(decoder, ChunkMethod(FixedChunk(1)), SAMPLING)
+    admit, calls = engine._admit, []
+
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise fault
+        admit(*arguments)
+
+    monkeypatch.setattr(engine, "_admit", failing)
+    with pytest.raises(error, match=message) as caught:
+        engine.decode(prompts)
+    if error is EngineError:
+        assert [r.utterance_id for r in caught.value.finished] == ["utt6", "utt5"]  # the longest texts first
+    monkeypatch.undo()
+    assert [r.tokens for r in engine.decode(prompts)] == [
+        r.tokens for r in decode(decoder, prompts, engine.method, SAMPLING)]  # the engine can be used again
+
+
+def test_engines_that_cannot_be(decoder, prompts):
+    method, long = ChunkMethod(FixedChunk(1)), SamplingConfig(max_tokens=9000, max_tokens_per_text_unit=9000)
+    with pytest.raises(EngineError, match="out of memory with 1000000000 rows"):
+        Engine(decoder, method, SAMPLING, 10**9).decode(prompts)
+    with pytest.raises(EngineError, match="exceed the 8192 of the rotary table; lower max_tokens"):
+        decode(decoder, prompts, method, long)
+    with pytest.raises(EngineError, match="on device 'cpu'.*graphs=false"):
+        Engine(decoder, method, SAMPLING, graphs=True)
+    assert decode(decoder, [], method, SAMPLING) == Engine(decoder, method, SAMPLING).decode([]) == []
+
+
+# --- no distribution --------------------------------------------------------------------------------------------------
+
+
+def broken(token: int) -> CARDecoder:
+    """A decoder that is sound until it reads `token`."""
+    model = tiny_decoder()
+    with torch.no_grad():
+        model.speech_embedding.weight[token] = float("nan")
+    return model
+
+
+LONG = SamplingConfig(temperature=0.9, max_tokens=40, max_tokens_per_text_unit=6, min_tokens=12)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("sampling", [LONG, replace(LONG, temperature=0), replace(LONG, top_p=0.9)])
+def test_an_utterance_without_a_distribution_is_named_with_its_position(prompts, sampling, fixed):
+    """With fixed shapes the host looks seldom, and names the last position that it knew."""
+    method = ChunkMethod(FixedChunk(2))
+    sound = decode(tiny_decoder(), prompts[3:4], method, sampling)[0].tokens
+    token = next(t for t in sound if t not in prompts[3].prompt_ids)
+    read = sound.index(token) // 2 * 2 + 2  # it is read with its chunk; the next distribution is the first that suffers
+    engine = Engine(broken(token), method, sampling, 3)
+    engine.exact = not fixed
+    with pytest.raises(DistributionError, match="utt3: there is no distribution for token") as raised:
+        engine.decode([prompts[3]] * 2)
+    assert f"token {read}," in str(raised.value) or fixed
+
+
+def test_the_others_of_a_batch_are_not_blamed_and_the_finished_are_kept(prompts):
+    """Utterance 5 has a prompt that breaks; the one beside it is complete."""
+    token = next(t for t in prompts[5].prompt_ids if t not in prompts[2].prompt_ids)
+    sampling = SamplingConfig(temperature=0, max_tokens=2)
+    with pytest.raises(DistributionError, match="utt5: there is no distribution for token 0") as raised:
+        decode(broken(token), [prompts[2], prompts[5]], ChunkMethod(FixedChunk(1)), sampling, batch_size=1)
+    assert raised.value.finished == []  # the longest text is first
+    short = replace(prompts[5], text_ids=prompts[5].text_ids[:2])
+    for rows in (1, 2):
+        with pytest.raises(DistributionError, match="utt5: there is no distribution for token 0") as raised:
+            decode(broken(token), [prompts[2], short], ChunkMethod(FixedChunk(2)), sampling, batch_size=rows)
+        assert [r.utterance_id for r in raised.value.finished] == ["utt2"]
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sample"])
+@pytest.mark.parametrize("make", [policy_of, candidates_policy])
+def test_a_policy_without_a_distribution(decoder, prompts, mode, make):
+    policy = make()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.fill_(float("nan"))
+    with pytest.raises(DistributionError, match="chunk"):
+        decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, mode)), SAMPLING)
+
+
+@pytest.mark.parametrize("kind", ["sd", "ssd", "pcg", "typical", "topk", "vadusa", "mtp-viterbi"])
+def test_verifiers_report_it_too(prompts, kind):
+    model = broken(next(t for t in prompts[5].prompt_ids if t not in prompts[2].prompt_ids))
+    table = Transitions(*count_bigrams([[0]], 12), 14)
+    groups = build_groups(tiny_decoder().speech_embedding.weight[:12], 0.1)
+    method = {"vadusa": lambda: Vadusa(2, chain(3)), "mtp-viterbi": lambda: MTPViterbi(2, table)}.get(
+        kind, lambda: rule_of(kind, HeadDrafter(2), groups))()
+    with pytest.raises(DistributionError, match="utt5: there is no distribution for token 0"):
+        decode(model, [prompts[2], prompts[5]], method, SamplingConfig(max_tokens=2), batch_size=2)
+
+
+def test_a_draft_model_without_a_distribution(decoder, prompts):
+    draft = imperfect_draft(decoder)
+    with torch.no_grad():
+        draft.heads.base.weight[3] = float("nan")
+    with pytest.raises(DistributionError, match="utt"):
+        decode(decoder, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 2)), SAMPLING)

@@ -84,7 +84,7 @@ def _shipped() -> str:
 def _kernels() -> str:
     import torch
 
-    from dcar.decoding.fast.cpu.native import Kernels, NativeError, switched_off
+    from dcar.decoding.cpu.native import Kernels, NativeError, switched_off
 
     if switched_off():
         return "switched off by DCAR_NATIVE, decoding on the CPU is slower than it could be"

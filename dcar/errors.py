@@ -85,4 +85,5 @@ class DistributionError(_UnfinishedError):
 
 
 class EngineError(_UnfinishedError):
-    """The static decoding engine cannot go on: wrong shape, dtype or device, a full cache, no memory left."""
+    """Decoding cannot start or continue: no memory, more positions than the decoder has, or a step that cannot be
+    captured as a CUDA graph."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -39,23 +38,17 @@ def load_dataset(data: str, decoder: AnyDecoder, split: str = "train", prompt_to
                                **{name: getattr(item, name) for name in OF_ITEM}} for item in items])
 
 
-@dataclass(frozen=True)
-class RowItem(PromptItem):
-    """A prompt with the further columns of its row."""
-
-    columns: dict[str, Any] = field(default_factory=dict)
-
-
 def items_of(dataset: Sequence[PromptItem] | Dataset) -> list[PromptItem]:
     """The prompts of a data set as `load_dataset` makes it, or those that are given. DataError for another one."""
     if not isinstance(dataset, Dataset):
         return list(dataset)
     if missing := [name for name in COLUMNS if name not in dataset.column_names]:
         raise DataError(f"the data set has no column {', '.join(missing)}; make it by rl.data.load_dataset")
-    return [RowItem(Prompt(row["utterance_id"], tuple(row["text_ids"]), tuple(row["prompt_ids"])), row["text"],
-                    row["speaker"], np.asarray(row["speaker_embedding"], np.float32), list(row["reference_tokens"]),
-                    row["prompt_utterance_id"], row["duration"], row["prompt_text_units"],
-                    columns={name: value for name, value in row.items() if name not in COLUMNS}) for row in dataset]
+    return [PromptItem(
+        Prompt(row["utterance_id"], row["text_ids"], row["prompt_ids"]), row["text"], row["speaker"],
+        np.asarray(row["speaker_embedding"], np.float32), list(row["reference_tokens"]), row["prompt_utterance_id"],
+        row["duration"], row["prompt_text_units"],
+        columns={name: value for name, value in row.items() if name not in COLUMNS}) for row in dataset]
 
 
 def prompts_of(args: DCPOConfig, decoder: AnyDecoder, train: Sequence[PromptItem] | Dataset | None,

@@ -35,7 +35,6 @@ from dcar.sources.shipped import resolve
 from dcar.tracking import write_json
 from heads.build import Heads
 from heads.candidates import joint_log_probs, select_draw
-from heads.layers import last_of
 from heads.policy import ChunkPolicy
 
 PROGRAM = "serving.pt2"
@@ -55,6 +54,11 @@ class ExportConfig:
                                      "a policy with a chunk scorer.", minimum=1)
 
 
+def last_of(x: Tensor, lengths: Tensor) -> Tensor:
+    """Take the last real column [B, D] of x [B, S, D] with lengths [B]."""
+    return x.gather(1, (lengths - 1).view(-1, 1, 1).expand(-1, 1, x.shape[-1]))[:, 0]
+
+
 class ServingStep(nn.Module):
     """One decision: hidden states so far -> how many tokens to keep, and the logits of the heads to draw them from.
 
@@ -62,7 +66,7 @@ class ServingStep(nn.Module):
     temperature T where the noise is T times a standard Gumbel variable (the Gumbel-max trick), and greedy at 0. Of
     several chunks drawn side by side the likeliest pair of candidate and size is chosen
     (`heads.candidates.joint_log_probs`), as a greedy `PolicyChunk` does; draws of independent noise are independent,
-    those of the loop stand at equal distances.
+    those of `dcar.decoding` stand at equal distances.
     """
 
     def __init__(self, policy: ChunkPolicy, heads: Heads):

@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dcar.decoding.fast.passes import fast
 from tqdm import tqdm
 
 from dcar.config import load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import ConfigError, RewardError
-from dcar.model.base import Decoder
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.model.precision import dtype_setting, precision_of
@@ -71,8 +69,7 @@ def profile(base: AnyDecoder, items: Sequence[PromptItem], vocoder: Vocoder, rec
     sizes = list(sizes) or list(range(1, base.config.num_prediction_heads + 1))
     if not 1 <= range_size <= len(sizes):
         raise ConfigError(f"range_size {range_size} must be between 1 and the {len(sizes)} sizes that are measured")
-    reader = fast(base)
-    rows = [measure(reader, items, vocoder, recognizer, sampling, size, range(seed, seed + seeds), batch_size)
+    rows = [measure(base, items, vocoder, recognizer, sampling, size, range(seed, seed + seeds), batch_size)
             for size in tqdm(sizes, desc="guidance profile", disable=not progress)]
     best = sorted(rows, key=lambda row: (row["wer"], -row["k"]))[:range_size]  # at equal WER the faster
     return {
@@ -83,7 +80,7 @@ def profile(base: AnyDecoder, items: Sequence[PromptItem], vocoder: Vocoder, rec
     }
 
 
-def measure(base: Decoder, items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
+def measure(base: AnyDecoder, items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
             sampling: SamplingConfig, size: int, seeds: Sequence[int], batch_size: int) -> dict[str, Any]:
     """One row of the profile: CAR-`size` on all items, once per seed."""
     records = []

@@ -59,7 +59,7 @@ def columns_of(records: Rollouts) -> dict[str, Any]:
         "transcripts": [r.transcript for r in records], "rollouts": records}
     if any(r.sample_rate for r in records):
         found |= {"audio": [r.wave for r in records], "sample_rate": max(r.sample_rate for r in records)}
-    own = [getattr(i, "columns", {}) for i in items]
+    own = [i.columns for i in items]
     return {**{name: [row.get(name) for row in own] for name in (own[0] if own else {})}, **found}
 
 

@@ -3,30 +3,25 @@
     decode part 1 │ decode part 2 │ …           the main thread
                   │ vocoder, ASR 1 │ vocoder, ASR 2 …   one worker thread
 
-The members of a group share one prefill. A decoder of Transformer layers speaks in the static engine, whose buffers
-stay from step to step; others (backbones) in the loop, with the same results. Hidden states are kept, so
-that updates need no pass of the decoder.
-Chase-then-exceed (paper §4.4): the forced half chases the best fixed chunk sizes, the sampled
-half has to exceed them.
+The members of a group share one prefill. One `Engine` makes all rollouts of a run, so its buffers and CUDA graphs stay
+from step to step. Hidden states are kept, so that updates need no pass of the decoder.
+Chase-then-exceed (paper §4.4): the forced half chases the best fixed chunk sizes, the sampled half has to exceed them.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from dcar.decoding.engine.run import EngineConfig, StaticEngine, room_for, why_not
-from dcar.decoding.fast.passes import fast
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from dcar.decoding import ChunkMethod, DecodeResult, PolicyChunk, Prompt, decode
+from dcar.decoding import ChunkMethod, DecodeResult, Engine, PolicyChunk, Prompt
 from dcar.model.draft import AnyDecoder
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
@@ -35,8 +30,6 @@ from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy
 from rl.hearing import RolloutRecord, synthesise
 from rl.rewards import Reward, needs_sound, score
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -68,30 +61,19 @@ def forced_sizes(prompt_index: int, group_size: int, chunk_range: Sequence[int],
 
 
 class Roller:
-    """Makes rollouts with a frozen decoder and rewards them.
-
-    decoding: "loop" (the reference), or "auto": the engine where it can and else the loop with fast passes, with a line
-    in the log that says why. `decoder` names what was chosen.
-    """
+    """Makes rollouts with a frozen decoder and rewards them."""
 
     def __init__(self, base: AnyDecoder, vocoder: Vocoder, rewards: Sequence[Reward], weights: Sequence[float],
                  sampling: SamplingConfig, *, group_size: int, chunk_range: Sequence[int] = (),
                  forced_rows: str = "policy_ratio", share_token_draws: bool = False, num_candidates: int = 1,
                  recognizer: Recognizer | None = None, microbatches: int = 1,
-                 hidden_dtype: torch.dtype = torch.float32, decoding: Literal["auto", "loop"] = "auto"):
+                 hidden_dtype: torch.dtype = torch.float32):
         self.base, self.vocoder, self.rewards, self.weights = base, vocoder, list(rewards), list(weights)
         self.sampling, self.group_size, self.chunk_range = sampling, group_size, tuple(chunk_range)
         self.forced_rows, self.share_token_draws, self.num_candidates = forced_rows, share_token_draws, num_candidates
         self.recognizer = recognizer  # for rewards that ask for transcripts
         self.microbatches, self.hidden_dtype = microbatches, hidden_dtype
-        self.decoder: Literal["engine", "fast", "loop"] = "loop"
-        if decoding == "auto":
-            reason = why_not(base, sampling)
-            self.decoder = "engine" if reason is None else "fast"
-            if reason is not None:
-                logger.warning("rollouts are decoded in the loop: %s", reason)
-        self._reader = fast(base) if self.decoder == "fast" else base
-        self._engine: StaticEngine | None = None
+        self._engine: tuple[Engine, PolicyChunk] | None = None  # kept from step to step, and its rule
 
     def collect(self, policy: ChunkPolicy, items: Sequence[PromptItem], indices: Sequence[int],
                 seed: int, **columns: Any) -> RolloutBatch:
@@ -125,27 +107,23 @@ class Roller:
             item.prompt.utterance_id: forced_sizes(index, self.group_size, self.chunk_range, self.forced_rows)
             for item, index in zip(items, indices, strict=True)
         }
-        method = ChunkMethod(PolicyChunk(policy, "sample", forced=forced, num_candidates=self.num_candidates))
-        results = self._speak(policy, [i.prompt for i in items], method, seed)
+        results = self._speak(policy, [i.prompt for i in items], forced, seed)
         return [
             RolloutRecord(items[i // self.group_size], i % self.group_size,
                           forced[result.utterance_id][i % self.group_size], result)
             for i, result in enumerate(results)
         ]
 
-    def _speak(self, policy: ChunkPolicy, prompts: Sequence[Prompt], method: ChunkMethod,
+    def _speak(self, policy: ChunkPolicy, prompts: Sequence[Prompt], forced: Mapping[str, Sequence[int]],
                seed: int) -> list[DecodeResult]:
-        """Every prompt group_size times, all at once."""
-        how: dict[str, Any] = dict(seed=seed, group_size=self.group_size, record_hidden=True,
-                                   share_token_draws=self.share_token_draws)
-        if self.decoder != "engine":
-            return decode(self._reader, prompts, method, self.sampling, batch_size=len(prompts), **how)
-        rows, room = len(prompts) * self.group_size, room_for(prompts, self.sampling)
-        if self._engine is None:
-            self._engine = StaticEngine(self.base, EngineConfig(rows, *room), policy)
-        self._engine.fit(rows, *room)
-        self._engine.load_policy(policy)  # always: not every way of training moves the version counters of weights
-        return self._engine.decode(prompts, method, self.sampling, **how)
+        """Speak every prompt group_size times, all at once, with the present weights of the policy."""
+        rows = len(prompts) * self.group_size
+        if self._engine is None or self._engine[0].rows < rows:
+            rule = PolicyChunk(policy, "sample", forced=forced, num_candidates=self.num_candidates)
+            self._engine = Engine(self.base, ChunkMethod(rule), self.sampling, rows, record_hidden=True), rule
+        engine, rule = self._engine
+        rule.policy, rule.forced = policy, forced
+        return engine.decode(prompts, seed=seed, group_size=self.group_size, share_token_draws=self.share_token_draws)
 
     def _score(self, records: list[RolloutRecord],
                columns: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:

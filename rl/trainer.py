@@ -15,13 +15,12 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
-from dcar.decoding.fast.passes import fast
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -34,7 +33,6 @@ from dcar.errors import CheckpointError, ConfigError, RewardError
 from dcar.model.companions import load_policy
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
-from dcar.model.precision import matched_policy
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import vocoder_for
 from dcar.recognition.base import Recognizer
@@ -131,7 +129,6 @@ class DCPOTrainer(ResilientTrainer):
         self.reference, self.rollout_policy = (deepcopy(policy).eval().requires_grad_(False) for _ in range(2))
         self._copies = nn.ModuleDict({"reference": self.reference, "rollout_policy": self.rollout_policy})
         self._copies.to(args.device)
-        self._speaking_policy = matched_policy(self.rollout_policy, self.base)
         self.roller = Roller(
             self.base, self.vocoder, self.reward_funcs, self.reward_weights, args.sampling,
             group_size=args.num_generations, chunk_range=args.chunk_range, forced_rows=args.forced_rows,
@@ -240,8 +237,7 @@ class DCPOTrainer(ResilientTrainer):
             self.check_weights()  # a policy that is broken has no distribution to draw from
             started = time.perf_counter()
             seed = args.seed * 1000 + 1 + inputs["epoch"]
-            self._speaking_policy.load_state_dict(self.rollout_policy.state_dict())
-            batch = self.roller.collect(self._speaking_policy, inputs["items"], inputs["indices"], seed,
+            batch = self.roller.collect(self.rollout_policy, inputs["items"], inputs["indices"], seed,
                                         trainer_state=self.state)
             # made again after resuming: they stand in the log already
             metrics = self._metrics
@@ -337,11 +333,12 @@ class DCPOTrainer(ResilientTrainer):
         self.check_weights()
         started = time.perf_counter()
         metrics: dict[str, Any] = {}
-        base, args, policy = fast(self.base), self.args, matched_policy(self.policy, self.base)
-        for mode, suffix in (("greedy", ""), ("sample", "_sampled")):
+        args = self.args
+        modes: tuple[tuple[Literal["greedy", "sample"], str], ...] = (("greedy", ""), ("sample", "_sampled"))
+        for mode, suffix in modes:
             mine = items[args.process_index :: args.world_size]
-            method = ChunkMethod(PolicyChunk(policy, mode, num_candidates=args.num_candidates))  # type: ignore[arg-type]
-            results = decode(base, [i.prompt for i in mine], method, args.sampling, seed=args.seed * 1000,
+            method = ChunkMethod(PolicyChunk(self.policy, mode, num_candidates=args.num_candidates))
+            results = decode(self.base, [i.prompt for i in mine], method, args.sampling, seed=args.seed * 1000,
                              batch_size=args.per_device_eval_batch_size)
             records = [RolloutRecord(item, 0, 0, result) for item, result in zip(mine, results, strict=True)]
             metrics.update({f"{metric_key_prefix}_{k}{suffix}": v for k, v in self._judge(records).items()})

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from dcar.decoding import Prompt
+from dcar.decoding.backend import backend_for
+from dcar.decoding.reader import Layout, Reader
 from dcar.model.car import CARConfig
 from dcar.prompts.items import PromptItem
 from dcar.recognition.ctc import Alignment, viterbi
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
-from heads.chunk_scorer import ChunkScorer, LogRatios
-from heads.policy import ChunkPolicy, PolicyReader
+from heads.layers import KVCache
 
 UNITS = ("red", "blue", "green", "black", "white", "brown", "pink", "yellow")
 CODES, END = 24, 24
@@ -64,18 +65,6 @@ def consume(state: State, code: int) -> State:
     return unit, MID, min(3, state[2] + 1) if state[0] == unit and state[1] != STOP else 1
 
 
-class ToyCache:
-    def __init__(self, states: Tensor, capacity: int):
-        self.states, self.capacity = states, capacity
-        self.lengths = torch.ones_like(states)
-
-    def select(self, rows: Tensor, repeats: int = 1) -> ToyCache:
-        rows = rows.repeat_interleave(repeats)
-        out = ToyCache(self.states[rows], self.capacity)
-        out.lengths = self.lengths[rows]
-        return out
-
-
 class ToyHeads(nn.Module):
     def __init__(self, features: Tensor, probs: Tensor):
         super().__init__()
@@ -86,14 +75,16 @@ class ToyHeads(nn.Module):
         return self.probs[(hidden @ self.features.T).argmax(-1), :k]
 
 
-class ToyDecoder(nn.Module):
-    """What the decoding loop needs of a CARDecoder, from tables."""
+class ToyDecoder(nn.Module, Reader):
+    """A decoder and its reader, from tables."""
 
     def __init__(self, heads: int = 4):
         super().__init__()
         self.config = CARConfig(text_vocab_size=16, speech_vocab_size=CODES, hidden_size=FEATURES, num_layers=1,
                                 num_attention_heads=1, ffn_size=1, num_prediction_heads=heads, bos=True)
         self.norm = nn.LayerNorm(1)
+        self.device, self.dtype, self.hidden_dtype = torch.device("cpu"), torch.float32, torch.float32
+        self.backend = backend_for(self.device, self.dtype)
         states = [(n, s) for n in range(4, 9) for s in
                   [FIRST] + [(u, k, c) for u in range(n) for k, c in
                              ((START, 0), (MID, 1), (MID, 2), (MID, 3), (STOP, 0))]]
@@ -112,25 +103,33 @@ class ToyDecoder(nn.Module):
         self.register_buffer("following", following)
         self.heads = ToyHeads(features, probs)
 
-    def prefill(self, text_ids, text_lengths: Tensor, prompt_ids, prompt_lengths, capacity: int):
+    def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
+        """Of each position it holds the number of the state behind it."""
+        return KVCache(1, rows, 1, capacity, 1)
+
+    def text_room(self, units: int) -> int:
+        return 0
+
+    def cover(self, cache: KVCache) -> None:
+        """Nothing has to be prepared."""
+
+    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor,
+                prompt_lengths: Tensor) -> tuple[KVCache, Tensor]:
+        cache = self.new_cache(len(text_lengths), 0, 1)
         states = torch.tensor([self.number[int(n), FIRST] for n in text_lengths])
-        return ToyCache(states, capacity), self.features[states][:, None]
+        cache.kv[0, :, 0, 0, 0, 0] = states.float()
+        cache.lengths, cache.longest = prompt_lengths, 1
+        return cache, self.features[states][:, None]
 
-    def extend(self, cache: ToyCache, tokens: Tensor, counts: Tensor, layout: None = None) -> Tensor:
-        codes = tokens.clamp(max=CODES - 1)  # finished rows still carry their EOS, which is not consumed
-        hidden = []
-        for j in range(tokens.shape[1]):
-            cache.states = torch.where(j < counts, self.following[cache.states, codes[:, j]], cache.states)
-            hidden.append(self.features[cache.states])
-        cache.lengths = cache.lengths + counts
+    def read(self, cache: KVCache, tokens: Tensor, layout: Layout | None = None, real: Tensor | None = None) -> Tensor:
+        assert layout is None
+        row, states, hidden = torch.arange(len(tokens)), cache.kv[0, :, :, 0, 0, 0], []
+        state = states[row, cache.lengths - 1].long()
+        for j, codes in enumerate(tokens.clamp(max=CODES - 1).unbind(1)):  # padding may be anything
+            state = self.following[state, codes]
+            states[row, cache.lengths + j] = state.float()
+            hidden.append(self.features[state])
         return torch.stack(hidden, 1)
-
-    def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
-        return PolicyReader(policy, hidden, capacity)
-
-    def log_ratios(self, chunk_scorer: ChunkScorer) -> LogRatios:
-        return chunk_scorer
-
 
 
 class ToyVocoder:

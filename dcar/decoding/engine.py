@@ -99,21 +99,21 @@ class Engine:
 
     @torch.inference_mode()
     def run(self, prompts: Sequence[Prompt], *, seed: int = 0, group_size: int = 1, share_token_draws: bool = False,
-            stream: bool = False) -> Iterator[Progress]:
+            stream: bool = False, in_order: bool = False) -> Iterator[Progress]:
         """Decode the prompts; yield each result when it is complete, and with `stream` also the new tokens of
-        unfinished utterances whenever the host looks.
+        unfinished utterances whenever the host looks. The longest texts are admitted first, or with `in_order` the
+        first prompts.
 
         Raises TextError or DataError for a prompt that the model cannot read (nothing has been decoded then),
-        EngineError
-        if there is no memory, or DistributionError if the model gives no distribution for some token: what had finished
-        is in its `finished`.
+        EngineError if there is no memory, or DistributionError if the model gives no distribution for some token: what
+        had finished is in its `finished`.
         """
         for prompt in prompts:
             check_prompt(prompt, self.reader.config)
         finished: list[DecodeResult] = []
         try:
             state = self._prepare(prompts)
-            order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i].text_ids))  # the longest first
+            order = sorted(range(len(prompts)), key=lambda i: 0 if in_order else -len(prompts[i].text_ids))
             waiting = [(i * group_size + g, prompts[i], g) for i in order for g in range(group_size)][::-1]
             slots: list[Slot | None] = [None] * self.rows
             used, steps = 0, 0  # rows in use, steps since an utterance was admitted

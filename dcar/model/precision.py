@@ -18,7 +18,6 @@ from dcar.model.backbones.decoder import BackboneDecoder, cast_backbone
 from dcar.model.draft import AnyDecoder
 
 if TYPE_CHECKING:
-    from dcar.model.base import Decoder
     from heads.policy import ChunkPolicy
 
 DTYPES = ("auto", "float32", "bfloat16")
@@ -64,7 +63,7 @@ def matched_policy(policy: ChunkPolicy, decoder: AnyDecoder) -> ChunkPolicy:
     return policy.to(dtype)
 
 
-def precision_of(decoder: Decoder) -> dict[str, str]:
+def precision_of(decoder: AnyDecoder) -> dict[str, str]:
     """Describe for provenance in which precision a decoder computes: the type of its layers, and float32 products in
     full ("ieee") or in TF32."""
     weight = decoder.norm.weight
@@ -72,7 +71,7 @@ def precision_of(decoder: Decoder) -> dict[str, str]:
     return {"dtype": str(weight.dtype).removeprefix("torch."), "float32_products": "tf32" if tf32 else "ieee"}
 
 
-def precision_identity(decoder: Decoder) -> dict[str, str]:
+def precision_identity(decoder: AnyDecoder) -> dict[str, str]:
     """Name the precision where tokens may differ from those of full float32: bfloat16 or tf32. Records made in full
     float32 name none."""
     precision = precision_of(decoder)

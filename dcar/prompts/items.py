@@ -10,8 +10,9 @@ Two layouts, chosen by the decoder's `bos`:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,7 @@ class PromptItem:
     duration: float  # seconds of the recording
     prompt_text_units: int = 0  # of prompt.text_ids, which begin with the prompt's own text in the continuation layout
     category: str = ""  # of a listed text (dcar/prompts/texts.py)
+    columns: Mapping[str, Any] = field(default_factory=dict)  # further ones of its row, for reward functions
 
     @property
     def text_ids(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,14 +14,12 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from dcar.audio import save_audio
-from dcar.decoding import ChunkMethod, ChunkRule, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
-from dcar.decoding.engine.run import Job, Plan, StaticEngine, engine_for, room_for, why_not
-from dcar.decoding.fast.passes import fast
+from dcar.decoding import ChunkMethod, ChunkRule, DecodeResult, Engine, FixedChunk, Method, PolicyChunk, Prompt
+from dcar.decoding.reader import reader_of
 from dcar.errors import ConfigError
 from dcar.model.companions import load_policy, text_encoder
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder
-from dcar.model.precision import matched_policy
 from dcar.process import SMALL, cores
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
@@ -34,13 +33,12 @@ from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import PromptAudio, Vocoder
 from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.model import TokenVocoder
-from heads.checkpoint import weights_signature
 from heads.policy import ChunkPolicy
 
 Policy = str | Path | ChunkPolicy
 AnyMethod = str | Method | ChunkRule
 PHRASES_AT_ONCE = 16  # decoded and synthesised before their audio is returned
-CACHED_ENGINES = 2  # one with a policy and one without, for comparisons of the two
+CACHED_ENGINES = 2  # of two methods, for comparisons
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Speaker:
         self.tokenizer, self.vocoder, self.sampling, self.seed = tokenizer, vocoder, sampling, seed
         self._recordings = PromptAudio([]) if recordings is None else recordings
         self._policy: Policy = POLICY
-        self._engines: dict[Hashable, StaticEngine] = {}  # idle ones for the next texts; shared by copies
+        self._engines: dict[Hashable, Engine] = {}  # idle ones for the next texts; shared by copies
         self._far: Callable[[], AnyDecoder] = lambda: self.decoder
 
     @classmethod
@@ -107,7 +105,7 @@ class Speaker:
         tokenizer and vocoder also by the names of `dcar.tokens.load` and `dcar.vocoder.load`.
 
         method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the shipped FAR decoder);
-        a chunk rule of your own (`dcar.ChunkRule`) or a method of the loop; "" = dcar where a policy, dial or number of
+        a chunk rule of your own (`dcar.ChunkRule`) or any other `Method`; "" = dcar where a policy, dial or number of
         candidates is given, or the shipped policy was trained for the decoder, else `fixed_method`.
         dial: of the policy, above 0 for longer chunks and less time, below for shorter ones (`PolicyChunk`).
         num_candidates: chunks drawn side by side for the policy; 0 = `NUM_CANDIDATES` where it can choose among
@@ -175,7 +173,7 @@ class Speaker:
         checked at the call, before the first piece."""
         model = self.using(**settings)
         parts, voice = model._phrases(text), model.voice(prompt)
-        if model._why_no_stream() is None and model._is_small():
+        if isinstance(model.vocoder, TokenVocoder):
             # Longer pieces than for a listener are cheaper; without a second core, whole phrases.
             return whole_phrases(model._stream(parts, voice, every=64 if cores() > 1 else sys.maxsize))
         return model._by_phrase(parts, voice)
@@ -186,10 +184,12 @@ class Speaker:
         return phrases(text)
 
     def _by_phrase(self, parts: list[Phrase], voice: Voice) -> Iterator[Piece]:
-        prompts, decoder = self._prompts(parts, voice), fast(self.decoder)
+        """For vocoders that read a phrase as a whole."""
+        prompts = self._prompts(parts, voice)
         for start in range(0, len(parts), PHRASES_AT_ONCE):
             now = slice(start, start + PHRASES_AT_ONCE)
-            results = decode(decoder, prompts[now], self.method, self.sampling, seed=self.seed, batch_size=1)
+            with self._engine() as engine:
+                results = engine.decode(prompts[now], seed=self.seed)
             waves = self.vocoder.synthesize([r.tokens for r in results], np.stack([voice.features] * len(results)))
             for i, (part, wave, result) in enumerate(zip(parts[now], waves, results, strict=True), start):
                 yield Piece(np.concatenate((wave, self._pause(part))), self.vocoder.sample_rate, i, result)
@@ -197,24 +197,14 @@ class Speaker:
     def stream(self, text: str, prompt: str | Path | Voice | None = None, **settings: Any) -> Iterator[Piece]:
         """As `generate`, in pieces as soon as they are final; concatenated they are its waveform (up to rounding).
 
-        Text, prompt and models are checked at the call, before the first piece. ConfigError where the vocoder or the
-        method cannot stream.
+        Text, prompt and models are checked at the call, before the first piece. ConfigError if the vocoder cannot
+        stream.
         """
         model = self.using(**settings)
-        if reason := model._why_no_stream():
-            raise ConfigError(reason)
+        if not isinstance(model.vocoder, TokenVocoder):
+            raise ConfigError("a stream needs this project's own vocoder, which can be asked for a piece at a time; "
+                              "speak without --stream (Speaker.generate) with another one")
         return model._stream(model._phrases(text), model.voice(prompt))
-
-    def _why_no_stream(self) -> str | None:
-        """Why phrases cannot be streamed; None where they can."""
-        if not isinstance(self.vocoder, TokenVocoder):
-            return ("a stream needs this project's own vocoder, which can be asked for a piece at a time; "
-                    "speak without --stream (Speaker.generate) with another one")
-        method = self.method
-        if not isinstance(method, ChunkMethod) or not isinstance(method.schedule, FixedChunk | PolicyChunk):
-            return (f"'{method.name}' is spoken in whole sentences; use Speaker.generate, or stream with dcar, car-K "
-                    "or far")
-        return why_not(self.decoder, self.sampling)
 
     def _is_small(self) -> bool:
         return sum(p.numel() for p in self.decoder.parameters()) < SMALL
@@ -230,21 +220,19 @@ class Speaker:
         return in_one_thread(pieces) if self._is_small() else pieces
 
     def _pieces(self, parts: list[Phrase], voice: Voice, every: int) -> Iterator[Piece]:
-        prompts, plan = self._prompts(parts, voice), Plan(cast(ChunkMethod, self.method), self.sampling, self.seed)
-        policy: ChunkPolicy | None = getattr(plan.schedule, "policy", None)
-        models = [model for model in (self.decoder, policy) if model is not None]
-        key = tuple((id(model), weights_signature(model)) for model in models)
-        # An engine decodes one text at a time, so another thread makes its own.
-        engine = self._engines.pop(key, None)
-        if engine is None:
-            engine = engine_for(self.decoder, prompts, self.sampling, batch=1, policy=policy)
-        engine.fit(1, *room_for(prompts, self.sampling))
-        jobs = [Job(i, p) for i, p in enumerate(prompts)]
-        vocoder, voices = cast(TokenVocoder, self.vocoder), dict.fromkeys(range(len(jobs)), voice.features)
-        for piece in stream_audio(engine, jobs, plan, vocoder, voices, every):
-            if piece.result is not None:
-                piece = replace(piece, samples=np.concatenate((piece.samples, self._pause(parts[piece.phrase]))))
-            yield piece
+        prompts, vocoder = self._prompts(parts, voice), cast(TokenVocoder, self.vocoder)
+        with self._engine() as engine:
+            for piece in stream_audio(engine, prompts, self.seed, vocoder, [voice.features] * len(prompts), every):
+                if piece.result is not None:
+                    piece = replace(piece, samples=np.concatenate((piece.samples, self._pause(parts[piece.phrase]))))
+                yield piece
+
+    @contextmanager
+    def _engine(self) -> Iterator[Engine]:
+        """An engine that decodes one phrase at a time. It serves one text at a time, so another thread gets its own."""
+        key = reader_of(self.decoder), self.method, self.sampling
+        engine = self._engines.pop(key, None) or Engine(*key)
+        yield engine
         self._engines[key] = engine
         if len(self._engines) > CACHED_ENGINES:
             del self._engines[next(iter(self._engines))]
@@ -286,7 +274,6 @@ def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: floa
     if name in ("dcar", "dcar-sampled"):
         loaded = policy if isinstance(policy, ChunkPolicy) else load_policy(policy)
         loaded.check_base(decoder.checksum())
-        loaded = matched_policy(loaded, decoder)
         num_candidates = num_candidates or (1 if loaded.chunk_scorer is None else NUM_CANDIDATES)
         mode: Literal["greedy", "sample"] = "greedy" if name == "dcar" else "sample"
         return ChunkMethod(PolicyChunk(loaded, mode, dial=dial, num_candidates=num_candidates))

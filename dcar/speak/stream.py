@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,8 +11,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from dcar.decoding.engine.run import Job, Plan, StaticEngine
-from dcar.decoding.records import DecodeResult
+from dcar.decoding import DecodeResult, Engine, Prompt
 from dcar.process import cores
 from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.streaming import StreamingVocoder, reach
@@ -29,7 +28,7 @@ class Piece:
 
     samples: np.ndarray
     rate: int
-    phrase: int  # index of the job
+    phrase: int  # index of its prompt
     result: DecodeResult | None = None
 
 
@@ -48,18 +47,18 @@ def in_one_thread(iterator: Iterator[T]) -> Iterator[T]:
         yield item
 
 
-def stream_audio(engine: StaticEngine, jobs: Iterable[Job], plan: Plan, vocoder: TokenVocoder,
-                 speakers: dict[int, np.ndarray], every: int = 25) -> Iterator[Piece]:
-    """Decode the jobs with continuous batching, and yield audio as soon as it is final.
+def stream_audio(engine: Engine, prompts: Sequence[Prompt], seed: int, vocoder: TokenVocoder,
+                 speakers: Sequence[np.ndarray], every: int = 25) -> Iterator[Piece]:
+    """Decode the prompts in their order, as many at once as the engine has rows, and yield audio once it is final.
 
-    speakers: voice features [F] by job index; every: tokens between two calls of the vocoder, at least 1 (25 = half a
-    second); the first call has as many as it needs for some audio. The pieces of a job come in order; those of several
-    jobs are interleaved. Errors: those of `StaticEngine.run`.
+    speakers: voice features [F] of each prompt; every: tokens between two calls of the vocoder, at least 1 (25 = half a
+    second); the first call has as many as it needs for some audio. The pieces of a prompt come in order; those of
+    several prompts are interleaved. Errors: those of `Engine.run`.
     """
     first = max(reach(vocoder) + FIRST, every)
     vocoders: dict[int, StreamingVocoder] = {}  # used by the second thread only
-    buffered: dict[int, list[int]] = {}  # tokens of a job that the vocoder has not got
-    needed: dict[int, int] = {}  # tokens of a job before the vocoder runs
+    buffered: dict[int, list[int]] = {}  # tokens of a prompt that the vocoder has not got
+    needed: dict[int, int] = {}  # tokens of a prompt before the vocoder runs
     waiting: deque[tuple[int, Future[np.ndarray], DecodeResult | None]] = deque()
 
     def push(index: int, tokens: list[int], last: bool) -> np.ndarray:
@@ -69,20 +68,20 @@ def stream_audio(engine: StaticEngine, jobs: Iterable[Job], plan: Plan, vocoder:
 
     def ready(wait: bool) -> Iterator[Piece]:
         while waiting and (wait or waiting[0][1].done()):
-            index, future, result = waiting.popleft()
+            index, future, finished = waiting.popleft()
             samples = future.result()
-            if len(samples) or result is not None:
-                yield Piece(samples, vocoder.sample_rate, index, result)
+            if len(samples) or finished is not None:
+                yield Piece(samples, vocoder.sample_rate, index, finished)
 
     with ThreadPoolExecutor(1) as second:
-        for progress in engine.run(jobs, plan, stream=True):
-            index, done = progress.job.index, progress.result is not None
+        for index, tokens, result in engine.run(prompts, seed=seed, stream=True, in_order=True):
+            done = result is not None
             if index not in buffered:
                 buffered[index], needed[index] = [], first
                 waiting.append((index, second.submit(push, index, [], False), None))  # a new voice takes some time
-            buffered[index] += progress.tokens
+            buffered[index] += tokens
             if done or len(buffered[index]) >= needed[index]:
-                waiting.append((index, second.submit(push, index, buffered.pop(index), done), progress.result))
+                waiting.append((index, second.submit(push, index, buffered.pop(index), done), result))
                 if not done:
                     buffered[index], needed[index] = [], every
             yield from ready(wait=cores() == 1)

@@ -21,7 +21,6 @@ from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, ConfigError
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.retrying import Retry, RetryingRecognizer
-from rl.data import RowItem
 from rl.hearing import GroundTruth, RolloutRecord, synthesise
 from rl.metrics import Metrics, add_decisions, add_rollouts, scalars
 from rl.rewards import (
@@ -323,7 +322,7 @@ def loudness(completions, audio, sample_rate, transcripts, emotion, **columns):
 def test_a_function_gets_the_columns_that_it_names_and_none_is_missing():
     records = [record(0, perfect(4)), record(1, (3, 4))]
     for r in records:
-        r.item = RowItem(**vars(r.item), columns={"emotion": "calm"})
+        r.item = replace(r.item, columns={"emotion": "calm"})
     synthesise(records, ToyVocoder(lambda tokens: len(tokens) == 2))
     totals, parts = score(records, [loudness, faster], [1.0, 0.0], ToyRecognizer(), trainer_state="state")
     assert totals[0] == 4 + 12 and math.isnan(totals[1]) and "toy vocoder broke" in records[1].failure

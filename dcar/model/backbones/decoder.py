@@ -3,7 +3,7 @@
 One sequence, causal throughout, as such models were trained: prefix (text with its template), then speech. Speech has
 an embedding table and heads of its own, whether the source kept speech ids in its vocabulary (LLaSA) or beside it
 (CosyVoice 2): ids are 0..V-1 codes, V = EOS, V + 1 = start of speech, V + 2 = start of the sequence (where there is
-one). What the decoding loop, stage one, DCPO, export and the comparison use of a decoder is the same here.
+one). What decoding, stage one, DCPO, export and the comparison use of a decoder is the same here.
 
 Training runs the language model as it is. Decoding computes its layers itself, with its modules and on our own ragged
 cache (dcar/decoding/language.py), so only architectures whose layers it knows can be used.

@@ -1,12 +1,11 @@
-"""Streaming gives the audio of the whole utterance in pieces; batches are served row by row."""
+"""Streaming gives the audio of the whole utterance in pieces, several utterances at once in their order."""
 
 import numpy as np
 import torch
-from dcar.decoding.engine.run import Job, Plan, engine_for
 from tiny_data import random_voice, tiny_vocoder
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.decoding import ChunkMethod, Engine, FixedChunk, decode
 from dcar.sampling import SamplingConfig
 from dcar.speak.stream import in_one_thread, stream_audio
 
@@ -14,12 +13,11 @@ SAMPLING = SamplingConfig(max_tokens=120, min_tokens=100, max_tokens_per_text_un
 
 
 def test_streams_of_several_utterances_through_two_rows(prompts):
-    decoder, vocoder, voices = tiny_decoder(), tiny_vocoder(), {i: random_voice(i) for i in range(3)}
-    plan = Plan(ChunkMethod(FixedChunk(3)), SAMPLING, seed=2)
-    engine = engine_for(decoder, prompts[:3], SAMPLING, batch=2)
-    jobs = [Job(i, prompts[i]) for i in range(3)]
-    chunks = list(stream_audio(engine, jobs, plan, vocoder, voices, every=20))
-    for i, result in enumerate(decode(decoder, prompts[:3], plan.method, SAMPLING, seed=2)):
+    decoder, vocoder, voices = tiny_decoder(), tiny_vocoder(), [random_voice(i) for i in range(3)]
+    method = ChunkMethod(FixedChunk(3))
+    engine = Engine(decoder, method, SAMPLING, rows=2)
+    chunks = list(stream_audio(engine, prompts[:3], 2, vocoder, voices, every=20))
+    for i, result in enumerate(decode(decoder, prompts[:3], method, SAMPLING, seed=2)):
         own = [chunk for chunk in chunks if chunk.phrase == i]
         assert [chunk.result.tokens for chunk in own if chunk.result is not None] == [result.tokens]
         (whole,) = vocoder.synthesize([result.tokens], voices[i][None])
@@ -28,6 +26,7 @@ def test_streams_of_several_utterances_through_two_rows(prompts):
         assert own[0].result is None and len(own[0].samples) and own[-1].result is not None  # sound before the end
     order = [chunk.phrase for chunk in chunks]
     assert order != sorted(order)  # interleaved
+    assert list(dict.fromkeys(order)) == [0, 1, 2]
 
 
 def test_one_thread_while_something_is_made_and_no_longer():

@@ -4,7 +4,9 @@ import os
 import re
 import subprocess
 import sys
+from copy import copy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,6 +44,8 @@ from dcar.tokens.load import load_tokenizer
 from dcar.tokens.whisper import WhisperEncoder
 from dcar.vocoder.model import TokenVocoder, VocoderConfig
 from dcar.voices.features import speaker_features
+from eval.verifiers.drafters import HeadDrafter
+from eval.verifiers.sd import SpeculativeDecoding
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 
@@ -219,15 +223,16 @@ def test_clauses_without_commas_end_before_conjunctions():
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_a_speaker_says_and_streams_the_same(models, parts, monkeypatch, cores):
-    """By the loop and voiced whole, as large decoders are; by the engine, on two cores in pieces."""
+    """Voiced by phrase, as vocoders do that cannot stream; in pieces, on two cores while the next one is decoded."""
     for module in ("stream", "speaker"):
         monkeypatch.setattr(f"dcar.speak.{module}.cores", lambda: cores)
-    small = speaker_module.SMALL
-    monkeypatch.setattr(speaker_module, "SMALL", 0)
+    monkeypatch.setattr(speaker_module, "PHRASES_AT_ONCE", 2)
     speaker = Speaker.load(models / "decoder", **parts, seed=3)
     voice = speaker.voice(models / "voice.wav")
     text = "Good morning. " + LONG
-    spoken = speaker.generate(text, models / "voice.wav")
+    by_phrase = copy(speaker)
+    by_phrase.vocoder = SimpleNamespace(sample_rate=RATE, synthesize=speaker.vocoder.synthesize)
+    spoken = by_phrase.generate(text, models / "voice.wav")
     pieces = list(speaker.stream(text, voice))
     streamed = speaker.join(text, pieces)
     assert len(pieces) >= len(streamed.results) == len(spoken.results) == len(phrases(text))
@@ -235,11 +240,11 @@ def test_a_speaker_says_and_streams_the_same(models, parts, monkeypatch, cores):
     assert streamed.audio.shape == spoken.audio.shape and np.abs(streamed.audio - spoken.audio).max() < 1e-4
     assert spoken.sample_rate == RATE and spoken.seconds == len(spoken.audio) / RATE
     assert [sum(c) for c in spoken.chunks] == [len(r.tokens) for r in spoken.results]
-    assert not np.array_equal(speaker.generate(text, voice, seed=4).audio[:2000], spoken.audio[:2000])
-    assert np.array_equal(speaker.generate(text, voice).audio, spoken.audio)
-    monkeypatch.setattr(speaker_module, "SMALL", small)
-    beside = [speaker.generate(text, voice) for _ in range(2)]  # the second by the engine of the first
-    for said in beside:
+    assert not np.array_equal(by_phrase.generate(text, voice, seed=4).audio[:2000], spoken.audio[:2000])
+    assert np.array_equal(by_phrase.generate(text, voice).audio, spoken.audio)
+    again = [speaker.generate(text, voice) for _ in range(2)]  # by the engine of the first
+    monkeypatch.setattr(speaker_module, "SMALL", 0)  # as large decoders are
+    for said in [*again, speaker.generate(text, voice)]:
         assert [r.tokens for r in said.results] == [r.tokens for r in spoken.results]
         assert said.audio.shape == spoken.audio.shape and np.abs(said.audio - spoken.audio).max() < 1e-4
     with pytest.raises(TextError):
@@ -432,15 +437,12 @@ def test_text_comes_from_a_file_or_from_standard_input(speak, refused, tmp_path,
     refused("give what to say, one of", "Twice.", file=file)
 
 
-def test_a_long_text_is_written_as_it_is_spoken(speak, models, parts, tmp_path, monkeypatch):
-    """In groups of phrases, which do not change the tokens; of many phrases the sums are printed."""
+def test_a_long_text_is_written_as_it_is_spoken(speak, models, parts, tmp_path):
+    """Of many phrases the sums are printed."""
     text = " ".join(f"Number {n}." for n in range(1, 26))
-    monkeypatch.setattr("dcar.speak.speaker.SMALL", 0)  # decoded by the loop
-    monkeypatch.setattr("dcar.speak.speaker.PHRASES_AT_ONCE", 4)
     status, shown, complaint, _ = speak(text, "car-3", out=(out := tmp_path / "new" / "a.flac"))
     assert f"made the folder {out.parent}" in complaint
     assert status == 0 and shown.splitlines()[0].startswith("25 phrases, ") and len(shown.splitlines()) == 2
-    monkeypatch.setattr("dcar.speak.speaker.PHRASES_AT_ONCE", 100)
     spoken = dcar.load(models / "decoder", **parts, method="car-3").generate(text, models / "voice.wav")
     wave = sf.read(out)[0]
     assert f"25 phrases, {sum(map(len, spoken.tokens))} tokens" in shown
@@ -574,14 +576,21 @@ def test_generate_speaks_as_the_command_and_as_any_setting_says(models, parts, t
         model.generate(text, voice, num_candidates=4)
 
 
-def test_generate_with_a_chunk_rule_of_ones_own(models, parts):
-    class Three(dcar.ChunkRule):
-        def choose(self, session, hidden, counts, candidates):
-            return dcar.Choice(torch.full_like(session.rows, 3))
+class Three(dcar.ChunkRule):
+    """A rule of a user's own."""
 
+    def choose(self, state, candidates):
+        return dcar.Choice(torch.full_like(state.generated, 3))
+
+
+@pytest.mark.parametrize("method", [Three(), SpeculativeDecoding("sd", HeadDrafter(3))], ids=["rule", "verifier"])
+def test_other_methods_speak_and_stream_the_same(models, parts, method):
     model = dcar.load(models / "decoder", **parts)
-    voice = model.voice(models / "voice.wav")
-    own = model.generate("Good morning.", voice, method=Three())
-    assert own.tokens == model.generate("Good morning.", voice, method="car-3").tokens
-    with pytest.raises(ConfigError, match="whole sentences"):
-        model.stream("Good morning.", voice, method=Three())
+    text, voice = "Good morning. " + LONG, model.voice(models / "voice.wav")
+    own = model.generate(text, voice, method=method)
+    if isinstance(method, Three):
+        assert own.tokens == model.generate(text, voice, method="car-3").tokens
+    else:
+        assert sum(r.accepted for r in own.results) and {r.method for r in own.results} == {"sd"}
+    pieces = list(model.stream(text, voice, method=method))
+    assert model.join(text, pieces).tokens == own.tokens

@@ -33,7 +33,6 @@ from tqdm import tqdm
 
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
-from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
 from dcar.model.precision import dtype_setting, precision_of
 from dcar.prepare.prepared import (
@@ -196,8 +195,7 @@ class Teacher:
         items: list[list[PromptItem]] = [[] for _ in rows]  # of each candidate
         for entry, seed in self.ways:
             asked = self.prompts(seed, rows)
-            results = decode(entry.decoder, [i.prompt for i in asked], entry.build(), entry.sampling, seed=seed,
-                             batch_size=self.config.batch_size)
+            results = entry.decode([i.prompt for i in asked], seed, self.config.batch_size)
             tokens = [list(r.tokens) for r in results]
             read: Sequence[float | None] = [None] * len(rows)
             if self.reader is not None:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from dcar.decoding.fast.passes import fast
 from torch import Tensor
 from tqdm import tqdm
 
@@ -117,9 +116,9 @@ def entropy_curve(model: AnyDecoder, states: Sequence[Tensor], items: Sequence[P
     ceiling = torch.log(torch.tensor(float(model.config.output_size))) + 1e-3
     inner = level.double().cpu().quantile(torch.linspace(0, 1, points, dtype=torch.float64)[1:-1])
     thresholds = torch.cat((torch.zeros(1), inner.float(), ceiling[None])).unique()
-    lengths, reader = [], fast(model)
+    lengths = []
     for threshold in tqdm(thresholds.tolist(), desc="entropy thresholds", disable=None):
-        results = decode(reader, [i.prompt for i in items], ChunkMethod(EntropyChunk(threshold)), sampling, seed=seed,
+        results = decode(model, [i.prompt for i in items], ChunkMethod(EntropyChunk(threshold)), sampling, seed=seed,
                          batch_size=batch_size)
         lengths.append(sum(len(r.tokens) for r in results) / sum(r.target_passes for r in results))
     return thresholds, torch.tensor(lengths)

@@ -17,14 +17,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dcar.audio import load_audio
-from dcar.decoding import Choice, ChunkMethod, ChunkRule, DecodeResult, Prompt, Session, decode
+from dcar.decoding import BatchState, Choice, ChunkMethod, ChunkRule, DecodeResult, Prompt, decode
+from dcar.decoding.step import Admitted
 from dcar.errors import DataError
 from dcar.storage import digest_of
 from eval.methods.registry import Entry
 from eval.report.listen import save_picture, spectrum_picture
 from eval.report.plots import draw_reasons
 from eval.results.store import Maker, Record, RecordStore, Tools
-from heads.candidates import FEATURES, candidate_features
+from heads.candidates import FEATURES
 
 QUARTILES = (0.25, 0.5, 0.75)
 REASONS_VERSION = 1  # of what is noted; another one is noted again
@@ -35,35 +36,42 @@ class Watched(ChunkRule):
 
     def __init__(self, schedule: ChunkRule, heads: int):
         self.schedule, self.candidates, self.name = schedule, heads, schedule.name
-        self.num_candidates = schedule.num_candidates if schedule.candidates else 1
+        self.streams = schedule.streams
+        if schedule.candidates:
+            self.num_candidates, self.features = schedule.num_candidates, schedule.features
 
-    def begin(self, session: Session) -> None:
-        self.schedule.begin(session)
+    def start(self, state: BatchState) -> None:
+        self.schedule.start(state)
 
-    def candidate_features(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
+    def refresh(self, state: BatchState) -> None:
+        self.schedule.refresh(state)
+
+    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
+        self.schedule.admit(state, rows, admitted)
+
+    def observe(self, state: BatchState, hidden: Tensor, real: Tensor | None) -> None:
+        self.schedule.observe(state, hidden, real)
+
+    def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
         if not self.schedule.candidates:
-            return candidate_features(logits, tokens)
-        return self.schedule.candidate_features(session, logits, tokens)
+            return super().candidate_features(state, logits, tokens)
+        return self.schedule.candidate_features(state, logits, tokens)
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
+    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
         assert candidates is not None
         seen = self.schedule.candidates
-        return self.schedule.choose(session, hidden, counts, candidates[:, :, :seen] if seen else None)
-
-    def select(self, rows: Tensor) -> None:
-        self.schedule.select(rows)
+        return self.schedule.choose(state, candidates[:, :, :seen] if seen else None)
 
 
 def chooses_chunks(entry: Entry) -> bool:
     """Whether there is something to watch: a method of chunks, not of drafts, on a decoder of more than one head."""
-    return isinstance(entry.build(), ChunkMethod) and entry.decoder.config.num_prediction_heads > 1
+    return isinstance(entry.method, ChunkMethod) and entry.decoder.config.num_prediction_heads > 1
 
 
 def watch(entry: Entry, prompts: Sequence[Prompt], seed: int) -> dict[str, Any]:
     """What the decisions of a method of chunks saw (`summary`)."""
-    method = entry.build()
-    assert isinstance(method, ChunkMethod)
-    watched = Watched(method.schedule, entry.decoder.config.num_prediction_heads)
+    assert isinstance(entry.method, ChunkMethod)
+    watched = Watched(entry.method.schedule, entry.decoder.config.num_prediction_heads)
     return summary(decode(entry.decoder, prompts, ChunkMethod(watched), entry.sampling, seed=seed, record_hidden=True,
                           batch_size=16))
 

@@ -84,7 +84,7 @@ class Studio:
         if not low <= temperature <= high:
             raise ConfigError(f"temperature {temperature:g} must be between {low:g} and {high:g}")
         speaker = self._speakers[-1 if method == "far" else 0].using(
-            method=self._methods[method].build(), temperature=float(temperature), seed=seed)
+            method=self._methods[method].method, temperature=float(temperature), seed=seed)
         with self._lock:
             prompt = self._voice(speaker, voice, recording)
             if method not in self._warm:  # compiling and allocating do not count as its time

@@ -8,7 +8,7 @@ names, {method: calm, nats: 2.0}. Without installing anything `my_package.rules.
 
 - a chunk rule: has `choose` (extend `dcar.ChunkRule`),
 - a verifier of drafted chains: extends `eval.verifiers.chain.ChainVerifier`; its names also take @draft and :LENGTH,
-- any method of the loop: has `propose` and `keep` (`dcar.decoding.Method`).
+- any other method: has `propose` and `keep` (extend `dcar.decoding.Method`).
 
 It may have a `style` (eval.methods.kinds.Style) for tables and plots.
 """
@@ -20,7 +20,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -102,17 +102,12 @@ def _chain_numbers(made: type[ChainVerifier]) -> list[MethodSetting]:
             for i, s in enumerate(found)]
 
 
-def plugged(made: type[Any], name: str, arguments: Iterable[Any]) -> tuple[Callable[[], Method], dict[str, str]]:
-    """Return what builds a chunk rule or another method of the loop, and what its tokens depend on."""
-    numbers = [n for value in arguments for n in (value if isinstance(value, list) else [value])]
-
-    def build() -> Method:
-        method = made(*numbers)
-        method.name = name
-        return ChunkMethod(method) if hasattr(method, "choose") else method
-
-    build()  # refuses what is impossible before anything runs
+def plugged(made: type[Any], name: str, arguments: Iterable[Any]) -> tuple[Method, dict[str, str]]:
+    """Build a chunk rule or another method; also return what its tokens depend on."""
+    method = made(*(n for value in arguments for n in (value if isinstance(value, list) else [value])))
+    method.name = name
     # with the text of its module: records of another version are not used again
     file = getattr(sys.modules[made.__module__], "__file__", None)
     text = Path(file).read_bytes() if file else b""
-    return build, {"class": f"{made.__module__}.{made.__qualname__} {hashlib.sha256(text).hexdigest()[:16]}"}
+    identity = {"class": f"{made.__module__}.{made.__qualname__} {hashlib.sha256(text).hexdigest()[:16]}"}
+    return ChunkMethod(method) if hasattr(method, "choose") else method, identity

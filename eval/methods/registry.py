@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -84,20 +84,15 @@ DEFAULT_LENGTH = 3  # of a draft, the best in both papers
 
 @dataclass(frozen=True)
 class Entry:
-    """One method, ready to run: `build` makes a fresh decoding object; `identity` is all that its tokens depend on,
-    besides `sampling`, which it names where the sampling is the method's own and not the comparison's."""
+    """One method, ready to run. `identity` is all that its tokens depend on besides `sampling`, which it names where it
+    is the method's own and not the comparison's."""
 
     name: str
     decoder: AnyDecoder
-    build: Callable[[], Method]
+    method: Method
     identity: dict[str, str]
     sampling: SamplingConfig = UNCHANGED
     _engines: dict[int, Engine] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @cached_property
-    def method(self) -> Method:
-        """The method, which any number of batches share."""
-        return self.build()
 
     def decode(self, prompts: Sequence[Prompt], seed: int, batch_size: int = 32) -> list[DecodeResult]:
         """See `dcar.decoding.decode`. Buffers and CUDA graphs are kept for the next call with as many rows."""
@@ -117,23 +112,21 @@ def _far(name: str, models: Models) -> Entry:
     if models.far_decoder is None:
         raise ConfigError("method 'far' needs far_decoder, a checkpoint trained with one head; car-1 is next-token "
                           "decoding with the CAR weights")
-    return Entry(name, models.far_decoder, lambda: ChunkMethod(FixedChunk(1, name)),
+    return Entry(name, models.far_decoder, ChunkMethod(FixedChunk(1, name)),
                  {"decoder": models.checksum(models.far_decoder)})
 
 
-def _entry(name: str, models: Models, build: Callable[[], Method], identity: dict[str, str]) -> Entry:
-    return Entry(name, models.decoder, build, {"decoder": models.checksum(models.decoder), **identity})
+def _entry(name: str, models: Models, method: Method, identity: dict[str, str]) -> Entry:
+    return Entry(name, models.decoder, method, {"decoder": models.checksum(models.decoder), **identity})
 
 
-def _chunks(name: str, models: Models, schedule: Callable[[], ChunkRule], **identity: str) -> Entry:
-    """The row of a chunk schedule. One that is impossible is refused now, before anything is spoken."""
-    schedule()
-    return _entry(name, models, lambda: ChunkMethod(schedule()), identity)
+def _chunks(name: str, models: Models, schedule: ChunkRule, **identity: str) -> Entry:
+    return _entry(name, models, ChunkMethod(schedule), identity)
 
 
 def _car(name: str, models: Models, size: int) -> Entry:
     _check_sizes(name, models, size)
-    return _chunks(name, models, lambda: FixedChunk(size, name))
+    return _chunks(name, models, FixedChunk(size, name))
 
 
 def _random(name: str, models: Models, sizes: list[int]) -> Entry:
@@ -142,7 +135,7 @@ def _random(name: str, models: Models, sizes: list[int]) -> Entry:
         ordered = "-".join(map(str, sorted(sizes)))
         raise ConfigError(f"method '{name}': sizes stand in order, twice where they are drawn twice as often: write "
                           f"random-{ordered}")
-    return _chunks(name, models, lambda: RandomChunk(sizes, name))
+    return _chunks(name, models, RandomChunk(sizes, name))
 
 
 def _end_on_confident(name: str, models: Models, shortest: int, longest: int) -> Entry:
@@ -150,7 +143,7 @@ def _end_on_confident(name: str, models: Models, shortest: int, longest: int) ->
     if shortest >= longest:
         raise ConfigError(f"method '{name}': write the shortest and the longest chunk at its end, as in "
                           "end-on-confident-4-7")
-    return _chunks(name, models, lambda: EndOnConfident(range(shortest, longest + 1), name))
+    return _chunks(name, models, EndOnConfident(range(shortest, longest + 1), name))
 
 
 def _best_of(name: str, models: Models, size: int, num_candidates: int) -> Entry:
@@ -159,7 +152,7 @@ def _best_of(name: str, models: Models, size: int, num_candidates: int) -> Entry
     if scorer is None:
         raise ConfigError(f"method '{name}' asks how well tokens go together: give in `policies` one that was trained "
                           "with chunk_scorer")
-    return _chunks(name, models, partial(BestOfChunk, size, num_candidates, scorer, name),
+    return _chunks(name, models, BestOfChunk(size, num_candidates, scorer, name),
                    chunk_scorer=models.checksum(scorer))
 
 
@@ -170,14 +163,11 @@ def _policy(name: str, models: Models, policy: str | None, num_candidates: int, 
         known = ", ".join(f"dcar@{n}" for n in models.policies if n) or "only 'dcar' itself"
         raise ConfigError(f"method '{name}': no such policy; known: {known} (behind it how many chunks are drawn, "
                           "as in @n4, and a dial, as in @d0.3)")
-
-    def schedule() -> PolicyChunk | ShuffledChunk:
-        asked = PolicyChunk(own, mode, name, dial=dial, num_candidates=num_candidates)
-        return ShuffledChunk(asked, name) if shuffled else asked
-
+    asked = PolicyChunk(own, mode, name, dial=dial, num_candidates=num_candidates)
     turned = {"dial": repr(dial)} if dial else {}
     drawn = {"num_candidates": str(num_candidates)} if num_candidates > 1 else {}
-    return _chunks(name, models, schedule, policy=models.checksum(own), **turned, **drawn)
+    return _chunks(name, models, ShuffledChunk(asked, name) if shuffled else asked, policy=models.checksum(own),
+                   **turned, **drawn)
 
 
 def _check_sizes(name: str, models: Models, *sizes: int) -> None:
@@ -186,7 +176,7 @@ def _check_sizes(name: str, models: Models, *sizes: int) -> None:
         raise ConfigError(f"method '{name}': chunk sizes of this decoder are 1..{heads}; write car-3 or random-2-3")
 
 
-def _by_heads(name: str, models: Models, from_settings: Callable[..., tuple[Callable[[], Method], dict[str, str]]],
+def _by_heads(name: str, models: Models, from_settings: Callable[..., tuple[Method, dict[str, str]]],
               **settings: Any) -> Entry:
     """A method that needs the decoder, and perhaps the statistics fitted to it."""
     return _entry(name, models, *from_settings(name, models.decoder, models.statistics, **settings))
@@ -198,27 +188,24 @@ def _chain(verifier: type[ChainVerifier], name: str, models: Models, /, draft: s
     most = models.decoder.config.num_prediction_heads - 1
     length = length or (DEFAULT_LENGTH if draft == "draft" else min(DEFAULT_LENGTH, most))
     about = {"draft": f"{draft}:{length}", "eos_strict": str(not eos)}
-    make_drafter: Callable[[], Drafter] = partial(HeadDrafter, length)
+    drafter: Drafter = HeadDrafter(length)
     if draft == "draft":
         if models.draft is None:
             raise ConfigError(f"method '{name}' needs a draft model: give its folder in `draft` (made by `dcar "
                               "train-draft`, or a smaller decoder of the same ids), or draft by the heads: @heads")
-        make_drafter = partial(ModelDrafter, models.draft, length)
+        drafter = ModelDrafter(models.draft, length)
         about["draft_model"] = models.checksum(models.draft)
     elif not 1 <= length <= most:
         raise ConfigError(f"method '{name}': this decoder has {most} additional heads to draft with; draft at most "
                           "that many tokens, or use a draft model: @draft")
     arguments = verifier.arguments(models.decoder, tuple(n for n in numbers.values() if n is not None))
     loose = {"eos_strict": False} if eos else {}
-
-    def made() -> ChainVerifier:
-        return verifier(name, make_drafter(), *arguments, **loose)
-
-    return _entry(name, models, made, {**about, **made().identity})  # impossible numbers are refused now
+    made = verifier(name, drafter, *arguments, **loose)
+    return _entry(name, models, made, {**about, **made.identity})
 
 
 def _plugged(made: type[Any], name: str, models: Models, /, **numbers: Any) -> Entry:
-    """A chunk rule or another method of the loop, from outside this project."""
+    """A chunk rule or another method, from outside this project."""
     return _entry(name, models, *plugged(made, name, numbers.values()))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dcar.audio import OPUS_RATES, resample, save_audio
-from dcar.decoding import DecodeResult, decode
+from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, DataError, check_format
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
@@ -260,9 +260,7 @@ class Maker:
         if unit.method == RESYNTHESIS:
             tokens = [list(item.reference_tokens) for item in items]
         else:
-            entry = self.entries[unit.method]
-            results = decode(entry.decoder, [i.prompt for i in items], entry.build(), entry.sampling, seed=unit.seed,
-                             batch_size=len(items))
+            results = self.entries[unit.method].decode([i.prompt for i in items], unit.seed, len(items))
             tokens = [r.tokens for r in results]
         decoded = time.perf_counter()
         rows = [row for row, i in enumerate(unit.indices) if i in missing]

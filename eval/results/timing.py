@@ -1,10 +1,10 @@
 """Batch-1 timing of methods: one clock, methods interleaved, warm-up excluded, the vocoder measured beside the LM.
 
 RTF = compute time / audio time, lower is better; end to end: language model (with policy, draft and verification) and
-vocoder. For every utterance all methods run one after the other, in an
-order that rotates, so that a machine that slows down slows all of them. On a GPU each speaks an utterance once before
-it is timed on it: new widths of text, columns and chunks are captured as graphs there, and DCAR meets the most of them.
-An interrupted timing goes on; if any method, its sampling or the machine changed, all of it is taken again, because
+vocoder. Every method, verifiers included, runs in the same engine. For every utterance all methods run one after the
+other, in an order that rotates, so that a machine that slows down slows all of them. On a GPU each speaks an utterance
+once before it is timed on it, because the step is captured as a graph when it first meets a shape.
+An interrupted timing continues; if any method, its sampling or the machine changed, all of it is taken again, because
 times of two sessions do not compare.
 """
 
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from dcar.decoding import decode
 from dcar.storage import digest_of
 from dcar.tracking import machine
 from eval.methods.registry import Entry
@@ -32,14 +31,14 @@ def synchronize(device: torch.device) -> None:
 
 
 def on_gpu(entry: Entry) -> bool:
-    """Whether it decodes there, on graphs captured by shape."""
+    """Return whether it decodes on a GPU, where steps are captured as graphs."""
     return entry.decoder.norm.weight.device.type == "cuda"
 
 
 def time_methods(tools: Tools, entries: Sequence[Entry], seed: int, utterances: int, out: Path,
                  progress: Callable[[], Any] = lambda: None) -> list[dict[str, Any]]:
     """One record per (utterance, method): seconds of lm and vocoder, of audio, and tokens. Kept in timings/."""
-    timed = [[e.name, e.identity, type(e.decoder).__name__, vars(e.sampling)] for e in entries]
+    timed = [[e.name, e.identity, vars(e.sampling)] for e in entries]
     session = digest_of([RECORD_VERSION, timed, seed, machine(), tools.identity])[:16]
     store = RecordStore(out / "timings")
     chosen = tools.items[:: max(1, len(tools.items) // max(1, utterances))][:utterances]
@@ -59,7 +58,7 @@ def time_methods(tools: Tools, entries: Sequence[Entry], seed: int, utterances: 
         shift = turn % len(entries)
         for entry in [*entries[shift:], *entries[:shift]]:
             if on_gpu(entry):
-                _measure(tools, entry, item, seed)  # captures what this utterance needs
+                _measure(tools, entry, item, seed)  # captures the shapes of this utterance
             records.append({"session": session, "method": entry.name, "id": uid, **_measure(tools, entry, item, seed)})
             store.append(records[-1])
         progress()
@@ -68,17 +67,15 @@ def time_methods(tools: Tools, entries: Sequence[Entry], seed: int, utterances: 
 
 def _measure(tools: Tools, entry: Entry, item, seed: int) -> dict[str, Any]:
     device = entry.decoder.norm.weight.device
-    method = entry.build()
     synchronize(device)
     started = time.perf_counter()
-    result = decode(entry.decoder, [item.prompt], method, entry.sampling, seed=seed)[0]
+    (result,) = entry.decode([item.prompt], seed, batch_size=1)
     synchronize(device)
     spoken = time.perf_counter()
     tools.vocoder.synthesize([result.tokens], item.speaker_embedding[None])
     synchronize(device)
     finished = time.perf_counter()
-    # The policy's clock does not wait for the device: on a GPU it would tell how long launches take. To wait at each
-    # decision would slow what is timed here.
+    # A decision is part of a step, which is measured only where it is waited for: on a CPU.
     policy = None if on_gpu(entry) else result.seconds.get("policy", 0.0)
     return {"lm": spoken - started, "vocoder": finished - spoken, "policy": policy,
             "audio": len(result.tokens) / tools.vocoder.token_rate, "tokens": len(result.tokens),

@@ -1,15 +1,15 @@
 """A CARDecoder behind Hugging Face's `generate`: the same weights and the same mathematics, another decoding loop.
 
-The peer of the speed benchmark. Ids: speech codes, EOS and BOS keep theirs, text ids follow behind; the input is one
+The peer of the speed benchmark. Speech codes, EOS and BOS keep their ids, text ids come after them; the input is one
 row, text then speech prompt. EOS is never generated, so that every run speaks the number of tokens that is asked for.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -18,9 +18,20 @@ from dcar.decoding import Prompt
 from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
+from heads.layers import rotate
 
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 """What transformers calls the cache: the first name from 5.24 on."""
+
+
+def extend(layer: Any, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any, index: int) -> Tensor:
+    """Run a `TransformerLayer` on a cache of Hugging Face; see its `forward`: x [1, S, D] -> [1, S, D]."""
+    qkv = layer.qkv(layer.attention_norm(x)).view(*x.shape[:2], 3, layer.num_heads, -1).permute(2, 0, 3, 1, 4)
+    q, k = rotate(qkv[:2], *rotary)
+    keys, values = cache.update(k, qkv[2], index)
+    y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+    x = x + layer.out(y.transpose(1, 2).reshape(x.shape))
+    return x + layer.down(F.gelu(layer.up(layer.ffn_norm(x)), approximate="tanh"))
 
 
 class PeerConfig(PretrainedConfig):
@@ -47,8 +58,7 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
         super().__init__(PeerConfig(**shape))
         self.decoder = decoder
         self.text = self.prompt = 0
-        # text ids follow behind every speech id
-        self.offset = decoder.speech_embedding.num_embeddings
+        self.offset = decoder.speech_embedding.num_embeddings  # text ids come after all speech ids
 
     def read(self, prompt: Prompt) -> Tensor:
         """Input ids [1, text + speech prompt]; the model remembers where the text ends."""
@@ -86,9 +96,8 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
             if past == 0:
                 mask = mask | (column < self.text)  # every position sees all text
             mask = mask[None, None]
-        behind: Any = SimpleNamespace(write=lambda layer, keys, values: kept.update(keys, values, layer))
         for i, layer in enumerate(d.layers):
-            x = layer(x, rotary, mask, behind, i)
+            x = extend(layer, x, rotary, mask, kept, i)
         logits = d.heads.base(d.norm(x[:, -(logits_to_keep or 1) :])).float()
         logits[..., d.config.eos] = -1e9  # in place, of what was just made: a mask would wait for a GPU
         return CausalLMOutputWithPast(logits=logits, **{CACHE: kept})

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from dcar.decoding.fast.cpu.native import kernels
 
 from dcar.decoding import Prompt
+from dcar.decoding.cpu.native import kernels
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig
 from eval.results.timing import synchronize
@@ -37,11 +36,6 @@ def interleaved(runs: Mapping[Any, Callable[[], Any]], repeats: int, device: tor
             if turn:
                 seconds[name].append(now() - started)
     return seconds
-
-
-def shown(values: Sequence[float]) -> str:
-    """Median of repeats, with their range."""
-    return f"{statistics.median(values):9.3f} ({min(values):.3f}–{max(values):.3f})"
 
 
 def read_sizes(model: AnyDecoder) -> dict[str, int]:
@@ -104,7 +98,3 @@ class Load:
         tokens = tokens or self.tokens
         return SamplingConfig(temperature, min_tokens=tokens + 16, max_tokens=tokens,
                               max_tokens_per_text_unit=float(tokens))
-
-    def steps(self, k: int) -> int:
-        """Passes of CAR-k, the prefill included."""
-        return -(-self.tokens // k)

@@ -1,12 +1,12 @@
-"""How fast decoding is on this machine, beside how fast it could be.
+"""How fast decoding is on this machine, next to how fast it could be.
 
     dcar analyse what=speed --quick                     # under a minute on two cores
     dcar analyse what=speed decoder=runs/car policy=runs/dcpo/export
 
-First a card of what each step has to read and what the machine can read, hence a floor; then the measurements, in the
-static engine unless said otherwise: CAR-k and DCAR at batch 1, batches, lengths, and Hugging Face's `generate` on the
-same weights. Repeats are interleaved, medians printed with their range; every run speaks a fixed number of tokens (EOS
-forbidden), so no method gains by stopping early. The last line is one JSON object.
+First a card of what each step has to read and what the machine can read, hence a floor; then the measurements, all in
+the same engine: CAR-k and DCAR at batch 1, batches, lengths, verifiers, and Hugging Face's `generate` on the same
+weights. Repeats are interleaved and medians printed; every run speaks a fixed number of tokens (EOS is forbidden), so
+no method gains by stopping early. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from dcar.decoding.engine.run import StaticEngine, engine_for
-from dcar.decoding.fast.passes import FastDecoder
 
 from dcar.config import check, load_config, setting
-from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
+from dcar.decoding import ChunkMethod, DecodeResult, Engine, FixedChunk, Method, PolicyChunk
+from dcar.decoding.columns import round_up
+from dcar.decoding.engine import SYNC_EVERY
 from dcar.errors import ConfigError
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.draft import AnyDecoder, build_draft
@@ -34,9 +34,11 @@ from dcar.model.precision import cast_decoder, chosen_dtype, dtype_setting, matc
 from dcar.process import run_command
 from dcar.tracking import machine
 from eval.methods.registry import DEFAULT_LENGTH, Models, load_models, make_methods
-from eval.speed.measure import CLOCKS, Load, interleaved, print_card, shown
+from eval.speed.measure import CLOCKS, Load, interleaved, print_card
 from eval.verifiers.drafters import ModelDrafter
+from eval.verifiers.mtp_viterbi import count_bigrams
 from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.statistics import VerifierStatistics
 from heads.build import HEAD_KINDS, check_kind, head_costs
 from heads.chunk_scorer import ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
@@ -49,6 +51,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "paper": dict(bos=True),
 }
 """Shapes of random models, used where no checkpoint is given; CARConfig's defaults are the paper's."""
+
 
 @dataclass
 class SpeedConfig:
@@ -73,10 +76,11 @@ class SpeedConfig:
                                   minimum=1)
     device: str = setting("cpu", "cpu or cuda.")
     parts: list[str] = setting(["steps", "growth", "peers"], "Growth: by batch and length; peers: Hugging Face on the "
-                               "same weights; methods: verifiers too, at batch 1 and 32.",
+                               "same weights; methods: all of them at batch 1 and 32.",
                                choices=("steps", "growth", "peers", "methods"))
     tokens: int = setting(0, "Speech tokens of a run; 0 = 210, with quick 60 (paper size: 15).", minimum=0)
     graphs: bool = setting(True, "CUDA graphs, on a GPU.")
+    compile: bool = setting(False, "The whole step through torch.compile.")
     clock: str = setting("wall", "cpu: processor time of this process, for a CPU on which other jobs run.",
                          choices=CLOCKS)
     threads: int = setting(1, "Of torch; with more, whatever else runs decides the times of small models.", minimum=1)
@@ -156,25 +160,46 @@ class Measurement:
     def time(self, runs: Mapping[Any, Callable[[], Any]], repeats: int) -> dict[Any, list[float]]:
         return interleaved(runs, repeats, self.decoder.norm.weight.device, CLOCKS[self.config.clock])
 
-    def engine(self, batch: int = 1, prompts: Sequence[Prompt] = (), **how: Any) -> StaticEngine:
-        return engine_for(self.decoder, prompts or self.prompts, self.load.sampling(), batch=batch,
-                          graphs=None if self.config.graphs else False, **how)
+    def engine(self, method: Method, load: Load | None = None, tokens: int | None = None, rows: int = 1,
+               temperature: float = 1.0) -> Engine:
+        sampling = (load or self.load).sampling(tokens, temperature)
+        return Engine(self.decoder, method, sampling, rows, graphs=None if self.config.graphs else False,
+                      compile=self.config.compile)
 
-    def reader(self, decoder: AnyDecoder) -> FastDecoder:
-        return FastDecoder(decoder, graphs=None if self.config.graphs else False)
+    def rounds(self, ways: Mapping[Any, Mapping[Any, Method]], repeats: int,
+               loads: Mapping[Any, Load] | None = None) -> dict[Any, dict[Any, Timed]]:
+        """Time a round at batch 1 of each method of each way, all interleaved. The prefill of a way, with the first
+        round of its first method, is measured by itself and taken off. `loads`: by way, if they differ."""
+        prompts = {way: (loads or {}).get(way, self.load).prompts(self.decoder) for way in ways}
+        engines = {(way, k): self.engine(method, (loads or {}).get(way))
+                   for way, methods in ways.items() for k, method in methods.items()}
+        prefills = {way: self.engine(next(iter(methods.values())), tokens=1) for way, methods in ways.items()}
+        spoken: dict[Any, DecodeResult] = {}
 
-    def steps(self, sizes: Sequence[int], repeats: int, ways: Mapping[str, Way]) -> dict[str, dict[int, list[float]]]:
-        """ms a step that keeps k tokens, of each way, interleaved; its prefill, measured by itself, is taken off."""
-        runs = {(name, k): partial(speak, self.prompts, method(k or 1), self.load.sampling(None if k else 1))
-                for name, (speak, method) in ways.items() for k in (0, *sizes)}
-        seconds = self.time(runs, repeats)
-        prefill = {name: median(seconds[name, 0]) for name in ways}
-        return {name: {k: [1e3 * (s - prefill[name]) / max(1, self.load.steps(k) - 1) for s in seconds[name, k]]
-                       for k in sizes} for name in ways}
+        def speak(key: Any) -> None:
+            spoken[key] = engines[key].decode(prompts[key[0]])[0]
+
+        runs: dict[Any, Callable[[], Any]] = {key: partial(speak, key) for key in engines}
+        runs |= {way: partial(engine.decode, prompts[way]) for way, engine in prefills.items()}
+        seconds, found = self.time(runs, repeats), dict[Any, dict[Any, Timed]]()
+        for (way, k), engine in engines.items():
+            count = executed(engine, spoken[way, k].target_passes) - executed(engine, 1)
+            rest = median(seconds[way, k]) - median(seconds[way])
+            found.setdefault(way, {})[k] = Timed(1e3 * rest / max(1, count), median(seconds[way, k]), spoken[way, k])
+        return found
 
 
-Way = tuple[Callable[..., Any], Callable[[int], ChunkMethod]]
-"""What speaks, an engine's `decode` or the loop's, and how k tokens a step are asked for."""
+class Timed(NamedTuple):
+    """What speaking an utterance took."""
+
+    ms: float  # of a round, without the prefill
+    seconds: float  # of the whole
+    result: DecodeResult
+
+
+def executed(engine: Engine, rounds: int) -> int:
+    """Rounds that an engine executes to complete an utterance of so many: on a GPU it looks every few rounds only."""
+    return rounds if engine.exact else round_up(rounds, SYNC_EVERY)
 
 
 def _car(k: int) -> ChunkMethod:
@@ -182,75 +207,54 @@ def _car(k: int) -> ChunkMethod:
 
 
 def _steps(m: Measurement) -> None:
-    """CAR-k at batch 1 in the engine, without a policy and where one decides on every chunk; DCAR."""
-    card, heads = m.card, m.decoder.config.num_prediction_heads
-    engines = {name: m.engine(policy=policy) for name, policy in m.models.policies.items()}
-    engine = next(iter(engines.values()))
+    """CAR-k at batch 1, without a policy and where one decides on every chunk; DCAR."""
+    card, heads, floor, n = m.card, m.decoder.config.num_prediction_heads, m.card["floor_ms"], m.config.num_candidates
     asked = sorted({1, *m.config.chunks}) if m.config.chunks else [1, 3, 7] if m.brief else range(1, heads + 1)
-    chosen = [k for k in asked if k <= heads]
+    chosen, speaker = [k for k in asked if k <= heads], m.prompts[0].utterance_id
 
     def forced(policy: ChunkPolicy, k: int) -> ChunkMethod:
         """It decides, and k tokens are kept whatever it says."""
-        return ChunkMethod(PolicyChunk(policy, forced={m.prompts[0].utterance_id: [k]},
-                                       num_candidates=m.config.num_candidates))
+        return ChunkMethod(PolicyChunk(policy, forced={speaker: [k]}, num_candidates=n))
 
-    found = m.steps(chosen, m.repeats, {"": (engine.decode, _car)} | {
-        name: (engines[name].decode, partial(forced, policy)) for name, policy in m.models.policies.items()})
-    car, floor = {k: median(ms) for k, ms in found.pop("").items()}, card["floor_ms"]
+    ways: dict[str, dict[int, Method]] = {"": {k: _car(k) for k in chosen}}
+    for name, policy in m.models.policies.items():
+        # 0: DCAR, its actions drawn, so that an untrained policy too uses all sizes
+        dcar = ChunkMethod(PolicyChunk(policy, "sample", num_candidates=n))
+        ways[name] = {**{k: forced(policy, k) for k in chosen}, 0: dcar}
+    found = m.rounds(ways, m.repeats)
+    car = {k: timed.ms for k, timed in found.pop("").items()}
+    decided = {name: {str(k): of[k].ms for k in chosen} for name, of in found.items()}
+    shares = {name: {str(k): decided[name][str(k)] / car[k] - 1 for k in chosen} for name in found}
     print("keeps k    ms a step  tokens/s  % of floor" + "".join(f"; {name} decides: ms, × CAR-k" for name in found))
-    shares = {name: {str(k): median(ms[k]) / car[k] - 1 for k in chosen} for name, ms in found.items()}
     for k, ms in car.items():
         print(f"CAR-{k:<2} {ms:13.3f} {1e3 * k / ms:9.1f} {100 * floor[str(k)] / ms:11.0f}" + "".join(
-            f"{median(of[k]):14.3f} {1 + shares[name][str(k)]:5.2f}" for name, of in found.items()))
+            f"{decided[name][str(k)]:14.3f} {1 + shares[name][str(k)]:5.2f}" for name in found))
     m.ratio("car_k_over_k_times_car_1", {str(k): car[1] / car[k] for k in car if k > 1})
     m.ratio("car_k_bound", {str(k): floor["1"] / floor[str(k)] for k in car if k > 1})
     m.ratio("floor_share_far", floor["1"] / car[1])
     m.ratio("decision_over_pass", shares)
-    card["ms_per_step"] = {str(k): ms for k, ms in car.items()}
-    card["ms_per_decided_step"] = {name: {str(k): median(ms[k]) for k in chosen} for name, ms in found.items()}
-    for name in engines:
-        _dcar(m, engines[name], name)
-    if m.brief:
-        return
-    loop = m.steps([1], m.few, {"": (partial(decode, m.decoder), _car)})[""][1]
-    m.ratio("static_over_loop", median(loop) / car[1])
-    print(f"reference loop, CAR-1: {shown(loop)} ms a step")
+    card["ms_per_step"], card["ms_per_decided_step"] = {str(k): ms for k, ms in car.items()}, decided
+    for name, of in found.items():
+        _dcar(m, name, of[0], car[1])
 
 
-def _dcar(m: Measurement, engine: StaticEngine, name: str) -> None:
-    """DCAR (actions drawn, so that an untrained policy too uses all sizes) against FAR in the same engine, without the
-    prefill."""
-    policy, t = m.models.policies[name], m.load.tokens
-    dcar = ChunkMethod(PolicyChunk(policy, "sample", num_candidates=m.config.num_candidates))
-    spoken: dict[str, DecodeResult] = {}
-
-    def speak(what: str, method: ChunkMethod, tokens: int = t) -> None:
-        spoken[what] = engine.decode(m.prompts, method, m.load.sampling(tokens))[0]
-
-    seconds = m.time({
-        "prefill": partial(speak, "prefill", _car(1), 1), "prefill dcar": partial(speak, "prefill dcar", dcar, 1),
-        "far": partial(speak, "far", _car(1)), "dcar": partial(speak, "dcar", dcar)}, m.repeats)
-    plain, prefill = median(seconds["prefill"]), median(seconds["prefill dcar"])
-    rest = t - spoken["dcar"].emitted[0]  # the first chunk comes with the prefill
-    mean = rest / (spoken["dcar"].target_passes - 1)
-    speedup = median([(a - plain) / (t - 1) * rest / (b - prefill)
-                      for a, b in zip(seconds["far"], seconds["dcar"], strict=True)])
-    print(f"DCAR ({name} policy): {mean:.2f} tokens a step, {speedup:.2f} × FAR")
+def _dcar(m: Measurement, name: str, dcar: Timed, far: float) -> None:
+    """DCAR against FAR in the same engine: far ms a step, dcar.ms a round. The first chunk comes with the prefill."""
+    result, kept = dcar.result, far / dcar.ms
+    mean = (len(result.tokens) - result.emitted[0]) / max(1, result.target_passes - 1)
+    print(f"DCAR ({name} policy): {mean:.2f} tokens a step, {kept * mean:.2f} × FAR")
     if m.size not in m.ratios.get("dcar_speedup_over_mean_chunk", ()):
         read = m.card["read_far"] + head_costs(m.decoder.heads).read(mean) + m.card["read_policy"][name]
-        bound = speedup / mean * read / m.card["read_far"]
-        m.ratio("dcar_speedup_over_mean_chunk", speedup / mean)
-        m.ratio("dcar_over_own_bound", bound)
-        print(f"that is {speedup / mean:.3f} of its chunk, {bound:.3f} of what its bytes allow")
+        m.ratio("dcar_speedup_over_mean_chunk", kept)
+        m.ratio("dcar_over_own_bound", kept * read / m.card["read_far"])
+        print(f"that is {kept:.3f} of its chunk, {kept * read / m.card['read_far']:.3f} of what its bytes allow")
 
 
 def _growth(m: Measurement, window: int = 40) -> None:
-    """Cost against batch, and against length: the prompt makes the length, `window` tokens are spoken behind it."""
-    model, card, quick, far = m.decoder, m.card, m.config.quick, ChunkMethod(FixedChunk(1))
+    """Cost against batch, and against length: the prompt makes the length, `window` tokens are spoken after it."""
+    model, card, quick = m.decoder, m.card, m.config.quick
     batches = {b: m.load.prompts(model, b) for b in ([1, 8, 32] if quick else [1, 8, 32, 128])}
-    engines = {b: m.engine(b, prompts) for b, prompts in batches.items()}
-    seconds = m.time({b: partial(engines[b].decode, prompts, ChunkMethod(FixedChunk(2)), m.load.sampling())
-                      for b, prompts in batches.items()}, m.once)
+    seconds = m.time({b: partial(m.engine(_car(2), rows=b).decode, prompts) for b, prompts in batches.items()}, m.once)
     rate = {b: b * m.load.tokens / median(s) for b, s in seconds.items()}
     print("batches, tokens/s: " + "  ".join(f"{b}: {r:.0f}" for b, r in rate.items()))
     m.ratio("batch8_over_batch1", rate[8] / rate[1])
@@ -259,11 +263,7 @@ def _growth(m: Measurement, window: int = 40) -> None:
 
     loads = {n: Load(60, n, window) for n in ([100, 400] if quick else [200, 500, 1000, 2000])}
     shortest, longest = min(loads), max(loads)
-    engine = engine_for(model, loads[longest].prompts(model), loads[longest].sampling(), batch=1)
-    seconds = m.time({(n, tokens): partial(engine.decode, load.prompts(model), far, load.sampling(tokens))
-                      for n, load in loads.items() for tokens in (1, window)}, m.few)
-    grown = {n: median([1e3 * (a - b) / (window - 1) for a, b in zip(seconds[n, window], seconds[n, 1], strict=True)])
-             for n in loads}
+    grown = {n: of[1].ms for n, of in m.rounds({n: {1: _car(1)} for n in loads}, m.few, loads).items()}
     weights, kv = model.norm.weight.element_size() * card["read_far"], card["kv_bytes_per_token"]
     allowed = {n: grown[shortest] * (weights + n * kv) / (weights + shortest * kv) for n in grown}
     print("ms a step by length: " + "  ".join(f"{n}: {ms:.2f} (bytes: {allowed[n]:.2f})" for n, ms in grown.items()))
@@ -272,70 +272,75 @@ def _growth(m: Measurement, window: int = 40) -> None:
 
 
 def _peers(m: Measurement) -> None:
-    """Greedy next-token decoding of the same weights: the engine, the loop (with the decoder's own passes and with fast
-    ones), Hugging Face `generate` with a dynamic and a static cache; and with the same draft model and draft length on
-    both sides, `sd` with fast passes and assisted generation."""
+    """Greedy next-token decoding of the same weights: the engine, and Hugging Face `generate` with a dynamic and a
+    static cache; and with the same draft model and draft length on both sides, `sd` and assisted generation."""
     from eval.speed.hf_peer import CausalLMPeer, generate
 
-    model, t, (prompt,) = m.decoder, m.load.tokens, m.prompts
-    draft = m.models.draft
+    t, (prompt,), draft = m.load.tokens, m.prompts, m.models.draft
     assert draft is not None
-    greedy, far = m.load.sampling(temperature=0.0), ChunkMethod(FixedChunk(1))
-    peer, assistant, reader = CausalLMPeer(model), CausalLMPeer(draft), m.reader(model)
-    verifier = SpeculativeDecoding("sd@draft", ModelDrafter(m.reader(draft), DEFAULT_LENGTH))
-    engine, spoken = m.engine(), dict[str, list[int]]()
-    verified: list[DecodeResult] = []
+    peer, assistant = CausalLMPeer(m.decoder), CausalLMPeer(draft)
+    verifier = SpeculativeDecoding("sd@draft", ModelDrafter(draft, DEFAULT_LENGTH))
+    spoken: dict[str, DecodeResult | list[int]] = {}
 
-    def speculate() -> list[int]:
-        verified[:] = decode(reader, [prompt], verifier, greedy)
-        return verified[0].tokens
+    def ours(method: Method) -> Callable[[], DecodeResult]:
+        engine = m.engine(method, temperature=0.0)
+        return lambda: engine.decode([prompt])[0]
 
-    ways: dict[str, Callable[[], list[int]]] = {
-        "static engine": lambda: engine.decode([prompt], far, greedy)[0].tokens,
-        "loop": lambda: decode(model, [prompt], far, greedy)[0].tokens,
-        "fast loop": lambda: decode(reader, [prompt], far, greedy)[0].tokens,
+    ways: dict[str, Callable[[], DecodeResult | list[int]]] = {
+        "engine": ours(_car(1)),
         "hf dynamic": lambda: generate(peer, prompt, t), "hf static": lambda: generate(peer, prompt, t, static=True),
-        "sd": speculate,
+        "sd": ours(verifier),
         "hf assisted": lambda: generate(peer, prompt, t, assistant=assistant, draft_length=DEFAULT_LENGTH)}
     seconds = m.time({name: partial(lambda name, way: spoken.update({name: way()}), name, way)
                       for name, way in ways.items()}, m.few)
     speed = {name: t / median(s) for name, s in seconds.items()}
-    same = {name: tokens == spoken["loop"] for name, tokens in spoken.items()}
+    tokens = {name: s.tokens if isinstance(s, DecodeResult) else s for name, s in spoken.items()}
+    same = {name: tokens[name] == tokens["engine"] for name in ways}
     print("greedy FAR on the same weights, tokens/s: " + "; ".join(
         f"{name} {rate:.1f}{'' if same[name] else ' (other tokens)'}" for name, rate in speed.items()))
-    m.ratio("far_over_hf_generate", speed["static engine"] / max(speed["hf dynamic"], speed["hf static"]))
+    m.ratio("far_over_hf_generate", speed["engine"] / max(speed["hf dynamic"], speed["hf static"]))
     m.ratio("sd_over_hf_assisted", speed["sd"] / speed["hf assisted"])
-    kept = verified[0].accepted / max(1, verified[0].proposed)
+    sd = spoken["sd"]
+    assert isinstance(sd, DecodeResult)
+    kept = sd.accepted / max(1, sd.proposed)
     print(f"sd and hf assisted: one draft model, drafts of {DEFAULT_LENGTH}; sd kept {100 * kept:.0f} % of the drafted "
           "tokens")
     m.card |= {"peers": speed, "peers_same_tokens": same, "draft_accepted": kept}
 
 
+def made_up_statistics(model: AnyDecoder) -> VerifierStatistics:
+    """Statistics that nobody measured, for the times of methods that need some: every lower rank half as likely."""
+    codes, depths = model.config.speech_vocab_size, model.config.num_prediction_heads - 1
+    keys, counts = count_bigrams([[(7 * i) % codes for i in range(4 * codes)]], codes)
+    accuracy = (0.5 ** torch.arange(1, 11)).repeat(depths, 1)
+    return VerifierStatistics(model.checksum(), model.config.tokenizer, codes + 2, accuracy, keys, counts,
+                              torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
+
+
 def _methods(m: Measurement) -> None:
-    """The families of methods in the loop with fast passes, which all of them can use, at batch 1 and 32. Of random
-    weights it is the time that says something, not how much of a draft is accepted."""
-    model, heads, draft = m.decoder, m.decoder.config.num_prediction_heads, m.models.draft
-    assert draft is not None
-    reader, policy = m.reader(model), next(iter(m.models.policies.values()))
-    built: dict[str, Callable[[], Method]] = {f"car-{k}": partial(_car, k) for k in sorted({1, min(3, heads), heads})}
-    built["dcar"] = lambda: ChunkMethod(PolicyChunk(policy, "sample", num_candidates=m.config.num_candidates))
-    verifying = Models(model)
-    verifying.draft = m.reader(draft)  # type: ignore[assignment]
-    built |= {e.name: e.build for e in make_methods(
-        ["sd@draft", "sd", "ssd-0.4", "pcg-0.42", "typical", "topk-verify-50"], verifying)}
-    batches = {b: m.load.prompts(model, b) for b in (1, 32)}
-    passes: dict[tuple[str, int], float] = {}
-
-    def speak(name: str, batch: int) -> None:
-        spoken = decode(reader, batches[batch], built[name](), m.load.sampling(), batch_size=batch)
-        passes[name, batch] = sum(len(r.tokens) for r in spoken) / sum(r.target_passes for r in spoken)
-
-    seconds = m.time({key: partial(speak, *key) for key in ((name, b) for name in built for b in batches)}, m.once)
-    card = m.card["methods"] = {name: {str(b): {"tokens_per_second": b * m.load.tokens / median(seconds[name, b]),
-                                               "tokens_per_pass": passes[name, b]} for b in batches} for name in built}
+    """Every family of methods at batch 1 and 32. Of random weights it is the time of a round that says something, not
+    how much of a draft is accepted."""
+    model, heads, n = m.decoder, m.decoder.config.num_prediction_heads, m.config.num_candidates
+    dcar = "dcar-sampled" + (f"@n{n}" if n > 1 else "")
+    names = [*(f"car-{k}" for k in sorted({1, min(3, heads), heads})), f"random-1-{heads}",
+             f"end-on-confident-1-{heads}", dcar, "entropy-0.8", f"mtp-viterbi-{heads}", "sd", "sd@draft", "ssd-0.4",
+             "pcg-0.42", "vadusa-2", "typical", "topk-verify-50"]
+    models = Models(model, None, {"": next(iter(m.models.policies.values()))}, m.models.draft,
+                    made_up_statistics(model))
+    methods = {e.name: e.method for e in make_methods(names, models)}
+    alone = {name: of[0] for name, of in m.rounds({name: {0: method} for name, method in methods.items()},
+                                                  m.once).items()}
+    prompts = m.load.prompts(model, 32)
+    many = m.time({name: partial(m.engine(method, rows=32).decode, prompts) for name, method in methods.items()},
+                  m.once)
+    far = alone["car-1"].ms
+    m.ratio("round_over_far_step", {name: timed.ms / far for name, timed in alone.items()})
+    card = m.card["methods"] = {name: {
+        "1": m.load.tokens / timed.seconds, "32": 32 * m.load.tokens / median(many[name]), "ms_per_round": timed.ms,
+        "tokens_per_pass": timed.result.tokens_per_pass} for name, timed in alone.items()}
     for name, of in card.items():
-        print(f"{name:16}" + "".join(f"  batch {b}: {x['tokens_per_second']:9.1f} tokens/s, "
-                                     f"{x['tokens_per_pass']:.2f} a pass" for b, x in of.items()))
+        print(f"{name:20} {of['ms_per_round']:9.3f} ms a round, {of['ms_per_round'] / far:5.2f} × FAR, "
+              f"{of['tokens_per_pass']:5.2f} tokens; tokens/s {of['1']:9.1f} at batch 1, {of['32']:9.1f} at batch 32")
 
 
 PARTS: dict[str, Callable[[Measurement], None]] = {

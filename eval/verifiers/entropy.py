@@ -16,8 +16,6 @@ of the rule, and timings contain it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from dcar.decoding import BatchState, Choice, ChunkMethod, ChunkRule, Method
@@ -58,8 +56,8 @@ class EntropyChunk(ChunkRule):
 
 
 def from_settings(name: str, decoder: AnyDecoder, statistics: VerifierStatistics | None, threshold: float | None,
-                  tokens_per_pass: float | None) -> tuple[Callable[[], Method], dict[str, str]]:
-    """Return what builds the method of these settings, of which one is given, and what its tokens depend on.
+                  tokens_per_pass: float | None) -> tuple[Method, dict[str, str]]:
+    """Return the method of these settings, of which one is given, and what its tokens depend on.
 
     threshold: in nats; tokens_per_pass: on development data.
     """
@@ -70,4 +68,4 @@ def from_settings(name: str, decoder: AnyDecoder, statistics: VerifierStatistics
     assert limit is not None
     if decoder.config.num_prediction_heads < 2:
         raise ConfigError(f"method '{name}' chooses among additional heads, but this decoder has the base head only")
-    return lambda: ChunkMethod(EntropyChunk(limit, name)), {"threshold": repr(limit)}
+    return ChunkMethod(EntropyChunk(limit, name)), {"threshold": repr(limit)}

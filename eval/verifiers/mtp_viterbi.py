@@ -23,7 +23,7 @@ the start where they begin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -158,8 +158,8 @@ class MTPViterbi(Method):
 
 
 def from_settings(name: str, decoder: AnyDecoder, statistics: VerifierStatistics | None, heads: int,
-                  candidates: int) -> tuple[Callable[[], Method], dict[str, str]]:
-    """Return what builds the method of these settings, and what its tokens depend on."""
+                  candidates: int) -> tuple[Method, dict[str, str]]:
+    """Return the method of these settings, and what its tokens depend on."""
     if heads > decoder.config.num_prediction_heads:
         raise ConfigError(f"method '{name}': this decoder has 1..{decoder.config.num_prediction_heads} heads")
     if candidates > decoder.config.output_size:
@@ -167,5 +167,5 @@ def from_settings(name: str, decoder: AnyDecoder, statistics: VerifierStatistics
                           f"{decoder.config.output_size} tokens; take 1 to as many")
     table = needed(statistics, name)
     transitions = Transitions(table.bigram_keys, table.bigram_counts, table.states)
-    return lambda: MTPViterbi(heads, transitions, candidates, name), {
+    return MTPViterbi(heads, transitions, candidates, name), {
         "transitions": table.checksum("bigram_keys", "bigram_counts"), "alpha": str(ALPHA)}

@@ -30,7 +30,7 @@ present, again and again, gives the best tree of its size.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,10 +59,14 @@ class RankTree:
         index = {path: i for i, path in enumerate(self.paths)}
         return DraftTree([index.get(path[:-1], -1) for path in self.paths], device)
 
-    def tokens(self, logits: Tensor) -> Tensor:
-        """The nodes' ids: logits of the draft heads [B, depths, V] -> [B, nodes]."""
+    def places(self, device: torch.device | str = "cpu") -> Tensor:
+        """The draft head, from 0 on, and the rank of every node: [2, nodes]."""
+        return torch.tensor([[len(path) - 1, path[-1]] for path in self.paths], device=device).T
+
+    def tokens(self, logits: Tensor, places: Tensor) -> Tensor:
+        """The nodes' ids: logits of the draft heads [B, depths, V] and `places` on their device -> [B, nodes]."""
         ranked = likeliest(logits, max(map(max, self.paths)) + 1)[1]  # [B, depths, ranks]
-        return torch.stack([ranked[:, len(path) - 1, path[-1]] for path in self.paths], 1)
+        return ranked[:, places[0], places[1]]
 
 
 def chain(depth: int) -> RankTree:
@@ -171,6 +175,7 @@ class Vadusa(Method):
 
     def start(self, state: BatchState) -> None:
         self.tree = self.tree.to(state.tokens.device)
+        state.shared["places"] = self.ranks.places(state.tokens.device)
         state.own["drawn_from"] = torch.zeros_like(state.states[:, 0])
 
     def propose(self, state: BatchState) -> Draft:
@@ -180,7 +185,7 @@ class Vadusa(Method):
         forbidden = state.forbidden(state.next_positions(depth))
         if forbidden is not None:
             logits[..., state.eos].masked_fill_(forbidden, -torch.inf)
-        return Draft(self.ranks.tokens(logits), depth * state.alive)
+        return Draft(self.ranks.tokens(logits, state.shared["places"]), depth * state.alive)
 
     def keep(self, state: BatchState) -> Kept:
         m = self.draft_length if state.most(state.draft_counts, 1) else 0
@@ -218,8 +223,8 @@ class Vadusa(Method):
 
 
 def from_settings(name: str, decoder: AnyDecoder, statistics: VerifierStatistics | None, tau: int, nodes: int | None,
-                  chained: bool) -> tuple[Callable[[], Method], dict[str, str]]:
-    """Return what builds the method of these settings, and what its tokens depend on.
+                  chained: bool) -> tuple[Method, dict[str, str]]:
+    """Return the method of these settings, and what its tokens depend on.
 
     nodes: of the tree, NODES for None; chained: the best id of each head instead of a tree.
     """
@@ -230,4 +235,4 @@ def from_settings(name: str, decoder: AnyDecoder, statistics: VerifierStatistics
         raise ConfigError(f"method '{name}': a chain has no nodes to choose; write vadusa-2-n32 or vadusa-2-chain")
     tree = chain(heads - 1) if chained else build_tree(needed(statistics, name).rank_accuracy, nodes or NODES)
     paths = " ".join(".".join(map(str, path)) for path in tree.paths)
-    return lambda: Vadusa(tau, tree, name), {"tree": paths}
+    return Vadusa(tau, tree, name), {"tree": paths}

@@ -139,7 +139,7 @@ def test_training_sees_the_prompt_that_was_heard(config):
         prompt = make_prompts(teacher.split, config.prompt_tokens, seed, rows=[i])[0]
         assert row["prompt_speech"] == list(prompt.prompt.prompt_ids)
         assert row["prompt_voice"] == pytest.approx(prompt.speaker_embedding)
-        (said,) = decode(entry.decoder, [prompt.prompt], entry.build(), entry.sampling, seed=seed)
+        (said,) = decode(entry.decoder, [prompt.prompt], entry.method, entry.sampling, seed=seed)
         assert row["speech"] == list(said.tokens)
         for epoch in (0, 1):
             assert dataset[epoch, i]["speech"] == [*row["prompt_speech"], CODES + 1, *row["speech"]]

@@ -145,7 +145,7 @@ def test_a_language_model_keeps_float32_heads_and_states(kind, tmp_path, prompts
     models = load_models(str(tmp_path), "", [], dtype="bfloat16")
     models.policies[""] = policy
     for entry in make_methods(["car-3", "dcar", "sd"], models):
-        assert all(r.tokens for r in decode(entry.decoder, prompts, entry.build(), SHORT))
+        assert all(r.tokens for r in decode(entry.decoder, prompts, entry.method, SHORT))
 
 
 def test_what_is_seen_and_drawn_of_a_rounded_decoder_is_float32():
@@ -213,7 +213,7 @@ def test_on_a_gpu_float32_is_tf32_and_said_so(monkeypatch):
 def test_every_method_speaks_in_bfloat16(files, quick):
     prompts = [item.prompt for item in tiny_items(3)]
     for entry in make_methods(METHODS, models_of(files, "bfloat16", fast=quick)):
-        results = decode(entry.decoder, prompts, entry.build(), SHORT, record_hidden=True)
+        results = decode(entry.decoder, prompts, entry.method, SHORT, record_hidden=True)
         assert all(r.tokens for r in results) and {r.hidden.dtype for r in results} == {HALF}, entry.name
 
 

@@ -30,7 +30,7 @@ from dcar.prompts.texts import read_texts, text_prompts
 from eval.compare.explain import Explanations, watch
 from eval.compare.processes import threads_of
 from eval.compare.run import CompareConfig, main, run
-from eval.methods.registry import make_methods
+from eval.methods.registry import Entry, make_methods
 from eval.results.store import RECORD_VERSION, RECORDING, RESYNTHESIS, Maker, RecordStore, choose_items
 from eval.scorers.load import Scorer
 from eval.verifiers.drafters import HeadDrafter
@@ -88,11 +88,12 @@ def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
     texts = read_texts(path, lambda text: [1 + len(word) for word in text.split()])
     tools.items, tools.corpus = text_prompts(texts, tools.items), {"texts": {"name": str(path)}}
 
-    def listening(decoder, prompts, method, *more, **settings):
-        asked.setdefault(method.name, []).extend(prompts)
-        return decode(decoder, prompts, method, *more, **settings)
+    def listening(entry, prompts, *more):
+        asked.setdefault(entry.name, []).extend(prompts)
+        return decoded(entry, prompts, *more)
 
-    monkeypatch.setattr("eval.results.store.decode", listening)
+    decoded = Entry.decode
+    monkeypatch.setattr(Entry, "decode", listening)
     result = run(tiny_config(tmp_path / "out", texts=str(path), reasons_utterances=2, seeds=[0]), tools)
     assert len(asked) == 6  # within a batch the shorter text is first
     assert all(set(prompts) == {i.prompt for i in tools.items} and len(prompts) == 2 for prompts in asked.values())
@@ -271,11 +272,11 @@ def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):
     assert rows["sd"]["p_vs_sd"] is rows["car-2"]["p_vs_sd"] is None
     assert "accepted %" in (tmp_path / "compare.txt").read_text()
 
-    def miscounting(*arguments, **options):
-        return [replace(r, rounds_accepted=[n + 1 for n in r.rounds_proposed])
-                for r in decode(*arguments, **options)]
+    def miscounting(*arguments):
+        return [replace(r, rounds_accepted=[n + 1 for n in r.rounds_proposed]) for r in decoded(*arguments)]
 
-    monkeypatch.setattr("eval.results.store.decode", miscounting)
+    decoded = Entry.decode
+    monkeypatch.setattr(Entry, "decode", miscounting)
     with pytest.raises(DataError, match="counts wrongly"):
         spoken(tmp_path / "b", methods=["sd"])
 

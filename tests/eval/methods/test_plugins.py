@@ -20,7 +20,6 @@ from eval.scorers.load import load_scorers
 CODE = '''
 import torch
 from dcar import Choice, ChunkRule
-from dcar.sampling import sample
 from eval.verifiers.chain import ChainVerifier
 from eval.verifiers.sd import of, residual
 
@@ -28,7 +27,7 @@ class Calm(ChunkRule):
     candidates = 4
     def __init__(self, nats=2.0):
         self.nats = nats
-    def choose(self, session, hidden, counts, candidates):
+    def choose(self, state, candidates):
         likely = candidates[:, 0, :, 0] >= -self.nats
         return Choice(1 + likely[:, 1:].cumprod(-1).sum(-1))
 
@@ -43,8 +42,8 @@ class AtLeast(ChainVerifier):
         self.threshold = threshold
     def accept(self, q, p, tokens, eos, uniform):
         return of(q, tokens) >= self.threshold
-    def replace(self, q, p, tokens, eos, uniform):
-        return sample(residual(q, p), uniform("residual"))
+    def replacement(self, q, p, tokens, eos):
+        return residual(q, p)
 
 class Loudness:
     name = "loudness"
@@ -98,8 +97,8 @@ def test_names_paths_and_numbers(prompts):
     entries = make_methods(NAMES, models)
     assert [e.name for e in entries] == NAMES
     sampling = SamplingConfig(max_tokens=30)
-    spoken = [[r.tokens for r in decode(e.decoder, prompts, e.build(), sampling, seed=1)] for e in entries]
-    calm, path, verifier, two, default = (e.build() for e in entries)
+    spoken = [[r.tokens for r in decode(e.decoder, prompts, e.method, sampling, seed=1)] for e in entries]
+    calm, path, verifier, two, default = (e.method for e in entries)
     assert calm.schedule.nats == 1.5 and default.schedule.nats == 2.0 and verifier.threshold == 0.1
     assert two.draft_length == 2 and spoken[0] == spoken[1] != spoken[2]
     parsed = [parse_method(name) for name in NAMES[:3]]
@@ -112,9 +111,9 @@ def test_a_mapping_names_the_arguments_of_the_constructor():
                 {"method": "at-least", "threshold": 0.1, "draft": "heads", "length": 2}]
     entries = make_methods(mappings, Models(tiny_decoder()))
     assert [e.name for e in entries] == ["calm-1.5", "calm-2", "plugged.rules.Calm-1.5@t0.4", "at-least-0.1@heads:2"]
-    assert [type(e.build().schedule.nats) for e in entries[:2]] == [float, int]
+    assert [type(e.method.schedule.nats) for e in entries[:2]] == [float, int]
     (several,) = make_methods(["plugged.rules.Sizes-3-4-5.0"], Models(tiny_decoder()))
-    rule = several.build().schedule
+    rule = several.method.schedule
     assert (rule.temperature, rule.nats, rule.others, rule.name) == (3, 4, (5.0,), several.name)
     assert MethodSpec.parse(several.name).settings == {"temperature_": 3, "nats": [4, 5.0]}
 

@@ -40,7 +40,7 @@ STRICT, LOOSE = {"eos_strict": True}, {"eos_strict": False}
 
 
 def test_default_length_is_what_few_heads_allow(models):
-    assert make_methods(["sd"], models["two heads"])[0].build().draft_length == 1
+    assert make_methods(["sd"], models["two heads"])[0].method.draft_length == 1
 
 
 @pytest.mark.parametrize("name, kind, drafter, length, settings", [
@@ -53,14 +53,14 @@ def test_default_length_is_what_few_heads_allow(models):
     ("typical-0.1", TypicalAcceptance, HeadDrafter, 3, {"epsilon": 0.1, "delta": 0.3, **STRICT}),
     ("typical-0.1-0.4-eos@draft", TypicalAcceptance, ModelDrafter, 3, {"epsilon": 0.1, "delta": 0.4, **LOOSE}),
     ("topk-verify-50", TopKVerify, HeadDrafter, 3, {"k": 50, **STRICT}),
-    ("vadusa-2-chain", Vadusa, None, 0, {"tau": 2, "tree": chain(3)}),
+    ("vadusa-2-chain", Vadusa, None, 0, {"tau": 2, "ranks": chain(3)}),
     ("mtp-viterbi-3", MTPViterbi, None, 0, {"heads": 3, "k": 3}),
     ("mtp-viterbi-4-5", MTPViterbi, None, 0, {"heads": 4, "k": 5}),
     ("entropy-0.8", ChunkMethod, None, 0, {"schedule.threshold": 0.8}),
 ])
 def test_names_say_what_they_mean(models, name, kind, drafter, length, settings):
     (entry,) = make_methods([name], models["all"])
-    method = entry.build()
+    method = entry.method
     assert type(method) is kind and method.name == name
     assert {setting: attrgetter(setting)(method) for setting in settings} == settings
     if drafter:
@@ -127,11 +127,11 @@ def test_every_verifier_runs_under_its_name(models, prompts):
     assert [e.name for e in entries] == names
     assert len({tuple(sorted(e.identity.items())) + (e.name,) for e in entries}) == len(names)
     assert entries[8].identity == {"decoder": models["all"].decoder.checksum(), "tree": "0 0.0 0.0.0"}
-    assert len(entries[9].build().tree.paths) == 4
+    assert len(entries[9].method.ranks.paths) == 4
     for entry in entries:
         assert entry.identity["decoder"] == models["all"].decoder.checksum()
         assert ("draft_model" in entry.identity) == ("@draft" in entry.name)
-        results = decode(entry.decoder, prompts, entry.build(), SamplingConfig(max_tokens=20))
+        results = decode(entry.decoder, prompts, entry.method, SamplingConfig(max_tokens=20))
         assert {r.method for r in results} == {entry.name}
         if entry in entries[:8]:
             most = 2 if ":2" in entry.name else 3
@@ -142,12 +142,12 @@ def test_rules_and_dials_by_name(models):
     names = ["end-on-confident-2-4", "dcar@a@d0.5", "dcar@a", "dcar@b@d-1@t0.4", "dcar-sampled@d0.5"]
     entries = make_methods(names, models["two policies"])
     assert [e.name for e in entries] == [*names[:-1], "dcar-sampled@a@d0.5", "dcar-sampled@b@d0.5"]
-    sure, turned, plain, cold, *_ = (e.build().schedule for e in entries)
+    sure, turned, plain, cold, *_ = (e.method.schedule for e in entries)
     assert sure.sizes == (2, 3, 4)
     assert (turned.dial, plain.dial, cold.dial) == (0.5, 0.0, -1.0) and entries[3].sampling.temperature == 0.4
     assert entries[1].identity == {**entries[2].identity, "dial": "0.5"}
     (shuffled,) = make_methods(["dcar-shuffled@b@d-1"], models["two policies"])
-    assert parse_method(shuffled.name).family == "dcar-shuffled" and shuffled.build().schedule.schedule.dial == -1.0
+    assert parse_method(shuffled.name).family == "dcar-shuffled" and shuffled.method.schedule.schedule.dial == -1.0
     several = make_methods(["dcar", "dcar-sampled@b"], models["two policies"])
     assert [e.name for e in several] == ["dcar@a", "dcar@b", "dcar-sampled@b"]
 
@@ -156,12 +156,12 @@ def test_draws_stand_in_names_of_methods_that_can_tell_them_apart(models, prompt
     both = models["scored"]
     entries = make_methods(["dcar", "dcar@n4", "dcar-sampled@n4@d0.5", "best-of-2-4"], both)
     one, four, turned, fixed = entries
-    schedules = [entry.build().schedule for entry in entries]
+    schedules = [entry.method.schedule for entry in entries]
     seen = [(s.num_candidates, getattr(s, "dial", None)) for s in schedules]
     assert seen == [(1, 0.0), (4, 0.0), (4, 0.5), (4, None)]
     assert four.identity == {**one.identity, "num_candidates": "4"} and turned.identity["dial"] == "0.5"
     assert fixed.identity["chunk_scorer"] == both.policies[""].chunk_scorer.checksum() and schedules[3].candidates == 2
-    results = decode(both.decoder, prompts[:2], four.build(), SamplingConfig(max_tokens=20))
+    results = decode(both.decoder, prompts[:2], four.method, SamplingConfig(max_tokens=20))
     assert all(r.method == "dcar@n4" and r.tokens for r in results)
 
 
@@ -170,7 +170,7 @@ def test_the_checksum_of_a_model_is_computed_once_for_its_weights(monkeypatch):
     policy, hashed, checksum = scored_policy(decoder), [], Checkpoint.checksum
     statistics = tiny_statistics(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer)
     monkeypatch.setattr(Checkpoint, "checksum", lambda model: hashed.append(model) or checksum(model))
-    everything = Models(decoder, far, {"": policy}, draft, statistics, fast=True)
+    everything = Models(decoder, far, {"": policy}, draft, statistics)
     names = ["far", "car-2", "car-3", "dcar", "dcar@n4", "dcar-sampled", "best-of-2-4", "sd@draft", "ssd-0.4@draft",
              "pcg-0.42", "vadusa-2", "mtp-viterbi-3", "entropy-0.8", "car-2@t0.5"]
     before = make_methods(names, everything)

@@ -1,14 +1,13 @@
 """What is inside the clock of a comparison: everything that a method needs, and no capture of a graph."""
 
-import dcar.decoding.fast.passes as passes
 import pytest
 from compare_worker import SHORT, tiny_tools
 
+import dcar.decoding.engine as engine
 import eval.results.timing as timing
 from eval.methods.registry import make_methods
-from heads.layers import KVCache
 
-METHODS = ["car-1", "car-3", "dcar-sampled"]
+METHODS = ["car-1", "car-3", "dcar-sampled", "sd"]
 
 
 @pytest.fixture
@@ -16,15 +15,12 @@ def clock(monkeypatch):
     """What was spoken in order: (utterance, method, graphs captured meanwhile)."""
     spoken, captured, measure = [], [], timing._measure
 
-    class Counted(passes.StepGraphs):
-        """Captures nothing: each key of each object counts as a graph when it is first asked for."""
+    class Counted(engine.StepGraphs):
+        """Captures nothing: a key counts as a graph when it is first asked for."""
 
-        def __init__(self, enabled, device):
-            self.enabled, self.keys = enabled is not False, set()
-
-        def run(self, key, step, state, signature):
-            if self.enabled and key not in self.keys:
-                self.keys.add(key)
+        def run(self, key, step, changing):
+            if key not in self._graphs:
+                self._graphs[key] = None
                 captured.append(key)
             step()
 
@@ -34,22 +30,19 @@ def clock(monkeypatch):
         spoken.append((item.prompt.utterance_id, entry.name, len(captured) - before))
         return record
 
-    monkeypatch.setattr(passes, "StepGraphs", Counted)
+    monkeypatch.setattr(engine, "StepGraphs", Counted)
     monkeypatch.setattr(timing, "_measure", watched)
     return spoken
 
 
 def test_no_graph_is_captured_inside_the_clock(tmp_path, clock, monkeypatch):
-    """The first utterance alone warmed up: other texts, blocks of columns and chunks were captured while later ones
-    were timed, DCAR's most of all."""
-    monkeypatch.setattr(passes, "BLOCK", 8)
-    monkeypatch.setattr(KVCache, "on_host", property(lambda self: False))
+    """The first utterance alone does not meet every shape: later ones have other texts and lengths."""
+    monkeypatch.setattr(engine, "COLUMN_BLOCK", 8)
     monkeypatch.setattr(timing, "on_gpu", lambda entry: True)
     tools = tiny_tools()
-    tools.models.fast = True
     records = timing.time_methods(tools, make_methods(METHODS, tools.models, SHORT), 0, 6, tmp_path)
-    assert len(records) == 18 and len(clock) == 3 + 2 * 18
-    untimed, timed = clock[3::2], clock[4::2]
+    assert len(records) == 24 and len(clock) == 4 + 2 * 24
+    untimed, timed = clock[4::2], clock[5::2]
     assert [c[:2] for c in untimed] == [c[:2] for c in timed] == [(r["id"], r["method"]) for r in records]
     assert sum(c[2] for c in untimed) > 0 and sum(c[2] for c in timed) == 0
     summary = timing.summarize(records, "dcar-sampled")
@@ -59,7 +52,7 @@ def test_no_graph_is_captured_inside_the_clock(tmp_path, clock, monkeypatch):
 def test_the_cpu_warms_up_once(tmp_path, clock):
     tools = tiny_tools()
     records = timing.time_methods(tools, make_methods(METHODS, tools.models, SHORT), 0, 6, tmp_path)
-    assert len(records) == 18 and len(clock) == 3 + 18
+    assert len(records) == 24 and len(clock) == 4 + 24
     assert 0 < timing.summarize(records, "dcar-sampled")["policy_share"] < 1
 
 

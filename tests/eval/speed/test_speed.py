@@ -4,15 +4,16 @@ import json
 
 import pytest
 import torch
-from dcar.decoding.engine.run import engine_for
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
-from dcar.errors import CheckpointError, ConfigError
+from dcar.decoding import ChunkMethod, Engine, FixedChunk, PolicyChunk, decode
+from dcar.errors import CheckpointError, ConfigError, EngineError
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
-from eval.speed.measure import Load, interleaved, print_card, read_sizes, shown
-from eval.speed.run import SpeedConfig, load_all, main, random_policies
+from eval.methods.families import parse_method
+from eval.methods.kinds import KINDS
+from eval.speed.measure import Load, interleaved, print_card, read_sizes
+from eval.speed.run import SpeedConfig, executed, load_all, main, random_policies
 
 
 @pytest.fixture
@@ -36,8 +37,7 @@ def test_last_line_is_one_json(measured):
     shares = ratios["decision_over_pass"]["tiny"]
     assert set(shares) == {"bottleneck", "full"} and set(shares["full"]) == {str(k) for k in range(1, 8)}
     for name in ("batch8_over_batch1", "batch32_over_batch1", "floor_share_far", "dcar_speedup_over_mean_chunk",
-                 "dcar_over_own_bound", "far_over_hf_generate", "sd_over_hf_assisted", "static_over_loop",
-                 "growth_over_kv_model"):
+                 "dcar_over_own_bound", "far_over_hf_generate", "sd_over_hf_assisted", "growth_over_kv_model"):
         assert ratios[name]["tiny"] > 0, name
     card = result["models"]["tiny"]
     assert card["peers_same_tokens"]["sd"] and card["peers_same_tokens"]["hf assisted"]
@@ -62,10 +62,31 @@ def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(measured, dtyp
 
 
 def test_methods_are_timed_at_two_batches(measured):
-    methods = measured("--quick", "repeats=1", "tokens=12", "parts=[methods]")[1]["models"]["tiny"]["methods"]
-    assert {"car-1", "car-7", "dcar", "sd@draft", "sd", "ssd-0.4", "pcg-0.42", "typical"} <= set(methods)
-    assert all(of[batch]["tokens_per_second"] > 0 for of in methods.values() for batch in ("1", "32"))
-    assert methods["car-1"]["32"]["tokens_per_pass"] == 1 < methods["car-7"]["1"]["tokens_per_pass"]
+    """All families, and what a round of each costs against a step of FAR in the same engine."""
+    result = measured("--quick", "repeats=1", "tokens=12", "parts=[methods]")[1]
+    methods, ratios = result["models"]["tiny"]["methods"], result["ratios"]["round_over_far_step"]["tiny"]
+    assert {parse_method(name).kind for name in methods} == set(KINDS) - {"far", "dcar", "dcar-shuffled", "best-of"}
+    assert all(of[batch] > 0 for of in methods.values() for batch in ("1", "32"))
+    assert methods["car-1"]["tokens_per_pass"] == 1 < methods["car-7"]["tokens_per_pass"]
+    assert {name: of["ms_per_round"] / methods["car-1"]["ms_per_round"] for name, of in methods.items()} == ratios
+
+
+def test_the_whole_step_can_be_compiled(monkeypatch, measured):
+    """Both settings reach the engine."""
+    monkeypatch.setattr(torch, "compile", lambda step, fullgraph: compiled.append(step) or step)
+    compiled: list = []
+    measured("--quick", "repeats=1", "tokens=12", "parts=[growth]", "compile=true", "graphs=false")
+    assert compiled
+    with pytest.raises(EngineError, match="CUDA graphs were asked for"):
+        Engine(tiny_decoder(), ChunkMethod(FixedChunk(1)), SamplingConfig(), graphs=True)
+
+
+def test_rounds_after_the_end_count_where_the_host_looks_seldom():
+    """On a GPU an engine executes whole blocks of rounds, so the time of a round is that of all of them."""
+    engine = Engine(tiny_decoder(), ChunkMethod(FixedChunk(1)), SamplingConfig())
+    assert [executed(engine, n) for n in (1, 9)] == [1, 9]
+    engine.exact = False
+    assert [executed(engine, n) for n in (1, 8, 9)] == [8, 8, 16]
 
 
 def test_every_run_speaks_the_same_number_of_tokens():
@@ -73,11 +94,11 @@ def test_every_run_speaks_the_same_number_of_tokens():
     for k in (1, 2, 4):
         (result,) = decode(model, load.prompts(model, 1), ChunkMethod(FixedChunk(k)), load.sampling())
         assert len(result.tokens) == 11
-        assert result.target_passes == load.steps(k)
+        assert result.target_passes == -(-11 // k)
 
 
 def test_hugging_face_speaks_the_same_tokens():
-    """The peer of the benchmark is the same model: greedy tokens agree with the loop, for every cache and a draft."""
+    """The peer of the benchmark is the same model: greedy tokens agree with ours, for every cache and a draft."""
     from eval.speed.hf_peer import CausalLMPeer, generate
 
     for bos in (True, False):
@@ -105,7 +126,7 @@ def test_both_sides_of_speculation_draft_alike():
     prompt = load.prompts(model, 1)[0]
     greedy = SamplingConfig(temperature=0, min_tokens=99, max_tokens=40, max_tokens_per_text_unit=40)
     (entry,) = make_methods(["sd@draft"], Models(model, draft=draft))
-    ours = decode(model, [prompt], entry.build(), greedy)[0]
+    ours = decode(model, [prompt], entry.method, greedy)[0]
     assert 0 < ours.accepted < ours.proposed  # or the draft length could not show
     peer, passes = CausalLMPeer(model), []
     peer.register_forward_hook(lambda *_: passes.append(1))
@@ -159,20 +180,6 @@ def test_policy_and_draft_survive_rounding(tmp_path):
         load_all(SpeedConfig(decoder=str(tmp_path / "other"), policy=str(tmp_path / "policy")), "starter")
 
 
-def test_policy_is_timed_by_the_clock_of_the_benchmark():
-    """The share does not count what other jobs take: with a clock that stands still no time is spent at all."""
-    model, load = tiny_decoder(), Load(5, 3, 12)
-    policy = random_policies(model)["bottleneck"]
-    engine = engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, policy=policy)
-    ticks = iter(range(1 << 20))
-    for clock, spent in ((lambda: 1.0, False), (lambda: float(next(ticks)), True)):
-        engine.clock = clock
-        (result,) = engine.decode(load.prompts(model, 1), ChunkMethod(PolicyChunk(policy)), load.sampling())
-        decided = result.target_passes - 1  # the first size comes with the prompt
-        assert result.seconds["policy"] == (decided if spent else 0)
-        assert result.seconds["lm"] == (2 * decided + 1 if spent else 0)
-
-
 @pytest.mark.parametrize("kind", ["independent", "shared"])
 def test_what_a_step_reads(kind):
     model = tiny_decoder(4, kind=kind)
@@ -184,8 +191,7 @@ def test_what_a_step_reads(kind):
 def test_random_policies_choose_among_all_sizes():
     load, model = Load(6, 4, 60), tiny_decoder()
     for policy in random_policies(model).values():
-        engine = engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, policy=policy)
-        result = engine.decode(load.prompts(model, 1), ChunkMethod(PolicyChunk(policy, "sample")), load.sampling())[0]
+        (result,) = decode(model, load.prompts(model), ChunkMethod(PolicyChunk(policy, "sample")), load.sampling())
         assert set(result.actions[1:]) == {1, 2, 3, 4}
 
 
@@ -194,7 +200,6 @@ def test_runs_are_interleaved_and_the_first_round_is_dropped():
     seconds = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2, torch.device("cpu"))
     assert "".join(calls) == "abbaab"
     assert {k: len(v) for k, v in seconds.items()} == {"a": 2, "b": 2}
-    assert shown([1.0, 3.0, 2.0]).strip() == "2.000 (1.000–3.000)"
 
 
 @pytest.mark.parametrize("bad", [{"sizes": ["huge"]}, {"repeats": 0}, {"threads": 0}, {"tokens": -1},

@@ -69,7 +69,7 @@ def test_decoders_on_language_models_are_fitted_alike(files, tmp_path, capsys):
     models = load_models(str(tmp_path / "decoder"), "", [], statistics=str(tmp_path / "stats"))
     names = ["vadusa-2", "mtp-viterbi-3", "entropy@2.0"]
     for entry in make_methods(names, models):
-        spoken = decode(entry.decoder, tiny_prompts(), entry.build(), SamplingConfig(max_tokens=20))
+        spoken = decode(entry.decoder, tiny_prompts(), entry.method, SamplingConfig(max_tokens=20))
         assert sum(len(r.tokens) for r in spoken) > 0
 
 
@@ -118,7 +118,7 @@ def test_a_wished_length_is_met_on_the_data_it_was_fitted_on(files):
     met = []
     for wish in (1.5, 2.2, 3.0):
         (entry,) = make_methods([f"entropy@{wish}"], models)
-        results = decode(entry.decoder, [i.prompt for i in items], entry.build(), sampling)
+        results = decode(entry.decoder, [i.prompt for i in items], entry.method, sampling)
         met.append(sum(len(r.tokens) for r in results) / sum(r.target_passes for r in results))
     assert met == pytest.approx([1.5, 2.2, 3.0], abs=0.3)
     curve = models.statistics.entropy_lengths

@@ -71,8 +71,8 @@ def test_what_a_tree_is_worth():
 def test_nodes_carry_the_ranked_ids_of_their_head():
     logits = torch.tensor([[[0.0, 3.0, 2.0, 1.0, -1.0], [5.0, 1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 2.0, 3.0, 4.0]]])
     tree = RankTree(((0,), (2,), (0, 1), (0, 1, 3)))
-    assert tree.tokens(logits).tolist() == [[1, 3, 4, 1]]
-    assert tree.tokens(torch.zeros(1, 3, 100)).tolist() == [[0, 2, 1, 3]]  # of equals the lowest ids
+    assert tree.tokens(logits, tree.places()).tolist() == [[1, 3, 4, 1]]
+    assert tree.tokens(torch.zeros(1, 3, 100), tree.places()).tolist() == [[0, 2, 1, 3]]  # of equals the lowest ids
 
 
 # ----------------------------------------------------------------------------------------------------------- acceptance
@@ -85,7 +85,7 @@ def test_a_candidate_is_accepted_iff_it_is_among_the_samples(tau):
     torch.manual_seed(0)
     rows, eos = 300, 4
     logits = torch.rand(rows, 3, 5)
-    candidates, samples = tree.tokens(logits), torch.randint(0, 5, (rows, 11, tau))
+    candidates, samples = tree.tokens(logits, tree.places()), torch.randint(0, 5, (rows, 11, tau))
     unended = torch.randint(0, eos, (rows, 11))
     path, counts = accept(candidates, samples, shape, eos, unended)
     expected = [accepted_path(c, s, parents, eos, u)

@@ -15,7 +15,7 @@ import numpy as np
 
 from dcar.audio import save_audio
 from dcar.decoding import ChunkMethod, ChunkRule, DecodeResult, Engine, FixedChunk, Method, PolicyChunk, Prompt
-from dcar.decoding.reader import reader_of
+from dcar.decoding.readers import reader_of
 from dcar.errors import ConfigError
 from dcar.model.companions import load_policy, text_encoder
 from dcar.model.draft import AnyDecoder

@@ -49,8 +49,8 @@ class Watched(ChunkRule):
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
         self.schedule.admit(state, rows, admitted)
 
-    def observe(self, state: BatchState, hidden: Tensor, real: Tensor | None) -> None:
-        self.schedule.observe(state, hidden, real)
+    def observe(self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None) -> None:
+        self.schedule.observe(state, hidden, counts, real)
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
         if not self.schedule.candidates:

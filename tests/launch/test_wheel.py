@@ -123,7 +123,7 @@ def test_the_first_hour_of_docs_start_in_an_empty_folder(environment, tmp_path):
 def test_what_ships_is_found_and_the_missing_extra_is_named(environment, tmp_path):
     (tmp_path / "look.py").write_text(
         "import dcar, launch\nfrom pathlib import Path\n"
-        "from dcar.decoding.fast.cpu.native import Kernels\nfrom dcar.sources.shipped import NAMES, shipped\n"
+        "from dcar.decoding.cpu.native import Kernels\nfrom dcar.sources.shipped import NAMES, shipped\n"
         "import torch\n[shipped(name) for name in NAMES]\n"
         "inside = Path(launch.__file__).parent\nassert (inside / 'recipes/car_starter.yaml').is_file()\n"
         "assert 'site-packages' in dcar.__file__, dcar.__file__\nKernels(torch.float32)\n"

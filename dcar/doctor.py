@@ -82,17 +82,15 @@ def _shipped() -> str:
 
 
 def _kernels() -> str:
-    import torch
-
-    from dcar.decoding.cpu.native import Kernels, NativeError, switched_off
+    from dcar.decoding.cpu.native import NativeError, load, switched_off
 
     if switched_off():
         return "switched off by DCAR_NATIVE, decoding on the CPU is slower than it could be"
     try:
-        compiled = {str(dtype).removeprefix("torch."): Kernels(dtype) for dtype in (torch.float32, torch.bfloat16)}
+        load()
     except NativeError as error:
         return f"none, decoding on the CPU is slower than it could be: {error}"
-    return "compiled for " + ", ".join(name + " (matrix unit)" * lib.matrix_unit for name, lib in compiled.items())
+    return "compiled for float32"
 
 
 CHECKS: dict[str, Callable[[], str]] = {

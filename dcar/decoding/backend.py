@@ -66,7 +66,7 @@ class Backend:
         return sample_several(warp(logits, sampling, forbidden, eos), u), False
 
     def decision(self, shape: ChunkPolicyConfig, ends: LinearEnds,
-                 chunk_scorer: LogRatios | None) -> Callable[..., Decision | None] | None:
+                 chunk_scorer: ChunkScorer | None) -> Callable[..., Decision | None] | None:
         """Return what makes a whole decision after the draw in one call (see `PolicyReader.decide`), if there is such a
         thing. ends: the scores of a chunk's ends as one product with the features of its tokens."""
         return None

@@ -100,7 +100,7 @@ class PolicyReader:
         self._decide: Callable[..., Decision | None] | None = None
         if self._ends is not None and mine.scores is not None:
             self._ends.load(mine.scores)
-            self._decide = backend.decision(mine.config, self._ends, self._chunk_scorer)
+            self._decide = backend.decision(mine.config, self._ends, mine.chunk_scorer)
         if mine.layer is not None:
             self._stack = backend.stack(
                 [mine.layer], (mine.output_norm, mine.output), (mine.input_norm, mine.input))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
 from dcar.decoding import Prompt
-from dcar.decoding.cpu.native import kernels
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig
 from eval.results.timing import synchronize
@@ -47,15 +45,12 @@ def read_sizes(model: AnyDecoder) -> dict[str, int]:
 
 
 def read_rate(device: torch.device, dtype: torch.dtype, parameters: int) -> float:
-    """GB/s of reading `parameters` weights again and again, as a small model that fits a cache does: by PyTorch or by
-    the kernels of few rows, whichever is faster here."""
+    """GB/s of reading `parameters` weights again and again, as a small model that fits a cache does."""
     matrix = torch.ones(max(1, parameters // 1024), 1024, device=device, dtype=dtype)
     vector = torch.ones(1024, device=device, dtype=dtype)
     times_each = 1 if device.type == "cpu" else 20  # or the launch of one product would count
-    runs: dict[str, Callable[[], Any]] = {"torch": lambda: [matrix @ vector for _ in range(times_each)]}
-    if device.type == "cpu" and (own := kernels(dtype)) is not None:
-        runs["own"] = partial(own.linear(matrix, None), vector[None])
-    return times_each * matrix.nbytes / 1e9 / min(min(times) for times in interleaved(runs, 10, device).values())
+    (times,) = interleaved({"read": lambda: [matrix @ vector for _ in range(times_each)]}, 10, device).values()
+    return times_each * matrix.nbytes / 1e9 / min(times)
 
 
 def print_card(name: str, model: AnyDecoder, policies: Mapping[str, ChunkPolicy],

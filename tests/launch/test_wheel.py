@@ -123,10 +123,10 @@ def test_the_first_hour_of_docs_start_in_an_empty_folder(environment, tmp_path):
 def test_what_ships_is_found_and_the_missing_extra_is_named(environment, tmp_path):
     (tmp_path / "look.py").write_text(
         "import dcar, launch\nfrom pathlib import Path\n"
-        "from dcar.decoding.cpu.native import Kernels\nfrom dcar.sources.shipped import NAMES, shipped\n"
+        "from dcar.decoding.cpu.native import load\nfrom dcar.sources.shipped import NAMES, shipped\n"
         "import torch\n[shipped(name) for name in NAMES]\n"
         "inside = Path(launch.__file__).parent\nassert (inside / 'recipes/car_starter.yaml').is_file()\n"
-        "assert 'site-packages' in dcar.__file__, dcar.__file__\nKernels(torch.float32)\n"
+        "assert 'site-packages' in dcar.__file__, dcar.__file__\nload()\n"
         "from dcar.errors import AssetError\nfrom dcar.recognition.load import load_recognizer\n"
         "load_recognizer('starter')\n"
         "try:\n    load_recognizer('nemo:stt_en_conformer_ctc_small')\nexcept AssetError as error:\n    print(error)\n")

@@ -1,12 +1,7 @@
-/* How well the tokens of a chunk go together: a GRU over at most K tokens, whole chunks in one call.
- *
- * The mathematics is that of heads/chunk_scorer.py, with the embedding folded into the layer behind it. A chunk's result does not
- * depend on the others. layers.c includes this file, for float32; widths are multiples of the lanes.
- */
+/* How well the tokens of a chunk go together: a GRU over at most K tokens (heads/chunk_scorer.py), whole chunks in one
+ * call, with the embedding folded into the layer after it. Widths are multiples of LANES. */
 
-INLINE vector logistic(vector v) { return inverse(exponential(-v) + 1.0f); }
-
-INLINE vector hyperbolic_tangent(vector v) { /* to 3e-7 of the value; near 0 by Cephes' polynomial, where 1 - 2 / … cancels */
+INLINE vector hyperbolic_tangent(vector v) { /* to 3e-7; near 0 by Cephes' polynomial, where 1 - 2 / … cancels */
   vector square = v * v, p = square * -5.70498872745e-3f + 2.06390887954e-2f;
   p = p * square - 5.37397155531e-2f;
   p = p * square + 1.33314422036e-1f;
@@ -15,19 +10,19 @@ INLINE vector hyperbolic_tangent(vector v) { /* to 3e-7 of the value; near 0 by 
 }
 
 typedef struct {
-  const element *token, *seen, *offset; /* [ids][width] with all biases before SiLU, [features][width], [K][width] */
-  Linear context;                       /* of the hidden state: what is added before SiLU, and the start; [2 width, D] */
-  Linear input, hidden;                 /* of the GRU: reset, update, new; [3 width, width] */
+  const float *token, *seen, *offset; /* [ids][width] with all biases before SiLU, [features][width], [K][width] */
+  Linear context;                     /* of the hidden state: what is added before SiLU, and the start; [2 width, D] */
+  Linear input, hidden;               /* of the GRU: reset, update, new; [3 width, width] */
   Linear inner;
-  const element *output; /* [width] */
+  const float *output; /* [width] */
   float output_bias;
   long ids, features, width;
 } ChunkScorer;
 
-/* Inputs x [.., width] of the GRU, one for all chunks of a hidden state that have the same token at the same place, and `which` [n, rows]
- * of them; how many there are. */
-static long read_tokens(const ChunkScorer *c, const element *context, const long *tokens, const element *candidates, element *x,
-                        long *which, long rows, long several, long n, long stride) {
+/* Inputs x [.., width] of the GRU, one for all chunks of a hidden state that have the same token at the same place, and
+ * `which` [n, rows] of them; returns how many there are. */
+static long read_tokens(const ChunkScorer *c, const float *context, const long *tokens, const float *features,
+                        float *x, long *which, long rows, long several, long n, long stride) {
   long count = 0;
   for (long j = 0; j < n; j++)
     for (long i = 0; i < rows; i++) {
@@ -35,10 +30,11 @@ static long read_tokens(const ChunkScorer *c, const element *context, const long
       while (tokens[first * n + j] != id) first++;
       which[j * rows + i] = first < i ? which[j * rows + first] : count;
       if (first < i) continue;
-      const element *token = c->token + id * c->width, *f = candidates + (i * n + j) * stride, *of = context + 2 * (i / several) * c->width;
+      const float *token = c->token + id * c->width, *seen = features + (i * n + j) * stride;
+      const float *of = context + 2 * (i / several) * c->width, *offset = c->offset + j * c->width;
       for (long d = 0; d < c->width; d += LANES) {
-        vector v = load(token + d) + load(of + d) + load(c->offset + j * c->width + d);
-        for (long k = 0; k < c->features; k++) v += load(c->seen + k * c->width + d) * f[k];
+        vector v = load(token + d) + load(of + d) + load(offset + d);
+        for (long k = 0; k < c->features; k++) v += load(c->seen + k * c->width + d) * seen[k];
         store(x + count * c->width + d, silu(v));
       }
       count++;
@@ -46,12 +42,12 @@ static long read_tokens(const ChunkScorer *c, const element *context, const long
   return count;
 }
 
-/* The next states from the states before, all [rows, width], and what inputs, `which` [rows] of them, and states make of the gates
- * [rows, 3 width]. */
-static void gates(const element *inputs, const long *which, const element *own, const element *before, element *states, long rows,
-                  long width) {
+/* The next states from the states before, all [rows, width], and what inputs, `which` [rows] of them, and states make
+ * of the gates [rows, 3 width]. */
+static void gates(const float *inputs, const long *which, const float *own, const float *before, float *states,
+                  long rows, long width) {
   for (long i = 0; i < rows; i++, own += 3 * width) {
-    const element *input = inputs + 3 * width * which[i];
+    const float *input = inputs + 3 * width * which[i];
     for (long d = 0; d < width; d += LANES) {
       vector reset = logistic(load(input + d) + load(own + d)), h = load(before + i * width + d);
       vector update = logistic(load(input + width + d) + load(own + width + d));
@@ -61,29 +57,27 @@ static void gates(const element *inputs, const long *which, const element *own, 
   }
 }
 
-/* What each of tokens [rows, n] adds to its chunk, 0 behind the end of speech (the last id): hidden states [rows / several, D], each of
- * which `several` chunks follow, and what is seen of the tokens. Of a token this begins `stride` further than of the one before, and
- * what it adds is written to `added`, `step` further. 0, 1 where there is no memory, or 2 for a token that is no id. */
-int run_chunk_scorer(const ChunkScorer *c, const element *hidden, const long *tokens, const element *candidates, element *added,
-                     long rows, long several, long n, long stride, long step, long threads) {
+/* What each of tokens [rows, n] adds to its chunk, 0 after the end of speech (the last id): hidden states
+ * [rows / several, D], each of which `several` chunks follow, and features [rows, n, stride] of the tokens, to which it
+ * is written after those that are read. */
+static int score_chunks(const ChunkScorer *c, const float *hidden, const long *tokens, float *features, long rows,
+                        long several, long n, long stride, long threads) {
   long width = c->width, all_rows = rows * n, groups = rows / several;
-  for (long i = 0; i < all_rows; i++)
-    if (tokens[i] < 0 || tokens[i] >= c->ids) return 2;
-  long *which = malloc(all_rows * sizeof(long) + (2 * groups + 4 * rows + 5 * all_rows) * width * sizeof(element) + 1);
-  element *context = (element *)(which + all_rows), *start = context + 2 * groups * width, *own = start + rows * width,
-          *x = own + 3 * rows * width, *input = x + all_rows * width, *states = input + 3 * all_rows * width;
+  long *which = malloc(all_rows * sizeof(long) + (2 * groups + 4 * rows + 5 * all_rows) * width * sizeof(float) + 1);
+  float *context = (float *)(which + all_rows), *start = context + 2 * groups * width, *own = start + rows * width;
+  float *x = own + 3 * rows * width, *input = x + all_rows * width, *states = input + 3 * all_rows * width;
   if (!which) return 1;
   product(&c->context, hidden, context, groups, threads);
-  long inputs = read_tokens(c, context, tokens, candidates, x, which, rows, several, n, stride);
+  long inputs = read_tokens(c, context, tokens, features, x, which, rows, several, n, stride);
   for (long i = 0; i < rows; i++)
     for (long d = 0; d < width; d += LANES)
       store(start + i * width + d, hyperbolic_tangent(load(context + (2 * (i / several) + 1) * width + d)));
   product(&c->input, x, input, inputs, threads);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows > PANEL_ROWS)
-  for (long first = 0; first < rows; first += PANEL_ROWS) /* step by step only rows that meet the weights together */
-    for (long j = 0, some = rows - first < PANEL_ROWS ? rows - first : PANEL_ROWS; j < n; j++) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows > MAX_ROWS)
+  for (long first = 0; first < rows; first += MAX_ROWS) /* step by step only rows that meet the weights together */
+    for (long j = 0, some = rows - first < MAX_ROWS ? rows - first : MAX_ROWS; j < n; j++) {
       long at = j * rows + first;
-      const element *before = (j ? states + (at - rows) * width : start + first * width);
+      const float *before = j ? states + (at - rows) * width : start + first * width;
       product(&c->hidden, before, own + 3 * first * width, some, 1);
       gates(input, which + at, own + 3 * first * width, before, states + at * width, some, width);
     }
@@ -91,8 +85,9 @@ int run_chunk_scorer(const ChunkScorer *c, const element *hidden, const long *to
   for (long i = 0; i < rows; i++)
     for (long j = 0, ended = 0; j < n; j++) {
       vector sum = all(0);
-      for (long d = 0; d < width && !ended; d += LANES) sum += silu(load(x + (j * rows + i) * width + d)) * load(c->output + d);
-      added[(i * n + j) * step] = ended ? 0 : total(sum) + c->output_bias;
+      for (long d = 0; d < width && !ended; d += LANES)
+        sum += silu(load(x + (j * rows + i) * width + d)) * load(c->output + d);
+      features[(i * n + j) * stride + c->features] = ended ? 0 : total(sum) + c->output_bias;
       ended |= tokens[i * n + j] == c->ids - 1;
     }
   free(which);

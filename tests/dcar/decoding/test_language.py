@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.decoding.language import REACH
-from dcar.decoding.reader import Reader, reader_of
+from dcar.decoding.reader import Reader
+from dcar.decoding.readers import reader_of
 from dcar.decoding.tree import DraftTree
 from dcar.errors import EngineError
 from dcar.model.backbones.decoder import BackboneDecoder, cast_backbone

@@ -1,0 +1,229 @@
+"""The operations in C equal those in PyTorch, row by row alike, and leave to PyTorch what they do not support."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dcar.decoding.backend import Backend
+from dcar.decoding.columns import CausalMask, RotaryCache, columns_of
+from dcar.decoding.cpu.backend import MOST_KEPT, CPUBackend, cpu_backend
+from dcar.decoding.cpu.heads import NativeHeads
+from dcar.decoding.cpu.native import kernels
+from dcar.decoding.cpu.stack import CPUStack
+from dcar.decoding.policy import PolicyReader
+from dcar.sampling import SamplingConfig, sample_several, warp
+from heads.layers import KVCache, RotaryTable, TransformerLayer
+from heads.multi_token import MultiTokenHeads
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.shared import SharedHeads
+
+IDS, EOS, SIZE = 1025, 1024, 48  # ids that fill no vector
+
+PYTORCH = Backend()
+
+
+@pytest.fixture(scope="module")
+def native() -> CPUBackend:
+    library = kernels()
+    assert library is not None
+    return CPUBackend(library)
+
+
+def vary(module: nn.Module) -> None:
+    """Make every weight count."""
+    for part in module.modules():
+        if isinstance(part, nn.LayerNorm):
+            nn.init.normal_(part.weight, 1, 0.3)
+            nn.init.normal_(part.bias, 0, 0.3)
+    module.eval().requires_grad_(False)
+
+
+def read(backend: Backend, new: int, which: str, rows: slice = slice(0, 3), ffn: int = 80) -> tuple[Tensor, Tensor]:
+    """Read `new` positions after three ragged rows of a cache; return the result and the cache."""
+    torch.manual_seed(new)
+    width, heads, prefix = 96, 2, 0 if which == "ends" else 16  # a policy reads no text
+    layers = [TransformerLayer(width, heads, ffn) for _ in range(1 if which == "ends" else 2)]
+    last: list[nn.Module] = [nn.LayerNorm(width)] + [nn.Linear(width, 6)] * (which == "ends")
+    first = [nn.LayerNorm(32), nn.Linear(32, width)] if which == "ends" else []
+    vary(nn.ModuleList([*layers, *first, *last]))
+    x = torch.randn(3, new, 32 if first else width)[rows]
+    kv = torch.randn(len(layers), 3, prefix + 60, 2, heads, width // heads)[:, rows]
+    lengths, text = torch.tensor([21, 0, 14])[rows], torch.tensor([16, 5, 1]).clamp(max=prefix)[rows]
+    cache = KVCache(len(layers), len(x), heads, 60, width // heads, prefix=prefix, prefix_lengths=text)
+    cache.kv.copy_(kv)
+    cache.lengths, cache.longest = lengths, 21
+    rotary = RotaryCache(RotaryTable(width // heads), torch.device("cpu"), torch.float32)
+    rotary.cover(-10, 100)
+    positions, causal = lengths[:, None] + torch.arange(new) - 3, CausalMask(torch.device("cpu"), torch.float32)
+    tree = ends = counts = None
+    if which == "tree":  # two branches
+        tree = torch.ones(new, new).tril().bool()
+        tree[2, 1] = False
+        tree = tree[None]
+    if which == "ends":
+        counts = torch.tensor([new, 1, 2])[rows]
+        ends = torch.arange(len(x)) * new + counts - 1
+    columns = columns_of(cache, new, causal, tree=tree, ends=ends, counts=counts)
+    columns.writes_only = which == "writes_only"
+    got = backend.stack(layers, last, first).read(x.flatten(0, 1), rotary, positions.flatten(), columns)
+    return got, cache.kv
+
+
+@pytest.mark.parametrize("new", [3, 5, 13])
+@pytest.mark.parametrize("which", ["chain", "tree", "ends", "writes_only"])
+def test_stacks_equal_pytorch(native, which, new):
+    (got, kv), (wanted, wanted_kv) = read(native, new, which), read(PYTORCH, new, which)
+    assert torch.allclose(kv, wanted_kv, atol=1e-5)
+    assert which == "writes_only" or torch.allclose(got, wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("new", [1, 7, 13])
+def test_a_row_depends_neither_on_the_others_nor_on_threads(native, new, monkeypatch):
+    together, _ = read(native, new, "chain")
+    for b in range(3):
+        assert torch.equal(read(native, new, "chain", slice(b, b + 1))[0], together[b * new : (b + 1) * new])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert torch.equal(read(native, new, "chain")[0], together)
+
+
+def made_heads(**settings: object) -> SharedHeads:
+    torch.manual_seed(0)
+    heads = SharedHeads(SIZE, IDS, 6, 2, zero_init=False, width=64, **settings)
+    nn.init.normal_(heads.scale)
+    vary(heads)
+    return heads
+
+
+@pytest.mark.parametrize("settings", [{}, dict(tie=True), dict(tie=True, base_bias=True)], ids=str)
+def test_shared_heads_equal_pytorch(native, settings):
+    heads = made_heads(**settings)
+    logits = native.heads(heads)
+    assert isinstance(logits, NativeHeads)
+    hidden = torch.randn(30, SIZE)
+    whole = logits(hidden)
+    assert torch.allclose(whole, heads(hidden), atol=1e-5)
+    for k in (1, 2, 6):
+        for rows in (1, 3, 14):
+            assert torch.equal(logits(hidden[:rows], k), whole[:rows, :k])
+    assert torch.equal(logits(hidden.view(5, 6, SIZE), 2), whole.view(5, 6, 6, IDS)[:, :, :2])
+    for k in (0, 7):
+        with pytest.raises(ValueError, match=f"asked for {k} heads of a model that has 6"):
+            logits(hidden, k)
+    for bad in (hidden[:, 1:], hidden.double()):
+        with pytest.raises(TypeError, match="cannot be read by float32 heads"):
+            logits(bad, 2)
+
+
+def test_a_base_head_alone_equals_pytorch(native):
+    heads = MultiTokenHeads(SIZE, IDS, 1).requires_grad_(False)
+    logits, hidden = native.heads(heads), torch.randn(13, SIZE)
+    assert isinstance(logits, NativeHeads) and torch.allclose(logits(hidden), heads(hidden), atol=1e-5)
+
+
+def test_what_c_does_not_read_is_left_to_pytorch(native):
+    assert native.heads(independent := MultiTokenHeads(SIZE, IDS, 3)) is independent
+    assert native.heads(narrow := SharedHeads(SIZE, IDS, 3, width=50)) is narrow
+    assert native.heads(half := made_heads().bfloat16()) is half
+    quantised = made_heads()
+    quantised.up[1] = nn.Sequential(quantised.up[1])
+    assert native.heads(quantised) is quantised
+    assert not isinstance(cpu_backend(torch.bfloat16), CPUBackend)
+    last = [nn.LayerNorm(32)]
+    good, wrapped, other = (TransformerLayer(32, 2, 64) for _ in range(3))
+    wrapped.up = nn.Sequential(wrapped.up)
+    other.ffn_norm.eps = 1e-3
+    assert isinstance(native.stack([good], last), CPUStack)
+    for bad in (wrapped, other, TransformerLayer(32, 2, 50), TransformerLayer(32, 4, 64), good.bfloat16()):
+        assert not isinstance(native.stack([bad], last), CPUStack)
+
+
+def given(ties: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits [3, 16, V], of which some are minus infinity; where the end is forbidden; numbers of four candidates."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(3, 16, IDS, generator=generator)
+    if ties:  # among the largest, too
+        logits = logits.round()
+    logits[0, 0, ::2], logits[1, 2, EOS], logits[2, 3, :-1] = -torch.inf, 40.0, -torch.inf
+    forbidden = torch.rand(3, 16, generator=generator) < 0.3
+    forbidden[1, 2] = forbidden[2, 3] = True  # the likeliest, and the only one
+    u = torch.rand(3, 16, 4, generator=generator, dtype=torch.float64)
+    u[0, :, 0] = 0.0
+    return logits, forbidden, u
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("top_k", [0, 1, 10, MOST_KEPT, 4000])
+def test_distributions_and_draws_equal_pytorch(native, temperature, top_k, ties):
+    config, (logits, forbidden, u) = SamplingConfig(temperature, top_k), given(ties)
+    for where in (None, forbidden):
+        probs, wanted = native.probs(logits, config, where, EOS), warp(logits, config, where, EOS)
+        assert torch.allclose(probs, wanted, atol=1e-6, rtol=1e-6)
+        assert not bool(((probs > 0) != (wanted > 0))[wanted > 1e-30].any())  # the same ids, also among equals
+        tokens, checked = native.tokens(logits, u, config, where, EOS)
+        assert checked is None and torch.equal(tokens, sample_several(wanted, u))
+        one = native.tokens(logits[1:2], u[1:2], config, None if where is None else where[1:2], EOS)[0]
+        assert torch.equal(one[0], tokens[1])
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_a_row_without_a_distribution_is_left_to_pytorch(native, wrong):
+    config, (logits, _, u) = SamplingConfig(0.4, 10), given()
+    logits[1, 3, 7] = wrong
+    tokens, probs = native.tokens(logits, u, config, None, EOS)
+    assert probs is not None and not probs[1, 3].sum() > 0 and torch.equal(tokens, sample_several(probs, u))
+    assert torch.equal(native.probs(logits, config, None, EOS).isnan(), probs.isnan())
+    policy = reader(native, 4, 16)
+    assert policy.decide(torch.randn(3, SIZE), logits, u, config, None, EOS, 0.0) is None
+
+
+def test_other_samplings_are_left_to_pytorch(native):
+    logits, forbidden, u = given()
+    for config in (SamplingConfig(1.0, 0, 0.9), SamplingConfig(1.0, MOST_KEPT + 1)):
+        assert native.tokens(logits, u, config, forbidden, EOS)[1] is not None
+        assert reader(native, 4, 16).decide(torch.randn(3, SIZE), logits, u, config, None, EOS, 0.0) is None
+
+
+def reader(backend: Backend, several: int, reach: int) -> PolicyReader:
+    """A policy; several candidates need a chunk scorer."""
+    torch.manual_seed(several)
+    scorer = dict(chunk_scorer_width=32, chunk_scorer_embedding=8, chunk_scorer_ids=IDS) if several > 1 else {}
+    policy = ChunkPolicy(ChunkPolicyConfig(SIZE, 16, reads="candidates", sizes=tuple(range(3, reach + 1)), **scorer))
+    nn.init.normal_(policy.scores.linear.weight, std=0.2)
+    if policy.chunk_scorer is not None:
+        for parameter in policy.chunk_scorer.parameters():  # gates that open and close, and every bias counts
+            nn.init.normal_(parameter, std=2 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 0.5)
+    return PolicyReader(policy.eval(), backend, torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize(("several", "reach", "dial"), [(1, 16, 0.0), (4, 16, -0.7), (3, 9, 0.0)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_decisions_equal_pytorch(native, several, reach, dial, threads, monkeypatch):
+    logits, forbidden, u = given()
+    logits, forbidden, u = logits[:, :reach], forbidden[:, :reach], u[:, :reach, :several]
+    logits[0, 1, 1:] = -torch.inf  # one token alone: no entropy
+    logits[1, 6, EOS] = 60.0  # an end inside of a chunk
+    u[1, 4:6] = 0.5  # the same token in all candidates
+    hidden, policy = torch.randn(3, SIZE), reader(native, several, reach)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for config in (SamplingConfig(1.0), SamplingConfig(0.4, 10), SamplingConfig(0.0)):
+        for where in (None, forbidden):
+            made = policy.decide(hidden, logits, u, config, where, EOS, dial)
+            assert made is not None and made.likeliest is not None
+            tokens = sample_several(warp(logits, config, where, EOS), u).mT
+            seen = policy.policy.candidate_features(hidden, logits, tokens)
+            wanted = policy.policy.log_probs(None, seen, dial)
+            assert torch.equal(made.tokens, tokens)
+            assert torch.allclose(made.candidates, seen, atol=1e-5, rtol=1e-5) and seen[0, 0, 1, 2].abs() < 1e-6
+            possible = wanted > -1e6
+            assert torch.allclose(made.log_probs[possible], wanted[possible], atol=1e-4)
+            assert bool((made.log_probs[~possible] < -1e8).all())
+            sizes, taken, chosen = made.likeliest
+            best = made.log_probs.argmax(-1)
+            assert torch.equal(chosen * 16 + sizes - 1, best)
+            assert torch.equal(taken, made.log_probs.gather(1, best[:, None])[:, 0])
+            banned = None if where is None else where[1:2]
+            alone = policy.decide(hidden[1:2], logits[1:2], u[1:2], config, banned, EOS, dial)
+            assert alone is not None and torch.equal(alone.log_probs[0], made.log_probs[1])
+    with pytest.raises(ValueError, match="do not fit"):
+        policy.decide(hidden, logits[:, 1:], u[:, 1:], config, None, EOS, dial)

@@ -161,7 +161,7 @@ def test_distributions_and_draws_equal_pytorch(native, temperature, top_k, ties)
         assert torch.allclose(probs, wanted, atol=1e-6, rtol=1e-6)
         assert not bool(((probs > 0) != (wanted > 0))[wanted > 1e-30].any())  # the same ids, also among equals
         tokens, checked = native.tokens(logits, u, config, where, EOS)
-        assert checked is None and torch.equal(tokens, sample_several(wanted, u))
+        assert checked and torch.equal(tokens, sample_several(wanted, u))
         one = native.tokens(logits[1:2], u[1:2], config, None if where is None else where[1:2], EOS)[0]
         assert torch.equal(one[0], tokens[1])
 
@@ -170,9 +170,10 @@ def test_distributions_and_draws_equal_pytorch(native, temperature, top_k, ties)
 def test_a_row_without_a_distribution_is_left_to_pytorch(native, wrong):
     config, (logits, _, u) = SamplingConfig(0.4, 10), given()
     logits[1, 3, 7] = wrong
-    tokens, probs = native.tokens(logits, u, config, None, EOS)
-    assert probs is not None and not probs[1, 3].sum() > 0 and torch.equal(tokens, sample_several(probs, u))
-    assert torch.equal(native.probs(logits, config, None, EOS).isnan(), probs.isnan())
+    tokens, checked = native.tokens(logits, u, config, None, EOS)
+    probs = native.probs(logits, config, None, EOS)
+    assert not checked and not probs[1, 3].sum() > 0 and torch.equal(tokens, sample_several(probs, u))
+    assert (tokens[1, 3] == logits.shape[-1]).all() and (tokens < logits.shape[-1]).sum() == tokens.numel() - u.shape[-1]
     policy = reader(native, 4, 16)
     assert policy.decide(torch.randn(3, SIZE), logits, u, config, None, EOS, 0.0) is None
 
@@ -180,7 +181,7 @@ def test_a_row_without_a_distribution_is_left_to_pytorch(native, wrong):
 def test_other_samplings_are_left_to_pytorch(native):
     logits, forbidden, u = given()
     for config in (SamplingConfig(1.0, 0, 0.9), SamplingConfig(1.0, MOST_KEPT + 1)):
-        assert native.tokens(logits, u, config, forbidden, EOS)[1] is not None
+        assert not native.tokens(logits, u, config, forbidden, EOS)[1]
         assert reader(native, 4, 16).decide(torch.randn(3, SIZE), logits, u, config, None, EOS, 0.0) is None
 
 

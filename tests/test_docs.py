@@ -215,7 +215,7 @@ def test_calls_and_settings_between_the_words_of_a_page_exist(page):
 
 def test_calls_and_settings_that_do_not_exist_are_found():
     lost = ["policy.see(hidden, logits)", "policy.log_probs(scores, dail=1)", "draws=4"]
-    assert unknown_calls(", ".join(f"`{span}`" for span in [*lost, "num_candidates=4", "fast(decoder)"])) == lost
+    assert unknown_calls(", ".join(f"`{span}`" for span in [*lost, "num_candidates=4", "load_decoder(folder)"])) == lost
 
 
 # --- commands -------------------------------------------------------------------------------------------------------

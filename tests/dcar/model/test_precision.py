@@ -187,6 +187,7 @@ def test_records_name_the_precision_where_tokens_may_differ(files):
         assert "precision" not in a.identity and b.identity["precision"] == "bfloat16"
         named = a.identity.keys() - {"groups"}  # those of PCG are made of the embeddings as they are
         assert {name: b.identity[name] for name in named} == {name: a.identity[name] for name in named}
+    assert precision_identity(tiny_decoder()) == {}
     assert precision_of(tiny_decoder()) == {"dtype": "float32", "float32_products": "ieee"}
 
 
@@ -267,12 +268,10 @@ def test_dcpo_trains_a_float32_policy_of_a_rounded_decoder(files, reads):
     assert entry.identity["policy"] == policy.checksum()
 
 
-@pytest.mark.parametrize("decoding", ["auto", "loop"])
-def test_rollouts_of_a_rounded_decoder(decoding):
+def test_rollouts_of_a_rounded_decoder():
     base, policy = cast_decoder(tiny_decoder(), HALF), policy_of()
-    roller = Roller(base, ToyVocoder(), [WERReward(Listener())], [1.0], SHORT, group_size=4, chunk_range=[2, 3],
-                    decoding=decoding)
-    batch = roller.collect(matched_policy(policy, base), toy_items(2), range(2), seed=1)
+    roller = Roller(base, ToyVocoder(), [WERReward(Listener())], [1.0], SHORT, group_size=4, chunk_range=[2, 3])
+    batch = roller.collect(policy, toy_items(2), range(2), seed=1)
     assert batch.hidden.dtype == torch.float32 and rounded(batch.hidden)
     assert batch.actions.max() > 0 and batch.rewards.isfinite().all()
 

@@ -64,6 +64,7 @@ CHOICES = {
     "analyse": ("what", {
         "speed": (COMMANDS["analyse"][0], "cost of a decoding step against its lower bound"),
         "vocoder": ("eval.analysis.vocoder_quality", "what tokens and vocoder lose of words and voices"),
+        "swap": ("eval.analysis.swap", "what speech loses where PCG's groups stand in for their tokens"),
     }),
 }
 # first words of a recipe's name -> its command

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dcar.decoding import Prompt
-from dcar.decoding.backend import backend_for
+from dcar.decoding.backend import Backend
 from dcar.decoding.reader import Layout, Reader
 from dcar.model.car import CARConfig
 from dcar.prompts.items import PromptItem
@@ -84,7 +84,7 @@ class ToyDecoder(nn.Module, Reader):
                                 num_attention_heads=1, ffn_size=1, num_prediction_heads=heads, bos=True)
         self.norm = nn.LayerNorm(1)
         self.device, self.dtype, self.hidden_dtype = torch.device("cpu"), torch.float32, torch.float32
-        self.backend = backend_for(self.device, self.dtype)
+        self.backend = Backend()
         states = [(n, s) for n in range(4, 9) for s in
                   [FIRST] + [(u, k, c) for u in range(n) for k, c in
                              ((START, 0), (MID, 1), (MID, 2), (MID, 3), (STOP, 0))]]

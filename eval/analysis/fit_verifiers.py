@@ -8,6 +8,8 @@
   expectation with less noise.
 - Entropy thresholds (entropy@LENGTH): development utterances are *spoken* with thresholds from all over the range, and
   the tokens per pass are measured; along the true tokens the entropies are lower, and lengths would come out wrong.
+- Mean mel frames (pcg-mel): of every code over recordings of the training split, one log-mel frame a token; only with
+  `mel_utterances`.
 
 Writes statistics.safetensors, statistics.json and config.yaml; the folder is the `statistics` of a comparison.
 """
@@ -23,23 +25,27 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from dcar.audio import resample
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import ChunkMethod, decode
-from dcar.errors import ConfigError
+from dcar.errors import ConfigError, DataError
 from dcar.model.base import pad
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.model.precision import dtype_setting, precision_of
-from dcar.prepare.prepared import load_prepared
+from dcar.prepare.prepared import load_prepared, prepared_info, recording_of
+from dcar.prepare.recordings import source_utterances
 from dcar.process import run_claimed, run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, likeliest, warp
+from dcar.tokens.base import fitted
 from dcar.tracking import provenance
+from dcar.voices.features import SAMPLE_RATE, LogMel
 from eval.verifiers.entropy import EntropyChunk, entropies
 from eval.verifiers.mtp_viterbi import count_bigrams
-from eval.verifiers.statistics import VerifierStatistics
+from eval.verifiers.statistics import MEL_BANDS, VerifierStatistics
 from eval.verifiers.vadusa import build_tree, expected_accepted
 
 
@@ -50,7 +56,9 @@ class FitConfig:
     decoder: str = setting(meaning="Directory of a decoder of either kind; starter = the shipped one.")
     data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/verifiers", "Folder to write.", place="folder")
-    train_split: str = setting("train", "For token transitions.")
+    train_split: str = setting("train", "For token transitions and mean mel frames.")
+    mel_utterances: int = setting(0, "Recordings of `train_split` for the mean mel frame of every code, which pcg-mel "
+                                     "needs; 0 = none.", minimum=0)
     split: str = setting("dev", "For rank accuracies and entropy thresholds.")
     utterances: int = setting(64, "Of `split`; 0 = all.", minimum=0)
     prompt_tokens: int = setting(50, "As in training.", minimum=1)
@@ -116,12 +124,43 @@ def entropy_curve(model: AnyDecoder, states: Sequence[Tensor], items: Sequence[P
     ceiling = torch.log(torch.tensor(float(model.config.output_size))) + 1e-3
     inner = level.double().cpu().quantile(torch.linspace(0, 1, points, dtype=torch.float64)[1:-1])
     thresholds = torch.cat((torch.zeros(1), inner.float(), ceiling[None])).unique()
-    lengths = []
+    lengths: list[float] = []
     for threshold in tqdm(thresholds.tolist(), desc="entropy thresholds", disable=None):
         results = decode(model, [i.prompt for i in items], ChunkMethod(EntropyChunk(threshold)), sampling, seed=seed,
                          batch_size=batch_size)
         lengths.append(sum(len(r.tokens) for r in results) / sum(r.target_passes for r in results))
     return thresholds, torch.tensor(lengths)
+
+
+def mean_mel(data: str, split: str, codes: int, limit: int) -> tuple[Tensor, Tensor]:
+    """Mean log-mel frame of every code, float32 [V, MEL_BANDS], and how often it occurred, int64 [V].
+
+    Of the utterances of a prepared split that have recordings, `limit` at most, spread evenly. A token has one frame,
+    centred on it, with a window of two tokens (at least 43 ms). Frames are natural-log magnitudes at about 24 kHz.
+    DataError if there are no recordings, or if one does not have the length of its tokens.
+    """
+    rows, sources = load_prepared(data, split), source_utterances(data)
+    places = [i for i, row in enumerate(rows.select_columns(["id", "speed"])) if recording_of(row)[0] in sources]
+    if not places:
+        raise DataError(f"{data}: split {split} has no recordings, so how codes sound cannot be measured; prepare a "
+                        "corpus with audio, or leave out mel_utterances")
+    token_rate = float(prepared_info(data)["tokenizer"]["rate_hz"])
+    hop = round(SAMPLE_RATE / token_rate)
+    rate = hop * token_rate  # about 24 kHz, and exactly `hop` samples a token
+    mel = LogMel(round(rate), max(1024, 2 * hop), hop, MEL_BANDS)
+    sums, counts = torch.zeros(codes, MEL_BANDS, dtype=torch.float64), torch.zeros(codes, dtype=torch.long)
+    for i in tqdm(places[:: max(1, len(places) // limit)][:limit], desc="mean mel frames", unit="utt", disable=None):
+        row = rows[i]
+        utterance_id, speed = recording_of(row)
+        wave, own = sources[utterance_id].load()
+        wave, tokens = resample(wave, own * speed, rate), torch.tensor(row["speech"])
+        if abs(len(wave) - hop * len(tokens)) > 3 * hop:
+            raise DataError(f"{data}: {row['id']}: tokens and recording differ in length by over three tokens; prepare "
+                            "the corpus again")
+        frames = mel(torch.from_numpy(fitted(wave, hop * len(tokens)))[None])[0].T
+        sums.index_add_(0, tokens, frames.double())
+        counts += tokens.bincount(minlength=codes)
+    return (sums / counts.clamp(min=1)[:, None]).float(), counts
 
 
 def fit(model: AnyDecoder, items: Sequence[PromptItem], train_tokens: Sequence[Sequence[int]], sampling: SamplingConfig,
@@ -145,6 +184,9 @@ def run(config: FitConfig) -> VerifierStatistics:
     train = load_prepared(config.data, config.train_split)["speech"]
     statistics = fit(model, items, list(train), config.sampling, ranks=config.ranks, thresholds=config.thresholds,
                      seed=config.seed, batch_size=config.batch_size)
+    if config.mel_utterances:
+        statistics.mel_means, statistics.mel_counts = mean_mel(
+            config.data, config.train_split, model.config.speech_vocab_size, config.mel_utterances)
     statistics.info["provenance"] = provenance(decoder=config.decoder, data=config.data, split=config.split,
                                                precision=precision_of(model))
     statistics.save_pretrained(config.out)
@@ -163,6 +205,9 @@ def summary(statistics: VerifierStatistics) -> str:
     lines.append("expected tokens per pass with a tree of: "
                  + ", ".join(f"{n} nodes {1 + accepted:.2f}" for n, accepted in sizes))
     curve = zip(statistics.entropy_thresholds.tolist(), statistics.entropy_lengths.tolist(), strict=True)
+    if len(counts := statistics.mel_counts):
+        lines.append(f"mean mel frames of {int((counts > 0).sum())} of {len(counts)} codes, from {int(counts.sum())} "
+                     "tokens")
     lines.append("entropy threshold (nats) -> tokens per pass: " + ", ".join(f"{h:.2f} {n:.2f}" for h, n in curve))
     return "\n".join(lines)
 

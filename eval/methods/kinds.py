@@ -16,7 +16,7 @@ from dcar.config.schema import Meaning, meaning_of, settings_of
 from dcar.sampling import SamplingConfig
 from eval.verifiers import mtp_viterbi
 from eval.verifiers.chain import ChainVerifier
-from eval.verifiers.pcg import GroupVerifier
+from eval.verifiers.pcg import GroupVerifier, MelGroupVerifier
 from eval.verifiers.relaxed import DELTA, EPSILON, TolerantDecoding, TopKVerify, TypicalAcceptance
 from eval.verifiers.sd import SpeculativeDecoding
 
@@ -121,6 +121,8 @@ KINDS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the order 
     verifier_kind("sd", "sd", SpeculativeDecoding, Style("SD", "#5b2a86", "X")),
     verifier_kind("ssd", "ssd-0.4", TolerantDecoding, Style("SSD", "#8d5fc0", ">", "β"), option("beta", minimum=0)),
     verifier_kind("pcg", "pcg-0.42", GroupVerifier, Style("PCG", "#c4318c", "<", "θ"),
+                  option("theta", above=-1, maximum=1)),
+    verifier_kind("pcg-mel", "pcg-mel-0.9", MelGroupVerifier, Style("PCG by mel", "#8f1f5c", "8", "θ"),
                   option("theta", above=-1, maximum=1)),
     MethodKind("vadusa", "vadusa-2", Style("VADUSA", "#008b8b", "^", "τ"),
                (option("tau", int, minimum=1), option("nodes", int, "-n", None, word=True, minimum=1),

@@ -54,7 +54,7 @@ class Models:
     far_decoder: AnyDecoder | None = None
     policies: dict[str, ChunkPolicy] = field(default_factory=dict)
     draft: AnyDecoder | None = None
-    statistics: VerifierStatistics | None = None  # of the decoder, for vadusa, mtp-viterbi and entropy@
+    statistics: VerifierStatistics | None = None  # of the decoder, for vadusa, mtp-viterbi, entropy@, pcg-mel
     _checksums: WeakKeyDictionary[Checkpoint, tuple[Hashable, str]] = field(default_factory=WeakKeyDictionary,
                                                                              init=False, repr=False)
 
@@ -198,7 +198,8 @@ def _chain(verifier: type[ChainVerifier], name: str, models: Models, /, draft: s
     elif not 1 <= length <= most:
         raise ConfigError(f"method '{name}': this decoder has {most} additional heads to draft with; draft at most "
                           "that many tokens, or use a draft model: @draft")
-    arguments = verifier.arguments(models.decoder, tuple(n for n in numbers.values() if n is not None))
+    given = tuple(n for n in numbers.values() if n is not None)
+    arguments = verifier.arguments(models.decoder, models.statistics, given)
     loose = {"eos_strict": False} if eos else {}
     made = verifier(name, drafter, *arguments, **loose)
     return _entry(name, models, made, {**about, **made.identity})

@@ -22,6 +22,7 @@ from dcar.decoding import BatchState, Draft, Kept, Method
 from dcar.decoding.step import Admitted
 from dcar.model.draft import AnyDecoder
 from eval.verifiers.drafters import Drafter
+from eval.verifiers.statistics import VerifierStatistics
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class ChainVerifier(Method):
 
     `accept`: which draft tokens pass, each seen by itself. `replacement`: the distribution of the token in the place of
     the first refused one (or `following`, the token itself).
-    A subclass is built as `cls(name, drafter, *arguments(decoder, numbers))`, with the numbers that stand in its name.
+    A subclass is built as `cls(name, drafter, *arguments(decoder, statistics, numbers))`, with the numbers that stand
+    in its name.
     """
 
     numbers: tuple[int, ...] = (0,)
@@ -65,8 +67,10 @@ class ChainVerifier(Method):
         self.name, self.drafter, self.draft_length = name, drafter, drafter.length
 
     @classmethod
-    def arguments(cls, decoder: AnyDecoder, numbers: tuple[float, ...]) -> tuple[Any, ...]:
-        """What the constructor takes after the drafter; asked once for all objects of a method."""
+    def arguments(cls, decoder: AnyDecoder, statistics: VerifierStatistics | None,
+                  numbers: tuple[float, ...]) -> tuple[Any, ...]:
+        """What the constructor takes after the drafter; asked once for all objects of a method. statistics: those of
+        the decoder, if it has been measured."""
         return numbers
 
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:

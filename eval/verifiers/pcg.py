@@ -14,6 +14,9 @@ then this is SD.
 The groups (section 2.1): G(t) = {t' : cos(E_t, E_t') > theta} with E the target's input embeddings of the speech codes;
 the distinct sets among them are the groups. A token may be in several: S(t) are its groups, N(t) their number, 1 / N(t)
 its weight in each. EOS, like every id that is no speech code, is a group of its own.
+
+`pcg-mel-θ` groups by sound (Table 3): E_t is the mean log-mel frame of the recordings where t was spoken, centred on
+the mean over all codes. A code that never occurred is a group of its own.
 """
 
 from __future__ import annotations
@@ -34,11 +37,13 @@ from dcar.sampling import sample, sample_several
 from eval.verifiers import sd
 from eval.verifiers.chain import ChainVerifier, Uniforms
 from eval.verifiers.drafters import Drafter
+from eval.verifiers.statistics import VerifierStatistics, needed
 from heads.checkpoint import tensors_checksum
 
 logger = logging.getLogger(__name__)
 
 TRIALS, TRIALS_AT_ONCE = 32, 8  # thinning gives way to enumeration after TRIALS; the paper saw 3 on average
+MEMORY_BYTES = 256 << 20  # of working memory while groups are made
 BYTES_PER_CELL = 4 + 1 + 2 * 8  # of a block of similarities: float32, bool, and two int64 indices where it is true
 
 
@@ -80,8 +85,10 @@ class TokenGroups:
                            self.token_groups.to(device), self.theta, self.embedding_checksum)
 
 
-def build_groups(embedding: Tensor, theta: float, specials: int = 1, memory_bytes: int = 256 << 20) -> TokenGroups:
-    """Groups of the codes whose embeddings [codes, D] are given; ids codes .. codes + specials - 1 are singletons.
+def build_groups(embedding: Tensor, theta: float, specials: int = 1,
+                 memory_bytes: int = MEMORY_BYTES) -> TokenGroups:
+    """Groups of the codes whose embeddings [codes, D] are given; ids codes .. codes + specials - 1 are singletons, as
+    are codes whose embedding is NaN.
 
     Similarities are computed for as many codes at a time as `memory_bytes` of working memory allow, against all
     others; what stays is the distinct groups. float32 embeddings are read in place, others are converted whole.
@@ -119,7 +126,8 @@ def build_groups(embedding: Tensor, theta: float, specials: int = 1, memory_byte
                        theta, checksum)
 
 
-def similar_codes(embedding: Tensor, theta: float, memory_bytes: int) -> Iterator[tuple[int, Sequence[Tensor]]]:
+def similar_codes(embedding: Tensor, theta: float,
+                  memory_bytes: int = MEMORY_BYTES) -> Iterator[tuple[int, Sequence[Tensor]]]:
     """Blocks of codes in order: how many codes are done, and for each of the block's the ids of G(t), ascending."""
     table = embedding.detach().to(torch.float32)
     rows = max(1, memory_bytes // (len(table) * BYTES_PER_CELL))
@@ -210,9 +218,15 @@ class GroupVerifier(ChainVerifier):
         self.identity = {"groups": f"{groups.theta!r} of {groups.embedding_checksum}"}
 
     @classmethod
-    def arguments(cls, decoder: AnyDecoder, numbers: tuple[float, ...]) -> tuple[TokenGroups]:
-        (theta,), codes = numbers, decoder.config.speech_vocab_size
-        return (build_groups(decoder.speech_embedding.weight[:codes], theta, decoder.config.output_size - codes),)
+    def code_vectors(cls, decoder: AnyDecoder, statistics: VerifierStatistics | None) -> Tensor:
+        """Return the vectors [codes, D] whose cosines make the groups."""
+        return decoder.speech_embedding.weight[: decoder.config.speech_vocab_size]
+
+    @classmethod
+    def arguments(cls, decoder: AnyDecoder, statistics: VerifierStatistics | None,
+                  numbers: tuple[float, ...]) -> tuple[TokenGroups]:
+        (theta,), vectors = numbers, cls.code_vectors(decoder, statistics)
+        return (build_groups(vectors, theta, decoder.config.output_size - len(vectors)),)
 
     def start(self, state: BatchState) -> None:
         super().start(state)
@@ -235,3 +249,11 @@ class GroupVerifier(ChainVerifier):
             enumerated = sample(enumerated_residual(q, p, self.groups), uniform("residual", 3 * TRIALS))
             token = torch.where(left, enumerated.clamp(max=eos), token)
         return torch.where(refused, token, bonus)
+
+
+class MelGroupVerifier(GroupVerifier):
+    """`pcg-mel-θ`. ConfigError unless the statistics hold the mean mel frames of the codes."""
+
+    @classmethod
+    def code_vectors(cls, decoder: AnyDecoder, statistics: VerifierStatistics | None) -> Tensor:
+        return needed(statistics, "pcg-mel").centred_mel()

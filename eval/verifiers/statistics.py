@@ -1,4 +1,5 @@
-"""What verifying methods know of a decoder and its data: rank accuracies, token transitions, entropy thresholds.
+"""What verifying methods know of a decoder and its data: rank accuracies, token transitions, entropy thresholds, and
+how its codes sound.
 
 `dcar fit-verifiers` measures them; a folder holds statistics.safetensors and statistics.json.
 They belong to one decoder and are refused for any other.
@@ -24,7 +25,9 @@ from heads.checkpoint import tensors_checksum
 
 FORMAT_VERSION = 1
 TENSORS, INFO = "statistics.safetensors", "statistics.json"
-NAMES = ("rank_accuracy", "bigram_keys", "bigram_counts", "entropy_thresholds", "entropy_lengths")
+NAMES = ("rank_accuracy", "bigram_keys", "bigram_counts", "entropy_thresholds", "entropy_lengths", "mel_means",
+         "mel_counts")
+MEL_BANDS = 80
 
 
 @dataclass
@@ -40,6 +43,9 @@ class VerifierStatistics:
     entropy_thresholds: Tensor  # [T] float, nats, ascending
     entropy_lengths: Tensor  # [T] float: tokens per pass of the decoder with each threshold
     info: dict[str, Any] = field(default_factory=dict)  # sampling, data, provenance: for people
+    # [V, MEL_BANDS] float: mean log-mel frame of every code, 0 where it never occurred; [0, MEL_BANDS] if not measured
+    mel_means: Tensor = field(default_factory=lambda: torch.zeros(0, MEL_BANDS))
+    mel_counts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # [V] int64: its frames
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: getattr(self, name).contiguous() for name in NAMES}
@@ -78,6 +84,16 @@ class VerifierStatistics:
                 f"these statistics were measured on the decoder {self.decoder[:12]}… with tokens of "
                 f"'{self.tokenizer[:40]}', not on {checksum[:12]}… with '{config.tokenizer[:40]}'; fit them for this "
                 "decoder with `dcar fit-verifiers`")
+
+    def centred_mel(self) -> Tensor:
+        """Return the mean log-mel frame of every code minus that of all codes, float32 [V, MEL_BANDS]; NaN where a code
+        never occurred. ConfigError if none was measured."""
+        if not len(self.mel_means):
+            raise ConfigError("these statistics hold no mean mel frames; measure them again with `dcar fit-verifiers "
+                              "mel_utterances=1000` on a prepared corpus that has its recordings")
+        heard = self.mel_counts > 0
+        centred = self.mel_means - self.mel_means[heard].mean(0)
+        return torch.where(heard[:, None], centred, torch.nan)
 
     def threshold_for(self, length: float) -> float:
         """The entropy threshold whose measured mean chunk length is `length`, between neighbours linearly."""

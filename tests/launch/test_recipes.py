@@ -37,6 +37,7 @@ from eval.compare.run import CompareConfig
 from eval.compare.run import run as compare
 from eval.methods.registry import Models
 from eval.methods.sweeps import read_methods
+from eval.verifiers.statistics import MEL_BANDS
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.profile import profile
@@ -321,6 +322,9 @@ def models_for(config: CompareConfig, recipe: str) -> Models:
     sampling = SamplingConfig(min_tokens=30, max_tokens=40)
     statistics = fit(decoder, items, [i.reference_tokens for i in items], sampling, ranks=4, thresholds=3
                      ) if config.statistics else None
+    if statistics and "pcg" in recipe:  # how its codes sound
+        size = decoder.config.speech_vocab_size
+        statistics.mel_means, statistics.mel_counts = torch.randn(size, MEL_BANDS), torch.ones(size, dtype=torch.long)
     return Models(decoder, make(1, seed=5, **codes) if config.far_decoder else None, policies,
                   build_draft(decoder).eval() if config.draft else None, statistics)
 

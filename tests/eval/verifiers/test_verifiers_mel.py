@@ -1,0 +1,220 @@
+"""PCG by mel frames: groups, distributions of one step, decoding against the oracle, and the statistics it needs."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from held import SAMPLINGS, hold, target
+from scipy import stats
+from tiny_corpora import RATE, tone, toy_prepare, toy_settings, write_manifest
+from tiny_data import ToyTokenizer
+from tiny_decoders import tiny_decoder
+from tiny_verifiers import FALSE_ALARM, tiny_statistics
+
+from dcar.audio import load_audio, resample
+from dcar.errors import ConfigError, DataError
+from dcar.prepare.prepared import load_prepared
+from dcar.sampling import sample, uniform
+from dcar.voices.features import LogMel
+from eval.analysis.fit_verifiers import mean_mel
+from eval.methods.registry import Models, make_methods
+from eval.methods.spec import MethodSpec
+from eval.verifiers.chain import Uniforms
+from eval.verifiers.drafters import HeadDrafter
+from eval.verifiers.pcg import MelGroupVerifier as ByMel
+from eval.verifiers.pcg import TokenGroups, build_groups
+from eval.verifiers.statistics import MEL_BANDS, VerifierStatistics
+
+UNHEARD = (4, 9)
+CODES, EOS = 12, 12
+
+
+def sounding(**changes) -> VerifierStatistics:
+    """Statistics of twelve codes of which two never occurred."""
+    counts = torch.full((CODES,), 5)
+    counts[list(UNHEARD)] = 0
+    generator = torch.Generator().manual_seed(0)  # few directions and a common level, as in speech
+    means = torch.randn(CODES, 3, generator=generator) @ torch.randn(3, MEL_BANDS, generator=generator) - 6
+    return tiny_statistics(mel_means=means * (counts > 0)[:, None], mel_counts=counts, **changes)
+
+
+def expected_groups(found: VerifierStatistics, theta: float) -> list[list[int]]:
+    """Distinct G(t) by loops in float64, in the order of their codes; the end of speech alone."""
+    heard = [t for t in range(CODES) if t not in UNHEARD]
+    frames = found.mel_means.double().numpy()
+    centred = frames - frames[heard].mean(0)
+    groups: list[list[int]] = []
+    for t in range(CODES):
+        ids = [t]
+        if t in heard:
+            ids = [s for s in heard if s == t or centred[t] @ centred[s] > theta * math.sqrt(
+                centred[t] @ centred[t] * (centred[s] @ centred[s]))]
+        if ids not in groups:
+            groups.append(ids)
+    return [*groups, [EOS]]
+
+
+def groups_of(theta: float) -> TokenGroups:
+    return ByMel.arguments(tiny_decoder(), sounding(), (theta,))[0]
+
+
+def sets_of(groups: TokenGroups) -> list[list[int]]:
+    return [groups.group_tokens[a:b].tolist() for a, b in zip(groups.group_start, groups.group_start[1:], strict=False)]
+
+
+@pytest.mark.parametrize("theta", [-0.5, 0.0, 0.6, 0.99])
+def test_groups_equal_brute_force_and_unheard_codes_are_alone(theta):
+    found = sets_of(groups_of(theta))
+    assert found == expected_groups(sounding(), theta)
+    assert all([code] in found for code in UNHEARD)
+    assert max(map(len, found)) > 1 or theta == 0.99
+
+
+class FixedState:
+    """What rules ask of a state: random numbers of one position in many utterances."""
+
+    def __init__(self, count: int, exact: bool):
+        self.exact = exact
+        self.keys = torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(1))
+
+    def uniform(self, stream, positions):
+        return uniform(self.keys, stream, positions)
+
+    def further(self, stream, positions, number):
+        return uniform(self.keys, stream, positions, number)
+
+    def most(self, counts, bound):
+        return min(int(counts.max()), bound) if self.exact else bound
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["shapes of the data", "fixed shapes"])
+def test_a_step_emits_groups_of_the_targets_distribution_and_residual_tokens_of_equation_10(exact):
+    """Acceptance and residual, drawn 40,000 times, against enumeration in loops."""
+    count, groups = 40_000, groups_of(0.5)
+    generator = torch.Generator().manual_seed(2)
+    q, p = (torch.softmax(1.5 * torch.randn(CODES + 1, generator=generator), 0).double() for _ in range(2))
+    ids, size = sets_of(groups), CODES + 1
+    mine = [[k for k in range(len(ids)) if t in ids[k]] for t in range(size)]
+    q_c, p_c = ([sum(float(probs[t]) / len(mine[t]) for t in group) for group in ids] for probs in (q, p))
+    over = [max(0.0, a - b) for a, b in zip(q_c, p_c, strict=True)]
+    behind = torch.tensor([sum(over[k] / sum(over) / q_c[k] for k in mine[t]) * float(q[t]) / len(mine[t])
+                           for t in range(size)], dtype=torch.float64)
+    keeps = torch.tensor([sum(min(1.0, q_c[k] / p_c[k]) for k in mine[t]) / len(mine[t]) for t in range(size)])
+
+    state, method = FixedState(count, exact), ByMel("pcg-mel", HeadDrafter(1), groups)
+    at = torch.full((count,), 7)
+    x = sample(p.expand(count, -1), uniform(state.keys, "token", at))
+    accepted = method.accept(q.expand(count, 1, -1), p.expand(count, 1, -1), x[:, None], EOS,
+                             Uniforms(state, at[:, None]))[:, 0]
+    instead = method.replace(q.expand(count, -1), p.expand(count, -1), x, EOS, Uniforms(state, at), ~accepted)
+    for token in range(size):
+        drawn = x == token
+        assert stats.binomtest(int(accepted[drawn].sum()), int(drawn.sum()), min(1, float(keeps[token]))
+                               ).pvalue > FALSE_ALARM
+    counts = instead[~accepted].bincount(minlength=size).double()
+    possible = behind > 1e-12
+    assert counts[~possible].sum() == 0 and float(behind.sum()) == pytest.approx(1)
+    assert stats.chisquare(counts[possible], counts.sum() * behind[possible] / behind[possible].sum()
+                           ).pvalue > FALSE_ALARM
+    assert 0.1 < float(accepted.double().mean()) < 0.99
+
+
+def test_decoding_equals_the_oracle():
+    def case(read):
+        model = target()
+        (groups,) = ByMel.arguments(model, sounding(), (0.5,))
+        rule = oracle.coarse(expected_groups(sounding(), 0.5), length=3)
+        return read(model), ByMel("pcg-mel-0.5", HeadDrafter(3), groups), rule
+
+    spoken = hold(case, {name: SAMPLINGS[name] for name in ("plain", "top-k")})
+    assert 0.05 < sum(s.accepted for s in spoken) / sum(s.proposed for s in spoken) < 0.99
+
+
+# ------------------------------------------------------------------------------------------- names and what they need
+
+
+def test_names_and_mappings():
+    decoder = tiny_decoder()
+    models = Models(decoder, statistics=sounding(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer))
+    by_sound, by_embedding = make_methods(["pcg-mel-0.5", "pcg-0.5"], models)
+    assert type(by_sound.method) is ByMel and by_sound.name == "pcg-mel-0.5"
+    assert by_sound.identity["groups"] != by_embedding.identity["groups"]
+    spec = MethodSpec.from_mapping({"method": "pcg-mel", "theta": 0.5, "length": 2})
+    assert str(spec) == "pcg-mel-0.5:2" and MethodSpec.parse(str(spec)) == spec
+    assert MethodSpec.parse("pcg--0.5").method == "pcg"
+
+
+def test_missing_statistics_are_refused():
+    decoder = tiny_decoder()
+    with pytest.raises(ConfigError, match="'pcg-mel' needs statistics of the decoder: .* `dcar fit-verifiers`"):
+        make_methods(["pcg-mel-0.5"], Models(decoder))
+    deaf = tiny_statistics(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer)
+    with pytest.raises(ConfigError, match="no mean mel frames; measure them again .*mel_utterances"):
+        make_methods(["pcg-mel-0.5"], Models(decoder, statistics=deaf))
+
+
+def test_frames_are_saved_with_the_other_statistics(tmp_path):
+    found = sounding()
+    found.save_pretrained(tmp_path)
+    loaded = VerifierStatistics.from_pretrained(tmp_path)
+    assert torch.equal(loaded.mel_means, found.mel_means) and torch.equal(loaded.mel_counts, found.mel_counts)
+    assert loaded.centred_mel().isnan().any(1).nonzero()[:, 0].tolist() == list(UNHEARD)
+    assert torch.allclose(loaded.centred_mel().nanmean(0), torch.zeros(MEL_BANDS), atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------- measuring them
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A manifest of tones, prepared at two speeds by a tokenizer that hears their pitch."""
+    path = tmp_path_factory.mktemp("mel")
+    waves = [np.concatenate([tone(0.4, 150 + 90 * i), 0.1 * tone(0.4, 900 - 120 * i)]) for i in range(5)]
+    manifest = write_manifest(path / "corpus", [{} for _ in waves], waves)
+    toy_prepare(toy_settings(manifest, path / "prepared", corpus="jsonl", speeds=[1.0, 1.1], dev_fraction=0.0,
+                             test_fraction=0.0))
+    return path
+
+
+def test_mean_frames_equal_their_definition(corpus):
+    """By loops over rows and tokens."""
+    path = corpus
+    means, counts = mean_mel(str(path / "prepared"), "train", ToyTokenizer.vocab_size, limit=100)
+    mel, frames = LogMel(24_000, 1024, 480, MEL_BANDS), {}
+    rows = load_prepared(path / "prepared", "train")
+    assert {round(row["speed"], 2) for row in rows} == {1.0, 1.1}
+    for row in rows:
+        wave, rate = load_audio(path / "corpus" / f"{row['id'][1]}.wav")
+        wave = resample(wave, rate * round(row["speed"], 2), 24_000)
+        wave = np.pad(wave, (0, 480))[: 480 * len(row["speech"])]
+        wave = np.pad(wave, (0, 480 * len(row["speech"]) - len(wave)))
+        for token, frame in zip(row["speech"], mel(torch.from_numpy(wave)[None])[0].T, strict=True):
+            frames.setdefault(token, []).append(frame)
+    assert {t: int(n) for t, n in enumerate(counts) if n} == {t: len(f) for t, f in frames.items()}
+    for token, found in frames.items():
+        assert torch.allclose(means[token], torch.stack(found).mean(0), atol=1e-4)
+    assert (means[counts == 0] == 0).all()
+
+
+def test_fewer_recordings_and_none(corpus, monkeypatch):
+    path = corpus
+    data = str(path / "prepared")
+    _, few = mean_mel(data, "train", ToyTokenizer.vocab_size, limit=2)
+    rows = load_prepared(data, "train")
+    assert int(few.sum()) == sum(len(rows[i]["speech"]) for i in (0, len(rows) // 2))
+    monkeypatch.setattr("eval.analysis.fit_verifiers.source_utterances", lambda data: {})
+    with pytest.raises(DataError, match="split train has no recordings.*leave out mel_utterances"):
+        mean_mel(data, "train", ToyTokenizer.vocab_size, limit=2)
+    others = {f"u{i}": SimpleNamespace(load=lambda: (tone(3.0), RATE)) for i in range(5)}
+    monkeypatch.setattr("eval.analysis.fit_verifiers.source_utterances", lambda data: others)
+    with pytest.raises(DataError, match="differ in length .*prepare the corpus again"):
+        mean_mel(data, "train", ToyTokenizer.vocab_size, limit=2)
+
+
+def test_nan_is_like_nothing():
+    table = torch.ones(4, 3)
+    table[2] = torch.nan
+    assert sets_of(build_groups(table, -0.9)) == [[0, 1, 3], [2], [4]]

@@ -25,12 +25,15 @@ class PredictionHeads(nn.Module):
         self.num_heads = num_heads
         self.base = nn.Linear(hidden_size, vocab_size, bias=base_bias)
 
-    def forward(self, hidden: Tensor, k: int | None = None, only: int | None = None) -> Tensor:
-        """Logits of heads 1..k (default all): hidden [..., D] -> [..., k, vocabulary]. With `only`, those of that head
-        (1-based) alone, [..., vocabulary]: it keeps training memory low, and ZeRO-3 gathers the parameters of modules
-        that are called."""
-        if only is not None:
-            return self.base(hidden) if only == 1 else self._single_additional(hidden, only)
+    def forward(self, hidden: Tensor, k: int | None = None, additional: bool = False) -> Tensor:
+        """Logits of heads 1..k (default all): hidden [..., D] -> [..., k, vocabulary].
+
+        With `additional`, those of the additional heads alone, each at states of its own: hidden [K - 1, n, D] ->
+        [K - 1, n, vocabulary]. Training asks for the two apart, since a copy that joins them is as large as the logits,
+        and by a call of the module, since ZeRO-3 gathers the parameters of modules that are called.
+        """
+        if additional:
+            return self._each(hidden)
         k = self.num_heads if k is None else k
         if not 1 <= k <= self.num_heads:
             raise ValueError(f"asked for {k} heads of a model that has {self.num_heads}")
@@ -41,8 +44,8 @@ class PredictionHeads(nn.Module):
         """Logits of heads 2..k, k > 1: hidden [..., D] -> [..., k - 1, vocabulary]."""
         raise NotImplementedError
 
-    def _single_additional(self, hidden: Tensor, head: int) -> Tensor:
-        """Logits of one additional head: hidden [..., D] -> [..., vocabulary]."""
+    def _each(self, hidden: Tensor) -> Tensor:
+        """Logits of the first n additional heads: hidden [n, rows, D] -> [n, rows, vocabulary]."""
         raise NotImplementedError
 
 
@@ -86,16 +89,16 @@ class MultiTokenHeads(PredictionHeads):
 
     def _additional(self, hidden: Tensor, k: int) -> Tensor:
         flat = hidden.reshape(1, -1, hidden.shape[-1])
-        z = flat.expand(k - 1, -1, -1)  # [head, rows, D]
-        for block in range(self.blocks):
-            i = 0 if self.share_blocks else block
-            z = z + F.silu(torch.baddbmm(self.block_bias[i, : k - 1], z, self.block_weight[i, : k - 1]))
-        extra = torch.bmm(z, self.projection[: k - 1])  # [head, rows, vocabulary]
+        extra = self._each(flat.expand(k - 1, -1, -1))  # [head, rows, vocabulary]
         return extra.transpose(0, 1).reshape(*hidden.shape[:-1], k - 1, -1)
 
-    def _single_additional(self, hidden: Tensor, head: int) -> Tensor:
-        z = hidden
-        for block in range(self.blocks):
-            i = 0 if self.share_blocks else block
-            z = z + F.silu(z @ self.block_weight[i, head - 2] + self.block_bias[i, head - 2, 0])
-        return z @ self.projection[head - 2]
+    def _each(self, hidden: Tensor) -> Tensor:
+        n, z = len(hidden), hidden
+        biases, weights, projection = self.block_bias, self.block_weight, self.projection
+        if n < len(projection):
+            biases, weights, projection = biases[:, :n], weights[:, :n], projection[:n]
+        # unbind, since the gradient of an index is a tensor of zeros as large as the whole
+        stored = list(zip(biases.unbind(), weights.unbind(), strict=True))
+        for bias, weight in stored * (self.blocks if self.share_blocks else 1):
+            z = z + F.silu(torch.baddbmm(bias, z, weight))
+        return torch.bmm(z, projection)

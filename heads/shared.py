@@ -75,15 +75,14 @@ class SharedHeads(PredictionHeads):
             self.out.weight[: len(rows)] = rows
 
     def _additional(self, hidden: Tensor, k: int) -> Tensor:
-        return self._stack(hidden.unsqueeze(-2), slice(k - 1))
+        return self._stack(hidden.unsqueeze(-2) + self.offset[: k - 1], self.scale[:, : k - 1], self.shift[:, : k - 1])
 
-    def _single_additional(self, hidden: Tensor, head: int) -> Tensor:
-        return self._stack(hidden, head - 2)
+    def _each(self, hidden: Tensor) -> Tensor:
+        return self._stack(hidden + self.offset[:, None], self.scale[:, :, None], self.shift[:, :, None])
 
-    def _stack(self, hidden: Tensor, which: int | slice) -> Tensor:
-        """Logits of additional heads; `which`: indices into the parameters by offset."""
+    def _stack(self, z: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        """Logits [..., vocabulary] of states z [..., D] with their offsets; scale and shift [block, ..., w]."""
         assert self.norm is not None
-        z = hidden + self.offset[which]
-        for i, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
-            z = z + down(F.silu(up(z) * (1 + self.scale[i, which]) + self.shift[i, which]))
+        for up, down, s, b in zip(self.up, self.down, scale.unbind(), shift.unbind(), strict=True):
+            z = z + down(F.silu(up(z) * (1 + s) + b))
         return (self.base if self.out is None else self.out)(self.norm(z))

@@ -74,7 +74,7 @@ def sequence_distribution(target: CARDecoder, prompt: Prompt, sampling: Sampling
             return
         window = [-1] * sampling.repetition_window + list(tokens)
         history = torch.tensor([window[-sampling.repetition_window :]]) if sampling.repetition_window else None
-        logits = target.heads(states(target, prompt, tokens)[-1:], only=1)
+        logits = target.heads(states(target, prompt, tokens)[-1:], 1)[:, -1]
         step = warp(logits, sampling, torch.tensor([len(tokens) < sampling.min_tokens]), eos, history)[0].double()
         for token, p in enumerate(change(step, prompt, tokens).tolist()):
             if p:

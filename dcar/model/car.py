@@ -11,7 +11,7 @@ that the diagonal of the alignment is near from the first step. It learns to ali
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -29,6 +29,8 @@ from heads.checkpoint import Checkpoint, CheckpointConfig
 from heads.layers import RotaryTable, TransformerLayer
 
 IGNORE = -100
+LOGITS = 2**28
+"""Logits that training holds at once: 1 GiB in float32, as long as the cross entropy is computed a few times that."""
 
 
 class SpeechVocabulary(CheckpointConfig):
@@ -91,23 +93,49 @@ class CAROutput:
 
     loss: Tensor
     head_losses: Tensor
-    head_accuracies: Tensor
+    head_accuracies: Tensor | None  # None in training, which does not need them
     targets: Tensor  # [K] valid targets per head
 
 
-def head_targets(speech: Tensor, lengths: Tensor, head: int, eos: int) -> Tensor:
-    """Targets of one head (head k at position t predicts y_{t+k}).
+def head_targets(speech: Tensor, lengths: Tensor, heads: int, eos: int) -> Tensor:
+    """Targets of the first K heads (head k at position t predicts y_{t+k}): speech [B, S] ids, lengths [B] -> [B, S, K].
 
-    speech [B, S] ids, lengths [B] tokens without EOS. The result [B, S] holds the token at t + head, EOS at the
-    position behind the last token and past that: a far head that missed EOS should still stop. Rows of padding,
-    t >= length, are IGNORE.
+    lengths: tokens without EOS. EOS is the target at the position after the last token and past that: a far head that
+    missed EOS should still stop. Rows of padding, t >= length, are IGNORE.
     """
-    size = speech.shape[1]
-    position = torch.arange(size, device=speech.device)
-    padded = F.pad(speech, (0, head), value=eos)[:, head:]
-    ahead = position + head
-    targets = torch.where(ahead < lengths[:, None], padded, eos)
-    return targets.masked_fill(position >= lengths[:, None], IGNORE)
+    padding = torch.arange(speech.shape[1], device=speech.device) >= lengths[:, None]
+    ahead = F.pad(speech.masked_fill(padding, eos), (0, heads), value=eos).unfold(1, heads, 1)[:, 1:]
+    return ahead.masked_fill(padding[..., None], IGNORE)
+
+
+def disjoint_shares(heads: int, positions: int, share: float, device: torch.device) -> Tensor:
+    """For each head a random share of the positions, as indices [heads, n]: all equally likely, and of different heads
+    different ones as far as there are enough, so that their errors do not add up."""
+    n = max(1, round(share * positions))
+    places = torch.arange(heads * n, device=device) % positions
+    return torch.randperm(positions, device=device)[places].view(heads, n)
+
+
+def cross_entropy(read: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, width: int,
+                  accuracies: bool) -> tuple[Tensor, Tensor]:
+    """Sums over the positions of n heads: cross entropy (nats) and, if `accuracies`, how many targets are the likeliest
+    ids, each [n].
+
+    read: [n, P, D] -> logits [n, P, width]; hidden [n, P, D]; targets [n, P], IGNORE where there is none. Where the
+    logits would be more than LOGITS, they are computed piece by piece, and again in the backward pass.
+    """
+    def piece(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = read(hidden)
+        nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="none")
+        right = (logits.argmax(-1) == targets).sum(1) if accuracies else targets.new_zeros(len(targets))
+        return nats.view_as(targets).sum(1), right
+
+    if targets.numel() * width <= LOGITS:
+        return piece(hidden, targets)
+    length = max(1, LOGITS // (len(hidden) * width))
+    nats, right = zip(*(checkpoint(piece, *part, use_reentrant=False, preserve_rng_state=False)
+                        for part in zip(hidden.split(length, 1), targets.split(length, 1), strict=True)), strict=True)
+    return torch.stack(nats).sum(0), torch.stack(right).sum(0)
 
 
 class SpeechDecoder(Checkpoint):
@@ -125,14 +153,16 @@ class SpeechDecoder(Checkpoint):
     def forward(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
                 prompt_lengths: Tensor, head_weights: Sequence[float] | None = None,
                 speech_inputs: Tensor | None = None, head_positions: float = 1.0,
-                states: Tensor | None = None) -> CAROutput:
+                states: Tensor | None = None, positions: Tensor | None = None) -> CAROutput:
         """Teacher-forced loss of all heads (paper eq. 1): sum_k lambda_k * mean_t CE(head k at t, y_{t+k}).
 
         text_ids [B, N]; speech_ids [B, S] = prompt (closed by BOS where the config has it) + target, no EOS;
         speech_lengths [B] with prompt; prompt_lengths [B]: positions before prompt_lengths - 1 carry no loss.
         `speech_inputs` [B, S] is read in place of speech_ids where the input is noisy; the targets stay clean.
-        `head_positions` < 1 trains the additional heads on a random share of the positions: an unbiased estimate of
-        their means at less cost. `states` [B, S, D]: a frozen trunk's hidden states, where they were computed before.
+        `head_positions` < 1 trains each additional head on a random share of the positions: an unbiased estimate of
+        its mean at less cost. `states` [B, S, D]: a frozen trunk's hidden states, where they were computed before.
+        `positions` [P]: those that carry loss, as indices b * S + t, where the host knows them (`with_positions`); the
+        heads then compute no others.
         """
         heads, hidden = self.heads, states
         weights = [1.0] * heads.num_heads if head_weights is None else list(head_weights)
@@ -143,21 +173,33 @@ class SpeechDecoder(Checkpoint):
             hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
         if self.trunk_is_frozen:
             hidden = F.dropout(hidden, self.config.dropout, self.training)
-        trained = torch.arange(speech_ids.shape[1], device=speech_ids.device) >= prompt_lengths[:, None] - 1
-        losses, accuracies, counts = [], [], []
-        for head in range(1, heads.num_heads + 1):
-            targets = head_targets(speech_ids, speech_lengths, head, self.config.eos)
-            keep = trained & (targets != IGNORE)
-            if head > 1 and head_positions < 1:
-                keep = keep & (torch.rand(keep.shape, device=keep.device) < head_positions)
-            logits, target = heads(hidden[keep], only=head), targets[keep]
-            losses.append(F.cross_entropy(logits.float(), target, reduction="sum"))
-            accuracies.append((logits.argmax(-1) == target).sum())
-            counts.append(keep.sum())
-        count = torch.stack(counts)
-        mean = torch.stack(losses) / count.clamp(min=1)
-        loss = (torch.tensor(weights, device=mean.device) * mean).sum()
-        return CAROutput(loss, mean.detach(), torch.stack(accuracies) / count.clamp(min=1), count)
+        prompt = torch.arange(speech_ids.shape[1], device=speech_ids.device) < prompt_lengths[:, None] - 1
+        targets = head_targets(speech_ids, speech_lengths, heads.num_heads, self.config.eos)
+        targets = targets.masked_fill(prompt[..., None], IGNORE).flatten(0, 1).T  # [K, B * S]
+        hidden = hidden.flatten(0, 1)  # [B * S, D]
+        if positions is not None:
+            hidden, targets = hidden[positions], targets[:, positions]
+        sums, right, count = self._sums_of_heads(hidden, targets, head_positions)
+        mean = sums / count.clamp(min=1)
+        scale = torch.tensor(weights).to(mean.device, non_blocking=True)  # the host does not wait for the device
+        return CAROutput((scale * mean).sum(), mean.detach(), None if self.training else right / count.clamp(min=1),
+                         count)
+
+    def _sums_of_heads(self, hidden: Tensor, targets: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Cross entropy and right ids, summed, and the number of targets, each [K]: hidden [P, D], targets [K, P].
+        `share`: of the positions for each additional head."""
+        heads, first, others = self.heads, targets[:1], targets[1:]
+        parts = [(lambda states: heads(states, 1).squeeze(-2), hidden[None], first)]
+        if heads.num_heads > 1:
+            each = hidden.expand(len(others), -1, -1)
+            if share < 1:
+                chosen = disjoint_shares(len(others), len(hidden), share, hidden.device)
+                each, others = hidden[chosen], others.gather(1, chosen)
+            parts.append((lambda states: heads(states, additional=True), each, others))
+        width, accuracies = self.config.output_size, not self.training
+        found = [(*cross_entropy(*part, width, accuracies), (part[2] != IGNORE).sum(1)) for part in parts]
+        sums, right, count = (torch.cat(values) for values in zip(*found, strict=True))
+        return sums, right, count
 
 
 class CARDecoder(SpeechDecoder):
@@ -232,10 +274,15 @@ class CARDecoder(SpeechDecoder):
         cos_text, sin_text = self.text_rotary(text[None].expand(len(text_ids), -1))
         cos_speech, sin_speech = self.speech_rotary(speech - origin[:, None])
         rotary = (torch.cat((cos_text, cos_speech), 2), torch.cat((sin_text, sin_speech), 2))
-        real_text = (text < text_lengths[:, None])[:, None].expand(-1, n + s, -1)  # every position sees all text
-        past = (speech <= speech[:, None]).expand(len(text_ids), -1, -1)  # [B, S, S]
-        mask = torch.cat((real_text, F.pad(past, (0, 0, n, 0))), dim=2)[:, None]  # [B, 1, N + S, N + S]
+        column = torch.arange(n + s, device=device)
+        real_text = column < text_lengths[:, None]  # [B, N + S]
+        past = (column >= n) & (column <= column[:, None])  # [N + S, N + S]
+        seen = (real_text[:, None] | past)[:, None]  # [B, 1, N + S, N + S]; every position sees all text
         x = torch.cat((self.text_embedding(text_ids), self.speech_embedding(speech_ids)), dim=1)
+        # what every layer would convert is converted once
+        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else x.dtype
+        mask = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, -torch.inf)
+        rotary = (rotary[0].to(dtype), rotary[1].to(dtype))
         recompute = self.gradient_checkpointing and self.training
         for layer in self.layers:
             x = checkpoint(layer, x, rotary, mask, use_reentrant=False) if recompute else layer(x, rotary, mask)

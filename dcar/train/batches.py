@@ -98,6 +98,14 @@ def collate(examples: Sequence[dict]) -> dict[str, Tensor]:
     return batch
 
 
+def with_positions(examples: Sequence[dict]) -> dict[str, Tensor]:
+    """`collate`, and `positions` [P]: those that carry loss, found here since on a GPU the host would wait for them."""
+    batch = collate(examples)
+    place = torch.arange(batch["speech_ids"].shape[1])
+    trained = (place >= batch["prompt_lengths"][:, None] - 1) & (place < batch["speech_lengths"][:, None])
+    return {**batch, "positions": trained.flatten().nonzero()[:, 0]}
+
+
 class EpochLoader(DataLoader):
     """A DataLoader that tells its batch sampler the epoch; not for Accelerate to shard: the sampler does that."""
 

@@ -43,6 +43,7 @@ from dcar.train.batches import (
     FrozenStates,
     ReplayBatchSampler,
     SpeechDataset,
+    with_positions,
     with_replay,
 )
 from dcar.train.bucketed import BucketedTrainer, arguments, sharding
@@ -60,6 +61,8 @@ imported, and loaded where `spoken.sentences` asks for it."""
 
 class CARTrainer(BucketedTrainer):
     """The Trainer with the paper's optimiser, and a loss and accuracy per head."""
+
+    collate = staticmethod(with_positions)
 
     def __init__(self, config: TrainConfig, model: CARDecoder, train: SpeechDataset, dev: SpeechDataset, own: int = 0):
         """own: how many of the training rows are not replayed; the replayed ones stand behind them. 0 = all."""
@@ -82,9 +85,13 @@ class CARTrainer(BucketedTrainer):
                 max_grad_norm=0.0 if config.optimizer == "scaled_adam" else config.max_grad_norm,
                 dataloader_num_workers=config.workers, disable_tqdm=None,
                 # Accelerate shards on its default device only, which is the CPU where there is no other
-                use_cpu=not torch.cuda.is_available() and not sharding(), ddp_timeout=round(60 * config.wait_minutes))
+                use_cpu=not torch.cuda.is_available() and not sharding(), ddp_timeout=round(60 * config.wait_minutes),
+                ddp_find_unused_parameters=False)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
+        for parameter in model.parameters():
+            if not parameter.numel():  # additional heads that there are none of get no gradient, which DDP waits for
+                parameter.requires_grad_(False)
         super().__init__(config, made, model, train, dev)
         alone = self.args.world_size < int(os.environ.get("WORLD_SIZE", 1))  # DeepSpeed that found no backend
         if sharding() and (alone or not (self.is_fsdp_enabled or self.is_deepspeed_enabled)):

@@ -83,8 +83,7 @@ class ChunkScorerTrainer(SmallTrainer):
         chosen = spoken & (torch.rand(spoken.shape, generator=generator).to(spoken.device) < self.config.positions)
         hidden = hidden[chosen]
         heads = self.model.config.num_heads
-        recorded = torch.stack([head_targets(inputs["speech_ids"], lengths, head, decoder.config.eos)
-                                for head in range(1, heads + 1)], -1)[chosen]  # [N, K]
+        recorded = head_targets(inputs["speech_ids"], lengths, heads, decoder.config.eos)[chosen]  # [N, K]
         logits = decoder.heads(hidden, heads).float()
         draws = torch.rand(recorded.shape, generator=generator, dtype=torch.float64).to(hidden.device)
         drawn = sample(logits.softmax(-1), draws)

@@ -27,7 +27,9 @@ def test_the_formula_and_that_no_offset_depends_on_how_many_are_asked_for(change
     assert torch.equal(heads(hidden, 1)[..., 0, :], heads.base(hidden))  # k = 1 is the base head
     for k in range(1, 6):
         assert torch.allclose(heads(hidden, k), full[..., :k, :], atol=1e-5)
-        assert torch.allclose(heads(hidden, only=k), full[..., k - 1, :], atol=1e-5)
+    own = torch.randn(4, 7, 16)  # states of their own
+    for head, logits in enumerate(heads(own, additional=True), start=2):
+        assert torch.allclose(logits, heads(own[head - 2])[:, head - 1], atol=1e-5)
     for k in (0, 6):
         with pytest.raises(ValueError, match=f"asked for {k} heads of a model that has 5"):
             heads(hidden, k)
@@ -45,7 +47,7 @@ def test_the_stack_begins_as_the_identity_and_its_output_as_the_base_head():
     heads, hidden = made(zero_init=True), torch.randn(4, 16)
     for k in (2, 5):
         plain = F.layer_norm(hidden + heads.offset[k - 2], (16,))
-        assert torch.allclose(heads(hidden, only=k), heads.base(plain), atol=1e-5)
+        assert torch.allclose(heads(hidden, k)[:, -1], heads.base(plain), atol=1e-5)
     heads.start_outputs(torch.ones(4, 16))
     assert (heads.out.weight[:4] == 1).all() and torch.equal(heads.out.weight[4:], heads.base.weight[4:])
     tied = made(tie=True)

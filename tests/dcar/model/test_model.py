@@ -10,19 +10,21 @@ from tiny_backbones import batch, tiny_backbone
 from tiny_decoders import tiny_decoder
 
 from dcar.errors import CheckpointError, ConfigError
-from dcar.model.car import IGNORE, CARDecoder, head_targets
+from dcar.model import car
+from dcar.model.car import IGNORE, CARDecoder, disjoint_shares, head_targets
 from dcar.model.load import load_decoder
 from heads.multi_token import MultiTokenHeads
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 
-@pytest.mark.parametrize("head", [1, 2, 3])
-def test_targets_of_head_k_are_k_ahead(head):
+def test_targets_of_head_k_are_k_ahead():
     """y_t = t; behind the end stands EOS, and padding is never a target."""
-    targets = head_targets(torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 0, 0, 0, 0]]), torch.tensor([6, 2]), head, eos=99)
-    for row, length in zip(targets.tolist(), (6, 2), strict=True):
-        wanted = [t + head if t + head < length else 99 for t in range(length)]
-        assert row == wanted + [IGNORE] * (6 - length)
+    targets = head_targets(torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 0, 0, 0, 0]]), torch.tensor([6, 2]), 3, eos=99)
+    assert targets.shape == (2, 6, 3)
+    for head in (1, 2, 3):
+        for row, length in zip(targets[..., head - 1].tolist(), (6, 2), strict=True):
+            wanted = [t + head if t + head < length else 99 for t in range(length)]
+            assert row == wanted + [IGNORE] * (6 - length)
 
 
 @pytest.mark.parametrize("made", [tiny_decoder, tiny_backbone])
@@ -43,6 +45,64 @@ def test_loss_is_the_sum_of_head_losses_computed_by_hand(made):
     assert torch.allclose(weighted, sum(w * x for w, x in zip([1, 0.5, 0.25, 0.125], by_hand, strict=True)), atol=1e-4)
     with pytest.raises(ConfigError, match="3 head weights for 4 heads"):
         decoder(**inputs, head_weights=[1, 1, 1])
+
+
+def loss_head_by_head(decoder: CARDecoder, inputs: dict, weights: list[float]) -> torch.Tensor:
+    """The loss as a slow reference: one head after another, at the rows of its targets alone."""
+    hidden, heads = decoder.speech_hidden(**inputs), decoder.heads
+    lengths, place = inputs["speech_lengths"], torch.arange(inputs["speech_ids"].shape[1])
+    kept = (place >= inputs["prompt_lengths"][:, None] - 1) & (place < lengths[:, None])
+    total = torch.zeros(())
+    for head, weight in enumerate(weights, start=1):
+        targets = head_targets(inputs["speech_ids"], lengths, head, decoder.config.eos)[..., -1]
+        z = hidden[kept]
+        if head == 1:
+            logits = heads.base(z)
+        elif isinstance(heads, MultiTokenHeads):
+            for block in range(heads.blocks):
+                z = z + F.silu(z @ heads.block_weight[block, head - 2] + heads.block_bias[block, head - 2, 0])
+            logits = z @ heads.projection[head - 2]
+        else:
+            z = z + heads.offset[head - 2]
+            for i, (up, down) in enumerate(zip(heads.up, heads.down, strict=True)):
+                z = z + down(F.silu(up(z) * (1 + heads.scale[i, head - 2]) + heads.shift[i, head - 2]))
+            logits = heads.out(heads.norm(z))
+        total = total + weight * F.cross_entropy(logits, targets[kept])
+    return total
+
+
+@pytest.mark.parametrize("kind", ["independent", "shared"])
+@pytest.mark.parametrize("logits", [None, 100])
+@pytest.mark.parametrize("known", [False, True])
+def test_loss_and_gradients_are_those_of_heads_one_by_one(kind, logits, known, monkeypatch):
+    """Also in pieces of a few positions, and where the host knows the positions."""
+    if logits:
+        monkeypatch.setattr(car, "LOGITS", logits)
+    decoder, inputs, weights = tiny_decoder(kind=kind).train(), batch(), [1, 0.5, 0.25, 0.125]
+    decoder.config.dropout = 0.0
+    for layer in decoder.layers:
+        layer.dropout = 0.0
+    more = {"positions": torch.tensor([2, 3, 4, 5, 7, 8, 9])} if known else {}
+    parameters = [p for p in decoder.parameters() if p.numel()]
+    output, slow = decoder(**inputs, **more, head_weights=weights), loss_head_by_head(decoder, inputs, weights)
+    assert output.head_accuracies is None and torch.allclose(output.loss, slow, atol=1e-5)
+    for ours, theirs in zip(*(torch.autograd.grad(loss, parameters) for loss in (output.loss, slow)), strict=True):
+        assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max() + 1e-7
+
+
+def test_a_share_of_the_positions_is_an_unbiased_estimate_and_other_heads_have_others(decoder):
+    shares = disjoint_shares(4, 10, 0.2, torch.device("cpu"))
+    assert shares.shape == (4, 2) and len(set(shares.flatten().tolist())) == 8
+    wrapped = disjoint_shares(3, 10, 0.6, torch.device("cpu"))
+    assert all(len(set(row)) == 6 for row in wrapped.tolist())
+    torch.manual_seed(0)
+    inputs = batch()
+    positions = torch.tensor([2, 3, 4, 5, 7, 8, 9])
+    whole = decoder(**inputs, positions=positions).head_losses
+    drawn = torch.stack([decoder(**inputs, positions=positions, head_positions=0.3).head_losses for _ in range(400)])
+    assert torch.equal(drawn[0, :1], whole[:1]) and float(drawn[:, 1:].std(0).min()) > 0.1
+    error = drawn.std(0) / 20
+    assert ((drawn.mean(0) - whole).abs() <= 4 * error + 1e-6).all()
 
 
 def test_text_is_bidirectional_and_speech_is_causal(decoder):
@@ -79,9 +139,11 @@ def test_first_k_heads_do_not_depend_on_the_others():
     assert full.shape == (2, 3, 5, 11)
     for k in range(1, 6):
         assert torch.allclose(heads(hidden, k), full[..., :k, :], atol=1e-6)
-        assert torch.allclose(heads(hidden, only=k), full[..., k - 1, :], atol=1e-5)
     with pytest.raises(ValueError, match="asked for 6 heads"):
         heads(hidden, 6)
+    own = torch.randn(4, 7, 16)  # states of their own
+    for head, logits in enumerate(heads(own, additional=True), start=2):
+        assert torch.allclose(logits, heads(own[head - 2])[:, head - 1], atol=1e-6)
     # as if each were a module of its own: residual blocks and a bias-free projection
     z = hidden
     for block in range(3):
@@ -96,7 +158,7 @@ def test_blocks_are_distinct_parameters_unless_shared_and_start_as_a_constant_sh
         assert sum(p.numel() for p in heads.parameters()) == projection + 4 * (blocks + projection)
     heads, hidden = MultiTokenHeads(16, 11, 3, blocks=1), torch.randn(5, 16)
     shift = F.silu(heads.block_bias[0, 0, 0])
-    assert torch.allclose(heads(hidden, only=2), (hidden + shift) @ heads.projection[0], atol=1e-6)
+    assert torch.allclose(heads(hidden, 2)[:, 1], (hidden + shift) @ heads.projection[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("made", [tiny_decoder, tiny_backbone])

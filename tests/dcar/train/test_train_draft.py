@@ -38,7 +38,7 @@ def test_whole_depth_is_the_target_itself(decoder, prompts):
     draft = build_draft(decoder).eval()
     with torch.no_grad():
         a, b = (states(model, prompts[3], [4, 5]) for model in (decoder, draft))
-        assert torch.equal(a, b) and torch.equal(decoder.heads(a, only=1), draft.heads(b, only=1))
+        assert torch.equal(a, b) and torch.equal(decoder.heads(a, 1), draft.heads(b, 1))
 
 
 @pytest.fixture(scope="module")

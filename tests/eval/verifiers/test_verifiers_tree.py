@@ -213,7 +213,7 @@ def test_tolerance_has_the_distribution_of_one_node():
     """tau = 3 on 6000 sampled pairs, among the three likeliest candidates for the second token."""
     model, tau = tiny_decoder(heads=2, seed=3), 3
     prompt, sampling = Prompt("u", (1, 2, 3), (4,)), SamplingConfig(max_tokens=2, temperature=1.5)
-    children = model.heads(states(model, prompt)[-1], only=2).topk(3).indices.tolist()
+    children = model.heads(states(model, prompt)[-1], 2)[-1].topk(3).indices.tolist()
     expected = sequence_distribution(model, prompt, sampling, 2, lambda q, prompt, tokens: (
         one_node_distribution(q, children, tau, EOS) if tokens else q))
     drawn = decode(model, [prompt], Vadusa(tau, RankTree(((0,), (1,), (2,)))), sampling, seed=1, group_size=6000)

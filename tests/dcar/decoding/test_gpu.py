@@ -22,11 +22,15 @@ PROMPTS = [Prompt(f"u{i}", range(1, 4 + i), range(1, 3 + i)) for i in (2, 9, 4, 
 SAMPLING = SamplingConfig(temperature=0.9, top_k=8, max_tokens=16, max_tokens_per_text_unit=2, min_tokens=8)
 
 
+RECORDED = ("before the draw", "after the draw", "ssd by a draft", "tree")
+"""Kinds that the stand-in is asked for here; tokens of every method: test_step.py."""
+
+
 def replayed() -> bool:
     return torch.cuda.is_available() or len(fake_gpu.replays) > 3
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", KINDS if torch.cuda.is_available() else RECORDED)
 def test_a_gpu_decodes_what_the_cpu_decodes(device, name, monkeypatch):
     """Eager and replayed; rows are replaced and buffers used again by another seed and by groups: what was captured
     for the first rows, lengths and chunks serves the later ones."""

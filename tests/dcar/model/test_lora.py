@@ -12,7 +12,7 @@ from tiny_training import log_of
 
 from dcar.config import load_config
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
-from dcar.decoding.language import LanguagePasses
+from dcar.decoding.readers import reader_of
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.backbones.convert import ConvertConfig, convert
 from dcar.model.backbones.decoder import BackboneDecoder, cast_backbone
@@ -115,8 +115,8 @@ def test_a_frozen_model_in_bfloat16_trains_float32_adapters():
     assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
     first = float(decoder(**batch()).loss.detach())
     assert float(trained_by_hand(decoder, steps=20)(**batch()).loss.detach()) < 0.8 * first
-    cache, hidden = LanguagePasses(decoder).prefill(*[batch()[k] for k in (
-        "text_ids", "text_lengths", "speech_ids", "speech_lengths")], 10)
+    cache, hidden = reader_of(decoder).prefill(*[batch()[k] for k in (
+        "text_ids", "text_lengths", "speech_ids", "speech_lengths")])
     assert cache.kv.dtype == torch.bfloat16 and hidden.dtype == torch.float32
 
 

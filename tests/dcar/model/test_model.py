@@ -122,15 +122,6 @@ def test_text_is_bidirectional_and_speech_is_causal(decoder):
     assert torch.allclose(hidden[0], decoder.speech_hidden(**{**inputs, "text_ids": text})[0], atol=1e-6)
 
 
-def test_cache_refuses_more_than_it_holds(decoder):
-    *inputs, _ = batch().values()
-    cache, _ = decoder.prefill(*inputs, 8)
-    with pytest.raises(ValueError, match="capacity of 8"):
-        decoder.extend(cache, torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 3]))
-    with pytest.raises(ValueError, match="cannot lengthen"):
-        cache.truncate(torch.tensor([7, 7]))
-
-
 def test_first_k_heads_do_not_depend_on_the_others():
     torch.manual_seed(0)
     heads = MultiTokenHeads(16, 11, 5, blocks=3, zero_init=False)

@@ -8,7 +8,7 @@ from scipy import stats
 from tiny_verifiers import FALSE_ALARM, rule_of
 from torch import Tensor
 
-from dcar.sampling import SamplingConfig, sample, warp
+from dcar.sampling import SamplingConfig, sample, uniform, warp
 from eval.verifiers import pcg, relaxed, sd
 from eval.verifiers.chain import Uniforms
 from eval.verifiers.drafters import HeadDrafter
@@ -42,22 +42,36 @@ def assert_drawn_from(tokens: Tensor, probs: Tensor) -> None:
     assert stats.chisquare(counts[possible], len(tokens) * probs[possible] / probs[possible].sum()).pvalue > FALSE_ALARM
 
 
-def random_keys(count: int, seed: int = 0) -> Tensor:
-    return torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(seed))
+class Numbers:
+    """What a rule asks of the state of a batch: random numbers, here of `count` utterances; shapes may follow data."""
+
+    exact, sample = True, staticmethod(sample)
+
+    def __init__(self, count: int):
+        self.keys = torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(0))
+
+    def uniform(self, stream: str, positions: Tensor) -> Tensor:
+        return uniform(self.keys, stream, positions)
+
+    def further(self, stream: str, positions: Tensor, number: int | Tensor) -> Tensor:
+        return uniform(self.keys, stream, positions, number)
+
+    def most(self, counts: Tensor, bound: int) -> int:
+        return min(int(counts.max()), bound)
+
+
+def numbers_of(count: int) -> Uniforms:
+    return Uniforms(Numbers(count), torch.full((count,), 7))
 
 
 def first_tokens(kind: str, groups: TokenGroups, q: Tensor, p: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The token that a draft of one leaves at its position, and whether the draft was accepted, `count` times."""
-    method = rule_of(kind, HeadDrafter(1), groups)
-    draws = Uniforms(random_keys(count), torch.full((count,), 7))
-    x = sample(p.expand(count, -1), draws("token"))
-    many = (q.expand(count, 1, -1), p.expand(count, 1, -1))
-    accepted = method.accept(*many, x[:, None], EOS, Uniforms(draws.keys, draws.positions[:, None]))[:, 0]
-    refused = (~accepted).nonzero()[:, 0]
-    out = x.clone()
-    out[refused] = method.replace(q.expand(len(refused), -1), p.expand(len(refused), -1), x[refused], EOS,
-                                  Uniforms(draws.keys[refused], draws.positions[refused]))
-    return out, accepted
+    method, draws = rule_of(kind, HeadDrafter(1), groups), numbers_of(count)
+    q, p = q.expand(count, -1), p.expand(count, -1)
+    x = sample(p, draws("token"))
+    of_draft = Uniforms(draws.state, draws.positions[:, None])
+    accepted = method.accept(q[:, None], p[:, None], x[:, None], EOS, of_draft)[:, 0]
+    return torch.where(accepted, x, method.following(q, p, x, EOS, draws, ~accepted)), accepted
 
 
 # --- SD and SSD ---------------------------------------------------------------------------------------------------
@@ -182,9 +196,8 @@ def test_group_distribution_is_the_targets_and_rejection_is_total_variation(seed
     groups = small_groups(seed)
     q_c, p_c = (pcg.coarse(pcg.weighted(probs[None], groups), groups)[0] for probs in (q, p))
     assert float(q_c.sum()) == pytest.approx(1, abs=1e-12) and float(p_c.sum()) == pytest.approx(1, abs=1e-12)
-    all_groups = torch.arange(groups.count)
-    by_pair = pcg.group_mass([q[None], p[None]], torch.zeros_like(all_groups), all_groups, groups)
-    assert torch.allclose(by_pair[0], q_c, atol=1e-12) and torch.allclose(by_pair[1], p_c, atol=1e-12)
+    asked = pcg.group_mass([q[None], p[None]], torch.arange(groups.count)[None], groups, groups.largest)
+    assert torch.allclose(asked[0][0], q_c, atol=1e-12) and torch.allclose(asked[1][0], p_c, atol=1e-12)
     accepted = torch.where(p_c > 0, p_c * sd.acceptance(q_c, p_c.clamp(min=1e-300)), 0.0)
     refused = 1 - float(accepted.sum())
     assert refused == pytest.approx(distance(q_c, p_c), abs=1e-12)
@@ -200,8 +213,8 @@ def test_thinning_draws_from_the_enumerated_residual(seed):
     q, p = random_distributions(seed)
     groups = small_groups(seed)
     count = 40_000
-    draws = Uniforms(random_keys(count), torch.zeros(count, dtype=torch.long))
-    tokens, trials = pcg.thinned_residual(q.expand(count, -1), p.expand(count, -1), groups, draws)
+    refused = torch.ones(count, dtype=torch.bool)
+    tokens, trials = pcg.thinned_residual(q.expand(count, -1), p.expand(count, -1), groups, numbers_of(count), refused)
     done = trials <= pcg.TRIALS
     assert_drawn_from(tokens[done], pcg.enumerated_residual(q[None], p[None], groups)[0])
     q_c, p_c = (pcg.coarse(pcg.weighted(probs[None], groups), groups)[0] for probs in (q, p))

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from oracle import accepted_path
-from tiny_decoders import eos_decoder, states, tiny_decoder
+from tiny_decoders import states, tiny_decoder
 from tiny_verifiers import FALSE_ALARM, goodness, plain, sequence_distribution
 
 from dcar.decoding import Prompt, decode
@@ -190,12 +190,6 @@ def test_tau_one_speaks_like_plain_decoding_token_by_token(decoder, prompts, tre
         assert sum(r.target_passes for r in got) < sum(r.target_passes for r in expected)
 
 
-def test_tolerance_has_no_effect_at_temperature_zero(decoder, prompts):
-    greedy = SamplingConfig(temperature=0, max_tokens=30)
-    got = decode(decoder, prompts, Vadusa(3, BUSH), greedy)
-    assert [r.tokens for r in got] == [r.tokens for r in plain(decoder, prompts, greedy)]
-
-
 def test_a_right_draft_is_accepted_whole(decoder, prompts):
     """Heads that say what the base head will say at temperature 0 make every round as long as the tree is deep."""
     with torch.no_grad():  # hidden states without content: all heads have one distribution each, all alike
@@ -219,28 +213,6 @@ def test_tolerance_has_the_distribution_of_one_node():
     drawn = decode(model, [prompt], Vadusa(tau, RankTree(((0,), (1,), (2,)))), sampling, seed=1, group_size=6000)
     assert goodness(drawn, expected, EOS) > FALSE_ALARM
     assert sum(p * len(drawn) >= 10 for p in expected.values()) > 50
-
-
-@pytest.mark.parametrize("head", [1, 2])
-def test_end_of_speech_in_the_tree(prompts, head):
-    """Base head: nothing but EOS, so nothing is spoken. Draft head: an EOS that the base head refuses is no end."""
-    sampling = SamplingConfig(max_tokens=12, min_tokens=0)
-    for result in decode(eos_decoder(head), prompts, Vadusa(2, chain(3)), sampling):
-        if head == 1:
-            assert result.tokens == [] and result.emitted == [0] and not result.truncated
-        else:
-            assert len(result.tokens) == 12 and result.truncated and result.accepted == 0
-
-
-def test_an_accepted_end_of_speech_is_the_last_token(prompts):
-    """Base and draft heads always say EOS, which is forbidden before the third token."""
-    model = eos_decoder(1)
-    with torch.no_grad():
-        model.heads.projection[:, :, EOS] = 10.0
-    sampling = SamplingConfig(max_tokens=12, min_tokens=2)
-    for result in decode(model, prompts, Vadusa(2, RankTree(((0,), (1,), (0, 0), (0, 0, 0)))), sampling):
-        assert len(result.tokens) == 2 and not result.truncated
-        assert result.emitted[0] == 1 and result.target_passes <= 3
 
 
 def test_a_tree_of_worthless_ranks_is_refused():

@@ -6,12 +6,10 @@ import random
 import pytest
 import torch
 from oracle import best_path
-from tiny_decoders import eos_decoder
 
-from dcar.decoding import decode
-from dcar.errors import ConfigError, DataError
+from dcar.errors import DataError
 from dcar.sampling import SamplingConfig
-from eval.verifiers.mtp_viterbi import MTPViterbi, Transitions, choose, count_bigrams
+from eval.verifiers.mtp_viterbi import Transitions, choose, count_bigrams
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 CODES = 12
@@ -83,22 +81,6 @@ def spoken_table(alpha=0.5):
                        CODES + 2, alpha)
 
 
-@pytest.mark.parametrize("head", [1, 2, 3])
-def test_the_end_of_speech_cuts_the_path(prompts, head):
-    """One head says the end, those behind it do not: it has ended all the same, also where their distributions exclude
-    it."""
-    for change in ({}, {"temperature": 0}, {"top_k": 1}):
-        sampling = SamplingConfig(max_tokens=50, max_tokens_per_text_unit=50, min_tokens=0, **change)
-        for result in decode(eos_decoder(head), prompts, MTPViterbi(4, spoken_table()), sampling):
-            assert len(result.tokens) == head - 1 and not result.truncated and result.emitted == [head - 1]
-
-
-def test_a_forbidden_end_is_no_end(prompts):
-    sampling = SamplingConfig(max_tokens=50, min_tokens=6)
-    for result in decode(eos_decoder(2), prompts, MTPViterbi(4, spoken_table()), sampling):
-        assert len(result.tokens) >= 6
-
-
 def test_nothing_follows_an_end_in_any_path():
     table, ended = spoken_table(), 0
     for seed in range(200):
@@ -112,8 +94,3 @@ def test_nothing_follows_an_end_in_any_path():
             assert 12 not in row or set(row[row.index(12) :]) == {12}
             ended += 12 in row
     assert ended > 20
-
-
-def test_more_heads_than_there_are_are_refused(decoder, prompts):
-    with pytest.raises(ConfigError, match="needs 5 heads"):
-        decode(decoder, prompts, MTPViterbi(5, spoken_table()), SAMPLING)

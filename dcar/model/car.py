@@ -98,7 +98,7 @@ class CAROutput:
 
 
 def head_targets(speech: Tensor, lengths: Tensor, heads: int, eos: int) -> Tensor:
-    """Targets of the first K heads (head k at position t predicts y_{t+k}): speech [B, S] ids, lengths [B] -> [B, S, K].
+    """Targets of the first K heads (head k at position t predicts y_{t+k}): speech [B, S], lengths [B] -> [B, S, K].
 
     lengths: tokens without EOS. EOS is the target at the position after the last token and past that: a far head that
     missed EOS should still stop. Rows of padding, t >= length, are IGNORE.

@@ -1,35 +1,58 @@
-"""Every figure of the docs that needs a GPU, in eight minutes of one card: decoding, Hugging Face beside it, training.
+"""Every figure of the docs that needs a GPU, in six minutes of one card and one process, most important first.
 
     python -m launch.gpu_rows                            # device=cpu rehearses it with tiny sizes
+    python -m launch.gpu_rows parts=[methods,steps,rounds] minutes=3
 
-Weights of paper size are random: times need no others. Each part is a command, which is printed; its output is
-<out>/<part>.log. What it measured is in <out>/rows.md as soon as it ends; run again, what is missing is done.
+`methods` speaks with the shipped decoder and vocoder; everything else measures models of paper size with random
+weights, because times need no others. Output of a part is in <out>/<part>.log. What it measured is in <out>/rows.md as
+soon as it ends; the same command measures what is missing. `stage-two` trains a policy for the decoder of `stage-one`.
+Nothing is downloaded, and no recogniser is needed.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 import re
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+import yaml
 
+import dcar.train.car
+import eval.speed.run
+import rl.train
 from dcar.config import check, load_config, setting
 from dcar.errors import ConfigError, DCARError
+from dcar.prepare.prepared import load_prepared
 from dcar.process import run_claimed, run_command
+from dcar.prompts.load import load_prompts, vocoder_for
+from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
 from dcar.storage import json_lines, write_text
 from dcar.tracking import machine, write_json
+from eval.analysis.fit_verifiers import fit
+from eval.methods.registry import load_models, make_methods
+from eval.results.timing import speedup, summarize, time_methods
 
-Rows = list[tuple[str, str, str]]  # what, measured, beside it a floor or an aim
-TESTS = Path(__file__).parents[1] / "tests" / "dcar" / "decoding" / "test_gpu.py"
-AIMS = {"dcar_speedup_over_mean_chunk": "≥ 0.92", "floor_share_far": "≥ 0.4", "far_over_hf_generate": "≥ 5",
+Rows = list[tuple[str, str, str]]  # what, measured, a floor or an aim or another figure to compare it with
+Part = tuple[list[str], Callable[[list[str], Path], Rows]]
+"""Arguments, and what measures with them, given these and <out>/<part>."""
+RECIPES = Path(__file__).parent / "recipes"
+PARTS = ("methods", "steps", "rounds", "peers", "stage-one", "stage-two", "growth", "compiled", "sixteen-heads",
+         "no-graphs", "steps-float32", "rounds-float32")
+AIMS = {"dcar_speedup_over_mean_chunk": "≥ 0.92", "floor_share_far": "≥ 0.3", "decision_over_pass": "≤ 0.10",
+        "round_over_far_step": "≤ 1.3, and the steps of a draft model", "far_over_hf_generate": "≥ 5",
         "batch32_over_batch1": "≥ 20", "growth_over_kv_model": "≤ 1.3", "sd_over_hf_assisted": "≥ 2"}
 
 
@@ -39,7 +62,8 @@ class RowsConfig:
 
     out: str = setting("runs/gpu_rows", "Folder to write.", place="folder")
     device: str = setting("cuda", "cpu: a rehearsal with tiny sizes, whose times say nothing.", choices=("cuda", "cpu"))
-    minutes: float = setting(8.0, "After these nothing more is begun, and what runs is stopped.", above=0)
+    minutes: float = setting(6.0, "After these no further part is begun.", above=0)
+    parts: list[str] = setting(list(PARTS), "What is measured, in this order.", choices=PARTS)
 
     def __post_init__(self) -> None:
         check(self)
@@ -48,10 +72,43 @@ class RowsConfig:
                               "built for CUDA (docs/install.md); device=cpu rehearses it here with tiny sizes")
 
 
-def speed_rows(size: str, out: Path) -> Rows:
-    """Of the last line of `dcar analyse what=speed`."""
-    found = json.loads(out.with_suffix(".log").read_text().splitlines()[-1])
-    card, rows = found["models"][size], Rows()
+def loudness(completions: Sequence[Any], audio: Sequence[np.ndarray | None], sample_rate: int,
+             **columns: Any) -> list[float | None]:
+    """A reward of 0 that needs the waveform, so that rollouts are voiced without a recogniser."""
+    return [None if wave is None else 0.0 * float(np.abs(wave).mean()) for wave in audio]
+
+
+def methods_rows(device: str, utterances: int, methods: Sequence[str], out: Path) -> Rows:
+    """Time the methods of the quickstart end to end, decoder and vocoder, with what ships.
+
+    In float32, so that tokens are the CPU's and their word errors are known. car-1 stands in for FAR: it does the same
+    work in a step.
+    """
+    recipe, data = yaml.safe_load((RECIPES / "compare_starter.yaml").read_text()), str(shipped("prepared"))
+    sampling, length = SamplingConfig(**recipe["sampling"]), recipe["prompt_tokens"]
+    models = load_models("starter", "", ["starter"], device, dtype="float32")
+    items = load_prompts(data, recipe["split"], models.decoder, length, 0, utterances)
+    models.statistics = fit(
+        models.decoder, load_prompts(data, "dev", models.decoder, length, 0, utterances),
+        list(load_prepared(data, "train")["speech"]), sampling, ranks=10, thresholds=2)
+    entries = make_methods(["car-1" if name == "far" else name for name in methods or recipe["methods"]], models,
+                           sampling)
+    records = time_methods(items, vocoder_for(models.decoder, data, items, "", device), entries, 0, utterances, out)
+    found = {e.name: summarize(records, e.name) for e in entries}
+    rows = Rows()
+    for name, of in found.items():
+        mine = [r for r in records if r["method"] == name]
+        a_pass = sum(r["tokens"] for r in mine) / sum(r["passes"] for r in mine)
+        times = [f"{speedup(of, found[entries[0].name], rtf):.2f}" for rtf in ("rtf", "lm_rtf")]
+        rows.append((f"{name}, RTF end to end; of the decoder", f"{of['rtf']:.4f}; {of['lm_rtf']:.4f}",
+                     f"{' and '.join(times)} × {entries[0].name}; {a_pass:.2f} tokens a pass"))
+    return rows
+
+
+def speed_rows(size: str, arguments: list[str], out: Path) -> Rows:
+    """Run `dcar analyse what=speed` for one size."""
+    found = eval.speed.run.run(load_config(eval.speed.run.SpeedConfig, arguments))
+    card, ratios, rows = found["models"][size], found["ratios"], Rows()
     for k, ms in card.get("ms_per_step", {}).items():
         floor, decided = card["floor_ms"][k], card["ms_per_decided_step"]
         rows.append((f"CAR-{k}, ms a step", "; ".join(
@@ -60,19 +117,28 @@ def speed_rows(size: str, out: Path) -> Rows:
     for batch, rate in card.get("tokens_per_second_by_batch", {}).items():
         rows.append((f"CAR-2, batch {batch}, tokens a second", f"{rate:.0f}", ""))
     for length, ms in card.get("ms_per_step_by_length", {}).items():
-        rows.append((f"FAR behind {length} tokens, ms a step", f"{ms:.3f}", ""))
+        rows.append((f"FAR after {length} tokens, ms a step", f"{ms:.3f}", ""))
     for name, rate in card.get("peers", {}).items():
         same = card["peers_same_tokens"][name]
         rows.append((f"greedy FAR, {name}, tokens a second", f"{rate:.0f}", "" if same else "other tokens (rounding)"))
     for name, of in card.get("methods", {}).items():
-        rates = ", ".join(f"{x['tokens_per_second']:.0f} at batch {b}" for b, x in of.items())
-        rows.append((f"{name}, loop, tokens a second", rates, f"{of['1']['tokens_per_pass']:.2f} tokens a pass"))
-    return rows + [(name, f"{found['ratios'][name][size]:.2f}", f"aim {aim}") for name, aim in AIMS.items()
-                   if name in found["ratios"]]
+        rows.append((f"{name}, ms a round; tokens a second at batch 1, 32",
+                     f"{of['ms_per_round']:.3f}; {of['1']:.0f}, {of['32']:.0f}",
+                     f"{of['tokens_per_pass']:.2f} tokens a pass"))
+    return rows + [(name, shown(ratios[name][size]), f"aim {aim}") for name, aim in AIMS.items() if name in ratios]
 
 
-def stage_one_rows(out: Path) -> Rows:
-    """The rate of the progress bar when it was full for the first time, before the model was evaluated and saved."""
+def shown(ratio: float | Mapping[str, Any]) -> str:
+    """Write a ratio, or several by name; of those of the chunk sizes of a policy the median."""
+    if not isinstance(ratio, Mapping):
+        return f"{ratio:.2f}"
+    several = {name: np.median(list(r.values())) if isinstance(r, Mapping) else r for name, r in ratio.items()}
+    return ", ".join(f"{name} {value:.2f}" for name, value in several.items())
+
+
+def stage_one_rows(arguments: list[str], out: Path) -> Rows:
+    """Train; take the rate of the progress bar when it was full for the first time, before the model was evaluated."""
+    dcar.train.car.main(arguments)
     shown = re.search(r"(\d+)/\1 \[.*?([\d.]+)(s/it|it/s)", out.with_suffix(".log").read_text())
     if shown is None:
         raise DCARError(f"{out.with_suffix('.log')} shows no rate of steps")
@@ -80,8 +146,9 @@ def stage_one_rows(out: Path) -> Rows:
     return [("stage one, ms a step of 16 utterances", f"{ms:.0f}", "")]
 
 
-def stage_two_rows(rollouts: int, out: Path) -> Rows:
-    """Of the last step; the first ones capture graphs."""
+def stage_two_rows(rollouts: int, arguments: list[str], out: Path) -> Rows:
+    """Train; take the last step, because the first ones capture graphs."""
+    rl.train.main(arguments)
     lines = [line for _, line in json_lines(out / "log.jsonl", "a line of a log", "run the training again")]
     last = [line for line in lines if "seconds_rollout" in line][-1]
     spent = {name.removeprefix("seconds_"): s for name, s in last.items() if name.startswith("seconds_")}
@@ -90,58 +157,59 @@ def stage_two_rows(rollouts: int, out: Path) -> Rows:
             ("rollouts with rewards, a second", f"{rollouts / step:.1f}", f"{rollouts} a step")]
 
 
-def tested_rows(out: Path) -> Rows:
-    return [("tests of GPU code", out.with_suffix(".log").read_text().splitlines()[-1].strip("= "), "the CPU's tokens")]
-
-
-def parts(config: RowsConfig) -> dict[str, tuple[list[str], Callable[[Path], Rows]]]:
-    """Name -> a module with its arguments, and what reads its rows; what matters most stands first."""
+def parts(config: RowsConfig) -> dict[str, Part]:
+    """Return all parts by name."""
     tiny, out, data = config.device == "cpu", Path(config.out), f"data={shipped('prepared')}"
     size, rollouts = ("tiny", 4) if tiny else ("paper", 64)
-    speed = ["eval.speed.run", f"device={config.device}", f"sizes=[{size}]", *(
-        ["tokens=12", "repeats=1", "quick=true", "num_prediction_heads=3"] if tiny else ["tokens=105", "repeats=3"])]
-    read = partial(speed_rows, size)
-    made: dict[str, tuple[list[str], Callable[[Path], Rows]]] = {}
-    for dtype in ("bfloat16", "float32"):
-        for part in ("steps", "peers", "growth", "methods"):
-            made[f"{part}-{dtype}"] = [*speed, f"dtype={dtype}", f"parts=[{part}]"], read
-        made[f"no-graphs-{dtype}"] = [*speed, f"dtype={dtype}", "parts=[steps]", "graphs=false"], read
-    made["sixteen-heads"] = [*speed, "parts=[steps]", "heads=shared", "num_prediction_heads=16",
-                             "policy_reads=candidates", "num_candidates=4"], read
-    recipes, car = Path(__file__).parent / "recipes", f"{out / 'stage-one'}"
-    made["stage-one"] = ["dcar.train", "--config", f"{recipes / 'car_paper.yaml'}", data, f"out={car}",
+    speed = [f"device={config.device}", f"sizes=[{size}]", *(
+        ["tokens=12", "repeats=1", "quick=true", "num_prediction_heads=3"] if tiny else ["tokens=225", "repeats=3"])]
+    measured = partial(speed_rows, size)
+    made: dict[str, Part] = {"methods": (
+        ["car-1", "car-8", "dcar@n4", "sd", "vadusa-2"] if tiny else [],
+        lambda methods, out: methods_rows(config.device, 1 if tiny else 10, methods, out))}
+    for name, asked in {
+        "steps": ["parts=[steps]"], "rounds": ["parts=[methods]"], "peers": ["parts=[peers]"],
+        "growth": ["parts=[growth]"], "no-graphs": ["parts=[steps]", "graphs=false"],
+        "compiled": ["parts=[steps]", f"compile={'false' if tiny else 'true'}", "chunks=[1,3]"],
+        "sixteen-heads": ["parts=[steps]", "heads=shared", "num_prediction_heads=16", "policy_reads=candidates",
+                          "num_candidates=4", "chunks=[1,8,16]"],
+    }.items():
+        made[name] = [*speed, "dtype=bfloat16", *asked], measured
+    for name in ("steps", "rounds"):
+        made[f"{name}-float32"] = [a.replace("bfloat16", "float32") for a in made[name][0]], measured
+    made["stage-one"] = ["--config", f"{RECIPES / 'car_paper.yaml'}", data, f"out={out / 'stage-one'}",
                          "gradient_accumulation=1", "workers=0", *(
         ["model.hidden_size=32", "model.num_layers=2", "model.num_attention_heads=2", "model.ffn_size=64",
          "model.head_blocks=1", "max_steps=2", "bf16=false"] if tiny else ["max_steps=40", "batch_size=16"])
     ], stage_one_rows
-    made["stage-two"] = ["rl.train", "--config", f"{recipes / 'dcpo_paper.yaml'}", data, f"decoder={car}",
-                         f"out={out / 'stage-two'}", "vocoder=starter", "recognizer=starter", "min_seconds=0",
+    made["stage-two"] = ["--config", f"{RECIPES / 'dcpo_paper.yaml'}", data, f"decoder={out / 'stage-one'}",
+                         f"out={out / 'stage-two'}", "vocoder=starter", "min_seconds=0",
+                         "reward_funcs=[token_likelihood,range_penalty,launch.gpu_rows.loudness]",
                          "eval_strategy=no", "save_strategy=no", f"per_device_train_batch_size={rollouts}", *(
-        ["num_generations=2", "max_steps=1", "max_train_prompts=2", "max_completion_length=12", "policy_heads=2",
-         "reward_funcs=[token_likelihood,range_penalty]"]
+        ["num_generations=2", "max_steps=1", "max_train_prompts=2", "max_completion_length=12", "policy_heads=2"]
         if tiny else ["max_steps=4", "max_train_prompts=64", "max_completion_length=250"])
     ], partial(stage_two_rows, rollouts)
-    if TESTS.is_file():
-        made["tests"] = ["pytest", "-q", "-n", "0", "--no-header", str(TESTS)], tested_rows
-    first = ["steps-bfloat16", "peers-bfloat16", "stage-one", "stage-two", "tests"]
-    return {name: made[name] for name in [*first, *made] if name in made}
+    return made
 
 
-def start(arguments: Sequence[str], log: Path, seconds: float) -> None:
-    """Run a module; its output is in `log`. DCARError where it fails or takes longer."""
-    with log.open("w") as file:
+def measure(part: Part, out: Path) -> Rows:
+    """Run a part; what it prints is in <out>.log. DCARError with its cause if it fails."""
+    arguments, run_part = part
+    with out.with_suffix(".log").open("w", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
         try:
-            done = subprocess.run([sys.executable, "-m", *arguments], stdout=file, stderr=file, timeout=seconds)
-        except subprocess.TimeoutExpired as error:
-            raise DCARError(f"stopped after {seconds:.0f} s; the same command does it again") from error
-    if done.returncode:
-        last = (log.read_text().strip() or "no output").splitlines()[-1]
-        raise DCARError(f"failed with status {done.returncode}: {last[:200]}; see {log}")
+            return run_part(arguments, out)
+        except (Exception, SystemExit) as error:  # whatever fails, the other parts are measured
+            traceback.print_exc()
+            raise DCARError(f"{type(error).__name__}: {str(error)[:200]}; see {out.with_suffix('.log')}") from error
+        finally:
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def table(out: Path, names: Sequence[str]) -> str:
+    """Format what has been measured of these parts."""
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU, tiny sizes: a rehearsal"
-    lines = [f"{where}; {machine()}; torch {torch.__version__}", "", "| part | what | measured | beside |",
+    lines = [f"{where}; {machine()}; torch {torch.__version__}", "", "| part | what | measured | compare |",
              "| --- | --- | --- | --- |"]
     for name in names:
         kept = out / f"{name}.json"
@@ -151,34 +219,36 @@ def table(out: Path, names: Sequence[str]) -> str:
 
 
 def run(config: RowsConfig) -> int:
-    """Measure what is not there yet; exit status 1 where something is missing in the end."""
+    """Measure what is not there yet; exit status 1 if something is missing in the end."""
     out, ends = Path(config.out), time.monotonic() + 60 * config.minutes
     out.mkdir(parents=True, exist_ok=True)
     every, missing = parts(config), 0
-    for name, (command, read) in every.items():
-        kept, left = out / f"{name}.json", ends - time.monotonic()
-        if kept.exists() and json.loads(kept.read_text())["command"] == command:
+    for name in config.parts:
+        kept, part = out / f"{name}.json", every[name]
+        if kept.exists() and json.loads(kept.read_text())["arguments"] == part[0]:
             print(f"== {name}: measured before", flush=True)
             continue
         kept.unlink(missing_ok=True)
+        started = time.monotonic()
         try:
-            if left <= 0:
-                raise DCARError("the time is up; the same command goes on here")
-            print(f"== {name}: python -m {' '.join(command)}", flush=True)
-            start(command, out / f"{name}.log", left)
-            rows = read(out / name)
+            if started >= ends:
+                raise DCARError("the time is up; the same command continues here")
+            print(f"== {name}: {' '.join(part[0])}", flush=True)
+            rows = measure(part, out / name)
         except DCARError as error:
             missing += 1
             print(f"{name}: {error}", flush=True)
             continue
-        write_json(kept, {"command": command, "rows": rows})
-        write_text(out / "rows.md", table(out, list(every)))
-        print("\n".join(f"  {what}: {measured}  [{beside}]" for what, measured, beside in rows), flush=True)
-    print(f"\n{table(out, list(every))}\n{len(every) - missing} of {len(every)} parts; {out / 'rows.md'}")
+        write_json(kept, {"arguments": part[0], "seconds": time.monotonic() - started, "rows": rows})
+        write_text(out / "rows.md", table(out, config.parts))
+        print("\n".join(f"  {what}: {measured}  [{other}]" for what, measured, other in rows), flush=True)
+    print(f"\n{table(out, config.parts)}\n{len(config.parts) - missing} of {len(config.parts)} parts; "
+          f"{out / 'rows.md'}")
     return 1 if missing else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # now, or a log that is closed later would be written
     return run_claimed(run, load_config(RowsConfig, arguments))
 
 

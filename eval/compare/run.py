@@ -241,8 +241,8 @@ class Comparison:
         if config.timing_utterances:
             with tqdm(total=min(config.timing_utterances, len(tools.items)), desc="3/4 time at batch 1", unit="utt",
                       disable=None) as bar:
-                timings = time_methods(tools, self.entries, config.seeds[0], config.timing_utterances, out,
-                                       bar.update)
+                timings = time_methods(tools.items, tools.vocoder, self.entries, config.seeds[0],
+                                       config.timing_utterances, out, tools.identity, bar.update)
         with tqdm(total=5, desc="4/4 tables, pictures", unit="part", disable=None) as bar:
             distances = None if tools.codebook is None else code_distances(tools.codebook)
             rows = make_rows(records, names, timings, config.resamples, list(tools.scorers), distances)

@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from dcar.prompts.items import PromptItem
 from dcar.storage import digest_of
 from dcar.tracking import machine
+from dcar.vocoder.base import Vocoder
 from eval.methods.registry import Entry
-from eval.results.store import RECORD_VERSION, RecordStore, Tools, read_jsonl
+from eval.results.store import RECORD_VERSION, RecordStore, read_jsonl
 
 
 def synchronize(device: torch.device) -> None:
@@ -35,13 +37,17 @@ def on_gpu(entry: Entry) -> bool:
     return entry.decoder.norm.weight.device.type == "cuda"
 
 
-def time_methods(tools: Tools, entries: Sequence[Entry], seed: int, utterances: int, out: Path,
-                 progress: Callable[[], Any] = lambda: None) -> list[dict[str, Any]]:
-    """One record per (utterance, method): seconds of lm and vocoder, of audio, and tokens. Kept in timings/."""
+def time_methods(items: Sequence[PromptItem], vocoder: Vocoder, entries: Sequence[Entry], seed: int, utterances: int,
+                 out: Path, identity: Any = None, progress: Callable[[], Any] = lambda: None) -> list[dict[str, Any]]:
+    """Time every method on `utterances` of the items. Returns one record per (utterance, method): seconds of lm and
+    vocoder, of audio, and tokens; kept in timings/.
+
+    identity: of the vocoder and whatever else the times depend on.
+    """
     timed = [[e.name, e.identity, vars(e.sampling)] for e in entries]
-    session = digest_of([RECORD_VERSION, timed, seed, machine(), tools.identity])[:16]
+    session = digest_of([RECORD_VERSION, timed, seed, machine(), identity])[:16]
     store = RecordStore(out / "timings")
-    chosen = tools.items[:: max(1, len(tools.items) // max(1, utterances))][:utterances]
+    chosen = items[:: max(1, len(items) // max(1, utterances))][:utterances]
     done = {(r["method"], r["id"]): r for r in read_jsonl(store.shard) if r["session"] == session}
     store.open()
     records: list[dict[str, Any]] = []
@@ -53,32 +59,33 @@ def time_methods(tools: Tools, entries: Sequence[Entry], seed: int, utterances: 
             continue
         if not warm:
             for entry in entries:
-                _measure(tools, entry, item, seed)
+                _measure(vocoder, entry, item, seed)
             warm = True
         shift = turn % len(entries)
         for entry in [*entries[shift:], *entries[:shift]]:
             if on_gpu(entry):
-                _measure(tools, entry, item, seed)  # captures the shapes of this utterance
-            records.append({"session": session, "method": entry.name, "id": uid, **_measure(tools, entry, item, seed)})
+                _measure(vocoder, entry, item, seed)  # captures the shapes of this utterance
+            record = _measure(vocoder, entry, item, seed)
+            records.append({"session": session, "method": entry.name, "id": uid, **record})
             store.append(records[-1])
         progress()
     return records
 
 
-def _measure(tools: Tools, entry: Entry, item, seed: int) -> dict[str, Any]:
+def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int) -> dict[str, Any]:
     device = entry.decoder.norm.weight.device
     synchronize(device)
     started = time.perf_counter()
     (result,) = entry.decode([item.prompt], seed, batch_size=1)
     synchronize(device)
     spoken = time.perf_counter()
-    tools.vocoder.synthesize([result.tokens], item.speaker_embedding[None])
+    vocoder.synthesize([result.tokens], item.speaker_embedding[None])
     synchronize(device)
     finished = time.perf_counter()
     # A decision is part of a step, which is measured only where it is waited for: on a CPU.
     policy = None if on_gpu(entry) else result.seconds.get("policy", 0.0)
     return {"lm": spoken - started, "vocoder": finished - spoken, "policy": policy,
-            "audio": len(result.tokens) / tools.vocoder.token_rate, "tokens": len(result.tokens),
+            "audio": len(result.tokens) / vocoder.token_rate, "tokens": len(result.tokens),
             "passes": result.target_passes, "draft_passes": result.draft_passes}
 
 

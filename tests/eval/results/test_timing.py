@@ -24,9 +24,9 @@ def clock(monkeypatch):
                 captured.append(key)
             step()
 
-    def watched(tools, entry, item, seed):
+    def watched(vocoder, entry, item, seed):
         before = len(captured)
-        record = measure(tools, entry, item, seed)
+        record = measure(vocoder, entry, item, seed)
         spoken.append((item.prompt.utterance_id, entry.name, len(captured) - before))
         return record
 
@@ -35,23 +35,27 @@ def clock(monkeypatch):
     return spoken
 
 
+def timed(tools, out):
+    return timing.time_methods(tools.items, tools.vocoder, make_methods(METHODS, tools.models, SHORT), 0, 6, out)
+
+
 def test_no_graph_is_captured_inside_the_clock(tmp_path, clock, monkeypatch):
     """The first utterance alone does not meet every shape: later ones have other texts and lengths."""
     monkeypatch.setattr(engine, "COLUMN_BLOCK", 8)
     monkeypatch.setattr(timing, "on_gpu", lambda entry: True)
     tools = tiny_tools()
-    records = timing.time_methods(tools, make_methods(METHODS, tools.models, SHORT), 0, 6, tmp_path)
+    records = timed(tools, tmp_path)
     assert len(records) == 24 and len(clock) == 4 + 2 * 24
-    untimed, timed = clock[4::2], clock[5::2]
-    assert [c[:2] for c in untimed] == [c[:2] for c in timed] == [(r["id"], r["method"]) for r in records]
-    assert sum(c[2] for c in untimed) > 0 and sum(c[2] for c in timed) == 0
+    first, second = clock[4::2], clock[5::2]
+    assert [c[:2] for c in first] == [c[:2] for c in second] == [(r["id"], r["method"]) for r in records]
+    assert sum(c[2] for c in first) > 0 and sum(c[2] for c in second) == 0
     summary = timing.summarize(records, "dcar-sampled")
     assert summary["policy_share"] is None and summary["lm_rtf"] > 0  # the host's clock says nothing of a GPU's policy
 
 
 def test_the_cpu_warms_up_once(tmp_path, clock):
     tools = tiny_tools()
-    records = timing.time_methods(tools, make_methods(METHODS, tools.models, SHORT), 0, 6, tmp_path)
+    records = timed(tools, tmp_path)
     assert len(records) == 24 and len(clock) == 4 + 24
     assert 0 < timing.summarize(records, "dcar-sampled")["policy_share"] < 1
 

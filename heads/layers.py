@@ -163,7 +163,11 @@ class TransformerLayer(nn.Module):
         """mask: boolean, broadcast to [B, H, S, S], True = may attend; None: causal."""
         batch, length, width = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        (q, k), v = rotate(qkv[:2], *rotary), qkv[2]  # queries and keys in one go
+        v = qkv[2]
+        if torch.compiler.is_compiling():  # the compiler of torch 2.13 wants the strides of one batch in all of them
+            q, k = rotate(qkv[0], *rotary), rotate(qkv[1], *rotary)
+        else:
+            q, k = rotate(qkv[:2], *rotary)  # in one go
         # no dropout on the attention weights: it would forbid the fused kernels and double the time of a training step
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         drop = self.dropout if self.training else 0.0

@@ -94,11 +94,11 @@ class MultiTokenHeads(PredictionHeads):
 
     def _each(self, hidden: Tensor) -> Tensor:
         n, z = len(hidden), hidden
-        tables: tuple[Tensor, Tensor, Tensor] = self.block_bias, self.block_weight, self.projection
-        biases, weights, projection = tables
-        # no index where all are meant, and unbind: the gradient of an index is a tensor of zeros as large as the whole
-        if n < len(projection):
-            biases, weights, projection = biases[:, :n], weights[:, :n], projection[:n]
+        parts: tuple[Tensor, ...] = self.block_bias, self.block_weight, self.projection
+        if n < len(self.projection):
+            parts = self.block_bias[:, :n], self.block_weight[:, :n], self.projection[:n]
+        biases, weights, projection = parts
+        # unbind, since the gradient of an index is a tensor of zeros as large as the whole
         stored = list(zip(biases.unbind(), weights.unbind(), strict=True))
         for bias, weight in stored * (self.blocks if self.share_blocks else 1):
             z = z + F.silu(torch.baddbmm(bias, z, weight))

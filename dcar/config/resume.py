@@ -13,15 +13,15 @@ from dcar.errors import CheckpointError
 
 TAKE_EFFECT = frozenset({
     "max_steps", "num_train_epochs", "max_minutes", "learning_rate", "lr_scheduler_type", "warmup_steps",
-    "weight_decay", "max_grad_norm", "bf16", "batch_size", "gradient_accumulation", "per_device_train_batch_size",
-    "gradient_accumulation_steps", "acoustic_batch_size", "renderer_batch_size"})
+    "weight_decay", "max_grad_norm", "bf16", "batch_size", "max_tokens", "gradient_accumulation",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "acoustic_batch_size", "renderer_batch_size"})
 """Settings that a resumed run uses from its first step on: length, rate and schedule, batch, precision."""
 
 NO_EFFECT = frozenset({
     "out", "device", "resume", "resume_from_checkpoint", "eval_steps", "eval_every", "eval_strategy", "save_steps",
     "save_strategy", "save_total_limit", "log_steps", "log_every", "logging_steps", "report_to", "workers",
-    "dataloader_num_workers", "wait_minutes", "half_weights", "gradient_checkpointing", "per_device_eval_batch_size",
-    "reward_timeout", "max_failed_rewards", "data", "decoder", "guidance"})
+    "dataloader_num_workers", "wait_minutes", "half_weights", "compile", "gradient_checkpointing",
+    "per_device_eval_batch_size", "reward_timeout", "max_failed_rewards", "data", "decoder", "guidance"})
 """Settings that do not change what is learned. Of data, decoder and guidance the contents are compared, not the names.
 No other setting may change within a run."""
 

@@ -98,10 +98,10 @@ class CAROutput:
 
 
 def head_targets(speech: Tensor, lengths: Tensor, heads: int, eos: int) -> Tensor:
-    """Targets of the first K heads (head k at position t predicts y_{t+k}): speech [B, S], lengths [B] -> [B, S, K].
+    """Targets of the first K heads: head k at position t predicts y_{t+k}.
 
-    lengths: tokens without EOS. EOS is the target at the position after the last token and past that: a far head that
-    missed EOS should still stop. Rows of padding, t >= length, are IGNORE.
+    speech [B, S] ids, lengths [B] tokens without EOS -> [B, S, K]. EOS is the target at the position after the last
+    token and past that: a far head that missed EOS should still stop. Rows of padding, t >= length, are IGNORE.
     """
     padding = torch.arange(speech.shape[1], device=speech.device) >= lengths[:, None]
     ahead = F.pad(speech.masked_fill(padding, eos), (0, heads), value=eos).unfold(1, heads, 1)[:, 1:]

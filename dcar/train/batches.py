@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from dcar.errors import DataError
+from dcar.errors import ConfigError, DataError
 from dcar.model.base import pad
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.prepare.columns import Split
@@ -155,6 +155,46 @@ class BucketBatchSampler(Sampler[list[tuple[int, int]]]):
             batch = (step * self.processes + self.rank) % self.batches
             chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
             yield [(self.epoch, int(i)) for i in chosen]
+
+
+class TokenBatchSampler(BucketBatchSampler):
+    """Batches of up to `max_tokens` tokens, padding included; all processes get equally many of the same size.
+
+    By length, from the longest, utterances are divided into buckets of the same batch size. The shortest of a bucket
+    has at least `ALIKE` of the tokens of the longest, unless there are too few for one step. An epoch shuffles each
+    bucket and the order of the steps. The last step, of the shortest utterances, may have repeated ones.
+    """
+
+    ALIKE = 0.95
+
+    def __init__(self, lengths: Sequence[int], max_tokens: int, seed: int, rank: int = 0, processes: int = 1):
+        super().__init__(lengths, 1, seed, True, rank, processes)
+        if (longest := int(self.lengths.max())) > max_tokens:
+            raise ConfigError(f"max_tokens={max_tokens} is less than the longest training utterance, which has "
+                              f"{longest} speech tokens: raise it, or prepare the corpus with a lower max_seconds")
+        self.order = np.argsort(-self.lengths, kind="stable")
+        self.buckets: list[tuple[int, int, int]] = []  # start and end in `order`, and the batch size of a process
+        sizes, start = self.lengths[self.order], 0
+        while start < len(sizes):
+            rows = max_tokens // int(sizes[start])
+            step = rows * processes
+            alike = int(np.searchsorted(-sizes, -self.ALIKE * sizes[start], side="right")) - start
+            end = min(start + max(1, alike // step) * step, len(sizes))
+            self.buckets.append((start, end, min(rows, -(-(end - start) // processes))))
+            start = end
+
+    def __len__(self) -> int:
+        return sum(-(-(end - start) // (rows * self.processes)) for start, end, rows in self.buckets)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        rng = np.random.default_rng([self.seed, self.epoch])
+        batches = []
+        for start, end, rows in self.buckets:
+            shuffled = rng.permutation(self.order[start:end])
+            whole = np.resize(shuffled, (-(-len(shuffled) // (rows * self.processes)), self.processes, rows))
+            batches += list(whole[:, self.rank])
+        for step in rng.permutation(len(batches)):
+            yield [(self.epoch, int(i)) for i in batches[step]]
 
 
 def with_replay(train: Split, replay: str, identity: dict[str, Any]) -> Split:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 
@@ -69,7 +70,15 @@ class BucketedTrainer(ResilientTrainer):
         # its own generator: a loader that draws its seed from the global one breaks resuming bit for bit
         return EpochLoader(dataset, batch_sampler=self.sampler(dataset.lengths, shuffle),  # type: ignore[arg-type]
                            collate_fn=self.collate, num_workers=self.workers,
+                           pin_memory=self.args.device.type == "cuda", persistent_workers=shuffle and self.workers > 0,
                            generator=torch.Generator().manual_seed(self.config.seed))
+
+    def on_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A batch on this process's device. The host does not wait for the copy, which is from pinned memory."""
+        return {name: part.to(self.args.device, non_blocking=True) for name, part in batch.items()}
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        return super().training_step(model, self.on_device(inputs), num_items_in_batch)
 
     def get_train_dataloader(self) -> DataLoader:
         return self.loader(self.train_dataset, True)
@@ -89,7 +98,7 @@ class BucketedTrainer(ResilientTrainer):
         """What `measure` says of a batch, summed in float64 over those of the dev data on all processes."""
         loader, sums = self.loader(self.eval_dataset, False), torch.zeros((), device=self.args.device)
         for step, batch in enumerate(loader):
-            found = measure(self._prepare_inputs(batch)).double()
+            found = measure(self.on_device(batch)).double()
             sums = sums + (torch.zeros_like(found) if loader.batch_sampler.is_repeated(step) else found)
         return self.accelerator.reduce(sums, "sum")  # type: ignore[return-value]
 
@@ -131,6 +140,8 @@ class BucketedTrainer(ResilientTrainer):
         """Train, from the checkpoint `last` on where there is one; evaluate, and write the model with its card, its
         settings and its provenance. Returns it as it was written.
 
+        The process group is closed: this is the last thing that processes do together.
+
         given: the settings as the user gave them. card: makes README.md of the model and its provenance. known: what
         both say besides. origin: what checkpoints record of where they come from. finished: called on the main process
         at the end. CheckpointError where the checkpoint was trained on other data, or with settings that cannot change.
@@ -162,6 +173,8 @@ class BucketedTrainer(ResilientTrainer):
                 if finished:
                     finished()
             self.accelerator.wait_for_everyone()
+            if dist.is_initialized():  # NCCL warns where a program ends without
+                dist.destroy_process_group()
             return model or self.kind.from_pretrained(out)
 
     def final_metrics(self) -> tuple[dict[str, float], int]:

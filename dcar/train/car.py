@@ -43,6 +43,7 @@ from dcar.train.batches import (
     FrozenStates,
     ReplayBatchSampler,
     SpeechDataset,
+    TokenBatchSampler,
     with_positions,
     with_replay,
 )
@@ -73,7 +74,11 @@ class CARTrainer(BucketedTrainer):
             raise ConfigError("scaled_adam scales the steps of a tensor by its root mean square, and FSDP or DeepSpeed "
                               "would show it pieces of tensors: set optimizer=adamw (learning_rate about 5e-4), or "
                               "launch with launch/accelerate/multi_gpu.yaml")
+        if config.compile and sharding():
+            raise ConfigError("compile=true compiles whole models, and FSDP or DeepSpeed take theirs apart: set it to "
+                              "false, or launch with launch/accelerate/multi_gpu.yaml")
         self.own, self.workers = own, config.workers
+        self.batch_setting = "max_tokens" if config.max_tokens else "batch_size"
         self.choice: Any = None  # the `SpokenChoice`, where the best step is chosen by what it says
         with meeting_others():
             on_cpus = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
@@ -92,6 +97,8 @@ class CARTrainer(BucketedTrainer):
         for parameter in model.parameters():
             if not parameter.numel():  # additional heads that there are none of get no gradient, which DDP waits for
                 parameter.requires_grad_(False)
+        if config.compile:
+            model.compile(dynamic=True)
         super().__init__(config, made, model, train, dev)
         alone = self.args.world_size < int(os.environ.get("WORLD_SIZE", 1))  # DeepSpeed that found no backend
         if sharding() and (alone or not (self.is_fsdp_enabled or self.is_deepspeed_enabled)):
@@ -101,6 +108,9 @@ class CARTrainer(BucketedTrainer):
 
     def sampler(self, lengths: Sequence[int], shuffle: bool) -> BucketBatchSampler:
         config = self.config
+        if shuffle and config.max_tokens:
+            return TokenBatchSampler(lengths, config.max_tokens, config.seed, self.args.process_index,
+                                     self.args.world_size)
         if not (shuffle and config.replay):
             return super().sampler(lengths, shuffle)
         return ReplayBatchSampler(lengths, self.own, config.batch_size, config.replay_share, config.seed,

@@ -36,6 +36,8 @@ class RunSettings:
     out: str = setting("runs/car", "Folder to write.", place="folder")
     prompt_tokens: int = setting(50, "Speaker prompt in training (bos layout only): one second at 50 Hz.", minimum=1)
     batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
+    max_tokens: int = setting(0, "Speech tokens of a process per step, padding included, in place of batch_size: short "
+                                 "utterances come in larger batches; 0 = batch_size counts.", minimum=0)
     gradient_accumulation: int = setting(1, "Batches of a step.", minimum=1)
     max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
     optimizer: str = setting("adamw", "adamw (with cosine) or scaled_adam (with Eden, the paper's).",
@@ -48,6 +50,7 @@ class RunSettings:
     input_corruption: float = setting(0.0, "Share of input speech tokens replaced at random while training.",
                                       minimum=0, below=1)
     bf16: bool = setting(False, "bfloat16 autocast.")
+    compile: bool = setting(False, "torch.compile: minutes at the start, then faster steps; not with FSDP or DeepSpeed.")
     seed: int = seed_setting(0, "Of weights, order and corruption.")
     eval_steps: int = setting(250, "Steps between evaluations on the dev split.", minimum=1)
     save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
@@ -115,6 +118,8 @@ class TrainConfig(RunSettings):
             raise ConfigError("codebook_init is a start from scratch; init_from and backbone.path name other weights")
         if self.replay and self.batch_size < 2:
             raise ConfigError("replay fills a part of every batch: batch_size must be 2 or more")
+        if self.replay and self.max_tokens:
+            raise ConfigError("replay fills a share of batch_size utterances: leave max_tokens out")
 
     @property
     def head_weights(self) -> list[float]:

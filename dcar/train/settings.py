@@ -50,7 +50,8 @@ class RunSettings:
     input_corruption: float = setting(0.0, "Share of input speech tokens replaced at random while training.",
                                       minimum=0, below=1)
     bf16: bool = setting(False, "bfloat16 autocast.")
-    compile: bool = setting(False, "torch.compile: minutes at the start, then faster steps; not with FSDP or DeepSpeed.")
+    compile: bool = setting(False, "torch.compile: minutes at the start, then faster steps; not with "
+                                    "FSDP or DeepSpeed.")
     seed: int = seed_setting(0, "Of weights, order and corruption.")
     eval_steps: int = setting(250, "Steps between evaluations on the dev split.", minimum=1)
     save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)

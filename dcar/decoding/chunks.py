@@ -140,7 +140,6 @@ class ChunkMethod(Method):
         return Kept(tokens, sizes, actions=sizes, chosen=draw, log_probs=log_probs)
 
 
-
 def draw_chunk(state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also return their distributions [B, k, V +
     1]."""
@@ -348,7 +347,7 @@ class PolicyChunk(ChunkRule):
             started = state.clock()
             state.own["action_logits"].copy_(
                 state.shared["policy"].read(state.bound(state.caches["policy"], 0), hidden, counts, real))
-            state.policy_seconds += state.clock() - started
+            state.seconds["policy"] += state.clock() - started
 
     def draw_and_choose(self, state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor, Choice]:
         started = state.clock()
@@ -364,7 +363,7 @@ class PolicyChunk(ChunkRule):
             sizes, log_probs, draw = choose_end(decision.log_probs, *self._how(state))
         else:
             sizes, log_probs, draw = decision.likeliest
-        state.policy_seconds += state.clock() - started
+        state.seconds["policy"] += state.clock() - started
         return decision.tokens, decision.candidates, Choice(sizes, log_probs, draw if self.num_candidates > 1 else None)
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
@@ -374,7 +373,7 @@ class PolicyChunk(ChunkRule):
         started = state.clock()
         log_probs = state.shared["policy"].log_probs(state.own.get("action_logits"), candidates, self.dial)
         sizes, taken, draw = choose_end(log_probs, *self._how(state))
-        state.policy_seconds += state.clock() - started
+        state.seconds["policy"] += state.clock() - started
         return Choice(sizes, taken, draw)
 
     def _how(self, state: BatchState) -> tuple[Tensor | None, Tensor | None, int]:

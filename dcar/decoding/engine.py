@@ -88,11 +88,11 @@ class Engine:
         """Speak every prompt `group_size` times; see `decode`."""
         started = self.clock()
         if self._state is not None:
-            self._state.policy_seconds = 0.0
+            self._state.seconds["policy"] = 0.0
         results = {p.index: p.result for p in self.run(prompts, seed=seed, group_size=group_size,
                                                        share_token_draws=share_token_draws) if p.result is not None}
         share = 1 / max(1, len(results))
-        policy = 0.0 if self._state is None else self._state.policy_seconds
+        policy = 0.0 if self._state is None else self._state.seconds["policy"]
         for result in results.values():
             result.seconds = {"lm": share * (self.clock() - started), "policy": share * policy}
         return [results[i] for i in range(len(results))]

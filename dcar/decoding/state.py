@@ -72,7 +72,7 @@ class BatchState:
         if record_hidden:
             self.hidden = torch.zeros(rows, self.cache.capacity, size, dtype=reader.hidden_dtype, device=device)
         self.longest, self.forbids = 0, True  # see `expect`
-        self.policy_seconds = 0.0  # measured if `exact`
+        self.seconds = {"policy": 0.0}  # measured if `exact`
         self._views: dict[int, Self] = {}
 
     # --- rows -------------------------------------------------------------------------------------------------------

@@ -95,11 +95,13 @@ class Entry:
     _engines: dict[int, Engine] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def decode(self, prompts: Sequence[Prompt], seed: int, batch_size: int = 32) -> list[DecodeResult]:
-        """See `dcar.decoding.decode`. Buffers and CUDA graphs are kept for the next call with as many rows."""
+        """See `dcar.decoding.decode`. Buffers and CUDA graphs are kept for the next call with as many rows; on a CPU
+        only those of a single row, because those of a batch save no time there and a comparison has many methods."""
         rows = min(batch_size, len(prompts))
-        if rows not in self._engines:
-            self._engines[rows] = Engine(self.decoder, self.method, self.sampling, rows)
-        return self._engines[rows].decode(prompts, seed=seed)
+        engine = self._engines.get(rows) or Engine(self.decoder, self.method, self.sampling, rows)
+        if rows == 1 or not engine.exact:
+            self._engines[rows] = engine
+        return engine.decode(prompts, seed=seed)
 
     def sampled(self, word: str, sampling: SamplingConfig) -> Entry:
         """The same method with a sampling of its own, which stands in its name as `word`."""

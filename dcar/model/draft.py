@@ -21,7 +21,7 @@ from dcar.text.inventory import TEXT_TOKENIZER
 from heads.checkpoint import check_trained_for
 
 AnyDecoder = CARDecoder | BackboneDecoder
-"""A decoder with weights of its own, drafts included; `dcar.model.base.Decoder` is what decoding asks of it."""
+"""A decoder with weights of its own, drafts included; `dcar.decoding.reader.Reader` decodes with them."""
 
 BOTTOM_SHARE, TOP_SHARE = 2 / 24, 6 / 24
 """The paper's shares of the target's depth."""

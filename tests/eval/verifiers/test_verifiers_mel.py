@@ -80,6 +80,9 @@ class FixedState:
         self.exact = exact
         self.keys = torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(1))
 
+    def sample(self, probs, u):
+        return sample(probs, u)
+
     def uniform(self, stream, positions):
         return uniform(self.keys, stream, positions)
 
@@ -109,7 +112,7 @@ def test_a_step_emits_groups_of_the_targets_distribution_and_residual_tokens_of_
     x = sample(p.expand(count, -1), uniform(state.keys, "token", at))
     accepted = method.accept(q.expand(count, 1, -1), p.expand(count, 1, -1), x[:, None], EOS,
                              Uniforms(state, at[:, None]))[:, 0]
-    instead = method.replace(q.expand(count, -1), p.expand(count, -1), x, EOS, Uniforms(state, at), ~accepted)
+    instead = method.following(q.expand(count, -1), p.expand(count, -1), x, EOS, Uniforms(state, at), ~accepted)
     for token in range(size):
         drawn = x == token
         assert stats.binomtest(int(accepted[drawn].sum()), int(drawn.sum()), min(1, float(keeps[token]))

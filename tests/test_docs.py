@@ -158,7 +158,8 @@ def test_names_given_with_their_file_are_in_it(page):
 
 
 def test_names_that_do_not_exist_are_found():
-    for name in ("dcar.text.wer.word_errors", "dcar.model.car.CARDecoder.speech_hidden", "rl.train", "dcar.decoding.decode"):
+    for name in ("dcar.text.wer.word_errors", "dcar.model.car.CARDecoder.speech_hidden", "rl.train",
+                 "dcar.decoding.decode"):
         assert exists(name)
     for name in ("dcar.tokenizers", "dcar.text.wer.letter_errors", "dcar.model.car.CARDecoder.speak", "rl.draft"):
         assert not exists(name)

@@ -160,3 +160,13 @@ def test_compile_is_handed_on_and_refused_where_weights_are_sharded(data, tmp_pa
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match="compile=true compiles whole models"):
         trainer_of(config, tiny_decoder(text_vocab_size=64))
+
+
+@pytest.mark.parametrize("kind", ["independent", "shared"])
+def test_every_trained_parameter_of_a_decoder_with_one_head_gets_a_gradient(kind, data, tmp_path):
+    """DDP looks for no unused parameters, and would wait for those of additional heads that there are none of."""
+    model = tiny_decoder(1, kind=kind, text_vocab_size=64, speech_vocab_size=16)
+    trainer = trainer_of(tiny_config(data, tmp_path), model)
+    assert trainer.args.ddp_find_unused_parameters is False
+    trainer.compute_loss(model.train(), next(iter(trainer.get_train_dataloader()))).backward()
+    assert all((p.grad is not None) == p.requires_grad == (p.numel() > 0) for p in model.parameters())

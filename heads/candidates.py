@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from heads.layers import at
+
 FEATURES = ("drawn", "best", "entropy")
 """Of each candidate: log-probability of the drawn token, of the likeliest one, and entropy of the distribution; all in
 nats. A policy with a chunk scorer has one more: what the token adds to the joint score (heads/chunk_scorer.py)."""
@@ -100,4 +102,4 @@ def joint_log_probs(scores: Tensor, candidates: Tensor) -> Tensor:
 
 def select_draw(chunks: Tensor, draw: Tensor | None) -> Tensor:
     """The entries of the chosen draw [B] (None: the first) out of N draws: [B, N, …] -> [B, …]."""
-    return chunks[:, 0] if draw is None else chunks[torch.arange(draw.shape[0], device=draw.device), draw]
+    return chunks[:, 0] if draw is None else at(chunks, draw)

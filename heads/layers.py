@@ -59,6 +59,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
+def at(values: Tensor, index: Tensor) -> Tensor:
+    """Take the entry at one index of each row: values [B, m, …], index [B] -> [B, …]."""
+    where = index.view(-1, *[1] * (values.dim() - 1)).expand(-1, 1, *values.shape[2:])
+    return values.gather(1, where)[:, 0]
+
+
 class KVCache:
     """Keys and values of every layer for a ragged batch, in one preallocated tensor [layers, B, columns, 2, H, D].
 
@@ -140,6 +146,9 @@ class KVCache:
 
     def copy_rows(self, rows: Tensor, other: KVCache, sources: Tensor) -> None:
         """Make rows [R] copies of the rows [R] of another cache, whose text is no wider than this one's."""
+        for mine, theirs in ((self.lengths, other.lengths), (self.prefix_lengths, other.prefix_lengths),
+                             (self.origin, other.origin)):
+            mine[rows] = theirs[sources]
         text, speech = other.prefix, other.prefix + other.longest
         self.kv[:, rows, :text] = other.kv[:, sources, :text]
         self.kv[:, rows, self.prefix : self.prefix + other.longest] = other.kv[:, sources, text:speech]

@@ -35,6 +35,7 @@ from dcar.sources.shipped import resolve
 from dcar.tracking import write_json
 from heads.build import Heads
 from heads.candidates import joint_log_probs, select_draw
+from heads.layers import at
 from heads.policy import ChunkPolicy
 
 PROGRAM = "serving.pt2"
@@ -52,11 +53,6 @@ class ExportConfig:
     program: bool = setting(True, "Also write the torch.export program (needs decoder).")
     num_candidates: int = setting(1, "Chunks that the program draws side by side and chooses among; more than 1 needs "
                                      "a policy with a chunk scorer.", minimum=1)
-
-
-def last_of(x: Tensor, lengths: Tensor) -> Tensor:
-    """Take the last real column [B, D] of x [B, S, D] with lengths [B]."""
-    return x.gather(1, (lengths - 1).view(-1, 1, 1).expand(-1, 1, x.shape[-1]))[:, 0]
 
 
 class ServingStep(nn.Module):
@@ -81,9 +77,9 @@ class ServingStep(nn.Module):
         drawn [B, n]. With noise [B, N, n, V + 1] for N chunks: the actions are log-probabilities of the chosen draw
         together with each size, the tokens are that draw's, and last comes which it is [B].
         """
-        last = last_of(hidden, lengths)
+        last = at(hidden, lengths - 1)
         if noise is None:
-            return last_of(self.policy.end_scores(hidden), lengths), self.heads(last)
+            return at(self.policy.end_scores(hidden), lengths - 1), self.heads(last)
         logits = self.heads(last, self.policy.config.reach)
         tokens = ((logits if noise.dim() == 3 else logits.unsqueeze(1)) + noise).argmax(-1)
         candidates = self.policy.candidate_features(last, logits, tokens)

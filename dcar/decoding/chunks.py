@@ -338,7 +338,7 @@ class PolicyChunk(ChunkRule):
             hidden, lengths = admitted.hidden, admitted.lengths
             cache = self._new_cache(state, *hidden.shape[:2])
             logits = state.shared["policy"].read(cache, hidden, lengths, None)
-            cache.longest = hidden.shape[1]
+            cache.lengths, cache.longest = lengths, hidden.shape[1]
             state.caches["policy"].copy_rows(rows, cache, admitted.origins)
             state.own["action_logits"][rows] = logits[admitted.origins]
 

@@ -181,8 +181,6 @@ class Engine:
         cache, hidden = self.reader.prefill(*batch)
         lengths = batch.prompt_lengths[origins]
         state.cache.copy_rows(rows, cache, origins)
-        for name in ("lengths", "prefix_lengths", "origin"):
-            getattr(state.cache, name)[rows] = getattr(cache, name)[origins]
         for (index, prompt, member), row in zip(taken, free, strict=True):
             length = len(prompt.prompt_ids) + int(self.reader.config.bos)
             slots[row] = Slot(index, prompt, member, length_limit(prompt, self.sampling), length, length)

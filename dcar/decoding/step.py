@@ -23,6 +23,7 @@ from dcar.decoding.columns import real_positions
 from dcar.decoding.records import Prompt, PromptBatch
 from dcar.decoding.state import BatchState
 from dcar.decoding.tree import DraftTree
+from heads.layers import at
 
 
 @dataclass
@@ -175,8 +176,7 @@ def read(state: BatchState, method: Method, tokens: Tensor, counts: Tensor, draf
     if state.draft_length or hidden.shape[1] == 1:
         state.states[:, : hidden.shape[1]].copy_(hidden)
     else:
-        last = (counts - 1).clamp(min=0)
-        state.states.copy_(hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2])))
+        state.last_hidden.copy_(at(hidden, (counts - 1).clamp(min=0)))
     if state.hidden is not None:
         record(state.hidden, state.cache.lengths, hidden)
     method.observe(state, hidden, counts, real)

@@ -23,6 +23,7 @@ from dcar.decoding.step import Admitted
 from dcar.model.draft import AnyDecoder
 from eval.verifiers.drafters import Drafter
 from eval.verifiers.statistics import VerifierStatistics
+from heads.layers import at
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,3 @@ class ChainVerifier(Method):
         # After an accepted EOS nothing is emitted anyway.
         tokens = torch.cat((draft, token[:, None]), 1).scatter(1, accepted[:, None], token[:, None])
         return Kept(tokens, accepted + 1, cached=accepted)
-
-
-def at(values: Tensor, index: Tensor) -> Tensor:
-    """The entries at one index of each row: [B, m, …], [B] -> [B, …]."""
-    where = index.view(-1, *[1] * (values.dim() - 1)).expand(-1, 1, *values.shape[2:])
-    return values.gather(1, where)[:, 0]

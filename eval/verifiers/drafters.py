@@ -19,6 +19,7 @@ from dcar.decoding.readers import reader_of
 from dcar.decoding.step import Admitted
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
+from heads.layers import at
 
 
 class Drafter(Protocol):
@@ -86,10 +87,8 @@ class ModelDrafter:
         reader.cover(state.caches["draft"])
 
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
-        mine, (cache, _) = state.caches["draft"], state.shared["draft"].prefill(*admitted.batch)
-        mine.copy_rows(rows, cache, admitted.origins)
-        for name in ("lengths", "prefix_lengths", "origin"):
-            getattr(mine, name)[rows] = getattr(cache, name)[admitted.origins]
+        cache, _ = state.shared["draft"].prefill(*admitted.batch)
+        state.caches["draft"].copy_rows(rows, cache, admitted.origins)
         state.draft_passes[rows] = 1  # the prefill
 
     def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:
@@ -125,8 +124,7 @@ class ModelDrafter:
         real = real_positions(missing, width) if state.exact and state.rows > 1 else None
         hidden = reader.read(state.bound(cache, self.length), state.tokens.gather(1, index), real=real)
         cache.lengths.add_(missing)
-        last = (missing - 1).clamp(min=0)
-        return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
+        return at(hidden, (missing - 1).clamp(min=0))
 
     def keep(self, state: BatchState, hidden: Tensor) -> None:
         pass

@@ -42,8 +42,8 @@ from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import likeliest, sample, sample_several
-from eval.verifiers.chain import at
 from eval.verifiers.statistics import VerifierStatistics, needed
+from heads.layers import at
 
 NODES = 16  # default budget of a tree
 Path = tuple[int, ...]

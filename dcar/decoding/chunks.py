@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from dcar.decoding.engine import decode
+from dcar.decoding.engine import Engine
 from dcar.decoding.state import BatchState
 from dcar.decoding.step import Admitted, Kept, Method, record
 from dcar.errors import ConfigError
@@ -96,7 +96,25 @@ class ChunkRule:
         raise NotImplementedError
 
 
-class ChunkMethod(Method):
+class Scheduled:
+    """What a batch goes through, passed on to a `schedule`."""
+
+    schedule: ChunkRule
+
+    def start(self, state: BatchState) -> None:
+        self.schedule.start(state)
+
+    def refresh(self, state: BatchState) -> None:
+        self.schedule.refresh(state)
+
+    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
+        self.schedule.admit(state, rows, admitted)
+
+    def observe(self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None) -> None:
+        self.schedule.observe(state, hidden, counts, real)
+
+
+class ChunkMethod(Scheduled, Method):
     """Emit the tokens of heads 1..a for the size a that the schedule gives; heads sample independently given h."""
 
     def __init__(self, schedule: ChunkRule):
@@ -110,20 +128,11 @@ class ChunkMethod(Method):
         return self.schedule.largest(heads)
 
     def start(self, state: BatchState) -> None:
-        self.schedule.start(state)
+        super().start(state)
         if state.hidden is not None and self.schedule.candidates:
             state.candidates = torch.zeros(
                 *state.log.shape[:2], self.schedule.num_candidates, self.schedule.candidates, self.schedule.features,
                 device=state.log.device)
-
-    def refresh(self, state: BatchState) -> None:
-        self.schedule.refresh(state)
-
-    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
-        self.schedule.admit(state, rows, admitted)
-
-    def observe(self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None) -> None:
-        self.schedule.observe(state, hidden, counts, real)
 
     def keep(self, state: BatchState) -> Kept:
         schedule = self.schedule
@@ -398,6 +407,8 @@ class ShuffledChunk(PolicyChunk):
 
     def start(self, state: BatchState) -> None:
         super().start(state)
+        # kept, as utterances are admitted one by one when rows are replaced
+        state.shared["unshuffled"] = Engine(state.reader, ChunkMethod(self.schedule), state.sampling, state.rows)
         most = state.log.shape[1]
         state.own["sizes"] = torch.zeros(state.rows, most, dtype=torch.long, device=state.log.device)
         state.own["chunks"] = torch.ones_like(state.generated)
@@ -407,8 +418,7 @@ class ShuffledChunk(PolicyChunk):
         super().admit(state, rows, admitted)
         if any(admitted.members):
             raise ConfigError(f"{self.name}: speaks every utterance once; groups are for policies")
-        results = decode(state.reader, admitted.prompts, ChunkMethod(self.schedule), state.sampling, seed=admitted.seed,
-                         batch_size=len(admitted.prompts))
+        results = state.shared["unshuffled"].decode(admitted.prompts, seed=admitted.seed)
         sizes, counts = pad([result.actions for result in results], rows.device)
         place = torch.arange(sizes.shape[1], device=rows.device).expand_as(sizes)
         order = state.numbers["shuffle"][rows, : sizes.shape[1]]

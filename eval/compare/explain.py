@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from dcar.audio import load_audio
 from dcar.decoding import BatchState, Choice, ChunkMethod, ChunkRule, DecodeResult, Prompt, decode
-from dcar.decoding.step import Admitted
+from dcar.decoding.chunks import Scheduled
 from dcar.errors import DataError
 from dcar.storage import digest_of
 from eval.methods.registry import Entry
@@ -31,7 +31,7 @@ QUARTILES = (0.25, 0.5, 0.75)
 REASONS_VERSION = 1  # of what is noted; another one is noted again
 
 
-class Watched(ChunkRule):
+class Watched(Scheduled, ChunkRule):
     """A schedule that decides as it does, while all candidates are drawn and noted."""
 
     def __init__(self, schedule: ChunkRule, heads: int):
@@ -39,18 +39,6 @@ class Watched(ChunkRule):
         self.streams = schedule.streams
         if schedule.candidates:
             self.num_candidates, self.features = schedule.num_candidates, schedule.features
-
-    def start(self, state: BatchState) -> None:
-        self.schedule.start(state)
-
-    def refresh(self, state: BatchState) -> None:
-        self.schedule.refresh(state)
-
-    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
-        self.schedule.admit(state, rows, admitted)
-
-    def observe(self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None) -> None:
-        self.schedule.observe(state, hidden, counts, real)
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
         if not self.schedule.candidates:

@@ -1,4 +1,4 @@
-"""Which settings may change when a run is resumed: one rule for all trainers."""
+"""The settings that may change when a run is resumed: one rule for all trainers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ No other setting may change within a run."""
 
 
 def settings_stamp(config: Any) -> dict[str, Any]:
-    """What a checkpoint records of the settings of a run: every one by the key that users write."""
+    """Return the settings of a run as a checkpoint records them, by the keys that users write."""
     schema: Any = type(config)
     return {key: plain(reduce(getattr, s.path, config)) for key, s in settings_of(schema).items() if not s.group}
 

@@ -39,7 +39,7 @@ class Backend:
     """The operations in PyTorch, on any device."""
 
     copies = False
-    """Whether prepared operations hold copies of weights, so that they must be prepared again after an update."""
+    """True if prepared operations hold copies of weights, so that they must be prepared again after an update."""
 
     def stack(self, layers: Sequence[TransformerLayer], last: Sequence[nn.Module],
               first: Sequence[nn.Module] = ()) -> Stack:

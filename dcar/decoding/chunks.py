@@ -34,7 +34,7 @@ from heads.policy import ChunkPolicy
 
 
 class Choice(NamedTuple):
-    """What a schedule chose for every row."""
+    """The choice of a schedule for every row."""
 
     sizes: Tensor  # [B] in 1..K
     log_probs: Tensor | None = None  # [B] of what was chosen, from a policy
@@ -97,7 +97,7 @@ class ChunkRule:
 
 
 class Scheduled:
-    """What a batch goes through, passed on to a `schedule`."""
+    """Forwards the events of a batch to a `schedule`."""
 
     schedule: ChunkRule
 
@@ -386,7 +386,7 @@ class PolicyChunk(ChunkRule):
         return Choice(sizes, taken, draw)
 
     def _how(self, state: BatchState) -> tuple[Tensor | None, Tensor | None, int]:
-        """How `choose_end` chooses now."""
+        """Return the arguments of `choose_end`: numbers, forced sizes and the largest size."""
         u = None if self.mode == "greedy" else state.uniform("policy", state.generated)
         return u, state.own.get("forced"), self.policy.config.num_actions
 

@@ -1,4 +1,4 @@
-"""Where a pass writes in a ragged KV cache, what its positions attend to, and their rotary embeddings.
+"""Places that a pass writes in a ragged KV cache, what its positions attend to, and their rotary embeddings.
 
 `Columns` is flat, N = rows × new positions, so that layers can be run one by one or as one call of C, for a decoder or
 a policy.
@@ -77,7 +77,7 @@ class CausalMask:
 
 @dataclass
 class Columns:
-    """Where the keys and values of N new positions are written in a cache, and what these positions attend to.
+    """Places of the keys and values of N new positions in a cache, and what these positions attend to.
 
     They are `new` positions of each of `rows` rows, or the `real` ones among these. A position sees its row's columns
     up to its own, except padding_from to padding_to (the padding of its text); in a tree, what `tree` allows.

@@ -1,9 +1,8 @@
 """Decode utterances: admit them into the rows of a `BatchState`, call the step, look at `alive` now and then.
 
 `decode` speaks a list of prompts. An `Engine` does so again and again with the same buffers (and CUDA graphs), and
-yields
-tokens while they are decoded. Rows that finish are replaced by waiting utterances, whatever the method. The host never
-waits for a step: on a GPU it synchronises every `SYNC_EVERY` steps.
+yields tokens while they are decoded. Rows that finish are replaced by waiting utterances, whatever the method. The host
+never waits for a step: on a GPU it synchronises every `SYNC_EVERY` steps.
 """
 
 from __future__ import annotations

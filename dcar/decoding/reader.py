@@ -6,8 +6,8 @@
     logits = reader.heads(hidden[:, -1], k)         # [B, k, V + 1]
 
 The layers are run on the ragged cache of heads/layers.py, with the operations of one backend. `CARReader` is that of
-this
-project's own layers, `LanguageReader` (dcar/decoding/language.py) that of language models; `readers.py` makes them.
+this project's own layers, `LanguageReader` (dcar/decoding/language.py) that of language models; `readers.py` makes
+them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ on (`DraftTree.layout`)."""
 
 
 class Reader:
-    """A decoder in eval mode, prepared for decoding. Its weights must not change (see `readers.reader_of`).
+    """A decoder in eval mode, prepared for decoding. Its weights must not change (see `readers.reader_of`). What raises
+    here is implemented by `CARReader` and `LanguageReader`.
 
     device, dtype: of the layers, and so of keys and values. hidden_dtype: of the hidden states that the heads read.
     """

@@ -27,7 +27,7 @@ ACTION_STREAMS = ("policy", "chunk", "shuffle")
 
 
 class BatchState:
-    """What a step works on. B rows; a row that holds no utterance, or a finished one, is not `alive`.
+    """The buffers that a step works on. B rows; a row that holds no utterance, or a finished one, is not `alive`.
 
     `own`: what the method keeps for each row, [B, …] by name; `shared`: what it keeps for all rows (tables on the
     device, a policy); `caches`: keys and values of a draft model or a policy.
@@ -129,7 +129,7 @@ class BatchState:
         return cache
 
     def facts(self, n: int) -> Tensor:
-        """What the host asks of the first n rows [4, n]: highest id drawn, tokens emitted, tokens left, speech
+        """Return what the host reads of the first n rows [4, n]: highest id drawn, tokens emitted, tokens left, speech
         positions."""
         return torch.stack((self.highest[:n], self.generated[:n], self.remaining[:n], self.cache.lengths[:n]))
 
@@ -176,7 +176,7 @@ class BatchState:
         return self.positions[:, :count]
 
     def forbidden(self, positions: Tensor) -> Tensor | None:
-        """Where EOS is masked: positions [B] or [B, k], counted from the first generated token."""
+        """Return where EOS is masked: positions [B] or [B, k], counted from the first generated token."""
         return positions < self.sampling.min_tokens if self.forbids else None
 
     def probs(self, logits: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:

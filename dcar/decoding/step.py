@@ -6,9 +6,8 @@
     read     one pass of the decoder over the emitted tokens that were not read yet, and the draft
 
 A step is a program of tensors on the buffers of a `BatchState`. The host reads nothing, and no shape depends on data,
-so
-it can be captured as a CUDA graph or compiled as a whole. Eager on a CPU, where reading is free, widths follow the data
-(`BatchState.most`).
+so it can be captured as a CUDA graph or compiled as a whole. Eager on a CPU, where reading is free, widths follow the
+data (`BatchState.most`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from heads.layers import at
 
 @dataclass
 class Kept:
-    """What a method keeps: tokens[b, :counts[b]] are emitted. Of these the first `cached` [B] were drafted and
+    """Tokens that a method keeps: tokens[b, :counts[b]] are emitted. Of these the first `cached` [B] were drafted and
     accepted, so their keys and values are in the cache already."""
 
     tokens: Tensor  # [B, n]
@@ -53,20 +52,20 @@ class Draft:
 
 class Method:
     """A way of decoding. It holds settings and constant tensors only; what it keeps for each row is in
-    `BatchState.own`,
-    so one object serves any number of batches. A subclass overrides `keep`, and `propose` if it drafts."""
+    `BatchState.own`, so one object serves any number of batches. A subclass overrides `keep`, and `propose` if it
+    drafts."""
 
     name = "method"
     draft_length = 0
     """Most positions that `propose` returns."""
     keeps_probs = False
-    """Whether its drafts have distributions."""
+    """True if its drafts have distributions."""
     streams: Sequence[str] = ("token",)
     """The streams of random numbers that it looks up by `BatchState.uniform`."""
     tree: DraftTree | None = None
     """The shape of its drafts, if they are trees."""
     logged: Sequence[str] = ()
-    """What its results have of `actions`, `log_probs` and `chosen`."""
+    """Those of `actions`, `log_probs` and `chosen` that its results have."""
 
     def width(self, heads: int) -> int:
         """Most tokens that a round emits, of a decoder with so many heads. ConfigError if it has too few."""

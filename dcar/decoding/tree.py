@@ -1,8 +1,8 @@
 """Trees of drafted tokens: several continuations of one token are read in a single pass (Medusa, Cai et al. 2024).
 
 The nodes follow the last emitted token like a longer draft, but each attends only to the past, that token, its
-ancestors
-and itself, and its position is its depth: siblings share a position. `KVCache.gather` then keeps the accepted path.
+ancestors and itself, and its position is its depth: siblings share a position. `KVCache.gather` then keeps the accepted
+path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What commands need to know of all rows of a prepared split, in one memory-mapped file next to its table.
+"""The facts that commands need of all rows of a prepared split, in one memory-mapped file next to its table.
 
 Reading five million rows takes an hour; mapping a few numbers a row takes no time. `dcar prepare` writes them to
 <split>/columns.feather (Arrow IPC, 29 bytes a row), with the columns of `SCHEMA`. A split without that file, as earlier
@@ -67,13 +67,13 @@ class Split:
         return len(self.rows)
 
     def select(self, indices: np.ndarray) -> Split:
-        """Some of the rows. Ranks keep their order; the largest ids stay those of the whole split."""
+        """Return some of the rows. Ranks keep their order; the largest ids stay those of the whole split."""
         return Split(self.rows.select(indices), {name: column[indices] for name, column in self.columns.items()},
                      self.largest_token, self.largest_text_id)
 
     def followed_by(self, other: Split, rows: datasets.Dataset) -> Split:
-        """This split and then another one, as training reads them: without the ranks. Speakers of equal name are one.
-        rows: the rows of both."""
+        """Return this split and then another one, as training reads them: without the ranks. Speakers of equal name are
+        one. rows: the rows of both."""
         columns = {name: np.concatenate([self.columns[name], other.columns[name]]) for name in SCHEMA
                    if name not in ("speaker", "id_rank", "digest_rank")}
         ours, theirs = self._speakers(), other._speakers()
@@ -135,7 +135,7 @@ def _ragged(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _repeats(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """How many values of each list are equal to the one before them."""
+    """Count the values of each list that are equal to the one before them."""
     ends = np.cumsum(lengths)
     same = np.zeros(len(values) + 1, np.int64)  # the last one is the end of the last list
     same[1:-1] = values[1:] == values[:-1]

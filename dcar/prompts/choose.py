@@ -1,4 +1,4 @@
-"""Which rows of a prepared split are spoken: chosen by its columns, so that no other row is read."""
+"""The rows of a prepared split that are spoken, chosen by its columns, so that no other row is read."""
 
 from __future__ import annotations
 

@@ -128,8 +128,8 @@ class Judge:
 
 
 class Scored:
-    """What was heard of one row, seeds summed for each utterance: word errors and reference words [U], similarity
-    [seeds, U], NaN where there was no voice."""
+    """The judged utterances of one row, seeds summed for each utterance: word errors and reference words [U],
+    similarity [seeds, U], NaN where there was no voice."""
 
     def __init__(self, judge: Judge, items: Sequence[PromptItem], spoken: Sequence[Sequence[Sequence[int]]], bar: tqdm):
         """spoken: tokens by seed and utterance."""

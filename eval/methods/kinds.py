@@ -49,7 +49,7 @@ def option(name: str, type: Any = float, mark: str = "-", default: Any = ..., wo
 
 @dataclass(frozen=True)
 class Style:
-    """How a kind of method is called and drawn. `symbol`: its setting; `marker`: a shape of matplotlib."""
+    """Label and drawing style of a kind of method. `symbol`: its setting; `marker`: a shape of matplotlib."""
 
     label: str
     color: str = "#4d4d4d"
@@ -57,7 +57,8 @@ class Style:
     symbol: str = ""
 
     def of_candidates(self, num_candidates: int) -> Style:
-        """Of the method that chooses among so many candidates: the same hue, darker, and a star of as many points."""
+        """Return the style of the method that chooses among so many candidates: the same hue, darker, and a star of as
+        many points."""
         if num_candidates == 1:
             return self
         strength = max(0.3, 1 - 0.15 * math.log2(num_candidates))

@@ -56,11 +56,11 @@ class ChainVerifier(Method):
     """
 
     numbers: tuple[int, ...] = (0,)
-    """How many numbers may stand in its name."""
+    """Possible counts of numbers in its name."""
     relaxes_end = False
-    """Whether its name may end on -eos: it is then built with eos_strict=False, and its rule holds for EOS too."""
+    """True if its name may end on -eos: it is then built with eos_strict=False, and its rule holds for EOS too."""
     identity: Mapping[str, str] = {}
-    """What its tokens depend on besides its name, its draft and the decoder."""
+    """Facts that its tokens depend on besides its name, its draft and the decoder."""
     streams = ("token", "accept", "residual")
     keeps_probs = True
 
@@ -70,8 +70,8 @@ class ChainVerifier(Method):
     @classmethod
     def arguments(cls, decoder: AnyDecoder, statistics: VerifierStatistics | None,
                   numbers: tuple[float, ...]) -> tuple[Any, ...]:
-        """What the constructor takes after the drafter; asked once for all objects of a method. statistics: those of
-        the decoder, if it has been measured."""
+        """Return what the constructor takes after the drafter; asked once for all objects of a method. statistics:
+        those of the decoder, if it has been measured."""
         return numbers
 
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:

@@ -110,7 +110,8 @@ def expected_accepted(paths: Sequence[Path], accuracy: Tensor) -> float:
 
 
 def hits(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int) -> tuple[Tensor, Tensor]:
-    """Which nodes are accepted [B, m], and the earliest sample [B, m] that each one's token is among; see `accept`."""
+    """Return which nodes are accepted [B, m], and the earliest sample [B, m] that each one's token is among; see
+    `accept`."""
     at_parent = samples[:, tree.parents + 1]  # [B, m, tau]
     match = at_parent == candidates[:, :, None]
     match &= ((candidates == eos) == (at_parent[:, :, 0] == eos))[:, :, None]  # it ends iff its first sample says so

@@ -1,7 +1,7 @@
 """DCAR: chunk-wise autoregressive text-to-speech with a learned chunk policy.
 
-    model = dcar.load("starter")
-    model.generate("The tide came in.").save("out.wav")
+model = dcar.load("starter")
+model.generate("The tide came in.").save("out.wav")
 """
 
 from importlib import import_module
@@ -13,8 +13,14 @@ __version__ = "0.1.0"
 
 settle_home()  # before any library asks for it
 
-_WHERE = {"load": "dcar.speak.speaker", "Speaker": "dcar.speak.speaker", "Spoken": "dcar.speak.speaker",
-          "ChunkRule": "dcar.decoding", "Choice": "dcar.decoding", "SamplingConfig": "dcar.sampling"}
+_WHERE = {
+    "load": "dcar.speak.speaker",
+    "Speaker": "dcar.speak.speaker",
+    "Spoken": "dcar.speak.speaker",
+    "ChunkRule": "dcar.decoding",
+    "Choice": "dcar.decoding",
+    "SamplingConfig": "dcar.sampling",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,12 @@
-"""Audio in and out: float32 mono waveforms [samples] in −1…1, always passed with their sample rate in Hz.
+"""Audio in and out: float32 mono waveforms [samples] in −1…1, always passed with their sample rate
+in Hz.
 
-Anything libsndfile reads (wav, flac, ogg vorbis/opus, mp3) comes in from a path or from encoded bytes. What would
-spoil training in silence is an error here: no bytes, no samples, a recording that was cut off, NaN, infinity, digital
-silence. A length that the header does not give, as in files written to a pipe, is found by decoding. What can be
-repaired (several channels, a lower sample rate) is repaired, with a note in the log: a warning the first time a kind of
-repair happens in a process, debug level afterwards, so that a corpus of stereo files does not fill the log.
+Anything libsndfile reads (wav, flac, ogg vorbis/opus, mp3) comes in from a path or from encoded
+bytes. What would spoil training in silence is an error here: no bytes, no samples, a recording that
+was cut off, NaN, infinity, digital silence. A length that the header does not give, as in files
+written to a pipe, is found by decoding. What can be repaired (several channels, a lower sample
+rate) is repaired, with a note in the log: a warning the first time a kind of repair happens in a
+process, debug level afterwards, so that a corpus of stereo files does not fill the log.
 """
 
 from __future__ import annotations
@@ -39,23 +41,37 @@ LOUDEST = 100.0
 MIN_SAMPLE_RATE = 4_000
 MAX_SAMPLE_RATE = 384_000
 CUT_TOLERANCE = 0.02
-"""Seconds that a recording may lack of what its header promises; some programs write headers that are a little off."""
+"""Seconds that a recording may lack of what its header promises; some programs write headers
+that are a little off."""
 _BLOCK = 1 << 22
 """Samples decoded at once: a header may promise more than there is memory."""
 _UNKNOWN = 0x7FFF0000
 """Sizes from here on are written by programs that do not know the length yet (streams)."""
-_REPAIRED = re.compile(r"^ *(?:data|SSND|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
-"""What libsndfile notes in its log where it takes fewer bytes than the header of a wav, aiff, au, caf, rf64 or w64
-file promises."""
+_REPAIRED = re.compile(
+    r"^ *(?:data|SSND|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)", re.MULTILINE
+)
+"""What libsndfile notes in its log where it takes fewer bytes than the header of a wav, aiff,
+au, caf, rf64 or w64 file promises."""
 _ENDLESS = 1 << 48
-"""Samples from here on are no length: libsndfile gives 2^63 where a FLAC header says that it is not known."""
-_CHUNKED = {b"RIFF": (12, "<I", b"data"), b"RF64": (12, "<I", b"data"), b"FORM": (12, ">I", b"SSND"),
-            b"caff": (8, ">q", b"data")}
-"""First bytes of a format -> where its first chunk begins, how chunks store their size, which one holds the samples."""
+"""Samples from here on are no length: libsndfile gives 2^63 where a FLAC header says that it is
+not known."""
+_CHUNKED = {
+    b"RIFF": (12, "<I", b"data"),
+    b"RF64": (12, "<I", b"data"),
+    b"FORM": (12, ">I", b"SSND"),
+    b"caff": (8, ">q", b"data"),
+}
+"""First bytes of a format -> where its first chunk begins, how chunks store their size, which
+one holds the samples."""
 _OGG_PAGE = 27 + 255 + 255 * 255  # bytes of the longest page
 
-_FORMATS = {".wav": ("WAV", "PCM_16"), ".flac": ("FLAC", "PCM_16"), ".ogg": ("OGG", "VORBIS"),
-            ".opus": ("OGG", "OPUS"), ".mp3": ("MP3", "MPEG_LAYER_III")}
+_FORMATS = {
+    ".wav": ("WAV", "PCM_16"),
+    ".flac": ("FLAC", "PCM_16"),
+    ".ogg": ("OGG", "VORBIS"),
+    ".opus": ("OGG", "OPUS"),
+    ".mp3": ("MP3", "MPEG_LAYER_III"),
+}
 OPUS_RATES = (8_000, 12_000, 16_000, 24_000, 48_000)
 _noted: set[str] = set()
 _noted_lock = threading.Lock()
@@ -74,13 +90,15 @@ def _name(source: str | Path | bytes, where: str | None) -> str:
     return f"audio in memory ({len(source)} bytes)" if isinstance(source, bytes) else str(source)
 
 
-def load_audio(source: str | Path | bytes, sample_rate: int | None = None, *,
-               where: str | None = None) -> tuple[np.ndarray, int]:
-    """Waveform [samples] float32 mono and its sample rate in Hz, from a path or from the bytes of an audio file.
+def load_audio(
+    source: str | Path | bytes, sample_rate: int | None = None, *, where: str | None = None
+) -> tuple[np.ndarray, int]:
+    """Waveform [samples] float32 mono and its sample rate in Hz, from a path or from the bytes of
+    an audio file.
 
-    Resampled to `sample_rate` if given; channels are averaged. `where` names the audio in messages (a manifest line,
-    say). Raises AudioError: missing or unreadable file, 0 bytes, no samples, fewer samples than the header promises,
-    NaN or infinity, samples far beyond full scale, silence.
+    Resampled to `sample_rate` if given; channels are averaged. `where` names the audio in messages
+    (a manifest line, say). Raises AudioError: missing or unreadable file, 0 bytes, no samples,
+    fewer samples than the header promises, NaN or infinity, samples far beyond full scale, silence.
     """
     name = _name(source, where)
     if (len(source) if isinstance(source, bytes) else _file_size(source, name)) == 0:
@@ -89,32 +107,42 @@ def load_audio(source: str | Path | bytes, sample_rate: int | None = None, *,
         samples, rate = _decode(file, source), file.samplerate
         promised = _promised_frames(file, len(samples), source)
     if promised is None:
-        raise AudioError(f"{name}: is cut off: the last page of the Ogg file is missing or incomplete; copy it again, "
-                         "or convert it if it was recorded from a stream")
+        raise AudioError(
+            f"{name}: is cut off: the last page of the Ogg file is missing or incomplete; copy it "
+            "again, "
+            "or convert it if it was recorded from a stream"
+        )
     if promised - len(samples) > CUT_TOLERANCE * rate:
-        raise AudioError(f"{name}: is cut off: its header promises {promised / rate:.2f} s, the file holds "
-                         f"{len(samples) / rate:.2f} s; copy it again, or convert it if that is all there is")
+        raise AudioError(
+            f"{name}: is cut off: its header promises {promised / rate:.2f} s, the file holds "
+            f"{len(samples) / rate:.2f} s; copy it again, or convert it if that is all there is"
+        )
     return _checked(samples, rate, sample_rate, name)
 
 
 def _file_size(path: str | Path, name: str) -> int:
-    """Bytes of an audio file; AudioError where there is none, or something that is no file (a pipe would never end)."""
+    """Bytes of an audio file; AudioError where there is none, or something that is no file (a
+    pipe would never end)."""
     try:
         state = Path(path).stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a path with NUL
         raise AudioError(f"{name}: there is no such audio file; check the path") from None
     except OSError as error:
-        raise AudioError(f"{name}: cannot be opened ({error.strerror}); check the path and its permissions") from None
+        raise AudioError(
+            f"{name}: cannot be opened ({error.strerror}); check the path and its permissions"
+        ) from None
     if stat.S_ISDIR(state.st_mode):
         raise AudioError(f"{name}: is a folder, not an audio file")
     if not stat.S_ISREG(state.st_mode):
-        raise AudioError(f"{name}: is a pipe or a device, not an audio file; save the audio to a file first")
+        raise AudioError(
+            f"{name}: is a pipe or a device, not an audio file; save the audio to a file first"
+        )
     return state.st_size
 
 
 class _Sequential(sf.SoundFile):
-    """An audio file that is read from start to end. soundfile itself seeks after every read, which fails at the end of
-    a FLAC file of unknown length."""
+    """An audio file that is read from start to end. soundfile itself seeks after every read,
+    which fails at the end of a FLAC file of unknown length."""
 
     def seekable(self) -> bool:
         return False
@@ -122,12 +150,22 @@ class _Sequential(sf.SoundFile):
 
 @contextlib.contextmanager
 def _opened(source: str | Path | bytes, name: str) -> Iterator[sf.SoundFile]:
-    """An audio file to read from; AudioError for whatever libsndfile or soundfile raise meanwhile."""
+    """An audio file to read from; AudioError for whatever libsndfile or soundfile raise
+    meanwhile."""
     try:
         with _sound_file(source) as file:
             yield file
-    except (sf.LibsndfileError, RuntimeError, OSError, ValueError, OverflowError, MemoryError) as error:
-        raise AudioError(f"{name}: not readable as audio ({error}); convert it to wav, flac or ogg") from None
+    except (
+        sf.LibsndfileError,
+        RuntimeError,
+        OSError,
+        ValueError,
+        OverflowError,
+        MemoryError,
+    ) as error:
+        raise AudioError(
+            f"{name}: not readable as audio ({error}); convert it to wav, flac or ogg"
+        ) from None
 
 
 def _sound_file(source: str | Path | bytes) -> sf.SoundFile:
@@ -145,8 +183,8 @@ def _sound_file(source: str | Path | bytes) -> sf.SoundFile:
 
 
 def _with_size(source: str | Path | bytes) -> bytes | None:
-    """A wav, rf64, aiff, au or caf file whose header gives no length, with the size of the samples that follow. None
-    for other files, and where nothing or only other chunks follow."""
+    """A wav, rf64, aiff, au or caf file whose header gives no length, with the size of the
+    samples that follow. None for other files, and where nothing or only other chunks follow."""
     head = _bytes_of(source, 0, 4)
     if head != b".snd" and head not in _CHUNKED:
         return None
@@ -162,7 +200,11 @@ def _with_size(source: str | Path | bytes) -> bytes | None:
     if chunks[place][2] > 8 and not in_ds64:  # 8 bytes of SSND stand before the samples
         return None
     rest = chunks[place + 1 :]
-    if rest and all(name.isalnum() for name, _, _ in rest) and len(data) - sum(rest[-1][1:]) in (0, 1):
+    if (
+        rest
+        and all(name.isalnum() for name, _, _ in rest)
+        and len(data) - sum(rest[-1][1:]) in (0, 1)
+    ):
         return None
     start, width = chunks[place][1], struct.calcsize(kind)
     held = len(data) - start
@@ -186,7 +228,8 @@ def _decode(file: sf.SoundFile, source: str | Path | bytes) -> np.ndarray:
     """All samples [samples, channels] float32, block by block."""
     samples = _read_all(file)
     if _is_estimate(file, source) and len(samples) >= file.frames:
-        # libsndfile reads no further than its estimate of the length, which is wrong where the bitrate changes
+        # libsndfile reads no further than its estimate of the length, which is wrong where the
+        # bitrate changes
         with _Sequential(io.BytesIO(_with_mp3_table(_bytes_of(source, 0)))) as again:
             longer = _read_all(again)
         samples = longer if len(longer) > len(samples) else samples
@@ -202,7 +245,8 @@ def _read_all(file: sf.SoundFile) -> np.ndarray:
 
 
 def _is_estimate(file: sf.SoundFile, source: str | Path | bytes) -> bool:
-    """True for an mp3 without the table that encoders write at the start: libsndfile estimates its length."""
+    """True for an mp3 without the table that encoders write at the start: libsndfile estimates
+    its length."""
     return file.format == "MP3" and not re.search(rb"Xing|Info|VBRI", _bytes_of(source, 0, 4096))
 
 
@@ -212,12 +256,23 @@ def _with_mp3_table(data: bytes) -> bytes:
     if data[:3] == b"ID3":  # seven bits of every byte count
         tags = 10 + sum(byte << 7 * place for place, byte in enumerate(reversed(data[6:10])))
     # eleven bits set, layer III, and neither of the bitrates and sample rates that are reserved
-    start = next((i for i in range(tags, len(data) - 3) if data[i] == 0xFF and data[i + 1] & 0xE6 == 0xE2
-                  and data[i + 1] & 0x18 != 8 and 0 < data[i + 2] >> 4 < 15 and data[i + 2] & 12 != 12), None)
+    start = next(
+        (
+            i
+            for i in range(tags, len(data) - 3)
+            if data[i] == 0xFF
+            and data[i + 1] & 0xE6 == 0xE2
+            and data[i + 1] & 0x18 != 8
+            and 0 < data[i + 2] >> 4 < 15
+            and data[i + 2] & 12 != 12
+        ),
+        None,
+    )
     if start is None:
         return data
     header = bytearray(data[start : start + 4])
-    first, mono = header[1] >> 3 & 3 == 3, header[3] >> 6 == 3  # MPEG-1, of twice the samples a frame
+    # MPEG-1, of twice the samples a frame
+    first, mono = header[1] >> 3 & 3 == 3, header[3] >> 6 == 3
     rate = (44_100, 48_000, 32_000)[header[2] >> 2 & 3] >> {3: 0, 2: 1, 0: 2}[header[1] >> 3 & 3]
     header[1] |= 1  # no checksum
     header[2] = header[2] & 0x0C | 0xE0  # the highest bitrate, so that the table fits
@@ -228,10 +283,12 @@ def _with_mp3_table(data: bytes) -> bytes:
 
 
 def _promised_frames(file: sf.SoundFile, held: int, source: str | Path | bytes) -> float | None:
-    """How many samples the header of a recording promises of which `held` were decoded; None if its end is missing."""
+    """How many samples the header of a recording promises of which `held` were decoded; None if
+    its end is missing."""
     if file.format == "OGG":
         return held if _ogg_ends(source) else None
-    if file.format == "MP3":  # without the table that encoders write at the start, the length is only estimated
+    # without the table that encoders write at the start, the length is only estimated
+    if file.format == "MP3":
         return held if _is_estimate(file, source) else file.frames
     promised = float(file.frames if file.frames < _ENDLESS else held)
     for written, there in _REPAIRED.findall(file.extra_info):
@@ -241,7 +298,8 @@ def _promised_frames(file: sf.SoundFile, held: int, source: str | Path | bytes) 
 
 
 def _ogg_ends(source: str | Path | bytes) -> bool:
-    """Whether the last page of an Ogg file is whole and marked as the last one (RFC 3533, section 6)."""
+    """Whether the last page of an Ogg file is whole and marked as the last one (RFC 3533,
+    section 6)."""
     tail = _bytes_of(source, -_OGG_PAGE, _OGG_PAGE)
     page = tail.rfind(b"OggS\0")
     if page < 0 or len(tail) < page + 27 or not tail[page + 5] & 4:
@@ -251,7 +309,8 @@ def _ogg_ends(source: str | Path | bytes) -> bool:
 
 
 def _bytes_of(source: str | Path | bytes, start: int, count: int | None = None) -> bytes:
-    """`count` bytes of a file from `start` on (from the end, where it is negative), all if `count` is None."""
+    """`count` bytes of a file from `start` on (from the end, where it is negative), all if
+    `count` is None."""
     if isinstance(source, bytes):
         return source[start:][:count]
     with open(source, "rb") as file:
@@ -260,8 +319,8 @@ def _bytes_of(source: str | Path | bytes, start: int, count: int | None = None) 
 
 
 def audio_seconds(source: str | Path | bytes) -> float | None:
-    """Duration in seconds of an audio file (path or bytes), from its header or, where that does not give it, by
-    decoding; None where the file is not readable."""
+    """Duration in seconds of an audio file (path or bytes), from its header or, where that does
+    not give it, by decoding; None where the file is not readable."""
     try:
         if not isinstance(source, bytes):
             _file_size(source, str(source))
@@ -276,12 +335,20 @@ def _known_frames(file: sf.SoundFile, source: str | Path | bytes) -> int | None:
     return None if file.frames >= _ENDLESS or _is_estimate(file, source) else file.frames
 
 
-def load_segment(path: str | Path, start: float, duration: float, channel: int = 0, sample_rate: int | None = None, *,
-                 where: str | None = None) -> tuple[np.ndarray, int]:
-    """Waveform [samples] float32 of one stretch of a recording (seconds), of one channel, and its rate in Hz.
+def load_segment(
+    path: str | Path,
+    start: float,
+    duration: float,
+    channel: int = 0,
+    sample_rate: int | None = None,
+    *,
+    where: str | None = None,
+) -> tuple[np.ndarray, int]:
+    """Waveform [samples] float32 of one stretch of a recording (seconds), of one channel, and its
+    rate in Hz.
 
-    Only the stretch is decoded where the format can seek (wav, flac, ogg). Raises AudioError as `load_audio`, and where
-    the stretch or the channel is not in the recording.
+    Only the stretch is decoded where the format can seek (wav, flac, ogg). Raises AudioError as
+    `load_audio`, and where the stretch or the channel is not in the recording.
     """
     name = _name(str(path), where)
     _file_size(path, name)
@@ -295,49 +362,74 @@ def load_segment(path: str | Path, start: float, duration: float, channel: int =
         frames = len(decoded) if frames is None else frames
         # manifests round times: a few milliseconds past the end are the end
         if start < 0 or duration <= 0 or first + count > frames + CUT_TOLERANCE * rate:
-            raise AudioError(f"{name}: {start:g}…{start + duration:g} s is not in the recording of "
-                             f"{frames / rate:.2f} s; does the manifest belong to this file?")
+            raise AudioError(
+                f"{name}: {start:g}…{start + duration:g} s is not in the recording of "
+                f"{frames / rate:.2f} s; does the manifest belong to this file?"
+            )
         if not 0 <= channel < channels:
-            raise AudioError(f"{name}: channel {channel} of a recording with {channels}; correct the manifest")
+            raise AudioError(
+                f"{name}: channel {channel} of a recording with {channels}; correct the manifest"
+            )
         if len(decoded):
             samples = decoded[first : first + count, channel : channel + 1]
         else:
             file.seek(min(first, frames))
             samples = file.read(count, dtype="float32", always_2d=True)[:, channel : channel + 1]
         if min(first + count, frames) - first - len(samples) > CUT_TOLERANCE * rate:
-            raise AudioError(f"{name}: is cut off: {len(samples) / rate:.2f} s of a stretch of {duration:.2f} s are "
-                             "there; copy it again")
+            raise AudioError(
+                f"{name}: is cut off: {len(samples) / rate:.2f} s of a stretch of {duration:.2f} "
+                "s are "
+                "there; copy it again"
+            )
     return _checked(samples, rate, sample_rate, name)
 
 
-def _checked(samples: np.ndarray, rate: int, sample_rate: int | None, name: str) -> tuple[np.ndarray, int]:
-    """[samples, channels] → mono waveform, refused if it is empty, not finite or silent, at the wanted rate."""
+def _checked(
+    samples: np.ndarray, rate: int, sample_rate: int | None, name: str
+) -> tuple[np.ndarray, int]:
+    """[samples, channels] → mono waveform, refused if it is empty, not finite or silent, at the
+    wanted rate."""
     if len(samples) == 0:
         raise AudioError(f"{name}: the audio holds no samples; copy or record it again")
     if not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
-        raise AudioError(f"{name}: sample rate {rate} Hz is outside {MIN_SAMPLE_RATE}…{MAX_SAMPLE_RATE} Hz; convert it")
+        raise AudioError(
+            f"{name}: sample rate {rate} Hz is outside {MIN_SAMPLE_RATE}…{MAX_SAMPLE_RATE} Hz; "
+            "convert it"
+        )
     bad = int((~np.isfinite(samples)).sum())
     if bad:
-        raise AudioError(f"{name}: {bad} of {samples.size} samples are NaN or infinite; repair or remove the file")
+        raise AudioError(
+            f"{name}: {bad} of {samples.size} samples are NaN or infinite; repair or remove the "
+            "file"
+        )
     loudest = float(np.abs(samples).max())
     if loudest > LOUDEST:
-        raise AudioError(f"{name}: samples of up to {loudest:g}, full scale is 1; the file is damaged, or its numbers "
-                         "are those of integers: scale and save it again")
+        raise AudioError(
+            f"{name}: samples of up to {loudest:g}, full scale is 1; the file is damaged, or its "
+            "numbers "
+            "are those of integers: scale and save it again"
+        )
     if samples.shape[1] > 1:
         _note("channels", f"{name}: {samples.shape[1]} channels averaged to one")
     wave = np.ascontiguousarray(samples.mean(axis=1, dtype=np.float32))
     if float(np.abs(wave).max()) < SILENCE_PEAK:
         cancel = " after averaging its channels, which cancel" if loudest >= SILENCE_PEAK else ""
-        raise AudioError(f"{name}: the audio is silent{cancel} (peak below {SILENCE_PEAK}); check the recording")
+        raise AudioError(
+            f"{name}: the audio is silent{cancel} (peak below {SILENCE_PEAK}); check the recording"
+        )
     if sample_rate is not None and sample_rate != rate:
         if rate < sample_rate:
-            _note(f"rate {rate}", f"{name}: resampled from {rate} Hz to {sample_rate} Hz; the upper band stays empty")
+            _note(
+                f"rate {rate}",
+                f"{name}: resampled from {rate} Hz to {sample_rate} Hz; the upper band stays empty",
+            )
         wave, rate = resample(wave, rate, sample_rate), sample_rate
     return wave, rate
 
 
 def resample(wave: np.ndarray, from_hz: float, to_hz: float) -> np.ndarray:
-    """`wave` [samples] at `to_hz`, round(samples · to / from) samples, band-limited by soxr (high quality)."""
+    """`wave` [samples] at `to_hz`, round(samples · to / from) samples, band-limited by soxr
+    (high quality)."""
     if from_hz <= 0 or to_hz <= 0:
         raise AudioError(f"cannot resample from {from_hz} Hz to {to_hz} Hz: rates must be positive")
     wave = np.asarray(wave, dtype=np.float32)
@@ -347,43 +439,60 @@ def resample(wave: np.ndarray, from_hz: float, to_hz: float) -> np.ndarray:
         return wave
     out = soxr.resample(wave, from_hz, to_hz)
     if len(out) == 0:
-        raise AudioError(f"{len(wave)} samples at {from_hz} Hz are too few to resample to {to_hz} Hz")
+        raise AudioError(
+            f"{len(wave)} samples at {from_hz} Hz are too few to resample to {to_hz} Hz"
+        )
     return np.asarray(out, dtype=np.float32)
 
 
 def check_suffix(path: str | Path) -> None:
     """AudioError where a name does not end as `save_audio` writes files."""
     if Path(path).suffix.lower() not in _FORMATS:
-        raise AudioError(f"{path}: unknown audio suffix {Path(path).suffix!r}; use one of {', '.join(_FORMATS)}")
+        raise AudioError(
+            f"{path}: unknown audio suffix {Path(path).suffix!r}; use one of {', '.join(_FORMATS)}"
+        )
 
 
 @contextlib.contextmanager
 def audio_writer(path: str | Path, sample_rate: int) -> Iterator[Callable[[np.ndarray], None]]:
-    """What adds samples [n] in −1…1 to an audio file, which is in memory at no time, as a whole or not at all.
+    """What adds samples [n] in −1…1 to an audio file, which is in memory at no time, as a whole or
+    not at all.
 
-    AudioError where it cannot be written, `path` ends as no format does, or its format cannot store the rate.
+    AudioError where it cannot be written, `path` ends as no format does, or its format cannot store
+    the rate.
     """
     check_suffix(path)
     kind, subtype = _FORMATS[Path(path).suffix.lower()]
     if subtype == "OPUS" and sample_rate not in OPUS_RATES:
-        raise AudioError(f"{path}: Opus cannot store {sample_rate} Hz, only {OPUS_RATES}; resample first or use .flac")
+        raise AudioError(
+            f"{path}: Opus cannot store {sample_rate} Hz, only {OPUS_RATES}; resample first or "
+            "use .flac"
+        )
     try:
-        with replacing(path) as part, sf.SoundFile(str(part), "w", sample_rate, 1, subtype, format=kind) as file:
+        with (
+            replacing(path) as part,
+            sf.SoundFile(str(part), "w", sample_rate, 1, subtype, format=kind) as file,
+        ):
             yield file.write
     except (OSError, sf.LibsndfileError, ValueError) as error:
-        raise AudioError(f"{path}: could not be written ({error}); free some space, or choose another folder, format "
-                         "or sample rate") from error
+        raise AudioError(
+            f"{path}: could not be written ({error}); free some space, or choose another folder, "
+            "format "
+            "or sample rate"
+        ) from error
 
 
 def save_audio(path: str | Path, wave: np.ndarray, sample_rate: int) -> None:
     """Write `wave` [samples] as wav, flac (16 bit), ogg, opus or mp3, by the suffix of `path`.
 
-    Samples beyond ±1 are clipped with a note. The file appears complete or not at all; AudioError as `audio_writer`,
-    and for a wrong shape, NaN or infinity.
+    Samples beyond ±1 are clipped with a note. The file appears complete or not at all; AudioError
+    as `audio_writer`, and for a wrong shape, NaN or infinity.
     """
     wave = np.asarray(wave, dtype=np.float32)
     if wave.ndim != 1 or wave.size == 0:
-        raise AudioError(f"{path}: a mono waveform [samples] with samples is needed, got shape {wave.shape}")
+        raise AudioError(
+            f"{path}: a mono waveform [samples] with samples is needed, got shape {wave.shape}"
+        )
     if not np.isfinite(wave).all():
         raise AudioError(f"{path}: the waveform holds NaN or infinite samples; nothing was written")
     if float(np.abs(wave).max()) > 1.0:

@@ -1,4 +1,5 @@
-"""The `dcar` command: every job of the project under one name. The same code runs as `accelerate launch -m …`."""
+"""The `dcar` command: every job of the project under one name. The same code runs as `accelerate
+launch -m …`."""
 
 from __future__ import annotations
 
@@ -14,78 +15,149 @@ from dcar.process import run_command
 
 NO_COMMAND = 2  # exit status, as of argparse
 
-# task -> command -> (module with main(arguments), what it does). The modules of rl, eval and launch are named, not
-# imported: this table is the only place where the lower layer knows of the upper ones.
+# task -> command -> (module with main(arguments), what it does). The modules of rl, eval and launch
+# are named, not imported: this table is the only place where the lower layer knows of the upper
+# ones.
 TASKS = {
     "make data": {
         "fit-tokenizer": ("dcar.tokens.fit", "k-means speech tokenizer from a corpus"),
-        "prepare": ("dcar.prepare.run", "corpus -> validated text and speech tokens (validate=true only reports)"),
+        "prepare": (
+            "dcar.prepare.run",
+            "corpus -> validated text and speech tokens (validate=true only reports)",
+        ),
     },
     "train": {
         "train": ("dcar.train.car", "stage one: CAR decoder with K heads, or FAR with one"),
-        "distil": ("launch.distil", "training sentences as a decoder speaks them, the best of several"),
+        "distil": (
+            "launch.distil",
+            "training sentences as a decoder speaks them, the best of several",
+        ),
         "train-draft": ("dcar.train.draft", "a shallow draft model from a decoder's own layers"),
-        "train-chunk-scorer": ("dcar.train.chunk_scorer", "joint score of the tokens of a chunk, for a policy to read"),
+        "train-chunk-scorer": (
+            "dcar.train.chunk_scorer",
+            "joint score of the tokens of a chunk, for a policy to read",
+        ),
         "profile": ("rl.profile", "WER of CAR-1 … CAR-K -> guidance range"),
         "train-policy": ("rl.train", "stage two: DCPO"),
-        "train-recognizer": ("dcar.train.token_recognizer", "phonemes from speech tokens, for rewards"),
+        "train-recognizer": (
+            "dcar.train.token_recognizer",
+            "phonemes from speech tokens, for rewards",
+        ),
         "train-vocoder": ("dcar.vocoder.training.train", "tokens + voice -> waveform"),
-        "convert-backbone": ("dcar.model.backbones.convert", "decoder from CosyVoice 2, LLaSA, another language model"),
+        "convert-backbone": (
+            "dcar.model.backbones.convert",
+            "decoder from CosyVoice 2, LLaSA, another language model",
+        ),
     },
     "speak": {
         "speak": ("dcar.speak.speak", "text + prompt voice -> audio"),
     },
     "evaluate": {
-        "tune": ("eval.compare.tune", "each method's best sampling on development sentences -> tuned.json"),
+        "tune": (
+            "eval.compare.tune",
+            "each method's best sampling on development sentences -> tuned.json",
+        ),
         "compare": ("eval.compare.run", "methods on the same utterances: WER, similarity, speed"),
-        "report": ("eval.report.page", "one HTML page of a comparison with tables, plots and audio"),
-        "score": ("eval.analysis.score", "any audio and its text: WER, similarity to a prompt, quality"),
-        "fit-verifiers": ("eval.analysis.fit_verifiers", "what verifiers need of a decoder: ranks, transitions"),
+        "report": (
+            "eval.report.page",
+            "one HTML page of a comparison with tables, plots and audio",
+        ),
+        "score": (
+            "eval.analysis.score",
+            "any audio and its text: WER, similarity to a prompt, quality",
+        ),
+        "fit-verifiers": (
+            "eval.analysis.fit_verifiers",
+            "what verifiers need of a decoder: ranks, transitions",
+        ),
         "analyse": ("eval.speed.run", "speed of a step, losses of tokens and vocoder"),
     },
     "serve": {
-        "demo": ("eval.demo.page", "a page that plays two methods side by side (needs the extra dcar[demo])"),
+        "demo": (
+            "eval.demo.page",
+            "a page that plays two methods side by side (needs the extra dcar[demo])",
+        ),
         "export": ("rl.export", "policy directory and serving program from a DCPO run"),
     },
     "check": {
-        "doctor": ("dcar.doctor", "this installation; with a folder, the digests of the files below it"),
+        "doctor": (
+            "dcar.doctor",
+            "this installation; with a folder, the digests of the files below it",
+        ),
     },
 }
 COMMANDS = {name: entry for commands in TASKS.values() for name, entry in commands.items()}
 
-# command -> (its setting that chooses among several jobs, value -> (module, what it does)); the first is the default
+# command -> (its setting that chooses among several jobs, value -> (module, what it does)); the
+# first is the default
 CHOICES = {
-    "prepare": ("mode", {
-        "corpus": COMMANDS["prepare"],
-        "retokenize": ("dcar.prepare.retokenize", "a prepared corpus with the text tokens of a converted decoder"),
-        "join": ("dcar.prepare.join", "prepared corpora as one, with sentences put behind each other, for long texts"),
-        "resynthesize": ("dcar.vocoder.resynthesize", "a prepared split through the vocoder: speech for a recogniser"),
-    }),
-    "analyse": ("what", {
-        "speed": (COMMANDS["analyse"][0], "cost of a decoding step against its lower bound"),
-        "vocoder": ("eval.analysis.vocoder_quality", "what tokens and vocoder lose of words and voices"),
-        "swap": ("eval.analysis.swap", "what speech loses where PCG's groups stand in for their tokens"),
-    }),
+    "prepare": (
+        "mode",
+        {
+            "corpus": COMMANDS["prepare"],
+            "retokenize": (
+                "dcar.prepare.retokenize",
+                "a prepared corpus with the text tokens of a converted decoder",
+            ),
+            "join": (
+                "dcar.prepare.join",
+                "prepared corpora as one, with sentences put behind each other, for long texts",
+            ),
+            "resynthesize": (
+                "dcar.vocoder.resynthesize",
+                "a prepared split through the vocoder: speech for a recogniser",
+            ),
+        },
+    ),
+    "analyse": (
+        "what",
+        {
+            "speed": (COMMANDS["analyse"][0], "cost of a decoding step against its lower bound"),
+            "vocoder": (
+                "eval.analysis.vocoder_quality",
+                "what tokens and vocoder lose of words and voices",
+            ),
+            "swap": (
+                "eval.analysis.swap",
+                "what speech loses where PCG's groups stand in for their tokens",
+            ),
+        },
+    ),
 }
 # first words of a recipe's name -> its command
 RECIPES = {
-    "tokenizer": "fit-tokenizer", "prepare": "prepare", "car": "train", "finetune": "train", "draft": "train-draft",
-    "distil": "distil", "chunk_scorer": "train-chunk-scorer", "profile": "profile", "dcpo": "train-policy",
-    "token_recognizer": "train-recognizer", "verifiers": "fit-verifiers", "tune": "tune", "compare": "compare",
+    "tokenizer": "fit-tokenizer",
+    "prepare": "prepare",
+    "car": "train",
+    "finetune": "train",
+    "draft": "train-draft",
+    "distil": "distil",
+    "chunk_scorer": "train-chunk-scorer",
+    "profile": "profile",
+    "dcpo": "train-policy",
+    "token_recognizer": "train-recognizer",
+    "verifiers": "fit-verifiers",
+    "tune": "tune",
+    "compare": "compare",
 }
 
 
 def jobs() -> dict[str, tuple[str, str]]:
-    """Every job as it is called, `prepare` or `prepare mode=retokenize` -> (module, what it does)."""
+    """Every job as it is called, `prepare` or `prepare mode=retokenize` -> (module, what it
+    does)."""
     found: dict[str, tuple[str, str]] = {}
     for name, entry in COMMANDS.items():
         key, values = CHOICES.get(name, ("", {"": entry}))
-        found |= {f"{name} {key}={value}" if i else name: job for i, (value, job) in enumerate(values.items())}
+        found |= {
+            f"{name} {key}={value}" if i else name: job
+            for i, (value, job) in enumerate(values.items())
+        }
     return found
 
 
 def resolve(words: list[str]) -> tuple[str, str, list[str]]:
-    """(the job as it is called, its module, its arguments) of the words behind `dcar`. ConfigError for no such job."""
+    """(the job as it is called, its module, its arguments) of the words behind `dcar`.
+    ConfigError for no such job."""
     name, *rest = words
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -103,11 +175,17 @@ def resolve(words: list[str]) -> tuple[str, str, list[str]]:
 
 def usage() -> str:
     """Commands by task, one line each."""
-    lines = ["usage: dcar COMMAND [--config RECIPE] [key=value …]   (dcar COMMAND --help lists its settings)"]
+    lines = [
+        "usage: dcar COMMAND [--config RECIPE] [key=value …]   (dcar COMMAND --help lists its "
+        "settings)"
+    ]
     for task, commands in TASKS.items():
         lines += ["", f"{task}:", *(f"  {name:18} {text}" for name, (_, text) in commands.items())]
-    lines += ["", "  --recipes           recipes by command, for --config NAME or --config NAME:VARIANT",
-              "  --version"]
+    lines += [
+        "",
+        "  --recipes           recipes by command, for --config NAME or --config NAME:VARIANT",
+        "  --version",
+    ]
     return "\n".join(lines)
 
 
@@ -117,7 +195,10 @@ def recipes_text() -> str:
     for kind, command in RECIPES.items():
         lines += ["", f"dcar {command}:"] if kind != "finetune" else []
         for r in (r for r in recipes.shipped() if kind_of(r.name) == kind):
-            rows = {r.name: r.summary, **{f"  {r.name}:{variant}": text for variant, text in r.variants.items()}}
+            rows = {
+                r.name: r.summary,
+                **{f"  {r.name}:{variant}": text for variant, text in r.variants.items()},
+            }
             for name, text in rows.items():
                 left = f"  {name:34} "
                 lines.append(left + textwrap.shorten(text, 120 - len(left), placeholder=" …"))
@@ -133,15 +214,29 @@ def choices_text(name: str) -> str:
     """The part of --help about the jobs of a command that has several."""
     key, values = CHOICES.get(name, ("", {}))
     rows = [f"  {key}={value:13} {text}" for value, (_, text) in values.items()]
-    return "\n".join([f"\nOne of several jobs, each with settings of its own (dcar {name} {key}=… --help):", *rows]
-                     ) if rows else ""
+    return (
+        "\n".join(
+            [
+                f"\nOne of several jobs, each with settings of its own (dcar {name} {key}=… "
+                "--help):",
+                *rows,
+            ]
+        )
+        if rows
+        else ""
+    )
 
 
 def call(arguments: list[str]) -> object:
     """Import the module of a command and run it; its exit status, or None."""
     first, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
-    shown = {"-h": usage, "--help": usage, "help": usage, "--recipes": recipes_text,
-             "--version": lambda: f"dcar {version('dcar')}"}
+    shown = {
+        "-h": usage,
+        "--help": usage,
+        "help": usage,
+        "--recipes": recipes_text,
+        "--version": lambda: f"dcar {version('dcar')}",
+    }
     if first in shown:
         print(shown[first]())
         return 0

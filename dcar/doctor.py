@@ -1,7 +1,8 @@
-"""`dcar doctor`: is this installation able to run the main job? `dcar doctor FOLDER`: are its files as written?
+"""`dcar doctor`: is this installation able to run the main job? `dcar doctor FOLDER`: are its files
+as written?
 
-One line a check; exit status 1 if any fails. Of a folder, every manifest.json, provenance.json, prepared.json and
-compare.json below it that lists digests is recomputed.
+One line a check; exit status 1 if any fails. Of a folder, every manifest.json, provenance.json,
+prepared.json and compare.json below it that lists digests is recomputed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from dcar.errors import DataError, DCARError
 from dcar.sources.packages import pip_extra
 from dcar.storage import MANIFEST, faults
 
-EXTRAS = {"nemo": ("nemo_toolkit", "recognisers of NeMo"),
-          "demo": ("gradio", "dcar demo")}
+EXTRAS = {"nemo": ("nemo_toolkit", "recognisers of NeMo"), "demo": ("gradio", "dcar demo")}
 
 
 def _versions() -> str:
@@ -73,7 +73,9 @@ def _shipped() -> str:
 
     decoder = CARDecoder.from_pretrained(shipped("decoder"))
     made = made_by(load_tokenizer("starter"), PHONEME_VERSION)
-    check_together(decoder, made, "the shipped tokenizer", TokenVocoder.from_pretrained(shipped("vocoder")))
+    check_together(
+        decoder, made, "the shipped tokenizer", TokenVocoder.from_pretrained(shipped("vocoder"))
+    )
     for name in ("policy", "policy-t0.4"):
         ChunkPolicy.from_pretrained(shipped(name)).check_base(decoder.checksum())
     CARDecoder.from_pretrained(shipped("far"))
@@ -94,8 +96,13 @@ def _kernels() -> str:
 
 
 CHECKS: dict[str, Callable[[], str]] = {
-    "packages": _versions, "extras": _extras, "device": _device, "CPU kernels": _kernels, "disk": _space,
-    "packaged models": _packaged, "shipped models": _shipped,
+    "packages": _versions,
+    "extras": _extras,
+    "device": _device,
+    "CPU kernels": _kernels,
+    "disk": _space,
+    "packaged models": _packaged,
+    "shipped models": _shipped,
 }
 
 
@@ -103,7 +110,8 @@ LISTS = (MANIFEST, "provenance.json", "prepared.json", "compare.json")
 
 
 def verify(folder: str | Path) -> dict[Path, tuple[int, list[str]]]:
-    """Every list of digests under a folder: how many files it has, and their faults. DataError where there is none."""
+    """Every list of digests under a folder: how many files it has, and their faults. DataError
+    where there is none."""
     folder = Path(folder)
     found: dict[Path, tuple[int, list[str]]] = {}
     for path in sorted(p for name in LISTS for p in folder.rglob(name)):
@@ -112,22 +120,36 @@ def verify(folder: str | Path) -> dict[Path, tuple[int, list[str]]]:
         except (OSError, ValueError, RecursionError) as error:
             found[path] = 0, [f"cannot be read ({error})"]
             continue
-        if isinstance(listed, dict) and (path.name == MANIFEST or isinstance(listed.get("files"), dict)):
+        if isinstance(listed, dict) and (
+            path.name == MANIFEST or isinstance(listed.get("files"), dict)
+        ):
             complete = {"complete": True} if path.name != MANIFEST else {}
             files = listed.get("files")
-            found[path] = len(files) if isinstance(files, dict) else 0, faults(path.parent, {**listed, **complete})
+            found[path] = (
+                len(files) if isinstance(files, dict) else 0,
+                faults(path.parent, {**listed, **complete}),
+            )
     if not found:
-        raise DataError(f"{folder}: no list of digests here ({', '.join(LISTS)}); give the folder of a run, of a "
-                        "prepared corpus or of a comparison that this version has written")
+        raise DataError(
+            f"{folder}: no list of digests here ({', '.join(LISTS)}); give the folder of a run, "
+            "of a "
+            "prepared corpus or of a comparison that this version has written"
+        )
     return found
 
 
 @dataclass
 class DoctorConfig:
-    """Whether this installation is able to run the main job, or the files of a folder are as they were written."""
+    """Whether this installation is able to run the main job, or the files of a folder are as
+    they were written."""
 
-    folder: str = setting("", "Folder of a run, of a prepared corpus or of a comparison, whose digests are recomputed; "
-                              "empty = check the installation.", positional=True, place="folder")
+    folder: str = setting(
+        "",
+        "Folder of a run, of a prepared corpus or of a comparison, whose digests are recomputed; "
+        "empty = check the installation.",
+        positional=True,
+        place="folder",
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -135,8 +157,11 @@ def main(arguments: list[str] | None = None) -> int:
     if folder := load_config(DoctorConfig, arguments).folder:
         verdicts = verify(folder)
         for path, (files, found) in verdicts.items():
-            print("\n      ".join([f"BAD   {path}", *found]) if found else
-                  f"ok    {path}: {files} files are as they were written")
+            print(
+                "\n      ".join([f"BAD   {path}", *found])
+                if found
+                else f"ok    {path}: {files} files are as they were written"
+            )
         return int(any(found for _, found in verdicts.values()))
     failed = False
     for name, check in CHECKS.items():

@@ -7,11 +7,13 @@ from typing import Any
 
 
 class DCARError(Exception):
-    """Base of every error that this project raises on purpose; the command line prints it without a traceback."""
+    """Base of every error that this project raises on purpose; the command line prints it
+    without a traceback."""
 
 
 class ConfigError(DCARError):
-    """A configuration file or override is wrong: unknown key, wrong type, impossible combination."""
+    """A configuration file or override is wrong: unknown key, wrong type, impossible
+    combination."""
 
 
 class DataError(DCARError):
@@ -27,7 +29,8 @@ class TextError(DCARError):
 
 
 class AssetError(DCARError):
-    """A packaged model is missing or its digest differs; the message names the command that installs it."""
+    """A packaged model is missing or its digest differs; the message names the command that
+    installs it."""
 
 
 class CheckpointError(DCARError):
@@ -35,7 +38,8 @@ class CheckpointError(DCARError):
 
 
 class StorageError(DCARError):
-    """Something could not be written: the disk is full, or refuses; the message says what, where and what is free."""
+    """Something could not be written: the disk is full, or refuses; the message says what, where
+    and what is free."""
 
 
 class BusyError(DCARError):
@@ -43,15 +47,18 @@ class BusyError(DCARError):
 
 
 class TrainingError(DCARError):
-    """A loss, gradient or weight is not finite, or the memory is too small; the message gives step and cause."""
+    """A loss, gradient or weight is not finite, or the memory is too small; the message gives
+    step and cause."""
 
 
 class ProcessError(DCARError):
-    """Another process of this run is gone or does not answer; the message gives the rank that noticed and at what."""
+    """Another process of this run is gone or does not answer; the message gives the rank that
+    noticed and at what."""
 
 
 class StoppedError(DCARError):
-    """A run was asked to stop (SIGTERM, SIGUSR1, Ctrl-C) and has saved its state; `status` is the exit status."""
+    """A run was asked to stop (SIGTERM, SIGUSR1, Ctrl-C) and has saved its state; `status` is
+    the exit status."""
 
     def __init__(self, message: str, status: int = 75):
         super().__init__(message)
@@ -63,12 +70,15 @@ class RewardError(DCARError):
 
 
 def check_format(file: Any, found: Any, known: int, error: type[DCARError], remedy: str) -> None:
-    """Raise `error` unless a file that was read has the format version `known`, the only one that this program reads.
+    """Raise `error` unless a file that was read has the format version `known`, the only one that
+    this program reads.
 
     found: the version that the file names, None if it names none. remedy: what to do instead.
     """
     if type(found) is not int or found != known:
-        raise error(f"{file}: format version {str(found)[:20]}, this program reads {known}; {remedy}")
+        raise error(
+            f"{file}: format version {str(found)[:20]}, this program reads {known}; {remedy}"
+        )
 
 
 class _UnfinishedError(DCARError):
@@ -80,10 +90,10 @@ class _UnfinishedError(DCARError):
 
 
 class DistributionError(_UnfinishedError):
-    """A model gave no distribution over the next token (NaN, or no mass anywhere): its weights are broken, or its
-    number type is too small. The message names utterance and position."""
+    """A model gave no distribution over the next token (NaN, or no mass anywhere): its weights
+    are broken, or its number type is too small. The message names utterance and position."""
 
 
 class EngineError(_UnfinishedError):
-    """Decoding cannot start or continue: no memory, more positions than the decoder has, or a step that cannot be
-    captured as a CUDA graph."""
+    """Decoding cannot start or continue: no memory, more positions than the decoder has, or a
+    step that cannot be captured as a CUDA graph."""

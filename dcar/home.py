@@ -1,4 +1,5 @@
-"""The user's home folder: `~` in settings, the folder for caches, and what takes its place for a user without one."""
+"""The user's home folder: `~` in settings, the folder for caches, and what takes its place for a
+user without one."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ def substitute() -> Path:
 
 
 def settle_home() -> None:
-    """Give a user without a home folder (in a container: neither HOME nor an entry in passwd) one in the temporary
-    folder, and one who cannot write to ~/.cache a folder for caches there, with a note. Libraries and processes that
-    this one starts read HOME and XDG_CACHE_HOME."""
+    """Give a user without a home folder (in a container: neither HOME nor an entry in passwd)
+    one in the temporary folder, and one who cannot write to ~/.cache a folder for caches there,
+    with a note. Libraries and processes that this one starts read HOME and XDG_CACHE_HOME."""
     home = os.path.expanduser("~")
     if home == "~":
         variable, lacking = "HOME", "this user has no home folder"
@@ -34,12 +35,15 @@ def settle_home() -> None:
     try:
         folder = substitute()
         folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():  # made by somebody else, who could change what is in it
+        # made by somebody else, who could change what is in it
+        if folder.stat().st_uid != os.getuid():
             folder = Path(tempfile.mkdtemp(prefix="dcar-"))
     except OSError:  # nothing can be written anywhere: whatever needs a folder says so
         return
     os.environ[variable] = str(folder)
-    logger.warning("%s: caches go to %s; set %s to a folder that is kept", lacking, folder, variable)
+    logger.warning(
+        "%s: caches go to %s; set %s to a folder that is kept", lacking, folder, variable
+    )
 
 
 def _writable(path: Path) -> bool:
@@ -53,13 +57,18 @@ def cache_folder(name: str) -> Path:
 
 
 def expand(text: str) -> str:
-    """A text with the home folder for every `~` or `~user` with which a path begins: at the start, and after `=`, `:`
-    or `,`, as in name=~/policy and hubert:~/model. ConfigError for a user without a home folder."""
+    """A text with the home folder for every `~` or `~user` with which a path begins: at the
+    start, and after `=`, `:` or `,`, as in name=~/policy and hubert:~/model. ConfigError for a
+    user without a home folder."""
+
     def home(found: re.Match[str]) -> str:
         folder = os.path.expanduser(found[0])
         if found[0] == "~" and folder in ("~", str(substitute())):
-            raise ConfigError(f"'{text}': this user has no home folder that ~ could stand for; write out the path, or "
-                              "set HOME")
+            raise ConfigError(
+                f"'{text}': this user has no home folder that ~ could stand for; write out the "
+                "path, or "
+                "set HOME"
+            )
         return folder
 
     return TILDE.sub(home, text) if "~" in text else text

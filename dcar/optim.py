@@ -1,7 +1,9 @@
-"""ScaledAdam and Eden, the optimiser and schedule of the paper's stage one (App. C.1), re-implemented; and AdamW.
+"""ScaledAdam and Eden, the optimiser and schedule of the paper's stage one (App. C.1),
+re-implemented; and AdamW.
 
-ScaledAdam (Yao et al. 2023, Zipformer, §3.3): Adam whose step is proportional to each tensor's own root mean square,
-and which also learns that scale; gradients are clipped against a running median of their scaled norm.
+ScaledAdam (Yao et al. 2023, Zipformer, §3.3): Adam whose step is proportional to each tensor's own
+root mean square, and which also learns that scale; gradients are clipped against a running median
+of their scaled norm.
 """
 
 from __future__ import annotations
@@ -19,16 +21,23 @@ from torch.optim.lr_scheduler import LambdaLR
 def adamw(parameters: Iterable[Tensor], rate: float, decay: float) -> torch.optim.AdamW:
     """AdamW (betas 0.9, 0.98) that decays matrices by `decay`, and neither biases nor norms."""
     every = list(parameters)
-    return torch.optim.AdamW([{"params": [p for p in every if p.dim() > 1], "weight_decay": decay},
-                              {"params": [p for p in every if p.dim() <= 1], "weight_decay": 0.0}],
-                             lr=rate, betas=(0.9, 0.98), fused=True)
+    return torch.optim.AdamW(
+        [
+            {"params": [p for p in every if p.dim() > 1], "weight_decay": decay},
+            {"params": [p for p in every if p.dim() <= 1], "weight_decay": 0.0},
+        ],
+        lr=rate,
+        betas=(0.9, 0.98),
+        fused=True,
+    )
 
 
 class ScaledAdam(Optimizer):
     """Adam with parameter-scaled steps, of whole tensors (none that FSDP or DeepSpeed shard).
 
-    A step is a few operations on lists of tensors (`torch._foreach_*`), with no read by the host. A step of a group
-    whose gradient is not finite is skipped on the device: weights and state stay as they are.
+    A step is a few operations on lists of tensors (`torch._foreach_*`), with no read by the host. A
+    step of a group whose gradient is not finite is skipped on the device: weights and state stay as
+    they are.
 
     Args:
         lr: step relative to a tensor's RMS (0.01 in the paper, far larger than Adam's).
@@ -40,13 +49,31 @@ class ScaledAdam(Optimizer):
         max_rms: RMS that a tensor may not grow beyond.
     """
 
-    def __init__(self, params: Iterable, lr: float = 0.01, betas: tuple[float, float] = (0.9, 0.95),
-                 clipping_scale: float | None = 2.0, clipping_update_period: int = 1000, scalar_lr_scale: float = 0.1,
-                 eps: float = 1e-8, min_rms: float = 1e-5, max_rms: float = 3.0):
-        super().__init__(params, dict(
-            lr=lr, betas=betas, clipping_scale=clipping_scale, clipping_update_period=clipping_update_period,
-            scalar_lr_scale=scalar_lr_scale, eps=eps, min_rms=min_rms, max_rms=max_rms,
-        ))
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.95),
+        clipping_scale: float | None = 2.0,
+        clipping_update_period: int = 1000,
+        scalar_lr_scale: float = 0.1,
+        eps: float = 1e-8,
+        min_rms: float = 1e-5,
+        max_rms: float = 3.0,
+    ):
+        super().__init__(
+            params,
+            dict(
+                lr=lr,
+                betas=betas,
+                clipping_scale=clipping_scale,
+                clipping_update_period=clipping_update_period,
+                scalar_lr_scale=scalar_lr_scale,
+                eps=eps,
+                min_rms=min_rms,
+                max_rms=max_rms,
+            ),
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
@@ -58,8 +85,8 @@ class ScaledAdam(Optimizer):
         return loss
 
     def _update(self, parameters: list[Tensor], group: dict) -> None:
-        """One step of a group; tensors with a single element, which have no scale, come last. Vectors have one number
-        a tensor [N]."""
+        """One step of a group; tensors with a single element, which have no scale, come last.
+        Vectors have one number a tensor [N]."""
         n, scaled = len(parameters), sum(p.numel() > 1 for p in parameters)
         states = [self._state_of(p) for p in parameters]
         rms = rms_of(parameters).clamp(min=group["min_rms"])
@@ -68,22 +95,27 @@ class ScaledAdam(Optimizer):
         flat.mul_(clip).masked_fill_(~fine, 0.0)  # filled, since 0 * inf is not 0
         gradients = _unflatten_dense_tensors(flat, parameters)
 
-        # the gradient of the tensor's scale is sum(parameter * gradient); it has Adam moments of its own
+        # the gradient of the tensor's scale is sum(parameter * gradient); it has Adam moments of
+        # its own
         values = [*gradients, *sums(list(torch._foreach_mul(parameters, gradients)))]
-        moments, squares = ([s[name] for name in names for s in states] for names in (
-            ("moment", "scale_moment"), ("square", "scale_square")))
+        moments, squares = (
+            [s[name] for name in names for s in states]
+            for names in (("moment", "scale_moment"), ("square", "scale_square"))
+        )
         beta1, beta2 = group["betas"]
-        torch._foreach_mul_(moments, torch.where(fine, beta1, 1.0))  # a skipped step lets nothing decay
+        # a skipped step lets nothing decay
+        torch._foreach_mul_(moments, torch.where(fine, beta1, 1.0))
         torch._foreach_add_(moments, values, alpha=1 - beta1)
         torch._foreach_mul_(squares, torch.where(fine, beta2, 1.0))
         torch._foreach_addcmul_(squares, values, values, value=1 - beta2)
         updates = [s["updates"] for s in states]
         torch._foreach_add_(updates, [torch.where(fine, 1.0, 0.0)] * n)
 
-        # Adam's (moment / correction1) / (sqrt(square / correction2) + eps) is front * moment / (sqrt(square) + eps)
+        # Adam's (moment / correction1) / (sqrt(square / correction2) + eps) is front * moment /
+        # (sqrt(square) + eps)
         counts = torch.stack(updates).clamp(min=1)  # still 0 where no step was taken yet
-        root2 = (1 - beta2 ** counts).sqrt()
-        front, eps = root2 / (1 - beta1 ** counts), root2 * group["eps"]
+        root2 = (1 - beta2**counts).sqrt()
+        front, eps = root2 / (1 - beta1**counts), root2 * group["eps"]
         scale_steps = front * torch.stack(moments[n:]) / (torch.stack(squares[n:]).sqrt() + eps)
         scalar_lr = group["lr"] * group["scalar_lr_scale"]
         rate, growth = group["lr"] * rms, 1 - scalar_lr * scale_steps
@@ -102,44 +134,53 @@ class ScaledAdam(Optimizer):
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         state = self.state[parameter]
         if not state:
-            state["moment"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            state["moment"], state["square"] = (
+                torch.zeros_like(parameter),
+                torch.zeros_like(parameter),
+            )
             for name in ("updates", "scale_moment", "scale_square"):
                 state[name] = parameter.new_zeros(())
         return state
 
     @staticmethod
     def _clip(group: dict, parameters: list[Tensor], rms: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether the RMS-scaled norm of the gradients is finite, and the factor <= 1 that brings it under
-        clipping_scale * the running median; both on the device."""
-        # d(loss) for a relative change of the tensor: gradient times RMS, so that all tensors count alike
+        """Whether the RMS-scaled norm of the gradients is finite, and the factor <= 1 that
+        brings it under clipping_scale * the running median; both on the device."""
+        # d(loss) for a relative change of the tensor: gradient times RMS, so that all tensors count
+        # alike
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm = (torch.stack(torch._foreach_norm(gradients)) * rms).square().sum().sqrt()
         fine = norm.isfinite()
         if group["clipping_scale"] is None:
             return fine, torch.ones_like(norm)
-        if "norms" not in group:  # of the last steps, the newest last; infinite where there was none yet
+        # of the last steps, the newest last; infinite where there was none yet
+        if "norms" not in group:
             group["norms"] = norm.new_full((group["clipping_update_period"],), math.inf)
         norms = group["norms"].to(norm.device)  # a loaded state may be elsewhere
         norms = group["norms"] = torch.where(fine, torch.cat((norms[1:], norm[None])), norms)
         seen = norms.isfinite().sum()
         median = norms.sort().values.take(seen // 2)
-        clip = (group["clipping_scale"] * median / norm).nan_to_num(1.0).clamp(max=1.0)  # 0 / 0 where all are zeros
+        # 0 / 0 where all are zeros
+        clip = (group["clipping_scale"] * median / norm).nan_to_num(1.0).clamp(max=1.0)
         return fine, torch.where(seen < 10, 1.0, clip)
 
 
 def rms_of(tensors: list[Tensor]) -> Tensor:
     """[N]: root mean square of each of N tensors."""
-    return torch.stack(torch._foreach_div(torch._foreach_norm(tensors), [math.sqrt(t.numel()) for t in tensors]))
+    return torch.stack(
+        torch._foreach_div(torch._foreach_norm(tensors), [math.sqrt(t.numel()) for t in tensors])
+    )
 
 
 def paired(tensors: list[Tensor], values: Tensor) -> list[Tensor]:
-    """The numbers in values [N], which are on the device, for a `torch._foreach_*` operation with N tensors."""
+    """The numbers in values [N], which are on the device, for a `torch._foreach_*` operation
+    with N tensors."""
     return spread(tensors, values) if values.is_cuda else list(values)
 
 
 def spread(tensors: list[Tensor], values: Tensor) -> list[Tensor]:
-    """Tensors of the shapes of N tensors, filled with values [N]: one copy, where a GPU would launch a kernel for every
-    pair of a tensor and a number."""
+    """Tensors of the shapes of N tensors, filled with values [N]: one copy, where a GPU would
+    launch a kernel for every pair of a tensor and a number."""
     flat = torch.cat([value.expand(t.numel()) for value, t in zip(values, tensors, strict=True)])
     return list(_unflatten_dense_tensors(flat, tensors))
 
@@ -150,16 +191,18 @@ def sums(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def signed_norms(tensors: list[Tensor]) -> list[Tensor]:
-    """The sum of each tensor as twice the norm of its positive part less its norm, for which a GPU needs few kernels
-    for a whole list; in float64, since the two may be far larger than their difference."""
+    """The sum of each tensor as twice the norm of its positive part less its norm, for which a
+    GPU needs few kernels for a whole list; in float64, since the two may be far larger than
+    their difference."""
     positive = torch._foreach_norm(torch._foreach_clamp_min(tensors, 0.0), 1, dtype=torch.float64)
     whole = torch._foreach_norm(tensors, 1, dtype=torch.float64)
     return list((2 * torch.stack(positive) - torch.stack(whole)).to(tensors[0].dtype))
 
 
 def eden_factor(batch: int, epoch: float, warmup_batches: int = 200) -> float:
-    """Eden's factor on the base rate: decays as batch^-0.5 from 5000 batches on and as epoch^-0.5 from 4 epochs on (the
-    original's defaults), and rises 0.5 -> 1 in the first batches."""
+    """Eden's factor on the base rate: decays as batch^-0.5 from 5000 batches on and as
+    epoch^-0.5 from 4 epochs on (the original's defaults), and rises 0.5 -> 1 in the first
+    batches."""
     decay = ((batch**2 + 5000**2) / 5000**2) ** -0.25 * ((epoch**2 + 4**2) / 4**2) ** -0.25
     warmup = 1.0 if batch >= warmup_batches else 0.5 + 0.5 * batch / warmup_batches
     return decay * warmup
@@ -167,14 +210,18 @@ def eden_factor(batch: int, epoch: float, warmup_batches: int = 200) -> float:
 
 def eden(optimizer: Optimizer, batches_per_epoch: int, warmup_batches: int = 200) -> LambdaLR:
     """Eden schedule; the epoch is counted whole, as in the original."""
-    return LambdaLR(optimizer, lambda b: eden_factor(b, b // max(1, batches_per_epoch), warmup_batches))
+    return LambdaLR(
+        optimizer, lambda b: eden_factor(b, b // max(1, batches_per_epoch), warmup_batches)
+    )
 
 
 def cosine(optimizer: Optimizer, total: int, warmup: int, floor: float = 0.02) -> LambdaLR:
     """Linear warm-up, then half a cosine down to `floor` of the base rate."""
+
     def factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
         progress = min(1.0, (step - warmup) / max(1, total - warmup))
         return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
     return LambdaLR(optimizer, factor)

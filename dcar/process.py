@@ -1,4 +1,5 @@
-"""Exit statuses of commands, signal handling, errors between processes, locks on outputs, and the number of cores."""
+"""Exit statuses of commands, signal handling, errors between processes, locks on outputs, and
+the number of cores."""
 
 from __future__ import annotations
 
@@ -28,17 +29,22 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FAILED = 1  # a DCARError, or files that may not be read or written
-REQUEUE = 75  # EX_TEMPFAIL: stopped by a signal; finished work is kept, and the same command resumes
+# EX_TEMPFAIL: stopped by a signal; finished work is kept, and the same command resumes
+REQUEUE = 75
 INTERRUPTED = 130  # Ctrl-C, as a shell counts SIGINT
 BROKEN_PIPE = 141  # the reader of the output is gone, as a shell counts SIGPIPE
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 # Messages of torch for a device that is missing or unknown.
-NO_DEVICE = re.compile(r"not compiled with CUDA|No CUDA GPUs|Found no NVIDIA driver|[Ii]nvalid device|"
-                       r"Expected one of cpu, cuda")
+NO_DEVICE = re.compile(
+    r"not compiled with CUDA|No CUDA GPUs|Found no NVIDIA driver|[Ii]nvalid device|"
+    r"Expected one of cpu, cuda"
+)
 # Messages of gloo, NCCL and torch's stores for another process that is gone or does not answer.
 GONE = re.compile(
     r"gloo|nccl|connection (closed|reset|refused|was)|failed to (recv|send|connect)|timed? ?out|socket|"
-    r"monitoredBarrier|broken pipe", re.IGNORECASE)
+    r"monitoredBarrier|broken pipe",
+    re.IGNORECASE,
+)
 
 
 SMALL = 100_000_000
@@ -52,8 +58,8 @@ def cores() -> int:
 
 @contextlib.contextmanager
 def handling_signals(name: str) -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, a second one exits at once; SIGTERM exits with REQUEUE. Forked processes keep
-    the default handlers; outside of the main thread this does nothing."""
+    """Ctrl-C raises KeyboardInterrupt, a second one exits at once; SIGTERM exits with REQUEUE.
+    Forked processes keep the default handlers; outside of the main thread this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -70,16 +76,28 @@ def handling_signals(name: str) -> Iterator[None]:
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         if number == signal.SIGTERM:
-            os.write(2, f"{name}: SIGTERM; what is on the disk is kept, run the same command again\n".encode())
-        signal.setitimer(signal.ITIMER_REAL, 5.0)  # again: an exception in an object's __del__ is ignored
-        raise SystemExit(REQUEUE)  # not an Exception, which the isolation of rewards and recognisers would catch
+            os.write(
+                2,
+                f"{name}: SIGTERM; what is on the disk is kept, run the same command "
+                "again\n".encode(),
+            )
+        # again: an exception in an object's __del__ is ignored
+        signal.setitimer(signal.ITIMER_REAL, 5.0)
+        # not an Exception, which the isolation of rewards and recognisers would catch
+        raise SystemExit(REQUEUE)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    before = {
+        number: signal.signal(number, handle)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    }
     try:
         yield
-    except Exception as error:  # the first import of a C extension makes an ImportError of what was raised in it
+    except Exception as error:
+        # the first import of a C extension makes an ImportError of what was raised in it
         if received:
-            raise (KeyboardInterrupt if signal.SIGINT in received else SystemExit(REQUEUE)) from error
+            raise (
+                KeyboardInterrupt if signal.SIGINT in received else SystemExit(REQUEUE)
+            ) from error
         raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -89,10 +107,11 @@ def handling_signals(name: str) -> Iterator[None]:
 
 
 def run_command(name: str, command: Callable[[], object]) -> int:
-    """Run a command and return its exit status: its own, FAILED after a DCARError or a missing file permission (printed
-    without a traceback; DCAR_TRACEBACK=1 shows it), REQUEUE after SIGTERM, INTERRUPTED after Ctrl-C, BROKEN_PIPE
-    silently where the reader of its output is gone (`dcar doctor | head -1`). What it logs is shown; characters that
-    standard output cannot encode are shown as `?`."""
+    """Run a command and return its exit status: its own, FAILED after a DCARError or a missing
+    file permission (printed without a traceback; DCAR_TRACEBACK=1 shows it), REQUEUE after
+    SIGTERM, INTERRUPTED after Ctrl-C, BROKEN_PIPE silently where the reader of its output is
+    gone (`dcar doctor | head -1`). What it logs is shown; characters that standard output cannot
+    encode are shown as `?`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -110,25 +129,37 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return error.status if isinstance(error, StoppedError) else FAILED
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; what is on the disk is kept, run the same command again", file=sys.stderr)
+        print(
+            f"{name}: interrupted; what is on the disk is kept, run the same command again",
+            file=sys.stderr,
+        )
         return INTERRUPTED
     except BrokenPipeError:
         if not _stdout_is_closed():
             raise  # another pipe: that of a worker or of a service
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
+        # what Python still flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except (AssertionError, RuntimeError) as error:
         if not NO_DEVICE.search(str(error)) or os.environ.get("DCAR_TRACEBACK"):
             raise
-        print(f"{name}: PyTorch cannot compute on this device ({str(error).splitlines()[0]}); set device=cpu, or see "
-              "`dcar doctor` for what this machine has", file=sys.stderr)
+        print(
+            f"{name}: PyTorch cannot compute on this device ({str(error).splitlines()[0]}); set "
+            "device=cpu, or see "
+            "`dcar doctor` for what this machine has",
+            file=sys.stderr,
+        )
         return FAILED
     except OSError as error:
-        known = error.filename and (error.errno in NO_PERMISSION
-                                    or _cannot_hold_files(Path(os.fsdecode(error.filename))))
+        known = error.filename and (
+            error.errno in NO_PERMISSION or _cannot_hold_files(Path(os.fsdecode(error.filename)))
+        )
         if not known or os.environ.get("DCAR_TRACEBACK"):
             raise
-        print(f"{name}: {error.filename}: {error.strerror}; give another folder, or the right to it", file=sys.stderr)
+        print(
+            f"{name}: {error.filename}: {error.strerror}; give another folder, or the right to it",
+            file=sys.stderr,
+        )
         return FAILED
     return status if isinstance(status, int) else 0
 
@@ -155,7 +186,8 @@ def _stdout_is_closed() -> bool:
 
 @contextlib.contextmanager
 def meeting_others() -> Iterator[None]:
-    """Wraps what synchronises the processes of a launch: ProcessError where one of them is missing."""
+    """Wraps what synchronises the processes of a launch: ProcessError where one of them is
+    missing."""
     try:
         yield
     except RuntimeError as error:
@@ -163,19 +195,23 @@ def meeting_others() -> Iterator[None]:
         if world == 1 or not GONE.search(str(error)):
             raise
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise ProcessError(f"process {os.environ.get('RANK')} of {world}, meeting the others at {address}: not all "
-                           f"came ({str(error).splitlines()[0]}). Their own logs have the cause; start the same "
-                           "command again") from error
+        raise ProcessError(
+            f"process {os.environ.get('RANK')} of {world}, meeting the others at {address}: not "
+            "all "
+            f"came ({str(error).splitlines()[0]}). Their own logs have the cause; start the same "
+            "command again"
+        ) from error
 
 
-# --- one run at a time for every folder and file that is written ----------------------------------------------------
+# --- one run at a time for every folder and file that is written ----------------------------------
 
 _held: set[int] = set()
 """Descriptors of the locks of this process."""
 
 
 def _let_go() -> None:
-    """Close a forked process's copies of the locks, so that a worker that outlives a killed run holds nothing."""
+    """Close a forked process's copies of the locks, so that a worker that outlives a killed run
+    holds nothing."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
@@ -192,11 +228,13 @@ def run_claimed(run: Callable[[Any], T], config: Any) -> T:
 
 @contextlib.contextmanager
 def claimed(out: str | Path) -> Iterator[None]:
-    """Claim a folder or file (none if empty) for what is written in the block. BusyError if another run holds it.
+    """Claim a folder or file (none if empty) for what is written in the block. BusyError if another
+    run holds it.
 
-    The lock is on a hidden file next to `out`, which is removed at the end. The operating system releases the lock of a
-    process that ends in any way, so the file of a killed run is no obstacle. Of several processes of a launch the first
-    one holds the lock for all. A file system without locks is named in a warning, and nothing is held.
+    The lock is on a hidden file next to `out`, which is removed at the end. The operating system
+    releases the lock of a process that ends in any way, so the file of a killed run is no obstacle.
+    Of several processes of a launch the first one holds the lock for all. A file system without
+    locks is named in a warning, and nothing is held.
     """
     if not out or int(os.environ.get("RANK", "0")):
         yield
@@ -207,7 +245,11 @@ def claimed(out: str | Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _locked(path, out)
     except OSError as error:  # whatever else forbids to write there is reported by the run itself
-        logger.warning("%s: cannot be locked (%s); make sure that no other run writes there", out, error.strerror)
+        logger.warning(
+            "%s: cannot be locked (%s); make sure that no other run writes there",
+            out,
+            error.strerror,
+        )
         yield
         return
     try:
@@ -229,7 +271,8 @@ def _lock_file(out: Path) -> Path:
 
 
 def _locked(path: Path, out: str | Path) -> int:
-    """The descriptor of `path`, locked and describing this process. BusyError if another process has it."""
+    """The descriptor of `path`, locked and describing this process. BusyError if another process
+    has it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -237,14 +280,20 @@ def _locked(path: Path, out: str | Path) -> int:
             if _is_at(path, descriptor):
                 os.truncate(descriptor, 0)
                 started = time.strftime("%Y-%m-%d %H:%M:%S")
-                os.write(descriptor, f"{program()}, process {os.getpid()} on {platform.node()}, {started}".encode())
+                os.write(
+                    descriptor,
+                    f"{program()}, process {os.getpid()} on {platform.node()}, {started}".encode(),
+                )
                 _held.add(descriptor)
                 return descriptor
         except BlockingIOError:
             holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "it has just started"
             os.close(descriptor)
-            raise BusyError(f"{out}: another run writes to it ({holder}); wait until that one ends, or give another "
-                            "out") from None
+            raise BusyError(
+                f"{out}: another run writes to it ({holder}); wait until that one ends, or give "
+                "another "
+                "out"
+            ) from None
         except OSError:  # a file system without locks
             path.unlink(missing_ok=True)
             os.close(descriptor)

@@ -1,9 +1,10 @@
 """From logits to a token: one warp and one source of randomness for every decoder.
 
-`warp` turns logits into the distribution that is sampled from; every "lossless" claim in this project is relative to
-it. `sample` draws from it at a given number. `uniform` makes that number from an address (seed, utterance, stream,
-position, draw): batch size, order and the number of processes never change a result, and two methods that ask for the
-same token of the same utterance see the same draw.
+`warp` turns logits into the distribution that is sampled from; every "lossless" claim in this
+project is relative to it. `sample` draws from it at a given number. `uniform` makes that number
+from an address (seed, utterance, stream, position, draw): batch size, order and the number of
+processes never change a result, and two methods that ask for the same token of the same utterance
+see the same draw.
 """
 
 from __future__ import annotations
@@ -19,36 +20,58 @@ from torch import Tensor
 from dcar.config import check, setting
 from dcar.errors import ConfigError
 
-STREAMS = {"token": 1, "accept": 2, "residual": 3, "group": 4, "policy": 5, "tau": 6, "chunk": 7, "shuffle": 8}
+STREAMS = {
+    "token": 1,
+    "accept": 2,
+    "residual": 3,
+    "group": 4,
+    "policy": 5,
+    "tau": 6,
+    "chunk": 7,
+    "shuffle": 8,
+}
 
 
 @dataclass(frozen=True)
 class SamplingConfig:
     """How the next token is drawn, and when an utterance must end."""
 
-    temperature: float = setting(1.0, "Flattens (above 1) or sharpens the distribution; 0 = the likeliest token.",
-                                 minimum=0)
+    temperature: float = setting(
+        1.0, "Flattens (above 1) or sharpens the distribution; 0 = the likeliest token.", minimum=0
+    )
     top_k: int = setting(0, "Draw among so many tokens, the likeliest; 0 = all.", minimum=0)
-    top_p: float = setting(1.0, "Draw among the fewest tokens that have this share of the mass; 1 = all.", above=0,
-                           maximum=1)
+    top_p: float = setting(
+        1.0,
+        "Draw among the fewest tokens that have this share of the mass; 1 = all.",
+        above=0,
+        maximum=1,
+    )
     min_tokens: int = setting(1, "No end of speech before so many tokens.", minimum=0)
     max_tokens: int = setting(1500, "Most speech tokens of an utterance.", minimum=1)
     # as in VALL-E implementations: phonemes rarely last 0.3 s
-    max_tokens_per_text_unit: float = setting(16.0, "Most speech tokens per phoneme (or other unit of text).", above=0)
-    # Repetition-aware sampling (VALL-E 2; CosyVoice: 10, 0.1, with top_p 0.8 and top_k 25): a token drawn from the
-    # nucleus that makes up repetition_share of the last repetition_window tokens is drawn again from the whole
-    # distribution.
-    repetition_window: int = setting(0, "Repetition-aware sampling over so many tokens (CosyVoice: 10); 0 = off.",
-                                     minimum=0)
-    repetition_share: float = setting(0.1, "Share of the window at which a token counts as repeated.", above=0,
-                                      maximum=1)
-    repetition_mask: bool = setting(False, "A repeated token cannot be drawn again (CosyVoice since 2026).")
+    max_tokens_per_text_unit: float = setting(
+        16.0, "Most speech tokens per phoneme (or other unit of text).", above=0
+    )
+    # Repetition-aware sampling (VALL-E 2; CosyVoice: 10, 0.1, with top_p 0.8 and top_k 25): a token
+    # drawn from the nucleus that makes up repetition_share of the last repetition_window tokens is
+    # drawn again from the whole distribution.
+    repetition_window: int = setting(
+        0, "Repetition-aware sampling over so many tokens (CosyVoice: 10); 0 = off.", minimum=0
+    )
+    repetition_share: float = setting(
+        0.1, "Share of the window at which a token counts as repeated.", above=0, maximum=1
+    )
+    repetition_mask: bool = setting(
+        False, "A repeated token cannot be drawn again (CosyVoice since 2026)."
+    )
 
     def __post_init__(self):
         check(self)
         if self.repetition_window and self.temperature == 0:
-            raise ConfigError("repetition-aware sampling draws twice, and temperature 0 draws nothing: set "
-                              "repetition_window=0 or a temperature above 0")
+            raise ConfigError(
+                "repetition-aware sampling draws twice, and temperature 0 draws nothing: set "
+                "repetition_window=0 or a temperature above 0"
+            )
 
 
 MEMBER_ADDRESS = re.compile(r".*#[0-9]+", re.DOTALL)
@@ -57,26 +80,38 @@ MEMBER_ADDRESS = re.compile(r".*#[0-9]+", re.DOTALL)
 def member_address(utterance_id: str, member: int = 0) -> str:
     """The address of a member of an utterance's group: `utterance#g`, for member 0 the id alone.
 
-    If the id itself ends like a member's address ("x#1"), member 0 gets its number too ("x#1#0"), so that addresses are
-    unique.
+    If the id itself ends like a member's address ("x#1"), member 0 gets its number too ("x#1#0"),
+    so that addresses are unique.
     """
-    return f"{utterance_id}#{member}" if member or MEMBER_ADDRESS.fullmatch(utterance_id) else utterance_id
+    return (
+        f"{utterance_id}#{member}"
+        if member or MEMBER_ADDRESS.fullmatch(utterance_id)
+        else utterance_id
+    )
 
 
-def utterance_keys(seed: int, utterance_ids: Sequence[str], members: Sequence[int] | None = None) -> Tensor:
-    """A 64-bit key per utterance (or member of its group) and seed, int64 [B]; independent of Python's hash seed."""
+def utterance_keys(
+    seed: int, utterance_ids: Sequence[str], members: Sequence[int] | None = None
+) -> Tensor:
+    """A 64-bit key per utterance (or member of its group) and seed, int64 [B]; independent of
+    Python's hash seed."""
     numbers = [0] * len(utterance_ids) if members is None else members
-    names = [member_address(name, member) for name, member in zip(utterance_ids, numbers, strict=True)]
+    names = [
+        member_address(name, member) for name, member in zip(utterance_ids, numbers, strict=True)
+    ]
     keys = [hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest() for name in names]
     return torch.tensor([int.from_bytes(k, "little", signed=True) for k in keys], dtype=torch.int64)
 
 
-def group_keys(seed: int, utterance_ids: Sequence[str], members: Sequence[int],
-               share_token_draws: bool = False) -> tuple[Tensor, Tensor]:
-    """Keys of rows, each a member of its utterance's group: for draws of tokens [B], and for all others [B].
+def group_keys(
+    seed: int, utterance_ids: Sequence[str], members: Sequence[int], share_token_draws: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Keys of rows, each a member of its utterance's group: for draws of tokens [B], and for all
+    others [B].
 
-    Member 0 draws as the utterance itself, the others by addresses of their own (`member_address`). With
-    share_token_draws the members draw tokens with common random numbers and differ by their decisions only.
+    Member 0 draws as the utterance itself, the others by addresses of their own (`member_address`).
+    With share_token_draws the members draw tokens with common random numbers and differ by their
+    decisions only.
     """
     keys = utterance_keys(seed, utterance_ids, members)
     return (utterance_keys(seed, utterance_ids) if share_token_draws else keys), keys
@@ -120,11 +155,13 @@ def uniform(keys: Tensor, stream: str, position: Tensor, draw: int | Tensor = 0)
 
 
 def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Tensor]:
-    """A stable top-k: the k largest of values [..., V] and their ids, both [..., k], descending; among ties the lowest
-    id comes first, and NaN counts as largest. Without `ordered` the same ids, but ties among them in any order.
+    """A stable top-k: the k largest of values [..., V] and their ids, both [..., k], descending;
+    among ties the lowest id comes first, and NaN counts as largest. Without `ordered` the same ids,
+    but ties among them in any order.
 
-    torch.topk does not define the order of ties, so it gets keys without ties: on the CPU only for rows with ties among
-    their largest values, on a GPU for all, because looking for ties would synchronise.
+    torch.topk does not define the order of ties, so it gets keys without ties: on the CPU only for
+    rows with ties among their largest values, on a GPU for all, because looking for ties would
+    synchronise.
     """
     size = min(k + 1, values.shape[-1])  # one more, to see a tie at the cut
     if values.dtype == torch.float64:
@@ -143,11 +180,13 @@ def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Ten
 
 
 def first_of_equals(values: Tensor, size: int) -> Tensor:
-    """Ids [..., size] of the largest of values [..., V] of at most 32 bits, in the order of `likeliest`: value and id
-    are packed into one integer, so there are no ties."""
+    """Ids [..., size] of the largest of values [..., V] of at most 32 bits, in the order of
+    `likeliest`: value and id are packed into one integer, so there are no ties."""
     values = values.to(torch.float32)
-    bits = (values.masked_fill(values.isnan(), torch.nan) + 0.0).view(torch.int32)  # one NaN, one zero
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)  # whole numbers in the order of the values
+    # one NaN, one zero
+    bits = (values.masked_fill(values.isnan(), torch.nan) + 0.0).view(torch.int32)
+    # whole numbers in the order of the values
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
     last = values.shape[-1] - 1
     keys = (ordered << 32) | (last - torch.arange(last + 1, device=values.device))
     return last - (keys.topk(size, dim=-1).values & 0xFFFFFFFF)
@@ -160,28 +199,40 @@ def rank(values: Tensor, ids: Tensor) -> Tensor:
     return ((values > mine) | (values == mine) & earlier).sum(-1)
 
 
-IMPOSSIBLE = -1e30  # a logit that no other comes near, and that no temperature above 1e-8 makes infinite
+# a logit that no other comes near, and that no temperature above 1e-8 makes infinite
+IMPOSSIBLE = -1e30
 
 
-def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None, eos: int | None = None,
-         history: Tensor | None = None) -> Tensor:
+def warp(
+    logits: Tensor,
+    config: SamplingConfig,
+    forbidden: Tensor | None = None,
+    eos: int | None = None,
+    history: Tensor | None = None,
+) -> Tensor:
     """The distribution that is sampled from: logits [..., V] -> probabilities [..., V], float32.
 
-    Order: forbid EOS (where `forbidden` [...] is true) -> temperature -> top-k -> top-p -> softmax. Among equals the
-    lowest ids are kept; temperature 0 is a one-hot at the argmax, likewise. Where EOS is forbidden and nothing else is
-    possible (all other logits are -inf), all other ids count as equally likely: an utterance that must not end goes on.
-    With a repetition_window the distribution depends on the tokens before, `history` [..., repetition_window] (-1 =
-    none; see `BatchState.histories`). NaN logits give NaN; the caller checks.
+    Order: forbid EOS (where `forbidden` [...] is true) -> temperature -> top-k -> top-p -> softmax.
+    Among equals the lowest ids are kept; temperature 0 is a one-hot at the argmax, likewise. Where
+    EOS is forbidden and nothing else is possible (all other logits are -inf), all other ids count
+    as equally likely: an utterance that must not end goes on. With a repetition_window the
+    distribution depends on the tokens before, `history` [..., repetition_window] (-1 = none; see
+    `BatchState.histories`). NaN logits give NaN; the caller checks.
     """
     if logits.dtype != torch.float32:
         logits = logits.to(torch.float32)
     if forbidden is not None:
-        banned = forbidden.unsqueeze(-1) & (torch.arange(logits.shape[-1], device=logits.device) == eos)
+        banned = forbidden.unsqueeze(-1) & (
+            torch.arange(logits.shape[-1], device=logits.device) == eos
+        )
         logits = logits.clamp(min=IMPOSSIBLE).masked_fill(banned, -torch.inf)
     if config.repetition_window:
         if history is None:
-            raise ConfigError("repetition-aware sampling needs the tokens before each position, which this method does "
-                              "not pass on: set repetition_window=0, or use another method")
+            raise ConfigError(
+                "repetition-aware sampling needs the tokens before each position, which this "
+                "method does "
+                "not pass on: set repetition_window=0, or use another method"
+            )
         return repetition_aware(logits / config.temperature, history, config)
     if config.temperature == 0:
         top = logits == logits.amax(-1, keepdim=True)
@@ -195,7 +246,8 @@ def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None
     probs = logits.softmax(-1)
     if config.top_p < 1:
         sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
-        # keep the smallest set that reaches top_p: a token stays while the mass before it is short of top_p
+        # keep the smallest set that reaches top_p: a token stays while the mass before it is short
+        # of top_p
         kept = sorted_probs.cumsum(-1) - sorted_probs < config.top_p
         probs = torch.zeros_like(probs).scatter(-1, order, sorted_probs * kept)
         probs = probs / probs.sum(-1, keepdim=True)
@@ -203,20 +255,21 @@ def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None
 
 
 def repetition_aware(logits: Tensor, history: Tensor, config: SamplingConfig) -> Tensor:
-    """The distribution of CosyVoice's repetition-aware sampling, written down: logits [..., V], history [..., W] ->
-    [..., V].
+    """The distribution of CosyVoice's repetition-aware sampling, written down: logits [..., V],
+    history [..., W] -> [..., V].
 
-    The procedure draws u from the nucleus distribution n (the most probable tokens whose predecessors hold less than
-    top_p of the whole distribution f, at most top_k of them); if u is repeated, it draws from f instead, without u
-    where repetition_mask. Summing over u, with the set R of repeated tokens:
+    The procedure draws u from the nucleus distribution n (the most probable tokens whose
+    predecessors hold less than top_p of the whole distribution f, at most top_k of them); if u is
+    repeated, it draws from f instead, without u where repetition_mask. Summing over u, with the set
+    R of repeated tokens:
 
         q(v) = n(v) [v not in R] + f(v) sum_{u in R} n(u)                                  without the mask
         q(v) = n(v) [v not in R] + f(v) sum_{u in R, u != v} n(u) / (1 - f(u))             with it
 
-    Where f(u) = 1 nothing but u can be drawn, masked or not: there q(u) = n(u) = 1 (CosyVoice's procedure fails).
-    An explicit distribution given the tokens before: what verifies drafts against q (Leviathan et al. 2023) stays
-    lossless. Source: VALL-E 2 §4.3 and FunAudioLLM/CosyVoice, cosyvoice/utils/common.py (ras_sampling,
-    nucleus_sampling).
+    Where f(u) = 1 nothing but u can be drawn, masked or not: there q(u) = n(u) = 1 (CosyVoice's
+    procedure fails). An explicit distribution given the tokens before: what verifies drafts against
+    q (Leviathan et al. 2023) stays lossless. Source: VALL-E 2 §4.3 and FunAudioLLM/CosyVoice,
+    cosyvoice/utils/common.py (ras_sampling, nucleus_sampling).
     """
     full = logits.to(torch.float64).softmax(-1)
     ordered, order = full.sort(dim=-1, descending=True, stable=True)
@@ -227,7 +280,8 @@ def repetition_aware(logits: Tensor, history: Tensor, config: SamplingConfig) ->
     nucleus = nucleus / nucleus.sum(-1, keepdim=True)
     real = history >= 0
     count = torch.zeros_like(full).scatter_add(-1, history.clamp(min=0), real.to(full.dtype))
-    # the procedure compares whole numbers with window * share, which need not be exact in floating point
+    # the procedure compares whole numbers with window * share, which need not be exact in floating
+    # point
     repeated = count >= config.repetition_window * config.repetition_share - 1e-9
     again = nucleus * repeated  # n(u) for u in R
     if config.repetition_mask:
@@ -235,34 +289,40 @@ def repetition_aware(logits: Tensor, history: Tensor, config: SamplingConfig) ->
         rest = (1 - full).scatter(-1, order[..., :1], ordered[..., 1:].sum(-1, keepdim=True))
         alone = rest <= 0
         again = torch.where(alone, 0, again / rest)
-        probs = nucleus * (~repeated | alone) + full * (again.sum(-1, keepdim=True) - again).clamp(min=0)
+        probs = nucleus * (~repeated | alone) + full * (again.sum(-1, keepdim=True) - again).clamp(
+            min=0
+        )
     else:
         probs = nucleus * ~repeated + full * again.sum(-1, keepdim=True)
     return (probs / probs.sum(-1, keepdim=True)).to(torch.float32)
 
 
 def histories(history: Tensor, tokens: Tensor) -> Tensor:
-    """The window of W tokens before each of the tokens [B, m] and after the last, given the first window [B, W]:
-    [B, m + 1, W]."""
+    """The window of W tokens before each of the tokens [B, m] and after the last, given the
+    first window [B, W]: [B, m + 1, W]."""
     return torch.cat((history, tokens), dim=1).unfold(1, history.shape[1], 1)
 
 
 def sample(probs: Tensor, u: Tensor) -> Tensor:
-    """Inverse of the cumulative distribution at u: distribution [..., V], u [...] -> ids [...]. An id of zero mass is
-    never drawn; where the distribution is none (NaN, or without mass) the id is V. u is at most BELOW_ONE."""
+    """Inverse of the cumulative distribution at u: distribution [..., V], u [...] -> ids [...].
+    An id of zero mass is never drawn; where the distribution is none (NaN, or without mass) the
+    id is V. u is at most BELOW_ONE."""
     shape = torch.broadcast_shapes(probs.shape[:-1], u.shape)  # searchsorted does not broadcast
     return sample_several(probs.expand(*shape, -1), u.expand(shape).unsqueeze(-1)).squeeze(-1)
 
 
 def sample_several(probs: Tensor, u: Tensor) -> Tensor:
-    """The same, several times from every distribution: distribution [..., V], u [..., N] -> ids [..., N]."""
+    """The same, several times from every distribution: distribution [..., V], u [..., N] -> ids
+    [..., N]."""
     cumulative = probs.cumsum(-1, dtype=torch.float64)
-    return torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True)  # ids whose cumulative sum is <= u
+    # ids whose cumulative sum is <= u
+    return torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True)
 
 
 def shifted(u: Tensor, several: int) -> Tensor:
-    """N = `several` numbers from each u [...] in [0, 1), at equal distances around the circle: [..., N]. The first is
-    u; each is uniform by itself, and together they are spread, so that the chunks drawn at them differ."""
+    """N = `several` numbers from each u [...] in [0, 1), at equal distances around the circle:
+    [..., N]. The first is u; each is uniform by itself, and together they are spread, so that
+    the chunks drawn at them differ."""
     if several == 1:
         return u.unsqueeze(-1)
     steps = torch.arange(several, device=u.device, dtype=u.dtype) / several

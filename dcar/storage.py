@@ -1,4 +1,5 @@
-"""Atomic file writes, files of one object a line, manifests of digests, and errors of a full disk."""
+"""Atomic file writes, files of one object a line, manifests of digests, and errors of a full
+disk."""
 
 from __future__ import annotations
 
@@ -24,8 +25,15 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.E
 LONGEST_LINE = 1 << 26
 """Bytes of a line of a manifest; cuts may hold their audio."""
 # Messages of torch and safetensors, which have their own streams, for a failed write.
-STREAMS = ("No space left", "os error 28", "Disk quota", "iostream error", "unexpected pos", "file write failed",
-           "PytorchStreamWriter failed")
+STREAMS = (
+    "No space left",
+    "os error 28",
+    "Disk quota",
+    "iostream error",
+    "unexpected pos",
+    "file write failed",
+    "PytorchStreamWriter failed",
+)
 
 
 def gigabytes(size: float) -> str:
@@ -40,7 +48,9 @@ def is_write_failure(error: BaseException) -> bool:
     """Whether an error (or what caused it) says that a file could not be written."""
     if isinstance(error, OSError) and error.errno in FULL:
         return True
-    if isinstance(error, (OSError, RuntimeError, SafetensorError)) and any(text in str(error) for text in STREAMS):
+    if isinstance(error, (OSError, RuntimeError, SafetensorError)) and any(
+        text in str(error) for text in STREAMS
+    ):
         return True
     cause = error.__cause__ or error.__context__
     return cause is not None and cause is not error and is_write_failure(cause)
@@ -48,8 +58,8 @@ def is_write_failure(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def writing(what: str | Path, needed: int = 0) -> Iterator[None]:
-    """Raise StorageError where the writes inside fail: what could not be written, how many bytes are free and, if
-    known, how many bytes it takes. Other errors pass."""
+    """Raise StorageError where the writes inside fail: what could not be written, how many bytes
+    are free and, if known, how many bytes it takes. Other errors pass."""
     try:
         yield
     except StorageError:
@@ -60,8 +70,11 @@ def writing(what: str | Path, needed: int = 0) -> Iterator[None]:
         folder = next((p for p in (Path(what), *Path(what).parents) if p.is_dir()), Path("."))
         room = f"{gigabytes(shutil.disk_usage(folder).free)} are free in {folder}"
         takes = f", about {gigabytes(needed)} are needed" if needed else ""
-        raise StorageError(f"{what}: could not be written ({str(error).splitlines()[0]}); {room}{takes}. Make room and "
-                           "run the same command: it goes on from what was finished") from error
+        raise StorageError(
+            f"{what}: could not be written ({str(error).splitlines()[0]}); {room}{takes}. Make "
+            "room and "
+            "run the same command: it goes on from what was finished"
+        ) from error
 
 
 def sync(path: Path) -> None:
@@ -75,11 +88,13 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | Path, by_several: bool = False) -> Iterator[Path]:
-    """A temporary path beside `path`. What is written there takes the place of `path` at the end of the block; where
-    the block fails it is removed, and `path` is as it was. The folder is made where it is missing.
+    """A temporary path beside `path`. What is written there takes the place of `path` at the end of
+    the block; where the block fails it is removed, and `path` is as it was. The folder is made
+    where it is missing.
 
-    A killed process leaves it; the same path is taken when the command is run again, so nothing stays. by_several:
-    processes may write this file at the same time, and each has a path of its own."""
+    A killed process leaves it; the same path is taken when the command is run again, so nothing
+    stays. by_several: processes may write this file at the same time, and each has a path of its
+    own."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = f".{os.getpid()}-{threading.get_ident()}" * by_several
@@ -93,7 +108,8 @@ def replacing(path: str | Path, by_several: bool = False) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file so that it is either the old one or the whole new one, also after a power cut."""
+    """Write a text file so that it is either the old one or the whole new one, also after a
+    power cut."""
     path = Path(path)
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -103,11 +119,12 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def text_lines(file: Path) -> Iterator[tuple[int, str, str | None]]:
-    """(line number from 1, text, what is wrong with it) of the lines that are not blank; `.gz` files are unpacked.
+    """(line number from 1, text, what is wrong with it) of the lines that are not blank; `.gz`
+    files are unpacked.
 
-    Only line feeds end a line: U+2028 and the other separators of Unicode belong to it. A byte order mark at the start
-    is no part of the first line. A file that cannot be read further (cut off, damaged, no permission) ends with a line
-    that says so.
+    Only line feeds end a line: U+2028 and the other separators of Unicode belong to it. A byte
+    order mark at the start is no part of the first line. A file that cannot be read further (cut
+    off, damaged, no permission) ends with a line that says so.
     """
     number = 0
     try:
@@ -124,21 +141,31 @@ def text_lines(file: Path) -> Iterator[tuple[int, str, str | None]]:
                 try:
                     text = raw.decode("utf-8").rstrip("\r\n")
                 except UnicodeDecodeError as error:
-                    yield number, "", f"not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8"
+                    yield (
+                        number,
+                        "",
+                        f"not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8",
+                    )
                     continue
                 if text.strip():
                     yield number, text, None
     except (EOFError, zlib.error, OSError) as error:
         cause = "cut off" if isinstance(error, EOFError) else f"damaged or not readable ({error})"
-        yield number + 1, "", (f"the file is {cause}: what is behind line {number} is lost, what is before may be "
-                               "wrong; copy it again")
+        yield (
+            number + 1,
+            "",
+            (
+                f"the file is {cause}: what is behind line {number} is lost, what is before may be "
+                "wrong; copy it again"
+            ),
+        )
 
 
 def json_lines(file: Path, what: str, fix: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """("file:line", object) of every line of a file of JSON lines that is not blank.
 
-    DataError for a line that is not an object (`what` it should be, and how to `fix` it), and for a file that cannot be
-    read.
+    DataError for a line that is not an object (`what` it should be, and how to `fix` it), and for a
+    file that cannot be read.
     """
     for number, text, fault in text_lines(file):
         row = None
@@ -148,7 +175,9 @@ def json_lines(file: Path, what: str, fix: str) -> Iterator[tuple[str, dict[str,
             except (ValueError, RecursionError) as error:
                 fault = f"no JSON ({error})"
         if not isinstance(row, dict):
-            raise DataError(f"{file}:{number}: not {what}: {fault or f'a JSON {type(row).__name__}'}; {fix}")
+            raise DataError(
+                f"{file}:{number}: not {what}: {fault or f'a JSON {type(row).__name__}'}; {fix}"
+            )
         yield f"{file}:{number}", row
 
 
@@ -159,14 +188,20 @@ def digest_of(value: Any) -> str:
 
 def files_of(folder: Path) -> list[str]:
     """All files under a folder but its manifest, relative to it, sorted."""
-    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST
-                  and not p.name.endswith(".part"))
+    return sorted(
+        str(p.relative_to(folder))
+        for p in folder.rglob("*")
+        if p.is_file() and p.name != MANIFEST and not p.name.endswith(".part")
+    )
 
 
 def digest(path: Path) -> dict[str, Any]:
     """Size in bytes and SHA-256 of a file."""
     with path.open("rb") as file:
-        return {"size": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {
+            "size": os.fstat(file.fileno()).st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
 
 
 def step_of(folder: Path) -> int:
@@ -175,12 +210,16 @@ def step_of(folder: Path) -> int:
 
 
 def seal(folder: Path, files: Mapping[str, Any], **facts: Any) -> None:
-    """Write the manifest of `files` (name -> `digest`), and `facts` about them: from now on the folder is complete."""
+    """Write the manifest of `files` (name -> `digest`), and `facts` about them: from now on the
+    folder is complete."""
     for name in files:
         sync(folder / name)
     for inner in {(folder / name).parent for name in files}:
         sync(inner)
-    write_text(folder / MANIFEST, json.dumps({"complete": True, **facts, "files": dict(files)}, indent=1) + "\n")
+    write_text(
+        folder / MANIFEST,
+        json.dumps({"complete": True, **facts, "files": dict(files)}, indent=1) + "\n",
+    )
     sync(folder.parent)
 
 
@@ -190,18 +229,24 @@ def unseal(folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder; None if there is none. A broken one counts as that of a folder that is not complete."""
+    """The manifest of a folder; None if there is none. A broken one counts as that of a folder
+    that is not complete."""
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError):
         return {"complete": False}
-    return found if isinstance(found, dict) and isinstance(found.get("files", {}), dict) else {"complete": False}
+    return (
+        found
+        if isinstance(found, dict) and isinstance(found.get("files", {}), dict)
+        else {"complete": False}
+    )
 
 
 def faults(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """What differs between a folder and its manifest: files that are missing, of another size, of another digest."""
+    """What differs between a folder and its manifest: files that are missing, of another size,
+    of another digest."""
     if not manifest.get("complete"):
         return ["it was cut off while it was written"]
     if not isinstance(manifest.get("files"), dict) or not manifest["files"]:
@@ -209,10 +254,14 @@ def faults(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     return differing(folder, manifest["files"])
 
 
-def differing(folder: Path, files: Mapping[str, Any],
-              digest_of: Callable[[Path], Mapping[str, Any] | None] = digest) -> list[str]:
-    """What differs between a folder and a list of its files (name -> `digest`): a line for each file that is missing,
-    of another size or of another digest. Where the size agrees, `digest_of` is asked; None = the size is enough."""
+def differing(
+    folder: Path,
+    files: Mapping[str, Any],
+    digest_of: Callable[[Path], Mapping[str, Any] | None] = digest,
+) -> list[str]:
+    """What differs between a folder and a list of its files (name -> `digest`): a line for each
+    file that is missing, of another size or of another digest. Where the size agrees,
+    `digest_of` is asked; None = the size is enough."""
     found = []
     for name, expected in files.items():
         path = folder / name

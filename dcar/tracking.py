@@ -14,7 +14,17 @@ from typing import Any
 from dcar.errors import DataError
 from dcar.storage import write_text
 
-PACKAGES = ("dcar", "torch", "transformers", "trl", "accelerate", "datasets", "nemo_toolkit", "jiwer", "numpy")
+PACKAGES = (
+    "dcar",
+    "torch",
+    "transformers",
+    "trl",
+    "accelerate",
+    "datasets",
+    "nemo_toolkit",
+    "jiwer",
+    "numpy",
+)
 
 
 def machine() -> str:
@@ -25,14 +35,17 @@ def machine() -> str:
         return torch.cuda.get_device_name()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        name = next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         name = platform.processor() or platform.machine()
     return f"{name}, {torch.get_num_threads()} threads"
 
 
 def provenance(**inputs: Any) -> dict[str, Any]:
-    """Versions, machine, source revision, command line and the given inputs, for the file beside a checkpoint."""
+    """Versions, machine, source revision, command line and the given inputs, for the file beside
+    a checkpoint."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -41,21 +54,34 @@ def provenance(**inputs: Any) -> dict[str, Any]:
             versions[package] = "not installed"
     try:
         revision = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True,
-            check=True, timeout=10,
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         revision = "unknown (not a git checkout)"
     return {
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "revision": revision, "python": sys.version,
-        "versions": versions, "machine": machine(), "command": [Path(sys.argv[0]).name, *sys.argv[1:]], **inputs,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "revision": revision,
+        "python": sys.version,
+        "versions": versions,
+        "machine": machine(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        **inputs,
     }
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write JSON so that the file is either the old one or the whole new one; DataError where it cannot be written."""
+    """Write JSON so that the file is either the old one or the whole new one; DataError where it
+    cannot be written."""
     try:
         write_text(path, json.dumps(value, indent=2, default=float) + "\n")
     except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error}); free some space or choose another folder, and run "
-                        "again: what is finished is kept") from error
+        raise DataError(
+            f"{path}: cannot be written ({error}); free some space or choose another folder, and "
+            "run "
+            "again: what is finished is kept"
+        ) from error

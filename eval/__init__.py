@@ -1,1 +1,2 @@
-"""Fair comparison of decoding methods: metrics, statistics, speed and the report. Never imports `rl`."""
+"""Fair comparison of decoding methods: metrics, statistics, speed and the report. Never imports
+`rl`."""

@@ -1,4 +1,5 @@
-"""The multi-token heads that a configuration describes, independent (the paper's) or shared, and what they cost."""
+"""The multi-token heads that a configuration describes, independent (the paper's) or shared, and
+what they cost."""
 
 from __future__ import annotations
 
@@ -15,20 +16,27 @@ Heads = MultiTokenHeads | SharedHeads
 HEAD_KINDS = ("independent", "shared")
 
 
-def check_kind(heads: str, share_head_blocks: bool = False, head_width: int = 0, tie_heads: bool = False) -> None:
+def check_kind(
+    heads: str, share_head_blocks: bool = False, head_width: int = 0, tie_heads: bool = False
+) -> None:
     """ConfigError for an unknown kind of heads, and for a setting that this kind would ignore."""
     if heads not in HEAD_KINDS:
         raise ConfigError(f"heads must be one of {', '.join(HEAD_KINDS)}; not '{heads}'")
     if heads == "independent" and (head_width or tie_heads):
-        raise ConfigError("head_width and tie_heads are of one stack for all offsets: set heads=shared, or leave them "
-                          "out (independent heads are as wide as the hidden states)")
+        raise ConfigError(
+            "head_width and tie_heads are of one stack for all offsets: set heads=shared, or "
+            "leave them "
+            "out (independent heads are as wide as the hidden states)"
+        )
     if heads == "shared" and share_head_blocks:
-        raise ConfigError("share_head_blocks is of independent heads: with heads=shared set head_blocks=1")
+        raise ConfigError(
+            "share_head_blocks is of independent heads: with heads=shared set head_blocks=1"
+        )
 
 
 def build_heads(config: Any, base_bias: bool = False) -> Heads:
-    """New heads as the configuration of a decoder says (`CARConfig`, `BackboneConfig`); `base_bias` gives the base head
-    a bias. Raises ConfigError."""
+    """New heads as the configuration of a decoder says (`CARConfig`, `BackboneConfig`);
+    `base_bias` gives the base head a bias. Raises ConfigError."""
     check_kind(config.heads, config.share_head_blocks, config.head_width, config.tie_heads)
     size = config.hidden_size, config.output_size, config.num_prediction_heads, config.head_blocks
     start = {"zero_init": config.zero_init_heads, "base_bias": base_bias}
@@ -39,13 +47,15 @@ def build_heads(config: Any, base_bias: bool = False) -> Heads:
 
 @dataclass(frozen=True)
 class HeadCosts:
-    """Parameters of the additional heads that a step with k heads reads: `once` where k > 1, and k - 1 times `each`."""
+    """Parameters of the additional heads that a step with k heads reads: `once` where k > 1, and
+    k - 1 times `each`."""
 
     once: int
     each: int
 
     def read(self, k: float) -> float:
-        """Parameters that a step with k heads reads beside the base head; k may be a mean above 1."""
+        """Parameters that a step with k heads reads beside the base head; k may be a mean above
+        1."""
         return (self.once if k > 1 else 0) + max(k - 1, 0) * self.each
 
 

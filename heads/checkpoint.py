@@ -1,8 +1,8 @@
 """Saving and loading a model directory: config.json + model.safetensors, strict in both directions.
 
-Used by every model of this project. Nothing is pickled; a missing, extra or misshapen tensor is an error, never a
-silent re-initialisation; `checksum` names the weights, so that a policy, a draft or groups of similar tokens can
-refuse a model that they were not made for.
+Used by every model of this project. Nothing is pickled; a missing, extra or misshapen tensor is an
+error, never a silent re-initialisation; `checksum` names the weights, so that a policy, a draft or
+groups of similar tokens can refuse a model that they were not made for.
 """
 
 from __future__ import annotations
@@ -29,52 +29,72 @@ FORMAT_VERSION = 1  # of model directories, whatever the model
 
 
 def tensors_checksum(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 (hex) of names, dtypes, shapes and float32 bytes, independent of file layout and stored precision."""
+    """SHA-256 (hex) of names, dtypes, shapes and float32 bytes, independent of file layout and
+    stored precision."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().to("cpu")
         if tensor.is_floating_point():
             tensor = tensor.to(torch.float32)
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().numpy().data)  # read in place: the table may be a gigabyte
+        # read in place: the table may be a gigabyte
+        digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
 
 
 def not_finite(tensors: dict[str, Tensor]) -> list[str]:
-    """The names of the tensors that hold NaN or infinity, in one pass over each and without a copy."""
-    return [name for name, t in tensors.items() if t.is_floating_point() and t.numel()
-            and not all(bool(end.isfinite()) for end in t.detach().aminmax())]
+    """The names of the tensors that hold NaN or infinity, in one pass over each and without a
+    copy."""
+    return [
+        name
+        for name, t in tensors.items()
+        if t.is_floating_point()
+        and t.numel()
+        and not all(bool(end.isfinite()) for end in t.detach().aminmax())
+    ]
 
 
 def misfit(expected: dict[str, Tensor], found: dict[str, Tensor]) -> str:
-    """How the tensors found differ from those of a model: missing, unexpected and misshapen ones; "" if they fit."""
+    """How the tensors found differ from those of a model: missing, unexpected and misshapen
+    ones; "" if they fit."""
     missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
-    shapes = [f"{name} {tuple(found[name].shape)} instead of {tuple(tensor.shape)}"
-              for name, tensor in expected.items() if name in found and found[name].shape != tensor.shape]
+    shapes = [
+        f"{name} {tuple(found[name].shape)} instead of {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
     if not (missing or extra or shapes):
         return ""
     return f"missing {missing[:3]}, unexpected {extra[:3]}, shapes {shapes[:3]}"
 
 
 def check_trained_for(bound: str, checksum: str, what: str, command: str) -> None:
-    """CheckpointError where a model was trained for the decoder with checksum `bound` ("" = for any), not this one.
-    what: the model is called; command: trains one."""
+    """CheckpointError where a model was trained for the decoder with checksum `bound` ("" = for
+    any), not this one. what: the model is called; command: trains one."""
     if bound and bound != checksum:
         raise CheckpointError(
-            f"this {what} was trained for the decoder {bound[:12]}…, not for {checksum[:12]}…: load its own "
-            f"decoder, or train a {what} for this one with `{command}`")
+            f"this {what} was trained for the decoder {bound[:12]}…, not for {checksum[:12]}…: "
+            "load its own "
+            f"decoder, or train a {what} for this one with `{command}`"
+        )
 
 
 STORED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 """Types in which weights may be stored."""
 LARGEST = 2**24
-"""Upper bound of all sizes in a configuration, so that a damaged number cannot build layers without end."""
+"""Upper bound of all sizes in a configuration, so that a damaged number cannot build layers
+without end."""
 
 
 def wrong_types(config_class: type, values: dict[str, Any]) -> list[str]:
-    """The values of a configuration that are not of the type that its dataclass declares, as "name: value"."""
+    """The values of a configuration that are not of the type that its dataclass declares, as
+    "name: value"."""
     hints = typing.get_type_hints(config_class)
-    return [f"{name}: {str(value)[:40]!r}" for name, value in values.items() if not _fits(value, hints[name])]
+    return [
+        f"{name}: {str(value)[:40]!r}"
+        for name, value in values.items()
+        if not _fits(value, hints[name])
+    ]
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -92,25 +112,40 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, origin)
 
 
-def read_config(directory: str | Path, remedy: str = "give the directory that save_pretrained wrote") -> dict[str, Any]:
-    """config.json as it stands. CheckpointError, which ends with `remedy`, where it cannot be read or is no mapping."""
+def read_config(
+    directory: str | Path, remedy: str = "give the directory that save_pretrained wrote"
+) -> dict[str, Any]:
+    """config.json as it stands. CheckpointError, which ends with `remedy`, where it cannot be
+    read or is no mapping."""
     path = Path(directory) / CONFIG
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
-        raise CheckpointError(f"{path}: cannot read the model's configuration ({error}); {remedy}") from error
+        raise CheckpointError(
+            f"{path}: cannot read the model's configuration ({error}); {remedy}"
+        ) from error
     if not isinstance(raw, dict):
-        raise CheckpointError(f"{path}: a model's configuration is a mapping, not {json.dumps(raw)[:40]}; {remedy}")
+        raise CheckpointError(
+            f"{path}: a model's configuration is a mapping, not {json.dumps(raw)[:40]}; {remedy}"
+        )
     return raw
 
 
 def load_config(directory: str | Path, model_type: str, config_class: type) -> Any:
-    """The configuration of a model of this type, strictly: CheckpointError for another type or format version, for
-    settings that are unknown or missing, and for impossible values."""
+    """The configuration of a model of this type, strictly: CheckpointError for another type or
+    format version, for settings that are unknown or missing, and for impossible values."""
     path, raw = Path(directory) / CONFIG, read_config(directory)
     if (kind := raw.pop("model_type", None)) != model_type:
-        raise CheckpointError(f"{path}: this is a '{kind}' checkpoint, but a '{model_type}' is needed here")
-    check_format(path, raw.pop("format_version", None), FORMAT_VERSION, CheckpointError, "train the model again")
+        raise CheckpointError(
+            f"{path}: this is a '{kind}' checkpoint, but a '{model_type}' is needed here"
+        )
+    check_format(
+        path,
+        raw.pop("format_version", None),
+        FORMAT_VERSION,
+        CheckpointError,
+        "train the model again",
+    )
     known = {f.name for f in dataclasses.fields(config_class)}
     for what, names in (("unknown", set(raw) - known), ("missing", known - set(raw))):
         if names:
@@ -118,9 +153,13 @@ def load_config(directory: str | Path, model_type: str, config_class: type) -> A
     try:
         config = config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
     except (DCARError, TypeError, ValueError, ArithmeticError) as error:
-        raise CheckpointError(f"{path}: impossible settings ({error}); copy the model again") from error
+        raise CheckpointError(
+            f"{path}: impossible settings ({error}); copy the model again"
+        ) from error
     if wrong := wrong_types(config_class, raw):
-        raise CheckpointError(f"{path}: impossible settings ({', '.join(wrong)[:200]}); copy the model again")
+        raise CheckpointError(
+            f"{path}: impossible settings ({', '.join(wrong)[:200]}); copy the model again"
+        )
     return config
 
 
@@ -147,21 +186,34 @@ class Checkpoint(nn.Module):
         return self._kept_checksum or tensors_checksum(self.state_dict())
 
     def keep_checksum(self) -> None:
-        """Keep the checksum of the present weights, for a model that is to be rounded and not trained any more."""
+        """Keep the checksum of the present weights, for a model that is to be rounded and not
+        trained any more."""
         self._kept_checksum = self.checksum()
 
-    def save_pretrained(self, directory: str | Path, *, half: bool = False, card: str | None = None) -> None:
-        """Write config, weights and, if given, the model card README.md. float32 weights are stored in float16 where
-        that loses nothing, as of a part that came from such a file; half: all of them.
+    def save_pretrained(
+        self, directory: str | Path, *, half: bool = False, card: str | None = None
+    ) -> None:
+        """Write config, weights and, if given, the model card README.md. float32 weights are stored
+        in float16 where that loses nothing, as of a part that came from such a file; half: all of
+        them.
 
         CheckpointError, and nothing is written, where a weight is not finite."""
         path = Path(directory)
         tensors = {k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}
-        tensors = {k: v.half() if v.dtype.is_floating_point and half or v.dtype == torch.float32 and
-                   torch.equal(v.half().float(), v) else v for k, v in tensors.items()}
+        tensors = {
+            k: v.half()
+            if v.dtype.is_floating_point
+            and half
+            or v.dtype == torch.float32
+            and torch.equal(v.half().float(), v)
+            else v
+            for k, v in tensors.items()
+        }
         if bad := not_finite(tensors):
-            raise CheckpointError(f"{path}: {', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} not finite, and "
-                                  "such a model is not saved; train it again from the last good checkpoint")
+            raise CheckpointError(
+                f"{path}: {', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} not finite, and "
+                "such a model is not saved; train it again from the last good checkpoint"
+            )
         self.save_config(path)
         part = path / (WEIGHTS + ".part")
         save_file(tensors, part, metadata={"format": "pt"})
@@ -173,7 +225,11 @@ class Checkpoint(nn.Module):
         """Write config.json alone, where something else writes the weights."""
         path = Path(directory)
         path.mkdir(parents=True, exist_ok=True)
-        config = {"model_type": self.model_type, "format_version": FORMAT_VERSION, **dataclasses.asdict(self.config)}
+        config = {
+            "model_type": self.model_type,
+            "format_version": FORMAT_VERSION,
+            **dataclasses.asdict(self.config),
+        }
         (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
     @classmethod
@@ -183,43 +239,65 @@ class Checkpoint(nn.Module):
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, device: str | torch.device = "cpu") -> Self:
-        """Load a model in float32, in eval mode. CheckpointError if anything is missing or does not fit."""
+        """Load a model in float32, in eval mode. CheckpointError if anything is missing or does
+        not fit."""
         path = Path(directory) / WEIGHTS
         config = cls.load_config(directory)
         try:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"{path}: cannot read the weights ({error}); copy or train the model again") from error
+                f"{path}: cannot read the weights ({error}); copy or train the model again"
+            ) from error
         try:
             with torch.device("meta"):
                 model = cls(config)
-        except (DCARError, RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
-                AssertionError) as error:  # sizes that no layer can have
-            raise CheckpointError(f"{path.parent / CONFIG}: no model can be made of these settings "
-                                  f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); copy the "
-                                  "model again") from error
+        except (
+            DCARError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            AttributeError,
+            AssertionError,
+        ) as error:  # sizes that no layer can have
+            raise CheckpointError(
+                f"{path.parent / CONFIG}: no model can be made of these settings "
+                f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); copy the "
+                "model again"
+            ) from error
         expected = model.state_dict()
         if differences := misfit(expected, tensors):
-            raise CheckpointError(f"{path}: the weights do not fit {CONFIG}: {differences}; the two files belong to "
-                                  "different models")
-        if odd := [f"{n} as {t.dtype}" for n, t in tensors.items()
-                   if expected[n].is_floating_point() and t.dtype not in STORED]:
-            raise CheckpointError(f"{path}: weights that are no numbers of a model ({', '.join(odd[:3])}); copy it "
-                                  "again")
+            raise CheckpointError(
+                f"{path}: the weights do not fit {CONFIG}: {differences}; the two files belong to "
+                "different models"
+            )
+        if odd := [
+            f"{n} as {t.dtype}"
+            for n, t in tensors.items()
+            if expected[n].is_floating_point() and t.dtype not in STORED
+        ]:
+            raise CheckpointError(
+                f"{path}: weights that are no numbers of a model ({', '.join(odd[:3])}); copy it "
+                "again"
+            )
         if bad := not_finite(tensors):
-            raise CheckpointError(f"{path}: {', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} not finite: the "
-                                  "training that wrote it broke; take an earlier checkpoint, or train again")
+            raise CheckpointError(
+                f"{path}: {', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} not finite: the "
+                "training that wrote it broke; take an earlier checkpoint, or train again"
+            )
         tensors = {n: t.to(expected[n].dtype) for n, t in tensors.items()}
         model.load_state_dict(tensors, strict=True, assign=True)
         model.restore_buffers()
         return model.to(device).eval()
 
     def restore_buffers(self) -> None:
-        """Recompute non-persistent buffers after loading; models that have such buffers override it."""
+        """Recompute non-persistent buffers after loading; models that have such buffers override
+        it."""
 
 
 def weights_signature(module: nn.Module) -> Hashable:
-    """Return the addresses and version counters of a module's weights. They change when a weight is replaced, moved or
-    trained (but not when it is written through `.data`)."""
+    """Return the addresses and version counters of a module's weights. They change when a weight
+    is replaced, moved or trained (but not when it is written through `.data`)."""
     return tuple((p.data_ptr(), p._version) for p in module.parameters())

@@ -1,14 +1,16 @@
-"""The chunk scorer: density ratio of a chunk's joint distribution to the product of the heads' distributions.
+"""The chunk scorer: density ratio of a chunk's joint distribution to the product of the heads'
+distributions.
 
-The heads draw the tokens of a chunk independently given the hidden state, so a chunk may not be speech: a phoneme
-twice, another one skipped. For every prefix x_1..x_a of a drawn chunk,
+The heads draw the tokens of a chunk independently given the hidden state, so a chunk may not be
+speech: a phoneme twice, another one skipped. For every prefix x_1..x_a of a drawn chunk,
 
     r_a = log p(x_1..x_a | h) - sum_{j <= a} log q_j(x_j | h)
 
-is the log-ratio of its probability in speech (p) and under the heads (q). A binary classifier of recorded against drawn
-chunks learns this number as its logit: logistic regression on two equally frequent classes estimates the ratio of their
-densities (Sugiyama et al., Density Ratio Estimation in Machine Learning, 2012; for replaced tokens, ELECTRA, 2020). It
-reads embeddings of the drawn tokens, which the heads do not, and costs a recurrent layer over at most K tokens, while
+is the log-ratio of its probability in speech (p) and under the heads (q). A binary classifier of
+recorded against drawn chunks learns this number as its logit: logistic regression on two equally
+frequent classes estimates the ratio of their densities (Sugiyama et al., Density Ratio Estimation
+in Machine Learning, 2012; for replaced tokens, ELECTRA, 2020). It reads embeddings of the drawn
+tokens, which the heads do not, and costs a recurrent layer over at most K tokens, while
 verification by the decoder costs a pass. It is not from the papers on CAR and DCAR.
 """
 
@@ -40,20 +42,24 @@ class ChunkScorerConfig:
     tokenizer: str = ""  # name of the speech tokenizer
 
     def __post_init__(self) -> None:
-        sizes = {name: getattr(self, name) for name in ("hidden_size", "num_heads", "vocab_size", "embedding_size",
-                                                        "width")}
+        sizes = {
+            name: getattr(self, name)
+            for name in ("hidden_size", "num_heads", "vocab_size", "embedding_size", "width")
+        }
         if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
             raise CheckpointError(f"a chunk scorer of {', '.join(wrong)}: must be at least 1")
 
 
 @contextmanager
 def ieee_products(device: torch.device) -> Iterator[None]:
-    """Compute float32 products and recurrent layers on a GPU in full precision, whatever the process is set to.
+    """Compute float32 products and recurrent layers on a GPU in full precision, whatever the
+    process is set to.
 
-    cuDNN's recurrent layers use TF32 by default, and commands that decode set it for products. That moves the scores by
-    5e-4 nats (measured), and they decide where chunks end; in full precision so small a network costs no more. The
-    settings are put back at the end: PyTorch refuses `torch.backends.cudnn.flags` where recurrent layers and
-    convolutions differ, and other libraries use it.
+    cuDNN's recurrent layers use TF32 by default, and commands that decode set it for products. That
+    moves the scores by 5e-4 nats (measured), and they decide where chunks end; in full precision so
+    small a network costs no more. The settings are put back at the end: PyTorch refuses
+    `torch.backends.cudnn.flags` where recurrent layers and convolutions differ, and other libraries
+    use it.
     """
     if device.type != "cuda":
         yield
@@ -70,7 +76,8 @@ def ieee_products(device: torch.device) -> Iterator[None]:
 
 
 class ChunkScorer(Checkpoint):
-    """Log-ratio r_a of every prefix of a chunk; a GRU over its tokens that begins from the hidden state."""
+    """Log-ratio r_a of every prefix of a chunk; a GRU over its tokens that begins from the
+    hidden state."""
 
     config_class, model_type = ChunkScorerConfig, "dcar-chunk-scorer"
     config: ChunkScorerConfig
@@ -81,44 +88,62 @@ class ChunkScorer(Checkpoint):
         self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         self.offset = nn.Parameter(torch.zeros(config.num_heads, width))
         self.token = nn.Linear(config.embedding_size + len(FEATURES), width)
-        self.state, self.start = nn.Linear(config.hidden_size, width), nn.Linear(config.hidden_size, width)
+        self.state, self.start = (
+            nn.Linear(config.hidden_size, width),
+            nn.Linear(config.hidden_size, width),
+        )
         self.layer = nn.GRU(width, width, batch_first=True)
         self.inner, self.output = nn.Linear(width, width), nn.Linear(width, 1)
 
     @torch.no_grad()
     def start_embedding(self, embedding: Tensor) -> None:
-        """Initialise with the principal components of the decoder's token embeddings [≥ V, D], at unit deviation."""
+        """Initialise with the principal components of the decoder's token embeddings [≥ V, D],
+        at unit deviation."""
         rows = embedding[: self.config.vocab_size].float()
         left, scales, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
         size = min(self.config.embedding_size, left.shape[1])
         main = left[:, :size] * scales[:size]
         self.embedding.weight[:, :size] = main / main.std()
 
-    def forward(self, hidden: Tensor, tokens: Tensor, candidates: Tensor,
-                recurrent: Sequence[Tensor] | None = None) -> Tensor:
-        """What each token adds to the log-ratio of its chunk: hidden [B, D] before the chunk, tokens [B, n] with n ≤ K,
-        candidates [B, n, 3] (`candidate_features`) -> [B, n] nats; r_a is the sum of the first a. Tokens after the end
-        of speech add nothing. `recurrent`: the weights of the recurrent layer, for `torch.compile`, which knows no such
-        layers."""
+    def forward(
+        self,
+        hidden: Tensor,
+        tokens: Tensor,
+        candidates: Tensor,
+        recurrent: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """What each token adds to the log-ratio of its chunk: hidden [B, D] before the chunk,
+        tokens [B, n] with n ≤ K, candidates [B, n, 3] (`candidate_features`) -> [B, n] nats; r_a
+        is the sum of the first a. Tokens after the end of speech add nothing. `recurrent`: the
+        weights of the recurrent layer, for `torch.compile`, which knows no such layers."""
         n = tokens.shape[1]
         inputs = torch.cat((self.embedding(tokens), candidates.to(self.offset.dtype)), -1)
         hidden = hidden.to(self.offset.dtype)
         weights = recurrent if torch.compiler.is_compiling() else None
-        with ieee_products(hidden.device) if weights is None else nullcontext():  # compiled: as the process is set to
-            x = nn.functional.silu(self.token(inputs) + self.state(hidden).unsqueeze(1) + self.offset[:n])
+        # compiled: as the process is set to
+        with ieee_products(hidden.device) if weights is None else nullcontext():
+            x = nn.functional.silu(
+                self.token(inputs) + self.state(hidden).unsqueeze(1) + self.offset[:n]
+            )
             start = torch.tanh(self.start(hidden))
-            y = self.layer(x, start.unsqueeze(0))[0] if weights is None else unrolled(weights, x, start)
+            y = (
+                self.layer(x, start.unsqueeze(0))[0]
+                if weights is None
+                else unrolled(weights, x, start)
+            )
             added = self.output(nn.functional.silu(self.inner(y))).squeeze(-1)
         return added * before_end(tokens, self.config.vocab_size - 1)
 
     def check_base(self, checksum: str) -> None:
         """CheckpointError if it was trained for a decoder with another checksum."""
-        check_trained_for(self.config.base_checksum, checksum, "chunk_scorer", "dcar train-chunk-scorer")
+        check_trained_for(
+            self.config.base_checksum, checksum, "chunk_scorer", "dcar train-chunk-scorer"
+        )
 
 
 def unrolled(weights: Sequence[Tensor], x: Tensor, state: Tensor) -> Tensor:
-    """What a GRU of one layer computes with these weights (`all_weights`), in plain operators: x [B, n, width], state
-    [B, width] -> [B, n, width]."""
+    """What a GRU of one layer computes with these weights (`all_weights`), in plain operators: x
+    [B, n, width], state [B, width] -> [B, n, width]."""
     of_input, of_state, input_bias, state_bias = weights
     states = []
     for given in nn.functional.linear(x, of_input, input_bias).unbind(1):
@@ -140,15 +165,19 @@ LogRatios = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`ChunkScorer.forward`, or what computes the same."""
 
 
-def scored_features(chunk_scorer: LogRatios | None, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-    """`candidate_features` of the tokens [..., n] drawn from logits [..., n, V] and, with a chunk scorer, the score
-    that each token adds: hidden [..., D] -> [..., n, F] float32, F = 3 or 4. With several candidates, tokens [..., N,
-    n], -> [..., N, n, F]."""
+def scored_features(
+    chunk_scorer: LogRatios | None, hidden: Tensor, logits: Tensor, tokens: Tensor
+) -> Tensor:
+    """`candidate_features` of the tokens [..., n] drawn from logits [..., n, V] and, with a
+    chunk scorer, the score that each token adds: hidden [..., D] -> [..., n, F] float32, F = 3
+    or 4. With several candidates, tokens [..., N, n], -> [..., N, n, F]."""
     features = candidate_features(logits, tokens)
     if chunk_scorer is None:
         return features
     chunks = tokens.reshape(-1, tokens.shape[-1])
     if tokens.dim() == logits.dim():
         hidden = hidden.unsqueeze(-2).expand(*tokens.shape[:-1], -1)
-    added = chunk_scorer(hidden.reshape(-1, hidden.shape[-1]), chunks, features.reshape(*chunks.shape, len(FEATURES)))
+    added = chunk_scorer(
+        hidden.reshape(-1, hidden.shape[-1]), chunks, features.reshape(*chunks.shape, len(FEATURES))
+    )
     return torch.cat((features, added.view(*tokens.shape, 1).float()), -1)

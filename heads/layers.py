@@ -1,8 +1,8 @@
 """Pre-norm Transformer layer with rotary positions, and the ragged KV cache.
 
-Both the CAR decoder (dcar/model/car.py) and the chunk policy (heads/policy.py) are stacks of these layers. The cache
-follows one protocol: a pass writes the new positions after each row's length, a change of `lengths` rolls back,
-`gather` keeps the accepted path of a tree.
+Both the CAR decoder (dcar/model/car.py) and the chunk policy (heads/policy.py) are stacks of these
+layers. The cache follows one protocol: a pass writes the new positions after each row's length, a
+change of `lengths` rolls back, `gather` keeps the accepted path of a tree.
 """
 
 from __future__ import annotations
@@ -15,28 +15,42 @@ from torch import Tensor, nn
 
 
 class RotaryTable:
-    """Cosine and sine of rotary position embedding (Su et al. 2021) for whole positions in [-reach, reach).
+    """Cosine and sine of rotary position embedding (Su et al. 2021) for whole positions in [-reach,
+    reach).
 
-    Positions are multiplied by `scale` before the rotation, so that two streams of different rates (phonemes and
-    speech tokens) can share one axis. The table is built once per device and only read after that.
+    Positions are multiplied by `scale` before the rotation, so that two streams of different rates
+    (phonemes and speech tokens) can share one axis. The table is built once per device and only
+    read after that.
     """
 
-    def __init__(self, head_dim: int, scale: float = 1.0, reach: int = 8192, base: float = 10_000.0):
+    def __init__(
+        self, head_dim: int, scale: float = 1.0, reach: int = 8192, base: float = 10_000.0
+    ):
         self.head_dim, self.scale, self.reach, self.base = head_dim, scale, reach, base
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def table(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of every position, each [2 * reach, D] float32; row `reach` is position 0.
+        """Cosine and sine of every position, each [2 * reach, D] float32; row `reach` is position
+        0.
 
-        Both halves of a row hold the same D/2 angles; the sine is negated in the first half, so that a rotation is
-        x * cos + swapped(x) * sin (see `rotate`).
+        Both halves of a row hold the same D/2 angles; the sine is negated in the first half, so
+        that a rotation is x * cos + swapped(x) * sin (see `rotate`).
         """
         if device not in self._tables:
             with torch.inference_mode(False):  # training may read the table that decoding has built
-                frequency = self.base ** (-torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
-                angle = torch.arange(-self.reach, self.reach, dtype=torch.float64)[:, None] * self.scale * frequency
+                frequency = self.base ** (
+                    -torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
+                )
+                angle = (
+                    torch.arange(-self.reach, self.reach, dtype=torch.float64)[:, None]
+                    * self.scale
+                    * frequency
+                )
                 cos, sin = angle.cos().float(), angle.sin().float()
-                self._tables[device] = (torch.cat((cos, cos), -1).to(device), torch.cat((-sin, sin), -1).to(device))
+                self._tables[device] = (
+                    torch.cat((cos, cos), -1).to(device),
+                    torch.cat((-sin, sin), -1).to(device),
+                )
         return self._tables[device]
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,15 +60,16 @@ class RotaryTable:
         return cos[index].unsqueeze(1), sin[index].unsqueeze(1)
 
     def span(self, start: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The same for positions start .. start + count - 1 of one row: views [1, 1, S, D], nothing is copied."""
+        """The same for positions start .. start + count - 1 of one row: views [1, 1, S, D],
+        nothing is copied."""
         cos, sin = self.table(device)
         first = start + self.reach
         return cos[None, None, first : first + count], sin[None, None, first : first + count]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the two halves of the last axis of x [..., H, S, D] by angles from a `RotaryTable`: (a, b) becomes
-    (a cos - b sin, b cos + a sin)."""
+    """Rotate the two halves of the last axis of x [..., H, S, D] by angles from a `RotaryTable`:
+    (a, b) becomes (a cos - b sin, b cos + a sin)."""
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
@@ -66,26 +81,44 @@ def at(values: Tensor, index: Tensor) -> Tensor:
 
 
 class KVCache:
-    """Keys and values of every layer for a ragged batch, in one preallocated tensor [layers, B, columns, 2, H, D].
+    """Keys and values of every layer for a ragged batch, in one preallocated tensor [layers, B,
+    columns, 2, H, D].
 
-    Column c of row b holds speech position c - prefix of that row; the first `prefix` columns hold its text, padded.
-    `lengths` [B] counts the valid columns after the prefix. Whatever lies past a row's length is garbage that the
-    attention mask hides and the next pass overwrites, so rolling back is a change of `lengths` alone.
+    Column c of row b holds speech position c - prefix of that row; the first `prefix` columns hold
+    its text, padded. `lengths` [B] counts the valid columns after the prefix. Whatever lies past a
+    row's length is garbage that the attention mask hides and the next pass overwrites, so rolling
+    back is a change of `lengths` alone.
     """
 
-    def __init__(self, layers: int, batch: int, heads: int, capacity: int, head_dim: int, *, prefix: int = 0,
-                 prefix_lengths: Tensor | None = None, device=None, dtype=torch.float32):
-        self.kv = torch.zeros(layers, batch, prefix + capacity, 2, heads, head_dim, device=device, dtype=dtype)
+    def __init__(
+        self,
+        layers: int,
+        batch: int,
+        heads: int,
+        capacity: int,
+        head_dim: int,
+        *,
+        prefix: int = 0,
+        prefix_lengths: Tensor | None = None,
+        device=None,
+        dtype=torch.float32,
+    ):
+        self.kv = torch.zeros(
+            layers, batch, prefix + capacity, 2, heads, head_dim, device=device, dtype=dtype
+        )
         self.prefix = prefix
         zeros = torch.zeros(batch, dtype=torch.long, device=self.kv.device)
         self.prefix_lengths = zeros if prefix_lengths is None else prefix_lengths
         self.lengths = zeros.clone()
         self.origin = zeros.clone()  # speech position that is numbered 0
-        self.longest = 0  # upper bound of max(lengths), kept on the host so that no step waits for the device
-        self.exact = self.kv.device.type == "cpu"  # reading a value is free, so shapes may depend on lengths
+        # upper bound of max(lengths), kept on the host so that no step waits for the device
+        self.longest = 0
+        # reading a value is free, so shapes may depend on lengths
+        self.exact = self.kv.device.type == "cpu"
 
     def over(self, kv: Tensor, prefix: int | None = None) -> KVCache:
-        """Return the same rows and lengths with other storage [layers, B, columns, 2, H, D]; nothing is copied."""
+        """Return the same rows and lengths with other storage [layers, B, columns, 2, H, D];
+        nothing is copied."""
         out = copy.copy(self)
         out.kv, out.prefix = kv, self.prefix if prefix is None else prefix
         return out
@@ -105,19 +138,22 @@ class KVCache:
         return self.exact and self.batch == 1 and int(self.prefix_lengths) == self.prefix
 
     def columns(self, new: int) -> int:
-        """Columns that attention reads when `new` positions are appended; ValueError past the capacity."""
+        """Columns that attention reads when `new` positions are appended; ValueError past the
+        capacity."""
         if self.longest + new > self.capacity:
             raise ValueError(
-                f"KV cache full: {self.longest} + {new} positions exceed its capacity of {self.capacity}; "
+                f"KV cache full: {self.longest} + {new} positions exceed its capacity of "
+                f"{self.capacity}; "
                 "decode with a larger capacity (SamplingConfig.max_tokens bounds it)"
             )
         return self.prefix + self.longest + new
 
     def mask(self, new: int, tree: Tensor | None = None) -> Tensor:
-        """Boolean mask [B, 1, new, columns]: text, the row's own past, and causally the new positions.
+        """Boolean mask [B, 1, new, columns]: text, the row's own past, and causally the new
+        positions.
 
-        `tree` [B or 1, new, new] replaces causality among the new positions (row i may see column j), for tree
-        attention; it must contain the diagonal.
+        `tree` [B or 1, new, new] replaces causality among the new positions (row i may see column
+        j), for tree attention; it must contain the diagonal.
         """
         column = torch.arange(self.columns(new), device=self.lengths.device)
         text = column < self.prefix_lengths[:, None]  # [B, total]
@@ -126,7 +162,8 @@ class KVCache:
         offset = speech[None] - self.lengths[:, None]  # [B, total] index among the new positions
         if tree is None:
             row = torch.arange(new, device=column.device)
-            fresh = (offset[:, None] >= 0) & (offset[:, None] <= row[None, :, None])  # [B, new, total]
+            # [B, new, total]
+            fresh = (offset[:, None] >= 0) & (offset[:, None] <= row[None, :, None])
         else:
             inside = (offset >= 0) & (offset < new)
             index = offset.clamp(0, new - 1)[:, None].expand(-1, new, -1)
@@ -136,7 +173,8 @@ class KVCache:
     def gather(self, start: Tensor, path: Tensor) -> None:
         """Keep a tree's path: move positions start + path[b] to start, start + 1, ….
 
-        start [B]: speech position of the first of the new columns; path [B, L]: offsets from start, ascending.
+        start [B]: speech position of the first of the new columns; path [B, L]: offsets from start,
+        ascending.
         """
         row, last = torch.arange(self.batch, device=path.device)[:, None], self.kv.shape[2] - 1
         first = self.prefix + start[:, None]
@@ -145,13 +183,19 @@ class KVCache:
         self.kv[:, row, target.clamp(max=last)] = kept
 
     def copy_rows(self, rows: Tensor, other: KVCache, sources: Tensor) -> None:
-        """Make rows [R] copies of the rows [R] of another cache, whose text is no wider than this one's."""
-        for mine, theirs in ((self.lengths, other.lengths), (self.prefix_lengths, other.prefix_lengths),
-                             (self.origin, other.origin)):
+        """Make rows [R] copies of the rows [R] of another cache, whose text is no wider than
+        this one's."""
+        for mine, theirs in (
+            (self.lengths, other.lengths),
+            (self.prefix_lengths, other.prefix_lengths),
+            (self.origin, other.origin),
+        ):
             mine[rows] = theirs[sources]
         text, speech = other.prefix, other.prefix + other.longest
         self.kv[:, rows, :text] = other.kv[:, sources, :text]
-        self.kv[:, rows, self.prefix : self.prefix + other.longest] = other.kv[:, sources, text:speech]
+        self.kv[:, rows, self.prefix : self.prefix + other.longest] = other.kv[
+            :, sources, text:speech
+        ]
 
 
 class TransformerLayer(nn.Module):
@@ -171,13 +215,19 @@ class TransformerLayer(nn.Module):
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """mask: boolean, broadcast to [B, H, S, S], True = may attend; None: causal."""
         batch, length, width = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        qkv = (
+            self.qkv(self.attention_norm(x))
+            .view(batch, length, 3, self.num_heads, -1)
+            .permute(2, 0, 3, 1, 4)
+        )
         v = qkv[2]
-        if torch.compiler.is_compiling():  # the compiler of torch 2.13 wants the strides of one batch in all of them
+        # the compiler of torch 2.13 wants the strides of one batch in all of them
+        if torch.compiler.is_compiling():
             q, k = rotate(qkv[0], *rotary), rotate(qkv[1], *rotary)
         else:
             q, k = rotate(qkv[:2], *rotary)  # in one go
-        # no dropout on the attention weights: it would forbid the fused kernels and double the time of a training step
+        # no dropout on the attention weights: it would forbid the fused kernels and double the time
+        # of a training step
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         drop = self.dropout if self.training else 0.0
         x = x + F.dropout(self.out(y.transpose(1, 2).reshape(batch, length, width)), drop)

@@ -1,9 +1,10 @@
-"""Multi-token heads of CAR: one hidden state predicts the next K tokens (DCAR paper §3.1 and App. C.1).
+"""Multi-token heads of CAR: one hidden state predicts the next K tokens (DCAR paper §3.1 and App.
+C.1).
 
-Head 1 (the base head) is a linear layer. Each of the K - 1 additional heads has its own stack of residual blocks
-z <- z + SiLU(W z + b) and a bias-free projection. The heads share no parameter: they are slices of stacked tensors,
-so that evaluating the first k heads costs as many kernel launches as evaluating one. Additional heads that share one
-stack are in heads/shared.py.
+Head 1 (the base head) is a linear layer. Each of the K - 1 additional heads has its own stack of
+residual blocks z <- z + SiLU(W z + b) and a bias-free projection. The heads share no parameter:
+they are slices of stacked tensors, so that evaluating the first k heads costs as many kernel
+launches as evaluating one. Additional heads that share one stack are in heads/shared.py.
 """
 
 from __future__ import annotations
@@ -16,21 +17,25 @@ from torch import Tensor, nn
 
 
 class PredictionHeads(nn.Module):
-    """Distributions of the next K tokens from one hidden state: a linear base head, and K - 1 additional heads."""
+    """Distributions of the next K tokens from one hidden state: a linear base head, and K - 1
+    additional heads."""
 
     def __init__(self, hidden_size: int, vocab_size: int, num_heads: int, base_bias: bool):
         super().__init__()
         if num_heads < 1:
-            raise ValueError(f"num_heads counts the base head too and must be at least 1, not {num_heads}")
+            raise ValueError(
+                f"num_heads counts the base head too and must be at least 1, not {num_heads}"
+            )
         self.num_heads = num_heads
         self.base = nn.Linear(hidden_size, vocab_size, bias=base_bias)
 
     def forward(self, hidden: Tensor, k: int | None = None, additional: bool = False) -> Tensor:
         """Logits of heads 1..k (default all): hidden [..., D] -> [..., k, vocabulary].
 
-        With `additional`, those of the additional heads alone, each at states of its own: hidden [K - 1, n, D] ->
-        [K - 1, n, vocabulary]. Training asks for the two apart, since a copy that joins them is as large as the logits,
-        and by a call of the module, since ZeRO-3 gathers the parameters of modules that are called.
+        With `additional`, those of the additional heads alone, each at states of its own: hidden [K
+        - 1, n, D] -> [K - 1, n, vocabulary]. Training asks for the two apart, since a copy that
+        joins them is as large as the logits, and by a call of the module, since ZeRO-3 gathers the
+        parameters of modules that are called.
         """
         if additional:
             return self._each(hidden)
@@ -62,14 +67,25 @@ class MultiTokenHeads(PredictionHeads):
         base_bias: give the base head a bias, as some pretrained output layers have.
     """
 
-    def __init__(self, hidden_size: int, vocab_size: int, num_heads: int, blocks: int = 4, *,
-                 share_blocks: bool = False, zero_init: bool = True, base_bias: bool = False):
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        num_heads: int,
+        blocks: int = 4,
+        *,
+        share_blocks: bool = False,
+        zero_init: bool = True,
+        base_bias: bool = False,
+    ):
         super().__init__(hidden_size, vocab_size, num_heads, base_bias)
         extra, stored = num_heads - 1, 1 if share_blocks else blocks
         self.blocks, self.share_blocks, self.zero_init = blocks, share_blocks, zero_init
-        self.block_weight = nn.Parameter(torch.empty(stored, extra, hidden_size, hidden_size))  # [block, head, in, out]
+        # [block, head, in, out]
+        self.block_weight = nn.Parameter(torch.empty(stored, extra, hidden_size, hidden_size))
         self.block_bias = nn.Parameter(torch.empty(stored, extra, 1, hidden_size))
-        self.projection = nn.Parameter(torch.empty(extra, hidden_size, vocab_size))  # [head, in, out]
+        # [head, in, out]
+        self.projection = nn.Parameter(torch.empty(extra, hidden_size, vocab_size))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -84,7 +100,8 @@ class MultiTokenHeads(PredictionHeads):
 
     @torch.no_grad()
     def start_outputs(self, rows: Tensor) -> None:
-        """Initialise every additional head's projection with these output rows [n, D] of the ids 0 … n - 1."""
+        """Initialise every additional head's projection with these output rows [n, D] of the ids
+        0 … n - 1."""
         self.projection[:, :, : len(rows)] = rows.T
 
     def _additional(self, hidden: Tensor, k: int) -> Tensor:

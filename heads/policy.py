@@ -1,15 +1,17 @@
 """The chunk policy of DCAR: how many of the heads' tokens to keep.
 
-`forward(hidden, candidates=…)` gives the log-probs of the ends of the next chunk, for every position at once, as
-training needs them. `dcar.decoding.policy.PolicyReader` gives the same step by step, while utterances are decoded.
-`save_pretrained` and `from_pretrained` write and read a policy.
+`forward(hidden, candidates=…)` gives the log-probs of the ends of the next chunk, for every
+position at once, as training needs them. `dcar.decoding.policy.PolicyReader` gives the same step by
+step, while utterances are decoded. `save_pretrained` and `from_pretrained` write and read a policy.
 
-The paper's policy (§4.2 and App. C.2, `reads` "hidden") is one causal Transformer layer over the hidden states of the
-speech positions, then a linear layer over the actions 1..K; it decides before tokens are drawn. Its layer is as wide as
-the decoder (`width=None`); a bottleneck (for example 256) reads the same states through a projection at little cost.
+The paper's policy (§4.2 and App. C.2, `reads` "hidden") is one causal Transformer layer over the
+hidden states of the speech positions, then a linear layer over the actions 1..K; it decides before
+tokens are drawn. Its layer is as wide as the decoder (`width=None`); a bottleneck (for example 256)
+reads the same states through a projection at little cost.
 
-Not the paper's: a policy that decides after the draw, from the candidates ("candidates", heads/candidates.py). It may
-hold a chunk scorer (heads/chunk_scorer.py), trained before it, which says how well the candidates go together.
+Not the paper's: a policy that decides after the draw, from the candidates ("candidates",
+heads/candidates.py). It may hold a chunk scorer (heads/chunk_scorer.py), trained before it, which
+says how well the candidates go together.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from heads.layers import RotaryTable, TransformerLayer
 
 READS = ("hidden", "candidates")
 NEVER = -1e9
-"""Score of a size that is masked out: probability 0, and finite, so that sums over distributions are."""
+"""Score of a size that is masked out: probability 0, and finite, so that sums over distributions
+are."""
 
 
 @dataclass
@@ -50,19 +53,39 @@ class ChunkPolicyConfig(CheckpointConfig):
 
     def __post_init__(self) -> None:
         if self.reads not in READS:
-            raise CheckpointError(f"a policy reads {' or '.join(READS)}, not '{self.reads}'; train one of these")
-        sizes = {"hidden_size": self.hidden_size, "num_actions": self.num_actions, "width": self.layer_width,
-                 "num_attention_heads": self.num_attention_heads, "ffn_size": self.ffn_size or 1}
+            raise CheckpointError(
+                f"a policy reads {' or '.join(READS)}, not '{self.reads}'; train one of these"
+            )
+        sizes = {
+            "hidden_size": self.hidden_size,
+            "num_actions": self.num_actions,
+            "width": self.layer_width,
+            "num_attention_heads": self.num_attention_heads,
+            "ffn_size": self.ffn_size or 1,
+        }
         if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
             raise CheckpointError(f"a policy of {', '.join(wrong)}: must be at least 1")
-        if self.layer_width % self.num_attention_heads or self.layer_width // self.num_attention_heads % 2:
-            raise CheckpointError(f"a policy's width {self.layer_width} must be num_attention_heads "
-                                  f"{self.num_attention_heads} times an even number")
+        if (
+            self.layer_width % self.num_attention_heads
+            or self.layer_width // self.num_attention_heads % 2
+        ):
+            raise CheckpointError(
+                f"a policy's width {self.layer_width} must be num_attention_heads "
+                f"{self.num_attention_heads} times an even number"
+            )
         if self.chunk_scorer_width and not self.after_draw:
-            raise CheckpointError("a policy that decides before the draw sees no candidates, so none go together: a "
-                                  "chunk scorer is for one that reads candidates")
-        if wrong := [str(size) for size in (*self.chunk_range, *self.sizes) if not 1 <= size <= self.num_actions]:
-            raise CheckpointError(f"a policy of {self.num_actions} actions cannot keep {', '.join(wrong)} tokens")
+            raise CheckpointError(
+                "a policy that decides before the draw sees no candidates, so none go together: a "
+                "chunk scorer is for one that reads candidates"
+            )
+        if wrong := [
+            str(size)
+            for size in (*self.chunk_range, *self.sizes)
+            if not 1 <= size <= self.num_actions
+        ]:
+            raise CheckpointError(
+                f"a policy of {self.num_actions} actions cannot keep {', '.join(wrong)} tokens"
+            )
 
     @property
     def layer_width(self) -> int:
@@ -89,13 +112,16 @@ def shape_of(chunk_scorer: ChunkScorer | None) -> dict[str, int]:
     if chunk_scorer is None:
         return {}
     shape = chunk_scorer.config
-    return {"chunk_scorer_width": shape.width, "chunk_scorer_embedding": shape.embedding_size,
-            "chunk_scorer_ids": shape.vocab_size}
+    return {
+        "chunk_scorer_width": shape.width,
+        "chunk_scorer_embedding": shape.embedding_size,
+        "chunk_scorer_ids": shape.vocab_size,
+    }
 
 
 class ChunkPolicy(Checkpoint):
-    """pi(a | h_1..h_t) or pi(a | candidates): logits of chunk sizes 1..K at every speech position; action a is column
-    a - 1."""
+    """pi(a | h_1..h_t) or pi(a | candidates): logits of chunk sizes 1..K at every speech
+    position; action a is column a - 1."""
 
     config_class = ChunkPolicyConfig
     model_type = "dcar-chunk-policy"
@@ -107,11 +133,19 @@ class ChunkPolicy(Checkpoint):
         self.scores = EndScores(config.features) if config.after_draw else None
         self.chunk_scorer: ChunkScorer | None = None
         if config.chunk_scorer_width:
-            self.chunk_scorer = ChunkScorer(ChunkScorerConfig(
-                config.hidden_size, config.num_actions, config.chunk_scorer_ids, config.chunk_scorer_embedding,
-                config.chunk_scorer_width))
+            self.chunk_scorer = ChunkScorer(
+                ChunkScorerConfig(
+                    config.hidden_size,
+                    config.num_actions,
+                    config.chunk_scorer_ids,
+                    config.chunk_scorer_embedding,
+                    config.chunk_scorer_width,
+                )
+            )
             self.chunk_scorer.requires_grad_(False)  # it learns from recordings, not from rewards
-        self.register_buffer("unused", torch.ones(config.num_actions, dtype=torch.bool), persistent=False)
+        self.register_buffer(
+            "unused", torch.ones(config.num_actions, dtype=torch.bool), persistent=False
+        )
         self.restore_buffers()
         self.layer: TransformerLayer | None = None
         if config.reads == "candidates":
@@ -119,7 +153,9 @@ class ChunkPolicy(Checkpoint):
         width = config.layer_width
         self.input_norm = nn.LayerNorm(config.hidden_size)
         self.input = nn.Identity() if config.width is None else nn.Linear(config.hidden_size, width)
-        self.layer = TransformerLayer(width, config.num_attention_heads, config.ffn_size or 4 * width)
+        self.layer = TransformerLayer(
+            width, config.num_attention_heads, config.ffn_size or 4 * width
+        )
         self.output_norm = nn.LayerNorm(width)
         self.rotary = RotaryTable(width // config.num_attention_heads)
         self.output = nn.Linear(width, config.num_actions)
@@ -128,24 +164,30 @@ class ChunkPolicy(Checkpoint):
         nn.init.zeros_(self.output.bias)
 
     def candidate_features(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-        """Its features [..., n, F] of the tokens [..., n] that were drawn from logits [..., n, V] after the hidden
-        states [..., D]."""
+        """Its features [..., n, F] of the tokens [..., n] that were drawn from logits [..., n,
+        V] after the hidden states [..., D]."""
         return scored_features(self.chunk_scorer, hidden, logits, tokens)
 
-    def forward(self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None
+    ) -> Tensor:
         """Log-probs of the ends of a chunk, float32: column a - 1 keeps a tokens.
 
-        hidden [B, S, D] of the speech positions -> [B, S, K], each position seeing those before it; with the
-        positions [B, M] of decisions -> [B, M, K]. A policy that reads candidates needs their
-        `candidate_features` at every decision: [B, M, n, F], or [B, M, N, n, F] of N chunks drawn side by side -> [B,
-        M, N, K], joint log-probs of chunk and end. Padding may stand at the end. ValueError without candidates.
+        hidden [B, S, D] of the speech positions -> [B, S, K], each position seeing those before it;
+        with the positions [B, M] of decisions -> [B, M, K]. A policy that reads candidates needs
+        their `candidate_features` at every decision: [B, M, n, F], or [B, M, N, n, F] of N chunks
+        drawn side by side -> [B, M, N, K], joint log-probs of chunk and end. Padding may stand at
+        the end. ValueError without candidates.
         """
         scores = self.end_scores(hidden, positions, candidates)
         several = candidates is not None and candidates.dim() == 5
         return log_probs_of_scores(scores, candidates if several else None).view_as(scores)
 
-    def end_scores(self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None) -> Tensor:
-        """The scores behind `forward`, of the same shape: without the chunk scorer's shares, not normalised."""
+    def end_scores(
+        self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None
+    ) -> Tensor:
+        """The scores behind `forward`, of the same shape: without the chunk scorer's shares, not
+        normalised."""
         action_logits = None
         if self.layer is not None:
             x = self.input(self.input_norm(hidden))
@@ -153,12 +195,13 @@ class ChunkPolicy(Checkpoint):
             action_logits = self.output(self.output_norm(self.layer(x, self.rotary(every), None)))
             if positions is not None:
                 action_logits = action_logits.gather(
-                    1, positions.unsqueeze(-1).expand(-1, -1, action_logits.shape[-1]))
+                    1, positions.unsqueeze(-1).expand(-1, -1, action_logits.shape[-1])
+                )
         return self.score(action_logits, candidates)
 
     def score(self, action_logits: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """Scores [..., K]: the layer's own action logits [..., K], or those of the candidates [..., n, F], of which
-        there may be less than K (longer chunks are never chosen)."""
+        """Scores [..., K]: the layer's own action logits [..., K], or those of the candidates
+        [..., n, F], of which there may be less than K (longer chunks are never chosen)."""
         if self.scores is None:
             assert action_logits is not None
             scores = action_logits
@@ -166,19 +209,27 @@ class ChunkPolicy(Checkpoint):
             if candidates is None:
                 raise ValueError(f"a policy that reads {self.config.reads} needs the candidates")
             scores = self.scores(candidates.to(self.scores.linear.weight.dtype))
-            scores = nn.functional.pad(scores, (0, self.config.num_actions - scores.shape[-1]), value=NEVER)
+            scores = nn.functional.pad(
+                scores, (0, self.config.num_actions - scores.shape[-1]), value=NEVER
+            )
         return scores.masked_fill(self.unused, NEVER) if self.config.sizes else scores
 
-    def log_probs(self, action_logits: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
-        """Log-probs of the next size [B, K], float32, from the action logits of its layer; with candidates
-        [B, N, n, F] of N chunks drawn side by side, of candidate and size together [B, N K] (`joint_log_probs`).
-        `dial`: see `with_dial`."""
-        return log_probs_of_scores(with_dial(self.score(action_logits, candidates).float(), dial), candidates)
+    def log_probs(
+        self, action_logits: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0
+    ) -> Tensor:
+        """Log-probs of the next size [B, K], float32, from the action logits of its layer; with
+        candidates [B, N, n, F] of N chunks drawn side by side, of candidate and size together
+        [B, N K] (`joint_log_probs`). `dial`: see `with_dial`."""
+        return log_probs_of_scores(
+            with_dial(self.score(action_logits, candidates).float(), dial), candidates
+        )
 
     def restore_buffers(self) -> None:
         """Which sizes [K] are never chosen."""
         chosen = self.config.sizes or range(1, self.config.num_actions + 1)
-        self.unused = torch.tensor([size not in chosen for size in range(1, self.config.num_actions + 1)])
+        self.unused = torch.tensor(
+            [size not in chosen for size in range(1, self.config.num_actions + 1)]
+        )
 
     def check_base(self, checksum: str) -> None:
         """CheckpointError if the policy was trained for a decoder with another checksum."""
@@ -186,6 +237,10 @@ class ChunkPolicy(Checkpoint):
 
 
 def log_probs_of_scores(scores: Tensor, candidates: Tensor | None) -> Tensor:
-    """Log-probs, float32, of sizes, scores [..., K] -> [..., K], or of candidate and size together where candidates
-    [..., N, n, F] were seen, scores [..., N, K] -> [..., N K]."""
-    return scores.float().log_softmax(-1) if candidates is None else joint_log_probs(scores, candidates)
+    """Log-probs, float32, of sizes, scores [..., K] -> [..., K], or of candidate and size
+    together where candidates [..., N, n, F] were seen, scores [..., N, K] -> [..., N K]."""
+    return (
+        scores.float().log_softmax(-1)
+        if candidates is None
+        else joint_log_probs(scores, candidates)
+    )

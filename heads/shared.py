@@ -1,11 +1,12 @@
-"""Shared heads: one stack of residual blocks for all offsets, conditioned on how far ahead it predicts.
+"""Shared heads: one stack of residual blocks for all offsets, conditioned on how far ahead it
+predicts.
 
     z_k = h + e_k;   for each block  z_k <- z_k + Down(SiLU(Up(z_k) (1 + s_k) + b_k));   logits_k = Out(LayerNorm(z_k))
 
-Head 1 (the base head) is a linear layer, as in `heads.multi_token`. Only e_k [D] and, in every block, s_k and b_k [w]
-belong to one offset; a step reads all other weights once for all k tokens, while independent heads have weights each.
-Out is a separate layer, initialised from the base head, or the base head itself (`tie`). The blocks start as the
-identity.
+Head 1 (the base head) is a linear layer, as in `heads.multi_token`. Only e_k [D] and, in every
+block, s_k and b_k [w] belong to one offset; a step reads all other weights once for all k tokens,
+while independent heads have weights each. Out is a separate layer, initialised from the base head,
+or the base head itself (`tie`). The blocks start as the identity.
 """
 
 from __future__ import annotations
@@ -34,19 +35,31 @@ class SharedHeads(PredictionHeads):
         base_bias: give the base head a bias, as some pretrained output layers have.
     """
 
-    def __init__(self, hidden_size: int, vocab_size: int, num_heads: int, blocks: int = 4, *, width: int = 0,
-                 tie: bool = False, zero_init: bool = True, base_bias: bool = False):
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        num_heads: int,
+        blocks: int = 4,
+        *,
+        width: int = 0,
+        tie: bool = False,
+        zero_init: bool = True,
+        base_bias: bool = False,
+    ):
         super().__init__(hidden_size, vocab_size, num_heads, base_bias)
         extra, width = num_heads - 1, width or 2 * hidden_size
         blocks = blocks if extra else 0  # a base head alone needs no stack
         self.blocks, self.width, self.zero_init = blocks, width, zero_init
         self.offset = nn.Parameter(torch.empty(extra, hidden_size))  # e: [head, D]
         self.scale = nn.Parameter(torch.empty(blocks, extra, width))  # s: [block, head, w]
-        self.shift = nn.Parameter(torch.empty(blocks, extra, width))  # b: [block, head, w], the bias of Up too
+        # b: [block, head, w], the bias of Up too
+        self.shift = nn.Parameter(torch.empty(blocks, extra, width))
         self.up = nn.ModuleList([nn.Linear(hidden_size, width, bias=False) for _ in range(blocks)])
         self.down = nn.ModuleList([nn.Linear(width, hidden_size) for _ in range(blocks)])
         self.norm = nn.LayerNorm(hidden_size) if extra else None
-        self.out = nn.Linear(hidden_size, vocab_size, bias=False) if extra and not tie else None  # None: the base head
+        # None: the base head
+        self.out = nn.Linear(hidden_size, vocab_size, bias=False) if extra and not tie else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -59,7 +72,8 @@ class SharedHeads(PredictionHeads):
         for shift, up, down in zip(self.shift, self.up, self.down, strict=True):
             nn.init.uniform_(up.weight, -bound, bound)
             with torch.no_grad():
-                shift.copy_(torch.empty(self.width).uniform_(-bound, bound))  # the offsets differ by what they learn
+                # the offsets differ by what they learn
+                shift.copy_(torch.empty(self.width).uniform_(-bound, bound))
             nn.init.zeros_(down.bias)
             if self.zero_init:
                 nn.init.zeros_(down.weight)
@@ -69,19 +83,26 @@ class SharedHeads(PredictionHeads):
 
     @torch.no_grad()
     def start_outputs(self, rows: Tensor) -> None:
-        """Initialise the output layer of the additional heads with these rows [n, D] of the ids 0 … n - 1, unless it is
-        tied to the base head."""
+        """Initialise the output layer of the additional heads with these rows [n, D] of the ids
+        0 … n - 1, unless it is tied to the base head."""
         if self.out is not None:
             self.out.weight[: len(rows)] = rows
 
     def _additional(self, hidden: Tensor, k: int) -> Tensor:
-        return self._stack(hidden.unsqueeze(-2) + self.offset[: k - 1], self.scale[:, : k - 1], self.shift[:, : k - 1])
+        return self._stack(
+            hidden.unsqueeze(-2) + self.offset[: k - 1],
+            self.scale[:, : k - 1],
+            self.shift[:, : k - 1],
+        )
 
     def _each(self, hidden: Tensor) -> Tensor:
-        return self._stack(hidden + self.offset[:, None], self.scale[:, :, None], self.shift[:, :, None])
+        return self._stack(
+            hidden + self.offset[:, None], self.scale[:, :, None], self.shift[:, :, None]
+        )
 
     def _stack(self, z: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        """Logits [..., vocabulary] of states z [..., D] with their offsets; scale and shift [block, ..., w]."""
+        """Logits [..., vocabulary] of states z [..., D] with their offsets; scale and shift
+        [block, ..., w]."""
         assert self.norm is not None
         for up, down, s, b in zip(self.up, self.down, scale.unbind(), shift.unbind(), strict=True):
             z = z + down(F.silu(up(z) * (1 + s) + b))

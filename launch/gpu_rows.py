@@ -1,12 +1,14 @@
-"""Every figure of the docs that needs a GPU, in six minutes of one card and one process, most important first.
+"""Every figure of the docs that needs a GPU, in six minutes of one card and one process, most
+important first.
 
     python -m launch.gpu_rows                            # device=cpu rehearses it with tiny sizes
     python -m launch.gpu_rows parts=[methods,steps,rounds] minutes=3
 
-`methods` speaks with the shipped decoder and vocoder; everything else measures models of paper size with random
-weights, because times need no others. Output of a part is in <out>/<part>.log. What it measured is in <out>/rows.md as
-soon as it ends; the same command measures what is missing. `stage-two` trains a policy for the decoder of `stage-one`.
-Nothing is downloaded, and no recogniser is needed.
+`methods` speaks with the shipped decoder and vocoder; everything else measures models of paper size
+with random weights, because times need no others. Output of a part is in <out>/<part>.log. What it
+measured is in <out>/rows.md as soon as it ends; the same command measures what is missing.
+`stage-two` trains a policy for the decoder of `stage-one`. Nothing is downloaded, and no recogniser
+is needed.
 """
 
 from __future__ import annotations
@@ -45,15 +47,35 @@ from eval.analysis.fit_verifiers import fit
 from eval.methods.registry import load_models, make_methods
 from eval.results.timing import speedup, summarize, time_methods
 
-Rows = list[tuple[str, str, str]]  # what, measured, a floor or an aim or another figure to compare it with
+# what, measured, a floor or an aim or another figure to compare it with
+Rows = list[tuple[str, str, str]]
 Part = tuple[list[str], Callable[[list[str], Path], Rows]]
 """Arguments, and what measures with them, given these and <out>/<part>."""
 RECIPES = Path(__file__).parent / "recipes"
-PARTS = ("methods", "steps", "rounds", "peers", "stage-one", "stage-two", "growth", "compiled", "sixteen-heads",
-         "no-graphs", "steps-float32", "rounds-float32")
-AIMS = {"dcar_speedup_over_mean_chunk": "≥ 0.92", "floor_share_far": "≥ 0.3", "decision_over_pass": "≤ 0.10",
-        "round_over_far_step": "≤ 1.3, and the steps of a draft model", "far_over_hf_generate": "≥ 5",
-        "batch32_over_batch1": "≥ 20", "growth_over_kv_model": "≤ 1.3", "sd_over_hf_assisted": "≥ 2"}
+PARTS = (
+    "methods",
+    "steps",
+    "rounds",
+    "peers",
+    "stage-one",
+    "stage-two",
+    "growth",
+    "compiled",
+    "sixteen-heads",
+    "no-graphs",
+    "steps-float32",
+    "rounds-float32",
+)
+AIMS = {
+    "dcar_speedup_over_mean_chunk": "≥ 0.92",
+    "floor_share_far": "≥ 0.3",
+    "decision_over_pass": "≤ 0.10",
+    "round_over_far_step": "≤ 1.3, and the steps of a draft model",
+    "far_over_hf_generate": "≥ 5",
+    "batch32_over_batch1": "≥ 20",
+    "growth_over_kv_model": "≤ 1.3",
+    "sd_over_hf_assisted": "≥ 2",
+}
 
 
 @dataclass
@@ -61,19 +83,27 @@ class RowsConfig:
     """Settings of the measurement."""
 
     out: str = setting("runs/gpu_rows", "Folder to write.", place="folder")
-    device: str = setting("cuda", "cpu: a rehearsal with tiny sizes, whose times say nothing.", choices=("cuda", "cpu"))
+    device: str = setting(
+        "cuda",
+        "cpu: a rehearsal with tiny sizes, whose times say nothing.",
+        choices=("cuda", "cpu"),
+    )
     minutes: float = setting(6.0, "After these no further part is begun.", above=0)
     parts: list[str] = setting(list(PARTS), "What is measured, in this order.", choices=PARTS)
 
     def __post_init__(self) -> None:
         check(self)
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(f"torch {torch.__version__} finds no GPU: run this on a machine with one, with a torch "
-                              "built for CUDA (docs/install.md); device=cpu rehearses it here with tiny sizes")
+            raise ConfigError(
+                f"torch {torch.__version__} finds no GPU: run this on a machine with one, with a "
+                "torch "
+                "built for CUDA (docs/install.md); device=cpu rehearses it here with tiny sizes"
+            )
 
 
-def loudness(completions: Sequence[Any], audio: Sequence[np.ndarray | None], sample_rate: int,
-             **columns: Any) -> list[float | None]:
+def loudness(
+    completions: Sequence[Any], audio: Sequence[np.ndarray | None], sample_rate: int, **columns: Any
+) -> list[float | None]:
     """A reward of 0 that needs the waveform, so that rollouts are voiced without a recogniser."""
     return [None if wave is None else 0.0 * float(np.abs(wave).mean()) for wave in audio]
 
@@ -81,27 +111,45 @@ def loudness(completions: Sequence[Any], audio: Sequence[np.ndarray | None], sam
 def methods_rows(device: str, utterances: int, methods: Sequence[str], out: Path) -> Rows:
     """Time the methods of the quickstart end to end, decoder and vocoder, with what ships.
 
-    In float32, so that tokens are the CPU's and their word errors are known. car-1 stands in for FAR: it does the same
-    work in a step.
+    In float32, so that tokens are the CPU's and their word errors are known. car-1 stands in for
+    FAR: it does the same work in a step.
     """
-    recipe, data = yaml.safe_load((RECIPES / "compare_starter.yaml").read_text()), str(shipped("prepared"))
+    recipe, data = (
+        yaml.safe_load((RECIPES / "compare_starter.yaml").read_text()),
+        str(shipped("prepared")),
+    )
     sampling, length = SamplingConfig(**recipe["sampling"]), recipe["prompt_tokens"]
     models = load_models("starter", "", ["starter"], device, dtype="float32")
     items = load_prompts(data, recipe["split"], models.decoder, length, 0, utterances)
     models.statistics = fit(
-        models.decoder, load_prompts(data, "dev", models.decoder, length, 0, utterances),
-        list(load_prepared(data, "train")["speech"]), sampling, ranks=10, thresholds=2)
-    entries = make_methods(["car-1" if name == "far" else name for name in methods or recipe["methods"]], models,
-                           sampling)
-    records = time_methods(items, vocoder_for(models.decoder, data, items, "", device), entries, 0, utterances, out)
+        models.decoder,
+        load_prompts(data, "dev", models.decoder, length, 0, utterances),
+        list(load_prepared(data, "train")["speech"]),
+        sampling,
+        ranks=10,
+        thresholds=2,
+    )
+    entries = make_methods(
+        ["car-1" if name == "far" else name for name in methods or recipe["methods"]],
+        models,
+        sampling,
+    )
+    records = time_methods(
+        items, vocoder_for(models.decoder, data, items, "", device), entries, 0, utterances, out
+    )
     found = {e.name: summarize(records, e.name) for e in entries}
     rows = Rows()
     for name, of in found.items():
         mine = [r for r in records if r["method"] == name]
         a_pass = sum(r["tokens"] for r in mine) / sum(r["passes"] for r in mine)
         times = [f"{speedup(of, found[entries[0].name], rtf):.2f}" for rtf in ("rtf", "lm_rtf")]
-        rows.append((f"{name}, RTF end to end; of the decoder", f"{of['rtf']:.4f}; {of['lm_rtf']:.4f}",
-                     f"{' and '.join(times)} × {entries[0].name}; {a_pass:.2f} tokens a pass"))
+        rows.append(
+            (
+                f"{name}, RTF end to end; of the decoder",
+                f"{of['rtf']:.4f}; {of['lm_rtf']:.4f}",
+                f"{' and '.join(times)} × {entries[0].name}; {a_pass:.2f} tokens a pass",
+            )
+        )
     return rows
 
 
@@ -111,33 +159,63 @@ def speed_rows(size: str, arguments: list[str], out: Path) -> Rows:
     card, ratios, rows = found["models"][size], found["ratios"], Rows()
     for k, ms in card.get("ms_per_step", {}).items():
         floor, decided = card["floor_ms"][k], card["ms_per_decided_step"]
-        rows.append((f"CAR-{k}, ms a step", "; ".join(
-            [f"{ms:.3f}", *(f"{of[k]:.3f} where a policy ({name}) decides" for name, of in decided.items())]),
-            f"floor of bytes {floor:.3f} ({floor / ms:.0%})"))
+        rows.append(
+            (
+                f"CAR-{k}, ms a step",
+                "; ".join(
+                    [
+                        f"{ms:.3f}",
+                        *(
+                            f"{of[k]:.3f} where a policy ({name}) decides"
+                            for name, of in decided.items()
+                        ),
+                    ]
+                ),
+                f"floor of bytes {floor:.3f} ({floor / ms:.0%})",
+            )
+        )
     for batch, rate in card.get("tokens_per_second_by_batch", {}).items():
         rows.append((f"CAR-2, batch {batch}, tokens a second", f"{rate:.0f}", ""))
     for length, ms in card.get("ms_per_step_by_length", {}).items():
         rows.append((f"FAR after {length} tokens, ms a step", f"{ms:.3f}", ""))
     for name, rate in card.get("peers", {}).items():
         same = card["peers_same_tokens"][name]
-        rows.append((f"greedy FAR, {name}, tokens a second", f"{rate:.0f}", "" if same else "other tokens (rounding)"))
+        rows.append(
+            (
+                f"greedy FAR, {name}, tokens a second",
+                f"{rate:.0f}",
+                "" if same else "other tokens (rounding)",
+            )
+        )
     for name, of in card.get("methods", {}).items():
-        rows.append((f"{name}, ms a round; tokens a second at batch 1, 32",
-                     f"{of['ms_per_round']:.3f}; {of['1']:.0f}, {of['32']:.0f}",
-                     f"{of['tokens_per_pass']:.2f} tokens a pass"))
-    return rows + [(name, shown(ratios[name][size]), f"aim {aim}") for name, aim in AIMS.items() if name in ratios]
+        rows.append(
+            (
+                f"{name}, ms a round; tokens a second at batch 1, 32",
+                f"{of['ms_per_round']:.3f}; {of['1']:.0f}, {of['32']:.0f}",
+                f"{of['tokens_per_pass']:.2f} tokens a pass",
+            )
+        )
+    return rows + [
+        (name, shown(ratios[name][size]), f"aim {aim}")
+        for name, aim in AIMS.items()
+        if name in ratios
+    ]
 
 
 def shown(ratio: float | Mapping[str, Any]) -> str:
     """Write a ratio, or several by name; of those of the chunk sizes of a policy the median."""
     if not isinstance(ratio, Mapping):
         return f"{ratio:.2f}"
-    several = {name: np.median(list(r.values())) if isinstance(r, Mapping) else r for name, r in ratio.items()}
+    several = {
+        name: np.median(list(r.values())) if isinstance(r, Mapping) else r
+        for name, r in ratio.items()
+    }
     return ", ".join(f"{name} {value:.2f}" for name, value in several.items())
 
 
 def stage_one_rows(arguments: list[str], out: Path) -> Rows:
-    """Train; take the rate of the progress bar when it was full for the first time, before the model was evaluated."""
+    """Train; take the rate of the progress bar when it was full for the first time, before the
+    model was evaluated."""
     dcar.train.car.main(arguments)
     shown = re.search(r"(\d+)/\1 \[.*?([\d.]+)(s/it|it/s)", out.with_suffix(".log").read_text())
     if shown is None:
@@ -149,58 +227,137 @@ def stage_one_rows(arguments: list[str], out: Path) -> Rows:
 def stage_two_rows(rollouts: int, arguments: list[str], out: Path) -> Rows:
     """Train; take the last step, because the first ones capture graphs."""
     rl.train.main(arguments)
-    lines = [line for _, line in json_lines(out / "log.jsonl", "a line of a log", "run the training again")]
+    lines = [
+        line
+        for _, line in json_lines(out / "log.jsonl", "a line of a log", "run the training again")
+    ]
     last = [line for line in lines if "seconds_rollout" in line][-1]
-    spent = {name.removeprefix("seconds_"): s for name, s in last.items() if name.startswith("seconds_")}
-    step = max(spent["rollout"], spent.get("vocoder", 0) + spent.get("asr", 0))  # these run side by side
-    return [("stage two, seconds of a step", ", ".join(f"{name} {s:.2f}" for name, s in spent.items()), ""),
-            ("rollouts with rewards, a second", f"{rollouts / step:.1f}", f"{rollouts} a step")]
+    spent = {
+        name.removeprefix("seconds_"): s for name, s in last.items() if name.startswith("seconds_")
+    }
+    # these run side by side
+    step = max(spent["rollout"], spent.get("vocoder", 0) + spent.get("asr", 0))
+    return [
+        (
+            "stage two, seconds of a step",
+            ", ".join(f"{name} {s:.2f}" for name, s in spent.items()),
+            "",
+        ),
+        ("rollouts with rewards, a second", f"{rollouts / step:.1f}", f"{rollouts} a step"),
+    ]
 
 
 def parts(config: RowsConfig) -> dict[str, Part]:
     """Return all parts by name."""
     tiny, out, data = config.device == "cpu", Path(config.out), f"data={shipped('prepared')}"
     size, rollouts = ("tiny", 4) if tiny else ("paper", 64)
-    speed = [f"device={config.device}", f"sizes=[{size}]", *(
-        ["tokens=12", "repeats=1", "quick=true", "num_prediction_heads=3"] if tiny else ["tokens=225", "repeats=3"])]
+    speed = [
+        f"device={config.device}",
+        f"sizes=[{size}]",
+        *(
+            ["tokens=12", "repeats=1", "quick=true", "num_prediction_heads=3"]
+            if tiny
+            else ["tokens=225", "repeats=3"]
+        ),
+    ]
     measured = partial(speed_rows, size)
-    made: dict[str, Part] = {"methods": (
-        ["car-1", "car-8", "dcar@n4", "sd", "vadusa-2"] if tiny else [],
-        lambda methods, out: methods_rows(config.device, 1 if tiny else 10, methods, out))}
+    made: dict[str, Part] = {
+        "methods": (
+            ["car-1", "car-8", "dcar@n4", "sd", "vadusa-2"] if tiny else [],
+            lambda methods, out: methods_rows(config.device, 1 if tiny else 10, methods, out),
+        )
+    }
     for name, asked in {
-        "steps": ["parts=[steps]"], "rounds": ["parts=[methods]"], "peers": ["parts=[peers]"],
-        "growth": ["parts=[growth]"], "no-graphs": ["parts=[steps]", "graphs=false"],
+        "steps": ["parts=[steps]"],
+        "rounds": ["parts=[methods]"],
+        "peers": ["parts=[peers]"],
+        "growth": ["parts=[growth]"],
+        "no-graphs": ["parts=[steps]", "graphs=false"],
         "compiled": ["parts=[steps]", f"compile={'false' if tiny else 'true'}", "chunks=[1,3]"],
-        "sixteen-heads": ["parts=[steps]", "heads=shared", "num_prediction_heads=16", "policy_reads=candidates",
-                          "num_candidates=4", "chunks=[1,8,16]"],
+        "sixteen-heads": [
+            "parts=[steps]",
+            "heads=shared",
+            "num_prediction_heads=16",
+            "policy_reads=candidates",
+            "num_candidates=4",
+            "chunks=[1,8,16]",
+        ],
     }.items():
         made[name] = [*speed, "dtype=bfloat16", *asked], measured
     for name in ("steps", "rounds"):
-        made[f"{name}-float32"] = [a.replace("bfloat16", "float32") for a in made[name][0]], measured
-    made["stage-one"] = ["--config", f"{RECIPES / 'car_paper.yaml'}", data, f"out={out / 'stage-one'}",
-                         "gradient_accumulation=1", "workers=0", *(
-        ["model.hidden_size=32", "model.num_layers=2", "model.num_attention_heads=2", "model.ffn_size=64",
-         "model.head_blocks=1", "max_steps=2", "bf16=false"] if tiny else ["max_steps=40", "batch_size=16"])
-    ], stage_one_rows
-    made["stage-two"] = ["--config", f"{RECIPES / 'dcpo_paper.yaml'}", data, f"decoder={out / 'stage-one'}",
-                         f"out={out / 'stage-two'}", "vocoder=starter", "min_seconds=0",
-                         "reward_funcs=[token_likelihood,range_penalty,launch.gpu_rows.loudness]",
-                         "eval_strategy=no", "save_strategy=no", f"per_device_train_batch_size={rollouts}", *(
-        ["num_generations=2", "max_steps=1", "max_train_prompts=2", "max_completion_length=12", "policy_heads=2"]
-        if tiny else ["max_steps=4", "max_train_prompts=64", "max_completion_length=250"])
-    ], partial(stage_two_rows, rollouts)
+        made[f"{name}-float32"] = (
+            [a.replace("bfloat16", "float32") for a in made[name][0]],
+            measured,
+        )
+    made["stage-one"] = (
+        [
+            "--config",
+            f"{RECIPES / 'car_paper.yaml'}",
+            data,
+            f"out={out / 'stage-one'}",
+            "gradient_accumulation=1",
+            "workers=0",
+            *(
+                [
+                    "model.hidden_size=32",
+                    "model.num_layers=2",
+                    "model.num_attention_heads=2",
+                    "model.ffn_size=64",
+                    "model.head_blocks=1",
+                    "max_steps=2",
+                    "bf16=false",
+                ]
+                if tiny
+                else ["max_steps=40", "batch_size=16"]
+            ),
+        ],
+        stage_one_rows,
+    )
+    made["stage-two"] = (
+        [
+            "--config",
+            f"{RECIPES / 'dcpo_paper.yaml'}",
+            data,
+            f"decoder={out / 'stage-one'}",
+            f"out={out / 'stage-two'}",
+            "vocoder=starter",
+            "min_seconds=0",
+            "reward_funcs=[token_likelihood,range_penalty,launch.gpu_rows.loudness]",
+            "eval_strategy=no",
+            "save_strategy=no",
+            f"per_device_train_batch_size={rollouts}",
+            *(
+                [
+                    "num_generations=2",
+                    "max_steps=1",
+                    "max_train_prompts=2",
+                    "max_completion_length=12",
+                    "policy_heads=2",
+                ]
+                if tiny
+                else ["max_steps=4", "max_train_prompts=64", "max_completion_length=250"]
+            ),
+        ],
+        partial(stage_two_rows, rollouts),
+    )
     return made
 
 
 def measure(part: Part, out: Path) -> Rows:
     """Run a part; what it prints is in <out>.log. DCARError with its cause if it fails."""
     arguments, run_part = part
-    with out.with_suffix(".log").open("w", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
+    with (
+        out.with_suffix(".log").open("w", buffering=1) as log,
+        redirect_stdout(log),
+        redirect_stderr(log),
+    ):
         try:
             return run_part(arguments, out)
         except (Exception, SystemExit) as error:  # whatever fails, the other parts are measured
             traceback.print_exc()
-            raise DCARError(f"{type(error).__name__}: {str(error)[:200]}; see {out.with_suffix('.log')}") from error
+            raise DCARError(
+                f"{type(error).__name__}: {str(error)[:200]}; see {out.with_suffix('.log')}"
+            ) from error
         finally:
             gc.collect()
             torch.cuda.empty_cache()
@@ -208,12 +365,24 @@ def measure(part: Part, out: Path) -> Rows:
 
 def table(out: Path, names: Sequence[str]) -> str:
     """Format what has been measured of these parts."""
-    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU, tiny sizes: a rehearsal"
-    lines = [f"{where}; {machine()}; torch {torch.__version__}", "", "| part | what | measured | compare |",
-             "| --- | --- | --- | --- |"]
+    where = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else "no GPU, tiny sizes: a rehearsal"
+    )
+    lines = [
+        f"{where}; {machine()}; torch {torch.__version__}",
+        "",
+        "| part | what | measured | compare |",
+        "| --- | --- | --- | --- |",
+    ]
     for name in names:
         kept = out / f"{name}.json"
-        found = json.loads(kept.read_text())["rows"] if kept.exists() else [("not measured yet", "", "")]
+        found = (
+            json.loads(kept.read_text())["rows"]
+            if kept.exists()
+            else [("not measured yet", "", "")]
+        )
         lines += [f"| {name} | {' | '.join(row)} |" for row in found]
     return "\n".join(lines) + "\n"
 
@@ -239,16 +408,25 @@ def run(config: RowsConfig) -> int:
             missing += 1
             print(f"{name}: {error}", flush=True)
             continue
-        write_json(kept, {"arguments": part[0], "seconds": time.monotonic() - started, "rows": rows})
+        write_json(
+            kept, {"arguments": part[0], "seconds": time.monotonic() - started, "rows": rows}
+        )
         write_text(out / "rows.md", table(out, config.parts))
-        print("\n".join(f"  {what}: {measured}  [{other}]" for what, measured, other in rows), flush=True)
-    print(f"\n{table(out, config.parts)}\n{len(config.parts) - missing} of {len(config.parts)} parts; "
-          f"{out / 'rows.md'}")
+        print(
+            "\n".join(f"  {what}: {measured}  [{other}]" for what, measured, other in rows),
+            flush=True,
+        )
+    print(
+        f"\n{table(out, config.parts)}\n{len(config.parts) - missing} of {len(config.parts)} "
+        "parts; "
+        f"{out / 'rows.md'}"
+    )
     return 1 if missing else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")  # now, or a log that is closed later would be written
+    # now, or a log that is closed later would be written
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     return run_claimed(run, load_config(RowsConfig, arguments))
 
 

@@ -1,14 +1,17 @@
-"""The whole pipeline on the embedded corpus, on two CPU cores: corpus -> distilled corpus -> CAR and FAR -> chunk
-scorer -> DCPO on joined sentences -> exported policy -> comparison -> report, all under `runs/quickstart`.
+"""The whole pipeline on the embedded corpus, on two CPU cores: corpus -> distilled corpus -> CAR
+and FAR -> chunk scorer -> DCPO on joined sentences -> exported policy -> comparison -> report, all
+under `runs/quickstart`.
 
     ./launch/quickstart.sh [out=…] [start=scratch] [policy_steps=…] [utterances=…]
 
-Stage one goes on from the shipped decoders, by their last recipe, for a few gentle steps, because a decoder that
-speaks clearly takes hours on two cores; `start=scratch` trains both from nothing, on the recordings.
+Stage one goes on from the shipped decoders, by their last recipe, for a few gentle steps, because a
+decoder that speaks clearly takes hours on two cores; `start=scratch` trains both from nothing, on
+the recordings.
 
-Every step is the same command that a user would type (it is printed), and resumes by itself when interrupted. A
-finished step is recognised by its command and the content of its inputs, and is not run again; what a training left
-that began with others is set aside (`dcpo.1`, …), because its checkpoints would be refused.
+Every step is the same command that a user would type (it is printed), and resumes by itself when
+interrupted. A finished step is recognised by its command and the content of its inputs, and is not
+run again; what a training left that began with others is set aside (`dcpo.1`, …), because its
+checkpoints would be refused.
 """
 
 from __future__ import annotations
@@ -31,8 +34,19 @@ from dcar.sources.shipped import shipped
 from dcar.tracking import provenance, write_json
 
 RECIPES = Path(__file__).parent / "recipes"
-SEVEN_HEADS = ["far", "car-1", "car-3", "car-5", "car-7", "random-4-5-6-7", "dcar@n4", "sd", "ssd-0.4", "vadusa-2",
-               "mtp-viterbi-5"]
+SEVEN_HEADS = [
+    "far",
+    "car-1",
+    "car-3",
+    "car-5",
+    "car-7",
+    "random-4-5-6-7",
+    "dcar@n4",
+    "sd",
+    "ssd-0.4",
+    "vadusa-2",
+    "mtp-viterbi-5",
+]
 """What is compared from scratch; compare_starter.yaml is for sixteen heads."""
 
 
@@ -41,14 +55,25 @@ class QuickstartConfig:
     """Settings of the quickstart; everything else is in launch/recipes/*_starter.yaml."""
 
     out: str = setting("runs/quickstart", "Folder to write.", place="folder")
-    start: str = setting("starter", "Stage one from the shipped decoders, or from scratch.",
-                         choices=("starter", "scratch"))
-    train_steps: int = setting(0, "Of stage one, for CAR and for FAR alike; 0 = 30 from the starter, 300 from scratch.",
-                               minimum=0)
-    chunk_scorer_steps: int = setting(0, "Of what tells how well tokens go together; 0 = 60 from the starter, 150 from "
-                                      "scratch.", minimum=0)
+    start: str = setting(
+        "starter",
+        "Stage one from the shipped decoders, or from scratch.",
+        choices=("starter", "scratch"),
+    )
+    train_steps: int = setting(
+        0,
+        "Of stage one, for CAR and for FAR alike; 0 = 30 from the starter, 300 from scratch.",
+        minimum=0,
+    )
+    chunk_scorer_steps: int = setting(
+        0,
+        "Of what tells how well tokens go together; 0 = 60 from the starter, 150 from scratch.",
+        minimum=0,
+    )
     policy_steps: int = setting(12, "Updates of DCPO, some 512 rollouts each.", minimum=1)
-    utterances: int = setting(96, "Of the comparison, from speakers that were never trained on.", minimum=1)
+    utterances: int = setting(
+        96, "Of the comparison, from speakers that were never trained on.", minimum=1
+    )
     processes: int = setting(2, "Of DCPO and of the comparison.", minimum=1)
 
     def __post_init__(self):
@@ -60,13 +85,15 @@ class QuickstartConfig:
 
 @dataclass
 class Step:
-    """One command: what it reads (content decides whether it must run again) and what it leaves behind."""
+    """One command: what it reads (content decides whether it must run again) and what it leaves
+    behind."""
 
     name: str
     command: list[str]
     outputs: list[Path]
     inputs: list[Path] = field(default_factory=list)
-    folder: Path | None = None  # of its checkpoints, which belong to one command and one content of its inputs
+    # of its checkpoints, which belong to one command and one content of its inputs
+    folder: Path | None = None
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(json.dumps(self.command[1:]).encode())
@@ -80,17 +107,25 @@ def content_digest(path: Path) -> str:
     if path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
     kinds = {".safetensors", ".json", ".yaml", ".arrow", ".parquet"}
-    files = sorted(p for p in path.rglob("*") if p.suffix in kinds and "checkpoint-" not in str(p)
-                   and p.name != "provenance.json")
-    return hashlib.sha256("".join(f"{p.relative_to(path)} {content_digest(p)}" for p in files).encode()).hexdigest()
+    files = sorted(
+        p
+        for p in path.rglob("*")
+        if p.suffix in kinds and "checkpoint-" not in str(p) and p.name != "provenance.json"
+    )
+    return hashlib.sha256(
+        "".join(f"{p.relative_to(path)} {content_digest(p)}" for p in files).encode()
+    ).hexdigest()
 
 
 def computes_bfloat16() -> bool:
-    """Whether this processor has instructions for bfloat16 (AVX-512 BF16 or AMX; Arm's count as having them)."""
+    """Whether this processor has instructions for bfloat16 (AVX-512 BF16 or AMX; Arm's count as
+    having them)."""
     import torch
 
     found = torch.cpu.get_capabilities()
-    return found["architecture"] != "x86_64" or bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+    return found["architecture"] != "x86_64" or bool(
+        found.get("avx512_bf16") or found.get("amx_bf16")
+    )
 
 
 def launched(module: str, processes: int) -> list[str]:
@@ -98,8 +133,22 @@ def launched(module: str, processes: int) -> list[str]:
     if processes == 1:
         return [sys.executable, "-m", module]
     # `accelerate launch --cpu` would silently run one process (docs/scaling.md)
-    return [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes),
-            "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "-m", module]
+    return [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes",
+        str(processes),
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "-m",
+        module,
+    ]
 
 
 def pipeline(config: QuickstartConfig) -> list[list[Step]]:
@@ -109,75 +158,204 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
     distilled, chunk_scorer, verifiers = out / "distilled", out / "chunk_scorer", out / "verifiers"
     dcpo, policy, from_starter = out / "dcpo", out / "policy", config.start == "starter"
     spoken = distilled if from_starter else data  # what decoders and chunk scorer learn
-    texts = out / "texts" if from_starter else data  # what the policy speaks: joined sentences, where it can
+    # what the policy speaks: joined sentences, where it can
+    texts = out / "texts" if from_starter else data
     python = sys.executable
 
-    def train(name: str, module: str, config_of: str, folder: Path, steps: int, initial: str, gently: list[str],
-              *read: Path) -> Step:
-        """A training. From the starter it goes on gently, so as not to undo what the end of the first one gained."""
+    def train(
+        name: str,
+        module: str,
+        config_of: str,
+        folder: Path,
+        steps: int,
+        initial: str,
+        gently: list[str],
+        *read: Path,
+    ) -> Step:
+        """A training. From the starter it goes on gently, so as not to undo what the end of the
+        first one gained."""
         recipe = RECIPES / config_of.partition(":")[0]
-        command = [python, "-m", module, "--config", str(RECIPES / config_of), *(f"decoder={path}" for path in read),
-                   f"data={spoken}", f"out={folder}", f"max_steps={steps}", f"eval_steps={steps}"]
+        command = [
+            python,
+            "-m",
+            module,
+            "--config",
+            str(RECIPES / config_of),
+            *(f"decoder={path}" for path in read),
+            f"data={spoken}",
+            f"out={folder}",
+            f"max_steps={steps}",
+            f"eval_steps={steps}",
+        ]
         if not computes_bfloat16():
-            command.append("bf16=false")  # without instructions for it a step takes ten times as long
-        return Step(name, [*command, *(gently if from_starter else [])], [folder / "model.safetensors"],
-                    [*read, spoken, recipe, *([shipped(initial)] if from_starter else [])], folder)
+            # without instructions for it a step takes ten times as long
+            command.append("bf16=false")
+        return Step(
+            name,
+            [*command, *(gently if from_starter else [])],
+            [folder / "model.safetensors"],
+            [*read, spoken, recipe, *([shipped(initial)] if from_starter else [])],
+            folder,
+        )
 
     def stage_one(name: str, folder: Path, initial: str, variant: str) -> Step:
-        return train(name, "dcar.train", f"car_starter.yaml{variant}", folder, config.train_steps, initial,
-                     [f"init_from={shipped(initial)}", "learning_rate=0.0002", "warmup_steps=10"])
+        return train(
+            name,
+            "dcar.train",
+            f"car_starter.yaml{variant}",
+            folder,
+            config.train_steps,
+            initial,
+            [f"init_from={shipped(initial)}", "learning_rate=0.0002", "warmup_steps=10"],
+        )
 
-    join = Step("texts", [python, "-m", "dcar.cli", "prepare", "mode=join", f"data=[{data}]", "max_seconds=12",
-                          "seed=1", f"out={texts}"], [texts / "prepared.json"], [data])
-    distil = Step("distil", [python, "-m", "launch.distil", "--config", str(RECIPES / "distil_starter.yaml"),
-                             f"data={data}", f"decoder={shipped('decoder')}", "methods=[car-5@t0]",
-                             f"limit={16 * config.train_steps}", f"out={distilled}"],
-                  [distilled / "prepared.json"], [data, shipped("decoder"), RECIPES / "distil_starter.yaml"])
+    join = Step(
+        "texts",
+        [
+            python,
+            "-m",
+            "dcar.cli",
+            "prepare",
+            "mode=join",
+            f"data=[{data}]",
+            "max_seconds=12",
+            "seed=1",
+            f"out={texts}",
+        ],
+        [texts / "prepared.json"],
+        [data],
+    )
+    distil = Step(
+        "distil",
+        [
+            python,
+            "-m",
+            "launch.distil",
+            "--config",
+            str(RECIPES / "distil_starter.yaml"),
+            f"data={data}",
+            f"decoder={shipped('decoder')}",
+            "methods=[car-5@t0]",
+            f"limit={16 * config.train_steps}",
+            f"out={distilled}",
+        ],
+        [distilled / "prepared.json"],
+        [data, shipped("decoder"), RECIPES / "distil_starter.yaml"],
+    )
     return [
         [distil, join] if from_starter else [],
-        [stage_one("car", car, "decoder", ":distilled" if from_starter else ""),
-         stage_one("far", far, "far", ":far_distilled" if from_starter else ":far")],
-        [train("chunk_scorer", "dcar.train.chunk_scorer", "chunk_scorer_starter.yaml", chunk_scorer,
-               config.chunk_scorer_steps, "chunk_scorer",
-               ["init_from=starter", "learning_rate=0.0005", "warmup_steps=10"], car),
-         Step("verifiers", [python, "-m", "eval.analysis.fit_verifiers", "--config",
-                            str(RECIPES / "verifiers_starter.yaml"), f"decoder={car}", f"data={data}",
-                            "sampling.temperature=1.0", "sampling.top_k=0", f"out={verifiers}"],
-              [verifiers / "statistics.json"], [car, RECIPES / "verifiers_starter.yaml"])],
-        [Step("dcpo", [*launched("rl.train", config.processes), "--config", str(RECIPES / "dcpo_starter.yaml"),
-                       f"decoder={car}", f"data={texts}", f"chunk_scorer={chunk_scorer}", f"out={dcpo}",
-                       f"max_steps={config.policy_steps}",
-                       f"gradient_accumulation_steps={max(1, 8 // config.processes)}",
-                       *([] if from_starter else ["policy_sizes=[4,5,6,7]", "tokens_per_pass=5.5"])],
-              [dcpo / "policy" / "model.safetensors"], [car, texts, chunk_scorer, RECIPES / "dcpo_starter.yaml"],
-              dcpo)],
-        [Step("export", [python, "-m", "rl.export", f"run={dcpo}", f"decoder={car}", f"out={policy}"],
-              [policy / "model.safetensors"], [car, dcpo / "policy"])],
-        [Step("compare", [*launched("eval.compare", config.processes), "--config",
-                          str(RECIPES / "compare_starter.yaml"), f"data={data}", f"decoder={car}",
-                          f"far_decoder={far}", f"policies=[{policy}]", f"statistics={verifiers}",
-                          f"out={out}", f"limit={config.utterances}", f"training_log={dcpo / 'log.jsonl'}",
-                          *([] if from_starter else [f"methods=[{','.join(SEVEN_HEADS)}]"])],
-              [out / "compare.json", out / "report.html"],
-              [car, far, policy, verifiers, RECIPES / "compare_starter.yaml"])],
+        [
+            stage_one("car", car, "decoder", ":distilled" if from_starter else ""),
+            stage_one("far", far, "far", ":far_distilled" if from_starter else ":far"),
+        ],
+        [
+            train(
+                "chunk_scorer",
+                "dcar.train.chunk_scorer",
+                "chunk_scorer_starter.yaml",
+                chunk_scorer,
+                config.chunk_scorer_steps,
+                "chunk_scorer",
+                ["init_from=starter", "learning_rate=0.0005", "warmup_steps=10"],
+                car,
+            ),
+            Step(
+                "verifiers",
+                [
+                    python,
+                    "-m",
+                    "eval.analysis.fit_verifiers",
+                    "--config",
+                    str(RECIPES / "verifiers_starter.yaml"),
+                    f"decoder={car}",
+                    f"data={data}",
+                    "sampling.temperature=1.0",
+                    "sampling.top_k=0",
+                    f"out={verifiers}",
+                ],
+                [verifiers / "statistics.json"],
+                [car, RECIPES / "verifiers_starter.yaml"],
+            ),
+        ],
+        [
+            Step(
+                "dcpo",
+                [
+                    *launched("rl.train", config.processes),
+                    "--config",
+                    str(RECIPES / "dcpo_starter.yaml"),
+                    f"decoder={car}",
+                    f"data={texts}",
+                    f"chunk_scorer={chunk_scorer}",
+                    f"out={dcpo}",
+                    f"max_steps={config.policy_steps}",
+                    f"gradient_accumulation_steps={max(1, 8 // config.processes)}",
+                    *([] if from_starter else ["policy_sizes=[4,5,6,7]", "tokens_per_pass=5.5"]),
+                ],
+                [dcpo / "policy" / "model.safetensors"],
+                [car, texts, chunk_scorer, RECIPES / "dcpo_starter.yaml"],
+                dcpo,
+            )
+        ],
+        [
+            Step(
+                "export",
+                [python, "-m", "rl.export", f"run={dcpo}", f"decoder={car}", f"out={policy}"],
+                [policy / "model.safetensors"],
+                [car, dcpo / "policy"],
+            )
+        ],
+        [
+            Step(
+                "compare",
+                [
+                    *launched("eval.compare", config.processes),
+                    "--config",
+                    str(RECIPES / "compare_starter.yaml"),
+                    f"data={data}",
+                    f"decoder={car}",
+                    f"far_decoder={far}",
+                    f"policies=[{policy}]",
+                    f"statistics={verifiers}",
+                    f"out={out}",
+                    f"limit={config.utterances}",
+                    f"training_log={dcpo / 'log.jsonl'}",
+                    *([] if from_starter else [f"methods=[{','.join(SEVEN_HEADS)}]"]),
+                ],
+                [out / "compare.json", out / "report.html"],
+                [car, far, policy, verifiers, RECIPES / "compare_starter.yaml"],
+            )
+        ],
     ]
 
 
 def run_side_by_side(steps: Sequence[Step], folder: Path) -> None:
-    """Run steps that do not depend on each other; the first one's output is shown, the others' goes to a file."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONUNBUFFERED": "1"}
+    """Run steps that do not depend on each other; the first one's output is shown, the others'
+    goes to a file."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+        "PYTHONUNBUFFERED": "1",
+    }
     running: list[tuple[Step, subprocess.Popen]] = []
     try:
         for i, step in enumerate(steps):
             log = None if i == 0 else (folder / f"{step.name}.log").open("w")
             shown = " ".join(["python", *step.command[1:]])
-            print(f"\n== {step.name}: {shown}" + (f"  (log: {log.name})" if log else ""), flush=True)
-            running.append((step, subprocess.Popen(step.command, env=environment, stdout=log, stderr=log)))
+            print(
+                f"\n== {step.name}: {shown}" + (f"  (log: {log.name})" if log else ""), flush=True
+            )
+            running.append(
+                (step, subprocess.Popen(step.command, env=environment, stdout=log, stderr=log))
+            )
         for step, process in running:
             if process.wait():
                 where = "" if step is steps[0] else f"; its output is in {folder / step.name}.log"
-                raise DCARError(f"step '{step.name}' failed with status {process.returncode}{where}. "
-                                "What was finished is kept; the same command goes on from there")
+                raise DCARError(
+                    f"step '{step.name}' failed with status {process.returncode}{where}. "
+                    "What was finished is kept; the same command goes on from there"
+                )
     finally:
         for _, process in running:
             if process.poll() is None:
@@ -224,8 +402,14 @@ def run(config: QuickstartConfig) -> None:
             if missing := [str(p) for p in step.outputs if not p.exists()]:
                 raise DCARError(f"step '{step.name}' ended without writing {', '.join(missing)}")
             seconds = time.time() - start
-            write_json(records / f"{step.name}.json",
-                       {"fingerprint": begun_with[step.name], "command": step.command[1:], "seconds": seconds})
+            write_json(
+                records / f"{step.name}.json",
+                {
+                    "fingerprint": begun_with[step.name],
+                    "command": step.command[1:],
+                    "seconds": seconds,
+                },
+            )
     write_json(out / "provenance.json", provenance(config=vars(config)))
     print(f"\n{(time.time() - started) / 60:.1f} minutes. Listen and look: {out / 'report.html'}")
     print(f"The policy: {out / 'policy'}. The table once more: dcar report compare={out}")

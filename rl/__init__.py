@@ -1,1 +1,2 @@
-"""Stage two: DCPO, reinforcement learning of the chunk policy (objective, rollouts, rewards, trainer, export)."""
+"""Stage two: DCPO, reinforcement learning of the chunk policy (objective, rollouts, rewards,
+trainer, export)."""

@@ -20,44 +20,86 @@ from dcar.prompts.load import load_prompts
 from rl.config import DCPOConfig, required
 
 OF_PROMPT = ("utterance_id", "text_ids", "prompt_ids")
-OF_ITEM = ("text", "speaker", "speaker_embedding", "reference_tokens", "prompt_utterance_id", "duration",
-           "prompt_text_units")
+OF_ITEM = (
+    "text",
+    "speaker",
+    "speaker_embedding",
+    "reference_tokens",
+    "prompt_utterance_id",
+    "duration",
+    "prompt_text_units",
+)
 COLUMNS = (*OF_PROMPT, *OF_ITEM)
 
 
-def load_dataset(data: str, decoder: AnyDecoder, split: str = "train", prompt_tokens: int = 50, seed: int = 42,
-                 limit: int | None = None, min_seconds: float = 0.0) -> Dataset:
-    """The prompts of a prepared corpus as a data set of `COLUMNS`, a row each. Columns that are added to it reach the
-    reward functions by their names.
+def load_dataset(
+    data: str,
+    decoder: AnyDecoder,
+    split: str = "train",
+    prompt_tokens: int = 50,
+    seed: int = 42,
+    limit: int | None = None,
+    min_seconds: float = 0.0,
+) -> Dataset:
+    """The prompts of a prepared corpus as a data set of `COLUMNS`, a row each. Columns that are
+    added to it reach the reward functions by their names.
 
-    data: folder of `dcar prepare`; prompt_tokens: length of the speech prompt; limit: at most so many, chosen by seed;
-    min_seconds: of the recordings, at least.
+    data: folder of `dcar prepare`; prompt_tokens: length of the speech prompt; limit: at most so
+    many, chosen by seed; min_seconds: of the recordings, at least.
     """
     items = load_prompts(data, split, decoder, prompt_tokens, seed, limit, min_seconds)
-    return Dataset.from_list([{**{name: getattr(item.prompt, name) for name in OF_PROMPT},
-                               **{name: getattr(item, name) for name in OF_ITEM}} for item in items])
+    return Dataset.from_list(
+        [
+            {
+                **{name: getattr(item.prompt, name) for name in OF_PROMPT},
+                **{name: getattr(item, name) for name in OF_ITEM},
+            }
+            for item in items
+        ]
+    )
 
 
 def items_of(dataset: Sequence[PromptItem] | Dataset) -> list[PromptItem]:
-    """The prompts of a data set as `load_dataset` makes it, or those that are given. DataError for another one."""
+    """The prompts of a data set as `load_dataset` makes it, or those that are given. DataError
+    for another one."""
     if not isinstance(dataset, Dataset):
         return list(dataset)
     if missing := [name for name in COLUMNS if name not in dataset.column_names]:
-        raise DataError(f"the data set has no column {', '.join(missing)}; make it by rl.data.load_dataset")
-    return [PromptItem(
-        Prompt(row["utterance_id"], row["text_ids"], row["prompt_ids"]), row["text"], row["speaker"],
-        np.asarray(row["speaker_embedding"], np.float32), list(row["reference_tokens"]), row["prompt_utterance_id"],
-        row["duration"], row["prompt_text_units"],
-        columns={name: value for name, value in row.items() if name not in COLUMNS}) for row in dataset]
+        raise DataError(
+            f"the data set has no column {', '.join(missing)}; make it by rl.data.load_dataset"
+        )
+    return [
+        PromptItem(
+            Prompt(row["utterance_id"], row["text_ids"], row["prompt_ids"]),
+            row["text"],
+            row["speaker"],
+            np.asarray(row["speaker_embedding"], np.float32),
+            list(row["reference_tokens"]),
+            row["prompt_utterance_id"],
+            row["duration"],
+            row["prompt_text_units"],
+            columns={name: value for name, value in row.items() if name not in COLUMNS},
+        )
+        for row in dataset
+    ]
 
 
-def prompts_of(args: DCPOConfig, decoder: AnyDecoder, train: Sequence[PromptItem] | Dataset | None,
-               evaluated: Sequence[PromptItem] | Dataset | None) -> tuple[list[PromptItem], list[PromptItem] | None]:
-    """The training prompts of a run, and those of its evaluations where there are any: the data sets that are given, or
-    the splits train and dev of `args.data`."""
+def prompts_of(
+    args: DCPOConfig,
+    decoder: AnyDecoder,
+    train: Sequence[PromptItem] | Dataset | None,
+    evaluated: Sequence[PromptItem] | Dataset | None,
+) -> tuple[list[PromptItem], list[PromptItem] | None]:
+    """The training prompts of a run, and those of its evaluations where there are any: the data
+    sets that are given, or the splits train and dev of `args.data`."""
     load = partial(load_prompts, base=decoder, prompt_tokens=args.prompt_tokens, seed=args.seed)
     if train is None:
-        train = load(required(args, "data"), "train", limit=args.max_train_prompts, min_seconds=args.min_seconds)
+        train = load(
+            required(args, "data"),
+            "train",
+            limit=args.max_train_prompts,
+            min_seconds=args.min_seconds,
+        )
     if evaluated is None and args.eval_strategy != "no":
         evaluated = load(required(args, "data"), "dev", limit=args.max_eval_prompts)
     return items_of(train), None if evaluated is None else items_of(evaluated)
@@ -82,20 +124,37 @@ class Prompts(TorchDataset):
 class PromptBatches(Sampler[list[Address]]):
     """This process's prompts of every micro-batch, as a pure function of (seed, epoch).
 
-    A window of `accumulation` micro-batches is repeated `iterations` times: the inner updates on the same rollouts.
-    The last window of an epoch is filled up from the beginning of the permutation.
+    A window of `accumulation` micro-batches is repeated `iterations` times: the inner updates on
+    the same rollouts. The last window of an epoch is filled up from the beginning of the
+    permutation.
     """
 
-    def __init__(self, size: int, prompts: int, accumulation: int, iterations: int, seed: int, rank: int = 0,
-                 processes: int = 1):
-        self.size, self.prompts, self.accumulation, self.iterations = size, prompts, accumulation, iterations
+    def __init__(
+        self,
+        size: int,
+        prompts: int,
+        accumulation: int,
+        iterations: int,
+        seed: int,
+        rank: int = 0,
+        processes: int = 1,
+    ):
+        self.size, self.prompts, self.accumulation, self.iterations = (
+            size,
+            prompts,
+            accumulation,
+            iterations,
+        )
         self.seed, self.rank, self.processes = seed, rank, processes
         self.epoch = 0
         self.per_window = prompts * processes * accumulation
         if size < self.per_window:
             raise ConfigError(
-                f"{size} training prompts are fewer than the {self.per_window} of one update ({prompts} x {processes} "
-                f"processes x {accumulation} accumulated): lower per_device_train_batch_size or give more prompts")
+                f"{size} training prompts are fewer than the {self.per_window} of one update "
+                f"({prompts} x {processes} "
+                f"processes x {accumulation} accumulated): lower per_device_train_batch_size or "
+                "give more prompts"
+            )
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -108,8 +167,10 @@ class PromptBatches(Sampler[list[Address]]):
         return self.windows * self.accumulation * self.iterations
 
     def __iter__(self) -> Iterator[list[Address]]:
-        order = np.resize(np.random.default_rng([self.seed, self.epoch]).permutation(self.size),
-                          (self.windows, self.accumulation, self.processes, self.prompts))
+        order = np.resize(
+            np.random.default_rng([self.seed, self.epoch]).permutation(self.size),
+            (self.windows, self.accumulation, self.processes, self.prompts),
+        )
         mine = order[:, :, self.rank].repeat(self.iterations, axis=0).reshape(-1, self.prompts)
         for position, indices in enumerate(mine.tolist()):
             yield [(self.epoch, position, i) for i in indices]
@@ -117,4 +178,9 @@ class PromptBatches(Sampler[list[Address]]):
 
 def collate(rows: list[tuple[Address, PromptItem]]) -> dict[str, Any]:
     (epoch, position, _), _ = rows[0]
-    return {"epoch": epoch, "position": position, "indices": [a[2] for a, _ in rows], "items": [i for _, i in rows]}
+    return {
+        "epoch": epoch,
+        "position": position,
+        "indices": [a[2] for a, _ in rows],
+        "items": [i for _, i in rows],
+    }

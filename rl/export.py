@@ -2,10 +2,11 @@
 
     dcar export run=runs/dcpo decoder=runs/car out=runs/policy program=true
 
-The directory holds model.safetensors, config.json (action set, range, base checksum, tokenizer), a model card with the
-run's metrics, and provenance.json. The program (`serving.pt2`, torch.export, dynamic batch and length) maps the
-decoder's hidden states to the policy's decision and the distributions of all heads; loading it needs torch alone. With
-num_candidates=4 it draws four chunks side by side and chooses among them, for a policy that holds a chunk scorer.
+The directory holds model.safetensors, config.json (action set, range, base checksum, tokenizer), a
+model card with the run's metrics, and provenance.json. The program (`serving.pt2`, torch.export,
+dynamic batch and length) maps the decoder's hidden states to the policy's decision and the
+distributions of all heads; loading it needs torch alone. With num_candidates=4 it draws four chunks
+side by side and chooses among them, for a policy that holds a chunk scorer.
 """
 
 from __future__ import annotations
@@ -46,36 +47,51 @@ MAX_BATCH, MAX_LENGTH = 1024, 8192  # of the serving program
 class ExportConfig:
     """Settings of `dcar export`."""
 
-    run: str = setting(meaning="Folder of a DCPO run, one of its checkpoints, or a policy directory; starter = the "
-                              "shipped policy.", place="folder")
+    run: str = setting(
+        meaning="Folder of a DCPO run, one of its checkpoints, or a policy directory; starter = "
+        "the "
+        "shipped policy.",
+        place="folder",
+    )
     out: str = setting("runs/policy", "Folder to write.", place="folder")
-    decoder: str = setting("", "Directory of the decoder; needed for the program, and checked against the policy.")
+    decoder: str = setting(
+        "", "Directory of the decoder; needed for the program, and checked against the policy."
+    )
     program: bool = setting(True, "Also write the torch.export program (needs decoder).")
-    num_candidates: int = setting(1, "Chunks that the program draws side by side and chooses among; more than 1 needs "
-                                     "a policy with a chunk scorer.", minimum=1)
+    num_candidates: int = setting(
+        1,
+        "Chunks that the program draws side by side and chooses among; more than 1 needs "
+        "a policy with a chunk scorer.",
+        minimum=1,
+    )
 
 
 class ServingStep(nn.Module):
-    """One decision: hidden states so far -> how many tokens to keep, and the logits of the heads to draw them from.
+    """One decision: hidden states so far -> how many tokens to keep, and the logits of the heads to
+    draw them from.
 
-    A policy that sees the candidates needs them drawn inside: the likeliest of logits + noise. That is a draw at
-    temperature T where the noise is T times a standard Gumbel variable (the Gumbel-max trick), and greedy at 0. Of
-    several chunks drawn side by side the likeliest pair of candidate and size is chosen
-    (`heads.candidates.joint_log_probs`), as a greedy `PolicyChunk` does; draws of independent noise are independent,
-    those of `dcar.decoding` stand at equal distances.
+    A policy that sees the candidates needs them drawn inside: the likeliest of logits + noise. That
+    is a draw at temperature T where the noise is T times a standard Gumbel variable (the Gumbel-max
+    trick), and greedy at 0. Of several chunks drawn side by side the likeliest pair of candidate
+    and size is chosen (`heads.candidates.joint_log_probs`), as a greedy `PolicyChunk` does; draws
+    of independent noise are independent, those of `dcar.decoding` stand at equal distances.
     """
 
     def __init__(self, policy: ChunkPolicy, heads: Heads):
         super().__init__()
         self.policy, self.heads = policy, heads
 
-    def forward(self, hidden: Tensor, lengths: Tensor, noise: Tensor | None = None) -> tuple[Tensor, ...]:
-        """hidden [B, S, D] of the speech positions (prompt first), lengths [B] -> action logits [B, K] (column a - 1:
-        keep a tokens), head logits [B, K, V + 1] (row k - 1: the token k steps ahead).
+    def forward(
+        self, hidden: Tensor, lengths: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """hidden [B, S, D] of the speech positions (prompt first), lengths [B] -> action logits [B,
+        K] (column a - 1: keep a tokens), head logits [B, K, V + 1] (row k - 1: the token k steps
+        ahead).
 
-        With noise [B, n, V + 1] for the n tokens that the policy may keep: head logits [B, n, V + 1], and the tokens
-        drawn [B, n]. With noise [B, N, n, V + 1] for N chunks: the actions are log-probabilities of the chosen draw
-        together with each size, the tokens are that draw's, and last comes which it is [B].
+        With noise [B, n, V + 1] for the n tokens that the policy may keep: head logits [B, n, V +
+        1], and the tokens drawn [B, n]. With noise [B, N, n, V + 1] for N chunks: the actions are
+        log-probabilities of the chosen draw together with each size, the tokens are that draw's,
+        and last comes which it is [B].
         """
         last = at(hidden, lengths - 1)
         if noise is None:
@@ -92,23 +108,33 @@ class ServingStep(nn.Module):
 
 
 def noise_shape(policy: ChunkPolicy, ids: int, num_candidates: int) -> tuple[int, ...]:
-    """Of the third input of a policy's program, behind the batch: [n, V + 1], or [N, n, V + 1]; ids: V + 1."""
+    """Of the third input of a policy's program, behind the batch: [n, V + 1], or [N, n, V + 1];
+    ids: V + 1."""
     return (*([num_candidates] if num_candidates > 1 else []), policy.config.reach, ids)
 
 
-def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path, num_candidates: int = 1) -> None:
-    """Write the serving program of a policy for this decoder, which chooses among `num_candidates` chunks.
-    CheckpointError if what was written does not compute the same."""
+def export_program(
+    policy: ChunkPolicy, base: AnyDecoder, path: Path, num_candidates: int = 1
+) -> None:
+    """Write the serving program of a policy for this decoder, which chooses among
+    `num_candidates` chunks. CheckpointError if what was written does not compute the same."""
     step, generator = ServingStep(policy, base.heads).eval(), torch.Generator().manual_seed(0)
-    batch, length = (torch.export.Dim("batch", min=1, max=MAX_BATCH), torch.export.Dim("length", min=1, max=MAX_LENGTH))
-    inputs = [torch.randn(2, 5, policy.config.hidden_size, generator=generator), torch.tensor([5, 3])]
+    batch, length = (
+        torch.export.Dim("batch", min=1, max=MAX_BATCH),
+        torch.export.Dim("length", min=1, max=MAX_LENGTH),
+    )
+    inputs = [
+        torch.randn(2, 5, policy.config.hidden_size, generator=generator),
+        torch.tensor([5, 3]),
+    ]
     shapes: dict[str, dict[int, Any]] = {"hidden": {0: batch, 1: length}, "lengths": {0: batch}}
     if policy.config.after_draw:
         shape = noise_shape(policy, base.config.output_size, num_candidates)
         inputs.append(torch.randn(2, *shape, generator=generator))
         shapes["noise"] = {0: batch}
     with torch.no_grad(), warnings.catch_warnings():
-        # torch's GRU lists its weights anew as it is traced; they are parameters, and what is written is compared below
+        # torch's GRU lists its weights anew as it is traced; they are parameters, and what is
+        # written is compared below
         warnings.filterwarnings("ignore", message="The tensor attributes .*_flat_weights")
         expected = step(*inputs)  # also builds the rotary table, outside the traced program
         program = torch.export.export(step, tuple(inputs), dynamic_shapes=shapes)
@@ -117,58 +143,121 @@ def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path, num_candid
     got = torch.export.load(str(path)).module()(*inputs)
     for a, b in zip(expected, got, strict=True):
         if not torch.allclose(a, b, atol=1e-4):
-            raise CheckpointError(f"{path}: the program differs from the model by {float((a - b).abs().max())}")
+            raise CheckpointError(
+                f"{path}: the program differs from the model by {float((a - b).abs().max())}"
+            )
 
 
 def program_card(policy: ChunkPolicy, codes: int, num_candidates: int = 1) -> str:
-    """What goes into the serving program and what comes out, with a program that runs it; for the policy's card."""
-    shape = ", ".join(map(str, noise_shape(policy, codes + 1, num_candidates))) if policy.config.after_draw else ""
-    return templates("rl").get_template("program_card.md").render(
-        program=PROGRAM, max_batch=MAX_BATCH, max_length=MAX_LENGTH, config=policy.config, codes=codes, noise=shape,
-        num_candidates=num_candidates, several=num_candidates > 1)
+    """What goes into the serving program and what comes out, with a program that runs it; for
+    the policy's card."""
+    shape = (
+        ", ".join(map(str, noise_shape(policy, codes + 1, num_candidates)))
+        if policy.config.after_draw
+        else ""
+    )
+    return (
+        templates("rl")
+        .get_template("program_card.md")
+        .render(
+            program=PROGRAM,
+            max_batch=MAX_BATCH,
+            max_length=MAX_LENGTH,
+            config=policy.config,
+            codes=codes,
+            noise=shape,
+            num_candidates=num_candidates,
+            several=num_candidates > 1,
+        )
+    )
 
 
-READ = {"hidden": "the hidden states so far, before tokens are drawn",
-        "candidates": "what the heads drew: likelihood and certainty of every candidate"}
+READ = {
+    "hidden": "the hidden states so far, before tokens are drawn",
+    "candidates": "what the heads drew: likelihood and certainty of every candidate",
+}
 
 
-def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, num_candidates: int = 1) -> str:
-    """README.md of an exported policy, with the metrics of its run; codes: those of the decoder whose heads are in the
-    serving program beside it, 0 without one; num_candidates: how many this program chooses among."""
+def policy_card(
+    policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, num_candidates: int = 1
+) -> str:
+    """README.md of an exported policy, with the metrics of its run; codes: those of the decoder
+    whose heads are in the serving program beside it, 0 without one; num_candidates: how many
+    this program chooses among."""
     config = policy.config
     size = sum(p.numel() for p in policy.parameters())
     return model_card(
         "Chunk policy (DCAR)",
-        f"Decides at every step of a chunk-wise autoregressive speech decoder how many of the {config.num_actions} "
+        "Decides at every step of a chunk-wise autoregressive speech decoder how many of the "
+        f"{config.num_actions} "
         "predicted tokens are kept. Trained with DCPO on the frozen decoder; it refuses any other.",
-        [("actions", f"keep 1..{config.num_actions} tokens; guidance range of the training: "
-                     f"{list(config.chunk_range)}"),
-         ("decoder", f"checksum `{config.base_checksum or 'not bound'}`, hidden size {config.hidden_size}"),
-         ("speech tokenizer", config.tokenizer or "not recorded"),
-         ("reads", READ[config.reads] + ("; how well they go together" if config.chunk_scorer_width else "")
-                  + (f"; chooses among {list(config.sizes)} tokens" if config.sizes else "")),
-         ("size", f"{size:,} parameters" + (
-             "" if config.reads == "candidates" else
-             f", a layer {config.layer_width} wide with {config.num_attention_heads} heads")),
-         ("policy checksum", f"`{policy.checksum()}`")],
-        source, metrics_of=f"development prompts, reward recogniser {source.get('recognizer', '?')}",
+        [
+            (
+                "actions",
+                f"keep 1..{config.num_actions} tokens; guidance range of the training: "
+                f"{list(config.chunk_range)}",
+            ),
+            (
+                "decoder",
+                f"checksum `{config.base_checksum or 'not bound'}`, hidden size "
+                f"{config.hidden_size}",
+            ),
+            ("speech tokenizer", config.tokenizer or "not recorded"),
+            (
+                "reads",
+                READ[config.reads]
+                + ("; how well they go together" if config.chunk_scorer_width else "")
+                + (f"; chooses among {list(config.sizes)} tokens" if config.sizes else ""),
+            ),
+            (
+                "size",
+                f"{size:,} parameters"
+                + (
+                    ""
+                    if config.reads == "candidates"
+                    else f", a layer {config.layer_width} wide with {config.num_attention_heads} "
+                    "heads"
+                ),
+            ),
+            ("policy checksum", f"`{policy.checksum()}`"),
+        ],
+        source,
+        metrics_of=f"development prompts, reward recogniser {source.get('recognizer', '?')}",
         tags=("reinforcement-learning", "dcpo"),
-        settings=("forced_rows", "num_generations", "num_candidates", "optimizer", "learning_rate", "beta", "alpha",
-                  "num_train_epochs"),
-        note="The reward recogniser was the training signal: judge with another one (`dcar compare`)."
-             + (f"\n\n{program_card(policy, codes, num_candidates)}\n## The policy itself" if codes else ""),
-        code='from heads.policy import ChunkPolicy\n\npolicy = ChunkPolicy.from_pretrained("path/to/this/directory")\n'
-             "policy.check_base(decoder.checksum())")
+        settings=(
+            "forced_rows",
+            "num_generations",
+            "num_candidates",
+            "optimizer",
+            "learning_rate",
+            "beta",
+            "alpha",
+            "num_train_epochs",
+        ),
+        note="The reward recogniser was the training signal: judge with another one (`dcar "
+        "compare`)."
+        + (
+            f"\n\n{program_card(policy, codes, num_candidates)}\n## The policy itself"
+            if codes
+            else ""
+        ),
+        code="from heads.policy import ChunkPolicy\n\npolicy = "
+        'ChunkPolicy.from_pretrained("path/to/this/directory")\n'
+        "policy.check_base(decoder.checksum())",
+    )
 
 
 def find_policy(run: str | Path) -> Path:
-    """The policy directory of a run, its best policy, or the directory itself; "starter" is the shipped policy."""
+    """The policy directory of a run, its best policy, or the directory itself; "starter" is the
+    shipped policy."""
     folder = resolve(str(run), "policy")
     for path in (folder / "policy", folder):
         if (path / "model.safetensors").is_file():
             return path
-    raise CheckpointError(f"{run}: neither a finished DCPO run (with policy/) nor a policy directory; give "
-                          "the out folder of `dcar train-policy`, one of its checkpoints, or starter")
+    raise CheckpointError(
+        f"{run}: neither a finished DCPO run (with policy/) nor a policy directory; give "
+        "the out folder of `dcar train-policy`, one of its checkpoints, or starter"
+    )
 
 
 def read_provenance(source: Path) -> dict[str, Any]:
@@ -178,9 +267,13 @@ def read_provenance(source: Path) -> dict[str, Any]:
             try:
                 found = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError, RecursionError) as error:
-                raise CheckpointError(f"{path}: cannot be read ({error}); copy it again, or remove it") from error
+                raise CheckpointError(
+                    f"{path}: cannot be read ({error}); copy it again, or remove it"
+                ) from error
             if not isinstance(found, dict):
-                raise CheckpointError(f"{path}: does not say where the policy comes from; copy it again")
+                raise CheckpointError(
+                    f"{path}: does not say where the policy comes from; copy it again"
+                )
             return found
     return {}
 
@@ -188,10 +281,15 @@ def read_provenance(source: Path) -> dict[str, Any]:
 def export(config: ExportConfig) -> Path:
     """Write the policy directory; returns it."""
     if config.program and not config.decoder:
-        raise ConfigError("the serving program holds the decoder's heads: give decoder=…, or program=false")
+        raise ConfigError(
+            "the serving program holds the decoder's heads: give decoder=…, or program=false"
+        )
     if config.num_candidates > 1 and not config.program:
-        raise ConfigError(f"num_candidates={config.num_candidates} is of the serving program: set program=true, or "
-                          "leave num_candidates out")
+        raise ConfigError(
+            f"num_candidates={config.num_candidates} is of the serving program: set program=true, "
+            "or "
+            "leave num_candidates out"
+        )
     source, out = find_policy(config.run), Path(config.out)
     policy, origin = ChunkPolicy.from_pretrained(source), read_provenance(source)
     check_num_candidates(policy, config.num_candidates)
@@ -201,7 +299,9 @@ def export(config: ExportConfig) -> Path:
     codes = base.config.speech_vocab_size if config.program and base is not None else 0
     policy.save_pretrained(out, card=policy_card(policy, origin, codes, config.num_candidates))
     write_json(out / "provenance.json", origin)
-    if log := next((p for p in (source / "log.jsonl", source.parent / "log.jsonl") if p.is_file()), None):
+    if log := next(
+        (p for p in (source / "log.jsonl", source.parent / "log.jsonl") if p.is_file()), None
+    ):
         if log.parent != out:
             shutil.copyfile(log, out / "log.jsonl")
     if config.program and base is not None:

@@ -1,4 +1,5 @@
-"""What a run tells while it trains: quantities merged over steps and processes, and what the bar shows."""
+"""What a run tells while it trains: quantities merged over steps and processes, and what the bar
+shows."""
 
 from __future__ import annotations
 
@@ -55,24 +56,39 @@ class Metrics:
                 merged.add(name, total, count)
             for name, value in maxima.items():
                 merged.add_max(name, value)
-        return {name: np.divide(a, b).tolist() for name, (a, b) in merged._sums.items() if b} | merged._maxima
+        return {
+            name: np.divide(a, b).tolist() for name, (a, b) in merged._sums.items() if b
+        } | merged._maxima
 
 
 def scalars(logs: dict[str, Any]) -> dict[str, Any]:
     """A list as one number an entry, name/1, name/2, …: trackers take numbers only."""
-    return {f"{name}/{i}" if isinstance(value, list) else name: number for name, value in logs.items()
-            for i, number in enumerate(value if isinstance(value, list) else [value], start=1)}
+    return {
+        f"{name}/{i}" if isinstance(value, list) else name: number
+        for name, value in logs.items()
+        for i, number in enumerate(value if isinstance(value, list) else [value], start=1)
+    }
 
 
-def add_rollouts(metrics: Metrics, batch: RolloutBatch, zero_std: Tensor, rewards: Sequence[Reward],
-                 chunk_range: Sequence[int], num_actions: int) -> None:
+def add_rollouts(
+    metrics: Metrics,
+    batch: RolloutBatch,
+    zero_std: Tensor,
+    rewards: Sequence[Reward],
+    chunk_range: Sequence[int],
+    num_actions: int,
+) -> None:
     """What the rollouts of a step are like and what they are worth; zero_std [groups] bool."""
     records, totals = batch.records, batch.rewards.tolist()
     sampled = [r for r in records if not r.forced]
     metrics.add_values("reward", totals)
     metrics.add_values("reward_std", [float(objective.reward_std(batch.rewards))])
-    metrics.add_values("reward_forced", [v for r, v in zip(records, totals, strict=True) if r.forced])
-    metrics.add_values("reward_sampled", [v for r, v in zip(records, totals, strict=True) if not r.forced])
+    metrics.add_values(
+        "reward_forced", [v for r, v in zip(records, totals, strict=True) if r.forced]
+    )
+    metrics.add_values(
+        "reward_sampled", [v for r, v in zip(records, totals, strict=True) if not r.forced]
+    )
     for name, values in zip(names_of(rewards), batch.parts.T.tolist(), strict=True):
         metrics.add_values(f"rewards/{name}/mean", values)
     for name, rows in (("wer", records), ("wer_sampled", sampled)):
@@ -80,18 +96,28 @@ def add_rollouts(metrics: Metrics, batch: RolloutBatch, zero_std: Tensor, reward
         metrics.add(name, sum(e.errors for e in scored), sum(e.reference_words for e in scored))
     metrics.add("frac_reward_zero_std", float(zero_std.sum()), len(zero_std))
     add_decisions(metrics, sampled or records, chunk_range, num_actions)
-    metrics.add("duration_ratio", sum(len(r.result.tokens) for r in sampled or records),
-              sum(len(r.item.reference_tokens) for r in sampled or records))
+    metrics.add(
+        "duration_ratio",
+        sum(len(r.result.tokens) for r in sampled or records),
+        sum(len(r.item.reference_tokens) for r in sampled or records),
+    )
     for name, value in batch.seconds.items():
         metrics.add(f"seconds_{name}", value)
 
 
-def add_decisions(metrics: Metrics, records: Sequence[RolloutRecord], chunk_range: Sequence[int],
-                  num_actions: int) -> None:
-    """Tokens per pass, truncation, share of chunk sizes outside the range, and how often each size was chosen."""
+def add_decisions(
+    metrics: Metrics, records: Sequence[RolloutRecord], chunk_range: Sequence[int], num_actions: int
+) -> None:
+    """Tokens per pass, truncation, share of chunk sizes outside the range, and how often each
+    size was chosen."""
     results = [r.result for r in records]
-    actions = np.array([a for r in results for a in r.actions], dtype=np.int64)  # a process may have no prompt
-    metrics.add("tokens_per_pass", sum(len(r.tokens) for r in results), sum(r.target_passes for r in results))
+    # a process may have no prompt
+    actions = np.array([a for r in results for a in r.actions], dtype=np.int64)
+    metrics.add(
+        "tokens_per_pass",
+        sum(len(r.tokens) for r in results),
+        sum(r.target_passes for r in results),
+    )
     metrics.add("truncated", sum(r.truncated for r in results), len(results))
     if chunk_range:
         metrics.add("out_of_range", float((~np.isin(actions, chunk_range)).sum()), len(actions))
@@ -99,7 +125,9 @@ def add_decisions(metrics: Metrics, records: Sequence[RolloutRecord], chunk_rang
 
 
 @torch.no_grad()
-def add_update(metrics: Metrics, out: objective.PolicyLoss, log_probs: Tensor, mask: Tensor, beta: float) -> None:
+def add_update(
+    metrics: Metrics, out: objective.PolicyLoss, log_probs: Tensor, mask: Tensor, beta: float
+) -> None:
     """What an update is like: mask [R, M] of the decisions that count in the loss."""
     decisions = float(mask.sum())
     metrics.add("entropy", float((objective.entropy(log_probs) * mask).sum()), decisions)
@@ -110,19 +138,31 @@ def add_update(metrics: Metrics, out: objective.PolicyLoss, log_probs: Tensor, m
         metrics.add_max("ratio_max", float(out.ratio[mask > 0].max()))
 
 
-SHOWN = {"reward_sampled": "sampled", "reward_forced": "forced", "wer": "wer", "tokens_per_pass": "tok/pass",
-         "entropy": "entropy", "failed_rewards": "failed"}
+SHOWN = {
+    "reward_sampled": "sampled",
+    "reward_forced": "forced",
+    "wer": "wer",
+    "tokens_per_pass": "tok/pass",
+    "entropy": "entropy",
+    "failed_rewards": "failed",
+}
 
 
 class Progress(ProgressCallback):
-    """Trainer's bar with the few quantities that tell whether a run is well, and one line an evaluation."""
+    """Trainer's bar with the few quantities that tell whether a run is well, and one line an
+    evaluation."""
 
     def on_log(self, args, state, control, logs: dict[str, Any] | None = None, **kwargs):
         if not state.is_world_process_zero or not logs:
             return
         if "loss" in logs and self.training_bar is not None:
-            self.training_bar.set_postfix({text: f"{logs[name]:.3f}" for name, text in SHOWN.items() if name in logs})
+            self.training_bar.set_postfix(
+                {text: f"{logs[name]:.3f}" for name, text in SHOWN.items() if name in logs}
+            )
         elif "eval_wer" in logs:
-            tqdm.write(f"step {state.global_step}: WER {100 * logs['eval_wer']:.2f} % at "
-                       f"{logs['eval_tokens_per_pass']:.2f} tokens a pass (sampled "
-                       f"{100 * logs['eval_wer_sampled']:.2f} % at {logs['eval_tokens_per_pass_sampled']:.2f})")
+            tqdm.write(
+                f"step {state.global_step}: WER {100 * logs['eval_wer']:.2f} % at "
+                f"{logs['eval_tokens_per_pass']:.2f} tokens a pass (sampled "
+                f"{100 * logs['eval_wer_sampled']:.2f} % at "
+                f"{logs['eval_tokens_per_pass_sampled']:.2f})"
+            )

@@ -1,10 +1,12 @@
-"""Natural policy gradient: a step as long as the policy's distribution may move, in whatever weights it is written.
+"""Natural policy gradient: a step as long as the policy's distribution may move, in whatever
+weights it is written.
 
-Kakade, A Natural Policy Gradient, 2002; with steps of given length as in TRPO (Schulman et al., 2015). The gradient g
-of the loss is turned into x = (F + damping)^-1 g, F the Fisher information of the distribution at the decisions of a
-window, by conjugate gradients on products F v. What a policy after the draw sees differs a hundredfold in size and goes
-up and down together, and what one decision is worth drowns in what the others do: there Adam, which moves every weight
-alike, mostly follows noise. Not the paper's.
+Kakade, A Natural Policy Gradient, 2002; with steps of given length as in TRPO (Schulman et al.,
+2015). The gradient g of the loss is turned into x = (F + damping)^-1 g, F the Fisher information of
+the distribution at the decisions of a window, by conjugate gradients on products F v. What a policy
+after the draw sees differs a hundredfold in size and goes up and down together, and what one
+decision is worth drowns in what the others do: there Adam, which moves every weight alike, mostly
+follows noise. Not the paper's.
 """
 
 from __future__ import annotations
@@ -28,15 +30,21 @@ TOLERANCE = 1e-6  # share of the gradient, below which what conjugate gradients 
 
 
 class NaturalGradient(torch.optim.Optimizer):
-    """Every step moves the weights by -lr x / sqrt(x (F + damping) x): the distribution by about lr² / 2 nats of KL a
-    decision.
+    """Every step moves the weights by -lr x / sqrt(x (F + damping) x): the distribution by about
+    lr² / 2 nats of KL a decision.
 
-    damping: share of the curvature along the gradient that is added to every direction, so that those in which the
-    distribution hardly changes are not taken far. It keeps no state.
+    damping: share of the curvature along the gradient that is added to every direction, so that
+    those in which the distribution hardly changes are not taken far. It keeps no state.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], curvature: Curvature, lr: float, damping: float = 1e-3,
-                 iterations: int = 20):
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        curvature: Curvature,
+        lr: float,
+        damping: float = 1e-3,
+        iterations: int = 20,
+    ):
         """iterations: of conjugate gradients at most."""
         super().__init__([p for p in parameters if p.requires_grad], {"lr": lr})
         if len(self.param_groups) != 1:
@@ -66,8 +74,11 @@ class NaturalGradient(torch.optim.Optimizer):
         def damped(v: Tensor) -> Tensor:
             return product(v) + self.damping * along * v
 
-        operator = LinearOperator((len(gradient),) * 2, dtype=np.float64,
-                                  matvec=lambda v: damped(torch.from_numpy(v).to(gradient)).cpu().numpy())
+        operator = LinearOperator(
+            (len(gradient),) * 2,
+            dtype=np.float64,
+            matvec=lambda v: damped(torch.from_numpy(v).to(gradient)).cpu().numpy(),
+        )
         found, _ = cg(operator, gradient.cpu().numpy(), rtol=TOLERANCE, maxiter=self.iterations)
         x = torch.from_numpy(found).to(gradient)
         step = group["lr"] / (x @ damped(x)).sqrt() * x
@@ -87,17 +98,23 @@ def shaped(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [part.view_as(t).to(t) for part, t in zip(parts, like, strict=True)]
 
 
-def fisher_product(log_probs: Tensor, per_decision: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> Product:
-    """v -> F v: the second derivative of the mean KL from the present distribution along v. log_probs [..., K] with its
-    graph, which lives as long as the product; per_decision makes one number of a KL by decision [...], as the loss
-    does."""
+def fisher_product(
+    log_probs: Tensor, per_decision: Callable[[Tensor], Tensor], weights: Sequence[Tensor]
+) -> Product:
+    """v -> F v: the second derivative of the mean KL from the present distribution along v.
+    log_probs [..., K] with its graph, which lives as long as the product; per_decision makes one
+    number of a KL by decision [...], as the loss does."""
     divergence = per_decision(exact_kl(log_probs.detach(), log_probs))
     slope = torch.autograd.grad(divergence, weights, create_graph=True, allow_unused=True)
 
     @torch.enable_grad()  # an optimiser asks without
     def product(v: Sequence[Tensor]) -> list[Tensor]:
-        along = torch.stack([(s * d).sum() for s, d in zip(slope, v, strict=True) if s is not None]).sum()
+        along = torch.stack(
+            [(s * d).sum() for s, d in zip(slope, v, strict=True) if s is not None]
+        ).sum()
         found = torch.autograd.grad(along, weights, retain_graph=True, allow_unused=True)
-        return [torch.zeros_like(w) if f is None else f for f, w in zip(found, weights, strict=True)]
+        return [
+            torch.zeros_like(w) if f is None else f for f, w in zip(found, weights, strict=True)
+        ]
 
     return product

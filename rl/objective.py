@@ -2,12 +2,14 @@
 
     J = 1/G Σ_i 1/M_i Σ_m { min(ρ A_i, clip(ρ, 1 − ε, 1 + ε) A_i) − β KL(π_θ ‖ π_ref) },  ρ = π_θ(a_m) / π_old(a_m)
 
-Shapes: R rollouts (groups of G adjacent rows), M decisions of the longest rollout, K actions (chunk sizes 1..K; action
-index 0 keeps one token), S speech positions. A rollout's positions without a decision carry no loss.
+Shapes: R rollouts (groups of G adjacent rows), M decisions of the longest rollout, K actions (chunk
+sizes 1..K; action index 0 keeps one token), S speech positions. A rollout's positions without a
+decision carry no loss.
 
-TRL names the same quantities alike; on the same tensors `policy_loss` equals `trl.GRPOTrainer`'s loss (tests). The one
-departure: the KL to the reference policy is summed over the K actions instead of estimated from the action taken. The
-sampled estimator exp(d) - d - 1 explodes where forced rollouts carry actions that the policy has abandoned.
+TRL names the same quantities alike; on the same tensors `policy_loss` equals `trl.GRPOTrainer`'s
+loss (tests). The one departure: the KL to the reference policy is summed over the K actions instead
+of estimated from the action taken. The sampled estimator exp(d) - d - 1 explodes where forced
+rollouts carry actions that the policy has abandoned.
 """
 
 from __future__ import annotations
@@ -31,19 +33,22 @@ class Advantages:
 
 
 def reward_std(rewards: Tensor) -> Tensor:
-    """Sample standard deviation (ddof 1) along the last axis, ignoring NaN; 0 with fewer than two values."""
+    """Sample standard deviation (ddof 1) along the last axis, ignoring NaN; 0 with fewer than
+    two values."""
     count = (~rewards.isnan()).sum(-1)
     squares = (rewards - rewards.nanmean(-1, keepdim=True)).square().nansum(-1)
     return (squares / (count - 1).clamp(min=1)).sqrt()
 
 
-def group_advantages(rewards: Tensor, group_size: int, scale: str = "group",
-                     batch_std: Tensor | None = None) -> Advantages:
+def group_advantages(
+    rewards: Tensor, group_size: int, scale: str = "group", batch_std: Tensor | None = None
+) -> Advantages:
     """How much better each rollout is than its group (eq. 3): (reward - group mean) / (std + 1e-4).
 
-    rewards [R] in nats, shares or whatever unit, NaN where a reward could not be computed: such a rollout counts
-    neither in the mean nor in the std, and its advantage is 0. `scale`: std of the group, of the whole "batch"
-    (`batch_std`, over all processes; default of these rewards), or "none".
+    rewards [R] in nats, shares or whatever unit, NaN where a reward could not be computed: such a
+    rollout counts neither in the mean nor in the std, and its advantage is 0. `scale`: std of the
+    group, of the whole "batch" (`batch_std`, over all processes; default of these rewards), or
+    "none".
     """
     groups = rewards.double().view(-1, group_size)
     mean, std = groups.nanmean(-1, keepdim=True), reward_std(groups)
@@ -52,7 +57,9 @@ def group_advantages(rewards: Tensor, group_size: int, scale: str = "group",
     if scale == "group":
         centred = centred / (std[:, None] + ADVANTAGE_EPSILON)
     elif scale == "batch":
-        centred = centred / ((reward_std(rewards.double()) if batch_std is None else batch_std) + ADVANTAGE_EPSILON)
+        centred = centred / (
+            (reward_std(rewards.double()) if batch_std is None else batch_std) + ADVANTAGE_EPSILON
+        )
     elif scale != "none":
         raise ValueError(f"scale must be one of {SCALES}, not '{scale}'")
     values = centred.masked_fill(zero_std[:, None], 0).nan_to_num(0)
@@ -85,19 +92,25 @@ def by_decision(advantages: Tensor) -> Tensor:
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
-    """-min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilon) A) (eq. 2): ratio [R, M], advantages of rollouts [R], or of
-    decisions [R, M] -> [R, M]."""
+    """-min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilon) A) (eq. 2): ratio [R, M], advantages
+    of rollouts [R], or of decisions [R, M] -> [R, M]."""
     a = by_decision(advantages)
     return -torch.minimum(ratio * a, ratio.clamp(1 - epsilon, 1 + epsilon) * a)
 
 
-def aggregate(values: Tensor, mask: Tensor, weights: Tensor, loss_type: str = "grpo",
-              normalizer: float | Tensor = 1.0) -> Tensor:
-    """One number from values per decision [R, M], with mask [R, M] and a weight per rollout [R] (0 = left out).
+def aggregate(
+    values: Tensor,
+    mask: Tensor,
+    weights: Tensor,
+    loss_type: str = "grpo",
+    normalizer: float | Tensor = 1.0,
+) -> Tensor:
+    """One number from values per decision [R, M], with mask [R, M] and a weight per rollout [R] (0
+    = left out).
 
-    grpo: mean over the decisions of a rollout, then over rollouts. bnpo: mean over all decisions. dapo: sum over
-    decisions / `normalizer` (decisions per process, averaged over processes). dr_grpo: sum / (rollouts * `normalizer`),
-    a constant number of decisions.
+    grpo: mean over the decisions of a rollout, then over rollouts. bnpo: mean over all decisions.
+    dapo: sum over decisions / `normalizer` (decisions per process, averaged over processes).
+    dr_grpo: sum / (rollouts * `normalizer`), a constant number of decisions.
     """
     kept = mask * weights.unsqueeze(-1)
     rollouts = (weights > 0).sum().clamp(min=1)
@@ -120,20 +133,38 @@ class PolicyLoss:
     kl: Tensor  # [R, M]
 
 
-def policy_loss(log_dist: Tensor, actions: Tensor, behaviour: Tensor, reference: Tensor, advantages: Tensor,
-                mask: Tensor, weights: Tensor, *, beta: float = 0.0, epsilon: float = 0.2, loss_type: str = "grpo",
-                normalizer: float | Tensor = 1.0) -> PolicyLoss:
+def policy_loss(
+    log_dist: Tensor,
+    actions: Tensor,
+    behaviour: Tensor,
+    reference: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    weights: Tensor,
+    *,
+    beta: float = 0.0,
+    epsilon: float = 0.2,
+    loss_type: str = "grpo",
+    normalizer: float | Tensor = 1.0,
+) -> PolicyLoss:
     """The DCPO objective (eq. 4), negated: clipped surrogate + beta KL over the decisions.
 
-    log_dist, reference [R, M, K]; actions [R, M] indices; behaviour [R, M] log-probabilities of the denominators;
-    advantages [R] or [R, M], weights [R]; mask [R, M]. The loss always depends on log_dist, so that every process of a
-    distributed run has a backward pass even if it has nothing to learn.
+    log_dist, reference [R, M, K]; actions [R, M] indices; behaviour [R, M] log-probabilities of the
+    denominators; advantages [R] or [R, M], weights [R]; mask [R, M]. The loss always depends on
+    log_dist, so that every process of a distributed run has a backward pass even if it has nothing
+    to learn.
     """
     log_probs = taken(log_dist, actions)
-    # exp(20) is far outside every clip; it keeps 0 * inf from becoming NaN where a policy has collapsed
+    # exp(20) is far outside every clip; it keeps 0 * inf from becoming NaN where a policy has
+    # collapsed
     ratio = (log_probs - behaviour).clamp(-20, 20).exp()
     kl = exact_kl(log_dist, reference)
     values = clipped_surrogate(ratio, advantages, epsilon) + beta * kl
     a = by_decision(advantages)
     clipped = ((ratio < 1 - epsilon) & (a < 0)) | ((ratio > 1 + epsilon) & (a > 0))
-    return PolicyLoss(aggregate(values, mask, weights, loss_type, normalizer), ratio.detach(), clipped, kl.detach())
+    return PolicyLoss(
+        aggregate(values, mask, weights, loss_type, normalizer),
+        ratio.detach(),
+        clipped,
+        kl.detach(),
+    )

@@ -1,4 +1,5 @@
-"""What a run begins with: the guidance range, and a new policy for a decoder or one that is there."""
+"""What a run begins with: the guidance range, and a new policy for a decoder or one that is
+there."""
 
 from __future__ import annotations
 
@@ -26,31 +27,50 @@ def guidance_range(config: DCPOConfig, base_checksum: str) -> list[int]:
     try:
         profile = json.loads(Path(config.guidance).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
-        raise ConfigError(f"guidance {config.guidance}: cannot read it ({error}); run `dcar profile` first") from error
+        raise ConfigError(
+            f"guidance {config.guidance}: cannot read it ({error}); run `dcar profile` first"
+        ) from error
     found = profile.get("range") if isinstance(profile, dict) else None
-    if not isinstance(found, list) or not found or not all(isinstance(k, int) and k >= 1 for k in found):
-        raise ConfigError(f"guidance {config.guidance}: no guidance profile, it has no range of chunk sizes; run "
-                          "`dcar profile` first")
+    if (
+        not isinstance(found, list)
+        or not found
+        or not all(isinstance(k, int) and k >= 1 for k in found)
+    ):
+        raise ConfigError(
+            f"guidance {config.guidance}: no guidance profile, it has no range of chunk sizes; run "
+            "`dcar profile` first"
+        )
     if profile.get("base_checksum") != base_checksum:
-        raise CheckpointError(f"guidance {config.guidance} is of another decoder; run `dcar profile` on yours")
+        raise CheckpointError(
+            f"guidance {config.guidance} is of another decoder; run `dcar profile` on yours"
+        )
     return sorted(found)
 
 
 def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPolicy:
     """The policy to start from, or a new one for this decoder.
 
-    A new policy that reads hidden states is uniform but for `range_prior`. One that sees candidates begins at the
-    rule-based policy: end on likely tokens, and on those that go together where it has `chunk_scorer`.
+    A new policy that reads hidden states is uniform but for `range_prior`. One that sees candidates
+    begins at the rule-based policy: end on likely tokens, and on those that go together where it
+    has `chunk_scorer`.
     """
     if config.range_prior and (config.policy or not config.chunk_range):
-        raise ConfigError("range_prior is where a new policy starts inside the guidance range: give guidance=… or "
-                          "chunk_range=…, and no policy, or leave range_prior out (0, where a recipe sets it)")
+        raise ConfigError(
+            "range_prior is where a new policy starts inside the guidance range: give guidance=… "
+            "or "
+            "chunk_range=…, and no policy, or leave range_prior out (0, where a recipe sets it)"
+        )
     if config.range_prior and config.policy_reads != "hidden":
-        raise ConfigError("range_prior is for policies that read hidden states; after the draw, policy_sizes says what "
-                          "they choose among: leave range_prior out")
+        raise ConfigError(
+            "range_prior is for policies that read hidden states; after the draw, policy_sizes "
+            "says what "
+            "they choose among: leave range_prior out"
+        )
     if config.chunk_scorer and (config.policy or config.policy_reads == "hidden"):
-        raise ConfigError("chunk_scorer is for a new policy that sees candidates: leave it out where `policy` is "
-                          "given or policy_reads=hidden")
+        raise ConfigError(
+            "chunk_scorer is for a new policy that sees candidates: leave it out where `policy` is "
+            "given or policy_reads=hidden"
+        )
     if config.policy:
         return bound(load_policy(config.policy), config, checksum)
     chunk_scorer = None
@@ -59,15 +79,29 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
         chunk_scorer.check_base(checksum)
     torch.manual_seed(config.seed)
     try:
-        policy = ChunkPolicy(ChunkPolicyConfig(
-            base.config.hidden_size, base.config.num_prediction_heads, config.policy_width, config.policy_heads,
-            chunk_range=tuple(config.chunk_range), base_checksum=checksum, tokenizer=base.config.tokenizer,
-            reads=config.policy_reads, sizes=tuple(config.policy_sizes), **shape_of(chunk_scorer)))
+        policy = ChunkPolicy(
+            ChunkPolicyConfig(
+                base.config.hidden_size,
+                base.config.num_prediction_heads,
+                config.policy_width,
+                config.policy_heads,
+                chunk_range=tuple(config.chunk_range),
+                base_checksum=checksum,
+                tokenizer=base.config.tokenizer,
+                reads=config.policy_reads,
+                sizes=tuple(config.policy_sizes),
+                **shape_of(chunk_scorer),
+            )
+        )
     except (CheckpointError, ValueError) as error:
-        raise ConfigError(f"policy_width, policy_heads, policy_sizes, chunk_range do not fit: {error}") from error
+        raise ConfigError(
+            f"policy_width, policy_heads, policy_sizes, chunk_range do not fit: {error}"
+        ) from error
     if policy.scores is None:
         sizes = torch.arange(1, policy.config.num_actions + 1)
-        policy.output.bias.data[torch.isin(sizes, torch.tensor(config.chunk_range))] = config.range_prior
+        policy.output.bias.data[torch.isin(sizes, torch.tensor(config.chunk_range))] = (
+            config.range_prior
+        )
         return policy
     policy.scores.end_on_likely()
     if chunk_scorer is not None and policy.chunk_scorer is not None:
@@ -77,7 +111,8 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
 
 
 def bound(policy: ChunkPolicy, config: DCPOConfig, checksum: str) -> ChunkPolicy:
-    """A policy that is there, for training on this decoder; CheckpointError if it was trained for another one."""
+    """A policy that is there, for training on this decoder; CheckpointError if it was trained
+    for another one."""
     policy.check_base(checksum)
     policy.config.base_checksum = checksum
     policy.config.chunk_range = tuple(config.chunk_range)
@@ -85,16 +120,25 @@ def bound(policy: ChunkPolicy, config: DCPOConfig, checksum: str) -> ChunkPolicy
 
 
 def check_fits(policy: ChunkPolicy, config: DCPOConfig, rewards: Sequence[Reward]) -> None:
-    """ConfigError where settings of rollouts and rewards do not go together with the policy, or with each other."""
+    """ConfigError where settings of rollouts and rewards do not go together with the policy, or
+    with each other."""
     if not config.chunk_range and config.forced_rows != "none":
-        raise ConfigError("chunk_range is empty: give it, or `guidance` (written by `dcar profile`), or "
-                          "forced_rows=none")
+        raise ConfigError(
+            "chunk_range is empty: give it, or `guidance` (written by `dcar profile`), or "
+            "forced_rows=none"
+        )
     if max(config.chunk_range, default=1) > policy.config.num_actions:
-        raise ConfigError(f"chunk_range {config.chunk_range} asks for more tokens than the "
-                          f"{policy.config.num_actions} that the decoder's heads predict")
-    if config.forced_rows != "none" and not set(config.chunk_range) <= set(policy.config.sizes or config.chunk_range):
-        raise ConfigError(f"chunk_range {config.chunk_range} has sizes that are not among the policy's: "
-                          f"policy_sizes={list(policy.config.sizes)}")
+        raise ConfigError(
+            f"chunk_range {config.chunk_range} asks for more tokens than the "
+            f"{policy.config.num_actions} that the decoder's heads predict"
+        )
+    if config.forced_rows != "none" and not set(config.chunk_range) <= set(
+        policy.config.sizes or config.chunk_range
+    ):
+        raise ConfigError(
+            f"chunk_range {config.chunk_range} has sizes that are not among the policy's: "
+            f"policy_sizes={list(policy.config.sizes)}"
+        )
     check_num_candidates(policy, config.num_candidates)
     if config.credit == "decision":
         check_locate(rewards)

@@ -2,9 +2,9 @@
 
     dcar profile decoder=runs/car data=runs/prepared out=runs/profile
 
-CAR-1..K speak development utterances; the reward recogniser transcribes them. The n sizes of lowest corpus WER are the
-guidance range of DCPO. Measured on sampled speech, not on teacher-forced loss, which misleads. Writes profile.json,
-which `rl.train guidance=` reads.
+CAR-1..K speak development utterances; the reward recogniser transcribes them. The n sizes of lowest
+corpus WER are the guidance range of DCPO. Measured on sampled speech, not on teacher-forced loss,
+which misleads. Writes profile.json, which `rl.train guidance=` reads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ from dcar.text.bootstrap import corpus_interval
 from dcar.text.wer import NORMALIZER, corpus_wer
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import Vocoder
-from rl.hearing import RolloutRecord, check_hears, counted, ground_truth_errors, synthesise, transcribe
+from rl.hearing import (
+    RolloutRecord,
+    check_hears,
+    counted,
+    ground_truth_errors,
+    synthesise,
+    transcribe,
+)
 
 
 @dataclass
@@ -53,8 +60,9 @@ class ProfileConfig:
     prompt_tokens: int = setting(50, "Length of the speech prompt.", minimum=1)
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     recognizer: str = setting("starter", "The reward recogniser.")
-    max_reward_wer: float = setting(0.5, "Refuse a recogniser of more word errors on resynthesised recordings.",
-                                    minimum=0)
+    max_reward_wer: float = setting(
+        0.5, "Refuse a recogniser of more word errors on resynthesised recordings.", minimum=0
+    )
     batch_size: int = setting(32, "Utterances spoken at once.", minimum=1)
     seed: int = seed_setting(0, "Of speech.")
     device: str = setting("cpu", "cpu or cuda.")
@@ -62,49 +70,100 @@ class ProfileConfig:
     sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn.")
 
 
-def profile(base: AnyDecoder, items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
-            sampling: SamplingConfig, *, sizes: Sequence[int] = (), seeds: int = 1, range_size: int = 2, seed: int = 0,
-            batch_size: int = 32, progress: bool = False) -> dict[str, Any]:
-    """Measure every chunk size; the result is what profile.json holds. RewardError if most speech got no transcript."""
+def profile(
+    base: AnyDecoder,
+    items: Sequence[PromptItem],
+    vocoder: Vocoder,
+    recognizer: Recognizer,
+    sampling: SamplingConfig,
+    *,
+    sizes: Sequence[int] = (),
+    seeds: int = 1,
+    range_size: int = 2,
+    seed: int = 0,
+    batch_size: int = 32,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Measure every chunk size; the result is what profile.json holds. RewardError if most
+    speech got no transcript."""
     sizes = list(sizes) or list(range(1, base.config.num_prediction_heads + 1))
     if not 1 <= range_size <= len(sizes):
-        raise ConfigError(f"range_size {range_size} must be between 1 and the {len(sizes)} sizes that are measured")
-    rows = [measure(base, items, vocoder, recognizer, sampling, size, range(seed, seed + seeds), batch_size)
-            for size in tqdm(sizes, desc="guidance profile", disable=not progress)]
-    best = sorted(rows, key=lambda row: (row["wer"], -row["k"]))[:range_size]  # at equal WER the faster
+        raise ConfigError(
+            f"range_size {range_size} must be between 1 and the {len(sizes)} sizes that are "
+            "measured"
+        )
+    rows = [
+        measure(
+            base, items, vocoder, recognizer, sampling, size, range(seed, seed + seeds), batch_size
+        )
+        for size in tqdm(sizes, desc="guidance profile", disable=not progress)
+    ]
+    # at equal WER the faster
+    best = sorted(rows, key=lambda row: (row["wer"], -row["k"]))[:range_size]
     return {
-        "rows": rows, "range": sorted(row["k"] for row in best),
-        "recognizer": recognizer.name, "normalizer": NORMALIZER,
-        "base_checksum": base.checksum() if hasattr(base, "checksum") else "", "utterances": len(items), "seeds": seeds,
+        "rows": rows,
+        "range": sorted(row["k"] for row in best),
+        "recognizer": recognizer.name,
+        "normalizer": NORMALIZER,
+        "base_checksum": base.checksum() if hasattr(base, "checksum") else "",
+        "utterances": len(items),
+        "seeds": seeds,
         "sampling": vars(sampling),
     }
 
 
-def measure(base: AnyDecoder, items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
-            sampling: SamplingConfig, size: int, seeds: Sequence[int], batch_size: int) -> dict[str, Any]:
+def measure(
+    base: AnyDecoder,
+    items: Sequence[PromptItem],
+    vocoder: Vocoder,
+    recognizer: Recognizer,
+    sampling: SamplingConfig,
+    size: int,
+    seeds: Sequence[int],
+    batch_size: int,
+) -> dict[str, Any]:
     """One row of the profile: CAR-`size` on all items, once per seed."""
     records = []
     for seed in seeds:
-        results = decode(base, [i.prompt for i in items], ChunkMethod(FixedChunk(size)), sampling, seed=seed,
-                         batch_size=batch_size)
-        spoken = [RolloutRecord(item, 0, size, result) for item, result in zip(items, results, strict=True)]
+        results = decode(
+            base,
+            [i.prompt for i in items],
+            ChunkMethod(FixedChunk(size)),
+            sampling,
+            seed=seed,
+            batch_size=batch_size,
+        )
+        spoken = [
+            RolloutRecord(item, 0, size, result)
+            for item, result in zip(items, results, strict=True)
+        ]
         synthesise(spoken, vocoder)
         transcribe(spoken, recognizer)
         records += spoken
     score = corpus_wer([r.errors for r in records])
     if score.coverage < 0.8:
-        raise RewardError(f"CAR-{size}: {1 - score.coverage:.0%} of the utterances have no transcript; the first "
-                          f"cause: {next(r.failure for r in records if r.failure)}")
+        raise RewardError(
+            f"CAR-{size}: {1 - score.coverage:.0%} of the utterances have no transcript; the first "
+            f"cause: {next(r.failure for r in records if r.failure)}"
+        )
     sums: dict[str, tuple[int, int]] = {}  # over the seeds of each utterance
     for r in records:
         if r.errors is not None:
             errors, words = sums.get(r.item.prompt.utterance_id, (0, 0))
-            sums[r.item.prompt.utterance_id] = errors + r.errors.errors, words + r.errors.reference_words
+            sums[r.item.prompt.utterance_id] = (
+                errors + r.errors.errors,
+                words + r.errors.reference_words,
+            )
     interval = corpus_interval(*zip(*sums.values(), strict=True))
     tokens = sum(len(r.result.tokens) for r in records)
     return {
-        "k": size, "wer": score.wer, "ci": [interval.low, interval.high],
-        "S": score.substitutions, "D": score.deletions, "I": score.insertions, "N": score.reference_words,
+        "k": size,
+        "wer": score.wer,
+        "ci": [interval.low, interval.high],
+        "S": score.substitutions,
+        "D": score.deletions,
+        "I": score.insertions,
+        "N": score.reference_words,
         "coverage": score.coverage,
         "tokens_per_pass": tokens / sum(r.result.target_passes for r in records),
         "truncated": sum(r.result.truncated for r in records) / len(records),
@@ -115,17 +174,36 @@ def measure(base: AnyDecoder, items: Sequence[PromptItem], vocoder: Vocoder, rec
 def run(config: ProfileConfig) -> dict[str, Any]:
     """Measure and write profile.json and config.yaml into `config.out`."""
     base = load_decoder(config.decoder, config.device, dtype=config.dtype)
-    items = load_prompts(config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances)
+    items = load_prompts(
+        config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances
+    )
     vocoder = vocoder_for(base, config.data, items, config.vocoder, config.device)
     recognizer = load_recognizer(config.recognizer, device=config.device)
     recordings = counted(ground_truth_errors(items, vocoder, recognizer).values()).wer
     check_hears(recognizer.name, recordings, config.max_reward_wer)
-    result = profile(base, items, vocoder, recognizer, config.sampling, sizes=config.sizes, seeds=config.seeds,
-                     range_size=config.range_size, seed=config.seed, batch_size=config.batch_size, progress=True)
+    result = profile(
+        base,
+        items,
+        vocoder,
+        recognizer,
+        config.sampling,
+        sizes=config.sizes,
+        seeds=config.seeds,
+        range_size=config.range_size,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        progress=True,
+    )
     out = Path(config.out)
-    result |= {"wer_of_recordings": recordings,
-               "provenance": provenance(decoder=config.decoder, data=config.data, split=config.split,
-                                          precision=precision_of(base))}
+    result |= {
+        "wer_of_recordings": recordings,
+        "provenance": provenance(
+            decoder=config.decoder,
+            data=config.data,
+            split=config.split,
+            precision=precision_of(base),
+        ),
+    }
     write_json(out / "profile.json", result)
     save_config(config, out / "config.yaml")
     return result
@@ -135,9 +213,15 @@ def table(result: dict[str, Any]) -> str:
     lines = ["  k   WER %   95 % interval    S    D    I  tokens/pass  truncated"]
     for r in result["rows"]:
         mark = "*" if r["k"] in result["range"] else " "
-        lines.append(f"{mark}{r['k']:2d}  {100 * r['wer']:6.2f}   {100 * r['ci'][0]:5.1f} – {100 * r['ci'][1]:5.1f}  "
-                     f"{r['S']:5d}{r['D']:5d}{r['I']:5d}  {r['tokens_per_pass']:11.2f}  {100 * r['truncated']:7.1f} %")
-    return "\n".join([*lines, f"guidance range: {result['range']} (recogniser {result['recognizer']})"])
+        lines.append(
+            f"{mark}{r['k']:2d}  {100 * r['wer']:6.2f}   {100 * r['ci'][0]:5.1f} – "
+            f"{100 * r['ci'][1]:5.1f}  "
+            f"{r['S']:5d}{r['D']:5d}{r['I']:5d}  {r['tokens_per_pass']:11.2f}  "
+            f"{100 * r['truncated']:7.1f} %"
+        )
+    return "\n".join(
+        [*lines, f"guidance range: {result['range']} (recogniser {result['recognizer']})"]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,11 +1,13 @@
-"""Rollouts of DCPO: every prompt of a step is spoken G times, half of them with a forced chunk size, and rewarded.
+"""Rollouts of DCPO: every prompt of a step is spoken G times, half of them with a forced chunk
+size, and rewarded.
 
     decode part 1 │ decode part 2 │ …           the main thread
                   │ vocoder, ASR 1 │ vocoder, ASR 2 …   one worker thread
 
-The members of a group share one prefill. One `Engine` makes all rollouts of a run, so its buffers and CUDA graphs stay
-from step to step. Hidden states are kept, so that updates need no pass of the decoder.
-Chase-then-exceed (paper §4.4): the forced half chases the best fixed chunk sizes, the sampled half has to exceed them.
+The members of a group share one prefill. One `Engine` makes all rollouts of a run, so its buffers
+and CUDA graphs stay from step to step. Hidden states are kept, so that updates need no pass of the
+decoder. Chase-then-exceed (paper §4.4): the forced half chases the best fixed chunk sizes, the
+sampled half has to exceed them.
 """
 
 from __future__ import annotations
@@ -39,45 +41,83 @@ class RolloutBatch:
     records: list[RolloutRecord]
     hidden: Tensor  # [R, S, D] of the speech positions (prompt first), padded with 0
     positions: Tensor  # [R, M] decision positions, padded with 0
-    actions: Tensor  # [R, M] action indices (chunk size - 1, and K more for each draw before it), padded with 0
+    # [R, M] action indices (chunk size - 1, and K more for each draw before it), padded with 0
+    actions: Tensor
     mask: Tensor  # [R, M] float, 1 at a decision
     forced: Tensor  # [R] bool
     rewards: Tensor  # [R] float64, NaN where it could not be computed
     parts: np.ndarray  # [R, number of rewards]
-    seconds: dict[str, float] = field(default_factory=dict)  # rollout, vocoder, asr; the last two in the worker
-    candidates: Tensor | None = None  # [R, M, N, n, F] what decisions after the draw saw, padded with 0
+    # rollout, vocoder, asr; the last two in the worker
+    seconds: dict[str, float] = field(default_factory=dict)
+    # [R, M, N, n, F] what decisions after the draw saw, padded with 0
+    candidates: Tensor | None = None
 
 
 def log_probs_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
-    """Log-probabilities of a policy's actions at the decisions of rollouts [R, M, K], of N candidates [R, M, N K]."""
+    """Log-probabilities of a policy's actions at the decisions of rollouts [R, M, K], of N
+    candidates [R, M, N K]."""
     return policy(batch.hidden.float(), batch.positions, batch.candidates).flatten(2)
 
 
-def forced_sizes(prompt_index: int, group_size: int, chunk_range: Sequence[int], forced_rows: str) -> list[int]:
-    """Chunk size of every member of a group, 0 = ask the policy: round-robin over the range in the first half, offset
-    by the prompt's index so that odd splits even out."""
+def forced_sizes(
+    prompt_index: int, group_size: int, chunk_range: Sequence[int], forced_rows: str
+) -> list[int]:
+    """Chunk size of every member of a group, 0 = ask the policy: round-robin over the range in
+    the first half, offset by the prompt's index so that odd splits even out."""
     half = 0 if forced_rows == "none" else group_size // 2
-    return [chunk_range[(g + prompt_index) % len(chunk_range)] if g < half else 0 for g in range(group_size)]
+    return [
+        chunk_range[(g + prompt_index) % len(chunk_range)] if g < half else 0
+        for g in range(group_size)
+    ]
 
 
 class Roller:
     """Makes rollouts with a frozen decoder and rewards them."""
 
-    def __init__(self, base: AnyDecoder, vocoder: Vocoder, rewards: Sequence[Reward], weights: Sequence[float],
-                 sampling: SamplingConfig, *, group_size: int, chunk_range: Sequence[int] = (),
-                 forced_rows: str = "policy_ratio", share_token_draws: bool = False, num_candidates: int = 1,
-                 recognizer: Recognizer | None = None, microbatches: int = 1,
-                 hidden_dtype: torch.dtype = torch.float32):
-        self.base, self.vocoder, self.rewards, self.weights = base, vocoder, list(rewards), list(weights)
+    def __init__(
+        self,
+        base: AnyDecoder,
+        vocoder: Vocoder,
+        rewards: Sequence[Reward],
+        weights: Sequence[float],
+        sampling: SamplingConfig,
+        *,
+        group_size: int,
+        chunk_range: Sequence[int] = (),
+        forced_rows: str = "policy_ratio",
+        share_token_draws: bool = False,
+        num_candidates: int = 1,
+        recognizer: Recognizer | None = None,
+        microbatches: int = 1,
+        hidden_dtype: torch.dtype = torch.float32,
+    ):
+        self.base, self.vocoder, self.rewards, self.weights = (
+            base,
+            vocoder,
+            list(rewards),
+            list(weights),
+        )
         self.sampling, self.group_size, self.chunk_range = sampling, group_size, tuple(chunk_range)
-        self.forced_rows, self.share_token_draws, self.num_candidates = forced_rows, share_token_draws, num_candidates
+        self.forced_rows, self.share_token_draws, self.num_candidates = (
+            forced_rows,
+            share_token_draws,
+            num_candidates,
+        )
         self.recognizer = recognizer  # for rewards that ask for transcripts
         self.microbatches, self.hidden_dtype = microbatches, hidden_dtype
-        self._engine: tuple[Engine, PolicyChunk] | None = None  # kept from step to step, and its rule
+        # kept from step to step, and its rule
+        self._engine: tuple[Engine, PolicyChunk] | None = None
 
-    def collect(self, policy: ChunkPolicy, items: Sequence[PromptItem], indices: Sequence[int],
-                seed: int, **columns: Any) -> RolloutBatch:
-        """G rollouts of each prompt, drawn with `policy`; `indices` are the prompts' places in the training set.
+    def collect(
+        self,
+        policy: ChunkPolicy,
+        items: Sequence[PromptItem],
+        indices: Sequence[int],
+        seed: int,
+        **columns: Any,
+    ) -> RolloutBatch:
+        """G rollouts of each prompt, drawn with `policy`; `indices` are the prompts' places in the
+        training set.
 
         The result depends on (policy, items, seed) only: not on the number of parts. `columns`:
         further keyword arguments of the reward functions.
@@ -99,34 +139,59 @@ class Roller:
             for name, value in spent.items():
                 seconds[name] = seconds.get(name, 0.0) + value
         totals = torch.from_numpy(np.concatenate([s[0] for s in scored]))
-        return self._pack(records, policy.config.num_actions, totals, np.concatenate([s[1] for s in scored]), seconds)
+        return self._pack(
+            records,
+            policy.config.num_actions,
+            totals,
+            np.concatenate([s[1] for s in scored]),
+            seconds,
+        )
 
-    def _roll(self, policy: ChunkPolicy, items: Sequence[PromptItem], indices: Sequence[int],
-              seed: int) -> list[RolloutRecord]:
+    def _roll(
+        self, policy: ChunkPolicy, items: Sequence[PromptItem], indices: Sequence[int], seed: int
+    ) -> list[RolloutRecord]:
         forced = {
-            item.prompt.utterance_id: forced_sizes(index, self.group_size, self.chunk_range, self.forced_rows)
+            item.prompt.utterance_id: forced_sizes(
+                index, self.group_size, self.chunk_range, self.forced_rows
+            )
             for item, index in zip(items, indices, strict=True)
         }
         results = self._speak(policy, [i.prompt for i in items], forced, seed)
         return [
-            RolloutRecord(items[i // self.group_size], i % self.group_size,
-                          forced[result.utterance_id][i % self.group_size], result)
+            RolloutRecord(
+                items[i // self.group_size],
+                i % self.group_size,
+                forced[result.utterance_id][i % self.group_size],
+                result,
+            )
             for i, result in enumerate(results)
         ]
 
-    def _speak(self, policy: ChunkPolicy, prompts: Sequence[Prompt], forced: Mapping[str, Sequence[int]],
-               seed: int) -> list[DecodeResult]:
-        """Speak every prompt group_size times, all at once, with the present weights of the policy."""
+    def _speak(
+        self,
+        policy: ChunkPolicy,
+        prompts: Sequence[Prompt],
+        forced: Mapping[str, Sequence[int]],
+        seed: int,
+    ) -> list[DecodeResult]:
+        """Speak every prompt group_size times, all at once, with the present weights of the
+        policy."""
         rows = len(prompts) * self.group_size
         if self._engine is None or self._engine[0].rows < rows:
             rule = PolicyChunk(policy, "sample", forced=forced, num_candidates=self.num_candidates)
-            self._engine = Engine(self.base, ChunkMethod(rule), self.sampling, rows, record_hidden=True), rule
+            self._engine = (
+                Engine(self.base, ChunkMethod(rule), self.sampling, rows, record_hidden=True),
+                rule,
+            )
         engine, rule = self._engine
         rule.policy, rule.forced = policy, forced
-        return engine.decode(prompts, seed=seed, group_size=self.group_size, share_token_draws=self.share_token_draws)
+        return engine.decode(
+            prompts, seed=seed, group_size=self.group_size, share_token_draws=self.share_token_draws
+        )
 
-    def _score(self, records: list[RolloutRecord],
-               columns: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
+    def _score(
+        self, records: list[RolloutRecord], columns: dict[str, Any]
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
         started = time.perf_counter()
         if needs_sound(self.rewards):
             synthesise(records, self.vocoder)
@@ -136,8 +201,14 @@ class Roller:
             record.wave = None  # a step's audio is not needed any more
         return totals, parts, {"vocoder": voiced - started, "asr": time.perf_counter() - voiced}
 
-    def _pack(self, records: list[RolloutRecord], num_actions: int, totals: Tensor, parts: np.ndarray,
-              seconds: dict[str, float]) -> RolloutBatch:
+    def _pack(
+        self,
+        records: list[RolloutRecord],
+        num_actions: int,
+        totals: Tensor,
+        parts: np.ndarray,
+        seconds: dict[str, float],
+    ) -> RolloutBatch:
         def padded(of: Callable[[DecodeResult], Any]) -> Tensor:
             return pad_sequence([of(r.result) for r in records], batch_first=True)
 
@@ -148,10 +219,20 @@ class Roller:
 
         device = self.base.norm.weight.device
         hidden = padded(lambda r: r.hidden.to(self.hidden_dtype))  # type: ignore[union-attr]
-        candidates = None if records[0].result.candidates is None else padded(lambda r: r.candidates)
+        candidates = (
+            None if records[0].result.candidates is None else padded(lambda r: r.candidates)
+        )
         for record in records:  # they are large
             record.result.hidden = record.result.candidates = None
         return RolloutBatch(
-            records, hidden, padded(lambda r: torch.tensor(r.decision_positions)).to(device),
-            padded(columns).to(device), padded(lambda r: torch.ones(len(r.actions))).to(device),
-            torch.tensor([r.forced > 0 for r in records], device=device), totals.to(device), parts, seconds, candidates)
+            records,
+            hidden,
+            padded(lambda r: torch.tensor(r.decision_positions)).to(device),
+            padded(columns).to(device),
+            padded(lambda r: torch.ones(len(r.actions))).to(device),
+            torch.tensor([r.forced > 0 for r in records], device=device),
+            totals.to(device),
+            parts,
+            seconds,
+            candidates,
+        )

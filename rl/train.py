@@ -3,9 +3,10 @@
     accelerate launch -m rl.train --config launch/recipes/dcpo_starter.yaml out=runs/dcpo
     dcar train-policy --config launch/recipes/dcpo_starter.yaml num_generations=8
 
-Paper: §4.2–4.4, App. C.2. Departures: the KL is exact, not sampled; a bottleneck policy by default (policy_width: null
-is the paper's); what the forced half does is a switch (forced_rows). Leaves behind in out: policy/ (weights,
-config, card), config.yaml, log.jsonl, provenance.json, checkpoints. Run again, it goes on from the last checkpoint.
+Paper: §4.2–4.4, App. C.2. Departures: the KL is exact, not sampled; a bottleneck policy by default
+(policy_width: null is the paper's); what the forced half does is a switch (forced_rows). Leaves
+behind in out: policy/ (weights, config, card), config.yaml, log.jsonl, provenance.json,
+checkpoints. Run again, it goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -39,17 +40,24 @@ def resume_point(config: DCPOConfig) -> str | None:
         return None
     if wanted.lower() not in ("auto", "true"):
         if not Path(wanted).is_dir():
-            raise CheckpointError(f"resume_from_checkpoint: {wanted} is no directory; use auto, never, or a checkpoint")
+            raise CheckpointError(
+                f"resume_from_checkpoint: {wanted} is no directory; use auto, never, or a "
+                "checkpoint"
+            )
         if why := why_incomplete(Path(wanted)):
-            raise CheckpointError(f"resume_from_checkpoint: {wanted} is not complete: {why}; auto takes the newest one "
-                                  "that is")
+            raise CheckpointError(
+                f"resume_from_checkpoint: {wanted} is not complete: {why}; auto takes the newest "
+                "one "
+                "that is"
+            )
         return wanted
     found = latest_checkpoint(config.output_dir)
     return None if found is None else str(found)
 
 
 def run(config: DCPOConfig, **parts: Any) -> Path:
-    """Train (or go on training), then write the best policy with its card; returns the policy's directory.
+    """Train (or go on training), then write the best policy with its card; returns the policy's
+    directory.
 
     `parts`: arguments of `DCPOTrainer`, in place of what would be loaded.
     """
@@ -58,41 +66,64 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
     out = Path(config.output_dir)
     prepared = prepared_folder(config.data) / "prepared.json" if config.data else None
     trainer.origin = provenance(
-        settings=resumed_settings(config), seed=config.seed, base_checksum=trainer.policy.config.base_checksum,
+        settings=resumed_settings(config),
+        seed=config.seed,
+        base_checksum=trainer.policy.config.base_checksum,
         precision=precision_of(trainer.base),
-        data={"path": config.data, "prepared.json": digest(prepared) if prepared and prepared.is_file() else None})
+        data={
+            "path": config.data,
+            "prepared.json": digest(prepared) if prepared and prepared.is_file() else None,
+        },
+    )
     if checkpoint:
         trainer.check_resume(Path(checkpoint))
     if trainer.is_world_process_zero():
         with writing(out):
             save_settings(config, out / "config.yaml")
         truth = trainer.ground_truth
-        heard = f"recordings' WER {truth.corpus():.3f}" if truth.errors else "recordings were not heard"
-        logger.info("%d training prompts, %d processes, range %s, policy of %s parameters, %s",
-                    len(trainer.train_dataset), config.world_size, config.chunk_range,
-                    f"{sum(p.numel() for p in trainer.policy.parameters()):,}", heard)
+        heard = (
+            f"recordings' WER {truth.corpus():.3f}" if truth.errors else "recordings were not heard"
+        )
+        logger.info(
+            "%d training prompts, %d processes, range %s, policy of %s parameters, %s",
+            len(trainer.train_dataset),
+            config.world_size,
+            config.chunk_range,
+            f"{sum(p.numel() for p in trainer.policy.parameters()):,}",
+            heard,
+        )
     trainer.train(resume_from_checkpoint=checkpoint)
     with trainer.doing("evaluating and exporting the policy"), writing(out):
         return export(trainer)
 
 
 def export(trainer: DCPOTrainer) -> Path:
-    """The last evaluation, and the policy with its card and provenance; returns the policy's directory."""
+    """The last evaluation, and the policy with its card and provenance; returns the policy's
+    directory."""
     config, out = trainer.args, Path(trainer.args.output_dir)
     policy = out / "policy"
-    metrics: dict[str, Any] = {"wer_gt": trainer.ground_truth.corpus()} if trainer.ground_truth.errors else {}
+    metrics: dict[str, Any] = (
+        {"wer_gt": trainer.ground_truth.corpus()} if trainer.ground_truth.errors else {}
+    )
     if config.eval_strategy != "no":
         metrics.update(trainer.evaluate())
     trainer.check_weights()
     if trainer.is_world_process_zero():
-        source = provenance(config=json.loads(json.dumps(config.to_dict(), default=str)), metrics=metrics,
-                            steps=trainer.state.global_step, processes=config.world_size,
-                            best_checkpoint=Path(trainer.state.best_model_checkpoint or "").name,
-                            recognizer=trainer.recognizer.name, base_checksum=trainer.policy.config.base_checksum,
-                            precision=precision_of(trainer.base),
-                            resumed=trainer.origin.get("resumed", []))
+        source = provenance(
+            config=json.loads(json.dumps(config.to_dict(), default=str)),
+            metrics=metrics,
+            steps=trainer.state.global_step,
+            processes=config.world_size,
+            best_checkpoint=Path(trainer.state.best_model_checkpoint or "").name,
+            recognizer=trainer.recognizer.name,
+            base_checksum=trainer.policy.config.base_checksum,
+            precision=precision_of(trainer.base),
+            resumed=trainer.origin.get("resumed", []),
+        )
         trainer.policy.save_pretrained(policy, card=policy_card(trainer.policy, source))
-        files = {name: digest(policy / name) for name in files_of(policy) if name != "provenance.json"}
+        files = {
+            name: digest(policy / name) for name in files_of(policy) if name != "provenance.json"
+        }
         write_json(policy / "provenance.json", {**source, "files": files})
         write_json(out / "provenance.json", source)
     trainer.accelerator.wait_for_everyone()

@@ -1,9 +1,10 @@
 """DCPO as a `transformers.Trainer` with the arguments of `trl.GRPOTrainer`.
 
-A step: every process speaks its prompts G times with the policy of this moment (rl/rollout.py), rewards the rollouts
-(rl/rewards.py), and takes `num_iterations` clipped updates on them (rl/objective.py). A batch carries its place (epoch,
-position), and everything random is addressed by (seed, epoch, utterance, member, position). So a resumed run goes on
-bit for bit. The checkpoint holds the reference policy and the policy that made the rollouts in flight.
+A step: every process speaks its prompts G times with the policy of this moment (rl/rollout.py),
+rewards the rollouts (rl/rewards.py), and takes `num_iterations` clipped updates on them
+(rl/objective.py). A batch carries its place (epoch, position), and everything random is addressed
+by (seed, epoch, utterance, member, position). So a resumed run goes on bit for bit. The checkpoint
+holds the reference policy and the policy that made the rollouts in flight.
 """
 
 from __future__ import annotations
@@ -48,11 +49,29 @@ from rl import objective
 from rl.config import DCPOConfig, required
 from rl.credit import LengthReward, decision_advantages, decisions_of
 from rl.data import PromptBatches, Prompts, collate, items_of, prompts_of
-from rl.hearing import HEARD_FOR_CHECK, GroundTruth, RolloutRecord, Unheard, check_hears, synthesise, transcribe
+from rl.hearing import (
+    HEARD_FOR_CHECK,
+    GroundTruth,
+    RolloutRecord,
+    Unheard,
+    check_hears,
+    synthesise,
+    transcribe,
+)
 from rl.metrics import Metrics, Progress, add_decisions, add_rollouts, add_update, scalars
 from rl.natural import NaturalGradient, Product, fisher_product
 from rl.policies import bound, check_fits, guidance_range, make_policy
-from rl.rewards import BUILT_IN, Reward, asks_recognizer, imported, locates, needs_sound, path_of, score, weighted
+from rl.rewards import (
+    BUILT_IN,
+    Reward,
+    asks_recognizer,
+    imported,
+    locates,
+    needs_sound,
+    path_of,
+    score,
+    weighted,
+)
 from rl.rollout import Roller, RolloutBatch, log_probs_of
 
 __all__ = ["DCPOConfig", "DCPOTrainer"]
@@ -67,8 +86,10 @@ class Prepared:
     batch: RolloutBatch
     advantages: Tensor  # [R], or [R, M] with credit by decision
     weights: Tensor  # [R] in the loss
-    old: Tensor | None  # [R, M] log-probabilities under the rollout policy; None: the update is on-policy
-    reference: Tensor  # [R, M, K] log-probabilities of the reference policy, of N candidates [R, M, N K]
+    # [R, M] log-probabilities under the rollout policy; None: the update is on-policy
+    old: Tensor | None
+    # [R, M, K] log-probabilities of the reference policy, of N candidates [R, M, N K]
+    reference: Tensor
     normalizer: float | Tensor
 
 
@@ -78,77 +99,133 @@ class DCPOTrainer(ResilientTrainer):
         trainer = DCPOTrainer(model="starter", reward_funcs=["token_likelihood", my_reward], args=args,
                               train_dataset=dataset, decoder="starter")
 
-    model: a policy, or its folder; None: a new one, as `args.policy_…` say. reward_funcs: one or several of built-in
-    names, dotted paths and functions `(completions, **columns) -> list[float]` (rl/rewards.py), added with
-    `args.reward_weights`; None: those of args. train_dataset, eval_dataset: made by `rl.data.load_dataset`, or lists of
-    `PromptItem`; None: the splits train and dev of `args.data`. decoder, vocoder, recognizer: as `args` say where they
-    are None; a decoder that is given as a module keeps its own precision. Errors are of `dcar.errors`.
+    model: a policy, or its folder; None: a new one, as `args.policy_…` say. reward_funcs: one or
+    several of built-in names, dotted paths and functions `(completions, **columns) -> list[float]`
+    (rl/rewards.py), added with `args.reward_weights`; None: those of args. train_dataset,
+    eval_dataset: made by `rl.data.load_dataset`, or lists of `PromptItem`; None: the splits train
+    and dev of `args.data`. decoder, vocoder, recognizer: as `args` say where they are None; a
+    decoder that is given as a module keeps its own precision. Errors are of `dcar.errors`.
     """
 
     args: DCPOConfig
     train_dataset: Prompts
     eval_dataset: Prompts | None
 
-    def __init__(self, model: ChunkPolicy | str | None = None,
-                 reward_funcs: str | Reward | Sequence[str | Reward] | None = None, args: DCPOConfig | None = None,
-                 train_dataset: Dataset | Sequence[PromptItem] | None = None,
-                 eval_dataset: Dataset | Sequence[PromptItem] | None = None,
-                 callbacks: list[TrainerCallback] | None = None, *, decoder: AnyDecoder | str | None = None,
-                 vocoder: Vocoder | None = None, recognizer: Recognizer | None = None):
+    def __init__(
+        self,
+        model: ChunkPolicy | str | None = None,
+        reward_funcs: str | Reward | Sequence[str | Reward] | None = None,
+        args: DCPOConfig | None = None,
+        train_dataset: Dataset | Sequence[PromptItem] | None = None,
+        eval_dataset: Dataset | Sequence[PromptItem] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        *,
+        decoder: AnyDecoder | str | None = None,
+        vocoder: Vocoder | None = None,
+        recognizer: Recognizer | None = None,
+    ):
         args = DCPOConfig() if args is None else args
         decoder = required(args, "decoder") if decoder is None else decoder
-        self.base = (load_decoder(decoder, args.device, dtype=args.dtype) if isinstance(decoder, str) else decoder)
+        self.base = (
+            load_decoder(decoder, args.device, dtype=args.dtype)
+            if isinstance(decoder, str)
+            else decoder
+        )
         checksum = self.base.checksum() if hasattr(self.base, "checksum") else ""
         args.chunk_range = guidance_range(args, checksum)
         train, evaluated = prompts_of(args, self.base, train_dataset, eval_dataset)
-        self.vocoder = vocoder or vocoder_for(self.base, required(args, "data"), [*train, *(evaluated or ())],
-                                              args.vocoder, str(args.device))
+        self.vocoder = vocoder or vocoder_for(
+            self.base,
+            required(args, "data"),
+            [*train, *(evaluated or ())],
+            args.vocoder,
+            str(args.device),
+        )
         if reward_funcs is None:
             reward_funcs = args.reward_funcs
-        named = imported([reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else reward_funcs)
+        named = imported(
+            [reward_funcs]
+            if isinstance(reward_funcs, str) or callable(reward_funcs)
+            else reward_funcs
+        )
         args.reward_funcs = [path_of(reward) for reward in named]
-        if recognizer is None and (asks_recognizer(named) or evaluated and args.metric_for_best_model == "eval_wer"):
+        if recognizer is None and (
+            asks_recognizer(named) or evaluated and args.metric_for_best_model == "eval_wer"
+        ):
             recognizer = load_recognizer(args.recognizer, device=str(args.device))
-        self.recognizer = RetryingRecognizer(recognizer or Unheard(args.recognizer),
-                                             Retry(attempts=3, timeout=args.reward_timeout, backoff=0.2))
-        self.reward_funcs = [BUILT_IN[r](args, self.recognizer) if isinstance(r, str) else r for r in named]
+        self.recognizer = RetryingRecognizer(
+            recognizer or Unheard(args.recognizer),
+            Retry(attempts=3, timeout=args.reward_timeout, backoff=0.2),
+        )
+        self.reward_funcs = [
+            BUILT_IN[r](args, self.recognizer) if isinstance(r, str) else r for r in named
+        ]
         self.reward_weights = args.reward_weights or [1.0] * len(self.reward_funcs)
-        policy = (make_policy(args, self.base, checksum) if model is None else
-                  bound(load_policy(model) if isinstance(model, str) else model, args, checksum))
+        policy = (
+            make_policy(args, self.base, checksum)
+            if model is None
+            else bound(load_policy(model) if isinstance(model, str) else model, args, checksum)
+        )
         check_fits(policy, args, self.reward_funcs)
-        super().__init__(policy, args, train_dataset=Prompts(train), eval_dataset=evaluated and Prompts(evaluated),
-                         data_collator=collate, callbacks=callbacks)
+        super().__init__(
+            policy,
+            args,
+            train_dataset=Prompts(train),
+            eval_dataset=evaluated and Prompts(evaluated),
+            data_collator=collate,
+            callbacks=callbacks,
+        )
         for noisy in (PrinterCallback, ProgressCallback):
             self.remove_callback(noisy)
         if not args.disable_tqdm:
             self.add_callback(Progress())
         if self.is_fsdp_enabled:
-            raise ConfigError("the policy is small and the base frozen: run DCPO with "
-                              "launch/accelerate/multi_gpu.yaml, not with FSDP")
+            raise ConfigError(
+                "the policy is small and the base frozen: run DCPO with "
+                "launch/accelerate/multi_gpu.yaml, not with FSDP"
+            )
         self.base = self.base.to(args.device).eval().requires_grad_(False)
-        self.reference, self.rollout_policy = (deepcopy(policy).eval().requires_grad_(False) for _ in range(2))
-        self._copies = nn.ModuleDict({"reference": self.reference, "rollout_policy": self.rollout_policy})
+        self.reference, self.rollout_policy = (
+            deepcopy(policy).eval().requires_grad_(False) for _ in range(2)
+        )
+        self._copies = nn.ModuleDict(
+            {"reference": self.reference, "rollout_policy": self.rollout_policy}
+        )
         self._copies.to(args.device)
         self.roller = Roller(
-            self.base, self.vocoder, self.reward_funcs, self.reward_weights, args.sampling,
-            group_size=args.num_generations, chunk_range=args.chunk_range, forced_rows=args.forced_rows,
-            share_token_draws=args.common_random_numbers, num_candidates=args.num_candidates,
-            recognizer=self.recognizer, microbatches=2,
-            hidden_dtype=getattr(torch, args.hidden_dtype))
-        self.length_reward = (LengthReward(args.tokens_per_pass, args.length_reward_gain)
-                              if args.tokens_per_pass else None)
+            self.base,
+            self.vocoder,
+            self.reward_funcs,
+            self.reward_weights,
+            args.sampling,
+            group_size=args.num_generations,
+            chunk_range=args.chunk_range,
+            forced_rows=args.forced_rows,
+            share_token_draws=args.common_random_numbers,
+            num_candidates=args.num_candidates,
+            recognizer=self.recognizer,
+            microbatches=2,
+            hidden_dtype=getattr(torch, args.hidden_dtype),
+        )
+        self.length_reward = (
+            LengthReward(args.tokens_per_pass, args.length_reward_gain)
+            if args.tokens_per_pass
+            else None
+        )
         self._buffer: dict[int, Prepared] = {}
         self._metrics = Metrics()
         self._rollout_seconds = 0.0
         self._hear_recordings(named)
 
     def _hear_recordings(self, named: Sequence[str | Reward]) -> None:
-        """WER of the recordings under the reward recogniser: a part of the reward wer, and a check of the others.
-        RewardError where it mishears too many words."""
+        """WER of the recordings under the reward recogniser: a part of the reward wer, and a
+        check of the others. RewardError where it mishears too many words."""
         args, items = self.args, self.train_dataset.items
         if "wer" not in named:  # the other rewards need it for the check alone
             items = items[:: max(1, -(-len(items) // HEARD_FOR_CHECK))]
-        self.ground_truth = truth = GroundTruth(self.out / "ground_truth.json", self.recognizer.name, items)
+        self.ground_truth = truth = GroundTruth(
+            self.out / "ground_truth.json", self.recognizer.name, items
+        )
         if not asks_recognizer(named):
             return
         truth.measure(self.vocoder, self.recognizer, args.process_index, args.world_size)
@@ -161,34 +238,54 @@ class DCPOTrainer(ResilientTrainer):
     def policy(self) -> ChunkPolicy:
         return self.accelerator.unwrap_model(self.model)
 
-    # --- data ---------------------------------------------------------------------------------------------------
+    # --- data -------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader:
         args = self.args
         batches = PromptBatches(
-            len(self.train_dataset), args.prompts_per_step, args.gradient_accumulation_steps, args.num_iterations,
-            args.seed, args.process_index, args.world_size)
+            len(self.train_dataset),
+            args.prompts_per_step,
+            args.gradient_accumulation_steps,
+            args.num_iterations,
+            args.seed,
+            args.process_index,
+            args.world_size,
+        )
         # already this process's share: not prepared by Accelerate, which would shard it again
-        return EpochLoader(self.train_dataset, batch_sampler=batches, collate_fn=collate,
-                           generator=torch.Generator().manual_seed(args.seed))
+        return EpochLoader(
+            self.train_dataset,
+            batch_sampler=batches,
+            collate_fn=collate,
+            generator=torch.Generator().manual_seed(args.seed),
+        )
 
-    # --- one update ---------------------------------------------------------------------------------------------
+    # --- one update -------------------------------------------------------------------------------
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
         args, weights = self.args, self.policy.parameters()
         if self.optimizer is None and args.optimizer == "natural":
             self.optimizer = NaturalGradient(weights, self._curvature, args.learning_rate)
         elif self.optimizer is None:
-            self.optimizer = torch.optim.Adam(weights, lr=args.learning_rate, eps=args.adam_epsilon,
-                                              betas=(args.adam_beta1, args.adam_beta2))
+            self.optimizer = torch.optim.Adam(
+                weights,
+                lr=args.learning_rate,
+                eps=args.adam_epsilon,
+                betas=(args.adam_beta1, args.adam_beta2),
+            )
         return self.optimizer
 
     def _curvature(self) -> Product:
-        """Products with the Fisher information of the policy at the decisions of this window, all processes."""
+        """Products with the Fisher information of the policy at the decisions of this window,
+        all processes."""
         weights = [p for p in self.policy.parameters() if p.requires_grad]
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the other attentions have no second derivative
-            products = [fisher_product(log_probs_of(self.policy, made.batch), partial(self._mean, made), weights)
-                        for made in self._buffer.values()]
+        # the other attentions have no second derivative
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            products = [
+                fisher_product(
+                    log_probs_of(self.policy, made.batch), partial(self._mean, made), weights
+                )
+                for made in self._buffer.values()
+            ]
 
         def product(v: Sequence[Tensor]) -> list[Tensor]:
             parts = zip(*(one(v) for one in products), strict=True)
@@ -198,47 +295,83 @@ class DCPOTrainer(ResilientTrainer):
 
     def _mean(self, made: Prepared, by_decision: Tensor) -> Tensor:
         """Of one number by decision [R, M], as the loss takes it."""
-        return objective.aggregate(by_decision, made.batch.mask, made.weights, self.args.loss_type, made.normalizer)
+        return objective.aggregate(
+            by_decision, made.batch.mask, made.weights, self.args.loss_type, made.normalizer
+        )
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None
+    ) -> Tensor:
         started, self._rollout_seconds = time.perf_counter(), 0.0
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._metrics.add("seconds_update", time.perf_counter() - started - self._rollout_seconds)
         return loss
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
-                     num_items_in_batch=None):
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch=None,
+    ):
         args = self.args
         prepared = self._rollouts(inputs)
         batch = prepared.batch
-        beta = objective.kl_weight(args.beta, inputs["epoch"], math.ceil(self.state.num_train_epochs))
+        beta = objective.kl_weight(
+            args.beta, inputs["epoch"], math.ceil(self.state.num_train_epochs)
+        )
         log_probs = log_probs_of(model, batch)
-        old = objective.taken(log_probs, batch.actions).detach() if prepared.old is None else prepared.old
+        old = (
+            objective.taken(log_probs, batch.actions).detach()
+            if prepared.old is None
+            else prepared.old
+        )
         out = objective.policy_loss(
-            log_probs, batch.actions, old, prepared.reference, prepared.advantages, batch.mask, prepared.weights,
-            beta=beta, epsilon=args.epsilon, loss_type=args.loss_type, normalizer=prepared.normalizer)
+            log_probs,
+            batch.actions,
+            old,
+            prepared.reference,
+            prepared.advantages,
+            batch.mask,
+            prepared.weights,
+            beta=beta,
+            epsilon=args.epsilon,
+            loss_type=args.loss_type,
+            normalizer=prepared.normalizer,
+        )
         counted = batch.mask * (prepared.weights > 0).unsqueeze(-1)
         add_update(self._metrics, out, log_probs.detach(), counted, beta)
         return (out.loss, {}) if return_outputs else out.loss
 
     def _rollouts(self, inputs: dict[str, Any]) -> Prepared:
-        """The rollouts of this micro-batch, made once per window (accumulation x inner iterations)."""
+        """The rollouts of this micro-batch, made once per window (accumulation x inner
+        iterations)."""
         args = self.args
         inside = inputs["position"] % args.window
         if inside == 0:
             state = self.policy.state_dict()
-            for copy in (self.reference, self.rollout_policy) if inputs["position"] == 0 else (self.rollout_policy,):
+            for copy in (
+                (self.reference, self.rollout_policy)
+                if inputs["position"] == 0
+                else (self.rollout_policy,)
+            ):
                 copy.load_state_dict(state)
             self._buffer.clear()
             if self.length_reward is not None:
                 self.length_reward.advance()
         micro = inside % args.gradient_accumulation_steps
-        if micro not in self._buffer:  # also after resuming inside a window: the same rollouts are made again
+        # also after resuming inside a window: the same rollouts are made again
+        if micro not in self._buffer:
             self.check_weights()  # a policy that is broken has no distribution to draw from
             started = time.perf_counter()
             seed = args.seed * 1000 + 1 + inputs["epoch"]
-            batch = self.roller.collect(self.rollout_policy, inputs["items"], inputs["indices"], seed,
-                                        trainer_state=self.state)
+            batch = self.roller.collect(
+                self.rollout_policy,
+                inputs["items"],
+                inputs["indices"],
+                seed,
+                trainer_state=self.state,
+            )
             # made again after resuming: they stand in the log already
             metrics = self._metrics
             self._metrics = Metrics() if inside >= args.gradient_accumulation_steps else metrics
@@ -251,8 +384,14 @@ class DCPOTrainer(ResilientTrainer):
     @torch.no_grad()
     def _prepare(self, batch: RolloutBatch, micro: int) -> Prepared:
         args = self.args
-        std = objective.reward_std(self.accelerator.gather(batch.rewards)) if args.scale_rewards == "batch" else None
-        advantages = objective.group_advantages(batch.rewards, args.num_generations, args.scale_rewards, std)
+        std = (
+            objective.reward_std(self.accelerator.gather(batch.rewards))
+            if args.scale_rewards == "batch"
+            else None
+        )
+        advantages = objective.group_advantages(
+            batch.rewards, args.num_generations, args.scale_rewards, std
+        )
         weights = advantages.valid.float()
         reference = log_probs_of(self.reference, batch)
         old = None
@@ -262,8 +401,14 @@ class DCPOTrainer(ResilientTrainer):
         if args.loss_type == "dapo":
             decisions = (batch.mask * (weights > 0).unsqueeze(-1)).sum()
             normalizer = self.accelerator.reduce(decisions, "mean").clamp(min=1)
-        add_rollouts(self._metrics, batch, advantages.zero_std, self.reward_funcs, args.chunk_range,
-                     self.policy.config.num_actions)
+        add_rollouts(
+            self._metrics,
+            batch,
+            advantages.zero_std,
+            self.reward_funcs,
+            args.chunk_range,
+            self.policy.config.num_actions,
+        )
         values = self._credit(batch) if args.credit == "decision" else advantages.values
         if self.length_reward is not None:
             values = objective.by_decision(values) + self._pay(batch, micro)
@@ -273,60 +418,89 @@ class DCPOTrainer(ResilientTrainer):
         """What decisions [R, M] get for the length of their chunks, as this window pays it."""
         assert self.length_reward is not None
         sampled = [r.result for r in batch.records if not r.forced]
-        kept = torch.tensor([sum(len(r.tokens) for r in sampled), sum(r.target_passes for r in sampled)],
-                            dtype=torch.float64, device=self.args.device)
+        kept = torch.tensor(
+            [sum(len(r.tokens) for r in sampled), sum(r.target_passes for r in sampled)],
+            dtype=torch.float64,
+            device=self.args.device,
+        )
         tokens, passes = self.accelerator.reduce(kept, "sum").tolist()
         self.length_reward.seen[micro] = tokens, passes
         self._metrics.add("length_reward", self.length_reward.value)
-        return self.length_reward.of_decisions(batch.actions % self.policy.config.num_actions, batch.mask)
+        return self.length_reward.of_decisions(
+            batch.actions % self.policy.config.num_actions, batch.mask
+        )
 
     def _credit(self, batch: RolloutBatch) -> Tensor:
-        """Advantages by decision [R, M]: of rewards that say where they were lost by what stands behind each decision,
-        of all others by rollout."""
+        """Advantages by decision [R, M]: of rewards that say where they were lost by what stands
+        behind each decision, of all others by rollout."""
         args, group = self.args, self.args.num_generations
         weights = np.asarray(self.reward_weights)
         others = [j for j, reward in enumerate(self.reward_funcs) if not locates(reward)]
         rest = torch.from_numpy(weighted(batch.parts[:, others], weights[others])).to(batch.rewards)
         rest = rest.masked_fill(batch.rewards.isnan(), math.nan)  # what failed is in no mean
-        std = objective.reward_std(self.accelerator.gather(rest)) if args.scale_rewards == "batch" else None
+        std = (
+            objective.reward_std(self.accelerator.gather(rest))
+            if args.scale_rewards == "batch"
+            else None
+        )
         values = objective.group_advantages(rest, group, args.scale_rewards, std).values
         values = values[:, None].repeat(1, batch.actions.shape[1])
         # what every choice has in common: the first tokens of one chunk, nothing of several
         shortest = min(self.policy.config.sizes, default=1) if args.num_candidates == 1 else 0
-        asked = [(r, w) for r, w in zip(self.reward_funcs, self.reward_weights, strict=True) if locates(r)]
+        asked = [
+            (r, w)
+            for r, w in zip(self.reward_funcs, self.reward_weights, strict=True)
+            if locates(r)
+        ]
         decisions = decisions_of(batch.records, batch.rewards.isnan().tolist(), asked)
         for first in range(0, len(decisions), group):
             mates = decisions[first : first + group]
-            for i, found in enumerate(decision_advantages(mates, args.credit_window, shortest), start=first):
+            for i, found in enumerate(
+                decision_advantages(mates, args.credit_window, shortest), start=first
+            ):
                 values[i, : len(found)] += torch.from_numpy(found).to(values)
         return values
 
     def _check_failures(self, batch: RolloutBatch) -> None:
-        failed = [r.failure for r, value in zip(batch.records, batch.rewards.tolist(), strict=True) if value != value]
+        failed = [
+            r.failure
+            for r, value in zip(batch.records, batch.rewards.tolist(), strict=True)
+            if value != value
+        ]
         self._metrics.add("failed_rewards", len(failed), len(batch.records))
-        everywhere = gather_object([(len(failed), len(batch.records), failed[0] if failed else None)])
+        everywhere = gather_object(
+            [(len(failed), len(batch.records), failed[0] if failed else None)]
+        )
         share = sum(e[0] for e in everywhere) / sum(e[1] for e in everywhere)
         if share > self.args.max_failed_rewards:
             first = next(e[2] for e in everywhere if e[0])
             step = self.state.global_step
-            if step and why_incomplete(self.out / f"checkpoint-{step}"):  # nothing of this step has been learned yet
+            # nothing of this step has been learned yet
+            if step and why_incomplete(self.out / f"checkpoint-{step}"):
                 self._save_checkpoint(self.policy, None)
-            raise RewardError(f"{share:.0%} of the rewards of step {step + 1} could not be computed, more than "
-                              f"max_failed_rewards {self.args.max_failed_rewards:.0%}; the first: {first}. "
-                              f"{self._last_state()} The same command goes on from there")
+            raise RewardError(
+                f"{share:.0%} of the rewards of step {step + 1} could not be computed, more than "
+                f"max_failed_rewards {self.args.max_failed_rewards:.0%}; the first: {first}. "
+                f"{self._last_state()} The same command goes on from there"
+            )
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs.update(self._metrics.drain())
         super().log(scalars(logs), start_time)
 
-    # --- evaluation ---------------------------------------------------------------------------------------------
+    # --- evaluation -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, eval_dataset: Dataset | Sequence[PromptItem] | None = None,  # type: ignore[override]
-                 ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, Any]:
-        """Speak the evaluation prompts with the greedy and the sampled policy; corpus WER by the reward recogniser,
-        mean reward, tokens per pass, actions. The draws are the same in every evaluation of a run."""
+    def evaluate(
+        self,
+        eval_dataset: Dataset | Sequence[PromptItem] | None = None,  # type: ignore[override]
+        ignore_keys=None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, Any]:
+        """Speak the evaluation prompts with the greedy and the sampled policy; corpus WER by the
+        reward recogniser, mean reward, tokens per pass, actions. The draws are the same in every
+        evaluation of a run."""
         if eval_dataset is None and self.eval_dataset is None:
             raise ConfigError("an evaluation needs prompts: give eval_dataset=…")
         items = self.eval_dataset.items if eval_dataset is None else items_of(eval_dataset)  # type: ignore[union-attr]
@@ -334,14 +508,28 @@ class DCPOTrainer(ResilientTrainer):
         started = time.perf_counter()
         metrics: dict[str, Any] = {}
         args = self.args
-        modes: tuple[tuple[Literal["greedy", "sample"], str], ...] = (("greedy", ""), ("sample", "_sampled"))
+        modes: tuple[tuple[Literal["greedy", "sample"], str], ...] = (
+            ("greedy", ""),
+            ("sample", "_sampled"),
+        )
         for mode, suffix in modes:
             mine = items[args.process_index :: args.world_size]
             method = ChunkMethod(PolicyChunk(self.policy, mode, num_candidates=args.num_candidates))
-            results = decode(self.base, [i.prompt for i in mine], method, args.sampling, seed=args.seed * 1000,
-                             batch_size=args.per_device_eval_batch_size)
-            records = [RolloutRecord(item, 0, 0, result) for item, result in zip(mine, results, strict=True)]
-            metrics.update({f"{metric_key_prefix}_{k}{suffix}": v for k, v in self._judge(records).items()})
+            results = decode(
+                self.base,
+                [i.prompt for i in mine],
+                method,
+                args.sampling,
+                seed=args.seed * 1000,
+                batch_size=args.per_device_eval_batch_size,
+            )
+            records = [
+                RolloutRecord(item, 0, 0, result)
+                for item, result in zip(mine, results, strict=True)
+            ]
+            metrics.update(
+                {f"{metric_key_prefix}_{k}{suffix}": v for k, v in self._judge(records).items()}
+            )
         metrics[f"{metric_key_prefix}_seconds"] = time.perf_counter() - started
         return self.evaluated(metrics)
 
@@ -349,7 +537,13 @@ class DCPOTrainer(ResilientTrainer):
         heard = needs_sound(self.reward_funcs) or self.args.metric_for_best_model == "eval_wer"
         if heard:
             synthesise(records, self.vocoder)
-        totals, _ = score(records, self.reward_funcs, self.reward_weights, self.recognizer, trainer_state=self.state)
+        totals, _ = score(
+            records,
+            self.reward_funcs,
+            self.reward_weights,
+            self.recognizer,
+            trainer_state=self.state,
+        )
         metrics = Metrics()
         metrics.add_values("reward", totals.tolist())
         add_decisions(metrics, records, self.args.chunk_range, self.policy.config.num_actions)
@@ -359,34 +553,51 @@ class DCPOTrainer(ResilientTrainer):
         failures = gather_object([next((r.failure for r in records if r.failure), None)])
         wer = corpus_wer(gather_object([r.errors for r in records]))
         if 1 - wer.coverage > self.args.max_failed_rewards:
-            raise RewardError(f"{1 - wer.coverage:.0%} of the evaluation utterances have no transcript; the first "
-                              f"cause: {next((f for f in failures if f), 'unknown')}")
+            raise RewardError(
+                f"{1 - wer.coverage:.0%} of the evaluation utterances have no transcript; the "
+                "first "
+                f"cause: {next((f for f in failures if f), 'unknown')}"
+            )
         return {"wer": wer.wer, "coverage": wer.coverage, **metrics.drain()}
 
-    # --- checkpoints --------------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The policy as `save_pretrained` writes it, with the reference and rollout policies beside it."""
+        """The policy as `save_pretrained` writes it, with the reference and rollout policies
+        beside it."""
         if not self.args.should_save:
             return
         path = Path(output_dir or self.args.output_dir)
         self.policy.save_pretrained(path)
-        tensors = {name: value.cpu().contiguous() for name, value in self._copies.state_dict().items()}
+        tensors = {
+            name: value.cpu().contiguous() for name, value in self._copies.state_dict().items()
+        }
         if self.length_reward is not None:
             tensors["length_reward"] = self.length_reward.state()
         save_file(tensors, path / STATE)
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None, **kwargs):
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial=None,
+        ignore_keys_for_eval=None,
+        **kwargs,
+    ):
         if resume_from_checkpoint is True:
             found = latest_checkpoint(self.args.output_dir)
             if found is None:
-                raise CheckpointError(f"{self.args.output_dir}: no complete checkpoint to resume from")
+                raise CheckpointError(
+                    f"{self.args.output_dir}: no complete checkpoint to resume from"
+                )
             resume_from_checkpoint = str(found)
         if resume_from_checkpoint:
             self._load_copies(checkpoint := Path(resume_from_checkpoint))
             if self.check_resume(checkpoint):  # nothing is trained, nor logged twice
                 self.finish_from(checkpoint)
-                best = Path(self.args.output_dir) / Path(self.state.best_model_checkpoint or checkpoint).name
+                best = (
+                    Path(self.args.output_dir)
+                    / Path(self.state.best_model_checkpoint or checkpoint).name
+                )
                 if not self.args.load_best_model_at_end or not best.is_dir():
                     best = checkpoint
                 self.policy.load_state_dict(ChunkPolicy.from_pretrained(best).state_dict())
@@ -395,26 +606,37 @@ class DCPOTrainer(ResilientTrainer):
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
         units = max(len(item.prompt.text_ids) for item in inputs["items"])
-        return (f"{len(inputs['items'])} prompts of up to {units} phonemes, {self.args.num_generations} rollouts each "
-                f"of up to {self.args.max_completion_length} tokens")
+        return (
+            f"{len(inputs['items'])} prompts of up to {units} phonemes, "
+            f"{self.args.num_generations} rollouts each "
+            f"of up to {self.args.max_completion_length} tokens"
+        )
 
     def _load_copies(self, checkpoint: Path) -> None:
         if (stored := ChunkPolicy.load_config(checkpoint)) != self.policy.config:
-            raise CheckpointError(f"{checkpoint}: a checkpoint of another run (policy {stored}); choose another "
-                                  "out folder, or resume_from_checkpoint=never to start again")
+            raise CheckpointError(
+                f"{checkpoint}: a checkpoint of another run (policy {stored}); choose another "
+                "out folder, or resume_from_checkpoint=never to start again"
+            )
         try:
             tensors = load_file(checkpoint / STATE)
         except OSError as error:
-            raise CheckpointError(f"{checkpoint / STATE}: cannot read it ({error}); resume from another one") from error
+            raise CheckpointError(
+                f"{checkpoint / STATE}: cannot read it ({error}); resume from another one"
+            ) from error
         length_reward = tensors.pop("length_reward", None)
         try:
             self._copies.load_state_dict(tensors)
         except RuntimeError as error:
-            raise CheckpointError(f"{checkpoint / STATE}: of another form of policy ({error}); choose another out "
-                                  "folder, or resume_from_checkpoint=never to start again") from error
+            raise CheckpointError(
+                f"{checkpoint / STATE}: of another form of policy ({error}); choose another out "
+                "folder, or resume_from_checkpoint=never to start again"
+            ) from error
         if self.length_reward is not None:
             if length_reward is None:
-                raise CheckpointError(f"{checkpoint}: a checkpoint of a run without tokens_per_pass; choose another "
-                                      "out folder, or resume_from_checkpoint=never to start again")
+                raise CheckpointError(
+                    f"{checkpoint}: a checkpoint of a run without tokens_per_pass; choose another "
+                    "out folder, or resume_from_checkpoint=never to start again"
+                )
             self.length_reward.restore(length_reward)
         self._buffer.clear()

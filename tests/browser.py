@@ -12,7 +12,9 @@ import pytest
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 needs_browser = pytest.mark.skipif(
     not (importlib.util.find_spec("selenium") and BROWSER and DRIVER),
-    reason="no selenium, chromium or chromedriver (pip install '.[dev]'; apt-get install chromium chromium-driver)")
+    reason="no selenium, chromium or chromedriver (pip install '.[dev]'; apt-get install chromium "
+    "chromium-driver)",
+)
 DESKTOP, PHONE = 1100, 390
 
 TOO_WIDE = """
@@ -29,13 +31,28 @@ def driver(width: int, height: int = 900, dark: bool = False, *options: str) -> 
 
     chosen = webdriver.ChromeOptions()
     chosen.binary_location = BROWSER
-    for option in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                   f"--window-size={width},{height}", f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-                   *options):
+    for option in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--window-size={width},{height}",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        *options,
+    ):
         chosen.add_argument(option)
     if width < 500:  # a window cannot be so narrow, a phone can
-        chosen.add_experimental_option("mobileEmulation", {"deviceMetrics": {
-            "width": width, "height": height, "pixelRatio": 1.0, "touch": False}})
+        chosen.add_experimental_option(
+            "mobileEmulation",
+            {
+                "deviceMetrics": {
+                    "width": width,
+                    "height": height,
+                    "pixelRatio": 1.0,
+                    "touch": False,
+                }
+            },
+        )
     return webdriver.Chrome(chosen, webdriver.ChromeService(DRIVER))
 
 
@@ -52,7 +69,8 @@ def opened(page: Path, width: int, dark: bool = False) -> Iterator[Any]:
 
 
 def too_wide(browser: Any) -> list[str]:
-    """What stands out of the screen and in no box that scrolls or cuts; and the page, where it is wider than that."""
+    """What stands out of the screen and in no box that scrolls or cuts; and the page, where it
+    is wider than that."""
     found = browser.execute_script(TOO_WIDE)
     wide = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
     return [*found, *([f"the page, by {wide} pixels"] if wide > 0 else [])]

@@ -1,4 +1,5 @@
-"""A comparison on a random tiny decoder with a fake vocoder and judge; run as a script by the two-process test."""
+"""A comparison on a random tiny decoder with a fake vocoder and judge; run as a script by the
+two-process test."""
 
 import json
 import os
@@ -34,8 +35,12 @@ class ToneVocoder:
     def synthesize(self, token_lists, speaker):
         assert len(token_lists) == len(speaker)
         ripple = 1 + 0.01 * np.sin(np.arange(HOP) / 3)
-        return [np.concatenate([np.zeros(0), *[(t + 1) / 20 * ripple for t in tokens]]).astype(np.float32)
-                for tokens in token_lists]
+        return [
+            np.concatenate([np.zeros(0), *[(t + 1) / 20 * ripple for t in tokens]]).astype(
+                np.float32
+            )
+            for tokens in token_lists
+        ]
 
 
 class LevelJudge:
@@ -52,7 +57,11 @@ class LevelJudge:
             if self.fail_after is not None and self.calls > self.fail_after:
                 raise KeyboardInterrupt
             levels = (wave.reshape(-1, HOP).mean(1) * 20).round().astype(int) - 1
-            out.append(" ".join(WORDS[t] for i, t in enumerate(levels[:12]) if i == 0 or t != levels[i - 1]))
+            out.append(
+                " ".join(
+                    WORDS[t] for i, t in enumerate(levels[:12]) if i == 0 or t != levels[i - 1]
+                )
+            )
         return out
 
 
@@ -64,7 +73,9 @@ def loudness(wave: np.ndarray, rate: int, speaker: np.ndarray) -> float | None:
 
 def tiny_policy(seed: int = 0, base: str = "") -> ChunkPolicy:
     torch.manual_seed(seed)
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2, base_checksum=base)).eval()
+    policy = ChunkPolicy(
+        ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2, base_checksum=base)
+    ).eval()
     torch.nn.init.normal_(policy.output.weight, std=2.0)
     return policy
 
@@ -74,8 +85,15 @@ def scored_policy(decoder: CARDecoder) -> ChunkPolicy:
     torch.manual_seed(0)
     width, heads = decoder.config.hidden_size, decoder.config.num_prediction_heads
     chunk_scorer = ChunkScorer(ChunkScorerConfig(width, heads, decoder.config.output_size, 4, 8))
-    return ChunkPolicy(ChunkPolicyConfig(width, heads, reads="candidates", base_checksum=decoder.checksum(),
-                                         **shape_of(chunk_scorer))).eval()
+    return ChunkPolicy(
+        ChunkPolicyConfig(
+            width,
+            heads,
+            reads="candidates",
+            base_checksum=decoder.checksum(),
+            **shape_of(chunk_scorer),
+        )
+    ).eval()
 
 
 def tiny_items(count: int = 6) -> list[PromptItem]:
@@ -84,9 +102,20 @@ def tiny_items(count: int = 6) -> list[PromptItem]:
         rng = np.random.default_rng(i)
         tokens = [int(t) for t in rng.integers(0, 12, 15)]
         text = " ".join(WORDS[t] for j, t in enumerate(tokens[:12]) if j == 0 or t != tokens[j - 1])
-        prompt = Prompt(f"utt<{i}>", tuple(int(t) for t in rng.integers(1, 20, 4 + i % 3)), tuple(tokens[:3]))
-        items.append(PromptItem(prompt, text, f"speaker & {i % 2}", rng.random(298).astype(np.float32), tokens,
-                                f"utt<{(i + 2) % count}>", len(tokens) / 50))
+        prompt = Prompt(
+            f"utt<{i}>", tuple(int(t) for t in rng.integers(1, 20, 4 + i % 3)), tuple(tokens[:3])
+        )
+        items.append(
+            PromptItem(
+                prompt,
+                text,
+                f"speaker & {i % 2}",
+                rng.random(298).astype(np.float32),
+                tokens,
+                f"utt<{(i + 2) % count}>",
+                len(tokens) / 50,
+            )
+        )
     return items
 
 
@@ -94,9 +123,14 @@ def tiny_tools(judge: LevelJudge | None = None, count: int = 6) -> Tools:
     decoder, vocoder = tiny_decoder(), ToneVocoder()
     items = tiny_items(count)
     tokens = {i.prompt.utterance_id: i.reference_tokens for i in items}
-    models = Models(decoder, tiny_decoder(heads=1, seed=5), {"": tiny_policy(base=decoder.checksum())})
+    models = Models(
+        decoder, tiny_decoder(heads=1, seed=5), {"": tiny_policy(base=decoder.checksum())}
+    )
     return Tools(
-        items, models, vocoder, judge or LevelJudge(),
+        items,
+        models,
+        vocoder,
+        judge or LevelJudge(),
         similarity=lambda wave, rate, speaker: float(np.abs(wave).mean()),
         recording=lambda uid: (vocoder.synthesize([tokens[uid]], [0])[0], 24_000),
         identity={"vocoder": "tone"},
@@ -109,15 +143,23 @@ SHORT = SamplingConfig(max_tokens=20, max_tokens_per_text_unit=4)
 
 def tiny_config(out: Path | str, **changes) -> CompareConfig:
     settings = dict(
-        methods=["far", "car-1", "car-3", "random-2-3", "dcar", "dcar-sampled"], seeds=[0, 1], batch_size=3,
-        sampling=SHORT, resamples=200, timing_utterances=0, audio_samples=2, reasons_utterances=0,
-        device="cpu", out=str(out),
+        methods=["far", "car-1", "car-3", "random-2-3", "dcar", "dcar-sampled"],
+        seeds=[0, 1],
+        batch_size=3,
+        sampling=SHORT,
+        resamples=200,
+        timing_utterances=0,
+        audio_samples=2,
+        reasons_utterances=0,
+        device="cpu",
+        out=str(out),
     )
     return CompareConfig(**{**settings, **changes})
 
 
 def spoken(out: Path | str, tools: Tools | None = None, **changes) -> dict:
-    """A comparison of one seed without report, sounds and references, unless `changes` ask for them."""
+    """A comparison of one seed without report, sounds and references, unless `changes` ask for
+    them."""
     quiet = {"seeds": [0], "report": False, "audio_samples": 0, "references": False}
     return run(tiny_config(out, **{**quiet, **changes}), tools or tiny_tools())
 
@@ -137,19 +179,55 @@ def records_of(out: Path) -> list[dict]:
 
 def made_record(method: str, uid: str, errors: int = 0, **changes) -> dict:
     """A record as a comparison stores it: ten words in two seconds, ten tokens in five passes."""
-    return {"method": method, "id": uid, "seed": 0, "words": [errors, 0, 0, 10], "characters": [errors, 0, 0, 50],
-            "hypothesis": "x", "duration": 2.0, "reference_duration": 2.0, "passes": 5, "tokens": [1] * 10,
-            "actions": [2] * 5, "emitted": [2] * 5, "truncated": False, "draft_passes": 0, "proposed": 0, "accepted": 0,
-            "rounds_proposed": [], "rounds_accepted": [], **changes}
+    return {
+        "method": method,
+        "id": uid,
+        "seed": 0,
+        "words": [errors, 0, 0, 10],
+        "characters": [errors, 0, 0, 50],
+        "hypothesis": "x",
+        "duration": 2.0,
+        "reference_duration": 2.0,
+        "passes": 5,
+        "tokens": [1] * 10,
+        "actions": [2] * 5,
+        "emitted": [2] * 5,
+        "truncated": False,
+        "draft_passes": 0,
+        "proposed": 0,
+        "accepted": 0,
+        "rounds_proposed": [],
+        "rounds_accepted": [],
+        **changes,
+    }
 
 
 def made_result(rows: list[dict], **changes) -> dict:
     """compare.json of made-up rows, without what a comparison makes of its records and sounds."""
-    return {"format_version": FORMAT_VERSION, "rows": rows, "equal_speed": [], "by_length": None, "by_category": None,
-            "reasons": {}, "samples": [], "asr": "j", "normalizer": "n", "scorers": {}, "seeds": [0],
-            "prompt_seeds": [0], "utterances": 10, "corpus": {}, "training": None, "tuned": None,
-            "power": power_statement(rows), "parameters": 5_000_000, "heads": 7, "codes": 512, "device": "cpu",
-            **changes}
+    return {
+        "format_version": FORMAT_VERSION,
+        "rows": rows,
+        "equal_speed": [],
+        "by_length": None,
+        "by_category": None,
+        "reasons": {},
+        "samples": [],
+        "asr": "j",
+        "normalizer": "n",
+        "scorers": {},
+        "seeds": [0],
+        "prompt_seeds": [0],
+        "utterances": 10,
+        "corpus": {},
+        "training": None,
+        "tuned": None,
+        "power": power_statement(rows),
+        "parameters": 5_000_000,
+        "heads": 7,
+        "codes": 512,
+        "device": "cpu",
+        **changes,
+    }
 
 
 if __name__ == "__main__":

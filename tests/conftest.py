@@ -1,4 +1,5 @@
-"""Shared fixtures: one thread per test process (thread thrashing costs up to 100x on two cores), tiny models."""
+"""Shared fixtures: one thread per test process (thread thrashing costs up to 100x on two cores),
+tiny models."""
 
 import gc
 import os
@@ -18,7 +19,8 @@ settings.load_profile("the same examples in every run")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """TEST_ORDER=SEED shuffles the files, and the tests of each: none may depend on what ran before it."""
+    """TEST_ORDER=SEED shuffles the files, and the tests of each: none may depend on what ran
+    before it."""
     if not (seed := os.environ.get("TEST_ORDER")):
         return
     rng = random.Random(seed)
@@ -31,7 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Accelerate collects garbage in every training; without what was imported that takes no time, with it seconds."""
+    """Accelerate collects garbage in every training; without what was imported that takes no
+    time, with it seconds."""
     gc.collect()
     gc.freeze()
 
@@ -45,6 +48,10 @@ def decoder() -> CARDecoder:
 def prompts() -> list[Prompt]:
     """Seven prompts of different text and prompt lengths for `tiny_decoder`."""
     return [
-        Prompt(f"utt{i}", tuple((3 * i + j) % 19 + 1 for j in range(3 + i)), tuple((i + j) % 12 for j in range(i)))
+        Prompt(
+            f"utt{i}",
+            tuple((3 * i + j) % 19 + 1 for j in range(3 + i)),
+            tuple((i + j) % 12 for j in range(i)),
+        )
         for i in range(7)
     ]

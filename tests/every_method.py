@@ -28,12 +28,18 @@ from eval.verifiers.vadusa import Vadusa, build_tree, chain
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 
-PROMPTS = [Prompt("a", (1, 2, 3, 4, 5, 6), ()), Prompt("b", (4, 5, 6, 7), (1, 2, 3, 4)),
-           Prompt("c", (7, 8, 9, 1, 2, 3, 4, 5), (5, 6)), Prompt("d", (3,), (1,)),
-           Prompt("e", (3, 2, 5, 6, 1, 2, 3, 4, 5, 3, 2, 1), (1,))]
+PROMPTS = [
+    Prompt("a", (1, 2, 3, 4, 5, 6), ()),
+    Prompt("b", (4, 5, 6, 7), (1, 2, 3, 4)),
+    Prompt("c", (7, 8, 9, 1, 2, 3, 4, 5), (5, 6)),
+    Prompt("d", (3,), (1,)),
+    Prompt("e", (3, 2, 5, 6, 1, 2, 3, 4, 5, 3, 2, 1), (1,)),
+]
 SAMPLINGS = {
-    "plain": SamplingConfig(temperature=0.9, max_tokens=30), "greedy": SamplingConfig(temperature=0, max_tokens=20),
-    "top-k": SamplingConfig(temperature=0.8, top_k=5, min_tokens=5, max_tokens=20)}
+    "plain": SamplingConfig(temperature=0.9, max_tokens=30),
+    "greedy": SamplingConfig(temperature=0, max_tokens=20),
+    "top-k": SamplingConfig(temperature=0.8, top_k=5, min_tokens=5, max_tokens=20),
+}
 
 
 def policy_after_draw() -> ChunkPolicy:
@@ -59,15 +65,30 @@ def every_method(device: torch.device | str = "cpu") -> tuple[CARDecoder, dict[s
     assert after.chunk_scorer is not None
     heads, models = HeadDrafter(3), ModelDrafter(draft.to(device), 3)
     rules: list[ChunkRule] = [
-        FixedChunk(1), FixedChunk(4), RandomChunk([1, 2, 4]), EndOnConfident([2, 3, 4]),
-        BestOfChunk(3, 2, after.chunk_scorer), EntropyChunk(1.0), PolicyChunk(before, name="dcar, before the draw"),
-        PolicyChunk(before, "sample"), PolicyChunk(after, name="dcar, after the draw"),
-        PolicyChunk(after, "sample", "dcar, of three chunks", num_candidates=3), ShuffledChunk(PolicyChunk(after))]
+        FixedChunk(1),
+        FixedChunk(4),
+        RandomChunk([1, 2, 4]),
+        EndOnConfident([2, 3, 4]),
+        BestOfChunk(3, 2, after.chunk_scorer),
+        EntropyChunk(1.0),
+        PolicyChunk(before, name="dcar, before the draw"),
+        PolicyChunk(before, "sample"),
+        PolicyChunk(after, name="dcar, after the draw"),
+        PolicyChunk(after, "sample", "dcar, of three chunks", num_candidates=3),
+        ShuffledChunk(PolicyChunk(after)),
+    ]
     transitions = Transitions(*count_bigrams([[1, 2, 3], [4, 5, 1, 2]], 12), 14)
     verifiers: list[Method] = [
-        SpeculativeDecoding("sd", heads), SpeculativeDecoding("sd@draft", models), TolerantDecoding("ssd", heads, 0.4),
-        TolerantDecoding("ssd@draft", models, 0.2, eos_strict=False), GroupVerifier("pcg", heads, groups),
-        GroupVerifier("pcg@draft", models, groups), TypicalAcceptance("typical", heads), TopKVerify("top-k", heads, 2),
-        Vadusa(1, build_tree(torch.full((3, 4), 0.2), 6), "vadusa, a tree"), Vadusa(3, chain(3), "vadusa, a chain")]
+        SpeculativeDecoding("sd", heads),
+        SpeculativeDecoding("sd@draft", models),
+        TolerantDecoding("ssd", heads, 0.4),
+        TolerantDecoding("ssd@draft", models, 0.2, eos_strict=False),
+        GroupVerifier("pcg", heads, groups),
+        GroupVerifier("pcg@draft", models, groups),
+        TypicalAcceptance("typical", heads),
+        TopKVerify("top-k", heads, 2),
+        Vadusa(1, build_tree(torch.full((3, 4), 0.2), 6), "vadusa, a tree"),
+        Vadusa(3, chain(3), "vadusa, a chain"),
+    ]
     methods = [*map(ChunkMethod, rules), MTPViterbi(3, transitions, 2), *verifiers]
     return model.to(device), {method.name: method for method in methods}

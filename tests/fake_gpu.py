@@ -1,8 +1,8 @@
 """A GPU without a GPU, for tests: tensors that say they are on one and are computed on the CPU.
 
-Who mixes devices, or waits for the device while a step is captured, gets an error as on a GPU. A captured graph is the
-list of operators that were called: a replay does them again on the same memory, and what was made inside of it holds
-nothing afterwards.
+Who mixes devices, or waits for the device while a step is captured, gets an error as on a GPU. A
+captured graph is the list of operators that were called: a replay does them again on the same
+memory, and what was made inside of it holds nothing afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 DEVICE = torch.device("cuda:0")
-WAITS = (aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten._unique2, aten.bincount)
+WAITS = (
+    aten._local_scalar_dense,
+    aten.nonzero,
+    aten.masked_select,
+    aten.equal,
+    aten._unique2,
+    aten.bincount,
+)
 COPIES = (aten.copy_, aten._to_copy)
 INDEXES = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 
@@ -32,8 +39,13 @@ class OnGPU(Tensor):
         same = torch.is_inference_mode_enabled() == inner.is_inference()
         with nullcontext() if same else torch.inference_mode(inner.is_inference()):
             made = Tensor._make_wrapper_subclass(
-                cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
-                device=DEVICE)
+                cls,
+                inner.shape,
+                strides=inner.stride(),
+                storage_offset=inner.storage_offset(),
+                dtype=inner.dtype,
+                device=DEVICE,
+            )
         made.inner = inner
         return made
 
@@ -63,7 +75,11 @@ class OnGPU(Tensor):
         return torch.bitwise_not(self)
 
     def contiguous(self, **_: Any) -> Tensor:
-        return self if self.is_contiguous() else aten.clone.default(self, memory_format=torch.contiguous_format)
+        return (
+            self
+            if self.is_contiguous()
+            else aten.clone.default(self, memory_format=torch.contiguous_format)
+        )
 
     def nonzero(self) -> Tensor:
         return aten.nonzero.default(self)
@@ -79,7 +95,11 @@ class OnGPU(Tensor):
 
     def __deepcopy__(self, memo: dict) -> Tensor:
         made = OnGPU(self.inner.clone())
-        return torch.nn.Parameter(made, self.requires_grad) if isinstance(self, torch.nn.Parameter) else made
+        return (
+            torch.nn.Parameter(made, self.requires_grad)
+            if isinstance(self, torch.nn.Parameter)
+            else made
+        )
 
     def __repr__(self, **_: Any) -> str:
         return f"OnGPU({self.inner!r})"
@@ -120,14 +140,20 @@ current: GPU
 def tensors_of(tree: Any) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
-    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
+    parts = (
+        tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
+    )
     return [leaf for part in parts for leaf in tensors_of(part)]
 
 
 def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, dict):
         return {name: tree_map(change, part) for name, part in tree.items()}
-    return type(tree)(tree_map(change, part) for part in tree) if type(tree) in (tuple, list) else change(tree)
+    return (
+        type(tree)(tree_map(change, part) for part in tree)
+        if type(tree) in (tuple, list)
+        else change(tree)
+    )
 
 
 class GPU(TorchDispatchMode):
@@ -158,13 +184,19 @@ class GPU(TorchDispatchMode):
             self.note(run, args, kwargs, out)
         if not there:
             return out
-        return tree_map(lambda t: wrappers[id(t)] if id(t) in wrappers else OnGPU(t) if isinstance(t, Tensor) else t,
-                        out)
+        return tree_map(
+            lambda t: (
+                wrappers[id(t)] if id(t) in wrappers else OnGPU(t) if isinstance(t, Tensor) else t
+            ),
+            out,
+        )
 
     def index(self, packet, run, target: OnGPU, index: Any, *value: Any) -> Any:
         by = tensors_of(index)
         given = [target, *by, *tensors_of(value)]
-        self.check(packet, packet if by else aten.copy_, (target, index, *value), given, [target], True)
+        self.check(
+            packet, packet if by else aten.copy_, (target, index, *value), given, [target], True
+        )
         args = tree_map(lambda t: t.inner if isinstance(t, OnGPU) else t, (target, index, *value))
         if self.graph is not None and value:
             storage = target.inner.untyped_storage()
@@ -174,12 +206,19 @@ class GPU(TorchDispatchMode):
             self.note(run, args, {}, out)
         return out if out is None else OnGPU(out)
 
-    def check(self, func, packet, args, given: list[Tensor], mine: list[OnGPU], there: bool) -> None:
+    def check(
+        self, func, packet, args, given: list[Tensor], mine: list[OnGPU], there: bool
+    ) -> None:
         others = [t for t in given if not isinstance(t, OnGPU) and t.dim()]
-        indexed = packet in INDEXES and isinstance(args[0], OnGPU) and all(
-            isinstance(t, OnGPU) or not t.dim() for t in tensors_of(args[2:]))
+        indexed = (
+            packet in INDEXES
+            and isinstance(args[0], OnGPU)
+            and all(isinstance(t, OnGPU) or not t.dim() for t in tensors_of(args[2:]))
+        )
         if mine and others and packet not in COPIES and not indexed:
-            raise RuntimeError(f"{func}: expected all tensors to be on the same device, found cuda:0 and cpu")
+            raise RuntimeError(
+                f"{func}: expected all tensors to be on the same device, found cuda:0 and cpu"
+            )
         if self.graph is None:
             return
         moves = packet in COPIES and (others or not there) or packet is aten.lift_fresh
@@ -192,7 +231,11 @@ class GPU(TorchDispatchMode):
         assert self.graph is not None
         for i, argument in enumerate(func._schema.arguments):
             value = args[i] if i < len(args) else kwargs.get(argument.name)
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
+            if (
+                argument.alias_info is not None
+                and argument.alias_info.is_write
+                and isinstance(value, Tensor)
+            ):
                 storage = value.untyped_storage()
                 self.graph.before.setdefault(storage.data_ptr(), (storage, storage.clone()))
 
@@ -201,7 +244,9 @@ class GPU(TorchDispatchMode):
         outs = tensors_of(out)
         self.graph.calls.append((run, args, kwargs, outs))
         read = {t.untyped_storage().data_ptr() for t in tensors_of((args, kwargs))}
-        self.graph.made += [t for t in outs if t.untyped_storage().data_ptr() not in read and t.numel()]
+        self.graph.made += [
+            t for t in outs if t.untyped_storage().data_ptr() not in read and t.numel()
+        ]
 
     @contextmanager
     def capture(self, graph: Graph, **settings: Any) -> Iterator[None]:
@@ -218,8 +263,13 @@ class GPU(TorchDispatchMode):
         graph.forget()
 
 
-def gru_cell(of_input: Tensor, of_state: Tensor, state: Tensor, input_bias: Tensor | None = None,
-             state_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def gru_cell(
+    of_input: Tensor,
+    of_state: Tensor,
+    state: Tensor,
+    input_bias: Tensor | None = None,
+    state_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """As aten::_thnn_fused_gru_cell, which there is on GPUs only."""
     if input_bias is not None and state_bias is not None:
         of_input, of_state = of_input + input_bias, of_state + state_bias
@@ -244,9 +294,16 @@ def fake_gpu(monkeypatch) -> Iterator[torch.device]:
     gpu, cuda = GPU(), torch.cuda
     current = gpu
     replays.clear()
-    for name, value in {"_lazy_init": lambda: None, "Stream": Stream, "current_stream": Stream, "CUDAGraph": Graph,
-                        "graph_pool_handle": object, "graph": gpu.capture, "synchronize": lambda device=None: None,
-                        "stream": lambda stream: torch.no_grad()}.items():
+    for name, value in {
+        "_lazy_init": lambda: None,
+        "Stream": Stream,
+        "current_stream": Stream,
+        "CUDAGraph": Graph,
+        "graph_pool_handle": object,
+        "graph": gpu.capture,
+        "synchronize": lambda device=None: None,
+        "stream": lambda stream: torch.no_grad(),
+    }.items():
         monkeypatch.setattr(cuda, name, value)
     lifted = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)

@@ -1,4 +1,5 @@
-"""Hold `decode` to the oracle: the same tokens and records, in every precision and by every kernel."""
+"""Hold `decode` to the oracle: the same tokens and records, in every precision and by every
+kernel."""
 
 import copy
 from collections.abc import Callable
@@ -13,30 +14,63 @@ from dcar.decoding import Prompt, decode
 from dcar.model.car import CARDecoder
 from dcar.sampling import SamplingConfig
 
-RECORDS = ("tokens", "truncated", "target_passes", "draft_passes", "emitted", "actions", "decision_positions", "chosen",
-           "rounds_proposed", "rounds_accepted", "proposed", "accepted", "prompt_length")
+RECORDS = (
+    "tokens",
+    "truncated",
+    "target_passes",
+    "draft_passes",
+    "emitted",
+    "actions",
+    "decision_positions",
+    "chosen",
+    "rounds_proposed",
+    "rounds_accepted",
+    "proposed",
+    "accepted",
+    "prompt_length",
+)
 ROUNDING = {"float64": 1e-6, "float32": 1e-5}
 """Of probabilities and states; even in float64 distributions are handed over in float32."""
 
-PROMPTS = [Prompt("a", (1, 2, 3, 4, 5, 6), ()), Prompt("b", (4, 5, 6, 7), (1, 2, 3, 4)),
-           Prompt("c#2", (7, 8, 9, 1, 2, 3, 4, 5), (5, 6))]
+PROMPTS = [
+    Prompt("a", (1, 2, 3, 4, 5, 6), ()),
+    Prompt("b", (4, 5, 6, 7), (1, 2, 3, 4)),
+    Prompt("c#2", (7, 8, 9, 1, 2, 3, 4, 5), (5, 6)),
+]
 """Of unequal lengths; the id of the last one looks like that of a member of a group."""
 
 SAMPLINGS = {
     "plain": SamplingConfig(max_tokens=13, max_tokens_per_text_unit=1.9),
     "short": SamplingConfig(max_tokens_per_text_unit=0.7),
     "greedy": SamplingConfig(temperature=0, max_tokens=11, min_tokens=0),
-    "top-k": SamplingConfig(temperature=0.8, top_k=5, min_tokens=8, max_tokens=14, max_tokens_per_text_unit=2.6),
+    "top-k": SamplingConfig(
+        temperature=0.8, top_k=5, min_tokens=8, max_tokens=14, max_tokens_per_text_unit=2.6
+    ),
     "top-p": SamplingConfig(top_p=0.8, min_tokens=6, max_tokens=13),
 }
 REPETITION = {
-    "repetition": SamplingConfig(temperature=0.9, top_p=0.9, top_k=3, max_tokens=13, repetition_window=4,
-                                 repetition_share=0.3),
-    "repetition, masked": SamplingConfig(top_p=0.9, min_tokens=5, max_tokens=11, repetition_window=3,
-                                         repetition_share=0.3, repetition_mask=True),
+    "repetition": SamplingConfig(
+        temperature=0.9,
+        top_p=0.9,
+        top_k=3,
+        max_tokens=13,
+        repetition_window=4,
+        repetition_share=0.3,
+    ),
+    "repetition, masked": SamplingConfig(
+        top_p=0.9,
+        min_tokens=5,
+        max_tokens=11,
+        repetition_window=3,
+        repetition_share=0.3,
+        repetition_mask=True,
+    ),
 }
 HOW: list[dict[str, Any]] = [
-    dict(batch_size=2), dict(batch_size=32, group_size=2), dict(batch_size=2, group_size=3, share_token_draws=True)]
+    dict(batch_size=2),
+    dict(batch_size=32, group_size=2),
+    dict(batch_size=2, group_size=3, share_token_draws=True),
+]
 """Unequal rows in small and large batches, and groups that share a prefill."""
 
 Case = Callable[[Callable[[Any], Any]], tuple[Any, Any, Rule]]
@@ -44,8 +78,8 @@ Case = Callable[[Callable[[Any], Any]], tuple[Any, Any, Rule]]
 
 
 def target(end: float = -1.5) -> CARDecoder:
-    """A decoder whose heads have much in common, so that some of what the additional ones draft is right; `end`: what
-    they have in common about the end of speech."""
+    """A decoder whose heads have much in common, so that some of what the additional ones draft
+    is right; `end`: what they have in common about the end of speech."""
     model = tiny_decoder()
     with torch.no_grad():
         row, common = model.heads.base.weight[12], model.norm.bias.normal_(std=0.6)
@@ -55,15 +89,19 @@ def target(end: float = -1.5) -> CARDecoder:
 
 
 def readers(module: Any) -> dict[str, Any]:
-    """A decoder, a draft, a policy or a chunk scorer in plain PyTorch, and as the kernels of this processor read it."""
+    """A decoder, a draft, a policy or a chunk scorer in plain PyTorch, and as the kernels of
+    this processor read it."""
     return {"float64": copy.deepcopy(module).double(), "float32": module}
 
 
-def hold(case: Case, samplings: dict[str, SamplingConfig], ways: list[dict[str, Any]] = HOW) -> list[Spoken]:
-    """Decode by every sampling and reader, in small and large batches, the first sampling in all these ways; returns
-    what the oracle spoke.
+def hold(
+    case: Case, samplings: dict[str, SamplingConfig], ways: list[dict[str, Any]] = HOW
+) -> list[Spoken]:
+    """Decode by every sampling and reader, in small and large batches, the first sampling in all
+    these ways; returns what the oracle spoke.
 
-    AssertionError for a record that is another one. An utterance with a decision that rounding may turn is left out.
+    AssertionError for a record that is another one. An utterance with a decision that rounding may
+    turn is left out.
     """
     exact, _, rule = case(lambda module: readers(module)["float64"])
     built = {way: case(lambda module, way=way: readers(module)[way])[:2] for way in ROUNDING}
@@ -72,13 +110,29 @@ def hold(case: Case, samplings: dict[str, SamplingConfig], ways: list[dict[str, 
     for seed, (name, sampling) in enumerate(samplings.items()):
         for how in [dict(batch_size=2 if seed % 2 else 32)] if seed else ways:
             size, share = how.get("group_size", 1), how.get("share_token_draws", False)
-            expected = [speak(exact, prompt, rule, sampling, seed, member, share)
-                        for prompt in prompts for member in range(size)]
+            expected = [
+                speak(exact, prompt, rule, sampling, seed, member, share)
+                for prompt in prompts
+                for member in range(size)
+            ]
             for way, (model, method) in built.items():
-                results = decode(model, prompts, method, sampling, seed=seed, record_hidden=method.tree is None, **how)
+                results = decode(
+                    model,
+                    prompts,
+                    method,
+                    sampling,
+                    seed=seed,
+                    record_hidden=method.tree is None,
+                    **how,
+                )
                 for result, wanted in zip(results, expected, strict=True):
                     if wanted.margin > ROUNDING[way]:
-                        check(result, wanted, ROUNDING[way], f"{result.utterance_id}, {result.method}, {way}, {name}")
+                        check(
+                            result,
+                            wanted,
+                            ROUNDING[way],
+                            f"{result.utterance_id}, {result.method}, {way}, {name}",
+                        )
             spoken += expected
     assert sum(s.margin > max(ROUNDING.values()) for s in spoken) > 0.8 * len(spoken)
     return spoken
@@ -90,8 +144,17 @@ def check(result: Any, wanted: Any, rounding: float, where: str = "") -> None:
         assert getattr(result, name) == getattr(wanted, name), f"{where}: {name}"
     for name in ("hidden", "candidates"):
         got, exact = getattr(result, name), getattr(wanted, name)
-        assert (got is None) == (exact is None) or result.method.startswith("vadusa"), f"{where}: {name}"
+        assert (got is None) == (exact is None) or result.method.startswith("vadusa"), (
+            f"{where}: {name}"
+        )
         if got is not None:
-            torch.testing.assert_close(got.double().cpu(), exact.double(), rtol=rounding, atol=rounding,
-                                       msg=lambda text, name=name: f"{where}: {name}: {text}")
-    assert result.action_log_probs == pytest.approx(wanted.action_log_probs, abs=10 * rounding), where
+            torch.testing.assert_close(
+                got.double().cpu(),
+                exact.double(),
+                rtol=rounding,
+                atol=rounding,
+                msg=lambda text, name=name: f"{where}: {name}: {text}",
+            )
+    assert result.action_log_probs == pytest.approx(wanted.action_log_probs, abs=10 * rounding), (
+        where
+    )

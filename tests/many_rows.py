@@ -2,9 +2,10 @@
 
     python tests/many_rows.py 20000 1000000 5000000
 
-prints seconds and memory of a process from its first line to the first batch of stage one, to the prompts of stage two
-(max_train_prompts=8) and to all that `dcar compare limit=4` loads; seconds of imports alone in parentheses. A million
-rows of the usual size take 2 GB of disk in the folder for temporary files.
+prints seconds and memory of a process from its first line to the first batch of stage one, to the
+prompts of stage two (max_train_prompts=8) and to all that `dcar compare limit=4` loads; seconds of
+imports alone in parentheses. A million rows of the usual size take 2 GB of disk in the folder for
+temporary files.
 """
 
 from __future__ import annotations
@@ -24,38 +25,72 @@ from dcar.prepare.prepared import TABLE, _describe_dataset, features, prepared_i
 AT_ONCE = 10_000
 
 
-def write_many(out: Path, rows: int, tokens: int = 300, voice: int = 298, speakers: int = 3000,
-               audio: str = "") -> Path:
-    """A prepared corpus of the shipped tokenizer with a training split of many rows and a dev split of eight.
+def write_many(
+    out: Path, rows: int, tokens: int = 300, voice: int = 298, speakers: int = 3000, audio: str = ""
+) -> Path:
+    """A prepared corpus of the shipped tokenizer with a training split of many rows and a dev split
+    of eight.
 
-    tokens, voice: numbers in each list `speech` and `voice`; audio: a recording that all rows name."""
+    tokens, voice: numbers in each list `speech` and `voice`; audio: a recording that all rows name.
+    """
     info = prepared_info("starter")
     columns = features(info["tokenizer"]["vocab_size"])
     building = out.parent / f".{out.name}.partial" / "building"
     for split, count in (("train", rows), ("dev", 8)):
         (building / split).mkdir(parents=True)
         rng = np.random.default_rng(count)
-        with pa.OSFile(str(building / split / TABLE), "wb") as sink, pa.ipc.new_stream(
-                sink, columns.arrow_schema) as writer:
+        with (
+            pa.OSFile(str(building / split / TABLE), "wb") as sink,
+            pa.ipc.new_stream(sink, columns.arrow_schema) as writer,
+        ):
             for first in range(0, count, AT_ONCE):
-                writer.write_table(_rows(first, min(AT_ONCE, count - first), columns, rng, tokens, voice, speakers,
-                                         audio))
+                writer.write_table(
+                    _rows(
+                        first,
+                        min(AT_ONCE, count - first),
+                        columns,
+                        rng,
+                        tokens,
+                        voice,
+                        speakers,
+                        audio,
+                    )
+                )
         _describe_dataset(building / split, columns, f"{rows} {split}")
-    put_in_place(building, out, {**info, "counts": {"train": {"utterances": rows}, "dev": {"utterances": 8}}})
+    put_in_place(
+        building, out, {**info, "counts": {"train": {"utterances": rows}, "dev": {"utterances": 8}}}
+    )
     return out
 
 
-def _rows(first: int, count: int, columns, rng: np.random.Generator, tokens: int, voice: int, speakers: int,
-          audio: str) -> pa.Table:
+def _rows(
+    first: int,
+    count: int,
+    columns,
+    rng: np.random.Generator,
+    tokens: int,
+    voice: int,
+    speakers: int,
+    audio: str,
+) -> pa.Table:
     lengths = rng.integers(tokens // 2, tokens + tokens // 2, count)
     names = np.arange(first, first + count)
-    strings = {"id": [f"u{(n * 7919) % 10_000_019:08}" for n in names], "text": ["A red house."] * count,
-               "speaker": [f"s{n}" for n in rng.integers(speakers, size=count)], "audio": [audio] * count,
-               "source": [f"made:{n}" for n in names], "prompt_text": [""] * count}
-    lists = {"text_ids": _lists(rng.integers(1, 60, 40 * count), np.full(count, 40)),
-             "speech": _lists(rng.integers(0, 1024, lengths.sum()), lengths),
-             "voice": _lists(rng.random(voice * count, np.float32) + 5, np.full(count, voice)),
-             **dict.fromkeys(("prompt_speech", "prompt_voice"), _lists(np.zeros(0), np.zeros(count, int)))}
+    strings = {
+        "id": [f"u{(n * 7919) % 10_000_019:08}" for n in names],
+        "text": ["A red house."] * count,
+        "speaker": [f"s{n}" for n in rng.integers(speakers, size=count)],
+        "audio": [audio] * count,
+        "source": [f"made:{n}" for n in names],
+        "prompt_text": [""] * count,
+    }
+    lists = {
+        "text_ids": _lists(rng.integers(1, 60, 40 * count), np.full(count, 40)),
+        "speech": _lists(rng.integers(0, 1024, lengths.sum()), lengths),
+        "voice": _lists(rng.random(voice * count, np.float32) + 5, np.full(count, voice)),
+        **dict.fromkeys(
+            ("prompt_speech", "prompt_voice"), _lists(np.zeros(0), np.zeros(count, int))
+        ),
+    }
     numbers = {"duration": lengths / 50, "speed": np.ones(count)}
     schema = columns.arrow_schema
     made = {**{k: pa.array(v) for k, v in (strings | numbers).items()}, **lists}
@@ -63,7 +98,9 @@ def _rows(first: int, count: int, columns, rng: np.random.Generator, tokens: int
 
 
 def _lists(values: np.ndarray, lengths: np.ndarray) -> pa.Array:
-    return pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), values)
+    return pa.ListArray.from_arrays(
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), values
+    )
 
 
 STARTS = {
@@ -114,11 +151,14 @@ print(json.dumps([now - began, ready - began, int(largest[1]) * 1024 / 1e9]))
 
 
 def measure(start: str, data: Path) -> tuple[float, float, float]:
-    """Seconds of a process, seconds of its imports, and GB of its largest resident memory, until a command has
-    started."""
+    """Seconds of a process, seconds of its imports, and GB of its largest resident memory, until
+    a command has started."""
     with tempfile.TemporaryDirectory() as out:
-        done = subprocess.run([sys.executable, "-c", MEASURED.format(code=STARTS[start]), data, out], text=True,
-                              capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURED.format(code=STARTS[start]), data, out],
+            text=True,
+            capture_output=True,
+        )
     if done.returncode:
         raise RuntimeError(done.stderr)
     return tuple(json.loads(done.stdout.splitlines()[-1]))
@@ -137,7 +177,10 @@ def main(counts: list[int]) -> None:
             print(f"{count:,} rows, {size:.2f} GB, written in {time.perf_counter() - began:.0f} s")
             for start in STARTS:
                 seconds, imports, memory = measure(start, data)
-                print(f"  {start:10} {seconds:6.1f} s (imports {imports:.1f}), {memory:.2f} GB", flush=True)
+                print(
+                    f"  {start:10} {seconds:6.1f} s (imports {imports:.1f}), {memory:.2f} GB",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

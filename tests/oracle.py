@@ -1,11 +1,13 @@
 """The oracle: every decoding method once more, slow and obvious, to hold `dcar.decoding.decode` to.
 
-It shares no code with `dcar.decoding`, `dcar.sampling` and `eval.verifiers`. One utterance is spoken at a time, in
-float64 and Python lists; the decoder is its training forward, without a cache, recomputed at every step. A rule is a
-function of an `Utterance` that returns a `Round`: what one pass of the decoder says.
+It shares no code with `dcar.decoding`, `dcar.sampling` and `eval.verifiers`. One utterance is
+spoken at a time, in float64 and Python lists; the decoder is its training forward, without a cache,
+recomputed at every step. A rule is a function of an `Utterance` that returns a `Round`: what one
+pass of the decoder says.
 
-Decisions that rounding could turn are measured: `Spoken.margin` is the least distance of a number from the border that
-it was compared with. Where it is below the rounding of what is tested, both answers are right.
+Decisions that rounding could turn are measured: `Spoken.margin` is the least distance of a number
+from the border that it was compared with. Where it is below the rounding of what is tested, both
+answers are right.
 """
 
 import hashlib
@@ -22,9 +24,18 @@ from torch import Tensor
 
 Probs = list[float]
 
-# --- random numbers ---------------------------------------------------------------------------------------------------
+# --- random numbers -------------------------------------------------------------------------------
 
-STREAMS = {"token": 1, "accept": 2, "residual": 3, "group": 4, "policy": 5, "tau": 6, "chunk": 7, "shuffle": 8}
+STREAMS = {
+    "token": 1,
+    "accept": 2,
+    "residual": 3,
+    "group": 4,
+    "policy": 5,
+    "tau": 6,
+    "chunk": 7,
+    "shuffle": 8,
+}
 ACTIONS = ("policy", "chunk", "shuffle")  # streams that members of a group never share
 BITS = 2**64 - 1
 
@@ -44,20 +55,23 @@ def uniform(key: int, stream: str, position: int, draw: int = 0) -> float:
 
 
 def key_of(seed: int, utterance_id: str, member: int = 0) -> int:
-    """64 bits for a member of an utterance's group. Member 0 is the utterance itself, unless its id looks like a
-    member's."""
+    """64 bits for a member of an utterance's group. Member 0 is the utterance itself, unless its
+    id looks like a member's."""
     _, mark, number = utterance_id.rpartition("#")
     looks = bool(mark) and number != "" and set(number) <= set("0123456789")
     name = f"{utterance_id}#{member}" if member or looks else utterance_id
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "little"
+    )
 
 
-# --- one utterance ----------------------------------------------------------------------------------------------------
+# --- one utterance --------------------------------------------------------------------------------
 
 
 @dataclass
 class Round:
-    """What one pass of the decoder says: tokens to be emitted, up to the first end of speech or the limit."""
+    """What one pass of the decoder says: tokens to be emitted, up to the first end of speech or
+    the limit."""
 
     tokens: list[int]
     action: int | None = None  # the size of the chunk
@@ -71,7 +85,8 @@ class Round:
 
 @dataclass
 class Spoken:
-    """The fields of `DecodeResult` that bear the same names, and how close the closest decision was."""
+    """The fields of `DecodeResult` that bear the same names, and how close the closest decision
+    was."""
 
     tokens: list[int]
     truncated: bool
@@ -95,13 +110,28 @@ class Spoken:
 class Utterance:
     """An utterance while it is spoken, and what a rule may ask of it."""
 
-    def __init__(self, model: Any, prompt: Any, sampling: Any, seed: int, member: int = 0,
-                 share_token_draws: bool = False):
-        self.model, self.prompt, self.sampling, self.seed, self.member = model, prompt, sampling, seed, member
+    def __init__(
+        self,
+        model: Any,
+        prompt: Any,
+        sampling: Any,
+        seed: int,
+        member: int = 0,
+        share_token_draws: bool = False,
+    ):
+        self.model, self.prompt, self.sampling, self.seed, self.member = (
+            model,
+            prompt,
+            sampling,
+            seed,
+            member,
+        )
         self.eos = model.config.eos
         self.action_key = key_of(seed, prompt.utterance_id, member)
         self.token_key = key_of(seed, prompt.utterance_id) if share_token_draws else self.action_key
-        self.limit = min(sampling.max_tokens, math.ceil(sampling.max_tokens_per_text_unit * len(prompt.text_ids)))
+        self.limit = min(
+            sampling.max_tokens, math.ceil(sampling.max_tokens_per_text_unit * len(prompt.text_ids))
+        )
         self.tokens: list[int] = []
         self.rounds = 0
         self.sizes: list[int] = []  # of a plan that a rule makes at the beginning
@@ -117,8 +147,8 @@ class Utterance:
         return uniform(key, stream, len(self.tokens) if position is None else position, draw)
 
     def close(self, a: float, b: float) -> None:
-        """Note how far apart two numbers are that were compared. Equals are no accident: there the lowest id is the
-        rule."""
+        """Note how far apart two numbers are that were compared. Equals are no accident: there
+        the lowest id is the rule."""
         if a != b:
             self.margin = min(self.margin, abs(a - b))
 
@@ -127,7 +157,8 @@ class Utterance:
         return number < bound
 
     def draw(self, weights: Probs, number: float) -> int:
-        """The first id whose cumulative weight is above number * total; never one of weight 0 if any has weight."""
+        """The first id whose cumulative weight is above number * total; never one of weight 0 if
+        any has weight."""
         possible = [token for token, weight in enumerate(weights) if weight] or [0]
         at, cumulative, drawn = number * math.fsum(weights), 0.0, possible[-1]
         for token in reversed(possible[:-1]):
@@ -137,15 +168,26 @@ class Utterance:
         return drawn
 
     def best(self, values: Sequence[float], labels: Sequence[Any] | None = None) -> int:
-        """Index of the greatest, the first of equals; entries of equal labels are the same thing."""
+        """Index of the greatest, the first of equals; entries of equal labels are the same
+        thing."""
         labels = range(len(values)) if labels is None else labels
         index = max(range(len(values)), key=lambda i: values[i])
-        self.close(values[index], max((value for value, label in zip(values, labels, strict=True)
-                                       if label != labels[index]), default=-math.inf))
+        self.close(
+            values[index],
+            max(
+                (
+                    value
+                    for value, label in zip(values, labels, strict=True)
+                    if label != labels[index]
+                ),
+                default=-math.inf,
+            ),
+        )
         return index
 
     def likeliest(self, values: Sequence[float], count: int, ordered: bool = False) -> list[int]:
-        """The `count` ids of greatest values, the lowest first among equals. `ordered`: which is which matters."""
+        """The `count` ids of greatest values, the lowest first among equals. `ordered`: which is
+        which matters."""
         order = sorted(range(len(values)), key=lambda i: -values[i])
         for a, b in itertools.pairwise(order[0 if ordered else count - 1 : count + 1]):
             self.close(values[a], values[b])
@@ -184,7 +226,8 @@ class Utterance:
         return normalised([p if token in kept else 0.0 for token, p in enumerate(probs)])
 
     def _repetition_aware(self, full: Probs, window: Sequence[int]) -> Probs:
-        """Draw from the nucleus; a token that is repeated is drawn again from all (without itself if masked)."""
+        """Draw from the nucleus; a token that is repeated is drawn again from all (without
+        itself if masked)."""
         how, count, size = self.sampling, Counter(window), len(full)
         nucleus = self._nucleus(full, how.top_k or size)
         out = [0.0] * size
@@ -195,13 +238,17 @@ class Utterance:
                 out[u] += p
                 continue
             others = [f if v != u or not how.repetition_mask else 0.0 for v, f in enumerate(full)]
-            for v, f in enumerate(normalised(others) if any(others) else [float(v == u) for v in range(size)]):
+            for v, f in enumerate(
+                normalised(others) if any(others) else [float(v == u) for v in range(size)]
+            ):
                 out[v] += p * f
         return out
 
-    def chunk(self, state: Tensor, heads: Sequence[int], turn: float = 0.0) -> tuple[list[int], list[Probs]]:
-        """The next tokens, each drawn from its own head of one state, and their distributions. `turn`: share of the
-        circle by which the random numbers are turned."""
+    def chunk(
+        self, state: Tensor, heads: Sequence[int], turn: float = 0.0
+    ) -> tuple[list[int], list[Probs]]:
+        """The next tokens, each drawn from its own head of one state, and their distributions.
+        `turn`: share of the circle by which the random numbers are turned."""
         tokens: list[int] = []
         all_probs: list[Probs] = []
         for head in heads:
@@ -224,8 +271,15 @@ Rule = Callable[[Utterance], Round]
 
 
 @torch.inference_mode()
-def speak(model: Any, prompt: Any, rule: Rule, sampling: Any, seed: int = 0, member: int = 0,
-          share_token_draws: bool = False) -> Spoken:
+def speak(
+    model: Any,
+    prompt: Any,
+    rule: Rule,
+    sampling: Any,
+    seed: int = 0,
+    member: int = 0,
+    share_token_draws: bool = False,
+) -> Spoken:
     """Ask the rule until the end of speech or the limit of length."""
     u, out = Utterance(model, prompt, sampling, seed, member, share_token_draws), Spoken([], False)
     out.prompt_length = len(prompt.prompt_ids) + bool(model.config.bos)
@@ -238,8 +292,12 @@ def speak(model: Any, prompt: Any, rule: Rule, sampling: Any, seed: int = 0, mem
         kept = within[: within.index(u.eos)] if ended else within
         out.decision_positions.append(out.prompt_length + len(u.tokens) - 1)
         out.emitted.append(len(kept))
-        for records, value in ((out.actions, asked.action), (out.action_log_probs, asked.log_prob),
-                               (out.chosen, asked.chosen), (candidates, asked.candidates)):
+        for records, value in (
+            (out.actions, asked.action),
+            (out.action_log_probs, asked.log_prob),
+            (out.chosen, asked.chosen),
+            (candidates, asked.candidates),
+        ):
             if value is not None:
                 records.append(value)
         if asked.proposed:
@@ -249,14 +307,19 @@ def speak(model: Any, prompt: Any, rule: Rule, sampling: Any, seed: int = 0, mem
         u.tokens += kept
         if ended or len(u.tokens) >= u.limit:
             break
-    out.tokens, out.truncated, out.target_passes, out.margin = u.tokens, not ended, u.rounds, u.margin
+    out.tokens, out.truncated, out.target_passes, out.margin = (
+        u.tokens,
+        not ended,
+        u.rounds,
+        u.margin,
+    )
     out.proposed, out.accepted = sum(out.rounds_proposed), sum(out.rounds_accepted)
     out.hidden = u.states()[: out.decision_positions[-1] + 1]
     out.candidates = torch.stack(candidates) if candidates else None
     return out
 
 
-# --- chunks -----------------------------------------------------------------------------------------------------------
+# --- chunks ---------------------------------------------------------------------------------------
 
 
 def heads_up_to(size: int) -> range:
@@ -265,58 +328,72 @@ def heads_up_to(size: int) -> range:
 
 def fixed(size: int) -> Rule:
     """FAR and CAR-k."""
+
     def rule(u: Utterance) -> Round:
         return Round(u.chunk(u.states()[-1], heads_up_to(size))[0], size)
+
     return rule
 
 
 def random_size(sizes: Sequence[int]) -> Rule:
     def rule(u: Utterance) -> Round:
         return fixed(sizes[int(u.number("chunk") * len(sizes))])(u)
+
     return rule
 
 
 def end_on_confident(sizes: Sequence[int]) -> Rule:
     """The chunk ends on the likeliest of its tokens."""
+
     def rule(u: Utterance) -> Round:
         (chunk,), seen = candidates_of(u, u.states()[-1], max(sizes))
         ends = sorted(set(sizes))
         size = ends[u.best([float(seen[0, a - 1, 0]) for a in ends])]
         return Round(chunk[:size], size, candidates=seen)
+
     return rule
 
 
 def best_of(size: int, several: int, scorer: Any) -> Rule:
     """Of several chunks the one that goes together best."""
+
     def rule(u: Utterance) -> Round:
         chunks, seen = candidates_of(u, u.states()[-1], size, several, scorer)
         chosen = u.best(seen[..., 3].sum(-1).tolist(), chunks)
         return Round(chunks[chosen], size, chosen=chosen, candidates=seen)
+
     return rule
 
 
 def entropy(threshold: float) -> Rule:
     """The chunk ends before the first additional head whose entropy is above the threshold."""
+
     def rule(u: Utterance) -> Round:
         (chunk,), seen = candidates_of(u, u.states()[-1], u.model.config.num_prediction_heads)
         size = 1
         while size < len(chunk) and not u.below(threshold, float(seen[0, size, 2])):
             size += 1
         return Round(chunk[:size], size, candidates=seen)
+
     return rule
 
 
-def candidates_of(u: Utterance, state: Tensor, size: int, several: int = 1,
-                  scorer: Any = None) -> tuple[list[list[int]], Tensor]:
-    """Chunks drawn side by side, and of each of their tokens [N, n, F]: log-probability, that of the likeliest token,
-    entropy, all at temperature 1, and what the scorer adds."""
+def candidates_of(
+    u: Utterance, state: Tensor, size: int, several: int = 1, scorer: Any = None
+) -> tuple[list[list[int]], Tensor]:
+    """Chunks drawn side by side, and of each of their tokens [N, n, F]: log-probability, that of
+    the likeliest token, entropy, all at temperature 1, and what the scorer adds."""
     chunks = [u.chunk(state, heads_up_to(size), n / several)[0] for n in range(several)]
     seen = []
     for head in heads_up_to(size):
         log_probs = u.model.heads(state, head)[..., -1, :].double().log_softmax(-1)
         impurity = float(-(log_probs.exp() * log_probs).sum())
-        seen.append([[max(float(log_probs[chunk[head - 1]]), -8.0), float(log_probs.max()), impurity]
-                     for chunk in chunks])
+        seen.append(
+            [
+                [max(float(log_probs[chunk[head - 1]]), -8.0), float(log_probs.max()), impurity]
+                for chunk in chunks
+            ]
+        )
     features = torch.tensor(seen, dtype=torch.float64).transpose(0, 1)
     if scorer is not None:
         added = scorer(state.expand(several, -1), torch.tensor(chunks), features)
@@ -324,9 +401,15 @@ def candidates_of(u: Utterance, state: Tensor, size: int, several: int = 1,
     return chunks, features
 
 
-def policy(chooser: Any, mode: str = "greedy", dial: float = 0.0, several: int = 1,
-           forced: dict[str, Sequence[int]] | None = None) -> Rule:
+def policy(
+    chooser: Any,
+    mode: str = "greedy",
+    dial: float = 0.0,
+    several: int = 1,
+    forced: dict[str, Sequence[int]] | None = None,
+) -> Rule:
     """DCAR: the policy chooses a size, and after the draw one of several chunks with it."""
+
     def rule(u: Utterance) -> Round:
         size = u.sizes[u.rounds % len(u.sizes)] if u.sizes else 0
         if forced and u.prompt.utterance_id in forced:
@@ -336,20 +419,35 @@ def policy(chooser: Any, mode: str = "greedy", dial: float = 0.0, several: int =
             reach = max(chooser.config.sizes, default=chooser.config.num_actions)
             chunks, seen = candidates_of(u, hidden[-1], reach, several, chooser.chunk_scorer)
         last = torch.tensor([[len(hidden) - 1]])
-        log_probs = chooser(hidden[None], last, None if seen is None else seen[None, None]).double().flatten()
+        log_probs = (
+            chooser(hidden[None], last, None if seen is None else seen[None, None])
+            .double()
+            .flatten()
+        )
         ends = [(n, a) for n in range(several) for a in heads_up_to(chooser.config.num_actions)]
         log_probs = (log_probs + dial * torch.tensor([a for _, a in ends])).log_softmax(-1)
         index = choose(u, log_probs.tolist(), ends, chunks, mode, size)
         n, size = ends[index]
         tokens = chunks[n][:size] if chunks else u.chunk(hidden[-1], heads_up_to(size))[0]
         return Round(tokens, size, float(log_probs[index]), n if several > 1 else None, seen)
+
     return rule
 
 
-def choose(u: Utterance, log_probs: list[float], ends: list[tuple[int, int]], chunks: list[list[int]], mode: str,
-           forced: int) -> int:
-    """Index of the likeliest of the ends, or of one that is drawn; a forced size leaves the chunk open."""
-    open_to = [lp if a == forced or not forced else -math.inf for lp, (_, a) in zip(log_probs, ends, strict=True)]
+def choose(
+    u: Utterance,
+    log_probs: list[float],
+    ends: list[tuple[int, int]],
+    chunks: list[list[int]],
+    mode: str,
+    forced: int,
+) -> int:
+    """Index of the likeliest of the ends, or of one that is drawn; a forced size leaves the
+    chunk open."""
+    open_to = [
+        lp if a == forced or not forced else -math.inf
+        for lp, (_, a) in zip(log_probs, ends, strict=True)
+    ]
     if mode == "greedy":
         return u.best(open_to, [(a, chunks[n] if chunks else None) for n, a in ends])
     return u.draw(softmax(open_to), u.number("policy"))
@@ -357,6 +455,7 @@ def choose(u: Utterance, log_probs: list[float], ends: list[tuple[int, int]], ch
 
 def shuffled(rule: Rule) -> Rule:
     """The sizes of a policy in random order."""
+
     def again(u: Utterance) -> Round:
         if not u.sizes:
             first = speak(u.model, u.prompt, rule, u.sampling, u.seed)
@@ -364,10 +463,11 @@ def shuffled(rule: Rule) -> Rule:
             place = sorted(range(len(first.actions)), key=lambda i: u.number("shuffle", i))
             u.sizes = [first.actions[i] for i in place]
         return rule(u)
+
     return again
 
 
-# --- drafts and their verification ------------------------------------------------------------------------------------
+# --- drafts and their verification ----------------------------------------------------------------
 
 Draft = Callable[[Utterance, int], tuple[list[int], list[Probs]]]
 
@@ -388,6 +488,7 @@ def draft_of_model(draft: Any) -> Draft:
             all_probs.append(probs)
         u.margin = min(u.margin, drafting.margin)
         return drafting.tokens[len(u.tokens) :], all_probs
+
     return propose
 
 
@@ -415,8 +516,13 @@ def verify(accept: Accept, replace: Replace, draft: Any = None, length: int = 3)
             if not accept(u, q[i], p[i], token, position):
                 tokens = [*drafted[:i], replace(u, q[i], p[i], token, position)]
                 return Round(tokens, proposed=len(drafted), accepted=i, draft_passes=cost)
-        own = [] if u.eos in drafted else [u.draw(q[-1], u.number("token", len(u.tokens) + len(drafted)))]
+        own = (
+            []
+            if u.eos in drafted
+            else [u.draw(q[-1], u.number("token", len(u.tokens) + len(drafted)))]
+        )
         return Round(drafted + own, proposed=len(drafted), accepted=len(drafted), draft_passes=cost)
+
     return rule
 
 
@@ -431,14 +537,19 @@ def draw_residual(u: Utterance, q: Probs, p: Probs, token: int, position: int) -
 
 def tolerant(beta: float = 0.0, eos_strict: bool = True, **how: Any) -> Rule:
     """SSD; beta = 0 is SD."""
+
     def accept(u: Utterance, q: Probs, p: Probs, token: int, position: int) -> bool:
         extra = 0.0 if token == u.eos and eos_strict else beta
         return u.below(u.number("accept", position), min(1.0, q[token] / p[token]) + extra)
+
     return verify(accept, draw_residual, **how)
 
 
-def relaxed(plausible: Callable[[Utterance, Probs, int], bool], eos_strict: bool, **how: Any) -> Rule:
+def relaxed(
+    plausible: Callable[[Utterance, Probs, int], bool], eos_strict: bool, **how: Any
+) -> Rule:
     """A yes-or-no rule; an end of speech is verified as by SD."""
+
     def accept(u: Utterance, q: Probs, p: Probs, token: int, position: int) -> bool:
         if token == u.eos and eos_strict:
             return u.below(u.number("accept", position), q[token] / p[token])
@@ -447,6 +558,7 @@ def relaxed(plausible: Callable[[Utterance, Probs, int], bool], eos_strict: bool
     def replace(u: Utterance, q: Probs, p: Probs, token: int, position: int) -> int:
         strict = token == u.eos and eos_strict
         return u.draw(residual(q, p) if strict else q, u.number("residual", position))
+
     return verify(accept, replace, **how)
 
 
@@ -454,17 +566,20 @@ def typical(epsilon: float = 0.09, delta: float = 0.3, eos_strict: bool = True, 
     def plausible(u: Utterance, q: Probs, token: int) -> bool:
         impurity = -math.fsum(x * math.log(x) for x in q if x)
         return u.below(min(epsilon, delta * math.exp(-impurity)), q[token])
+
     return relaxed(plausible, eos_strict, **how)
 
 
 def top_k_verify(k: int, eos_strict: bool = True, **how: Any) -> Rule:
     def plausible(u: Utterance, q: Probs, token: int) -> bool:
         return q[token] > 0 and token in u.likeliest(q, k)
+
     return relaxed(plausible, eos_strict, **how)
 
 
 def groups_of(model: Any, theta: float) -> list[list[int]]:
-    """Similar codes, in the order of the codes whose neighbourhoods they are; the end of speech alone."""
+    """Similar codes, in the order of the codes whose neighbourhoods they are; the end of speech
+    alone."""
     codes = model.config.speech_vocab_size
     table = model.speech_embedding.weight[:codes].double()
     unit = table / table.norm(dim=1, keepdim=True)
@@ -478,8 +593,11 @@ def groups_of(model: Any, theta: float) -> list[list[int]]:
 
 
 def coarse(groups: list[list[int]], trials: int = 32, **how: Any) -> Rule:
-    """PCG: a group of the token is verified, and where it is refused one of the residual's groups is drawn."""
-    mine = [[k for k, ids in enumerate(groups) if token in ids] for token in range(groups[-1][0] + 1)]
+    """PCG: a group of the token is verified, and where it is refused one of the residual's
+    groups is drawn."""
+    mine = [
+        [k for k, ids in enumerate(groups) if token in ids] for token in range(groups[-1][0] + 1)
+    ]
 
     def mass(probs: Probs, k: int) -> float:
         return math.fsum(probs[token] / len(mine[token]) for token in groups[k])
@@ -500,30 +618,42 @@ def coarse(groups: list[list[int]], trials: int = 32, **how: Any) -> Rule:
                 return found
         q_groups, p_groups = ([mass(probs, k) for k in range(len(groups))] for probs in (q, p))
         wanted = normalised(residual(q_groups, p_groups))
-        weights = [math.fsum(wanted[k] * q[t] / len(mine[t]) / q_groups[k] for k in mine[t] if q_groups[k])
-                   for t in range(len(q))]
+        weights = [
+            math.fsum(wanted[k] * q[t] / len(mine[t]) / q_groups[k] for k in mine[t] if q_groups[k])
+            for t in range(len(q))
+        ]
         return u.draw(weights, u.number("residual", position, 3 * trials))
+
     return verify(accept, replace, **how)
 
 
-# --- a tree of drafts -------------------------------------------------------------------------------------------------
+# --- a tree of drafts -----------------------------------------------------------------------------
 
 
 def vadusa(tau: int, paths: Sequence[tuple[int, ...]]) -> Rule:
-    """Candidates of the heads, by their ranks, accepted where they are among tau samples of the base head."""
+    """Candidates of the heads, by their ranks, accepted where they are among tau samples of the
+    base head."""
     parents = [paths.index(path[:-1]) if path[:-1] else -1 for path in paths]
 
     def rule(u: Utterance) -> Round:
         if not u.tokens:
             return Round(u.chunk(u.states()[-1], [1])[0])
         before_root = u.states()[-2]
-        ranked = [u.likeliest(u.logits(before_root, depth + 2, len(u.tokens) + depth),
-                              max(path[-1] for path in paths if len(path) == depth + 1) + 1, ordered=True)
-                  for depth in range(max(map(len, paths)))]
+        ranked = [
+            u.likeliest(
+                u.logits(before_root, depth + 2, len(u.tokens) + depth),
+                max(path[-1] for path in paths if len(path) == depth + 1) + 1,
+                ordered=True,
+            )
+            for depth in range(max(map(len, paths)))
+        ]
         token_of = {path: ranked[len(path) - 1][path[-1]] for path in paths}
-        behind = {path: [token_of[path[: i + 1]] for i in range(len(path))] for path in [(), *paths]}
+        behind = {
+            path: [token_of[path[: i + 1]] for i in range(len(path))] for path in [(), *paths]
+        }
         state_at: dict[tuple[int, ...], Tensor] = {}
-        for path in sorted(behind, key=len, reverse=True):  # the states of a path are those of its beginnings, too
+        # the states of a path are those of its beginnings, too
+        for path in sorted(behind, key=len, reverse=True):
             if path not in state_at:
                 read = u.states(behind[path])
                 state_at |= {path[:i]: read[i - len(path) - 1] for i in range(len(path) + 1)}
@@ -532,28 +662,42 @@ def vadusa(tau: int, paths: Sequence[tuple[int, ...]]) -> Rule:
             before = u.tokens + behind[path]
             q, position = u.probs(state_at[path], 1, before), len(before)
             numbers = [u.number("tau", position, node * (tau - 1) + j) for j in range(tau - 1)]
-            samples.append([u.draw(q, number) for number in (u.number("token", position), *numbers)])
+            samples.append(
+                [u.draw(q, number) for number in (u.number("token", position), *numbers)]
+            )
             spare = u.number("tau", position, (1 + len(paths)) * (tau - 1) + node)
             unended.append(u.draw(q[: u.eos], spare) if tau > 1 else 0)
         nodes = accepted_path([token_of[path] for path in paths], samples, parents, u.eos, unended)
         tokens = [token_of[paths[node]] for node in nodes]
         own = samples[nodes[-1] + 1 if nodes else 0][0]
         return Round([*tokens, own], proposed=max(map(len, paths)), accepted=len(nodes))
+
     return rule
 
 
-def accepted_path(candidates: Sequence[int], samples: Sequence[Sequence[int]], parents: Sequence[int], eos: int,
-                  unended: Sequence[int]) -> list[int]:
-    """Nodes from the root on: each is among the samples at its parent (samples[0] is the root's), and of siblings the
-    one leads furthest, asked as if nothing ended, then the one of the earliest sample."""
+def accepted_path(
+    candidates: Sequence[int],
+    samples: Sequence[Sequence[int]],
+    parents: Sequence[int],
+    eos: int,
+    unended: Sequence[int],
+) -> list[int]:
+    """Nodes from the root on: each is among the samples at its parent (samples[0] is the
+    root's), and of siblings the one leads furthest, asked as if nothing ended, then the one of
+    the earliest sample."""
     as_if = [[u, *s[1:]] if s[0] == eos else s for s, u in zip(samples, unended, strict=True)]
 
     def hits(node: int, samples: Sequence[Sequence[int]]) -> list[int]:
         drawn = samples[node + 1]  # node -1 is the root
         if node >= 0 and candidates[node] == eos:
             return []
-        found = [child for child, parent in enumerate(parents) if parent == node and candidates[child] in drawn
-                 and (candidates[child] == eos) == (drawn[0] == eos)]
+        found = [
+            child
+            for child, parent in enumerate(parents)
+            if parent == node
+            and candidates[child] in drawn
+            and (candidates[child] == eos) == (drawn[0] == eos)
+        ]
         return sorted(found, key=lambda child: list(drawn).index(candidates[child]))
 
     def reach(node: int) -> int:
@@ -569,27 +713,34 @@ def accepted_path(candidates: Sequence[int], samples: Sequence[Sequence[int]], p
     return walk(-1)
 
 
-# --- one path through the heads' candidates ---------------------------------------------------------------------------
+# --- one path through the heads' candidates -------------------------------------------------------
 
 
 def transitions(utterances: Sequence[Sequence[int]], codes: int, alpha: float) -> list[list[float]]:
     """Q(j | i) among codes and the end of speech."""
-    pairs = Counter(itertools.chain.from_iterable(itertools.pairwise([*line, codes]) for line in utterances))
+    pairs = Counter(
+        itertools.chain.from_iterable(itertools.pairwise([*line, codes]) for line in utterances)
+    )
     total = Counter(i for i, _ in pairs.elements())
-    table = [[(pairs[i, j] + alpha) / (total[i] + alpha * (codes + 1)) for j in range(codes + 1)]
-             for i in range(codes)]
+    table = [
+        [(pairs[i, j] + alpha) / (total[i] + alpha * (codes + 1)) for j in range(codes + 1)]
+        for i in range(codes)
+    ]
     return [*table, [float(j == codes) for j in range(codes + 1)]]
 
 
-def best_path(probs: Sequence[Probs], table: Sequence[Sequence[float]],
-              proposed: Sequence[Sequence[int]]) -> tuple[list[int], float, float]:
-    """The best path over the union of what the heads propose by trying all: path, weight, and that of the next."""
+def best_path(
+    probs: Sequence[Probs], table: Sequence[Sequence[float]], proposed: Sequence[Sequence[int]]
+) -> tuple[list[int], float, float]:
+    """The best path over the union of what the heads propose by trying all: path, weight, and
+    that of the next."""
     end, ranked = len(table) - 1, []
     union = sorted(set(itertools.chain.from_iterable(proposed)))
     for path in itertools.product(union, repeat=len(probs)):
         weight = probs[0][path[0]]
         for t in range(1, len(path)):
-            if end in path[:t]:  # ended already: it stays so, at the best that any head up to here gave the end
+            # ended already: it stays so, at the best that any head up to here gave the end
+            if end in path[:t]:
                 weight *= max(row[end] for row in probs[: t + 1]) * (path[t] == end)
             else:
                 weight *= probs[t][path[t]] * table[path[t - 1]][path[t]]
@@ -601,8 +752,11 @@ def best_path(probs: Sequence[Probs], table: Sequence[Sequence[float]],
 def viterbi(heads: int, k: int, table: Sequence[Sequence[float]]) -> Rule:
     def rule(u: Utterance) -> Round:
         state = u.states()[-1]
-        probs = [u.probs(state, head, [0] * (len(u.tokens) + head - 1)) for head in heads_up_to(heads)]
+        probs = [
+            u.probs(state, head, [0] * (len(u.tokens) + head - 1)) for head in heads_up_to(heads)
+        ]
         path, weight, second = best_path(probs, table, [u.likeliest(row, k) for row in probs])
         u.close(second / weight, 1)
         return Round(path, heads)
+
     return rule

@@ -1,5 +1,5 @@
-"""A preparation in a process of its own: `python prepare_worker.py key=value …`. Prints one line of JSON: utterances
-tokenised, peak memory in MB."""
+"""A preparation in a process of its own: `python prepare_worker.py key=value …`. Prints one line
+of JSON: utterances tokenised, peak memory in MB."""
 
 import json
 import resource

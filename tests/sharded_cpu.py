@@ -1,7 +1,8 @@
 """`dcar.train.car` sharded over CPU processes, run by test_sharded.
 
-torch's FSDP and DeepSpeed know gloo, but Accelerate 1.15 looks for a backend and shards on accelerators alone. Here it
-takes CPU processes for those of several GPUs; all else, the Trainer's saving and resuming among it, is as on GPUs.
+torch's FSDP and DeepSpeed know gloo, but Accelerate 1.15 looks for a backend and shards on
+accelerators alone. Here it takes CPU processes for those of several GPUs; all else, the Trainer's
+saving and resuming among it, is as on GPUs.
 """
 
 import torch

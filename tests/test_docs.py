@@ -1,4 +1,5 @@
-"""What README, CONTRIBUTING and docs say is there: links, files, names, settings of commands; and their Python runs.
+"""What README, CONTRIBUTING and docs say is there: links, files, names, settings of commands; and
+their Python runs.
 
 docs/history.md and CHANGELOG.md also name what is gone: their links must lead somewhere.
 """
@@ -25,19 +26,29 @@ from dcar.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 HISTORY = ROOT / "docs/history.md"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md",
-         *sorted(p for p in (ROOT / "docs").glob("*.md") if p != HISTORY)]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(p for p in (ROOT / "docs").glob("*.md") if p != HISTORY),
+]
 CARDS = sorted((ROOT / "dcar" / "assets").glob("*/README.md"))
 FLOORS = ("heads", "dcar", "rl", "eval", "launch")
-CODE = sorted(p for floor in (*FLOORS, "tests") for p in (ROOT / floor).rglob("*")
-              if p.suffix in (".py", ".c", ".yaml", ".sh", ".sbatch") and p.name != "test_docs.py")
+CODE = sorted(
+    p
+    for floor in (*FLOORS, "tests")
+    for p in (ROOT / floor).rglob("*")
+    if p.suffix in (".py", ".c", ".yaml", ".sh", ".sbatch") and p.name != "test_docs.py"
+)
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 # Python that cannot run here stands behind a remark that says why: <!-- not run: needs a GPU -->
 NOT_RUN = re.compile(r"<!-- not run: (\w[^>]{8,}) -->\n+$")
-PYTHON = [pytest.param(block[2], id=f"{page.name}-{i}") for page in PAGES
-          for i, block in enumerate(FENCE.finditer(page.read_text()))
-          if block[1] == "python" and not NOT_RUN.search(page.read_text()[: block.start()])]
+PYTHON = [
+    pytest.param(block[2], id=f"{page.name}-{i}")
+    for page in PAGES
+    for i, block in enumerate(FENCE.finditer(page.read_text()))
+    if block[1] == "python" and not NOT_RUN.search(page.read_text()[: block.start()])
+]
 # a path of this repository, with "{a,b}" and "*" left to a page's prose
 ROOTS = "(?:heads|dcar|rl|eval|launch|tests|docs)"
 PATH = re.compile(rf"(?<![\w/.{{*-])({ROOTS}/[\w./-]*?\.(?:py|c|md|yaml|sh|sbatch|png))\b")
@@ -50,7 +61,7 @@ def ids(paths: list[Path]) -> list:
     return [pytest.param(p, id=p.relative_to(ROOT).as_posix()) for p in paths]
 
 
-# --- links ----------------------------------------------------------------------------------------------------------
+# --- links ----------------------------------------------------------------------------------------
 
 
 def anchors(page: Path) -> set[str]:
@@ -74,7 +85,7 @@ def test_every_relative_link_leads_somewhere(page):
     assert not lost
 
 
-# --- pictures and sounds --------------------------------------------------------------------------------------------
+# --- pictures and sounds --------------------------------------------------------------------------
 
 
 def test_pictures_and_sounds_are_used_and_small():
@@ -84,34 +95,44 @@ def test_pictures_and_sounds_are_used_and_small():
     assert sum(p.stat().st_size for p in files if p.suffix == ".mp3") <= 250_000
 
 
-# --- packages -------------------------------------------------------------------------------------------------------
+# --- packages -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("floor", ["dcar", "eval"])
 def test_the_table_of_packages_is_the_contract(floor):
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
     (layers,) = (c["layers"] for c in settings if c.get("containers") == [floor])
     page = (ROOT / "docs/architecture.md").read_text()
     table = page.partition(f"| packages of `{floor}/`")[2].partition("\n\n")[0].splitlines()[2:]
     rooms = [re.findall(r"`([\w./]+)`", row.replace("\\|", "").split("|")[1]) for row in table]
-    assert [[Path(r).stem for r in row] for row in rooms] == [layer.split(" | ") for layer in layers]
+    assert [[Path(r).stem for r in row] for row in rooms] == [
+        layer.split(" | ") for layer in layers
+    ]
     assert all((ROOT / floor / r).exists() for row in rooms for r in row)
 
 
-# --- names ----------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 @functools.cache
 def entry_points() -> set[str]:
     """Groups of entry points that the code asks for, as "dcar.methods"."""
-    return {group for file in CODE if file.suffix == ".py"
-            for line in file.read_text().splitlines() if "entry_points" in line or "GROUP" in line
-            for group in re.findall(r"\"(dcar\.\w+)\"", line)}
+    return {
+        group
+        for file in CODE
+        if file.suffix == ".py"
+        for line in file.read_text().splitlines()
+        if "entry_points" in line or "GROUP" in line
+        for group in re.findall(r"\"(dcar\.\w+)\"", line)
+    }
 
 
 @functools.cache
 def exists(dotted: str) -> bool:
-    """Whether a dotted name is a module of this project, a name (of a class) in one, or a group of entry points."""
+    """Whether a dotted name is a module of this project, a name (of a class) in one, or a group
+    of entry points."""
     owner, _, name = dotted.rpartition(".")
     try:
         pkgutil.resolve_name(dotted)
@@ -119,9 +140,16 @@ def exists(dotted: str) -> bool:
         return dotted in entry_points()
     except AttributeError:  # of objects: fields without a default, and what methods set
         found = pkgutil.resolve_name(owner) if exists(owner) else None
-        return dotted in entry_points() or isinstance(found, type) and any(
-            name in base.__dict__.get("__annotations__", {}) or f"self.{name} = " in inspect.getsource(base)
-            for base in found.__mro__ if base.__module__.startswith(FLOORS))
+        return (
+            dotted in entry_points()
+            or isinstance(found, type)
+            and any(
+                name in base.__dict__.get("__annotations__", {})
+                or f"self.{name} = " in inspect.getsource(base)
+                for base in found.__mro__
+                if base.__module__.startswith(FLOORS)
+            )
+        )
     return True
 
 
@@ -132,19 +160,25 @@ def dotted_names(text: str) -> set[str]:
 
 @pytest.mark.parametrize("file", ids([*PAGES, *CARDS, ROOT / "pyproject.toml", *CODE]))
 def test_every_path_and_dotted_name_exists(file):
-    """Of pages; of code in comments and docstrings, where dotted names are quoted (many a variable is called heads)."""
+    """Of pages; of code in comments and docstrings, where dotted names are quoted (many a
+    variable is called heads)."""
     text = file.read_text()
     lost = {p for p in PATH.findall(text) if not (ROOT / p).exists()}
     lost |= {f for f in FOLDER.findall(text) if not (ROOT / f).is_dir()}
     named = dotted_names(text)
     if file in CODE:
-        named = {d for d in dotted_names("\n".join(re.findall(r"`([^`\n]+)`", text))) if not d.startswith("heads.")}
+        named = {
+            d
+            for d in dotted_names("\n".join(re.findall(r"`([^`\n]+)`", text)))
+            if not d.startswith("heads.")
+        }
     assert not lost | {d for d in named if not exists(d)}
 
 
 @pytest.mark.parametrize("page", ids(PAGES))
 def test_names_given_with_their_file_are_in_it(page):
-    """`dcar/text/wer.py: word_errors`, `tests/…/test_x.py::test_y`, and `::test_z` of the test file named before it."""
+    """`dcar/text/wer.py: word_errors`, `tests/…/test_x.py::test_y`, and `::test_z` of the test
+    file named before it."""
     lost, tests = [], None
     for span in re.findall(r"`([^`\n]+)`", page.read_text()):
         if test := re.fullmatch(r"(tests/[\w/]+\.py)?(?:::(test_\w+))?", span):
@@ -153,34 +187,62 @@ def test_names_given_with_their_file_are_in_it(page):
                 lost.append(span)
         elif named := re.fullmatch(r"((?:heads|dcar|rl|eval|launch)/[\w/]+\.py): ([\w., ]+)", span):
             module = ".".join(Path(named[1]).with_suffix("").parts)
-            lost += [f"{named[1]}: {n}" for n in named[2].split(", ") if not exists(f"{module}.{n}")]
+            lost += [
+                f"{named[1]}: {n}" for n in named[2].split(", ") if not exists(f"{module}.{n}")
+            ]
     assert not lost
 
 
 def test_names_that_do_not_exist_are_found():
-    for name in ("dcar.text.wer.word_errors", "dcar.model.car.CARDecoder.speech_hidden", "rl.train",
-                 "dcar.decoding.decode"):
+    for name in (
+        "dcar.text.wer.word_errors",
+        "dcar.model.car.CARDecoder.speech_hidden",
+        "rl.train",
+        "dcar.decoding.decode",
+    ):
         assert exists(name)
-    for name in ("dcar.tokenizers", "dcar.text.wer.letter_errors", "dcar.model.car.CARDecoder.speak", "rl.draft"):
+    for name in (
+        "dcar.tokenizers",
+        "dcar.text.wer.letter_errors",
+        "dcar.model.car.CARDecoder.speak",
+        "rl.draft",
+    ):
         assert not exists(name)
-    assert dotted_names("`python -m dcar.train`, launch/dcar.sh. See dcar.text.wer.") == {"dcar.train", "dcar.text.wer"}
+    assert dotted_names("`python -m dcar.train`, launch/dcar.sh. See dcar.text.wer.") == {
+        "dcar.train",
+        "dcar.text.wer",
+    }
 
 
 @functools.cache
 def signatures() -> dict[str, set[str]]:
-    """Every function, method and class that this project defines -> the keywords that callers may give."""
+    """Every function, method and class that this project defines -> the keywords that callers
+    may give."""
     found: dict[str, set[str]] = {}
     files = [file for floor in FLOORS for file in (ROOT / floor).rglob("*.py")]
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.FunctionDef):
-                found.setdefault(node.name, set()).update(a.arg for a in (*node.args.args, *node.args.kwonlyargs))
-            elif isinstance(node, ast.ClassDef):  # a dataclass, or one with a constructor of its own
-                fields = {part.target.id for part in node.body
-                          if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)}
-                constructors = [part.args for part in node.body
-                                if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
-                given = {a.arg for arguments in constructors for a in (*arguments.args, *arguments.kwonlyargs)}
+                found.setdefault(node.name, set()).update(
+                    a.arg for a in (*node.args.args, *node.args.kwonlyargs)
+                )
+            elif isinstance(node, ast.ClassDef):
+                # a dataclass, or one with a constructor of its own
+                fields = {
+                    part.target.id
+                    for part in node.body
+                    if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+                }
+                constructors = [
+                    part.args
+                    for part in node.body
+                    if isinstance(part, ast.FunctionDef) and part.name == "__init__"
+                ]
+                given = {
+                    a.arg
+                    for arguments in constructors
+                    for a in (*arguments.args, *arguments.kwonlyargs)
+                }
                 found.setdefault(node.name, set()).update(fields | given)
     return found
 
@@ -188,12 +250,17 @@ def signatures() -> dict[str, set[str]]:
 @functools.cache
 def settings() -> set[str]:
     """Every setting of every command, without the group that it is in."""
-    return {part for module, _ in jobs().values() for key in settings_of(schema_of(main_of(module)))
-            for part in key.split(".")}
+    return {
+        part
+        for module, _ in jobs().values()
+        for key in settings_of(schema_of(main_of(module)))
+        for part in key.split(".")
+    }
 
 
 def unknown_calls(text: str) -> list[str]:
-    """The calls `name(…)` and settings `name=…` between a page's words that neither this project nor a library has."""
+    """The calls `name(…)` and settings `name=…` between a page's words that neither this project
+    nor a library has."""
     lost = []
     for span in re.findall(r"`([^`\n]+)`", FENCE.sub("", text)):
         if call := re.fullmatch(r"((?:\w+\.)*)([A-Za-z_]\w*)\((.*)\)", span):
@@ -216,21 +283,31 @@ def test_calls_and_settings_between_the_words_of_a_page_exist(page):
 
 def test_calls_and_settings_that_do_not_exist_are_found():
     lost = ["policy.see(hidden, logits)", "policy.log_probs(scores, dail=1)", "draws=4"]
-    assert unknown_calls(", ".join(f"`{span}`" for span in [*lost, "num_candidates=4", "load_decoder(folder)"])) == lost
+    assert (
+        unknown_calls(
+            ", ".join(f"`{span}`" for span in [*lost, "num_candidates=4", "load_decoder(folder)"])
+        )
+        == lost
+    )
 
 
-# --- commands -------------------------------------------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------------------
 
 
 def bash_lines(text: str) -> list[str]:
     """Lines of the bash blocks in a page's text, continued ones joined, comments left out."""
-    lines = [re.split(r"(?:^|\s)#", line)[0].strip() for block in FENCE.finditer(text)
-             if block[1] == "bash" for line in block[2].replace("\\\n", " ").splitlines()]
+    lines = [
+        re.split(r"(?:^|\s)#", line)[0].strip()
+        for block in FENCE.finditer(text)
+        if block[1] == "bash"
+        for line in block[2].replace("\\\n", " ").splitlines()
+    ]
     return [line for line in lines if line]
 
 
 def commands(page: Path) -> list[tuple[str, list[str]]]:
-    """(module, arguments) of every command of this project in a page, from its bash blocks and between its words."""
+    """(module, arguments) of every command of this project in a page, from its bash blocks and
+    between its words."""
     lines = bash_lines(page.read_text()) + re.findall(r"`([^`]+)`", FENCE.sub("", page.read_text()))
     found = []
     for line in lines:
@@ -244,15 +321,21 @@ def commands(page: Path) -> list[tuple[str, list[str]]]:
             found.append(("launch.quickstart", words))
         elif "-m" in words[:-1] and words[0] in ("accelerate", "python"):
             at = words.index("-m") + 1
-            found.append((words[at], words[at + 1:]))
+            found.append((words[at], words[at + 1 :]))
         elif words[:1] == ["dcar"] and words[1:] and words[1] in COMMANDS:
             found.append(resolve(words[1:])[1:])
-    return [(module, arguments) for module, arguments in found if module.partition(".")[0] in FLOORS]
+    return [
+        (module, arguments) for module, arguments in found if module.partition(".")[0] in FLOORS
+    ]
 
 
 @functools.cache
 def main_of(module: str) -> Callable:
-    name = f"{module}.__main__" if (ROOT / module.replace(".", "/") / "__main__.py").is_file() else module
+    name = (
+        f"{module}.__main__"
+        if (ROOT / module.replace(".", "/") / "__main__.py").is_file()
+        else module
+    )
     return importlib.import_module(name).main
 
 
@@ -263,9 +346,11 @@ def test_commands_are_accepted_with_their_settings_and_values(page, monkeypatch)
 
 
 def refused(page: Path) -> list[str]:
-    """`module arguments: why` of the page's commands that their own schema refuses: keys, values, recipes.
+    """`module arguments: why` of the page's commands that their own schema refuses: keys, values,
+    recipes.
 
-    "…" is what a reader fills in: such arguments are left out; a refusal then has to name one that is there.
+    "…" is what a reader fills in: such arguments are left out; a refusal then has to name one that
+    is there.
     """
     lost = []
     for module, given in commands(page):
@@ -274,15 +359,22 @@ def refused(page: Path) -> list[str]:
         arguments = [word for word in given if "…" not in word]
         if arguments and arguments[-1] == "--config":  # --config …
             arguments.pop()
-        if arguments and not re.match(r"-|[\w.]+=|\w", arguments[0]) or " → " in f" {' '.join(given)} ":
+        if (
+            arguments
+            and not re.match(r"-|[\w.]+=|\w", arguments[0])
+            or " → " in f" {' '.join(given)} "
+        ):
             continue
         schema = schema_of(main_of(module))
         try:
             load_config(schema, arguments)
         except ConfigError as error:
             there = {word.partition("=")[0].lstrip("-") for word in arguments}
-            absent = any("…" in word for word in given) and not there & set(re.findall(r"[\w.]+", str(error)))
-            alone = len(given) == 1 and given[0].startswith("--")  # `dcar speak --vocoder`: an option is spoken of
+            absent = any("…" in word for word in given) and not there & set(
+                re.findall(r"[\w.]+", str(error))
+            )
+            # `dcar speak --vocoder`: an option is spoken of
+            alone = len(given) == 1 and given[0].startswith("--")
             if not (absent or alone or "is not set" in str(error)):
                 lost.append(f"{module} {' '.join(arguments)}: {error}")
     return lost
@@ -296,26 +388,51 @@ def test_modules_that_are_run_can_be_run(file):
     """Without an entry `python -m` does nothing, and says so to nobody."""
     for module in MODULE.findall(file.read_text()):
         path = ROOT / module.replace(".", "/")
-        assert (path / "__main__.py").is_file() or "__name__ ==" in path.with_suffix(".py").read_text(), module
+        assert (path / "__main__.py").is_file() or "__name__ ==" in path.with_suffix(
+            ".py"
+        ).read_text(), module
 
 
 def test_commands_with_unknown_settings_or_wrong_values_are_found(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     page = tmp_path / "page.md"
-    page.write_text("`dcar analyse what=speed --quick sizes=[paper]` and `python -m eval.speed.run sises=[paper]`\n\n"
-                    "```bash\n"
-                    "dcar train --config launch/recipes/car_paper.yaml \\\n  model.dropout=0 model.dropuot=0  # two\n"
-                    "dcar train --config … batch_size=0   # none\n"
-                    "dcar compare --config launch/recipes/compare_papers.yaml\n```\n")
+    page.write_text(
+        "`dcar analyse what=speed --quick sizes=[paper]` and `python -m eval.speed.run "
+        "sises=[paper]`\n\n"
+        "```bash\n"
+        "dcar train --config launch/recipes/car_paper.yaml \\\n  model.dropout=0 model.dropuot=0  "
+        "# two\n"
+        "dcar train --config … batch_size=0   # none\n"
+        "dcar compare --config launch/recipes/compare_papers.yaml\n```\n"
+    )
     why = refused(page)
-    assert [line.split(" ", 1)[0] for line in why] == ["dcar.train.car"] * 2 + ["eval.compare.run", "eval.speed.run"]
+    assert [line.split(" ", 1)[0] for line in why] == ["dcar.train.car"] * 2 + [
+        "eval.compare.run",
+        "eval.speed.run",
+    ]
     wrong = ["dropuot", "batch_size", "compare_papers", "sises"]
     assert all(word in line for word, line in zip(wrong, why, strict=True))
 
 
-# programs that stand in bash blocks, beside ours; what they do is not tried here, but what they name must exist
-PROGRAMS = {"pip", "pytest", "ruff", "mypy", "lint-imports", "import-linter", "sbatch", "srun", "docker", "mkdocs",
-            "mkdir", "cp", "echo", "arecord", "."}
+# programs that stand in bash blocks, beside ours; what they do is not tried here, but what they
+# name must exist
+PROGRAMS = {
+    "pip",
+    "pytest",
+    "ruff",
+    "mypy",
+    "lint-imports",
+    "import-linter",
+    "sbatch",
+    "srun",
+    "docker",
+    "mkdocs",
+    "mkdir",
+    "cp",
+    "echo",
+    "arecord",
+    ".",
+}
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
@@ -326,16 +443,23 @@ def test_every_line_of_a_bash_block_is_a_command_that_is_known(page):
         program, *words = re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line).split()
         ours = program in ("dcar", "accelerate", "python", "python3.11") or program in PROGRAMS
         script = program.startswith("./") and os.access(ROOT / program, os.X_OK)
-        if not (ours or script) or program == "dcar" and words[0] not in (
-                    *COMMANDS, "--help", "--recipes", "--version"):
+        if (
+            not (ours or script)
+            or program == "dcar"
+            and words[0] not in (*COMMANDS, "--help", "--recipes", "--version")
+        ):
             unknown.append(line)
         for extras in re.findall(r"(?:'\.|dcar)\[([\w,]+)\]", line):
             unknown += [line for extra in extras.split(",") if extra not in EXTRAS]
-        unknown += [line for path in re.findall(r"(?:-r|-f) ((?:docs|launch)/\S+)", line) if not (ROOT / path).exists()]
+        unknown += [
+            line
+            for path in re.findall(r"(?:-r|-f) ((?:docs|launch)/\S+)", line)
+            if not (ROOT / path).exists()
+        ]
     assert not unknown
 
 
-# --- Python ---------------------------------------------------------------------------------------------------------
+# --- Python ---------------------------------------------------------------------------------------
 
 
 def test_the_readme_has_python():

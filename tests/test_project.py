@@ -1,4 +1,5 @@
-"""Style, types, contracts of imports (pyproject.toml), cost of importing a decoder, and the page of dependencies."""
+"""Style, types, contracts of imports (pyproject.toml), cost of importing a decoder, and the page
+of dependencies."""
 
 import re
 import shutil
@@ -32,7 +33,8 @@ def test_types() -> None:
     run("-m", "mypy")
 
 
-# In a process of its own: import-linter switches the loggers off that exist, and later tests listen to them.
+# In a process of its own: import-linter switches the loggers off that exist, and later tests listen
+# to them.
 LINT_IMPORTS = """from importlinter.cli import lint_imports
 raise SystemExit(lint_imports(config_filename="pyproject.toml", no_cache=True))"""
 
@@ -41,14 +43,25 @@ def test_contracts_of_imports_are_kept():
     assert "0 broken" in run("-c", LINT_IMPORTS)
 
 
-@pytest.mark.parametrize("circle", ["from dcar.vocoder.model import TokenVocoder\n",
-                                    "if TYPE_CHECKING:\n    from dcar.vocoder.model import TokenVocoder\n",
-                                    "def later():\n    from dcar.vocoder.model import TokenVocoder\n"])
+@pytest.mark.parametrize(
+    "circle",
+    [
+        "from dcar.vocoder.model import TokenVocoder\n",
+        "if TYPE_CHECKING:\n    from dcar.vocoder.model import TokenVocoder\n",
+        "def later():\n    from dcar.vocoder.model import TokenVocoder\n",
+    ],
+)
 def test_a_circle_of_two_files_of_one_package_breaks_a_contract(circle, tmp_path):
-    """Until November 2026 dcar/vocoder/streaming.py imported model.py for its type only, which no contract saw."""
-    for package in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]:
-        shutil.copytree(ROOT / package, tmp_path / package,
-                        ignore=lambda folder, names: [n for n in names if Path(n).suffix not in ("", ".py")])
+    """Until November 2026 dcar/vocoder/streaming.py imported model.py for its type only, which
+    no contract saw."""
+    for package in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "root_packages"
+    ]:
+        shutil.copytree(
+            ROOT / package,
+            tmp_path / package,
+            ignore=lambda folder, names: [n for n in names if Path(n).suffix not in ("", ".py")],
+        )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     with (tmp_path / "dcar/vocoder/streaming.py").open("a") as file:
         file.write(f"from typing import TYPE_CHECKING\n{circle}")
@@ -57,10 +70,22 @@ def test_a_circle_of_two_files_of_one_package_breaks_a_contract(circle, tmp_path
 
 
 def test_importing_the_decoder_imports_no_audio_library():
-    audio = {"soundfile", "soxr", "librosa", "faster_whisper", "onnxruntime", "nemo", "datasets", "dcar.audio"}
-    found = run("-c", "import sys\n"
-                      "import dcar.model.load, dcar.decoding\n"
-                      f"print(sorted({audio} & set(sys.modules)))")
+    audio = {
+        "soundfile",
+        "soxr",
+        "librosa",
+        "faster_whisper",
+        "onnxruntime",
+        "nemo",
+        "datasets",
+        "dcar.audio",
+    }
+    found = run(
+        "-c",
+        "import sys\n"
+        "import dcar.model.load, dcar.decoding\n"
+        f"print(sorted({audio} & set(sys.modules)))",
+    )
     assert found.strip() == "[]"
 
 
@@ -86,7 +111,10 @@ def test_stage_one_needs_no_audio_library_and_few_modules(tmp_path):
 def wanted() -> list[str]:
     """What pyproject.toml asks for, as it stands there."""
     extras = PROJECT["optional-dependencies"]
-    every = [*PROJECT["dependencies"], *(text for name in ("nemo", "docs", "dev") for text in extras[name])]
+    every = [
+        *PROJECT["dependencies"],
+        *(text for name in ("nemo", "docs", "dev") for text in extras[name]),
+    ]
     return [text for text in every if not text.startswith("dcar[")]
 
 
@@ -104,4 +132,6 @@ def test_the_table_of_dependencies_is_complete() -> None:
         asked[name] = range_ or "any"
     assert {name: cells[0] for name, cells in rows().items()} == asked
     for one in map(Requirement, wanted()):
-        assert one.specifier.contains(rows()[one.name][1]), f"{one}: tested with {rows()[one.name][1]}"
+        assert one.specifier.contains(rows()[one.name][1]), (
+            f"{one}: tested with {rows()[one.name][1]}"
+        )

@@ -1,4 +1,5 @@
-"""The documentation as a site: built strictly, every page of settings current, nothing loaded from elsewhere."""
+"""The documentation as a site: built strictly, every page of settings current, nothing loaded
+from elsewhere."""
 
 import importlib
 import json
@@ -32,10 +33,21 @@ def site(tmp_path_factory) -> Path:
 
 def test_every_page_of_the_documentation_is_on_the_site_and_no_other_file(site):
     pages = [p.relative_to(ROOT / "docs") for p in (ROOT / "docs").rglob("*.md")]
-    html = {"index.html" if p.as_posix() == "README.md" else p.with_suffix(".html").as_posix().replace(
-        "README.html", "index.html") for p in pages}
+    html = {
+        "index.html"
+        if p.as_posix() == "README.md"
+        else p.with_suffix(".html").as_posix().replace("README.html", "index.html")
+        for p in pages
+    }
     there = {p.relative_to(site).as_posix() for p in site.rglob("*.html")}
-    made = {"404.html", "CHANGELOG.html", "CONTRIBUTING.html", "commands.html", "recipes.html", *map(page_of, jobs())}
+    made = {
+        "404.html",
+        "CHANGELOG.html",
+        "CONTRIBUTING.html",
+        "commands.html",
+        "recipes.html",
+        *map(page_of, jobs()),
+    }
     cards = {f"cards/{p.parent.name}.html" for p in (ROOT / "dcar/assets").glob("*/README.md")}
     assert there == html | made | cards
     assert not (site / "site").exists()
@@ -51,7 +63,9 @@ def test_every_setting_of_a_command_is_on_its_page(job, site):
     shown = set(re.findall(r"<td><code>([^<]+)</code></td>", page.replace("&#95;", "_")))
     schema = schema_of(importlib.import_module(jobs()[job][0]).main)
     unused = getattr(schema, "UNUSED", frozenset())
-    known = {s.key for s in settings_of(schema).values() if not s.group and s.path[-1] not in unused}
+    known = {
+        s.key for s in settings_of(schema).values() if not s.group and s.path[-1] not in unused
+    }
     assert known <= shown
     assert f'{page_of(job)}">dcar {job}</a>' in (site / "commands.html").read_text()
 
@@ -67,7 +81,9 @@ def test_every_recipe_and_variant_is_listed(site):
 def test_formulas_are_drawn_and_sounds_played(site):
     methods = (site / "methods.html").read_text()
     assert methods.count("<math") > 40 and "arithmatex" not in methods and "$$" not in methods
-    assert (site / "index.html").read_text().count("<audio") == 5 and (site / "audio/dcar.mp3").is_file()
+    assert (site / "index.html").read_text().count("<audio") == 5 and (
+        site / "audio/dcar.mp3"
+    ).is_file()
 
 
 def test_search_knows_every_page(site):
@@ -106,7 +122,15 @@ def test_links_out_of_the_documentation_are_pages_or_names(site):
 def test_no_page_is_wider_than_the_screen(site, width):
     """Tables and blocks of code scroll by themselves; pages with the widest of them."""
     with opened(site / "index.html", width) as browser:
-        for name in ("index", "start", "methods", "results", "your_voice", "recipes", "settings/compare"):
+        for name in (
+            "index",
+            "start",
+            "methods",
+            "results",
+            "your_voice",
+            "recipes",
+            "settings/compare",
+        ):
             browser.get((site / f"{name}.html").as_uri())
             assert not too_wide(browser), name
             pictures = browser.find_elements("css selector", ".md-content img")

@@ -1,4 +1,5 @@
-"""Language models and checkpoints in miniature, on disk in the formats in which they are published."""
+"""Language models and checkpoints in miniature, on disk in the formats in which they are
+published."""
 
 import math
 from pathlib import Path
@@ -12,12 +13,28 @@ from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
 from dcar.model.base import pad
 
 CODES = 12
-SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64,
-             max_position_embeddings=512)
-LLASA_MARKS = ["<|TEXT_GENERATION_START|>", "<|TEXT_GENERATION_END|>", "<|TEXT_UNDERSTANDING_START|>",
-               "<|TEXT_UNDERSTANDING_END|>", "<|SPEECH_GENERATION_START|>", "<|SPEECH_GENERATION_END|>",
-               "<|SPEECH_UNDERSTANDING_START|>", "<|SPEECH_UNDERSTANDING_END|>"]
-CHAT = ("{% for m in messages %}<|head|>{{ m['role'] }}<|eoh|>\n\n{{ m['content'] | trim }}<|eot|>{% endfor %}")
+SIZES = dict(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=512,
+)
+LLASA_MARKS = [
+    "<|TEXT_GENERATION_START|>",
+    "<|TEXT_GENERATION_END|>",
+    "<|TEXT_UNDERSTANDING_START|>",
+    "<|TEXT_UNDERSTANDING_END|>",
+    "<|SPEECH_GENERATION_START|>",
+    "<|SPEECH_GENERATION_END|>",
+    "<|SPEECH_UNDERSTANDING_START|>",
+    "<|SPEECH_UNDERSTANDING_END|>",
+]
+CHAT = (
+    "{% for m in messages %}<|head|>{{ m['role'] }}<|eoh|>\n\n{{ m['content'] | trim "
+    "}}<|eot|>{% endfor %}"
+)
 
 YAML = """sample_rate: 22050
 llm: !new:cosyvoice.llm.llm.TransformerLM
@@ -46,26 +63,48 @@ def architecture(kind: str = "qwen2", vocab_size: int = 64, **changes) -> dict:
     sizes = {**SIZES, **changes}
     if kind == MODEL_TYPE:
         encoder = {**sizes, "input_size": 20, "hidden_size": 24, "num_attention_heads": 2}
-        return {**sizes, "model_type": kind, "vocab_size": vocab_size, "text_encoder": encoder,
-                "num_key_value_heads": sizes["num_attention_heads"]}
+        return {
+            **sizes,
+            "model_type": kind,
+            "vocab_size": vocab_size,
+            "text_encoder": encoder,
+            "num_key_value_heads": sizes["num_attention_heads"],
+        }
     if kind == "mistral":
         sizes.setdefault("sliding_window", None)
     return AutoConfig.for_model(kind, vocab_size=vocab_size, **sizes).to_dict()
 
 
-def tiny_backbone(heads: int = 4, seed: int = 0, kind: str = "qwen2", sharpen: float = 6.0,
-                  head_kind: str = "independent", **changes) -> BackboneDecoder:
-    """A random decoder on a random language model; sharpened so that its distributions are far from uniform."""
+def tiny_backbone(
+    heads: int = 4,
+    seed: int = 0,
+    kind: str = "qwen2",
+    sharpen: float = 6.0,
+    head_kind: str = "independent",
+    **changes,
+) -> BackboneDecoder:
+    """A random decoder on a random language model; sharpened so that its distributions are far
+    from uniform."""
     torch.manual_seed(seed)
-    settings = dict(architecture=architecture(kind), speech_vocab_size=CODES, num_prediction_heads=heads, head_blocks=2,
-                    heads=head_kind, zero_init_heads=False, bos=True, sequence_start=True, text_prefix=(3, 4),
-                    text_suffix=(5,))
+    settings = dict(
+        architecture=architecture(kind),
+        speech_vocab_size=CODES,
+        num_prediction_heads=heads,
+        head_blocks=2,
+        heads=head_kind,
+        zero_init_heads=False,
+        bos=True,
+        sequence_start=True,
+        text_prefix=(3, 4),
+        text_suffix=(5,),
+    )
     if kind == MODEL_TYPE:  # its text encoder reads the text alone
         settings |= dict(text_prefix=(), text_suffix=())
     decoder = BackboneDecoder(BackboneConfig(**{**settings, **changes})).eval()
     with torch.no_grad():
         for name, parameter in decoder.backbone.named_parameters():
-            if name.endswith(("bias", "bias_u", "bias_v", "q_norm.weight", "k_norm.weight")):  # not what a new one has
+            # not what a new one has
+            if name.endswith(("bias", "bias_u", "bias_v", "q_norm.weight", "k_norm.weight")):
                 parameter.normal_(std=0.5)
             elif parameter.dim() > 1:
                 parameter.mul_(4 if kind != MODEL_TYPE else 1)
@@ -83,13 +122,23 @@ def plain_hidden(decoder: BackboneDecoder, text: list[int], speech: list[int]) -
     parts.append(embed(torch.tensor([*config.text_prefix, *text, *config.text_suffix])))
     parts += [] if config.bos else [speak[config.start][None]]
     x = torch.cat([*parts, speak[torch.tensor(speech)]])[None]
-    return decoder.backbone(inputs_embeds=x, use_cache=False).last_hidden_state[0, -len(speech):].float()
+    return (
+        decoder.backbone(inputs_embeds=x, use_cache=False)
+        .last_hidden_state[0, -len(speech) :]
+        .float()
+    )
 
 
 def tiny_prompts(bos: bool = True) -> list[Prompt]:
     """Seven prompts of different text and prompt lengths."""
-    return [Prompt(f"utt{i}", tuple((3 * i + j) % 19 + 1 for j in range(3 + i)),
-                   tuple((i + j) % CODES for j in range(i if bos else i + 1))) for i in range(7)]
+    return [
+        Prompt(
+            f"utt{i}",
+            tuple((3 * i + j) % 19 + 1 for j in range(3 + i)),
+            tuple((i + j) % CODES for j in range(i if bos else i + 1)),
+        )
+        for i in range(7)
+    ]
 
 
 def tiny_text_tokenizer(extra: list[str] | None = None, chat: str | None = None):
@@ -100,10 +149,18 @@ def tiny_text_tokenizer(extra: list[str] | None = None, chat: str | None = None)
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-                                  special_tokens=["<|pad|>", "<|head|>", "<|eoh|>", "<|eot|>"], show_progress=False)
-    backend.train_from_iterator(["a red house stands on a green hill", "convert the text to speech"], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<|pad|>", eos_token="<|eot|>")
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|pad|>", "<|head|>", "<|eoh|>", "<|eot|>"],
+        show_progress=False,
+    )
+    backend.train_from_iterator(
+        ["a red house stands on a green hill", "convert the text to speech"], trainer
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<|pad|>", eos_token="<|eot|>"
+    )
     if extra:
         tokenizer.add_tokens(extra, special_tokens=True)
     tokenizer.chat_template = chat
@@ -118,22 +175,27 @@ def write_cosyvoice2(folder: Path) -> dict[str, torch.Tensor]:
     blank = folder / "CosyVoice-BlankEN"
     tokenizer = tiny_text_tokenizer()
     tokenizer.save_pretrained(str(blank))
-    config = AutoConfig.for_model("qwen2", vocab_size=len(tokenizer), tie_word_embeddings=True, **SIZES)
+    config = AutoConfig.for_model(
+        "qwen2", vocab_size=len(tokenizer), tie_word_embeddings=True, **SIZES
+    )
     config.save_pretrained(str(blank))
     model = AutoModelForCausalLM.from_config(config)
     tensors = {f"llm.model.{k}": v.detach().clone() for k, v in model.state_dict().items()}
     width = config.hidden_size
     tensors |= {
-        "llm_embedding.weight": torch.randn(2, width), "speech_embedding.weight": torch.randn(CODES + 3, width),
-        "llm_decoder.weight": torch.randn(CODES + 3, width), "llm_decoder.bias": torch.randn(CODES + 3),
+        "llm_embedding.weight": torch.randn(2, width),
+        "speech_embedding.weight": torch.randn(CODES + 3, width),
+        "llm_decoder.weight": torch.randn(CODES + 3, width),
+        "llm_decoder.bias": torch.randn(CODES + 3),
     }
     torch.save({**tensors, "epoch": 3, "step": 7}, folder / "llm.pt")
     return tensors
 
 
 def write_cosyvoice1(folder: Path) -> dict[str, torch.Tensor]:
-    """CosyVoice-300M in small: llm.pt with the names and shapes of the published one, cosyvoice.yaml, and Whisper's
-    place taken by a tokenizer of another size in whisper/; returns the tensors."""
+    """CosyVoice-300M in small: llm.pt with the names and shapes of the published one,
+    cosyvoice.yaml, and Whisper's place taken by a tokenizer of another size in whisper/; returns
+    the tensors."""
     torch.manual_seed(0)
     tokenizer = tiny_text_tokenizer()
     tokenizer.save_pretrained(str(folder / "whisper"))
@@ -145,7 +207,10 @@ def write_cosyvoice1(folder: Path) -> dict[str, torch.Tensor]:
             t[f"{name}.bias"] = 0.3 * torch.randn(outputs)
 
     def norm(name: str, size: int) -> None:
-        t[f"{name}.weight"], t[f"{name}.bias"] = 1 + 0.2 * torch.randn(size), 0.2 * torch.randn(size)
+        t[f"{name}.weight"], t[f"{name}.bias"] = (
+            1 + 0.2 * torch.randn(size),
+            0.2 * torch.randn(size),
+        )
 
     def encoder(name: str, shape: dict[str, int], norms: tuple[str, str]) -> None:
         size = shape["size"]
@@ -158,7 +223,9 @@ def write_cosyvoice1(folder: Path) -> dict[str, torch.Tensor]:
                 linear(f"{at}.self_attn.linear_{which}", size, size)
             linear(f"{at}.self_attn.linear_pos", size, size, bias=False)
             for which in "uv":
-                t[f"{at}.self_attn.pos_bias_{which}"] = torch.randn(shape["heads"], size // shape["heads"])
+                t[f"{at}.self_attn.pos_bias_{which}"] = torch.randn(
+                    shape["heads"], size // shape["heads"]
+                )
             linear(f"{at}.feed_forward.w_1", size, shape["ffn"])
             linear(f"{at}.feed_forward.w_2", shape["ffn"], size)
             for which in norms:
@@ -168,7 +235,10 @@ def write_cosyvoice1(folder: Path) -> dict[str, torch.Tensor]:
     t["text_embedding.weight"] = torch.randn(len(tokenizer), TEXT["inputs"])
     encoder("text_encoder", TEXT, ("norm_ff", "norm_mha"))
     linear("text_encoder_affine_layer", TEXT["size"], width)
-    t["llm_embedding.weight"], t["speech_embedding.weight"] = torch.randn(2, width), torch.randn(CODES, width)
+    t["llm_embedding.weight"], t["speech_embedding.weight"] = (
+        torch.randn(2, width),
+        torch.randn(CODES, width),
+    )
     encoder("llm", SPEECH, ("norm1", "norm2"))
     linear("llm_decoder", width, CODES + 1)
     linear("spk_embed_affine_layer", 192, width)
@@ -179,17 +249,22 @@ def write_cosyvoice1(folder: Path) -> dict[str, torch.Tensor]:
 
 def rewritten(folder: Path, tensors: dict[str, torch.Tensor], **changes) -> None:
     """The tensors, but for some changes, in the place of a folder's; None leaves one out."""
-    torch.save({k: v for k, v in {**tensors, **changes}.items() if v is not None}, folder / "llm.pt")
+    torch.save(
+        {k: v for k, v in {**tensors, **changes}.items() if v is not None}, folder / "llm.pt"
+    )
 
 
 def write_llasa(folder: Path, codes: int = CODES):
-    """LLaSA in small: a Llama with its marks and codes at the end of the vocabulary, and its tokenizer."""
+    """LLaSA in small: a Llama with its marks and codes at the end of the vocabulary, and its
+    tokenizer."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     tokenizer = tiny_text_tokenizer([*LLASA_MARKS, *[f"<|s_{i}|>" for i in range(codes)]], CHAT)
     tokenizer.save_pretrained(str(folder))
-    config = AutoConfig.for_model("llama", vocab_size=len(tokenizer), tie_word_embeddings=True, **SIZES)
+    config = AutoConfig.for_model(
+        "llama", vocab_size=len(tokenizer), tie_word_embeddings=True, **SIZES
+    )
     model = AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(str(folder))
     return model, tokenizer
@@ -198,5 +273,10 @@ def write_llasa(folder: Path, codes: int = CODES):
 def batch() -> dict[str, torch.Tensor]:
     text, text_lengths = pad([[1, 2, 3], [4, 5, 6, 7, 8]], "cpu")
     speech, speech_lengths = pad([[1, 2, 13, 5, 6, 7], [3, 13, 9, 10]], "cpu")
-    return dict(text_ids=text, text_lengths=text_lengths, speech_ids=speech, speech_lengths=speech_lengths,
-                prompt_lengths=torch.tensor([3, 2]))
+    return dict(
+        text_ids=text,
+        text_lengths=text_lengths,
+        speech_ids=speech,
+        speech_lengths=speech_lengths,
+        prompt_lengths=torch.tensor([3, 2]),
+    )

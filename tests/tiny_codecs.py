@@ -13,7 +13,8 @@ import torch
 
 
 def needs(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips without the package; stands in for what it imports without needing it to load a model."""
+    """Skips without the package; stands in for what it imports without needing it to load a
+    model."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     if package == "speechtokenizer":  # its trainer wants a dozen packages that the model does not

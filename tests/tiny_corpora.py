@@ -20,11 +20,18 @@ RATE = 16_000
 
 
 def tone(seconds: float, hz: float = 220.0, rate: int = RATE) -> np.ndarray:
-    return (0.3 * np.sin(2 * np.pi * hz * np.arange(round(seconds * rate)) / rate)).astype(np.float32)
+    return (0.3 * np.sin(2 * np.pi * hz * np.arange(round(seconds * rate)) / rate)).astype(
+        np.float32
+    )
 
 
-def encoded(seconds: float = 1.2, hz: float = 220.0, kind: str = "OGG", subtype: str = "OPUS",
-            rate: int = 24_000) -> bytes:
+def encoded(
+    seconds: float = 1.2,
+    hz: float = 220.0,
+    kind: str = "OGG",
+    subtype: str = "OPUS",
+    rate: int = 24_000,
+) -> bytes:
     buffer = io.BytesIO()
     sf.write(buffer, tone(seconds, hz, rate), rate, format=kind, subtype=subtype)
     return buffer.getvalue()
@@ -34,9 +41,15 @@ def wav_bytes(seconds: float, hz: float) -> bytes:
     return encoded(seconds, hz, "WAV", "PCM_16", RATE)
 
 
-def write_manifest(folder: Path, rows: Sequence[dict], waves: Sequence[np.ndarray] = (), rate: int = RATE,
-                   name: str = "m.jsonl") -> Path:
-    """A manifest whose row i has the id ui, the text "Line i." and the speaker s, but for what rows[i] says.
+def write_manifest(
+    folder: Path,
+    rows: Sequence[dict],
+    waves: Sequence[np.ndarray] = (),
+    rate: int = RATE,
+    name: str = "m.jsonl",
+) -> Path:
+    """A manifest whose row i has the id ui, the text "Line i." and the speaker s, but for what
+    rows[i] says.
 
     waves: recordings, written as 0.wav, 1.wav …; the rows name them in turn.
     """
@@ -44,35 +57,57 @@ def write_manifest(folder: Path, rows: Sequence[dict], waves: Sequence[np.ndarra
     for i, wave in enumerate(waves):
         sf.write(folder / f"{i}.wav", wave, rate)
     count = len(waves) or len(rows)
-    lines = [{"id": f"u{i}", "audio": f"{i % count}.wav", "text": f"Line {i}.", "speaker": "s"} | row
-             for i, row in enumerate(rows)]
+    lines = [
+        {"id": f"u{i}", "audio": f"{i % count}.wav", "text": f"Line {i}.", "speaker": "s"} | row
+        for i, row in enumerate(rows)
+    ]
     (folder / name).write_text("\n".join(map(json.dumps, lines)) + "\n")
     return folder / name
 
 
-def write_starter(folder: Path, train: int = 10, dev: int = 3, test: int = 2, **first_train_row: Any) -> Path:
-    """The format that the project ships: parquet files with Ogg Opus of 0.6 … 1.0 s inside; fields for one row."""
+def write_starter(
+    folder: Path, train: int = 10, dev: int = 3, test: int = 2, **first_train_row: Any
+) -> Path:
+    """The format that the project ships: parquet files with Ogg Opus of 0.6 … 1.0 s inside;
+    fields for one row."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, n in (("train", train), ("dev", dev), ("test", test)):
         rows = []
         for i in range(n):
             seconds = 0.6 + 0.1 * ((7 * i) % 5)
-            row = {"id": f"{split}_{i}", "text": f"Number {i} of {split}.", "speaker": f"v{i % 3}", "duration": seconds,
-                   "audio": {"bytes": encoded(seconds, 200 + 50 * i), "path": f"{i}.ogg"}}
+            row = {
+                "id": f"{split}_{i}",
+                "text": f"Number {i} of {split}.",
+                "speaker": f"v{i % 3}",
+                "duration": seconds,
+                "audio": {"bytes": encoded(seconds, 200 + 50 * i), "path": f"{i}.ogg"},
+            }
             rows.append({**row, **(first_train_row if split == "train" and i == 0 else {})})
         if rows:
-            pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet", compression="none")
+            pq.write_table(
+                pa.Table.from_pylist(rows), folder / f"{split}.parquet", compression="none"
+            )
     return folder
 
 
 def toy_settings(path: Path, out: Path, **changes: Any) -> PrepareConfig:
     """Shards of four utterances, and no long waits."""
-    return PrepareConfig(**{"out": str(out), "path": str(path), "shard_size": 4, "wait_seconds": 20, **changes})
+    return PrepareConfig(
+        **{"out": str(out), "path": str(path), "shard_size": 4, "wait_seconds": 20, **changes}
+    )
 
 
-def toy_prepare(config: PrepareConfig, tokenizer: ToyTokenizer | None = None, **kwargs: Any) -> PrepareReport:
+def toy_prepare(
+    config: PrepareConfig, tokenizer: ToyTokenizer | None = None, **kwargs: Any
+) -> PrepareReport:
     """`dcar prepare` with a toy tokenizer and a toy speaker encoder."""
-    return run(config, tokenizer=tokenizer or ToyTokenizer(), speaker_encoder=ToyEncoder(), progress=False, **kwargs)
+    return run(
+        config,
+        tokenizer=tokenizer or ToyTokenizer(),
+        speaker_encoder=ToyEncoder(),
+        progress=False,
+        **kwargs,
+    )
 
 
 def rows_of(out: Path) -> dict[str, dict]:
@@ -81,7 +116,8 @@ def rows_of(out: Path) -> dict[str, dict]:
 
 
 def write_libritts(root: Path, subsets: dict[str, int], seconds: float = 0.5) -> Path:
-    """`subsets`: name -> utterances, in the real layout with real ids; every subset has two speakers."""
+    """`subsets`: name -> utterances, in the real layout with real ids; every subset has two
+    speakers."""
     for s, (subset, count) in enumerate(subsets.items()):
         for i in range(count):
             speaker, chapter = str(100 * (s + 1) + i % 2), str(7000 + s)
@@ -101,11 +137,26 @@ def write_parquets(folder: Path, files: int = 3, rows: int = 2) -> Path:
     import datasets
 
     folder.mkdir(parents=True, exist_ok=True)
-    schema = datasets.Features({"id": datasets.Value("string"), "text": datasets.Value("string"),
-                                "speaker_id": datasets.Value("int64"), "audio": datasets.Audio(RATE)})
+    schema = datasets.Features(
+        {
+            "id": datasets.Value("string"),
+            "text": datasets.Value("string"),
+            "speaker_id": datasets.Value("int64"),
+            "audio": datasets.Audio(RATE),
+        }
+    )
     for f in range(files):
-        table = [{"id": f"u{f}{i}", "text": f"Row {i} of file {f}.", "speaker_id": f,
-                  "audio": {"bytes": wav_bytes(0.6 + 0.1 * i, 200 + 50 * f), "path": None}} for i in range(rows)]
-        pq.write_table(pa.Table.from_pylist(table, schema=schema.arrow_schema),
-                       folder / f"train-{f:05d}-of-{files:05d}.parquet")
+        table = [
+            {
+                "id": f"u{f}{i}",
+                "text": f"Row {i} of file {f}.",
+                "speaker_id": f,
+                "audio": {"bytes": wav_bytes(0.6 + 0.1 * i, 200 + 50 * f), "path": None},
+            }
+            for i in range(rows)
+        ]
+        pq.write_table(
+            pa.Table.from_pylist(table, schema=schema.arrow_schema),
+            folder / f"train-{f:05d}-of-{files:05d}.parquet",
+        )
     return folder

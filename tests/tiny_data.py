@@ -24,7 +24,8 @@ def noise(rng: np.random.Generator) -> list[int]:
 
 
 def counting(rng: np.random.Generator) -> list[int]:
-    """Speech that counts up from a random code, 12 to 32 tokens: everything but its end can be learned."""
+    """Speech that counts up from a random code, 12 to 32 tokens: everything but its end can be
+    learned."""
     start, length = rng.integers(CODES), rng.integers(12, 33)
     return [int(start + t) % CODES for t in range(length)]
 
@@ -34,43 +35,85 @@ def one_text(tokens: list[int]) -> list[int]:
     return [1, 2, 3, 4]
 
 
-def tiny_split(split: str, count: int, speech: Callable[[np.random.Generator], list[int]] = noise, seed: int = 0,
-               speakers: int = 2, text: Callable[[list[int]], list[int]] = one_text) -> datasets.Dataset:
+def tiny_split(
+    split: str,
+    count: int,
+    speech: Callable[[np.random.Generator], list[int]] = noise,
+    seed: int = 0,
+    speakers: int = 2,
+    text: Callable[[list[int]], list[int]] = one_text,
+) -> datasets.Dataset:
     """Made-up utterances of a few speakers with all columns of a prepared split."""
     rng = np.random.default_rng([seed, len(split), ord(split[0])])
-    empty = {name: [] if isinstance(kind, datasets.List) else "" if kind.dtype == "string" else 1.0
-             for name, kind in features(CODES).items()}
+    empty = {
+        name: [] if isinstance(kind, datasets.List) else "" if kind.dtype == "string" else 1.0
+        for name, kind in features(CODES).items()
+    }
     rows = []
     for i in range(count):
         tokens = speech(rng)
-        rows.append({
-            **empty, "id": f"{split}{i}", "text": "a red house", "speaker": f"s{i % speakers}",
-            "text_ids": text(tokens), "speech": tokens, "voice": rng.normal(size=256 + 298)[256:].tolist(),
-            "duration": len(tokens) / 50,
-        })
+        rows.append(
+            {
+                **empty,
+                "id": f"{split}{i}",
+                "text": "a red house",
+                "speaker": f"s{i % speakers}",
+                "text_ids": text(tokens),
+                "speech": tokens,
+                "voice": rng.normal(size=256 + 298)[256:].tolist(),
+                "duration": len(tokens) / 50,
+            }
+        )
     return datasets.Dataset.from_list(rows, features=features(CODES))
 
 
-def write_prepared(directory: Path, train: int = 8, dev: int = 4, tokenizer: str = "tiny", checksum: str = "abc",
-                   speech: Callable[[np.random.Generator], list[int]] = noise, spec: str = "none",
-                   speakers: int = 2, text: Callable[[list[int]], list[int]] = one_text) -> Path:
+def write_prepared(
+    directory: Path,
+    train: int = 8,
+    dev: int = 4,
+    tokenizer: str = "tiny",
+    checksum: str = "abc",
+    speech: Callable[[np.random.Generator], list[int]] = noise,
+    spec: str = "none",
+    speakers: int = 2,
+    text: Callable[[list[int]], list[int]] = one_text,
+) -> Path:
     """A prepared corpus of made-up utterances, as `dcar prepare` lays it out."""
     for split, count in (("train", train), ("dev", dev)):
-        tiny_split(split, count, speech, speakers=speakers, text=text).save_to_disk(str(directory / split))
-    (directory / "prepared.json").write_text(json.dumps({
-        "format_version": FORMAT_VERSION, "phonemes": {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE},
-        "tokenizer": {"name": tokenizer, "checksum": checksum, "vocab_size": CODES, "rate_hz": 50.0, "spec": spec},
-        "counts": {"train": {"utterances": train, "seconds": 2.0 * train}, "dev": {"utterances": dev}},
-        "corpus": {"kind": "none", "path": ""}, "fingerprint": "none",
-        "files": {name: digest(directory / name) for name in files_of(directory)},
-    }))
+        tiny_split(split, count, speech, speakers=speakers, text=text).save_to_disk(
+            str(directory / split)
+        )
+    (directory / "prepared.json").write_text(
+        json.dumps(
+            {
+                "format_version": FORMAT_VERSION,
+                "phonemes": {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE},
+                "tokenizer": {
+                    "name": tokenizer,
+                    "checksum": checksum,
+                    "vocab_size": CODES,
+                    "rate_hz": 50.0,
+                    "spec": spec,
+                },
+                "counts": {
+                    "train": {"utterances": train, "seconds": 2.0 * train},
+                    "dev": {"utterances": dev},
+                },
+                "corpus": {"kind": "none", "path": ""},
+                "fingerprint": "none",
+                "files": {name: digest(directory / name) for name in files_of(directory)},
+            }
+        )
+    )
     return directory
 
 
 def tiny_tokenizer(folder: Path) -> KMeansTokenizer:
     """A k-means tokenizer of random codes in four dimensions, saved in `folder`."""
     centroids = np.random.default_rng(3).standard_normal((CODES, 4)).astype(np.float32)
-    tokenizer = KMeansTokenizer(WhisperEncoder(), centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4))
+    tokenizer = KMeansTokenizer(
+        WhisperEncoder(), centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4)
+    )
     tokenizer.save_pretrained(folder)
     return tokenizer
 
@@ -78,10 +121,20 @@ def tiny_tokenizer(folder: Path) -> KMeansTokenizer:
 def tiny_vocoder(calibration_tokens: tuple[int, ...] = ()) -> TokenVocoder:
     """A random vocoder that makes noise in milliseconds."""
     torch.manual_seed(0)
-    return TokenVocoder(VocoderConfig(
-        vocab_size=CODES, condition_size=8, mel_bands=20, acoustic_size=16, acoustic_ffn_size=16,
-        acoustic_dilations=(1,), renderer_size=16, renderer_ffn_size=16, renderer_dilations=(1,),
-        calibration_tokens=calibration_tokens))
+    return TokenVocoder(
+        VocoderConfig(
+            vocab_size=CODES,
+            condition_size=8,
+            mel_bands=20,
+            acoustic_size=16,
+            acoustic_ffn_size=16,
+            acoustic_dilations=(1,),
+            renderer_size=16,
+            renderer_ffn_size=16,
+            renderer_dilations=(1,),
+            calibration_tokens=calibration_tokens,
+        )
+    )
 
 
 def random_voice(seed: int = 0) -> np.ndarray:
@@ -110,7 +163,9 @@ class ToyTokenizer:
     def _codes(self, wave: np.ndarray) -> np.ndarray:
         frames = -(-len(wave) // 320)
         padded = np.pad(wave, (0, frames * 320 - len(wave))).reshape(frames, 320)
-        return np.clip((np.diff(np.signbit(padded).astype(int), axis=1) != 0).sum(1), 0, 63).astype(np.int64)
+        return np.clip((np.diff(np.signbit(padded).astype(int), axis=1) != 0).sum(1), 0, 63).astype(
+            np.int64
+        )
 
 
 class ToyEncoder:

@@ -1,4 +1,5 @@
-"""Decoders and policies of a few thousand parameters, decoders with known ends, and states without a cache."""
+"""Decoders and policies of a few thousand parameters, decoders with known ends, and states
+without a cache."""
 
 from collections.abc import Sequence
 
@@ -13,7 +14,8 @@ from heads.shared import SharedHeads
 
 
 def sharpen_heads(heads: Heads, factor: float) -> None:
-    """Distributions that are far from uniform, and in shared heads offsets that are far from each other."""
+    """Distributions that are far from uniform, and in shared heads offsets that are far from
+    each other."""
     with torch.no_grad():
         heads.base.weight.mul_(factor)
         if isinstance(heads, SharedHeads):
@@ -26,11 +28,21 @@ def sharpen_heads(heads: Heads, factor: float) -> None:
 
 
 def tiny_decoder(heads: int = 4, seed: int = 0, kind: str = "independent", **changes) -> CARDecoder:
-    """A random decoder of a few thousand parameters; sharpened so that its distributions are far from uniform."""
+    """A random decoder of a few thousand parameters; sharpened so that its distributions are far
+    from uniform."""
     torch.manual_seed(seed)
     settings = dict(
-        text_vocab_size=20, speech_vocab_size=12, hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64,
-        num_prediction_heads=heads, head_blocks=2, zero_init_heads=False, bos=True, speech_position_scale=0.5,
+        text_vocab_size=20,
+        speech_vocab_size=12,
+        hidden_size=32,
+        num_layers=2,
+        num_attention_heads=2,
+        ffn_size=64,
+        num_prediction_heads=heads,
+        head_blocks=2,
+        zero_init_heads=False,
+        bos=True,
+        speech_position_scale=0.5,
         heads=kind,
     )
     model = CARDecoder(CARConfig(**{**settings, **changes})).eval()
@@ -38,11 +50,15 @@ def tiny_decoder(heads: int = 4, seed: int = 0, kind: str = "independent", **cha
     return model
 
 
-def policy_of(width: int | None = 16, seed: int = 0, base: str = "", features: int = 32,
-              std: float = 2.0) -> ChunkPolicy:
-    """A random policy on the hidden states of a tiny decoder (with the checksum `base`), far from uniform."""
+def policy_of(
+    width: int | None = 16, seed: int = 0, base: str = "", features: int = 32, std: float = 2.0
+) -> ChunkPolicy:
+    """A random policy on the hidden states of a tiny decoder (with the checksum `base`), far
+    from uniform."""
     torch.manual_seed(seed)
-    policy = ChunkPolicy(ChunkPolicyConfig(features, 4, width, num_attention_heads=2, base_checksum=base)).eval()
+    policy = ChunkPolicy(
+        ChunkPolicyConfig(features, 4, width, num_attention_heads=2, base_checksum=base)
+    ).eval()
     torch.nn.init.normal_(policy.output.weight, std=std)
     return policy
 
@@ -50,10 +66,18 @@ def policy_of(width: int | None = 16, seed: int = 0, base: str = "", features: i
 @torch.no_grad()
 def states(model, prompt: Prompt, tokens: Sequence[int] = ()) -> Tensor:
     """Hidden states [S, D] of a prompt and tokens behind it, computed without a cache."""
-    front = [*prompt.prompt_ids, *([model.config.speech_vocab_size + 1] if model.config.bos else [])]
+    front = [
+        *prompt.prompt_ids,
+        *([model.config.speech_vocab_size + 1] if model.config.bos else []),
+    ]
     ids, text = torch.tensor([[*front, *tokens]]), torch.tensor([prompt.text_ids])
-    return model.speech_hidden(text, torch.tensor([text.shape[1]]), ids, torch.tensor([ids.shape[1]]),
-                               torch.tensor([len(front)]))[0]
+    return model.speech_hidden(
+        text,
+        torch.tensor([text.shape[1]]),
+        ids,
+        torch.tensor([ids.shape[1]]),
+        torch.tensor([len(front)]),
+    )[0]
 
 
 def eos_decoder(head: int) -> CARDecoder:
@@ -64,6 +88,8 @@ def eos_decoder(head: int) -> CARDecoder:
         model.heads.block_bias.zero_()
         model.norm.weight.zero_()
         model.norm.bias.fill_(1.0)
-        for k, weight in enumerate([model.heads.base.weight, *model.heads.projection.transpose(1, 2)], start=1):
+        for k, weight in enumerate(
+            [model.heads.base.weight, *model.heads.projection.transpose(1, 2)], start=1
+        ):
             weight[12] = 10.0 if k == head else -10.0
     return model

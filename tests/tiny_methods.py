@@ -9,7 +9,14 @@ from held import Case, target
 from tiny_decoders import policy_of
 from tiny_verifiers import imperfect_draft, rule_of
 
-from dcar.decoding import BestOfChunk, ChunkMethod, ChunkRule, FixedChunk, PolicyChunk, ShuffledChunk
+from dcar.decoding import (
+    BestOfChunk,
+    ChunkMethod,
+    ChunkRule,
+    FixedChunk,
+    PolicyChunk,
+    ShuffledChunk,
+)
 from eval.verifiers.drafters import HeadDrafter, ModelDrafter
 from eval.verifiers.entropy import EntropyChunk
 from eval.verifiers.mtp_viterbi import MTPViterbi, Transitions, count_bigrams
@@ -22,15 +29,24 @@ BUSH = RankTree(((0,), (1,), (4,), (0, 0), (0, 2), (1, 0), (0, 0, 1)))
 UTTERANCES = [[random.Random(i).randrange(12) for _ in range(20)] for i in range(30)]
 
 
-def candidates_policy(scored: bool = False, num_actions: int = 4, width: int = 8, **changes) -> ChunkPolicy:
+def candidates_policy(
+    scored: bool = False, num_actions: int = 4, width: int = 8, **changes
+) -> ChunkPolicy:
     """A policy after the draw, far from uniform; `scored`: with a chunk scorer of this width."""
     torch.manual_seed(1)
-    scorer = dict(chunk_scorer_width=width, chunk_scorer_embedding=4, chunk_scorer_ids=13) if scored else {}
-    policy = ChunkPolicy(ChunkPolicyConfig(32, num_actions, reads="candidates", **scorer, **changes)).eval()
+    scorer = (
+        dict(chunk_scorer_width=width, chunk_scorer_embedding=4, chunk_scorer_ids=13)
+        if scored
+        else {}
+    )
+    policy = ChunkPolicy(
+        ChunkPolicyConfig(32, num_actions, reads="candidates", **scorer, **changes)
+    ).eval()
     torch.nn.init.normal_(policy.scores.linear.weight, std=0.1)
     policy.scores.linear.weight.data[:, 9:] = 0.0  # tokens decide, not lengths
     if scored:
-        torch.nn.init.normal_(policy.chunk_scorer.output.weight, std=8.0)  # so that draws differ by much
+        # so that draws differ by much
+        torch.nn.init.normal_(policy.chunk_scorer.output.weight, std=8.0)
     return policy
 
 
@@ -44,13 +60,23 @@ def ruled(schedule: ChunkRule, rule: oracle.Rule) -> Case:
 
 def by_policy(make, mode: str = "greedy", shuffle: bool = False, **how: Any) -> Case:
     """The case of a policy; `how` as for `PolicyChunk`."""
+
     def case(read):
         policy = read(make())
         schedule = PolicyChunk(policy, mode, **how)
-        rule = oracle.policy(policy, mode, several=how.get("num_candidates", 1), dial=how.get("dial", 0.0),
-                             forced=how.get("forced"))
-        return (read(target()), ChunkMethod(ShuffledChunk(schedule) if shuffle else schedule),
-                oracle.shuffled(rule) if shuffle else rule)
+        rule = oracle.policy(
+            policy,
+            mode,
+            several=how.get("num_candidates", 1),
+            dial=how.get("dial", 0.0),
+            forced=how.get("forced"),
+        )
+        return (
+            read(target()),
+            ChunkMethod(ShuffledChunk(schedule) if shuffle else schedule),
+            oracle.shuffled(rule) if shuffle else rule,
+        )
+
     return case
 
 
@@ -61,6 +87,7 @@ def best_of(read):
 
 def chains(kind: str, by: str, length: int = 3, noise: float = 0.8) -> Case:
     """The case of `rule_of(kind)`, drafted by the heads or by a draft model."""
+
     def case(read):
         model = target()
         groups = build_groups(model.speech_embedding.weight[:12].detach().clone(), THETA)
@@ -70,12 +97,15 @@ def chains(kind: str, by: str, length: int = 3, noise: float = 0.8) -> Case:
             draft = read(imperfect_draft(model, noise))
             drafter, how = ModelDrafter(draft, length), dict(length=length, draft=draft)
         rule = {
-            "sd": lambda: oracle.tolerant(**how), "ssd": lambda: oracle.tolerant(0.4, **how),
-            "ssd-eos": lambda: oracle.tolerant(0.4, eos_strict=False, **how), "typical": lambda: oracle.typical(**how),
+            "sd": lambda: oracle.tolerant(**how),
+            "ssd": lambda: oracle.tolerant(0.4, **how),
+            "ssd-eos": lambda: oracle.tolerant(0.4, eos_strict=False, **how),
+            "typical": lambda: oracle.typical(**how),
             "pcg": lambda: oracle.coarse(oracle.groups_of(model, THETA), **how),
             "topk": lambda: oracle.top_k_verify(2, **how),
         }[kind]()
         return read(model), rule_of(kind, drafter, groups), rule
+
     return case
 
 
@@ -85,7 +115,11 @@ def vadusa(tau: int, tree: RankTree = BUSH) -> Case:
 
 def viterbi(read):
     rule = oracle.viterbi(3, 2, oracle.transitions(UTTERANCES, 12, 0.5))
-    return read(target()), MTPViterbi(3, Transitions(*count_bigrams(UTTERANCES, 12), 14, 0.5), 2), rule
+    return (
+        read(target()),
+        MTPViterbi(3, Transitions(*count_bigrams(UTTERANCES, 12), 14, 0.5), 2),
+        rule,
+    )
 
 
 entropy = ruled(EntropyChunk(1.9), oracle.entropy(1.9))
@@ -94,9 +128,12 @@ KINDS: dict[str, Case] = {
     "car-3": ruled(FixedChunk(3), oracle.fixed(3)),
     "before the draw": by_policy(policy_of, "sample"),
     "after the draw": by_policy(lambda: scored(width=16), "sample", num_candidates=3, dial=0.3),
-    "best-of": best_of, "entropy": entropy,
-    "sd by heads": chains("sd", "heads"), "ssd by a draft": chains("ssd", "draft"),
+    "best-of": best_of,
+    "entropy": entropy,
+    "sd by heads": chains("sd", "heads"),
+    "ssd by a draft": chains("ssd", "draft"),
     "pcg by a draft": chains("pcg", "draft"),
-    "tree": vadusa(2), "mtp-viterbi": viterbi,
+    "tree": vadusa(2),
+    "mtp-viterbi": viterbi,
 }
 """One of each kind: each keeps something else for a row."""

@@ -14,24 +14,56 @@ from dcar.train.batches import SpeechDataset
 from dcar.train.car import CARTrainer, TrainConfig
 from eval.report.plots import read_log
 
-MODEL = dict(text_vocab_size=64, hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64,
-             num_prediction_heads=3, head_blocks=1, dropout=0.1, bos=True, speech_position_scale=0.3)
+MODEL = dict(
+    text_vocab_size=64,
+    hidden_size=32,
+    num_layers=2,
+    num_attention_heads=2,
+    ffn_size=64,
+    num_prediction_heads=3,
+    head_blocks=1,
+    dropout=0.1,
+    bos=True,
+    speech_position_scale=0.3,
+)
 
 
 # of the small models beside a decoder: 8 steps, a checkpoint at 4
-SMALL = dict(batch_size=6, max_steps=8, warmup_steps=2, learning_rate=1e-2, log_steps=2, eval_steps=4, save_steps=4)
+SMALL = dict(
+    batch_size=6,
+    max_steps=8,
+    warmup_steps=2,
+    learning_rate=1e-2,
+    log_steps=2,
+    eval_steps=4,
+    save_steps=4,
+)
 
 
 def tiny_config(data: Path, out: Path, model: dict | None = None, **changes) -> TrainConfig:
-    settings = dict(prompt_tokens=5, batch_size=4, max_steps=6, warmup_steps=2, learning_rate=5e-3, log_steps=1,
-                    eval_steps=1000, save_steps=1000)
-    return TrainConfig(data=str(data), out=str(out), model=CARConfig(**{**MODEL, **(model or {})}),
-                       **{**settings, **changes})
+    settings = dict(
+        prompt_tokens=5,
+        batch_size=4,
+        max_steps=6,
+        warmup_steps=2,
+        learning_rate=5e-3,
+        log_steps=1,
+        eval_steps=1000,
+        save_steps=1000,
+    )
+    return TrainConfig(
+        data=str(data),
+        out=str(out),
+        model=CARConfig(**{**MODEL, **(model or {})}),
+        **{**settings, **changes},
+    )
 
 
 def trainer_of(config: TrainConfig, model: CARDecoder) -> CARTrainer:
-    datasets = (SpeechDataset(load_split(config.data, s), model.config, config.prompt_tokens, config.seed)
-                for s in ("train", "dev"))
+    datasets = (
+        SpeechDataset(load_split(config.data, s), model.config, config.prompt_tokens, config.seed)
+        for s in ("train", "dev")
+    )
     return CARTrainer(dataclasses.replace(config, model=model.config), model, *datasets)
 
 
@@ -45,9 +77,9 @@ def arguments(settings: dict) -> list[str]:
 
 
 def check_resumption(run: Callable, config_of: Callable, folder: Path) -> None:
-    """A training of 8 steps with a checkpoint at 4 that was cut off ends in the weights of one that was not; a finished
-    one trains nothing; changed settings are used or refused; `resume=False` starts anew. config_of(out, **changes):
-    settings of `run`."""
+    """A training of 8 steps with a checkpoint at 4 that was cut off ends in the weights of one
+    that was not; a finished one trains nothing; changed settings are used or refused;
+    `resume=False` starts anew. config_of(out, **changes): settings of `run`."""
     config, out = config_of(folder / "run"), folder / "run"
     whole = run(config).checksum()
     for name in ("model.safetensors", "log.jsonl"):
@@ -59,6 +91,8 @@ def check_resumption(run: Callable, config_of: Callable, folder: Path) -> None:
     with pytest.raises(CheckpointError, match="seed=0 .here 1., which cannot change"):
         run(config_of(out, seed=1))
     run(config_of(out, max_steps=9, learning_rate=7e-3))
-    assert '"changed": {"' in (out / "log.jsonl").read_text() and "learning_rate: 0.007" in (
-        out / "config.yaml").read_text()
+    assert (
+        '"changed": {"' in (out / "log.jsonl").read_text()
+        and "learning_rate: 0.007" in (out / "config.yaml").read_text()
+    )
     assert run(config_of(out, seed=1, resume=False)).checksum() != whole

@@ -1,4 +1,5 @@
-"""Verifying methods, drafters and statistics for `tiny_decoder`; distributions to hold them against."""
+"""Verifying methods, drafters and statistics for `tiny_decoder`; distributions to hold them
+against."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,25 +18,31 @@ from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptan
 from eval.verifiers.sd import SpeculativeDecoding
 from eval.verifiers.statistics import VerifierStatistics
 
-FALSE_ALARM = 1e-6  # a statistical test fails for correct code with this probability; the seeds are fixed
+# a statistical test fails for correct code with this probability; the seeds are fixed
+FALSE_ALARM = 1e-6
 
 
 def imperfect_draft(target: CARDecoder, noise: float = 0.4) -> DraftDecoder:
-    """A draft of both layers of a tiny target: the target itself but for noise on its output head."""
+    """A draft of both layers of a tiny target: the target itself but for noise on its output
+    head."""
     draft = build_draft(target).eval()
     torch.manual_seed(1)
     with torch.no_grad():
-        draft.heads.base.weight += noise * draft.heads.base.weight.std() * torch.randn_like(draft.heads.base.weight)
+        draft.heads.base.weight += (
+            noise * draft.heads.base.weight.std() * torch.randn_like(draft.heads.base.weight)
+        )
     return draft
 
 
 def rule_of(kind: str, drafter, groups: TokenGroups) -> ChainVerifier:
     """A verifier by a short name; `groups` are those of PCG."""
     return {
-        "sd": lambda: SpeculativeDecoding("sd", drafter), "ssd": lambda: TolerantDecoding("ssd-0.4", drafter, 0.4),
+        "sd": lambda: SpeculativeDecoding("sd", drafter),
+        "ssd": lambda: TolerantDecoding("ssd-0.4", drafter, 0.4),
         "ssd-0": lambda: TolerantDecoding("ssd-0", drafter, 0.0),
         "ssd-eos": lambda: TolerantDecoding("ssd-0.4-eos", drafter, 0.4, eos_strict=False),
-        "pcg": lambda: GroupVerifier("pcg", drafter, groups), "typical": lambda: TypicalAcceptance("typical", drafter),
+        "pcg": lambda: GroupVerifier("pcg", drafter, groups),
+        "typical": lambda: TypicalAcceptance("typical", drafter),
         "topk": lambda: TopKVerify("topk-verify-2", drafter, 2),
     }[kind]()
 
@@ -48,23 +55,38 @@ def method_of(kind: str, target: CARDecoder, drafter, theta: float = 0.1) -> Cha
 
 def tiny_statistics(**changes) -> VerifierStatistics:
     """Statistics of a decoder of twelve codes and four heads."""
-    settings = dict(decoder="a" * 64, tokenizer="t", states=14, rank_accuracy=torch.full((3, 4), 0.2),
-                    bigram_keys=torch.tensor([1, 16]), bigram_counts=torch.tensor([2, 1]),
-                    entropy_thresholds=torch.tensor([0.0, 1.0, 2.0, 3.0]),
-                    entropy_lengths=torch.tensor([1.0, 2.0, 1.9, 4.0]))
+    settings = dict(
+        decoder="a" * 64,
+        tokenizer="t",
+        states=14,
+        rank_accuracy=torch.full((3, 4), 0.2),
+        bigram_keys=torch.tensor([1, 16]),
+        bigram_counts=torch.tensor([2, 1]),
+        entropy_thresholds=torch.tensor([0.0, 1.0, 2.0, 3.0]),
+        entropy_lengths=torch.tensor([1.0, 2.0, 1.9, 4.0]),
+    )
     return VerifierStatistics(**{**settings, **changes})
 
 
-def plain(target: CARDecoder, prompts: list[Prompt], sampling: SamplingConfig, **options) -> list[DecodeResult]:
+def plain(
+    target: CARDecoder, prompts: list[Prompt], sampling: SamplingConfig, **options
+) -> list[DecodeResult]:
     """Next-token decoding."""
     return decode(target, prompts, ChunkMethod(FixedChunk(1)), sampling, **options)
 
 
-def sequence_distribution(target: CARDecoder, prompt: Prompt, sampling: SamplingConfig, length: int,
-                          change: Callable = lambda probs, prompt, tokens: probs) -> dict[tuple, float]:
-    """Probabilities of all token sequences of next-token decoding, by enumeration; EOS is the last element.
+def sequence_distribution(
+    target: CARDecoder,
+    prompt: Prompt,
+    sampling: SamplingConfig,
+    length: int,
+    change: Callable = lambda probs, prompt, tokens: probs,
+) -> dict[tuple, float]:
+    """Probabilities of all token sequences of next-token decoding, by enumeration; EOS is the last
+    element.
 
-    change(probs [V + 1], prompt, tokens so far) may put another distribution in the place of a position's.
+    change(probs [V + 1], prompt, tokens so far) may put another distribution in the place of a
+    position's.
     """
     eos, probs = target.config.eos, {}
 
@@ -73,9 +95,15 @@ def sequence_distribution(target: CARDecoder, prompt: Prompt, sampling: Sampling
             probs[tokens] = probability
             return
         window = [-1] * sampling.repetition_window + list(tokens)
-        history = torch.tensor([window[-sampling.repetition_window :]]) if sampling.repetition_window else None
+        history = (
+            torch.tensor([window[-sampling.repetition_window :]])
+            if sampling.repetition_window
+            else None
+        )
         logits = target.heads(states(target, prompt, tokens)[-1:], 1)[:, -1]
-        step = warp(logits, sampling, torch.tensor([len(tokens) < sampling.min_tokens]), eos, history)[0].double()
+        step = warp(
+            logits, sampling, torch.tensor([len(tokens) < sampling.min_tokens]), eos, history
+        )[0].double()
         for token, p in enumerate(change(step, prompt, tokens).tolist()):
             if p:
                 walk((*tokens, token), probability * p)
@@ -86,7 +114,8 @@ def sequence_distribution(target: CARDecoder, prompt: Prompt, sampling: Sampling
 
 
 def goodness(results: list[DecodeResult], probs: dict[tuple, float], eos: int) -> float:
-    """p-value of the drawn sequences under the distribution; rare ones are counted together, impossible ones give 0."""
+    """p-value of the drawn sequences under the distribution; rare ones are counted together,
+    impossible ones give 0."""
     drawn = Counter(tuple(r.tokens) + (() if r.truncated else (eos,)) for r in results)
     if set(drawn) - set(probs):
         return 0.0

@@ -11,9 +11,17 @@ from dcar.vocoder.training.pack import PackRow, VocoderData, write_pack
 from dcar.vocoder.training.train import TrainVocoderConfig
 from dcar.voices.features import speaker_features
 
-TINY = {"vocab_size": 16, "mel_bands": 40, "condition_size": 16,
-        "acoustic_size": 32, "acoustic_ffn_size": 48, "acoustic_dilations": (1, 2),
-        "renderer_size": 32, "renderer_ffn_size": 48, "renderer_dilations": (1, 2)}
+TINY = {
+    "vocab_size": 16,
+    "mel_bands": 40,
+    "condition_size": 16,
+    "acoustic_size": 32,
+    "acoustic_ffn_size": 48,
+    "acoustic_dilations": (1, 2),
+    "renderer_size": 32,
+    "renderer_ffn_size": 48,
+    "renderer_dilations": (1, 2),
+}
 RATE = 24_000
 
 
@@ -35,10 +43,11 @@ def voice(seed: int = 0, f0: float = 150.0) -> torch.Tensor:
     return torch.from_numpy(speaker_features(harmonic(f0, 1.0), RATE, embedding(seed)))
 
 
-def toy_data(folder: Path, speeds: tuple[float, ...] = (1.0,), token_rate: int = 50,
-             states: bool = False) -> VocoderData:
-    """Six recordings of two voices; the token says which third of the pitch range sounds, one in eight is silence. The
-    pack lies where `toy_config` looks for it.
+def toy_data(
+    folder: Path, speeds: tuple[float, ...] = (1.0,), token_rate: int = 50, states: bool = False
+) -> VocoderData:
+    """Six recordings of two voices; the token says which third of the pitch range sounds, one in
+    eight is silence. The pack lies where `toy_config` looks for it.
 
     states: with a codebook in three dimensions, and with states that lie around it."""
     codebook = np.random.default_rng(2).standard_normal((16, 3)) if states else None
@@ -52,14 +61,31 @@ def toy_data(folder: Path, speeds: tuple[float, ...] = (1.0,), token_rate: int =
             played = resample(recordings[-1], RATE * speed, RATE)
             count = math.ceil(len(played) / size)
             spoken = tokens[np.minimum((np.arange(count) * speed).astype(int), len(tokens) - 1)]
-            heard = None if codebook is None else codebook[spoken] + 0.1 * random.standard_normal((count, 3))
-            rows.append(PackRow(i, speed, spoken, embedding(i % 2), f"v{i % 2}", i == 5 and speed == 1.0, heard))
+            heard = (
+                None
+                if codebook is None
+                else codebook[spoken] + 0.1 * random.standard_normal((count, 3))
+            )
+            rows.append(
+                PackRow(
+                    i, speed, spoken, embedding(i % 2), f"v{i % 2}", i == 5 and speed == 1.0, heard
+                )
+            )
     write_pack(folder / "pack.safetensors", recordings, rows, "toy-checksum", token_rate, codebook)
     return VocoderData.load(folder / "pack.safetensors", "cpu")
 
 
 def toy_config(tmp_path: Path, **changes) -> TrainVocoderConfig:
-    values = dict(data=str(tmp_path / "pack.safetensors"), out=str(tmp_path / "run"), device="cpu",
-                  acoustic_batch_size=4, acoustic_tokens=40, renderer_batch_size=4, segment_tokens=20, log_every=1,
-                  eval_every=1000, vocoder=TINY)
+    values = dict(
+        data=str(tmp_path / "pack.safetensors"),
+        out=str(tmp_path / "run"),
+        device="cpu",
+        acoustic_batch_size=4,
+        acoustic_tokens=40,
+        renderer_batch_size=4,
+        segment_tokens=20,
+        log_every=1,
+        eval_every=1000,
+        vocoder=TINY,
+    )
     return TrainVocoderConfig(**{**values, **changes})

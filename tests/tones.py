@@ -4,11 +4,14 @@ import numpy as np
 
 
 def noise(seconds: float, seed: int = 0, rate: int = 16_000) -> np.ndarray:
-    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate))).astype(np.float32)
+    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate))).astype(
+        np.float32
+    )
 
 
 def chirp(seconds: float, seed: int, rate: int = 24_000) -> np.ndarray:
-    """A gliding buzz with syllable-like bursts: not speech, but it moves the encoder through many states."""
+    """A gliding buzz with syllable-like bursts: not speech, but it moves the encoder through
+    many states."""
     rng = np.random.default_rng(seed)
     t = np.arange(round(seconds * rate)) / rate
     pitch = 110 * 2 ** rng.uniform(0, 1) * (1 + 0.2 * np.sin(2 * np.pi * rng.uniform(0.5, 2) * t))

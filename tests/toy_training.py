@@ -14,17 +14,33 @@ from rl.rollout import RolloutBatch
 from rl.trainer import DCPOTrainer, log_probs_of
 
 TOY = dict(
-    use_cpu=True, disable_tqdm=True, seed=1, per_device_train_batch_size=16, num_generations=4, num_train_epochs=2,
-    chunk_range=[1, 2], learning_rate=3e-3, policy_width=32, policy_heads=2, max_completion_length=300,
-    save_total_limit=None)
+    use_cpu=True,
+    disable_tqdm=True,
+    seed=1,
+    per_device_train_batch_size=16,
+    num_generations=4,
+    num_train_epochs=2,
+    chunk_range=[1, 2],
+    learning_rate=3e-3,
+    policy_width=32,
+    policy_heads=2,
+    max_completion_length=300,
+    save_total_limit=None,
+)
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
 NEVER = {"save_strategy": "no", "eval_strategy": "no", "load_best_model_at_end": False}
 
 
 def toy_parts(train: int = 24, dev: int = 9, **changes: Any) -> dict[str, Any]:
     """What `rl.train.run` and `DCPOTrainer` would load."""
-    return {"decoder": ToyDecoder(), "vocoder": ToyVocoder(), "recognizer": ToyRecognizer(),
-            "train_dataset": toy_items(train), "eval_dataset": toy_items(dev, 5, "dev"), **changes}
+    return {
+        "decoder": ToyDecoder(),
+        "vocoder": ToyVocoder(),
+        "recognizer": ToyRecognizer(),
+        "train_dataset": toy_items(train),
+        "eval_dataset": toy_items(dev, 5, "dev"),
+        **changes,
+    }
 
 
 def toy_config(out: Path, **changes: Any) -> DCPOConfig:
@@ -32,15 +48,16 @@ def toy_config(out: Path, **changes: Any) -> DCPOConfig:
 
 
 def toy_trainer(out: Path, parts: dict[str, Any] | None = None, **changes: Any) -> DCPOTrainer:
-    """parts: of `toy_parts`, or other arguments of the trainer; changes: of settings. A step is rolled out in one part:
-    the same rollouts in half the passes."""
+    """parts: of `toy_parts`, or other arguments of the trainer; changes: of settings. A step is
+    rolled out in one part: the same rollouts in half the passes."""
     trainer = DCPOTrainer(args=toy_config(out, **changes), **{**toy_parts(), **(parts or {})})
     trainer.roller.microbatches = 1
     return trainer
 
 
 def check_said(policy: ChunkPolicy, batch: RolloutBatch) -> torch.Tensor:
-    """The distributions [B, S, A] recomputed from what was recorded are those that the actions were drawn from."""
+    """The distributions [B, S, A] recomputed from what was recorded are those that the actions
+    were drawn from."""
     probs = log_probs_of(policy, batch)
     for row, record in enumerate(batch.records):
         said = record.result.action_log_probs
@@ -49,7 +66,9 @@ def check_said(policy: ChunkPolicy, batch: RolloutBatch) -> torch.Tensor:
     return probs
 
 
-def random_policy(features: int = FEATURES, seed: int = 0, width: int | None = 16, std: float = 2.0) -> ChunkPolicy:
+def random_policy(
+    features: int = FEATURES, seed: int = 0, width: int | None = 16, std: float = 2.0
+) -> ChunkPolicy:
     return policy_of(width, seed, features=features, std=std)
 
 

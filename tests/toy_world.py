@@ -1,9 +1,10 @@
 """A world without audio in which the right chunk size depends on context.
 
-Speech of N units: each unit is a start, zero to three mids, an end; code = 3 * unit + {start 0, mid 1, end 2}. After an
-end the next token is certain, elsewhere it is a choice, and heads sample independently, so a chunk that spans a choice
-can emit impossible pairs. The decoder is a table of the exact distributions of its K heads; the vocoder is the
-identity; the recogniser reads a unit where start, mids and end stand together, and "junk" for each broken run.
+Speech of N units: each unit is a start, zero to three mids, an end; code = 3 * unit + {start 0, mid
+1, end 2}. After an end the next token is certain, elsewhere it is a choice, and heads sample
+independently, so a chunk that spans a choice can emit impossible pairs. The decoder is a table of
+the exact distributions of its K heads; the vocoder is the identity; the recogniser reads a unit
+where start, mids and end stand together, and "junk" for each broken run.
 """
 
 from __future__ import annotations
@@ -80,16 +81,38 @@ class ToyDecoder(nn.Module, Reader):
 
     def __init__(self, heads: int = 4):
         super().__init__()
-        self.config = CARConfig(text_vocab_size=16, speech_vocab_size=CODES, hidden_size=FEATURES, num_layers=1,
-                                num_attention_heads=1, ffn_size=1, num_prediction_heads=heads, bos=True)
+        self.config = CARConfig(
+            text_vocab_size=16,
+            speech_vocab_size=CODES,
+            hidden_size=FEATURES,
+            num_layers=1,
+            num_attention_heads=1,
+            ffn_size=1,
+            num_prediction_heads=heads,
+            bos=True,
+        )
         self.norm = nn.LayerNorm(1)
-        self.device, self.dtype, self.hidden_dtype = torch.device("cpu"), torch.float32, torch.float32
+        self.device, self.dtype, self.hidden_dtype = (
+            torch.device("cpu"),
+            torch.float32,
+            torch.float32,
+        )
         self.backend = Backend()
-        states = [(n, s) for n in range(4, 9) for s in
-                  [FIRST] + [(u, k, c) for u in range(n) for k, c in
-                             ((START, 0), (MID, 1), (MID, 2), (MID, 3), (STOP, 0))]]
+        states = [
+            (n, s)
+            for n in range(4, 9)
+            for s in [FIRST]
+            + [
+                (u, k, c)
+                for u in range(n)
+                for k, c in ((START, 0), (MID, 1), (MID, 2), (MID, 3), (STOP, 0))
+            ]
+        ]
         self.number = {state: i for i, state in enumerate(states)}
-        features, probs = torch.zeros(len(states), FEATURES), torch.zeros(len(states), heads, CODES + 1)
+        features, probs = (
+            torch.zeros(len(states), FEATURES),
+            torch.zeros(len(states), heads, CODES + 1),
+        )
         following = torch.zeros(len(states), CODES, dtype=torch.long)
         for i, (n, state) in enumerate(states):
             unit, kind, mids = state
@@ -113,15 +136,22 @@ class ToyDecoder(nn.Module, Reader):
     def cover(self, cache: KVCache) -> None:
         """Nothing has to be prepared."""
 
-    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor,
-                prompt_lengths: Tensor) -> tuple[KVCache, Tensor]:
+    def prefill(
+        self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor
+    ) -> tuple[KVCache, Tensor]:
         cache = self.new_cache(len(text_lengths), 0, 1)
         states = torch.tensor([self.number[int(n), FIRST] for n in text_lengths])
         cache.kv[0, :, 0, 0, 0, 0] = states.float()
         cache.lengths, cache.longest = prompt_lengths, 1
         return cache, self.features[states][:, None]
 
-    def read(self, cache: KVCache, tokens: Tensor, layout: Layout | None = None, real: Tensor | None = None) -> Tensor:
+    def read(
+        self,
+        cache: KVCache,
+        tokens: Tensor,
+        layout: Layout | None = None,
+        real: Tensor | None = None,
+    ) -> Tensor:
         assert layout is None
         row, states, hidden = torch.arange(len(tokens)), cache.kv[0, :, :, 0, 0, 0], []
         state = states[row, cache.lengths - 1].long()
@@ -133,7 +163,8 @@ class ToyDecoder(nn.Module, Reader):
 
 
 class ToyVocoder:
-    """The identity: a wave of token ids. `breaks` names utterance lengths in tokens at which it fails."""
+    """The identity: a wave of token ids. `breaks` names utterance lengths in tokens at which it
+    fails."""
 
     sample_rate = 50
 
@@ -154,7 +185,8 @@ class ToyRecognizer:
 
 
 class ToyCTC(ToyRecognizer):
-    """Also a CTC model with a frame a token, which hears the unit of every code; words are its units."""
+    """Also a CTC model with a frame a token, which hears the unit of every code; words are its
+    units."""
 
     name = "toy-ctc"
 
@@ -167,7 +199,9 @@ class ToyCTC(ToyRecognizer):
             target = [UNITS.index(word) for word in text.split()]
             costs, units = viterbi(logits.log_softmax(-1).numpy(), target, len(UNITS))
             [heard] = self.transcribe([wave], sample_rate)
-            found.append(Alignment(costs, units, -float(costs.sum()) / len(target), len(target), heard))
+            found.append(
+                Alignment(costs, units, -float(costs.sum()) / len(target), len(target), heard)
+            )
         return found
 
     def log_likelihood(self, waves, sample_rate, texts) -> list[float]:
@@ -176,20 +210,25 @@ class ToyCTC(ToyRecognizer):
 
 
 def toy_token_recognizer() -> TokenRecognizer:
-    """Reads tokens as `ToyCTC` hears them: the unit of every code, whose text id is one more; a blank is likelier than
-    another unit."""
+    """Reads tokens as `ToyCTC` hears them: the unit of every code, whose text id is one more; a
+    blank is likelier than another unit."""
     model = TokenRecognizer(TokenRecognizerConfig(CODES, len(UNITS) + 1, CODES, ())).eval()
     with torch.no_grad():
         model.embedding.weight.copy_(torch.eye(CODES + 1, CODES))  # 4.8 and −0.2 behind the norm
-        model.output.weight.copy_(torch.cat([torch.zeros(1, CODES), torch.eye(len(UNITS)).repeat_interleave(3, 1)]))
+        model.output.weight.copy_(
+            torch.cat([torch.zeros(1, CODES), torch.eye(len(UNITS)).repeat_interleave(3, 1)])
+        )
         model.output.bias.copy_(torch.tensor([1.0] + [0.0] * len(UNITS)))
     return model
 
 
 def faster(completions, chunk_sizes, **columns) -> list[float]:
-    """A reward of a user's own: more tokens a decision. It names no audio, so nothing is voiced for it."""
-    return [0.3 * (1 - len(sizes) / max(1, len(tokens)))
-            for tokens, sizes in zip(completions, chunk_sizes, strict=True)]
+    """A reward of a user's own: more tokens a decision. It names no audio, so nothing is voiced
+    for it."""
+    return [
+        0.3 * (1 - len(sizes) / max(1, len(tokens)))
+        for tokens, sizes in zip(completions, chunk_sizes, strict=True)
+    ]
 
 
 def read(codes: list[int]) -> list[str]:
@@ -218,6 +257,15 @@ def toy_items(count: int, seed: int = 0, name: str = "toy") -> list[PromptItem]:
     for i in range(count):
         units = rng.randint(4, 8)
         tokens = [3 * u + k for u in range(units) for k in (START, MID, STOP)]
-        items.append(PromptItem(Prompt(f"{name}{i}", tuple(range(1, units + 1)), ()), " ".join(UNITS[:units]), "toy",
-                                np.zeros(2, np.float32), tokens, f"{name}{i}", len(tokens) / 50))
+        items.append(
+            PromptItem(
+                Prompt(f"{name}{i}", tuple(range(1, units + 1)), ()),
+                " ".join(UNITS[:units]),
+                "toy",
+                np.zeros(2, np.float32),
+                tokens,
+                f"{name}{i}",
+                len(tokens) / 50,
+            )
+        )
     return items

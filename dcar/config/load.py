@@ -1,7 +1,8 @@
-"""Settings of a command: `load_config` builds its dataclass from YAML files and `key=value`, `save_config` keeps it.
+"""Settings of a command: `load_config` builds its dataclass from YAML files and `key=value`,
+`save_config` keeps it.
 
-An unknown key, a wrong type or a value outside its bounds is an error that says where it is and what is allowed. The
-resolved configuration is saved with the results of a run, which it reproduces.
+An unknown key, a wrong type or a value outside its bounds is an error that says where it is and
+what is allowed. The resolved configuration is saved with the results of a run, which it reproduces.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dcar.config.read import COMMAND_LINE, Given, dump_yaml, file_settings, leaves, split_arguments, typed
+from dcar.config.read import (
+    COMMAND_LINE,
+    Given,
+    dump_yaml,
+    file_settings,
+    leaves,
+    split_arguments,
+    typed,
+)
 from dcar.config.schema import Setting, allowed, at_home, check_place, fitting, settings_of
 from dcar.errors import ConfigError
 from dcar.storage import write_text
@@ -47,11 +56,13 @@ def schema_of(main: Callable[[list[str]], object]) -> type:
 
 
 def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
-    """Build `schema` (a dataclass) from `[--config RECIPE] [key=value …]`; nested keys are written a.b=value.
+    """Build `schema` (a dataclass) from `[--config RECIPE] [key=value …]`; nested keys are written
+    a.b=value.
 
-    Later values override earlier ones, and the command line overrides files. `--help` prints the settings and exits.
-    Raises ConfigError for an unreadable file, an unknown key (naming the nearest one), a wrong type, a value outside
-    its bounds, or one that the schema's `__post_init__` refuses.
+    Later values override earlier ones, and the command line overrides files. `--help` prints the
+    settings and exits. Raises ConfigError for an unreadable file, an unknown key (naming the
+    nearest one), a wrong type, a value outside its bounds, or one that the schema's `__post_init__`
+    refuses.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if "-h" in arguments or "--help" in arguments:
@@ -62,9 +73,14 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
     values: dict[str, Given] = {}
     for given in _given(schema, arguments):
         if given.key not in known:
-            raise ConfigError(f"{given.where}: unknown setting '{given.key}'{_nearest(given.key, known)}")
+            raise ConfigError(
+                f"{given.where}: unknown setting '{given.key}'{_nearest(given.key, known)}"
+            )
         if known[given.key].group:
-            raise ConfigError(f"{given.where}: {given.key} is a group of settings: give {given.key}.…, not a value")
+            raise ConfigError(
+                f"{given.where}: {given.key} is a group of settings: give {given.key}.…, not a "
+                "value"
+            )
         values[given.key] = given
     converted = {}
     for key, given in values.items():
@@ -78,7 +94,9 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
                 check_place(key, converted[key], s.meaning.place)
         except ConfigError as error:
             raise ConfigError(f"{given.where}: {error}") from error
-    if missing := [s.key for s in known.values() if s.default is MISSING and s.key not in converted]:
+    if missing := [
+        s.key for s in known.values() if s.default is MISSING and s.key not in converted
+    ]:
         raise ConfigError(f"{missing[0]} is not set: give {missing[0]}=…")
     try:
         return _build(top, None, "", converted, top)
@@ -110,20 +128,28 @@ def _nearest(key: str, known: dict[str, Setting]) -> str:
 
 
 def _build(schema: type, instance: Any, prefix: str, values: dict[str, Any], top: type) -> Any:
-    """`schema` with these values, the rest from `instance` (defaults of a group) or its own defaults."""
+    """`schema` with these values, the rest from `instance` (defaults of a group) or its own
+    defaults."""
     given: dict[str, Any] = {}
     for s in settings_of(top).values():
         if s.key.rpartition(".")[0] == prefix and s.group:
             given[s.path[-1]] = _build(s.hint, s.default, s.key, values, top)
         elif s.key.rpartition(".")[0] == prefix and s.key in values:
             given[s.path[-1]] = values[s.key]
-    return schema(**given) if instance is None else dataclasses.replace(copy.deepcopy(instance), **given)
+    return (
+        schema(**given)
+        if instance is None
+        else dataclasses.replace(copy.deepcopy(instance), **given)
+    )
 
 
 def _located(message: str, values: dict[str, Given]) -> str:
     """The message of a schema's own check, after the places of the settings that it names."""
-    places = [given.where for key, given in values.items()
-              if re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", message)]
+    places = [
+        given.where
+        for key, given in values.items()
+        if re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", message)
+    ]
     return f"{', '.join(dict.fromkeys(places))}: {message}" if places else message
 
 
@@ -146,7 +172,7 @@ def save_config(config: Any, path: str | Path) -> None:
     write_text(path, dump_yaml(plain(config), sort_keys=False))
 
 
-# --- --help ---------------------------------------------------------------------------------------------------------
+# --- --help ---------------------------------------------------------------------------------------
 
 WIDTH = 100
 LEFT = 36  # widest column of keys
@@ -167,7 +193,8 @@ def default_text(value: Any) -> str:
     if value is MISSING or value == "":
         return "…" if value is MISSING else ""
     shown = dump_yaml(plain(value), default_flow_style=True, width=10**6)
-    return shown.strip().removesuffix("...").strip()  # YAML ends a document that is one word with dots
+    # YAML ends a document that is one word with dots
+    return shown.strip().removesuffix("...").strip()
 
 
 def _rows(settings: list[Setting]) -> list[str]:
@@ -183,14 +210,19 @@ def _rows(settings: list[Setting]) -> list[str]:
         if len(name) > left:  # too long for its column: on a line of its own
             lines.append(f"  {name}")
             name = ""
-        lines += [f"  {name if i == 0 else '':{left}}  {line}".replace("\u00a0", " ") for i, line in enumerate(text)]
+        lines += [
+            f"  {name if i == 0 else '':{left}}  {line}".replace("\u00a0", " ")
+            for i, line in enumerate(text)
+        ]
     return lines
 
 
 def help_text(schema: type) -> str:
-    """Usage, what the command does, and its settings: key=default, help text, allowed values; groups with a heading.
+    """Usage, what the command does, and its settings: key=default, help text, allowed values;
+    groups with a heading.
 
-    Settings of another project's dataclass come last, one line each: the first sentence of their help."""
+    Settings of another project's dataclass come last, one line each: the first sentence of their
+    help."""
     known = settings_of(schema)
     unused: frozenset[str] = getattr(schema, "UNUSED", frozenset())
     words = [s.key.upper() for s in known.values() if s.meaning.positional]
@@ -199,13 +231,26 @@ def help_text(schema: type) -> str:
     lines += textwrap.wrap((schema.__doc__ or "").strip().split("\n\n")[0], WIDTH)
     for group in ("", *(s.key for s in known.values() if s.group)):
         lines += ["", *([f"{group}: {known[group].meaning}"] if group else [])]
-        lines += _rows([s for s in known.values() if not s.group and s.meaning.declared
-                        and s.key.rpartition(".")[0] == group])
-    foreign = [s for s in known.values() if not s.group and not s.meaning.declared and s.path[-1] not in unused]
+        lines += _rows(
+            [
+                s
+                for s in known.values()
+                if not s.group and s.meaning.declared and s.key.rpartition(".")[0] == group
+            ]
+        )
+    foreign = [
+        s
+        for s in known.values()
+        if not s.group and not s.meaning.declared and s.path[-1] not in unused
+    ]
     if foreign:
-        bases = [base.__name__ for base in schema.__mro__[1:-1] if not base.__name__.startswith("_")]
+        bases = [
+            base.__name__ for base in schema.__mro__[1:-1] if not base.__name__.startswith("_")
+        ]
         lines += ["", f"and of {', '.join(bases)}:"]
     for s in foreign:
         line = f"{s.key}={default_text(s.default)}: {s.meaning.replace('%%', '%').split('. ')[0]}"
-        lines.append("  " + textwrap.shorten(line, WIDTH - 2, placeholder=" …", break_long_words=False))
+        lines.append(
+            "  " + textwrap.shorten(line, WIDTH - 2, placeholder=" …", break_long_words=False)
+        )
     return "\n".join(lines)

@@ -1,8 +1,9 @@
-"""Parse YAML files and command lines into settings, each with its place (file and line, or the command line).
+"""Parse YAML files and command lines into settings, each with its place (file and line, or the
+command line).
 
-A plain word means what YAML 1.2's core schema says, in recipes, on the command line and in saved settings. PyYAML
-implements YAML 1.1, in which `010` is eight, `1:30` is ninety, and `no` is false. Merge keys (`<<`), which version 1.2
-dropped, are kept, since recipes use them.
+A plain word means what YAML 1.2's core schema says, in recipes, on the command line and in saved
+settings. PyYAML implements YAML 1.1, in which `010` is eight, `1:30` is ninety, and `no` is false.
+Merge keys (`<<`), which version 1.2 dropped, are kept, since recipes use them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from dcar.config.schema import Setting, Spelled, unspelled
 from dcar.errors import ConfigError
 
 MOST_NODES = 10_000
-"""Most values of a document with its aliases expanded, against documents that expand without end."""
+"""Most values of a document with its aliases expanded, against documents that expand without
+end."""
 MOST_BYTES = 1_000_000
 NULLS = ("null", "Null", "NULL", "~")
 TAG = "tag:yaml.org,2002:"
@@ -29,15 +31,18 @@ CORE = {  # tag -> pattern, and the characters with which it may begin
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    "float": (r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-              list("-+.0123456789")),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
 }
 BASES = {"0o": 8, "0x": 16}
 
 
 @dataclass(frozen=True)
 class Given:
-    """A setting that a user has given: its key as written, its value, and where (file:line, or the command line)."""
+    """A setting that a user has given: its key as written, its value, and where (file:line, or
+    the command line)."""
 
     key: str
     value: Any
@@ -45,7 +50,8 @@ class Given:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads the core schema; numbers and truth values are `Spelled`, names of a mapping are text as written."""
+    """Reads the core schema; numbers and truth values are `Spelled`, names of a mapping are text
+    as written."""
 
     yaml_implicit_resolvers = {"<": [(f"{TAG}merge", re.compile("<<$"))]}
 
@@ -63,7 +69,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: _Dumper, text: str) -> ScalarNode:
-    """A text; in double quotes where it holds a line break of Unicode, which PyYAML loses otherwise."""
+    """A text; in double quotes where it holds a line break of Unicode, which PyYAML loses
+    otherwise."""
     style = '"' if re.search("[\x85\u2028\u2029]", text) else None
     return dumper.represent_scalar(f"{TAG}str", text, style)
 
@@ -93,7 +100,8 @@ for kind, (pattern, first) in CORE.items():
 
 
 def _size(node: Node, sizes: dict[int, int], above: frozenset[int]) -> int:
-    """Number of values below a node, aliases expanded. ConfigError for a recursive alias or a repeated key."""
+    """Number of values below a node, aliases expanded. ConfigError for a recursive alias or a
+    repeated key."""
     if id(node) in above:
         raise ConfigError(f"line {node.start_mark.line + 1}: an alias that contains itself")
     if id(node) not in sizes:
@@ -109,7 +117,9 @@ def _size(node: Node, sizes: dict[int, int], above: frozenset[int]) -> int:
             raise ConfigError(f"more than {MOST_NODES} values: this is no recipe")
         sizes[id(node)] = 1 + sum(_size(part, sizes, above | {id(node)}) for part in children)
     if sizes[id(node)] > MOST_NODES:
-        raise ConfigError(f"line {node.start_mark.line + 1}: its aliases stand for more than {MOST_NODES} values")
+        raise ConfigError(
+            f"line {node.start_mark.line + 1}: its aliases stand for more than {MOST_NODES} values"
+        )
     return sizes[id(node)]
 
 
@@ -123,8 +133,8 @@ def _lines(node: Node, prefix: str, found: dict[str, int]) -> dict[str, int]:
 
 
 def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
-    """A YAML document, its numbers and truth values `Spelled`, and the line of every key, nested ones as a.b.
-    ConfigError if it is not valid."""
+    """A YAML document, its numbers and truth values `Spelled`, and the line of every key, nested
+    ones as a.b. ConfigError if it is not valid."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -136,7 +146,8 @@ def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
         raise ConfigError(f"not valid YAML ({' '.join(str(error).split())})") from error
     except RecursionError as error:
         raise ConfigError("nested too deeply") from error
-    except (ValueError, OverflowError, AttributeError) as error:  # values that Python or PyYAML refuses
+    except (ValueError, OverflowError, AttributeError) as error:
+        # values that Python or PyYAML refuses
         raise ConfigError(f"not valid YAML ({error})") from error
 
 
@@ -151,14 +162,17 @@ def dump_yaml(value: Any, **options: Any) -> str:
 
 
 def read_yaml(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The mapping in a YAML file and the line of every key. ConfigError if it cannot be read or is something else."""
+    """The mapping in a YAML file and the line of every key. ConfigError if it cannot be read or
+    is something else."""
     path = Path(path)
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_BYTES + 1)
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise ConfigError(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot read it ({error})") from error
     if len(raw) > MOST_BYTES:
@@ -173,26 +187,39 @@ def read_yaml(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def file_settings(named: str | Path, groups: frozenset[str]) -> list[Given]:
-    """The settings of a recipe, those of its variant last; mappings under one of `groups` (keys, a.b) are flattened.
-    ConfigError for an unknown variant."""
+    """The settings of a recipe, those of its variant last; mappings under one of `groups` (keys,
+    a.b) are flattened. ConfigError for an unknown variant."""
     path, variant = recipe_file(named)
     loaded, lines = read_yaml(path)
     variants = loaded.pop("variants", {})
     if not isinstance(variants, dict) or not all(isinstance(v, dict) for v in variants.values()):
-        raise ConfigError(f"{path}:{lines['variants']}: variants: give each as a mapping of the settings that differ")
+        raise ConfigError(
+            f"{path}:{lines['variants']}: variants: give each as a mapping of the settings that "
+            "differ"
+        )
     if variant and variant not in variants:
-        raise ConfigError(f"{path}: no variant '{variant}'; there are: {', '.join(map(str, variants)) or 'none'}")
+        raise ConfigError(
+            f"{path}: no variant '{variant}'; there are: {', '.join(map(str, variants)) or 'none'}"
+        )
 
     def flat(mapping: dict[Any, Any], within: str) -> Iterator[Given]:
-        return leaves(mapping, groups, lambda key: f"{path}:{lines[within + key]}" if within + key in lines
-                      else str(path))
+        return leaves(
+            mapping,
+            groups,
+            lambda key: f"{path}:{lines[within + key]}" if within + key in lines else str(path),
+        )
 
-    return [*flat(loaded, ""), *(flat(variants[variant], f"variants.{variant}.") if variant else ())]
+    return [
+        *flat(loaded, ""),
+        *(flat(variants[variant], f"variants.{variant}.") if variant else ()),
+    ]
 
 
-def leaves(mapping: dict[Any, Any], groups: frozenset[str], where: Callable[[str], str],
-           prefix: str = "") -> Iterator[Given]:
-    """The settings of a mapping, those of its `groups` flattened. where: key -> the place to name."""
+def leaves(
+    mapping: dict[Any, Any], groups: frozenset[str], where: Callable[[str], str], prefix: str = ""
+) -> Iterator[Given]:
+    """The settings of a mapping, those of its `groups` flattened. where: key -> the place to
+    name."""
     for name, value in mapping.items():
         key = f"{prefix}{name}"
         if key in groups and isinstance(value, dict):
@@ -204,15 +231,21 @@ def leaves(mapping: dict[Any, Any], groups: frozenset[str], where: Callable[[str
 COMMAND_LINE = "the command line"
 
 
-def split_arguments(arguments: Sequence[str], names: Mapping[str, Setting]) -> tuple[list[str], list[tuple[str, str]]]:
-    """The files of --config, and (key, text) of everything else, both in order. ConfigError for what is neither.
+def split_arguments(
+    arguments: Sequence[str], names: Mapping[str, Setting]
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """The files of --config, and (key, text) of everything else, both in order. ConfigError for
+    what is neither.
 
-    names: settings and groups by key. key=value, --key=value and --key value are the same, with - for _ in the key; the
-    value of a bool may be left out.
+    names: settings and groups by key. key=value, --key=value and --key value are the same, with -
+    for _ in the key; the value of a bool may be left out.
     """
     files: list[str] = []
     pairs: list[tuple[str, str]] = []
-    queue, letters = list(arguments), {s.meaning.short: s.key for s in names.values() if s.meaning.short}
+    queue, letters = (
+        list(arguments),
+        {s.meaning.short: s.key for s in names.values() if s.meaning.short},
+    )
     bare = next((s.key for s in names.values() if s.meaning.positional), "")
 
     def next_value(option: str) -> str:
@@ -243,14 +276,21 @@ def split_arguments(arguments: Sequence[str], names: Mapping[str, Setting]) -> t
             pairs.append((bare, argument))
             bare = ""
         else:
-            text = " (a text that begins with a hyphen stands behind --)" if bare and argument.startswith("-") else ""
-            raise ConfigError(f"'{argument}': write options as key=value, or --config FILE.yaml; --help lists the keys"
-                              + text)
+            text = (
+                " (a text that begins with a hyphen stands behind --)"
+                if bare and argument.startswith("-")
+                else ""
+            )
+            raise ConfigError(
+                f"'{argument}': write options as key=value, or --config FILE.yaml; --help lists "
+                "the keys" + text
+            )
     return files, pairs
 
 
 def typed(text: str, is_text: bool) -> Any:
-    """A value of the command line as YAML parses it. Text settings take it as it was typed, unless it is in quotes."""
+    """A value of the command line as YAML parses it. Text settings take it as it was typed,
+    unless it is in quotes."""
     if is_text and not text.lstrip().startswith(("'", '"')):
         return None if text in NULLS else text
     try:

@@ -1,4 +1,5 @@
-"""Recipes: YAML files of settings, by path or, if they ship, by name; `NAME:VARIANT` takes one of a recipe's variants.
+"""Recipes: YAML files of settings, by path or, if they ship, by name; `NAME:VARIANT` takes one of a
+recipe's variants.
 
     dcar train --config car_starter                     # launch/recipes/car_starter.yaml, from any folder
     dcar train --config launch/recipes/car_starter.yaml:far
@@ -25,30 +26,36 @@ PREFIX = "launch/recipes/"
 
 @cache
 def folder() -> Path:
-    """The folder of the shipped recipes; `launch` is found by name, because this package may not import it."""
+    """The folder of the shipped recipes; `launch` is found by name, because this package may not
+    import it."""
     spec = importlib.util.find_spec("launch")
     return Path((spec and spec.submodule_search_locations or [""])[0]) / "recipes"
 
 
 def recipe_file(named: str | Path) -> tuple[Path, str]:
-    """File and variant of `FILE`, `NAME`, `FILE:VARIANT` or `NAME:VARIANT`. ConfigError where there is no such file."""
+    """File and variant of `FILE`, `NAME`, `FILE:VARIANT` or `NAME:VARIANT`. ConfigError where
+    there is no such file."""
     named = expand(str(named))
     front, _, behind = named.rpartition(":")
     for name, variant in ((named, ""), (front, behind)):
         for path in (Path(name), folder() / f"{name}.yaml", folder() / name.removeprefix(PREFIX)):
-            if name and os.path.isfile(path):  # False for what can be no path, which Path.is_file raises for
+            # False for what can be no path, which Path.is_file raises for
+            if name and os.path.isfile(path):
                 return path, variant
     if os.path.exists(named) or "\0" in named:  # a folder, say
         return Path(named), ""
     known = [f"{r.name}{v and ':'}{v}" for r in shipped() for v in ("", *r.variants)]
     near = difflib.get_close_matches(Path(named).name.removesuffix(".yaml"), known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise ConfigError(f"{named}: no such file, nor a shipped recipe{hint} (`dcar --recipes` lists them)")
+    raise ConfigError(
+        f"{named}: no such file, nor a shipped recipe{hint} (`dcar --recipes` lists them)"
+    )
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A shipped recipe: its name, the first sentence of its head comment, and variant -> its comment."""
+    """A shipped recipe: its name, the first sentence of its head comment, and variant -> its
+    comment."""
 
     name: str
     summary: str
@@ -61,7 +68,11 @@ def shipped() -> list[Recipe]:
     found = []
     for path in sorted(folder().glob("*.yaml")):
         text = path.read_text(encoding="utf-8")
-        variants = re.findall(r"^  ([\w-]+):(?: &\w+)?(?:  # (.*))?$", text.partition("\nvariants:\n")[2], re.M)
-        top = " ".join(line.lstrip("# ") for line in re.split(r"\n(?:#  |[^#])", text)[0].split("\n"))
+        variants = re.findall(
+            r"^  ([\w-]+):(?: &\w+)?(?:  # (.*))?$", text.partition("\nvariants:\n")[2], re.M
+        )
+        top = " ".join(
+            line.lstrip("# ") for line in re.split(r"\n(?:#  |[^#])", text)[0].split("\n")
+        )
         found.append(Recipe(path.stem, re.split(r"(?<!App)\.(?: |$)", top)[0], dict(variants)))
     return found

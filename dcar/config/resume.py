@@ -11,49 +11,112 @@ from dcar.config.load import plain
 from dcar.config.schema import settings_of
 from dcar.errors import CheckpointError
 
-TAKE_EFFECT = frozenset({
-    "max_steps", "num_train_epochs", "max_minutes", "learning_rate", "lr_scheduler_type", "warmup_steps",
-    "weight_decay", "max_grad_norm", "bf16", "batch_size", "max_tokens", "gradient_accumulation",
-    "per_device_train_batch_size", "gradient_accumulation_steps", "acoustic_batch_size", "renderer_batch_size"})
-"""Settings that a resumed run uses from its first step on: length, rate and schedule, batch, precision."""
+TAKE_EFFECT = frozenset(
+    {
+        "max_steps",
+        "num_train_epochs",
+        "max_minutes",
+        "learning_rate",
+        "lr_scheduler_type",
+        "warmup_steps",
+        "weight_decay",
+        "max_grad_norm",
+        "bf16",
+        "batch_size",
+        "max_tokens",
+        "gradient_accumulation",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "acoustic_batch_size",
+        "renderer_batch_size",
+    }
+)
+"""Settings that a resumed run uses from its first step on: length, rate and schedule, batch,
+precision."""
 
-NO_EFFECT = frozenset({
-    "out", "device", "resume", "resume_from_checkpoint", "eval_steps", "eval_every", "eval_strategy", "save_steps",
-    "save_strategy", "save_total_limit", "log_steps", "log_every", "logging_steps", "report_to", "workers",
-    "dataloader_num_workers", "wait_minutes", "half_weights", "compile", "gradient_checkpointing",
-    "per_device_eval_batch_size", "reward_timeout", "max_failed_rewards", "data", "decoder", "guidance"})
-"""Settings that do not change what is learned. Of data, decoder and guidance the contents are compared, not the names.
-No other setting may change within a run."""
+NO_EFFECT = frozenset(
+    {
+        "out",
+        "device",
+        "resume",
+        "resume_from_checkpoint",
+        "eval_steps",
+        "eval_every",
+        "eval_strategy",
+        "save_steps",
+        "save_strategy",
+        "save_total_limit",
+        "log_steps",
+        "log_every",
+        "logging_steps",
+        "report_to",
+        "workers",
+        "dataloader_num_workers",
+        "wait_minutes",
+        "half_weights",
+        "compile",
+        "gradient_checkpointing",
+        "per_device_eval_batch_size",
+        "reward_timeout",
+        "max_failed_rewards",
+        "data",
+        "decoder",
+        "guidance",
+    }
+)
+"""Settings that do not change what is learned. Of data, decoder and guidance the contents are
+compared, not the names. No other setting may change within a run."""
 
 
 def settings_stamp(config: Any) -> dict[str, Any]:
     """Return the settings of a run as a checkpoint records them, by the keys that users write."""
     schema: Any = type(config)
-    return {key: plain(reduce(getattr, s.path, config)) for key, s in settings_of(schema).items() if not s.group}
+    return {
+        key: plain(reduce(getattr, s.path, config))
+        for key, s in settings_of(schema).items()
+        if not s.group
+    }
 
 
-def changed_settings(where: str | Path, before: Mapping[str, Any], now: Mapping[str, Any], step: int,
-                     steps: int) -> dict[str, list[Any]]:
+def changed_settings(
+    where: str | Path, before: Mapping[str, Any], now: Mapping[str, Any], step: int, steps: int
+) -> dict[str, list[Any]]:
     """The settings that take effect from here on in a resumed run: name -> [former value, value].
 
-    where: the checkpoint, of `step` steps; steps: those of the whole run; before, now: what the checkpoint records of
-    its run (`settings`, `data`), and what the resumed run would. CheckpointError for other data, fewer steps, a setting
-    that cannot change within a run, and one that no step is left to be trained with.
+    where: the checkpoint, of `step` steps; steps: those of the whole run; before, now: what the
+    checkpoint records of its run (`settings`, `data`), and what the resumed run would.
+    CheckpointError for other data, fewer steps, a setting that cannot change within a run, and one
+    that no step is left to be trained with.
     """
-    start_again = "choose another out, or start again with resume=false (DCPO: resume_from_checkpoint=never)"
+    start_again = (
+        "choose another out, or start again with resume=false (DCPO: resume_from_checkpoint=never)"
+    )
     old, new = (run.get("data") or {} for run in (before, now))
     if changed := [name for name in old.keys() & new.keys() - {"path"} if old[name] != new[name]]:
-        raise CheckpointError(f"{where}: trained on other data than there are now in {new.get('path', 'place')} "
-                              f"({', '.join(sorted(changed))} changed); {start_again}")
+        raise CheckpointError(
+            f"{where}: trained on other data than there are now in {new.get('path', 'place')} "
+            f"({', '.join(sorted(changed))} changed); {start_again}"
+        )
     if step > steps:
-        raise CheckpointError(f"{where}: has {step} steps, more than the {steps} that this run is to have; set "
-                              f"max_steps to {step} or more, {start_again}")
+        raise CheckpointError(
+            f"{where}: has {step} steps, more than the {steps} that this run is to have; set "
+            f"max_steps to {step} or more, {start_again}"
+        )
     old, new = (run.get("settings") or {} for run in (before, now))
-    found = {name: [old[name], new[name]] for name in old.keys() & new.keys() - NO_EFFECT if old[name] != new[name]}
+    found = {
+        name: [old[name], new[name]]
+        for name in old.keys() & new.keys() - NO_EFFECT
+        if old[name] != new[name]
+    }
     lasting = found.keys() - (TAKE_EFFECT if step < steps else {"max_steps"})
     if lasting:
-        why = ("which cannot change within a run" if lasting - TAKE_EFFECT else
-               f"and all {step} steps are done: nothing would be trained so; raise max_steps")
-        differences = ", ".join(f"{name}={found[name][0]!r} (here {found[name][1]!r})" for name in sorted(lasting))
+        why = (
+            "which cannot change within a run"
+            if lasting - TAKE_EFFECT
+            else f"and all {step} steps are done: nothing would be trained so; raise max_steps"
+        )
+        differences = ", ".join(
+            f"{name}={found[name][0]!r} (here {found[name][1]!r})" for name in sorted(lasting)
+        )
         raise CheckpointError(f"{where}: trained with {differences}, {why}; {start_again}")
     return found

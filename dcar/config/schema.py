@@ -6,8 +6,8 @@
         model: CARConfig = setting(CARConfig, "Shape of the decoder.")
         max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
 
-A class as default is a group of settings: its fields are set as `model.hidden_size=192`. Values come from YAML;
-`fitting` converts them to the type of their setting, or raises ConfigError.
+A class as default is a group of settings: its fields are set as `model.hidden_size=192`. Values
+come from YAML; `fitting` converts them to the type of their setting, or raises ConfigError.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from dcar.home import expand
 class Meaning(str):
     """The help text of a setting, with everything else that its field declares.
 
-    It is a str, under the key "help" of a field's metadata, because transformers.HfArgumentParser and trl.TrlParser,
-    which read our dataclasses too, pass that metadata to argparse.
+    It is a str, under the key "help" of a field's metadata, because transformers.HfArgumentParser
+    and trl.TrlParser, which read our dataclasses too, pass that metadata to argparse.
     """
 
     declared: bool = False  # by `setting`, not by another project
@@ -52,22 +52,37 @@ class Meaning(str):
 COMPARE = {"≥": operator.ge, ">": operator.gt, "≤": operator.le, "<": operator.lt}
 
 
-def setting(default: Any = MISSING, meaning: str = "", *, minimum: float | None = None, above: float | None = None,
-            maximum: float | None = None, below: float | None = None, choices: Iterable[str] = (),
-            **more: Any) -> Any:
+def setting(
+    default: Any = MISSING,
+    meaning: str = "",
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    below: float | None = None,
+    choices: Iterable[str] = (),
+    **more: Any,
+) -> Any:
     """A field of a schema. Without a default it has to be given; for other keywords see `Meaning`.
 
-    default: a value, a list or dict (copied), or the dataclass (or function) that makes a group of settings.
+    default: a value, a list or dict (copied), or the dataclass (or function) that makes a group of
+    settings.
     """
     if unknown := more.keys() - Meaning.__annotations__.keys():
         raise TypeError(f"setting() does not know {', '.join(unknown)}")
     signs = (("≥", minimum), (">", above), ("≤", maximum), ("<", below))
     text = Meaning(meaning)
-    vars(text).update(more, declared=True, choices=tuple(choices),
-                      limits=tuple((sign, limit) for sign, limit in signs if limit is not None))
+    vars(text).update(
+        more,
+        declared=True,
+        choices=tuple(choices),
+        limits=tuple((sign, limit) for sign, limit in signs if limit is not None),
+    )
     if isinstance(default, list | dict):
         return field(default_factory=partial(type(default), default), metadata={"help": text})
-    return field(**{"default_factory" if callable(default) else "default": default}, metadata={"help": text})
+    return field(
+        **{"default_factory" if callable(default) else "default": default}, metadata={"help": text}
+    )
 
 
 def seed_setting(default: Any, meaning: str) -> Any:
@@ -104,8 +119,11 @@ def _walk(schema: type, instance: Any, prefix: str, path: tuple[str, ...]) -> It
         if not f.init:
             continue
         meaning, hint = meaning_of(f), hints_of(schema)[f.name]
-        default = getattr(instance, f.name) if instance is not None else (
-            f.default_factory() if f.default_factory is not MISSING else f.default)
+        default = (
+            getattr(instance, f.name)
+            if instance is not None
+            else (f.default_factory() if f.default_factory is not MISSING else f.default)
+        )
         key, place = prefix + (meaning.name or f.name), (*path, f.name)
         group = isinstance(hint, type) and dataclasses.is_dataclass(hint)
         yield Setting(key, place, hint, meaning, default, group)
@@ -119,16 +137,28 @@ def settings_of(schema: Any) -> dict[str, Setting]:
     return {s.key: s for s in _walk(schema, None, "", ())}
 
 
-# --- values ---------------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
-BOOLEANS = {word: b for b, words in ((True, "true yes on y 1"), (False, "false no off n 0")) for word in words.split()}
-KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", dict: "mapping", type(None): "null",
-         Any: "anything"}
+BOOLEANS = {
+    word: b
+    for b, words in ((True, "true yes on y 1"), (False, "false no off n 0"))
+    for word in words.split()
+}
+KINDS = {
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    dict: "mapping",
+    type(None): "null",
+    Any: "anything",
+}
 
 
 @dataclass(frozen=True)
 class Spelled:
-    """A number or truth value of a YAML document with its spelling, which settings that are text keep: 010, 1.10."""
+    """A number or truth value of a YAML document with its spelling, which settings that are text
+    keep: 010, 1.10."""
 
     text: str
     value: int | float | bool
@@ -151,10 +181,14 @@ def kind(hint: Any) -> str:
     """A type in words: whole number, text, list of numbers, whole number or null, …"""
     origin, members = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(kind(m) for m in sorted(members, key=lambda m: m is type(None))))
+        return " or ".join(
+            dict.fromkeys(kind(m) for m in sorted(members, key=lambda m: m is type(None)))
+        )
     if origin in (list, tuple):
         return f"list of {kind(members[0])}s"
-    return KINDS.get(origin or hint) or ("text" if isinstance(hint, type) and issubclass(hint, enum.Enum) else "value")
+    return KINDS.get(origin or hint) or (
+        "text" if isinstance(hint, type) and issubclass(hint, enum.Enum) else "value"
+    )
 
 
 def allowed(hint: Any, meaning: Meaning) -> str:
@@ -176,7 +210,9 @@ def convert(value: Any, hint: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _one_of(value, members)
     if origin in (list, tuple) and value is not None and not isinstance(value, dict):
-        return origin(convert(v, members[0]) for v in (value if isinstance(value, list | tuple) else [value]))
+        return origin(
+            convert(v, members[0]) for v in (value if isinstance(value, list | tuple) else [value])
+        )
     if isinstance(value, Spelled):
         value = value.text if hint is str else value.value
     if origin is dict and isinstance(value, dict):
@@ -187,7 +223,11 @@ def convert(value: Any, hint: Any) -> Any:
         return _number(value, hint)
     if hint is str or isinstance(hint, type) and issubclass(hint, enum.Enum):
         if isinstance(value, str | int | float | enum.Enum):
-            return str(value.value if isinstance(value, enum.Enum) else value) if hint is str else hint(value)
+            return (
+                str(value.value if isinstance(value, enum.Enum) else value)
+                if hint is str
+                else hint(value)
+            )
     elif isinstance(hint, type) and isinstance(value, hint) and hint is not bool:
         return value
     raise Mismatch
@@ -211,7 +251,11 @@ def _number(value: Any, hint: type) -> Any:
         number = float(value)
         if hint is float:
             return number
-        exact = int(value) if isinstance(value, int) or str(value).lstrip("+-").isdigit() else int(number)
+        exact = (
+            int(value)
+            if isinstance(value, int) or str(value).lstrip("+-").isdigit()
+            else int(number)
+        )
     except (ValueError, OverflowError) as error:
         raise Mismatch from error
     if not number.is_integer() or abs(exact) >= 2**63:
@@ -220,7 +264,8 @@ def _number(value: Any, hint: type) -> Any:
 
 
 def fitting(key: str, value: Any, hint: Any, meaning: Meaning) -> Any:
-    """`value` converted to the type of its setting and checked. ConfigError that says what it must be."""
+    """`value` converted to the type of its setting and checked. ConfigError that says what it
+    must be."""
     expected = f"one of {', '.join(meaning.choices)}" if meaning.choices else allowed(hint, meaning)
     expected = "a " * expected.startswith(("whole", "number", "list", "mapping")) + expected
     try:
@@ -251,8 +296,8 @@ def _shown(value: Any) -> str:
 
 
 def check(config: Any) -> None:
-    """Check every field of a schema against its declaration; ConfigError. For `__post_init__` of schemas that are also
-    built without `load_config`; groups inside check themselves."""
+    """Check every field of a schema against its declaration; ConfigError. For `__post_init__` of
+    schemas that are also built without `load_config`; groups inside check themselves."""
     schema: Any = type(config)
     hints = hints_of(schema)
     for f in dataclasses.fields(config):
@@ -262,16 +307,22 @@ def check(config: Any) -> None:
 
 
 def check_place(key: str, value: Any, place: str) -> None:
-    """ConfigError where a folder is a file, a file is a folder, or something above them is a file."""
+    """ConfigError where a folder is a file, a file is a folder, or something above them is a
+    file."""
     if not value:
         return
     path = Path(value)
     try:
         if path.exists() and path.is_dir() != (place == "folder"):
-            raise ConfigError(f"{key}: {_shown(str(value))} is a {'file' if place == 'folder' else 'folder'}, and a "
-                              f"{place} belongs there")
+            raise ConfigError(
+                f"{key}: {_shown(str(value))} is a {'file' if place == 'folder' else 'folder'}, "
+                "and a "
+                f"{place} belongs there"
+            )
         above = next((p for p in path.parents if p.exists()), None)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key}: {_shown(str(value))} cannot be a {place} ({error})") from error
     if above is not None and not above.is_dir():
-        raise ConfigError(f"{key}: {_shown(str(value))} lies below {above}, which is a file; give another {place}")
+        raise ConfigError(
+            f"{key}: {_shown(str(value))} lies below {above}, which is a file; give another {place}"
+        )

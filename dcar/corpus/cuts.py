@@ -1,9 +1,11 @@
-"""Lhotse cut manifests (`*.jsonl` or `*.jsonl.gz`, one cut a line), LibriHeavy's among them, read as documented.
+"""Lhotse cut manifests (`*.jsonl` or `*.jsonl.gz`, one cut a line), LibriHeavy's among them, read
+as documented.
 
-A cut is a stretch (`start`, `duration`, seconds) of a `recording` whose `sources` name the audio. Its words stand in
-`supervisions`: as `text`, or, in LibriHeavy's full manifests, as `custom.texts` of which the first has case and
-punctuation. Only cuts of one channel of one plain audio file are read; whatever lhotse would compute (mixtures,
-padding, speed changes, precomputed features) is a bad row, so that nothing is spoken that the manifest does not say.
+A cut is a stretch (`start`, `duration`, seconds) of a `recording` whose `sources` name the audio.
+Its words stand in `supervisions`: as `text`, or, in LibriHeavy's full manifests, as `custom.texts`
+of which the first has case and punctuation. Only cuts of one channel of one plain audio file are
+read; whatever lhotse would compute (mixtures, padding, speed changes, precomputed features) is a
+bad row, so that nothing is spoken that the manifest does not say.
 """
 
 from __future__ import annotations
@@ -17,24 +19,42 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dcar.corpus.rows import AudioSegment, BadRow, Part, Utterance, file_part, files_in, known_split, line_rows
+from dcar.corpus.rows import (
+    AudioSegment,
+    BadRow,
+    Part,
+    Utterance,
+    file_part,
+    files_in,
+    known_split,
+    line_rows,
+)
 from dcar.errors import DataError
 
 
 def cut_parts(root: Path, audio_root: Path | None = None) -> list[Part]:
-    """One manifest, or every `*.jsonl` and `*.jsonl.gz` of a folder. `audio_root`: what relative audio paths are
-    relative to; if not given they are looked for from the manifest's folder upwards."""
+    """One manifest, or every `*.jsonl` and `*.jsonl.gz` of a folder. `audio_root`: what relative
+    audio paths are relative to; if not given they are looked for from the manifest's folder
+    upwards."""
     files = [root] if root.is_file() else files_in(root, ".jsonl", ".jsonl.gz")
     if not files:
         raise DataError(f"{root}: no cut manifest (*.jsonl, *.jsonl.gz) in this folder")
-    return [file_part(f, line_rows, partial(cut_utterance, _AudioRoots(f, audio_root), split_of_manifest(f.name)))
-            for f in files]
+    return [
+        file_part(
+            f,
+            line_rows,
+            partial(cut_utterance, _AudioRoots(f, audio_root), split_of_manifest(f.name)),
+        )
+        for f in files
+    ]
 
 
 def split_of_manifest(name: str) -> str | None:
-    """train, dev or test from the name of a cut manifest (`libriheavy_cuts_small.jsonl.gz`, `cuts_dev.jsonl`)."""
+    """train, dev or test from the name of a cut manifest (`libriheavy_cuts_small.jsonl.gz`,
+    `cuts_dev.jsonl`)."""
     label = re.sub(r"(?i)\.jsonl(\.gz)?$", "", name).rpartition("cuts_")[2]
-    return "train" if label in ("small", "medium", "large") else known_split(label)  # subsets of LibriHeavy
+    # subsets of LibriHeavy
+    return "train" if label in ("small", "medium", "large") else known_split(label)
 
 
 class _AudioRoots:
@@ -43,7 +63,8 @@ class _AudioRoots:
     def __init__(self, manifest: Path, audio_root: Path | None) -> None:
         folder = manifest.resolve().parent
         self.places = [(base, 0) for base in (folder, *folder.parents[:3], Path.cwd())]
-        if audio_root is not None:  # the manifests of LibriHeavy say download/librilight/…, wherever the audio is
+        # the manifests of LibriHeavy say download/librilight/…, wherever the audio is
+        if audio_root is not None:
             self.places = [(audio_root, drop) for drop in range(4)]
 
     def __call__(self, source: str) -> Path:
@@ -67,15 +88,27 @@ def cut_utterance(roots: _AudioRoots, split: str | None, text: str, source: str)
         raise BadRow(f"not valid JSON ({broken}); one cut a line") from broken
     name = cut.get("id") if isinstance(cut, dict) else None
     if not isinstance(name, str) or not name:
-        raise BadRow("no cut: an object with id, start, duration, recording and supervisions is needed")
+        raise BadRow(
+            "no cut: an object with id, start, duration, recording and supervisions is needed"
+        )
     try:
         spoken, speaker = _words(cut)
-        return Utterance(name, spoken, speaker, _audio(cut, roots), split=split, duration=float(cut["duration"]),
-                         source=source, sample_rate=int(cut["recording"]["sampling_rate"]))
+        return Utterance(
+            name,
+            spoken,
+            speaker,
+            _audio(cut, roots),
+            split=split,
+            duration=float(cut["duration"]),
+            source=source,
+            sample_rate=int(cut["recording"]["sampling_rate"]),
+        )
     except BadRow as bad:
         raise BadRow(f"cut {name}: {bad}", name) from None
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as broken:
-        raise BadRow(f"cut {name}: not the documented format ({type(broken).__name__}: {broken})", name) from broken
+        raise BadRow(
+            f"cut {name}: not the documented format ({type(broken).__name__}: {broken})", name
+        ) from broken
 
 
 def _words(cut: dict[str, Any]) -> tuple[str, str]:
@@ -101,23 +134,38 @@ def _words(cut: dict[str, Any]) -> tuple[str, str]:
 
 def _audio(cut: dict[str, Any], roots: _AudioRoots) -> str | bytes | AudioSegment:
     if (kind := cut.get("type", "MonoCut")) != "MonoCut":
-        raise BadRow(f"is a {kind}; only MonoCuts are read: save the audio of others with lhotse's save_audios first")
+        raise BadRow(
+            f"is a {kind}; only MonoCuts are read: save the audio of others with lhotse's "
+            "save_audios first"
+        )
     recording = cut.get("recording")
     if not recording:
         raise BadRow("has no recording (features only); speech tokens are made from audio")
     if recording.get("transforms"):
-        raise BadRow("its recording has transforms (speed, volume, …); save the audio with lhotse's save_audios first")
+        raise BadRow(
+            "its recording has transforms (speed, volume, …); save the audio with lhotse's "
+            "save_audios first"
+        )
     channel = int(cut.get("channel") or 0)
     sources = [s for s in recording["sources"] if channel in s["channels"]]
     if not sources:
         raise BadRow(f"channel {channel} is in none of the recording's sources")
     kind, place = sources[0]["type"], sources[0]["source"]
-    start, duration, whole = float(cut["start"]), float(cut["duration"]), float(recording["duration"])
+    start, duration, whole = (
+        float(cut["start"]),
+        float(cut["duration"]),
+        float(recording["duration"]),
+    )
     if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (start, duration, whole)):
-        raise BadRow(f"start {start}, duration {duration} of a recording of {whole} s; correct the manifest")
+        raise BadRow(
+            f"start {start}, duration {duration} of a recording of {whole} s; correct the manifest"
+        )
     if kind == "memory":
         if start > 0 or abs(duration - whole) > 0.01:
-            raise BadRow("is a stretch of a recording stored in the manifest; save the audio with save_audios first")
+            raise BadRow(
+                "is a stretch of a recording stored in the manifest; save the audio with "
+                "save_audios first"
+            )
         return base64.b64decode(place) if isinstance(place, str) else bytes(list(place))
     if kind != "file":
         raise BadRow(f"its audio is of type {kind!r}; download it and refer to files")

@@ -1,7 +1,8 @@
-"""What people have: a folder of recordings with their texts beside them, or a table with a header (CSV, TSV).
+"""What people have: a folder of recordings with their texts beside them, or a table with a header
+(CSV, TSV).
 
-Recordings without a text are read with an empty one, which validation reports, unless `dcar prepare transcribe=…` has a
-recogniser write it.
+Recordings without a text are read with an empty one, which validation reports, unless `dcar prepare
+transcribe=…` has a recogniser write it.
 """
 
 from __future__ import annotations
@@ -37,35 +38,62 @@ from dcar.errors import DataError
 logger = logging.getLogger(__name__)
 
 NOT_READ = (".m4a", ".aac", ".mp4", ".wma", ".amr", ".webm")
-AUDIO_COLUMNS = ("audio", "path", "file", "file_name", "filename", "wav", "audio_file", "audio_path")
+AUDIO_COLUMNS = (
+    "audio",
+    "path",
+    "file",
+    "file_name",
+    "filename",
+    "wav",
+    "audio_file",
+    "audio_path",
+)
 
 
 def folder_parts(root: Path) -> list[Part]:
-    """A table, or a folder: with one table in it, or with recordings, each `NAME.wav` beside `NAME.txt`."""
+    """A table, or a folder: with one table in it, or with recordings, each `NAME.wav` beside
+    `NAME.txt`."""
     tables = [root] if root.is_file() else files_in(root, ".csv", ".tsv")
     if len(tables) > 1:
-        raise DataError(f"{root}: holds {len(tables)} tables ({', '.join(t.name for t in tables[:5])}); give one as "
-                        "path")
+        raise DataError(
+            f"{root}: holds {len(tables)} tables ({', '.join(t.name for t in tables[:5])}); give "
+            "one as "
+            "path"
+        )
     if tables:
         return [file_part(tables[0], _table)]
     recordings, texts = recordings_in(root, (*READ, *NOT_READ))
     if not recordings:
-        raise DataError(f"{root}: no recordings in it ({', '.join(READ)}) and no table (.csv, .tsv)")
+        raise DataError(
+            f"{root}: no recordings in it ({', '.join(READ)}) and no table (.csv, .tsv)"
+        )
     tops = {top for f in recordings for top in f.relative_to(root).parts[:-1][:1]}
     splits = {top for top in tops if _split_of_folder(top)}
     if splits and tops - splits:
-        logger.warning("%s: the folders %s are taken as splits, the others (%s) as speakers; rename a speaker whose "
-                       "name is that of a split", root, ", ".join(sorted(splits)), ", ".join(sorted(tops - splits)[:5]))
+        logger.warning(
+            "%s: the folders %s are taken as splits, the others (%s) as speakers; rename a "
+            "speaker whose "
+            "name is that of a split",
+            root,
+            ", ".join(sorted(splits)),
+            ", ".join(sorted(tops - splits)[:5]),
+        )
     stamp = "\n".join(f"{f} {file_stamp(f)}" for f in sorted([*recordings, *texts.values()]))
     return [Part(root.name, partial(_recordings, root, recordings, texts), stamp)]
 
 
-def recordings_in(root: Path, endings: tuple[str, ...] = READ) -> tuple[list[Path], dict[str, Path]]:
-    """The recordings in a folder and in those in it, and the text of each that has one, by the recording's path without
-    its suffix; `NAME.normalized.txt` comes before `NAME.txt`."""
+def recordings_in(
+    root: Path, endings: tuple[str, ...] = READ
+) -> tuple[list[Path], dict[str, Path]]:
+    """The recordings in a folder and in those in it, and the text of each that has one, by the
+    recording's path without its suffix; `NAME.normalized.txt` comes before `NAME.txt`."""
     files = files_in(root, *endings, ".txt", deep=True)
-    texts = {str(f)[: -len(end)]: f for end in (".txt", ".normalized.txt") for f in files
-             if f.name.lower().endswith(end)}
+    texts = {
+        str(f)[: -len(end)]: f
+        for end in (".txt", ".normalized.txt")
+        for f in files
+        if f.name.lower().endswith(end)
+    }
     return [f for f in files if f.suffix.lower() != ".txt"], texts
 
 
@@ -76,8 +104,8 @@ def read_beside(recording: Path, texts: Mapping[str, Path]) -> str:
 
 
 def _split_of_folder(name: str) -> str | None:
-    """The split of a folder that is named exactly as one, or as a subset of LibriTTS; Testa and dev_patel are speakers.
-    """
+    """The split of a folder that is named exactly as one, or as a subset of LibriTTS; Testa and
+    dev_patel are speakers."""
     return known_split(name) if name.isalpha() or name.lower() in SUBSETS else None
 
 
@@ -87,7 +115,9 @@ def _recordings(root: Path, recordings: Sequence[Path], texts: Mapping[str, Path
     spoken = {texts.get(str(file.with_suffix(""))) for file in recordings}
     for file in sorted(set(texts.values()) - spoken):
         if file.stem.lower() not in ("readme", "license", "licence"):
-            yield Problem(_name(root, file), str(file), "a text without a recording of that name beside it")
+            yield Problem(
+                _name(root, file), str(file), "a text without a recording of that name beside it"
+            )
 
 
 def _name(root: Path, file: Path) -> str:
@@ -102,11 +132,15 @@ def _recording(root: Path, texts: Mapping[str, Path], file: Path, source: str) -
     try:
         text = read_beside(file, texts)
     except UnicodeDecodeError as error:
-        raise BadRow(f"its text is not UTF-8 (byte {error.start + 1}); save it as UTF-8", name) from error
+        raise BadRow(
+            f"its text is not UTF-8 (byte {error.start + 1}); save it as UTF-8", name
+        ) from error
     return _utterance(name, text, folders[0] if folders else root.name, file, split, source)
 
 
-def _utterance(name: str, text: str, speaker: str, file: Path, split: str | None, source: str) -> Utterance:
+def _utterance(
+    name: str, text: str, speaker: str, file: Path, split: str | None, source: str
+) -> Utterance:
     if file.suffix.lower() in NOT_READ:
         wav = file.with_suffix(".wav")
         raise BadRow(f'{file.suffix} is not read; convert it: ffmpeg -i "{file}" "{wav}"', name)
@@ -117,8 +151,14 @@ def _table(file: Path) -> Iterator[Row]:
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
         first = handle.readline()
         handle.seek(0)
-        records = _records(handle, max(",;\t|", key=first.count), first.startswith('"'), lambda cells: (
-            len(cells) == len(header) and os.path.isfile(place(cells[audio or 0].strip()))))
+        records = _records(
+            handle,
+            max(",;\t|", key=first.count),
+            first.startswith('"'),
+            lambda cells: (
+                len(cells) == len(header) and os.path.isfile(place(cells[audio or 0].strip()))
+            ),
+        )
         header = [name.strip().lower() for name in next(records, (1, [], ""))[1]]
 
         def column(names: tuple[str, ...]) -> int | None:
@@ -127,24 +167,43 @@ def _table(file: Path) -> Iterator[Row]:
         audio, text, speaker = column(AUDIO_COLUMNS), column(TEXT_COLUMNS), column(SPEAKER_COLUMNS)
         own, split = column(("id",)), column(("split",))
         if audio is None:
-            raise DataError(f"{file}:1: no column with recordings ({', '.join(AUDIO_COLUMNS)}); the first line is a "
-                            f"header, and it says {', '.join(header)[:100]}")
+            raise DataError(
+                f"{file}:1: no column with recordings ({', '.join(AUDIO_COLUMNS)}); the first "
+                "line is a "
+                f"header, and it says {', '.join(header)[:100]}"
+            )
 
         def place(recording: str) -> Path:
             """Beside the table, or in the folder where such corpora keep them."""
-            return first_file([file.parent / folder / f"{recording}{end}" for end in ("", *READ)
-                               for folder in ("", "wavs", "clips")])
+            return first_file(
+                [
+                    file.parent / folder / f"{recording}{end}"
+                    for end in ("", *READ)
+                    for folder in ("", "wavs", "clips")
+                ]
+            )
 
         def utterance(cells: list[str], source: str) -> Utterance:
             if len(cells) != len(header):
-                raise BadRow(f"{len(cells)} fields, the header has {len(header)}; fields with a comma stand in quotes "
-                             "(in tables separated by tabs or bars quotes are part of the text)", cells[0])
+                raise BadRow(
+                    f"{len(cells)} fields, the header has {len(header)}; fields with a comma "
+                    "stand in quotes "
+                    "(in tables separated by tabs or bars quotes are part of the text)",
+                    cells[0],
+                )
             name, said, who, recording, of = (
-                "" if at is None else cells[at].strip() for at in (own, text, speaker, audio, split))
+                "" if at is None else cells[at].strip() for at in (own, text, speaker, audio, split)
+            )
             if not recording:
                 raise BadRow(f"no recording in the column {header[audio or 0]}", name)
-            return _utterance(name or Path(recording).stem, said, who or file.parent.name, place(recording),
-                              canonical_split(of) if of else None, source)
+            return _utterance(
+                name or Path(recording).stem,
+                said,
+                who or file.parent.name,
+                place(recording),
+                canonical_split(of) if of else None,
+                source,
+            )
 
         for number, cells, fault in records:
             source = f"{file}:{number}"
@@ -154,17 +213,21 @@ def _table(file: Path) -> Iterator[Row]:
                 yield row_of(source, utterance, cells)
 
 
-def _records(handle: TextIO, delimiter: str, quoted: bool,
-             is_row: Callable[[list[str]], bool]) -> Iterator[tuple[int, list[str], str]]:
-    """(line number, cells, what is wrong) of the records of a table. Fields stand in quotes in tables separated by
-    commas or semicolons (RFC 4180), and by others if their header has quotes (`quoted`); else a quote is a character
-    of the text as any other, and a record is a line.
+def _records(
+    handle: TextIO, delimiter: str, quoted: bool, is_row: Callable[[list[str]], bool]
+) -> Iterator[tuple[int, list[str], str]]:
+    """(line number, cells, what is wrong) of the records of a table. Fields stand in quotes in
+    tables separated by commas or semicolons (RFC 4180), and by others if their header has quotes
+    (`quoted`); else a quote is a character of the text as any other, and a record is a line.
 
-    A quote that is not closed would take the rows after it into its field. Where one of them `is_row` by itself, or
-    the quote ends before something else than a delimiter, the line is wrong, and reading continues at the next one.
+    A quote that is not closed would take the rows after it into its field. Where one of them
+    `is_row` by itself, or the quote ends before something else than a delimiter, the line is wrong,
+    and reading continues at the next one.
     """
     if delimiter in "\t|" and not quoted:
-        yield from ((n, line.rstrip("\r\n").split(delimiter), "") for n, line in enumerate(handle, 1))
+        yield from (
+            (n, line.rstrip("\r\n").split(delimiter), "") for n, line in enumerate(handle, 1)
+        )
         return
     waiting: deque[str] = deque()
     taken: list[str] = []
@@ -189,7 +252,10 @@ def _records(handle: TextIO, delimiter: str, quoted: bool,
         if number > 1 and any(is_row(parsed(iter([line]))[0]) for line in taken[1:]):
             fault = f"its quote would end {len(taken) - 1} lines later"
         if fault:
-            fault = f"a quote is not closed as it should be ({fault}); put the field in quotes, every quote in it twice"
+            fault = (
+                f"a quote is not closed as it should be ({fault}); put the field in quotes, "
+                "every quote in it twice"
+            )
             waiting.extendleft(reversed(taken[1:]))
             del taken[1:]
         yield number, cells, fault

@@ -1,4 +1,5 @@
-"""Hugging Face datasets with an Audio column: on disk (memory-mapped) or streamed from files or from the hub."""
+"""Hugging Face datasets with an Audio column: on disk (memory-mapped) or streamed from files or
+from the hub."""
 
 from __future__ import annotations
 
@@ -24,7 +25,14 @@ from dcar.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-TEXT_COLUMNS = ("text_normalized", "normalized_text", "text", "sentence", "transcription", "transcript")
+TEXT_COLUMNS = (
+    "text_normalized",
+    "normalized_text",
+    "text",
+    "sentence",
+    "transcription",
+    "transcript",
+)
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
 READ_AT_ONCE = 1000
 _ID_COLUMNS = ("id", "utterance_id", "segment_id")
@@ -33,8 +41,9 @@ _ID_COLUMNS = ("id", "utterance_id", "segment_id")
 def dataset_parts(path: str, streaming: bool = False) -> list[Part]:
     """One part a split; streamed, one part a file of a split.
 
-    path: a `save_to_disk` folder, parquet file(s), or a hub name (`org/name[:config]`). Streaming keeps nothing on disk
-    (a `save_to_disk` folder is memory-mapped in either case). DataError if it cannot be opened or lacks the columns.
+    path: a `save_to_disk` folder, parquet file(s), or a hub name (`org/name[:config]`). Streaming
+    keeps nothing on disk (a `save_to_disk` folder is memory-mapped in either case). DataError if it
+    cannot be opened or lacks the columns.
     """
     loaded = _open(path, streaming)
     splits = loaded if isinstance(loaded, Mapping) else {None: loaded}
@@ -47,8 +56,13 @@ def dataset_parts(path: str, streaming: bool = False) -> list[Part]:
                 read = partial(_streamed, piece, columns, path, name, shard)
                 parts.append(Part(f"{name or 'all'}-{shard:05d}", read, costly=True))
         else:
-            parts.append(Part(name or Path(path).name, partial(_stored, rows, path, name),
-                              getattr(rows, "_fingerprint", "")))
+            parts.append(
+                Part(
+                    name or Path(path).name,
+                    partial(_stored, rows, path, name),
+                    getattr(rows, "_fingerprint", ""),
+                )
+            )
     return parts
 
 
@@ -65,20 +79,41 @@ def _columns(rows: Any, path: str) -> dict[str, str]:
 
     audio = next((c for c, f in features.items() if isinstance(f, datasets.Audio)), "audio")
     if audio not in features or not first(TEXT_COLUMNS):
-        raise DataError(f"{path}: needs an Audio column and a text column ({', '.join(TEXT_COLUMNS)}); it has "
-                        f"{', '.join(features)}")
-    return {"audio": audio, "text": first(TEXT_COLUMNS), "speaker": first(SPEAKER_COLUMNS), "id": first(_ID_COLUMNS),
-            "split": first(("split",))}
+        raise DataError(
+            f"{path}: needs an Audio column and a text column ({', '.join(TEXT_COLUMNS)}); it has "
+            f"{', '.join(features)}"
+        )
+    return {
+        "audio": audio,
+        "text": first(TEXT_COLUMNS),
+        "speaker": first(SPEAKER_COLUMNS),
+        "id": first(_ID_COLUMNS),
+        "split": first(("split",)),
+    }
 
 
-def _utterance(row: Mapping[str, Any], columns: Mapping[str, str], audio: str | bytes | StoredAudio, default_id: str,
-               split: str | None, source: str) -> Row:
+def _utterance(
+    row: Mapping[str, Any],
+    columns: Mapping[str, str],
+    audio: str | bytes | StoredAudio,
+    default_id: str,
+    split: str | None,
+    source: str,
+) -> Row:
     key, text, speaker, own = (columns[c] for c in ("id", "text", "speaker", "split"))
     uid = str(row[key]) if key and row[key] is not None else default_id
     if not isinstance(row[text], str):
-        return Problem(uid, source, f"column {text!r} holds {type(row[text]).__name__}, expected a string")
-    return Utterance(uid, row[text], str(row[speaker]) if speaker and row[speaker] is not None else "unknown", audio,
-                     split=canonical_split(str(row[own])) if own and row[own] else split, source=source)
+        return Problem(
+            uid, source, f"column {text!r} holds {type(row[text]).__name__}, expected a string"
+        )
+    return Utterance(
+        uid,
+        row[text],
+        str(row[speaker]) if speaker and row[speaker] is not None else "unknown",
+        audio,
+        split=canonical_split(str(row[own])) if own and row[own] else split,
+        source=source,
+    )
 
 
 def _stored(rows: Any, path: str, name: str | None) -> Iterator[Row]:
@@ -86,7 +121,8 @@ def _stored(rows: Any, path: str, name: str | None) -> Iterator[Row]:
 
     columns, label = _columns(rows, path), f"{path}[{name}]" if name else path
     audio = columns["audio"]
-    # decode=False leaves the encoded bytes to our own reader: no torchcodec, and every bad row can be named
+    # decode=False leaves the encoded bytes to our own reader: no torchcodec, and every bad row can
+    # be named
     rows = rows.cast_column(audio, datasets.Audio(decode=False))
     split = canonical_split(name) if name else None
     wanted = [c for k, c in columns.items() if c and k != "audio"]
@@ -112,7 +148,9 @@ def _each(rows: Any) -> Iterator[Mapping[str, Any] | str]:
                     yield f"cannot be read ({error}); write the dataset again"
 
 
-def _streamed(rows: Any, columns: dict[str, str], path: str, name: str | None, shard: int) -> Iterator[Row]:
+def _streamed(
+    rows: Any, columns: dict[str, str], path: str, name: str | None, shard: int
+) -> Iterator[Row]:
     import datasets
 
     audio = columns["audio"]
@@ -122,18 +160,27 @@ def _streamed(rows: Any, columns: dict[str, str], path: str, name: str | None, s
     label = f"{path}[{name or 'all'}, file {shard}]"
     try:
         for index, row in enumerate(rows):
-            source, default = f"{label}:{index + 1}", f"{name or Path(path).stem}_{shard:05d}_{index:07d}"
+            source, default = (
+                f"{label}:{index + 1}",
+                f"{name or Path(path).stem}_{shard:05d}_{index:07d}",
+            )
             if (found := encoded_audio(row[audio])) is None:
-                yield Problem(default, source, f"column {audio!r} holds neither audio bytes nor a path")
+                yield Problem(
+                    default, source, f"column {audio!r} holds neither audio bytes nor a path"
+                )
             else:
                 yield _utterance(row, columns, found, default, split, source)
-    except (OSError, ValueError) as error:  # a shard is read as a whole: what is behind a damaged row cannot be either
+    except (OSError, ValueError) as error:
+        # a shard is read as a whole: what is behind a damaged row cannot be either
         cause = f"{type(error).__name__}: {error}"
-        raise DataError(f"{label}: the stream broke off ({cause}); run again, it continues") from error
+        raise DataError(
+            f"{label}: the stream broke off ({cause}); run again, it continues"
+        ) from error
 
 
 def _open(path: str, streaming: bool) -> Any:
-    """Dataset(s) by split, or one without splits, of a save_to_disk folder, parquet file or folder, or hub name."""
+    """Dataset(s) by split, or one without splits, of a save_to_disk folder, parquet file or
+    folder, or hub name."""
     import datasets
 
     local = Path(path)
@@ -144,24 +191,41 @@ def _open(path: str, streaming: bool) -> Any:
             name, _, config = path.partition(":")
             return datasets.load_dataset(name, config or None, streaming=streaming)
         # escaped, as datasets takes brackets in a path for a pattern
-        files = {name: [glob.escape(str(f)) for f in shards] for name, shards in _parquet_by_split(local).items()}
-        opened = {name: datasets.load_dataset("parquet", data_files={"train": shards}, split="train", streaming=True)
-                  if streaming else datasets.Dataset.from_parquet(shards) for name, shards in files.items()}
+        files = {
+            name: [glob.escape(str(f)) for f in shards]
+            for name, shards in _parquet_by_split(local).items()
+        }
+        opened = {
+            name: datasets.load_dataset(
+                "parquet", data_files={"train": shards}, split="train", streaming=True
+            )
+            if streaming
+            else datasets.Dataset.from_parquet(shards)
+            for name, shards in files.items()
+        }
         return opened.get("", opened)
     except DataError:
         raise
-    except Exception as error:  # datasets raises from many libraries; the cause is kept in the message
+    except Exception as error:
+        # datasets raises from many libraries; the cause is kept in the message
         name, hint = path.partition(":")[0], ""
         if not local.exists():
-            hint = (f"; there is no such folder. If {name} is on the hub and this machine has no network, run "
-                    f"`hf download {name} --repo-type dataset --local-dir FOLDER` on one that has, and give FOLDER")
-        raise DataError(f"{path}: datasets cannot open it ({type(error).__name__}: {error}){hint}") from error
+            hint = (
+                f"; there is no such folder. If {name} is on the hub and this machine has no "
+                "network, run "
+                f"`hf download {name} --repo-type dataset --local-dir FOLDER` on one that has, "
+                "and give FOLDER"
+            )
+        raise DataError(
+            f"{path}: datasets cannot open it ({type(error).__name__}: {error}){hint}"
+        ) from error
 
 
 def _parquet_by_split(local: Path) -> dict[str, list[Path]]:
-    """The files of every split, all under "" where nothing names one. A split is named by the file
-    (`train-00000-of-00002.parquet`) or by a folder (`default/train/0000.parquet`, as the hub converts data sets); above
-    it may be the folder of a configuration. DataError for several configurations."""
+    """The files of every split, all under "" where nothing names one. A split is named by the
+    file (`train-00000-of-00002.parquet`) or by a folder (`default/train/0000.parquet`, as the
+    hub converts data sets); above it may be the folder of a configuration. DataError for several
+    configurations."""
     single = local.is_file()
     files = [local] if single else files_in(local, ".parquet", deep=True)
     if not files or single and local.suffix.lower() != ".parquet":
@@ -174,24 +238,37 @@ def _parquet_by_split(local: Path) -> dict[str, list[Path]]:
         above.add(place.parent if place.name == "data" else place)
     if not any(map(known_split, splits)):
         if len(folders := {file.parent for file in files}) > 1:
-            logger.warning("%s: the parquet files of %d folders are read as one corpus without splits, as no name is "
-                           "that of a split; give one folder as path to read it alone", local, len(folders))
+            logger.warning(
+                "%s: the parquet files of %d folders are read as one corpus without splits, as no "
+                "name is "
+                "that of a split; give one folder as path to read it alone",
+                local,
+                len(folders),
+            )
         return {"": files}
     if len(above) > 1:
         names = ", ".join(str(place.relative_to(local)) for place in sorted(above))
-        raise DataError(f"{local}: holds {len(above)} configurations ({names}); give one as path, such as "
-                        f"{max(above)}")
+        raise DataError(
+            f"{local}: holds {len(above)} configurations ({names}); give one as path, such as "
+            f"{max(above)}"
+        )
     return splits
 
 
 def _split_of_file(file: Path, root: Path) -> tuple[str, Path]:
-    """The split that a parquet file belongs to, or what stands in its place, and the folder of its configuration."""
+    """The split that a parquet file belongs to, or what stands in its place, and the folder of
+    its configuration."""
     label = file.stem.split("-0")[0]
     if known_split(label):
         return label, file.parent
     inside = [p for p in file.parents if p == root or root in p.parents]  # the innermost first
     for folder in inside:
-        name = folder.name.removeprefix("partial-")  # of data sets too large to be converted as a whole
+        # of data sets too large to be converted as a whole
+        name = folder.name.removeprefix("partial-")
         if known_split(name) and (folder != root or label.isdigit()):
             return name, folder.parent
-    return (file.parent.name, file.parent.parent) if label.isdigit() and len(inside) > 1 else (label, file.parent)
+    return (
+        (file.parent.name, file.parent.parent)
+        if label.isdigit() and len(inside) > 1
+        else (label, file.parent)
+    )

@@ -1,4 +1,5 @@
-"""Layouts read from files: the starter corpus, LJSpeech, JSONL manifests, the lists of seed-tts-eval."""
+"""Layouts read from files: the starter corpus, LJSpeech, JSONL manifests, the lists of
+seed-tts-eval."""
 
 from __future__ import annotations
 
@@ -35,10 +36,16 @@ SPLIT_LISTS = ("train", "dev", "val", "valid", "validation", "test")
 
 
 def starter_parts(root: Path) -> list[Part]:
-    """train.parquet, dev.parquet and test.parquet with columns id, text, speaker, duration, audio."""
-    files = [root / f"{s}.parquet" for s in ("train", "dev", "test") if (root / f"{s}.parquet").is_file()]
+    """train.parquet, dev.parquet and test.parquet with columns id, text, speaker, duration,
+    audio."""
+    files = [
+        root / f"{s}.parquet" for s in ("train", "dev", "test") if (root / f"{s}.parquet").is_file()
+    ]
     if not files:
-        raise DataError(f"{root}: no train.parquet, dev.parquet or test.parquet; reinstall the package or fix the path")
+        raise DataError(
+            f"{root}: no train.parquet, dev.parquet or test.parquet; reinstall the package or fix "
+            "the path"
+        )
     return [file_part(file, _starter) for file in files]
 
 
@@ -49,7 +56,9 @@ def _starter(file: Path) -> Iterator[Row]:
     try:
         table = pq.read_table(file)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file}: not a readable parquet file ({error}); reinstall the package") from None
+        raise DataError(
+            f"{file}: not a readable parquet file ({error}); reinstall the package"
+        ) from None
     absent = {"id", "text", "speaker", "duration", "audio"} - set(table.column_names)
     if absent:
         raise DataError(f"{file}: columns missing: {', '.join(sorted(absent))}")
@@ -63,19 +72,30 @@ def _starter(file: Path) -> Iterator[Row]:
         audio, duration = row["audio"], row["duration"]
         encoded = audio.get("bytes") if isinstance(audio, dict) else None
         if not isinstance(encoded, bytes) or not encoded:
-            raise BadRow(f"utterance {row['id']} has no audio bytes; make the corpus again", row["id"])
+            raise BadRow(
+                f"utterance {row['id']} has no audio bytes; make the corpus again", row["id"]
+            )
         if duration is not None and not isinstance(duration, int | float):
-            raise BadRow(f"a duration of type {type(duration).__name__}, expected seconds", row["id"])
-        return Utterance(row["id"], row["text"], row["speaker"], encoded, split=file.stem, duration=duration,
-                         source=source)
+            raise BadRow(
+                f"a duration of type {type(duration).__name__}, expected seconds", row["id"]
+            )
+        return Utterance(
+            row["id"],
+            row["text"],
+            row["speaker"],
+            encoded,
+            split=file.stem,
+            duration=duration,
+            source=source,
+        )
 
     for index in range(table.num_rows):
         yield row_of(f"{file.name}:{index + 1}", utterance, index)
 
 
 def ljspeech_parts(root: Path) -> list[Part]:
-    """`metadata.csv` (`id|text[|normalized]`) and `wavs/`; `train.txt`, `dev.txt` (or `val.txt`, …) and `test.txt`
-    beside them say which ids are of which split."""
+    """`metadata.csv` (`id|text[|normalized]`) and `wavs/`; `train.txt`, `dev.txt` (or `val.txt`,
+    …) and `test.txt` beside them say which ids are of which split."""
     metadata = root / "metadata.csv"
     if not metadata.is_file():
         raise DataError(f"{root}: no metadata.csv; an LJSpeech folder has metadata.csv and wavs/")
@@ -96,8 +116,12 @@ def _ljspeech(metadata: Path, lists: Sequence[Path]) -> Iterator[Row]:
     def utterance(text: str, source: str) -> Utterance:
         parts = text.split("|")
         if len(parts) not in (2, 3):
-            raise BadRow(f"{len(parts)} fields, expected id|text or id|text|normalized (a table with a header: "
-                         "corpus=folder)", parts[0])
+            raise BadRow(
+                f"{len(parts)} fields, expected id|text or id|text|normalized (a table with a "
+                "header: "
+                "corpus=folder)",
+                parts[0],
+            )
         name = _id_of(parts[0])
         if not name:
             raise BadRow("the id is empty; the first field names the file in wavs/")
@@ -108,28 +132,47 @@ def _ljspeech(metadata: Path, lists: Sequence[Path]) -> Iterator[Row]:
             raise BadRow(f"{places} may both mean it; write the id of metadata.csv there", name)
         split = listed[names[0]][0] if names else rest if lists else None
         if lists and split is None:
-            raise BadRow(f"in none of {', '.join(file.name for file in lists)}; add it to one, or remove train.txt: "
-                         "then all that is in no other list is for training", name)
+            raise BadRow(
+                f"in none of {', '.join(file.name for file in lists)}; add it to one, or remove "
+                "train.txt: "
+                "then all that is in no other list is for training",
+                name,
+            )
         written = [Path(parts[0].strip())] if os.path.isabs(parts[0].strip()) else []
-        audio = first_file([*written, *(root / "wavs" / f"{name}{end}" for end in (".wav", "", *READ))])
-        return Utterance(name, parts[-1].strip() or parts[1].strip(), root.name, str(audio), split=split, source=source)
+        audio = first_file(
+            [*written, *(root / "wavs" / f"{name}{end}" for end in (".wav", "", *READ))]
+        )
+        return Utterance(
+            name,
+            parts[-1].strip() or parts[1].strip(),
+            root.name,
+            str(audio),
+            split=split,
+            source=source,
+        )
 
     yield from line_rows(metadata, utterance)
     for name, (_, source) in listed.items():
         if name not in seen:
-            yield Problem(name, source, "not in metadata.csv; a list of ids has one of its first fields a line")
+            yield Problem(
+                name,
+                source,
+                "not in metadata.csv; a list of ids has one of its first fields a line",
+            )
 
 
 def _id_of(field: str) -> str:
-    """The id in the first field of a line, which may name the file instead (`wavs/ID.wav`, `/data/wavs/ID`)."""
+    """The id in the first field of a line, which may name the file instead (`wavs/ID.wav`,
+    `/data/wavs/ID`)."""
     path = re.sub(r"^(?:.*/)?wavs/|^\./", "", field.strip().replace("\\", "/"))
     stem, suffix = os.path.splitext(path)
     return stem if suffix.lower() in READ else path
 
 
 def _listed_ids(lists: Sequence[Path]) -> dict[str, tuple[str, str]]:
-    """Id -> its split and where that is said. A line is an id, or what lists for other programs begin with
-    (`wavs/ID.wav|text`). DataError for an id in two places or a line that cannot be read."""
+    """Id -> its split and where that is said. A line is an id, or what lists for other programs
+    begin with (`wavs/ID.wav|text`). DataError for an id in two places or a line that cannot be
+    read."""
     found: dict[str, tuple[str, str]] = {}
     for file in lists:
         for line, text, error in text_lines(file):
@@ -138,7 +181,10 @@ def _listed_ids(lists: Sequence[Path]) -> dict[str, tuple[str, str]]:
             if error is not None or not name:
                 raise DataError(f"{source}: {error or 'no id'}; one id of metadata.csv a line")
             if name in found:
-                raise DataError(f"{source}: {name} stands in {found[name][1]} as well; an utterance has one split")
+                raise DataError(
+                    f"{source}: {name} stands in {found[name][1]} as well; an utterance has one "
+                    "split"
+                )
             found[name] = (canonical_split(file.stem), source)
     return found
 
@@ -152,15 +198,20 @@ def jsonl_parts(root: Path) -> list[Part]:
 
 
 def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
-    """Of a line of the manifest `file`, which paths are relative to and which may name the split. BadRow."""
+    """Of a line of the manifest `file`, which paths are relative to and which may name the
+    split. BadRow."""
     try:
         row: Any = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as broken:
         raise BadRow(f"not valid JSON ({broken}); one flat object a line") from broken
     except ValueError as error:  # Python reads whole numbers of at most 4300 digits
-        raise BadRow("holds a number of thousands of digits; numbers that name something are strings") from error
+        raise BadRow(
+            "holds a number of thousands of digits; numbers that name something are strings"
+        ) from error
     if not isinstance(row, dict):
-        raise BadRow(f"a JSON {type(row).__name__}, expected an object with id, audio, text, speaker")
+        raise BadRow(
+            f"a JSON {type(row).__name__}, expected an object with id, audio, text, speaker"
+        )
     for key in ("id", "speaker"):
         if isinstance(row.get(key), int) and not isinstance(row[key], bool):
             row[key] = str(row[key])
@@ -170,15 +221,23 @@ def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
             raise BadRow(f"{key!r} must be a string, got {json.dumps(row[key])[:40]}", row["id"])
     split = canonical_split(row["split"]) if row.get("split") else known_split(file.stem)
     prompt = row.get("prompt_audio")
-    return Utterance(row["id"], row["text"], row["speaker"], str(file.parent / row["audio"]), split=split,
-                     prompt_audio=str(file.parent / prompt) if prompt else None, prompt_text=row.get("prompt_text"),
-                     source=source)
+    return Utterance(
+        row["id"],
+        row["text"],
+        row["speaker"],
+        str(file.parent / row["audio"]),
+        split=split,
+        prompt_audio=str(file.parent / prompt) if prompt else None,
+        prompt_text=row.get("prompt_text"),
+        source=source,
+    )
 
 
 def seed_tts_parts(list_file: Path) -> list[Part]:
     """seed-tts-eval `meta.lst`: `id|prompt text|prompt wav|text[|wav]`, paths relative to the list.
 
-    Without the fifth field the recording is `wavs/<id>.wav` beside the list, as the published test sets have it.
+    Without the fifth field the recording is `wavs/<id>.wav` beside the list, as the published test
+    sets have it.
     """
     if not list_file.is_file():
         raise DataError(f"{list_file}: not a file; give the list (meta.lst) of seed-tts-eval")
@@ -194,7 +253,19 @@ def _seed_tts(folder: Path, text: str, source: str) -> Utterance:
         raise BadRow("id and prompt wav must not be empty", name)
     wav = folder / fields[4] if len(fields) == 5 else first_file([folder / "wavs" / f"{name}.wav"])
     if not os.path.isfile(wav):
-        raise BadRow(f"utterance {name} has no recording {wav}; the reference rows need it: unpack the wavs of the "
-                     "test set, or name them in a fifth field", name)
-    return Utterance(name, spoken, Path(prompt_wav).stem, str(wav), split="test", prompt_audio=str(folder / prompt_wav),
-                     prompt_text=prompt_text, source=source)
+        raise BadRow(
+            f"utterance {name} has no recording {wav}; the reference rows need it: unpack the "
+            "wavs of the "
+            "test set, or name them in a fifth field",
+            name,
+        )
+    return Utterance(
+        name,
+        spoken,
+        Path(prompt_wav).stem,
+        str(wav),
+        split="test",
+        prompt_audio=str(folder / prompt_wav),
+        prompt_text=prompt_text,
+        source=source,
+    )

@@ -1,5 +1,5 @@
-"""LibriTTS (and LibriTTS-R, which has the same layout): `subset/speaker/chapter/ID.wav` with `ID.normalized.txt`; and
-UniCATS test set B, a list of its ids."""
+"""LibriTTS (and LibriTTS-R, which has the same layout): `subset/speaker/chapter/ID.wav` with
+`ID.normalized.txt`; and UniCATS test set B, a list of its ids."""
 
 from __future__ import annotations
 
@@ -22,23 +22,36 @@ from dcar.corpus.rows import (
 )
 from dcar.errors import DataError
 
-SUBSETS = ("train-clean-100", "train-clean-360", "train-other-500", "dev-clean", "dev-other", "test-clean",
-           "test-other")
+SUBSETS = (
+    "train-clean-100",
+    "train-clean-360",
+    "train-other-500",
+    "dev-clean",
+    "dev-other",
+    "test-clean",
+    "test-other",
+)
 TEXT = ".normalized.txt"
 
 
 def libritts_parts(root: Path, subsets: Sequence[str] = ()) -> list[Part]:
-    """One part a subset: those of the corpus folder `root` (all, or those named), or `root` itself if it is one.
+    """One part a subset: those of the corpus folder `root` (all, or those named), or `root` itself
+    if it is one.
 
     DataError where a subset that was asked for is not there, or nothing has this layout.
     """
     found = _subsets(root)
     if found == [root] and subsets and list(subsets) != [root.name]:
-        raise DataError(f"{root}: is the subset {root.name}; give the folder above it to choose subsets")
+        raise DataError(
+            f"{root}: is the subset {root.name}; give the folder above it to choose subsets"
+        )
     absent = sorted(set(subsets) - {p.name for p in found})
     if absent:
-        raise DataError(f"{root}: no subset {', '.join(absent)} (there: {', '.join(p.name for p in found)}); LibriTTS "
-                        f"has {', '.join(SUBSETS)}: unpack them from https://www.openslr.org/60")
+        raise DataError(
+            f"{root}: no subset {', '.join(absent)} (there: {', '.join(p.name for p in found)}); "
+            "LibriTTS "
+            f"has {', '.join(SUBSETS)}: unpack them from https://www.openslr.org/60"
+        )
     return [Part(p.name, partial(_subset, p)) for p in found if not subsets or p.name in subsets]
 
 
@@ -46,12 +59,17 @@ def _subsets(root: Path) -> list[Path]:
     """The subsets in a corpus folder, or the folder itself if it is one."""
     found = [root] if _is_subset(root) else [p for p in sorted(root.iterdir()) if _is_subset(p)]
     if not found:
-        raise DataError(f"{root}: not the LibriTTS layout; expected subset/speaker/chapter/*.wav with {TEXT}")
+        raise DataError(
+            f"{root}: not the LibriTTS layout; expected subset/speaker/chapter/*.wav with {TEXT}"
+        )
     return found
 
 
 def _is_subset(folder: Path) -> bool:
-    return any(p.name.lower().endswith((".wav", TEXT)) and not is_companion(p) for p in folder.glob("*/*/*"))
+    return any(
+        p.name.lower().endswith((".wav", TEXT)) and not is_companion(p)
+        for p in folder.glob("*/*/*")
+    )
 
 
 def _subset(subset: Path) -> Iterator[Row]:
@@ -61,11 +79,19 @@ def _subset(subset: Path) -> Iterator[Row]:
         for chapter in sorted(p for p in speaker.iterdir() if p.is_dir()):
             files = [p for p in chapter.iterdir() if p.name.lower().endswith((".wav", TEXT))]
             companions += sum(map(is_companion, files))
-            wavs, texts = ({str(p)[: -len(ending)]: p for p in files if p.name.lower().endswith(ending)
-                            and not is_companion(p)} for ending in (".wav", TEXT))
+            wavs, texts = (
+                {
+                    str(p)[: -len(ending)]: p
+                    for p in files
+                    if p.name.lower().endswith(ending) and not is_companion(p)
+                }
+                for ending in (".wav", TEXT)
+            )
             for stem in sorted({*wavs, *texts}):
                 wav, text = wavs.get(stem, Path(f"{stem}.wav")), texts.get(stem)
-                yield row_of(f"{text}:1" if text else str(wav), _utterance, wav, text, speaker.name, split)
+                yield row_of(
+                    f"{text}:1" if text else str(wav), _utterance, wav, text, speaker.name, split
+                )
     warn_of_companions(subset, companions)
 
 
@@ -83,12 +109,17 @@ def _transcript(path: Path) -> str:
 
 
 def unicats_parts(list_file: Path, libritts: Path | None) -> list[Part]:
-    """Test set B of UniCATS: lines `utterance-id prompt-id`; both are LibriTTS ids, found below `libritts`.
+    """Test set B of UniCATS: lines `utterance-id prompt-id`; both are LibriTTS ids, found below
+    `libritts`.
 
-    The list is https://cpdu.github.io/unicats/resources/testsetB_utt2prompt (500 utterances, 37 speakers).
+    The list is https://cpdu.github.io/unicats/resources/testsetB_utt2prompt (500 utterances, 37
+    speakers).
     """
     if libritts is None:
-        raise DataError(f"{list_file}: a UniCATS list names LibriTTS utterances; set audio_root to the LibriTTS folder")
+        raise DataError(
+            f"{list_file}: a UniCATS list names LibriTTS utterances; set audio_root to the "
+            "LibriTTS folder"
+        )
     if not list_file.is_file():
         raise DataError(f"{list_file}: not a file; give the list testsetB_utt2prompt")
     if not libritts.is_dir():
@@ -104,13 +135,21 @@ def _unicats(root: Path, subsets: Sequence[Path], text: str, source: str) -> Utt
         (wav, spoken), (prompt_wav, prompt_text) = (_by_id(root, subsets, name) for name in fields)
     except (LookupError, OSError, UnicodeDecodeError) as missing:
         raise BadRow(str(missing), fields[0]) from missing
-    return Utterance(fields[0], spoken, fields[0].split("_")[0], str(wav), split="test", prompt_audio=str(prompt_wav),
-                     prompt_text=prompt_text, source=source)
+    return Utterance(
+        fields[0],
+        spoken,
+        fields[0].split("_")[0],
+        str(wav),
+        split="test",
+        prompt_audio=str(prompt_wav),
+        prompt_text=prompt_text,
+        source=source,
+    )
 
 
 def _by_id(root: Path, subsets: Sequence[Path], name: str) -> tuple[Path, str]:
-    """(wav, transcript) of an utterance, whose id SPEAKER_CHAPTER_PARAGRAPH_SENTENCE names its own folders; LookupError
-    with the reason if it is not there."""
+    """(wav, transcript) of an utterance, whose id SPEAKER_CHAPTER_PARAGRAPH_SENTENCE names its
+    own folders; LookupError with the reason if it is not there."""
     names = name.split("_")
     if len(names) < 3:
         raise LookupError(f"{name!r} is no LibriTTS id (SPEAKER_CHAPTER_PARAGRAPH_SENTENCE)")
@@ -122,4 +161,6 @@ def _by_id(root: Path, subsets: Sequence[Path], name: str) -> tuple[Path, str]:
                 raise LookupError(f"{name} has no {text.name} beside it in {subset.name}")
             return wav, _transcript(text)
     there = ", ".join(p.name for p in subsets)
-    raise LookupError(f"{name} is in none of the subsets {there} of {root}; unpack the one it is in")
+    raise LookupError(
+        f"{name} is in none of the subsets {there} of {root}; unpack the one it is in"
+    )

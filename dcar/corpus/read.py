@@ -1,4 +1,5 @@
-"""Corpora: many layouts in, one list (or stream) of utterances out, and every bad row reported with file and line.
+"""Corpora: many layouts in, one list (or stream) of utterances out, and every bad row reported with
+file and line.
 
 | kind | what is at `path` | split comes from |
 | --- | --- | --- |
@@ -12,10 +13,11 @@
 | seed-tts-eval | `meta.lst`: `id|prompt text|prompt wav|text[|wav]` | test |
 | datasets | Hugging Face `save_to_disk` folder, parquet file(s), or hub name (`org/name[:config]`) | split or folder |
 
-Reading never stops at a bad row: what no row may hold, whatever its format, is found here, behind every reader, and a
-reader that cannot go on ends with a bad row as well. `read_corpus` returns utterances and problems, `load_corpus`
-raises one error that lists them all, `corpus_parts` gives the pieces of a corpus to be read one row at a time.
-Validation decodes every recording and phonemises every text; every bad row is reported with file and line.
+Reading never stops at a bad row: what no row may hold, whatever its format, is found here, behind
+every reader, and a reader that cannot go on ends with a bad row as well. `read_corpus` returns
+utterances and problems, `load_corpus` raises one error that lists them all, `corpus_parts` gives
+the pieces of a corpus to be read one row at a time. Validation decodes every recording and
+phonemises every text; every bad row is reported with file and line.
 """
 
 from __future__ import annotations
@@ -36,20 +38,52 @@ from tqdm import tqdm
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.corpus import cuts, folders, layouts, libritts
 from dcar.corpus.huggingface import dataset_parts
-from dcar.corpus.rows import AudioSegment, Part, Problem, Row, StoredAudio, Utterance, canonical_split, describe
+from dcar.corpus.rows import (
+    AudioSegment,
+    Part,
+    Problem,
+    Row,
+    StoredAudio,
+    Utterance,
+    canonical_split,
+    describe,
+)
 from dcar.errors import AudioError, DataError, TextError
 from dcar.sources.shipped import shipped
 from dcar.text.phonemes import text_to_ids
 
-__all__ = ["KINDS", "MIN_PROMPT_SECONDS", "AudioSegment", "Part", "Problem", "Row", "StoredAudio", "Utterance",
-           "canonical_split", "corpus_parts", "describe", "examine", "load_corpus", "read_corpus", "validate_corpus"]
+__all__ = [
+    "KINDS",
+    "MIN_PROMPT_SECONDS",
+    "AudioSegment",
+    "Part",
+    "Problem",
+    "Row",
+    "StoredAudio",
+    "Utterance",
+    "canonical_split",
+    "corpus_parts",
+    "describe",
+    "examine",
+    "load_corpus",
+    "read_corpus",
+    "validate_corpus",
+]
 
 logger = logging.getLogger(__name__)
 
-READERS = {"starter": layouts.starter_parts, "folder": folders.folder_parts, "ljspeech": layouts.ljspeech_parts,
-           "jsonl": layouts.jsonl_parts, "seed-tts-eval": layouts.seed_tts_parts}
+READERS = {
+    "starter": layouts.starter_parts,
+    "folder": folders.folder_parts,
+    "ljspeech": layouts.ljspeech_parts,
+    "jsonl": layouts.jsonl_parts,
+    "seed-tts-eval": layouts.seed_tts_parts,
+}
 WITH_AUDIO_ROOT: dict[str, Callable[[Path, Path | None], list[Part]]] = {
-    "libriheavy": cuts.cut_parts, "lhotse": cuts.cut_parts, "unicats": libritts.unicats_parts}
+    "libriheavy": cuts.cut_parts,
+    "lhotse": cuts.cut_parts,
+    "unicats": libritts.unicats_parts,
+}
 KINDS = (*READERS, "libritts", *WITH_AUDIO_ROOT, "datasets")
 MIN_PROMPT_SECONDS = 1.0
 LONGEST_NAME = 1000
@@ -62,23 +96,35 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _HALF = re.compile(r"[\ud800-\udfff]")  # a lone surrogate, which no file can store
 
 
-def corpus_parts(kind: str, path: str | Path | None = None, *, audio_root: str | Path | None = None,
-                 subsets: Sequence[str] = (), streaming: bool = False) -> list[Part]:
+def corpus_parts(
+    kind: str,
+    path: str | Path | None = None,
+    *,
+    audio_root: str | Path | None = None,
+    subsets: Sequence[str] = (),
+    streaming: bool = False,
+) -> list[Part]:
     """The pieces of a corpus in a fixed order; nothing is read before a piece's rows are asked for.
 
-    audio_root: the LibriTTS folder of a `unicats` list; what relative paths of cut manifests are relative to.
-    subsets: of `libritts`, all if empty. streaming: do not keep a `datasets` corpus on disk. Raises DataError if the
-    corpus as a whole is unusable: unknown kind, no such path, not this layout, a setting that the kind does not have.
+    audio_root: the LibriTTS folder of a `unicats` list; what relative paths of cut manifests are
+    relative to. subsets: of `libritts`, all if empty. streaming: do not keep a `datasets` corpus on
+    disk. Raises DataError if the corpus as a whole is unusable: unknown kind, no such path, not
+    this layout, a setting that the kind does not have.
     """
     if kind not in KINDS:
         raise DataError(f"unknown corpus kind {kind!r}; one of {', '.join(KINDS)}")
     if audio_root is not None and kind not in WITH_AUDIO_ROOT:
-        raise DataError(f"audio_root is for unicats, libriheavy and lhotse; a {kind} corpus says where its audio is")
+        raise DataError(
+            f"audio_root is for unicats, libriheavy and lhotse; a {kind} corpus says where its "
+            "audio is"
+        )
     if subsets and kind != "libritts":
         raise DataError(f"subsets are those of libritts, not of a {kind} corpus")
     if path is None and kind != "starter":
-        raise DataError(f"a corpus of kind {kind!r} needs a path" + (
-            ": a save_to_disk folder, parquet, or a hub name" if kind == "datasets" else ""))
+        raise DataError(
+            f"a corpus of kind {kind!r} needs a path"
+            + (": a save_to_disk folder, parquet, or a hub name" if kind == "datasets" else "")
+        )
     root = Path(path) if path is not None else shipped("corpus")
     if kind != "datasets" and not root.exists():
         raise DataError(f"{root}: there is no such {kind} corpus; check the path")
@@ -93,9 +139,14 @@ def corpus_parts(kind: str, path: str | Path | None = None, *, audio_root: str |
     return [replace(part, rows=partial(checked_rows, part.rows, part.name)) for part in parts]
 
 
-def read_corpus(kind: str, path: str | Path | None = None, split: str | None = None, *,
-                audio_root: str | Path | None = None,
-                subsets: Sequence[str] = ()) -> tuple[list[Utterance], list[Problem]]:
+def read_corpus(
+    kind: str,
+    path: str | Path | None = None,
+    split: str | None = None,
+    *,
+    audio_root: str | Path | None = None,
+    subsets: Sequence[str] = (),
+) -> tuple[list[Utterance], list[Problem]]:
     """All utterances of a corpus (of one split, if given) and the rows that could not be read.
 
     Raises DataError if the corpus as a whole is unusable (see `corpus_parts`) or empty.
@@ -109,28 +160,39 @@ def read_corpus(kind: str, path: str | Path | None = None, split: str | None = N
             elif split is None or row.split == split:
                 utterances.append(row)
     if not utterances and not problems:
-        raise DataError(f"{path or 'the shipped corpus'}: no utterances" + (f" in split {split!r}" if split else ""))
+        raise DataError(
+            f"{path or 'the shipped corpus'}: no utterances"
+            + (f" in split {split!r}" if split else "")
+        )
     return utterances, problems
 
 
-def load_corpus(kind: str, path: str | Path | None = None, split: str | None = None) -> list[Utterance]:
+def load_corpus(
+    kind: str, path: str | Path | None = None, split: str | None = None
+) -> list[Utterance]:
     """Utterances of a corpus; raises DataError listing every row that could not be read."""
     utterances, problems = read_corpus(kind, path, split)
     if problems:
-        raise DataError(f"{len(problems)} rows of the {kind} corpus {path} cannot be read:\n{describe(problems, 50)}")
+        raise DataError(
+            f"{len(problems)} rows of the {kind} corpus {path} cannot be "
+            f"read:\n{describe(problems, 50)}"
+        )
     return utterances
 
 
 def checked_rows(read: Callable[[], Iterator[Row]], name: str) -> Iterator[Row]:
-    """The rows of a reader, those that cannot be used as problems; a reader that breaks off (a folder without
-    permission, a file that is gone) ends with a problem."""
+    """The rows of a reader, those that cannot be used as problems; a reader that breaks off (a
+    folder without permission, a file that is gone) ends with a problem."""
     try:
         for row in read():
             fault = _fault(row) if isinstance(row, Utterance) else None
             yield row if fault is None else Problem(row.id[:LONGEST_NAME], row.source, fault)
     except OSError as error:
-        yield Problem("", str(error.filename or name), f"reading broke off ({error.strerror or error}); check the file "
-                      "and its permissions")
+        yield Problem(
+            "",
+            str(error.filename or name),
+            f"reading broke off ({error.strerror or error}); check the file and its permissions",
+        )
 
 
 def _fault(u: Utterance) -> str | None:
@@ -138,13 +200,25 @@ def _fault(u: Utterance) -> str | None:
     for label in ("id", "speaker", "split", "text", "prompt_text"):
         value = getattr(u, label) or ""
         if "text" not in label and len(value) > LONGEST_NAME:
-            return f"the {label} has {len(value)} characters ({value[:20]}…), the limit is {LONGEST_NAME}; shorten it"
+            return (
+                f"the {label} has {len(value)} characters ({value[:20]}…), the limit is "
+                f"{LONGEST_NAME}; shorten it"
+            )
         if "text" not in label and (found := _CONTROL.search(value)):
             return f"the {label} holds the control character U+{ord(found[0]):04X}; remove it"
         if found := _HALF.search(value):
-            return (f"the {label} holds half a character (U+{ord(found[0]):04X}, a lone surrogate, at character "
-                    f"{found.start() + 1}); write it again")
-    audio = u.audio.path if isinstance(u.audio, AudioSegment) else u.audio if isinstance(u.audio, str) else None
+            return (
+                f"the {label} holds half a character (U+{ord(found[0]):04X}, a lone surrogate, at "
+                "character "
+                f"{found.start() + 1}); write it again"
+            )
+    audio = (
+        u.audio.path
+        if isinstance(u.audio, AudioSegment)
+        else u.audio
+        if isinstance(u.audio, str)
+        else None
+    )
     if _HALF.search(u.source):
         return "the path of the corpus is not UTF-8; rename its folder"
     for label, path in (("audio", audio), ("prompt_audio", u.prompt_audio)):
@@ -163,48 +237,84 @@ def _path_fault(path: str) -> str | None:
     size = len(os.fsencode(path))
     part = max((len(os.fsencode(part)) for part in PurePath(path).parts), default=0)
     if size > LONGEST_PATH or part > LONGEST_PART:
-        return (f"the path has {size} bytes, its longest part {part} (…{path[-20:]}); a file system takes "
-                f"{LONGEST_PATH} and {LONGEST_PART}")
+        return (
+            f"the path has {size} bytes, its longest part {part} (…{path[-20:]}); a file system "
+            "takes "
+            f"{LONGEST_PATH} and {LONGEST_PART}"
+        )
     return None
 
 
-def validate_corpus(utterances: list[Utterance], min_seconds: float, max_seconds: float, *, num_workers: int = 1,
-                    progress: bool = False) -> list[Problem]:
-    """Every bad row in corpus order: repeated id, text that cannot be spoken, audio that is missing, unreadable, not
-    finite or silent, duration outside min_seconds…max_seconds, a prompt that is unreadable or shorter than 1 s.
+def validate_corpus(
+    utterances: list[Utterance],
+    min_seconds: float,
+    max_seconds: float,
+    *,
+    num_workers: int = 1,
+    progress: bool = False,
+) -> list[Problem]:
+    """Every bad row in corpus order: repeated id, text that cannot be spoken, audio that is
+    missing, unreadable, not finite or silent, duration outside min_seconds…max_seconds, a prompt
+    that is unreadable or shorter than 1 s.
 
-    One row may have several problems. All audio is decoded, `num_workers` files at a time. Recordings of fewer samples
-    a second than speech encoders read are no problem, but a warning says how many there are.
+    One row may have several problems. All audio is decoded, `num_workers` files at a time.
+    Recordings of fewer samples a second than speech encoders read are no problem, but a warning
+    says how many there are.
     """
     if not 0 <= min_seconds < max_seconds:
-        raise DataError(f"durations from {min_seconds} to {max_seconds} s: need 0 <= min_seconds < max_seconds")
+        raise DataError(
+            f"durations from {min_seconds} to {max_seconds} s: need 0 <= min_seconds < max_seconds"
+        )
     problems: list[Problem] = []
     first: dict[str, str] = {}
     low = []
     with ThreadPoolExecutor(max(1, num_workers)) as pool:
+
         def look(u: Utterance) -> tuple[list[Problem], int | None]:
             found, decoded, _ = examine(u, min_seconds, max_seconds)
-            return found, decoded[1] if decoded else None  # of the audio its rate alone, or all would be in memory
+            # of the audio its rate alone, or all would be in memory
+            return found, decoded[1] if decoded else None
 
-        looked = tqdm(pool.map(look, utterances), "validate", len(utterances), unit="utt", disable=not progress)
+        looked = tqdm(
+            pool.map(look, utterances),
+            "validate",
+            len(utterances),
+            unit="utt",
+            disable=not progress,
+        )
         for u, (found, rate) in zip(utterances, looked, strict=True):
             if u.id in first:
-                problems.append(Problem(u.id, u.source, f"id {u.id!r} was used before, at {first[u.id]}; make ids "
-                                                        "unique"))
+                problems.append(
+                    Problem(
+                        u.id,
+                        u.source,
+                        f"id {u.id!r} was used before, at {first[u.id]}; make ids unique",
+                    )
+                )
             first.setdefault(u.id, u.source)
             problems += found
             if rate is not None and rate < ENCODER_SAMPLE_RATE:
                 low.append(rate)
     if low:
-        logger.warning("%d of %d recordings have fewer than %d samples a second (the lowest %d): what speech has above "
-                       "half of that is missing, and their tokens may lose words; `dcar analyse what=vocoder` says how "
-                       "many", len(low), len(utterances), ENCODER_SAMPLE_RATE, min(low))
+        logger.warning(
+            "%d of %d recordings have fewer than %d samples a second (the lowest %d): what speech "
+            "has above "
+            "half of that is missing, and their tokens may lose words; `dcar analyse "
+            "what=vocoder` says how "
+            "many",
+            len(low),
+            len(utterances),
+            ENCODER_SAMPLE_RATE,
+            min(low),
+        )
     return problems
 
 
-def examine(u: Utterance, min_seconds: float,
-            max_seconds: float) -> tuple[list[Problem], Decoded | None, Decoded | None]:
-    """Problems of an utterance, and its audio and its prompt's as decoded (waveform, rate), None if there is none."""
+def examine(
+    u: Utterance, min_seconds: float, max_seconds: float
+) -> tuple[list[Problem], Decoded | None, Decoded | None]:
+    """Problems of an utterance, and its audio and its prompt's as decoded (waveform, rate), None
+    if there is none."""
     problems = []
     decoded = prompt = None
 
@@ -222,19 +332,31 @@ def examine(u: Utterance, min_seconds: float,
         decoded = u.load()
         seconds = len(decoded[0]) / decoded[1]
         if not min_seconds <= seconds <= max_seconds:
-            report(f"utterance {u.id}: {seconds:.2f} s, outside {min_seconds:g}…{max_seconds:g} s; cut or remove it")
+            report(
+                f"utterance {u.id}: {seconds:.2f} s, outside {min_seconds:g}…{max_seconds:g} s; "
+                "cut or remove it"
+            )
         elif u.duration is not None and abs(seconds - u.duration) > 0.05 + 0.01 * seconds:
-            report(f"utterance {u.id}: {seconds:.2f} s, but the corpus says {u.duration:.2f} s; is the audio cut?")
+            report(
+                f"utterance {u.id}: {seconds:.2f} s, but the corpus says {u.duration:.2f} s; is "
+                "the audio cut?"
+            )
         if u.sample_rate is not None and decoded[1] != u.sample_rate:
-            report(f"utterance {u.id}: the file has {decoded[1]} Hz, the manifest says {u.sample_rate} Hz; make the "
-                   "manifest again from these files, or point audio_root to its own")
+            report(
+                f"utterance {u.id}: the file has {decoded[1]} Hz, the manifest says "
+                f"{u.sample_rate} Hz; make the "
+                "manifest again from these files, or point audio_root to its own"
+            )
     except AudioError as error:
         report(str(error))
     try:
         prompt = u.load_prompt()
         if prompt is not None and len(prompt[0]) / prompt[1] < MIN_PROMPT_SECONDS:
-            report(f"utterance {u.id}: the prompt {u.prompt_audio} is {len(prompt[0]) / prompt[1]:.2f} s, at least "
-                   f"{MIN_PROMPT_SECONDS:g} s are needed")
+            report(
+                f"utterance {u.id}: the prompt {u.prompt_audio} is "
+                f"{len(prompt[0]) / prompt[1]:.2f} s, at least "
+                f"{MIN_PROMPT_SECONDS:g} s are needed"
+            )
     except AudioError as error:
         report(str(error))
     return problems, decoded, prompt

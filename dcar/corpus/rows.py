@@ -1,4 +1,5 @@
-"""What every reader of a corpus yields: utterances and bad rows, and the helpers that readers share."""
+"""What every reader of a corpus yields: utterances and bad rows, and the helpers that readers
+share."""
 
 from __future__ import annotations
 
@@ -21,13 +22,17 @@ logger = logging.getLogger(__name__)
 
 READ = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au")
 """How the names of recordings end, in small letters or capitals."""
-_SPLIT = re.compile(r"(train(?:ing)?|dev(?:elopment)?|val(?:id(?:ation)?)?|test(?:ing)?|eval(?:uation)?)"
-                    r"(?:[-_. 0-9].*)?", re.IGNORECASE | re.DOTALL)
+_SPLIT = re.compile(
+    r"(train(?:ing)?|dev(?:elopment)?|val(?:id(?:ation)?)?|test(?:ing)?|eval(?:uation)?)"
+    r"(?:[-_. 0-9].*)?",
+    re.IGNORECASE | re.DOTALL,
+)
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def encoded_audio(value: Any) -> str | bytes | None:
-    """What a cell of an Audio column of `datasets` holds: encoded bytes, or else a path; None where it has neither."""
+    """What a cell of an Audio column of `datasets` holds: encoded bytes, or else a path; None
+    where it has neither."""
     found = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else None
     return found if isinstance(found, str | bytes) else None
 
@@ -41,13 +46,18 @@ class StoredAudio:
     column: str
 
     def read(self) -> str | bytes:
-        """Encoded bytes, or the path of the file where the dataset stores only that. AudioError if it has neither."""
+        """Encoded bytes, or the path of the file where the dataset stores only that. AudioError
+        if it has neither."""
         try:
             value = self.rows[self.index][self.column]
         except (OSError, ValueError, LookupError) as error:  # pyarrow's errors are among them
-            raise AudioError(f"row {self.index}: cannot be read from the dataset ({error}); copy it again") from None
+            raise AudioError(
+                f"row {self.index}: cannot be read from the dataset ({error}); copy it again"
+            ) from None
         if (found := encoded_audio(value)) is None:
-            raise AudioError(f"row {self.index}: column {self.column!r} holds neither audio bytes nor a path")
+            raise AudioError(
+                f"row {self.index}: column {self.column!r} holds neither audio bytes nor a path"
+            )
         return found
 
 
@@ -63,8 +73,8 @@ class AudioSegment:
 
 @dataclass(frozen=True)
 class Utterance:
-    """One sentence of speech. `audio`: path, encoded bytes, StoredAudio or AudioSegment; `duration` in seconds, if the
-    corpus says. A segment's waveform is its own stretch only.
+    """One sentence of speech. `audio`: path, encoded bytes, StoredAudio or AudioSegment; `duration`
+    in seconds, if the corpus says. A segment's waveform is its own stretch only.
 
     `source` is "file:line" (rows are counted from 1) for messages.
     """
@@ -91,13 +101,21 @@ class Utterance:
         except AudioError as error:
             raise AudioError(f"{where}: {error}") from None
         if isinstance(audio, AudioSegment):
-            return load_segment(audio.path, audio.start, audio.duration, audio.channel, sample_rate,
-                                where=f"{where}: {audio.path}")
-        return load_audio(audio, sample_rate, where=f"{where}: {audio}" if isinstance(audio, str) else where)
+            return load_segment(
+                audio.path,
+                audio.start,
+                audio.duration,
+                audio.channel,
+                sample_rate,
+                where=f"{where}: {audio.path}",
+            )
+        return load_audio(
+            audio, sample_rate, where=f"{where}: {audio}" if isinstance(audio, str) else where
+        )
 
     def seconds(self) -> float | None:
-        """Duration in seconds: what the corpus says, else what the header of the audio says; None if it has no readable
-        one (which validation then reports)."""
+        """Duration in seconds: what the corpus says, else what the header of the audio says;
+        None if it has no readable one (which validation then reports)."""
         if self.duration is not None:
             return self.duration
         try:
@@ -110,7 +128,9 @@ class Utterance:
         """Waveform and rate of the prompt recording, None if the row names none."""
         if self.prompt_audio is None:
             return None
-        return load_audio(self.prompt_audio, sample_rate, where=f"{self.source}: prompt {self.prompt_audio}")
+        return load_audio(
+            self.prompt_audio, sample_rate, where=f"{self.source}: prompt {self.prompt_audio}"
+        )
 
 
 @dataclass(frozen=True)
@@ -122,7 +142,11 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        text = self.message if self.message.startswith(self.source) else f"{self.source}: {self.message}"
+        text = (
+            self.message
+            if self.message.startswith(self.source)
+            else f"{self.source}: {self.message}"
+        )
         # one line that every terminal and file takes, whatever the row held
         return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
@@ -135,17 +159,21 @@ def describe(problems: list[Problem], limit: int | None = None) -> str:
 
 
 def canonical_split(name: str) -> str:
-    """train, dev or test for the usual names of splits ("train-clean-100", "validation"); other names are kept, such
-    as "validated" of Common Voice, which holds all three."""
+    """train, dev or test for the usual names of splits ("train-clean-100", "validation"); other
+    names are kept, such as "validated" of Common Voice, which holds all three."""
     return known_split(name) or name
 
 
 def known_split(name: str) -> str | None:
-    """See `canonical_split`; None for other names. What follows the name of a split is separated from it, as
-    `datasets` has it: by one of `-_.`, a space or a digit."""
+    """See `canonical_split`; None for other names. What follows the name of a split is separated
+    from it, as `datasets` has it: by one of `-_.`, a space or a digit."""
     found = _SPLIT.fullmatch(name)
     starts = {"train": "train", "dev": "dev", "val": "dev", "test": "test", "eval": "test"}
-    return next(split for start, split in starts.items() if found[1].lower().startswith(start)) if found else None
+    return (
+        next(split for start, split in starts.items() if found[1].lower().startswith(start))
+        if found
+        else None
+    )
 
 
 Row = Utterance | Problem
@@ -155,8 +183,9 @@ Row = Utterance | Problem
 class Part:
     """A piece of a corpus that is read in order: a file, a subset, a shard on a hub.
 
-    `costly` says that passing over rows costs as much as reading them (a remote stream), so that processes share such a
-    corpus by parts and not by rows. `stamp` changes when what the part holds changes.
+    `costly` says that passing over rows costs as much as reading them (a remote stream), so that
+    processes share such a corpus by parts and not by rows. `stamp` changes when what the part holds
+    changes.
     """
 
     name: str
@@ -166,23 +195,34 @@ class Part:
 
 
 def files_in(folder: Path, *endings: str, deep: bool = False) -> list[Path]:
-    """The files of a folder (deep: of those in it too) whose names end so, in small letters or capitals, sorted. Those
-    that macOS writes beside them (`._NAME`) are left out, with a warning."""
-    found = [p for p in (folder.rglob("*") if deep else folder.iterdir()) if p.name.lower().endswith(endings)]
+    """The files of a folder (deep: of those in it too) whose names end so, in small letters or
+    capitals, sorted. Those that macOS writes beside them (`._NAME`) are left out, with a
+    warning."""
+    found = [
+        p
+        for p in (folder.rglob("*") if deep else folder.iterdir())
+        if p.name.lower().endswith(endings)
+    ]
     files = sorted(p for p in found if not is_companion(p) and p.is_file())
     warn_of_companions(folder, sum(map(is_companion, found)))
     return files
 
 
 def is_companion(path: Path) -> bool:
-    """True for a file in which macOS keeps the attributes of another on disks and in archives that have none."""
+    """True for a file in which macOS keeps the attributes of another on disks and in archives
+    that have none."""
     return path.name.startswith("._")
 
 
 def warn_of_companions(folder: Path, count: int) -> None:
     if count:
-        logger.warning("%s: %d files named ._NAME are left out; macOS writes them beside NAME, and they hold neither "
-                       "audio nor text", folder, count)
+        logger.warning(
+            "%s: %d files named ._NAME are left out; macOS writes them beside NAME, and they hold "
+            "neither "
+            "audio nor text",
+            folder,
+            count,
+        )
 
 
 def file_stamp(path: Path) -> str:
@@ -197,16 +237,20 @@ def file_part(file: Path, read: Callable[..., Iterator[Row]], *rest: Any) -> Par
 
 
 def first_file(places: Sequence[Path]) -> Path:
-    """The first place where a file is, its suffix in capitals or small letters if it is not as given; the first of
-    all, for messages, where there is none."""
+    """The first place where a file is, its suffix in capitals or small letters if it is not as
+    given; the first of all, for messages, where there is none."""
     # os.path: no error for what cannot be a path (too long, without permission)
-    names = (stem + end for stem, suffix in map(os.path.splitext, places)
-             for end in dict.fromkeys((suffix, suffix.lower(), suffix.upper())))
+    names = (
+        stem + end
+        for stem, suffix in map(os.path.splitext, places)
+        for end in dict.fromkeys((suffix, suffix.lower(), suffix.upper()))
+    )
     return next((Path(name) for name in names if os.path.isfile(name)), places[0])
 
 
 class BadRow(Exception):
-    """A reader finds that a row cannot be used: why and what to do, and the row's id where it has one."""
+    """A reader finds that a row cannot be used: why and what to do, and the row's id where it
+    has one."""
 
     def __init__(self, message: str, id: str = ""):
         super().__init__(message)
@@ -222,14 +266,16 @@ def row_of(source: str, make: Callable[..., Utterance], *given: Any) -> Row:
 
 
 def line_rows(file: Path, make: Callable[[str, str], Utterance]) -> Iterator[Row]:
-    """A row for every line of a list or manifest, as `make(text, source)` reads it (see `row_of`)."""
+    """A row for every line of a list or manifest, as `make(text, source)` reads it (see
+    `row_of`)."""
     for line, text, error in text_lines(file):
         source = f"{file}:{line}"
         yield row_of(source, make, text) if error is None else Problem("", source, error)
 
 
 def require_strings(row: Mapping[str, Any], keys: Iterable[str]) -> None:
-    """BadRow where strings that a row must have are absent, of another type, or (all but text) empty."""
+    """BadRow where strings that a row must have are absent, of another type, or (all but text)
+    empty."""
     name = row["id"] if isinstance(row.get("id"), str) else ""
     if absent := [k for k in keys if row.get(k) is None]:
         raise BadRow(f"fields missing: {', '.join(absent)}", name)

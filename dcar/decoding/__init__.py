@@ -17,7 +17,22 @@ from dcar.decoding.state import BatchState
 from dcar.decoding.step import Draft, Kept, Method
 
 __all__ = [
-    "BatchState", "BestOfChunk", "Choice", "ChunkMethod", "ChunkRule", "DecodeResult", "Draft", "EndOnConfident",
-    "Engine", "FixedChunk", "Kept", "Method", "PolicyChunk", "Progress", "Prompt", "RandomChunk", "ShuffledChunk",
+    "BatchState",
+    "BestOfChunk",
+    "Choice",
+    "ChunkMethod",
+    "ChunkRule",
+    "DecodeResult",
+    "Draft",
+    "EndOnConfident",
+    "Engine",
+    "FixedChunk",
+    "Kept",
+    "Method",
+    "PolicyChunk",
+    "Progress",
+    "Prompt",
+    "RandomChunk",
+    "ShuffledChunk",
     "decode",
 ]

@@ -1,6 +1,8 @@
-"""The operations of a decoding step. `Backend` computes them in PyTorch; `dcar.decoding.cpu.backend` in C, on a CPU.
+"""The operations of a decoding step. `Backend` computes them in PyTorch;
+`dcar.decoding.cpu.backend` in C, on a CPU.
 
-A reader gets its backend once, when it is made (dcar/decoding/readers.py); nothing else asks where it runs.
+A reader gets its backend once, when it is made (dcar/decoding/readers.py); nothing else asks where
+it runs.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from heads.policy import ChunkPolicyConfig
 
 
 class Decision(NamedTuple):
-    """Chunks drawn side by side, the policy's distribution over their ends, and the likeliest end if it is known."""
+    """Chunks drawn side by side, the policy's distribution over their ends, and the likeliest
+    end if it is known."""
 
     tokens: Tensor  # [B, N, n]
     candidates: Tensor  # [B, N, n, F], as `ChunkPolicy.candidate_features`
     log_probs: Tensor  # [B, N K], as `ChunkPolicy.log_probs`
-    likeliest: tuple[Tensor, Tensor, Tensor] | None = None  # [B] its size, its log-probability, its chunk 0..N-1
+    # [B] its size, its log-probability, its chunk 0..N-1
+    likeliest: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 class LinearEnds(Protocol):
@@ -39,10 +43,15 @@ class Backend:
     """The operations in PyTorch, on any device."""
 
     copies = False
-    """True if prepared operations hold copies of weights, so that they must be prepared again after an update."""
+    """True if prepared operations hold copies of weights, so that they must be prepared again
+    after an update."""
 
-    def stack(self, layers: Sequence[TransformerLayer], last: Sequence[nn.Module],
-              first: Sequence[nn.Module] = ()) -> Stack:
+    def stack(
+        self,
+        layers: Sequence[TransformerLayer],
+        last: Sequence[nn.Module],
+        first: Sequence[nn.Module] = (),
+    ) -> Stack:
         """Prepare layers for decoding; see `Stack`."""
         return Stack(layers, last, first)
 
@@ -54,19 +63,33 @@ class Backend:
         """Prepare a chunk scorer with its present weights."""
         return partial(chunk_scorer, recurrent=chunk_scorer.layer.all_weights[0])
 
-    def probs(self, logits: Tensor, sampling: SamplingConfig, forbidden: Tensor | None, eos: int,
-              history: Tensor | None = None) -> Tensor:
+    def probs(
+        self,
+        logits: Tensor,
+        sampling: SamplingConfig,
+        forbidden: Tensor | None,
+        eos: int,
+        history: Tensor | None = None,
+    ) -> Tensor:
         """See `dcar.sampling.warp`."""
         return warp(logits, sampling, forbidden, eos, history)
 
-    def tokens(self, logits: Tensor, u: Tensor, sampling: SamplingConfig, forbidden: Tensor | None,
-               eos: int) -> tuple[Tensor, bool]:
-        """Draw tokens [..., N] at numbers u [..., N] from the warped distributions of logits [..., V]. Also return
-        whether every one is known to be an id (see `sample`)."""
+    def tokens(
+        self,
+        logits: Tensor,
+        u: Tensor,
+        sampling: SamplingConfig,
+        forbidden: Tensor | None,
+        eos: int,
+    ) -> tuple[Tensor, bool]:
+        """Draw tokens [..., N] at numbers u [..., N] from the warped distributions of logits
+        [..., V]. Also return whether every one is known to be an id (see `sample`)."""
         return sample_several(warp(logits, sampling, forbidden, eos), u), False
 
-    def decision(self, shape: ChunkPolicyConfig, ends: LinearEnds,
-                 chunk_scorer: ChunkScorer | None) -> Callable[..., Decision | None] | None:
-        """Return what makes a whole decision after the draw in one call (see `PolicyReader.decide`), if there is such a
-        thing. ends: the scores of a chunk's ends as one product with the features of its tokens."""
+    def decision(
+        self, shape: ChunkPolicyConfig, ends: LinearEnds, chunk_scorer: ChunkScorer | None
+    ) -> Callable[..., Decision | None] | None:
+        """Return what makes a whole decision after the draw in one call (see
+        `PolicyReader.decide`), if there is such a thing. ends: the scores of a chunk's ends as
+        one product with the features of its tokens."""
         return None

@@ -1,15 +1,17 @@
 """Chunk-wise decoding: the heads propose the next tokens, a schedule says how many are kept.
 
-FAR and CAR-k keep a fixed number (DCAR paper §3.1), `RandomChunk` draws one from a range (the paper's ablation),
-DCAR asks the policy (§4.2). Nothing is verified: what is kept is emitted, and the next pass reads the whole chunk.
+FAR and CAR-k keep a fixed number (DCAR paper §3.1), `RandomChunk` draws one from a range (the
+paper's ablation), DCAR asks the policy (§4.2). Nothing is verified: what is kept is emitted, and
+the next pass reads the whole chunk.
 
-Not the paper's: schedules after the draw see all candidates before they choose where the chunk ends: policies that
-read them (heads/candidates.py), and rule-based ones such as `EndOnConfident`. Dropped tokens are drawn again from
-another distribution at the same random number. So the emitted tokens do not follow the heads' distribution, on purpose.
+Not the paper's: schedules after the draw see all candidates before they choose where the chunk
+ends: policies that read them (heads/candidates.py), and rule-based ones such as `EndOnConfident`.
+Dropped tokens are drawn again from another distribution at the same random number. So the emitted
+tokens do not follow the heads' distribution, on purpose.
 
-Several chunks may be drawn side by side from the same distributions, of which the one with the best joint score is kept
-(heads/chunk_scorer.py): importance resampling from the product of the heads' distributions towards their joint
-distribution.
+Several chunks may be drawn side by side from the same distributions, of which the one with the best
+joint score is kept (heads/chunk_scorer.py): importance resampling from the product of the heads'
+distributions towards their joint distribution.
 """
 
 from __future__ import annotations
@@ -42,12 +44,13 @@ class Choice(NamedTuple):
 
 
 class ChunkRule:
-    """Decides how many of the heads' next tokens are kept: the schedule of a `ChunkMethod`. Override `choose`.
+    """Decides how many of the heads' next tokens are kept: the schedule of a `ChunkMethod`.
+    Override `choose`.
 
-    `candidates`: tokens that are drawn before it decides; 0 = it decides first, and only the kept ones are drawn.
-    `num_candidates`: N, chunks drawn side by side. `streams`: the random numbers that `choose` looks up besides those
-    of the tokens ("chunk" is free for a rule of your own). A rule holds settings only; what it keeps for each row is in
-    `BatchState.own`.
+    `candidates`: tokens that are drawn before it decides; 0 = it decides first, and only the kept
+    ones are drawn. `num_candidates`: N, chunks drawn side by side. `streams`: the random numbers
+    that `choose` looks up besides those of the tokens ("chunk" is free for a rule of your own). A
+    rule holds settings only; what it keeps for each row is in `BatchState.own`.
     """
 
     name = "rule"
@@ -59,7 +62,8 @@ class ChunkRule:
     """Numbers that it sees of each candidate (`candidate_features`)."""
 
     def largest(self, heads: int) -> int:
-        """The longest chunk that it may choose, of a decoder with so many heads. ConfigError if it has too few."""
+        """The longest chunk that it may choose, of a decoder with so many heads. ConfigError if
+        it has too few."""
         if self.candidates:
             check_size(self.candidates, heads)
         return self.candidates or heads
@@ -73,25 +77,29 @@ class ChunkRule:
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
         """See `Method.admit`."""
 
-    def observe(self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None) -> None:
+    def observe(
+        self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None
+    ) -> None:
         """See `Method.observe`."""
 
     def draw_and_choose(self, state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor, Choice]:
-        """Draw N chunks side by side from logits [B, n, V + 1] and choose: chunks [B, N, n], their features [B, N, n,
-        F], and the choice."""
+        """Draw N chunks side by side from logits [B, n, V + 1] and choose: chunks [B, N, n],
+        their features [B, N, n, F], and the choice."""
         chunks = draw_chunks(state, logits, self.num_candidates)
         candidates = self.candidate_features(state, logits, chunks)
         return chunks, candidates, self.choose(state, candidates)
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
-        """The features [B, N, n, F] that `choose` gets of chunks [B, N, n] drawn from logits [B, n, V + 1]."""
+        """The features [B, N, n, F] that `choose` gets of chunks [B, N, n] drawn from logits [B,
+        n, V + 1]."""
         return candidate_features(logits, tokens)
 
     def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
         """Choose the sizes [B] in 1..K of the next chunk of every row, by tensor operations alone.
 
-        candidates [B, N, n, 3]: of each drawn token its log-probability, that of the likeliest token, and the entropy
-        in nats, all at temperature 1; None where it decides first. state.last_hidden [B, D]: the decoder's state.
+        candidates [B, N, n, 3]: of each drawn token its log-probability, that of the likeliest
+        token, and the entropy in nats, all at temperature 1; None where it decides first.
+        state.last_hidden [B, D]: the decoder's state.
         """
         raise NotImplementedError
 
@@ -110,19 +118,25 @@ class Scheduled:
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
         self.schedule.admit(state, rows, admitted)
 
-    def observe(self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None) -> None:
+    def observe(
+        self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None
+    ) -> None:
         self.schedule.observe(state, hidden, counts, real)
 
 
 class ChunkMethod(Scheduled, Method):
-    """Emit the tokens of heads 1..a for the size a that the schedule gives; heads sample independently given h."""
+    """Emit the tokens of heads 1..a for the size a that the schedule gives; heads sample
+    independently given h."""
 
     def __init__(self, schedule: ChunkRule):
         self.schedule = schedule
         self.name = schedule.name
         self.streams = ("token", *schedule.streams)
-        self.logged = ("actions", *(["log_probs"] if schedule.has_log_probs else []),
-                       *(["chosen"] if schedule.num_candidates > 1 else []))
+        self.logged = (
+            "actions",
+            *(["log_probs"] if schedule.has_log_probs else []),
+            *(["chosen"] if schedule.num_candidates > 1 else []),
+        )
 
     def width(self, heads: int) -> int:
         return self.schedule.largest(heads)
@@ -131,8 +145,12 @@ class ChunkMethod(Scheduled, Method):
         super().start(state)
         if state.hidden is not None and self.schedule.candidates:
             state.candidates = torch.zeros(
-                *state.log.shape[:2], self.schedule.num_candidates, self.schedule.candidates, self.schedule.features,
-                device=state.log.device)
+                *state.log.shape[:2],
+                self.schedule.num_candidates,
+                self.schedule.candidates,
+                self.schedule.features,
+                device=state.log.device,
+            )
 
     def keep(self, state: BatchState) -> Kept:
         schedule = self.schedule
@@ -150,8 +168,8 @@ class ChunkMethod(Scheduled, Method):
 
 
 def draw_chunk(state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also return their distributions [B, k, V +
-    1]."""
+    """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also return their
+    distributions [B, k, V + 1]."""
     position = state.next_positions(logits.shape[1])
     u = state.uniform("token", position)
     if state.sampling.repetition_window:
@@ -161,18 +179,23 @@ def draw_chunk(state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_chunks(state: BatchState, logits: Tensor, num_candidates: int) -> Tensor:
-    """Draw several chunks [B, N, k] from the same logits [B, k, V + 1]. The first is that of `draw_chunk`; the others
-    use random numbers `shifted` from its own, so the marginal distribution of each is the heads', too."""
+    """Draw several chunks [B, N, k] from the same logits [B, k, V + 1]. The first is that of
+    `draw_chunk`; the others use random numbers `shifted` from its own, so the marginal
+    distribution of each is the heads', too."""
     if not state.sampling.repetition_window:
         return state.draw(logits, num_candidates).mT
     position = state.next_positions(logits.shape[1])
     u = shifted(state.uniform("token", position), num_candidates)
-    return torch.stack([_without_repetition(state, logits, position, one)[0] for one in u.unbind(-1)], 1)
+    return torch.stack(
+        [_without_repetition(state, logits, position, one)[0] for one in u.unbind(-1)], 1
+    )
 
 
-def _without_repetition(state: BatchState, logits: Tensor, position: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens and distributions at random numbers u [B, k] in repetition-aware sampling, where the distribution of a
-    token depends on those before it in the chunk."""
+def _without_repetition(
+    state: BatchState, logits: Tensor, position: Tensor, u: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Tokens and distributions at random numbers u [B, k] in repetition-aware sampling, where
+    the distribution of a token depends on those before it in the chunk."""
     tokens, probs = position[:, :0], []
     for j in range(logits.shape[1]):
         history = state.histories(tokens)
@@ -183,7 +206,8 @@ def _without_repetition(state: BatchState, logits: Tensor, position: Tensor, u: 
 
 
 class FixedChunk(ChunkRule):
-    """Always k tokens: CAR-k; k = 1 is next-token decoding (on a model trained with one head, FAR)."""
+    """Always k tokens: CAR-k; k = 1 is next-token decoding (on a model trained with one head,
+    FAR)."""
 
     def __init__(self, size: int, name: str | None = None):
         self.size = size
@@ -218,8 +242,8 @@ class _ListedSizes(ChunkRule):
 
 
 class RandomChunk(_ListedSizes):
-    """A size drawn uniformly from a list at every step: what a policy must beat. A size that is listed twice is drawn
-    twice as often, so that the shares can be those of a policy."""
+    """A size drawn uniformly from a list at every step: what a policy must beat. A size that is
+    listed twice is drawn twice as often, so that the shares can be those of a policy."""
 
     streams = ("chunk",)
 
@@ -232,11 +256,13 @@ class RandomChunk(_ListedSizes):
 
 
 class EndOnConfident(_ListedSizes):
-    """End the chunk on the likeliest of the tokens drawn: argmax over the sizes a of log p_a(x_a). Rule-based, not a
-    paper's; what a policy after the draw must beat."""
+    """End the chunk on the likeliest of the tokens drawn: argmax over the sizes a of log
+    p_a(x_a). Rule-based, not a paper's; what a policy after the draw must beat."""
 
     def __init__(self, sizes: Sequence[int], name: str | None = None):
-        super().__init__(sorted(set(sizes)), name or f"end-on-confident-{'-'.join(map(str, sizes))}")
+        super().__init__(
+            sorted(set(sizes)), name or f"end-on-confident-{'-'.join(map(str, sizes))}"
+        )
         self.candidates = max(sizes)
 
     def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
@@ -246,20 +272,27 @@ class EndOnConfident(_ListedSizes):
 
 
 class BestOfChunk(ChunkRule):
-    """Always k tokens, of the candidate chunk with the highest joint score: argmax over them of r_k. What a policy with
-    as many candidates must beat; not a paper's."""
+    """Always k tokens, of the candidate chunk with the highest joint score: argmax over them of
+    r_k. What a policy with as many candidates must beat; not a paper's."""
 
-    def __init__(self, size: int, num_candidates: int, chunk_scorer: ChunkScorer, name: str | None = None):
+    def __init__(
+        self, size: int, num_candidates: int, chunk_scorer: ChunkScorer, name: str | None = None
+    ):
         self.name = name or f"best-of-{size}-{num_candidates}"
         if num_candidates < 2:
-            raise ConfigError(f"{self.name}: the best of {num_candidates} candidates is no choice; give at least 2")
+            raise ConfigError(
+                f"{self.name}: the best of {num_candidates} candidates is no choice; give at "
+                "least 2"
+            )
         self.candidates, self.num_candidates, self.chunk_scorer = size, num_candidates, chunk_scorer
         self.features = len(FEATURES) + 1
 
     def largest(self, heads: int) -> int:
         if self.chunk_scorer.config.num_heads < self.candidates:
-            raise ConfigError(f"{self.name}: this chunk scorer reads chunks of at most "
-                              f"{self.chunk_scorer.config.num_heads} tokens")
+            raise ConfigError(
+                f"{self.name}: this chunk scorer reads chunks of at most "
+                f"{self.chunk_scorer.config.num_heads} tokens"
+            )
         return super().largest(heads)
 
     def refresh(self, state: BatchState) -> None:
@@ -277,23 +310,37 @@ class BestOfChunk(ChunkRule):
 class PolicyChunk(ChunkRule):
     """The learned policy of DCAR: argmax ("greedy") or drawn ("sample").
 
-    `forced` fixes the size of some members of a group (utterance id -> a size for every member, 0 = the policy
-    decides), as the chase half of DCPO needs; their log-probabilities under the policy are recorded all the same. Other
-    utterances follow the policy. `dial` shifts a trained policy to longer (above 0) or shorter chunks: nats added to
-    the score of a size for each of its tokens. `num_candidates`: chunks drawn side by side, for a
-    policy that holds a chunk scorer; candidate and size are chosen together (`heads.candidates.joint_log_probs`).
+    `forced` fixes the size of some members of a group (utterance id -> a size for every member, 0 =
+    the policy decides), as the chase half of DCPO needs; their log-probabilities under the policy
+    are recorded all the same. Other utterances follow the policy. `dial` shifts a trained policy to
+    longer (above 0) or shorter chunks: nats added to the score of a size for each of its tokens.
+    `num_candidates`: chunks drawn side by side, for a policy that holds a chunk scorer; candidate
+    and size are chosen together (`heads.candidates.joint_log_probs`).
     """
 
     has_log_probs = True
 
-    def __init__(self, policy: ChunkPolicy, mode: Literal["greedy", "sample"] = "greedy", name: str | None = None,
-                 forced: Mapping[str, Sequence[int]] | None = None, dial: float = 0.0, num_candidates: int = 1):
+    def __init__(
+        self,
+        policy: ChunkPolicy,
+        mode: Literal["greedy", "sample"] = "greedy",
+        name: str | None = None,
+        forced: Mapping[str, Sequence[int]] | None = None,
+        dial: float = 0.0,
+        num_candidates: int = 1,
+    ):
         if mode not in ("greedy", "sample"):
             raise ConfigError(f"policy mode must be 'greedy' or 'sample', not '{mode}'")
         if not math.isfinite(dial):
             raise ConfigError(f"the dial of a policy is a finite number, not {dial}")
         check_num_candidates(policy, num_candidates)
-        self.policy, self.mode, self.forced, self.dial, self.num_candidates = policy, mode, forced, dial, num_candidates
+        self.policy, self.mode, self.forced, self.dial, self.num_candidates = (
+            policy,
+            mode,
+            forced,
+            dial,
+            num_candidates,
+        )
         self.candidates = policy.config.reach if policy.config.after_draw else 0
         self.name = name or ("dcar" if mode == "greedy" else "dcar-sampled")
         self.features = policy.config.features
@@ -308,16 +355,26 @@ class PolicyChunk(ChunkRule):
     def start(self, state: BatchState) -> None:
         if self.forced is not None:
             state.own["forced"] = torch.zeros_like(state.generated)
-        if self.policy.layer is not None:  # it has keys and values of its own, of what the decoder has read
+        # it has keys and values of its own, of what the decoder has read
+        if self.policy.layer is not None:
             state.caches["policy"] = self._new_cache(state, state.rows, state.cache.capacity)
             state.caches["policy"].lengths = state.cache.lengths
-            state.own["action_logits"] = state.states.new_zeros(state.rows, self.policy.config.num_actions)
+            state.own["action_logits"] = state.states.new_zeros(
+                state.rows, self.policy.config.num_actions
+            )
 
     def _new_cache(self, state: BatchState, rows: int, capacity: int) -> KVCache:
         config = self.policy.config
         heads = config.num_attention_heads
-        cache = KVCache(1, rows, heads, capacity, config.layer_width // heads, device=state.states.device,
-                        dtype=state.states.dtype)
+        cache = KVCache(
+            1,
+            rows,
+            heads,
+            capacity,
+            config.layer_width // heads,
+            device=state.states.device,
+            dtype=state.states.dtype,
+        )
         cache.exact = state.exact
         return cache
 
@@ -335,14 +392,17 @@ class PolicyChunk(ChunkRule):
         if sizes is None:
             return 0
         if member >= len(sizes):
-            raise ConfigError(f"{utterance_id}: {len(sizes)} forced sizes for a larger group; give one per member")
+            raise ConfigError(
+                f"{utterance_id}: {len(sizes)} forced sizes for a larger group; give one per member"
+            )
         return sizes[member]
 
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
         if self.forced is not None:
             members = zip(admitted.prompts, admitted.members, strict=True)
-            state.own["forced"][rows] = torch.tensor([self.forced_size(p.utterance_id, g) for p, g in members],
-                                                     device=rows.device)
+            state.own["forced"][rows] = torch.tensor(
+                [self.forced_size(p.utterance_id, g) for p, g in members], device=rows.device
+            )
         if self.policy.layer is not None:
             hidden, lengths = admitted.hidden, admitted.lengths
             cache = self._new_cache(state, *hidden.shape[:2])
@@ -351,11 +411,16 @@ class PolicyChunk(ChunkRule):
             state.caches["policy"].copy_rows(rows, cache, admitted.origins)
             state.own["action_logits"][rows] = logits[admitted.origins]
 
-    def observe(self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None) -> None:
+    def observe(
+        self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None
+    ) -> None:
         if self.policy.layer is not None:
             started = state.clock()
             state.own["action_logits"].copy_(
-                state.shared["policy"].read(state.bound(state.caches["policy"], 0), hidden, counts, real))
+                state.shared["policy"].read(
+                    state.bound(state.caches["policy"], 0), hidden, counts, real
+                )
+            )
             state.seconds["policy"] += state.clock() - started
 
     def draw_and_choose(self, state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor, Choice]:
@@ -364,8 +429,15 @@ class PolicyChunk(ChunkRule):
         decision = None
         if not state.sampling.repetition_window:
             u = shifted(state.uniform("token", position), self.num_candidates)
-            decision = state.shared["policy"].decide(state.last_hidden, logits, u, state.sampling,
-                                                     state.forbidden(position), state.eos, self.dial)
+            decision = state.shared["policy"].decide(
+                state.last_hidden,
+                logits,
+                u,
+                state.sampling,
+                state.forbidden(position),
+                state.eos,
+                self.dial,
+            )
         if decision is None:
             return super().draw_and_choose(state, logits)
         if decision.likeliest is None or self.mode != "greedy" or "forced" in state.own:
@@ -373,14 +445,20 @@ class PolicyChunk(ChunkRule):
         else:
             sizes, log_probs, draw = decision.likeliest
         state.seconds["policy"] += state.clock() - started
-        return decision.tokens, decision.candidates, Choice(sizes, log_probs, draw if self.num_candidates > 1 else None)
+        return (
+            decision.tokens,
+            decision.candidates,
+            Choice(sizes, log_probs, draw if self.num_candidates > 1 else None),
+        )
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
         return state.shared["policy"].candidate_features(state.last_hidden, logits, tokens)
 
     def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
         started = state.clock()
-        log_probs = state.shared["policy"].log_probs(state.own.get("action_logits"), candidates, self.dial)
+        log_probs = state.shared["policy"].log_probs(
+            state.own.get("action_logits"), candidates, self.dial
+        )
         sizes, taken, draw = choose_end(log_probs, *self._how(state))
         state.seconds["policy"] += state.clock() - started
         return Choice(sizes, taken, draw)
@@ -392,25 +470,36 @@ class PolicyChunk(ChunkRule):
 
 
 class ShuffledChunk(PolicyChunk):
-    """The sizes that a policy chose, in random order: a control that keeps how often chunks are long, but not when.
+    """The sizes that a policy chose, in random order: a control that keeps how often chunks are
+    long, but not when.
 
-    Every utterance is decoded with the policy, then again with the same sizes shuffled (starting over if it has become
-    longer); the policy still chooses among several chunks drawn side by side, given the size. It takes twice the passes
-    that are counted.
+    Every utterance is decoded with the policy, then again with the same sizes shuffled (starting
+    over if it has become longer); the policy still chooses among several chunks drawn side by side,
+    given the size. It takes twice the passes that are counted.
     """
 
     def __init__(self, schedule: PolicyChunk, name: str | None = None):
-        super().__init__(schedule.policy, schedule.mode, name or f"{schedule.name}-shuffled", None, schedule.dial,
-                         schedule.num_candidates)
+        super().__init__(
+            schedule.policy,
+            schedule.mode,
+            name or f"{schedule.name}-shuffled",
+            None,
+            schedule.dial,
+            schedule.num_candidates,
+        )
         self.schedule = schedule
         self.streams = ("shuffle", *self.streams)
 
     def start(self, state: BatchState) -> None:
         super().start(state)
         # kept, as utterances are admitted one by one when rows are replaced
-        state.shared["unshuffled"] = Engine(state.reader, ChunkMethod(self.schedule), state.sampling, state.rows)
+        state.shared["unshuffled"] = Engine(
+            state.reader, ChunkMethod(self.schedule), state.sampling, state.rows
+        )
         most = state.log.shape[1]
-        state.own["sizes"] = torch.zeros(state.rows, most, dtype=torch.long, device=state.log.device)
+        state.own["sizes"] = torch.zeros(
+            state.rows, most, dtype=torch.long, device=state.log.device
+        )
         state.own["chunks"] = torch.ones_like(state.generated)
         state.own["forced"] = torch.zeros_like(state.generated)
 
@@ -432,12 +521,15 @@ class ShuffledChunk(PolicyChunk):
         return super()._how(state)
 
 
-def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None,
-               k: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Sizes [B] in 1..k, their log-probabilities [B], and which of N candidates is kept [B], None of one.
+def choose_end(
+    log_probs: Tensor, u: Tensor | None, forced: Tensor | None, k: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sizes [B] in 1..k, their log-probabilities [B], and which of N candidates is kept [B], None
+    of one.
 
-    log_probs [B, N k] of candidate and size (`joint_log_probs`), from which one is drawn at u [B], or the likeliest
-    taken without them. Where a size is `forced` [B] (0 = none), the candidate alone is chosen.
+    log_probs [B, N k] of candidate and size (`joint_log_probs`), from which one is drawn at u [B],
+    or the likeliest taken without them. Where a size is `forced` [B] (0 = none), the candidate
+    alone is chosen.
     """
     several, open_to = log_probs.shape[1] > k, log_probs
     if forced is not None and several:
@@ -445,17 +537,27 @@ def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None,
         other = (forced[:, None] > 0) & (size != forced[:, None])
         open_to = log_probs.masked_fill(other, -math.inf).log_softmax(-1)
     # where there is no distribution any end is taken: its log-probability says so
-    index = open_to.argmax(-1) if u is None else sample(open_to.exp(), u).clamp(max=log_probs.shape[1] - 1)
+    index = (
+        open_to.argmax(-1)
+        if u is None
+        else sample(open_to.exp(), u).clamp(max=log_probs.shape[1] - 1)
+    )
     if forced is not None and not several:
         index = torch.where(forced > 0, forced - 1, index)
-    return index % k + 1, log_probs.gather(-1, index[:, None])[:, 0], index // k if several else None
+    return (
+        index % k + 1,
+        log_probs.gather(-1, index[:, None])[:, 0],
+        index // k if several else None,
+    )
 
 
 def check_policy(policy: ChunkPolicy, heads: int) -> None:
     """ConfigError for a policy that may ask for more tokens than a decoder's `heads` predict."""
     if policy.config.num_actions > heads:
-        raise ConfigError(f"the policy chooses among 1..{policy.config.num_actions} tokens, but the decoder has "
-                          f"{heads} heads; use the decoder that it was trained for")
+        raise ConfigError(
+            f"the policy chooses among 1..{policy.config.num_actions} tokens, but the decoder has "
+            f"{heads} heads; use the decoder that it was trained for"
+        )
 
 
 def check_num_candidates(policy: ChunkPolicy, num_candidates: int) -> None:
@@ -463,11 +565,16 @@ def check_num_candidates(policy: ChunkPolicy, num_candidates: int) -> None:
     if num_candidates < 1:
         raise ConfigError(f"a policy chooses among 1 candidate or more, not {num_candidates}")
     if num_candidates > 1 and policy.chunk_scorer is None:
-        raise ConfigError(f"{num_candidates} candidates: this policy cannot choose among them; train one with "
-                          "chunk_scorer=…")
+        raise ConfigError(
+            f"{num_candidates} candidates: this policy cannot choose among them; train one with "
+            "chunk_scorer=…"
+        )
 
 
 def check_size(size: int, heads: int) -> None:
     """ConfigError for a chunk of more tokens than a decoder's heads predict."""
     if not 1 <= size <= heads:
-        raise ConfigError(f"chunk size {size} needs {size} heads, but this decoder predicts 1..{heads} tokens a step")
+        raise ConfigError(
+            f"chunk size {size} needs {size} heads, but this decoder predicts 1..{heads} tokens a "
+            "step"
+        )

@@ -1,7 +1,8 @@
-"""Places that a pass writes in a ragged KV cache, what its positions attend to, and their rotary embeddings.
+"""Places that a pass writes in a ragged KV cache, what its positions attend to, and their rotary
+embeddings.
 
-`Columns` is flat, N = rows × new positions, so that layers can be run one by one or as one call of C, for a decoder or
-a policy.
+`Columns` is flat, N = rows × new positions, so that layers can be run one by one or as one call of
+C, for a decoder or a policy.
 """
 
 from __future__ import annotations
@@ -23,20 +24,23 @@ def round_up(number: int, multiple: int) -> int:
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask (True = may attend) as an additive one: converted once, not in every layer's attention."""
+    """A boolean mask (True = may attend) as an additive one: converted once, not in every
+    layer's attention."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 
 class RotaryCache:
-    """Cosines and sines for queries and keys, with the identity for values, so that all three are rotated at once."""
+    """Cosines and sines for queries and keys, with the identity for values, so that all three
+    are rotated at once."""
 
     def __init__(self, table: RotaryTable, device: torch.device, dtype: torch.dtype):
         self.first, self.last = 0, -1  # positions covered
         self._table, self._device, self._dtype = table, device, dtype
 
     def cover(self, first: int, last: int) -> bool:
-        """Extend the table to positions first..last, which may be negative (a prompt before BOS). True if it moved to
-        another address. ValueError for positions beyond the rotary table."""
+        """Extend the table to positions first..last, which may be negative (a prompt before
+        BOS). True if it moved to another address. ValueError for positions beyond the rotary
+        table."""
         if self.first <= first and last <= self.last:
             return False
         most = self._table.reach
@@ -46,7 +50,8 @@ class RotaryCache:
         self.last = min(max(round_up(last + 1, STEP) - 1, self.last), most - 1)
         cos, sin = self._table.span(self.first, self.last - self.first + 1, self._device)
         ones, zeros = torch.ones_like(cos[0, 0]), torch.zeros_like(cos[0, 0])
-        self.cos = torch.stack((cos[0, 0], cos[0, 0], ones), 1)[:, :, None].to(self._dtype)  # [P, 3, 1, D/H]
+        # [P, 3, 1, D/H]
+        self.cos = torch.stack((cos[0, 0], cos[0, 0], ones), 1)[:, :, None].to(self._dtype)
         self.sin = torch.stack((sin[0, 0], sin[0, 0], zeros), 1)[:, :, None].to(self._dtype)
         return True
 
@@ -57,8 +62,8 @@ class RotaryCache:
 
 
 class CausalMask:
-    """The causal mask of one row without padding, as a view of one table, so that nothing is computed in a step: new
-    position i of `new` does not see the last new - 1 - i columns."""
+    """The causal mask of one row without padding, as a view of one table, so that nothing is
+    computed in a step: new position i of `new` does not see the last new - 1 - i columns."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self._table = torch.zeros(0, 0, device=device, dtype=dtype)
@@ -70,17 +75,21 @@ class CausalMask:
         rows, width = self._table.shape
         if new > rows or columns > width:
             rows, width = max(new, rows, 8), max(round_up(columns, STEP), width)
-            seen = torch.ones(rows, width, dtype=torch.bool, device=self._table.device).tril(width - rows)
+            seen = torch.ones(rows, width, dtype=torch.bool, device=self._table.device).tril(
+                width - rows
+            )
             self._table = additive(seen, self._table.dtype)
         return self._table[None, None, rows - new :, width - columns :]
 
 
 @dataclass
 class Columns:
-    """Places of the keys and values of N new positions in a cache, and what these positions attend to.
+    """Places of the keys and values of N new positions in a cache, and what these positions attend
+    to.
 
-    They are `new` positions of each of `rows` rows, or the `real` ones among these. A position sees its row's columns
-    up to its own, except padding_from to padding_to (the padding of its text); in a tree, what `tree` allows.
+    They are `new` positions of each of `rows` rows, or the `real` ones among these. A position sees
+    its row's columns up to its own, except padding_from to padding_to (the padding of its text); in
+    a tree, what `tree` allows.
     """
 
     kv: Tensor  # [layers, rows or more, columns, 2, H, D/H]: the whole storage
@@ -88,13 +97,16 @@ class Columns:
     rows: int
     new: int
     last: int  # columns that attention reads
-    mask: Callable[[], Tensor | None]  # for attention layer by layer, additive: [B or 1, 1, new, last]
+    # for attention layer by layer, additive: [B or 1, 1, new, last]
+    mask: Callable[[], Tensor | None]
     padding_from: Tensor | None = None  # [B]
     padding_to: Tensor | None = None  # [B]; None: no padding
     tree: Tensor | None = None  # [N, last], additive
     real: Tensor | None = None  # [N] which of the rows × new positions these are; None: all
-    ends: Tensor | None = None  # [B] of the N: the only positions with a query, where there is one layer
-    writes_only: bool = False  # the last layer ends with its keys and values, and the result means nothing
+    # [B] of the N: the only positions with a query, where there is one layer
+    ends: Tensor | None = None
+    # the last layer ends with its keys and values, and the result means nothing
+    writes_only: bool = False
 
     def write(self, layer: int, keys_values: Tensor) -> None:
         """Store [N, 2, H, D/H]."""
@@ -107,7 +119,8 @@ class Columns:
         return window[:, :, 0].transpose(1, 2), window[:, :, 1].transpose(1, 2)
 
     def fold(self, queries: Tensor) -> Tensor:
-        """Queries by row, for attention: [N, H, D/H] -> [B, H, new, D/H]; with `ends` [B, H, D/H] -> [B, H, 1, D/H]."""
+        """Queries by row, for attention: [N, H, D/H] -> [B, H, new, D/H]; with `ends` [B, H,
+        D/H] -> [B, H, 1, D/H]."""
         if self.ends is not None:
             return queries[:, :, None]
         if self.real is not None:
@@ -122,19 +135,31 @@ class Columns:
 
 
 def real_positions(counts: Tensor, new: int) -> Tensor:
-    """Indices of those of the rows × new positions that are not padding; counts [B] of each row. Their number depends
-    on the data: for a CPU."""
+    """Indices of those of the rows × new positions that are not padding; counts [B] of each row.
+    Their number depends on the data: for a CPU."""
     return (torch.arange(new) < counts[:, None]).view(-1).nonzero()[:, 0]
 
 
-def columns_of(cache: KVCache, new: int, causal: CausalMask, *, tree: Tensor | None = None, real: Tensor | None = None,
-               ends: Tensor | None = None, counts: Tensor | None = None) -> Columns:
-    """Place `new` positions after each row's past. tree [B or 1, new, new]: attention among them, in place of a chain.
+def columns_of(
+    cache: KVCache,
+    new: int,
+    causal: CausalMask,
+    *,
+    tree: Tensor | None = None,
+    real: Tensor | None = None,
+    ends: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> Columns:
+    """Place `new` positions after each row's past. tree [B or 1, new, new]: attention among them,
+    in place of a chain.
 
-    `ends` [B] with `counts` [B]: counts[b] positions are real, and only each row's last one has a query.
+    `ends` [B] with `counts` [B]: counts[b] positions are real, and only each row's last one has a
+    query.
     """
     kv, total, width = cache.kv, cache.columns(new), cache.kv.shape[2]
-    index = cache.lengths[:, None] + torch.arange(cache.prefix, cache.prefix + new, device=kv.device)
+    index = cache.lengths[:, None] + torch.arange(
+        cache.prefix, cache.prefix + new, device=kv.device
+    )
     if cache.batch > 1:
         index = index + torch.arange(0, cache.batch * width, width, device=kv.device)[:, None]
     index = index.view(-1) if real is None else index.view(-1).index_select(0, real)
@@ -142,9 +167,16 @@ def columns_of(cache: KVCache, new: int, causal: CausalMask, *, tree: Tensor | N
 
     def mask() -> Tensor | None:
         if ends is not None and counts is not None:
-            seen = torch.arange(total, device=kv.device) < (cache.prefix + cache.lengths + counts)[:, None]
+            seen = (
+                torch.arange(total, device=kv.device)
+                < (cache.prefix + cache.lengths + counts)[:, None]
+            )
             return additive(seen[:, None, None], kv.dtype)
-        return causal(new, total) if whole and tree is None else additive(cache.mask(new, tree), kv.dtype)
+        return (
+            causal(new, total)
+            if whole and tree is None
+            else additive(cache.mask(new, tree), kv.dtype)
+        )
 
     out = Columns(kv, index, cache.batch, new, total, mask, real=real, ends=ends)
     if tree is not None:
@@ -154,5 +186,8 @@ def columns_of(cache: KVCache, new: int, causal: CausalMask, *, tree: Tensor | N
         if real is not None:
             out.tree = out.tree.index_select(0, real)
     elif cache.prefix and not whole:
-        out.padding_from, out.padding_to = cache.prefix_lengths, torch.full_like(cache.prefix_lengths, cache.prefix)
+        out.padding_from, out.padding_to = (
+            cache.prefix_lengths,
+            torch.full_like(cache.prefix_lengths, cache.prefix),
+        )
     return out

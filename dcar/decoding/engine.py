@@ -1,8 +1,10 @@
-"""Decode utterances: admit them into the rows of a `BatchState`, call the step, look at `alive` now and then.
+"""Decode utterances: admit them into the rows of a `BatchState`, call the step, look at `alive` now
+and then.
 
-`decode` speaks a list of prompts. An `Engine` does so again and again with the same buffers (and CUDA graphs), and
-yields tokens while they are decoded. Rows that finish are replaced by waiting utterances, whatever the method. The host
-never waits for a step: on a GPU it synchronises every `SYNC_EVERY` steps.
+`decode` speaks a list of prompts. An `Engine` does so again and again with the same buffers (and
+CUDA graphs), and yields tokens while they are decoded. Rows that finish are replaced by waiting
+utterances, whatever the method. The host never waits for a step: on a GPU it synchronises every
+`SYNC_EVERY` steps.
 """
 
 from __future__ import annotations
@@ -29,14 +31,15 @@ from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, group_keys
 
 SYNC_EVERY = 8
-"""Steps between two synchronisations with a GPU; on a CPU, where they are free, every step is one."""
+"""Steps between two synchronisations with a GPU; on a CPU, where they are free, every step is
+one."""
 COLUMN_BLOCK = 128
 """With fixed shapes attention reads a multiple of so many columns: one graph for each multiple."""
 
 
 class Progress(NamedTuple):
-    """New tokens of an utterance, by its index (member g of prompt i is i × group_size + g); `result` once it is
-    complete."""
+    """New tokens of an utterance, by its index (member g of prompt i is i × group_size + g);
+    `result` once it is complete."""
 
     index: int  # type: ignore[assignment]
     tokens: list[int]
@@ -58,38 +61,70 @@ class Slot:
 
 
 class Engine:
-    """A decoder, a method and a sampling, with buffers for `rows` utterances at once. Not thread-safe.
+    """A decoder, a method and a sampling, with buffers for `rows` utterances at once. Not
+    thread-safe.
 
-    The weights of the decoder must not change. Those of a policy may: the present ones are taken at every run.
-    Buffers grow to what a run needs. Raises ConfigError if method, decoder and sampling do not fit together.
+    The weights of the decoder must not change. Those of a policy may: the present ones are taken at
+    every run. Buffers grow to what a run needs. Raises ConfigError if method, decoder and sampling
+    do not fit together.
     """
 
-    def __init__(self, model: AnyDecoder | Reader, method: Method, sampling: SamplingConfig, rows: int = 1, *,
-                 record_hidden: bool = False, graphs: bool | None = None, compile: bool = False):
-        """record_hidden: results have the hidden states of all consumed positions; graphs: CUDA graphs (None = on a
-        GPU); compile: `torch.compile` the step as a whole."""
-        self.reader, self.method, self.sampling, self.rows = reader_of(model), method, sampling, rows
+    def __init__(
+        self,
+        model: AnyDecoder | Reader,
+        method: Method,
+        sampling: SamplingConfig,
+        rows: int = 1,
+        *,
+        record_hidden: bool = False,
+        graphs: bool | None = None,
+        compile: bool = False,
+    ):
+        """record_hidden: results have the hidden states of all consumed positions; graphs: CUDA
+        graphs (None = on a GPU); compile: `torch.compile` the step as a whole."""
+        self.reader, self.method, self.sampling, self.rows = (
+            reader_of(model),
+            method,
+            sampling,
+            rows,
+        )
         self.width = method.width(self.reader.config.num_prediction_heads)
         self.record_hidden, self.device = record_hidden, self.reader.device
         if record_hidden and method.tree is not None:
-            raise ConfigError(f"{method.name}: hidden states are not recorded of a method that drafts trees")
+            raise ConfigError(
+                f"{method.name}: hidden states are not recorded of a method that drafts trees"
+            )
         self.graphs = StepGraphs(graphs, self.device)
         self.exact = self.device.type == "cpu" and not compile
-        self._step: Callable[[BatchState, Method], None] = torch.compile(step, fullgraph=True) if compile else step
+        self._step: Callable[[BatchState, Method], None] = (
+            torch.compile(step, fullgraph=True) if compile else step
+        )
         self._state: BatchState | None = None
         self._room = 0, 0  # speech positions and text units of a row
-        self.clock: Callable[[], float] = time.perf_counter  # of `seconds`; time.process_time on a busy CPU
+        # of `seconds`; time.process_time on a busy CPU
+        self.clock: Callable[[], float] = time.perf_counter
 
-    # --- running ----------------------------------------------------------------------------------------------------
+    # --- running ----------------------------------------------------------------------------------
 
-    def decode(self, prompts: Sequence[Prompt], *, seed: int = 0, group_size: int = 1,
-               share_token_draws: bool = False) -> list[DecodeResult]:
+    def decode(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed: int = 0,
+        group_size: int = 1,
+        share_token_draws: bool = False,
+    ) -> list[DecodeResult]:
         """Speak every prompt `group_size` times; see `decode`."""
         started = self.clock()
         if self._state is not None:
             self._state.seconds["policy"] = 0.0
-        results = {p.index: p.result for p in self.run(prompts, seed=seed, group_size=group_size,
-                                                       share_token_draws=share_token_draws) if p.result is not None}
+        results = {
+            p.index: p.result
+            for p in self.run(
+                prompts, seed=seed, group_size=group_size, share_token_draws=share_token_draws
+            )
+            if p.result is not None
+        }
         share = 1 / max(1, len(results))
         policy = 0.0 if self._state is None else self._state.seconds["policy"]
         for result in results.values():
@@ -97,23 +132,35 @@ class Engine:
         return [results[i] for i in range(len(results))]
 
     @torch.inference_mode()
-    def run(self, prompts: Sequence[Prompt], *, seed: int = 0, group_size: int = 1, share_token_draws: bool = False,
-            stream: bool = False, in_order: bool = False) -> Iterator[Progress]:
-        """Decode the prompts; yield each result when it is complete, and with `stream` also the new tokens of
-        unfinished utterances whenever the host looks. The longest texts are admitted first, or with `in_order` the
-        first prompts.
+    def run(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed: int = 0,
+        group_size: int = 1,
+        share_token_draws: bool = False,
+        stream: bool = False,
+        in_order: bool = False,
+    ) -> Iterator[Progress]:
+        """Decode the prompts; yield each result when it is complete, and with `stream` also the new
+        tokens of unfinished utterances whenever the host looks. The longest texts are admitted
+        first, or with `in_order` the first prompts.
 
-        Raises TextError or DataError for a prompt that the model cannot read (nothing has been decoded then),
-        EngineError if there is no memory, or DistributionError if the model gives no distribution for some token: what
-        had finished is in its `finished`.
+        Raises TextError or DataError for a prompt that the model cannot read (nothing has been
+        decoded then), EngineError if there is no memory, or DistributionError if the model gives no
+        distribution for some token: what had finished is in its `finished`.
         """
         for prompt in prompts:
             check_prompt(prompt, self.reader.config)
         finished: list[DecodeResult] = []
         try:
             state = self._prepare(prompts)
-            order = sorted(range(len(prompts)), key=lambda i: 0 if in_order else -len(prompts[i].text_ids))
-            waiting = [(i * group_size + g, prompts[i], g) for i in order for g in range(group_size)][::-1]
+            order = sorted(
+                range(len(prompts)), key=lambda i: 0 if in_order else -len(prompts[i].text_ids)
+            )
+            waiting = [
+                (i * group_size + g, prompts[i], g) for i in order for g in range(group_size)
+            ][::-1]
             slots: list[Slot | None] = [None] * self.rows
             used, steps = 0, 0  # rows in use, steps since an utterance was admitted
             while waiting or any(slots):
@@ -134,17 +181,24 @@ class Engine:
             error.finished = finished
             raise
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(
+                error
+            ):
                 raise
             raise EngineError(
-                f"out of memory with {self.rows} rows of {self._room[0]} speech positions ({error}); lower the batch "
-                f"size first, then max_tokens, or set graphs=false; {len(finished)} utterances are finished and kept",
-                finished) from error
+                f"out of memory with {self.rows} rows of {self._room[0]} speech positions "
+                f"({error}); lower the batch "
+                f"size first, then max_tokens, or set graphs=false; {len(finished)} utterances "
+                "are finished and kept",
+                finished,
+            ) from error
 
     def _prepare(self, prompts: Sequence[Prompt]) -> BatchState:
         """The state, with room for these prompts."""
         bos = int(self.reader.config.bos)
-        need = max((len(p.prompt_ids) + bos + length_limit(p, self.sampling) for p in prompts), default=1)
+        need = max(
+            (len(p.prompt_ids) + bos + length_limit(p, self.sampling) for p in prompts), default=1
+        )
         text = max((len(p.text_ids) for p in prompts), default=1)
         text = self.reader.text_room(text)
         if self._state is None or need > self._room[0] or text > self._room[1]:
@@ -155,9 +209,16 @@ class Engine:
             self.graphs.reset()
             try:
                 self._state = BatchState(
-                    self.reader, self.sampling, self.rows, *self._room, width=self.width,
-                    draft_length=self.method.draft_length, keeps_probs=self.method.keeps_probs,
-                    record_hidden=self.record_hidden, exact=self.exact)
+                    self.reader,
+                    self.sampling,
+                    self.rows,
+                    *self._room,
+                    width=self.width,
+                    draft_length=self.method.draft_length,
+                    keeps_probs=self.method.keeps_probs,
+                    record_hidden=self.record_hidden,
+                    exact=self.exact,
+                )
             except ValueError as error:
                 raise EngineError(f"{error}; lower max_tokens") from error
             self._state.allocate_numbers(self.method.streams)
@@ -167,41 +228,63 @@ class Engine:
         self.method.refresh(self._state)
         return self._state
 
-    def _admit(self, state: BatchState, waiting: list[tuple[int, Prompt, int]], slots: list[Slot | None], seed: int,
-               share_token_draws: bool) -> None:
+    def _admit(
+        self,
+        state: BatchState,
+        waiting: list[tuple[int, Prompt, int]],
+        slots: list[Slot | None],
+        seed: int,
+        share_token_draws: bool,
+    ) -> None:
         """Prefill waiting prompts, each once for its whole group, into free rows."""
         free = [i for i, slot in enumerate(slots) if slot is None][: len(waiting)]
         taken = [waiting.pop() for _ in free]
         unique = list({id(prompt): prompt for _, prompt, _ in taken}.values())
         place = {id(prompt): i for i, prompt in enumerate(unique)}
         device = self.device
-        rows, origins = (torch.tensor(x, device=device) for x in (free, [place[id(p)] for _, p, _ in taken]))
+        rows, origins = (
+            torch.tensor(x, device=device) for x in (free, [place[id(p)] for _, p, _ in taken])
+        )
         batch = batch_of(unique, self.reader.config, device)
         cache, hidden = self.reader.prefill(*batch)
         lengths = batch.prompt_lengths[origins]
         state.cache.copy_rows(rows, cache, origins)
         for (index, prompt, member), row in zip(taken, free, strict=True):
             length = len(prompt.prompt_ids) + int(self.reader.config.bos)
-            slots[row] = Slot(index, prompt, member, length_limit(prompt, self.sampling), length, length)
+            slots[row] = Slot(
+                index, prompt, member, length_limit(prompt, self.sampling), length, length
+            )
         limits = torch.tensor([slots[row].limit for row in free], device=device)  # type: ignore[union-attr]
         names, members = [p.utterance_id for _, p, _ in taken], [member for *_, member in taken]
         keys = group_keys(seed, names, members, share_token_draws)
-        state.admit(rows, limits, lengths, hidden[origins, lengths - 1], [k.to(device) for k in keys])
+        state.admit(
+            rows, limits, lengths, hidden[origins, lengths - 1], [k.to(device) for k in keys]
+        )
         if state.hidden is not None:
-            state.hidden[rows, : hidden.shape[1]] = hidden[origins]  # what is padding is overwritten
-        self.method.admit(state, rows, Admitted([p for _, p, _ in taken], members, seed, batch, hidden, origins))
+            # what is padding is overwritten
+            state.hidden[rows, : hidden.shape[1]] = hidden[origins]
+        self.method.admit(
+            state, rows, Admitted([p for _, p, _ in taken], members, seed, batch, hidden, origins)
+        )
 
-    def _advance(self, state: BatchState, slots: Sequence[Slot | None], used: int, forbids: bool) -> None:
+    def _advance(
+        self, state: BatchState, slots: Sequence[Slot | None], used: int, forbids: bool
+    ) -> None:
         """One step of the rows in use."""
         busy = [slot for slot in slots if slot is not None]
         longest = max(slot.longest for slot in busy)
         view = state.first(used if self.exact else self._bucket(used))
         if not self.exact:  # one graph for a multiple of so many columns
-            others = state.cache.prefix + self.width + state.draft_length  # text, and what this step adds
+            # text, and what this step adds
+            others = state.cache.prefix + self.width + state.draft_length
             longest = min(round_up(longest + others, COLUMN_BLOCK) - others, self._room[0])
         view.expect(longest, forbids)
         key = view.rows, longest, forbids
-        self.graphs.run(key, lambda: self._step(view, self.method), lambda: view.changing(self.method.tree is not None))
+        self.graphs.run(
+            key,
+            lambda: self._step(view, self.method),
+            lambda: view.changing(self.method.tree is not None),
+        )
         for slot in busy:
             slot.longest = min(slot.longest + self.width, self._room[0])
 
@@ -209,10 +292,11 @@ class Engine:
         """Rows of a step with fixed shapes: the next power of two."""
         return min(self.rows, 1 << (used - 1).bit_length())
 
-    # --- results ----------------------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
-    def _look(self, state: BatchState, slots: list[Slot | None], used: int, seed: int,
-              stream: bool) -> Iterator[Progress]:
+    def _look(
+        self, state: BatchState, slots: list[Slot | None], used: int, seed: int, stream: bool
+    ) -> Iterator[Progress]:
         """Read back which rows have finished and, for a stream, new tokens."""
         highest, generated, remaining, lengths = state.facts(used).tolist()
         for row, slot in enumerate(slots[:used]):
@@ -239,11 +323,21 @@ class Engine:
             at += count
         verified = [(p, c) for p, c in zip(log["proposed"], log["cached"], strict=True) if p]
         result = DecodeResult(
-            slot.prompt.utterance_id, method.name, seed, state.tokens[row, : slot.generated].tolist(),
-            truncated=slot.generated == slot.limit, target_passes=passes, draft_passes=int(state.draft_passes[row]),
-            proposed=sum(log["proposed"]), accepted=sum(log["cached"]), emitted=log["emitted"],
-            decision_positions=positions, prompt_length=slot.prompt_length,
-            rounds_proposed=[p for p, _ in verified], rounds_accepted=[c for _, c in verified])
+            slot.prompt.utterance_id,
+            method.name,
+            seed,
+            state.tokens[row, : slot.generated].tolist(),
+            truncated=slot.generated == slot.limit,
+            target_passes=passes,
+            draft_passes=int(state.draft_passes[row]),
+            proposed=sum(log["proposed"]),
+            accepted=sum(log["cached"]),
+            emitted=log["emitted"],
+            decision_positions=positions,
+            prompt_length=slot.prompt_length,
+            rounds_proposed=[p for p, _ in verified],
+            rounds_accepted=[c for _, c in verified],
+        )
         if "actions" in method.logged:
             result.actions = log["actions"]
         if "log_probs" in method.logged:
@@ -261,7 +355,8 @@ class Engine:
         return result
 
     def _compact(self, state: BatchState, slots: list[Slot | None], used: int) -> int:
-        """When no utterance waits and half of the rows are empty, move the others together. Returns the rows in use."""
+        """When no utterance waits and half of the rows are empty, move the others together.
+        Returns the rows in use."""
         busy = [i for i, slot in enumerate(slots) if slot is not None]
         if len(busy) > used // 2:
             return used
@@ -277,10 +372,20 @@ def _ordinary(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor).copy_(tensor)
 
 
-def decode(model: AnyDecoder | Reader, prompts: Sequence[Prompt], method: Method, sampling: SamplingConfig, *,
-           seed: int = 0, group_size: int = 1, share_token_draws: bool = False, record_hidden: bool = False,
-           batch_size: int = 32) -> list[DecodeResult]:
-    """Speak every prompt `group_size` times; results in the order of the prompts, members of a group adjacent.
+def decode(
+    model: AnyDecoder | Reader,
+    prompts: Sequence[Prompt],
+    method: Method,
+    sampling: SamplingConfig,
+    *,
+    seed: int = 0,
+    group_size: int = 1,
+    share_token_draws: bool = False,
+    record_hidden: bool = False,
+    batch_size: int = 32,
+) -> list[DecodeResult]:
+    """Speak every prompt `group_size` times; results in the order of the prompts, members of a
+    group adjacent.
 
     Args:
         model: decoder in eval mode; its device and dtype are used.
@@ -291,11 +396,19 @@ def decode(model: AnyDecoder | Reader, prompts: Sequence[Prompt], method: Method
             after the draw saw: ordinary tensors that a policy can be trained on.
         batch_size: utterances decoded at once (times group_size rows); no effect on the tokens.
 
-    Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been decoded then.
-    DistributionError if the model gives no distribution for some token; its `finished` are the utterances that were
-    complete.
+    Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been
+    decoded then. DistributionError if the model gives no distribution for some token; its
+    `finished` are the utterances that were complete.
     """
     if not prompts:
         return []
-    engine = Engine(model, method, sampling, min(batch_size, len(prompts)) * group_size, record_hidden=record_hidden)
-    return engine.decode(prompts, seed=seed, group_size=group_size, share_token_draws=share_token_draws)
+    engine = Engine(
+        model,
+        method,
+        sampling,
+        min(batch_size, len(prompts)) * group_size,
+        record_hidden=record_hidden,
+    )
+    return engine.decode(
+        prompts, seed=seed, group_size=group_size, share_token_draws=share_token_draws
+    )

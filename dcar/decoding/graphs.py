@@ -1,4 +1,5 @@
-"""CUDA graphs of decoding steps: captured once for each shape, replayed without any launch from Python."""
+"""CUDA graphs of decoding steps: captured once for each shape, replayed without any launch from
+Python."""
 
 from __future__ import annotations
 
@@ -14,14 +15,17 @@ from dcar.errors import EngineError
 class StepGraphs:
     """Runs steps, each a function of tensors at fixed addresses.
 
-    Disabled (the default away from CUDA): a step is simply called. Enabled: the first call with a key warms the step up
-    and captures it, later calls replay it.
+    Disabled (the default away from CUDA): a step is simply called. Enabled: the first call with a
+    key warms the step up and captures it, later calls replay it.
     """
 
     def __init__(self, enabled: bool | None, device: torch.device):
         if enabled and device.type != "cuda":
-            raise EngineError(f"CUDA graphs were asked for on device '{device}'; move the model to a CUDA device, or "
-                              "set graphs=false")
+            raise EngineError(
+                f"CUDA graphs were asked for on device '{device}'; move the model to a CUDA "
+                "device, or "
+                "set graphs=false"
+            )
         self.enabled = device.type == "cuda" if enabled is None else enabled
         self.device = device
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
@@ -35,9 +39,11 @@ class StepGraphs:
         """Forget the graphs: a buffer moves."""
         self._graphs.clear()
 
-    def run(self, key: Hashable, step: Callable[[], None], changing: Callable[[], Sequence[Tensor]]) -> None:
-        """Run the step. `changing` names the tensors that it changes: the warm-up executes the step, so they are
-        restored before the capture."""
+    def run(
+        self, key: Hashable, step: Callable[[], None], changing: Callable[[], Sequence[Tensor]]
+    ) -> None:
+        """Run the step. `changing` names the tensors that it changes: the warm-up executes the
+        step, so they are restored before the capture."""
         if not self.enabled:
             step()
             return
@@ -48,7 +54,10 @@ class StepGraphs:
     def _capture(self, step: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         saved = [t.clone() for t in state]
         if self._stream is None:
-            self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
+            self._pool, self._stream = (
+                torch.cuda.graph_pool_handle(),
+                torch.cuda.Stream(self.device),
+            )
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -59,12 +68,17 @@ class StepGraphs:
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads may use the device meanwhile: DCPO's rewards are taken beside the rollouts.
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            # Other threads may use the device meanwhile: DCPO's rewards are taken beside the
+            # rollouts.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+            ):
                 step()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise EngineError(f"this step cannot be captured as a CUDA graph ({error}); switch graphs off: "
-                              "graphs=false") from error
+            raise EngineError(
+                f"this step cannot be captured as a CUDA graph ({error}); switch graphs off: "
+                "graphs=false"
+            ) from error
         return graph

@@ -1,9 +1,9 @@
 """The reader of language models: forward passes in few kernels, on the ragged cache.
 
-The layers of Llama, Qwen2, Qwen3 and Mistral and of `cosyvoice-lm` are computed here, with the modules of the model
-itself: projections are called, so that adapters of peft and merged weights both work, and no weight is copied. What
-these models compute is known, so `transformers` has no part in a pass; its forward, which training uses, is the
-reference of the tests.
+The layers of Llama, Qwen2, Qwen3 and Mistral and of `cosyvoice-lm` are computed here, with the
+modules of the model itself: projections are called, so that adapters of peft and merged weights
+both work, and no weight is copied. What these models compute is known, so `transformers` has no
+part in a pass; its forward, which training uses, is the reference of the tests.
 
 Rows are flat within the layers: N = batch × new positions.
 """
@@ -33,12 +33,14 @@ def rms_norm(norm: Any, x: Tensor) -> Tensor:
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
-def attend(columns: Columns, layer: int, queries: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def attend(
+    columns: Columns, layer: int, queries: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
     """Grouped-query attention (Ainslie et al. 2023): queries [N, H, d] -> [N, H d].
 
-    The H / K queries that share keys and values become positions of a single head. So keys and values are not repeated,
-    and every backend of `scaled_dot_product_attention` can be used: not all of them take grouped queries and a mask.
-    mask: see `grouped`.
+    The H / K queries that share keys and values become positions of a single head. So keys and
+    values are not repeated, and every backend of `scaled_dot_product_attention` can be used: not
+    all of them take grouped queries and a mask. mask: see `grouped`.
     """
     keys, values = columns.read(layer)  # [B, K, columns, d]
     shared, size = keys.shape[1], queries.shape[2]
@@ -49,17 +51,21 @@ def attend(columns: Columns, layer: int, queries: Tensor, mask: Tensor | None, s
 
 
 def grouped(mask: Tensor | None, groups: int) -> Tensor | None:
-    """An additive mask [B or 1, 1, m, columns] for the queries of `attend`: [B or 1, 1, m × groups, columns]."""
+    """An additive mask [B or 1, 1, m, columns] for the queries of `attend`: [B or 1, 1, m ×
+    groups, columns]."""
     return mask if mask is None or mask.shape[2] == 1 else mask.repeat_interleave(groups, dim=2)
 
 
 class RotaryLayers:
-    """Layers of Llama, Qwen2 (biases), Qwen3 (norms of queries and keys) and Mistral, with the final norm."""
+    """Layers of Llama, Qwen2 (biases), Qwen3 (norms of queries and keys) and Mistral, with the
+    final norm."""
 
     def __init__(self, backbone: Any, device: torch.device, dtype: torch.dtype):
         self._layers, self._norm = backbone.layers, backbone.norm
         # A new module: the frequencies of the model's own may have been cast with its weights.
-        cos, sin = type(backbone.rotary_emb)(config=backbone.config)(torch.zeros(()), torch.arange(REACH)[None])
+        cos, sin = type(backbone.rotary_emb)(config=backbone.config)(
+            torch.zeros(()), torch.arange(REACH)[None]
+        )
         half = cos.shape[-1] // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)  # see `heads.layers.RotaryTable`
         rotation = torch.stack((cos[0], sin[0]), 1)  # [REACH, 2, d]
@@ -67,14 +73,18 @@ class RotaryLayers:
         self._rotary = torch.stack((rotation, identity), 2).to(device, dtype)  # [REACH, 2, 2, d]
 
     def _angles(self, positions: Tensor, rotated: int, plain: int) -> tuple[Tensor, Tensor]:
-        """Cosine and signed sine for positions [N], each [N, heads, d]: of `rotated` heads and, the identity, of
-        `plain` ones, so that queries, keys and values are rotated at once."""
+        """Cosine and signed sine for positions [N], each [N, heads, d]: of `rotated` heads and,
+        the identity, of `plain` ones, so that queries, keys and values are rotated at once."""
         both = self._rotary.index_select(0, positions)
-        heads = torch.cat((both[:, :, :1].expand(-1, -1, rotated, -1), both[:, :, 1:].expand(-1, -1, plain, -1)), 2)
+        heads = torch.cat(
+            (both[:, :, :1].expand(-1, -1, rotated, -1), both[:, :, 1:].expand(-1, -1, plain, -1)),
+            2,
+        )
         return heads[:, 0], heads[:, 1]
 
     def read(self, x: Tensor, positions: Tensor, columns: Columns, cache: KVCache) -> Tensor:
-        """New positions after each row's past: x [N, D], positions [B, m] -> [N, D]. Keys and values are written."""
+        """New positions after each row's past: x [N, D], positions [B, m] -> [N, D]. Keys and
+        values are written."""
         size = self._rotary.shape[-1]
         shared = columns.kv.shape[4]
         heads = self._layers[0].self_attn.num_key_value_groups * shared
@@ -83,8 +93,10 @@ class RotaryLayers:
         for i, layer in enumerate(self._layers):
             attention = layer.self_attn
             y = rms_norm(layer.input_layernorm, x)
-            q, k, v = (project(y).unflatten(1, (-1, size))
-                       for project in (attention.q_proj, attention.k_proj, attention.v_proj))
+            q, k, v = (
+                project(y).unflatten(1, (-1, size))
+                for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+            )
             if hasattr(attention, "q_norm"):
                 q, k = rms_norm(attention.q_norm, q), rms_norm(attention.k_norm, k)
             qkv = torch.cat((q, k, v), 1)  # [N, H + 2 K, d]
@@ -96,16 +108,23 @@ class RotaryLayers:
 
 
 def key_positions(cache: KVCache, positions: Tensor, columns: int) -> Tensor:
-    """Positions [B, columns] of the keys in a cache to which those at `positions` [B, m] were appended; empty columns
-    have any position."""
+    """Positions [B, columns] of the keys in a cache to which those at `positions` [B, m] were
+    appended; empty columns have any position."""
     column = torch.arange(columns, device=positions.device)
-    known = torch.where(column < cache.prefix, column, column - cache.prefix + cache.prefix_lengths[:, None])
-    at = cache.prefix + cache.lengths[:, None] + torch.arange(positions.shape[1], device=positions.device)
+    known = torch.where(
+        column < cache.prefix, column, column - cache.prefix + cache.prefix_lengths[:, None]
+    )
+    at = (
+        cache.prefix
+        + cache.lengths[:, None]
+        + torch.arange(positions.shape[1], device=positions.device)
+    )
     return known.scatter(1, at, positions)
 
 
 class RelativeLayers:
-    """The blocks of `cosyvoice-lm`, whose attention knows relative positions, with what is before and after them."""
+    """The blocks of `cosyvoice-lm`, whose attention knows relative positions, with what is
+    before and after them."""
 
     def __init__(self, backbone: CosyVoiceLM, device: torch.device, dtype: torch.dtype):
         self._backbone = backbone
@@ -115,7 +134,8 @@ class RelativeLayers:
         """See `RotaryLayers.read`."""
         model: Any = self._backbone
         keys = key_positions(cache, positions, columns.last)
-        behind = (positions[..., None] - keys[:, None]).clamp(0, columns.last - 1)  # [B, m, columns]
+        # [B, m, columns]
+        behind = (positions[..., None] - keys[:, None]).clamp(0, columns.last - 1)
         relative, mask = Distances(self._table[: columns.last], behind), columns.mask()
         x = F.relu(model.input_norm(model.input(x))) * math.sqrt(x.shape[1])
         for i, layer in enumerate(model.layers):
@@ -131,8 +151,8 @@ class RelativeLayers:
 
 
 class LanguageReader(Reader):
-    """The reader of a `BackboneDecoder`. Hidden states have the type of the heads, keys and values that of the
-    layers."""
+    """The reader of a `BackboneDecoder`. Hidden states have the type of the heads, keys and
+    values that of the layers."""
 
     config: BackboneConfig
 
@@ -148,28 +168,43 @@ class LanguageReader(Reader):
 
     def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
         config = self.config
-        return KVCache(config.num_layers, rows, config.num_kv_heads, capacity, config.head_dim, prefix=text,
-                       device=self.device, dtype=self.dtype)
+        return KVCache(
+            config.num_layers,
+            rows,
+            config.num_kv_heads,
+            capacity,
+            config.head_dim,
+            prefix=text,
+            device=self.device,
+            dtype=self.dtype,
+        )
 
     def text_room(self, units: int) -> int:
         return super().text_room(units + self.config.template_length)
 
     def cover(self, cache: KVCache) -> None:
         if cache.kv.shape[2] > REACH:
-            raise ValueError(f"{cache.prefix} positions of text and {cache.capacity} of speech exceed the {REACH} that "
-                             "language models can be decoded with; shorten the text")
+            raise ValueError(
+                f"{cache.prefix} positions of text and {cache.capacity} of speech exceed the "
+                f"{REACH} that "
+                "language models can be decoded with; shorten the text"
+            )
 
     @torch.no_grad()
-    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor,
-                prompt_lengths: Tensor) -> tuple[KVCache, Tensor]:
-        prefix, lengths = text_prefix(self.config, self._text_embedding, self._embedding, text_ids, text_lengths)
+    def prefill(
+        self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor
+    ) -> tuple[KVCache, Tensor]:
+        prefix, lengths = text_prefix(
+            self.config, self._text_embedding, self._embedding, text_ids, text_lengths
+        )
         n, p = prefix.shape[1], prompt_ids.shape[1]
         cache = self.new_cache(len(text_ids), n, p)
         self.cover(cache)
         cache.prefix_lengths = lengths
         column = torch.arange(n + p, device=self.device)
         real = (column < lengths[:, None]) | (column >= n)  # [B, n + P]
-        seen = (column <= column[:, None]) & real[:, None]  # [B, n + P, n + P]; every row sees at least column 0
+        # [B, n + P, n + P]; every row sees at least column 0
+        seen = (column <= column[:, None]) & real[:, None]
         positions = torch.where(column < n, column, column - n + lengths[:, None])
         empty = cache.over(cache.kv, 0)  # text and prompt are read as one tree at its start
         empty.prefix_lengths = torch.zeros_like(lengths)
@@ -178,8 +213,18 @@ class LanguageReader(Reader):
         cache.lengths, cache.longest = prompt_lengths, p
         return cache, hidden
 
-    def read(self, cache: KVCache, tokens: Tensor, layout: Layout | None = None, real: Tensor | None = None) -> Tensor:
-        tree, offsets = (None, torch.arange(tokens.shape[1], device=tokens.device)) if layout is None else layout
+    def read(
+        self,
+        cache: KVCache,
+        tokens: Tensor,
+        layout: Layout | None = None,
+        real: Tensor | None = None,
+    ) -> Tensor:
+        tree, offsets = (
+            (None, torch.arange(tokens.shape[1], device=tokens.device))
+            if layout is None
+            else layout
+        )
         positions = (cache.prefix_lengths + cache.lengths)[:, None] + offsets
         return self._run(cache, self._embed(tokens), positions, tree)
 

@@ -1,13 +1,14 @@
-"""`Reader`: what decodes with the weights of a decoder. It reads a prompt and then tokens that follow it.
+"""`Reader`: what decodes with the weights of a decoder. It reads a prompt and then tokens that
+follow it.
 
     reader = reader_of(decoder)
     cache, hidden = reader.prefill(*batch_of(prompts, config, device))
     hidden = reader.read(cache, tokens)             # [B, m] -> [B, m, D]; the caller moves cache.lengths on
     logits = reader.heads(hidden[:, -1], k)         # [B, k, V + 1]
 
-The layers are run on the ragged cache of heads/layers.py, with the operations of one backend. `CARReader` is that of
-this project's own layers, `LanguageReader` (dcar/decoding/language.py) that of language models; `readers.py` makes
-them.
+The layers are run on the ragged cache of heads/layers.py, with the operations of one backend.
+`CARReader` is that of this project's own layers, `LanguageReader` (dcar/decoding/language.py) that
+of language models; `readers.py` makes them.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
 Layout = tuple[Tensor, Tensor]
-"""Attention among the tokens of a tree, bool [B or 1, m, m], and their positions [B or 1, m] from the end of the past
-on (`DraftTree.layout`)."""
+"""Attention among the tokens of a tree, bool [B or 1, m, m], and their positions [B or 1, m]
+from the end of the past on (`DraftTree.layout`)."""
 
 
 class Reader:
-    """A decoder in eval mode, prepared for decoding. Its weights must not change (see `readers.reader_of`). What raises
-    here is implemented by `CARReader` and `LanguageReader`.
+    """A decoder in eval mode, prepared for decoding. Its weights must not change (see
+    `readers.reader_of`). What raises here is implemented by `CARReader` and `LanguageReader`.
 
-    device, dtype: of the layers, and so of keys and values. hidden_dtype: of the hidden states that the heads read.
+    device, dtype: of the layers, and so of keys and values. hidden_dtype: of the hidden states that
+    the heads read.
     """
 
     config: DecoderConfig
@@ -48,30 +50,39 @@ class Reader:
     """Logits of hidden states; see `PredictionHeads.forward`."""
 
     def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
-        """Make an empty cache with room for `text` columns of text and `capacity` speech positions in each row."""
+        """Make an empty cache with room for `text` columns of text and `capacity` speech
+        positions in each row."""
         raise NotImplementedError
 
     def text_room(self, units: int) -> int:
-        """Columns that a text of so many units takes in the cache. They are a multiple of the vectors of a CPU, so that
-        sums over the columns of a row are rounded alike whatever the texts of the others."""
+        """Columns that a text of so many units takes in the cache. They are a multiple of the
+        vectors of a CPU, so that sums over the columns of a row are rounded alike whatever the
+        texts of the others."""
         return round_up(units, 16)
 
     def cover(self, cache: KVCache) -> None:
         """Prepare for all positions of a cache. ValueError for more than the tables have."""
         raise NotImplementedError
 
-    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor,
-                prompt_lengths: Tensor) -> tuple[KVCache, Tensor]:
-        """Read text [B, N] and speech prompt [B, P]. Return a cache that holds them, and the hidden states [B, P, D] of
-        the prompt."""
+    def prefill(
+        self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor
+    ) -> tuple[KVCache, Tensor]:
+        """Read text [B, N] and speech prompt [B, P]. Return a cache that holds them, and the
+        hidden states [B, P, D] of the prompt."""
         raise NotImplementedError
 
-    def read(self, cache: KVCache, tokens: Tensor, layout: Layout | None = None, real: Tensor | None = None) -> Tensor:
-        """Read tokens [B, m] that follow each row's past -> hidden states [B, m, D]; keys and values are written. The
-        caller advances the cache, and has called `cover`.
+    def read(
+        self,
+        cache: KVCache,
+        tokens: Tensor,
+        layout: Layout | None = None,
+        real: Tensor | None = None,
+    ) -> Tensor:
+        """Read tokens [B, m] that follow each row's past -> hidden states [B, m, D]; keys and
+        values are written. The caller advances the cache, and has called `cover`.
 
-        `layout` makes the tokens a tree. `real` (`real_positions`): the positions that are not padding; the others may
-        be skipped, their hidden states mean nothing.
+        `layout` makes the tokens a tree. `real` (`real_positions`): the positions that are not
+        padding; the others may be skipped, their hidden states mean nothing.
         """
         raise NotImplementedError
 
@@ -88,13 +99,19 @@ class CARReader(Reader):
     """The reader of a `CARDecoder`."""
 
     def __init__(self, model: CARDecoder, backend: Backend):
-        self.config, self._text_embedding, self._embedding = model.config, model.text_embedding, model.speech_embedding
+        self.config, self._text_embedding, self._embedding = (
+            model.config,
+            model.text_embedding,
+            model.speech_embedding,
+        )
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
         self.hidden_dtype, self.backend = self.dtype, backend
         self.heads = self.backend.heads(model.heads)
         self.stack = self.backend.stack(list(model.layers), [model.norm])  # type: ignore[arg-type]
         self.rotary, self._text_rotary = (
-            RotaryCache(table, self.device, self.dtype) for table in (model.speech_rotary, model.text_rotary))
+            RotaryCache(table, self.device, self.dtype)
+            for table in (model.speech_rotary, model.text_rotary)
+        )
         if self.device.type != "cpu":  # graphs read the tables, so their addresses must not change
             for rotary in (self.rotary, self._text_rotary):
                 rotary.cover(-model.speech_rotary.reach, model.speech_rotary.reach - 1)
@@ -102,16 +119,26 @@ class CARReader(Reader):
 
     def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
         heads = self.config.num_attention_heads
-        return KVCache(len(self.stack.layers), rows, heads, capacity, self.config.hidden_size // heads, prefix=text,
-                       device=self.device, dtype=self.dtype)
+        return KVCache(
+            len(self.stack.layers),
+            rows,
+            heads,
+            capacity,
+            self.config.hidden_size // heads,
+            prefix=text,
+            device=self.device,
+            dtype=self.dtype,
+        )
 
     @torch.no_grad()
-    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor,
-                prompt_lengths: Tensor) -> tuple[KVCache, Tensor]:
+    def prefill(
+        self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor
+    ) -> tuple[KVCache, Tensor]:
         rows, prompt = prompt_ids.shape
         cache = self.new_cache(rows, self.text_room(text_ids.shape[1]), prompt)
         cache.prefix_lengths = text_lengths
-        # With BOS the target's own positions start at 0 (BOS), so that the alignment does not depend on the prompt.
+        # With BOS the target's own positions start at 0 (BOS), so that the alignment does not
+        # depend on the prompt.
         cache.origin = prompt_lengths - 1 if self.config.bos else torch.zeros_like(prompt_lengths)
         self.cover(cache)
         self._read_text(cache, text_ids)
@@ -123,31 +150,55 @@ class CARReader(Reader):
         self.rotary.cover(-cache.capacity if self.config.bos else 0, cache.capacity)
 
     def _real(self, counts: Tensor, new: int) -> Tensor | None:
-        return real_positions(counts, new) if self.device.type == "cpu" and len(counts) > 1 else None
+        return (
+            real_positions(counts, new) if self.device.type == "cpu" and len(counts) > 1 else None
+        )
 
     def _read_text(self, cache: KVCache, text_ids: Tensor) -> None:
-        """Write keys and values of text_ids [B, N], with full attention within a row, to an empty cache."""
+        """Write keys and values of text_ids [B, N], with full attention within a row, to an
+        empty cache."""
         rows, text = text_ids.shape
         position = torch.arange(text, device=self.device)
-        flat, positions, real = text_ids.reshape(-1), position.repeat(rows), self._real(cache.prefix_lengths, text)
+        flat, positions, real = (
+            text_ids.reshape(-1),
+            position.repeat(rows),
+            self._real(cache.prefix_lengths, text),
+        )
         if real is not None:
             flat, positions = flat.index_select(0, real), positions.index_select(0, real)
         self._text_rotary.cover(0, text - 1)
         seen = (position < cache.prefix_lengths[:, None])[:, None]  # [B, 1, N]
         as_speech = cache.over(cache.kv, 0)
         as_speech.prefix_lengths = torch.zeros_like(cache.prefix_lengths)
-        columns = columns_of(as_speech, text, self._causal, real=real, tree=seen.expand(rows, text, text))
+        columns = columns_of(
+            as_speech, text, self._causal, real=real, tree=seen.expand(rows, text, text)
+        )
         columns.writes_only = True
-        self.stack.read(F.embedding(flat, self._text_embedding.weight), self._text_rotary, positions, columns)
+        self.stack.read(
+            F.embedding(flat, self._text_embedding.weight), self._text_rotary, positions, columns
+        )
 
-    def read(self, cache: KVCache, tokens: Tensor, layout: Layout | None = None, real: Tensor | None = None) -> Tensor:
+    def read(
+        self,
+        cache: KVCache,
+        tokens: Tensor,
+        layout: Layout | None = None,
+        real: Tensor | None = None,
+    ) -> Tensor:
         rows, new = tokens.shape
-        tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout
-        flat, positions = tokens.reshape(-1), (cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1)
+        tree, offsets = (
+            (None, torch.arange(new, device=tokens.device)) if layout is None else layout
+        )
+        flat, positions = (
+            tokens.reshape(-1),
+            (cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1),
+        )
         if real is not None:
             flat, positions = flat.index_select(0, real), positions.index_select(0, real)
         columns = columns_of(cache, new, self._causal, tree=tree, real=real)
-        x = self.stack.read(F.embedding(flat, self._embedding.weight), self.rotary, positions, columns)
+        x = self.stack.read(
+            F.embedding(flat, self._embedding.weight), self.rotary, positions, columns
+        )
         if real is not None:
             x = x.new_zeros(rows * new, x.shape[1]).index_copy_(0, real, x)
         return x.view(rows, new, -1)

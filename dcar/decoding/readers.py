@@ -1,5 +1,5 @@
-"""The reader of a decoder, with the operations for where its weights are: made once, and kept while they stay the
-same."""
+"""The reader of a decoder, with the operations for where its weights are: made once, and kept
+while they stay the same."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _readers: WeakKeyDictionary[nn.Module, tuple[object, Reader]] = WeakKeyDictionar
 
 
 def reader_of(model: AnyDecoder | Reader) -> Reader:
-    """Return the reader of a decoder. It is made once, and again after the weights were replaced, moved or trained (but
-    not if one was written through `.data`). ConfigError for a decoder of other layers."""
+    """Return the reader of a decoder. It is made once, and again after the weights were
+    replaced, moved or trained (but not if one was written through `.data`). ConfigError for a
+    decoder of other layers."""
     if isinstance(model, Reader):
         return model
     signature = weights_signature(model)
@@ -38,6 +39,8 @@ def _make_reader(model: AnyDecoder) -> Reader:
     backend = cpu_backend(weight.dtype) if weight.device.type == "cpu" else Backend()
     if isinstance(model, BackboneDecoder):
         return LanguageReader(model, backend)
-    if not isinstance(model, CARDecoder) or not all(isinstance(layer, TransformerLayer) for layer in model.layers):
+    if not isinstance(model, CARDecoder) or not all(
+        isinstance(layer, TransformerLayer) for layer in model.layers
+    ):
         raise ConfigError(f"there is no reader for the layers of a {type(model).__name__}")
     return CARReader(model, backend)

@@ -1,7 +1,8 @@
 """Inputs and outputs of decoding, the same for every method.
 
-`Prompt` is one utterance to speak: ids of its text and the speech tokens of a voice. `PromptBatch` holds several of
-them, padded. `DecodeResult` is the outcome: tokens, chunk sizes, decisions, and what it cost.
+`Prompt` is one utterance to speak: ids of its text and the speech tokens of a voice. `PromptBatch`
+holds several of them, padded. `DecodeResult` is the outcome: tokens, chunk sizes, decisions, and
+what it cost.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from heads.candidates import select_draw
 
 @dataclass(frozen=True)
 class Prompt:
-    """One utterance to speak: its text and the speech tokens of the prompt (BOS is added by the decoder).
+    """One utterance to speak: its text and the speech tokens of the prompt (BOS is added by the
+    decoder).
 
-    Ids may be given as any sequence of integers (a list, an array); they are kept as tuples, so that a prompt can be
-    hashed and compared.
+    Ids may be given as any sequence of integers (a list, an array); they are kept as tuples, so
+    that a prompt can be hashed and compared.
     """
 
     utterance_id: str
@@ -44,32 +46,49 @@ class PromptBatch(NamedTuple):
     prompt_lengths: Tensor  # [B]
 
 
-def batch_of(prompts: Sequence[Prompt], config: DecoderConfig, device: torch.device | str) -> PromptBatch:
+def batch_of(
+    prompts: Sequence[Prompt], config: DecoderConfig, device: torch.device | str
+) -> PromptBatch:
     """The prompts as a batch for a model of this configuration."""
     bos = (config.speech_vocab_size + 1,) if config.bos else ()
-    return PromptBatch(*pad([p.text_ids for p in prompts], device), *pad([p.prompt_ids + bos for p in prompts], device))
+    return PromptBatch(
+        *pad([p.text_ids for p in prompts], device),
+        *pad([p.prompt_ids + bos for p in prompts], device),
+    )
 
 
 def check_prompt(prompt: Prompt, config: DecoderConfig) -> None:
     """Typed errors for a prompt that the model cannot read."""
     if not prompt.text_ids:
-        raise TextError(f"{prompt.utterance_id}: the text has no phonemes; give words that can be spoken")
+        raise TextError(
+            f"{prompt.utterance_id}: the text has no phonemes; give words that can be spoken"
+        )
     if max(prompt.text_ids) >= config.text_vocab_size:
-        raise DataError(f"{prompt.utterance_id}: text id {max(prompt.text_ids)} is outside the model's "
-                        f"{config.text_vocab_size}; text and model come from different phoneme inventories")
-    if prompt.prompt_ids and not 0 <= min(prompt.prompt_ids) <= max(prompt.prompt_ids) < config.speech_vocab_size:
-        raise DataError(f"{prompt.utterance_id}: a prompt token is outside the codebook of "
-                        f"{config.speech_vocab_size}; tokenize the prompt with the model's own tokenizer")
+        raise DataError(
+            f"{prompt.utterance_id}: text id {max(prompt.text_ids)} is outside the model's "
+            f"{config.text_vocab_size}; text and model come from different phoneme inventories"
+        )
+    if (
+        prompt.prompt_ids
+        and not 0 <= min(prompt.prompt_ids) <= max(prompt.prompt_ids) < config.speech_vocab_size
+    ):
+        raise DataError(
+            f"{prompt.utterance_id}: a prompt token is outside the codebook of "
+            f"{config.speech_vocab_size}; tokenize the prompt with the model's own tokenizer"
+        )
     if not prompt.prompt_ids and not config.bos:
-        raise DataError(f"{prompt.utterance_id}: this model has no BOS and needs at least one prompt token")
+        raise DataError(
+            f"{prompt.utterance_id}: this model has no BOS and needs at least one prompt token"
+        )
 
 
 @dataclass
 class DecodeResult:
     """The outcome of decoding one utterance, and what it cost.
 
-    A chunk is one decision: actions[m] tokens were asked for at speech position decision_positions[m] (0-based, the
-    prompt included), emitted[m] were kept before EOS or the length limit.
+    A chunk is one decision: actions[m] tokens were asked for at speech position
+    decision_positions[m] (0-based, the prompt included), emitted[m] were kept before EOS or the
+    length limit.
     """
 
     utterance_id: str
@@ -77,23 +96,32 @@ class DecodeResult:
     seed: int
     tokens: list[int]  # generated, without prompt and EOS
     truncated: bool  # the length guard ended it, not EOS
-    target_passes: int  # forward passes of the decoder that yielded tokens; the first is the prefill
-    draft_passes: int = 0  # forward passes of a draft model for this utterance, its prefill included
+    # forward passes of the decoder that yielded tokens; the first is the prefill
+    target_passes: int
+    # forward passes of a draft model for this utterance, its prefill included
+    draft_passes: int = 0
     proposed: int = 0  # drafted tokens that were verified
     accepted: int = 0
     emitted: list[int] = field(default_factory=list)
     actions: list[int] = field(default_factory=list)
     decision_positions: list[int] = field(default_factory=list)
-    action_log_probs: list[float] = field(default_factory=list)  # of the policy, also for forced actions
-    hidden: Tensor | None = None  # [S, D] of all consumed speech positions, prompt first, if recorded
+    # of the policy, also for forced actions
+    action_log_probs: list[float] = field(default_factory=list)
+    # [S, D] of all consumed speech positions, prompt first, if recorded
+    hidden: Tensor | None = None
     prompt_length: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    """lm, policy; a batch's time is split evenly. That of the policy is the host's: on a GPU the time of launches.
-    Where a decision after the draw is one call, the draw counts as the policy's."""
-    rounds_proposed: list[int] = field(default_factory=list)  # per pass that verified a draft: tokens drafted,
-    rounds_accepted: list[int] = field(default_factory=list)  # and how many of them, from the first on, were accepted
-    candidates: Tensor | None = None  # [decisions, N, n, F] what decisions after the draw saw, if `hidden` is recorded
-    chosen: list[int] = field(default_factory=list)  # which of N > 1 chunks drawn side by side was spoken, by decision
+    """lm, policy; a batch's time is split evenly. That of the policy is the host's: on a GPU the
+    time of launches. Where a decision after the draw is one call, the draw counts as the
+    policy's."""
+    # per pass that verified a draft: tokens drafted,
+    rounds_proposed: list[int] = field(default_factory=list)
+    # and how many of them, from the first on, were accepted
+    rounds_accepted: list[int] = field(default_factory=list)
+    # [decisions, N, n, F] what decisions after the draw saw, if `hidden` is recorded
+    candidates: Tensor | None = None
+    # which of N > 1 chunks drawn side by side was spoken, by decision
+    chosen: list[int] = field(default_factory=list)
 
     @property
     def chosen_candidates(self) -> Tensor | None:

@@ -1,6 +1,7 @@
 """Transformer layers for decoding: flat rows, few kernels, one write to the cache for a layer.
 
-They compute what heads/layers.py does; sums may be rounded in another order. Rows are flat: N = batch × new positions.
+They compute what heads/layers.py does; sums may be rounded in another order. Rows are flat: N =
+batch × new positions.
 """
 
 from __future__ import annotations
@@ -16,15 +17,25 @@ from heads.layers import TransformerLayer
 
 
 class Stack:
-    """Layers with the final norm (and linear layer) after them and, in a policy, the norm and linear layer before them:
-    everything between embeddings and heads."""
+    """Layers with the final norm (and linear layer) after them and, in a policy, the norm and
+    linear layer before them: everything between embeddings and heads."""
 
-    def __init__(self, layers: Sequence[TransformerLayer], last: Sequence[nn.Module], first: Sequence[nn.Module] = ()):
-        self.layers, self.before, self.after = list(layers), nn.Sequential(*first), nn.Sequential(*last)
+    def __init__(
+        self,
+        layers: Sequence[TransformerLayer],
+        last: Sequence[nn.Module],
+        first: Sequence[nn.Module] = (),
+    ):
+        self.layers, self.before, self.after = (
+            list(layers),
+            nn.Sequential(*first),
+            nn.Sequential(*last),
+        )
 
     def read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
-        """Run new positions that follow each row's past: x [N, in] -> [N, out], or [B, out] of the columns' `ends`
-        (with one layer). Keys and values are written to the cache. The result may share the memory of x.
+        """Run new positions that follow each row's past: x [N, in] -> [N, out], or [B, out] of the
+        columns' `ends` (with one layer). Keys and values are written to the cache. The result may
+        share the memory of x.
 
         positions [N]: for the rotary embedding.
         """
@@ -33,7 +44,8 @@ class Stack:
         x = self.before(x)
         for i, layer in enumerate(self.layers):
             qkv = layer.qkv(layer.attention_norm(x)).view(len(x), 3, layer.num_heads, -1)
-            rotated = torch.addcmul(qkv * cos, qkv.roll(qkv.shape[-1] // 2, -1), sin)  # [N, 3, H, D/H]
+            # [N, 3, H, D/H]
+            rotated = torch.addcmul(qkv * cos, qkv.roll(qkv.shape[-1] // 2, -1), sin)
             columns.write(i, rotated[:, 1:])
             if columns.writes_only and i + 1 == len(self.layers):
                 return x

@@ -1,7 +1,8 @@
 """The state of a batch while it is decoded: fixed buffers on the device, one place a row.
 
-Everything that a step reads or writes is here, so that a step is a program of tensors at fixed addresses: nothing is
-allocated from step to step, and the host need not know what happened. `first(n)` is the same state of its first n rows.
+Everything that a step reads or writes is here, so that a step is a program of tensors at fixed
+addresses: nothing is allocated from step to step, and the host need not know what happened.
+`first(n)` is the same state of its first n rows.
 """
 
 from __future__ import annotations
@@ -27,18 +28,31 @@ ACTION_STREAMS = ("policy", "chunk", "shuffle")
 
 
 class BatchState:
-    """The buffers that a step works on. B rows; a row that holds no utterance, or a finished one, is not `alive`.
+    """The buffers that a step works on. B rows; a row that holds no utterance, or a finished one,
+    is not `alive`.
 
-    `own`: what the method keeps for each row, [B, …] by name; `shared`: what it keeps for all rows (tables on the
-    device, a policy); `caches`: keys and values of a draft model or a policy.
-    `exact`: reading a value is free (eager on a CPU), so that shapes may follow the data; otherwise all shapes are
-    fixed.
+    `own`: what the method keeps for each row, [B, …] by name; `shared`: what it keeps for all rows
+    (tables on the device, a policy); `caches`: keys and values of a draft model or a policy.
+    `exact`: reading a value is free (eager on a CPU), so that shapes may follow the data; otherwise
+    all shapes are fixed.
     """
 
-    def __init__(self, reader: Reader, sampling: SamplingConfig, rows: int, capacity: int, text: int, *, width: int,
-                 draft_length: int = 0, keeps_probs: bool = False, record_hidden: bool = False, exact: bool = True):
-        """width: most tokens that a round emits; draft_length: positions that a pass reads after the pending ones;
-        keeps_probs: the drafted tokens have distributions."""
+    def __init__(
+        self,
+        reader: Reader,
+        sampling: SamplingConfig,
+        rows: int,
+        capacity: int,
+        text: int,
+        *,
+        width: int,
+        draft_length: int = 0,
+        keeps_probs: bool = False,
+        record_hidden: bool = False,
+        exact: bool = True,
+    ):
+        """width: most tokens that a round emits; draft_length: positions that a pass reads after
+        the pending ones; keeps_probs: the drafted tokens have distributions."""
         self.reader, self.sampling, self.exact = reader, sampling, exact
         self.eos, self.width, self.draft_length = reader.config.eos, width, draft_length
         device, size, ids = reader.device, reader.config.hidden_size, reader.config.output_size
@@ -54,14 +68,20 @@ class BatchState:
         self.keys = {"token": whole(), "action": whole()}  # addresses of the random numbers
         self.offsets = torch.arange(max(width, draft_length) + 1, device=device)
         self.positions = whole(len(self.offsets))  # generated positions of the next tokens
-        self.prompt_lengths, self.passes, self.draft_passes, self.zeros = (whole() for _ in range(4))
-        self.remaining = whole()  # tokens that may still be emitted: 0 in a row that is finished, or holds no utterance
+        self.prompt_lengths, self.passes, self.draft_passes, self.zeros = (
+            whole() for _ in range(4)
+        )
+        # tokens that may still be emitted: 0 in a row that is finished, or holds no utterance
+        self.remaining = whole()
         self.alive = torch.zeros(rows, dtype=torch.bool, device=device)
         self.highest = whole()  # ids drawn so far; above EOS: there was no distribution
         self.draft_tokens, self.draft_counts = whole(draft_length), whole()
         self.draft_probs = torch.zeros(rows, draft_length if keeps_probs else 0, ids, device=device)
-        # hidden states of the last pending token (until the first pass: of the prompt) and the drafted ones
-        self.states = torch.zeros(rows, 1 + draft_length, size, dtype=reader.hidden_dtype, device=device)
+        # hidden states of the last pending token (until the first pass: of the prompt) and the
+        # drafted ones
+        self.states = torch.zeros(
+            rows, 1 + draft_length, size, dtype=reader.hidden_dtype, device=device
+        )
         self.tokens, self.log = whole(room), whole(room + 1, len(LOGGED))
         self.log_probs = torch.zeros(rows, room + 1, device=device)
         self.numbers: dict[str, Tensor] = {}  # stream -> uniform numbers [B, room] of all positions
@@ -70,12 +90,14 @@ class BatchState:
         self.hidden: Tensor | None = None
         self.candidates: Tensor | None = None  # [B, decision, N, n, F], if they are recorded
         if record_hidden:
-            self.hidden = torch.zeros(rows, self.cache.capacity, size, dtype=reader.hidden_dtype, device=device)
+            self.hidden = torch.zeros(
+                rows, self.cache.capacity, size, dtype=reader.hidden_dtype, device=device
+            )
         self.longest, self.forbids = 0, True  # see `expect`
         self.seconds = {"policy": 0.0}  # measured if `exact`
         self._views: dict[int, Self] = {}
 
-    # --- rows -------------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     @property
     def rows(self) -> int:
@@ -88,7 +110,13 @@ class BatchState:
         if n not in self._views:
             view = copy.copy(self)
             for name, value in self._by_row():
-                setattr(view, name, value[:n] if isinstance(value, Tensor) else {k: t[:n] for k, t in value.items()})
+                setattr(
+                    view,
+                    name,
+                    value[:n]
+                    if isinstance(value, Tensor)
+                    else {k: t[:n] for k, t in value.items()},
+                )
             view.cache = _first(self.cache, n)
             view.caches = {name: _first(cache, n) for name, cache in self.caches.items()}
             self._views[n] = view
@@ -97,41 +125,60 @@ class BatchState:
     def _by_row(self) -> list[tuple[str, Tensor | dict[str, Tensor]]]:
         """The attributes that have one entry for each row."""
         dicts = ("keys", "numbers", "own")
-        return [(name, value) for name, value in vars(self).items()
-                if name in dicts or isinstance(value, Tensor) and name != "offsets"]
+        return [
+            (name, value)
+            for name, value in vars(self).items()
+            if name in dicts or isinstance(value, Tensor) and name != "offsets"
+        ]
 
     def allocate_numbers(self, streams: Sequence[str]) -> None:
         """Make room for the uniform numbers of these streams."""
         for stream in streams:
-            self.numbers[stream] = torch.zeros(self.tokens.shape, dtype=torch.float64, device=self.tokens.device)
+            self.numbers[stream] = torch.zeros(
+                self.tokens.shape, dtype=torch.float64, device=self.tokens.device
+            )
 
-    def admit(self, rows: Tensor, limits: Tensor, prompt_lengths: Tensor, hidden: Tensor,
-              keys: Sequence[Tensor]) -> None:
-        """Start utterances in rows [R]: most tokens [R], lengths of their prompts [R], hidden states [R, D] of the last
-        position of these, and keys [R] of random numbers for tokens and for all else."""
+    def admit(
+        self,
+        rows: Tensor,
+        limits: Tensor,
+        prompt_lengths: Tensor,
+        hidden: Tensor,
+        keys: Sequence[Tensor],
+    ) -> None:
+        """Start utterances in rows [R]: most tokens [R], lengths of their prompts [R], hidden
+        states [R, D] of the last position of these, and keys [R] of random numbers for tokens
+        and for all else."""
         for tensor in (self.passes, self.draft_passes, self.draft_counts, self.highest):
             tensor[rows] = 0
         self.positions[rows], self.alive[rows] = self.offsets, True
-        self.remaining[rows], self.prompt_lengths[rows], self.states[rows, 0] = limits, prompt_lengths, hidden
+        self.remaining[rows], self.prompt_lengths[rows], self.states[rows, 0] = (
+            limits,
+            prompt_lengths,
+            hidden,
+        )
         self.keys["token"][rows], self.keys["action"][rows] = keys
         every = torch.arange(self.tokens.shape[1], device=rows.device).expand(len(rows), -1)
         for stream, table in self.numbers.items():
             table[rows] = uniform(keys[stream in ACTION_STREAMS], stream, every)
 
     def expect(self, longest: int, forbids: bool) -> None:
-        """Prepare a step before which no row holds more than `longest` speech positions, and in which EOS may be
-        forbidden or not."""
+        """Prepare a step before which no row holds more than `longest` speech positions, and in
+        which EOS may be forbidden or not."""
         self.longest, self.forbids = longest, forbids
 
     def bound(self, cache: KVCache, grown: int) -> KVCache:
-        """Bound the lengths of a cache, which may have grown by so many positions since the step began."""
+        """Bound the lengths of a cache, which may have grown by so many positions since the step
+        began."""
         cache.longest = int(cache.lengths.max()) if self.exact else self.longest + grown
         return cache
 
     def facts(self, n: int) -> Tensor:
-        """Return what the host reads of the first n rows [4, n]: highest id drawn, tokens emitted, tokens left, speech
-        positions."""
-        return torch.stack((self.highest[:n], self.generated[:n], self.remaining[:n], self.cache.lengths[:n]))
+        """Return what the host reads of the first n rows [4, n]: highest id drawn, tokens
+        emitted, tokens left, speech positions."""
+        return torch.stack(
+            (self.highest[:n], self.generated[:n], self.remaining[:n], self.cache.lengths[:n])
+        )
 
     def move(self, source: int, target: int) -> None:
         """Copy row `source` to row `target`."""
@@ -144,14 +191,24 @@ class BatchState:
             cache.kv[:, target] = cache.kv[:, source]
 
     def changing(self, trees: bool) -> list[Tensor]:
-        """The tensors that a step changes, so that it cannot be run twice. Tokens and logs are only ever written ahead,
-        and so are keys and values, unless drafts are trees."""
-        kept = (self.positions, self.remaining, self.passes, self.draft_passes, self.alive, self.highest,
-                self.draft_tokens, self.draft_counts, self.draft_probs, self.states)
+        """The tensors that a step changes, so that it cannot be run twice. Tokens and logs are
+        only ever written ahead, and so are keys and values, unless drafts are trees."""
+        kept = (
+            self.positions,
+            self.remaining,
+            self.passes,
+            self.draft_passes,
+            self.alive,
+            self.highest,
+            self.draft_tokens,
+            self.draft_counts,
+            self.draft_probs,
+            self.states,
+        )
         lengths = (cache.lengths for cache in (self.cache, *self.caches.values()))
         return [*kept, *self.own.values(), *lengths, *([self.cache.kv] if trees else [])]
 
-    # --- what methods ask for ---------------------------------------------------------------------------------------
+    # --- what methods ask for ---------------------------------------------------------------------
 
     @property
     def generated(self) -> Tensor:
@@ -164,7 +221,8 @@ class BatchState:
         return self.states[:, 0]
 
     def most(self, counts: Tensor, bound: int) -> int:
-        """The largest of counts [B], or a bound on it where it is not known without waiting for the device."""
+        """The largest of counts [B], or a bound on it where it is not known without waiting for
+        the device."""
         return min(int(counts.max()), bound) if self.exact else bound
 
     def heads(self, states: Tensor, k: int) -> Tensor:
@@ -176,20 +234,25 @@ class BatchState:
         return self.positions[:, :count]
 
     def forbidden(self, positions: Tensor) -> Tensor | None:
-        """Return where EOS is masked: positions [B] or [B, k], counted from the first generated token."""
+        """Return where EOS is masked: positions [B] or [B, k], counted from the first generated
+        token."""
         return positions < self.sampling.min_tokens if self.forbids else None
 
     def probs(self, logits: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
-        """The warped distributions of the tokens at generated positions [B] or [B, k]: logits [B, …, V] -> [B, …, V].
-        """
-        return self.reader.backend.probs(logits, self.sampling, self.forbidden(positions), self.eos, history)
+        """The warped distributions of the tokens at generated positions [B] or [B, k]: logits
+        [B, …, V] -> [B, …, V]."""
+        return self.reader.backend.probs(
+            logits, self.sampling, self.forbidden(positions), self.eos, history
+        )
 
     def draw(self, logits: Tensor, num_candidates: int = 1) -> Tensor:
-        """Draw the next tokens [B, k, N], N of each distribution, at the `shifted` random numbers of its position:
-        logits [B, k, V]. Not for repetition-aware sampling."""
+        """Draw the next tokens [B, k, N], N of each distribution, at the `shifted` random
+        numbers of its position: logits [B, k, V]. Not for repetition-aware sampling."""
         positions = self.next_positions(logits.shape[1])
         u = shifted(self.uniform("token", positions), num_candidates)
-        tokens, valid = self.reader.backend.tokens(logits, u, self.sampling, self.forbidden(positions), self.eos)
+        tokens, valid = self.reader.backend.tokens(
+            logits, u, self.sampling, self.forbidden(positions), self.eos
+        )
         return tokens if valid else self.checked(tokens)
 
     def sample(self, probs: Tensor, u: Tensor) -> Tensor:
@@ -197,15 +260,15 @@ class BatchState:
         return self.checked(sample(probs, u))
 
     def checked(self, tokens: Tensor) -> Tensor:
-        """Note whether all tokens [B, …] that were drawn are ids; return ids. A row in which one is not is an error
-        when the host next looks."""
+        """Note whether all tokens [B, …] that were drawn are ids; return ids. A row in which one
+        is not is an error when the host next looks."""
         highest = tokens if tokens.dim() == 1 else tokens.flatten(1).amax(1)
         torch.maximum(self.highest, highest, out=self.highest)
         return tokens.clamp(max=self.eos)
 
     def uniform(self, stream: str, positions: Tensor) -> Tensor:
-        """`dcar.sampling.uniform` at generated positions [B] or [B, k] for the first number of a position, looked up in
-        a table."""
+        """`dcar.sampling.uniform` at generated positions [B] or [B, k] for the first number of a
+        position, looked up in a table."""
         index = positions if positions.dim() == 2 else positions[:, None]
         return self.numbers[stream].gather(1, index).view(positions.shape)
 
@@ -214,12 +277,15 @@ class BatchState:
         return uniform(self.keys["token"], stream, positions, number)
 
     def histories(self, tokens: Tensor | None = None) -> Tensor | None:
-        """The `history` argument of `warp`: the window of tokens before the next token and after each of the drafted
-        tokens [B, m], [B, m + 1, W], -1 where there are none. None without a repetition_window."""
+        """The `history` argument of `warp`: the window of tokens before the next token and after
+        each of the drafted tokens [B, m], [B, m + 1, W], -1 where there are none. None without a
+        repetition_window."""
         window = self.sampling.repetition_window
         if not window:
             return None
-        index = self.generated[:, None] - window + torch.arange(window, device=self.generated.device)
+        index = (
+            self.generated[:, None] - window + torch.arange(window, device=self.generated.device)
+        )
         recent = torch.where(index >= 0, self.tokens.gather(1, index.clamp(min=0)), -1)
         return recent[:, None] if tokens is None else histories(recent, tokens)
 
@@ -230,5 +296,9 @@ class BatchState:
 
 def _first(cache: KVCache, n: int) -> KVCache:
     view = cache.over(cache.kv[:, :n])
-    view.lengths, view.prefix_lengths, view.origin = cache.lengths[:n], cache.prefix_lengths[:n], cache.origin[:n]
+    view.lengths, view.prefix_lengths, view.origin = (
+        cache.lengths[:n],
+        cache.prefix_lengths[:n],
+        cache.origin[:n],
+    )
     return view

@@ -5,9 +5,9 @@
     propose  the method may draft tokens for the next pass
     read     one pass of the decoder over the emitted tokens that were not read yet, and the draft
 
-A step is a program of tensors on the buffers of a `BatchState`. The host reads nothing, and no shape depends on data,
-so it can be captured as a CUDA graph or compiled as a whole. Eager on a CPU, where reading is free, widths follow the
-data (`BatchState.most`).
+A step is a program of tensors on the buffers of a `BatchState`. The host reads nothing, and no
+shape depends on data, so it can be captured as a CUDA graph or compiled as a whole. Eager on a CPU,
+where reading is free, widths follow the data (`BatchState.most`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from heads.layers import at
 
 @dataclass
 class Kept:
-    """Tokens that a method keeps: tokens[b, :counts[b]] are emitted. Of these the first `cached` [B] were drafted and
-    accepted, so their keys and values are in the cache already."""
+    """Tokens that a method keeps: tokens[b, :counts[b]] are emitted. Of these the first `cached`
+    [B] were drafted and accepted, so their keys and values are in the cache already."""
 
     tokens: Tensor  # [B, n]
     counts: Tensor  # [B]
     cached: Tensor | None = None
-    path: Tensor | None = None  # [B, L] of a tree: the nodes that were accepted, from the root on, padded with 0
+    # [B, L] of a tree: the nodes that were accepted, from the root on, padded with 0
+    path: Tensor | None = None
     actions: Tensor | None = None  # [B] chunk size asked for
     chosen: Tensor | None = None  # [B] which of several chunks drawn side by side
     log_probs: Tensor | None = None  # [B] of the action under the policy
@@ -41,8 +42,9 @@ class Kept:
 
 @dataclass
 class Draft:
-    """Tokens [B, m] proposed after the pending one, of which counts [B] are real; probs [B, m, V + 1] are the warped
-    distributions that they were drawn from, if verification needs them; passes [B] of a draft model."""
+    """Tokens [B, m] proposed after the pending one, of which counts [B] are real; probs [B, m, V
+    + 1] are the warped distributions that they were drawn from, if verification needs them;
+    passes [B] of a draft model."""
 
     tokens: Tensor
     counts: Tensor
@@ -51,9 +53,9 @@ class Draft:
 
 
 class Method:
-    """A way of decoding. It holds settings and constant tensors only; what it keeps for each row is in
-    `BatchState.own`, so one object serves any number of batches. A subclass overrides `keep`, and `propose` if it
-    drafts."""
+    """A way of decoding. It holds settings and constant tensors only; what it keeps for each row
+    is in `BatchState.own`, so one object serves any number of batches. A subclass overrides
+    `keep`, and `propose` if it drafts."""
 
     name = "method"
     draft_length = 0
@@ -68,11 +70,13 @@ class Method:
     """Those of `actions`, `log_probs` and `chosen` that its results have."""
 
     def width(self, heads: int) -> int:
-        """Most tokens that a round emits, of a decoder with so many heads. ConfigError if it has too few."""
+        """Most tokens that a round emits, of a decoder with so many heads. ConfigError if it has
+        too few."""
         return 1
 
     def start(self, state: BatchState) -> None:
-        """Allocate what it keeps for each row, once for a state. ConfigError if the decoder does not fit."""
+        """Allocate what it keeps for each row, once for a state. ConfigError if the decoder does
+        not fit."""
 
     def refresh(self, state: BatchState) -> None:
         """Take the present weights of what it asks (a policy). Called before every run."""
@@ -81,22 +85,26 @@ class Method:
         """Set what it keeps for rows [R], into which utterances have been admitted."""
 
     def keep(self, state: BatchState) -> Kept:
-        """Return the tokens to emit, given `state.states` [B, 1 + m, D]: hidden states of the last token and of the
-        drafted ones (`state.draft_tokens`, of which `state.draft_counts` are real)."""
+        """Return the tokens to emit, given `state.states` [B, 1 + m, D]: hidden states of the
+        last token and of the drafted ones (`state.draft_tokens`, of which `state.draft_counts`
+        are real)."""
         raise NotImplementedError
 
     def propose(self, state: BatchState) -> Draft | None:
         """Return tokens to verify in the next pass."""
         return None
 
-    def observe(self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None) -> None:
-        """Take note of a pass: hidden [B, m, D], of which counts [B] are new (those of `real_positions`, if given),
-        before the cache moves on."""
+    def observe(
+        self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None
+    ) -> None:
+        """Take note of a pass: hidden [B, m, D], of which counts [B] are new (those of
+        `real_positions`, if given), before the cache moves on."""
 
 
 @dataclass
 class Admitted:
-    """Utterances that were admitted into R rows. Those of a group share one prefill: there are U of them."""
+    """Utterances that were admitted into R rows. Those of a group share one prefill: there are U
+    of them."""
 
     prompts: Sequence[Prompt]  # of each row
     members: Sequence[int]  # of each row in its group
@@ -117,14 +125,15 @@ def step(state: BatchState, method: Method) -> None:
     counts = emit(state, kept)
     if state.exact and not bool(state.alive.any()):
         return  # what was emitted last is never read
-    # The next pass reads the emitted tokens that are not in the cache: a whole chunk, or the one after accepted drafts.
+    # The next pass reads the emitted tokens that are not in the cache: a whole chunk, or the one
+    # after accepted drafts.
     tokens = kept.tokens if kept.cached is None else kept.tokens.gather(1, kept.cached[:, None])
     read(state, method, tokens, counts, method.propose(state) if state.draft_length else None)
 
 
 def emit(state: BatchState, kept: Kept) -> Tensor:
-    """Store the kept tokens up to EOS and the length limit, and end the rows that reach one of them. Return how many
-    tokens [B] the next pass reads of each row."""
+    """Store the kept tokens up to EOS and the length limit, and end the rows that reach one of
+    them. Return how many tokens [B] the next pass reads of each row."""
     width, cached, alive = kept.tokens.shape[1], kept.cached, state.alive
     asked = torch.minimum(kept.counts, state.remaining)
     first_end = torch.where(kept.tokens == state.eos, state.offsets[:width], width).amin(1)
@@ -145,16 +154,28 @@ def emit(state: BatchState, kept: Kept) -> Tensor:
 
 def log(state: BatchState, kept: Kept, counts: Tensor) -> None:
     """Note what happened in this pass: the `LOGGED` numbers, and log-probabilities of a policy."""
-    facts = [counts, kept.cached, state.draft_counts if state.draft_length else None, kept.actions, kept.chosen]
+    facts = [
+        counts,
+        kept.cached,
+        state.draft_counts if state.draft_length else None,
+        kept.actions,
+        kept.chosen,
+    ]
     while facts[-1] is None:  # the last ones stay 0
         facts.pop()
-    noted = torch.stack([state.zeros if fact is None else fact for fact in facts], -1) if facts[1:] else counts[:, None]
+    noted = (
+        torch.stack([state.zeros if fact is None else fact for fact in facts], -1)
+        if facts[1:]
+        else counts[:, None]
+    )
     state.log.scatter_(1, state.passes[:, None, None].expand(-1, 1, len(facts)), noted[:, None])
     if kept.log_probs is not None:
         state.log_probs.scatter_(1, state.passes[:, None], kept.log_probs[:, None])
 
 
-def read(state: BatchState, method: Method, tokens: Tensor, counts: Tensor, draft: Draft | None) -> None:
+def read(
+    state: BatchState, method: Method, tokens: Tensor, counts: Tensor, draft: Draft | None
+) -> None:
     """Read counts [B] of the tokens [B, n], and the draft, in one pass."""
     tokens, layout, real = tokens[:, : state.most(counts, tokens.shape[1])], None, None
     if draft is not None:
@@ -165,13 +186,19 @@ def read(state: BatchState, method: Method, tokens: Tensor, counts: Tensor, draf
             state.draft_probs[:, :m].copy_(draft.probs)
         if draft.passes is not None:
             state.draft_passes.add_(draft.passes)
-        tokens, layout = torch.cat((tokens, draft.tokens), 1), None if method.tree is None else method.tree.layout
+        tokens, layout = (
+            torch.cat((tokens, draft.tokens), 1),
+            None if method.tree is None else method.tree.layout,
+        )
     elif state.draft_length:
         state.draft_counts.zero_()
     if state.exact and state.rows > 1 and layout is None:
-        real = real_positions(counts + state.draft_counts if state.draft_length else counts, tokens.shape[1])
-    hidden = state.reader.read(state.bound(state.cache, state.width - 1 if state.draft_length else 0), tokens, layout,
-                               real)
+        real = real_positions(
+            counts + state.draft_counts if state.draft_length else counts, tokens.shape[1]
+        )
+    hidden = state.reader.read(
+        state.bound(state.cache, state.width - 1 if state.draft_length else 0), tokens, layout, real
+    )
     if state.draft_length or hidden.shape[1] == 1:
         state.states[:, : hidden.shape[1]].copy_(hidden)
     else:
@@ -183,8 +210,8 @@ def read(state: BatchState, method: Method, tokens: Tensor, counts: Tensor, draf
 
 
 def record(target: Tensor, start: Tensor, values: Tensor) -> None:
-    """Write values [B, m, …] to target[b, start[b] : start[b] + m]. Padding after a row's real values is overwritten by
-    its next ones, or never read."""
+    """Write values [B, m, …] to target[b, start[b] : start[b] + m]. Padding after a row's real
+    values is overwritten by its next ones, or never read."""
     rows, room = target.shape[:2]
     index = (torch.arange(0, rows * room, room, device=start.device) + start)[:, None]
     index = (index + torch.arange(values.shape[1], device=start.device)).view(-1)

@@ -18,19 +18,23 @@ from heads.policy import ChunkPolicy
 
 
 def load_policy(directory: str | Path, device: str | torch.device = "cpu") -> ChunkPolicy:
-    """A policy in eval mode; "starter" is the shipped one, "starter-t0.4" the one trained at temperature 0.4.
-    CheckpointError if the folder holds none."""
+    """A policy in eval mode; "starter" is the shipped one, "starter-t0.4" the one trained at
+    temperature 0.4. CheckpointError if the folder holds none."""
     return ChunkPolicy.from_pretrained(resolve(str(directory), "policy"), device)
 
 
 def text_encoder(directory: str | Path, starter: Shipped = "decoder") -> Callable[[str], list[int]]:
-    """What turns text into the ids that the decoder in `directory` reads: its own tokenizer, or phonemes."""
+    """What turns text into the ids that the decoder in `directory` reads: its own tokenizer, or
+    phonemes."""
     directory = resolve(str(directory), starter)
     config = load_decoder_config(directory)
     if not config.phonemes.startswith(TEXT_TOKENIZER):
         return text_to_ids
     tokenizer = TextTokenizer.from_pretrained((directory / TEXT_TOKENIZER_FOLDER).absolute())
     if tokenizer.name != config.phonemes:
-        raise CheckpointError(f"{directory}/{TEXT_TOKENIZER_FOLDER}: is {tokenizer.name}, but the decoder was trained "
-                              f"with {config.phonemes}; copy the folder from where the model was converted")
+        raise CheckpointError(
+            f"{directory}/{TEXT_TOKENIZER_FOLDER}: is {tokenizer.name}, but the decoder was "
+            "trained "
+            f"with {config.phonemes}; copy the folder from where the model was converted"
+        )
     return tokenizer

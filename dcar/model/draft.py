@@ -1,9 +1,10 @@
 """Draft models for speculative decoding: a smaller decoder with the vocabulary of its target.
 
-Two kinds. `dcar train-draft` makes a draft of the target's own layers (SSD, Interspeech 2025, section 3: the bottom two
-and the top six of 24). It consumes the target's embeddings and belongs to that target; any other refuses it. Any other
-decoder with the same text ids, speech ids and prompt layout may draft as well: LLaSA-1B for LLaSA-8B, a small CAR for a
-large one. Both are decoders: alone they decode like any with one head.
+Two kinds. `dcar train-draft` makes a draft of the target's own layers (SSD, Interspeech 2025,
+section 3: the bottom two and the top six of 24). It consumes the target's embeddings and belongs to
+that target; any other refuses it. Any other decoder with the same text ids, speech ids and prompt
+layout may draft as well: LLaSA-1B for LLaSA-8B, a small CAR for a large one. Both are decoders:
+alone they decode like any with one head.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from dcar.text.inventory import TEXT_TOKENIZER
 from heads.checkpoint import check_trained_for
 
 AnyDecoder = CARDecoder | BackboneDecoder
-"""A decoder with weights of its own, drafts included; `dcar.decoding.reader.Reader` decodes with them."""
+"""A decoder with weights of its own, drafts included; `dcar.decoding.reader.Reader` decodes with
+them."""
 
 BOTTOM_SHARE, TOP_SHARE = 2 / 24, 6 / 24
 """The paper's shares of the target's depth."""
@@ -51,7 +53,8 @@ class BackboneDraftConfig(InheritedConfig, BackboneConfig):
 
 
 class DraftDecoder(CARDecoder):
-    """p(y_{t+1} | y_1..y_t, x) at a fraction of the target's cost. Decodes like any CARDecoder with one head."""
+    """p(y_{t+1} | y_1..y_t, x) at a fraction of the target's cost. Decodes like any CARDecoder
+    with one head."""
 
     config_class = DraftConfig
     model_type = "dcar-draft"
@@ -66,67 +69,100 @@ class BackboneDraft(BackboneDecoder):
     config: BackboneDraftConfig
 
 
-def check_draft(draft: AnyDecoder, target: AnyDecoder, checksum: Callable[[], str] | None = None) -> None:
-    """ConfigError where the vocabularies of draft and target differ, CheckpointError where the draft was made of
-    another decoder's layers. checksum: gives the target's, where it was computed before."""
+def check_draft(
+    draft: AnyDecoder, target: AnyDecoder, checksum: Callable[[], str] | None = None
+) -> None:
+    """ConfigError where the vocabularies of draft and target differ, CheckpointError where the
+    draft was made of another decoder's layers. checksum: gives the target's, where it was
+    computed before."""
     check_vocabulary(draft.config, target.config)
     if isinstance(draft, DraftDecoder | BackboneDraft):
         found = target.checksum() if checksum is None else checksum()
         check_trained_for(draft.config.target_checksum, found, "draft model", "dcar train-draft")
 
 
-def check_vocabulary(other: DecoderConfig, target: DecoderConfig, what: str = "draft model",
-                     remedy: str = "train a draft for this target with `dcar train-draft`") -> None:
-    """ConfigError where another decoder (`what` it is called) and the target have different vocabularies."""
+def check_vocabulary(
+    other: DecoderConfig,
+    target: DecoderConfig,
+    what: str = "draft model",
+    remedy: str = "train a draft for this target with `dcar train-draft`",
+) -> None:
+    """ConfigError where another decoder (`what` it is called) and the target have different
+    vocabularies."""
     for name in SHARED:
         if name == "text_vocab_size" and target.phonemes.startswith(TEXT_TOKENIZER):
-            continue  # the tokenizer is the same; tables of models of one family are padded to different sizes
+            # the tokenizer is the same; tables of models of one family are padded to different
+            # sizes
+            continue
         expected, found = getattr(target, name), getattr(other, name)
         if found != expected:
-            raise ConfigError(f"the {what} has {name} {found!r}, the target {expected!r}: both must speak about the "
-                              f"same ids; {remedy}")
+            raise ConfigError(
+                f"the {what} has {name} {found!r}, the target {expected!r}: both must speak about "
+                "the "
+                f"same ids; {remedy}"
+            )
 
 
 def build_draft(target: AnyDecoder, bottom: int = 0, top: int = 0) -> DraftDecoder | BackboneDraft:
-    """An untrained draft of the target's first `bottom` and last `top` layers (0 = the paper's shares of the depth).
+    """An untrained draft of the target's first `bottom` and last `top` layers (0 = the paper's
+    shares of the depth).
 
-    Its embeddings, top layers and final norm are frozen copies; its bottom layers and head start as copies and are
-    to be trained. ConfigError where the target is too shallow, or has adapters that are not merged.
+    Its embeddings, top layers and final norm are frozen copies; its bottom layers and head start as
+    copies and are to be trained. ConfigError where the target is too shallow, or has adapters that
+    are not merged.
     """
     trained, frozen = inherited_layers(target.config.num_layers, bottom, top)
     layers = trained + frozen
     draft_class: Any = BackboneDraft if isinstance(target, BackboneDecoder) else DraftDecoder
     shape = {f.name: getattr(target.config, f.name) for f in dataclasses.fields(target.config)}
-    shape |= {"num_prediction_heads": 1, "target_checksum": target.checksum(), "inherited_layers": layers,
-              "bottom_layers": len(trained)}
+    shape |= {
+        "num_prediction_heads": 1,
+        "target_checksum": target.checksum(),
+        "inherited_layers": layers,
+        "bottom_layers": len(trained),
+    }
     if isinstance(target, BackboneDecoder):
         if target.config.lora:
-            raise ConfigError("the target has adapters that are not merged: give the decoder that `dcar train` left in "
-                              "its folder, not a checkpoint of the run")
-        # transformers fills in the kinds of the layers again; a list of the target's length would not fit
+            raise ConfigError(
+                "the target has adapters that are not merged: give the decoder that `dcar train` "
+                "left in "
+                "its folder, not a checkpoint of the run"
+            )
+        # transformers fills in the kinds of the layers again; a list of the target's length would
+        # not fit
         architecture = {k: v for k, v in target.config.architecture.items() if k != "layer_types"}
         shape["architecture"] = {**architecture, "num_hidden_layers": len(layers)}
     else:
         shape["num_layers"] = len(layers)
     draft: Any = draft_class(draft_class.config_class(**shape))
     modules = [*draft.inputs, *draft.layers, draft.norm, draft.heads.base]
-    sources = [*target.inputs, *(target.layers[index] for index in layers), target.norm, target.heads.base]
+    sources = [
+        *target.inputs,
+        *(target.layers[index] for index in layers),
+        target.norm,
+        target.heads.base,
+    ]
     for module, source in zip(modules, sources, strict=True):
         module.load_state_dict(source.state_dict())
-    for module in (*draft.inputs, *draft.layers[len(trained):], draft.norm):
+    for module in (*draft.inputs, *draft.layers[len(trained) :], draft.norm):
         module.requires_grad_(False)
     return draft.to(target.speech_embedding.weight.device)
 
 
-def inherited_layers(depth: int, bottom: int = 0, top: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Indices of the target's layers that a draft inherits: its first `bottom` and its last `top` of `depth`.
+def inherited_layers(
+    depth: int, bottom: int = 0, top: int = 0
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Indices of the target's layers that a draft inherits: its first `bottom` and its last `top`
+    of `depth`.
 
-    0 stands for the paper's share of the depth, rounded, at least one: 2 + 6 of 24, 1 + 3 of 12, 1 + 2 of 8.
-    ConfigError where that is more than the target has.
+    0 stands for the paper's share of the depth, rounded, at least one: 2 + 6 of 24, 1 + 3 of 12, 1
+    + 2 of 8. ConfigError where that is more than the target has.
     """
     bottom = bottom or max(1, round(BOTTOM_SHARE * depth))
     top = top or max(1, round(TOP_SHARE * depth))
     if bottom < 1 or top < 1 or bottom + top > depth:
-        raise ConfigError(f"a draft of {bottom} bottom and {top} top layers cannot be taken from {depth} layers; "
-                          "choose at least one of each and no more than there are")
+        raise ConfigError(
+            f"a draft of {bottom} bottom and {top} top layers cannot be taken from {depth} layers; "
+            "choose at least one of each and no more than there are"
+        )
     return tuple(range(bottom)), tuple(range(depth - top, depth))

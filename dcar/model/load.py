@@ -17,25 +17,36 @@ from dcar.sources.shipped import resolve
 from heads.checkpoint import read_config
 
 Shipped = Literal["decoder", "far"]
-"""Which of the shipped decoders "starter" means: the one with seven heads, or the next-token decoder."""
+"""Which of the shipped decoders "starter" means: the one with seven heads, or the next-token
+decoder."""
 
 
 def _class_of(directory: str | Path) -> type[CARDecoder] | type[BackboneDecoder]:
-    kind = read_config(directory, "give the directory of a decoder, as `dcar train` and `dcar convert-backbone` write "
-                                  "it").get("model_type")
+    kind = read_config(
+        directory,
+        "give the directory of a decoder, as `dcar train` and `dcar convert-backbone` write it",
+    ).get("model_type")
     if kind in ("qwen2", "llama", "mistral", "qwen3"):
-        raise CheckpointError(f"{directory}: this is a '{kind}' language model as it was published; make a decoder of "
-                              f"it first: dcar convert-backbone kind=… source={directory} out=…")
+        raise CheckpointError(
+            f"{directory}: this is a '{kind}' language model as it was published; make a decoder "
+            "of "
+            f"it first: dcar convert-backbone kind=… source={directory} out=…"
+        )
     known = {c.model_type: c for c in (BackboneDecoder, BackboneDraft, DraftDecoder)}
     return known.get(str(kind), CARDecoder)
 
 
-def load_decoder(directory: str | Path, device: str | torch.device = "cpu",
-                 starter: Shipped = "decoder", dtype: str | None = None) -> AnyDecoder:
-    """A decoder or a draft of either kind, in eval mode, by what its config.json says. CheckpointError if it is none.
+def load_decoder(
+    directory: str | Path,
+    device: str | torch.device = "cpu",
+    starter: Shipped = "decoder",
+    dtype: str | None = None,
+) -> AnyDecoder:
+    """A decoder or a draft of either kind, in eval mode, by what its config.json says.
+    CheckpointError if it is none.
 
-    directory "starter" is the shipped decoder called `starter`. dtype: the setting of commands that decode
-    (`chosen_dtype`); None = float32, to be trained or compared with others.
+    directory "starter" is the shipped decoder called `starter`. dtype: the setting of commands that
+    decode (`chosen_dtype`); None = float32, to be trained or compared with others.
     """
     folder = resolve(str(directory), starter)
     decoder = _class_of(folder).from_pretrained(folder)

@@ -1,8 +1,10 @@
-"""The precision of decoding: the type of a decoder's weights, and how a GPU multiplies float32 numbers.
+"""The precision of decoding: the type of a decoder's weights, and how a GPU multiplies float32
+numbers.
 
-Every command that decodes has the setting `dtype`. In bfloat16 a step reads half the bytes. Whatever the type,
-distributions, features of candidates, scores of chunk ends and the chunk scorer are computed in float32. A policy that
-is trained keeps its float32 weights, and speaks as a rounded copy.
+Every command that decodes has the setting `dtype`. In bfloat16 a step reads half the bytes.
+Whatever the type, distributions, features of candidates, scores of chunk ends and the chunk scorer
+are computed in float32. A policy that is trained keeps its float32 weights, and speaks as a rounded
+copy.
 """
 
 from __future__ import annotations
@@ -25,12 +27,17 @@ DTYPES = ("auto", "float32", "bfloat16")
 
 def dtype_setting() -> Any:
     """The field `dtype` of a command's settings."""
-    return setting("auto", "Type of the decoder's weights: float32, bfloat16, or auto = bfloat16 on a GPU, float32 on "
-                           "a CPU.", choices=DTYPES)
+    return setting(
+        "auto",
+        "Type of the decoder's weights: float32, bfloat16, or auto = bfloat16 on a GPU, float32 on "
+        "a CPU.",
+        choices=DTYPES,
+    )
 
 
 def chosen_dtype(dtype: str, device: str | torch.device) -> torch.dtype:
-    """Resolve the setting `dtype` for a device. On a GPU, float32 products of this process run in TF32 from now on.
+    """Resolve the setting `dtype` for a device. On a GPU, float32 products of this process run in
+    TF32 from now on.
 
     Raises ConfigError for a word that is not in DTYPES.
     """
@@ -43,17 +50,20 @@ def chosen_dtype(dtype: str, device: str | torch.device) -> torch.dtype:
 
 
 def cast_decoder(decoder: AnyDecoder, dtype: torch.dtype) -> AnyDecoder:
-    """Round the weights of a decoder that is not trained any more, in place. Its checksum stays that of the weights
-    before, so that what was trained for it still fits. Of a language model, see `cast_backbone`."""
+    """Round the weights of a decoder that is not trained any more, in place. Its checksum stays
+    that of the weights before, so that what was trained for it still fits. Of a language model,
+    see `cast_backbone`."""
     if decoder.norm.weight.dtype == dtype:
         return decoder
     decoder.keep_checksum()
-    return cast_backbone(decoder, dtype) if isinstance(decoder, BackboneDecoder) else decoder.to(dtype)
+    return (
+        cast_backbone(decoder, dtype) if isinstance(decoder, BackboneDecoder) else decoder.to(dtype)
+    )
 
 
 def matched_policy(policy: ChunkPolicy, decoder: AnyDecoder) -> ChunkPolicy:
-    """Return the policy in the type of the hidden states that it reads: a rounded copy with the same checksum, or the
-    policy itself where the types agree or it reads candidates only."""
+    """Return the policy in the type of the hidden states that it reads: a rounded copy with the
+    same checksum, or the policy itself where the types agree or it reads candidates only."""
     last = decoder.heads.base if isinstance(decoder, BackboneDecoder) else decoder.norm
     dtype = last.weight.dtype
     if policy.layer is None or policy.output.weight.dtype == dtype:
@@ -64,16 +74,19 @@ def matched_policy(policy: ChunkPolicy, decoder: AnyDecoder) -> ChunkPolicy:
 
 
 def precision_of(decoder: AnyDecoder) -> dict[str, str]:
-    """Describe for provenance in which precision a decoder computes: the type of its layers, and float32 products in
-    full ("ieee") or in TF32."""
+    """Describe for provenance in which precision a decoder computes: the type of its layers, and
+    float32 products in full ("ieee") or in TF32."""
     weight = decoder.norm.weight
     tf32 = weight.device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return {"dtype": str(weight.dtype).removeprefix("torch."), "float32_products": "tf32" if tf32 else "ieee"}
+    return {
+        "dtype": str(weight.dtype).removeprefix("torch."),
+        "float32_products": "tf32" if tf32 else "ieee",
+    }
 
 
 def precision_identity(decoder: AnyDecoder) -> dict[str, str]:
-    """Name the precision where tokens may differ from those of full float32: bfloat16 or tf32. Records made in full
-    float32 name none."""
+    """Name the precision where tokens may differ from those of full float32: bfloat16 or tf32.
+    Records made in full float32 name none."""
     precision = precision_of(decoder)
     name = precision["dtype"] if precision["dtype"] != "float32" else precision["float32_products"]
     return {} if name == "ieee" else {"precision": name}

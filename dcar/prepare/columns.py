@@ -1,8 +1,9 @@
-"""The facts that commands need of all rows of a prepared split, in one memory-mapped file next to its table.
+"""The facts that commands need of all rows of a prepared split, in one memory-mapped file next to
+its table.
 
-Reading five million rows takes an hour; mapping a few numbers a row takes no time. `dcar prepare` writes them to
-<split>/columns.feather (Arrow IPC, 29 bytes a row), with the columns of `SCHEMA`. A split without that file, as earlier
-versions wrote it, is read once (`columns_of`).
+Reading five million rows takes an hour; mapping a few numbers a row takes no time. `dcar prepare`
+writes them to <split>/columns.feather (Arrow IPC, 29 bytes a row), with the columns of `SCHEMA`. A
+split without that file, as earlier versions wrote it, is read once (`columns_of`).
 """
 
 from __future__ import annotations
@@ -30,17 +31,21 @@ FILE = "columns.feather"
 SCHEMA = {
     "speech_tokens": "int32",  # length of `speech`
     "text_units": "int32",  # length of `text_ids`
-    "ctc_frames": "int32",  # frames that CTC needs for `text_ids` (dcar.recognition.ctc.frames_needed)
+    # frames that CTC needs for `text_ids` (dcar.recognition.ctc.frames_needed)
+    "ctc_frames": "int32",
     "duration": "float32",  # seconds
     "has_prompt": "uint8",  # 1 where the corpus names a prompt
     "speaker": "int32",  # place of the speaker's name among all names in alphabetical order
-    "id_rank": "int32",  # place of the id among all ids in alphabetical order; equal ids have equal ranks
-    "digest_rank": "int32",  # the same of the SHA-256 of the ids: an order that looks random and never changes
+    # place of the id among all ids in alphabetical order; equal ids have equal ranks
+    "id_rank": "int32",
+    # the same of the SHA-256 of the ids: an order that looks random and never changes
+    "digest_rank": "int32",
 }
 READ = ["id", "speaker", "text_ids", "speech", "duration", "prompt_speech"]
 READ_AT_ONCE = 10_000  # rows
 KEPT_FROM = 100_000
-"""Rows from which the columns of an older folder are worth a file; fewer are read again in a fraction of a second."""
+"""Rows from which the columns of an older folder are worth a file; fewer are read again in a
+fraction of a second."""
 
 
 @dataclass(frozen=True)
@@ -57,35 +62,57 @@ class Split:
 
     @classmethod
     def of(cls, rows: datasets.Dataset, table: pa.Table | None = None) -> Split:
-        """The split of a data set with the columns of a prepared one. table: what `scan` gives of it, if that is known;
-        otherwise every row is read."""
+        """The split of a data set with the columns of a prepared one. table: what `scan` gives
+        of it, if that is known; otherwise every row is read."""
         table = scan(rows) if table is None else table
-        return cls(rows, {name: table[name].to_numpy() for name in SCHEMA},
-                   *(int(table.schema.metadata[name]) for name in (b"largest_token", b"largest_text_id")))
+        return cls(
+            rows,
+            {name: table[name].to_numpy() for name in SCHEMA},
+            *(int(table.schema.metadata[name]) for name in (b"largest_token", b"largest_text_id")),
+        )
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def select(self, indices: np.ndarray) -> Split:
-        """Return some of the rows. Ranks keep their order; the largest ids stay those of the whole split."""
-        return Split(self.rows.select(indices), {name: column[indices] for name, column in self.columns.items()},
-                     self.largest_token, self.largest_text_id)
+        """Return some of the rows. Ranks keep their order; the largest ids stay those of the
+        whole split."""
+        return Split(
+            self.rows.select(indices),
+            {name: column[indices] for name, column in self.columns.items()},
+            self.largest_token,
+            self.largest_text_id,
+        )
 
     def followed_by(self, other: Split, rows: datasets.Dataset) -> Split:
-        """Return this split and then another one, as training reads them: without the ranks. Speakers of equal name are
-        one. rows: the rows of both."""
-        columns = {name: np.concatenate([self.columns[name], other.columns[name]]) for name in SCHEMA
-                   if name not in ("speaker", "id_rank", "digest_rank")}
+        """Return this split and then another one, as training reads them: without the ranks.
+        Speakers of equal name are one. rows: the rows of both."""
+        columns = {
+            name: np.concatenate([self.columns[name], other.columns[name]])
+            for name in SCHEMA
+            if name not in ("speaker", "id_rank", "digest_rank")
+        }
         ours, theirs = self._speakers(), other._speakers()
         place = {name: i for i, name in enumerate(sorted({*ours[0], *theirs[0]}))}
-        columns["speaker"] = np.concatenate([np.array([place[name] for name in names], np.int32)[numbers]
-                                             for names, numbers in (ours, theirs)])
-        return Split(rows, columns, max(self.largest_token, other.largest_token),
-                     max(self.largest_text_id, other.largest_text_id))
+        columns["speaker"] = np.concatenate(
+            [
+                np.array([place[name] for name in names], np.int32)[numbers]
+                for names, numbers in (ours, theirs)
+            ]
+        )
+        return Split(
+            rows,
+            columns,
+            max(self.largest_token, other.largest_token),
+            max(self.largest_text_id, other.largest_text_id),
+        )
 
     def _speakers(self) -> tuple[list[str], np.ndarray]:
-        """The names of the speakers, and for every row the place of its speaker's name; reads one row of each."""
-        _, first, numbers = np.unique(self.columns["speaker"], return_index=True, return_inverse=True)
+        """The names of the speakers, and for every row the place of its speaker's name; reads
+        one row of each."""
+        _, first, numbers = np.unique(
+            self.columns["speaker"], return_index=True, return_inverse=True
+        )
         return self.rows.select(first)["speaker"][:], numbers
 
     @cached_property
@@ -93,7 +120,8 @@ class Split:
         return np.argsort(self.columns["id_rank"], kind="stable")
 
     def find(self, utterance_id: str) -> int | None:
-        """The index of the (first) row with an id, None if there is none; reads about log2 of the rows."""
+        """The index of the (first) row with an id, None if there is none; reads about log2 of
+        the rows."""
         ids = self.rows.select_columns("id")
         place = bisect_left(self._by_id, utterance_id, key=lambda row: ids[int(row)]["id"])
         found = int(self._by_id[place]) if place < len(self) else None
@@ -101,29 +129,45 @@ class Split:
 
 
 def scan(rows: datasets.Dataset) -> pa.Table:
-    """Read every row of a data set once: the columns of `SCHEMA`, and the largest ids in the metadata."""
+    """Read every row of a data set once: the columns of `SCHEMA`, and the largest ids in the
+    metadata."""
     import pyarrow as pa
 
     found: dict[str, list[np.ndarray]] = {name: [] for name in SCHEMA}
     ids, speakers, digests = list[pa.Array](), list[pa.Array](), bytearray()
     largest = {"largest_token": -1, "largest_text_id": -1}
     for batch in rows.select_columns(READ).with_format("arrow").iter(READ_AT_ONCE):
-        (codes, speech), (units, text), (_, prompt) = map(_ragged, (batch[n] for n in ("speech", "text_ids",
-                                                                                      "prompt_speech")))
-        numbers = {"speech_tokens": speech, "text_units": text, "ctc_frames": text + _repeats(units, text),
-                   "duration": batch["duration"].to_numpy(), "has_prompt": prompt > 0}
+        (codes, speech), (units, text), (_, prompt) = map(
+            _ragged, (batch[n] for n in ("speech", "text_ids", "prompt_speech"))
+        )
+        numbers = {
+            "speech_tokens": speech,
+            "text_units": text,
+            "ctc_frames": text + _repeats(units, text),
+            "duration": batch["duration"].to_numpy(),
+            "has_prompt": prompt > 0,
+        }
         for name, values in numbers.items():
             found[name].append(values)
         for name, values in (("largest_token", codes), ("largest_text_id", units)):
             largest[name] = max(largest[name], int(values.max(initial=0)) if len(values) else -1)
         ids += batch["id"].chunks
         speakers += batch["speaker"].chunks
-        digests += b"".join(hashlib.sha256(name.encode()).digest() for name in batch["id"].to_pylist())
-    hashed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(32), len(digests) // 32, [None, pa.py_buffer(digests)])
+        digests += b"".join(
+            hashlib.sha256(name.encode()).digest() for name in batch["id"].to_pylist()
+        )
+    hashed = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(32), len(digests) // 32, [None, pa.py_buffer(digests)]
+    )
     found["speaker"], found["id_rank"] = [_ranks(speakers)], [_ranks(ids)]
     found["digest_rank"] = [_ranks([hashed])]
-    columns = {name: np.concatenate([np.empty(0), *found[name]]).astype(kind) for name, kind in SCHEMA.items()}
-    return pa.table(columns).replace_schema_metadata({name: str(value) for name, value in largest.items()})
+    columns = {
+        name: np.concatenate([np.empty(0), *found[name]]).astype(kind)
+        for name, kind in SCHEMA.items()
+    }
+    return pa.table(columns).replace_schema_metadata(
+        {name: str(value) for name, value in largest.items()}
+    )
 
 
 def _ragged(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
@@ -145,41 +189,59 @@ def _repeats(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _ranks(parts: list[pa.Array]) -> np.ndarray:
-    """Rank of every value from 0, equal values having equal ranks; strings by code point, as Python sorts them."""
+    """Rank of every value from 0, equal values having equal ranks; strings by code point, as
+    Python sorts them."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if not parts:
         return np.empty(0)
-    return pc.rank(pa.chunked_array(parts), sort_keys="ascending", tiebreaker="dense").to_numpy() - 1
+    return (
+        pc.rank(pa.chunked_array(parts), sort_keys="ascending", tiebreaker="dense").to_numpy() - 1
+    )
 
 
 def identity(files: Mapping[str, Any], split: str) -> str:
-    """Digest of what prepared.json lists as the files of a split, without the columns: what they are columns of."""
-    return digest_of({name: listed for name, listed in files.items()
-                      if name.startswith(f"{split}/") and name != f"{split}/{FILE}"})
+    """Digest of what prepared.json lists as the files of a split, without the columns: what they
+    are columns of."""
+    return digest_of(
+        {
+            name: listed
+            for name, listed in files.items()
+            if name.startswith(f"{split}/") and name != f"{split}/{FILE}"
+        }
+    )
 
 
 def write_columns(folder: Path, table: pa.Table, made_from: str) -> None:
-    """Write the columns of a split into its folder, whole or not at all. made_from: its `identity`."""
+    """Write the columns of a split into its folder, whole or not at all. made_from: its
+    `identity`."""
     import pyarrow as pa
 
-    table = table.replace_schema_metadata({**table.schema.metadata, b"made_from": made_from.encode()})
-    with replacing(folder / FILE, by_several=True) as part, pa.ipc.new_file(str(part), table.schema) as writer:
+    table = table.replace_schema_metadata(
+        {**table.schema.metadata, b"made_from": made_from.encode()}
+    )
+    with (
+        replacing(folder / FILE, by_several=True) as part,
+        pa.ipc.new_file(str(part), table.schema) as writer,
+    ):
         writer.write_table(table)  # in one piece, so that it is mapped as it is
 
 
 def columns_of(folder: Path, rows: datasets.Dataset, made_from: str) -> pa.Table:
-    """The columns of a split, mapped; if its folder has none of this table, all rows are read, and the columns are
-    kept there where that is worthwhile and possible."""
+    """The columns of a split, mapped; if its folder has none of this table, all rows are read,
+    and the columns are kept there where that is worthwhile and possible."""
     import pyarrow as pa
 
     try:
         with pa.memory_map(str(folder / FILE)) as file:
             table = pa.ipc.open_file(file).read_all()
-        if table.schema.metadata.get(b"made_from") == made_from.encode() and len(table) == len(rows):
+        if table.schema.metadata.get(b"made_from") == made_from.encode() and len(table) == len(
+            rows
+        ):
             return table
-    except (OSError, ValueError):  # missing, or cut off by an old version: pyarrow's errors are among them
+    except (OSError, ValueError):
+        # missing, or cut off by an old version: pyarrow's errors are among them
         pass
     if len(rows) < KEPT_FROM:
         return scan(rows)
@@ -188,6 +250,11 @@ def columns_of(folder: Path, rows: datasets.Dataset, made_from: str) -> pa.Table
     try:
         write_columns(folder, table, made_from)
     except OSError as error:
-        logger.warning("%s: cannot be written (%s), so every start reads all rows; let one start write there, or "
-                       "prepare again", folder / FILE, error)
+        logger.warning(
+            "%s: cannot be written (%s), so every start reads all rows; let one start write "
+            "there, or "
+            "prepare again",
+            folder / FILE,
+            error,
+        )
     return table

@@ -1,12 +1,13 @@
-"""`dcar prepare mode=join`: prepared corpora as one, with utterances put behind each other, to train a decoder on long
-texts.
+"""`dcar prepare mode=join`: prepared corpora as one, with utterances put behind each other, to
+train a decoder on long texts.
 
     dcar prepare mode=join data=[runs/distilled] out=runs/distilled_joined
     dcar prepare mode=join data=[starter,runs/more] share=0 out=runs/both
 
-A decoder that has only heard single sentences loses its place in longer ones. Here a share of the training utterances
-of every speaker is joined, two to `MOST` at a time; the others stay as they are, and so do the other splits. Between
-two sentences the full stop may become a comma, so that long sentences are heard as well as several short ones.
+A decoder that has only heard single sentences loses its place in longer ones. Here a share of the
+training utterances of every speaker is joined, two to `MOST` at a time; the others stay as they
+are, and so do the other splits. Between two sentences the full stop may become a comma, so that
+long sentences are heard as well as several short ones.
 """
 
 from __future__ import annotations
@@ -46,22 +47,31 @@ COMMAS = 0.6  # share of the full stops within a joined one that become commas
 class JoinConfig:
     """Settings of `dcar prepare mode=join`."""
 
-    data: list[str] = setting(["runs/prepared"], "Folders written by `dcar prepare` or `dcar distil`: the training "
-                                                 "utterances of all, the other splits of the first.")
+    data: list[str] = setting(
+        ["runs/prepared"],
+        "Folders written by `dcar prepare` or `dcar distil`: the training "
+        "utterances of all, the other splits of the first.",
+    )
     out: str = setting("runs/joined", "Prepared corpus to write.", place="folder")
-    share: float = setting(0.55, "Of the training utterances of a speaker, how many are joined.", minimum=0, maximum=1)
+    share: float = setting(
+        0.55, "Of the training utterances of a speaker, how many are joined.", minimum=0, maximum=1
+    )
     max_seconds: float = setting(28.0, "A joined utterance is not longer.", above=0)
     seed: int = seed_setting(0, "Of who is joined with whom.")
 
     def __post_init__(self) -> None:
         check(self)
         if not self.data:
-            raise ConfigError("data is empty: name one prepared corpus or more, as in data=[runs/prepared]")
+            raise ConfigError(
+                "data is empty: name one prepared corpus or more, as in data=[runs/prepared]"
+            )
 
 
-def groups(speakers: Sequence[str], seconds: Sequence[float], config: JoinConfig) -> list[list[int]]:
-    """Which rows stand behind each other: every row once, alone or with others of its speaker. In the order of their
-    first rows."""
+def groups(
+    speakers: Sequence[str], seconds: Sequence[float], config: JoinConfig
+) -> list[list[int]]:
+    """Which rows stand behind each other: every row once, alone or with others of its speaker.
+    In the order of their first rows."""
     rng = np.random.default_rng(config.seed)
     rows: dict[str, list[int]] = defaultdict(list)
     for row, speaker in enumerate(speakers):
@@ -74,7 +84,9 @@ def groups(speakers: Sequence[str], seconds: Sequence[float], config: JoinConfig
         group: list[int] = []
         size = int(rng.integers(2, MOST + 1))
         for row in order[alone:]:
-            if len(group) == size or (group and sum(seconds[i] for i in [*group, row]) > config.max_seconds):
+            if len(group) == size or (
+                group and sum(seconds[i] for i in [*group, row]) > config.max_seconds
+            ):
                 found.append(group)
                 group, size = [], int(rng.integers(2, MOST + 1))
             group.append(row)
@@ -82,9 +94,11 @@ def groups(speakers: Sequence[str], seconds: Sequence[float], config: JoinConfig
     return sorted(found)
 
 
-def joined(rows: Sequence[dict[str, Any]], rng: np.random.Generator, commas: float = COMMAS) -> dict[str, Any]:
-    """Rows of a prepared corpus as one, with the voice and the prompt of the first and no recording. A row alone stays
-    as it is."""
+def joined(
+    rows: Sequence[dict[str, Any]], rng: np.random.Generator, commas: float = COMMAS
+) -> dict[str, Any]:
+    """Rows of a prepared corpus as one, with the voice and the prompt of the first and no
+    recording. A row alone stays as it is."""
     if len(rows) == 1:
         return rows[0]
     texts, ids, speech = [], list[int](), list[int]()
@@ -95,8 +109,15 @@ def joined(rows: Sequence[dict[str, Any]], rng: np.random.Generator, commas: flo
         texts.append(text)
         ids += [SPACE, *text_ids] if ids else text_ids
         speech += row["speech"]
-    return {**rows[0], "id": "+".join(row["id"] for row in rows), "text": " ".join(texts), "text_ids": ids,
-            "speech": speech, "duration": sum(row["duration"] for row in rows), "audio": ""}
+    return {
+        **rows[0],
+        "id": "+".join(row["id"] for row in rows),
+        "text": " ".join(texts),
+        "text_ids": ids,
+        "speech": speech,
+        "duration": sum(row["duration"] for row in rows),
+        "audio": "",
+    }
 
 
 def join(config: JoinConfig) -> Path:
@@ -107,11 +128,16 @@ def join(config: JoinConfig) -> Path:
     for folder, info in zip(config.data, infos, strict=True):
         check_out_dir(out, read=folder)
         if info["phonemes"]["version"] != PHONEME_VERSION:
-            raise ConfigError(f"{folder} has text tokens of a language model; join the corpus that it was made from, "
-                              "then use mode=retokenize")
+            raise ConfigError(
+                f"{folder} has text tokens of a language model; join the corpus that it was made "
+                "from, "
+                "then use mode=retokenize"
+            )
         if tokenizer_identity(info) != tokenizer_identity(infos[0]):
-            raise DataError(f"{folder}: tokens of {tokenizer_identity(info)}, those of {config.data[0]} are of "
-                            f"{tokenizer_identity(infos[0])}; prepare it again with that tokenizer")
+            raise DataError(
+                f"{folder}: tokens of {tokenizer_identity(info)}, those of {config.data[0]} are of "
+                f"{tokenizer_identity(infos[0])}; prepare it again with that tokenizer"
+            )
 
     def rows_of(folder: str, split: str) -> Dataset:
         return load_prepared(folder, split).select_columns(list(COLUMNS))
@@ -121,12 +147,17 @@ def join(config: JoinConfig) -> Path:
             return rows_of(config.data[0], split)
         rows = concatenate_datasets([rows_of(folder, split) for folder in config.data])
         if twice := [name for name, times in Counter(rows["id"]).items() if times > 1]:
-            raise DataError(f"{len(twice)} training utterances have the id of another, the first is {twice[0]}: do the "
-                            "folders hold the same corpus?")
+            raise DataError(
+                f"{len(twice)} training utterances have the id of another, the first is "
+                f"{twice[0]}: do the "
+                "folders hold the same corpus?"
+            )
         return _join_rows(rows, config)
 
     splits = ((split, made(split)) for split in infos[0]["counts"])
-    save_splits(out, splits, {**infos[0], "joined": {"from": config.data, "settings": asdict(config)}})
+    save_splits(
+        out, splits, {**infos[0], "joined": {"from": config.data, "settings": asdict(config)}}
+    )
     return out
 
 
@@ -136,8 +167,10 @@ def _join_rows(rows: Dataset, config: JoinConfig) -> Dataset:
     if config.share == 0:
         return rows
     rng = np.random.default_rng(config.seed + 1)
-    made = [joined([rows[i] for i in group], rng)
-            for group in groups(rows["speaker"], rows["duration"], config)]
+    made = [
+        joined([rows[i] for i in group], rng)
+        for group in groups(rows["speaker"], rows["duration"], config)
+    ]
     return Dataset.from_list(made, features=rows.features)
 
 

@@ -1,11 +1,13 @@
-"""A prepared corpus on disk: its columns, how it is written (whole or not at all) and read (checked).
+"""A prepared corpus on disk: its columns, how it is written (whole or not at all) and read
+(checked).
 
 <dir>/prepared.json      corpus, tokenizer name and checksum, phoneme inventory version, counts, digests of the files
 <dir>/{train,dev,test}/  Hugging Face datasets with the columns of `features()`, and columns.feather: a few numbers a
                          row, with which commands choose the rows that they read (dcar/prepare/columns.py)
 
-Ids are stored in the smallest unsigned integers that hold their vocabulary. Loading a split compares the sizes of its
-files with prepared.json and, once a process, the digests of those below `MOST_DIGESTED` (about a second).
+Ids are stored in the smallest unsigned integers that hold their vocabulary. Loading a split
+compares the sizes of its files with prepared.json and, once a process, the digests of those below
+`MOST_DIGESTED` (about a second).
 """
 
 from __future__ import annotations
@@ -43,12 +45,15 @@ COLUMNS: dict[str, str | list[str]] = {
     "speaker": "string",
     "text_ids": [TEXT_ID],
     "speech": [SPEECH_TOKEN],
-    "voice": ["float32"],  # [298]: speaker embedding [256] and what else the vocoder knows, see speaker_features
+    # [298]: speaker embedding [256] and what else the vocoder knows, see speaker_features
+    "voice": ["float32"],
     "duration": "float32",  # seconds, after the change of speed
     "speed": "float32",
-    "audio": "string",  # absolute path of the recording, "" where the corpus embeds it (see source_utterances)
+    # absolute path of the recording, "" where the corpus embeds it (see source_utterances)
+    "audio": "string",
     "source": "string",  # file:line
-    "prompt_text": "string",  # the three prompt columns are "" or [] where the corpus names no prompt
+    # the three prompt columns are "" or [] where the corpus names no prompt
+    "prompt_text": "string",
     "prompt_speech": [SPEECH_TOKEN],
     "prompt_voice": ["float32"],
 }
@@ -64,15 +69,19 @@ def features(speech_size: int, text_size: int = TEXT_VOCAB_SIZE) -> datasets.Fea
     import datasets
 
     types = {SPEECH_TOKEN: integer_type(speech_size), TEXT_ID: integer_type(text_size)}
-    return datasets.Features({
-        name: datasets.List(datasets.Value(types.get(kind[0], kind[0]))) if isinstance(kind, list)
-        else datasets.Value(kind)
-        for name, kind in COLUMNS.items()
-    })
+    return datasets.Features(
+        {
+            name: datasets.List(datasets.Value(types.get(kind[0], kind[0])))
+            if isinstance(kind, list)
+            else datasets.Value(kind)
+            for name, kind in COLUMNS.items()
+        }
+    )
 
 
 def check_out_dir(out: Path, read: str | Path = "") -> None:
-    """DataError where writing to `out` would destroy something that is no prepared corpus, or what is `read`."""
+    """DataError where writing to `out` would destroy something that is no prepared corpus, or
+    what is `read`."""
     if out.exists() and not out.is_dir():
         raise DataError(f"{out}: is a file; choose a folder to write the prepared corpus to")
     if out.is_dir() and any(out.iterdir()) and not (out / "prepared.json").is_file():
@@ -83,8 +92,12 @@ def check_out_dir(out: Path, read: str | Path = "") -> None:
 
 def _counted(rows: datasets.Dataset) -> dict[str, float]:
     """The counts of a split, for prepared.json."""
-    return {"utterances": len(rows), "speakers": len(set(rows["speaker"])), "tokens": sum(map(len, rows["speech"])),
-            "seconds": round(sum(rows["duration"]), 2)}
+    return {
+        "utterances": len(rows),
+        "speakers": len(set(rows["speaker"])),
+        "tokens": sum(map(len, rows["speech"])),
+        "seconds": round(sum(rows["duration"]), 2),
+    }
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -96,12 +109,19 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def assemble(out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record: Mapping[str, Any],
-             compress: bool = False) -> None:
-    """Shards of every split → datasets in a hidden folder → renamed to `out`; then the hidden folder goes.
+def assemble(
+    out: Path,
+    work: Path,
+    shards: Mapping[str, Sequence[Path]],
+    record: Mapping[str, Any],
+    compress: bool = False,
+) -> None:
+    """Shards of every split → datasets in a hidden folder → renamed to `out`; then the hidden
+    folder goes.
 
-    One shard is in memory at a time. `record` goes into prepared.json, with the format version, the phoneme inventory
-    and the counts of each split. compress: smaller files that are read into memory, not memory-mapped.
+    One shard is in memory at a time. `record` goes into prepared.json, with the format version, the
+    phoneme inventory and the counts of each split. compress: smaller files that are read into
+    memory, not memory-mapped.
     """
     building = work / f"building.{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
@@ -119,8 +139,9 @@ def assemble(out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record
 
 
 def put_in_place(building: Path, out: Path, info: Mapping[str, Any]) -> None:
-    """The splits in the folder `building`, with their prepared.json, become the corpus `out`; what was there, and the
-    shards, go. info: of prepared.json all but the version and the digests."""
+    """The splits in the folder `building`, with their prepared.json, become the corpus `out`;
+    what was there, and the shards, go. info: of prepared.json all but the version and the
+    digests."""
     import datasets
 
     digests = {name: digest(building / name) for name in files_of(building)}
@@ -128,16 +149,21 @@ def put_in_place(building: Path, out: Path, info: Mapping[str, Any]) -> None:
         table = scan(datasets.Dataset.load_from_disk(str(building / split)))
         write_columns(building / split, table, identity(digests, split))
         digests[f"{split}/{FILE}"] = digest(building / split / FILE)
-    write_json(building / "prepared.json", {**info, "format_version": FORMAT_VERSION, "files": digests})
+    write_json(
+        building / "prepared.json", {**info, "format_version": FORMAT_VERSION, "files": digests}
+    )
     if out.exists():
         os.rename(out, building.with_name(f"old.{os.getpid()}"))
     os.rename(building, out)
     clean_up(out)
 
 
-def save_splits(out: Path, splits: Iterable[tuple[str, datasets.Dataset]], info: Mapping[str, Any]) -> None:
-    """Splits made from another prepared corpus, each by name, become the corpus `out`, whole or not at all. info: of
-    prepared.json all but the counts, the version and the digests. StorageError where it cannot be written."""
+def save_splits(
+    out: Path, splits: Iterable[tuple[str, datasets.Dataset]], info: Mapping[str, Any]
+) -> None:
+    """Splits made from another prepared corpus, each by name, become the corpus `out`, whole or
+    not at all. info: of prepared.json all but the counts, the version and the digests.
+    StorageError where it cannot be written."""
     building = partial_folder(out) / "building"
     shutil.rmtree(building, ignore_errors=True)
     counts = {}
@@ -169,13 +195,17 @@ def partial_folder(out: Path) -> Path:
 
 
 def clean_up(out: Path) -> None:
-    """Remove the shards; those of earlier settings go too: they belong to datasets that these replace.
+    """Remove the shards; those of earlier settings go too: they belong to datasets that these
+    replace.
 
-    Also called where `out` is found finished: the run that finished it may have been killed before it came to this."""
+    Also called where `out` is found finished: the run that finished it may have been killed before
+    it came to this."""
     shutil.rmtree(partial_folder(out), ignore_errors=True)
 
 
-def _join(files: Sequence[Path], table_file: Path, columns: datasets.Features, compress: bool) -> dict[str, float]:
+def _join(
+    files: Sequence[Path], table_file: Path, columns: datasets.Features, compress: bool
+) -> dict[str, float]:
     """Parquet shards → one Arrow stream, shard by shard; the counts of the split."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -185,7 +215,10 @@ def _join(files: Sequence[Path], table_file: Path, columns: datasets.Features, c
     speakers: set[str] = set()
     schema = columns.arrow_schema
     options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 19) if compress else None)
-    with pa.OSFile(str(table_file), "wb") as sink, pa.ipc.new_stream(sink, schema, options=options) as writer:
+    with (
+        pa.OSFile(str(table_file), "wb") as sink,
+        pa.ipc.new_stream(sink, schema, options=options) as writer,
+    ):
         for file in files:
             table = pq.read_table(file).select(schema.names).cast(schema)
             writer.write_table(table)
@@ -193,23 +226,32 @@ def _join(files: Sequence[Path], table_file: Path, columns: datasets.Features, c
             seconds += pc.sum(table["duration"]).as_py() or 0.0
             tokens += pc.sum(pc.list_value_length(table["speech"])).as_py() or 0
             speakers.update(pc.unique(table["speaker"]).to_pylist())
-    return {"utterances": utterances, "seconds": round(seconds, 2), "speakers": len(speakers), "tokens": tokens}
+    return {
+        "utterances": utterances,
+        "seconds": round(seconds, 2),
+        "speakers": len(speakers),
+        "tokens": tokens,
+    }
 
 
 def copy_name(name: str, speed: float) -> str:
-    """What an utterance or a speaker is called at a speed: NAME, or NAME@SPEED for a copy at another one than 1."""
+    """What an utterance or a speaker is called at a speed: NAME, or NAME@SPEED for a copy at
+    another one than 1."""
     return name if speed == 1.0 else f"{name}@{speed:g}"
 
 
 def recording_of(row: Mapping[str, Any]) -> tuple[str, float]:
-    """Id of the utterance in the corpus whose recording a prepared row plays, and the speed at which it plays it."""
+    """Id of the utterance in the corpus whose recording a prepared row plays, and the speed at
+    which it plays it."""
     speed = round(float(row["speed"]), 6)  # stored as float32
     return row["id"].removesuffix(copy_name("", speed)), speed
 
 
 NEEDED: dict[str, dict[str, Any]] = {
-    "phonemes": {"version": str, "size": int}, "tokenizer": {"name": str, "checksum": str, "vocab_size": int},
-    "corpus": {"kind": str, "path": str | None, "audio_root": str | None, "subsets": list | None}}
+    "phonemes": {"version": str, "size": int},
+    "tokenizer": {"name": str, "checksum": str, "vocab_size": int},
+    "corpus": {"kind": str, "path": str | None, "audio_root": str | None, "subsets": list | None},
+}
 """What readers of a prepared corpus take from prepared.json, besides counts and files."""
 
 
@@ -219,75 +261,113 @@ def prepared_folder(directory: str | Path) -> Path:
 
 
 def prepared_info(directory: str | Path) -> dict[str, Any]:
-    """prepared.json of a prepared corpus; DataError if it is none or was made by another version of this project."""
+    """prepared.json of a prepared corpus; DataError if it is none or was made by another version
+    of this project."""
     directory = prepared_folder(directory)
     info = read_json(directory / "prepared.json")
     if info is None:
-        raise DataError(f"{directory}: no readable prepared.json; run `dcar prepare` with out={directory}, or take "
-                        "starter, the corpus that ships")
-    check_format(directory / "prepared.json", info.get("format_version"), FORMAT_VERSION, DataError, "prepare again")
-    lacking = [f"{part}.{name}" for part, kinds in NEEDED.items() for name, kind in kinds.items()
-               if not isinstance(info.get(part), dict) or not isinstance(info[part].get(name), kind)]
+        raise DataError(
+            f"{directory}: no readable prepared.json; run `dcar prepare` with out={directory}, or "
+            "take "
+            "starter, the corpus that ships"
+        )
+    check_format(
+        directory / "prepared.json",
+        info.get("format_version"),
+        FORMAT_VERSION,
+        DataError,
+        "prepare again",
+    )
+    lacking = [
+        f"{part}.{name}"
+        for part, kinds in NEEDED.items()
+        for name, kind in kinds.items()
+        if not isinstance(info.get(part), dict) or not isinstance(info[part].get(name), kind)
+    ]
     counts = info.get("counts")
-    if not isinstance(counts, dict) or not all(isinstance(c, dict) and isinstance(c.get("utterances"), int)
-                                               for c in counts.values()):
+    if not isinstance(counts, dict) or not all(
+        isinstance(c, dict) and isinstance(c.get("utterances"), int) for c in counts.values()
+    ):
         lacking.append("counts")
     if not isinstance(info.get("files"), dict):
         lacking.append("files")
     if lacking:
-        raise DataError(f"{directory}: prepared.json is incomplete, it lacks {', '.join(lacking)}; prepare again")
+        raise DataError(
+            f"{directory}: prepared.json is incomplete, it lacks {', '.join(lacking)}; prepare "
+            "again"
+        )
     version = info["phonemes"]["version"]
     if version != PHONEME_VERSION and not version.startswith(TEXT_TOKENIZER):
-        raise DataError(f"{directory}: phoneme inventory {version}, this program has {PHONEME_VERSION}; prepare again")
+        raise DataError(
+            f"{directory}: phoneme inventory {version}, this program has {PHONEME_VERSION}; "
+            "prepare again"
+        )
     return info
 
 
 def tokenizer_identity(info: Mapping[str, Any]) -> str:
-    """Name and checksum of the tokenizer that made a corpus' tokens (of `prepared_info`), as decoders, vocoders and
-    policies remember it."""
+    """Name and checksum of the tokenizer that made a corpus' tokens (of `prepared_info`), as
+    decoders, vocoders and policies remember it."""
     return f"{info['tokenizer']['name']}@{info['tokenizer']['checksum']}"
 
 
-def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokenizer | None = None) -> datasets.Dataset:
+def load_prepared(
+    directory: str | Path, split: str, *, tokenizer: SpeechTokenizer | None = None
+) -> datasets.Dataset:
     """One split of a prepared corpus, memory-mapped.
 
-    Raises DataError where the phoneme inventory differs from this program's, the tokenizer (if given) from the one that
-    made the tokens, or the split is not there.
+    Raises DataError where the phoneme inventory differs from this program's, the tokenizer (if
+    given) from the one that made the tokens, or the split is not there.
     """
     import datasets
 
     info = prepared_info(directory)
     made_by = info["tokenizer"]
     if tokenizer is not None and tokenizer.checksum != made_by["checksum"]:
-        raise DataError(f"{directory}: tokens of {made_by['name']} ({made_by['checksum'][:12]}), but the tokenizer in "
-                        f"use is {tokenizer.name} ({tokenizer.checksum[:12]}); load that one or prepare again")
+        raise DataError(
+            f"{directory}: tokens of {made_by['name']} ({made_by['checksum'][:12]}), but the "
+            "tokenizer in "
+            f"use is {tokenizer.name} ({tokenizer.checksum[:12]}); load that one or prepare again"
+        )
     directory = prepared_folder(directory)
     folder = directory / split
     if split not in info["counts"] or not folder.is_dir():
         raise DataError(f"{directory}: no split {split!r}; it has {', '.join(info['counts'])}")
     if found := split_faults(directory, info, split, digests=True):
-        raise DataError(f"{directory}: {'; '.join(found)}: not as it was written; prepare again, or copy it again from "
-                        "where it came (`dcar doctor` lists what differs)")
+        raise DataError(
+            f"{directory}: {'; '.join(found)}: not as it was written; prepare again, or copy it "
+            "again from "
+            "where it came (`dcar doctor` lists what differs)"
+        )
     try:
         return datasets.Dataset.load_from_disk(str(folder))
-    except (OSError, ValueError) as error:  # of a file that is too large for its digest to be computed
-        raise DataError(f"{folder}: cannot be read ({type(error).__name__}: {error}); prepare again") from error
+    except (OSError, ValueError) as error:
+        # of a file that is too large for its digest to be computed
+        raise DataError(
+            f"{folder}: cannot be read ({type(error).__name__}: {error}); prepare again"
+        ) from error
 
 
 def load_split(directory: str | Path, split: str) -> Split:
-    """One split of a prepared corpus with the columns of all its rows, memory-mapped; errors as `load_prepared`."""
+    """One split of a prepared corpus with the columns of all its rows, memory-mapped; errors as
+    `load_prepared`."""
     rows = load_prepared(directory, split)
     made_from = identity(prepared_info(directory)["files"], split)
     return Split.of(rows, columns_of(prepared_folder(directory) / split, rows, made_from))
 
 
 MOST_DIGESTED = 1 << 30
-"""Bytes of a file up to which loading recomputes its digest; larger ones are left to `dcar doctor`."""
-_digested: dict[tuple[str, int, int], dict[str, Any]] = {}  # (path, size, time of change) -> digest, of this process
+"""Bytes of a file up to which loading recomputes its digest; larger ones are left to `dcar
+doctor`."""
+# (path, size, time of change) -> digest, of this process
+_digested: dict[tuple[str, int, int], dict[str, Any]] = {}
 
 
-def split_faults(directory: Path, info: Mapping[str, Any], split: str, digests: bool = False) -> list[str]:
-    """What differs between the files of a split and the list in prepared.json: sizes, and digests if asked for."""
+def split_faults(
+    directory: Path, info: Mapping[str, Any], split: str, digests: bool = False
+) -> list[str]:
+    """What differs between the files of a split and the list in prepared.json: sizes, and
+    digests if asked for."""
     listed = info["files"]
     files = {name: expected for name, expected in listed.items() if name.startswith(f"{split}/")}
     if not files:
@@ -296,10 +376,15 @@ def split_faults(directory: Path, info: Mapping[str, Any], split: str, digests: 
 
 
 def _digest_once(path: Path) -> dict[str, Any] | None:
-    """The digest of a file, computed once a process; None for one that is too large to be read at every start."""
+    """The digest of a file, computed once a process; None for one that is too large to be read
+    at every start."""
     state = path.stat()
     if state.st_size > MOST_DIGESTED:
-        logger.info("%s: %s; only its size was checked, `dcar doctor` reads it all", path, gigabytes(state.st_size))
+        logger.info(
+            "%s: %s; only its size was checked, `dcar doctor` reads it all",
+            path,
+            gigabytes(state.st_size),
+        )
         return None
     key = (str(path.resolve()), state.st_size, state.st_mtime_ns)
     if key not in _digested:

@@ -1,4 +1,5 @@
-"""`dcar prepare mode=retokenize`: a prepared corpus with a language model's own text tokens in the place of phonemes.
+"""`dcar prepare mode=retokenize`: a prepared corpus with a language model's own text tokens in the
+place of phonemes.
 
     dcar prepare mode=retokenize data=runs/prepared decoder=runs/cosyvoice2 out=runs/prepared_cosyvoice2
 
@@ -40,12 +41,16 @@ class RetokenizeConfig:
 
 
 def retokenize(config: RetokenizeConfig) -> Path:
-    """Write the corpus with the decoder's own text ids. ConfigError, DataError, CheckpointError, TextError."""
+    """Write the corpus with the decoder's own text ids. ConfigError, DataError, CheckpointError,
+    TextError."""
     out = Path(config.out)
     check_out_dir(out, read=config.data)
     tokenizer = text_encoder(config.decoder)
     if not isinstance(tokenizer, TextTokenizer):
-        raise ConfigError(f"{config.decoder} reads phonemes, as the corpus has them; there is nothing to retokenize")
+        raise ConfigError(
+            f"{config.decoder} reads phonemes, as the corpus has them; there is nothing to "
+            "retokenize"
+        )
     info = prepared_info(config.data)
 
     def ids(row: dict[str, Any]) -> dict[str, Any]:
@@ -61,13 +66,23 @@ def retokenize(config: RetokenizeConfig) -> Path:
         rows = load_prepared(config.data, split)
         columns = rows.features.copy()
         columns |= {"text_ids": text, "prompt_text_ids": text}
-        work = partial_folder(out)  # not beside the rows that are read, where the library would keep its own file
+        # not beside the rows that are read, where the library would keep its own file
+        work = partial_folder(out)
         work.mkdir(parents=True, exist_ok=True)
-        return rows.map(ids, features=columns, desc=f"text of {split}", cache_file_name=str(work / f"{split}.arrow"),
-                        load_from_cache_file=False)
+        return rows.map(
+            ids,
+            features=columns,
+            desc=f"text of {split}",
+            cache_file_name=str(work / f"{split}.arrow"),
+            load_from_cache_file=False,
+        )
 
     phonemes = {"version": tokenizer.name, "size": tokenizer.size}
-    save_splits(out, ((split, retokenized(split)) for split in info["counts"]), {**info, "phonemes": phonemes})
+    save_splits(
+        out,
+        ((split, retokenized(split)) for split in info["counts"]),
+        {**info, "phonemes": phonemes},
+    )
     return out
 
 

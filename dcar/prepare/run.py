@@ -1,11 +1,12 @@
 """`dcar prepare`: corpus → validated, phonemised, tokenised datasets on disk, one per split.
 
-The format is in `prepared.py`. A corpus gives chunks of `shard_size` utterances (`chunks.py`): it is read and validated
-whole, or, with `stream=true`, as it is read. Of every chunk there is one parquet file a split, and a record of what
-became of its rows, each complete or not there at all: an interrupted run continues after its last chunk. Processes
-share the chunks; the first one waits for the others, assembles the datasets in a hidden folder and renames it. What
-lies between carries a fingerprint of corpus, tokenizer and settings: nothing stale is ever reused, and nothing depends
-on the number of processes.
+The format is in `prepared.py`. A corpus gives chunks of `shard_size` utterances (`chunks.py`): it
+is read and validated whole, or, with `stream=true`, as it is read. Of every chunk there is one
+parquet file a split, and a record of what became of its rows, each complete or not there at all: an
+interrupted run continues after its last chunk. Processes share the chunks; the first one waits for
+the others, assembles the datasets in a hidden folder and renames it. What lies between carries a
+fingerprint of corpus, tokenizer and settings: nothing stale is ever reused, and nothing depends on
+the number of processes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from dcar.corpus.read import Problem, describe
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.chunks import StreamedCorpus, WholeCorpus, repeated_ids
 from dcar.prepare.prepared import assemble, check_out_dir, clean_up, partial_folder, read_json
-from dcar.prepare.settings import PrepareConfig, PrepareReport, corpus_record, finished, settings_stamp, wait
+from dcar.prepare.settings import (
+    PrepareConfig,
+    PrepareReport,
+    corpus_record,
+    finished,
+    settings_stamp,
+    wait,
+)
 from dcar.prepare.shards import Contents, Encoder, check_chunk, read_chunk, tokenise, write_shard
 from dcar.process import run_claimed
 from dcar.tracking import write_json
@@ -37,19 +45,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def run(config: PrepareConfig, *, tokenizer: SpeechTokenizer | None = None, speaker_encoder: Encoder | None = None,
-        process_index: int | None = None, num_processes: int | None = None, progress: bool = True) -> PrepareReport:
-    """Prepare a corpus (or, with `config.validate`, report on it). Every process returns when the datasets are there;
-    of a streamed corpus the others than the first when their own chunks are written.
+def run(
+    config: PrepareConfig,
+    *,
+    tokenizer: SpeechTokenizer | None = None,
+    speaker_encoder: Encoder | None = None,
+    process_index: int | None = None,
+    num_processes: int | None = None,
+    progress: bool = True,
+) -> PrepareReport:
+    """Prepare a corpus (or, with `config.validate`, report on it). Every process returns when the
+    datasets are there; of a streamed corpus the others than the first when their own chunks are
+    written.
 
-    `process_index` and `num_processes` default to RANK and WORLD_SIZE of the launcher. Raises DataError for bad rows
-    (unless skip_bad), tokens outside the vocabulary, or an out that holds something else.
+    `process_index` and `num_processes` default to RANK and WORLD_SIZE of the launcher. Raises
+    DataError for bad rows (unless skip_bad), tokens outside the vocabulary, or an out that holds
+    something else.
     """
     rank = int(os.environ.get("RANK", "0")) if process_index is None else process_index
     world = int(os.environ.get("WORLD_SIZE", "1")) if num_processes is None else num_processes
     if not 0 <= rank < world:
-        raise ConfigError(f"prepare: process {rank} of {world}: the index must be below the number of processes")
-    corpus = StreamedCorpus(config) if config.stream else WholeCorpus(config, progress and rank == 0, world)
+        raise ConfigError(
+            f"prepare: process {rank} of {world}: the index must be below the number of processes"
+        )
+    corpus = (
+        StreamedCorpus(config)
+        if config.stream
+        else WholeCorpus(config, progress and rank == 0, world)
+    )
     if config.validate:
         assert isinstance(corpus, WholeCorpus)
         return PrepareReport(corpus.validate(), {}, None, corpus.checked, corpus.filtered)
@@ -83,8 +106,16 @@ def run(config: PrepareConfig, *, tokenizer: SpeechTokenizer | None = None, spea
     return wait(done, config.wait_seconds, f"process 0 to assemble {out}")
 
 
-def _write_chunks(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, work: Path, tokenizer: SpeechTokenizer,
-                  speaker_encoder: Encoder | None, rank: int, world: int, progress: bool) -> list[str]:
+def _write_chunks(
+    corpus: WholeCorpus | StreamedCorpus,
+    config: PrepareConfig,
+    work: Path,
+    tokenizer: SpeechTokenizer,
+    speaker_encoder: Encoder | None,
+    rank: int,
+    world: int,
+    progress: bool,
+) -> list[str]:
     """Make the chunks of this process that are not there yet; the names of all of its own."""
     mine: list[str] = []
 
@@ -96,23 +127,42 @@ def _write_chunks(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, w
 
     chunks = corpus.chunks(rank, world)
     total = sum(chunk.rows for chunk in chunks) if isinstance(chunks, list) else None
-    with (tqdm(desc="tokenise", total=total, unit="utt", disable=not (progress and rank == 0)) as bar,
-          ThreadPoolExecutor(config.num_proc) as pool):
+    with (
+        tqdm(desc="tokenise", total=total, unit="utt", disable=not (progress and rank == 0)) as bar,
+        ThreadPoolExecutor(config.num_proc) as pool,
+    ):
         for name, rows, contents in chunks:
             mine.append(name)
             if read_chunk(work, name):
                 bar.update(rows)
                 continue
             found = contents if isinstance(contents, Contents) else contents(pool)
-            shards = {split: f"{split}-{name}.parquet" for split, jobs in found.jobs.items() if jobs}
+            shards = {
+                split: f"{split}-{name}.parquet" for split, jobs in found.jobs.items() if jobs
+            }
             files = {}
             for split, file in shards.items():
-                table = tokenise(found.jobs[split], tokenizer, encoder(), config.max_seconds, config.batch_seconds,
-                                 pool, bar, found.loaded)
+                table = tokenise(
+                    found.jobs[split],
+                    tokenizer,
+                    encoder(),
+                    config.max_seconds,
+                    config.batch_seconds,
+                    pool,
+                    bar,
+                    found.loaded,
+                )
                 files[file] = write_shard(table, work / file)
-            write_json(work / f"chunk-{name}.json", {
-                "shards": shards, "files": files, "rows": found.rows, "filtered": found.filtered,
-                "problems": [asdict(p) for p in found.problems]})
+            write_json(
+                work / f"chunk-{name}.json",
+                {
+                    "shards": shards,
+                    "files": files,
+                    "rows": found.rows,
+                    "filtered": found.filtered,
+                    "problems": [asdict(p) for p in found.problems],
+                },
+            )
     write_json(work / f"done-{rank}-of-{world}.json", {"chunks": mine})
     return mine
 
@@ -124,15 +174,23 @@ def _all_chunks(work: Path, world: int, wait_seconds: float) -> list[str]:
     def names() -> list[str] | None:
         lists: list[Any] = [(read_json(file) or {}).get("chunks") for file in listed]
         found = None if None in lists else sorted(itertools.chain(*lists))
-        return found if found is not None and all(read_chunk(work, name) for name in found) else None
+        return (
+            found if found is not None and all(read_chunk(work, name) for name in found) else None
+        )
 
     return wait(names, wait_seconds, f"the other processes in {work}")
 
 
-def _assemble(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, work: Path, names: list[str],
-              tokenizer: SpeechTokenizer, fingerprint: str) -> None:
-    """The datasets of all chunks. DataError for a damaged shard, for bad rows of a streamed corpus that may not be
-    skipped, and where nothing is left."""
+def _assemble(
+    corpus: WholeCorpus | StreamedCorpus,
+    config: PrepareConfig,
+    work: Path,
+    names: list[str],
+    tokenizer: SpeechTokenizer,
+    fingerprint: str,
+) -> None:
+    """The datasets of all chunks. DataError for a damaged shard, for bad rows of a streamed
+    corpus that may not be skipped, and where nothing is left."""
     shards: dict[str, list[Path]] = {split: [] for split in config.splits}
     problems, checked, filtered = list(corpus.problems), corpus.checked, corpus.filtered
     for name in names:
@@ -144,18 +202,37 @@ def _assemble(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, work:
     if config.stream:
         # rows with a repeated id are in the shards already, so they cannot be left out
         if repeated := repeated_ids([f for files in shards.values() for f in files]):
-            raise DataError(f"{len(repeated)} ids are used twice; make them unique:\n{describe(repeated, 100)}")
+            raise DataError(
+                f"{len(repeated)} ids are used twice; make them unique:\n{describe(repeated, 100)}"
+            )
         if problems and not config.skip_bad:
-            raise DataError(f"{len(problems)} problems in the {config.corpus} corpus; repair them or set skip_bad "
-                            f"(shards are kept):\n{describe(problems, 100)}")
+            raise DataError(
+                f"{len(problems)} problems in the {config.corpus} corpus; repair them or set "
+                "skip_bad "
+                f"(shards are kept):\n{describe(problems, 100)}"
+            )
     shards = {split: files for split, files in shards.items() if files}
     if not shards:
-        raise DataError(f"no usable utterance in the splits {', '.join(config.splits)}; {len(problems)} rows are bad")
+        raise DataError(
+            f"no usable utterance in the splits {', '.join(config.splits)}; {len(problems)} rows "
+            "are bad"
+        )
     made_by = {k: getattr(tokenizer, k) for k in ("name", "checksum", "vocab_size", "rate_hz")}
-    assemble(Path(config.out), work, shards, {
-        "fingerprint": fingerprint, "corpus": corpus_record(config), "config": asdict(config), "checked": checked,
-        "tokenizer": {**made_by, "spec": config.tokenizer}, "filtered": filtered,
-        "skipped": [asdict(p) for p in problems]}, config.compress)
+    assemble(
+        Path(config.out),
+        work,
+        shards,
+        {
+            "fingerprint": fingerprint,
+            "corpus": corpus_record(config),
+            "config": asdict(config),
+            "checked": checked,
+            "tokenizer": {**made_by, "spec": config.tokenizer},
+            "filtered": filtered,
+            "skipped": [asdict(p) for p in problems],
+        },
+        config.compress,
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

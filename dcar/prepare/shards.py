@@ -1,9 +1,11 @@
-"""Token shards: utterances → checked rows of speech tokens, written whole, with their digests in the chunk's record.
+"""Token shards: utterances → checked rows of speech tokens, written whole, with their digests in
+the chunk's record.
 
-A chunk of the corpus gives one parquet file a split, and then a JSON file: what became of its rows, size and SHA-256 of
-its shards. A chunk without that record was interrupted and is made again; a shard whose bytes do not give the digest is
-refused. Names come from what a shard holds, never from the process that wrote it, so processes on several nodes need no
-coordination beyond a shared folder.
+A chunk of the corpus gives one parquet file a split, and then a JSON file: what became of its rows,
+size and SHA-256 of its shards. A chunk without that record was interrupted and is made again; a
+shard whose bytes do not give the digest is refused. Names come from what a shard holds, never from
+the process that wrote it, so processes on several nodes need no coordination beyond a shared
+folder.
 """
 
 from __future__ import annotations
@@ -65,7 +67,11 @@ class Sound(NamedTuple):
 
     def at_speed(self, speed: float) -> Sound:
         """Played `speed` times faster: as if it had been recorded at speed · rate."""
-        return self if speed == 1.0 else Sound(resample(self.wave, self.rate * speed, self.rate), self.rate)
+        return (
+            self
+            if speed == 1.0
+            else Sound(resample(self.wave, self.rate * speed, self.rate), self.rate)
+        )
 
     def of_speech(self) -> Sound:
         """Without the silence before and after the speech, as prompts are used."""
@@ -81,64 +87,110 @@ Loaded = tuple[tuple[np.ndarray, int], tuple[np.ndarray, int] | None]
 
 
 class Contents(NamedTuple):
-    """What a chunk of the corpus holds: what is to be tokenised, by split, and what was found of its rows."""
+    """What a chunk of the corpus holds: what is to be tokenised, by split, and what was found of
+    its rows."""
 
     jobs: dict[str, list[Job]]
-    loaded: dict[str, Loaded] | None = None  # recordings by `Utterance.source`, where they were decoded already
+    # recordings by `Utterance.source`, where they were decoded already
+    loaded: dict[str, Loaded] | None = None
     problems: Sequence[Problem] = ()
     rows: int = 0
     filtered: int = 0
 
 
 class Chunk(NamedTuple):
-    """A piece of the corpus of which shards are made: name, rows, and its contents, or what reads them."""
+    """A piece of the corpus of which shards are made: name, rows, and its contents, or what
+    reads them."""
 
     name: str
     rows: int
     contents: Contents | Callable[[ThreadPoolExecutor], Contents]
 
 
-def tokenise(jobs: Sequence[Job], tokenizer: SpeechTokenizer, speaker_encoder: Encoder, max_seconds: float,
-             batch_seconds: float, pool: ThreadPoolExecutor, bar: Any,
-             loaded: Mapping[str, Loaded] | None = None) -> pa.Table:
-    """The rows of one shard, in the order of `jobs`; audio goes through the tokenizer in batches of similar length.
+def tokenise(
+    jobs: Sequence[Job],
+    tokenizer: SpeechTokenizer,
+    speaker_encoder: Encoder,
+    max_seconds: float,
+    batch_seconds: float,
+    pool: ThreadPoolExecutor,
+    bar: Any,
+    loaded: Mapping[str, Loaded] | None = None,
+) -> pa.Table:
+    """The rows of one shard, in the order of `jobs`; audio goes through the tokenizer in batches of
+    similar length.
 
-    loaded: recordings by `Utterance.source`, where they were decoded already; else they are read here.
+    loaded: recordings by `Utterance.source`, where they were decoded already; else they are read
+    here.
     """
     import pyarrow as pa
 
     def hear(job: Job) -> tuple[Job, Sound, np.ndarray, Sound | None]:
-        """The recording at the job's speed, its waveform [samples] for encoders, and the prompt's recording."""
+        """The recording at the job's speed, its waveform [samples] for encoders, and the
+        prompt's recording."""
         u = job.utterance
         audio, prompt = (u.load(), u.load_prompt()) if loaded is None else loaded[u.source]
         sound = Sound(*audio)
-        return (job, sound.at_speed(job.speed), sound.for_encoders().at_speed(job.speed).wave,
-                None if prompt is None else Sound(*prompt).of_speech())
+        return (
+            job,
+            sound.at_speed(job.speed),
+            sound.for_encoders().at_speed(job.speed).wave,
+            None if prompt is None else Sound(*prompt).of_speech(),
+        )
 
     heard = list(pool.map(hear, jobs))
     # a slowed copy may be longer than the limit that its original keeps: it is left out
     longest = max_seconds * ENCODER_SAMPLE_RATE
-    kept = [(job, sound, wave, prompt) for job, sound, wave, prompt in heard
-            if job.speed == 1.0 or len(wave) <= longest]
+    kept = [
+        (job, sound, wave, prompt)
+        for job, sound, wave, prompt in heard
+        if job.speed == 1.0 or len(wave) <= longest
+    ]
     if left_out := len(heard) - len(kept):
         logger.info("%d slowed copies are longer than %g s and left out", left_out, max_seconds)
         bar.update(left_out)
-    speech = _encode([wave for _, _, wave, _ in kept], [_place(job) for job, *_ in kept], tokenizer, batch_seconds, bar)
-    prompted = [(f"{_place(job)} (prompt)", p.for_encoders().wave) for job, _, _, p in kept if p is not None]
-    prompt_speech = iter(_encode([wave for _, wave in prompted], [place for place, _ in prompted], tokenizer,
-                                 batch_seconds))
+    speech = _encode(
+        [wave for _, _, wave, _ in kept],
+        [_place(job) for job, *_ in kept],
+        tokenizer,
+        batch_seconds,
+        bar,
+    )
+    prompted = [
+        (f"{_place(job)} (prompt)", p.for_encoders().wave) for job, _, _, p in kept if p is not None
+    ]
+    prompt_speech = iter(
+        _encode(
+            [wave for _, wave in prompted],
+            [place for place, _ in prompted],
+            tokenizer,
+            batch_seconds,
+        )
+    )
     rows: list[dict[str, Any]] = []
     for (job, sound, wave, prompt), tokens in zip(kept, speech, strict=True):
         u = job.utterance
-        rows.append({
-            "id": job.id, "text": u.text, "speaker": job.speaker, "text_ids": text_to_ids(u.text), "speech": tokens,
-            "voice": _voice(speaker_encoder, sound, wave, _place(job)), "duration": len(wave) / ENCODER_SAMPLE_RATE,
-            "speed": job.speed, "audio": os.path.abspath(u.audio) if isinstance(u.audio, str) else "",
-            "source": u.source,
-            "prompt_text": u.prompt_text or "", "prompt_speech": [] if prompt is None else next(prompt_speech),
-            "prompt_voice": [] if prompt is None else _voice(
-                speaker_encoder, prompt, prompt.for_encoders().wave, f"{_place(job)} (prompt)"),
-        })
+        rows.append(
+            {
+                "id": job.id,
+                "text": u.text,
+                "speaker": job.speaker,
+                "text_ids": text_to_ids(u.text),
+                "speech": tokens,
+                "voice": _voice(speaker_encoder, sound, wave, _place(job)),
+                "duration": len(wave) / ENCODER_SAMPLE_RATE,
+                "speed": job.speed,
+                "audio": os.path.abspath(u.audio) if isinstance(u.audio, str) else "",
+                "source": u.source,
+                "prompt_text": u.prompt_text or "",
+                "prompt_speech": [] if prompt is None else next(prompt_speech),
+                "prompt_voice": []
+                if prompt is None
+                else _voice(
+                    speaker_encoder, prompt, prompt.for_encoders().wave, f"{_place(job)} (prompt)"
+                ),
+            }
+        )
     return pa.Table.from_pylist(rows, schema=features(tokenizer.vocab_size).arrow_schema)
 
 
@@ -146,14 +198,21 @@ def _place(job: Job) -> str:
     return f"{job.utterance.source}: utterance {job.id}"
 
 
-def _encode(waves: list[np.ndarray], places: list[str], tokenizer: SpeechTokenizer, batch_seconds: float,
-            bar: Any = None) -> list[np.ndarray]:
+def _encode(
+    waves: list[np.ndarray],
+    places: list[str],
+    tokenizer: SpeechTokenizer,
+    batch_seconds: float,
+    bar: Any = None,
+) -> list[np.ndarray]:
     """Tokens of every waveform, checked, in the given order."""
     out: list[np.ndarray] = [np.empty(0, np.int64)] * len(waves)
     for batch in by_length([len(wave) for wave in waves], batch_seconds * ENCODER_SAMPLE_RATE):
         encoded = tokenizer.encode([waves[i] for i in batch], ENCODER_SAMPLE_RATE)
         if len(encoded) != len(batch):
-            raise DataError(f"tokenizer {tokenizer.name} gave {len(encoded)} results for {len(batch)} waveforms")
+            raise DataError(
+                f"tokenizer {tokenizer.name} gave {len(encoded)} results for {len(batch)} waveforms"
+            )
         for i, tokens in zip(batch, encoded, strict=True):
             out[i] = check_tokens(tokens, len(waves[i]) / ENCODER_SAMPLE_RATE, tokenizer, places[i])
         if bar is not None:
@@ -161,33 +220,48 @@ def _encode(waves: list[np.ndarray], places: list[str], tokenizer: SpeechTokeniz
     return out
 
 
-def check_tokens(tokens: np.ndarray, seconds: float, tokenizer: SpeechTokenizer, where: str) -> np.ndarray:
-    """`tokens` [T] as int64, or DataError: none, outside 0…vocab_size−1, or far from seconds · rate_hz in number.
+def check_tokens(
+    tokens: np.ndarray, seconds: float, tokenizer: SpeechTokenizer, where: str
+) -> np.ndarray:
+    """`tokens` [T] as int64, or DataError: none, outside 0…vocab_size−1, or far from seconds ·
+    rate_hz in number.
 
     The last finds a tokenizer that cuts long audio or was given the wrong sample rate.
     """
     tokens = np.asarray(tokens)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise DataError(f"{where}: tokenizer {tokenizer.name} gave {tokens.dtype} {tokens.shape}, not integers [T]")
+        raise DataError(
+            f"{where}: tokenizer {tokenizer.name} gave {tokens.dtype} {tokens.shape}, not "
+            "integers [T]"
+        )
     if len(tokens) == 0:
-        raise DataError(f"{where}: tokenizer {tokenizer.name} gave no token for {seconds:.2f} s of audio")
+        raise DataError(
+            f"{where}: tokenizer {tokenizer.name} gave no token for {seconds:.2f} s of audio"
+        )
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= tokenizer.vocab_size:
-        raise DataError(f"{where}: tokens {low}…{high} are outside the vocabulary 0…{tokenizer.vocab_size - 1} of "
-                        f"{tokenizer.name}")
+        raise DataError(
+            f"{where}: tokens {low}…{high} are outside the vocabulary "
+            f"0…{tokenizer.vocab_size - 1} of "
+            f"{tokenizer.name}"
+        )
     expected = seconds * tokenizer.rate_hz
     if abs(len(tokens) - expected) > 5 + 0.1 * expected:
-        raise DataError(f"{where}: {len(tokens)} tokens for {seconds:.2f} s, expected about {expected:.0f} at "
-                        f"{tokenizer.rate_hz:g} Hz; does {tokenizer.name} cut long audio? lower max_seconds")
+        raise DataError(
+            f"{where}: {len(tokens)} tokens for {seconds:.2f} s, expected about {expected:.0f} at "
+            f"{tokenizer.rate_hz:g} Hz; does {tokenizer.name} cut long audio? lower max_seconds"
+        )
     return tokens.astype(np.int64)
 
 
 def _voice(speaker_encoder: Encoder, sound: Sound, wave: np.ndarray, where: str) -> np.ndarray:
-    """The vocoder's voice features [298] of all that was recorded; they begin with the speaker embedding [256] of the
-    waveform at ENCODER_SAMPLE_RATE."""
+    """The vocoder's voice features [298] of all that was recorded; they begin with the speaker
+    embedding [256] of the waveform at ENCODER_SAMPLE_RATE."""
     embedding = np.asarray(speaker_encoder.embed(wave, ENCODER_SAMPLE_RATE), dtype=np.float32)
     if embedding.shape != (EMBEDDING_DIM,) or not np.isfinite(embedding).all():
-        raise DataError(f"{where}: speaker embedding {embedding.shape}, expected {EMBEDDING_DIM} finite numbers")
+        raise DataError(
+            f"{where}: speaker embedding {embedding.shape}, expected {EMBEDDING_DIM} finite numbers"
+        )
     try:
         return speaker_features(*sound, embedding)
     except AudioError as error:
@@ -216,7 +290,8 @@ def read_chunk(work: Path, name: str) -> dict[str, Any] | None:
 
 
 def check_chunk(work: Path, name: str) -> dict[str, Any]:
-    """The record of a chunk; DataError, and it is removed, where its shards are not those that were written."""
+    """The record of a chunk; DataError, and it is removed, where its shards are not those that
+    were written."""
     file = work / f"chunk-{name}.json"
     record = read_chunk(work, name)
     if record is None:
@@ -224,6 +299,9 @@ def check_chunk(work: Path, name: str) -> dict[str, Any]:
     for shard, written in record["files"].items():
         if differing(work, {shard: written}):
             file.unlink()
-            raise DataError(f"{work / shard}: the shard is damaged (its SHA-256 differs) and was discarded; run again, "
-                            "only the shards of this chunk are made anew")
+            raise DataError(
+                f"{work / shard}: the shard is damaged (its SHA-256 differs) and was discarded; "
+                "run again, "
+                "only the shards of this chunk are made anew"
+            )
     return record

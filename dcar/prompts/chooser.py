@@ -13,15 +13,17 @@ VARIETY = 0.4
 
 
 class PromptChooser:
-    """Picks, for every utterance, another utterance of the same speaker and a crop of it. Who speaks is known from the
-    columns of the split, so only the chosen row is read."""
+    """Picks, for every utterance, another utterance of the same speaker and a crop of it. Who
+    speaks is known from the columns of the split, so only the chosen row is read."""
 
     def __init__(self, split: Split, prompt_tokens: int):
-        # a distilled corpus (launch/distil.py) has the recordings' tokens beside what a decoder spoke
+        # a distilled corpus (launch/distil.py) has the recordings' tokens beside what a decoder
+        # spoke
         self.speech = split.rows["recorded" if "recorded" in split.rows.column_names else "speech"]
         self.prompt_tokens = prompt_tokens
         self.speakers = split.columns["speaker"]
-        self.grouped = np.argsort(self.speakers, kind="stable")  # the rows of the first speaker, then of the second, …
+        # the rows of the first speaker, then of the second, …
+        self.grouped = np.argsort(self.speakers, kind="stable")
         self.ends = np.cumsum(np.bincount(self.speakers))  # of every speaker's rows in `grouped`
 
     def choose(self, index: int, rng: np.random.Generator) -> int:
@@ -34,10 +36,11 @@ class PromptChooser:
         return int(others[-1]) if other == index else other
 
     def crop(self, tokens: Sequence[int], rng: np.random.Generator) -> list[int]:
-        """At most `prompt_tokens` consecutive tokens; instead of silence the nearest that are speech.
+        """At most `prompt_tokens` consecutive tokens; instead of silence the nearest that are
+        speech.
 
-        Silence is known by its few codes: a crop of the starter tokenizer has 3 to 12 different ones in silence, 20 to
-        42 in speech.
+        Silence is known by its few codes: a crop of the starter tokenizer has 3 to 12 different
+        ones in silence, 20 to 42 in speech.
         """
         tokens, length = list(tokens), self.prompt_tokens
         start = int(rng.integers(max(1, len(tokens) - length + 1)))

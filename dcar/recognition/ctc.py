@@ -1,11 +1,13 @@
-"""CTC: how likely a text is, and which unit of it each frame speaks at what cost; and the network of the two
-recognisers that are trained here.
+"""CTC: how likely a text is, and which unit of it each frame speaks at what cost; and the network
+of the two recognisers that are trained here.
 
-Frames are of sound (units: characters or subwords) or speech tokens (units: phonemes, dcar/recognition/tokens.py).
+Frames are of sound (units: characters or subwords) or speech tokens (units: phonemes,
+dcar/recognition/tokens.py).
 
-Viterbi on the lattice of Graves et al. (2006): the units with a blank before, between and behind them; from frame to
-frame a path stays, goes one state on, or leaves out a blank between two units that differ. NeMo's `viterbi_decoding`
-finds the same paths (a test holds them equal), but tells neither what they cost nor that there is none.
+Viterbi on the lattice of Graves et al. (2006): the units with a blank before, between and behind
+them; from frame to frame a path stays, goes one state on, or leaves out a blank between two units
+that differ. NeMo's `viterbi_decoding` finds the same paths (a test holds them equal), but tells
+neither what they cost nor that there is none.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ from heads.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class Alignment:
-    """The likeliest path of a text. A blank belongs to the unit before it, blanks at the beginning to the first.
+    """The likeliest path of a text. A blank belongs to the unit before it, blanks at the beginning
+    to the first.
 
-    costs [U]: −log-probability of every unit's frames, nats; they add up to that of the path. Where there is none
-    (fewer frames than the text needs, or a probability of 0) all are inf. units [T]: the unit of every frame, never
-    falling; spread evenly where there is no path. log_likelihood: of the text over all paths, nats per character.
-    characters: of the text. A text of phonemes has phonemes for characters. heard: the words that the recogniser reads
-    in the same frames by itself; "" of speech tokens.
+    costs [U]: −log-probability of every unit's frames, nats; they add up to that of the path. Where
+    there is none (fewer frames than the text needs, or a probability of 0) all are inf. units [T]:
+    the unit of every frame, never falling; spread evenly where there is no path. log_likelihood: of
+    the text over all paths, nats per character. characters: of the text. A text of phonemes has
+    phonemes for characters. heard: the words that the recogniser reads in the same frames by
+    itself; "" of speech tokens.
     """
 
     costs: np.ndarray
@@ -44,8 +48,11 @@ class Alignment:
     heard: str = ""
 
 
-def viterbi(log_probs: np.ndarray, target: Sequence[int], blank: int) -> tuple[np.ndarray, np.ndarray]:
-    """(costs [U], units [T]) of a text of U ≥ 1 symbols in T ≥ 1 frames [T, symbols + 1]; see `Alignment`."""
+def viterbi(
+    log_probs: np.ndarray, target: Sequence[int], blank: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(costs [U], units [T]) of a text of U ≥ 1 symbols in T ≥ 1 frames [T, symbols + 1]; see
+    `Alignment`."""
     states = np.full(2 * len(target) + 1, blank)
     states[1::2] = target
     skips = np.zeros(len(states), bool)  # whether a state may be entered from two before it
@@ -78,8 +85,8 @@ def frames_needed(symbols: Sequence[object]) -> int:
 
 @dataclass(frozen=True)
 class Told:
-    """An utterance and its text: its place in the list that was asked about, log-probabilities [T, symbols] float32 on
-    the CPU, the text's symbols, and how many characters the text has."""
+    """An utterance and its text: its place in the list that was asked about, log-probabilities
+    [T, symbols] float32 on the CPU, the text's symbols, and how many characters the text has."""
 
     index: int
     log_probs: Tensor
@@ -88,23 +95,36 @@ class Told:
 
 
 def likelihood(log_probs: Tensor, target: Sequence[int], blank: int) -> float:
-    """Of the symbols over all their paths through log-probabilities [T, symbols], nats; −inf without one."""
+    """Of the symbols over all their paths through log-probabilities [T, symbols], nats; −inf
+    without one."""
     if not len(log_probs):
         return -torch.inf
-    return -float(F.ctc_loss(
-        log_probs[:, None], torch.tensor([list(target)]), torch.tensor([len(log_probs)]), torch.tensor([len(target)]),
-        blank=blank, reduction="sum"))
+    return -float(
+        F.ctc_loss(
+            log_probs[:, None],
+            torch.tensor([list(target)]),
+            torch.tensor([len(log_probs)]),
+            torch.tensor([len(target)]),
+            blank=blank,
+            reduction="sum",
+        )
+    )
 
 
 def likelihoods(told: Iterable[Told], blank: int) -> list[float]:
-    """CTC log-likelihood of every text, nats per character (≤ 0), in the order of the list that was asked about."""
-    found = {one.index: likelihood(one.log_probs, one.target, blank) / one.characters for one in told}
+    """CTC log-likelihood of every text, nats per character (≤ 0), in the order of the list that
+    was asked about."""
+    found = {
+        one.index: likelihood(one.log_probs, one.target, blank) / one.characters for one in told
+    }
     return [found[i] for i in range(len(found))]
 
 
-def alignments(told: Iterable[Told], blank: int, read: Callable[[Tensor], str] | None = None) -> list[Alignment]:
-    """Where every text is spoken and what it costs, in the order of the list that was asked about; `read` tells what is
-    heard in the same log-probabilities."""
+def alignments(
+    told: Iterable[Told], blank: int, read: Callable[[Tensor], str] | None = None
+) -> list[Alignment]:
+    """Where every text is spoken and what it costs, in the order of the list that was asked
+    about; `read` tells what is heard in the same log-probabilities."""
     found: dict[int, Alignment] = {}
     for one in told:
         if len(one.log_probs):
@@ -118,15 +138,17 @@ def alignments(told: Iterable[Told], blank: int, read: Callable[[Tensor], str] |
 
 
 class CTCRecognizer(ABC):
-    """A recogniser of sound by CTC: transcripts, and besides a denser signal than the WER of one transcript, the
-    log-likelihood of a text and where it is lost. Greedy. Results do not depend on the other waveforms."""
+    """A recogniser of sound by CTC: transcripts, and besides a denser signal than the WER of one
+    transcript, the log-likelihood of a text and where it is lost. Greedy. Results do not depend
+    on the other waveforms."""
 
     name: str
     blank: int
 
     @abstractmethod
     def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, Tensor]]:
-        """(index, log-probabilities [frames, symbols]) of every waveform, in any order. Raises AudioError."""
+        """(index, log-probabilities [frames, symbols]) of every waveform, in any order. Raises
+        AudioError."""
 
     @abstractmethod
     def spell(self, symbols: list[int]) -> str:
@@ -134,10 +156,12 @@ class CTCRecognizer(ABC):
 
     @abstractmethod
     def symbols(self, text: str) -> list[int]:
-        """The symbols of words in lower case. Raises TextError for characters that the model does not know."""
+        """The symbols of words in lower case. Raises TextError for characters that the model
+        does not know."""
 
     def read(self, log_probs: Tensor) -> str:
-        """The text of log-probabilities [frames, symbols] by CTC's rule, the likeliest symbol of each frame."""
+        """The text of log-probabilities [frames, symbols] by CTC's rule, the likeliest symbol of
+        each frame."""
         return self.spell(ctc_collapse(log_probs.argmax(-1).tolist(), (self.blank,)))
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
@@ -147,20 +171,28 @@ class CTCRecognizer(ABC):
             texts[index] = self.read(log_probs)
         return texts
 
-    def log_likelihood(self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]) -> list[float]:
-        """CTC log-likelihood of each text given its waveform, in nats per character of the text (≤ 0).
+    def log_likelihood(
+        self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]
+    ) -> list[float]:
+        """CTC log-likelihood of each text given its waveform, in nats per character of the text (≤
+        0).
 
-        −inf where the waveform has fewer frames than the text needs. Raises TextError for a text without words or
-        with characters that the model does not know, AudioError as `transcribe`.
+        −inf where the waveform has fewer frames than the text needs. Raises TextError for a text
+        without words or with characters that the model does not know, AudioError as `transcribe`.
         """
         return likelihoods(self._told(waves, sample_rate, texts), self.blank)
 
-    def align(self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]) -> list[Alignment]:
-        """Where each text is spoken in its waveform, unit by unit (characters, or the model's subwords), what every
-        unit costs, `log_likelihood` and transcript, by one pass of the model. Errors as there."""
+    def align(
+        self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]
+    ) -> list[Alignment]:
+        """Where each text is spoken in its waveform, unit by unit (characters, or the model's
+        subwords), what every unit costs, `log_likelihood` and transcript, by one pass of the
+        model. Errors as there."""
         return alignments(self._told(waves, sample_rate, texts), self.blank, self.read)
 
-    def _told(self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]) -> Iterator[Told]:
+    def _told(
+        self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]
+    ) -> Iterator[Told]:
         if len(texts) != len(waves):
             raise ValueError(f"log_likelihood: {len(waves)} waveforms but {len(texts)} texts")
         spoken = [spoken_words(text) for text in texts]
@@ -179,8 +211,8 @@ def spelled(text: str, vocabulary: Sequence[str], name: str) -> list[int]:
 
 
 class WindowLayer(nn.Module):
-    """A residual layer over a dilated window of three frames, as in WaveNet and Conv-TasNet: x + W₂ gelu(W₁ [y(t − d),
-    y(t), y(t + d)]) with y = LayerNorm(x), and 0 outside of the utterance."""
+    """A residual layer over a dilated window of three frames, as in WaveNet and Conv-TasNet: x +
+    W₂ gelu(W₁ [y(t − d), y(t), y(t + d)]) with y = LayerNorm(x), and 0 outside of the utterance."""
 
     def __init__(self, size: int, dilation: int):
         super().__init__()
@@ -197,8 +229,8 @@ class WindowLayer(nn.Module):
 
 
 class WindowCTC(Checkpoint):
-    """Frames → log-probabilities of CTC's symbols; subclasses make the frames' vectors. Utterances of a batch do not
-    influence each other."""
+    """Frames → log-probabilities of CTC's symbols; subclasses make the frames' vectors.
+    Utterances of a batch do not influence each other."""
 
     def __init__(self, size: int, dilations: Sequence[int], symbols: int):
         super().__init__()
@@ -211,8 +243,8 @@ class WindowCTC(Checkpoint):
         raise NotImplementedError
 
     def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
-        """Log-probabilities [B, T, symbols] float32 (0: none) of frames [B, T, …]. What stands behind a row's
-        length [B] is garbage."""
+        """Log-probabilities [B, T, symbols] float32 (0: none) of frames [B, T, …]. What stands
+        behind a row's length [B] is garbage."""
         return self.frames(frames, lengths)
 
     def frames(self, frames: Tensor, lengths: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""Sound → words: a small CTC model of characters that reads the states of whisper-base's frozen encoder.
+"""Sound → words: a small CTC model of characters that reads the states of whisper-base's frozen
+encoder.
 
-A recogniser from nothing needs hundreds of hours of speech; on top of a trained encoder a few are enough. Whisper's
-decoder takes no part: texts get likelihoods and alignments, and cost follows the length of the audio. Trained by
-`launch/starter/train_recognizer.py`. CTC: Graves et al. (2006).
+A recogniser from nothing needs hundreds of hours of speech; on top of a trained encoder a few are
+enough. Whisper's decoder takes no part: texts get likelihoods and alignments, and cost follows the
+length of the audio. Trained by `launch/starter/train_recognizer.py`. CTC: Graves et al. (2006).
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ class EncoderRecognizerConfig:
     """Shape of an encoder recogniser, and what it reads."""
 
     hidden_size: int = setting(256, "Width of the layers.", minimum=1)
-    dilations: tuple[int, ...] = setting((1, 2, 4, 8, 1, 2, 4, 8), "Of every layer, how far its window of three states "
-                                                                   "reaches to either side.", minimum=1)
+    dilations: tuple[int, ...] = setting(
+        (1, 2, 4, 8, 1, 2, 4, 8),
+        "Of every layer, how far its window of three states reaches to either side.",
+        minimum=1,
+    )
     alphabet: str = setting(CHARACTERS, "Characters that it spells.")
     # so that states of another encoder are refused
     encoder: str = setting("", "Name and digest of the encoder; there is one, which empty means.")
@@ -48,12 +52,15 @@ class EncoderRecognizerConfig:
         check(self)
         self.encoder = self.encoder or ENCODER
         if self.encoder != ENCODER:
-            raise CheckpointError(f"reads the states of {self.encoder}, but the encoder here is {ENCODER}; train a "
-                                  "recogniser for it with `python -m launch.starter.train_recognizer`")
+            raise CheckpointError(
+                f"reads the states of {self.encoder}, but the encoder here is {ENCODER}; train a "
+                "recogniser for it with `python -m launch.starter.train_recognizer`"
+            )
 
 
 class EncoderRecognizer(WindowCTC, CTCRecognizer):
-    """See the module. The encoder runs on the CPU, waveform by waveform; what reads it, where its weights are."""
+    """See the module. The encoder runs on the CPU, waveform by waveform; what reads it, where
+    its weights are."""
 
     config_class, model_type = EncoderRecognizerConfig, "dcar-encoder-recognizer"
     config: EncoderRecognizerConfig
@@ -75,7 +82,12 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
         for index, wave in enumerate(waves):
             states = torch.from_numpy(encoder_states(self.encoder, wave, sample_rate)).to(weight)
             with torch.inference_mode():
-                yield index, self.frames(states[None], torch.tensor([len(states)], device=weight.device))[0].cpu()
+                yield (
+                    index,
+                    self.frames(states[None], torch.tensor([len(states)], device=weight.device))[
+                        0
+                    ].cpu(),
+                )
 
     def spell(self, symbols: list[int]) -> str:
         return " ".join("".join(self.config.alphabet[s - 1] for s in symbols).split())
@@ -90,16 +102,20 @@ def state_count(samples: int) -> int:
 
 
 def encoder_states(encoder: WhisperEncoder, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-    """States [T, 512] float32 of a waveform of any length, T = ceil(seconds · 50): what is longer than the encoder's
-    window is heard in pieces of 28 s. Raises AudioError for an empty or non-finite waveform."""
+    """States [T, 512] float32 of a waveform of any length, T = ceil(seconds · 50): what is
+    longer than the encoder's window is heard in pieces of 28 s. Raises AudioError for an empty
+    or non-finite waveform."""
     wave = to_recognizer_rate(wave, sample_rate)
     piece = int(MAX_SECONDS - 1) * ENCODER_SAMPLE_RATE
     pieces = [wave[start : start + piece] for start in range(0, len(wave), piece)]
     return np.concatenate([encoder(one, ENCODER_SAMPLE_RATE) for one in pieces])
 
 
-def load_encoder_recognizer(folder: str | Path, device: str = "cpu", name: str = "") -> EncoderRecognizer:
-    """A recogniser that `launch/starter/train_recognizer.py` wrote, called by `name`, or its folder's, and its weights.
+def load_encoder_recognizer(
+    folder: str | Path, device: str = "cpu", name: str = ""
+) -> EncoderRecognizer:
+    """A recogniser that `launch/starter/train_recognizer.py` wrote, called by `name`, or its
+    folder's, and its weights.
 
     Raises CheckpointError where the folder holds none.
     """

@@ -1,7 +1,8 @@
-"""NeMo recognisers of either family: CTC, and transducers such as stt_en_fastconformer_transducer_large.
+"""NeMo recognisers of either family: CTC, and transducers such as
+stt_en_fastconformer_transducer_large.
 
-NeMo reads the weights in a `.nemo` file with `torch.load`, which unpickles nothing but tensors (since torch 2.6). Its
-import takes 11 to 18 seconds, so it is imported where it is used.
+NeMo reads the weights in a `.nemo` file with `torch.load`, which unpickles nothing but tensors
+(since torch 2.6). Its import takes 11 to 18 seconds, so it is imported where it is used.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ BATCH_SECONDS = 20.0
 
 @contextlib.contextmanager
 def _tar_filters() -> Iterator[None]:
-    """NeMo unpacks `.nemo` files with `TarFile.extract(…, filter=…)`, which Python knows from 3.11.4 on; Debian 12 has
-    3.11.2. There the keyword is accepted and the same kind of check is made: plain files and folders, inside only."""
+    """NeMo unpacks `.nemo` files with `TarFile.extract(…, filter=…)`, which Python knows from
+    3.11.4 on; Debian 12 has 3.11.2. There the keyword is accepted and the same kind of check is
+    made: plain files and folders, inside only."""
     if hasattr(tarfile, "data_filter"):
         yield
         return
@@ -44,7 +46,9 @@ def _tar_filters() -> Iterator[None]:
             for member in self.getmembers():
                 inside = not Path(member.name).is_absolute() and ".." not in Path(member.name).parts
                 if not inside or not (member.isreg() or member.isdir()):
-                    raise tarfile.ExtractError(f"{member.name}: not a plain file inside the archive")
+                    raise tarfile.ExtractError(
+                        f"{member.name}: not a plain file inside the archive"
+                    )
             unpack(self, *rest, **options)
 
         return call
@@ -58,8 +62,8 @@ def _tar_filters() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_nemo() -> Iterator[None]:
-    """Import and build NeMo models without its banners: only errors are logged inside. Not to be used by threads, since
-    what it changes belongs to the process."""
+    """Import and build NeMo models without its banners: only errors are logged inside. Not to be
+    used by threads, since what it changes belongs to the process."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -86,11 +90,17 @@ class _Nemo:
     def _heard(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[list[int], Any]]:
         """(indices, what the model gives for them) in order of length."""
         ready = [torch.from_numpy(to_recognizer_rate(wave, sample_rate)) for wave in waves]
-        for indices in by_length([len(wave) for wave in ready], BATCH_SECONDS * ENCODER_SAMPLE_RATE):
+        for indices in by_length(
+            [len(wave) for wave in ready], BATCH_SECONDS * ENCODER_SAMPLE_RATE
+        ):
             rows = [ready[i] for i in indices]
             with torch.inference_mode():
-                given = self._model(input_signal=pad_sequence(rows, batch_first=True).to(self.device),
-                                    input_signal_length=torch.tensor([len(row) for row in rows], device=self.device))
+                given = self._model(
+                    input_signal=pad_sequence(rows, batch_first=True).to(self.device),
+                    input_signal_length=torch.tensor(
+                        [len(row) for row in rows], device=self.device
+                    ),
+                )
             yield indices, given
 
 
@@ -105,7 +115,9 @@ class NemoCTCRecognizer(_Nemo, CTCRecognizer):
         self.blank = len(self._vocabulary)
         self._subwords = getattr(model, "tokenizer", None)
 
-    def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, torch.Tensor]]:
+    def _log_probs(
+        self, waves: list[np.ndarray], sample_rate: int
+    ) -> Iterator[tuple[int, torch.Tensor]]:
         for indices, (log_probs, frames, _) in self._heard(waves, sample_rate):
             for row, index in enumerate(indices):
                 yield index, log_probs[row, : int(frames[row])].cpu()
@@ -132,35 +144,51 @@ class NemoTransducerRecognizer(_Nemo):
         with torch.inference_mode():
             for indices, (encoded, frames) in self._heard(waves, sample_rate):
                 found = self._model.decoding.rnnt_decoder_predictions_tensor(
-                    encoder_output=encoded, encoded_lengths=frames, return_hypotheses=False)
+                    encoder_output=encoded, encoded_lengths=frames, return_hypotheses=False
+                )
                 for index, hypothesis in zip(indices, found, strict=True):
                     texts[index] = str(getattr(hypothesis, "text", hypothesis)).strip()
         return texts
 
 
-def load_nemo(source: str | Path, device: str = "cpu") -> NemoCTCRecognizer | NemoTransducerRecognizer:
-    """The recogniser in a `.nemo` file or under a name that NeMo can download. AssetError where NeMo is missing, the
-    model cannot be restored, or is neither CTC nor a transducer."""
+def load_nemo(
+    source: str | Path, device: str = "cpu"
+) -> NemoCTCRecognizer | NemoTransducerRecognizer:
+    """The recogniser in a `.nemo` file or under a name that NeMo can download. AssetError where
+    NeMo is missing, the model cannot be restored, or is neither CTC nor a transducer."""
     path = Path(source)
     is_file = path.suffix.lower() == ".nemo" or path.exists()
     if is_file and not path.is_file():
-        raise AssetError(f"{path}: no such recogniser; give a file that is there, or the name of a published model")
+        raise AssetError(
+            f"{path}: no such recogniser; give a file that is there, or the name of a published "
+            "model"
+        )
     with quiet_nemo():
         try:
             models = importlib.import_module("nemo.collections.asr.models")
         except ImportError as error:
-            raise AssetError(f"the recogniser {source} needs NeMo ({error}); run: {pip_extra('nemo')}") from error
+            raise AssetError(
+                f"the recogniser {source} needs NeMo ({error}); run: {pip_extra('nemo')}"
+            ) from error
         try:
             restore = models.ASRModel.restore_from if is_file else models.ASRModel.from_pretrained
             model = restore(str(source), map_location=device)
-        except Exception as error:  # NeMo raises whatever tarfile, OmegaConf, torch or the hub raised
+        except Exception as error:
+            # NeMo raises whatever tarfile, OmegaConf, torch or the hub raised
             raise AssetError(
-                f"{source}: NeMo cannot restore it ({type(error).__name__}: {error}); check the file or the name"
-                + ("" if is_file else "; without network, get the .nemo file elsewhere and give nemo:FILE.nemo")
+                f"{source}: NeMo cannot restore it ({type(error).__name__}: {error}); check the "
+                "file or the name"
+                + (
+                    ""
+                    if is_file
+                    else "; without network, get the .nemo file elsewhere and give nemo:FILE.nemo"
+                )
             ) from error
     name = path.stem if is_file else str(source)
     if isinstance(model, models.EncDecCTCModel):
         return NemoCTCRecognizer(model, name, device)
     if isinstance(model, models.EncDecRNNTModel):
         return NemoTransducerRecognizer(model, name, device)
-    raise AssetError(f"{name}: is a {type(model).__name__}; a CTC or transducer model of NeMo is needed")
+    raise AssetError(
+        f"{name}: is a {type(model).__name__}; a CTC or transducer model of NeMo is needed"
+    )

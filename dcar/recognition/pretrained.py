@@ -1,8 +1,8 @@
 """Recognisers that others trained.
 
-Weights in Python packages: moonshine (the evaluation ASR) and whisper-base. Whisper's encoder makes the speech tokens,
-so Whisper alone never evaluates them. Models of `transformers`, from a folder or a hub name: Whisper, and wav2vec 2.0
-or HuBERT with a CTC head.
+Weights in Python packages: moonshine (the evaluation ASR) and whisper-base. Whisper's encoder makes
+the speech tokens, so Whisper alone never evaluates them. Models of `transformers`, from a folder or
+a hub name: Whisper, and wav2vec 2.0 or HuBERT with a CTC head.
 """
 
 from __future__ import annotations
@@ -37,15 +37,17 @@ class _OneByOne(ABC):
 
 
 def _most_tokens(wave: np.ndarray) -> int:
-    """Of Whisper's text for a waveform: 8 a second, and 8. On noise the model would go on inventing."""
+    """Of Whisper's text for a waveform: 8 a second, and 8. On noise the model would go on
+    inventing."""
     return 8 + math.ceil(len(wave) / ENCODER_SAMPLE_RATE * 8)
 
 
 class MoonshineRecognizer(_OneByOne):
     """moonshine tiny-en (MIT) on ONNX Runtime, greedy, one waveform at a time.
 
-    The number of text tokens is capped by duration (6.5 per second + 4): on noise the model would go on inventing.
-    Silence is put before and after the waveform: where speech begins at once the model sometimes writes "1.0000…".
+    The number of text tokens is capped by duration (6.5 per second + 4): on noise the model would
+    go on inventing. Silence is put before and after the waveform: where speech begins at once the
+    model sometimes writes "1.0000…".
     """
 
     tokens_per_second = 6.5
@@ -61,13 +63,22 @@ class MoonshineRecognizer(_OneByOne):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         providers = ["CPUExecutionProvider"]
-        self._encoder = onnxruntime.InferenceSession(str(files.encoder), options, providers=providers)
-        self._decoder = onnxruntime.InferenceSession(str(files.decoder), options, providers=providers)
+        self._encoder = onnxruntime.InferenceSession(
+            str(files.encoder), options, providers=providers
+        )
+        self._decoder = onnxruntime.InferenceSession(
+            str(files.decoder), options, providers=providers
+        )
         self._tokenizer = Tokenizer.from_file(str(files.tokenizer))
         # [1, heads, length, head size]; the heads and sizes are fixed in the graph.
-        self._empty_past = {i.name: np.zeros((1, int(i.shape[1]), 0, int(i.shape[3])), np.float32)
-                            for i in self._decoder.get_inputs() if i.name.startswith("past_key_values")}
-        self._present = [o.name.replace("present", "past_key_values") for o in self._decoder.get_outputs()[1:]]
+        self._empty_past = {
+            i.name: np.zeros((1, int(i.shape[1]), 0, int(i.shape[3])), np.float32)
+            for i in self._decoder.get_inputs()
+            if i.name.startswith("past_key_values")
+        }
+        self._present = [
+            o.name.replace("present", "past_key_values") for o in self._decoder.get_outputs()[1:]
+        ]
 
     def _transcribe(self, wave: np.ndarray) -> str:
         cap = max(8, int(len(wave) / ENCODER_SAMPLE_RATE * self.tokens_per_second) + 4)
@@ -78,7 +89,10 @@ class MoonshineRecognizer(_OneByOne):
         past = dict(self._empty_past)
         tokens, last = [], self._start
         for step in range(cap):
-            step_feed = {"input_ids": np.array([[last]], np.int64), "use_cache_branch": np.array([step > 0])}
+            step_feed = {
+                "input_ids": np.array([[last]], np.int64),
+                "use_cache_branch": np.array([step > 0]),
+            }
             logits, *present = self._decoder.run(None, step_feed | fixed | past)
             last = int(logits[0, -1].argmax())
             if last == self._end:
@@ -91,27 +105,37 @@ class MoonshineRecognizer(_OneByOne):
 
 
 class WhisperRecognizer(_OneByOne):
-    """whisper-base (MIT) through faster-whisper: int8, beam 1, temperature 0, no timestamps, no history. Costs the same
-    for every waveform up to 30 s."""
+    """whisper-base (MIT) through faster-whisper: int8, beam 1, temperature 0, no timestamps, no
+    history. Costs the same for every waveform up to 30 s."""
 
     name = "whisper-base-int8"
 
     def __init__(self) -> None:
         from faster_whisper import WhisperModel
 
-        self._model = WhisperModel(str(whisper_base_dir()), device="cpu", compute_type="int8", cpu_threads=1)
+        self._model = WhisperModel(
+            str(whisper_base_dir()), device="cpu", compute_type="int8", cpu_threads=1
+        )
 
     def _transcribe(self, wave: np.ndarray) -> str:
-        segments, _ = self._model.transcribe(wave, language="en", beam_size=1, temperature=0.0,
-                                             condition_on_previous_text=False, without_timestamps=True,
-                                             max_new_tokens=min(_most_tokens(wave[: 30 * ENCODER_SAMPLE_RATE]), 220))
+        segments, _ = self._model.transcribe(
+            wave,
+            language="en",
+            beam_size=1,
+            temperature=0.0,
+            condition_on_previous_text=False,
+            without_timestamps=True,
+            max_new_tokens=min(_most_tokens(wave[: 30 * ENCODER_SAMPLE_RATE]), 220),
+        )
         return " ".join(segment.text.strip() for segment in segments)
 
 
 class WhisperHFRecognizer(_OneByOne):
-    """Whisper, greedy, English, without timestamps, one waveform at a time; audio over 30 s is cut every 30 s.
+    """Whisper, greedy, English, without timestamps, one waveform at a time; audio over 30 s is cut
+    every 30 s.
 
-    The number of text tokens is capped by duration (8 per second + 8): on noise the model would go on inventing.
+    The number of text tokens is capped by duration (8 per second + 8): on noise the model would go
+    on inventing.
     """
 
     window_seconds = 30
@@ -120,9 +144,13 @@ class WhisperHFRecognizer(_OneByOne):
         from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
         self.name, self.device = f"whisper-hf:{Path(str(source)).name}", device
-        self._processor: Any = from_hub(WhisperProcessor.from_pretrained, source, "a Whisper processor")
+        self._processor: Any = from_hub(
+            WhisperProcessor.from_pretrained, source, "a Whisper processor"
+        )
         dtype = torch.float32 if device == "cpu" else torch.float16
-        model: Any = from_hub(WhisperForConditionalGeneration.from_pretrained, source, "a Whisper model", dtype=dtype)
+        model: Any = from_hub(
+            WhisperForConditionalGeneration.from_pretrained, source, "a Whisper model", dtype=dtype
+        )
         self._model = model.to(device).eval()
 
     def _transcribe(self, wave: np.ndarray) -> str:
@@ -131,26 +159,38 @@ class WhisperHFRecognizer(_OneByOne):
         return " ".join(text for text in texts if text)
 
     def _window(self, wave: np.ndarray) -> str:
-        features = self._processor(wave, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt").input_features
+        features = self._processor(
+            wave, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt"
+        ).input_features
         options: dict[str, Any] = {}
         if getattr(self._model.generation_config, "is_multilingual", False):
             options = {"language": "en", "task": "transcribe"}
         limit = self._model.config.max_target_positions - 8  # the start tokens count too
         with torch.inference_mode():
-            ids = self._model.generate(features.to(self.device, self._model.dtype), do_sample=False, num_beams=1,
-                                       max_new_tokens=min(_most_tokens(wave), limit), **options)
+            ids = self._model.generate(
+                features.to(self.device, self._model.dtype),
+                do_sample=False,
+                num_beams=1,
+                max_new_tokens=min(_most_tokens(wave), limit),
+                **options,
+            )
         return str(self._processor.batch_decode(ids, skip_special_tokens=True)[0]).strip()
 
 
 class CTCHFRecognizer(CTCRecognizer):
-    """A CTC model of transformers (`HubertForCTC`, `Wav2Vec2ForCTC`, `WavLMForCTC`), one waveform at a time."""
+    """A CTC model of transformers (`HubertForCTC`, `Wav2Vec2ForCTC`, `WavLMForCTC`), one
+    waveform at a time."""
 
     def __init__(self, source: str | Path, device: str = "cpu") -> None:
         from transformers import AutoModelForCTC, Wav2Vec2Processor
 
         self.name, self.device = f"ctc:{Path(str(source)).name}", device
-        self._processor: Any = from_hub(Wav2Vec2Processor.from_pretrained, source, "a CTC processor")
-        model: Any = from_hub(AutoModelForCTC.from_pretrained, source, "a CTC model", dtype=torch.float32)
+        self._processor: Any = from_hub(
+            Wav2Vec2Processor.from_pretrained, source, "a CTC processor"
+        )
+        model: Any = from_hub(
+            AutoModelForCTC.from_pretrained, source, "a CTC model", dtype=torch.float32
+        )
         self._model = model.to(device).eval()
         tokenizer = self._processor.tokenizer
         self.blank = int(tokenizer.pad_token_id)  # the blank is the padding symbol
@@ -162,12 +202,19 @@ class CTCHFRecognizer(CTCRecognizer):
     def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, Tensor]]:
         for index, wave in enumerate(waves):
             wave = to_recognizer_rate(wave, sample_rate)
-            inputs = self._processor(wave, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt").input_values
+            inputs = self._processor(
+                wave, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt"
+            ).input_values
             with torch.inference_mode():
-                yield index, self._model(inputs.to(self.device)).logits[0].float().log_softmax(-1).cpu()
+                yield (
+                    index,
+                    self._model(inputs.to(self.device)).logits[0].float().log_softmax(-1).cpu(),
+                )
 
     def spell(self, symbols: list[int]) -> str:
-        return " ".join("".join(self._vocabulary[s] for s in symbols if s not in self._marks).split())
+        return " ".join(
+            "".join(self._vocabulary[s] for s in symbols if s not in self._marks).split()
+        )
 
     def symbols(self, text: str) -> list[int]:
         return spelled(text.upper() if self._capitals else text, self._vocabulary, self.name)

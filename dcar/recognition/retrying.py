@@ -16,7 +16,10 @@ from dcar.recognition.ctc import Alignment
 
 logger = logging.getLogger(__name__)
 
-ANSWERS: dict[str, tuple[type, ...]] = {"log_likelihood": (int, float, np.floating), "align": (Alignment,)}
+ANSWERS: dict[str, tuple[type, ...]] = {
+    "log_likelihood": (int, float, np.floating),
+    "align": (Alignment,),
+}
 """What is asked of some recognisers besides transcripts: method -> kinds of an answer."""
 
 
@@ -31,10 +34,11 @@ class Retry:
 
 
 class RetryingRecognizer:
-    """Another recogniser, tried again when it fails. Answers are checked: one text (number, alignment) a waveform.
+    """Another recogniser, tried again when it fails. Answers are checked: one text (number,
+    alignment) a waveform.
 
-    Raises what the last attempt raised. Raises TimeoutError where a batch takes too long, and at once while that batch
-    still runs.
+    Raises what the last attempt raised. Raises TimeoutError where a batch takes too long, and at
+    once while that batch still runs.
     """
 
     def __init__(self, recognizer: Recognizer, retry: Retry):
@@ -47,20 +51,28 @@ class RetryingRecognizer:
         value = getattr(self.recognizer, name)
         if name not in ANSWERS:
             return value
-        return lambda waves, *rest: self._ask(lambda: value(waves, *rest), len(waves), ANSWERS[name])
+        return lambda waves, *rest: self._ask(
+            lambda: value(waves, *rest), len(waves), ANSWERS[name]
+        )
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
         """See `Recognizer.transcribe`."""
         return self._ask(lambda: self.recognizer.transcribe(waves, sample_rate), len(waves), (str,))
 
-    def _ask(self, question: Callable[[], Sequence[Any]], count: int, kinds: tuple[type, ...]) -> list[Any]:
+    def _ask(
+        self, question: Callable[[], Sequence[Any]], count: int, kinds: tuple[type, ...]
+    ) -> list[Any]:
         for attempt in range(1, self.retry.attempts + 1):
             try:
                 answers = list(self._within(question))
                 if len(answers) != count:
-                    raise ValueError(f"{self.name} gave {len(answers)} answers for {count} waveforms")
+                    raise ValueError(
+                        f"{self.name} gave {len(answers)} answers for {count} waveforms"
+                    )
                 if wrong := [a for a in answers if not isinstance(a, kinds)]:
-                    raise ValueError(f"{self.name} answered {wrong[0]!r:.60}, which is no {kinds[0].__name__}")
+                    raise ValueError(
+                        f"{self.name} answered {wrong[0]!r:.60}, which is no {kinds[0].__name__}"
+                    )
                 return answers
             except TimeoutError:
                 raise
@@ -68,12 +80,19 @@ class RetryingRecognizer:
                 if attempt == self.retry.attempts:
                     raise
                 wait = min(self.retry.backoff * 2 ** (attempt - 1), self.retry.longest_wait)
-                logger.warning("%s failed (%s: %s); tried again in %g s", self.name, type(error).__name__, error, wait)
+                logger.warning(
+                    "%s failed (%s: %s); tried again in %g s",
+                    self.name,
+                    type(error).__name__,
+                    error,
+                    wait,
+                )
                 time.sleep(wait)
         raise AssertionError("unreachable: attempts are at least one")
 
     def _within(self, question: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        """The answer, from a thread that may be left behind; TimeoutError where it does not come."""
+        """The answer, from a thread that may be left behind; TimeoutError where it does not
+        come."""
         if self._busy is not None and self._busy.is_alive():
             raise TimeoutError(f"{self.name} has not answered an earlier batch yet")
         found: list[Sequence[Any]] = []
@@ -91,5 +110,7 @@ class RetryingRecognizer:
         if failed:
             raise failed[0]
         if not found:
-            raise TimeoutError(f"{self.name} did not answer within {self.retry.timeout:g} s (reward_timeout)")
+            raise TimeoutError(
+                f"{self.name} did not answer within {self.retry.timeout:g} s (reward_timeout)"
+            )
         return found[0]

@@ -1,1 +1,2 @@
-"""Where files come from: hubs, packages of the registry, and what ships (the only place that knows asset paths)."""
+"""Where files come from: hubs, packages of the registry, and what ships (the only place that
+knows asset paths)."""

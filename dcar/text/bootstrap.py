@@ -1,8 +1,8 @@
 """Intervals of corpus error rates by the bootstrap.
 
-A corpus WER is a ratio of sums, sum of errors / sum of reference words, so its uncertainty comes from resampling
-utterances (Bisani & Ney 2004). All seeds of an utterance stay together: they share the text and its difficulty, and
-treating them as independent would make every interval too narrow.
+A corpus WER is a ratio of sums, sum of errors / sum of reference words, so its uncertainty comes
+from resampling utterances (Bisani & Ney 2004). All seeds of an utterance stay together: they share
+the text and its difficulty, and treating them as independent would make every interval too narrow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Interval:
 
 @lru_cache(maxsize=4)
 def _weights(utterances: int, resamples: int, seed: int) -> np.ndarray:
-    """How often each utterance is drawn in each resample: [R, U]. The same for all methods, so they can be paired."""
+    """How often each utterance is drawn in each resample: [R, U]. The same for all methods, so
+    they can be paired."""
     rng = np.random.default_rng([seed, utterances])
     drawn = rng.integers(0, utterances, size=(resamples, utterances))
     rows = np.arange(resamples)[:, None] * utterances
@@ -46,20 +47,29 @@ def resampled_rates(errors: np.ndarray, words: np.ndarray, resamples: int, seed:
 
 
 def checked(errors: Sequence[float], words: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Both as float64 [U]. DataError for lists of unequal length, without utterances, or of ones without words."""
+    """Both as float64 [U]. DataError for lists of unequal length, without utterances, or of ones
+    without words."""
     e, w = np.asarray(errors, np.float64), np.asarray(words, np.float64)
     if e.shape != w.shape or e.ndim != 1:
-        raise DataError(f"statistics: errors {e.shape} and reference words {w.shape} must be lists of equal length")
+        raise DataError(
+            f"statistics: errors {e.shape} and reference words {w.shape} must be lists of equal "
+            "length"
+        )
     if len(e) == 0 or not (w > 0).all():
-        raise DataError("statistics: there must be at least one utterance, each with at least one reference word")
+        raise DataError(
+            "statistics: there must be at least one utterance, each with at least one reference "
+            "word"
+        )
     return e, w
 
 
-def corpus_interval(errors: Sequence[float], words: Sequence[float], *, resamples: int = RESAMPLES) -> Interval:
+def corpus_interval(
+    errors: Sequence[float], words: Sequence[float], *, resamples: int = RESAMPLES
+) -> Interval:
     """Corpus rate with a 95 % percentile bootstrap interval over utterances.
 
-    errors, words [U]: summed over the seeds of each utterance. One utterance gives an interval of zero width, which
-    says nothing; report it with its n.
+    errors, words [U]: summed over the seeds of each utterance. One utterance gives an interval of
+    zero width, which says nothing; report it with its n.
     """
     e, w = checked(errors, words)
     rates = resampled_rates(e, w, resamples, seed=0)

@@ -1,13 +1,16 @@
-"""The phoneme inventory: symbols, their ids, and the version that prepared corpora and models carry.
+"""The phoneme inventory: symbols, their ids, and the version that prepared corpora and models
+carry.
 
 Choices, for a small TTS model:
-* one symbol a phoneme, stress folded into the vowel ("ˈæ" is one symbol), so that text stays short and a vowel's
-  stress can not be separated from it;
-* primary stress is kept, secondary stress is written as none: vowel quality already tells the two apart, and the
-  rarest secondary vowels occur some hundred times in a lexicon of 124 000 words, too few to learn from hours of speech;
-* a space between words, and the phrase marks `, . ? !`; every utterance ends in one of the last three (a full stop is
-  added), which tells the decoder where speech ends;
-* 61 symbols in a fixed order, id 0 is padding. The version string is stored with prepared data and models.
+* one symbol a phoneme, stress folded into the vowel ("ˈæ" is one symbol), so that text stays short
+  and a vowel's stress can not be separated from it;
+* primary stress is kept, secondary stress is written as none: vowel quality already tells the two
+  apart, and the rarest secondary vowels occur some hundred times in a lexicon of 124 000 words, too
+  few to learn from hours of speech;
+* a space between words, and the phrase marks `, . ? !`; every utterance ends in one of the last
+  three (a full stop is added), which tells the decoder where speech ends;
+* 61 symbols in a fixed order, id 0 is padding. The version string is stored with prepared data and
+  models.
 """
 
 from __future__ import annotations
@@ -18,7 +21,29 @@ NORMALIZATION_VERSION = "1"  # of the rules in `dcar.text.spoken`
 PAD, WORD_BOUNDARY = "<pad>", " "
 PHRASE_MARKS = (",", ".", "?", "!")
 _CONSONANTS = (
-    "b", "d", "d͡ʒ", "f", "h", "j", "k", "l", "m", "n", "p", "s", "t", "t͡ʃ", "v", "w", "z", "ð", "ŋ", "ɡ", "ɹ", "ʃ", "ʒ",
+    "b",
+    "d",
+    "d͡ʒ",
+    "f",
+    "h",
+    "j",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "s",
+    "t",
+    "t͡ʃ",
+    "v",
+    "w",
+    "z",
+    "ð",
+    "ŋ",
+    "ɡ",
+    "ɹ",
+    "ʃ",
+    "ʒ",
     "θ",
 )
 _VOWELS = ("aɪ", "aʊ", "eɪ", "i", "oʊ", "u", "æ", "ɑ", "ɔ", "ɔɪ", "ə", "ɚ", "ɛ", "ɪ", "ʊ", "ʌ")
@@ -26,7 +51,6 @@ _VOWELS = ("aɪ", "aʊ", "eɪ", "i", "oʊ", "u", "æ", "ɑ", "ɔ", "ɔɪ", "ə",
 _STRESSED = tuple("ˈ" + v for v in _VOWELS if v != "ə")
 PHONEMES: tuple[str, ...] = (PAD, WORD_BOUNDARY, *PHRASE_MARKS, *_CONSONANTS, *_VOWELS, *_STRESSED)
 TEXT_VOCAB_SIZE = len(PHONEMES)
-PHONEME_VERSION = (
-    f"dcar-en-us-1.{NORMALIZATION_VERSION}-{hashlib.sha256('|'.join(PHONEMES).encode()).hexdigest()[:8]}"
-)
-TEXT_TOKENIZER = "text-tokenizer:"  # begins the name of an inventory that is a language model's own tokenizer
+PHONEME_VERSION = f"dcar-en-us-1.{NORMALIZATION_VERSION}-{hashlib.sha256('|'.join(PHONEMES).encode()).hexdigest()[:8]}"
+# begins the name of an inventory that is a language model's own tokenizer
+TEXT_TOKENIZER = "text-tokenizer:"

@@ -27,7 +27,8 @@ def ordinal(number: int) -> str:
 
 
 def year(number: int) -> str:
-    """A year in words: 1905 → "nineteen oh five", 2001 → "two thousand one", 2024 → "twenty twenty four"."""
+    """A year in words: 1905 → "nineteen oh five", 2001 → "two thousand one", 2024 → "twenty
+    twenty four"."""
     century, rest = divmod(number, 100)
     if number % 1000 < 10:
         return cardinal(number)
@@ -42,7 +43,8 @@ def digits(text: str) -> str:
 
 
 def whole(text: str) -> str:
-    """A whole number with optional thousands commas; digit by digit where it begins with 0 or is very long."""
+    """A whole number with optional thousands commas; digit by digit where it begins with 0 or is
+    very long."""
     plain = text.replace(",", "")
     if len(plain) > 15 or (len(plain) > 1 and plain.startswith("0")):
         return digits(plain)
@@ -52,7 +54,9 @@ def whole(text: str) -> str:
 def number(text: str) -> str:
     """A decimal or whole number with optional thousands commas: "3.14" → "three point one four"."""
     before, point, fraction = text.partition(".")
-    return (whole(before) if before else "zero") + (f" point {digits(fraction)}" if point and fraction else "")
+    return (whole(before) if before else "zero") + (
+        f" point {digits(fraction)}" if point and fraction else ""
+    )
 
 
 def plural(words: str) -> str:
@@ -61,7 +65,8 @@ def plural(words: str) -> str:
 
 
 def roman(text: str) -> int | None:
-    """The value of a well-formed Roman numeral ("XIV", "xiv"), None for anything else ("IIX", "MIXER")."""
+    """The value of a well-formed Roman numeral ("XIV", "xiv"), None for anything else ("IIX",
+    "MIXER")."""
     letters = text.upper()
     if not _ROMAN_FORM.fullmatch(letters):
         return None

@@ -1,8 +1,9 @@
-"""Text → phoneme ids: spoken form (`dcar.text.spoken`), American English pronunciations (gruut), a closed inventory
-(`dcar.text.inventory`).
+"""Text → phoneme ids: spoken form (`dcar.text.spoken`), American English pronunciations (gruut), a
+closed inventory (`dcar.text.inventory`).
 
-Words come from gruut's lexicon (homographs by part of speech), possessives from their base word, everything else from
-gruut's grapheme-to-phoneme model. Nothing is downloaded. gruut is imported at the first call (0.6 s).
+Words come from gruut's lexicon (homographs by part of speech), possessives from their base word,
+everything else from gruut's grapheme-to-phoneme model. Nothing is downloaded. gruut is imported at
+the first call (0.6 s).
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def _lexicon() -> dict[str, dict[str, str]]:
     words: dict[str, dict[str, str]] = {}
     file = f"file:{_gruut_file('lexicon.db')}?mode=ro"
     with contextlib.closing(sqlite3.connect(file, uri=True)) as rows:
-        # The file has no index: one full read (0.2 s) is cheaper than a scan of 5 ms for each new word.
+        # The file has no index: one full read (0.2 s) is cheaper than a scan of 5 ms for each new
+        # word.
         for word, phonemes, role in rows.execute(
             "SELECT word, phonemes, role FROM word_phonemes ORDER BY word, pron_order"
         ):
@@ -96,7 +98,9 @@ def _pronounce(word: str, tag: str) -> list[str]:
     found = _find(word.lower(), tag)
     if found is None and (m := re.fullmatch(r"(.+)'s", word, re.IGNORECASE)):
         base = _pronounce(m[1], tag)
-        ending = ["ɪ", "z"] if base[-1] in _SIBILANTS else ["s"] if base[-1] in _VOICELESS else ["z"]
+        ending = (
+            ["ɪ", "z"] if base[-1] in _SIBILANTS else ["s"] if base[-1] in _VOICELESS else ["z"]
+        )
         return base + ending
     if found is None:
         found = _guess(word.lower().replace("'", ""))
@@ -111,7 +115,8 @@ def in_lexicon(word: str) -> bool:
 
 
 def _forget_lock() -> None:
-    """A forked child may inherit a lock that another thread of the parent held: give it a fresh one."""
+    """A forked child may inherit a lock that another thread of the parent held: give it a fresh
+    one."""
     global _lock
     _lock = threading.Lock()
 
@@ -125,13 +130,17 @@ def _check(text: str) -> str:
     if not text.strip():
         raise TextError("text is empty; give at least one English word")
     if len(text) > MAX_CHARACTERS:
-        raise TextError(f"text has {len(text)} characters, the limit is {MAX_CHARACTERS}: {text[:40]!r}…; split it "
-                        "into sentences")
+        raise TextError(
+            f"text has {len(text)} characters, the limit is {MAX_CHARACTERS}: {text[:40]!r}…; "
+            "split it "
+            "into sentences"
+        )
     return text
 
 
 def normalize_text(text: str) -> str:
-    """Spoken form of `text`: numbers, dates, money, abbreviations as words; marks `, . ? !` (see `dcar.text.spoken`).
+    """Spoken form of `text`: numbers, dates, money, abbreviations as words; marks `, . ? !` (see
+    `dcar.text.spoken`).
 
     Raises TextError for empty or unspeakable text, for other scripts, and beyond MAX_CHARACTERS.
     """
@@ -139,8 +148,8 @@ def normalize_text(text: str) -> str:
 
 
 def phonemes_of(spoken_text: str) -> list[str]:
-    """Symbols of PHONEMES for text that `normalize_text` returned. Thread-safe. TextError for a word without a
-    pronunciation."""
+    """Symbols of PHONEMES for text that `normalize_text` returned. Thread-safe. TextError for a
+    word without a pronunciation."""
     symbols: list[str] = []
     for sentence in re.findall(r"[^.?!]+[.?!]?", spoken_text):
         tokens = re.findall(r"[A-Za-z']+|[,.?!]", sentence)
@@ -160,7 +169,10 @@ def _symbol(gruut_phoneme: str) -> str:
     symbol = gruut_phoneme.replace("ˌ", "")
     symbol = {"ˈə": "ˈʌ", "g": "ɡ", "r": "ɹ"}.get(symbol, symbol)
     if symbol not in _IDS:
-        raise TextError(f"gruut gave the phoneme {gruut_phoneme!r}, which is not in the inventory {PHONEME_VERSION}")
+        raise TextError(
+            f"gruut gave the phoneme {gruut_phoneme!r}, which is not in the inventory "
+            f"{PHONEME_VERSION}"
+        )
     return symbol
 
 
@@ -173,11 +185,15 @@ def encode_phonemes(phonemes: list[str]) -> list[int]:
 def _cached_ids(text: str) -> tuple[int, ...]:
     symbols = phonemes_of(normalize_text(text))
     if len(symbols) > MAX_PHONEMES:
-        raise TextError(f"text has {len(symbols)} phonemes, the limit is {MAX_PHONEMES}: {text[:40]!r}…; split it "
-                        "into sentences")
+        raise TextError(
+            f"text has {len(symbols)} phonemes, the limit is {MAX_PHONEMES}: {text[:40]!r}…; "
+            "split it "
+            "into sentences"
+        )
     return tuple(encode_phonemes(symbols))
 
 
 def text_to_ids(text: str) -> list[int]:
-    """Phoneme ids of `text` (a fresh list; results are cached). Raises TextError: what is wrong, how to repair it."""
+    """Phoneme ids of `text` (a fresh list; results are cached). Raises TextError: what is wrong,
+    how to repair it."""
     return list(_cached_ids(_check(text)))

@@ -11,8 +11,11 @@ from dcar.text.abbreviations import MONTH_SHORT, MONTHS
 from dcar.text.measures import PAIRS, attributive, count_of, per
 from dcar.text.numbers import TENS, cardinal, digits, number, ordinal, plural, roman, whole, year
 
-MONTH = "(?P<month>" + "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?)"
-ZONE = r"(?:[ECMP] ?T|[ECMP][SD]T|GMT|UTC|BST|CES?T|IST|JST|Eastern|Central|Mountain|Pacific)\b"  # behind a time of day
+MONTH = (
+    "(?P<month>" + "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?)"
+)
+# behind a time of day
+ZONE = r"(?:[ECMP] ?T|[ECMP][SD]T|GMT|UTC|BST|CES?T|IST|JST|Eastern|Central|Mountain|Pacific)\b"
 
 CURRENCIES = {
     "$": ("dollar", "dollars", "cent", "cents"),
@@ -24,26 +27,47 @@ CURRENCIES = {
     "R$": ("real", "reais", "centavo", "centavos"),
 }
 DOLLARS = {
-    "US": "U S", "C": "Canadian", "CA": "Canadian", "A": "Australian", "AU": "Australian", "NZ": "New Zealand",
+    "US": "U S",
+    "C": "Canadian",
+    "CA": "Canadian",
+    "A": "Australian",
+    "AU": "Australian",
+    "NZ": "New Zealand",
     "HK": "Hong Kong",
 }
 CODES = {
-    "USD": ("U S dollar", "U S dollars"), "EUR": ("euro", "euros"), "GBP": ("British pound", "British pounds"),
-    "CHF": ("Swiss franc", "Swiss francs"), "JPY": ("Japanese yen", "Japanese yen"),
-    "CAD": ("Canadian dollar", "Canadian dollars"), "AUD": ("Australian dollar", "Australian dollars"),
-    "INR": ("Indian rupee", "Indian rupees"), "CNY": ("Chinese yuan", "Chinese yuan"),
+    "USD": ("U S dollar", "U S dollars"),
+    "EUR": ("euro", "euros"),
+    "GBP": ("British pound", "British pounds"),
+    "CHF": ("Swiss franc", "Swiss francs"),
+    "JPY": ("Japanese yen", "Japanese yen"),
+    "CAD": ("Canadian dollar", "Canadian dollars"),
+    "AUD": ("Australian dollar", "Australian dollars"),
+    "INR": ("Indian rupee", "Indian rupees"),
+    "CNY": ("Chinese yuan", "Chinese yuan"),
 }
-_SCALE_WORDS = {"k": "thousand", "m": "million", "mn": "million", "bn": "billion", "b": "billion", "t": "trillion",
-                "tn": "trillion"}
+_SCALE_WORDS = {
+    "k": "thousand",
+    "m": "million",
+    "mn": "million",
+    "bn": "billion",
+    "b": "billion",
+    "t": "trillion",
+    "tn": "trillion",
+}
 _NOTES = re.compile(r"\s(?:bills?|notes?|coins?|banknotes?|stamps?|vouchers?|coupons?|tickets?)\b")
 REGNAL = (
-    "Henry Louis Elizabeth George Charles Edward James Richard William John Paul Napoleon Catherine Philip Frederick "
-    "Francis Leo Pius Benedict Gregory Alexander Nicholas Peter Ivan Ferdinand Ramses Innocent Clement Urban Otto "
+    "Henry Louis Elizabeth George Charles Edward James Richard William John Paul Napoleon "
+    "Catherine Philip Frederick "
+    "Francis Leo Pius Benedict Gregory Alexander Nicholas Peter Ivan Ferdinand Ramses Innocent "
+    "Clement Urban Otto "
     "Mary Sixtus Robert Harald Olaf Christian Gustav Rameses Ptolemy Xerxes Darius"
 ).split()
 COUNTED = (
-    "Chapter Part Parts War Volume Section Act Scene Book Phase Type Level Bowl Class Grade Stage Article Title Table "
-    "Figure Appendix Apollo Gemini Saturn Rocky Episode Round Group Division Tier Canto Fantasy Mark Schedule Lesson"
+    "Chapter Part Parts War Volume Section Act Scene Book Phase Type Level Bowl Class Grade Stage "
+    "Article Title Table "
+    "Figure Appendix Apollo Gemini Saturn Rocky Episode Round Group Division Tier Canto Fantasy "
+    "Mark Schedule Lesson"
 ).split()
 
 
@@ -108,7 +132,11 @@ def _american(first: int, second: int) -> tuple[int, int]:
 
 def _in_numbers(month: int, day: int, year_text: str | None) -> str | None:
     """A date that is written in numbers; None where these are none."""
-    return date(MONTHS[month - 1], str(day), year_text) if 1 <= month <= 12 and 1 <= day <= 31 else None
+    return (
+        date(MONTHS[month - 1], str(day), year_text)
+        if 1 <= month <= 12 and 1 <= day <= 31
+        else None
+    )
 
 
 def numeric_date(m: re.Match[str]) -> str:
@@ -144,15 +172,26 @@ def time_of_day(m: re.Match[str]) -> str:
         words += (" oh " if int(minute) < 10 else " ") + cardinal(int(minute))
     elif not half:
         words += " o'clock" if 1 <= hour <= 12 else " hundred"
-    stop = "." if half and half.endswith(".") and re.match(rf"\s*$|\s+(?!{ZONE})[A-Z]", m.string[m.end() :]) else ""
+    stop = (
+        "."
+        if half
+        and half.endswith(".")
+        and re.match(rf"\s*$|\s+(?!{ZONE})[A-Z]", m.string[m.end() :])
+        else ""
+    )
     return f" {words}{f' {half[0].upper()} M' if half else ''}{stop} "
 
 
 def iso_timestamp(m: re.Match[str]) -> str:
-    """ "2024-03-15T10:30:00Z" → the date, the time and the zone, each in the form that later rules read."""
+    """ "2024-03-15T10:30:00Z" → the date, the time and the zone, each in the form that later
+    rules read."""
     zone = ""
     if m[3]:
-        hours = "" if m[3] == "Z" or not int(m[5]) else f" {'plus' if m[4] == '+' else 'minus'} {cardinal(int(m[5]))}"
+        hours = (
+            ""
+            if m[3] == "Z" or not int(m[5])
+            else f" {'plus' if m[4] == '+' else 'minus'} {cardinal(int(m[5]))}"
+        )
         zone = f" U T C{hours}"
     return f"{m[1]}, {m[2]}{zone}"
 
@@ -160,7 +199,10 @@ def iso_timestamp(m: re.Match[str]) -> str:
 def stopwatch_time(m: re.Match[str]) -> str:
     """A stopwatch time: "1:45.32" → "one forty five point three two"."""
     minute = int(m["min"])
-    return f" {cardinal(int(m['h']))} {'oh ' if minute < 10 else ''}{cardinal(minute)} point {digits(m['part'])} "
+    return (
+        f" {cardinal(int(m['h']))} {'oh ' if minute < 10 else ''}{cardinal(minute)} point "
+        f"{digits(m['part'])} "
+    )
 
 
 def time_with_seconds(m: re.Match[str]) -> str:
@@ -191,7 +233,8 @@ def international(m: re.Match[str]) -> str:
 
 
 def counted(m: re.Match[str]) -> str:
-    """ "Chapter IV" → "Chapter four"; after a lower-case noun only numerals that cannot be a letter or pronoun."""
+    """ "Chapter IV" → "Chapter four"; after a lower-case noun only numerals that cannot be a
+    letter or pronoun."""
     noun, text = m["n"], m["r"]
     value = roman(text)
     if value is None or noun[0].islower() and text == "I" or len(text) == 1 and text not in "IVX":

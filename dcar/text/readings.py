@@ -1,10 +1,12 @@
-"""Texts as words that can be compared: the reading of a text, and the others that its spelling allows.
+"""Texts as words that can be compared: the reading of a text, and the others that its spelling
+allows.
 
-A text is read by `dcar.text.spoken`, as it is for speech; then contractions are expanded, British spellings made
-American, and "and" inside numbers dropped. That is its canonical reading, which depends on this text alone. Where
-people would say something else as well ("1,500", "911", "11:00", "she's", "FBI"), `closest_readings` also tries these
-readings and takes, of both texts, those with the fewest errors. Only spellings have several readings: "fifteen hundred"
-in words is not "one thousand five hundred".
+A text is read by `dcar.text.spoken`, as it is for speech; then contractions are expanded, British
+spellings made American, and "and" inside numbers dropped. That is its canonical reading, which
+depends on this text alone. Where people would say something else as well ("1,500", "911", "11:00",
+"she's", "FBI"), `closest_readings` also tries these readings and takes, of both texts, those with
+the fewest errors. Only spellings have several readings: "fifteen hundred" in words is not "one
+thousand five hundred".
 """
 
 from __future__ import annotations
@@ -25,41 +27,114 @@ from dcar.text.spoken import INITIALISMS, expand
 
 _APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "´": "'"})
 _NUMBER_WORDS = set(
-    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety first second third fourth fifth sixth "
+    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen "
+    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety first second third "
+    "fourth fifth sixth "
     "seventh eighth ninth tenth eleventh twelfth".split()
 )
 _BEFORE_AND = {"hundred", "thousand", "million", "billion"}
-# "is" after these is far commoner than the possessive or "has"; both sides of a comparison get the same reading.
-_IS_HOSTS = "he she it that this there here what where who how when why everything everyone nothing something".split()
+# "is" after these is far commoner than the possessive or "has"; both sides of a comparison get the
+# same reading.
+_IS_HOSTS = (
+    "he she it that this there here what where who how when why everything everyone "
+    "nothing something"
+).split()
 _HAD_HOSTS = "i you he she it we they who that there this what where how why".split()
-_CONTRACTIONS = {
-    "can't": "can not", "cannot": "can not", "won't": "will not", "shan't": "shall not", "ain't": "is not",
-    "let's": "let us", "i'm": "i am", "y'all": "you all", "o'clock": "o clock", "gonna": "going to", "wanna": "want to",
-    "gotta": "got to",
-} | {f"{host}'s": f"{host} is" for host in _IS_HOSTS} | {f"{host}'d": f"{host} would" for host in _HAD_HOSTS}
+_CONTRACTIONS = (
+    {
+        "can't": "can not",
+        "cannot": "can not",
+        "won't": "will not",
+        "shan't": "shall not",
+        "ain't": "is not",
+        "let's": "let us",
+        "i'm": "i am",
+        "y'all": "you all",
+        "o'clock": "o clock",
+        "gonna": "going to",
+        "wanna": "want to",
+        "gotta": "got to",
+    }
+    | {f"{host}'s": f"{host} is" for host in _IS_HOSTS}
+    | {f"{host}'d": f"{host} would" for host in _HAD_HOSTS}
+)
 _ENDINGS = (("n't", " not"), ("'re", " are"), ("'ve", " have"), ("'ll", " will"))
 _SPELLINGS = {
-    "ok": "okay", "okey": "okay", "alright": "all right", "grey": "gray", "greys": "grays", "greyer": "grayer",
-    "mum": "mom", "plough": "plow", "ploughs": "plows", "ploughed": "plowed", "ploughing": "plowing", "tyre": "tire",
-    "tyres": "tires", "cheque": "check", "cheques": "checks", "programme": "program", "programmes": "programs",
-    "cosy": "cozy", "cosier": "cozier", "mould": "mold", "moulds": "molds", "mouldy": "moldy", "moustache": "mustache",
-    "pyjamas": "pajamas", "kerb": "curb", "defence": "defense", "offence": "offense", "licence": "license",
-    "licences": "licenses", "practise": "practice", "practised": "practiced", "practising": "practicing",
-    "sceptical": "skeptical", "sceptic": "skeptic", "ageing": "aging", "jewellery": "jewelry", "woollen": "woolen",
-    "storey": "story", "storeys": "stories", "draught": "draft", "draughty": "drafty", "skilful": "skillful",
-    "fulfil": "fulfill", "enrol": "enroll", "instalment": "installment", "wilful": "willful", "catalogue": "catalog",
-    "dialogue": "dialog", "analogue": "analog", "axe": "ax", "doughnut": "donut", "doughnuts": "donuts",
-    "whisky": "whiskey", "yoghurt": "yogurt", "towards": "toward", "afterwards": "afterward", "learnt": "learned",
-    "burnt": "burned", "spelt": "spelled", "spilt": "spilled", "manoeuvre": "maneuver", "judgement": "judgment",
-    "judgements": "judgments", "gramme": "gram", "grammes": "grams",
+    "ok": "okay",
+    "okey": "okay",
+    "alright": "all right",
+    "grey": "gray",
+    "greys": "grays",
+    "greyer": "grayer",
+    "mum": "mom",
+    "plough": "plow",
+    "ploughs": "plows",
+    "ploughed": "plowed",
+    "ploughing": "plowing",
+    "tyre": "tire",
+    "tyres": "tires",
+    "cheque": "check",
+    "cheques": "checks",
+    "programme": "program",
+    "programmes": "programs",
+    "cosy": "cozy",
+    "cosier": "cozier",
+    "mould": "mold",
+    "moulds": "molds",
+    "mouldy": "moldy",
+    "moustache": "mustache",
+    "pyjamas": "pajamas",
+    "kerb": "curb",
+    "defence": "defense",
+    "offence": "offense",
+    "licence": "license",
+    "licences": "licenses",
+    "practise": "practice",
+    "practised": "practiced",
+    "practising": "practicing",
+    "sceptical": "skeptical",
+    "sceptic": "skeptic",
+    "ageing": "aging",
+    "jewellery": "jewelry",
+    "woollen": "woolen",
+    "storey": "story",
+    "storeys": "stories",
+    "draught": "draft",
+    "draughty": "drafty",
+    "skilful": "skillful",
+    "fulfil": "fulfill",
+    "enrol": "enroll",
+    "instalment": "installment",
+    "wilful": "willful",
+    "catalogue": "catalog",
+    "dialogue": "dialog",
+    "analogue": "analog",
+    "axe": "ax",
+    "doughnut": "donut",
+    "doughnuts": "donuts",
+    "whisky": "whiskey",
+    "yoghurt": "yogurt",
+    "towards": "toward",
+    "afterwards": "afterward",
+    "learnt": "learned",
+    "burnt": "burned",
+    "spelt": "spelled",
+    "spilt": "spilled",
+    "manoeuvre": "maneuver",
+    "judgement": "judgment",
+    "judgements": "judgments",
+    "gramme": "gram",
+    "grammes": "grams",
 }
 _OUR = re.compile(
     r"\b((?:un|mis|dis)?(?:arb|ard|arm|behavi|cand|clam|col|discol|endeav|fav|ferv|flav|harb|hon|hum|lab|neighb|od|parl|"
     r"ranc|rig|rum|sav|splend|succ|tum|val|vap|vig))our(?=(?:s|ed|ing|ite|ites|able|ably|ful|fully|less|er|ers|ly|y|"
     r"hood|hoods|al)?\b)"
 )
-_RE = re.compile(r"\b(cent|theat|met|lit|fib|somb|spect|meag|lust|calib|kilomet|centimet|millimet)re(s|d)?\b")
+_RE = re.compile(
+    r"\b(cent|theat|met|lit|fib|somb|spect|meag|lust|calib|kilomet|centimet|millimet)re(s|d)?\b"
+)
 _ISE = re.compile(
     r"\b(apolog|author|categor|central|character|civil|computer|critic|emphas|empathi|energ|equal|familiar|final|general|"
     r"harmon|hospital|ideal|individual|local|maxim|memor|minim|mobil|modern|neutral|normal|optim|organ|real|recogn|"
@@ -82,9 +157,10 @@ _APART = (
     r"key (?=boards?\b)|note (?=books?\b)|week (?=ends?\b)|birth (?=days?\b)|health (?=care\b)|air (?=ports?\b))"
 )
 
-# --- the canonical reading --------------------------------------------------------------------------------------------
+# --- the canonical reading ------------------------------------------------------------------------
 
-# Words that `expand` may read in another way than they are written, besides those with capitals, digits or signs.
+# Words that `expand` may read in another way than they are written, besides those with capitals,
+# digits or signs.
 _READ_OUT = re.compile(
     r"[^A-Za-z' ,.?!;:\"“”()\s–—-]|[A-Z]{2}|[a-z][A-Z]|(?<![A-Za-z'])(?:[A-Za-z]\.|[B-HJ-Z]\b|[A-Z][a-z]+ I\b)|--|"
     rf"[.?!:;]\w|\b[b-df-hj-np-tv-xz]{{2,5}}\b|\b(?i:{'|'.join(DOTTED)})[.–-]|\b(?i:{'|'.join(UNDOTTED)})\b"
@@ -92,10 +168,12 @@ _READ_OUT = re.compile(
 
 
 def spoken_words(text: str) -> str:
-    """Lower-case words as they are spoken, separated by single spaces; apostrophes inside words are kept.
+    """Lower-case words as they are spoken, separated by single spaces; apostrophes inside words are
+    kept.
 
-    Numerals, money, percentages, clock times and abbreviations become words, hyphens become spaces, punctuation and
-    accents are dropped. Never raises: what has no letters or digits becomes the empty string.
+    Numerals, money, percentages, clock times and abbreviations become words, hyphens become spaces,
+    punctuation and accents are dropped. Never raises: what has no letters or digits becomes the
+    empty string.
     """
     text = _tidy(text)
     if _READ_OUT.search(text):
@@ -110,10 +188,11 @@ def spoken_words(text: str) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def normalize_transcript(text: str) -> str:
-    """Canonical reading of a reference or hypothesis, in the form in which words are compared; see NORMALIZER.
+    """Canonical reading of a reference or hypothesis, in the form in which words are compared; see
+    NORMALIZER.
 
-    `spoken_words`, then contractions expanded, British spellings made American, "and" inside numbers dropped,
-    and apostrophes removed. May be empty; never raises.
+    `spoken_words`, then contractions expanded, British spellings made American, "and" inside
+    numbers dropped, and apostrophes removed. May be empty; never raises.
     """
     text = re.sub(r"\bo k\b", "okay", re.sub(r"\bper cent\b", "percent", spoken_words(text)))
     words: list[str] = []
@@ -124,8 +203,11 @@ def normalize_transcript(text: str) -> str:
                 word = word[: -len(ending)] + expansion
         words.extend(_SPELLINGS.get(part, part) for part in word.split())
     around = zip(["", *words], words, [*words[1:], ""], strict=False)
-    text = " ".join(word.replace("'", "") for before, word, after in around
-                    if not (word == "and" and before in _BEFORE_AND and after in _NUMBER_WORDS))
+    text = " ".join(
+        word.replace("'", "")
+        for before, word, after in around
+        if not (word == "and" and before in _BEFORE_AND and after in _NUMBER_WORDS)
+    )
     text = _OUR.sub(r"\1or", text)
     text = _RE.sub(r"\1er\2", text)
     text = _ISE.sub(r"\1iz\2", text)
@@ -135,17 +217,23 @@ def normalize_transcript(text: str) -> str:
 
 
 def _tidy(text: str) -> str:
-    """The text with plain apostrophes and spaces; in small letters where all of it is in capitals."""
-    text = re.sub(r"[ \t\r\n]+", " ", text.translate(_APOSTROPHES)).strip()  # a narrow space may group digits
+    """The text with plain apostrophes and spaces; in small letters where all of it is in
+    capitals."""
+    # a narrow space may group digits
+    text = re.sub(r"[ \t\r\n]+", " ", text.translate(_APOSTROPHES)).strip()
     words = re.findall(r"[^\W\d_]{2,}", text)
     return text.lower() if len(words) > 2 and all(word.isupper() for word in words) else text
 
 
-# --- other readings ---------------------------------------------------------------------------------------------------
+# --- other readings -------------------------------------------------------------------------------
 
 _MONTH = rf"(?P<month>(?i:{'|'.join(MONTHS)}|(?:{'|'.join(MONTH_SHORT)})\.?))(?![A-Za-z])"
 _CAPITALS = r"(?<![A-Za-z])(?P<word>[A-Z]{2,6})(?P<tail>'?s)?(?![A-Za-z])"
-_SMALL = "|".join(i.lower() for i in INITIALISMS if i not in "IT AM ER LED SAT LA PI PE OT EST HR POW AP ID MP".split())
+_SMALL = "|".join(
+    i.lower()
+    for i in INITIALISMS
+    if i not in "IT AM ER LED SAT LA PI PE OT EST HR POW AP ID MP".split()
+)
 _UNITS = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 _HALF = r"(?P<half>\s?[AaPp]\.?[Mm]\b\.?)?"
 
@@ -157,7 +245,9 @@ def _readings_of_number(text: str) -> list[str]:
     if fraction:
         after = f" point {digits(fraction)}"
         before = {number(whole), "oh", ""} if plain in ("0", "") else {number(whole)}
-        return [said for b in sorted(before) for said in (b + after, b + after.replace("zero", "oh"))]
+        return [
+            said for b in sorted(before) for said in (b + after, b + after.replace("zero", "oh"))
+        ]
     found = [digits(plain), digits(plain).replace("zero", "oh")] if "," not in whole else []
     if len(plain) > 9 or plain.startswith("0"):
         return found
@@ -168,8 +258,15 @@ def _readings_of_number(text: str) -> list[str]:
         if len(plain) == 4:
             found.append(f"{cardinal(first)} hundred {cardinal(rest) if rest else ''}")
         if rest and "," not in whole:
-            found += [f"{cardinal(first)} {zero}{cardinal(rest)}" for zero in (["oh ", "zero "] if rest < 10 else [""])]
-    return found + [said.replace("one", "a", 1) for said in found if re.match("one (?:hundred|thousand|million)", said)]
+            found += [
+                f"{cardinal(first)} {zero}{cardinal(rest)}"
+                for zero in (["oh ", "zero "] if rest < 10 else [""])
+            ]
+    return found + [
+        said.replace("one", "a", 1)
+        for said in found
+        if re.match("one (?:hundred|thousand|million)", said)
+    ]
 
 
 def _number(m: re.Match[str]) -> list[str]:
@@ -177,19 +274,32 @@ def _number(m: re.Match[str]) -> list[str]:
 
 
 def _measure(m: re.Match[str]) -> list[str]:
-    return [f"{said} {name}" for said in (m["n"], *_readings_of_number(m["n"]))
-            for name in (*unit_names(m["unit"]), *_OTHER_NAMES.get(m["unit"], ()))]
+    return [
+        f"{said} {name}"
+        for said in (m["n"], *_readings_of_number(m["n"]))
+        for name in (*unit_names(m["unit"]), *_OTHER_NAMES.get(m["unit"], ()))
+    ]
 
 
 _OTHER_NAMES = {
-    "kg": ("kilos", "K G"), "km": ("K M", "kays"), "mph": ("miles an hour",), "°C": ("degrees C", "degrees centigrade"),
-    "°F": ("degrees F",), "km/h": ("kilometers an hour",), "GB": ("gigs",), "MB": ("megs",), "%": ("percent",),
-    "lb": ("pounds",), "lbs": ("pounds",),
+    "kg": ("kilos", "K G"),
+    "km": ("K M", "kays"),
+    "mph": ("miles an hour",),
+    "°C": ("degrees C", "degrees centigrade"),
+    "°F": ("degrees F",),
+    "km/h": ("kilometers an hour",),
+    "GB": ("gigs",),
+    "MB": ("megs",),
+    "%": ("percent",),
+    "lb": ("pounds",),
+    "lbs": ("pounds",),
 }
 
 
 def _money(m: re.Match[str]) -> list[str]:
-    one, many = {"$": ("dollar", "dollars"), "£": ("pound", "pounds"), "€": ("euro", "euros")}[m["sign"]]
+    one, many = {"$": ("dollar", "dollars"), "£": ("pound", "pounds"), "€": ("euro", "euros")}[
+        m["sign"]
+    ]
     amounts, cents = _readings_of_number(m["n"]), int(m["cents"] or 0)
     units = one if m["n"] == "1" else many
     if m["n"] == "1":
@@ -197,8 +307,15 @@ def _money(m: re.Match[str]) -> list[str]:
     if not cents:
         return [f"{said} {units}" for said in amounts]
     small, coins = cardinal(cents), {"£": "pence"}.get(m["sign"], "cents")
-    return [f"{said}{after}" for said in amounts
-            for after in (f" {units} {small} {coins}", f" {units} {small}", f" {'oh ' if cents < 10 else ''}{small}")]
+    return [
+        f"{said}{after}"
+        for said in amounts
+        for after in (
+            f" {units} {small} {coins}",
+            f" {units} {small}",
+            f" {'oh ' if cents < 10 else ''}{small}",
+        )
+    ]
 
 
 def _time(m: re.Match[str]) -> list[str]:
@@ -210,10 +327,17 @@ def _time(m: re.Match[str]) -> list[str]:
     if not minute:
         found = [hours, f"{hours} o'clock", f"{hours} hundred", f"{hours} hundred hours"]
     else:
-        found = [f"{hours} {'oh ' if minute < 10 else ''}{cardinal(minute)}",
-                 f"{cardinal(minute)} past {this}" if minute <= 30 else f"{cardinal(60 - minute)} to {following}"]
-        found += {15: [f"{a}quarter {word} {this}" for a in ("", "a ") for word in ("past", "after")],
-                  30: [f"half past {this}"], 45: [f"{a}quarter to {following}" for a in ("", "a ")]}.get(minute, [])
+        found = [
+            f"{hours} {'oh ' if minute < 10 else ''}{cardinal(minute)}",
+            f"{cardinal(minute)} past {this}"
+            if minute <= 30
+            else f"{cardinal(60 - minute)} to {following}",
+        ]
+        found += {
+            15: [f"{a}quarter {word} {this}" for a in ("", "a ") for word in ("past", "after")],
+            30: [f"half past {this}"],
+            45: [f"{a}quarter to {following}" for a in ("", "a ")],
+        }.get(minute, [])
     return [said + half for said in found]
 
 
@@ -221,9 +345,15 @@ def _day(m: re.Match[str]) -> list[str]:
     day, month = int(m["day"]), MONTH_SHORT.get(m["month"].rstrip(".").lower(), m["month"])
     if not 1 <= day <= 31:
         return []
-    return [f"{month} {ordinal(day)}", f"{month} the {ordinal(day)}", f"the {ordinal(day)} of {month}",
-            f"{ordinal(day)} of {month}", f"{ordinal(day)} {month}", f"{month} {cardinal(day)}",
-            f"{cardinal(day)} {month}"]
+    return [
+        f"{month} {ordinal(day)}",
+        f"{month} the {ordinal(day)}",
+        f"the {ordinal(day)} of {month}",
+        f"{ordinal(day)} of {month}",
+        f"{ordinal(day)} {month}",
+        f"{month} {cardinal(day)}",
+        f"{cardinal(day)} {month}",
+    ]
 
 
 def _fraction(m: re.Match[str]) -> list[str]:
@@ -255,20 +385,35 @@ def _full(m: re.Match[str]) -> list[str]:
 
 
 _SPOTS: list[tuple[str, Callable[[re.Match[str]], list[str]]]] = [
-    (r"(?<![\w.,:/$£€#'-])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+|\.\d+|\d{2,})(?![\w'\"%°]|[.,:/-]\d)", _number),
+    (
+        r"(?<![\w.,:/$£€#'-])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+|\.\d+|\d{2,})(?![\w'\"%°]|[.,:/-]\d)",
+        _number,
+    ),
     (rf"(?<![\w.,:/$£€#'-])(?P<n>{NUM})\s?(?P<unit>%|{_UNITS})(?![\w/'])", _measure),
-    (r"(?P<sign>[$£€])\s?(?P<n>\d{1,3}(?:,\d{3})+|\d+)(?:\.(?P<cents>\d\d))?"
-     r"(?![\w]|[.,]\d|\s?(?:[tmbr]+illion|thousand|hundred)\b)", _money),
+    (
+        r"(?P<sign>[$£€])\s?(?P<n>\d{1,3}(?:,\d{3})+|\d+)(?:\.(?P<cents>\d\d))?"
+        r"(?![\w]|[.,]\d|\s?(?:[tmbr]+illion|thousand|hundred)\b)",
+        _money,
+    ),
     (rf"(?<![\w:.,])(?P<hour>\d{{1,2}}):(?P<minute>\d\d)(?!:?\d){_HALF}", _time),
     (rf"(?<![\w.]){_MONTH}\s(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?![\w:]|[.,/-]\d)", _day),
     (rf"(?<![\w:.,/-])(?:[Tt]he )?(?P<day>\d{{1,2}})(?:st|nd|rd|th)?\s(?:of )?{_MONTH}", _day),
     (r"(?<![\w.,:/])(?P<top>\d{1,2})/(?P<bottom>\d{1,2})(?![\w/])", _fraction),
     (r"\b(\d)'\s?(1?\d)(?:\"|'')", _height),
     (r"(?<![\w.])-(?=\.?\d)", lambda m: ["negative "]),
-    (r"(?<![\w.])\+?\(?\d[\d() .-]{5,}\d(?![\w])", lambda m: [digits(m[0]), digits(m[0]).replace("zero", "oh")]),
+    (
+        r"(?<![\w.])\+?\(?\d[\d() .-]{5,}\d(?![\w])",
+        lambda m: [digits(m[0]), digits(m[0]).replace("zero", "oh")],
+    ),
     (_CAPITALS, _letters),
-    (rf"(?<![\w'])(?P<word>{_SMALL}|[bcdfghjklmnpqrstvwxz]{{2,5}})(?P<tail>'?s)?(?![A-Za-z'])", _letters),
-    (r"(?<![A-Za-z'])(?P<word>[a-z]{1,4})(?P<tail>)(?=\d)", lambda m: [" ".join(m["word"].upper()) + " "]),
+    (
+        rf"(?<![\w'])(?P<word>{_SMALL}|[bcdfghjklmnpqrstvwxz]{{2,5}})(?P<tail>'?s)?(?![A-Za-z'])",
+        _letters,
+    ),
+    (
+        r"(?<![A-Za-z'])(?P<word>[a-z]{1,4})(?P<tail>)(?=\d)",
+        lambda m: [" ".join(m["word"].upper()) + " "],
+    ),
     (r"(?<![\w'])(?:[IVXL]{2,}|[ivxl]{2,})(?![\w'])", _roman),
     (rf"(?i)(?<![\w.'])({'|'.join(FULL_FORMS)})\b\.?", _full),
     (rf"(?i)\b({'|'.join(_IS_HOSTS)})'s\b", lambda m: [f"{m[1]} has"]),
@@ -277,13 +422,18 @@ _SPOTS: list[tuple[str, Callable[[re.Match[str]], list[str]]]] = [
     (r"(?i)(?<![\w'-])(?:h+m+|m+h*m+|u+h+|u+h*m+)(?![\w'-])", lambda m: [" "]),
     (r"(?<![\w-])([A-Za-z]+)-([A-Za-z]+)(?![\w-])", lambda m: [m[1] + m[2]]),
     (_APART + r"(\w+)", lambda m: [m[1].rstrip() + m[2]]),
-    (rf"(?i)\b(dollars?|pounds?|euros?) and (?={'|'.join(sorted(_NUMBER_WORDS))})", lambda m: [f"{m[1]} "]),
+    (
+        rf"(?i)\b(dollars?|pounds?|euros?) and (?={'|'.join(sorted(_NUMBER_WORDS))})",
+        lambda m: [f"{m[1]} "],
+    ),
 ]
 _RULES = [(re.compile(pattern), say) for pattern, say in _SPOTS]
 _RULES_OF_WORDS = [rule for rule in _RULES if r"\d" not in rule[0].pattern]
-_MOST = 100  # readings tried for one text; a transcript that repeats a number hundreds of times has more
+# readings tried for one text; a transcript that repeats a number hundreds of times has more
+_MOST = 100
 
-Arc = tuple[int, int, tuple[str, ...]]  # the words between two positions of the canonical reading, said otherwise
+# the words between two positions of the canonical reading, said otherwise
+Arc = tuple[int, int, tuple[str, ...]]
 
 
 @functools.lru_cache(maxsize=8192)
@@ -307,7 +457,12 @@ def _other_readings(text: str) -> tuple[tuple[str, ...], tuple[Arc, ...]]:
 def _spots(text: str) -> Iterator[list[str]]:
     """For each place with several readings: the texts in which it is written as one of them."""
     rules = _RULES if re.search(r"\d", text) else _RULES_OF_WORDS
-    found = sorted((m.start(), m.end(), other) for rule, say in rules for m in rule.finditer(text) for other in say(m))
+    found = sorted(
+        (m.start(), m.end(), other)
+        for rule, say in rules
+        for m in rule.finditer(text)
+        for other in say(m)
+    )
     spot: list[str] = []
     reached = 0
     for start, end, other in islice(found, _MOST):
@@ -328,17 +483,18 @@ def _difference(words: Sequence[str], others: tuple[str, ...]) -> Arc:
     return start, len(words) - tail, others[start : len(others) - tail]
 
 
-# --- the closest readings of two texts --------------------------------------------------------------------------------
+# --- the closest readings of two texts ------------------------------------------------------------
 
 Edge = tuple[int, str, int]  # node before, word ("" for none), 1 if another reading begins
 _ERROR = 10_000  # of a cost: errors first, then as few other readings as possible
 
 
 def closest_readings(reference: str, hypothesis: str) -> tuple[str, str]:
-    """The readings of both texts with the fewest word errors between them; the canonical ones where there is no better.
+    """The readings of both texts with the fewest word errors between them; the canonical ones where
+    there is no better.
 
-    Words are separated by single spaces. Which of several equally good readings is taken depends on nothing but the two
-    texts.
+    Words are separated by single spaces. Which of several equally good readings is taken depends on
+    nothing but the two texts.
     """
     ref, hyp = normalize_transcript(reference), normalize_transcript(hypothesis)
     if ref == hyp or not ref or not hyp:
@@ -350,7 +506,8 @@ def closest_readings(reference: str, hypothesis: str) -> tuple[str, str]:
 
 
 def _graph(words: Sequence[str], arcs: Sequence[Arc]) -> list[list[Edge]]:
-    """The edges into each node, nodes in such an order that edges come from earlier ones; the last node is the end."""
+    """The edges into each node, nodes in such an order that edges come from earlier ones; the
+    last node is the end."""
     nodes: list[list[Edge]] = []
     node_at: list[int] = []
     for position in range(len(words) + 1):
@@ -369,7 +526,8 @@ def _graph(words: Sequence[str], arcs: Sequence[Arc]) -> list[list[Edge]]:
 
 
 def _closest(ref: list[list[Edge]], hyp: list[list[Edge]]) -> tuple[str, str]:
-    """Levenshtein distance between all paths of two graphs at once, and the words of the best two paths."""
+    """Levenshtein distance between all paths of two graphs at once, and the words of the best
+    two paths."""
     cost: list[list[int]] = [[0] * len(hyp) for _ in ref]
     came: dict[tuple[int, int], tuple[int, int, str, str]] = {}
     for u, before_u in enumerate(ref):

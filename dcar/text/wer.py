@@ -1,9 +1,11 @@
-"""Word, character and phoneme error rates: one named normaliser, jiwer's alignment, corpus-level totals.
+"""Word, character and phoneme error rates: one named normaliser, jiwer's alignment, corpus-level
+totals.
 
-Both texts of a comparison are read by `dcar.text.readings`, which makes different spellings of the same spoken words
-equal ("20" and "twenty", "colour" and "color", "don't" and "do not"), so that a recogniser is not punished for its
-orthography. Where a spelling can be said in several ways, the two readings with the fewest errors are compared. The
-name of the normaliser is stored with every score.
+Both texts of a comparison are read by `dcar.text.readings`, which makes different spellings of the
+same spoken words equal ("20" and "twenty", "colour" and "color", "don't" and "do not"), so that a
+recogniser is not punished for its orthography. Where a spelling can be said in several ways, the
+two readings with the fewest errors are compared. The name of the normaliser is stored with every
+score.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ NORMALIZER = "dcar-english-2"
 
 @dataclass(frozen=True)
 class WordErrors:
-    """Edit counts of one utterance (of words, or of characters for CER), from a minimal alignment."""
+    """Edit counts of one utterance (of words, or of characters for CER), from a minimal
+    alignment."""
 
     substitutions: int
     deletions: int
@@ -37,7 +40,8 @@ class WordErrors:
 
     @property
     def rate(self) -> float:
-        """Error rate of this utterance; it may exceed 1. The caller caps it where it is a reward."""
+        """Error rate of this utterance; it may exceed 1. The caller caps it where it is a
+        reward."""
         return self.errors / self.reference_words
 
 
@@ -45,9 +49,10 @@ class WordErrors:
 class WERScore:
     """Corpus-level error rate: (S + D + I) / N summed over utterances, never a mean of rates.
 
-    `coverage` is the share of utterances that had a transcript at all; the others are left out of the counts.
-    An empty transcript is a transcript (all words deleted); `empty` counts them. `utterances` keeps the counts of
-    each utterance, None where there was no transcript, for bootstrap intervals and paired tests.
+    `coverage` is the share of utterances that had a transcript at all; the others are left out of
+    the counts. An empty transcript is a transcript (all words deleted); `empty` counts them.
+    `utterances` keeps the counts of each utterance, None where there was no transcript, for
+    bootstrap intervals and paired tests.
     """
 
     wer: float
@@ -64,25 +69,27 @@ class WERScore:
 def word_errors(reference: str, hypothesis: str) -> WordErrors:
     """Word edit counts between the closest readings of two texts (`closest_readings`).
 
-    `reference_words` counts the words of the canonical reading of the reference (`normalize_transcript`), so that it is
-    the same against every hypothesis and methods can be compared; the reading that has the fewest errors may be a few
-    words longer or shorter. An empty hypothesis has the canonical words deleted. Raises TextError if the reference
-    has no words.
+    `reference_words` counts the words of the canonical reading of the reference
+    (`normalize_transcript`), so that it is the same against every hypothesis and methods can be
+    compared; the reading that has the fewest errors may be a few words longer or shorter. An empty
+    hypothesis has the canonical words deleted. Raises TextError if the reference has no words.
     """
     return _errors(reference, hypothesis, characters=False)
 
 
 def word_costs(reference: str, hypothesis: str) -> np.ndarray:
-    """Word errors by position: the share of every character of `spoken_words(reference)` in the word errors
-    [characters].
+    """Word errors by position: the share of every character of `spoken_words(reference)` in the
+    word errors [characters].
 
     A deleted or substituted word costs 1, spread over its letters; an inserted word costs 1 at the
-    letter before it, or at the first. They add up to the word errors between the spoken words; `word_errors` also
-    accepts other spellings. Raises TextError if the reference has no words.
+    letter before it, or at the first. They add up to the word errors between the spoken words;
+    `word_errors` also accepts other spellings. Raises TextError if the reference has no words.
     """
     ref, hyp = spoken_words(reference), spoken_words(hypothesis)
     if not ref:
-        raise TextError(f"reference {reference!r} has no words, so it has no word errors; remove the utterance")
+        raise TextError(
+            f"reference {reference!r} has no words, so it has no word errors; remove the utterance"
+        )
     words = ref.split()
     ends = np.cumsum([len(word) + 1 for word in words]) - 1
     starts = ends - [len(word) for word in words]
@@ -98,14 +105,14 @@ def word_costs(reference: str, hypothesis: str) -> np.ndarray:
 
 
 def character_errors(reference: str, hypothesis: str) -> WordErrors:
-    """Character edit counts (spaces included) between the readings that `word_errors` compares; `reference_words`
-    counts the characters of the canonical reading."""
+    """Character edit counts (spaces included) between the readings that `word_errors` compares;
+    `reference_words` counts the characters of the canonical reading."""
     return _errors(reference, hypothesis, characters=True)
 
 
 def id_errors(reference: Sequence[int], hypothesis: Sequence[int]) -> WordErrors:
-    """Edit counts between two sequences of ids, phonemes for example; `reference_words` counts those of the reference,
-    at least one."""
+    """Edit counts between two sequences of ids, phonemes for example; `reference_words` counts
+    those of the reference, at least one."""
     ref, hyp = " ".join(map(str, reference)), " ".join(map(str, hypothesis))
     if not hyp:
         return WordErrors(0, len(reference), 0, len(reference), empty_hypothesis=True)
@@ -113,17 +120,24 @@ def id_errors(reference: Sequence[int], hypothesis: Sequence[int]) -> WordErrors
 
 
 def corpus_wer(errors: Sequence[WordErrors | None]) -> WERScore:
-    """Sum the counts of a corpus; None stands for an utterance without a transcript (it lowers `coverage` only).
+    """Sum the counts of a corpus; None stands for an utterance without a transcript (it lowers
+    `coverage` only).
 
-    The rate is NaN if no utterance has a transcript. With the results of `character_errors` it is the CER.
+    The rate is NaN if no utterance has a transcript. With the results of `character_errors` it is
+    the CER.
     """
     present = [e for e in errors if e is not None]
     names = ("substitutions", "deletions", "insertions", "reference_words")
     totals = {name: sum(getattr(e, name) for e in present) for name in names}
     reference = totals["reference_words"]
-    return WERScore(wer=sum(e.errors for e in present) / reference if reference else float("nan"), **totals,
-                    coverage=len(present) / len(errors) if errors else float("nan"),
-                    empty=sum(e.empty_hypothesis for e in present), normalizer=NORMALIZER, utterances=tuple(errors))
+    return WERScore(
+        wer=sum(e.errors for e in present) / reference if reference else float("nan"),
+        **totals,
+        coverage=len(present) / len(errors) if errors else float("nan"),
+        empty=sum(e.empty_hypothesis for e in present),
+        normalizer=NORMALIZER,
+        utterances=tuple(errors),
+    )
 
 
 def score_corpus(references: Sequence[str], hypotheses: Sequence[str | None]) -> WERScore:
@@ -135,7 +149,9 @@ def score_corpus(references: Sequence[str], hypotheses: Sequence[str | None]) ->
 def _errors(reference: str, hypothesis: str, characters: bool) -> WordErrors:
     canonical = normalize_transcript(reference)
     if not canonical:
-        raise TextError(f"reference {reference!r} has no words, so it has no error rate; remove the utterance")
+        raise TextError(
+            f"reference {reference!r} has no words, so it has no error rate; remove the utterance"
+        )
     units = len(canonical) if characters else len(canonical.split())
     if not normalize_transcript(hypothesis):
         return WordErrors(0, units, 0, units, empty_hypothesis=True)

@@ -1,7 +1,8 @@
 """Which phoneme is spoken when: a text laid along its speech tokens, without a recogniser.
 
-A discrete hidden Markov model: the states of an utterance are its phonemes, each emits the codes of p(code | phoneme).
-Those distributions are learned from the utterances themselves, from a flat start, by a few rounds of Viterbi alignment.
+A discrete hidden Markov model: the states of an utterance are its phonemes, each emits the codes of
+p(code | phoneme). Those distributions are learned from the utterances themselves, from a flat
+start, by a few rounds of Viterbi alignment.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ class PhonemeAligner:
         self._score = np.log2(emission)
 
     @classmethod
-    def fit(cls, tokens: Sequence[Sequence[int]], texts: Sequence[str], vocab_size: int) -> PhonemeAligner | None:
-        """From the first utterances, ENOUGH at most, and what is said in them; None where none can be laid along its
-        tokens (`align`)."""
+    def fit(
+        cls, tokens: Sequence[Sequence[int]], texts: Sequence[str], vocab_size: int
+    ) -> PhonemeAligner | None:
+        """From the first utterances, ENOUGH at most, and what is said in them; None where none
+        can be laid along its tokens (`align`)."""
         said = list(zip(tokens, texts, strict=True))[:ENOUGH]
         pairs = [(np.asarray(spoken), phoneme_states(_ids(text))) for spoken, text in said]
         usable = [(t, s) for t, s in pairs if 2 < len(s) <= len(t)]
@@ -50,7 +53,8 @@ class PhonemeAligner:
     def align(self, tokens: Sequence[int], text: str) -> list[Span]:
         """The phonemes of a text in the order spoken, silence at its ends and at the marks within.
 
-        Nothing where there are fewer tokens than phonemes, or where the text cannot be read as English.
+        Nothing where there are fewer tokens than phonemes, or where the text cannot be read as
+        English.
         """
         ids = _ids(text)
         inner = [SILENCE if i in MARKS else i for i in ids[:-1] if i != BOUNDARY]
@@ -60,7 +64,10 @@ class PhonemeAligner:
         states = best_states(self._score, np.asarray(tokens), sequence)
         first = np.searchsorted(states, np.arange(len(sequence) + 1))
         names = ["" if label == SILENCE else PHONEMES[label] for label in sequence]
-        return [Span(name, int(a), int(b)) for name, a, b in zip(names, first[:-1], first[1:], strict=True)]
+        return [
+            Span(name, int(a), int(b))
+            for name, a, b in zip(names, first[:-1], first[1:], strict=True)
+        ]
 
 
 def _ids(text: str) -> list[int]:
@@ -76,21 +83,33 @@ def phoneme_states(text: Sequence[int]) -> np.ndarray:
     return np.array([SILENCE, *(i for i in text if i != BOUNDARY and i not in MARKS), SILENCE])
 
 
-def smoothed(codes: np.ndarray, labels: np.ndarray | None, vocab_size: int, num_labels: int) -> np.ndarray:
-    """p(code | label) [labels, codes], interpolated with the marginal, which is interpolated with uniform."""
+def smoothed(
+    codes: np.ndarray, labels: np.ndarray | None, vocab_size: int, num_labels: int
+) -> np.ndarray:
+    """p(code | label) [labels, codes], interpolated with the marginal, which is interpolated
+    with uniform."""
     counts = np.bincount(codes, minlength=vocab_size).astype(np.float64)
     marginal = (counts + 0.5) / (counts.sum() + 0.5 * vocab_size)
     if labels is None:
         return marginal[None]
-    table = np.bincount(labels * vocab_size + codes, minlength=num_labels * vocab_size).reshape(num_labels, vocab_size)
+    table = np.bincount(labels * vocab_size + codes, minlength=num_labels * vocab_size).reshape(
+        num_labels, vocab_size
+    )
     strength = float(vocab_size)
     return (table + strength * marginal) / (table.sum(1, keepdims=True) + strength)
 
 
-def fit_alignment(codes: Sequence[np.ndarray], sequences: Sequence[np.ndarray], vocab_size: int,
-                  iterations: int = 6) -> np.ndarray:
-    """p(code | phoneme) from a flat start: equal shares of time first, then `iterations` Viterbi alignments."""
-    labels = [s[np.arange(len(c)) * len(s) // len(c)] for c, s in zip(codes, sequences, strict=True)]
+def fit_alignment(
+    codes: Sequence[np.ndarray],
+    sequences: Sequence[np.ndarray],
+    vocab_size: int,
+    iterations: int = 6,
+) -> np.ndarray:
+    """p(code | phoneme) from a flat start: equal shares of time first, then `iterations` Viterbi
+    alignments."""
+    labels = [
+        s[np.arange(len(c)) * len(s) // len(c)] for c, s in zip(codes, sequences, strict=True)
+    ]
     every = np.concatenate(codes)
     for _ in range(iterations):
         emission = smoothed(every, np.concatenate(labels), vocab_size, len(PHONEMES))
@@ -100,7 +119,8 @@ def fit_alignment(codes: Sequence[np.ndarray], sequences: Sequence[np.ndarray], 
 
 
 def viterbi(score: np.ndarray, codes: np.ndarray, sequence: np.ndarray) -> np.ndarray:
-    """Best monotone labelling [T] of codes [T] by the states `sequence` [N ≤ T], each used at least once."""
+    """Best monotone labelling [T] of codes [T] by the states `sequence` [N ≤ T], each used at
+    least once."""
     return sequence[best_states(score, codes, sequence)]
 
 

@@ -21,30 +21,47 @@ class SpeechTokenizer(Protocol):
 
     @property
     def checksum(self) -> str:
-        """SHA-256 over everything that decides the codes; prepared data and checkpoints store it."""
+        """SHA-256 over everything that decides the codes; prepared data and checkpoints store
+        it."""
         ...
 
     def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
-        """Codes [T] int64 in 0..vocab_size-1 of every float32 mono waveform [samples]; T = ceil(seconds · rate_hz)."""
+        """Codes [T] int64 in 0..vocab_size-1 of every float32 mono waveform [samples]; T =
+        ceil(seconds · rate_hz)."""
         ...
 
 
 def check_waveform(wave: np.ndarray, where: str) -> np.ndarray:
-    """`wave` as contiguous float32 [samples]. Raises AudioError if it is not mono, is empty or not finite."""
+    """`wave` as contiguous float32 [samples]. Raises AudioError if it is not mono, is empty or
+    not finite."""
     array = np.ascontiguousarray(wave, dtype=np.float32)
     if array.ndim != 1:
-        raise AudioError(f"{where}: a mono waveform [samples] is needed, got shape {array.shape}; average the channels")
+        raise AudioError(
+            f"{where}: a mono waveform [samples] is needed, got shape {array.shape}; average the "
+            "channels"
+        )
     if array.size == 0:
-        raise AudioError(f"{where}: the waveform is empty; remove the utterance or check how it was cut")
+        raise AudioError(
+            f"{where}: the waveform is empty; remove the utterance or check how it was cut"
+        )
     if not np.isfinite(array).all():
-        raise AudioError(f"{where}: the waveform holds NaN or infinite samples; check how it was made")
+        raise AudioError(
+            f"{where}: the waveform holds NaN or infinite samples; check how it was made"
+        )
     return array
 
 
-def heard_by(where: str, wave: np.ndarray, sample_rate: int, max_seconds: float, hop: int,
-             rate: int = ENCODER_SAMPLE_RATE) -> tuple[np.ndarray, int]:
-    """A waveform [samples] at the `rate` that an encoder hears, and how many tokens of `hop` samples it has,
-    ceil(seconds · rate / hop). Raises AudioError as `check_waveform`, and for more than max_seconds."""
+def heard_by(
+    where: str,
+    wave: np.ndarray,
+    sample_rate: int,
+    max_seconds: float,
+    hop: int,
+    rate: int = ENCODER_SAMPLE_RATE,
+) -> tuple[np.ndarray, int]:
+    """A waveform [samples] at the `rate` that an encoder hears, and how many tokens of `hop`
+    samples it has, ceil(seconds · rate / hop). Raises AudioError as `check_waveform`, and for
+    more than max_seconds."""
     wave = check_waveform(wave, where)
     if (seconds := len(wave) / sample_rate) > max_seconds:
         raise AudioError(f"{where}: {seconds:.1f} s of audio; cut it to at most {max_seconds:g} s")
@@ -52,7 +69,8 @@ def heard_by(where: str, wave: np.ndarray, sample_rate: int, max_seconds: float,
 
 
 def by_length(lengths: Sequence[int], most: float) -> Iterator[list[int]]:
-    """Indices in order of length, in batches of at most `most` samples with their padding, or of a single waveform."""
+    """Indices in order of length, in batches of at most `most` samples with their padding, or of
+    a single waveform."""
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         if batch and (len(batch) + 1) * lengths[i] > most:

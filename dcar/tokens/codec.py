@@ -1,7 +1,9 @@
-"""Speech tokenizers of other projects behind `SpeechTokenizer`: S³, X-codec2, the first layer of SpeechTokenizer.
+"""Speech tokenizers of other projects behind `SpeechTokenizer`: S³, X-codec2, the first layer of
+SpeechTokenizer.
 
-Each is given one waveform at a time, padded with zeros to whole tokens, so that there are ceil(seconds · rate_hz)
-tokens and no batch can change a code. Packages are imported where they are used. Weights are read without unpickling.
+Each is given one waveform at a time, padded with zeros to whole tokens, so that there are
+ceil(seconds · rate_hz) tokens and no batch can change a code. Packages are imported where they are
+used. Weights are read without unpickling.
 """
 
 from __future__ import annotations
@@ -42,34 +44,45 @@ class CodecTokenizer:
 
     def _encode(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
         hop = round(self.sample_rate / self.rate_hz)
-        wave, count = heard_by(self.name, wave, sample_rate, self.max_seconds, hop, self.sample_rate)
+        wave, count = heard_by(
+            self.name, wave, sample_rate, self.max_seconds, hop, self.sample_rate
+        )
         with torch.inference_mode():
             codes = self.codes(torch.from_numpy(fitted(wave, count * hop)), count)
         if len(codes) < count:
-            raise AudioError(f"{self.name}: {len(codes)} tokens, expected {count}; is it the right model file?")
+            raise AudioError(
+                f"{self.name}: {len(codes)} tokens, expected {count}; is it the right model file?"
+            )
         return codes[:count].cpu().numpy().astype(np.int64)
 
     def codes(self, wave: Any, count: int) -> Any:
-        """Codes [≥ count] of a waveform of whole tokens, a float32 tensor [samples] at `sample_rate`."""
+        """Codes [≥ count] of a waveform of whole tokens, a float32 tensor [samples] at
+        `sample_rate`."""
         raise NotImplementedError
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """Waveform at `sample_rate` of codes [T] int64; of the codecs that `dcar.vocoder.load` names."""
+        """Waveform at `sample_rate` of codes [T] int64; of the codecs that `dcar.vocoder.load`
+        names."""
         raise NotImplementedError
 
 
-S3_RATES = {"speech_tokenizer_v1": 50.0, "speech_tokenizer_v1_25hz": 25.0, "speech_tokenizer_v2_25hz": 25.0}
+S3_RATES = {
+    "speech_tokenizer_v1": 50.0,
+    "speech_tokenizer_v1_25hz": 25.0,
+    "speech_tokenizer_v2_25hz": 25.0,
+}
 
 
 class S3Tokenizer(CodecTokenizer):
-    """Supervised semantic tokens of CosyVoice through the package `s3tokenizer`: v1 with 4096 codes at 50 or 25 Hz, v2
-    with FSQ, 3⁸ = 6561 codes at 25 Hz."""
+    """Supervised semantic tokens of CosyVoice through the package `s3tokenizer`: v1 with 4096
+    codes at 50 or 25 Hz, v2 with FSQ, 3⁸ = 6561 codes at 25 Hz."""
 
     max_seconds = 30.0
 
     def __init__(self, spec: str, device: str = "cpu") -> None:
-        """spec: NAME[@FILE]; NAME of S3_RATES, FILE its `.onnx` as CosyVoice publishes it, or a `.pt` of the package's
-        state dict; without it the package's own cache, or its download. Sizes are read off the weights."""
+        """spec: NAME[@FILE]; NAME of S3_RATES, FILE its `.onnx` as CosyVoice publishes it, or a
+        `.pt` of the package's state dict; without it the package's own cache, or its download.
+        Sizes are read off the weights."""
         name, _, file = spec.partition("@")
         if name not in S3_RATES:
             raise ConfigError(f"s3:{name}: no such S³ tokenizer; choose {', '.join(S3_RATES)}")
@@ -80,15 +93,22 @@ class S3Tokenizer(CodecTokenizer):
             from s3tokenizer.model_v2 import ModelConfig as ModelConfigV2
             from s3tokenizer.model_v2 import S3TokenizerV2 as V2
         except ImportError as error:
-            raise AssetError(f"s3:{name} needs the package s3tokenizer ({error}); run: {S3_PIP}") from error
+            raise AssetError(
+                f"s3:{name} needs the package s3tokenizer ({error}); run: {S3_PIP}"
+            ) from error
         try:  # without a file the package's own download, SHA-256 checked by it
             path = Path(file or s3tokenizer._download(name, str(cache_folder("s3tokenizer"))))
         except (OSError, RuntimeError) as error:
-            raise AssetError(f"s3:{name}: cannot be downloaded ({error}); get {s3tokenizer._MODELS[name]} on a machine "
-                             f"with network and write tokenizer=s3:{name}@FILE") from error
+            raise AssetError(
+                f"s3:{name}: cannot be downloaded ({error}); get {s3tokenizer._MODELS[name]} on a "
+                "machine "
+                f"with network and write tokenizer=s3:{name}@FILE"
+            ) from error
         if not path.is_file():
-            raise AssetError(f"{path}: no S³ model; download {s3tokenizer._MODELS[name]} and write "
-                             f"tokenizer=s3:{name}@FILE")
+            raise AssetError(
+                f"{path}: no S³ model; download {s3tokenizer._MODELS[name]} and write "
+                f"tokenizer=s3:{name}@FILE"
+            )
         if path.suffix.lower() == ".onnx":
             weights = s3tokenizer.onnx2torch(str(path), None, False)
         else:
@@ -96,8 +116,11 @@ class S3Tokenizer(CodecTokenizer):
         try:
             size, mels = weights["encoder.conv1.weight"].shape[:2]
             sizes = {
-                "n_mels": mels, "n_audio_state": size, "n_audio_head": size // 64,
-                "n_audio_layer": 1 + max(int(k.split(".")[2]) for k in weights if k.startswith("encoder.blocks.")),
+                "n_mels": mels,
+                "n_audio_state": size,
+                "n_audio_head": size // 64,
+                "n_audio_layer": 1
+                + max(int(k.split(".")[2]) for k in weights if k.startswith("encoder.blocks.")),
             }
             if name.startswith("speech_tokenizer_v2"):
                 model, self.vocab_size = V2(name, ModelConfigV2(**sizes)), 3**8
@@ -106,20 +129,29 @@ class S3Tokenizer(CodecTokenizer):
                 model = V1(name, ModelConfig(**sizes, n_codebook_size=self.vocab_size))
             model.load_state_dict(weights, strict=True)
         except (KeyError, RuntimeError, ValueError) as error:
-            raise CheckpointError(f"{path}: not the weights of {name} ({str(error).splitlines()[0][:120]}); is it "
-                                  "another version's file?") from error
+            raise CheckpointError(
+                f"{path}: not the weights of {name} ({str(error).splitlines()[0][:120]}); is it "
+                "another version's file?"
+            ) from error
         super().__init__(model, device)
-        self.name, self.rate_hz, self.mels = name.replace("speech_tokenizer", "s3"), S3_RATES[name], mels
+        self.name, self.rate_hz, self.mels = (
+            name.replace("speech_tokenizer", "s3"),
+            S3_RATES[name],
+            mels,
+        )
         self._mel = s3tokenizer.log_mel_spectrogram
 
     def codes(self, wave: Any, count: int) -> Any:
         mel = self._mel(wave, n_mels=self.mels).to(self.device)
-        codes, lengths = self.model.quantize(mel[None], torch.tensor([mel.shape[1]], device=self.device))
+        codes, lengths = self.model.quantize(
+            mel[None], torch.tensor([mel.shape[1]], device=self.device)
+        )
         return codes[0, : int(lengths[0])]
 
 
 class XCodec2Tokenizer(CodecTokenizer):
-    """X-codec2 (LLaSA): one FSQ codebook of 4⁸ = 65536 codes at 50 Hz, through `transformers.Xcodec2Model`."""
+    """X-codec2 (LLaSA): one FSQ codebook of 4⁸ = 65536 codes at 50 Hz, through
+    `transformers.Xcodec2Model`."""
 
     max_seconds = 60.0
 
@@ -131,17 +163,21 @@ class XCodec2Tokenizer(CodecTokenizer):
         self.rate_hz = model.config.sampling_rate / model.config.hop_length
         self.vocab_size = int(np.prod(model.config.quantization_levels))
         super().__init__(model, device, model.config.sampling_rate)
-        # as X-codec2 was trained: 80 Kaldi filters, two frames a token. The extractor of the transformers version
-        # computes the same with torchaudio, which this one does not need.
+        # as X-codec2 was trained: 80 Kaldi filters, two frames a token. The extractor of the
+        # transformers version computes the same with torchaudio, which this one does not need.
         self.name, self.extractor = "xcodec2", SeamlessM4TFeatureExtractor()
         self.hop = model.config.hop_length
 
     def codes(self, wave: Any, count: int) -> Any:
-        wave = torch.nn.functional.pad(wave, (0, self.hop))  # transformers pads past the end by up to one token
+        # transformers pads past the end by up to one token
+        wave = torch.nn.functional.pad(wave, (0, self.hop))
         edges = torch.nn.functional.pad(wave, (self.hop // 2, self.hop // 2))
-        features = self.extractor(edges.numpy(), sampling_rate=self.sample_rate, return_tensors="pt")
-        return self.model.encode(wave[None, None].to(self.device),
-                                 input_features=features.input_features.to(self.device)).audio_codes[0, 0]
+        features = self.extractor(
+            edges.numpy(), sampling_rate=self.sample_rate, return_tensors="pt"
+        )
+        return self.model.encode(
+            wave[None, None].to(self.device), input_features=features.input_features.to(self.device)
+        ).audio_codes[0, 0]
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         return self.model.decode(audio_codes=codes[None, None].to(self.device)).audio_values
@@ -154,15 +190,22 @@ class SpeechTokenizerFirstLayer(CodecTokenizer):
     max_seconds = 60.0
 
     def __init__(self, folder: str | Path, device: str = "cpu") -> None:
-        """folder: with the published `config.json` and `SpeechTokenizer.pt`. AssetError without them or the package."""
+        """folder: with the published `config.json` and `SpeechTokenizer.pt`. AssetError without
+        them or the package."""
         folder = Path(folder)
         if not (folder / "config.json").is_file():
-            raise AssetError(f"{folder}: no config.json of SpeechTokenizer; run `hf download fnlp/SpeechTokenizer "
-                             "--local-dir FOLDER` and give the folder that holds config.json and SpeechTokenizer.pt")
+            raise AssetError(
+                f"{folder}: no config.json of SpeechTokenizer; run `hf download "
+                "fnlp/SpeechTokenizer "
+                "--local-dir FOLDER` and give the folder that holds config.json and "
+                "SpeechTokenizer.pt"
+            )
         try:
             from speechtokenizer.model import SpeechTokenizer as Model
         except ImportError as error:
-            raise AssetError(f"SpeechTokenizer needs its package ({error}); run: {SPEECHTOKENIZER_PIP}") from error
+            raise AssetError(
+                f"SpeechTokenizer needs its package ({error}); run: {SPEECHTOKENIZER_PIP}"
+            ) from error
         config = read_config(folder, "copy config.json and SpeechTokenizer.pt again")
         weights = read_weights(folder / "SpeechTokenizer.pt", "SpeechTokenizer's state dict")
         try:
@@ -171,8 +214,11 @@ class SpeechTokenizerFirstLayer(CodecTokenizer):
             self.rate_hz = config["sample_rate"] / float(np.prod(config["strides"]))
             self.vocab_size = int(config["codebook_size"])
         except (RuntimeError, TypeError, KeyError, ValueError) as error:
-            raise CheckpointError(f"{folder}: the weights do not fit config.json ({str(error).splitlines()[0][:120]}); "
-                                  "copy both files again") from error
+            raise CheckpointError(
+                f"{folder}: the weights do not fit config.json "
+                f"({str(error).splitlines()[0][:120]}); "
+                "copy both files again"
+            ) from error
         super().__init__(model, device, config["sample_rate"])
 
     def codes(self, wave: Any, count: int) -> Any:

@@ -1,19 +1,21 @@
-"""`dcar fit-tokenizer`: fit the k-means speech tokenizer on a corpus and report what its codes carry.
+"""`dcar fit-tokenizer`: fit the k-means speech tokenizer on a corpus and report what its codes
+carry.
 
     dcar fit-tokenizer corpus=starter path=dcar/assets/starter_corpus out=dcar/assets/tokenizer
     dcar fit-tokenizer encoder=hubert:/models/hubert-large-ll60k vocab_size=2048 sample_hours=73 max_frames=1000000 \
         standardize=false corpus=libritts path=/data/LibriTTS out=runs/hubert-km2048
 
-The papers quantise HuBERT-Large (second line); the default encoder is whisper-base's, because it ships in a package.
-The report answers whether the codes carry words or voices: how many bits of a held-out code
-are predicted by the phoneme that is spoken, and how many by the voice that speaks.
+The papers quantise HuBERT-Large (second line); the default encoder is whisper-base's, because it
+ships in a package. The report answers whether the codes carry words or voices: how many bits of a
+held-out code are predicted by the phoneme that is spoken, and how many by the voice that speaks.
 
-k-means spends its codes where the states vary, and much of what varies is the voice and the place in the utterance.
-`projection_size` keeps what tells phonemes apart. Linear discriminant analysis (Fisher 1936; in recognisers Haeb-Umbach
-and Ney 1992) finds the directions in which the means of phonemes differ most, measured in units of the spread within a
-phoneme. Which phoneme sounds when is found by aligning the text to the codes of a first k-means; each phoneme is split
-into thirds, so that transitions are told apart as well. The papers' S3 tokens are supervised by a recogniser for the
-same reason.
+k-means spends its codes where the states vary, and much of what varies is the voice and the place
+in the utterance. `projection_size` keeps what tells phonemes apart. Linear discriminant analysis
+(Fisher 1936; in recognisers Haeb-Umbach and Ney 1992) finds the directions in which the means of
+phonemes differ most, measured in units of the spread within a phoneme. Which phoneme sounds when is
+found by aligning the text to the codes of a first k-means; each phoneme is split into thirds, so
+that transitions are told apart as well. The papers' S3 tokens are supervised by a recogniser for
+the same reason.
 """
 
 from __future__ import annotations
@@ -52,22 +54,30 @@ class FitTokenizerConfig:
     """Settings of `dcar fit-tokenizer`."""
 
     out: str = setting(meaning="Folder to write the tokenizer and its report to.", place="folder")
-    encoder: str = setting("whisper-base", "whisper-base, or hubert:FOLDER_OR_NAME[@LAYER] (last if none).")
+    encoder: str = setting(
+        "whisper-base", "whisper-base, or hubert:FOLDER_OR_NAME[@LAYER] (last if none)."
+    )
     corpus: str = setting("starter", "Kind of corpus.", choices=KINDS)
     path: str | None = setting(None, "Where the corpus is; the shipped one if not given.")
     split: str | None = setting("train", "Split to fit on; empty for all of the corpus.")
     report_split: str | None = setting("dev", "Split the report is made on.")
     vocab_size: int = setting(1024, "Number of codes, 512 to 1024 are usual.", minimum=1)
-    max_frames: int = setting(200_000, "Encoder states to fit on (50 a second; 2 kB each).", minimum=1)
+    max_frames: int = setting(
+        200_000, "Encoder states to fit on (50 a second; 2 kB each).", minimum=1
+    )
     sample_hours: float | None = setting(
-        None, "Read this much audio and keep an even share of its states, max_frames in all.", above=0
+        None,
+        "Read this much audio and keep an even share of its states, max_frames in all.",
+        above=0,
     )
     passes: int = setting(10, "Passes of mini-batch k-means over the states.", minimum=1)
     standardize: bool = setting(True, "Scale every dimension of the states to unit variance.")
     projection_size: int = setting(
         0, "Directions that tell phonemes apart; 0 = the states as they are.", minimum=0
     )
-    report_utterances: int = setting(600, "Most utterances in the report; 0 for no report.", minimum=0)
+    report_utterances: int = setting(
+        600, "Most utterances in the report; 0 for no report.", minimum=0
+    )
     device: str = setting("cpu", "Of a HuBERT encoder: cpu or cuda.")
     threads: int = setting(1, "Threads of the encoder.", minimum=1)
     seed: int = seed_setting(0, "Seed of the utterance order and of k-means.")
@@ -82,8 +92,10 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
     utterances = _utterances(config, config.split or None)
     shuffled = [utterances[i] for i in order.permutation(len(utterances))]
     waves = (u.load() for u in shuffled)
-    settings = {name: getattr(config, name) for name in ("vocab_size", "max_frames", "seed", "standardize", "passes",
-                                                         "sample_hours")}
+    settings = {
+        name: getattr(config, name)
+        for name in ("vocab_size", "max_frames", "seed", "standardize", "passes", "sample_hours")
+    }
     encoder: StateEncoder = WhisperEncoder(threads=config.threads)
     if config.encoder != encoder.name:
         from dcar.tokens.hubert import parse_encoder, shared_hubert
@@ -99,7 +111,9 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
         held_out = _utterances(config, config.report_split or None)
         chosen = order.permutation(len(held_out))[: config.report_utterances]
         report |= describe_codes(tokenizer, [held_out[i] for i in chosen])
-        logger.info("fit-tokenizer: %s", json.dumps({k: v for k, v in report.items() if k != "config"}))
+        logger.info(
+            "fit-tokenizer: %s", json.dumps({k: v for k, v in report.items() if k != "config"})
+        )
     write_json(Path(config.out) / "report.json", report)
     return report
 
@@ -107,59 +121,89 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
 def _utterances(config: FitTokenizerConfig, split: str | None) -> list[Utterance]:
     found = load_corpus(config.corpus, config.path, split)
     if not found:
-        raise DataError(f"fit-tokenizer: {config.corpus} corpus {config.path or ''} has no utterances in split {split}"
-                        "; where a corpus names none, give split= report_split= (all of it), or lists of ids "
-                        "(docs/data.md)")
+        raise DataError(
+            f"fit-tokenizer: {config.corpus} corpus {config.path or ''} has no utterances in "
+            f"split {split}"
+            "; where a corpus names none, give split= report_split= (all of it), or lists of ids "
+            "(docs/data.md)"
+        )
     return found
 
 
-def sharpen(tokenizer: KMeansTokenizer, utterances: Sequence[Utterance], config: FitTokenizerConfig) -> KMeansTokenizer:
-    """The tokenizer with codes that are fitted in the directions of its states that tell phonemes apart.
+def sharpen(
+    tokenizer: KMeansTokenizer, utterances: Sequence[Utterance], config: FitTokenizerConfig
+) -> KMeansTokenizer:
+    """The tokenizer with codes that are fitted in the directions of its states that tell phonemes
+    apart.
 
-    The text of the utterances (at most about max_frames states, speakers in turn) is aligned to the codes that the
-    tokenizer gives; the aligned phonemes are the classes of the projection. Raises ConfigError where projection_size
-    does not fit.
+    The text of the utterances (at most about max_frames states, speakers in turn) is aligned to the
+    codes that the tokenizer gives; the aligned phonemes are the classes of the projection. Raises
+    ConfigError where projection_size does not fit.
     """
-    pairs: list[tuple[np.ndarray, np.ndarray]] = []  # standardised states [T, D], and the phonemes spoken in them
+    # standardised states [T, D], and the phonemes spoken in them
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
     heard = 0
     for i in in_turn([u.speaker for u in utterances]):
-        found, sequence = tokenizer.encoder(*utterances[i].load()), phoneme_states(text_to_ids(utterances[i].text))
+        found, sequence = (
+            tokenizer.encoder(*utterances[i].load()),
+            phoneme_states(text_to_ids(utterances[i].text)),
+        )
         if len(found) >= len(sequence):
             pairs.append((tokenizer.coordinates(found), sequence))
         heard += len(found)
         if heard >= config.max_frames:
             break
     codes = [tokenizer.nearest(s) for s, _ in pairs]
-    emission = np.log2(fit_alignment(codes, [sequence for _, sequence in pairs], tokenizer.vocab_size))
-    labels = [parts_of_phonemes(viterbi(emission, spoken, sequence))
-              for spoken, (_, sequence) in zip(codes, pairs, strict=True)]
+    emission = np.log2(
+        fit_alignment(codes, [sequence for _, sequence in pairs], tokenizer.vocab_size)
+    )
+    labels = [
+        parts_of_phonemes(viterbi(emission, spoken, sequence))
+        for spoken, (_, sequence) in zip(codes, pairs, strict=True)
+    ]
     stacked = np.concatenate([s for s, _ in pairs])
     projection = discriminant_projection(stacked, np.concatenate(labels), config.projection_size)
     # the projected directions have comparable spread already: no further standardisation
-    centroids, _, _ = fit_centroids(stacked @ projection, config.vocab_size, config.seed, False, config.passes)
-    logger.info("fit-tokenizer: %d directions from %d aligned utterances", config.projection_size, len(pairs))
-    tokenizer.provenance |= {"projection_size": config.projection_size, "aligned_utterances": len(pairs)}
+    centroids, _, _ = fit_centroids(
+        stacked @ projection, config.vocab_size, config.seed, False, config.passes
+    )
+    logger.info(
+        "fit-tokenizer: %d directions from %d aligned utterances",
+        config.projection_size,
+        len(pairs),
+    )
+    tokenizer.provenance |= {
+        "projection_size": config.projection_size,
+        "aligned_utterances": len(pairs),
+    }
     return tokenizer.projected(projection, centroids)
 
 
 def parts_of_phonemes(labels: np.ndarray) -> np.ndarray:
-    """Phoneme of every frame [T] -> class of every frame [T]: PARTS · phoneme + the part of its stretch."""
+    """Phoneme of every frame [T] -> class of every frame [T]: PARTS · phoneme + the part of its
+    stretch."""
     changes = np.flatnonzero(np.concatenate(([True], labels[1:] != labels[:-1], [True])))
     part = np.concatenate([np.arange(n) * PARTS // n for n in np.diff(changes)])
     return labels * PARTS + part
 
 
-def discriminant_projection(states: np.ndarray, classes: np.ndarray, size: int, shrinkage: float = 0.01) -> np.ndarray:
+def discriminant_projection(
+    states: np.ndarray, classes: np.ndarray, size: int, shrinkage: float = 0.01
+) -> np.ndarray:
     """The `size` most discriminative directions: states [N, D], classes [N] -> [D, size] float32.
 
-    Projected states have unit spread within a class, on average. shrinkage: share of the mean variance that is added to
-    every direction of the within-class covariance. Raises ConfigError if there are fewer classes than directions.
+    Projected states have unit spread within a class, on average. shrinkage: share of the mean
+    variance that is added to every direction of the within-class covariance. Raises ConfigError if
+    there are fewer classes than directions.
     """
     found, index = np.unique(classes, return_inverse=True)
     dimensions = states.shape[1]
     if not 0 < size <= min(dimensions, len(found) - 1):
-        raise ConfigError(f"projection_size={size}: {len(found)} parts of phonemes in the speech and {dimensions} "
-                          f"dimensions allow 1 to {min(dimensions, len(found) - 1)}")
+        raise ConfigError(
+            f"projection_size={size}: {len(found)} parts of phonemes in the speech and "
+            f"{dimensions} "
+            f"dimensions allow 1 to {min(dimensions, len(found) - 1)}"
+        )
     counts = np.bincount(index).astype(np.float64)
     sums = np.zeros((len(found), dimensions))
     np.add.at(sums, index, states.astype(np.float64))
@@ -169,7 +213,8 @@ def discriminant_projection(states: np.ndarray, classes: np.ndarray, size: int, 
     within += shrinkage * np.trace(within) / dimensions * np.eye(dimensions)
     deviations = means - states.mean(0)
     between = (deviations * counts[:, None]).T @ deviations / len(states)
-    # between v = λ within v, the largest λ first; v' within v = 1. scikit-learn's LDA shrinks `between` as well.
+    # between v = λ within v, the largest λ first; v' within v = 1. scikit-learn's LDA shrinks
+    # `between` as well.
     directions = scipy.linalg.eigh(between, within)[1][:, : -size - 1 : -1]
     # The sign of an eigenvector is arbitrary: fixed, so that the codes' checksum repeats.
     signs = np.sign(directions[np.abs(directions).argmax(0), np.arange(size)])
@@ -177,8 +222,8 @@ def discriminant_projection(states: np.ndarray, classes: np.ndarray, size: int, 
 
 
 def in_turn(speakers: Sequence[str]) -> Iterator[int]:
-    """Indices of utterances, the speakers taking turns: whoever stops early has heard all alike, as far as they have
-    speech. The order within a speaker is kept."""
+    """Indices of utterances, the speakers taking turns: whoever stops early has heard all alike,
+    as far as they have speech. The order within a speaker is kept."""
     queues: dict[str, list[int]] = {}
     for i, speaker in enumerate(speakers):
         queues.setdefault(speaker, []).append(i)
@@ -189,44 +234,66 @@ def in_turn(speakers: Sequence[str]) -> Iterator[int]:
 def describe_codes(tokenizer: SpeechTokenizer, utterances: Sequence[Utterance]) -> dict[str, Any]:
     """Usage of the codes on held-out speech, and the bits of them that phonemes and voices predict.
 
-    codes_used, perplexity (2 to the entropy), repeat_share (a code equal to the one before), code_entropy_bits,
-    phoneme_bits with its chance level phoneme_bits_wrong_text, speaker_bits with speaker_bits_wrong_speaker.
+    codes_used, perplexity (2 to the entropy), repeat_share (a code equal to the one before),
+    code_entropy_bits, phoneme_bits with its chance level phoneme_bits_wrong_text, speaker_bits with
+    speaker_bits_wrong_speaker.
     """
     codes = [tokenizer.encode([wave], rate)[0] for wave, rate in (u.load() for u in utterances)]
     every = np.concatenate(codes)
     counts = np.bincount(every, minlength=tokenizer.vocab_size)
     share = counts[counts > 0] / counts.sum()
     entropy = float(-(share * np.log2(share)).sum())
-    repeats = sum(int((c[1:] == c[:-1]).sum()) for c in codes) / max(1, sum(len(c) - 1 for c in codes))
+    repeats = sum(int((c[1:] == c[:-1]).sum()) for c in codes) / max(
+        1, sum(len(c) - 1 for c in codes)
+    )
     texts = [text_to_ids(u.text) for u in utterances]
-    return {"utterances": len(codes), "seconds": round(len(every) / tokenizer.rate_hz, 1),
-            "codes_used": int((counts > 0).sum()), "perplexity": round(2**entropy, 1),
-            "repeat_share": round(repeats, 4), "code_entropy_bits": round(entropy, 3),
-            **information(codes, texts, [u.speaker for u in utterances], tokenizer.vocab_size)}
+    return {
+        "utterances": len(codes),
+        "seconds": round(len(every) / tokenizer.rate_hz, 1),
+        "codes_used": int((counts > 0).sum()),
+        "perplexity": round(2**entropy, 1),
+        "repeat_share": round(repeats, 4),
+        "code_entropy_bits": round(entropy, 3),
+        **information(codes, texts, [u.speaker for u in utterances], tokenizer.vocab_size),
+    }
 
 
-def information(codes: Sequence[np.ndarray], texts: Sequence[Sequence[int]], speakers: Sequence[str],
-                vocab_size: int) -> dict[str, float]:
-    """Bits per code that are predicted, on held-out utterances, by the phoneme spoken and by the speaker.
+def information(
+    codes: Sequence[np.ndarray],
+    texts: Sequence[Sequence[int]],
+    speakers: Sequence[str],
+    vocab_size: int,
+) -> dict[str, float]:
+    """Bits per code that are predicted, on held-out utterances, by the phoneme spoken and by the
+    speaker.
 
-    For a label x with p(code | x) estimated on one half of the utterances, the mean over the other half of
-    log2 p(code | x) / p(code); both halves take turns. Speakers label whole utterances. Phonemes label frames through
-    a Viterbi alignment with the same p(code | x), trained from a flat start (a discrete hidden Markov model); since the
-    alignment picks the best path, it predicts something even from wrong texts: that chance level is given as well.
-    Bits are below 0 where the estimate does not carry over to the other half. Meant for corpora in which speakers read
-    different sentences: where all read the same ones, the right speaker looks worse than a wrong one.
+    For a label x with p(code | x) estimated on one half of the utterances, the mean over the other
+    half of log2 p(code | x) / p(code); both halves take turns. Speakers label whole utterances.
+    Phonemes label frames through a Viterbi alignment with the same p(code | x), trained from a flat
+    start (a discrete hidden Markov model); since the alignment picks the best path, it predicts
+    something even from wrong texts: that chance level is given as well. Bits are below 0 where the
+    estimate does not carry over to the other half. Meant for corpora in which speakers read
+    different sentences: where all read the same ones, the right speaker looks worse than a wrong
+    one.
     """
     sequences = [phoneme_states(text) for text in texts]
     keep = [i for i, c in enumerate(codes) if len(c) >= len(sequences[i])]
     halves = keep[::2], keep[1::2]
     ids = {name: n for n, name in enumerate(sorted(set(speakers)))}
     voices = [np.full(len(c), ids[s]) for c, s in zip(codes, speakers, strict=True)]
-    names = ("phoneme_bits", "phoneme_bits_wrong_text", "speaker_bits", "speaker_bits_wrong_speaker")
+    names = (
+        "phoneme_bits",
+        "phoneme_bits_wrong_text",
+        "speaker_bits",
+        "speaker_bits_wrong_speaker",
+    )
     totals = dict.fromkeys(names, 0.0)
     for train, test in (halves, halves[::-1]):
         every = np.concatenate([codes[i] for i in train])
         marginal = smoothed(every, None, vocab_size, 1)[0]
-        emission = fit_alignment([codes[i] for i in train], [sequences[i] for i in train], vocab_size)
+        emission = fit_alignment(
+            [codes[i] for i in train], [sequences[i] for i in train], vocab_size
+        )
         gain = np.log2(emission / marginal)  # [labels, codes]
         # Wrong texts are those of utterances of similar length, so that only the words differ.
         by_length = sorted(test, key=lambda i: len(sequences[i]))
@@ -238,10 +305,15 @@ def information(codes: Sequence[np.ndarray], texts: Sequence[Sequence[int]], spe
         known = [i for i in test if int(voices[i][0]) in other]
         pairs = {
             "phoneme_bits": [gain[viterbi(gain, codes[i], sequences[i]), codes[i]] for i in test],
-            "phoneme_bits_wrong_text": [gain[viterbi(gain, codes[i], sequences[wrong[i]]), codes[i]] for i in test
-                                        if len(sequences[wrong[i]]) <= len(codes[i])],
+            "phoneme_bits_wrong_text": [
+                gain[viterbi(gain, codes[i], sequences[wrong[i]]), codes[i]]
+                for i in test
+                if len(sequences[wrong[i]]) <= len(codes[i])
+            ],
             "speaker_bits": [voice_gain[voices[i], codes[i]] for i in known],
-            "speaker_bits_wrong_speaker": [voice_gain[other[int(voices[i][0])], codes[i]] for i in known],
+            "speaker_bits_wrong_speaker": [
+                voice_gain[other[int(voices[i][0])], codes[i]] for i in known
+            ],
         }
         for name, values in pairs.items():
             totals[name] += float(np.concatenate(values).mean()) / 2 if values else float("nan")

@@ -1,10 +1,12 @@
-"""HuBERT states and their k-means codes: the papers' speech tokens (HuBERT-Large, last layer, 2048 codes, 50 Hz).
+"""HuBERT states and their k-means codes: the papers' speech tokens (HuBERT-Large, last layer, 2048
+codes, 50 Hz).
 
     dcar fit-tokenizer encoder=hubert:facebook/hubert-large-ll60k vocab_size=2048 sample_hours=73 max_frames=1000000 \
         standardize=false corpus=libritts path=/data/LibriTTS out=runs/hubert-km2048
 
-Departures from fairseq's simple_kmeans: the waveform is padded by 80 zeros, so that there are ceil(seconds · 50) states
-instead of one or two fewer, and states may be standardised before k-means (`standardize`).
+Departures from fairseq's simple_kmeans: the waveform is padded by 80 zeros, so that there are
+ceil(seconds · 50) states instead of one or two fewer, and states may be standardised before k-means
+(`standardize`).
 """
 
 from __future__ import annotations
@@ -33,25 +35,37 @@ class HubertEncoder:
     kind, name = "hubert-kmeans", "hubert"
 
     def __init__(self, source: str | Path, layer: int = -1, device: str = "cpu") -> None:
-        """`source`: folder or hub name. `layer`: 0 is the input of the first Transformer layer, -1 the last layer's
-        output, as `output_hidden_states` counts. Raises AssetError, CheckpointError, ConfigError."""
+        """`source`: folder or hub name. `layer`: 0 is the input of the first Transformer layer,
+        -1 the last layer's output, as `output_hidden_states` counts. Raises AssetError,
+        CheckpointError, ConfigError."""
         from transformers import AutoFeatureExtractor, HubertModel
 
         self.source, self.device = str(source), device
-        extractor: Any = from_hub(AutoFeatureExtractor.from_pretrained, source, "a HuBERT feature extractor")
-        model: Any = from_hub(HubertModel.from_pretrained, source, "a HuBERT model", dtype=torch.float32)
+        extractor: Any = from_hub(
+            AutoFeatureExtractor.from_pretrained, source, "a HuBERT feature extractor"
+        )
+        model: Any = from_hub(
+            HubertModel.from_pretrained, source, "a HuBERT model", dtype=torch.float32
+        )
         self.model = model.to(device).eval()
         if extractor.sampling_rate != ENCODER_SAMPLE_RATE:
-            raise CheckpointError(f"{source}: its feature extractor wants {extractor.sampling_rate} Hz, HuBERT hears "
-                                  f"{ENCODER_SAMPLE_RATE} Hz; correct sampling_rate in preprocessor_config.json")
+            raise CheckpointError(
+                f"{source}: its feature extractor wants {extractor.sampling_rate} Hz, HuBERT hears "
+                f"{ENCODER_SAMPLE_RATE} Hz; correct sampling_rate in preprocessor_config.json"
+            )
         self.normalize = bool(extractor.do_normalize)
         layers = model.config.num_hidden_layers
         if not -layers - 1 <= layer <= layers:
-            raise ConfigError(f"hubert: layer {layer} of a model with {layers}; choose 0…{layers}, or -1 for the last")
+            raise ConfigError(
+                f"hubert: layer {layer} of a model with {layers}; choose 0…{layers}, or -1 for "
+                "the last"
+            )
         self.layer = layer % (layers + 1)
         self.state_size = int(model.config.hidden_size)
         stride, window = math.prod(model.config.conv_stride), 1
-        for kernel, step in zip(reversed(model.config.conv_kernel), reversed(model.config.conv_stride), strict=True):
+        for kernel, step in zip(
+            reversed(model.config.conv_kernel), reversed(model.config.conv_stride), strict=True
+        ):
             window = (window - 1) * step + kernel
         self.stride, self.padding = stride, window - stride
         self.rate_hz = ENCODER_SAMPLE_RATE / stride
@@ -65,7 +79,8 @@ class HubertEncoder:
         return {"encoder": self.source, "layer": self.layer, "normalize": self.normalize}
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-        """States [T, D] float32, T = ceil(seconds · rate_hz). AudioError for bad audio or more than MAX_SECONDS."""
+        """States [T, D] float32, T = ceil(seconds · rate_hz). AudioError for bad audio or more
+        than MAX_SECONDS."""
         wave, frames = heard_by("hubert", wave, sample_rate, MAX_SECONDS, self.stride)
         if self.normalize:
             wave = (wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)

@@ -46,31 +46,60 @@ class StateEncoder(Protocol):
 class KMeansTokenizer:
     """k-means codes of an encoder's standardised states.
 
-    code = argmin_v || (state - mean) / scale - centroid_v ||², first index on ties; with a projection, the standardised
-    state times it takes the state's place (`dcar.tokens.fit`).
+    code = argmin_v || (state - mean) / scale - centroid_v ||², first index on ties; with a
+    projection, the standardised state times it takes the state's place (`dcar.tokens.fit`).
     """
 
-    def __init__(self, encoder: StateEncoder, centroids: np.ndarray, mean: np.ndarray, scale: np.ndarray, *,
-                 name: str = "", provenance: dict[str, Any] | None = None,
-                 projection: np.ndarray | None = None) -> None:
-        """`mean`, `scale` [D] of the encoder's states; `centroids` [V, D] in the standardised space, or [V, P] behind a
-        `projection` [D, P]."""
+    def __init__(
+        self,
+        encoder: StateEncoder,
+        centroids: np.ndarray,
+        mean: np.ndarray,
+        scale: np.ndarray,
+        *,
+        name: str = "",
+        provenance: dict[str, Any] | None = None,
+        projection: np.ndarray | None = None,
+    ) -> None:
+        """`mean`, `scale` [D] of the encoder's states; `centroids` [V, D] in the standardised
+        space, or [V, P] behind a `projection` [D, P]."""
         state_size = encoder.state_size
-        self.projection = None if projection is None else np.ascontiguousarray(projection, dtype=np.float32)
-        if self.projection is not None and (len(self.projection) != state_size or self.projection.ndim != 2):
-            raise CheckpointError(f"tokenizer projection has shape {self.projection.shape}, expected [{state_size}, …]")
+        self.projection = (
+            None if projection is None else np.ascontiguousarray(projection, dtype=np.float32)
+        )
+        if self.projection is not None and (
+            len(self.projection) != state_size or self.projection.ndim != 2
+        ):
+            raise CheckpointError(
+                f"tokenizer projection has shape {self.projection.shape}, expected [{state_size}, "
+                "…]"
+            )
         width = state_size if self.projection is None else self.projection.shape[1]
         self.centroids, self.mean, self.scale = (
-            np.ascontiguousarray(fitted, dtype=np.float32) for fitted in (centroids, mean, scale))
+            np.ascontiguousarray(fitted, dtype=np.float32) for fitted in (centroids, mean, scale)
+        )
         if self.centroids.ndim != 2 or self.centroids.shape[1] != width:
-            raise CheckpointError(f"tokenizer centroids have shape {self.centroids.shape}, but the states of this "
-                                  f"{encoder.kind} encoder have {width} dimensions; use the encoder that they were "
-                                  "fitted on, or run `dcar fit-tokenizer`")
+            raise CheckpointError(
+                f"tokenizer centroids have shape {self.centroids.shape}, but the states of this "
+                f"{encoder.kind} encoder have {width} dimensions; use the encoder that they were "
+                "fitted on, or run `dcar fit-tokenizer`"
+            )
         if self.mean.shape != (state_size,) or self.scale.shape != (state_size,):
-            raise CheckpointError(f"tokenizer mean and scale have shapes {self.mean.shape}, {self.scale.shape}")
-        if not all(np.isfinite(array).all() for array in self.tensors.values()) or not (self.scale > 0).all():
-            raise CheckpointError("tokenizer centroids, mean or scale hold NaN, infinite or non-positive values")
-        self.encoder, self.name, self.rate_hz = encoder, name or f"{encoder.name}-kmeans", encoder.rate_hz
+            raise CheckpointError(
+                f"tokenizer mean and scale have shapes {self.mean.shape}, {self.scale.shape}"
+            )
+        if (
+            not all(np.isfinite(array).all() for array in self.tensors.values())
+            or not (self.scale > 0).all()
+        ):
+            raise CheckpointError(
+                "tokenizer centroids, mean or scale hold NaN, infinite or non-positive values"
+            )
+        self.encoder, self.name, self.rate_hz = (
+            encoder,
+            name or f"{encoder.name}-kmeans",
+            encoder.rate_hz,
+        )
         self.vocab_size = int(self.centroids.shape[0])
         self.provenance = dict(provenance or {})
         self._half_norms = 0.5 * (self.centroids.astype(np.float64) ** 2).sum(1)
@@ -83,16 +112,25 @@ class KMeansTokenizer:
 
     @property
     def checksum(self) -> str:
-        """SHA-256 over everything that decides the codes: encoder, mean, scale, centroids, projection if any."""
+        """SHA-256 over everything that decides the codes: encoder, mean, scale, centroids,
+        projection if any."""
         digest = hashlib.sha256(self.encoder.identity.encode())
         for array in self.tensors.values():
             digest.update(array.astype("<f4").tobytes())
         return digest.hexdigest()
 
     def projected(self, projection: np.ndarray, centroids: np.ndarray) -> KMeansTokenizer:
-        """This tokenizer with other codes: centroids [V, P] of standardised states times projection [D, P]."""
-        return KMeansTokenizer(self.encoder, centroids, self.mean, self.scale, name=self.name,
-                               provenance=self.provenance, projection=projection)
+        """This tokenizer with other codes: centroids [V, P] of standardised states times
+        projection [D, P]."""
+        return KMeansTokenizer(
+            self.encoder,
+            centroids,
+            self.mean,
+            self.scale,
+            name=self.name,
+            provenance=self.provenance,
+            projection=projection,
+        )
 
     def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
         """Codes [T] int64 of every waveform [samples] float32 mono; T = ceil(seconds · rate_hz).
@@ -102,7 +140,8 @@ class KMeansTokenizer:
         return [self.quantize(self.encoder(wave, sample_rate)) for wave in waves]
 
     def coordinates(self, states: np.ndarray) -> np.ndarray:
-        """States [T, D] in the space of the centroids [T, P]: standardised and, with a projection, projected."""
+        """States [T, D] in the space of the centroids [T, P]: standardised and, with a
+        projection, projected."""
         standardised = (states - self.mean) / self.scale
         return standardised if self.projection is None else standardised @ self.projection
 
@@ -116,40 +155,65 @@ class KMeansTokenizer:
         return np.argmax(coordinates @ self.centroids.T - self._half_norms, axis=1).astype(np.int64)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write `tokenizer.safetensors` and `tokenizer.json` (rate, sizes, encoder digest, checksum).
+        """Write `tokenizer.safetensors` and `tokenizer.json` (rate, sizes, encoder digest,
+        checksum).
 
         Raises CheckpointError if they cannot be written.
         """
         folder = Path(folder)
         card = {
-            "format_version": FORMAT_VERSION, "type": self.encoder.kind, "name": self.name,
-            "vocab_size": self.vocab_size, "rate_hz": self.rate_hz, "sample_rate": ENCODER_SAMPLE_RATE,
+            "format_version": FORMAT_VERSION,
+            "type": self.encoder.kind,
+            "name": self.name,
+            "vocab_size": self.vocab_size,
+            "rate_hz": self.rate_hz,
+            "sample_rate": ENCODER_SAMPLE_RATE,
             "tokens_per_waveform": "ceil(seconds * rate_hz)",
-            **self.encoder.card(), "encoder_sha256": self.encoder.sha256, "checksum": self.checksum,
+            **self.encoder.card(),
+            "encoder_sha256": self.encoder.sha256,
+            "checksum": self.checksum,
             "provenance": self.provenance,
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
             save_file(self.tensors, folder / "tokenizer.safetensors")
-            (folder / "tokenizer.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+            (folder / "tokenizer.json").write_text(
+                json.dumps(card, indent=2) + "\n", encoding="utf-8"
+            )
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{folder}: the tokenizer cannot be written ({error}); free some space") from error
+            raise CheckpointError(
+                f"{folder}: the tokenizer cannot be written ({error}); free some space"
+            ) from error
 
     @classmethod
-    def fit(cls, waves: Iterable[tuple[np.ndarray, int]], encoder: StateEncoder, *, vocab_size: int = 1024,
-            max_frames: int = 200_000, seed: int = 0, standardize: bool = True, passes: int = 10,
-            sample_hours: float | None = None) -> Self:
+    def fit(
+        cls,
+        waves: Iterable[tuple[np.ndarray, int]],
+        encoder: StateEncoder,
+        *,
+        vocab_size: int = 1024,
+        max_frames: int = 200_000,
+        seed: int = 0,
+        standardize: bool = True,
+        passes: int = 10,
+        sample_hours: float | None = None,
+    ) -> Self:
         """Codes that are fitted on a stream of (waveform, sample rate in Hz).
 
-        At most `max_frames` states are taken. Without `sample_hours` they are the first of the stream. With it the
-        stream is read for that many hours, and of every waveform the same share of its states is kept, drawn by `seed`:
-        many voices and little memory (the states of the papers' 73 hours of HuBERT-Large would take 54 GB).
+        At most `max_frames` states are taken. Without `sample_hours` they are the first of the
+        stream. With it the stream is read for that many hours, and of every waveform the same share
+        of its states is kept, drawn by `seed`: many voices and little memory (the states of the
+        papers' 73 hours of HuBERT-Large would take 54 GB).
 
-        Mini-batch k-means with k-means++ starts, `passes` times over the states, seeded. Raises ConfigError if the
-        stream holds fewer than 4 states per code.
+        Mini-batch k-means with k-means++ starts, `passes` times over the states, seeded. Raises
+        ConfigError if the stream holds fewer than 4 states per code.
         """
         draw = np.random.default_rng([seed, 1])
-        share = 1.0 if sample_hours is None else min(1.0, max_frames / (sample_hours * 3600 * encoder.rate_hz))
+        share = (
+            1.0
+            if sample_hours is None
+            else min(1.0, max_frames / (sample_hours * 3600 * encoder.rate_hz))
+        )
         collected: list[np.ndarray] = []
         frames, seconds = 0, 0.0
         for wave, sample_rate in waves:
@@ -158,31 +222,58 @@ class KMeansTokenizer:
                 states = states[draw.random(len(states)) < share]
             collected.append(states)
             frames, seconds = frames + len(states), seconds + len(wave) / sample_rate
-            if frames >= max_frames or (sample_hours is not None and seconds >= sample_hours * 3600):
+            if frames >= max_frames or (
+                sample_hours is not None and seconds >= sample_hours * 3600
+            ):
                 break
         logger.info("tokenizer: %d encoder states of %.1f minutes", frames, seconds / 60)
-        states = np.concatenate([np.zeros((0, encoder.state_size), np.float32), *collected])[:max_frames]
-        return cls(encoder, *fit_centroids(states, vocab_size, seed, standardize, passes), provenance={
-            "frames": len(states), "seed": seed, "standardize": standardize, "passes": passes,
-            "sample_hours": sample_hours})
+        states = np.concatenate([np.zeros((0, encoder.state_size), np.float32), *collected])[
+            :max_frames
+        ]
+        return cls(
+            encoder,
+            *fit_centroids(states, vocab_size, seed, standardize, passes),
+            provenance={
+                "frames": len(states),
+                "seed": seed,
+                "standardize": standardize,
+                "passes": passes,
+                "sample_hours": sample_hours,
+            },
+        )
 
 
-def fit_centroids(states: np.ndarray, vocab_size: int, seed: int, standardize: bool,
-                  passes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def fit_centroids(
+    states: np.ndarray, vocab_size: int, seed: int, standardize: bool, passes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Seeded mini-batch k-means over encoder states [N, D] → centroids [V, D], mean [D], scale [D].
 
-    A few dimensions of the states are ten times larger than the rest; without standardisation they alone decide.
+    A few dimensions of the states are ten times larger than the rest; without standardisation they
+    alone decide.
     """
     from sklearn.cluster import MiniBatchKMeans
 
     if len(states) < 4 * vocab_size:
-        raise ConfigError(f"fit-tokenizer: {len(states)} encoder states ({len(states) / 50:.0f} s at 50 Hz) are too "
-                          f"few for {vocab_size} codes; give at least {4 * vocab_size // 50} s or fewer codes")
+        raise ConfigError(
+            f"fit-tokenizer: {len(states)} encoder states ({len(states) / 50:.0f} s at 50 Hz) are "
+            "too "
+            f"few for {vocab_size} codes; give at least {4 * vocab_size // 50} s or fewer codes"
+        )
     dimensions = states.shape[1]
     mean = states.mean(0) if standardize else np.zeros(dimensions, np.float32)
     scale = states.std(0) + 1e-6 if standardize else np.ones(dimensions, np.float32)
-    kmeans = MiniBatchKMeans(n_clusters=vocab_size, batch_size=max(4096, 4 * vocab_size), max_iter=passes,
-                             max_no_improvement=None, init_size=min(len(states), max(20 * vocab_size, 4096)), n_init=1,
-                             random_state=seed)
+    kmeans = MiniBatchKMeans(
+        n_clusters=vocab_size,
+        batch_size=max(4096, 4 * vocab_size),
+        max_iter=passes,
+        max_no_improvement=None,
+        init_size=min(len(states), max(20 * vocab_size, 4096)),
+        n_init=1,
+        random_state=seed,
+    )
     kmeans.fit(((states - mean) / scale).astype(np.float32))
-    return kmeans.cluster_centers_.astype(np.float32), mean.astype(np.float32), scale.astype(np.float32)
+    return (
+        kmeans.cluster_centers_.astype(np.float32),
+        mean.astype(np.float32),
+        scale.astype(np.float32),
+    )

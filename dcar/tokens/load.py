@@ -18,16 +18,19 @@ def load_tokenizer(name_or_dir: str | Path = "starter", device: str = "cpu") -> 
     """A tokenizer by name or by folder.
 
     - `starter`, the one that ships with the project; a folder that `dcar fit-tokenizer` wrote
-    - `s3:NAME[@FILE]` S³ of CosyVoice; NAME is speech_tokenizer_v1 (50 Hz), speech_tokenizer_v1_25hz or
-      speech_tokenizer_v2_25hz (FSQ, 6561 codes), FILE its .onnx or .pt
+    - `s3:NAME[@FILE]` S³ of CosyVoice; NAME is speech_tokenizer_v1 (50 Hz),
+      speech_tokenizer_v1_25hz or speech_tokenizer_v2_25hz (FSQ, 6561 codes), FILE its .onnx or .pt
     - `xcodec2:FOLDER`, `speechtokenizer:FOLDER`
 
     Raises CheckpointError or AssetError with the command that helps.
     """
     spec = str(name_or_dir)
     kind, _, rest = spec.partition(":")
-    codecs = {"s3": codec.S3Tokenizer, "xcodec2": codec.XCodec2Tokenizer,
-              "speechtokenizer": codec.SpeechTokenizerFirstLayer}
+    codecs = {
+        "s3": codec.S3Tokenizer,
+        "xcodec2": codec.XCodec2Tokenizer,
+        "speechtokenizer": codec.SpeechTokenizerFirstLayer,
+    }
     if rest and kind in codecs:
         return codecs[kind](rest, device)
     folder = resolve(spec, "tokenizer")
@@ -39,15 +42,24 @@ def load_tokenizer(name_or_dir: str | Path = "starter", device: str = "cpu") -> 
         else:
             encoder = WhisperEncoder(card["tail_seconds"])
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder}: tokenizer.json does not say what encoder it is for ({error!r}); restore the "
-                              "folder") from error
+        raise CheckpointError(
+            f"{folder}: tokenizer.json does not say what encoder it is for ({error!r}); restore "
+            "the "
+            "folder"
+        ) from error
     if (card["type"], card["encoder_sha256"]) != (encoder.kind, encoder.sha256):
-        raise CheckpointError(f"{folder}: its {card['type']} was fitted on an encoder with SHA-256 "
-                              f"{card['encoder_sha256'][:12]}…, but {card.get('encoder', encoder.name)} has "
-                              f"{encoder.sha256[:12]}…; put the right HuBERT's place into `encoder` of "
-                              f"{folder}/tokenizer.json, or run `dcar fit-tokenizer` with this one")
-    tokenizer = KMeansTokenizer(encoder, **tensors, name=card["name"], provenance=card.get("provenance"))
+        raise CheckpointError(
+            f"{folder}: its {card['type']} was fitted on an encoder with SHA-256 "
+            f"{card['encoder_sha256'][:12]}…, but {card.get('encoder', encoder.name)} has "
+            f"{encoder.sha256[:12]}…; put the right HuBERT's place into `encoder` of "
+            f"{folder}/tokenizer.json, or run `dcar fit-tokenizer` with this one"
+        )
+    tokenizer = KMeansTokenizer(
+        encoder, **tensors, name=card["name"], provenance=card.get("provenance")
+    )
     if tokenizer.checksum != card["checksum"]:
-        raise CheckpointError(f"{folder}: the centroids do not match the checksum in tokenizer.json; restore the "
-                              "folder")
+        raise CheckpointError(
+            f"{folder}: the centroids do not match the checksum in tokenizer.json; restore the "
+            "folder"
+        )
     return tokenizer

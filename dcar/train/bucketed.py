@@ -1,4 +1,5 @@
-"""The trainer of everything that reads whole utterances: length-bucketed batches, AdamW with a cosine, model folders.
+"""The trainer of everything that reads whole utterances: length-bucketed batches, AdamW with a
+cosine, model folders.
 
 Stage one, recognisers and the chunk scorer are subclasses, which have the loss and the evaluation.
 """
@@ -29,24 +30,51 @@ from dcar.train.resilient import ResilientTrainer
 
 logger = logging.getLogger(__name__)
 
+
 def sharding() -> str:
     """FSDP or DeepSpeed, where the launcher asked for one; else empty."""
-    return next((name for name in ("FSDP", "DeepSpeed")
-                 if os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() in ("true", "1")), "")
+    return next(
+        (
+            name
+            for name in ("FSDP", "DeepSpeed")
+            if os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() in ("true", "1")
+        ),
+        "",
+    )
 
 
 def arguments(config: Any, **more: Any) -> TrainingArguments:
-    """transformers' arguments of a run, from the settings that all trainings here have; `more` goes on top."""
-    return TrainingArguments(**{**dict(
-        output_dir=config.out, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
-        per_device_train_batch_size=config.batch_size, max_grad_norm=config.max_grad_norm, bf16=config.bf16,
-        logging_steps=config.log_steps, eval_strategy="steps", eval_steps=config.eval_steps,
-        save_steps=config.save_steps, save_total_limit=2, remove_unused_columns=False, label_names=[], report_to=[],
-        logging_nan_inf_filter=False, use_cpu=not torch.cuda.is_available()), **more})
+    """transformers' arguments of a run, from the settings that all trainings here have; `more`
+    goes on top."""
+    return TrainingArguments(
+        **{
+            **dict(
+                output_dir=config.out,
+                max_steps=config.max_steps,
+                seed=config.seed,
+                data_seed=config.seed,
+                per_device_train_batch_size=config.batch_size,
+                max_grad_norm=config.max_grad_norm,
+                bf16=config.bf16,
+                logging_steps=config.log_steps,
+                eval_strategy="steps",
+                eval_steps=config.eval_steps,
+                save_steps=config.save_steps,
+                save_total_limit=2,
+                remove_unused_columns=False,
+                label_names=[],
+                report_to=[],
+                logging_nan_inf_filter=False,
+                use_cpu=not torch.cuda.is_available(),
+            ),
+            **more,
+        }
+    )
 
 
 class BucketedTrainer(ResilientTrainer):
-    """See the module. `config` has the settings; datasets are addressed by (epoch, index) and have `lengths`."""
+    """See the module. `config` has the settings; datasets are addressed by (epoch, index) and
+    have `lengths`."""
 
     model: Any
     train_dataset: Any
@@ -58,26 +86,43 @@ class BucketedTrainer(ResilientTrainer):
     def __init__(self, config: Any, arguments: TrainingArguments, model: Any, train: Any, dev: Any):
         self.config = config
         self.kind = type(model)  # FSDP may put a class of its own in its place
-        super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=self.collate)
+        super().__init__(
+            model, arguments, train_dataset=train, eval_dataset=dev, data_collator=self.collate
+        )
 
     def sampler(self, lengths: Sequence[int], shuffle: bool) -> BucketBatchSampler:
         """This process's batches of utterances of these lengths."""
-        return BucketBatchSampler(lengths, self.config.batch_size, self.config.seed, shuffle, self.args.process_index,
-                                  self.args.world_size)
+        return BucketBatchSampler(
+            lengths,
+            self.config.batch_size,
+            self.config.seed,
+            shuffle,
+            self.args.process_index,
+            self.args.world_size,
+        )
 
     def loader(self, dataset: Any, shuffle: bool) -> EpochLoader:
         """This process's batches of a dataset."""
-        # its own generator: a loader that draws its seed from the global one breaks resuming bit for bit
-        return EpochLoader(dataset, batch_sampler=self.sampler(dataset.lengths, shuffle),  # type: ignore[arg-type]
-                           collate_fn=self.collate, num_workers=self.workers,
-                           pin_memory=self.args.device.type == "cuda", persistent_workers=shuffle and self.workers > 0,
-                           generator=torch.Generator().manual_seed(self.config.seed))
+        # its own generator: a loader that draws its seed from the global one breaks resuming bit
+        # for bit
+        return EpochLoader(
+            dataset,
+            batch_sampler=self.sampler(dataset.lengths, shuffle),  # type: ignore[arg-type]
+            collate_fn=self.collate,
+            num_workers=self.workers,
+            pin_memory=self.args.device.type == "cuda",
+            persistent_workers=shuffle and self.workers > 0,
+            generator=torch.Generator().manual_seed(self.config.seed),
+        )
 
     def on_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A batch on this process's device. The host does not wait for the copy, which is from pinned memory."""
+        """A batch on this process's device. The host does not wait for the copy, which is from
+        pinned memory."""
         return {name: part.to(self.args.device, non_blocking=True) for name, part in batch.items()}
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> Tensor:
         return super().training_step(model, self.on_device(inputs), num_items_in_batch)
 
     def get_train_dataloader(self) -> DataLoader:
@@ -85,21 +130,28 @@ class BucketedTrainer(ResilientTrainer):
 
     @torch.no_grad()
     def evaluate(self, *, ignore_keys: Any = None) -> dict[str, float]:  # type: ignore[override]
-        """`dev_metrics`, logged and told to the callbacks. `ignore_keys`: given by Trainer, of no use here."""
+        """`dev_metrics`, logged and told to the callbacks. `ignore_keys`: given by Trainer, of
+        no use here."""
         self.model.eval()
         return self.evaluated({f"eval_{name}": value for name, value in self.dev_metrics().items()})
 
     def dev_metrics(self) -> dict[str, float]:
-        """What a trainer measures on the dev data, over all processes; each has its own. Called without gradients and
-        with the model in eval mode."""
+        """What a trainer measures on the dev data, over all processes; each has its own. Called
+        without gradients and with the model in eval mode."""
         raise NotImplementedError
 
     def dev_sums(self, measure: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
-        """What `measure` says of a batch, summed in float64 over those of the dev data on all processes."""
-        loader, sums = self.loader(self.eval_dataset, False), torch.zeros((), device=self.args.device)
+        """What `measure` says of a batch, summed in float64 over those of the dev data on all
+        processes."""
+        loader, sums = (
+            self.loader(self.eval_dataset, False),
+            torch.zeros((), device=self.args.device),
+        )
         for step, batch in enumerate(loader):
             found = measure(self.on_device(batch)).double()
-            sums = sums + (torch.zeros_like(found) if loader.batch_sampler.is_repeated(step) else found)
+            sums = sums + (
+                torch.zeros_like(found) if loader.batch_sampler.is_repeated(step) else found
+            )
         return self.accelerator.reduce(sums, "sum")  # type: ignore[return-value]
 
     def create_optimizer(self, model=None):
@@ -115,18 +167,21 @@ class BucketedTrainer(ResilientTrainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """A directory that the model's `from_pretrained` loads; every process calls it (FSDP gathers the weights)."""
+        """A directory that the model's `from_pretrained` loads; every process calls it (FSDP
+        gathers the weights)."""
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
             path = Path(output_dir or self.config.out)
             self.accelerator.unwrap_model(self.model).save_config(path)
-            (path / "training_args.bin").unlink(missing_ok=True)  # a pickle; the settings are in config.yaml
+            # a pickle; the settings are in config.yaml
+            (path / "training_args.bin").unlink(missing_ok=True)
 
     def prepare_data(self) -> None:
         """What is computed once before the first step."""
 
     def train_from(self, last: Path | None, done: bool) -> None:
-        """Train, from the checkpoint `last` on where there is one; a run that is `done` there only loads it."""
+        """Train, from the checkpoint `last` on where there is one; a run that is `done` there
+        only loads it."""
         if last and done:  # Trainer would add a step
             self.finish_from(last)
             self.model.load_state_dict(self.kind.from_pretrained(last).state_dict())
@@ -135,16 +190,25 @@ class BucketedTrainer(ResilientTrainer):
             self.prepare_data()
             self.train(resume_from_checkpoint=str(last) if last else None)
 
-    def make(self, last: Path | None, given: Any, card: Callable[[Any, Mapping[str, Any]], str],
-             known: Mapping[str, Any], *, finished: Callable[[], None] | None = None, **origin: Any) -> Any:
-        """Train, from the checkpoint `last` on where there is one; evaluate, and write the model with its card, its
-        settings and its provenance. Returns it as it was written.
+    def make(
+        self,
+        last: Path | None,
+        given: Any,
+        card: Callable[[Any, Mapping[str, Any]], str],
+        known: Mapping[str, Any],
+        *,
+        finished: Callable[[], None] | None = None,
+        **origin: Any,
+    ) -> Any:
+        """Train, from the checkpoint `last` on where there is one; evaluate, and write the model
+        with its card, its settings and its provenance. Returns it as it was written.
 
         The process group is closed: this is the last thing that processes do together.
 
-        given: the settings as the user gave them. card: makes README.md of the model and its provenance. known: what
-        both say besides. origin: what checkpoints record of where they come from. finished: called on the main process
-        at the end. CheckpointError where the checkpoint was trained on other data, or with settings that cannot change.
+        given: the settings as the user gave them. card: makes README.md of the model and its
+        provenance. known: what both say besides. origin: what checkpoints record of where they come
+        from. finished: called on the main process at the end. CheckpointError where the checkpoint
+        was trained on other data, or with settings that cannot change.
         """
         out, config = self.out, dataclasses.asdict(self.config)
         self.origin = provenance(settings=settings_stamp(given), seed=self.config.seed, **origin)
@@ -153,9 +217,13 @@ class BucketedTrainer(ResilientTrainer):
             with writing(out):
                 save_config(given, out / "config.yaml")
             sizes = [(p.numel(), p.requires_grad) for p in self.model.parameters()]
-            logger.info("%.2f M parameters, %.2f M of them trained, %d training utterances, %d processes",
-                        sum(n for n, _ in sizes) / 1e6, sum(n for n, trained in sizes if trained) / 1e6,
-                        len(self.train_dataset), self.args.world_size)
+            logger.info(
+                "%.2f M parameters, %.2f M of them trained, %d training utterances, %d processes",
+                sum(n for n, _ in sizes) / 1e6,
+                sum(n for n, trained in sizes if trained) / 1e6,
+                len(self.train_dataset),
+                self.args.world_size,
+            )
         self.train_from(last, done)
         with self.doing("evaluating and exporting the trained model"), writing(out):
             metrics, step = self.final_metrics()
@@ -164,12 +232,21 @@ class BucketedTrainer(ResilientTrainer):
             model = None
             if self.is_world_process_zero():
                 model = self.kind.from_pretrained(out)
-                source = provenance(metrics=metrics, steps=step, processes=self.args.world_size,
-                                    checksum=model.checksum(), config=json.loads(json.dumps(config)),
-                                    resumed=self.origin.get("resumed", []), **known)
+                source = provenance(
+                    metrics=metrics,
+                    steps=step,
+                    processes=self.args.world_size,
+                    checksum=model.checksum(),
+                    config=json.loads(json.dumps(config)),
+                    resumed=self.origin.get("resumed", []),
+                    **known,
+                )
                 write_text(out / "README.md", card(model, source))
                 names = ("config.json", "model.safetensors", "config.yaml", "README.md")
-                write_json(out / "provenance.json", {**source, "files": {name: digest(out / name) for name in names}})
+                write_json(
+                    out / "provenance.json",
+                    {**source, "files": {name: digest(out / name) for name in names}},
+                )
                 if finished:
                     finished()
             self.accelerator.wait_for_everyone()

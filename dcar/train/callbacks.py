@@ -15,9 +15,10 @@ from dcar.storage import writing
 class JsonlLog(TrainerCallback):
     """Append everything that a Trainer logs to `path`, one JSON object a line, on the main process.
 
-    A run that is resumed appends `{"step": S, "resumed": true}` first: it repeats all steps after S, so that lines of
-    later steps above this one no longer count. Settings that take effect from there on stand in the same line,
-    `"changed": {name: [former value, value]}`. A run that starts from the beginning starts a new log.
+    A run that is resumed appends `{"step": S, "resumed": true}` first: it repeats all steps after
+    S, so that lines of later steps above this one no longer count. Settings that take effect from
+    there on stand in the same line, `"changed": {name: [former value, value]}`. A run that starts
+    from the beginning starts a new log.
     """
 
     def __init__(self, path: str | Path):
@@ -33,8 +34,13 @@ class JsonlLog(TrainerCallback):
             elif self.path.exists():  # a kill or a full disk may have cut the last line off
                 os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
         if state.global_step:
-            self._append({"step": state.global_step, "resumed": True,
-                          **({"changed": self.changed} if self.changed else {})})
+            self._append(
+                {
+                    "step": state.global_step,
+                    "resumed": True,
+                    **({"changed": self.changed} if self.changed else {}),
+                }
+            )
 
     def on_log(self, args, state, control, logs: dict[str, Any] | None = None, **kwargs):
         if state.is_world_process_zero and logs:

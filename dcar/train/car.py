@@ -5,10 +5,12 @@
 
     accelerate launch -m dcar.train backbone.path=runs/cosyvoice2 backbone.train=lora data=… out=runs/car_lora
 
-The last line trains heads on a pretrained language model (dcar/model/backbones) with LoRA, frozen, or jointly.
+The last line trains heads on a pretrained language model (dcar/model/backbones) with LoRA, frozen,
+or jointly.
 
-Paper: §3.1, eq. 1, App. C.1. Departures: see dcar/model/car.py (positions); the starter recipes use AdamW with a cosine
-schedule, which learns faster than ScaledAdam with Eden in the few minutes of a quickstart.
+Paper: §3.1, eq. 1, App. C.1. Departures: see dcar/model/car.py (positions); the starter recipes use
+AdamW with a cosine schedule, which learns faster than ScaledAdam with Eden in the few minutes of a
+quickstart.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ logger = logging.getLogger(__name__)
 
 EXPORT = ".export.part"  # the folder that a finished model is written to before it takes its place
 CHOICE = "eval.scorers.spoken"
-"""What chooses the best step by spoken word errors. It decodes, vocodes and transcribes, so it is named here instead of
-imported, and loaded where `spoken.sentences` asks for it."""
+"""What chooses the best step by spoken word errors. It decodes, vocodes and transcribes, so it
+is named here instead of imported, and loaded where `spoken.sentences` asks for it."""
 
 
 class CARTrainer(BucketedTrainer):
@@ -65,18 +67,36 @@ class CARTrainer(BucketedTrainer):
 
     collate = staticmethod(with_positions)
 
-    def __init__(self, config: TrainConfig, model: CARDecoder, train: SpeechDataset, dev: SpeechDataset, own: int = 0):
-        """own: how many of the training rows are not replayed; the replayed ones stand behind them. 0 = all."""
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: CARDecoder,
+        train: SpeechDataset,
+        dev: SpeechDataset,
+        own: int = 0,
+    ):
+        """own: how many of the training rows are not replayed; the replayed ones stand behind
+        them. 0 = all."""
         if config.spoken.sentences and sharding():
-            raise ConfigError("spoken.sentences needs the whole decoder in one process, which FSDP or DeepSpeed do not "
-                              "have: set it to 0, or launch with launch/accelerate/multi_gpu.yaml")
+            raise ConfigError(
+                "spoken.sentences needs the whole decoder in one process, which FSDP or DeepSpeed "
+                "do not "
+                "have: set it to 0, or launch with launch/accelerate/multi_gpu.yaml"
+            )
         if config.optimizer == "scaled_adam" and sharding():
-            raise ConfigError("scaled_adam scales the steps of a tensor by its root mean square, and FSDP or DeepSpeed "
-                              "would show it pieces of tensors: set optimizer=adamw (learning_rate about 5e-4), or "
-                              "launch with launch/accelerate/multi_gpu.yaml")
+            raise ConfigError(
+                "scaled_adam scales the steps of a tensor by its root mean square, and FSDP or "
+                "DeepSpeed "
+                "would show it pieces of tensors: set optimizer=adamw (learning_rate about 5e-4), "
+                "or "
+                "launch with launch/accelerate/multi_gpu.yaml"
+            )
         if config.compile and sharding():
-            raise ConfigError("compile=true compiles whole models, and FSDP or DeepSpeed take theirs apart: set it to "
-                              "false, or launch with launch/accelerate/multi_gpu.yaml")
+            raise ConfigError(
+                "compile=true compiles whole models, and FSDP or DeepSpeed take theirs apart: set "
+                "it to "
+                "false, or launch with launch/accelerate/multi_gpu.yaml"
+            )
         self.own, self.workers = own, config.workers
         self.batch_setting = "max_tokens" if config.max_tokens else "batch_size"
         self.choice: Any = None  # the `SpokenChoice`, where the best step is chosen by what it says
@@ -86,35 +106,59 @@ class CARTrainer(BucketedTrainer):
                 # transformers hands its ddp_timeout on to GPUs' process groups only
                 dist.init_process_group("gloo", timeout=timedelta(minutes=config.wait_minutes))
             made = arguments(
-                config, gradient_accumulation_steps=config.gradient_accumulation, report_to=config.report_to,
+                config,
+                gradient_accumulation_steps=config.gradient_accumulation,
+                report_to=config.report_to,
                 max_grad_norm=0.0 if config.optimizer == "scaled_adam" else config.max_grad_norm,
-                dataloader_num_workers=config.workers, disable_tqdm=None,
-                # Accelerate shards on its default device only, which is the CPU where there is no other
-                use_cpu=not torch.cuda.is_available() and not sharding(), ddp_timeout=round(60 * config.wait_minutes),
-                ddp_find_unused_parameters=False)
+                dataloader_num_workers=config.workers,
+                disable_tqdm=None,
+                # Accelerate shards on its default device only, which is the CPU where there is no
+                # other
+                use_cpu=not torch.cuda.is_available() and not sharding(),
+                ddp_timeout=round(60 * config.wait_minutes),
+                ddp_find_unused_parameters=False,
+            )
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         for parameter in model.parameters():
-            if not parameter.numel():  # additional heads that there are none of get no gradient, which DDP waits for
+            # additional heads that there are none of get no gradient, which DDP waits for
+            if not parameter.numel():
                 parameter.requires_grad_(False)
         if config.compile:
             model.compile(dynamic=True)
         super().__init__(config, made, model, train, dev)
-        alone = self.args.world_size < int(os.environ.get("WORLD_SIZE", 1))  # DeepSpeed that found no backend
+        # DeepSpeed that found no backend
+        alone = self.args.world_size < int(os.environ.get("WORLD_SIZE", 1))
         if sharding() and (alone or not (self.is_fsdp_enabled or self.is_deepspeed_enabled)):
-            raise ConfigError(f"{sharding()} was asked for, but Accelerate does not shard on CPUs or in a single "
-                              "process and would train data-parallel without a word: launch several GPU processes "
-                              "without ACCELERATE_USE_CPU, or use launch/accelerate/multi_gpu.yaml (cpu2.yaml on CPUs)")
+            raise ConfigError(
+                f"{sharding()} was asked for, but Accelerate does not shard on CPUs or in a single "
+                "process and would train data-parallel without a word: launch several GPU "
+                "processes "
+                "without ACCELERATE_USE_CPU, or use launch/accelerate/multi_gpu.yaml (cpu2.yaml "
+                "on CPUs)"
+            )
 
     def sampler(self, lengths: Sequence[int], shuffle: bool) -> BucketBatchSampler:
         config = self.config
         if shuffle and config.max_tokens:
-            return TokenBatchSampler(lengths, config.max_tokens, config.seed, self.args.process_index,
-                                     self.args.world_size)
+            return TokenBatchSampler(
+                lengths,
+                config.max_tokens,
+                config.seed,
+                self.args.process_index,
+                self.args.world_size,
+            )
         if not (shuffle and config.replay):
             return super().sampler(lengths, shuffle)
-        return ReplayBatchSampler(lengths, self.own, config.batch_size, config.replay_share, config.seed,
-                                  self.args.process_index, self.args.world_size)
+        return ReplayBatchSampler(
+            lengths,
+            self.own,
+            config.batch_size,
+            config.replay_share,
+            config.seed,
+            self.args.process_index,
+            self.args.world_size,
+        )
 
     def create_optimizer(self, model=None):
         if self.optimizer is None and self.config.optimizer == "scaled_adam":
@@ -124,40 +168,59 @@ class CARTrainer(BucketedTrainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         if self.lr_scheduler is None and self.config.optimizer == "scaled_adam":
-            per_epoch = math.ceil(len(self.get_train_dataloader()) / self.config.gradient_accumulation)
+            per_epoch = math.ceil(
+                len(self.get_train_dataloader()) / self.config.gradient_accumulation
+            )
             optimizer = optimizer or self.create_optimizer()
             self.lr_scheduler = eden(optimizer, per_epoch, warmup_batches=self.config.warmup_steps)
         return super().create_scheduler(num_training_steps, optimizer)
 
     def prepare_data(self) -> None:
         if self.config.keep_states:
-            self.train_dataset = FrozenStates(self.train_dataset, self.model, self.config.batch_size)
+            self.train_dataset = FrozenStates(
+                self.train_dataset, self.model, self.config.batch_size
+            )
 
     def finish_from(self, checkpoint: Path) -> None:
         super().finish_from(checkpoint)
         if self.choice:
             self.choice.read()
 
-    def compute_loss(self, model, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch=None):
+    def compute_loss(
+        self,
+        model,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch=None,
+    ):
         config = self.config
         if config.input_corruption and model.training:
             inputs = {**inputs, "speech_inputs": self._corrupt(inputs["speech_ids"])}
-        output: CAROutput = model(**inputs, head_weights=config.head_weights,
-                                  head_positions=config.head_positions if model.training else 1)
-        return (output.loss, output) if return_outputs else output.loss  # Trainer divides by accumulated batches
+        output: CAROutput = model(
+            **inputs,
+            head_weights=config.head_weights,
+            head_positions=config.head_positions if model.training else 1,
+        )
+        # Trainer divides by accumulated batches
+        return (output.loss, output) if return_outputs else output.loss
 
     def _corrupt(self, speech_ids: Tensor) -> Tensor:
-        """Replace a share of the codes by random ones: the model learns to recover from its own errors. BOS stays."""
-        codes = self.config.model.speech_vocab_size  # of a backbone too: `run` writes its shape there
-        hit = (torch.rand(speech_ids.shape, device=speech_ids.device) < self.config.input_corruption)
+        """Replace a share of the codes by random ones: the model learns to recover from its own
+        errors. BOS stays."""
+        # of a backbone too: `run` writes its shape there
+        codes = self.config.model.speech_vocab_size
+        hit = torch.rand(speech_ids.shape, device=speech_ids.device) < self.config.input_corruption
         hit &= speech_ids < codes
         return torch.where(hit, torch.randint_like(speech_ids, codes), speech_ids)
 
     def dev_metrics(self) -> dict[str, float]:
         """Teacher-forced loss (nats) and accuracy of every head."""
+
         def measure(batch: dict[str, Tensor]) -> Tensor:
             _, out = self.compute_loss(self.model, batch, return_outputs=True)
-            return torch.stack((out.head_losses * out.targets, out.head_accuracies * out.targets, out.targets))
+            return torch.stack(
+                (out.head_losses * out.targets, out.head_accuracies * out.targets, out.targets)
+            )
 
         with self.compute_loss_context_manager():
             sums = self.dev_sums(measure)
@@ -168,7 +231,8 @@ class CARTrainer(BucketedTrainer):
         return metrics
 
     def final_metrics(self) -> tuple[dict[str, float], int]:
-        """Of the weights that are written: those of the step that spoke best, where that was asked for."""
+        """Of the weights that are written: those of the step that spoke best, where that was
+        asked for."""
         metrics, step = super().final_metrics()
         if self.choice and (best := self.choice.agreed()) != step:
             logger.info("step %d said the dev sentences best and is what is written", best)
@@ -180,26 +244,33 @@ class CARTrainer(BucketedTrainer):
         part = self.out / EXPORT
         self.save_model(str(part))
         self.accelerator.wait_for_everyone()
-        unset_hf_deepspeed_config()  # ZeRO-3 would shard the next language model, which one process alone loads, too
+        # ZeRO-3 would shard the next language model, which one process alone loads, too
+        unset_hf_deepspeed_config()
         if self.is_world_process_zero():
             for path in sorted(part.iterdir()):  # whole files take the places of older ones
                 sync(path)
                 path.replace(self.out / path.name)
             part.rmdir()
             if issubclass(self.kind, BackboneDecoder):
-                finish_backbone(self.kind.from_pretrained(self.out), Path(self.config.backbone.path), self.out)
+                finish_backbone(
+                    self.kind.from_pretrained(self.out), Path(self.config.backbone.path), self.out
+                )
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
         rows, longest = inputs["speech_ids"].shape
         phonemes = inputs["text_ids"].shape[1]
-        return f"a batch of {rows} utterances of up to {longest} speech tokens and {phonemes} phonemes"
+        return (
+            f"a batch of {rows} utterances of up to {longest} speech tokens and {phonemes} phonemes"
+        )
 
 
 def run(config: TrainConfig) -> CARDecoder:
-    """Train (or go on training) and save the decoder, its config, card, log and provenance into `config.out`.
+    """Train (or go on training) and save the decoder, its config, card, log and provenance into
+    `config.out`.
 
-    Raises DataError for data that is missing, broken, or of another phoneme inventory than this program's,
-    CheckpointError for an out folder that holds another model's run, ConfigError where `init_from` is another model.
+    Raises DataError for data that is missing, broken, or of another phoneme inventory than this
+    program's, CheckpointError for an out folder that holds another model's run, ConfigError where
+    `init_from` is another model.
     """
     prepared = prepared_info(config.data)
     train, dev = load_split(config.data, "train"), load_split(config.data, "dev")
@@ -209,23 +280,41 @@ def run(config: TrainConfig) -> CARDecoder:
     return fit(config, make(), train, dev, prepared, config, last)
 
 
-def fit(config: TrainConfig, model: CARDecoder, train: Split, dev: Split, prepared: dict[str, Any], saved: Any,
-        last: Path | None) -> CARDecoder:
-    """Train the parameters of `model` that require a gradient on prepared splits; save weights, log, card,
-    provenance and `saved` (the configuration that the user gave) into `config.out`.
+def fit(
+    config: TrainConfig,
+    model: CARDecoder,
+    train: Split,
+    dev: Split,
+    prepared: dict[str, Any],
+    saved: Any,
+    last: Path | None,
+) -> CARDecoder:
+    """Train the parameters of `model` that require a gradient on prepared splits; save weights,
+    log, card, provenance and `saved` (the configuration that the user gave) into `config.out`.
 
-    It goes on from the checkpoint `last`, if there is one; the caller has seen that it is of this model.
+    It goes on from the checkpoint `last`, if there is one; the caller has seen that it is of this
+    model.
     """
     rows = with_replay(train, config.replay, data_identity(prepared)) if config.replay else train
-    trainer = CARTrainer(config, model, SpeechDataset(rows, config.model, config.prompt_tokens, config.seed),
-                         SpeechDataset(dev, config.model, config.prompt_tokens, config.seed), own=len(train))
+    trainer = CARTrainer(
+        config,
+        model,
+        SpeechDataset(rows, config.model, config.prompt_tokens, config.seed),
+        SpeechDataset(dev, config.model, config.prompt_tokens, config.seed),
+        own=len(train),
+    )
     if config.spoken.sentences:
         trainer.choice = importlib.import_module(CHOICE).SpokenChoice.load(trainer)
         trainer.add_callback(trainer.choice)
     if config.replay:
         logger.info("%d of the training utterances are replayed", len(rows) - len(train))
-    return trainer.make(last, saved, decoder_card, {"data": prepared, "backbone": config.backbone.path},
-                        data=data_stamp(config.data))
+    return trainer.make(
+        last,
+        saved,
+        decoder_card,
+        {"data": prepared, "backbone": config.backbone.path},
+        data=data_stamp(config.data),
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

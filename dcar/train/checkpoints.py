@@ -1,6 +1,8 @@
-"""Which checkpoint a run goes on from: the newest one that is complete, by its manifest of sizes and digests.
+"""Which checkpoint a run goes on from: the newest one that is complete, by its manifest of sizes
+and digests.
 
-A folder is marked as incomplete before anything is written into it, and sealed when every process has written its part.
+A folder is marked as incomplete before anything is written into it, and sealed when every process
+has written its part.
 """
 
 from __future__ import annotations
@@ -18,7 +20,17 @@ from accelerate.utils import gather_object
 
 from dcar.errors import CheckpointError
 from dcar.prepare.prepared import prepared_folder
-from dcar.storage import MANIFEST, digest, faults, files_of, read_manifest, seal, step_of, sync, unseal
+from dcar.storage import (
+    MANIFEST,
+    digest,
+    faults,
+    files_of,
+    read_manifest,
+    seal,
+    step_of,
+    sync,
+    unseal,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +44,11 @@ def some(names: Sequence[str]) -> str:
 
 def checkpoints(output_dir: str | Path) -> list[Path]:
     """All checkpoint folders of a run, complete or not, the newest first."""
-    found = (p for p in Path(output_dir).glob("checkpoint-*") if p.is_dir() and p.name.split("-")[1].isdigit())
+    found = (
+        p
+        for p in Path(output_dir).glob("checkpoint-*")
+        if p.is_dir() and p.name.split("-")[1].isdigit()
+    )
     return sorted(found, key=step_of, reverse=True)
 
 
@@ -45,7 +61,8 @@ def why_incomplete(folder: Path) -> str:
 
 
 def latest_checkpoint(output_dir: str | Path) -> Path | None:
-    """The newest complete checkpoint; a line of the log says which newer ones were passed over, and why."""
+    """The newest complete checkpoint; a line of the log says which newer ones were passed over,
+    and why."""
     for folder in checkpoints(output_dir):
         if not (why := why_incomplete(folder)):
             return folder
@@ -54,20 +71,26 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
 
 
 def last_of(config: Any, load_config: Callable[[Path], Any], wanted: Any, what: str) -> Path | None:
-    """The checkpoint in `config.out` to go on from, if `config.resume`. CheckpointError where its model is another."""
+    """The checkpoint in `config.out` to go on from, if `config.resume`. CheckpointError where
+    its model is another."""
     last = latest_checkpoint(config.out) if config.resume else None
     if last and (differences := differing(load_config(last), wanted)):
-        raise CheckpointError(f"{last}: a checkpoint of another {what}: {differences}; choose another out, or "
-                              "resume=false to start again")
+        raise CheckpointError(
+            f"{last}: a checkpoint of another {what}: {differences}; choose another out, or "
+            "resume=false to start again"
+        )
     return last
 
 
 def differing(found: Any, wanted: Any) -> str:
-    """The fields in which the configurations of two models differ, for a message; empty if there are none."""
+    """The fields in which the configurations of two models differ, for a message; empty if there
+    are none."""
     if type(found) is not type(wanted):
         return "one is on a pretrained language model, the other is not"
     ours, theirs = (json.loads(json.dumps(dataclasses.asdict(c))) for c in (wanted, found))
-    return ", ".join(f"{k} is {theirs[k]!r}, here {ours[k]!r}" for k in ours if ours[k] != theirs[k])
+    return ", ".join(
+        f"{k} is {theirs[k]!r}, here {ours[k]!r}" for k in ours if ours[k] != theirs[k]
+    )
 
 
 def data_stamp(folder: str) -> dict[str, Any]:
@@ -76,7 +99,8 @@ def data_stamp(folder: str) -> dict[str, Any]:
 
 
 def begin_checkpoint(folder: Path) -> None:
-    """Empty a folder and mark it as incomplete; every process calls it and returns when that is done."""
+    """Empty a folder and mark it as incomplete; every process calls it and returns when that is
+    done."""
     state = PartialState()
     if state.is_main_process:
         if folder.exists():
@@ -87,7 +111,8 @@ def begin_checkpoint(folder: Path) -> None:
 
 
 def seal_checkpoint(folder: Path, **facts: Any) -> None:
-    """Take the digests, each process of its share of the files, and write the manifest when all files are on the disk.
+    """Take the digests, each process of its share of the files, and write the manifest when all
+    files are on the disk.
 
     Every process calls it, when it has written its part.
     """
@@ -96,17 +121,25 @@ def seal_checkpoint(folder: Path, **facts: Any) -> None:
     files = files_of(folder)
     for name in files:  # what this machine has written is flushed by this machine
         sync(folder / name)
-    mine = {name: digest(folder / name) for name in files[state.process_index :: state.num_processes]}
+    mine = {
+        name: digest(folder / name) for name in files[state.process_index :: state.num_processes]
+    }
     parts = gather_object([mine])
     if state.is_main_process:
-        seal(folder, {name: found for part in parts for name, found in part.items()},
-             processes=state.num_processes, **facts)
+        seal(
+            folder,
+            {name: found for part in parts for name, found in part.items()},
+            processes=state.num_processes,
+            **facts,
+        )
     state.wait_for_everyone()
 
 
-def remove_old(output_dir: str | Path, keep: int | None, spared: Sequence[str | Path | None] = ()) -> None:
-    """Remove all but the newest `keep` complete checkpoints (None = all) and the `spared` ones, and every incomplete
-    one that is older than a complete one."""
+def remove_old(
+    output_dir: str | Path, keep: int | None, spared: Sequence[str | Path | None] = ()
+) -> None:
+    """Remove all but the newest `keep` complete checkpoints (None = all) and the `spared` ones,
+    and every incomplete one that is older than a complete one."""
     found = checkpoints(output_dir)
     complete = [f for f in found if (read_manifest(f) or {}).get("complete")]
     kept = {p.name for p in complete[: keep or None]} | {Path(p).name for p in spared if p}

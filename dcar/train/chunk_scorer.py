@@ -1,12 +1,14 @@
-"""Train a chunk scorer: how well the tokens of a chunk go together (heads/chunk_scorer.py), on a frozen decoder.
+"""Train a chunk scorer: how well the tokens of a chunk go together (heads/chunk_scorer.py), on a
+frozen decoder.
 
     dcar train-chunk-scorer --config launch/recipes/chunk_scorer_starter.yaml decoder=runs/car out=runs/chunk_scorer
     accelerate launch -m dcar.train.chunk_scorer --config launch/recipes/chunk_scorer_starter.yaml
 
-At a share of the positions of every utterance the decoder's heads sample a chunk (temperature 1, new in every step).
-The network learns to tell it from what was recorded there. A policy takes it along (`chunk_scorer` of `dcar
-train-policy`). Leaves behind in out: weights, config.json, config.yaml, README.md, log.jsonl, provenance.json,
-checkpoints. Run again, it goes on from the last checkpoint.
+At a share of the positions of every utterance the decoder's heads sample a chunk (temperature 1,
+new in every step). The network learns to tell it from what was recorded there. A policy takes it
+along (`chunk_scorer` of `dcar train-policy`). Leaves behind in out: weights, config.json,
+config.yaml, README.md, log.jsonl, provenance.json, checkpoints. Run again, it goes on from the last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -44,16 +46,29 @@ from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, before_end
 class TrainChunkScorerConfig(SmallSettings):
     """Settings of `dcar train-chunk-scorer`."""
 
-    decoder: str = setting("runs/car", "The frozen decoder whose chunks are scored; starter = the shipped one.")
+    decoder: str = setting(
+        "runs/car", "The frozen decoder whose chunks are scored; starter = the shipped one."
+    )
     dtype: str = dtype_setting()
-    data: str = setting("runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder")
+    data: str = setting(
+        "runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder"
+    )
     out: str = setting("runs/chunk_scorer", "Folder to write.", place="folder")
-    init_from: str = setting("", "Start from this chunk scorer, of the same shape and codes, also of another decoder; "
-                                 "a few steps are enough for one that was tuned; starter = the shipped one.")
-    prompt_tokens: int = setting(50, "Speaker prompt in training (bos layout only), as in the decoder's.", minimum=1)
+    init_from: str = setting(
+        "",
+        "Start from this chunk scorer, of the same shape and codes, also of another decoder; "
+        "a few steps are enough for one that was tuned; starter = the shipped one.",
+    )
+    prompt_tokens: int = setting(
+        50, "Speaker prompt in training (bos layout only), as in the decoder's.", minimum=1
+    )
     batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
-    positions: float = setting(0.3, "Share of their positions at which a chunk is sampled.", above=0, maximum=1)
-    learning_rate: float = setting(3e-3, "Peak of AdamW; it rises, then falls by a cosine.", above=0)
+    positions: float = setting(
+        0.3, "Share of their positions at which a chunk is sampled.", above=0, maximum=1
+    )
+    learning_rate: float = setting(
+        3e-3, "Peak of AdamW; it rises, then falls by a cosine.", above=0
+    )
     weight_decay: float = setting(0.02, "Of matrices.", minimum=0)
     embedding_size: int = setting(64, "Numbers of a token's embedding.", minimum=1)
     width: int = setting(128, "Of the recurrent layer.", minimum=1)
@@ -65,34 +80,51 @@ class ChunkScorerTrainer(SmallTrainer):
     model: ChunkScorer
     what = "a chunk scorer"
 
-    def __init__(self, config: TrainChunkScorerConfig, model: ChunkScorer, decoder: AnyDecoder, train: SpeechDataset,
-                 dev: SpeechDataset):
+    def __init__(
+        self,
+        config: TrainChunkScorerConfig,
+        model: ChunkScorer,
+        decoder: AnyDecoder,
+        train: SpeechDataset,
+        dev: SpeechDataset,
+    ):
         super().__init__(config, model, train, dev)
         decoder = cast_decoder(decoder, chosen_dtype(config.dtype, self.args.device))
         self.decoder = decoder.to(self.args.device).eval().requires_grad_(False)  # type: ignore[arg-type]
 
     @torch.no_grad()
-    def examples(self, inputs: Mapping[str, Tensor],
-                 generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """At a share of a batch's positions: hidden states [2N, D], chunks [2N, K], of which the first N are recorded
-        and the others drawn, and their features [2N, K, 3]."""
+    def examples(
+        self, inputs: Mapping[str, Tensor], generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """At a share of a batch's positions: hidden states [2N, D], chunks [2N, K], of which the
+        first N are recorded and the others drawn, and their features [2N, K, 3]."""
         decoder = self.decoder
         hidden = decoder.speech_hidden(**inputs)
-        lengths, place = inputs["speech_lengths"], torch.arange(hidden.shape[1], device=hidden.device)
+        lengths, place = (
+            inputs["speech_lengths"],
+            torch.arange(hidden.shape[1], device=hidden.device),
+        )
         spoken = (place >= inputs["prompt_lengths"][:, None] - 1) & (place < lengths[:, None])
-        chosen = spoken & (torch.rand(spoken.shape, generator=generator).to(spoken.device) < self.config.positions)
+        chosen = spoken & (
+            torch.rand(spoken.shape, generator=generator).to(spoken.device) < self.config.positions
+        )
         hidden = hidden[chosen]
         heads = self.model.config.num_heads
-        recorded = head_targets(inputs["speech_ids"], lengths, heads, decoder.config.eos)[chosen]  # [N, K]
+        # [N, K]
+        recorded = head_targets(inputs["speech_ids"], lengths, heads, decoder.config.eos)[chosen]
         logits = decoder.heads(hidden, heads).float()
-        draws = torch.rand(recorded.shape, generator=generator, dtype=torch.float64).to(hidden.device)
+        draws = torch.rand(recorded.shape, generator=generator, dtype=torch.float64).to(
+            hidden.device
+        )
         drawn = sample(logits.softmax(-1), draws)
         seen = torch.cat((candidate_features(logits, recorded), candidate_features(logits, drawn)))
         return torch.cat((hidden, hidden)), torch.cat((recorded, drawn)), seen
 
-    def _told(self, model: Any, hidden: Tensor, tokens: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of every prefix length, summed over the chunks [2N, K]: loss, and whether it was told right; and how many
-        count. Each [2, K], of recorded and of drawn ones."""
+    def _told(
+        self, model: Any, hidden: Tensor, tokens: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of every prefix length, summed over the chunks [2N, K]: loss, and whether it was told
+        right; and how many count. Each [2, K], of recorded and of drawn ones."""
         ratio = model(hidden, tokens, seen).float().cumsum(-1)  # [2N, K]
         counts = before_end(tokens, self.model.config.vocab_size - 1)
         sign = torch.ones_like(ratio)
@@ -100,71 +132,120 @@ class ChunkScorerTrainer(SmallTrainer):
         loss, right = F.softplus(sign * ratio) * counts, (sign * ratio < 0).float() * counts
         return tuple(x.view(2, -1, x.shape[1]).sum(1) for x in (loss, right, counts))  # type: ignore[return-value]
 
-    def compute_loss(self, model, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch=None):
+    def compute_loss(
+        self,
+        model,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch=None,
+    ):
         """Logistic loss of a prefix, mean over both classes and all lengths, nats."""
         loss, _, counts = self._told(model, *self.examples(inputs))
         mean = (loss / counts.clamp(min=1)).mean()
         return (mean, loss) if return_outputs else mean
 
     def dev_metrics(self) -> dict[str, float]:
-        """With sampled tokens that are the same every time: loss, and the share of whole and of half chunks that are
-        told right."""
+        """With sampled tokens that are the same every time: loss, and the share of whole and of
+        half chunks that are told right."""
         generator = torch.Generator().manual_seed(self.config.seed + self.args.process_index)
         loss, right, counts = self.dev_sums(
-            lambda batch: torch.stack(self._told(self.model, *self.examples(batch, generator))))
+            lambda batch: torch.stack(self._told(self.model, *self.examples(batch, generator)))
+        )
         share = (right / counts.clamp(min=1)).mean(0)
-        return {"loss": float((loss / counts.clamp(min=1)).mean()), "accuracy_whole": float(share[-1]),
-                "accuracy_half": float(share[(len(share) - 1) // 2])}
+        return {
+            "loss": float((loss / counts.clamp(min=1)).mean()),
+            "accuracy_whole": float(share[-1]),
+            "accuracy_half": float(share[(len(share) - 1) // 2]),
+        }
 
 
 def run(config: TrainChunkScorerConfig) -> ChunkScorer:
-    """Train (or go on training) and save the chunk scorer with its card, log and provenance into `config.out`.
+    """Train (or go on training) and save the chunk scorer with its card, log and provenance into
+    `config.out`.
 
-    Raises ConfigError for a decoder with one head, DataError where the data is broken or has other tokens or phonemes
-    than the decoder, CheckpointError where out holds another run or init_from another shape.
+    Raises ConfigError for a decoder with one head, DataError where the data is broken or has other
+    tokens or phonemes than the decoder, CheckpointError where out holds another run or init_from
+    another shape.
     """
     prepared, decoder = prepared_info(config.data), load_decoder(config.decoder)
     check_together(decoder, prepared, config.data)
     if decoder.config.num_prediction_heads < 2:
-        raise ConfigError(f"decoder {config.decoder} predicts one token a pass, and that alone always goes together; "
-                          "give one with several heads")
-    shape = ChunkScorerConfig(decoder.config.hidden_size, decoder.config.num_prediction_heads,
-                            decoder.config.output_size, config.embedding_size, config.width, decoder.checksum(),
-                            decoder.config.tokenizer)
+        raise ConfigError(
+            f"decoder {config.decoder} predicts one token a pass, and that alone always goes "
+            "together; "
+            "give one with several heads"
+        )
+    shape = ChunkScorerConfig(
+        decoder.config.hidden_size,
+        decoder.config.num_prediction_heads,
+        decoder.config.output_size,
+        config.embedding_size,
+        config.width,
+        decoder.checksum(),
+        decoder.config.tokenizer,
+    )
     last = last_of(config, ChunkScorer.load_config, shape, "chunk scorer")
-    train, dev = (SpeechDataset(load_split(config.data, split), decoder.config,  # type: ignore[arg-type]
-                                config.prompt_tokens, config.seed) for split in ("train", "dev"))
+    train, dev = (
+        SpeechDataset(
+            load_split(config.data, split),
+            decoder.config,  # type: ignore[arg-type]
+            config.prompt_tokens,
+            config.seed,
+        )
+        for split in ("train", "dev")
+    )
     torch.manual_seed(config.seed)
     model = ChunkScorer(shape)
     if config.init_from:
         start = ChunkScorer.from_pretrained(resolve(config.init_from, "chunk_scorer"))
         if dataclasses.replace(start.config, base_checksum=shape.base_checksum) != shape:
-            raise CheckpointError(f"init_from={config.init_from}: a chunk scorer of another shape or other codes "
-                                  f"({start.config}, here {shape}); train one from nothing")
+            raise CheckpointError(
+                f"init_from={config.init_from}: a chunk scorer of another shape or other codes "
+                f"({start.config}, here {shape}); train one from nothing"
+            )
         model.load_state_dict(start.state_dict())
     else:
         model.start_embedding(decoder.speech_embedding.weight.detach())
     trainer = ChunkScorerTrainer(config, model, decoder, train, dev)
-    return trainer.make(last, config, chunk_scorer_card, {"precision": precision_of(decoder)},
-                        data=data_stamp(config.data), base_checksum=shape.base_checksum)
+    return trainer.make(
+        last,
+        config,
+        chunk_scorer_card,
+        {"precision": precision_of(decoder)},
+        data=data_stamp(config.data),
+        base_checksum=shape.base_checksum,
+    )
 
 
 def chunk_scorer_card(chunk_scorer: ChunkScorer, source: Mapping[str, Any]) -> str:
     """README.md of a chunk scorer."""
     config = chunk_scorer.config
     return model_card(
-        "Chunk scorer", "How much likelier the tokens of a chunk are together, in speech, than drawn by the "
+        "Chunk scorer",
+        "How much likelier the tokens of a chunk are together, in speech, than drawn by the "
         "decoder's heads one by one. A chunk policy reads it; it refuses any other decoder.",
-        [("size", f"{sum(p.numel() for p in chunk_scorer.parameters()):,} parameters, width {config.width}"),
-         ("chunks", f"up to {config.num_heads} of {config.vocab_size} ids"),
-         ("decoder", f"checksum `{config.base_checksum or 'not bound'}`, hidden size {config.hidden_size}"),
-         ("checksum", f"`{chunk_scorer.checksum()}`")],
-        source, metrics_of="dev split; loss in nats, share told right of whole and half chunks, chance 0.5",
+        [
+            (
+                "size",
+                f"{sum(p.numel() for p in chunk_scorer.parameters()):,} parameters, width "
+                f"{config.width}",
+            ),
+            ("chunks", f"up to {config.num_heads} of {config.vocab_size} ids"),
+            (
+                "decoder",
+                f"checksum `{config.base_checksum or 'not bound'}`, hidden size "
+                f"{config.hidden_size}",
+            ),
+            ("checksum", f"`{chunk_scorer.checksum()}`"),
+        ],
+        source,
+        metrics_of="dev split; loss in nats, share told right of whole and half chunks, chance 0.5",
         tags=("density-ratio",),
         settings=("learning_rate", "batch_size", "positions", "max_steps", "bf16", "seed"),
         code="from heads.chunk_scorer import ChunkScorer\n\n"
-             'chunk_scorer = ChunkScorer.from_pretrained("path/to/this/directory")\n'
-             "chunk_scorer.check_base(decoder.checksum())")
+        'chunk_scorer = ChunkScorer.from_pretrained("path/to/this/directory")\n'
+        "chunk_scorer.check_base(decoder.checksum())",
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

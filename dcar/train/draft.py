@@ -3,10 +3,11 @@
     dcar train-draft --config launch/recipes/draft_starter.yaml decoder=runs/car out=runs/draft
     accelerate launch -m dcar.train.draft --config launch/recipes/draft_starter.yaml
 
-SSD (Interspeech 2025), section 3: the target's bottom two and top six of 24 layers (the same shares of another depth),
-embeddings and top layers frozen, bottom layers and output head trained with cross entropy on the next token. The
-target may be a decoder on a pretrained language model (`dcar convert-backbone`), as the paper's is. Trainer, optimiser
-and data are those of stage one (dcar/train/car.py).
+SSD (Interspeech 2025), section 3: the target's bottom two and top six of 24 layers (the same shares
+of another depth), embeddings and top layers frozen, bottom layers and output head trained with
+cross entropy on the next token. The target may be a decoder on a pretrained language model (`dcar
+convert-backbone`), as the paper's is. Trainer, optimiser and data are those of stage one
+(dcar/train/car.py).
 """
 
 from __future__ import annotations
@@ -37,18 +38,27 @@ from dcar.train.settings import BackboneTraining, RunSettings, TrainConfig
 class TrainDraftConfig(RunSettings):
     """Settings of a draft's training; those that stage one has too mean the same."""
 
-    decoder: str = setting("runs/car", "The decoder that the draft is for; starter = the shipped one.")
-    data: str = setting("runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder")
+    decoder: str = setting(
+        "runs/car", "The decoder that the draft is for; starter = the shipped one."
+    )
+    data: str = setting(
+        "runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder"
+    )
     out: str = setting("runs/draft", "Folder to write.", place="folder")
-    bottom_layers: int = setting(0, "Of the decoder, trained; 0 = the paper's share of the depth (2 of 24).", minimum=0)
-    top_layers: int = setting(0, "Of the decoder, frozen; 0 = the paper's share (6 of 24).", minimum=0)
+    bottom_layers: int = setting(
+        0, "Of the decoder, trained; 0 = the paper's share of the depth (2 of 24).", minimum=0
+    )
+    top_layers: int = setting(
+        0, "Of the decoder, frozen; 0 = the paper's share (6 of 24).", minimum=0
+    )
 
 
 def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
-    """Train (or go on training) and save the draft, with the checksum of its target, into `config.out`.
+    """Train (or go on training) and save the draft, with the checksum of its target, into
+    `config.out`.
 
-    Raises ConfigError where the target is too shallow, DataError where the data is broken or has other tokens or
-    phonemes than the target, CheckpointError where out holds another draft.
+    Raises ConfigError where the target is too shallow, DataError where the data is broken or has
+    other tokens or phonemes than the target, CheckpointError where out holds another draft.
     """
     prepared = prepared_info(config.data)
     folder = resolve(config.decoder, "decoder")
@@ -61,9 +71,15 @@ def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
     backbone = BackboneTraining()
     if isinstance(draft, BackboneDecoder):
         backbone.path = str(folder)  # whose text tokenizer goes along
-    trained = fit(TrainConfig(model=decoder_shape(draft.config), backbone=backbone, **settings),
-                  cast(CARDecoder, draft), load_split(config.data, "train"), load_split(config.data, "dev"),
-                  prepared, config, last)
+    trained = fit(
+        TrainConfig(model=decoder_shape(draft.config), backbone=backbone, **settings),
+        cast(CARDecoder, draft),
+        load_split(config.data, "train"),
+        load_split(config.data, "dev"),
+        prepared,
+        config,
+        last,
+    )
     assert isinstance(trained, DraftDecoder | BackboneDraft)
     return trained
 

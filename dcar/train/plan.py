@@ -1,12 +1,13 @@
-"""From settings to the model that stage one trains: from scratch, from another decoder, or on a language model.
+"""From settings to the model that stage one trains: from scratch, from another decoder, or on a
+language model.
 
 Additional heads on a decoder that stays as it is (Medusa-1) are `freeze_trunk` of `dcar train`:
 
     dcar train --config car_starter:shared out=runs/car_shared
 
-What the base head says, and so CAR-1 and every lossless verifier's target, does not change. A step costs one pass
-without gradients, and the heads of a share of its positions (`head_positions`); with `keep_states` the heads alone. On
-language models: `backbone.train=heads`.
+What the base head says, and so CAR-1 and every lossless verifier's target, does not change. A step
+costs one pass without gradients, and the heads of a share of its positions (`head_positions`); with
+`keep_states` the heads alone. On language models: `backbone.train=heads`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from typing import Any, cast
 import torch
 
 from dcar.errors import ConfigError, DataError
-from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneConfig, BackboneDecoder, cast_backbone
+from dcar.model.backbones.decoder import (
+    TEXT_TOKENIZER_FOLDER,
+    BackboneConfig,
+    BackboneDecoder,
+    cast_backbone,
+)
 from dcar.model.backbones.lora import add_lora, merge, save_adapter, set_trainable
 from dcar.model.base import DecoderConfig
 from dcar.model.car import CARConfig, CARDecoder
@@ -33,14 +39,23 @@ from dcar.train.settings import TrainConfig
 
 logger = logging.getLogger(__name__)
 
-HEADS = ("num_prediction_heads", "heads", "head_blocks", "share_head_blocks", "zero_init_heads", "head_width",
-         "tie_heads")
+HEADS = (
+    "num_prediction_heads",
+    "heads",
+    "head_blocks",
+    "share_head_blocks",
+    "zero_init_heads",
+    "head_width",
+    "tie_heads",
+)
 """What a configuration says of its heads."""
 
 
-def plan(config: TrainConfig,
-         identity: dict[str, Any]) -> tuple[TrainConfig, DecoderConfig, Callable[[], CARDecoder]]:
-    """The resolved settings, the configuration that a checkpoint of this run has, and what makes the model."""
+def plan(
+    config: TrainConfig, identity: dict[str, Any]
+) -> tuple[TrainConfig, DecoderConfig, Callable[[], CARDecoder]]:
+    """The resolved settings, the configuration that a checkpoint of this run has, and what makes
+    the model."""
     if config.backbone.path:
         return plan_backbone(config, identity)
     wanted = dataclasses.replace(config.model, **identity)
@@ -51,19 +66,28 @@ def plan(config: TrainConfig,
             if config.codebook_init:
                 codebook = codebook_of(prepared_info(config.data)["tokenizer"], config.data)
                 if codebook is None:
-                    raise ConfigError(f"{config.data}: its tokenizer has no k-means codebook to start from; set "
-                                      "codebook_init=false")
+                    raise ConfigError(
+                        f"{config.data}: its tokenizer has no k-means codebook to start from; set "
+                        "codebook_init=false"
+                    )
                 model.start_from_codebook(codebook)
             return model
         starter: Shipped = "far" if wanted.num_prediction_heads == 1 else "decoder"
         loaded = load_decoder(config.init_from, starter=starter)
         if not isinstance(loaded, CARDecoder):
-            raise ConfigError(f"init_from {config.init_from}: is a {loaded.model_type}, which has a shape of its own; "
-                              "a decoder on a language model is trained on by backbone.path=…, without init_from and "
-                              "`model`")
+            raise ConfigError(
+                f"init_from {config.init_from}: is a {loaded.model_type}, which has a shape of "
+                "its own; "
+                "a decoder on a language model is trained on by backbone.path=…, without "
+                "init_from and "
+                "`model`"
+            )
         model = on_frozen_trunk(loaded, wanted) if config.freeze_trunk else loaded
         if differences := differing(model.config, wanted):
-            raise ConfigError(f"init_from {config.init_from} does not fit the configured model and data: {differences}")
+            raise ConfigError(
+                f"init_from {config.init_from} does not fit the configured model and data: "
+                f"{differences}"
+            )
         return model
 
     return dataclasses.replace(config, model=wanted), wanted, make
@@ -77,39 +101,61 @@ def head_settings(config: CARConfig) -> dict[str, Any]:
 def on_frozen_trunk(trunk: CARDecoder, wanted: CARConfig) -> CARDecoder:
     """`trunk` with the heads that are `wanted`, ready to train them alone.
 
-    Heads of another number or kind than its own are new, and their output layers start from the base head; heads of the
-    same shape go on from where they are.
+    Heads of another number or kind than its own are new, and their output layers start from the
+    base head; heads of the same shape go on from where they are.
     """
     if head_settings(trunk.config) != head_settings(wanted):
-        kept = {name: tensor for name, tensor in trunk.state_dict().items()
-                if not name.startswith("heads.") or name.startswith("heads.base.")}
+        kept = {
+            name: tensor
+            for name, tensor in trunk.state_dict().items()
+            if not name.startswith("heads.") or name.startswith("heads.base.")
+        }
         trunk = CARDecoder(dataclasses.replace(trunk.config, **head_settings(wanted)))
         trunk.load_state_dict(kept, strict=False)
         trunk.heads.start_outputs(trunk.heads.base.weight)
-        logger.info("the %d additional heads (%s) are new", wanted.num_prediction_heads - 1, wanted.heads)
+        logger.info(
+            "the %d additional heads (%s) are new", wanted.num_prediction_heads - 1, wanted.heads
+        )
     trunk.freeze_trunk()
     return trunk
 
 
-def plan_backbone(config: TrainConfig,
-                  identity: dict[str, Any]) -> tuple[TrainConfig, BackboneConfig, Callable[[], CARDecoder]]:
-    """`plan` for a pretrained language model; ConfigError or DataError where settings or data are not its own."""
+def plan_backbone(
+    config: TrainConfig, identity: dict[str, Any]
+) -> tuple[TrainConfig, BackboneConfig, Callable[[], CARDecoder]]:
+    """`plan` for a pretrained language model; ConfigError or DataError where settings or data
+    are not its own."""
     settings = config.backbone
     found = BackboneDecoder.load_config(settings.path)
-    for name, what in (("speech_vocab_size", "the number of speech codes"), ("tokenizer", "the speech tokenizer"),
-                       ("phonemes", "the text tokens")):
+    for name, what in (
+        ("speech_vocab_size", "the number of speech codes"),
+        ("tokenizer", "the speech tokenizer"),
+        ("phonemes", "the text tokens"),
+    ):
         ours = getattr(found, name)
         if ours and ours != identity[name]:
-            raise DataError(f"{config.data}: {what} is {identity[name]}, but {settings.path} has {ours}; " + (
-                f"run dcar prepare mode=retokenize data={config.data} decoder={settings.path} out=…"
-                if name == "phonemes"
-                else "prepare the corpus with the model's own speech tokenizer"))
-    wanted = dataclasses.replace(found, tokenizer=identity["tokenizer"], phonemes=identity["phonemes"],
-                                 lora=dataclasses.asdict(settings.lora) if settings.train == "lora" else None)
+            raise DataError(
+                f"{config.data}: {what} is {identity[name]}, but {settings.path} has {ours}; "
+                + (
+                    f"run dcar prepare mode=retokenize data={config.data} decoder={settings.path} "
+                    "out=…"
+                    if name == "phonemes"
+                    else "prepare the corpus with the model's own speech tokenizer"
+                )
+            )
+    wanted = dataclasses.replace(
+        found,
+        tokenizer=identity["tokenizer"],
+        phonemes=identity["phonemes"],
+        lora=dataclasses.asdict(settings.lora) if settings.train == "lora" else None,
+    )
     shape = decoder_shape(wanted)
     if config.model not in (CARConfig(), shape):
-        raise ConfigError("`model` describes a decoder from scratch, and backbone.path names one that has its shape "
-                          "already: remove the settings of `model`")
+        raise ConfigError(
+            "`model` describes a decoder from scratch, and backbone.path names one that has its "
+            "shape "
+            "already: remove the settings of `model`"
+        )
     if config.init_from:
         raise ConfigError("init_from and backbone.path both name weights to start from: give one")
 
@@ -125,15 +171,23 @@ def plan_backbone(config: TrainConfig,
 
 
 def decoder_shape(config: DecoderConfig) -> CARConfig:
-    """What the trainer reads of a model: a CARConfig as it is; of a language model what the two have in common."""
+    """What the trainer reads of a model: a CARConfig as it is; of a language model what the two
+    have in common."""
     if isinstance(config, CARConfig):
         return config
-    return CARConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(CARConfig)
-                        if hasattr(config, f.name)}, dropout=0.0)
+    return CARConfig(
+        **{
+            f.name: getattr(config, f.name)
+            for f in dataclasses.fields(CARConfig)
+            if hasattr(config, f.name)
+        },
+        dropout=0.0,
+    )
 
 
 def finish_backbone(decoder: BackboneDecoder, origin: Path, out: Path) -> None:
-    """Merge the adapters into the decoder of `out`, keep them beside it, and bring the text tokenizer along."""
+    """Merge the adapters into the decoder of `out`, keep them beside it, and bring the text
+    tokenizer along."""
     if decoder.config.lora:
         save_adapter(decoder, out / "adapter")
         merge(decoder).save_pretrained(out)
@@ -144,6 +198,7 @@ def finish_backbone(decoder: BackboneDecoder, origin: Path, out: Path) -> None:
 def data_identity(prepared: dict) -> dict[str, Any]:
     """Vocabulary and names that tie a decoder to its tokenizer and phoneme inventory."""
     return {
-        "speech_vocab_size": prepared["tokenizer"]["vocab_size"], "tokenizer": tokenizer_identity(prepared),
+        "speech_vocab_size": prepared["tokenizer"]["vocab_size"],
+        "tokenizer": tokenizer_identity(prepared),
         "phonemes": prepared["phonemes"]["version"],
     }

@@ -1,8 +1,10 @@
-"""A `transformers.Trainer` for runs of days: it stops at the first value that is not finite, seals its checkpoints,
-saves and leaves when it is asked to, and says what went wrong where a disk, the memory or another process fails.
+"""A `transformers.Trainer` for runs of days: it stops at the first value that is not finite, seals
+its checkpoints, saves and leaves when it is asked to, and says what went wrong where a disk, the
+memory or another process fails.
 
-Both stages train with it. Departure from documented override points: `_save_checkpoint`, the only place that all files
-of a checkpoint are written behind; tests/dcar/train/test_checkpoints.py holds that it is called.
+Both stages train with it. Departure from documented override points: `_save_checkpoint`, the only
+place that all files of a checkpoint are written behind; tests/dcar/train/test_checkpoints.py holds
+that it is called.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ RANKS_APART = 1_000_003  # between the seeds of two processes
 
 def all_finite(tensors: Iterable[Tensor]) -> Tensor:
     """[N] for N tensors: whether all values of each are finite, on their device. Empty ones are."""
-    local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]  # FSDP: this process's part
+    # FSDP: this process's part
+    local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
     if not local:
         return torch.ones(0, dtype=torch.bool)
     # the largest magnitude, not the usual norm, whose squares overflow where all values are finite
@@ -91,7 +94,8 @@ class StopRequests:
 
 
 class Watch(TrainerCallback):
-    """Calls the trainer when its loop begins, and at the two places of an update where it can stop."""
+    """Calls the trainer when its loop begins, and at the two places of an update where it can
+    stop."""
 
     def __init__(self, trainer: ResilientTrainer):
         self.trainer = trainer
@@ -114,19 +118,32 @@ class Watch(TrainerCallback):
 
 
 class ResilientTrainer(Trainer):
-    """See the module. Subclasses say how a batch is described, and which setting makes it smaller."""
+    """See the module. Subclasses say how a batch is described, and which setting makes it
+    smaller."""
 
     batch_setting = "per_device_train_batch_size"
 
-    def __init__(self, model: Any, args: TrainingArguments, *, callbacks: Sequence[TrainerCallback] | None = None,
-                 **kwargs: Any):
+    def __init__(
+        self,
+        model: Any,
+        args: TrainingArguments,
+        *,
+        callbacks: Sequence[TrainerCallback] | None = None,
+        **kwargs: Any,
+    ):
         self.jsonl = JsonlLog(Path(args.output_dir or "") / "log.jsonl")
         super().__init__(model, args, callbacks=[self.jsonl, *(callbacks or [])], **kwargs)
-        if self.args.n_gpu > 1:  # Trainer would spread each batch by DataParallel, which knows no outputs but tensors
-            logger.warning("one process trains on one GPU, and %d are there: for all of them launch it by accelerate "
-                           "launch --config_file launch/accelerate/multi_gpu.yaml -m …", self.args.n_gpu)
+        # Trainer would spread each batch by DataParallel, which knows no outputs but tensors
+        if self.args.n_gpu > 1:
+            logger.warning(
+                "one process trains on one GPU, and %d are there: for all of them launch it by "
+                "accelerate "
+                "launch --config_file launch/accelerate/multi_gpu.yaml -m …",
+                self.args.n_gpu,
+            )
             self.args._n_gpu = 1
-        self.origin: dict[str, Any] = {}  # where the run comes from, for the manifests of its checkpoints
+        # where the run comes from, for the manifests of its checkpoints
+        self.origin: dict[str, Any] = {}
         self._groups: list[dict[str, Any]] = []  # the optimiser's settings, as this run makes them
         self.requests = StopRequests()
         self.stopping = False
@@ -141,9 +158,11 @@ class ResilientTrainer(Trainer):
         """The folder of the run."""
         return Path(self.args.output_dir or "")
 
-    # --- what may stop a run ------------------------------------------------------------------------------------
+    # --- what may stop a run ----------------------------------------------------------------------
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None
+    ) -> Tensor:
         if self._updated:
             self._update, self._losses, self._updated = [], [], False
         self._update.append(inputs)
@@ -153,19 +172,26 @@ class ResilientTrainer(Trainer):
         return loss
 
     def evaluated(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """What an evaluation of a trainer's own found: logged, and told to the callbacks as `Trainer.evaluate` does."""
+        """What an evaluation of a trainer's own found: logged, and told to the callbacks as
+        `Trainer.evaluate` does."""
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
     def look(self) -> None:
-        """Between gradients and update, on all processes alike: TrainingError where a loss or gradient is not finite;
-        notes whether anyone was asked to stop. Reads two numbers from the device, once an update."""
+        """Between gradients and update, on all processes alike: TrainingError where a loss or
+        gradient is not finite; notes whether anyone was asked to stop. Reads two numbers from
+        the device, once an update."""
         checked = list(self._losses)
-        if getattr(self.accelerator, "scaler", None) is None:  # fp16: infinite gradients are what its scaler looks for
+        # fp16: infinite gradients are what its scaler looks for
+        if getattr(self.accelerator, "scaler", None) is None:
             checked += [p.grad for p in self.model.parameters() if p.grad is not None]  # type: ignore[union-attr]
         bad = (~all_finite(checked)).any()
-        flags = torch.stack([bad.float(), bad.new_tensor(self.requests.status, dtype=torch.float32)])
+        flags = torch.stack(
+            [bad.float(), bad.new_tensor(self.requests.status, dtype=torch.float32)]
+        )
         broken, status = self.accelerator.reduce(flags, "sum").tolist()  # type: ignore[union-attr]
         if broken:
             raise TrainingError(self._not_finite())
@@ -176,38 +202,54 @@ class ResilientTrainer(Trainer):
         step = self.state.global_step + 1
         assert self.model is not None
         weights = not_finite(self.model.named_parameters())
-        gradients = not_finite((n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None)
+        gradients = not_finite(
+            (n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None
+        )
         losses = [f"{float(loss):g}" for loss in self._losses]
         if weights:
             what = f"the weights are not finite since the update before ({some(weights)})"
         elif "nan" in losses or "inf" in losses or "-inf" in losses:
             what = f"the loss is {', '.join(losses)}"
         else:
-            what = f"the gradient is not finite ({some(gradients)})" if gradients else "another process saw it"
+            what = (
+                f"the gradient is not finite ({some(gradients)})"
+                if gradients
+                else "another process saw it"
+            )
         batches = "; ".join(map(self.describe, self._update))
-        return (f"step {step}: {what}. The update was on {batches}. {self._last_state()} Lower the learning rate, "
-                "lengthen the warm-up, compute in float32 instead of bf16, or check the data")
+        return (
+            f"step {step}: {what}. The update was on {batches}. {self._last_state()} Lower the "
+            "learning rate, "
+            "lengthen the warm-up, compute in float32 instead of bf16, or check the data"
+        )
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
         """A batch in words: how many rows of which length."""
         return "a batch"
 
     def check_weights(self) -> None:
-        """TrainingError, on all processes, where a weight is not finite: such a model is never written."""
+        """TrainingError, on all processes, where a weight is not finite: such a model is never
+        written."""
         assert self.model is not None
         bad = not_finite(self.model.named_parameters())
-        if float(self.accelerator.reduce(torch.tensor(float(len(bad)), device=self.args.device), "sum")):
-            raise TrainingError(f"step {self.state.global_step}: the weights are not finite ({some(bad)}), and are not "
-                                f"saved. {self._last_state()} Lower the learning rate, or lengthen the warm-up")
+        if float(
+            self.accelerator.reduce(torch.tensor(float(len(bad)), device=self.args.device), "sum")
+        ):
+            raise TrainingError(
+                f"step {self.state.global_step}: the weights are not finite ({some(bad)}), and "
+                "are not "
+                f"saved. {self._last_state()} Lower the learning rate, or lengthen the warm-up"
+            )
 
     def _last_state(self) -> str:
         found = latest_checkpoint(self.out)
         return f"The last good checkpoint is {found}." if found else "There is no checkpoint yet."
 
-    # --- checkpoints --------------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Trainer's, between a mark that the folder is incomplete and the manifest; older checkpoints go last."""
+        """Trainer's, between a mark that the folder is incomplete and the manifest; older
+        checkpoints go last."""
         self.check_weights()
         args, step = self.args, self.state.global_step
         self._doing = f"writing the checkpoint of step {step}"
@@ -216,7 +258,8 @@ class ResilientTrainer(Trainer):
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
         with writing(folder, needed=3 * weights):  # Adam keeps two numbers for every weight
             begin_checkpoint(folder)
-            keep, args.save_total_limit = args.save_total_limit, None  # nothing older goes before this one is sealed
+            # nothing older goes before this one is sealed
+            keep, args.save_total_limit = args.save_total_limit, None
             try:
                 super()._save_checkpoint(model, trial)
             finally:
@@ -226,37 +269,46 @@ class ResilientTrainer(Trainer):
             remove_old(self.out, keep, [self.state.best_model_checkpoint])
         if self.stopping:
             name = self.requests.name or "another process was asked to stop"
-            raise StoppedError(f"{name}: {folder} is saved; the same command goes on from it",
-                               self.requests.status or REQUEUE)
+            raise StoppedError(
+                f"{name}: {folder} is saved; the same command goes on from it",
+                self.requests.status or REQUEUE,
+            )
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         made = super().create_scheduler(num_training_steps, optimizer)
-        self._groups = [{k: v for k, v in group.items() if k != "params" and not torch.is_tensor(v)}
-                        for group in self.optimizer.param_groups]  # type: ignore[union-attr]
+        self._groups = [
+            {k: v for k, v in group.items() if k != "params" and not torch.is_tensor(v)}
+            for group in self.optimizer.param_groups
+        ]  # type: ignore[union-attr]
         return made
 
     def check_resume(self, checkpoint: Path) -> bool:
-        """Whether a checkpoint has all steps of this run. CheckpointError where it is of other data, or of settings
-        that cannot change within a run; those that take effect from here on are noted for log and provenance."""
+        """Whether a checkpoint has all steps of this run. CheckpointError where it is of other
+        data, or of settings that cannot change within a run; those that take effect from here on
+        are noted for log and provenance."""
         step = TrainerState.load_from_json(str(checkpoint / STATE)).global_step
         steps = self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
         before = (read_manifest(checkpoint) or {}).get("run") or {}
         self.jsonl.changed = changed_settings(checkpoint, before, self.origin, step, steps)
         resumed = before.get("resumed", []) + (
-            [{"step": step, "changed": self.jsonl.changed}] if self.jsonl.changed else [])
+            [{"step": step, "changed": self.jsonl.changed}] if self.jsonl.changed else []
+        )
         if resumed:  # else a resumed run leaves the files of one that was never interrupted
             self.origin["resumed"] = resumed
         return step == steps
 
     def use_settings(self) -> None:
-        """Put rate, schedule and rhythm of this run in the places of those that a checkpoint brought along."""
+        """Put rate, schedule and rhythm of this run in the places of those that a checkpoint
+        brought along."""
         self.state.compute_steps(self.args, self.state.max_steps)
         if not self.jsonl.changed:
             return
         schedule = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
         if not isinstance(schedule, LambdaLR):  # its rate depends on what it has seen
-            raise CheckpointError(f"{', '.join(self.jsonl.changed)} changed, and a run with the schedule "
-                                  f"{type(schedule).__name__} is resumed with the same settings only")
+            raise CheckpointError(
+                f"{', '.join(self.jsonl.changed)} changed, and a run with the schedule "
+                f"{type(schedule).__name__} is resumed with the same settings only"
+            )
         for group, given in zip(self.optimizer.param_groups, self._groups, strict=True):  # type: ignore[union-attr]
             group.update(given)
         schedule.base_lrs = [given["initial_lr"] for given in self._groups]
@@ -267,23 +319,29 @@ class ResilientTrainer(Trainer):
         """Take the state of a checkpoint that has all steps; nothing is trained."""
         logger.info("finished: %s has all steps", checkpoint)
         self.state = TrainerState.load_from_json(str(checkpoint / STATE))
-        self.state.is_world_process_zero = self.is_world_process_zero()  # the file says what the main process is
+        # the file says what the main process is
+        self.state.is_world_process_zero = self.is_world_process_zero()
         self.state.is_local_process_zero = self.is_local_process_zero()
         self.jsonl.on_train_begin(self.args, self.state, self.control)
 
-    # --- what is said when something fails ------------------------------------------------------------------------
+    # --- what is said when something fails --------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
         """Trainer's; CheckpointError from `check_resume`, StoppedError after a signal,
-        TrainingError where values or memory fail, ProcessError where another process does, StorageError where the disk
-        does."""
+        TrainingError where values or memory fail, ProcessError where another process does,
+        StorageError where the disk does."""
         if isinstance(resume_from_checkpoint, str):
             self.check_resume(Path(resume_from_checkpoint))
             manifest = read_manifest(Path(resume_from_checkpoint)) or {}
             if manifest.get("processes", self.args.world_size) != self.args.world_size:
-                logger.warning("%s was written by %d processes and goes on with %d: not bit for bit",
-                               resume_from_checkpoint, manifest["processes"], self.args.world_size)
-        elif self.args.process_index:  # dropout and noise of its own; a resumed process goes on with what it had
+                logger.warning(
+                    "%s was written by %d processes and goes on with %d: not bit for bit",
+                    resume_from_checkpoint,
+                    manifest["processes"],
+                    self.args.world_size,
+                )
+        elif self.args.process_index:
+            # dropout and noise of its own; a resumed process goes on with what it had
             torch.manual_seed(self.args.seed + RANKS_APART * self.args.process_index)
         with self.requests.heard(), self.typed_errors():
             return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -307,16 +365,24 @@ class ResilientTrainer(Trainer):
         except RuntimeError as error:
             if "not enough memory" in str(error) or "can't allocate memory" in str(error):
                 raise TrainingError(self._out_of_memory(error)) from error
-            if self.args.world_size > 1 and (isinstance(error, dist.DistBackendError) or GONE.search(str(error))):
+            if self.args.world_size > 1 and (
+                isinstance(error, dist.DistBackendError) or GONE.search(str(error))
+            ):
                 raise ProcessError(
-                    f"process {self.args.process_index} of {self.args.world_size}, {self._doing}: another process is "
-                    f"gone, or did not answer within {self.args.ddp_timeout} s (ddp_timeout). Its own log has the "
+                    f"process {self.args.process_index} of {self.args.world_size}, {self._doing}: "
+                    "another process is "
+                    f"gone, or did not answer within {self.args.ddp_timeout} s (ddp_timeout). Its "
+                    "own log has the "
                     f"cause. {self._last_state()} The same command goes on from there "
-                    f"({str(error).splitlines()[0]})") from error
+                    f"({str(error).splitlines()[0]})"
+                ) from error
             raise
 
     def _out_of_memory(self, error: BaseException) -> str:
         batch = self.describe(self._update[-1]) if self._update else "the model"
         said = (str(error) or "out of memory").splitlines()[0][:200]
-        return (f"{self._doing}: no memory for {batch} ({said}). Lower {self.batch_setting} and raise gradient "
-                f"accumulation by as much: the update stays the same. {self._last_state()}")
+        return (
+            f"{self._doing}: no memory for {batch} ({said}). Lower {self.batch_setting} and raise "
+            "gradient "
+            f"accumulation by as much: the update stays the same. {self._last_state()}"
+        )

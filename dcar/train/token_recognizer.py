@@ -1,11 +1,13 @@
-"""Train a recogniser that reads speech tokens, not sound: CTC over the codes of a prepared corpus to its phonemes.
+"""Train a recogniser that reads speech tokens, not sound: CTC over the codes of a prepared corpus
+to its phonemes.
 
     dcar train-recognizer --config launch/recipes/token_recognizer_starter.yaml
     accelerate launch -m dcar.train.token_recognizer data=runs/prepared out=runs/token_recognizer
 
-It serves the reward `token_likelihood` of stage two. Recordings have no errors of a decoder, so training makes some:
-a share of the tokens is replaced by others, and spans of them are hidden. Leaves behind in out: weights, config.json,
-config.yaml, README.md, log.jsonl, provenance.json, checkpoints. Run again, it goes on from the last checkpoint.
+It serves the reward `token_likelihood` of stage two. Recordings have no errors of a decoder, so
+training makes some: a share of the tokens is replaced by others, and spans of them are hidden.
+Leaves behind in out: weights, config.json, config.yaml, README.md, log.jsonl, provenance.json,
+checkpoints. Run again, it goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans
 logger = logging.getLogger(__name__)
 
 MAX_TOO_SHORT = 0.05
-"""Share of a split that may have fewer tokens than CTC needs: quick speakers, not a tokenizer that is too slow."""
+"""Share of a split that may have fewer tokens than CTC needs: quick speakers, not a tokenizer
+that is too slow."""
 
 
 @dataclass
@@ -45,25 +48,38 @@ class TrainTokenRecognizerConfig(SmallSettings):
     out: str = setting("runs/token_recognizer", "Folder to write.", place="folder")
     max_steps: int = setting(1700, "Updates of the weights.", minimum=1)
     warmup_steps: int = setting(170, "Steps in which the learning rate rises.", minimum=0)
-    input_corruption: float = setting(0.08, "Share of speech tokens replaced at random while training.", minimum=0,
-                                      below=1)
-    longest_span: int = setting(12, "Tokens of a hidden span at most, one in every 60 tokens; 0 = none.", minimum=0)
-    model: TokenRecognizerConfig = setting(TokenRecognizerConfig, "Shape; vocabularies are taken from the data.")
+    input_corruption: float = setting(
+        0.08, "Share of speech tokens replaced at random while training.", minimum=0, below=1
+    )
+    longest_span: int = setting(
+        12, "Tokens of a hidden span at most, one in every 60 tokens; 0 = none.", minimum=0
+    )
+    model: TokenRecognizerConfig = setting(
+        TokenRecognizerConfig, "Shape; vocabularies are taken from the data."
+    )
 
 
 class TokenTexts(CTCTexts):
-    """Tokens and phonemes of a prepared split. Utterances with fewer tokens than CTC needs are left out; DataError
-    where they are many."""
+    """Tokens and phonemes of a prepared split. Utterances with fewer tokens than CTC needs are
+    left out; DataError where they are many."""
 
     def __init__(self, split: Split, config: TrainTokenRecognizerConfig, where: str):
         tokens, units = split.columns["speech_tokens"], split.columns["text_units"]
         kept = np.flatnonzero((units > 0) & (tokens >= split.columns["ctc_frames"]))
         if (too_short := len(split) - len(kept)) > MAX_TOO_SHORT * len(split):
-            raise DataError(f"{where}: {too_short} of {len(split)} utterances have fewer tokens than CTC needs for "
-                            "their phonemes, so a token recogniser cannot be trained on them; a tokenizer of more "
-                            "tokens a second is needed")
+            raise DataError(
+                f"{where}: {too_short} of {len(split)} utterances have fewer tokens than CTC "
+                "needs for "
+                "their phonemes, so a token recogniser cannot be trained on them; a tokenizer of "
+                "more "
+                "tokens a second is needed"
+            )
         if too_short:
-            logger.warning("%s: %d utterances have fewer tokens than CTC needs and are left out", where, too_short)
+            logger.warning(
+                "%s: %d utterances have fewer tokens than CTC needs and are left out",
+                where,
+                too_short,
+            )
             split = split.select(kept)
         texts = split.rows["text_ids"]
         super().__init__(config, split.rows["speech"], texts, texts, split.columns["speech_tokens"])
@@ -87,50 +103,87 @@ class TokenRecognizerTrainer(CTCTrainer):
 
     def count(self, dev: TokenTexts, mine: list[int]) -> tuple[float, float, float, float]:
         speech, texts = [dev.frames[i] for i in mine], [dev.texts[i] for i in mine]
-        nats = -sum(value * len(text) for value, text in zip(self.model.log_likelihood(speech, texts), texts,
-                                                            strict=True))
+        nats = -sum(
+            value * len(text)
+            for value, text in zip(self.model.log_likelihood(speech, texts), texts, strict=True)
+        )
         errors = self.model.error_rate(speech, texts)
         edits = sum(e.errors for e in errors.utterances if e is not None)
         return nats, errors.reference_words, edits, errors.reference_words
 
 
 def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
-    """Train (or go on training) and save the recogniser with its card, log and provenance into `config.out`.
+    """Train (or go on training) and save the recogniser with its card, log and provenance into
+    `config.out`.
 
-    Raises DataError for data that is missing, broken or without phonemes, CheckpointError where out holds another run.
+    Raises DataError for data that is missing, broken or without phonemes, CheckpointError where out
+    holds another run.
     """
     given = config
     prepared = prepared_info(config.data)
     if prepared["phonemes"]["version"].startswith(TEXT_TOKENIZER):
-        raise DataError(f"{config.data}: its text ids are those of a language model, not phonemes; give the corpus as "
-                        "it was before `dcar prepare mode=retokenize`")
-    config = dataclasses.replace(config, model=dataclasses.replace(
-        config.model, speech_vocab_size=prepared["tokenizer"]["vocab_size"], text_vocab_size=TEXT_VOCAB_SIZE,
-        tokenizer=tokenizer_identity(prepared), phonemes=prepared["phonemes"]["version"]))
+        raise DataError(
+            f"{config.data}: its text ids are those of a language model, not phonemes; give the "
+            "corpus as "
+            "it was before `dcar prepare mode=retokenize`"
+        )
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(
+            config.model,
+            speech_vocab_size=prepared["tokenizer"]["vocab_size"],
+            text_vocab_size=TEXT_VOCAB_SIZE,
+            tokenizer=tokenizer_identity(prepared),
+            phonemes=prepared["phonemes"]["version"],
+        ),
+    )
     last = last_of(config, TokenRecognizer.load_config, config.model, "token recogniser")
-    train, dev = (TokenTexts(load_split(config.data, split), config, f"{config.data}: split {split}")
-                  for split in ("train", "dev"))
+    train, dev = (
+        TokenTexts(load_split(config.data, split), config, f"{config.data}: split {split}")
+        for split in ("train", "dev")
+    )
     torch.manual_seed(config.seed)
     model = TokenRecognizer(config.model)
     trainer = TokenRecognizerTrainer(config, model, train, dev)
-    return trainer.make(last, given, token_recognizer_card, {"data": prepared}, data=data_stamp(config.data))
+    return trainer.make(
+        last, given, token_recognizer_card, {"data": prepared}, data=data_stamp(config.data)
+    )
 
 
 def token_recognizer_card(recognizer: TokenRecognizer, source: Mapping[str, Any]) -> str:
     """README.md of a token recogniser."""
     config = recognizer.config
     return model_card(
-        "Token recogniser", "Reads phonemes in speech tokens, without sound: CTC over the codes. It serves the reward "
+        "Token recogniser",
+        "Reads phonemes in speech tokens, without sound: CTC over the codes. It serves the reward "
         "`token_likelihood` of stage two, and is no judge of what was trained by it.",
-        [("size", f"{sum(p.numel() for p in recognizer.parameters()):,} parameters, {len(config.dilations)} layers, "
-                  f"width {config.hidden_size}"),
-         ("speech", f"{config.speech_vocab_size} codes of {config.tokenizer}"),
-         ("text", f"{config.phonemes}; id 0 is CTC's blank"), ("checksum", f"`{recognizer.checksum()}`")],
-        source, metrics_of="dev split; loss in nats per phoneme", tags=("ctc",),
-        settings=("learning_rate", "batch_size", "max_steps", "input_corruption", "longest_span", "bf16", "seed"),
+        [
+            (
+                "size",
+                f"{sum(p.numel() for p in recognizer.parameters()):,} parameters, "
+                f"{len(config.dilations)} layers, "
+                f"width {config.hidden_size}",
+            ),
+            ("speech", f"{config.speech_vocab_size} codes of {config.tokenizer}"),
+            ("text", f"{config.phonemes}; id 0 is CTC's blank"),
+            ("checksum", f"`{recognizer.checksum()}`"),
+        ],
+        source,
+        metrics_of="dev split; loss in nats per phoneme",
+        tags=("ctc",),
+        settings=(
+            "learning_rate",
+            "batch_size",
+            "max_steps",
+            "input_corruption",
+            "longest_span",
+            "bf16",
+            "seed",
+        ),
         code="from dcar.recognition.load import load_token_recognizer\n\n"
-             'recognizer = load_token_recognizer("path/to/this/directory")\n'
-             "print(recognizer.read([[3, 1, 4, 1, 5]]))  # phoneme ids of every utterance")
+        'recognizer = load_token_recognizer("path/to/this/directory")\n'
+        "print(recognizer.read([[3, 1, 4, 1, 5]]))  # phoneme ids of every utterance",
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

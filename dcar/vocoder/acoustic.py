@@ -1,9 +1,10 @@
-"""The acoustic model of the vocoder: speech tokens of an utterance + a voice -> log-mel, F0 and voicing; and what both
-networks of the vocoder are made of: its config, ConvNeXt blocks, the voice's condition.
+"""The acoustic model of the vocoder: speech tokens of an utterance + a voice -> log-mel, F0 and
+voicing; and what both networks of the vocoder are made of: its config, ConvNeXt blocks, the voice's
+condition.
 
-Speech tokens carry words but hardly any pitch or voice, so both come from the prompt: every block is modulated by the
-voice (`speaker_features`), smoothly, so that unseen voices interpolate, and F0 is predicted relative to the prompt's
-own mean and spread.
+Speech tokens carry words but hardly any pitch or voice, so both come from the prompt: every block
+is modulated by the voice (`speaker_features`), smoothly, so that unseen voices interpolate, and F0
+is predicted relative to the prompt's own mean and spread.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ MEL_MEAN, MEL_SPREAD = -6.0, 2.0
 """Speech at its usual level lies around here (natural log of a magnitude)."""
 
 EMBEDDING_SPREAD = 0.5
-"""Standard deviation of the token embeddings at the start, whether drawn or taken from a codebook."""
+"""Standard deviation of the token embeddings at the start, whether drawn or taken from a
+codebook."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +38,26 @@ class VocoderConfig:
     token_rate: int = 50
     hop: int = 240  # samples per frame; frames run at sample_rate / hop, a multiple of token_rate
     n_fft: int = 1024
-    window: int = 720  # Hann window, a multiple of hop, at least 3 hops so that its square overlap-adds to a constant
+    # Hann window, a multiple of hop, at least 3 hops so that its square overlap-adds to a constant
+    window: int = 720
     mel_bands: int = 100
     speaker_dim: int = SPEAKER_DIM
     condition_size: int = 128
     acoustic_size: int = 256
     acoustic_ffn_size: int = 768
-    acoustic_dilations: tuple[int, ...] = (1, 2, 4, 1, 2, 4, 1, 1)  # one ConvNeXt block each, at token rate
+    # one ConvNeXt block each, at token rate
+    acoustic_dilations: tuple[int, ...] = (1, 2, 4, 1, 2, 4, 1, 1)
     acoustic_dropout: float = 0.0  # of the blocks' inner layer, while training
-    token_dropout: float = 0.0  # share of tokens that the acoustic model must guess from their neighbours, in training
+    # share of tokens that the acoustic model must guess from their neighbours, in training
+    token_dropout: float = 0.0
     renderer_size: int = 256
     renderer_ffn_size: int = 768
     renderer_dilations: tuple[int, ...] = (1, 2, 1, 2)  # one ConvNeXt block each, at frame rate
     kernel_size: int = 7
     # speech that the equaliser of a voice is set by (dcar/vocoder/equalizer.py); () = none
     calibration_tokens: tuple[int, ...] = ()
-    tokenizer_checksum: str = ""  # of the tokenizer whose ids the weights were trained on; "" = not recorded
+    # of the tokenizer whose ids the weights were trained on; "" = not recorded
+    tokenizer_checksum: str = ""
 
     def __post_init__(self) -> None:
         for name in ("acoustic_dilations", "renderer_dilations", "calibration_tokens"):
@@ -59,11 +65,17 @@ class VocoderConfig:
         if wrong := [f.name for f in fields(self) if f.type == "int" and getattr(self, f.name) < 1]:
             raise CheckpointError(f"vocoder config: {', '.join(wrong)} must be at least 1")
         if not all(0 <= token < self.vocab_size for token in self.calibration_tokens):
-            raise CheckpointError(f"vocoder config: calibration_tokens outside 0..{self.vocab_size - 1}")
+            raise CheckpointError(
+                f"vocoder config: calibration_tokens outside 0..{self.vocab_size - 1}"
+            )
         if self.sample_rate % (self.token_rate * self.hop):
-            raise CheckpointError(f"vocoder config: hop {self.hop} does not divide the samples of one token")
+            raise CheckpointError(
+                f"vocoder config: hop {self.hop} does not divide the samples of one token"
+            )
         if self.window % self.hop or self.window < 3 * self.hop or self.window > self.n_fft:
-            raise CheckpointError(f"vocoder config: window {self.window} must be ≥ 3 hops, a multiple of it, ≤ n_fft")
+            raise CheckpointError(
+                f"vocoder config: window {self.window} must be ≥ 3 hops, a multiple of it, ≤ n_fft"
+            )
 
     @property
     def frames_per_token(self) -> int:
@@ -77,15 +89,25 @@ class VocoderConfig:
 class ConvNeXtBlock(nn.Module):
     """Depth-wise convolution, norm, two-layer MLP, scaled residual: [B, T, C] -> [B, T, C].
 
-    With a condition [B, condition_size] the norm is scaled and shifted by it. ReLU, because on a CPU GELU costs as
-    much as the matrix products around it.
+    With a condition [B, condition_size] the norm is scaled and shifted by it. ReLU, because on a
+    CPU GELU costs as much as the matrix products around it.
     """
 
-    def __init__(self, size: int, ffn_size: int, condition_size: int, kernel_size: int, dilation: int, layers: int,
-                 dropout: float = 0.0):
+    def __init__(
+        self,
+        size: int,
+        ffn_size: int,
+        condition_size: int,
+        kernel_size: int,
+        dilation: int,
+        layers: int,
+        dropout: float = 0.0,
+    ):
         super().__init__()
         padding = (kernel_size - 1) // 2 * dilation
-        self.conv = nn.Conv1d(size, size, kernel_size, padding=padding, dilation=dilation, groups=size)
+        self.conv = nn.Conv1d(
+            size, size, kernel_size, padding=padding, dilation=dilation, groups=size
+        )
         self.norm = nn.LayerNorm(size, elementwise_affine=condition_size == 0, eps=1e-5)
         self.modulation = nn.Linear(condition_size, 2 * size) if condition_size else None
         self.up, self.down = nn.Linear(size, ffn_size), nn.Linear(ffn_size, size)
@@ -103,22 +125,32 @@ class ConvNeXtBlock(nn.Module):
         return x + self.residual_scale * self.down(self.dropout(F.relu(self.up(h))))
 
 
-def blocks(size: int, ffn_size: int, condition_size: int, kernel_size: int, dilations: Sequence[int],
-           dropout: float = 0.0) -> nn.ModuleList:
+def blocks(
+    size: int,
+    ffn_size: int,
+    condition_size: int,
+    kernel_size: int,
+    dilations: Sequence[int],
+    dropout: float = 0.0,
+) -> nn.ModuleList:
     """One block per dilation."""
     layers = len(dilations)
     return nn.ModuleList(
-        ConvNeXtBlock(size, ffn_size, condition_size, kernel_size, d, layers, dropout) for d in dilations
+        ConvNeXtBlock(size, ffn_size, condition_size, kernel_size, d, layers, dropout)
+        for d in dilations
     )
 
 
 class VoiceCondition(nn.Module):
-    """Speaker features [B, 298] -> condition [B, condition_size] (bounded, so an odd prompt cannot derail it)."""
+    """Speaker features [B, 298] -> condition [B, condition_size] (bounded, so an odd prompt
+    cannot derail it)."""
 
     def __init__(self, config: VocoderConfig):
         super().__init__()
         size = config.condition_size
-        self.layers = nn.Sequential(nn.Linear(config.speaker_dim, size), nn.SiLU(), nn.Linear(size, size), nn.Tanh())
+        self.layers = nn.Sequential(
+            nn.Linear(config.speaker_dim, size), nn.SiLU(), nn.Linear(size, size), nn.Tanh()
+        )
 
     def forward(self, speaker: Tensor) -> Tensor:
         embedding = speaker[:, :EMBEDDING_DIM] * 16.0  # unit norm over 256 values -> unit variance
@@ -133,7 +165,9 @@ class Acoustics(NamedTuple):
     log_mel: Tensor  # [B, F, bands] natural log of mel magnitudes, as `LogMel` gives
     deviation: Tensor  # [B, F] of log F0 from the voice's mean, in units of its spread
     voicing: Tensor  # [B, F] logits
-    inner: Tensor  # [B, T, acoustic_size] after the middle block, from which training asks for the encoder's states
+    # [B, T, acoustic_size] after the middle block, from which training asks for the encoder's
+    # states
+    inner: Tensor
 
 
 class AcousticModel(nn.Module):
@@ -146,31 +180,48 @@ class AcousticModel(nn.Module):
         self.condition = VoiceCondition(config)
         self.embedding = nn.Embedding(config.vocab_size, size)
         self.token_dropout = nn.Dropout1d(config.token_dropout)
-        self.blocks = blocks(size, config.acoustic_ffn_size, config.condition_size, config.kernel_size,
-                             config.acoustic_dilations, config.acoustic_dropout)
+        self.blocks = blocks(
+            size,
+            config.acoustic_ffn_size,
+            config.condition_size,
+            config.kernel_size,
+            config.acoustic_dilations,
+            config.acoustic_dropout,
+        )
         self.norm = nn.LayerNorm(size)
         self.output = nn.Linear(size, config.frames_per_token * (config.mel_bands + 2))
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_SPREAD)
 
     def forward(self, tokens: Tensor, mask: Tensor, speaker: Tensor) -> Acoustics:
-        """tokens [B, T] int64, mask [B, T] (1 = real token), speaker [B, 298]; the results are float32."""
+        """tokens [B, T] int64, mask [B, T] (1 = real token), speaker [B, 298]; the results are
+        float32."""
         condition, keep = self.condition(speaker), mask[..., None]
-        x = self.token_dropout(self.embedding(tokens))  # a token's whole embedding, or nothing of it
+        # a token's whole embedding, or nothing of it
+        x = self.token_dropout(self.embedding(tokens))
         inner = x
         for i, block in enumerate(self.blocks):
             x = block(x, keep, condition)
             if i == len(self.blocks) // 2:
                 inner = x
-        out = self.output(self.norm(x)).float().unflatten(2, (self.frames_per_token, self.bands + 2)).flatten(1, 2)
-        return Acoustics(out[..., : self.bands] * MEL_SPREAD + MEL_MEAN, out[..., -2], out[..., -1], inner)
+        out = (
+            self.output(self.norm(x))
+            .float()
+            .unflatten(2, (self.frames_per_token, self.bands + 2))
+            .flatten(1, 2)
+        )
+        return Acoustics(
+            out[..., : self.bands] * MEL_SPREAD + MEL_MEAN, out[..., -2], out[..., -1], inner
+        )
 
 
 def pitch_statistics(speaker: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean [B, 1] and spread [B, 1] of log F0 from speaker features; the spread is kept in a usable range."""
+    """Mean [B, 1] and spread [B, 1] of log F0 from speaker features; the spread is kept in a
+    usable range."""
     return speaker[:, 256:257].float(), speaker[:, 257:258].float().clamp(0.05, 0.5)
 
 
 def absolute_pitch(deviation: Tensor, speaker: Tensor) -> Tensor:
-    """Natural log of F0 in Hz [B, F] from its deviation [B, F] and the voice, kept within 50…600 Hz."""
+    """Natural log of F0 in Hz [B, F] from its deviation [B, F] and the voice, kept within 50…600
+    Hz."""
     mean, spread = pitch_statistics(speaker)
     return (mean + spread * deviation.clamp(-3.0, 3.0)).clamp(math.log(50.0), math.log(600.0))

@@ -31,7 +31,9 @@ class Vocoder(Protocol):
         """CheckpointError if it does not speak the tokens of this tokenizer ("name@checksum")."""
         ...
 
-    def synthesize(self, token_lists: Sequence[Sequence[int]], speaker: np.ndarray) -> list[np.ndarray]:
+    def synthesize(
+        self, token_lists: Sequence[Sequence[int]], speaker: np.ndarray
+    ) -> list[np.ndarray]:
         """One float32 waveform per token list; speaker [B, F] voice features of the prompts."""
         ...
 
@@ -57,21 +59,29 @@ class PromptAudio:
         """Waveform and rate of the prompt; DataError if none was given for these features."""
         read = self._read.get(self._key(features))
         if read is None:
-            raise DataError("no prompt recording belongs to these voice features; give load_vocoder the prompts' audio")
+            raise DataError(
+                "no prompt recording belongs to these voice features; give load_vocoder the "
+                "prompts' audio"
+            )
         return read()
 
     @classmethod
     def of_items(cls, items: Iterable[Any], recording: Callable[[str], Recorded]) -> PromptAudio:
-        """For `PromptItem`s: `recording` reads an utterance by id; "ID (prompt)" is the prompt of ID."""
-        return cls((item.speaker_embedding, partial(recording, item.prompt_utterance_id)) for item in items)
+        """For `PromptItem`s: `recording` reads an utterance by id; "ID (prompt)" is the prompt
+        of ID."""
+        return cls(
+            (item.speaker_embedding, partial(recording, item.prompt_utterance_id)) for item in items
+        )
 
 
 def check_speaks(vocoder: Vocoder, info: Mapping[str, Any]) -> None:
-    """CheckpointError where a vocoder does not speak the tokens of a prepared corpus (`prepared_info`), or would at
-    another speed."""
+    """CheckpointError where a vocoder does not speak the tokens of a prepared corpus
+    (`prepared_info`), or would at another speed."""
     vocoder.check_tokenizer(tokenizer_identity(info))
     made = info["tokenizer"]
     if abs(vocoder.token_rate - made["rate_hz"]) > 1e-6:
-        raise CheckpointError(f"the vocoder speaks {vocoder.token_rate:g} tokens a second, {made['name']} makes "
-                              f"{made['rate_hz']:g}: use the vocoder of the decoder's tokenizer, or train one with "
-                              "`dcar train-vocoder`")
+        raise CheckpointError(
+            f"the vocoder speaks {vocoder.token_rate:g} tokens a second, {made['name']} makes "
+            f"{made['rate_hz']:g}: use the vocoder of the decoder's tokenizer, or train one with "
+            "`dcar train-vocoder`"
+        )

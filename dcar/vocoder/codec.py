@@ -1,9 +1,10 @@
 """Other projects' vocoders: X-codec2, SpeechTokenizer's first layer, CosyVoice.
 
-The first two carry the voice in their tokens (SpeechTokenizer's first layer hardly: it sounds like one voice), so the
-speaker features are not used. CosyVoice takes the voice from a recording. It is no package on an index: its code is
-found on PYTHONPATH. The calls follow its own inference (`cosyvoice.cli.cosyvoice.CosyVoice.inference_vc`). Tests here
-run them against modules of the same signatures, not against the project itself.
+The first two carry the voice in their tokens (SpeechTokenizer's first layer hardly: it sounds like
+one voice), so the speaker features are not used. CosyVoice takes the voice from a recording. It is
+no package on an index: its code is found on PYTHONPATH. The calls follow its own inference
+(`cosyvoice.cli.cosyvoice.CosyVoice.inference_vc`). Tests here run them against modules of the same
+signatures, not against the project itself.
 """
 
 from __future__ import annotations
@@ -33,28 +34,41 @@ class OneByOne:
     tokenizer_checksum = ""
 
     def check_tokenizer(self, identity: str) -> None:
-        """CheckpointError if the tokens are not this codec's: of another kind, or of another checkpoint."""
+        """CheckpointError if the tokens are not this codec's: of another kind, or of another
+        checkpoint."""
         name, _, checksum = identity.rpartition("@")
         wrong_kind = name and not name.startswith(self.tokenizer_name)
-        if wrong_kind or (self.tokenizer_checksum and checksum and checksum != self.tokenizer_checksum):
+        if wrong_kind or (
+            self.tokenizer_checksum and checksum and checksum != self.tokenizer_checksum
+        ):
             raise CheckpointError(
                 f"the vocoder {self.name} speaks tokens of {self.tokenizer_name} "
-                f"({self.tokenizer_checksum[:12] or 'any checkpoint'}), not of {identity[:60]}; take the decoder's"
+                f"({self.tokenizer_checksum[:12] or 'any checkpoint'}), not of {identity[:60]}; "
+                "take the decoder's"
             )
 
-    def synthesize(self, token_lists: Sequence[Sequence[int]], speaker: np.ndarray) -> list[np.ndarray]:
-        """One float32 waveform in −1…1 per utterance, empty without tokens. DataError for ids outside the codebook."""
+    def synthesize(
+        self, token_lists: Sequence[Sequence[int]], speaker: np.ndarray
+    ) -> list[np.ndarray]:
+        """One float32 waveform in −1…1 per utterance, empty without tokens. DataError for ids
+        outside the codebook."""
         if len(speaker) != len(token_lists):
             raise DataError(f"{self.name}: {len(token_lists)} utterances but {len(speaker)} voices")
-        return [self._one(list(tokens), row) for tokens, row in zip(token_lists, np.asarray(speaker), strict=True)]
+        return [
+            self._one(list(tokens), row)
+            for tokens, row in zip(token_lists, np.asarray(speaker), strict=True)
+        ]
 
     def _one(self, tokens: list[int], speaker: np.ndarray) -> np.ndarray:
         if not tokens:
             return np.zeros(0, np.float32)
         if min(tokens) < 0 or max(tokens) >= self.vocab_size:
             worst = min(tokens) if min(tokens) < 0 else max(tokens)
-            raise DataError(f"{self.name}: token {worst} is outside 0..{self.vocab_size - 1}; strip EOS and use the "
-                            "vocoder of the decoder's tokenizer")
+            raise DataError(
+                f"{self.name}: token {worst} is outside 0..{self.vocab_size - 1}; strip EOS and "
+                "use the "
+                "vocoder of the decoder's tokenizer"
+            )
         with torch.inference_mode():
             wave = self.speak(torch.tensor(tokens, dtype=torch.int64), speaker)
         return np.clip(wave.reshape(-1).float().cpu().numpy(), -1.0, 1.0).astype(np.float32)
@@ -65,11 +79,16 @@ class OneByOne:
 
 
 class CodecVocoder(OneByOne):
-    """The decoder of a codec: X-codec2 (LLaSA's codes), or SpeechTokenizer from its first layer alone, which has words
-    in one neutral voice. Its encoder makes the tokens: they are those of these weights."""
+    """The decoder of a codec: X-codec2 (LLaSA's codes), or SpeechTokenizer from its first layer
+    alone, which has words in one neutral voice. Its encoder makes the tokens: they are those of
+    these weights."""
 
     def __init__(self, codec: CodecTokenizer) -> None:
-        self.codec, self.vocab_size, self.tokenizer_checksum = codec, codec.vocab_size, codec.checksum
+        self.codec, self.vocab_size, self.tokenizer_checksum = (
+            codec,
+            codec.vocab_size,
+            codec.checksum,
+        )
         self.name = self.tokenizer_name = codec.name
         self.sample_rate, self.token_rate = codec.sample_rate, int(codec.rate_hz)
 
@@ -78,31 +97,42 @@ class CodecVocoder(OneByOne):
 
 
 class CosyVoiceVocoder(OneByOne):
-    """Flow matching and HiFT of CosyVoice 1 or 2, through the project's own voice conversion with our tokens."""
+    """Flow matching and HiFT of CosyVoice 1 or 2, through the project's own voice conversion
+    with our tokens."""
 
     name, tokenizer_name = "cosyvoice", "s3"
 
     def __init__(self, folder: str | Path, prompts: PromptAudio) -> None:
-        """folder: a model of CosyVoice (cosyvoice2.yaml or cosyvoice.yaml, flow.pt, hift.pt, campplus.onnx, …). The
-        project chooses its device itself."""
+        """folder: a model of CosyVoice (cosyvoice2.yaml or cosyvoice.yaml, flow.pt, hift.pt,
+        campplus.onnx, …). The project chooses its device itself."""
         try:
             from cosyvoice.cli import cosyvoice as project
         except ImportError as error:
-            raise AssetError(f"CosyVoice ({error}) is not installed: clone https://github.com/FunAudioLLM/CosyVoice "
-                             "and put the clone on PYTHONPATH (see docs/data.md)") from error
+            raise AssetError(
+                f"CosyVoice ({error}) is not installed: clone "
+                "https://github.com/FunAudioLLM/CosyVoice "
+                "and put the clone on PYTHONPATH (see docs/data.md)"
+            ) from error
         path = Path(folder)
         second = (path / "cosyvoice2.yaml").is_file()
         for name in ("cosyvoice2.yaml" if second else "cosyvoice.yaml", "flow.pt", "hift.pt"):
             if not (path / name).is_file():
-                raise AssetError(f"{path / name}: missing; a CosyVoice model: run `modelscope download "
-                                 "iic/CosyVoice2-0.5B --local_dir FOLDER`")
+                raise AssetError(
+                    f"{path / name}: missing; a CosyVoice model: run `modelscope download "
+                    "iic/CosyVoice2-0.5B --local_dir FOLDER`"
+                )
         for name in ("flow.pt", "hift.pt"):
-            read_weights(path / name, name)  # refused here if it is more than tensors: the project itself does not look
+            # refused here if it is more than tensors: the project itself does not look
+            read_weights(path / name, name)
         self.model = (project.CosyVoice2 if second else project.CosyVoice)(str(path))
         self.prompts = prompts
         self.sample_rate = int(self.model.sample_rate)
-        self.token_rate = int(getattr(self.model.model.flow, "input_frame_rate", 25 if second else 50))
-        self.vocab_size = int(getattr(self.model.model.flow, "vocab_size", 6561 if second else 4096))
+        self.token_rate = int(
+            getattr(self.model.model.flow, "input_frame_rate", 25 if second else 50)
+        )
+        self.vocab_size = int(
+            getattr(self.model.model.flow, "vocab_size", 6561 if second else 4096)
+        )
 
     def speak(self, tokens: torch.Tensor, speaker: np.ndarray) -> torch.Tensor:
         wave, rate = self.prompts(speaker)
@@ -114,4 +144,6 @@ class CosyVoiceVocoder(OneByOne):
         inputs["source_speech_token_len"] = torch.tensor([len(tokens)], dtype=torch.int32)
         inner = self.model.model
         speak = inner.vc if hasattr(inner, "vc") else inner.tts  # later versions merged the two
-        return torch.cat([piece["tts_speech"] for piece in speak(**inputs, stream=False, speed=1.0)], dim=1)
+        return torch.cat(
+            [piece["tts_speech"] for piece in speak(**inputs, stream=False, speed=1.0)], dim=1
+        )

@@ -1,10 +1,11 @@
-"""The long-term spectrum of a voice as the prompt has it, whatever the acoustic model makes of voices new to it.
+"""The long-term spectrum of a voice as the prompt has it, whatever the acoustic model makes of
+voices new to it.
 
-An acoustic model that has heard few voices draws a new one towards those that it knows. How far it does so can be
-measured without any recording: let it speak some calibration tokens in that voice, and compare their mean envelope over
-voiced frames with the prompt's, which is part of the speaker features. What is missing is added to every spectrum in
-this voice, smooth over frequency: an equaliser that is set once for a voice, so speech is the same in one piece and
-streamed.
+An acoustic model that has heard few voices draws a new one towards those that it knows. How far it
+does so can be measured without any recording: let it speak some calibration tokens in that voice,
+and compare their mean envelope over voiced frames with the prompt's, which is part of the speaker
+features. What is missing is added to every spectrum in this voice, smooth over frequency: an
+equaliser that is set once for a voice, so speech is the same in one piece and streamed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dcar.vocoder.acoustic import AcousticModel, VocoderConfig
 from dcar.voices.features import EMBEDDING_DIM, ENVELOPE_BANDS
 
 CALIBRATION_SECONDS = 8
-"""Of speech tokens that calibrate; with three times as many the voices of 80 held-out utterances came out alike."""
+"""Of speech tokens that calibrate; with three times as many the voices of 80 held-out utterances
+came out alike."""
 
 MOST_VOICES = 4096
 """Equalisers that are remembered."""
@@ -36,23 +38,30 @@ class Equalizer(nn.Module):
         gaps = min(config.mel_bands, ENVELOPE_BANDS) + 1
         near = (1 - (place[:, None] - few).abs() * gaps).clamp_min(0)  # [bands, 40]
         self.register_buffer("narrow", near / near.sum(0), persistent=False)
-        near[place < few[0], 0] = near[place > few[-1], -1] = 1.0  # beyond the outer centres their gain goes on
-        self.register_buffer("widen", (near / near.sum(1, keepdim=True)).T.contiguous(), persistent=False)
-        self.register_buffer("tokens", torch.tensor(config.calibration_tokens, dtype=torch.int64), persistent=False)
+        # beyond the outer centres their gain goes on
+        near[place < few[0], 0] = near[place > few[-1], -1] = 1.0
+        self.register_buffer(
+            "widen", (near / near.sum(1, keepdim=True)).T.contiguous(), persistent=False
+        )
+        self.register_buffer(
+            "tokens", torch.tensor(config.calibration_tokens, dtype=torch.int64), persistent=False
+        )
         self._known: dict[bytes, Tensor] = {}
 
     def envelope(self, log_mel: Tensor, voiced: Tensor) -> Tensor:
-        """Mean log-mel over voiced frames in 40 bands, its own mean removed, as `speaker_features` has it of a
-        recording: log_mel [B, F, bands], voiced [B, F] -> [B, 40]."""
+        """Mean log-mel over voiced frames in 40 bands, its own mean removed, as
+        `speaker_features` has it of a recording: log_mel [B, F, bands], voiced [B, F] -> [B,
+        40]."""
         bands = (log_mel.exp() @ self.narrow).log()
         mean = (bands * voiced[..., None]).sum(1) / voiced.sum(1, keepdim=True).clamp_min(1)
         return mean - mean.mean(1, keepdim=True)
 
     def forward(self, acoustic: AcousticModel, speaker: Tensor) -> Tensor:
-        """Zero without calibration tokens. Voices are remembered: call `forget` when the acoustic model has changed.
+        """Zero without calibration tokens. Voices are remembered: call `forget` when the acoustic
+        model has changed.
 
-        A voice is measured by itself. The last bits of a batched product depend on the rows that share it, and what is
-        remembered would carry them into all that is spoken afterwards.
+        A voice is measured by itself. The last bits of a batched product depend on the rows that
+        share it, and what is remembered would carry them into all that is spoken afterwards.
         """
         if not len(self.tokens):
             return speaker.new_zeros(len(speaker), self.widen.shape[1])

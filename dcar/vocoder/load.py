@@ -1,4 +1,5 @@
-"""Vocoders behind one interface, chosen by a setting: our own, codecs that speak their own tokens, other projects'.
+"""Vocoders behind one interface, chosen by a setting: our own, codecs that speak their own tokens,
+other projects'.
 
 | setting | speaks | needs |
 | --- | --- | --- |
@@ -7,9 +8,10 @@
 | `speechtokenizer:FOLDER` | first layer of SpeechTokenizer | package speechtokenizer |
 | `cosyvoice:FOLDER` | S³ tokens, in the voice of a prompt | CosyVoice on PYTHONPATH |
 
-All offer what a comparison asks of a vocoder: `sample_rate`, `token_rate`, `check_tokenizer(identity)` and
-`synthesize(token_lists, speaker)`. The last one takes the voice from a recording, not from features: it looks it up by
-the features that it is given (`PromptAudio`).
+All offer what a comparison asks of a vocoder: `sample_rate`, `token_rate`,
+`check_tokenizer(identity)` and `synthesize(token_lists, speaker)`. The last one takes the voice
+from a recording, not from features: it looks it up by the features that it is given
+(`PromptAudio`).
 """
 
 from __future__ import annotations
@@ -26,30 +28,38 @@ from heads.checkpoint import tensors_checksum
 
 
 def hears_prompts(spec: str) -> bool:
-    """Whether the vocoder of a setting takes the voice from recordings (`prompts` of `load_vocoder`)."""
+    """Whether the vocoder of a setting takes the voice from recordings (`prompts` of
+    `load_vocoder`)."""
     return str(spec).partition(":")[0] == "cosyvoice"
 
 
 def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | None = None) -> Any:
-    """The vocoder of a setting (see the module's table; empty is `starter`), on `device`, ready to synthesise.
+    """The vocoder of a setting (see the module's table; empty is `starter`), on `device`, ready to
+    synthesise.
 
-    prompts: recordings of the voices, for `cosyvoice`. Raises AssetError, CheckpointError, ConfigError.
+    prompts: recordings of the voices, for `cosyvoice`. Raises AssetError, CheckpointError,
+    ConfigError.
     """
     kind, _, rest = str(spec).partition(":")
     if not rest:
         return TokenVocoder.from_pretrained(resolve(spec or "starter", "vocoder"), device)
     if hears_prompts(spec):
         if prompts is None:
-            raise ConfigError(f"{spec}: this vocoder takes the voice from a recording; give the prompts' audio")
+            raise ConfigError(
+                f"{spec}: this vocoder takes the voice from a recording; give the prompts' audio"
+            )
         return CosyVoiceVocoder(rest, prompts)
     codecs = {"xcodec2": XCodec2Tokenizer, "speechtokenizer": SpeechTokenizerFirstLayer}
     if kind in codecs:
         return CodecVocoder(codecs[kind](rest, device))
-    raise ConfigError(f"vocoder {spec!r}: choose a folder, starter, xcodec2:, speechtokenizer: or cosyvoice:")
+    raise ConfigError(
+        f"vocoder {spec!r}: choose a folder, starter, xcodec2:, speechtokenizer: or cosyvoice:"
+    )
 
 
 def vocoder_identity(vocoder: Any, spec: str) -> str:
-    """What sound depends on: the weights of our own vocoder, of others their setting and their own checksum."""
+    """What sound depends on: the weights of our own vocoder, of others their setting and their
+    own checksum."""
     if isinstance(vocoder, TokenVocoder):
         return tensors_checksum(vocoder.state_dict())
     return f"{spec} {getattr(vocoder, 'tokenizer_checksum', '')}".strip()

@@ -31,26 +31,36 @@ class TokenVocoder(VocoderNetwork):
     """Speech tokens and speaker features to waveform, for the tokens of one tokenizer."""
 
     def check_tokenizer(self, identity: str) -> None:
-        """CheckpointError if the weights were trained on another tokenizer than `identity` ("name@checksum", as a
-        decoder's config holds it). Tokens of another tokenizer would be spoken as noise, without an error."""
+        """CheckpointError if the weights were trained on another tokenizer than `identity`
+        ("name@checksum", as a decoder's config holds it). Tokens of another tokenizer would be
+        spoken as noise, without an error."""
         trained, given = self.config.tokenizer_checksum, identity.rpartition("@")[2]
         if trained and given and trained != given:
-            raise CheckpointError(f"this vocoder was trained on the tokenizer {trained[:12]}…, the decoder on "
-                                  f"{given[:12]}…: use the vocoder of the decoder's tokenizer, or train one with `dcar "
-                                  "train-vocoder`")
+            raise CheckpointError(
+                f"this vocoder was trained on the tokenizer {trained[:12]}…, the decoder on "
+                f"{given[:12]}…: use the vocoder of the decoder's tokenizer, or train one with "
+                "`dcar "
+                "train-vocoder`"
+            )
 
     @torch.inference_mode()
-    def synthesize(self, token_lists: Sequence[Sequence[int]], speaker: Tensor | np.ndarray) -> list[np.ndarray]:
-        """One float32 wave per utterance, samples_per_token samples a token (none for an empty list); speaker [B, 298].
+    def synthesize(
+        self, token_lists: Sequence[Sequence[int]], speaker: Tensor | np.ndarray
+    ) -> list[np.ndarray]:
+        """One float32 wave per utterance, samples_per_token samples a token (none for an empty
+        list); speaker [B, 298].
 
-        On a CPU each is spoken by itself, which is faster there (dcar/vocoder/streaming.py). On other devices they are
-        padded to the longest of the call: pass utterances of similar length together.
+        On a CPU each is spoken by itself, which is faster there (dcar/vocoder/streaming.py). On
+        other devices they are padded to the longest of the call: pass utterances of similar length
+        together.
         """
         device = self.renderer.head.weight.device
         speaker = torch.as_tensor(speaker, dtype=torch.float32, device=device)
         lengths = [len(t) for t in token_lists]
         if speaker.shape[:1] != (len(lengths),):
-            raise DataError(f"vocoder: {len(lengths)} utterances but speaker features {list(speaker.shape)}")
+            raise DataError(
+                f"vocoder: {len(lengths)} utterances but speaker features {list(speaker.shape)}"
+            )
         if not any(lengths):
             return [np.zeros(0, np.float32) for _ in lengths]
         training = self.training
@@ -58,8 +68,12 @@ class TokenVocoder(VocoderNetwork):
             alone = zip(token_lists, speaker, strict=True)
             spoken = [StreamingVocoder(self, row).push(ids, last=True) for ids, row in alone]
         else:
-            tokens = pad_sequence([torch.as_tensor(ids, dtype=torch.int64) for ids in token_lists], batch_first=True)
-            waves = self.eval()(tokens.to(device), torch.tensor(lengths, device=device), speaker).clamp(-1.0, 1.0)
+            tokens = pad_sequence(
+                [torch.as_tensor(ids, dtype=torch.int64) for ids in token_lists], batch_first=True
+            )
+            waves = self.eval()(
+                tokens.to(device), torch.tensor(lengths, device=device), speaker
+            ).clamp(-1.0, 1.0)
             samples = [n * self.config.samples_per_token for n in lengths]
             spoken = [wave[:n].copy() for wave, n in zip(waves.cpu().numpy(), samples, strict=True)]
         if training:
@@ -67,40 +81,71 @@ class TokenVocoder(VocoderNetwork):
         return spoken
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
-        """Write config.json and model.safetensors (fp16 by default: half the size, no audible difference)."""
+        """Write config.json and model.safetensors (fp16 by default: half the size, no audible
+        difference)."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: value.detach().to("cpu", dtype).contiguous() for name, value in self.state_dict().items()}
+        weights = {
+            name: value.detach().to("cpu", dtype).contiguous()
+            for name, value in self.state_dict().items()
+        }
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         config = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION, **asdict(self.config)}
         # a line for each list
-        text = re.sub(r"\[[^]]*\]", lambda numbers: re.sub(r"\s+", " ", numbers[0]), json.dumps(config, indent=2))
+        text = re.sub(
+            r"\[[^]]*\]",
+            lambda numbers: re.sub(r"\s+", " ", numbers[0]),
+            json.dumps(config, indent=2),
+        )
         (folder / "config.json").write_text(text + "\n")
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, device: str | torch.device = "cpu") -> TokenVocoder:
-        """Read what `save_pretrained` wrote, as fp32 and in eval mode. Raises CheckpointError on any difference."""
+    def from_pretrained(
+        cls, folder: str | Path, device: str | torch.device = "cpu"
+    ) -> TokenVocoder:
+        """Read what `save_pretrained` wrote, as fp32 and in eval mode. Raises CheckpointError on
+        any difference."""
         folder = Path(folder)
         config = load_config(folder, MODEL_TYPE, VocoderConfig)
         try:
             weights = load_file(folder / "model.safetensors")
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{folder}/model.safetensors: cannot read the weights ({error}); copy the vocoder "
-                                  "again") from error
+            raise CheckpointError(
+                f"{folder}/model.safetensors: cannot read the weights ({error}); copy the vocoder "
+                "again"
+            ) from error
         widest = max((max(value.shape, default=0) for value in weights.values()), default=0)
-        if wrong := [f"{name}: {size}" for name, size in asdict(config).items()
-                     if name.endswith(("_size", "_fft", "_bands", "_dim")) and size > 2 * widest]:
+        if wrong := [
+            f"{name}: {size}"
+            for name, size in asdict(config).items()
+            if name.endswith(("_size", "_fft", "_bands", "_dim")) and size > 2 * widest
+        ]:
             # they would take memory for what the weights do not hold
-            raise CheckpointError(f"{folder}/config.json: impossible settings ({', '.join(wrong)[:200]}); copy it "
-                                  "again")
+            raise CheckpointError(
+                f"{folder}/config.json: impossible settings ({', '.join(wrong)[:200]}); copy it "
+                "again"
+            )
         if odd := [f"{n} as {t.dtype}" for n, t in weights.items() if t.dtype not in STORED]:
-            raise CheckpointError(f"{folder}/model.safetensors: weights that are no numbers of a model "
-                                  f"({', '.join(odd[:3])}); copy it again")
+            raise CheckpointError(
+                f"{folder}/model.safetensors: weights that are no numbers of a model "
+                f"({', '.join(odd[:3])}); copy it again"
+            )
         try:
             model = cls(config)
-            model.load_state_dict({name: value.float() for name, value in weights.items()}, strict=True)
-        except (CheckpointError, RuntimeError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
+            model.load_state_dict(
+                {name: value.float() for name, value in weights.items()}, strict=True
+            )
+        except (
+            CheckpointError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            AssertionError,
+        ) as error:
             raise CheckpointError(f"{folder}: weights do not fit the config: {error}") from error
         if not all(bool(torch.isfinite(value).all()) for value in model.state_dict().values()):
-            raise CheckpointError(f"{folder}/model.safetensors: weights that are not finite; the file is damaged")
+            raise CheckpointError(
+                f"{folder}/model.safetensors: weights that are not finite; the file is damaged"
+            )
         return model.eval().to(device)

@@ -1,9 +1,10 @@
 """The renderer of the vocoder: log-mel + pitch -> waveform.
 
-It draws no spectra from nothing. Two signals are there already, a band-limited pulse train at F0 and white noise
-(NSF, Wang et al. 2019), and the mel spectrum already says how loud each band is. What is left for the network, for
-every bin of every frame, is how much of the band is pulse and how much is noise, the fine shape, and the phase of the
-pulses. So it works from the first step, and learns little that depends on a voice.
+It draws no spectra from nothing. Two signals are there already, a band-limited pulse train at F0
+and white noise (NSF, Wang et al. 2019), and the mel spectrum already says how loud each band is.
+What is left for the network, for every bin of every frame, is how much of the band is pulse and how
+much is noise, the fine shape, and the phase of the pulses. So it works from the first step, and
+learns little that depends on a voice.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Renderer(nn.Module):
         self.config = config
         size, bins = config.renderer_size, config.n_fft // 2 + 1
         self.input = nn.Linear(config.mel_bands + 2 + 2 * PITCH_OCTAVES, size)
-        self.blocks = blocks(size, config.renderer_ffn_size, 0, config.kernel_size, config.renderer_dilations)
+        self.blocks = blocks(
+            size, config.renderer_ffn_size, 0, config.kernel_size, config.renderer_dilations
+        )
         self.norm = nn.LayerNorm(size)
         self.head = nn.Linear(size, 3 * bins)
         pad = (config.n_fft - config.window) // 2
@@ -52,17 +55,25 @@ class Renderer(nn.Module):
         self.register_buffer("interpolation", band_interpolation(config), persistent=False)
         nn.init.normal_(self.head.weight, std=0.02)
         # A signal of unit power has this log-mel; the excitations have unit power.
-        unit = math.log(math.sqrt(torch.hann_window(config.n_fft).square().sum()) * math.sqrt(math.pi) / 2)
+        unit = math.log(
+            math.sqrt(torch.hann_window(config.n_fft).square().sum()) * math.sqrt(math.pi) / 2
+        )
         with torch.no_grad():  # start with most of the power in the pulses
             pulse, phase, hiss = self.head.bias.chunk(3)
             pulse.fill_(-unit), phase.zero_(), hiss.fill_(-unit - 1.5)
 
-    def forward(self, log_mel: Tensor, pitch: Pitch, mask: Tensor, noise: Tensor | None = None,
-                phase: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        log_mel: Tensor,
+        pitch: Pitch,
+        mask: Tensor,
+        noise: Tensor | None = None,
+        phase: Tensor | None = None,
+    ) -> Tensor:
         """Waveform [B, F * hop] from log_mel [B, F, bands] and pitch [B, F].
 
-        mask [B, F] float, 1 where a frame is real (zeros may stand on both sides); noise [B, F * hop] and phase [B, 1]
-        default to fixed ones, training passes random ones.
+        mask [B, F] float, 1 where a frame is real (zeros may stand on both sides); noise [B, F *
+        hop] and phase [B, 1] default to fixed ones, training passes random ones.
         """
         config, keep = self.config, mask[..., None]
         level = (log_mel - MEL_MEAN) / MEL_SPREAD
@@ -71,32 +82,43 @@ class Renderer(nn.Module):
             x = block(x, keep)
         out = self.head(self.norm(x))
         with torch.autocast(out.device.type, enabled=False):  # phases and spectra need fp32
-            pulse_gain, phase_shift, noise_gain = (out.float() * keep).transpose(1, 2).chunk(3, dim=1)  # [B, bins, F]
+            # [B, bins, F]
+            pulse_gain, phase_shift, noise_gain = (
+                (out.float() * keep).transpose(1, 2).chunk(3, dim=1)
+            )
             envelope = (log_mel.float() @ self.interpolation).transpose(1, 2)
             samples = mask.repeat_interleave(config.hop, dim=1).float()
             if noise is None:
                 repeats = -(-samples.shape[1] // len(self.noise))
                 noise = self.noise.repeat(repeats)[: samples.shape[1]].expand_as(samples)
-            pulse_spectra = same_stft(self.pulses(pitch.log_f0, phase) * samples, self.window, config.hop)
+            pulse_spectra = same_stft(
+                self.pulses(pitch.log_f0, phase) * samples, self.window, config.hop
+            )
             noise_spectra = same_stft(noise * samples, self.window, config.hop)
             gain = torch.polar((envelope + pulse_gain).clamp(-20.0, 3.0).exp(), phase_shift)
-            spectra = pulse_spectra * gain + noise_spectra * (envelope + noise_gain).clamp(-20.0, 3.0).exp()
+            spectra = (
+                pulse_spectra * gain
+                + noise_spectra * (envelope + noise_gain).clamp(-20.0, 3.0).exp()
+            )
             return same_istft(spectra * keep.transpose(1, 2), self.window, config.hop)
 
     def pulses(self, log_f0: Tensor, phase: Tensor | None = None) -> Tensor:
-        """Band-limited pulse train of unit power [B, F * hop] at F0 [B, F]; phase: that before the first sample, in
-        cycles [B, 1], 0 where it is not given."""
+        """Band-limited pulse train of unit power [B, F * hop] at F0 [B, F]; phase: that before
+        the first sample, in cycles [B, 1], 0 where it is not given."""
         rate, hop = self.config.sample_rate, self.config.hop
         f0 = log_f0.float().exp()
         # lines between the frames' centres; their phase in float64
-        line = F.interpolate(f0[:, None], scale_factor=float(hop), mode="linear", align_corners=False)[:, 0]
+        line = F.interpolate(
+            f0[:, None], scale_factor=float(hop), mode="linear", align_corners=False
+        )[:, 0]
         cycles = (line.double() / rate).cumsum(1)
         harmonics = (0.46 * rate / f0).floor().repeat_interleave(hop, dim=1)
         return pulse_train(cycles if phase is None else cycles + phase, harmonics)
 
 
 def pulse_train(cycles: Tensor, harmonics: Tensor) -> Tensor:
-    """Pulses of unit power: their phase in cycles and their number of harmonics K at every sample, of one shape."""
+    """Pulses of unit power: their phase in cycles and their number of harmonics K at every
+    sample, of one shape."""
     angle = (2 * math.pi * (cycles - cycles.floor())).float()
     # Σ_{k=1..K} cos kθ = sin((K + ½)θ) / (2 sin ½θ) − ½, with its limit K near θ = 0
     half = torch.sin(angle / 2)
@@ -111,12 +133,15 @@ def mel_transform(config: VocoderConfig) -> LogMel:
 
 
 def band_interpolation(config: VocoderConfig) -> Tensor:
-    """Weights [bands, bins] that read a log-mel spectrum at every bin: linear between the bands' centres."""
+    """Weights [bands, bins] that read a log-mel spectrum at every bin: linear between the bands'
+    centres."""
     filters = mel_filterbank(config.sample_rate, config.n_fft, config.mel_bands)
     bins = torch.arange(filters.shape[1], dtype=torch.float32)
     centres = filters @ bins  # mean frequency of each filter, in bins
     right = torch.searchsorted(centres, bins).clamp(1, len(centres) - 1)
-    share = ((bins - centres[right - 1]) / (centres[right] - centres[right - 1]).clamp_min(1e-6)).clamp(0, 1)
+    share = (
+        (bins - centres[right - 1]) / (centres[right] - centres[right - 1]).clamp_min(1e-6)
+    ).clamp(0, 1)
     weights = torch.zeros_like(filters)
     weights[right - 1, bins.long()] = 1 - share
     weights[right, bins.long()] += share

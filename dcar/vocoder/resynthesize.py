@@ -1,10 +1,11 @@
-"""`dcar prepare mode=resynthesize`: speak a prepared split from its own tokens through the vocoder, as training speech
-for the reward recogniser (which must know the sound of the vocoder) and for measuring what tokens and vocoder lose.
+"""`dcar prepare mode=resynthesize`: speak a prepared split from its own tokens through the vocoder,
+as training speech for the reward recogniser (which must know the sound of the vocoder) and for
+measuring what tokens and vocoder lose.
 
     dcar prepare mode=resynthesize data=runs/prepared split=train vocoder=runs/vocoder/export out=runs/resynthesis
 
-The result is a corpus of kind jsonl: a manifest `<out>/train.jsonl` and recordings `<out>/train/NUMBER.wav`.
-`dcar score audio=<out>/train.jsonl` measures it.
+The result is a corpus of kind jsonl: a manifest `<out>/train.jsonl` and recordings
+`<out>/train/NUMBER.wav`. `dcar score audio=<out>/train.jsonl` measures it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class ResynthesizeConfig:
     out: str = setting("runs/resynthesis", "Folder to write.", place="folder")
     batch_size: int = setting(8, "Utterances spoken at once.", minimum=1)
     limit: int = setting(0, "Utterances at most; 0 = all.", minimum=0)
-    other_voices: bool = setting(False, "Speak every utterance in the voice of another one, drawn at random (seeded).")
+    other_voices: bool = setting(
+        False, "Speak every utterance in the voice of another one, drawn at random (seeded)."
+    )
     seed: int = seed_setting(0, "Of other_voices.")
 
 
@@ -55,14 +58,25 @@ def run(config: ResynthesizeConfig) -> Path:
         voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
     order = np.argsort([len(tokens) for tokens in dataset["speech"]])
     lines = []
-    for start in tqdm(range(0, len(order), config.batch_size), desc=f"resynthesize {config.split}", unit="batch"):
+    for start in tqdm(
+        range(0, len(order), config.batch_size), desc=f"resynthesize {config.split}", unit="batch"
+    ):
         chosen = order[start : start + config.batch_size].tolist()
         batch = [dataset[i] for i in chosen]
         spoken = vocoder.synthesize([row["speech"] for row in batch], voices[chosen])
         for number, row, wave in zip(chosen, batch, spoken, strict=True):
             audio = f"{config.split}/{number:06}.wav"
             save_audio(out / audio, wave, int(vocoder.sample_rate))
-            lines.append(json.dumps({"id": row["id"], "audio": audio, "text": row["text"], "speaker": row["speaker"]}))
+            lines.append(
+                json.dumps(
+                    {
+                        "id": row["id"],
+                        "audio": audio,
+                        "text": row["text"],
+                        "speaker": row["speaker"],
+                    }
+                )
+            )
     manifest = out / f"{config.split}.jsonl"
     write_text(manifest, "\n".join(lines) + "\n")
     return manifest

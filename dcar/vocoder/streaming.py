@@ -1,11 +1,12 @@
-"""One utterance through the vocoder, whole or piece by piece as its tokens come; nothing is computed twice.
+"""One utterance through the vocoder, whole or piece by piece as its tokens come; nothing is
+computed twice.
 
-The mathematics is that of `VocoderNetwork.forward`, which stays the reference; sums may be rounded in another order.
-The vocoder is a chain of convolutions, so each keeps the few rows of input that its next outputs need. Rows are
-[frames, channels] throughout, which spares transposing them.
+The mathematics is that of `VocoderNetwork.forward`, which stays the reference; sums may be rounded
+in another order. The vocoder is a chain of convolutions, so each keeps the few rows of input that
+its next outputs need. Rows are [frames, channels] throughout, which spares transposing them.
 
-On a CPU that multiplies bfloat16, the blocks' matrix products, three quarters of the time, are in it; sums, norms,
-convolutions and signals stay float32.
+On a CPU that multiplies bfloat16, the blocks' matrix products, three quarters of the time, are in
+it; sums, norms, convolutions and signals stay float32.
 """
 
 from __future__ import annotations
@@ -28,15 +29,24 @@ Affine = Callable[[Tensor], Tensor]
 
 def product_type(device: torch.device) -> torch.dtype:
     """Of the matrix products: bfloat16 where a CPU has instructions for it."""
-    fast = device.type == "cpu" and torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported()
+    fast = (
+        device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and torch.cpu._is_avx512_bf16_supported()
+    )
     return torch.bfloat16 if fast else torch.float32
 
 
 def _affine(weight: Tensor, bias: Tensor, dtype: torch.dtype, then: str = "none") -> Affine:
-    """x [N, in] -> [N, out] in float32 or, packed once as oneDNN reads it, bfloat16; then: "none" or "relu"."""
+    """x [N, in] -> [N, out] in float32 or, packed once as oneDNN reads it, bfloat16; then:
+    "none" or "relu"."""
     weight, bias = weight.detach().to(dtype), bias.detach().to(dtype)
     if dtype == torch.float32:
-        return (lambda x: F.linear(x, weight, bias)) if then == "none" else lambda x: F.linear(x, weight, bias).relu_()
+        return (
+            (lambda x: F.linear(x, weight, bias))
+            if then == "none"
+            else lambda x: F.linear(x, weight, bias).relu_()
+        )
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x.to(dtype), packed, bias, then, [], "")
 
@@ -47,7 +57,11 @@ class _Block:
     def __init__(self, block: nn.Module, dtype: torch.dtype):
         assert isinstance(block, ConvNeXtBlock)
         conv, scale = block.conv, block.residual_scale.detach()
-        self.size, self.pad, self.dilation = conv.in_channels, int(conv.padding[0]), conv.dilation[0]
+        self.size, self.pad, self.dilation = (
+            conv.in_channels,
+            int(conv.padding[0]),
+            conv.dilation[0],
+        )
         self.taps, self.bias = conv.weight.detach()[:, 0].T.contiguous(), conv.get_parameter("bias")
         self.norm, self.modulation = block.norm, block.modulation
         self.up = _affine(block.up.weight, block.up.bias, dtype, "relu")
@@ -64,7 +78,8 @@ class _Block:
     def __call__(self, x: Tensor, norm: Affine) -> Tensor:
         n = len(x) - 2 * self.pad
         h = torch.addcmul(self.bias, x[:n], self.taps[0])
-        for i, tap in enumerate(self.taps[1:], 1):  # half the time of a depth-wise convolution of torch
+        # half the time of a depth-wise convolution of torch
+        for i, tap in enumerate(self.taps[1:], 1):
             h.addcmul_(x[i * self.dilation : i * self.dilation + n], tap)
         return x[self.pad : self.pad + n] + self.down(self.up(norm(h)))
 
@@ -92,7 +107,8 @@ def _weights(vocoder: VocoderNetwork) -> _Weights:
 
 
 class _Convolutions:
-    """Blocks that are fed piece by piece; what they give lags behind by their reach, until the last piece."""
+    """Blocks that are fed piece by piece; what they give lags behind by their reach, until the
+    last piece."""
 
     def __init__(self, blocks: Sequence[_Block], like: Tensor, condition: Tensor | None = None):
         self.blocks = [(block, block.norm_for(condition)) for block in blocks]
@@ -133,19 +149,23 @@ class StreamingVocoder:
         self._equalizer = vocoder.equalizer(acoustic, self._speaker)
         side = (c.n_fft - c.window) // 2  # nothing of the window is there
         self._window = like[side : side + c.window]
-        self._place = (torch.arange(c.hop, device=like.device) + (1 - c.hop % 2) / 2) / c.hop  # between two centres
-        self._before = (c.n_fft - c.hop) // 2 - side  # samples of a window that stand before its frame
+        # between two centres
+        self._place = (torch.arange(c.hop, device=like.device) + (1 - c.hop % 2) / 2) / c.hop
+        # samples of a window that stand before its frame
+        self._before = (c.n_fft - c.hop) // 2 - side
         self._f0: Tensor | None = None  # of the newest frame
         self._cycles, self._made = 0.0, 0  # phase of the pulses, and samples, so far
         self._signals = like.new_zeros(2, self._before)  # pulses and noise that windows still need
-        self._rows = like.new_zeros(0, c.renderer_size)  # of the renderer, for windows that are not whole yet
+        # of the renderer, for windows that are not whole yet
+        self._rows = like.new_zeros(0, c.renderer_size)
         self._log_mel = like.new_zeros(0, c.mel_bands)  # of frames whose windows are not
         self._overlap = like.new_zeros(c.window // c.hop - 1, c.hop)
         self._skip = self._before  # samples before the first
 
     @torch.inference_mode()
     def push(self, tokens: Sequence[int], last: bool = False) -> np.ndarray:
-        """Samples [n] that are certain now, or all with `last`. DataError for ids outside the vocabulary."""
+        """Samples [n] that are certain now, or all with `last`. DataError for ids outside the
+        vocabulary."""
         v, config = self.vocoder, self.vocoder.config
         bands = config.mel_bands
         ids = torch.as_tensor(tokens, dtype=torch.int64, device=self._speaker.device)
@@ -159,7 +179,9 @@ class StreamingVocoder:
         self._excite(pitch.log_f0[0].exp(), last)
         self._log_mel = torch.cat((self._log_mel, log_mel))
         level = (log_mel - MEL_MEAN) / MEL_SPREAD
-        new = self._renderer(v.renderer.input(torch.cat((level, pitch_features(pitch)[0]), dim=1)), last)
+        new = self._renderer(
+            v.renderer.input(torch.cat((level, pitch_features(pitch)[0]), dim=1)), last
+        )
         self._rows = torch.cat((self._rows, new))
         n = min(len(self._rows), max(0, (self._signals.shape[1] - config.window) // config.hop + 1))
         if not n:
@@ -168,7 +190,8 @@ class StreamingVocoder:
         return self._overlap_add(self._spectra(now), last).clamp(-1.0, 1.0).cpu().numpy()
 
     def _excite(self, f0: Tensor, last: bool) -> None:
-        """Pulses and noise up to the centre of the newest frame, or its end; see `Renderer.pulses`."""
+        """Pulses and noise up to the centre of the newest frame, or its end; see
+        `Renderer.pulses`."""
         c, renderer = self.vocoder.config, self.vocoder.renderer
         half, first = c.hop // 2, self._f0 is None
         f0 = torch.cat((f0[:1] if self._f0 is None else self._f0, f0, f0[-1:] if last else f0[:0]))
@@ -176,7 +199,11 @@ class StreamingVocoder:
         line = torch.lerp(f0[:-1, None], f0[1:, None], self._place).flatten()
         kept = slice((c.hop - half) * first, len(line) - half * last)
         cycles = (line[kept].double() / c.sample_rate).cumsum(0) + self._cycles
-        harmonics = (0.46 * c.sample_rate / f0).floor().repeat_interleave(c.hop)[half : half + len(line)][kept]
+        harmonics = (
+            (0.46 * c.sample_rate / f0)
+            .floor()
+            .repeat_interleave(c.hop)[half : half + len(line)][kept]
+        )
         if not len(cycles):
             return
         self._cycles = float(cycles[-1]) % 1.0
@@ -187,17 +214,22 @@ class StreamingVocoder:
         self._signals = torch.cat((self._signals, new), dim=1)
 
     def _spectra(self, x: Tensor) -> Tensor:
-        """Spectra [n, bins] of the next frames from the renderer's rows [n, C]; see `Renderer.forward`."""
+        """Spectra [n, bins] of the next frames from the renderer's rows [n, C]; see
+        `Renderer.forward`."""
         c, renderer, n = self.vocoder.config, self.vocoder.renderer, len(x)
         envelope = self._log_mel[:n] @ renderer.interpolation
         pulse_gain, phase, noise_gain = self._head(renderer.norm(x)).float().chunk(3, dim=1)
-        # Where a window starts among the points of the transform does not matter: it is turned back afterwards.
+        # Where a window starts among the points of the transform does not matter: it is turned back
+        # afterwards.
         missing = (0, c.n_fft - c.window)
-        windows = F.pad(self._signals, missing).unfold(1, c.n_fft, c.hop)[:, :n] * F.pad(self._window, missing)
+        windows = F.pad(self._signals, missing).unfold(1, c.n_fft, c.hop)[:, :n] * F.pad(
+            self._window, missing
+        )
         pulses, noise = torch.fft.rfft(windows)
         self._signals, self._log_mel = self._signals[:, n * c.hop :], self._log_mel[n:]
         gain = (envelope + pulse_gain).clamp_(-20.0, 3.0).exp_()
-        pulses *= torch.complex(gain * phase.cos(), gain * phase.sin())  # torch.polar takes three times as long
+        # torch.polar takes three times as long
+        pulses *= torch.complex(gain * phase.cos(), gain * phase.sin())
         torch.view_as_real(noise).mul_((envelope + noise_gain).clamp_(-20.0, 3.0).exp_()[..., None])
         return pulses.add_(noise)
 

@@ -1,4 +1,5 @@
-"""Many utterances through a vocoder: in batches of similar length, and without one failure costing the others."""
+"""Many utterances through a vocoder: in batches of similar length, and without one failure
+costing the others."""
 
 from __future__ import annotations
 
@@ -14,33 +15,52 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-def voice(vocoder: Vocoder, token_lists: Sequence[Sequence[int]], speakers: Sequence[np.ndarray], batch: int = 16,
-          progress: str = "", call: Callable = lambda function, inputs: function(inputs)) -> list:
-    """Waveforms [samples] in the order of the token lists, empty for an empty list; raises what the vocoder raises.
+def voice(
+    vocoder: Vocoder,
+    token_lists: Sequence[Sequence[int]],
+    speakers: Sequence[np.ndarray],
+    batch: int = 16,
+    progress: str = "",
+    call: Callable = lambda function, inputs: function(inputs),
+) -> list:
+    """Waveforms [samples] in the order of the token lists, empty for an empty list; raises what the
+    vocoder raises.
 
-    speakers: voice features [F] of each. `batch` lists of similar length are spoken at a time. progress: name of a bar,
-    which is drawn where one is given. call: makes a call of the vocoder for some indices.
+    speakers: voice features [F] of each. `batch` lists of similar length are spoken at a time.
+    progress: name of a bar, which is drawn where one is given. call: makes a call of the vocoder
+    for some indices.
     """
+
     def speak(rows: list[int]) -> list[np.ndarray]:
-        return vocoder.synthesize([token_lists[i] for i in rows], np.stack([speakers[i] for i in rows]))
+        return vocoder.synthesize(
+            [token_lists[i] for i in rows], np.stack([speakers[i] for i in rows])
+        )
 
     waves: list = [np.zeros(0, np.float32)] * len(token_lists)
-    order = sorted((i for i, tokens in enumerate(token_lists) if len(tokens)), key=lambda i: (len(token_lists[i]), i))
-    for start in tqdm(range(0, len(order), batch), desc=progress, unit="batch", disable=not progress):
+    order = sorted(
+        (i for i, tokens in enumerate(token_lists) if len(tokens)),
+        key=lambda i: (len(token_lists[i]), i),
+    )
+    for start in tqdm(
+        range(0, len(order), batch), desc=progress, unit="batch", disable=not progress
+    ):
         rows = order[start : start + batch]
         for i, wave in zip(rows, call(speak, rows), strict=True):
             waves[i] = wave
     return waves
 
 
-def voice_each(vocoder: Vocoder, token_lists: Sequence[Sequence[int]],
-               speakers: Sequence[np.ndarray]) -> list[np.ndarray | Exception]:
-    """As `voice`; where an utterance cannot be synthesised its exception stands in the place of its waveform."""
+def voice_each(
+    vocoder: Vocoder, token_lists: Sequence[Sequence[int]], speakers: Sequence[np.ndarray]
+) -> list[np.ndarray | Exception]:
+    """As `voice`; where an utterance cannot be synthesised its exception stands in the place of
+    its waveform."""
     return voice(vocoder, token_lists, speakers, call=isolate)
 
 
 def isolate(function: Callable[[list[T]], Sequence[U]], inputs: Sequence[T]) -> list[U | Exception]:
-    """Apply a batch function; should it fail, apply it to each input alone, so that one bad input costs one result."""
+    """Apply a batch function; should it fail, apply it to each input alone, so that one bad
+    input costs one result."""
     if not inputs:
         return []
     try:

@@ -1,7 +1,8 @@
 """Signal features of the vocoder in plain torch: mel spectra, pitch tracks, speaker features.
 
-Frames are "same"-padded: a wave of F·hop samples has exactly F frames and frame f is centred on sample
-hop·f + hop/2. So two 100 Hz frames belong to one 50 Hz speech token, four to one of 25 Hz, without a half-frame shift.
+Frames are "same"-padded: a wave of F·hop samples has exactly F frames and frame f is centred on
+sample hop·f + hop/2. So two 100 Hz frames belong to one 50 Hz speech token, four to one of 25 Hz,
+without a half-frame shift.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class LogMel(nn.Module):
     def __init__(self, sample_rate: int, n_fft: int, hop: int, n_mels: int) -> None:
         super().__init__()
         self.hop = hop
-        self.register_buffer("filters", mel_filterbank(sample_rate, n_fft, n_mels), persistent=False)
+        self.register_buffer(
+            "filters", mel_filterbank(sample_rate, n_fft, n_mels), persistent=False
+        )
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
 
     def forward(self, wave: Tensor) -> Tensor:
@@ -62,7 +65,8 @@ class LogMel(nn.Module):
 
 
 def same_stft(wave: Tensor, window: Tensor, hop: int) -> Tensor:
-    """Complex spectra [B, n_fft // 2 + 1, samples // hop] of wave [B, samples]; n_fft = len(window)."""
+    """Complex spectra [B, n_fft // 2 + 1, samples // hop] of wave [B, samples]; n_fft =
+    len(window)."""
     pad = (len(window) - hop) // 2
     wave = F.pad(wave, (pad, len(window) - hop - pad))
     return torch.stft(wave, len(window), hop, window=window, center=False, return_complex=True)
@@ -83,10 +87,12 @@ def same_istft(spectra: Tensor, window: Tensor, hop: int) -> Tensor:
 
 
 def track_f0(wave: Tensor) -> tuple[Tensor, Tensor]:
-    """YIN pitch of one 24 kHz wave [samples]: (log_f0 [F], voiced bool [F]) at 100 Hz, F = samples // 240.
+    """YIN pitch of one 24 kHz wave [samples]: (log_f0 [F], voiced bool [F]) at 100 Hz, F = samples
+    // 240.
 
-    log_f0 is natural log of Hz, median-smoothed, and interpolated through unvoiced stretches; where nothing
-    at all is voiced it is log(150). de Cheveigné & Kawahara 2002, eqs. 6 and 8, steps 4 and 5, at 12 kHz.
+    log_f0 is natural log of Hz, median-smoothed, and interpolated through unvoiced stretches; where
+    nothing at all is voiced it is log(150). de Cheveigné & Kawahara 2002, eqs. 6 and 8, steps 4 and
+    5, at 12 kHz.
     """
     frames, rate, hop, integration = len(wave) // FRAME_HOP, SAMPLE_RATE // 2, FRAME_HOP // 2, 384
     low_lag, high_lag = int(rate / MAX_F0_HZ), int(rate / MIN_F0_HZ)
@@ -100,20 +106,27 @@ def track_f0(wave: Tensor) -> tuple[Tensor, Tensor]:
     # difference d(τ) = e(0) + e(τ) − 2 r(τ) over the integration window
     n_fft = 1 << (size + integration - 1).bit_length()
     spectrum = torch.fft.rfft(view, n_fft)
-    correlation = torch.fft.irfft(spectrum * torch.fft.rfft(view[:, :integration], n_fft).conj(), n_fft)
+    correlation = torch.fft.irfft(
+        spectrum * torch.fft.rfft(view[:, :integration], n_fft).conj(), n_fft
+    )
     energy = F.pad(view.double().square().cumsum(1), (1, 0))
     lags = torch.arange(high_lag + 2, device=wave.device).clamp_max(size - integration)
     energy = (energy[:, lags + integration] - energy[:, lags]).float()
     difference = (energy[:, :1] + energy - 2 * correlation[:, lags]).clamp_min(0)
     mean = difference[:, 1:].cumsum(1) / torch.arange(1, high_lag + 2, device=wave.device)
-    normalised = F.pad(difference[:, 1:] / mean.clamp_min(1e-9), (1, 0), value=1.0)  # [F, high_lag + 2]
+    # [F, high_lag + 2]
+    normalised = F.pad(difference[:, 1:] / mean.clamp_min(1e-9), (1, 0), value=1.0)
     inner = normalised[:, low_lag : high_lag + 1]
-    dip = (inner <= normalised[:, low_lag - 1 : high_lag]) & (inner <= normalised[:, low_lag + 1 : high_lag + 2])
+    dip = (inner <= normalised[:, low_lag - 1 : high_lag]) & (
+        inner <= normalised[:, low_lag + 1 : high_lag + 2]
+    )
     candidate = dip & (inner < 0.15)
     lag = torch.where(candidate.any(1), candidate.float().argmax(1), inner.argmin(1)) + low_lag
     before, at, after = (normalised.gather(1, (lag + s)[:, None])[:, 0] for s in (-1, 0, 1))
     curve = before + after - 2 * at
-    shift = torch.where(curve > 1e-6, (before - after) / (2 * curve.clamp_min(1e-6)), 0).clamp(-0.5, 0.5)
+    shift = torch.where(curve > 1e-6, (before - after) / (2 * curve.clamp_min(1e-6)), 0).clamp(
+        -0.5, 0.5
+    )
     log_f0 = (rate / (lag + shift)).log()
     loudness = view.square().mean(1).sqrt()
     voiced = (at < 0.3) & (loudness > 0.03 * loudness.max()) & (loudness > 1e-4)
@@ -121,7 +134,8 @@ def track_f0(wave: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _smooth(log_f0: np.ndarray, voiced: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Median of five over voiced frames, octave slips and lone frames dropped, gaps interpolated."""
+    """Median of five over voiced frames, octave slips and lone frames dropped, gaps
+    interpolated."""
     frames = np.flatnonzero(voiced)
     if len(frames) >= 3:
         values = log_f0[frames]
@@ -145,34 +159,44 @@ def _smooth(log_f0: np.ndarray, voiced: np.ndarray, device: torch.device) -> tup
 def speaker_features(wave: np.ndarray, sample_rate: int, embedding: np.ndarray) -> np.ndarray:
     """What the vocoder knows of a voice, from a prompt: float32 [298].
 
-    `[0:256]` the unit-norm speaker embedding, `[256]` mean and `[257]` standard deviation of log F0 (Hz) over
-    voiced frames, `[258:298]` the mean log-mel envelope of voiced frames (40 bands, its own mean removed, so
-    the prompt's level does not matter). Bands above what `sample_rate` can hold are set to the highest one below: what
-    a prompt of 16 kHz does not say of them is not that they are silent. wave: float32 [samples] at `sample_rate` Hz, at
-    least about a second.
-    Raises AudioError when the prompt has less than 0.1 s of voiced speech or the embedding is malformed.
+    `[0:256]` the unit-norm speaker embedding, `[256]` mean and `[257]` standard deviation of log F0
+    (Hz) over voiced frames, `[258:298]` the mean log-mel envelope of voiced frames (40 bands, its
+    own mean removed, so the prompt's level does not matter). Bands above what `sample_rate` can
+    hold are set to the highest one below: what a prompt of 16 kHz does not say of them is not that
+    they are silent. wave: float32 [samples] at `sample_rate` Hz, at least about a second. Raises
+    AudioError when the prompt has less than 0.1 s of voiced speech or the embedding is malformed.
     """
     embedding = np.asarray(embedding, dtype=np.float32)
     if embedding.shape != (EMBEDDING_DIM,) or abs(float(np.linalg.norm(embedding)) - 1) > 0.02:
-        raise AudioError(f"speaker embedding: expected a unit-norm vector of {EMBEDDING_DIM}, got shape "
-                         f"{embedding.shape} and norm {np.linalg.norm(embedding):.3f}; embed the prompt with "
-                         "dcar.voices.encoder.SpeakerEncoder")
+        raise AudioError(
+            f"speaker embedding: expected a unit-norm vector of {EMBEDDING_DIM}, got shape "
+            f"{embedding.shape} and norm {np.linalg.norm(embedding):.3f}; embed the prompt with "
+            "dcar.voices.encoder.SpeakerEncoder"
+        )
     if wave.ndim != 1 or not np.isfinite(wave).all():
-        raise AudioError("prompt: expected one channel of finite samples; load it with dcar.audio.load_audio")
+        raise AudioError(
+            "prompt: expected one channel of finite samples; load it with dcar.audio.load_audio"
+        )
     signal = torch.from_numpy(np.ascontiguousarray(resample(wave, sample_rate, SAMPLE_RATE)))
     log_f0, voiced = track_f0(signal)
     if int(voiced.sum()) < MIN_VOICED_FRAMES:
-        raise AudioError(f"prompt of {len(wave) / sample_rate:.1f} s: only {int(voiced.sum()) * 10} ms of voiced "
-                         "speech; use a prompt with at least a second of clear speech")
+        raise AudioError(
+            f"prompt of {len(wave) / sample_rate:.1f} s: only {int(voiced.sum()) * 10} ms of "
+            "voiced "
+            "speech; use a prompt with at least a second of clear speech"
+        )
     statistics = voice_statistics(signal, log_f0, voiced, sample_rate / 2)
     return np.concatenate([embedding, statistics.numpy()]).astype(np.float32)
 
 
-def voice_statistics(wave: Tensor, log_f0: Tensor, voiced: Tensor, top: float = SAMPLE_RATE / 2) -> Tensor:
-    """Mean and spread of log F0, then the mean log-mel envelope, over voiced frames: [42] (see speaker_features).
+def voice_statistics(
+    wave: Tensor, log_f0: Tensor, voiced: Tensor, top: float = SAMPLE_RATE / 2
+) -> Tensor:
+    """Mean and spread of log F0, then the mean log-mel envelope, over voiced frames: [42] (see
+    speaker_features).
 
-    wave [samples] at 24 kHz with its `track_f0`: log_f0 [F], voiced [F] with two true frames at least; it holds nothing
-    above `top` Hz.
+    wave [samples] at 24 kHz with its `track_f0`: log_f0 [F], voiced [F] with two true frames at
+    least; it holds nothing above `top` Hz.
     """
     mel = envelope_mel(wave.device)(wave[None])[0].T[: len(voiced)]  # [F, 40]
     envelope = mel[voiced].mean(0)
@@ -183,15 +207,18 @@ def voice_statistics(wave: Tensor, log_f0: Tensor, voiced: Tensor, top: float = 
 
 
 def bands_below(filters: Tensor, sample_rate: int, top: float) -> int:
-    """How many of the filters [bands, bins] of `mel_filterbank`, counted from below, read nothing that a signal at
-    `sample_rate` Hz lacks if it holds nothing above `top` Hz; all of them from half of the rate on."""
+    """How many of the filters [bands, bins] of `mel_filterbank`, counted from below, read
+    nothing that a signal at `sample_rate` Hz lacks if it holds nothing above `top` Hz; all of
+    them from half of the rate on."""
     if top >= sample_rate / 2:
         return len(filters)
-    edge = 0.95 * top * 2 * (filters.shape[1] - 1) / sample_rate  # in bins, below the roll-off of the resampler
+    # in bins, below the roll-off of the resampler
+    edge = 0.95 * top * 2 * (filters.shape[1] - 1) / sample_rate
     return int((filters[:, math.ceil(edge) :].sum(1) > 0).float().argmax())
 
 
 @cache
 def envelope_mel(device: torch.device) -> LogMel:
-    """The transform of spectral envelopes: waves at 24 kHz to 40 bands, 100 frames a second; one for a device."""
+    """The transform of spectral envelopes: waves at 24 kHz to 40 bands, 100 frames a second; one
+    for a device."""
     return LogMel(SAMPLE_RATE, 1024, FRAME_HOP, ENVELOPE_BANDS).to(device)

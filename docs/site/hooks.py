@@ -1,7 +1,8 @@
-"""What the site has beside docs/: commands, settings and recipes from the code, cards of models, changelog.
+"""What the site has beside docs/: commands, settings and recipes from the code, cards of models,
+changelog.
 
-The pages of docs/ are written to be read in the repository, too. A link to a file that has no page here becomes its
-name, a link to a sound a player, a formula MathML.
+The pages of docs/ are written to be read in the repository, too. A link to a file that has no page
+here becomes its name, a link to a sound a player, a formula MathML.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">(\\\(|\\\[)(.*?)(?:\\\)|\\
 
 def pages() -> dict[str, str]:
     """Page of the site -> file of the repository, for what is outside of docs/."""
-    cards = {f"cards/{card.parent.name}.md": card.relative_to(ROOT).as_posix()
-             for card in sorted((ROOT / "dcar/assets").glob("*/README.md"))}
+    cards = {
+        f"cards/{card.parent.name}.md": card.relative_to(ROOT).as_posix()
+        for card in sorted((ROOT / "dcar/assets").glob("*/README.md"))
+    }
     return {**{name: name for name in TEXTS}, **cards}
 
 
@@ -39,17 +42,28 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Complete the navigation by what is made of the code."""
     cards = [page for page in pages() if page.startswith("cards/")]
     settings = [{f"dcar {job}": page_of(job)} for job in jobs()]
-    config.nav = [*config.nav, {"Reference": [{"Commands": "commands.md"}, {"Recipes": "recipes.md"},
-                                              {"Settings": settings},
-                                              {"Models": [{Path(p).stem.replace("_", " "): p} for p in cards]}]}]
+    config.nav = [
+        *config.nav,
+        {
+            "Reference": [
+                {"Commands": "commands.md"},
+                {"Recipes": "recipes.md"},
+                {"Settings": settings},
+                {"Models": [{Path(p).stem.replace("_", " "): p} for p in cards]},
+            ]
+        },
+    ]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in docs/."""
     made = {page: (ROOT / source).read_text(encoding="utf-8") for page, source in pages().items()}
-    made |= {"commands.md": commands_page(), "recipes.md": recipes_page(),
-             "extra.css": (Path(__file__).parent / "extra.css").read_text(encoding="utf-8")}
+    made |= {
+        "commands.md": commands_page(),
+        "recipes.md": recipes_page(),
+        "extra.css": (Path(__file__).parent / "extra.css").read_text(encoding="utf-8"),
+    }
     made |= {page_of(job): settings_page(job) for job in jobs()}
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
@@ -62,7 +76,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     parts = FENCE.split(markdown)
     for i in range(0, len(parts), 2):  # between the blocks of code
         text = SOUND.sub(r'<audio controls preload="none" src="\1"></audio>', parts[i])
-        parts[i] = RANGE.sub("\N{WORD JOINER}–\N{WORD JOINER}", LINK.sub(lambda m: _led(m, source, page), text))
+        parts[i] = RANGE.sub(
+            "\N{WORD JOINER}–\N{WORD JOINER}", LINK.sub(lambda m: _led(m, source, page), text)
+        )
     return "".join(parts)
 
 

@@ -1,4 +1,5 @@
-"""Pictures of the documentation, drawn from the tables of docs/results.md: python docs/site/pictures.py
+"""Pictures of the documentation, drawn from the tables of docs/results.md: python
+docs/site/pictures.py
 
 A picture shows the rows of the table under its heading that have words and speed, and no others.
 """
@@ -29,7 +30,9 @@ def table(heading: str) -> list[dict[str, str]]:
     lines = re.search(r"(?:^\|.*\n)+", text, re.M)
     if lines is None:
         raise SystemExit(f"docs/results.md has no table under {heading!r}")
-    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[0].splitlines())
+    head, _, *rows = (
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in lines[0].splitlines()
+    )
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
@@ -51,8 +54,13 @@ def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, f
     axes.plot(*zip(*fixed, strict=True), "-", color=LINE, linewidth=2, zorder=1)
     for name, x, y in found:
         ours, on_line = name.startswith("DCAR"), name.startswith("CAR-")
-        axes.plot([x], [y], "*" if ours else "o", markersize=13 if ours else 6,
-                  color=OURS if ours else LINE if on_line else INK)
+        axes.plot(
+            [x],
+            [y],
+            "*" if ours else "o",
+            markersize=13 if ours else 6,
+            color=OURS if ours else LINE if on_line else INK,
+        )
     axes.set_xlabel(label, color=INK)
     axes.set_ylabel("word error rate, %", color=INK)
     axes.margins(x=0.22, y=0.08)
@@ -62,9 +70,13 @@ def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, f
     figure.tight_layout()
     taken = [axes.transData.transform((x, y)) for _, x, y in found]
     boxes = [(x - 9, y - 9, x + 9, y + 9) for x, y in taken]
-    for (a, b), (c, d) in pairwise(axes.transData.transform(point) for point in fixed):  # no name covers the line
+    # no name covers the line
+    for (a, b), (c, d) in pairwise(axes.transData.transform(point) for point in fixed):
         steps = [i / 40 for i in range(41)]
-        boxes += [(x - 4, y - 4, x + 4, y + 4) for x, y in ((a + (c - a) * t, b + (d - b) * t) for t in steps)]
+        boxes += [
+            (x - 4, y - 4, x + 4, y + 4)
+            for x, y in ((a + (c - a) * t, b + (d - b) * t) for t in steps)
+        ]
     for name, x, y in found:
         boxes.append(place(axes, name, (x, y), boxes))
     figure.savefig(path, dpi=125)
@@ -74,8 +86,14 @@ def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, f
 def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Box]) -> Box:
     """Write a name beside its point where it covers least of what is there; where it stands."""
     color = OURS if name.startswith("DCAR") else INK
-    text = axes.annotate(name, at, xytext=(0, 0), textcoords="offset points", fontsize=8, color=color)
-    size, (x, y), inside = text.get_window_extent(), axes.transData.transform(at), axes.bbox.padded(2)
+    text = axes.annotate(
+        name, at, xytext=(0, 0), textcoords="offset points", fontsize=8, color=color
+    )
+    size, (x, y), inside = (
+        text.get_window_extent(),
+        axes.transData.transform(at),
+        axes.bbox.padded(2),
+    )
     text.remove()
     points, there = axes.figure.dpi / 72, np.array(boxes)
     best: tuple[float, tuple[int, int, int], Box] = float("inf"), (0, 0, 0), (0, 0, 0, 0)
@@ -91,16 +109,33 @@ def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Box]) -> B
             if cost < best[0]:
                 best = cost, (distance, across, up), box
     distance, across, up = best[1]
-    axes.annotate(name, at, xytext=(across * distance, up * distance), textcoords="offset points", fontsize=8,
-                  color=color, ha=("right", "center", "left")[across + 1], va=("top", "center", "bottom")[up + 1],
-                  arrowprops=LEADER if distance > 10 else None)
+    axes.annotate(
+        name,
+        at,
+        xytext=(across * distance, up * distance),
+        textcoords="offset points",
+        fontsize=8,
+        color=color,
+        ha=("right", "center", "left")[across + 1],
+        va=("top", "center", "bottom")[up + 1],
+        arrowprops=LEADER if distance > 10 else None,
+    )
     return best[2]
 
 
 PICTURES = {
-    "words.png": ("Does a policy beat fixed sizes? Temperature 1.0, no top-k", "tokens/pass", "tokens a pass",
-                  (6.8, 4.4)),
-    "every_method.png": ("How does every method do?", "× FAR", "times as fast as FAR, end to end", (7.4, 6.4)),
+    "words.png": (
+        "Does a policy beat fixed sizes? Temperature 1.0, no top-k",
+        "tokens/pass",
+        "tokens a pass",
+        (6.8, 4.4),
+    ),
+    "every_method.png": (
+        "How does every method do?",
+        "× FAR",
+        "times as fast as FAR, end to end",
+        (7.4, 6.4),
+    ),
 }
 
 if __name__ == "__main__":

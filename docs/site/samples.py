@@ -1,7 +1,8 @@
-"""Sound of the documentation: one test sentence as recorded and as spoken: python docs/site/samples.py
+"""Sound of the documentation: one test sentence as recorded and as spoken: python
+docs/site/samples.py
 
-Voice and sentence are of the starter corpus' test split, which no shipped model was trained on. Temperature 1.0, no
-top-k, seed 0, as in the first table of docs/results.md. MP3, 24 kHz, mono.
+Voice and sentence are of the starter corpus' test split, which no shipped model was trained on.
+Temperature 1.0, no top-k, seed 0, as in the first table of docs/results.md. MP3, 24 kHz, mono.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ import soundfile
 
 ROOT = Path(__file__).resolve().parents[2]
 SENTENCE, PROMPT = "bf_isabella_0114", "bf_isabella_0142"
-METHODS = {"far": ["method=far"], "car-5": ["method=car-5"], "car-14": ["method=car-14"],
-           "dcar": ["method=dcar", "policy=starter"]}
+METHODS = {
+    "far": ["method=far"],
+    "car-5": ["method=car-5"],
+    "car-14": ["method=car-14"],
+    "dcar": ["method=dcar", "policy=starter"],
+}
 
 
 def write(name: str, wave: object, rate: int) -> None:
@@ -35,6 +40,18 @@ if __name__ == "__main__":
         prompt, out = Path(folder) / "prompt.wav", Path(folder) / "out.wav"
         soundfile.write(prompt, *soundfile.read(io.BytesIO(found[PROMPT]["audio"]["bytes"])))
         for name, settings in METHODS.items():
-            subprocess.run(["dcar", "speak", found[SENTENCE]["text"], f"voice={prompt}", f"out={out}", *settings,
-                            "sampling.temperature=1.0", "sampling.top_k=0", "seed=0"], check=True)
+            subprocess.run(
+                [
+                    "dcar",
+                    "speak",
+                    found[SENTENCE]["text"],
+                    f"voice={prompt}",
+                    f"out={out}",
+                    *settings,
+                    "sampling.temperature=1.0",
+                    "sampling.top_k=0",
+                    "seed=0",
+                ],
+                check=True,
+            )
             write(name, *soundfile.read(out))

@@ -30,18 +30,26 @@ def code(text: str) -> str:
 def row(s: Setting) -> str:
     """One line of a table."""
     required = s.default is MISSING
-    default = "required" if required else code(default_text(s.default)) if default_text(s.default) else "empty"
+    default = (
+        "required"
+        if required
+        else code(default_text(s.default))
+        if default_text(s.default)
+        else "empty"
+    )
     meaning = cell(s.meaning.replace("%%", "%"))
     return f"| {code(s.key)} | {default} | {cell(allowed(s.hint, s.meaning))} | {meaning} |\n"
 
 
 def page_of(job: str) -> str:
-    """Where the settings of a job stand: settings/prepare-retokenize.md of `prepare mode=retokenize`."""
+    """Where the settings of a job stand: settings/prepare-retokenize.md of `prepare
+    mode=retokenize`."""
     return f"settings/{re.sub(r' [a-z]+=', '-', job)}.md"
 
 
 def settings_page(name: str) -> str:
-    """The page of a job: what it does, its settings, those of groups behind them, those of other projects last."""
+    """The page of a job: what it does, its settings, those of groups behind them, those of other
+    projects last."""
     module, summary = jobs()[name]
     schema = schema_of(importlib.import_module(module).main)
     known = settings_of(schema).values()
@@ -56,19 +64,26 @@ def settings_page(name: str) -> str:
         within = [s for s in ours if s.key.rpartition(".")[0] == group.key]
         text += f"\n## {group.key}\n\n{cell(group.meaning)}\n\n{HEAD}{''.join(map(row, within))}"
     if foreign := [s for s in rows if not s.meaning.declared]:
-        bases = ", ".join(base.__name__ for base in schema.__mro__[1:-1] if not base.__name__.startswith("_"))
+        bases = ", ".join(
+            base.__name__ for base in schema.__mro__[1:-1] if not base.__name__.startswith("_")
+        )
         text += f"\n## Of {bases}\n\nAs there.\n\n{HEAD}{''.join(map(row, foreign))}"
     return text
 
 
 def commands_page() -> str:
     """Every command by task, each job with a link to its settings."""
-    text = "# Commands\n\nOne program, `dcar COMMAND`. Settings are `key=value`, from `--config RECIPE` or the line, "
+    text = (
+        "# Commands\n\nOne program, `dcar COMMAND`. Settings are `key=value`, from `--config "
+        "RECIPE` or the line, "
+    )
     text += "which counts more. `dcar COMMAND --help` lists them, and so do the pages here.\n"
     for task, commands in TASKS.items():
         text += f"\n## {task[0].upper() + task[1:]}\n\n| command | what it does |\n| --- | --- |\n"
         rows = {job: what for job, (_, what) in jobs().items() if job.partition(" ")[0] in commands}
-        text += "".join(f"| [dcar {job}]({page_of(job)}) | {cell(what)} |\n" for job, what in rows.items())
+        text += "".join(
+            f"| [dcar {job}]({page_of(job)}) | {cell(what)} |\n" for job, what in rows.items()
+        )
     return text
 
 
@@ -79,7 +94,10 @@ def recipes_page() -> str:
         rows = ""
         for recipe in (r for r in recipes.shipped() if kind_of(r.name) == kind):
             rows += f"| {code(recipe.name)} | {cell(recipe.summary)} |\n"
-            rows += "".join(f"| {code(f'{recipe.name}:{v}')} | {cell(what)} |\n" for v, what in recipe.variants.items())
+            rows += "".join(
+                f"| {code(f'{recipe.name}:{v}')} | {cell(what)} |\n"
+                for v, what in recipe.variants.items()
+            )
         if rows:
             text += f"\n## {kind} (dcar {command})\n\n| recipe | what |\n| --- | --- |\n{rows}"
     return text

@@ -3,15 +3,17 @@
     dcar fit-verifiers --config launch/recipes/verifiers_starter.yaml out=runs/verifiers
 
 - Token transitions (mtp-viterbi): bigram counts of the training split.
-- Rank accuracies (vadusa): how often the base head would draw the i-th best id of each draft head, on development
-  utterances along the true tokens. Not counted but summed as probabilities of the base head, which is the same
-  expectation with less noise.
-- Entropy thresholds (entropy@LENGTH): development utterances are *spoken* with thresholds from all over the range, and
-  the tokens per pass are measured; along the true tokens the entropies are lower, and lengths would come out wrong.
-- Mean mel frames (pcg-mel): of every code over recordings of the training split, one log-mel frame a token; only with
-  `mel_utterances`.
+- Rank accuracies (vadusa): how often the base head would draw the i-th best id of each draft head,
+  on development utterances along the true tokens. Not counted but summed as probabilities of the
+  base head, which is the same expectation with less noise.
+- Entropy thresholds (entropy@LENGTH): development utterances are *spoken* with thresholds from all
+  over the range, and the tokens per pass are measured; along the true tokens the entropies are
+  lower, and lengths would come out wrong.
+- Mean mel frames (pcg-mel): of every code over recordings of the training split, one log-mel frame
+  a token; only with `mel_utterances`.
 
-Writes statistics.safetensors, statistics.json and config.yaml; the folder is the `statistics` of a comparison.
+Writes statistics.safetensors, statistics.json and config.yaml; the folder is the `statistics` of a
+comparison.
 """
 
 from __future__ import annotations
@@ -53,50 +55,69 @@ from eval.verifiers.vadusa import build_tree, expected_accepted
 class FitConfig:
     """Settings of `dcar fit-verifiers`."""
 
-    decoder: str = setting(meaning="Directory of a decoder of either kind; starter = the shipped one.")
+    decoder: str = setting(
+        meaning="Directory of a decoder of either kind; starter = the shipped one."
+    )
     data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/verifiers", "Folder to write.", place="folder")
     train_split: str = setting("train", "For token transitions and mean mel frames.")
-    mel_utterances: int = setting(0, "Recordings of `train_split` for the mean mel frame of every code, which pcg-mel "
-                                     "needs; 0 = none.", minimum=0)
+    mel_utterances: int = setting(
+        0,
+        "Recordings of `train_split` for the mean mel frame of every code, which pcg-mel "
+        "needs; 0 = none.",
+        minimum=0,
+    )
     split: str = setting("dev", "For rank accuracies and entropy thresholds.")
     utterances: int = setting(64, "Of `split`; 0 = all.", minimum=0)
     prompt_tokens: int = setting(50, "As in training.", minimum=1)
     ranks: int = setting(10, "Best ids of each draft head that a tree may use.", minimum=1)
-    thresholds: int = setting(12, "Points of the curve from entropy threshold to tokens per pass.", minimum=2)
+    thresholds: int = setting(
+        12, "Points of the curve from entropy threshold to tokens per pass.", minimum=2
+    )
     batch_size: int = setting(32, "Utterances read or spoken at once.", minimum=1)
     seed: int = seed_setting(0, "Of speech.")
     device: str = setting("cpu", "cpu or cuda.")
     dtype: str = dtype_setting()
-    sampling: SamplingConfig = setting(SamplingConfig, "As in the comparison that will use the statistics.")
+    sampling: SamplingConfig = setting(
+        SamplingConfig, "As in the comparison that will use the statistics."
+    )
 
     def __post_init__(self) -> None:
         check(self)
 
 
 @torch.no_grad()
-def teacher_forced(model: AnyDecoder, items: Sequence[PromptItem], batch_size: int = 16) -> Iterator[Tensor]:
-    """For every item: hidden [n, D] of the last prompt position and all tokens. hidden[t] predicts by head k token
-    t + k - 1, the end behind the last. The prompts are those of decoding."""
+def teacher_forced(
+    model: AnyDecoder, items: Sequence[PromptItem], batch_size: int = 16
+) -> Iterator[Tensor]:
+    """For every item: hidden [n, D] of the last prompt position and all tokens. hidden[t]
+    predicts by head k token t + k - 1, the end behind the last. The prompts are those of
+    decoding."""
     device, config = model.norm.weight.device, model.config
     bos = (config.speech_vocab_size + 1,) if config.bos else ()
     for start in range(0, len(items), batch_size):
         chosen = items[start : start + batch_size]
         text, text_lengths = pad([i.prompt.text_ids for i in chosen], device)
-        speech, lengths = pad([(*i.prompt.prompt_ids, *bos, *i.reference_tokens) for i in chosen], device)
-        prompt_lengths = torch.tensor([len(i.prompt.prompt_ids) + len(bos) for i in chosen], device=device)
+        speech, lengths = pad(
+            [(*i.prompt.prompt_ids, *bos, *i.reference_tokens) for i in chosen], device
+        )
+        prompt_lengths = torch.tensor(
+            [len(i.prompt.prompt_ids) + len(bos) for i in chosen], device=device
+        )
         hidden = model.speech_hidden(text, text_lengths, speech, lengths, prompt_lengths)
         for row in range(len(chosen)):
             yield hidden[row, int(prompt_lengths[row]) - 1 : int(lengths[row])]
 
 
 @torch.no_grad()
-def rank_accuracy(model: AnyDecoder, states: Sequence[Tensor], sampling: SamplingConfig, ranks: int) -> Tensor:
-    """acc[d - 1, i] = E_t[ q(i-th best id of head d + 1 at t | hidden at t + d) ], q the warped probabilities of the
-    base head: [K - 1, R].
+def rank_accuracy(
+    model: AnyDecoder, states: Sequence[Tensor], sampling: SamplingConfig, ranks: int
+) -> Tensor:
+    """acc[d - 1, i] = E_t[ q(i-th best id of head d + 1 at t | hidden at t + d) ], q the warped
+    probabilities of the base head: [K - 1, R].
 
-    states: those of every utterance (`teacher_forced`). The mean runs over positions whose d true tokens behind the
-    root still belong to the utterance.
+    states: those of every utterance (`teacher_forced`). The mean runs over positions whose d true
+    tokens behind the root still belong to the utterance.
     """
     heads = model.config.num_prediction_heads
     ranks = min(ranks, model.config.output_size)
@@ -113,82 +134,152 @@ def rank_accuracy(model: AnyDecoder, states: Sequence[Tensor], sampling: Samplin
 
 
 @torch.no_grad()
-def entropy_curve(model: AnyDecoder, states: Sequence[Tensor], items: Sequence[PromptItem], sampling: SamplingConfig,
-                  points: int, seed: int, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Thresholds [T] in nats and the tokens per pass [T] with each, from speaking the items with it.
+def entropy_curve(
+    model: AnyDecoder,
+    states: Sequence[Tensor],
+    items: Sequence[PromptItem],
+    sampling: SamplingConfig,
+    points: int,
+    seed: int,
+    batch_size: int,
+) -> tuple[Tensor, Tensor]:
+    """Thresholds [T] in nats and the tokens per pass [T] with each, from speaking the items with
+    it.
 
-    The thresholds are 0 and quantiles of max(H_2..H_k) along the true tokens, up to the entropy of equal
-    probabilities.
+    The thresholds are 0 and quantiles of max(H_2..H_k) along the true tokens, up to the entropy of
+    equal probabilities.
     """
-    level = torch.cat([entropies(model.heads(hidden)[:, 1:]).cummax(-1).values.flatten() for hidden in states])
+    level = torch.cat(
+        [entropies(model.heads(hidden)[:, 1:]).cummax(-1).values.flatten() for hidden in states]
+    )
     ceiling = torch.log(torch.tensor(float(model.config.output_size))) + 1e-3
     inner = level.double().cpu().quantile(torch.linspace(0, 1, points, dtype=torch.float64)[1:-1])
     thresholds = torch.cat((torch.zeros(1), inner.float(), ceiling[None])).unique()
     lengths: list[float] = []
     for threshold in tqdm(thresholds.tolist(), desc="entropy thresholds", disable=None):
-        results = decode(model, [i.prompt for i in items], ChunkMethod(EntropyChunk(threshold)), sampling, seed=seed,
-                         batch_size=batch_size)
+        results = decode(
+            model,
+            [i.prompt for i in items],
+            ChunkMethod(EntropyChunk(threshold)),
+            sampling,
+            seed=seed,
+            batch_size=batch_size,
+        )
         lengths.append(sum(len(r.tokens) for r in results) / sum(r.target_passes for r in results))
     return thresholds, torch.tensor(lengths)
 
 
 def mean_mel(data: str, split: str, codes: int, limit: int) -> tuple[Tensor, Tensor]:
-    """Mean log-mel frame of every code, float32 [V, MEL_BANDS], and how often it occurred, int64 [V].
+    """Mean log-mel frame of every code, float32 [V, MEL_BANDS], and how often it occurred, int64
+    [V].
 
-    Of the utterances of a prepared split that have recordings, `limit` at most, spread evenly. A token has one frame,
-    centred on it, with a window of two tokens (at least 43 ms). Frames are natural-log magnitudes at about 24 kHz.
-    DataError if there are no recordings, or if one does not have the length of its tokens.
+    Of the utterances of a prepared split that have recordings, `limit` at most, spread evenly. A
+    token has one frame, centred on it, with a window of two tokens (at least 43 ms). Frames are
+    natural-log magnitudes at about 24 kHz. DataError if there are no recordings, or if one does not
+    have the length of its tokens.
     """
     rows, sources = load_prepared(data, split), source_utterances(data)
-    places = [i for i, row in enumerate(rows.select_columns(["id", "speed"])) if recording_of(row)[0] in sources]
+    places = [
+        i
+        for i, row in enumerate(rows.select_columns(["id", "speed"]))
+        if recording_of(row)[0] in sources
+    ]
     if not places:
-        raise DataError(f"{data}: split {split} has no recordings, so how codes sound cannot be measured; prepare a "
-                        "corpus with audio, or leave out mel_utterances")
+        raise DataError(
+            f"{data}: split {split} has no recordings, so how codes sound cannot be measured; "
+            "prepare a "
+            "corpus with audio, or leave out mel_utterances"
+        )
     token_rate = float(prepared_info(data)["tokenizer"]["rate_hz"])
     hop = round(SAMPLE_RATE / token_rate)
     rate = hop * token_rate  # about 24 kHz, and exactly `hop` samples a token
     mel = LogMel(round(rate), max(1024, 2 * hop), hop, MEL_BANDS)
-    sums, counts = torch.zeros(codes, MEL_BANDS, dtype=torch.float64), torch.zeros(codes, dtype=torch.long)
-    for i in tqdm(places[:: max(1, len(places) // limit)][:limit], desc="mean mel frames", unit="utt", disable=None):
+    sums, counts = (
+        torch.zeros(codes, MEL_BANDS, dtype=torch.float64),
+        torch.zeros(codes, dtype=torch.long),
+    )
+    for i in tqdm(
+        places[:: max(1, len(places) // limit)][:limit],
+        desc="mean mel frames",
+        unit="utt",
+        disable=None,
+    ):
         row = rows[i]
         utterance_id, speed = recording_of(row)
         wave, own = sources[utterance_id].load()
         wave, tokens = resample(wave, own * speed, rate), torch.tensor(row["speech"])
         if abs(len(wave) - hop * len(tokens)) > 3 * hop:
-            raise DataError(f"{data}: {row['id']}: tokens and recording differ in length by over three tokens; prepare "
-                            "the corpus again")
+            raise DataError(
+                f"{data}: {row['id']}: tokens and recording differ in length by over three "
+                "tokens; prepare "
+                "the corpus again"
+            )
         frames = mel(torch.from_numpy(fitted(wave, hop * len(tokens)))[None])[0].T
         sums.index_add_(0, tokens, frames.double())
         counts += tokens.bincount(minlength=codes)
     return (sums / counts.clamp(min=1)[:, None]).float(), counts
 
 
-def fit(model: AnyDecoder, items: Sequence[PromptItem], train_tokens: Sequence[Sequence[int]], sampling: SamplingConfig,
-        *, ranks: int, thresholds: int, seed: int = 0, batch_size: int = 32) -> VerifierStatistics:
-    """All statistics of a decoder with several heads; ConfigError for one with the base head only."""
+def fit(
+    model: AnyDecoder,
+    items: Sequence[PromptItem],
+    train_tokens: Sequence[Sequence[int]],
+    sampling: SamplingConfig,
+    *,
+    ranks: int,
+    thresholds: int,
+    seed: int = 0,
+    batch_size: int = 32,
+) -> VerifierStatistics:
+    """All statistics of a decoder with several heads; ConfigError for one with the base head
+    only."""
     if model.config.num_prediction_heads < 2:
-        raise ConfigError("these statistics are about additional heads, but this decoder has the base head only; give "
-                          "one trained with several heads")
+        raise ConfigError(
+            "these statistics are about additional heads, but this decoder has the base head "
+            "only; give "
+            "one trained with several heads"
+        )
     keys, counts = count_bigrams(train_tokens, model.config.speech_vocab_size)
     states = list(teacher_forced(model, items, batch_size))
     accuracy = rank_accuracy(model, states, sampling, ranks)
     levels, lengths = entropy_curve(model, states, items, sampling, thresholds, seed, batch_size)
-    return VerifierStatistics(model.checksum(), model.config.tokenizer, model.config.speech_vocab_size + 2, accuracy,
-                              keys, counts, levels, lengths, {"sampling": vars(sampling), "utterances": len(items)})
+    return VerifierStatistics(
+        model.checksum(),
+        model.config.tokenizer,
+        model.config.speech_vocab_size + 2,
+        accuracy,
+        keys,
+        counts,
+        levels,
+        lengths,
+        {"sampling": vars(sampling), "utterances": len(items)},
+    )
 
 
 def run(config: FitConfig) -> VerifierStatistics:
     """Measure and save into `config.out`."""
     model = load_decoder(config.decoder, config.device, dtype=config.dtype)
-    items = load_prompts(config.data, config.split, model, config.prompt_tokens, config.seed, config.utterances)
+    items = load_prompts(
+        config.data, config.split, model, config.prompt_tokens, config.seed, config.utterances
+    )
     train = load_prepared(config.data, config.train_split)["speech"]
-    statistics = fit(model, items, list(train), config.sampling, ranks=config.ranks, thresholds=config.thresholds,
-                     seed=config.seed, batch_size=config.batch_size)
+    statistics = fit(
+        model,
+        items,
+        list(train),
+        config.sampling,
+        ranks=config.ranks,
+        thresholds=config.thresholds,
+        seed=config.seed,
+        batch_size=config.batch_size,
+    )
     if config.mel_utterances:
         statistics.mel_means, statistics.mel_counts = mean_mel(
-            config.data, config.train_split, model.config.speech_vocab_size, config.mel_utterances)
-    statistics.info["provenance"] = provenance(decoder=config.decoder, data=config.data, split=config.split,
-                                               precision=precision_of(model))
+            config.data, config.train_split, model.config.speech_vocab_size, config.mel_utterances
+        )
+    statistics.info["provenance"] = provenance(
+        decoder=config.decoder, data=config.data, split=config.split, precision=precision_of(model)
+    )
     statistics.save_pretrained(config.out)
     save_config(config, Path(config.out) / "config.yaml")
     return statistics
@@ -197,18 +288,35 @@ def run(config: FitConfig) -> VerifierStatistics:
 def summary(statistics: VerifierStatistics) -> str:
     """What was measured, for people."""
     accuracy = statistics.rank_accuracy
-    lines = [f"{len(statistics.bigram_keys)} of {statistics.states**2} token pairs occur, "
-             f"{int(statistics.bigram_counts.sum())} counted",
-             "probability that the base head draws a draft head's i-th best id, %:"]
-    lines += [f"  head {d + 2}: " + " ".join(f"{100 * p:5.1f}" for p in row) for d, row in enumerate(accuracy.tolist())]
-    sizes = [(n, expected_accepted(build_tree(accuracy, n).paths, accuracy)) for n in (4, 8, 16, 32, 64)]
-    lines.append("expected tokens per pass with a tree of: "
-                 + ", ".join(f"{n} nodes {1 + accepted:.2f}" for n, accepted in sizes))
-    curve = zip(statistics.entropy_thresholds.tolist(), statistics.entropy_lengths.tolist(), strict=True)
+    lines = [
+        f"{len(statistics.bigram_keys)} of {statistics.states**2} token pairs occur, "
+        f"{int(statistics.bigram_counts.sum())} counted",
+        "probability that the base head draws a draft head's i-th best id, %:",
+    ]
+    lines += [
+        f"  head {d + 2}: " + " ".join(f"{100 * p:5.1f}" for p in row)
+        for d, row in enumerate(accuracy.tolist())
+    ]
+    sizes = [
+        (n, expected_accepted(build_tree(accuracy, n).paths, accuracy)) for n in (4, 8, 16, 32, 64)
+    ]
+    lines.append(
+        "expected tokens per pass with a tree of: "
+        + ", ".join(f"{n} nodes {1 + accepted:.2f}" for n, accepted in sizes)
+    )
+    curve = zip(
+        statistics.entropy_thresholds.tolist(), statistics.entropy_lengths.tolist(), strict=True
+    )
     if len(counts := statistics.mel_counts):
-        lines.append(f"mean mel frames of {int((counts > 0).sum())} of {len(counts)} codes, from {int(counts.sum())} "
-                     "tokens")
-    lines.append("entropy threshold (nats) -> tokens per pass: " + ", ".join(f"{h:.2f} {n:.2f}" for h, n in curve))
+        lines.append(
+            f"mean mel frames of {int((counts > 0).sum())} of {len(counts)} codes, from "
+            f"{int(counts.sum())} "
+            "tokens"
+        )
+    lines.append(
+        "entropy threshold (nats) -> tokens per pass: "
+        + ", ".join(f"{h:.2f} {n:.2f}" for h, n in curve)
+    )
     return "\n".join(lines)
 
 

@@ -1,16 +1,19 @@
-"""`dcar score`: any audio and its text, measured: word errors by recognisers, similarity to a prompt, quality.
+"""`dcar score`: any audio and its text, measured: word errors by recognisers, similarity to a
+prompt, quality.
 
     dcar score audio=recordings/ recognizers=[moonshine,whisper-base] scorers=[dnsmos]
     dcar score audio=out.wav text="The tide came in." prompt=voice.wav scorers=[resemblyzer,dnsmos]
     dcar score audio=list.jsonl prompt=voice.wav out=scores.jsonl
 
-`audio` is one file, a folder (the text of `a/b.wav` is in `a/b.txt` or `a/b.normalized.txt`, or in `metadata.csv` as
-LJSpeech has it), or a list: JSON lines with `audio`, `text` and, if it is not the same for all, `prompt_audio`, paths
-relative to the list. Prints one JSON line a file, and a last one with `summary`: corpus WER with its 95 % interval by
-recogniser, mean of every scorer and how many were scored.
+`audio` is one file, a folder (the text of `a/b.wav` is in `a/b.txt` or `a/b.normalized.txt`, or in
+`metadata.csv` as LJSpeech has it), or a list: JSON lines with `audio`, `text` and, if it is not the
+same for all, `prompt_audio`, paths relative to the list. Prints one JSON line a file, and a last
+one with `summary`: corpus WER with its 95 % interval by recogniser, mean of every scorer and how
+many were scored.
 
-All files and texts are checked before models are loaded. Those that cannot be measured (silent or damaged audio, a text
-without words) are left out, named in the log and in the summary's `left_out`, and the exit status is 1.
+All files and texts are checked before models are loaded. Those that cannot be measured (silent or
+damaged audio, a text without words) are left out, named in the log and in the summary's `left_out`,
+and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -59,9 +62,13 @@ class ScoreConfig:
     audio: str = setting("", "A file, a folder with transcripts, or a list of JSON lines.")
     text: str = setting("", "What is said, where audio is one file.", prose=True)
     prompt: str = setting("", "Recording of the voice that similarities compare with.")
-    recognizers: list[str] = setting(["moonshine"], "What hears the words, by names that dcar.recognition.load lists; "
-                                                    "empty = none.")
-    scorers: list[str] = setting(["dnsmos"], "Similarities, qualities, prosody, by names that eval.scorers.load lists.")
+    recognizers: list[str] = setting(
+        ["moonshine"],
+        "What hears the words, by names that dcar.recognition.load lists; empty = none.",
+    )
+    scorers: list[str] = setting(
+        ["dnsmos"], "Similarities, qualities, prosody, by names that eval.scorers.load lists."
+    )
     out: str = setting("", "Write the lines to this file too.", place="file")
     batch_size: int = setting(16, "Files that a recogniser hears at once.", minimum=1)
     device: str = setting("cpu", "cpu or cuda.")
@@ -74,7 +81,8 @@ class ScoreConfig:
 
 @dataclass(frozen=True)
 class Item:
-    """A file to be measured; text and prompt are empty where there are none. `fault`: why its text cannot be read."""
+    """A file to be measured; text and prompt are empty where there are none. `fault`: why its
+    text cannot be read."""
 
     audio: Path
     text: str
@@ -83,7 +91,8 @@ class Item:
 
 
 def items_of(config: ScoreConfig) -> list[Item]:
-    """What `audio` names, in order. DataError if that is nothing, ConfigError for settings that do not go together."""
+    """What `audio` names, in order. DataError if that is nothing, ConfigError for settings that
+    do not go together."""
     if not config.audio:
         raise ConfigError("audio is not set: give audio=FILE, FOLDER or LIST.jsonl")
     path = Path(config.audio)
@@ -102,7 +111,9 @@ def items_of(config: ScoreConfig) -> list[Item]:
 
 def _folder(folder: Path, config: ScoreConfig) -> list[Item]:
     if (folder / "metadata.csv").is_file():
-        return [Item(Path(str(u.audio)), u.text, config.prompt) for u in load_corpus("ljspeech", folder)]
+        return [
+            Item(Path(str(u.audio)), u.text, config.prompt) for u in load_corpus("ljspeech", folder)
+        ]
     files, texts = recordings_in(folder)
     return [_recording(file, texts, config.prompt) for file in files]
 
@@ -111,7 +122,9 @@ def _recording(file: Path, texts: Mapping[str, Path], prompt: str) -> Item:
     try:
         return Item(file, read_beside(file, texts), prompt)
     except UnicodeDecodeError as error:
-        return Item(file, "", prompt, f"its text is not UTF-8 (byte {error.start + 1}); save it as UTF-8")
+        return Item(
+            file, "", prompt, f"its text is not UTF-8 (byte {error.start + 1}); save it as UTF-8"
+        )
 
 
 def _list(file: Path, config: ScoreConfig) -> Iterator[Item]:
@@ -122,16 +135,23 @@ def _list(file: Path, config: ScoreConfig) -> Iterator[Item]:
             audio, text, prompt = row["audio"], row.get("text") or "", row.get("prompt_audio")
             if not isinstance(text, str):
                 raise TypeError(f"the text is {text!r}")
-            yield Item(file.parent / audio, text, str(file.parent / prompt) if prompt else config.prompt)
+            yield Item(
+                file.parent / audio, text, str(file.parent / prompt) if prompt else config.prompt
+            )
         except (KeyError, TypeError) as error:
-            raise DataError(f"{where}: not an object with audio and text ({type(error).__name__}: {error})"
-                            ) from error
+            raise DataError(
+                f"{where}: not an object with audio and text ({type(error).__name__}: {error})"
+            ) from error
 
 
-def measurable(items: Sequence[Item], words: bool, voices: bool) -> tuple[list[Item], list[dict[str, str]]]:
-    """The items that can be measured, and those that cannot: `audio` and `reason`. All audio is decoded.
+def measurable(
+    items: Sequence[Item], words: bool, voices: bool
+) -> tuple[list[Item], list[dict[str, str]]]:
+    """The items that can be measured, and those that cannot: `audio` and `reason`. All audio is
+    decoded.
 
-    words: their texts are compared with transcripts. voices: they are compared with prompts. DataError if none is left.
+    words: their texts are compared with transcripts. voices: they are compared with prompts.
+    DataError if none is left.
     """
     prompt_fault = cache(_audio_fault)
     kept, left_out = [], []
@@ -139,18 +159,26 @@ def measurable(items: Sequence[Item], words: bool, voices: bool) -> tuple[list[I
         fault = item.fault or _text_fault(item.text) if words else ""
         fault = fault or _audio_fault(item.audio)
         if voices and not fault:
-            fault = prompt_fault(item.prompt) if item.prompt else "give prompt=RECORDING, or prompt_audio in the list"
+            fault = (
+                prompt_fault(item.prompt)
+                if item.prompt
+                else "give prompt=RECORDING, or prompt_audio in the list"
+            )
         if fault:
             left_out.append({"audio": str(item.audio), "reason": fault})
         else:
             kept.append(item)
-    named = [f"{row['audio']}: {row['reason'].removeprefix(row['audio'] + ': ')}" for row in left_out]
+    named = [
+        f"{row['audio']}: {row['reason'].removeprefix(row['audio'] + ': ')}" for row in left_out
+    ]
     if not kept:
         raise DataError("\n".join([f"none of {len(items)} files can be measured:", *named[:5]]))
     for name in named[:SHOWN]:
         logger.warning("left out: %s", name)
     if left_out:
-        logger.warning("%d of %d files cannot be measured and are left out", len(left_out), len(items))
+        logger.warning(
+            "%d of %d files cannot be measured and are left out", len(left_out), len(items)
+        )
     return kept, left_out
 
 
@@ -158,8 +186,11 @@ def _text_fault(text: str) -> str:
     try:
         word_errors(text, "")
     except TextError:
-        return (f"no words in its text {text!r}; write them into a .txt file of the same name (one file: text=…), or "
-                "measure without recognisers: recognizers=[]")
+        return (
+            f"no words in its text {text!r}; write them into a .txt file of the same name (one "
+            "file: text=…), or "
+            "measure without recognisers: recognizers=[]"
+        )
     return ""
 
 
@@ -178,7 +209,10 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
     items, recordings, encoder = items_of(config), PromptAudio([]), cache(SpeakerEncoder)
     compared = [spec for spec in config.scorers if spec.partition(":")[0] in SIMILARITIES]
     if compared and not any(item.prompt for item in items):
-        raise ConfigError(f"{', '.join(compared)}: similar to whom? give prompt=RECORDING, or prompt_audio in the list")
+        raise ConfigError(
+            f"{', '.join(compared)}: similar to whom? give prompt=RECORDING, or prompt_audio in "
+            "the list"
+        )
     items, left_out = measurable(items, bool(config.recognizers), bool(compared))
     scorers = load_scorers(config.scorers, recordings, config.device)
 
@@ -193,20 +227,30 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     errors: dict[str, list[WordErrors]] = {name: [] for name in recognizers}
     # a bar where the lines go elsewhere
-    with tqdm(total=len(items), desc="score", unit="file", disable=True if sys.stdout.isatty() else None) as bar:
+    with tqdm(
+        total=len(items), desc="score", unit="file", disable=True if sys.stdout.isatty() else None
+    ) as bar:
         for start in range(0, len(items), config.batch_size):
             batch = items[start : start + config.batch_size]
             sounds = [load_audio(item.audio) for item in batch]
             heard = {name: _hear(recognizer, sounds) for name, recognizer in recognizers.items()}
             for i, (item, (wave, rate)) in enumerate(zip(batch, sounds, strict=True)):
-                row: dict[str, Any] = {"audio": str(item.audio), "text": item.text, "seconds": len(wave) / rate}
+                row: dict[str, Any] = {
+                    "audio": str(item.audio),
+                    "text": item.text,
+                    "seconds": len(wave) / rate,
+                }
                 for name in recognizers:
                     found = word_errors(item.text, heard[name][i])
                     errors[name].append(found)
                     row.setdefault("heard", {})[name] = heard[name][i]
                     row.setdefault("wer", {})[name] = found.rate
-                row["scores"] = {name: s(wave, rate, voice_of(item.prompt) if s.kind == "similarity" else np.zeros(0))
-                                 for name, s in scorers.items()}
+                row["scores"] = {
+                    name: s(
+                        wave, rate, voice_of(item.prompt) if s.kind == "similarity" else np.zeros(0)
+                    )
+                    for name, s in scorers.items()
+                }
                 rows.append(row)
                 bar.update()
                 yield row
@@ -218,24 +262,44 @@ def _hear(recognizer: Recognizer, sounds: Sequence[tuple[np.ndarray, int]]) -> l
     heard = [""] * len(sounds)
     for rate in sorted({rate for _, rate in sounds}):
         rows = [i for i, (_, own) in enumerate(sounds) if own == rate]
-        for i, text in zip(rows, recognizer.transcribe([sounds[i][0] for i in rows], rate), strict=True):
+        for i, text in zip(
+            rows, recognizer.transcribe([sounds[i][0] for i in rows], rate), strict=True
+        ):
             heard[i] = text
     return heard
 
 
-def summary(rows: Sequence[dict[str, Any]], errors: dict[str, list[WordErrors]],
-            scorers: Sequence[str]) -> dict[str, Any]:
-    """Of all rows: corpus WER with interval by recogniser, mean and count by scorer (None where none was scored)."""
+def summary(
+    rows: Sequence[dict[str, Any]], errors: dict[str, list[WordErrors]], scorers: Sequence[str]
+) -> dict[str, Any]:
+    """Of all rows: corpus WER with interval by recogniser, mean and count by scorer (None where
+    none was scored)."""
     words = {}
     for name, found in errors.items():
         interval = corpus_interval([e.errors for e in found], [e.reference_words for e in found])
         total = corpus_wer(found)
-        words[name] = {"wer": total.wer, "ci": [interval.low, interval.high], "S": total.substitutions,
-                       "D": total.deletions, "I": total.insertions, "N": total.reference_words}
-    scored = {name: [row["scores"][name] for row in rows if row["scores"][name] is not None] for name in scorers}
-    return {"files": len(rows), "seconds": math.fsum(row["seconds"] for row in rows), "normalizer": NORMALIZER,
-            "recognizers": words, "scorers": {name: {"mean": float(np.mean(v)) if v else None, "n": len(v)}
-                                              for name, v in scored.items()}}
+        words[name] = {
+            "wer": total.wer,
+            "ci": [interval.low, interval.high],
+            "S": total.substitutions,
+            "D": total.deletions,
+            "I": total.insertions,
+            "N": total.reference_words,
+        }
+    scored = {
+        name: [row["scores"][name] for row in rows if row["scores"][name] is not None]
+        for name in scorers
+    }
+    return {
+        "files": len(rows),
+        "seconds": math.fsum(row["seconds"] for row in rows),
+        "normalizer": NORMALIZER,
+        "recognizers": words,
+        "scorers": {
+            name: {"mean": float(np.mean(v)) if v else None, "n": len(v)}
+            for name, v in scored.items()
+        },
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -246,5 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows.append(row)
             print(json.dumps(row, ensure_ascii=False), flush=True)
         if config.out:
-            write_text(config.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            write_text(
+                config.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            )
     return FAILED if rows[-1]["summary"]["left_out"] else 0

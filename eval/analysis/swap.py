@@ -1,18 +1,22 @@
-"""`dcar analyse what=swap`: are the tokens of a PCG group interchangeable? (arXiv 2511.13732, Tables 2 and 3)
+"""`dcar analyse what=swap`: are the tokens of a PCG group interchangeable? (arXiv 2511.13732,
+Tables 2 and 3)
 
     dcar fit-verifiers --config verifiers_starter:mel decoder=starter data=starter
     dcar analyse what=swap data=starter decoder=starter statistics=runs/verifiers_mel theta=[0.6,0.42,0.3] \\
       theta_mel=[0.98,0.95,0.9]
 
-Texts are spoken by next-token decoding (`car-1`). Then every token whose own group G(t) has other members gives way to
-one of these, drawn uniformly and without regard to the model's probabilities. Both are voiced and transcribed; the
-change of word errors and similarity is what the groups cost where nothing is verified. Next to it stand the tokens a
-pass of PCG with these groups, and the word errors of its own speech. PCG by embeddings and PCG by mel frames are
-compared at equal tokens a pass, as in `dcar compare`.
+Texts are spoken by next-token decoding (`car-1`). Then every token whose own group G(t) has other
+members gives way to one of these, drawn uniformly and without regard to the model's probabilities.
+Both are voiced and transcribed; the change of word errors and similarity is what the groups cost
+where nothing is verified. Next to it stand the tokens a pass of PCG with these groups, and the word
+errors of its own speech. PCG by embeddings and PCG by mel frames are compared at equal tokens a
+pass, as in `dcar compare`.
 
-The paper does not say over what the size of groups is averaged: here over the spoken tokens, of their own groups.
+The paper does not say over what the size of groups is averaged: here over the spoken tokens, of
+their own groups.
 
-Writes swap.json, config.yaml and records/: speech that was transcribed once is not transcribed again.
+Writes swap.json, config.yaml and records/: speech that was transcribed once is not transcribed
+again.
 """
 
 from __future__ import annotations
@@ -61,15 +65,23 @@ class SwapConfig:
     split: str = setting("test", "Split whose texts are spoken.")
     theta: list[float] = setting([0.6, 0.42, 0.3], "Thresholds of groups by embeddings.")
     theta_mel: list[float] = setting([], "Thresholds of groups by mel frames.")
-    statistics: str | None = setting(None, "Folder of `dcar fit-verifiers mel_utterances=…`, for theta_mel.")
+    statistics: str | None = setting(
+        None, "Folder of `dcar fit-verifiers mel_utterances=…`, for theta_mel."
+    )
     draft: str | None = setting(None, "Draft model of PCG; none = the heads draft.")
     limit: int = setting(200, "Utterances; 0 = the whole split.", minimum=0)
-    seeds: list[int] = seed_setting([0], "Every utterance is spoken, and its tokens swapped, once with each.")
+    seeds: list[int] = seed_setting(
+        [0], "Every utterance is spoken, and its tokens swapped, once with each."
+    )
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
     batch_size: int = setting(16, "Utterances decoded at once.", minimum=1)
-    vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
+    vocoder: str = setting(
+        "", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one."
+    )
     judge: str = setting("moonshine", "Recogniser.")
-    similarity: str = setting("resemblyzer", "Of voices; or wavlm:…, eres2net:… (eval/scorers/load.py).")
+    similarity: str = setting(
+        "resemblyzer", "Of voices; or wavlm:…, eres2net:… (eval/scorers/load.py)."
+    )
     device: str = setting("cpu", "cpu or cuda.")
     dtype: str = dtype_setting()
     out: str = setting("runs/swap", "Folder to write.", place="folder")
@@ -82,12 +94,14 @@ class SwapConfig:
 
 
 def own_groups(vectors: Tensor, theta: float) -> list[list[int]]:
-    """Return G(t) of every code t, ascending ids, t among them; vectors [codes, D], a row of NaN is like no other."""
+    """Return G(t) of every code t, ascending ids, t among them; vectors [codes, D], a row of NaN
+    is like no other."""
     return [ids.tolist() for _, block in similar_codes(vectors, theta) for ids in block]
 
 
 def swap(tokens: Sequence[int], groups: Sequence[Sequence[int]], key: Tensor) -> list[int]:
-    """Replace every token t by another member of groups[t], drawn uniformly; tokens that are alone in theirs stay.
+    """Replace every token t by another member of groups[t], drawn uniformly; tokens that are alone
+    in theirs stay.
 
     key: of the utterance (`dcar.sampling.utterance_keys`), int64 [].
     """
@@ -100,27 +114,44 @@ def swap(tokens: Sequence[int], groups: Sequence[Sequence[int]], key: Tensor) ->
 
 
 class Judge:
-    """Voices and transcribes tokens. A result is kept by all that it depends on, so it is made once."""
+    """Voices and transcribes tokens. A result is kept by all that it depends on, so it is made
+    once."""
 
     def __init__(self, config: SwapConfig, decoder: Any, items: Sequence[PromptItem]):
         prompts = PromptAudio.of_items(items, corpus_recordings(config.data))
-        self.vocoder = vocoder_for(decoder, config.data, items, config.vocoder, config.device, prompts)
+        self.vocoder = vocoder_for(
+            decoder, config.data, items, config.vocoder, config.device, prompts
+        )
         self.recognizer = load_recognizer(config.judge, device=config.device)
         self.similarity = load_similarity(config.similarity, prompts, config.device)
-        self.tools = [vocoder_identity(self.vocoder, config.vocoder), config.judge, config.similarity]
+        self.tools = [
+            vocoder_identity(self.vocoder, config.vocoder),
+            config.judge,
+            config.similarity,
+        ]
         self.store = RecordStore(Path(config.out) / "records")
         self.done = {record["key"]: record for record in self.store.read()}
         self.store.open()
 
     def __call__(self, item: PromptItem, tokens: Sequence[int]) -> tuple[int, int, float | None]:
-        """Return word errors, reference words and similarity to the prompt's voice (None for silence)."""
-        key = digest_of([self.tools, item.prompt.utterance_id, item.prompt_utterance_id, list(tokens)])
+        """Return word errors, reference words and similarity to the prompt's voice (None for
+        silence)."""
+        key = digest_of(
+            [self.tools, item.prompt.utterance_id, item.prompt_utterance_id, list(tokens)]
+        )
         if key not in self.done:
-            record: dict[str, Any] = {"key": key, "id": item.prompt.utterance_id, "heard": "", "similarity": None}
+            record: dict[str, Any] = {
+                "key": key,
+                "id": item.prompt.utterance_id,
+                "heard": "",
+                "similarity": None,
+            }
             if tokens:
                 wave = self.vocoder.synthesize([list(tokens)], item.speaker_embedding[None])[0]
                 record["heard"] = self.recognizer.transcribe([wave], self.vocoder.sample_rate)[0]
-                record["similarity"] = self.similarity(wave, self.vocoder.sample_rate, item.speaker_embedding)
+                record["similarity"] = self.similarity(
+                    wave, self.vocoder.sample_rate, item.speaker_embedding
+                )
             self.store.append(record)
             self.done[key] = record
         errors = word_errors(item.text, self.done[key]["heard"])
@@ -128,43 +159,66 @@ class Judge:
 
 
 class Scored:
-    """The judged utterances of one row, seeds summed for each utterance: word errors and reference words [U],
-    similarity [seeds, U], NaN where there was no voice."""
+    """The judged utterances of one row, seeds summed for each utterance: word errors and
+    reference words [U], similarity [seeds, U], NaN where there was no voice."""
 
-    def __init__(self, judge: Judge, items: Sequence[PromptItem], spoken: Sequence[Sequence[Sequence[int]]], bar: tqdm):
+    def __init__(
+        self,
+        judge: Judge,
+        items: Sequence[PromptItem],
+        spoken: Sequence[Sequence[Sequence[int]]],
+        bar: tqdm,
+    ):
         """spoken: tokens by seed and utterance."""
         found = []
         for tokens in spoken:
             for item, ids in zip(items, tokens, strict=True):
                 found.append(judge(item, ids))
                 bar.update()
-        errors, words, similar = np.array(found, float).T.reshape(3, len(spoken), -1)  # None becomes NaN
+        # None becomes NaN
+        errors, words, similar = np.array(found, float).T.reshape(3, len(spoken), -1)
         self.errors, self.words, self.similarity = errors.sum(0), words.sum(0), similar
 
     def about(self, other: Scored) -> dict[str, Any]:
-        """Word error rate, similarity, and how they differ from those of another row, with its 95 % interval."""
+        """Word error rate, similarity, and how they differ from those of another row, with its
+        95 % interval."""
         test = paired_test(self.errors, self.words, other.errors, other.words)
-        return {"wer": self.errors.sum() / self.words.sum(), "wer_change": test.difference,
-                "wer_change_ci": [test.low, test.high], "wer_change_p": test.p_value,
-                "similarity": np.nanmean(self.similarity),
-                "similarity_change": np.nanmean(self.similarity - other.similarity)}
+        return {
+            "wer": self.errors.sum() / self.words.sum(),
+            "wer_change": test.difference,
+            "wer_change_ci": [test.low, test.high],
+            "wer_change_p": test.p_value,
+            "similarity": np.nanmean(self.similarity),
+            "similarity_change": np.nanmean(self.similarity - other.similarity),
+        }
 
 
 def groups_of(config: SwapConfig, models: Models) -> dict[str, list[list[int]]]:
     """Return the names of PCG with all thresholds, and the own groups of their codes."""
     end = "@draft" if config.draft else ""
     kinds = {f"pcg-{theta}{end}": (GroupVerifier, theta) for theta in config.theta} | {
-        f"pcg-mel-{theta}{end}": (MelGroupVerifier, theta) for theta in config.theta_mel}
-    return {name: own_groups(kind.code_vectors(models.decoder, models.statistics), theta)
-            for name, (kind, theta) in kinds.items()}
+        f"pcg-mel-{theta}{end}": (MelGroupVerifier, theta) for theta in config.theta_mel
+    }
+    return {
+        name: own_groups(kind.code_vectors(models.decoder, models.statistics), theta)
+        for name, (kind, theta) in kinds.items()
+    }
 
 
-def measured(judge: Judge, items: Sequence[PromptItem], seeds: Sequence[int],
-             spoken: dict[str, list[list[DecodeResult]]], groups: dict[str, list[list[int]]]) -> dict[str, Any]:
-    """Swap, transcribe and compare: a row for next-token decoding and one for each of `groups`. spoken: by method, seed
-    and utterance."""
+def measured(
+    judge: Judge,
+    items: Sequence[PromptItem],
+    seeds: Sequence[int],
+    spoken: dict[str, list[list[DecodeResult]]],
+    groups: dict[str, list[list[int]]],
+) -> dict[str, Any]:
+    """Swap, transcribe and compare: a row for next-token decoding and one for each of `groups`.
+    spoken: by method, seed and utterance."""
     keys = [utterance_keys(seed, [item.prompt.utterance_id for item in items]) for seed in seeds]
-    tokens = {name: [[r.tokens for r in results] for results in by_seed] for name, by_seed in spoken.items()}
+    tokens = {
+        name: [[r.tokens for r in results] for results in by_seed]
+        for name, by_seed in spoken.items()
+    }
     said = [token for by_seed in tokens[UNSWAPPED] for ids in by_seed for token in ids]
     heard: dict[str, Scored] = {}
     rows: list[dict[str, Any]] = []
@@ -172,33 +226,66 @@ def measured(judge: Judge, items: Sequence[PromptItem], seeds: Sequence[int],
     with tqdm(total=total, desc="2/2 transcribe", unit="utt", disable=None) as bar:
         for name in tokens:
             heard[name] = Scored(judge, items, tokens[name], bar)
-            rows.append({"method": name, "kind": "method", "tokens_per_pass": tokens_per_pass(spoken[name]),
-                         "own": heard[name].about(heard[UNSWAPPED])})
+            rows.append(
+                {
+                    "method": name,
+                    "kind": "method",
+                    "tokens_per_pass": tokens_per_pass(spoken[name]),
+                    "own": heard[name].about(heard[UNSWAPPED]),
+                }
+            )
             if own := groups.get(name):
                 sizes = np.array([len(own[token]) for token in said])
-                swapped = [[swap(ids, own, key) for ids, key in zip(results, of_seed, strict=True)]
-                           for results, of_seed in zip(tokens[UNSWAPPED], keys, strict=True)]
-                rows[-1] |= {"group_size": sizes.mean(), "swapped": (sizes > 1).mean(),
-                             "swap": Scored(judge, items, swapped, bar).about(heard[UNSWAPPED])}
+                swapped = [
+                    [swap(ids, own, key) for ids, key in zip(results, of_seed, strict=True)]
+                    for results, of_seed in zip(tokens[UNSWAPPED], keys, strict=True)
+                ]
+                rows[-1] |= {
+                    "group_size": sizes.mean(),
+                    "swapped": (sizes > 1).mean(),
+                    "swap": Scored(judge, items, swapped, bar).about(heard[UNSWAPPED]),
+                }
     counts = {name: (row.errors, row.words) for name, row in heard.items()}
     return {"rows": rows, "equal_speed": equal_speed(rows[1:], counts, "tokens_per_pass")}
 
 
 def run(config: SwapConfig) -> dict[str, Any]:
-    """Measure and write swap.json and config.yaml into `config.out`. ConfigError, DataError, CheckpointError."""
-    models = load_models(config.decoder, "", [], config.device, config.draft or "", config.statistics or "",
-                         config.dtype)
+    """Measure and write swap.json and config.yaml into `config.out`. ConfigError, DataError,
+    CheckpointError."""
+    models = load_models(
+        config.decoder,
+        "",
+        [],
+        config.device,
+        config.draft or "",
+        config.statistics or "",
+        config.dtype,
+    )
     groups = groups_of(config, models)
     entries = make_methods([UNSWAPPED, *groups], models, config.sampling)
-    items = load_prompts(config.data, config.split, models.decoder, config.prompt_tokens, 0, config.limit)
+    items = load_prompts(
+        config.data, config.split, models.decoder, config.prompt_tokens, 0, config.limit
+    )
     judge, prompts = Judge(config, models.decoder, items), [item.prompt for item in items]
-    spoken = {entry.name: [entry.decode(prompts, seed, config.batch_size) for seed in config.seeds]
-              for entry in tqdm(entries, desc="1/2 speak", unit="method", disable=None)}
-    result = {"n": len(items), "seeds": config.seeds, "judge": config.judge, "normalizer": NORMALIZER,
-              "similarity": config.similarity, "sampling": vars(config.sampling),
-              **measured(judge, items, config.seeds, spoken, groups),
-              "provenance": provenance(decoder=config.decoder, data=config.data, split=config.split,
-                                       precision=precision_of(models.decoder))}
+    spoken = {
+        entry.name: [entry.decode(prompts, seed, config.batch_size) for seed in config.seeds]
+        for entry in tqdm(entries, desc="1/2 speak", unit="method", disable=None)
+    }
+    result = {
+        "n": len(items),
+        "seeds": config.seeds,
+        "judge": config.judge,
+        "normalizer": NORMALIZER,
+        "similarity": config.similarity,
+        "sampling": vars(config.sampling),
+        **measured(judge, items, config.seeds, spoken, groups),
+        "provenance": provenance(
+            decoder=config.decoder,
+            data=config.data,
+            split=config.split,
+            precision=precision_of(models.decoder),
+        ),
+    }
     write_json(Path(config.out) / "swap.json", result)
     save_config(config, Path(config.out) / "config.yaml")
     return result
@@ -212,17 +299,26 @@ def tokens_per_pass(results: Sequence[Sequence[DecodeResult]]) -> float:
 
 def table(result: dict[str, Any]) -> str:
     """Format the rows: groups, what swapping changes, and what PCG with these groups gives."""
-    lines = [f"{result['n']} utterances, seeds {result['seeds']}; recogniser {result['judge']}",
-             f"{'':18} {'':>7} {'':>7} | swapped: {'':19} | PCG itself:",
-             f"{'groups':18} {'size':>7} {'swap %':>7} | {'WER +':>6} {'95 %':>13} {'sim. +':>7} | {'tok/pass':>8} "
-             f"{'WER %':>6} {'sim.':>6}"]
+    lines = [
+        f"{result['n']} utterances, seeds {result['seeds']}; recogniser {result['judge']}",
+        f"{'':18} {'':>7} {'':>7} | swapped: {'':19} | PCG itself:",
+        f"{'groups':18} {'size':>7} {'swap %':>7} | {'WER +':>6} {'95 %':>13} {'sim. +':>7} | "
+        f"{'tok/pass':>8} "
+        f"{'WER %':>6} {'sim.':>6}",
+    ]
     for row in result["rows"]:
-        own = f"{row['tokens_per_pass']:8.2f} {100 * row['own']['wer']:6.1f} {row['own']['similarity']:6.3f}"
+        own = (
+            f"{row['tokens_per_pass']:8.2f} {100 * row['own']['wer']:6.1f} "
+            f"{row['own']['similarity']:6.3f}"
+        )
         left = f"{'–':>7} {'–':>7} | {'–':>6} {'–':>13} {'–':>7}"
         if change := row.get("swap"):
             low, high = (100 * x for x in change["wer_change_ci"])
-            left = (f"{row['group_size']:7.1f} {100 * row['swapped']:7.1f} | {100 * change['wer_change']:+6.1f} "
-                    f"{f'{low:+.1f} to {high:+.1f}':>13} {change['similarity_change']:+7.3f}")
+            left = (
+                f"{row['group_size']:7.1f} {100 * row['swapped']:7.1f} | "
+                f"{100 * change['wer_change']:+6.1f} "
+                f"{f'{low:+.1f} to {high:+.1f}':>13} {change['similarity_change']:+7.3f}"
+            )
         lines.append(f"{row['method']:18} {left} | {own}")
     return "\n".join([*lines, *map(sentence, result["equal_speed"])])
 

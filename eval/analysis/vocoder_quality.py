@@ -1,18 +1,20 @@
-"""`dcar analyse what=vocoder`: what tokens and vocoder lose of words and voices, before any decoder adds errors of its
-own.
+"""`dcar analyse what=vocoder`: what tokens and vocoder lose of words and voices, before any decoder
+adds errors of its own.
 
     dcar analyse what=vocoder data=runs/prepared vocoder=runs/vocoder/export split=test out=runs/vocoder_quality
 
-The split's recordings and their own tokens, spoken by the vocoder in the voice of another utterance of the speaker, are
-transcribed. A resynthesis is of the right voice if its speaker embedding is nearest to that voice's mean embedding over
-its recordings: among the voices of this split, and among all voices of the corpus. The shipped voices of
-the test split are in no training data, so there the first is the share of unseen voices that come through.
+The split's recordings and their own tokens, spoken by the vocoder in the voice of another utterance
+of the speaker, are transcribed. A resynthesis is of the right voice if its speaker embedding is
+nearest to that voice's mean embedding over its recordings: among the voices of this split, and
+among all voices of the corpus. The shipped voices of the test split are in no training data, so
+there the first is the share of unseen voices that come through.
 
-The vocoder is told the voice by the same encoder, and may have been trained to please it (`voice_weight`): there these
-shares flatter.
+The vocoder is told the voice by the same encoder, and may have been trained to please it
+(`voice_weight`): there these shares flatter.
 
-Where there is one voice to choose from, as in a corpus of one speaker, the right one cannot be missed: those shares are
-null (– in the table), and the similarity to the voice's mean embedding is what is left.
+Where there is one voice to choose from, as in a corpus of one speaker, the right one cannot be
+missed: those shares are null (– in the table), and the similarity to the voice's mean embedding is
+what is left.
 """
 
 from __future__ import annotations
@@ -58,8 +60,11 @@ class VocoderQualityConfig:
     seed: int = seed_setting(0, "Of prompts.")
 
 
-def nearest_voice(embeddings: np.ndarray, voices: dict[str, np.ndarray], names: Sequence[str]) -> list[str]:
-    """Of unit-norm embeddings [N, D]: the one of `names` whose mean in `voices` has the largest cosine."""
+def nearest_voice(
+    embeddings: np.ndarray, voices: dict[str, np.ndarray], names: Sequence[str]
+) -> list[str]:
+    """Of unit-norm embeddings [N, D]: the one of `names` whose mean in `voices` has the largest
+    cosine."""
     means = np.stack([voices[name] / np.linalg.norm(voices[name]) for name in names])
     return [names[i] for i in (embeddings @ means.T).argmax(1)]
 
@@ -75,17 +80,26 @@ def _voices(data: str) -> dict[str, np.ndarray]:
 
 
 def run(config: VocoderQualityConfig) -> dict[str, Any]:
-    """Measure and write vocoder_quality.json and config.yaml into `config.out`; DataError for an empty split."""
+    """Measure and write vocoder_quality.json and config.yaml into `config.out`; DataError for an
+    empty split."""
     split = load_split(config.data, config.split)
-    items = make_prompts(split, config.prompt_tokens, config.seed, rows=range(len(split))[: config.limit or None])
+    items = make_prompts(
+        split, config.prompt_tokens, config.seed, rows=range(len(split))[: config.limit or None]
+    )
     if not items:
         raise DataError(f"{config.data}: split {config.split} has no utterances")
-    recording, judge, encoder = corpus_recordings(config.data), load_recognizer(config.judge), SpeakerEncoder()
+    recording, judge, encoder = (
+        corpus_recordings(config.data),
+        load_recognizer(config.judge),
+        SpeakerEncoder(),
+    )
     check_speaks(vocoder := load_vocoder(config.vocoder), prepared_info(config.data))
     texts = [item.text for item in items]
     voices = _voices(config.data)
     here = sorted({item.speaker for item in items})
-    rows: list[dict[str, Any]] = [{"id": item.prompt.utterance_id, "text": item.text} for item in items]
+    rows: list[dict[str, Any]] = [
+        {"id": item.prompt.utterance_id, "text": item.text} for item in items
+    ]
     result: dict[str, Any] = {"n": len(items), "voices": len(here), "voices_of_corpus": len(voices)}
 
     def measure(name: str, waves: list[np.ndarray], rate: int) -> None:
@@ -97,24 +111,43 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
         measured: dict[str, Any] = {
             "wer": corpus_wer(errors).wer,
             "wer_ci": [interval.low, interval.high],
-            "cer": corpus_wer([character_errors(t, h or "") for t, h in zip(texts, heard, strict=True)]).wer,
+            "cer": corpus_wer(
+                [character_errors(t, h or "") for t, h in zip(texts, heard, strict=True)]
+            ).wer,
         }
-        embeddings = np.stack([encoder.embed(wave, rate) for wave in tqdm(waves, desc=f"voices of {name}")])
+        embeddings = np.stack(
+            [encoder.embed(wave, rate) for wave in tqdm(waves, desc=f"voices of {name}")]
+        )
         for key, names in (("right_voice", here), ("right_voice_of_corpus", sorted(voices))):
             found = nearest_voice(embeddings, voices, names)
-            right = float(np.mean([a == item.speaker for a, item in zip(found, items, strict=True)]))
+            right = float(
+                np.mean([a == item.speaker for a, item in zip(found, items, strict=True)])
+            )
             measured[key] = right if len(names) > 1 else None
-        own = np.stack([voices[item.speaker] / np.linalg.norm(voices[item.speaker]) for item in items])
+        own = np.stack(
+            [voices[item.speaker] / np.linalg.norm(voices[item.speaker]) for item in items]
+        )
         measured["similarity"] = float((embeddings * own).sum(1).mean())
         result[name] = measured
 
     recordings = [recording(item.prompt.utterance_id) for item in items]
     if len({rate for _, rate in recordings}) != 1:
-        raise DataError(f"{config.data}: recordings of several rates; prepare a corpus of one rate to measure against")
+        raise DataError(
+            f"{config.data}: recordings of several rates; prepare a corpus of one rate to measure "
+            "against"
+        )
     measure("recording", [wave for wave, _ in recordings], recordings[0][1])
-    measure("resynthesised", voice(vocoder, [item.reference_tokens for item in items], [
-        item.speaker_embedding for item in items], config.batch_size, f"speak with {config.vocoder}"),
-        int(vocoder.sample_rate))
+    measure(
+        "resynthesised",
+        voice(
+            vocoder,
+            [item.reference_tokens for item in items],
+            [item.speaker_embedding for item in items],
+            config.batch_size,
+            f"speak with {config.vocoder}",
+        ),
+        int(vocoder.sample_rate),
+    )
     result |= {"judge": config.judge, "utterances": rows}
     result["provenance"] = provenance(vocoder=config.vocoder, data=config.data, split=config.split)
     out = Path(config.out)
@@ -124,16 +157,23 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = [f"{result['n']} utterances, {result['voices']} voices; recogniser {result['judge']}",
-             f"{'':14} {'WER %':>6} {'95 %':>11} {'CER %':>6} {'right voice %: here':>20} {'of all':>7} "
-             f"{'similarity':>11}"]
+    lines = [
+        f"{result['n']} utterances, {result['voices']} voices; recogniser {result['judge']}",
+        f"{'':14} {'WER %':>6} {'95 %':>11} {'CER %':>6} {'right voice %: here':>20} {'of all':>7} "
+        f"{'similarity':>11}",
+    ]
     for name in ("recording", "resynthesised"):
         row = result[name]
         low, high = (100 * x for x in row["wer_ci"])
-        here, of_all = ("–" if row[key] is None else f"{100 * row[key]:.1f}"
-                        for key in ("right_voice", "right_voice_of_corpus"))
-        lines.append(f"{name:14} {100 * row['wer']:6.1f} {f'{low:.1f}–{high:.1f}':>11} {100 * row['cer']:6.1f} "
-                     f"{here:>20} {of_all:>7} {row['similarity']:11.3f}")
+        here, of_all = (
+            "–" if row[key] is None else f"{100 * row[key]:.1f}"
+            for key in ("right_voice", "right_voice_of_corpus")
+        )
+        lines.append(
+            f"{name:14} {100 * row['wer']:6.1f} {f'{low:.1f}–{high:.1f}':>11} "
+            f"{100 * row['cer']:6.1f} "
+            f"{here:>20} {of_all:>7} {row['similarity']:11.3f}"
+        )
     return "\n".join(lines)
 
 

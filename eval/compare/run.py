@@ -3,11 +3,13 @@
     accelerate launch -m eval.compare --config launch/recipes/compare_starter.yaml limit=100
     dcar compare --config compare_starter:all out=runs/all
 
-FAR, CAR-k, DCAR and their rivals speak the same held-out texts with the same prompts, sampling and seeds; one
-vocoder turns the tokens into sound and one recogniser that took no part in training transcribes it. Two reference
-rows bound what the recogniser can tell: the recordings themselves, and their tokens resynthesised by the same vocoder.
+FAR, CAR-k, DCAR and their rivals speak the same held-out texts with the same prompts, sampling and
+seeds; one vocoder turns the tokens into sound and one recogniser that took no part in training
+transcribes it. Two reference rows bound what the recogniser can tell: the recordings themselves,
+and their tokens resynthesised by the same vocoder.
 
-An interrupted comparison continues where it stopped, with any number of processes and with the same result.
+An interrupted comparison continues where it stopped, with any number of processes and with the same
+result.
 """
 
 from __future__ import annotations
@@ -57,7 +59,17 @@ from eval.report.summary import terminal_text
 from eval.report.table import table_text
 from eval.results.pareto import equal_speed, speed_axis
 from eval.results.rows import Row, by_category, by_length, counts_of, make_rows, power_statement
-from eval.results.store import RECORDING, RESYNTHESIS, Maker, Record, RecordStore, Tools, by_method, plan, save_opus
+from eval.results.store import (
+    RECORDING,
+    RESYNTHESIS,
+    Maker,
+    Record,
+    RecordStore,
+    Tools,
+    by_method,
+    plan,
+    save_opus,
+)
 from eval.results.timing import time_methods
 from eval.results.training import both_shipped, compare_training, training_note
 from eval.scorers.load import load_scorers, load_similarity
@@ -71,49 +83,82 @@ class CompareConfig:
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     split: str = setting("test", "Split that is spoken.")
-    texts: str = setting("", "Texts without recordings, spoken with the prompts of the split in turn: a file with one "
-                             "a line; hard = the shipped ones.")
+    texts: str = setting(
+        "",
+        "Texts without recordings, spoken with the prompts of the split in turn: a file with one "
+        "a line; hard = the shipped ones.",
+    )
     decoder: str = setting("runs/car", "CAR checkpoint; starter, here and below = the shipped one.")
     far_decoder: str | None = setting(None, "FAR checkpoint (one head); needed by method far.")
     policies: list[str] = setting([], "Policy folders, or name=folder where there are several.")
     draft: str | None = setting(None, "Draft model of this decoder, for sd, ssd and pcg.")
-    statistics: str | None = setting(None, "Measured statistics that some methods need (docs/methods.md).")
+    statistics: str | None = setting(
+        None, "Measured statistics that some methods need (docs/methods.md)."
+    )
     methods: list[str | dict[str, Any]] = setting(
-        ["car-1", "car-2", "car-3"], 'Names of docs/methods.md, or mappings, {method: ssd, beta: 0.4}; '
-                                     '"ssd-{0,0.4}" sweeps, car-5@t0.4 has its own sampling.')
-    tuned: str | None = setting(None, "tuned.json of `dcar tune`: every method at its own best sampling too.")
+        ["car-1", "car-2", "car-3"],
+        "Names of docs/methods.md, or mappings, {method: ssd, beta: 0.4}; "
+        '"ssd-{0,0.4}" sweeps, car-5@t0.4 has its own sampling.',
+    )
+    tuned: str | None = setting(
+        None, "tuned.json of `dcar tune`: every method at its own best sampling too."
+    )
     seeds: list[int] = seed_setting([0], "Every utterance is spoken once with each.")
     limit: int = setting(0, "Utterances; 0 = the whole split.", minimum=0)
-    batch_size: int = setting(16, "Utterances decoded at once; no effect on draws and words.", minimum=1)
+    batch_size: int = setting(
+        16, "Utterances decoded at once; no effect on draws and words.", minimum=1
+    )
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
-    prompt_seeds: list[int] = seed_setting([0], "Which prompts are drawn, for all methods and seeds; several: "
-                                                "replicates. The first is that of references, audio and times.")
-    vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
-    asr: str = setting("moonshine", "Evaluation ASR; must not have made the speech tokens nor the reward.")
-    similarity: str = setting("resemblyzer", "Of voices; or wavlm:…, eres2net:… (eval/scorers/load.py); empty = none.")
-    scorers: list[str] = setting([], "More columns: utmos:…, wavlm:…, dnsmos, pitch-spread, pauses, … "
-                                    "(eval/scorers/load.py).")
-    timing_utterances: int = setting(10, "Spoken by every method at batch 1; 0 = no timings.", minimum=0)
+    prompt_seeds: list[int] = seed_setting(
+        [0],
+        "Which prompts are drawn, for all methods and seeds; several: "
+        "replicates. The first is that of references, audio and times.",
+    )
+    vocoder: str = setting(
+        "", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one."
+    )
+    asr: str = setting(
+        "moonshine", "Evaluation ASR; must not have made the speech tokens nor the reward."
+    )
+    similarity: str = setting(
+        "resemblyzer", "Of voices; or wavlm:…, eres2net:… (eval/scorers/load.py); empty = none."
+    )
+    scorers: list[str] = setting(
+        [],
+        "More columns: utmos:…, wavlm:…, dnsmos, pitch-spread, pauses, … (eval/scorers/load.py).",
+    )
+    timing_utterances: int = setting(
+        10, "Spoken by every method at batch 1; 0 = no timings.", minimum=0
+    )
     audio_samples: int = setting(4, "Utterances whose audio is kept for the report.", minimum=0)
-    reasons_utterances: int = setting(10, "Spoken once more, watched, for why chunks end where they do; 0 = off.",
-                                      minimum=0)
+    reasons_utterances: int = setting(
+        10, "Spoken once more, watched, for why chunks end where they do; 0 = off.", minimum=0
+    )
     references: bool = setting(True, "The rows of the recordings and of their resynthesis.")
     resamples: int = setting(4000, "Of the bootstrap.", minimum=100)
     device: str = setting("", "cpu or cuda; empty = what accelerate chooses.")
     dtype: str = dtype_setting()
-    threads: int = setting(0, "Torch threads per process; 0 = one below 100 M parameters, else the idle cores.",
-                           minimum=0)
+    threads: int = setting(
+        0,
+        "Torch threads per process; 0 = one below 100 M parameters, else the idle cores.",
+        minimum=0,
+    )
     training_log: str | None = setting(None, "log.jsonl of DCPO, for the curves in the report.")
     report: bool = setting(True, "Write report.html.")
-    wait_minutes: float = setting(180.0, "How long processes wait for each other before they name who is missing.",
-                                  above=0)
+    wait_minutes: float = setting(
+        180.0, "How long processes wait for each other before they name who is missing.", above=0
+    )
     out: str = setting("runs/compare", "Folder to write.", place="folder")
-    sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn, where a method does not say.")
+    sampling: SamplingConfig = setting(
+        SamplingConfig, "How tokens are drawn, where a method does not say."
+    )
 
     def __post_init__(self) -> None:
         check(self)
         if not (self.methods and self.seeds and self.prompt_seeds):
-            raise ConfigError("a comparison needs methods, seeds and prompt_seeds, at least one of each")
+            raise ConfigError(
+                "a comparison needs methods, seeds and prompt_seeds, at least one of each"
+            )
         for name in ("seeds", "prompt_seeds", "scorers"):
             if len(set(given := getattr(self, name))) != len(given):
                 raise ConfigError(f"{name} must differ: {given}")
@@ -121,22 +166,32 @@ class CompareConfig:
 
 
 def load_tools(config: CompareConfig, device: str) -> Tools:
-    """Load models, vocoder, recognisers and the utterances that are spoken, of the split no others; refuses parts that
-    do not belong together."""
+    """Load models, vocoder, recognisers and the utterances that are spoken, of the split no
+    others; refuses parts that do not belong together."""
     info = prepared_info(config.data)
-    models = load_models(config.decoder, config.far_decoder or "", config.policies, device, config.draft or "",
-                         config.statistics or "", dtype=config.dtype)
+    models = load_models(
+        config.decoder,
+        config.far_decoder or "",
+        config.policies,
+        device,
+        config.draft or "",
+        config.statistics or "",
+        dtype=config.dtype,
+    )
     split = split_for(models.decoder, config.data, config.split)
     texts = read_texts(config.texts, text_encoder(config.decoder)) if config.texts else []
     rows = in_turns(split, len(texts)) if texts else by_digest(split, config.limit)
     chooser, bos = PromptChooser(split, config.prompt_tokens), models.decoder.config.bos
-    items, *others = (make_prompts(split, config.prompt_tokens, seed, bos, rows, chooser)
-                      for seed in config.prompt_seeds)
+    items, *others = (
+        make_prompts(split, config.prompt_tokens, seed, bos, rows, chooser)
+        for seed in config.prompt_seeds
+    )
     if texts:
         items, *others = (text_prompts(texts, some) for some in (items, *others))
     heard = list(itertools.chain(items, *others))
     recordings = corpus_recordings(config.data)
-    if config.audio_samples and items:  # should the corpus be gone, it is said now and not at the end
+    # should the corpus be gone, it is said now and not at the end
+    if config.audio_samples and items:
         recordings(items[0].prompt_utterance_id)
     recorded = split.rows[:ENOUGH]
     prompts = PromptAudio.of_items(heard, recordings)
@@ -144,22 +199,43 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     asr = load_recognizer(config.asr, device=device)
     similarity = load_similarity(config.similarity, prompts, device) if config.similarity else None
     return Tools(
-        items, models, vocoder, asr, similarity, recordings,
+        items,
+        models,
+        vocoder,
+        asr,
+        similarity,
+        recordings,
         {"vocoder": vocoder_identity(vocoder, config.vocoder)},
-        {"corpus": info["corpus"], "tokenizer": tokenizer_identity(info), "split": config.split,
-         **({"texts": {"name": config.texts, **digest(text_list(config.texts))}} if config.texts else {})},
-        load_scorers(config.scorers, prompts, device), dict(zip(config.prompt_seeds[1:], others, strict=True)),
-        codebook_of(info["tokenizer"], config.data) if len(config.prompt_seeds) * len(config.seeds) > 1 else None,
-        PhonemeAligner.fit(recorded["speech"], recorded["text"],
-                           models.decoder.config.speech_vocab_size) if config.audio_samples else None,
+        {
+            "corpus": info["corpus"],
+            "tokenizer": tokenizer_identity(info),
+            "split": config.split,
+            **(
+                {"texts": {"name": config.texts, **digest(text_list(config.texts))}}
+                if config.texts
+                else {}
+            ),
+        },
+        load_scorers(config.scorers, prompts, device),
+        dict(zip(config.prompt_seeds[1:], others, strict=True)),
+        codebook_of(info["tokenizer"], config.data)
+        if len(config.prompt_seeds) * len(config.seeds) > 1
+        else None,
+        PhonemeAligner.fit(
+            recorded["speech"], recorded["text"], models.decoder.config.speech_vocab_size
+        )
+        if config.audio_samples
+        else None,
         compare_training(config.decoder, config.far_decoder) if config.far_decoder else None,
     )
 
 
 def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
-    """Compare; returns what compare.json holds (on every process). `tools` replaces what the config would load.
+    """Compare; returns what compare.json holds (on every process). `tools` replaces what the config
+    would load.
 
-    Raises ConfigError, DataError, CheckpointError; what was finished before stays in `out` and is used again.
+    Raises ConfigError, DataError, CheckpointError; what was finished before stays in `out` and is
+    used again.
     """
     state, meeting = start(config)
     out = Path(config.out)
@@ -168,11 +244,17 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     tools = tools or load_tools(config, config.device or str(state.device))
     comparison = Comparison(config, tools, state, meeting)
     training = comparison.training
-    if state.is_main_process and not (training and both_shipped(training)) and (said := training_note(training)):
+    if (
+        state.is_main_process
+        and not (training and both_shipped(training))
+        and (said := training_note(training))
+    ):
         logger.warning(said)  # before an hour of speaking, and again below the table
     with writing(out), threads_of(config.threads, comparison.parameters, state.num_processes):
         makers = comparison.make_records()
-        explanations = Explanations(makers[config.prompt_seeds[0]], config.reasons_utterances, out, state.process_index)
+        explanations = Explanations(
+            makers[config.prompt_seeds[0]], config.reasons_utterances, out, state.process_index
+        )
         explanations.note(state.process_index, state.num_processes)
         meeting.wait("speaking, transcribing and noting why chunks end")
         result: dict[str, Any] = {}
@@ -186,10 +268,18 @@ class Comparison:
     """Who speaks what, and what became of it."""
 
     def __init__(self, config: CompareConfig, tools: Tools, state: PartialState, meeting: Meeting):
-        self.config, self.tools, self.state, self.meeting, self.out = config, tools, state, meeting, Path(config.out)
+        self.config, self.tools, self.state, self.meeting, self.out = (
+            config,
+            tools,
+            state,
+            meeting,
+            Path(config.out),
+        )
         tools.choose(config.limit, config.prompt_seeds)
         if not tools.items:
-            raise DataError(f"split '{config.split}' of {config.data} has no utterances to compare on")
+            raise DataError(
+                f"split '{config.split}' of {config.data} has no utterances to compare on"
+            )
         self.entries = make_methods(config.methods, tools.models, config.sampling)
         self.tuned = load_tuned(config.tuned) if config.tuned else None
         if self.tuned:
@@ -199,31 +289,60 @@ class Comparison:
         self.references += [RESYNTHESIS] if bounded else []
         self.names = [*self.references, *(e.name for e in self.entries)]
         # what FAR and CAR were trained on, where FAR takes part
-        self.training = tools.training if any(parse_method(name).kind == "far" for name in self.names) else None
+        self.training = (
+            tools.training if any(parse_method(name).kind == "far" for name in self.names) else None
+        )
         self.parameters = sum(p.numel() for p in tools.models.decoder.parameters())
 
     def make_records(self) -> dict[int, Maker]:
-        """The makers by prompt seed, their records made. Prompts behind the first have no references and no audio."""
+        """The makers by prompt seed, their records made. Prompts behind the first have no
+        references and no audio."""
         config, tools, state = self.config, self.tools, self.state
         store = RecordStore(self.out / "records", state.process_index)
         done = store.read()
         if state.is_main_process:  # pieces of sound that a kill has left
             for part in (self.out / "audio").glob(".*"):
                 part.unlink()
-        self.meeting.wait("reading the records of earlier runs")  # everyone has read before anyone writes
+        # everyone has read before anyone writes
+        self.meeting.wait("reading the records of earlier runs")
         store.open()
         first, kept = config.prompt_seeds[0], spread(len(tools.items), config.audio_samples)
-        makers = {seed: Maker(replace(tools, items=items), self.entries, config.seeds, kept if seed == first else (),
-                              self.out, store, done)
-                  for seed, items in {first: tools.items, **tools.other_prompts}.items()}
-        mine = [[u for u in plan(maker.tools.items, self.entries, config.seeds, config.batch_size,
-                                 self.references if seed == first else ())
-                 if u.owner % state.num_processes == state.process_index] for seed, maker in makers.items()]
+        makers = {
+            seed: Maker(
+                replace(tools, items=items),
+                self.entries,
+                config.seeds,
+                kept if seed == first else (),
+                self.out,
+                store,
+                done,
+            )
+            for seed, items in {first: tools.items, **tools.other_prompts}.items()
+        }
+        mine = [
+            [
+                u
+                for u in plan(
+                    maker.tools.items,
+                    self.entries,
+                    config.seeds,
+                    config.batch_size,
+                    self.references if seed == first else (),
+                )
+                if u.owner % state.num_processes == state.process_index
+            ]
+            for seed, maker in makers.items()
+        ]
         total = sum(len(u.indices) for units in mine for u in units)
         earlier: list[Record] = []  # an utterance may have the same prompt again
         # None: no bar where there is no terminal
-        with tqdm(total=total, desc="1/4 speak, transcribe", unit="utt", mininterval=1,
-                  disable=None if state.is_main_process else True) as bar:
+        with tqdm(
+            total=total,
+            desc="1/4 speak, transcribe",
+            unit="utt",
+            mininterval=1,
+            disable=None if state.is_main_process else True,
+        ) as bar:
             for maker, units in zip(makers.values(), mine, strict=True):
                 maker.adopt(earlier)
                 for unit in units:
@@ -233,38 +352,69 @@ class Comparison:
         return makers
 
     def finish(self, makers: dict[int, Maker], explanations: Explanations) -> dict[str, Any]:
-        """Time the methods, and write tables, pictures and the report; returns what compare.json holds."""
+        """Time the methods, and write tables, pictures and the report; returns what compare.json
+        holds."""
         config, tools, out, names = self.config, self.tools, self.out, self.names
         records = self._gather(makers)
         save_config(config, out / "config.yaml")
         timings: list[dict[str, Any]] = []
         if config.timing_utterances:
-            with tqdm(total=min(config.timing_utterances, len(tools.items)), desc="3/4 time at batch 1", unit="utt",
-                      disable=None) as bar:
-                timings = time_methods(tools.items, tools.vocoder, self.entries, config.seeds[0],
-                                       config.timing_utterances, out, tools.identity, bar.update)
+            with tqdm(
+                total=min(config.timing_utterances, len(tools.items)),
+                desc="3/4 time at batch 1",
+                unit="utt",
+                disable=None,
+            ) as bar:
+                timings = time_methods(
+                    tools.items,
+                    tools.vocoder,
+                    self.entries,
+                    config.seeds[0],
+                    config.timing_utterances,
+                    out,
+                    tools.identity,
+                    bar.update,
+                )
         with tqdm(total=5, desc="4/4 tables, pictures", unit="part", disable=None) as bar:
             distances = None if tools.codebook is None else code_distances(tools.codebook)
-            rows = make_rows(records, names, timings, config.resamples, list(tools.scorers), distances)
+            rows = make_rows(
+                records, names, timings, config.resamples, list(tools.scorers), distances
+            )
             bar.update()
             samplings = {e.name: e.sampling for e in self.entries}
             for row in rows:
                 if sampling := samplings.get(row["method"]):
-                    row |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+                    row |= {
+                        "temperature": sampling.temperature,
+                        "top_k": sampling.top_k,
+                        "top_p": sampling.top_p,
+                    }
             counts = {name: counts_of(spoken) for name, spoken in by_method(records).items()}
             axes = [axis for axis in (speed_axis(rows), "tokens_per_pass") if axis]
             categories = {i.prompt.utterance_id: i.category for i in tools.items}
-            result = {**self._header(rows), "rows": rows,
-                      "equal_speed": [p for axis in axes for p in equal_speed(rows, counts, axis, config.resamples)],
-                      "by_length": by_length(records, names, config.resamples),
-                      "by_category": by_category(records, names, categories, config.resamples)}
+            result = {
+                **self._header(rows),
+                "rows": rows,
+                "equal_speed": [
+                    p for axis in axes for p in equal_speed(rows, counts, axis, config.resamples)
+                ],
+                "by_length": by_length(records, names, config.resamples),
+                "by_category": by_category(records, names, categories, config.resamples),
+            }
             bar.update()
             result |= explanations.told(out)
             bar.update()
             result["samples"] = self._samples(makers[config.prompt_seeds[0]])
             bar.update()
-            heard = [voice["audio"] for sample in result["samples"] for voice in sample["voices"] if voice["audio"]]
-            result["files"] = {name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)}
+            heard = [
+                voice["audio"]
+                for sample in result["samples"]
+                for voice in sample["voices"]
+                if voice["audio"]
+            ]
+            result["files"] = {
+                name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)
+            }
             write_json(out / "compare.json", result)
             write_text(out / "compare.txt", table_text(rows, result) + "\n")
             draw_plots(rows, out)
@@ -274,8 +424,9 @@ class Comparison:
             return result
 
     def _gather(self, makers: dict[int, Maker]) -> list[Record]:
-        """The records of this comparison out of all shards: one per (method, seed, prompts, utterance), sorted; in
-        records.jsonl. Those of other prompts than the first say of which (`prompt_seed`)."""
+        """The records of this comparison out of all shards: one per (method, seed, prompts,
+        utterance), sorted; in records.jsonl. Those of other prompts than the first say of which
+        (`prompt_seed`)."""
         records = []
         for prompt_seed, maker in makers.items():
             maker.adopt(maker.store.read())
@@ -284,8 +435,11 @@ class Comparison:
                 for seed in self.config.seeds[:1] if name in self.references else self.config.seeds:
                     for i, item in enumerate(maker.tools.items):
                         if not maker.finished(name, seed, i):
-                            raise DataError(f"{self.out}: no record of {name}, seed {seed}, {item.prompt.utterance_id};"
-                                            " a process stopped early; run the comparison again, it continues")
+                            raise DataError(
+                                f"{self.out}: no record of {name}, seed {seed}, "
+                                f"{item.prompt.utterance_id};"
+                                " a process stopped early; run the comparison again, it continues"
+                            )
                         record = maker.done[name, seed, item.prompt.utterance_id]
                         records.append(record if first else {**record, "prompt_seed": prompt_seed})
         write_text(self.out / "records.jsonl", "".join(json.dumps(r) + "\n" for r in records))
@@ -294,45 +448,81 @@ class Comparison:
     def _header(self, rows: list[Row]) -> dict[str, Any]:
         config, tools, decoder = self.config, self.tools, self.tools.models.decoder
         return {
-            "format_version": FORMAT_VERSION, "asr": tools.asr.name,
-            "asr_note": "one waveform at a time; the length of a transcript is capped by the duration of the audio",
-            "normalizer": NORMALIZER, "speaker_similarity": getattr(tools.similarity, "name", None),
-            "scorers": {name: {"kind": s.kind, "setting": s.spec} for name, s in tools.scorers.items()},
-            "sampling": asdict(config.sampling), "seeds": list(config.seeds),
-            "prompt_seeds": config.prompt_seeds, "utterances": len(tools.items), "corpus": tools.corpus,
+            "format_version": FORMAT_VERSION,
+            "asr": tools.asr.name,
+            "asr_note": "one waveform at a time; the length of a transcript is capped by the "
+            "duration of the audio",
+            "normalizer": NORMALIZER,
+            "speaker_similarity": getattr(tools.similarity, "name", None),
+            "scorers": {
+                name: {"kind": s.kind, "setting": s.spec} for name, s in tools.scorers.items()
+            },
+            "sampling": asdict(config.sampling),
+            "seeds": list(config.seeds),
+            "prompt_seeds": config.prompt_seeds,
+            "utterances": len(tools.items),
+            "corpus": tools.corpus,
             "methods": {e.name: e.identity for e in self.entries},
-            "parameters": self.parameters, "heads": decoder.config.num_prediction_heads,
+            "parameters": self.parameters,
+            "heads": decoder.config.num_prediction_heads,
             "codes": decoder.config.speech_vocab_size,
-            "models": tools.identity, "training": self.training,
-            "threads": torch.get_num_threads(), "processes": self.state.num_processes, "device": str(self.state.device),
-            "power": power_statement(rows), "provenance": provenance(precision=precision_of(decoder)),
+            "models": tools.identity,
+            "training": self.training,
+            "threads": torch.get_num_threads(),
+            "processes": self.state.num_processes,
+            "device": str(self.state.device),
+            "power": power_statement(rows),
+            "provenance": provenance(precision=precision_of(decoder)),
             "config": asdict(config),
             "tuned": self.tuned.about(self.entries, config.split) if self.tuned else None,
         }
 
     def _samples(self, maker: Maker) -> list[dict[str, Any]]:
-        """The utterances whose audio was kept: text, and per method the file, the transcript and the chunks."""
+        """The utterances whose audio was kept: text, and per method the file, the transcript and
+        the chunks."""
         tools, samples = self.tools, list[dict[str, Any]]()
         for i in maker.audio:
             item = tools.items[i]
             voices = []
             for name in self.names:
-                record, audio = maker.done[name, maker.first_seed, item.prompt.utterance_id], maker.audio_path(name, i)
+                record, audio = (
+                    maker.done[name, maker.first_seed, item.prompt.utterance_id],
+                    maker.audio_path(name, i),
+                )
                 # one sentence is enough to learn from, and pictures are large
                 picture = None if samples else sample_picture(tools, record, item.text, audio)
-                voices.append({
-                    "method": name, "audio": str(audio.relative_to(maker.out)) if record["duration"] else None,
-                    "picture": picture and str(picture.relative_to(maker.out)),
-                    **{k: record.get(k) for k in ("hypothesis", "words", "duration", "emitted", "actions", "truncated",
-                                                  "speaker_similarity")},
-                })
+                voices.append(
+                    {
+                        "method": name,
+                        "audio": str(audio.relative_to(maker.out)) if record["duration"] else None,
+                        "picture": picture and str(picture.relative_to(maker.out)),
+                        **{
+                            k: record.get(k)
+                            for k in (
+                                "hypothesis",
+                                "words",
+                                "duration",
+                                "emitted",
+                                "actions",
+                                "truncated",
+                                "speaker_similarity",
+                            )
+                        },
+                    }
+                )
             prompt_audio = None
             if tools.recording is not None:
                 prompt_audio = maker.audio_path("prompt", i)
                 save_opus(prompt_audio, *tools.recording(item.prompt_utterance_id))
-            samples.append({"id": item.prompt.utterance_id, "text": item.text, "speaker": item.speaker,
-                            "prompt_audio": prompt_audio and str(prompt_audio.relative_to(maker.out)),
-                            "voices": voices})
+            samples.append(
+                {
+                    "id": item.prompt.utterance_id,
+                    "text": item.text,
+                    "speaker": item.speaker,
+                    "prompt_audio": prompt_audio and str(prompt_audio.relative_to(maker.out)),
+                    "voices": voices,
+                }
+            )
         return samples
 
 

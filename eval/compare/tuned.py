@@ -1,7 +1,9 @@
-"""tuned.json: the best sampling of every method, found by `dcar tune`, and how a comparison takes it.
+"""tuned.json: the best sampling of every method, found by `dcar tune`, and how a comparison takes
+it.
 
-A comparison at one sampling for all favours the methods that it happens to suit. With `tuned=runs/tune/tuned.json`
-there stands, beside every row at the common sampling, the row at the method's own best one (`car-5@tuned`).
+A comparison at one sampling for all favours the methods that it happens to suit. With
+`tuned=runs/tune/tuned.json` there stands, beside every row at the common sampling, the row at the
+method's own best one (`car-5@tuned`).
 """
 
 from __future__ import annotations
@@ -24,17 +26,19 @@ TUNED = "tuned"  # in a name: at the best sampling of a tuned.json
 
 @dataclass(frozen=True)
 class Tuned:
-    """A tuned.json that was read: what it says of itself (ABOUT), and by method its identity and its best sampling."""
+    """A tuned.json that was read: what it says of itself (ABOUT), and by method its identity and
+    its best sampling."""
 
     path: Path
     header: dict[str, Any]
     methods: dict[str, tuple[dict[str, Any], dict[str, Any]]]
 
     def beside(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries, and behind each of the common sampling the same method at its own best one, where it was tuned.
+        """The entries, and behind each of the common sampling the same method at its own best one,
+        where it was tuned.
 
-        CheckpointError for a method that was tuned with another decoder, policy or draft; ConfigError if none of the
-        methods was tuned.
+        CheckpointError for a method that was tuned with another decoder, policy or draft;
+        ConfigError if none of the methods was tuned.
         """
         made: list[Entry] = []
         for entry in entries:
@@ -42,24 +46,37 @@ class Tuned:
             if "sampling" in entry.identity or entry.name not in self.methods:
                 continue
             said, best = self.methods[entry.name]
-            named = sorted({*entry.identity, *said} - {"precision"})  # rounding does not change which sampling is best
+            # rounding does not change which sampling is best
+            named = sorted({*entry.identity, *said} - {"precision"})
             if wrong := [k for k in named if entry.identity.get(k) != said.get(k)]:
-                sides = "; ".join(f"{k} {str(said.get(k))[:12]} there, {str(entry.identity.get(k))[:12]} here"
-                                  for k in wrong)
-                raise CheckpointError(f"{self.path}: '{entry.name}' was tuned with other models ({sides}); run `dcar "
-                                      "tune` with those of this comparison")
+                sides = "; ".join(
+                    f"{k} {str(said.get(k))[:12]} there, {str(entry.identity.get(k))[:12]} here"
+                    for k in wrong
+                )
+                raise CheckpointError(
+                    f"{self.path}: '{entry.name}' was tuned with other models ({sides}); run `dcar "
+                    "tune` with those of this comparison"
+                )
             made.append(entry.sampled(TUNED, replace(entry.sampling, **best)))
         if len(made) == len(entries):
-            raise ConfigError(f"{self.path} has none of the methods of this comparison, it has "
-                              f"{', '.join(self.methods)}; tune them (`dcar tune methods=[…]`), or leave `tuned` out")
+            raise ConfigError(
+                f"{self.path} has none of the methods of this comparison, it has "
+                f"{', '.join(self.methods)}; tune them (`dcar tune methods=[…]`), or leave "
+                "`tuned` out"
+            )
         return made
 
     def about(self, entries: Sequence[Entry], split: str) -> dict[str, Any]:
-        """For the head of a comparison: where the samplings come from, and which methods have none."""
+        """For the head of a comparison: where the samplings come from, and which methods have
+        none."""
         own = {e.name for e in entries}
         common = [e.name for e in entries if "sampling" not in e.identity]
-        return {"path": str(self.path), "same_split": self.header["split"] == split, **self.header,
-                "missing": [n for n in common if f"{n}@{TUNED}" not in own]}
+        return {
+            "path": str(self.path),
+            "same_split": self.header["split"] == split,
+            **self.header,
+            "missing": [n for n in common if f"{n}@{TUNED}" not in own],
+        }
 
 
 def load_tuned(path: str | Path) -> Tuned:
@@ -67,14 +84,29 @@ def load_tuned(path: str | Path) -> Tuned:
     path = Path(path)
     try:
         header = json.loads(path.read_text(encoding="utf-8"))
-        check_format(path, header.get("format_version"), FORMAT_VERSION, DataError, "run `dcar tune` again")
+        check_format(
+            path, header.get("format_version"), FORMAT_VERSION, DataError, "run `dcar tune` again"
+        )
         if wrong := [k for k, kind in ABOUT.items() if not isinstance(header[k], kind)]:
             raise TypeError(f"{', '.join(wrong)} damaged")
-        methods = {name: (dict(found["identity"]), {k: found["sampling"][k] for k in SAMPLING})
-                   for name, found in header["methods"].items()}
+        methods = {
+            name: (dict(found["identity"]), {k: found["sampling"][k] for k in SAMPLING})
+            for name, found in header["methods"].items()
+        }
         for _, best in methods.values():
             SamplingConfig(**best)  # refuses what is no sampling, here where the file can be named
         return Tuned(path, {k: header[k] for k in ABOUT}, methods)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, ConfigError) as error:
-        raise DataError(f"{path}: cannot be read ({type(error).__name__}: {error}); run `dcar tune`, which writes it: "
-                        "the records of an earlier run are kept") from error
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        ConfigError,
+    ) as error:
+        raise DataError(
+            f"{path}: cannot be read ({type(error).__name__}: {error}); run `dcar tune`, which "
+            "writes it: "
+            "the records of an earlier run are kept"
+        ) from error

@@ -1,6 +1,8 @@
-"""What the page does, without the page: text, voice and method in; speech, a picture and facts out, within limits.
+"""What the page does, without the page: text, voice and method in; speech, a picture and facts out,
+within limits.
 
-Anyone who reaches the page can send anything, so every limit is checked here and not in the browser.
+Anyone who reaches the page can send anything, so every limit is checked here and not in the
+browser.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from dcar.speak.voice import MAX_PROMPT_SECONDS, Voice, shipped_voice, starter_v
 from eval.methods.registry import Entry, Models, make_methods
 
 POLICIES = (f"dcar@n{NUM_CANDIDATES}", "dcar", f"dcar@n{2 * NUM_CANDIDATES}", "dcar-sampled")
-"""Uses of a policy, the first that is possible being the start of the page; @n: candidates that it chooses among."""
+"""Uses of a policy, the first that is possible being the start of the page; @n: candidates that
+it chooses among."""
 VERIFIERS = ("sd", "ssd-0.4", "pcg-0.42", "vadusa-2", "typical", "topk-verify-5", "entropy-1")
 """Methods that need no more than the heads of the decoder."""
 TEMPERATURES = (0.0, 1.5)
@@ -38,7 +41,9 @@ class DemoConfig:
     policy: str = setting(POLICY, "Directory of an exported policy of the decoder; empty = none.")
     vocoder: str = setting("starter", "Folder of this project's own vocoder.")
     dtype: str = dtype_setting()
-    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 lets everyone in who can reach this machine.")
+    host: str = setting(
+        "127.0.0.1", "Address to listen on; 0.0.0.0 lets everyone in who can reach this machine."
+    )
     port: int = setting(7860, "Port to listen on.", minimum=1, maximum=65535)
     characters: int = setting(600, "Longest text that is spoken.", minimum=1)
     megabytes: float = setting(10.0, "Largest recording of a voice.", above=0)
@@ -51,40 +56,60 @@ class Studio:
     """Models that belong together, and the voices and methods that can be chosen."""
 
     def __init__(self, config: DemoConfig) -> None:
-        """Load what the settings name. AssetError, CheckpointError or DataError if something is missing or does not
-        belong together."""
+        """Load what the settings name. AssetError, CheckpointError or DataError if something is
+        missing or does not belong together."""
         self.config, self.voices = config, list(starter_voices())
-        self._speakers = [Speaker.load(folder, vocoder=config.vocoder, method=method, dtype=config.dtype)
-                          for folder, method in ((config.decoder, "car-1"), (config.far_decoder, "far")) if folder]
-        decoder, far = self._speakers[0].decoder, self._speakers[1].decoder if config.far_decoder else None
-        policies = {"": matched_policy(load_policy(config.policy), decoder)} if config.policy else {}
+        self._speakers = [
+            Speaker.load(folder, vocoder=config.vocoder, method=method, dtype=config.dtype)
+            for folder, method in ((config.decoder, "car-1"), (config.far_decoder, "far"))
+            if folder
+        ]
+        decoder, far = (
+            self._speakers[0].decoder,
+            self._speakers[1].decoder if config.far_decoder else None,
+        )
+        policies = (
+            {"": matched_policy(load_policy(config.policy), decoder)} if config.policy else {}
+        )
         models = Models(decoder, far, policies)
         heads = decoder.config.num_prediction_heads
         sizes = [f"car-{k}" for k in range(1, heads + 1)]
         self._methods: dict[str, Entry] = {}
         for name in (*POLICIES, *sizes, "far", *VERIFIERS):
-            with suppress(DCARError):  # no policy or FAR decoder, no choice among candidates, or a single head
+            # no policy or FAR decoder, no choice among candidates, or a single head
+            with suppress(DCARError):
                 (self._methods[name],) = make_methods([name], models)
         self.methods = list(self._methods)
         self.start = next(name for name in (*POLICIES, fixed_method(heads)) if name in self.methods)
         self._warm: set[str] = set()  # methods that have spoken
         self._lock = threading.Lock()
 
-    def speak(self, text: str, voice: str = "", recording: str | Path | None = None, method: str = "",
-              temperature: float = SAMPLING.temperature, seed: int = 0) -> tuple[Spoken, str]:
-        """Speak a text by a method of `methods` (default `start`) with a shipped voice or that of a recording, one
-        request at a time. Returns the speech and a sentence of facts. TextError, AudioError or ConfigError for input
-        that is wrong or beyond the limits."""
+    def speak(
+        self,
+        text: str,
+        voice: str = "",
+        recording: str | Path | None = None,
+        method: str = "",
+        temperature: float = SAMPLING.temperature,
+        seed: int = 0,
+    ) -> tuple[Spoken, str]:
+        """Speak a text by a method of `methods` (default `start`) with a shipped voice or that
+        of a recording, one request at a time. Returns the speech and a sentence of facts.
+        TextError, AudioError or ConfigError for input that is wrong or beyond the limits."""
         method, (low, high) = method or self.start, TEMPERATURES
         if len(text) > self.config.characters:
-            raise TextError(f"the text has {len(text)} characters, this page speaks {self.config.characters} at most; "
-                            f"shorten it, or use `dcar speak`, which speaks {MAX_TEXT}")
+            raise TextError(
+                f"the text has {len(text)} characters, this page speaks {self.config.characters} "
+                "at most; "
+                f"shorten it, or use `dcar speak`, which speaks {MAX_TEXT}"
+            )
         if method not in self.methods:
             raise ConfigError(f"unknown method '{method[:40]}'; choose {', '.join(self.methods)}")
         if not low <= temperature <= high:
             raise ConfigError(f"temperature {temperature:g} must be between {low:g} and {high:g}")
         speaker = self._speakers[-1 if method == "far" else 0].using(
-            method=self._methods[method].method, temperature=float(temperature), seed=seed)
+            method=self._methods[method].method, temperature=float(temperature), seed=seed
+        )
         with self._lock:
             prompt = self._voice(speaker, voice, recording)
             if method not in self._warm:  # compiling and allocating do not count as its time
@@ -98,17 +123,24 @@ class Studio:
         if recording is None:
             return shipped_voice(name, speaker.tokenizer)
         path = Path(recording)
-        size = path.stat().st_size / 1e6 if path.is_file() else 0.0  # `speaker.voice` refuses a missing file
-        for value, most, unit in ((size, self.config.megabytes, "MB"),
-                                  (audio_seconds(path) or 0.0, MAX_PROMPT_SECONDS, "s")):
+        # `speaker.voice` refuses a missing file
+        size = path.stat().st_size / 1e6 if path.is_file() else 0.0
+        for value, most, unit in (
+            (size, self.config.megabytes, "MB"),
+            (audio_seconds(path) or 0.0, MAX_PROMPT_SECONDS, "s"),
+        ):
             if value > most:
-                raise AudioError(f"the recording has {value:.1f} {unit}, this page takes {most:g} {unit} at most; cut "
-                                 "it, a few seconds of one voice are enough")
+                raise AudioError(
+                    f"the recording has {value:.1f} {unit}, this page takes {most:g} {unit} at "
+                    "most; cut "
+                    "it, a few seconds of one voice are enough"
+                )
         return speaker.voice(path)
 
 
 def chunk_spans(spoken: Spoken) -> list[tuple[float, float, int]]:
-    """Start and end in seconds, and tokens, of every chunk; the pauses between phrases belong to none."""
+    """Start and end in seconds, and tokens, of every chunk; the pauses between phrases belong to
+    none."""
     spans, at = [], 0.0
     for chunks, pause in zip(spoken.chunks, spoken.pauses, strict=True):
         for tokens in chunks:
@@ -123,5 +155,8 @@ def facts(spoken: Spoken, method: str, seconds: float) -> str:
     tokens = sum(len(r.tokens) for r in spoken.results)
     passes = sum(r.target_passes for r in spoken.results)
     cut = " Cut off by the length limit." if any(r.truncated for r in spoken.results) else ""
-    return (f"{method}: {spoken.seconds:.2f} s of speech in {seconds:.2f} s end to end (RTF "
-            f"{seconds / spoken.seconds:.2f}); {tokens} tokens in {passes} passes, {tokens / passes:.2f} a pass.{cut}")
+    return (
+        f"{method}: {spoken.seconds:.2f} s of speech in {seconds:.2f} s end to end (RTF "
+        f"{seconds / spoken.seconds:.2f}); {tokens} tokens in {passes} passes, "
+        f"{tokens / passes:.2f} a pass.{cut}"
+    )

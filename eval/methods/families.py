@@ -1,11 +1,12 @@
 """Which rows of a comparison are one method at several settings: a family is one line of the plot.
 
-`ssd-0.2` and `ssd-0.4` are the family ssd at β = 0.2 and 0.4; words behind a name (`ssd-0.4@heads`) make a family of
-its own, because they change the method and not its setting. The names behind `dcar@` are settings: policies, and the
-dial of a policy (`dcar@d0.3`); how many chunks it chooses among makes a family (`dcar@n4`). A sampling of its own makes
-a family too: `car-3@t0.4` and `car-5@t0.4` are the family car@t0.4, one line by k beside the line of the common
-sampling, and the methods at their own best sampling, whichever that is for each, are the family car@tuned. What a kind
-of method is called and how it is drawn stands in its entry of KINDS (eval/methods/kinds.py).
+`ssd-0.2` and `ssd-0.4` are the family ssd at β = 0.2 and 0.4; words behind a name (`ssd-0.4@heads`)
+make a family of its own, because they change the method and not its setting. The names behind
+`dcar@` are settings: policies, and the dial of a policy (`dcar@d0.3`); how many chunks it chooses
+among makes a family (`dcar@n4`). A sampling of its own makes a family too: `car-3@t0.4` and
+`car-5@t0.4` are the family car@t0.4, one line by k beside the line of the common sampling, and the
+methods at their own best sampling, whichever that is for each, are the family car@tuned. What a
+kind of method is called and how it is drawn stands in its entry of KINDS (eval/methods/kinds.py).
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ ANY_DRAFT = (MethodSetting("draft", str, "@", None, word=True), LENGTH)
 
 @dataclass(frozen=True)
 class MethodName:
-    """What a row's method is for tables and plots. base: its name without a sampling; words: what makes it a family of
-    its own within its kind, ("eos", "draft") of ssd-0.4-eos@draft; settings: what varies within the family, numbers or
-    names; sampling: t0.4, tuned, or empty for the common one; sampled: the same for a reader, T 0.4; num_candidates:
-    that a policy chooses among."""
+    """What a row's method is for tables and plots. base: its name without a sampling; words:
+    what makes it a family of its own within its kind, ("eos", "draft") of ssd-0.4-eos@draft;
+    settings: what varies within the family, numbers or names; sampling: t0.4, tuned, or empty
+    for the common one; sampled: the same for a reader, T 0.4; num_candidates: that a policy
+    chooses among."""
 
     base: str
     kind: str
@@ -58,7 +60,9 @@ class MethodName:
     @property
     def label(self) -> str:
         """What a reader calls the family: SSD, SSD (heads), SSD (heads, T 0.4)."""
-        words = [f"{self.num_candidates} candidates"] if self.num_candidates > 1 else list(self.words)
+        words = (
+            [f"{self.num_candidates} candidates"] if self.num_candidates > 1 else list(self.words)
+        )
         words += [self.sampled] if self.sampled else []
         label = self.style.label or self.kind
         return f"{label} ({', '.join(words)})" if words else label
@@ -70,32 +74,45 @@ class MethodName:
 
 
 def parse_method(name: str) -> MethodName:
-    """Describe the method, or the family, of this name. If KINDS does not have its kind (a plug-in's, or another
-    version's), the numbers are settings and what follows them makes families; an unreadable name is its own kind."""
+    """Describe the method, or the family, of this name. If KINDS does not have its kind (a
+    plug-in's, or another version's), the numbers are settings and what follows them makes
+    families; an unreadable name is its own kind."""
     try:
         prefix = prefix_of(name) or re.split(rf"[@:]|-(?={NUMBER}(?:[-@:]|$))", name, maxsplit=1)[0]
-        kind = KINDS.get(prefix) or MethodKind(prefix, prefix, OTHER, (
-            MethodSetting("numbers", list[float], default=None), *ANY_DRAFT))
+        kind = KINDS.get(prefix) or MethodKind(
+            prefix, prefix, OTHER, (MethodSetting("numbers", list[float], default=None), *ANY_DRAFT)
+        )
         spec = MethodSpec.parse(name, kind)
     except ConfigError:
         return MethodName(name, name, (), ())
     given = spec.settings
     if "length" in given:  # a draft of so many tokens by the heads, which are the default
         given = {"draft": "heads", **given}
-    words = "@".join(s.written(given[s.name]).lstrip("-@") for s in kind.settings if s.word and s.name in given)
-    values = [v for s in kind.settings if not s.word and s.name in given
-              for v in (given[s.name] if isinstance(given[s.name], list) else [given[s.name]])]
+    words = "@".join(
+        s.written(given[s.name]).lstrip("-@") for s in kind.settings if s.word and s.name in given
+    )
+    values = [
+        v
+        for s in kind.settings
+        if not s.word and s.name in given
+        for v in (given[s.name] if isinstance(given[s.name], list) else [given[s.name]])
+    ]
     sampled = ", ".join(f"{READ[k]} {v:g}" for k, v in spec.sampling.items() if k in READ)
-    return MethodName(name.removesuffix(f"@{spec.word}"), prefix,
-                      tuple(filter(None, words.replace("@:", ":").split("@"))),
-                      tuple(v if isinstance(v, str) else float(v) for v in values),
-                      spec.word, sampled or "own best" * bool(spec.sampling),
-                      given.get("num_candidates", 1) if kind.policies else 1)
+    return MethodName(
+        name.removesuffix(f"@{spec.word}"),
+        prefix,
+        tuple(filter(None, words.replace("@:", ":").split("@"))),
+        tuple(v if isinstance(v, str) else float(v) for v in values),
+        spec.word,
+        sampled or "own best" * bool(spec.sampling),
+        given.get("num_candidates", 1) if kind.policies else 1,
+    )
 
 
 def short_name(name: str) -> str:
-    """A method's name as it is said in a sentence: random-4…16 for random-4-5-6-…-16, of four sizes or more that follow
-    each other."""
+    """A method's name as it is said in a sentence: random-4…16 for random-4-5-6-…-16, of four
+    sizes or more that follow each other."""
+
     def ends(m: re.Match[str]) -> str:
         sizes = [int(size) for size in m[0].split("-")]
         follow = len(sizes) > 3 and sizes == list(range(sizes[0], sizes[0] + len(sizes)))
@@ -110,8 +127,8 @@ def at_sampling(name: str, sampling: str) -> str:
 
 
 def group_families(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of methods (no references) by family, in the order of KINDS, then of candidates, each sorted by its
-    setting."""
+    """Rows of methods (no references) by family, in the order of KINDS, then of candidates, each
+    sorted by its setting."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["kind"] == "method":
@@ -120,7 +137,11 @@ def group_families(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, A
 
     def rank(family: str) -> tuple[int, int, str]:
         name = parse_method(family)
-        return (order.index(name.kind) if name.kind in order else len(order), name.num_candidates, family)
+        return (
+            order.index(name.kind) if name.kind in order else len(order),
+            name.num_candidates,
+            family,
+        )
 
     def setting(row: dict[str, Any]) -> tuple[tuple[int, float, str], ...]:
         name = parse_method(row["method"])

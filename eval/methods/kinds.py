@@ -1,8 +1,9 @@
 """The kinds of methods that ship, as data: settings, compact name, label and style of each.
 
-A setting says where it stands in the compact name: `mark` precedes its value (`-0.4`, `@draft`, `:4`, `@n8`), or is all
-that is written of a flag (`-eos`). The settings of a kind are listed in the order in which their values are written.
-How a method is built from its settings stands in eval/methods/registry.py, how names are read in eval/methods/spec.py.
+A setting says where it stands in the compact name: `mark` precedes its value (`-0.4`, `@draft`,
+`:4`, `@n8`), or is all that is written of a flag (`-eos`). The settings of a kind are listed in the
+order in which their values are written. How a method is built from its settings stands in
+eval/methods/registry.py, how names are read in eval/methods/spec.py.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from eval.verifiers.sd import SpeculativeDecoding
 
 @dataclass(frozen=True)
 class MethodSetting:
-    """A setting of a kind of method. default: ... if it is required, None if it may be left open. word: methods that
-    differ in it are separate families, not points on one line of a plot."""
+    """A setting of a kind of method. default: ... if it is required, None if it may be left
+    open. word: methods that differ in it are separate families, not points on one line of a
+    plot."""
 
     name: str
     type: Any = float
@@ -38,18 +40,27 @@ class MethodSetting:
         """Write the setting as in a compact name."""
         if self.type is bool:
             return self.mark
-        return "".join(f"{self.mark}{v:{self.form}}" for v in (value if isinstance(value, list) else [value]))
+        return "".join(
+            f"{self.mark}{v:{self.form}}" for v in (value if isinstance(value, list) else [value])
+        )
 
 
-def option(name: str, type: Any = float, mark: str = "-", default: Any = ..., word: bool = False,
-           **bounds: Any) -> MethodSetting:
+def option(
+    name: str,
+    type: Any = float,
+    mark: str = "-",
+    default: Any = ...,
+    word: bool = False,
+    **bounds: Any,
+) -> MethodSetting:
     """Declare a setting; bounds and choices are those of `dcar.config.setting`."""
     return MethodSetting(name, type, mark, default, word, meaning_of(setting(None, **bounds)))
 
 
 @dataclass(frozen=True)
 class Style:
-    """Label and drawing style of a kind of method. `symbol`: its setting; `marker`: a shape of matplotlib."""
+    """Label and drawing style of a kind of method. `symbol`: its setting; `marker`: a shape of
+    matplotlib."""
 
     label: str
     color: str = "#4d4d4d"
@@ -57,8 +68,8 @@ class Style:
     symbol: str = ""
 
     def of_candidates(self, num_candidates: int) -> Style:
-        """Return the style of the method that chooses among so many candidates: the same hue, darker, and a star of as
-        many points."""
+        """Return the style of the method that chooses among so many candidates: the same hue,
+        darker, and a star of as many points."""
         if num_candidates == 1:
             return self
         strength = max(0.3, 1 - 0.15 * math.log2(num_candidates))
@@ -84,52 +95,144 @@ LENGTH = option("length", int, ":", None, word=True, minimum=1)
 EOS = option("eos", bool, "-eos", False, word=True)  # the rule is relaxed for the end of speech too
 
 
-def verifier_kind(prefix: str, example: str, verifier: type[ChainVerifier], style: Style,
-                  *settings: MethodSetting) -> MethodKind:
+def verifier_kind(
+    prefix: str, example: str, verifier: type[ChainVerifier], style: Style, *settings: MethodSetting
+) -> MethodKind:
     """Declare a method that verifies a chain of drafts."""
-    return MethodKind(prefix, example, style, (*settings, *([EOS] if verifier.relaxes_end else []), DRAFT, LENGTH),
-                      verifier, verifies=True)
+    return MethodKind(
+        prefix,
+        example,
+        style,
+        (*settings, *([EOS] if verifier.relaxes_end else []), DRAFT, LENGTH),
+        verifier,
+        verifies=True,
+    )
 
 
 def _of_sampling(name: str, type: Any, mark: str, form: str = "") -> MethodSetting:
-    return MethodSetting(name, type, mark, None, bounds=settings_of(SamplingConfig)[name].meaning, form=form)
+    return MethodSetting(
+        name, type, mark, None, bounds=settings_of(SamplingConfig)[name].meaning, form=form
+    )
 
 
-SAMPLING = (_of_sampling("temperature", float, "@t", "g"), _of_sampling("top_k", int, "-k"),
-            _of_sampling("top_p", float, "-p", "g"), option("tuned", bool, "@tuned", False))
-"""Settings that end every name: car-5@t0.8-k10-p0.9; car-5@tuned is a row at the best sampling of a tuned.json."""
+SAMPLING = (
+    _of_sampling("temperature", float, "@t", "g"),
+    _of_sampling("top_k", int, "-k"),
+    _of_sampling("top_p", float, "-p", "g"),
+    option("tuned", bool, "@tuned", False),
+)
+"""Settings that end every name: car-5@t0.8-k10-p0.9; car-5@tuned is a row at the best sampling
+of a tuned.json."""
 SIZE = option("size", int, minimum=1)
-ASKED = (option("policy", str, "@", None), option("num_candidates", int, "@n", 1, word=True, minimum=1),
-         option("dial", float, "@d", 0.0))
+ASKED = (
+    option("policy", str, "@", None),
+    option("num_candidates", int, "@n", 1, word=True, minimum=1),
+    option("dial", float, "@d", 0.0),
+)
 
-KINDS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the order of tables and plots
-    MethodKind("far", "far", Style("FAR", "#222222", "s")),
-    MethodKind("car", "car-3", Style("CAR-k", "#1f5fa8", "o", "k"), (SIZE,)),
-    MethodKind("random", "random-2-3-4", Style("random size", "#8a8f98", "v"),
-               (option("sizes", list[int], minimum=1),)),
-    MethodKind("end-on-confident", "end-on-confident-4-7", Style("end on confident", "#6b8e23", "H"),
-               (option("shortest", int, minimum=1), option("longest", int, minimum=1))),
-    MethodKind("best-of", "best-of-10-4", Style("best of several chunks", "#7a4b12", r"$\clubsuit$"),
-               (SIZE, option("num_candidates", int, minimum=2))),
-    MethodKind("dcar", "dcar", Style("DCAR", "#d1361c", "D"), ASKED, policies=True),
-    MethodKind("dcar-sampled", "dcar-sampled", Style("DCAR sampled", "#ee8866", "d"), ASKED, policies=True),
-    MethodKind("dcar-shuffled", "dcar-shuffled", Style("DCAR shuffled in time", "#b9a394", "|"), ASKED, policies=True),
-    MethodKind("entropy", "entropy-0.8", Style("entropy", "#c98a00", "h", "h"),
-               (option("threshold", float, "-", None, minimum=0),
-                option("tokens_per_pass", float, "@", None, minimum=0))),
-    MethodKind("mtp-viterbi", "mtp-viterbi-4-5", Style("MTP-Viterbi", "#2a8f4e", "p", "n"),
-               (option("heads", int, minimum=1), option("candidates", int, "-", mtp_viterbi.CANDIDATES, minimum=1))),
-    verifier_kind("sd", "sd", SpeculativeDecoding, Style("SD", "#5b2a86", "X")),
-    verifier_kind("ssd", "ssd-0.4", TolerantDecoding, Style("SSD", "#8d5fc0", ">", "β"), option("beta", minimum=0)),
-    verifier_kind("pcg", "pcg-0.42", GroupVerifier, Style("PCG", "#c4318c", "<", "θ"),
-                  option("theta", above=-1, maximum=1)),
-    verifier_kind("pcg-mel", "pcg-mel-0.9", MelGroupVerifier, Style("PCG by mel", "#8f1f5c", "8", "θ"),
-                  option("theta", above=-1, maximum=1)),
-    MethodKind("vadusa", "vadusa-2", Style("VADUSA", "#008b8b", "^", "τ"),
-               (option("tau", int, minimum=1), option("nodes", int, "-n", None, word=True, minimum=1),
-                option("chained", bool, "-chain", False, word=True)), verifies=True),
-    verifier_kind("typical", "typical", TypicalAcceptance, Style("typical", "#8a5a2b", "P"),
-                  option("epsilon", default=EPSILON, above=0, maximum=1), option("delta", default=DELTA, above=0)),
-    verifier_kind("topk-verify", "topk-verify-50", TopKVerify, Style("top-k verify", "#74820a", "*", "k"),
-                  option("k", int, minimum=1)),
-)}
+KINDS: dict[str, MethodKind] = {
+    kind.prefix: kind
+    for kind in (  # in the order of tables and plots
+        MethodKind("far", "far", Style("FAR", "#222222", "s")),
+        MethodKind("car", "car-3", Style("CAR-k", "#1f5fa8", "o", "k"), (SIZE,)),
+        MethodKind(
+            "random",
+            "random-2-3-4",
+            Style("random size", "#8a8f98", "v"),
+            (option("sizes", list[int], minimum=1),),
+        ),
+        MethodKind(
+            "end-on-confident",
+            "end-on-confident-4-7",
+            Style("end on confident", "#6b8e23", "H"),
+            (option("shortest", int, minimum=1), option("longest", int, minimum=1)),
+        ),
+        MethodKind(
+            "best-of",
+            "best-of-10-4",
+            Style("best of several chunks", "#7a4b12", r"$\clubsuit$"),
+            (SIZE, option("num_candidates", int, minimum=2)),
+        ),
+        MethodKind("dcar", "dcar", Style("DCAR", "#d1361c", "D"), ASKED, policies=True),
+        MethodKind(
+            "dcar-sampled",
+            "dcar-sampled",
+            Style("DCAR sampled", "#ee8866", "d"),
+            ASKED,
+            policies=True,
+        ),
+        MethodKind(
+            "dcar-shuffled",
+            "dcar-shuffled",
+            Style("DCAR shuffled in time", "#b9a394", "|"),
+            ASKED,
+            policies=True,
+        ),
+        MethodKind(
+            "entropy",
+            "entropy-0.8",
+            Style("entropy", "#c98a00", "h", "h"),
+            (
+                option("threshold", float, "-", None, minimum=0),
+                option("tokens_per_pass", float, "@", None, minimum=0),
+            ),
+        ),
+        MethodKind(
+            "mtp-viterbi",
+            "mtp-viterbi-4-5",
+            Style("MTP-Viterbi", "#2a8f4e", "p", "n"),
+            (
+                option("heads", int, minimum=1),
+                option("candidates", int, "-", mtp_viterbi.CANDIDATES, minimum=1),
+            ),
+        ),
+        verifier_kind("sd", "sd", SpeculativeDecoding, Style("SD", "#5b2a86", "X")),
+        verifier_kind(
+            "ssd",
+            "ssd-0.4",
+            TolerantDecoding,
+            Style("SSD", "#8d5fc0", ">", "β"),
+            option("beta", minimum=0),
+        ),
+        verifier_kind(
+            "pcg",
+            "pcg-0.42",
+            GroupVerifier,
+            Style("PCG", "#c4318c", "<", "θ"),
+            option("theta", above=-1, maximum=1),
+        ),
+        verifier_kind(
+            "pcg-mel",
+            "pcg-mel-0.9",
+            MelGroupVerifier,
+            Style("PCG by mel", "#8f1f5c", "8", "θ"),
+            option("theta", above=-1, maximum=1),
+        ),
+        MethodKind(
+            "vadusa",
+            "vadusa-2",
+            Style("VADUSA", "#008b8b", "^", "τ"),
+            (
+                option("tau", int, minimum=1),
+                option("nodes", int, "-n", None, word=True, minimum=1),
+                option("chained", bool, "-chain", False, word=True),
+            ),
+            verifies=True,
+        ),
+        verifier_kind(
+            "typical",
+            "typical",
+            TypicalAcceptance,
+            Style("typical", "#8a5a2b", "P"),
+            option("epsilon", default=EPSILON, above=0, maximum=1),
+            option("delta", default=DELTA, above=0),
+        ),
+        verifier_kind(
+            "topk-verify",
+            "topk-verify-50",
+            TopKVerify,
+            Style("top-k verify", "#74820a", "*", "k"),
+            option("k", int, minimum=1),
+        ),
+    )
+}

@@ -3,11 +3,13 @@
     [project.entry-points."dcar.methods"]          # in the pyproject.toml of your package
     calm = "my_package.rules:Calm"
 
-Then `calm-2.0` is a method: the numbers behind the name are the constructor's arguments, which a mapping calls by their
-names, {method: calm, nats: 2.0}. Without installing anything `my_package.rules.Calm-2.0` is the same. A class is one of
+Then `calm-2.0` is a method: the numbers behind the name are the constructor's arguments, which a
+mapping calls by their names, {method: calm, nats: 2.0}. Without installing anything
+`my_package.rules.Calm-2.0` is the same. A class is one of
 
 - a chunk rule: has `choose` (extend `dcar.ChunkRule`),
-- a verifier of drafted chains: extends `eval.verifiers.chain.ChainVerifier`; its names also take @draft and :LENGTH,
+- a verifier of drafted chains: extends `eval.verifiers.chain.ChainVerifier`; its names also take
+  @draft and :LENGTH,
 - any other method: has `propose` and `keep` (extend `dcar.decoding.Method`).
 
 It may have a `style` (eval.methods.kinds.Style) for tables and plots.
@@ -45,23 +47,32 @@ def installed() -> dict[str, EntryPoint]:
 
 
 def imported(what: str, path: str, point: EntryPoint | None) -> Any:
-    """What an entry point or else a dotted path names. ConfigError that says of `what` that it cannot be imported."""
+    """What an entry point or else a dotted path names. ConfigError that says of `what` that it
+    cannot be imported."""
     module, _, attribute = path.rpartition(".")
     try:
         return point.load() if point else getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{what} cannot be imported ({error}); install its package, or put its folder on PYTHONPATH"
-                          ) from error
+        raise ConfigError(
+            f"{what} cannot be imported ({error}); install its package, or put its folder on "
+            "PYTHONPATH"
+        ) from error
 
 
 def prefix_of(name: str) -> str:
-    """What a method's name begins with: the longest prefix of KINDS and of installed methods, else nothing."""
-    known = (p for p in (*KINDS, *installed()) if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:")))
+    """What a method's name begins with: the longest prefix of KINDS and of installed methods,
+    else nothing."""
+    known = (
+        p
+        for p in (*KINDS, *installed())
+        if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:"))
+    )
     return max(known, key=len, default="")
 
 
 def find_kind(name: str) -> MethodKind:
-    """The kind of a method by its name without a sampling: what ships, an installed one, or a class by its path.
+    """The kind of a method by its name without a sampling: what ships, an installed one, or a class
+    by its path.
 
     ConfigError for an unknown name, and for a class that cannot be imported or is no method.
     """
@@ -70,16 +81,23 @@ def find_kind(name: str) -> MethodKind:
         return KINDS[prefix]
     if not (prefix or dotted):
         known = ", ".join([*(kind.example for kind in KINDS.values()), *installed()])
-        raise ConfigError(f"unknown method '{name}'; methods are written {known} (see docs/methods.md); a class of "
-                          "your own is written package.module.Class")
+        raise ConfigError(
+            f"unknown method '{name}'; methods are written {known} (see docs/methods.md); a class "
+            "of "
+            "your own is written package.module.Class"
+        )
     point = installed()[prefix] if prefix else None
     prefix = prefix or dotted[1]  # type: ignore[index]
     made = imported(f"method '{name}': {prefix}", prefix, point)
     is_chain = isinstance(made, type) and issubclass(made, ChainVerifier)
     can = {what for what in ("choose", "propose", "keep") if hasattr(made, what)}
-    if not isinstance(made, type) or not (is_chain or "choose" in can or {"propose", "keep"} <= can):
-        raise ConfigError(f"method '{name}': {made!r} is no class of a method: extend dcar.ChunkRule or "
-                          "eval.verifiers.chain.ChainVerifier")
+    if not isinstance(made, type) or not (
+        is_chain or "choose" in can or {"propose", "keep"} <= can
+    ):
+        raise ConfigError(
+            f"method '{name}': {made!r} is no class of a method: extend dcar.ChunkRule or "
+            "eval.verifiers.chain.ChainVerifier"
+        )
     style = getattr(made, "style", Style(""))
     if is_chain:
         return verifier_kind(prefix, prefix, made, style, *_chain_numbers(made))
@@ -87,27 +105,43 @@ def find_kind(name: str) -> MethodKind:
 
 
 def _numbers(made: type[Any], kind: Any = NUMBER) -> tuple[MethodSetting, ...]:
-    """Return the numbers that a constructor takes, in order; a name with another meaning in a mapping ends on _."""
+    """Return the numbers that a constructor takes, in order; a name with another meaning in a
+    mapping ends on _."""
     return tuple(
-        MethodSetting(p.name + "_" * (p.name in TAKEN), *((list[kind], "-", []) if p.kind is p.VAR_POSITIONAL else
-                                                          (kind, "-", ... if p.default is p.empty else p.default)))
-        for p in inspect.signature(made).parameters.values() if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD))
+        MethodSetting(
+            p.name + "_" * (p.name in TAKEN),
+            *(
+                (list[kind], "-", [])
+                if p.kind is p.VAR_POSITIONAL
+                else (kind, "-", ... if p.default is p.empty else p.default)
+            ),
+        )
+        for p in inspect.signature(made).parameters.values()
+        if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
+    )
 
 
 def _chain_numbers(made: type[ChainVerifier]) -> list[MethodSetting]:
-    """Return those of a verifier, as many as its `numbers` allows; the first two arguments are name and drafter."""
+    """Return those of a verifier, as many as its `numbers` allows; the first two arguments are
+    name and drafter."""
     found = _numbers(made, float)[2 : 2 + max(made.numbers)]
     least = min(made.numbers)
-    return [replace(s, default=... if i < least else None if s.default is ... else s.default)
-            for i, s in enumerate(found)]
+    return [
+        replace(s, default=... if i < least else None if s.default is ... else s.default)
+        for i, s in enumerate(found)
+    ]
 
 
 def plugged(made: type[Any], name: str, arguments: Iterable[Any]) -> tuple[Method, dict[str, str]]:
     """Build a chunk rule or another method; also return what its tokens depend on."""
-    method = made(*(n for value in arguments for n in (value if isinstance(value, list) else [value])))
+    method = made(
+        *(n for value in arguments for n in (value if isinstance(value, list) else [value]))
+    )
     method.name = name
     # with the text of its module: records of another version are not used again
     file = getattr(sys.modules[made.__module__], "__file__", None)
     text = Path(file).read_bytes() if file else b""
-    identity = {"class": f"{made.__module__}.{made.__qualname__} {hashlib.sha256(text).hexdigest()[:16]}"}
+    identity = {
+        "class": f"{made.__module__}.{made.__qualname__} {hashlib.sha256(text).hexdigest()[:16]}"
+    }
     return ChunkMethod(method) if hasattr(method, "choose") else method, identity

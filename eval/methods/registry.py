@@ -1,7 +1,8 @@
-"""The methods that a comparison can run: what builds each from its settings (eval/methods/kinds.py), and its models.
+"""The methods that a comparison can run: what builds each from its settings
+(eval/methods/kinds.py), and its models.
 
-A class of your own comes in by an entry point of the group "dcar.methods", or by its dotted path in the list of methods
-(eval/methods/plugins.py).
+A class of your own comes in by an entry point of the group "dcar.methods", or by its dotted path in
+the list of methods (eval/methods/plugins.py).
 """
 
 from __future__ import annotations
@@ -47,16 +48,18 @@ from heads.policy import ChunkPolicy
 
 @dataclass
 class Models:
-    """The decoders and policies of a comparison; a policy's key is its name, "" for the only one. `draft` is the
-    draft model of the methods that are called …@draft."""
+    """The decoders and policies of a comparison; a policy's key is its name, "" for the only
+    one. `draft` is the draft model of the methods that are called …@draft."""
 
     decoder: AnyDecoder
     far_decoder: AnyDecoder | None = None
     policies: dict[str, ChunkPolicy] = field(default_factory=dict)
     draft: AnyDecoder | None = None
-    statistics: VerifierStatistics | None = None  # of the decoder, for vadusa, mtp-viterbi, entropy@, pcg-mel
-    _checksums: WeakKeyDictionary[Checkpoint, tuple[Hashable, str]] = field(default_factory=WeakKeyDictionary,
-                                                                             init=False, repr=False)
+    # of the decoder, for vadusa, mtp-viterbi, entropy@, pcg-mel
+    statistics: VerifierStatistics | None = None
+    _checksums: WeakKeyDictionary[Checkpoint, tuple[Hashable, str]] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         for policy in self.policies.values():
@@ -66,12 +69,17 @@ class Models:
         if self.draft is not None:
             check_draft(self.draft, self.decoder, lambda: self.checksum(self.decoder))
         if self.far_decoder is not None:
-            check_vocabulary(self.far_decoder.config, self.decoder.config, "FAR decoder",
-                             "train both on the same prepared corpus with the same layout")
+            check_vocabulary(
+                self.far_decoder.config,
+                self.decoder.config,
+                "FAR decoder",
+                "train both on the same prepared corpus with the same layout",
+            )
 
     def checksum(self, model: Checkpoint) -> str:
-        """The checksum of one of these models. It reads all weights, so it is computed once for them, and again where
-        they were replaced or trained (but not where one was written through `.data`)."""
+        """The checksum of one of these models. It reads all weights, so it is computed once for
+        them, and again where they were replaced or trained (but not where one was written
+        through `.data`)."""
         signature = weights_signature(model)
         if model not in self._checksums or self._checksums[model][0] != signature:
             self._checksums[model] = signature, model.checksum()
@@ -84,8 +92,8 @@ DEFAULT_LENGTH = 3  # of a draft, the best in both papers
 
 @dataclass(frozen=True)
 class Entry:
-    """One method, ready to run. `identity` is all that its tokens depend on besides `sampling`, which it names where it
-    is the method's own and not the comparison's."""
+    """One method, ready to run. `identity` is all that its tokens depend on besides `sampling`,
+    which it names where it is the method's own and not the comparison's."""
 
     name: str
     decoder: AnyDecoder
@@ -94,9 +102,12 @@ class Entry:
     sampling: SamplingConfig = UNCHANGED
     _engines: dict[int, Engine] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def decode(self, prompts: Sequence[Prompt], seed: int, batch_size: int = 32) -> list[DecodeResult]:
-        """See `dcar.decoding.decode`. Buffers and CUDA graphs are kept for the next call with as many rows; on a CPU
-        only those of a single row, because those of a batch save no time there and a comparison has many methods."""
+    def decode(
+        self, prompts: Sequence[Prompt], seed: int, batch_size: int = 32
+    ) -> list[DecodeResult]:
+        """See `dcar.decoding.decode`. Buffers and CUDA graphs are kept for the next call with as
+        many rows; on a CPU only those of a single row, because those of a batch save no time
+        there and a comparison has many methods."""
         rows = min(batch_size, len(prompts))
         engine = self._engines.get(rows) or Engine(self.decoder, self.method, self.sampling, rows)
         if rows == 1 or not engine.exact:
@@ -105,21 +116,37 @@ class Entry:
 
     def sampled(self, word: str, sampling: SamplingConfig) -> Entry:
         """The same method with a sampling of its own, which stands in its name as `word`."""
-        own = f"temperature {sampling.temperature:g}, top_k {sampling.top_k}, top_p {sampling.top_p:g}"
-        return replace(self, name=f"{self.name}@{word}", identity={**self.identity, "sampling": own},
-                       sampling=sampling)
+        own = (
+            f"temperature {sampling.temperature:g}, top_k {sampling.top_k}, top_p "
+            f"{sampling.top_p:g}"
+        )
+        return replace(
+            self,
+            name=f"{self.name}@{word}",
+            identity={**self.identity, "sampling": own},
+            sampling=sampling,
+        )
 
 
 def _far(name: str, models: Models) -> Entry:
     if models.far_decoder is None:
-        raise ConfigError("method 'far' needs far_decoder, a checkpoint trained with one head; car-1 is next-token "
-                          "decoding with the CAR weights")
-    return Entry(name, models.far_decoder, ChunkMethod(FixedChunk(1, name)),
-                 {"decoder": models.checksum(models.far_decoder)})
+        raise ConfigError(
+            "method 'far' needs far_decoder, a checkpoint trained with one head; car-1 is "
+            "next-token "
+            "decoding with the CAR weights"
+        )
+    return Entry(
+        name,
+        models.far_decoder,
+        ChunkMethod(FixedChunk(1, name)),
+        {"decoder": models.checksum(models.far_decoder)},
+    )
 
 
 def _entry(name: str, models: Models, method: Method, identity: dict[str, str]) -> Entry:
-    return Entry(name, models.decoder, method, {"decoder": models.checksum(models.decoder), **identity})
+    return Entry(
+        name, models.decoder, method, {"decoder": models.checksum(models.decoder), **identity}
+    )
 
 
 def _chunks(name: str, models: Models, schedule: ChunkRule, **identity: str) -> Entry:
@@ -135,71 +162,122 @@ def _random(name: str, models: Models, sizes: list[int]) -> Entry:
     _check_sizes(name, models, *sizes)
     if sizes != sorted(sizes):
         ordered = "-".join(map(str, sorted(sizes)))
-        raise ConfigError(f"method '{name}': sizes stand in order, twice where they are drawn twice as often: write "
-                          f"random-{ordered}")
+        raise ConfigError(
+            f"method '{name}': sizes stand in order, twice where they are drawn twice as often: "
+            "write "
+            f"random-{ordered}"
+        )
     return _chunks(name, models, RandomChunk(sizes, name))
 
 
 def _end_on_confident(name: str, models: Models, shortest: int, longest: int) -> Entry:
     _check_sizes(name, models, longest)
     if shortest >= longest:
-        raise ConfigError(f"method '{name}': write the shortest and the longest chunk at its end, as in "
-                          "end-on-confident-4-7")
+        raise ConfigError(
+            f"method '{name}': write the shortest and the longest chunk at its end, as in "
+            "end-on-confident-4-7"
+        )
     return _chunks(name, models, EndOnConfident(range(shortest, longest + 1), name))
 
 
 def _best_of(name: str, models: Models, size: int, num_candidates: int) -> Entry:
     _check_sizes(name, models, size)
-    scorer = next((p.chunk_scorer for p in models.policies.values() if p.chunk_scorer is not None), None)
+    scorer = next(
+        (p.chunk_scorer for p in models.policies.values() if p.chunk_scorer is not None), None
+    )
     if scorer is None:
-        raise ConfigError(f"method '{name}' asks how well tokens go together: give in `policies` one that was trained "
-                          "with chunk_scorer")
-    return _chunks(name, models, BestOfChunk(size, num_candidates, scorer, name),
-                   chunk_scorer=models.checksum(scorer))
+        raise ConfigError(
+            f"method '{name}' asks how well tokens go together: give in `policies` one that was "
+            "trained "
+            "with chunk_scorer"
+        )
+    return _chunks(
+        name,
+        models,
+        BestOfChunk(size, num_candidates, scorer, name),
+        chunk_scorer=models.checksum(scorer),
+    )
 
 
-def _policy(name: str, models: Models, policy: str | None, num_candidates: int, dial: float,
-            mode: Literal["greedy", "sample"] = "greedy", shuffled: bool = False) -> Entry:
+def _policy(
+    name: str,
+    models: Models,
+    policy: str | None,
+    num_candidates: int,
+    dial: float,
+    mode: Literal["greedy", "sample"] = "greedy",
+    shuffled: bool = False,
+) -> Entry:
     own = models.policies.get(policy or "")
     if own is None:
         known = ", ".join(f"dcar@{n}" for n in models.policies if n) or "only 'dcar' itself"
-        raise ConfigError(f"method '{name}': no such policy; known: {known} (behind it how many chunks are drawn, "
-                          "as in @n4, and a dial, as in @d0.3)")
+        raise ConfigError(
+            f"method '{name}': no such policy; known: {known} (behind it how many chunks are "
+            "drawn, "
+            "as in @n4, and a dial, as in @d0.3)"
+        )
     asked = PolicyChunk(own, mode, name, dial=dial, num_candidates=num_candidates)
     turned = {"dial": repr(dial)} if dial else {}
     drawn = {"num_candidates": str(num_candidates)} if num_candidates > 1 else {}
-    return _chunks(name, models, ShuffledChunk(asked, name) if shuffled else asked, policy=models.checksum(own),
-                   **turned, **drawn)
+    return _chunks(
+        name,
+        models,
+        ShuffledChunk(asked, name) if shuffled else asked,
+        policy=models.checksum(own),
+        **turned,
+        **drawn,
+    )
 
 
 def _check_sizes(name: str, models: Models, *sizes: int) -> None:
     heads = models.decoder.config.num_prediction_heads
     if max(sizes) > heads:
-        raise ConfigError(f"method '{name}': chunk sizes of this decoder are 1..{heads}; write car-3 or random-2-3")
+        raise ConfigError(
+            f"method '{name}': chunk sizes of this decoder are 1..{heads}; write car-3 or "
+            "random-2-3"
+        )
 
 
-def _by_heads(name: str, models: Models, from_settings: Callable[..., tuple[Method, dict[str, str]]],
-              **settings: Any) -> Entry:
+def _by_heads(
+    name: str,
+    models: Models,
+    from_settings: Callable[..., tuple[Method, dict[str, str]]],
+    **settings: Any,
+) -> Entry:
     """A method that needs the decoder, and perhaps the statistics fitted to it."""
     return _entry(name, models, *from_settings(name, models.decoder, models.statistics, **settings))
 
 
-def _chain(verifier: type[ChainVerifier], name: str, models: Models, /, draft: str, length: int | None,
-           eos: bool = False, **numbers: float | None) -> Entry:
-    """A verifier of drafted chains. Without a length, as many tokens as there are heads to draft with, 3 at most."""
+def _chain(
+    verifier: type[ChainVerifier],
+    name: str,
+    models: Models,
+    /,
+    draft: str,
+    length: int | None,
+    eos: bool = False,
+    **numbers: float | None,
+) -> Entry:
+    """A verifier of drafted chains. Without a length, as many tokens as there are heads to draft
+    with, 3 at most."""
     most = models.decoder.config.num_prediction_heads - 1
     length = length or (DEFAULT_LENGTH if draft == "draft" else min(DEFAULT_LENGTH, most))
     about = {"draft": f"{draft}:{length}", "eos_strict": str(not eos)}
     drafter: Drafter = HeadDrafter(length)
     if draft == "draft":
         if models.draft is None:
-            raise ConfigError(f"method '{name}' needs a draft model: give its folder in `draft` (made by `dcar "
-                              "train-draft`, or a smaller decoder of the same ids), or draft by the heads: @heads")
+            raise ConfigError(
+                f"method '{name}' needs a draft model: give its folder in `draft` (made by `dcar "
+                "train-draft`, or a smaller decoder of the same ids), or draft by the heads: @heads"
+            )
         drafter = ModelDrafter(models.draft, length)
         about["draft_model"] = models.checksum(models.draft)
     elif not 1 <= length <= most:
-        raise ConfigError(f"method '{name}': this decoder has {most} additional heads to draft with; draft at most "
-                          "that many tokens, or use a draft model: @draft")
+        raise ConfigError(
+            f"method '{name}': this decoder has {most} additional heads to draft with; draft at "
+            "most "
+            "that many tokens, or use a draft model: @draft"
+        )
     given = tuple(n for n in numbers.values() if n is not None)
     arguments = verifier.arguments(models.decoder, models.statistics, given)
     loose = {"eos_strict": False} if eos else {}
@@ -213,13 +291,20 @@ def _plugged(made: type[Any], name: str, models: Models, /, **numbers: Any) -> E
 
 
 BUILDERS: dict[str, Callable[..., Entry]] = {
-    "far": _far, "car": _car, "random": _random, "end-on-confident": _end_on_confident, "best-of": _best_of,
-    "dcar": _policy, "dcar-sampled": partial(_policy, mode="sample"), "dcar-shuffled": partial(_policy, shuffled=True),
+    "far": _far,
+    "car": _car,
+    "random": _random,
+    "end-on-confident": _end_on_confident,
+    "best-of": _best_of,
+    "dcar": _policy,
+    "dcar-sampled": partial(_policy, mode="sample"),
+    "dcar-shuffled": partial(_policy, shuffled=True),
     "entropy": partial(_by_heads, from_settings=entropy.from_settings),
     "mtp-viterbi": partial(_by_heads, from_settings=mtp_viterbi.from_settings),
     "vadusa": partial(_by_heads, from_settings=vadusa.from_settings),
 }
-"""(name, models, the settings of KINDS by keyword) -> the row; classes of verifiers and plug-ins need none."""
+"""(name, models, the settings of KINDS by keyword) -> the row; classes of verifiers and plug-ins
+need none."""
 
 
 def _build(spec: MethodSpec, models: Models) -> Entry:
@@ -237,7 +322,10 @@ def _rows(spec: MethodSpec, models: Models) -> list[MethodSpec]:
         return [spec]
     if not models.policies:
         raise ConfigError(f"method '{spec}' needs a policy: give its folder in `policies`")
-    return [replace(spec, settings={**spec.settings, "policy": name}) if name else spec for name in models.policies]
+    return [
+        replace(spec, settings={**spec.settings, "policy": name}) if name else spec
+        for name in models.policies
+    ]
 
 
 def _own(spec: MethodSpec, common: SamplingConfig) -> SamplingConfig:
@@ -247,10 +335,11 @@ def _own(spec: MethodSpec, common: SamplingConfig) -> SamplingConfig:
         raise ConfigError(f"method '{spec}': {error}") from error
 
 
-def make_methods(methods: Sequence[str | Mapping[str, Any]], models: Models,
-                 sampling: SamplingConfig = UNCHANGED) -> list[Entry]:
-    """Return the entries of these names and mappings, in order. ConfigError for an unknown, impossible or repeated
-    method.
+def make_methods(
+    methods: Sequence[str | Mapping[str, Any]], models: Models, sampling: SamplingConfig = UNCHANGED
+) -> list[Entry]:
+    """Return the entries of these names and mappings, in order. ConfigError for an unknown,
+    impossible or repeated method.
 
     sampling: that of methods without one of their own, and of what those leave open.
     """
@@ -258,12 +347,21 @@ def make_methods(methods: Sequence[str | Mapping[str, Any]], models: Models,
     for spec in read_methods(methods):
         plain = replace(spec, sampling={})
         if "tuned" in spec.sampling:
-            raise ConfigError(f"method '{spec}': rows at a method's own best sampling are added by the setting "
-                              f"tuned=FOLDER/tuned.json of a comparison; list '{plain}'")
+            raise ConfigError(
+                f"method '{spec}': rows at a method's own best sampling are added by the setting "
+                f"tuned=FOLDER/tuned.json of a comparison; list '{plain}'"
+            )
         made = [_build(row, models) for row in _rows(plain, models)]
-        made = [replace(e, sampling=sampling, identity={**e.identity, **precision_identity(e.decoder)}) for e in made]
-        entries += [e.sampled(spec.word, _own(spec, sampling)) for e in made] if spec.sampling else made
-    if repeated := sorted(name for name, times in Counter(e.name for e in entries).items() if times > 1):
+        made = [
+            replace(e, sampling=sampling, identity={**e.identity, **precision_identity(e.decoder)})
+            for e in made
+        ]
+        entries += (
+            [e.sampled(spec.word, _own(spec, sampling)) for e in made] if spec.sampling else made
+        )
+    if repeated := sorted(
+        name for name, times in Counter(e.name for e in entries).items() if times > 1
+    ):
         raise ConfigError(f"methods listed twice: {', '.join(repeated)}")
     return entries
 
@@ -275,11 +373,19 @@ def _names_a_policy(name: str) -> bool:
         return False
 
 
-def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device: str = "cpu",
-                draft: str = "", statistics: str = "", dtype: str | None = None) -> Models:
-    """Load checkpoints, "starter" being the shipped one of each kind; `policies` are folders, or name=folder where
-    there are several; `draft` is a folder of `dcar train-draft` or another decoder of the same ids, `statistics` one of
-    `dcar fit-verifiers`, or nothing; `dtype` is that of `load_decoder`."""
+def load_models(
+    decoder: str,
+    far_decoder: str,
+    policies: Sequence[str],
+    device: str = "cpu",
+    draft: str = "",
+    statistics: str = "",
+    dtype: str | None = None,
+) -> Models:
+    """Load checkpoints, "starter" being the shipped one of each kind; `policies` are folders, or
+    name=folder where there are several; `draft` is a folder of `dcar train-draft` or another
+    decoder of the same ids, `statistics` one of `dcar fit-verifiers`, or nothing; `dtype` is
+    that of `load_decoder`."""
     loaded: dict[str, ChunkPolicy] = {}
     target = load_decoder(decoder, device, dtype=dtype)
     for item in policies:
@@ -289,9 +395,17 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
         if name in loaded:
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
         if name and not _names_a_policy(name):
-            raise ConfigError(f"policy '{name}': dcar@{name} would read as a sampling, a number of candidates or a "
-                              f"dial; name it otherwise, as policy-{name}={folder}")
+            raise ConfigError(
+                f"policy '{name}': dcar@{name} would read as a sampling, a number of candidates "
+                "or a "
+                f"dial; name it otherwise, as policy-{name}={folder}"
+            )
         loaded[name] = matched_policy(load_policy(folder, device), target)
     far = load_decoder(far_decoder, device, starter="far", dtype=dtype) if far_decoder else None
-    return Models(target, far, loaded, load_decoder(draft, device, dtype=dtype) if draft else None,
-                  VerifierStatistics.from_pretrained(statistics) if statistics else None)
+    return Models(
+        target,
+        far,
+        loaded,
+        load_decoder(draft, device, dtype=dtype) if draft else None,
+        VerifierStatistics.from_pretrained(statistics) if statistics else None,
+    )

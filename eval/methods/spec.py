@@ -4,9 +4,9 @@
     MethodSpec.parse("ssd-0.4@draft:4@t0.8")    # the same
     str(spec)                                   # ssd-0.4@draft:4@t0.8
 
-The name contains the settings that were given, with numbers as Python writes them; stored records are looked up by it.
-A temperature, top-k and top-p at its end (`car-5@t0.8-k10-p0.9`) belong to the method; what it leaves open comes from
-the comparison's common sampling.
+The name contains the settings that were given, with numbers as Python writes them; stored records
+are looked up by it. A temperature, top-k and top-p at its end (`car-5@t0.8-k10-p0.9`) belong to the
+method; what it leaves open comes from the comparison's common sampling.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NUMBER = r"-?\d{1,20}(?:\.\d{1,20})?(?:e[-+]?\d{1,3})?"
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method with the settings that were given and those of its sampling ({"tuned": True} in the names of rows at the
-    method's best sampling). Build it with `parse` or `from_mapping`."""
+    """A method with the settings that were given and those of its sampling ({"tuned": True} in
+    the names of rows at the method's best sampling). Build it with `parse` or `from_mapping`."""
 
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -38,11 +38,14 @@ class MethodSpec:
     def parse(cls, name: str, of: MethodKind | None = None) -> MethodSpec:
         """Parse a compact name. ConfigError for one that is unknown, malformed or incomplete.
 
-        of: the kind, if the name may be that of a family (`ssd@eos`), in which required settings may be missing.
+        of: the kind, if the name may be that of a family (`ssd@eos`), in which required settings
+        may be missing.
         """
         kind = of or find_kind(name)
         settings = (*kind.settings, *SAMPLING)
-        found = re.fullmatch("".join(map(_pattern, settings)), name.removeprefix(kind.prefix), re.DOTALL)
+        found = re.fullmatch(
+            "".join(map(_pattern, settings)), name.removeprefix(kind.prefix), re.DOTALL
+        )
         if found is None:
             raise ConfigError(f"method '{name}' is not written as {kind.example}; {_about(kind)}")
         given = {s.name: _value(s, found[s.name]) for s in settings if found[s.name] is not None}
@@ -50,35 +53,51 @@ class MethodSpec:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> MethodSpec:
-        """Build a method from {"method": …, setting: value, …}. ConfigError for an unknown, impossible or missing
-        setting."""
+        """Build a method from {"method": …, setting: value, …}. ConfigError for an unknown,
+        impossible or missing setting."""
         given = {key: value for key, value in mapping.items() if value is not None}
         method = given.pop("method", None)
         if not isinstance(method, str):
             raise ConfigError(f"{dict(mapping)} names no method; write {{method: ssd, beta: 0.4}}")
         kind = find_kind(method)
         if method != kind.prefix:
-            raise ConfigError(f"method '{method}': in a mapping the method is {kind.prefix}; {_about(kind)}")
+            raise ConfigError(
+                f"method '{method}': in a mapping the method is {kind.prefix}; {_about(kind)}"
+            )
         return cls._made(kind, given, method)
 
     @classmethod
-    def _made(cls, kind: MethodKind, given: Mapping[str, Any], name: str, complete: bool = True) -> MethodSpec:
+    def _made(
+        cls, kind: MethodKind, given: Mapping[str, Any], name: str, complete: bool = True
+    ) -> MethodSpec:
         if unknown := given.keys() - {s.name for s in (*kind.settings, *SAMPLING)}:
-            raise ConfigError(f"method '{name}' has no {', '.join(sorted(unknown))}; {_about(kind)}")
+            raise ConfigError(
+                f"method '{name}' has no {', '.join(sorted(unknown))}; {_about(kind)}"
+            )
         sampling = _checked(SAMPLING, given, name, complete)
         if sampling and not {"temperature", "tuned"} & sampling.keys():
-            raise ConfigError(f"method '{name}': {', '.join(sampling)} without temperature; give it too")
-        return cls(kind.prefix, _checked(kind.settings, given, name, complete, kind.example), sampling)
+            raise ConfigError(
+                f"method '{name}': {', '.join(sampling)} without temperature; give it too"
+            )
+        return cls(
+            kind.prefix, _checked(kind.settings, given, name, complete, kind.example), sampling
+        )
 
     def __str__(self) -> str:
-        settings = "".join(s.written(self.settings[s.name]) for s in find_kind(self.method).settings
-                           if s.name in self.settings)
+        settings = "".join(
+            s.written(self.settings[s.name])
+            for s in find_kind(self.method).settings
+            if s.name in self.settings
+        )
         return f"{self.method}{settings}" + (f"@{self.word}" if self.sampling else "")
 
     @property
     def word(self) -> str:
-        """The sampling as it is written in the name, t0.4-k10 or tuned; empty for the common one."""
-        return "".join(s.written(self.sampling[s.name]) for s in SAMPLING if s.name in self.sampling)[1:]
+        """The sampling as it is written in the name, t0.4-k10 or tuned; empty for the common
+        one."""
+        return "".join(
+            s.written(self.sampling[s.name]) for s in SAMPLING if s.name in self.sampling
+        )[1:]
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -89,11 +108,15 @@ class MethodSpec:
 
 def _about(kind: MethodKind) -> str:
     own = ", ".join(s.name for s in kind.settings)
-    return f"it has the settings {own}{' and ' * bool(own)}temperature, top_k, top_p (at the end, as in @t0.8-k10-p0.9)"
+    return (
+        f"it has the settings {own}{' and ' * bool(own)}temperature, top_k, top_p (at the end, "
+        "as in @t0.8-k10-p0.9)"
+    )
 
 
 def _pattern(s: MethodSetting) -> str:
-    """Return the regular expression of a setting in a compact name; words may also follow @, as in a family's name."""
+    """Return the regular expression of a setting in a compact name; words may also follow @, as
+    in a family's name."""
     value = {str: r".+?", bool: ""}.get(s.type, NUMBER)
     mark = f"[-@]{s.mark[1:]}" if s.word and s.mark[0] == "-" else s.mark
     if typing.get_origin(s.type) is list:
@@ -114,18 +137,29 @@ def _value(s: MethodSetting, text: str) -> Any:
     return _number(text)
 
 
-def _checked(known: Sequence[MethodSetting], given: Mapping[str, Any], name: str, complete: bool,
-             example: str = "") -> dict[str, Any]:
-    """Return the given settings in order, converted. ConfigError for one that is impossible or missing."""
-    numbers = [s.name for s in known if s.mark == "-"]  # positional, so those before a given one are written too
+def _checked(
+    known: Sequence[MethodSetting],
+    given: Mapping[str, Any],
+    name: str,
+    complete: bool,
+    example: str = "",
+) -> dict[str, Any]:
+    """Return the given settings in order, converted. ConfigError for one that is impossible or
+    missing."""
+    # positional, so those before a given one are written too
+    numbers = [s.name for s in known if s.mark == "-"]
     before = numbers[: max((i for i, s in enumerate(numbers) if s in given), default=0)]
     settings: dict[str, Any] = {}
     for s in known:
         value = given.get(s.name, s.default if s.name in before else None)
         if value is not None and value is not ...:
             fitted = fitting(f"method '{name}': {s.name}", value, s.type, s.bounds)
-            spelled = s.type is float and isinstance(value, int) and not s.form  # 0 is written 0, 0.0 is written 0.0
+            # 0 is written 0, 0.0 is written 0.0
+            spelled = s.type is float and isinstance(value, int) and not s.form
             settings[s.name] = value if spelled else fitted
         elif complete and (s.default is ... or s.name in before):
-            raise ConfigError(f"method '{name}': {s.name} is missing; write {example}, or give {s.name} in a mapping")
+            raise ConfigError(
+                f"method '{name}': {s.name} is missing; write {example}, or give {s.name} in a "
+                "mapping"
+            )
     return {name: value for name, value in settings.items() if value is not False}

@@ -1,8 +1,9 @@
 """Lists of methods as users write them: names, mappings, and sweeps over settings.
 
-`ssd-{0,0.2,0.4}` stands for ssd-0, ssd-0.2 and ssd-0.4: braces as in a shell, and nothing more. Several groups
-multiply, groups do not nest, no ranges. In YAML and on the command line such a name is quoted, because braces mean
-something there: methods: [far, "ssd-{0,0.2,0.4}"]. In a mapping a list is a sweep: {method: ssd, beta: [0, 0.2, 0.4]}.
+`ssd-{0,0.2,0.4}` stands for ssd-0, ssd-0.2 and ssd-0.4: braces as in a shell, and nothing more.
+Several groups multiply, groups do not nest, no ranges. In YAML and on the command line such a name
+is quoted, because braces mean something there: methods: [far, "ssd-{0,0.2,0.4}"]. In a mapping a
+list is a sweep: {method: ssd, beta: [0, 0.2, 0.4]}.
 """
 
 from __future__ import annotations
@@ -19,21 +20,31 @@ _GROUP = re.compile(r"\{([^{}]*)\}")
 
 
 def read_methods(methods: Iterable[str | Mapping[str, Any]]) -> list[MethodSpec]:
-    """Read methods in order, sweeps expanded; the last setting varies fastest. ConfigError for what is no method."""
-    return [spec for method in methods for spec in (
-        map(MethodSpec.parse, expand_names([method])) if isinstance(method, str) else
-        map(MethodSpec.from_mapping, _points(method)))]
+    """Read methods in order, sweeps expanded; the last setting varies fastest. ConfigError for
+    what is no method."""
+    return [
+        spec
+        for method in methods
+        for spec in (
+            map(MethodSpec.parse, expand_names([method]))
+            if isinstance(method, str)
+            else map(MethodSpec.from_mapping, _points(method))
+        )
+    ]
 
 
 def read_samplings(words: Sequence[str]) -> list[MethodSpec]:
-    """Read samplings, t0.4-k10, as those of next-token decoding, with sweeps expanded. ConfigError for what is none."""
+    """Read samplings, t0.4-k10, as those of next-token decoding, with sweeps expanded.
+    ConfigError for what is none."""
     found = []
     for word in expand_names(words):
         try:
             found.append(MethodSpec.parse(f"car-1@{word}"))
         except ConfigError as error:
-            raise ConfigError(f"sampling '{word}': write temperature, then top-k, then top-p, as in t0.4 or "
-                              "t0.8-k10-p0.9") from error
+            raise ConfigError(
+                f"sampling '{word}': write temperature, then top-k, then top-p, as in t0.4 or "
+                "t0.8-k10-p0.9"
+            ) from error
     return found
 
 
@@ -46,9 +57,11 @@ def _points(mapping: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def expand_names(names: Sequence[str]) -> list[str]:
-    """All names in order, every brace group replaced by each of its alternatives; the last group varies fastest.
+    """All names in order, every brace group replaced by each of its alternatives; the last group
+    varies fastest.
 
-    Raises ConfigError for a brace without its partner, a group in a group, or a group without two alternatives.
+    Raises ConfigError for a brace without its partner, a group in a group, or a group without two
+    alternatives.
     """
     return [expanded for name in names for expanded in _expand(name)]
 
@@ -57,10 +70,18 @@ def _expand(name: str) -> list[str]:
     pieces = _GROUP.split(name)  # text, alternatives, text, alternatives, …, text
     texts, groups = pieces[::2], [[a.strip() for a in group.split(",")] for group in pieces[1::2]]
     if any(brace in text for text in texts for brace in "{}"):
-        raise ConfigError(f"method '{name}': a brace without its partner, or a group within a group; write "
-                          "ssd-{0,0.2,0.4}, quoted in YAML and on the command line")
+        raise ConfigError(
+            f"method '{name}': a brace without its partner, or a group within a group; write "
+            "ssd-{0,0.2,0.4}, quoted in YAML and on the command line"
+        )
     for group in groups:
         if len(group) < 2 or not all(group):
-            raise ConfigError(f"method '{name}': {{{','.join(group)}}} needs two alternatives or more, separated by "
-                              "commas and none of them empty, as in ssd-{0,0.2,0.4}")
-    return ["".join(itertools.chain(*zip(texts, [*chosen, ""], strict=True))) for chosen in itertools.product(*groups)]
+            raise ConfigError(
+                f"method '{name}': {{{','.join(group)}}} needs two alternatives or more, "
+                "separated by "
+                "commas and none of them empty, as in ssd-{0,0.2,0.4}"
+            )
+    return [
+        "".join(itertools.chain(*zip(texts, [*chosen, ""], strict=True)))
+        for chosen in itertools.product(*groups)
+    ]

@@ -1,6 +1,8 @@
-"""What a page of results is made of: sections of texts, tables, pictures and bars, which the template draws.
+"""What a page of results is made of: sections of texts, tables, pictures and bars, which the
+template draws.
 
-Blocks hold plain data; `templates/page.html` is the only place that knows HTML, and escapes what it is given.
+Blocks hold plain data; `templates/page.html` is the only place that knows HTML, and escapes what it
+is given.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ def file_uri(path: Path) -> str:
     try:
         return data_uri(path.read_bytes(), MIME[path.suffix])
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error}); run `dcar compare` again, it makes what is missing"
-                        ) from error
+        raise DataError(
+            f"{path}: cannot be read ({error}); run `dcar compare` again, it makes what is missing"
+        ) from error
 
 
 def slug(title: str) -> str:
@@ -39,7 +42,8 @@ def slug(title: str) -> str:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with its caption. One that would be too small on a phone is `wide`: it scrolls in a box there."""
+    """A picture with its caption. One that would be too small on a phone is `wide`: it scrolls
+    in a box there."""
 
     title: str
     source: str
@@ -79,7 +83,8 @@ class Cell(str):
 
 @dataclass(frozen=True)
 class Table:
-    """A table that can be sorted, given as CSV too. classes: one per row, or none; look: a class of the whole."""
+    """A table that can be sorted, given as CSV too. classes: one per row, or none; look: a class
+    of the whole."""
 
     title: str
     head: Sequence[str]
@@ -105,8 +110,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading, which the list of sections links to. A text is a paragraph of small print, a list of
-    texts a list; pictures of a tuple stand side by side."""
+    """Blocks under a heading, which the list of sections links to. A text is a paragraph of
+    small print, a list of texts a list; pictures of a tuple stand side by side."""
 
     title: str
     blocks: Sequence[Any]
@@ -126,7 +131,8 @@ def tables_of(blocks: Sequence[Any]) -> Iterator[Table]:
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> None:
-    """Every table as a CSV file in `folder`; files of an earlier page that this one has not are removed."""
+    """Every table as a CSV file in `folder`; files of an earlier page that this one has not are
+    removed."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.csv"):
         old.unlink()

@@ -1,5 +1,6 @@
-"""The part of the report to listen to: every sample with its players, its chunks, and what the recogniser heard; and a
-spectrogram with what was spoken in it: where each pass ended, how many tokens it gave, and the phonemes."""
+"""The part of the report to listen to: every sample with its players, its chunks, and what the
+recogniser heard; and a spectrogram with what was spoken in it: where each pass ended, how many
+tokens it gave, and the phonemes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ CHUNK_COLORS = ["#dbe7f5", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593"
 PICTURE = "Spectrogram, phonemes and chunk ends"
 WINDOW, STEP = 1024, 256  # samples of a frame of the spectrogram, and from one to the next
 NAMED = 80  # chunks, above which their sizes are not written: they would cover each other
-CLOSE = 8.0  # ends of chunks in an inch, above which their lines are faint: they would cover the sound
+# ends of chunks in an inch, above which their lines are faint: they would cover the sound
+CLOSE = 8.0
 Span = tuple[float, float, int]  # start and end in seconds, tokens
 Sound = tuple[float, float, str]  # start and end in seconds, phoneme (empty: silence)
 HINTS = {RECORDING: "as recorded", RESYNTHESIS: "the recording's own tokens through the vocoder"}
@@ -37,24 +39,36 @@ def ink(size: int) -> str:
 
 
 def timeline(emitted: Sequence[int], actions: Sequence[int]) -> Bar:
-    """Chunks along time: a block's width is what was spoken in one pass, its shade the size that was asked for.
+    """Chunks along time: a block's width is what was spoken in one pass, its shade the size that
+    was asked for.
 
-    A method that verifies drafts asks for no size (`actions` is empty): there the shade is what was spoken.
+    A method that verifies drafts asks for no size (`actions` is empty): there the shade is what was
+    spoken.
     """
-    return Bar(f"{len(emitted)} chunks", [
-        (int(n), shade(int(a)), f"{f'{int(a)} asked, ' if actions else ''}{int(n)} spoken")
-        for n, a in zip(emitted, actions or emitted, strict=True) if n > 0])
+    return Bar(
+        f"{len(emitted)} chunks",
+        [
+            (int(n), shade(int(a)), f"{f'{int(a)} asked, ' if actions else ''}{int(n)} spoken")
+            for n, a in zip(emitted, actions or emitted, strict=True)
+            if n > 0
+        ],
+    )
 
 
 def marked(reference: str, hypothesis: str) -> list[tuple[str, str]]:
-    """What was heard in pieces (tag, words): "ins" wrong or extra words, "del" missing ones, "span" the right ones."""
+    """What was heard in pieces (tag, words): "ins" wrong or extra words, "del" missing ones,
+    "span" the right ones."""
     a, b = (reading.split() for reading in closest_readings(reference, hypothesis))
     parts = []
     for tag, a0, a1, b0, b1 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if tag == "equal":
             parts.append(("span", " ".join(b[b0:b1])))
             continue
-        parts += [(name, " ".join(words)) for name, words in (("del", a[a0:a1]), ("ins", b[b0:b1])) if words]
+        parts += [
+            (name, " ".join(words))
+            for name, words in (("del", a[a0:a1]), ("ins", b[b0:b1]))
+            if words
+        ]
     return parts
 
 
@@ -63,7 +77,10 @@ def legend(samples: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     named: dict[str, list[int]] = {}
     for size in sorted({a for s in samples for v in s["voices"] for a in v["actions"] or ()}):
         named.setdefault(shade(size), []).append(size)
-    return [(color, str(of[0]) if len(of) == 1 else f"{of[0]} to {of[-1]}") for color, of in named.items()]
+    return [
+        (color, str(of[0]) if len(of) == 1 else f"{of[0]} to {of[-1]}")
+        for color, of in named.items()
+    ]
 
 
 def listening(result: dict[str, Any], folder: Path) -> dict[str, Any] | None:
@@ -71,28 +88,54 @@ def listening(result: dict[str, Any], folder: Path) -> dict[str, Any] | None:
     samples = result["samples"]
     if not samples:
         return None
-    return {"legend": legend(samples), "pictured": any(v["picture"] for s in samples for v in s["voices"]),
-            "cards": [{"text": s["text"], "id": s["id"], "speaker": s["speaker"],
-                       "prompt": file_uri(folder / s["prompt_audio"]) if s["prompt_audio"] else "",
-                       "voices": [_voice(v, s["text"], folder) for v in s["voices"]]} for s in samples]}
+    return {
+        "legend": legend(samples),
+        "pictured": any(v["picture"] for s in samples for v in s["voices"]),
+        "cards": [
+            {
+                "text": s["text"],
+                "id": s["id"],
+                "speaker": s["speaker"],
+                "prompt": file_uri(folder / s["prompt_audio"]) if s["prompt_audio"] else "",
+                "voices": [_voice(v, s["text"], folder) for v in s["voices"]],
+            }
+            for s in samples
+        ],
+    }
 
 
 def _voice(voice: dict[str, Any], text: str, folder: Path) -> dict[str, Any]:
     s, d, i, n = voice["words"]
     method, emitted, seen = voice["method"], voice["emitted"], voice["picture"]
-    facts = [HINTS.get(method, ""), f"{voice['duration']:.1f} s", f"{s + d + i} of {n} words wrong",
-             f"{sum(emitted) / len(emitted):.2f} tokens a pass" if emitted else "",
-             "cut off by the length limit" if voice["truncated"] else ""]
-    return {"method": method, "facts": ", ".join(filter(None, facts)), "heard": marked(text, voice["hypothesis"]),
-            "audio": file_uri(folder / voice["audio"]) if voice["audio"] else "",
-            "bar": timeline(emitted, voice["actions"]) if emitted else None,
-            "picture": Picture(f"{PICTURE}: {method}", file_uri(folder / seen)) if seen else None}
+    facts = [
+        HINTS.get(method, ""),
+        f"{voice['duration']:.1f} s",
+        f"{s + d + i} of {n} words wrong",
+        f"{sum(emitted) / len(emitted):.2f} tokens a pass" if emitted else "",
+        "cut off by the length limit" if voice["truncated"] else "",
+    ]
+    return {
+        "method": method,
+        "facts": ", ".join(filter(None, facts)),
+        "heard": marked(text, voice["hypothesis"]),
+        "audio": file_uri(folder / voice["audio"]) if voice["audio"] else "",
+        "bar": timeline(emitted, voice["actions"]) if emitted else None,
+        "picture": Picture(f"{PICTURE}: {method}", file_uri(folder / seen)) if seen else None,
+    }
 
 
-def spectrum_picture(wave: np.ndarray, rate: int, chunks: Sequence[Span], phonemes: Sequence[Sound] = (), *,
-                     colors: str = "magma", width: float = 10.0) -> np.ndarray:
-    """[height, width, 3] uint8: the spectrogram up to 8 kHz with a line where every chunk ends; under it the phonemes,
-    where there are any, and a block for every chunk, as wide as it lasts and darker the more tokens it has."""
+def spectrum_picture(
+    wave: np.ndarray,
+    rate: int,
+    chunks: Sequence[Span],
+    phonemes: Sequence[Sound] = (),
+    *,
+    colors: str = "magma",
+    width: float = 10.0,
+) -> np.ndarray:
+    """[height, width, 3] uint8: the spectrogram up to 8 kHz with a line where every chunk ends;
+    under it the phonemes, where there are any, and a block for every chunk, as wide as it lasts
+    and darker the more tokens it has."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -115,7 +158,8 @@ def spectrum_picture(wave: np.ndarray, rate: int, chunks: Sequence[Span], phonem
 
 
 def save_picture(path: Path, picture: np.ndarray) -> None:
-    """Write a picture [height, width, 3] as PNG of few colours, small enough to be embedded a dozen times."""
+    """Write a picture [height, width, 3] as PNG of few colours, small enough to be embedded a
+    dozen times."""
     from PIL import Image
 
     with replacing(path) as part:
@@ -126,15 +170,24 @@ def _spectrogram(panel: Any, wave: np.ndarray, rate: int, colors: str) -> None:
     padded = np.concatenate((wave, np.zeros(max(0, WINDOW - len(wave)), np.float32)))
     frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::STEP] * np.hanning(WINDOW)
     power = 20 * np.log10(np.abs(np.fft.rfft(frames, axis=1)) + 1e-5).T  # dB [bins, frames]
-    panel.imshow(power, origin="lower", aspect="auto", cmap=colors, vmin=power.max() - 80, vmax=power.max(),
-                 extent=(0, len(padded) / rate, 0, rate / 2000))
+    panel.imshow(
+        power,
+        origin="lower",
+        aspect="auto",
+        cmap=colors,
+        vmin=power.max() - 80,
+        vmax=power.max(),
+        extent=(0, len(padded) / rate, 0, rate / 2000),
+    )
     panel.set_ylim(0, min(8, rate / 2000))
     panel.set_ylabel("kHz")
 
 
-def _phonemes(panel: Any, phonemes: Sequence[Sound], ends: Sequence[float], inches: float, strength: float) -> None:
-    """inches: of a second; strength: of the lines where chunks end. What has no room for its letters is written a line
-    lower than what stands before it."""
+def _phonemes(
+    panel: Any, phonemes: Sequence[Sound], ends: Sequence[float], inches: float, strength: float
+) -> None:
+    """inches: of a second; strength: of the lines where chunks end. What has no room for its
+    letters is written a line lower than what stands before it."""
     low, before = False, -1.0
     for start, end, phoneme in phonemes:
         middle = (start + end) / 2
@@ -155,8 +208,15 @@ def _blocks(panel: Any, chunks: Sequence[Span]) -> None:
     for start, end, tokens in chunks:
         panel.axvspan(start, end, color=shade(tokens), lw=0)
         if len(chunks) <= NAMED:
-            panel.text((start + end) / 2, 0.5, str(tokens), ha="center", va="center", fontsize=6.5,
-                       color=ink(tokens))
+            panel.text(
+                (start + end) / 2,
+                0.5,
+                str(tokens),
+                ha="center",
+                va="center",
+                fontsize=6.5,
+                color=ink(tokens),
+            )
     panel.vlines([end for _, end, _ in chunks], 0, 1, color="white", lw=0.6)
     panel.set(ylim=(0, 1), yticks=[])
     panel.set_ylabel("tokens\na pass", fontsize=8, rotation=0, ha="right", va="center")

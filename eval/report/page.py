@@ -1,10 +1,11 @@
-"""One self-contained report.html of a comparison: verdict, speech to listen to, a picture, a table; the rest folded.
+"""One self-contained report.html of a comparison: verdict, speech to listen to, a picture, a table;
+the rest folded.
 
     dcar report compare=runs/quickstart training_log=runs/quickstart/policy/log.jsonl
 
-The file needs nothing beside it and no network: plots, sounds and the CSV of every table are embedded; `report_tables/`
-beside it has the same CSV as files. It follows the reader's light or dark scheme, is worked by keyboard, and reads well
-on a phone.
+The file needs nothing beside it and no network: plots, sounds and the CSV of every table are
+embedded; `report_tables/` beside it has the same CSV as files. It follows the reader's light or
+dark scheme, is worked by keyboard, and reads well on a phone.
 """
 
 from __future__ import annotations
@@ -38,24 +39,39 @@ FORMAT_VERSION = 3  # of compare.json
 class ReportConfig:
     """Settings of `dcar report`."""
 
-    compare: str = setting("runs/compare", "Folder of a comparison (compare.json, audio/).", place="folder")
+    compare: str = setting(
+        "runs/compare", "Folder of a comparison (compare.json, audio/).", place="folder"
+    )
     training_log: str | None = setting(None, "log.jsonl of DCPO.")
-    out: str | None = setting(None, "File to write; null = report.html in the folder.", place="file")
+    out: str | None = setting(
+        None, "File to write; null = report.html in the folder.", place="file"
+    )
 
 
-def write_report(compare: str | Path, training_log: str | Path | None = None, out: str | Path | None = None) -> Path:
-    """Write the report of the comparison in folder `compare`, and beside it the CSV of its tables (NAME_tables/);
-    returns its path. DataError if there is no comparison."""
+def write_report(
+    compare: str | Path, training_log: str | Path | None = None, out: str | Path | None = None
+) -> Path:
+    """Write the report of the comparison in folder `compare`, and beside it the CSV of its
+    tables (NAME_tables/); returns its path. DataError if there is no comparison."""
     folder = Path(compare)
     result = read_comparison(folder)
     log = read_log(Path(training_log)) if training_log else []
     path = Path(out) if out else folder / "report.html"
     try:
         text, tables = page(result, folder, log)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, jinja2.TemplateError) as error:
-        raise DataError(f"{folder}: no report can be made of compare.json and what lies beside it "
-                        f"({type(error).__name__}: {error}); run the comparison again, finished records are kept"
-                        ) from error
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        jinja2.TemplateError,
+    ) as error:
+        raise DataError(
+            f"{folder}: no report can be made of compare.json and what lies beside it "
+            f"({type(error).__name__}: {error}); run the comparison again, finished records are "
+            "kept"
+        ) from error
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8", errors="backslashreplace")
     write_tables(tables, path.with_name(f"{path.stem}_tables"))
@@ -63,18 +79,28 @@ def write_report(compare: str | Path, training_log: str | Path | None = None, ou
 
 
 def read_comparison(folder: Path) -> dict[str, Any]:
-    """compare.json of a comparison's folder; DataError where it is missing, broken or of another format."""
+    """compare.json of a comparison's folder; DataError where it is missing, broken or of another
+    format."""
     try:
         result = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{folder}/compare.json: cannot be read ({error}); run `dcar compare` first") from error
+        raise DataError(
+            f"{folder}/compare.json: cannot be read ({error}); run `dcar compare` first"
+        ) from error
     version = result.get("format_version") if isinstance(result, dict) else None
-    check_format(folder / "compare.json", version, FORMAT_VERSION, DataError,
-                 f"run the comparison again (`dcar compare --config {folder}/config.yaml`)")
+    check_format(
+        folder / "compare.json",
+        version,
+        FORMAT_VERSION,
+        DataError,
+        f"run the comparison again (`dcar compare --config {folder}/config.yaml`)",
+    )
     return result
 
 
-def page(result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]]) -> tuple[str, list[Table]]:
+def page(
+    result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]]
+) -> tuple[str, list[Table]]:
     """The whole HTML text, and its tables; `folder` holds the files that `result` names."""
     head, curves = summary(result, folder), curves_section(log)
     sections = [*_tables(result), *folded_sections(result, folder), *([curves] if curves else [])]
@@ -82,19 +108,36 @@ def page(result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]]) ->
     if len({table.name for table in tables}) < len(tables):
         raise ValueError(f"two tables have one title: {sorted(table.name for table in tables)}")
     shown = {k: v for k, v in result.items() if k not in ABOVE}
-    text = templates("eval.report", autoescape=True).get_template("page.html").render(
-        result=result, summary=head, listen=listening(result, folder), sections=sections,
-        details=json.dumps(shown, indent=1, ensure_ascii=False))
+    text = (
+        templates("eval.report", autoescape=True)
+        .get_template("page.html")
+        .render(
+            result=result,
+            summary=head,
+            listen=listening(result, folder),
+            sections=sections,
+            details=json.dumps(shown, indent=1, ensure_ascii=False),
+        )
+    )
     return text.lstrip(), tables
 
 
 def _tables(result: dict[str, Any]) -> list[Section]:
-    """The rows of the comparison, in tables that fit on a screen, and what they mean; the first is not folded."""
+    """The rows of the comparison, in tables that fit on a screen, and what they mean; the first
+    is not folded."""
     rows = result["rows"]
-    kinds = ["reference" if r["kind"] == "reference" else "dcar" if r["method"].startswith("dcar") else "plain"
-             for r in rows]
-    found = [Section(title, [MEANINGS[title], table_of(title, columns, rows, kinds)])
-             for title, columns in column_groups(rows)]
+    kinds = [
+        "reference"
+        if r["kind"] == "reference"
+        else "dcar"
+        if r["method"].startswith("dcar")
+        else "plain"
+        for r in rows
+    ]
+    found = [
+        Section(title, [MEANINGS[title], table_of(title, columns, rows, kinds)])
+        for title, columns in column_groups(rows)
+    ]
     return [*found, Section("What this experiment can and cannot show", notes(rows, result))]
 
 
@@ -104,4 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise ConfigError("compare: give the folder of a comparison")
     with claimed(config.out or Path(config.compare) / "report.html"):
         path = write_report(config.compare, config.training_log, config.out)
-    print(f"{terminal_text(read_comparison(Path(config.compare)), Path(config.compare))}\n\nwrote {path}")
+    print(
+        f"{terminal_text(read_comparison(Path(config.compare)), Path(config.compare))}\n\nwrote "
+        f"{path}"
+    )

@@ -1,7 +1,8 @@
 """Our measured rows beside the papers': the same method, model and machine named on both sides.
 
-Absolute error rates of different models, voices and recognisers do not compare. What may compare is what a method
-does to its own baseline, so every number also stands relative to one-token decoding on the same model.
+Absolute error rates of different models, voices and recognisers do not compare. What may compare is
+what a method does to its own baseline, so every number also stands relative to one-token decoding
+on the same model.
 """
 
 from __future__ import annotations
@@ -18,21 +19,30 @@ from eval.results.rows import Row
 from eval.results.store import RESYNTHESIS
 
 Printed = dict[str, Any]  # a table of a paper, or a row of it
-SETUPS: list[Printed] = load_yaml((files("eval.report") / "paper_results.yaml").read_text(encoding="utf-8"))
-"""What the papers report: `paper_results.yaml`, the only place of the project that holds these figures."""
+SETUPS: list[Printed] = load_yaml(
+    (files("eval.report") / "paper_results.yaml").read_text(encoding="utf-8")
+)
+"""What the papers report: `paper_results.yaml`, the only place of the project that holds these
+figures."""
 
 
 def speedup(result: Printed) -> float | None:
-    """Against the table's baseline, as printed or as a ratio of printed times; None where the paper has neither."""
+    """Against the table's baseline, as printed or as a ratio of printed times; None where the
+    paper has neither."""
     return result["times"][0] / result["times"][1] if "times" in result else result.get("speedup")
 
 
 def beside_papers(rows: Sequence[Row]) -> list[tuple[Printed, list[tuple[Printed, Row]]]]:
-    """The tables with a method of this comparison, and of each the results with the row that does the same: of the same
-    setting, where the paper gives one, and as much of the rest of its name as there is."""
+    """The tables with a method of this comparison, and of each the results with the row that
+    does the same: of the same setting, where the paper gives one, and as much of the rest of its
+    name as there is."""
     found = []
     for setup in SETUPS:
-        pairs = [(result, row) for result in setup["results"] if (row := _alike(result, rows)) is not None]
+        pairs = [
+            (result, row)
+            for result in setup["results"]
+            if (row := _alike(result, rows)) is not None
+        ]
         if pairs:
             found.append((setup, pairs))
     return found
@@ -41,54 +51,92 @@ def beside_papers(rows: Sequence[Row]) -> list[tuple[Printed, list[tuple[Printed
 def _alike(result: Printed, rows: Sequence[Row]) -> Row | None:
     wanted = parse_method(result["method"])
     names = [(parse_method(row["method"]), row) for row in rows if row["kind"] == "method"]
-    alike = [(name, row) for name, row in names
-             if name.kind == wanted.kind and (not wanted.settings or name.settings == wanted.settings)]
+    alike = [
+        (name, row)
+        for name, row in names
+        if name.kind == wanted.kind and (not wanted.settings or name.settings == wanted.settings)
+    ]
     # the papers sample all methods alike: rows of the common sampling first
-    best = max(alike, key=lambda pair: (not pair[0].sampling, *(word in pair[0].words for word in wanted.words)),
-               default=None)
+    best = max(
+        alike,
+        key=lambda pair: (not pair[0].sampling, *(word in pair[0].words for word in wanted.words)),
+        default=None,
+    )
     return best and best[1]
 
 
 HEAD = ["there", "WER %", "÷ base", "×", "tok/pass", "here", "WER %", "÷ base", "×", "tok/pass"]
-LEGEND = ("÷ base: WER divided by that of the baseline. ×: speed-up of the language model against it; * ratio of times "
-          "that the paper prints, computed here. here: the row of the same setting, or the nearest in name.")
+LEGEND = (
+    "÷ base: WER divided by that of the baseline. ×: speed-up of the language model against it; * "
+    "ratio of times "
+    "that the paper prints, computed here. here: the row of the same setting, or the nearest in "
+    "name."
+)
 
 
 def cells(setup: Printed, result: Printed, row: Row, rows: Sequence[Row]) -> list[str]:
     """The table cells of a result and the row beside it, under HEAD."""
     base = next((r["wer"] for r in rows if r["method"] == setup["wer_baseline"]), None)
     speed = row.get(f"lm_speedup_vs_{setup['speed_baseline'].replace('-', '')}")
-    return [result["name"], number(result["wer"]), number(result["wer"] / setup["baseline_wer"]),
-            f"{number(speedup(result))}{'*' * ('times' in result)}", number(result.get("tokens_per_pass")),
-            row["method"], number(100 * row["wer"]), number(row["wer"] / base if base else None), number(speed),
-            number(row["tokens_per_pass"])]
+    return [
+        result["name"],
+        number(result["wer"]),
+        number(result["wer"] / setup["baseline_wer"]),
+        f"{number(speedup(result))}{'*' * ('times' in result)}",
+        number(result.get("tokens_per_pass")),
+        row["method"],
+        number(100 * row["wer"]),
+        number(row["wer"] / base if base else None),
+        number(speed),
+        number(row["tokens_per_pass"]),
+    ]
 
 
 def behind(setup: Printed) -> str:
-    """What stands behind a table of a paper: its model and data, and the baselines on both sides."""
-    return ("There: {model}; {data}; WER by {recognizer}; {machine}. Baseline: {baseline_name} ({baseline_wer} %); "
-            "here {wer_baseline} for WER, {speed_baseline} for speed.").format(**setup)
+    """What stands behind a table of a paper: its model and data, and the baselines on both
+    sides."""
+    return (
+        "There: {model}; {data}; WER by {recognizer}; {machine}. Baseline: {baseline_name} "
+        "({baseline_wer} %); "
+        "here {wer_baseline} for WER, {speed_baseline} for speed."
+    ).format(**setup)
 
 
 def papers_section(result: dict[str, Any]) -> Section | None:
-    """Our numbers beside the papers', table by table, each folded; nothing where no paper has one of the methods."""
+    """Our numbers beside the papers', table by table, each folded; nothing where no paper has
+    one of the methods."""
     tables = beside_papers(result["rows"])
     if not tables:
         return None
     kind, seeds = corpus_kind(result), len(result["seeds"])
     blocks: list[Any] = [
-        f"Here: decoder of {result['parameters'] / 1e6:.1f} M parameters with {result['heads']} heads, "
-        f"{result['codes']} codes; {kind} corpus{' (synthetic speech)' if kind == 'starter' else ''}, "
-        f"{result['utterances']} utterances, {seeds} seed{'s' if seeds > 1 else ''}; recogniser {result['asr']}; "
+        f"Here: decoder of {result['parameters'] / 1e6:.1f} M parameters with {result['heads']} "
+        "heads, "
+        f"{result['codes']} codes; {kind} "
+        f"corpus{' (synthetic speech)' if kind == 'starter' else ''}, "
+        f"{result['utterances']} utterances, {seeds} seed{'s' if seeds > 1 else ''}; recogniser "
+        f"{result['asr']}; "
         f"{result['device']}, batch 1.",
-        "Error rates of different models, voices and recognisers do not compare; compare the columns “÷ base”."]
-    blocks += [f"The vocoder and the recogniser alone make {100 * row['wer']:.1f} % here (recordings resynthesised "
-               "from their tokens), which no method can undercut by much and which pulls ratios of error rates towards "
-               "1."
-               for row in result["rows"] if row["method"] == RESYNTHESIS]
+        "Error rates of different models, voices and recognisers do not compare; compare the "
+        "columns “÷ base”.",
+    ]
+    blocks += [
+        f"The vocoder and the recogniser alone make {100 * row['wer']:.1f} % here (recordings "
+        "resynthesised "
+        "from their tokens), which no method can undercut by much and which pulls ratios of error "
+        "rates towards "
+        "1."
+        for row in result["rows"]
+        if row["method"] == RESYNTHESIS
+    ]
     for setup, pairs in tables:
-        table = Table(f"{setup['paper'].split()[0]}, {setup['table']}", HEAD,
-                      [cells(setup, theirs, ours, result["rows"]) for theirs, ours in pairs])
+        table = Table(
+            f"{setup['paper'].split()[0]}, {setup['table']}",
+            HEAD,
+            [cells(setup, theirs, ours, result["rows"]) for theirs, ours in pairs],
+        )
         remarks = [setup["remarks"]] if "remarks" in setup else []
-        blocks.append(Folded(f"{setup['paper']}, {setup['table']}", [behind(setup), table, *remarks]))
+        blocks.append(
+            Folded(f"{setup['paper']}, {setup['table']}", [behind(setup), table, *remarks])
+        )
     return Section("Beside the papers", [*blocks, LEGEND])

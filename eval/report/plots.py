@@ -1,7 +1,8 @@
-"""The pictures: WER against speed with the Pareto front, why chunks end, and the curves of a DCPO run.
+"""The pictures: WER against speed with the Pareto front, why chunks end, and the curves of a DCPO
+run.
 
-One family of methods is one line through its settings. What lies on the Pareto front is ringed: no other method is as
-fast with fewer errors.
+One family of methods is one line through its settings. What lies on the Pareto front is ringed: no
+other method is as fast with fewer errors.
 """
 
 from __future__ import annotations
@@ -31,16 +32,27 @@ AXIS_LABELS = {
 FRONT_COLOR = "#f2c94c"
 DASHES = ["-", (0, (4, 1.5)), (0, (1.5, 1.5))]  # variants of one look: ssd, ssd@heads
 KEPT, DROPPED = "#2f75b2", "#d9663a"
-CURVES = {"reward": ("reward_forced", "reward_sampled"), "tokens a pass": ("tokens_per_pass",),
-          "entropy, nats": ("entropy",), "KL, nats": ("kl",), "share of actions outside the range": ("out_of_range",),
-          "dev WER (reward recogniser)": ("eval_wer", "eval_wer_sampled")}
-LABELS = {"reward_sampled": "sampled by the policy", "reward_forced": "forced sizes", "eval_wer": "greedy",
-          "eval_wer_sampled": "sampled"}
+CURVES = {
+    "reward": ("reward_forced", "reward_sampled"),
+    "tokens a pass": ("tokens_per_pass",),
+    "entropy, nats": ("entropy",),
+    "KL, nats": ("kl",),
+    "share of actions outside the range": ("out_of_range",),
+    "dev WER (reward recogniser)": ("eval_wer", "eval_wer_sampled"),
+}
+LABELS = {
+    "reward_sampled": "sampled by the policy",
+    "reward_forced": "forced sizes",
+    "eval_wer": "greedy",
+    "eval_wer_sampled": "sampled",
+}
 REASONS = "compare_reasons.png"
 PLOTS = ("compare_speed.png", "compare.png")
 
 
-def panels(size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
+def panels(
+    size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any
+) -> tuple[Any, Any]:
     """A figure of this size in inches, and its panels [rows, columns]."""
     from matplotlib.figure import Figure
 
@@ -55,7 +67,8 @@ def panels(size: tuple[float, float], rows: int = 1, columns: int = 1, **options
 
 
 def draw_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Draw what the rows allow; plots of an earlier run that they do not allow are removed. Returns the paths."""
+    """Draw what the rows allow; plots of an earlier run that they do not allow are removed.
+    Returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, axis in zip(PLOTS, (speed_axis(rows), "tokens_per_pass"), strict=True):
@@ -67,32 +80,66 @@ def draw_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
-    """WER with 95 % intervals against `axis` (a key of AXIS_LABELS), a line per family, the Pareto front behind."""
+    """WER with 95 % intervals against `axis` (a key of AXIS_LABELS), a line per family, the
+    Pareto front behind."""
     figure, [[axes]] = panels((8.4, 5.2))
     measured = [r for r in rows if r.get(axis) is not None]
-    families = [(parse_method(family), points) for family, points in group_families(measured).items()]
+    families = [
+        (parse_method(family), points) for family, points in group_families(measured).items()
+    ]
     every = [r for _, points in families for r in points]
     x, y = np.array([float(r[axis]) for r in every]), 100 * np.array([r["wer"] for r in every])
     ends = 100 * np.array([r["wer_ci"] for r in every]).T
     front = pareto_front(x.tolist(), y.tolist())
     # A staircase: at a speed between two points the slower one is no answer, the faster one is.
-    axes.plot(x[front], y[front], color=FRONT_COLOR, lw=6, alpha=0.5, drawstyle="steps-pre", solid_capstyle="round",
-              solid_joinstyle="round", zorder=1)
+    axes.plot(
+        x[front],
+        y[front],
+        color=FRONT_COLOR,
+        lw=6,
+        alpha=0.5,
+        drawstyle="steps-pre",
+        solid_capstyle="round",
+        solid_joinstyle="round",
+        zorder=1,
+    )
     alike: Counter[Style] = Counter()  # families of one look, drawn so far
     first = 0
     for name, points in families:
         style, here = name.style, slice(first, first + len(points))
-        size = 8 if style.marker == "*" or isinstance(style.marker, tuple) else 5.5  # stars fill less of it
+        # stars fill less of it
+        size = 8 if style.marker == "*" or isinstance(style.marker, tuple) else 5.5
         axes.vlines(x[here], *ends[:, here], color=style.color, lw=0.8, alpha=0.22, zorder=2)
-        axes.plot(x[here], y[here], color=style.color, lw=1.4, ls=DASHES[alike[style] % len(DASHES)], alpha=0.9,
-                  marker=style.marker, ms=size, mec="white", mew=0.5, zorder=4, label=name.label)
+        axes.plot(
+            x[here],
+            y[here],
+            color=style.color,
+            lw=1.4,
+            ls=DASHES[alike[style] % len(DASHES)],
+            alpha=0.9,
+            marker=style.marker,
+            ms=size,
+            mec="white",
+            mew=0.5,
+            zorder=4,
+            label=name.label,
+        )
         for i in {0, len(points) - 1} if len(points) > 1 else ():  # the ends of a sweep
             symbol = f"{style.symbol}=" if i == 0 and style.symbol else ""
-            axes.annotate(f"{symbol}{parse_method(points[i]['method']).setting}", (x[first + i], y[first + i]),
-                          xytext=(5, 4), fontsize=7, textcoords="offset points", color=style.color, zorder=6)
+            axes.annotate(
+                f"{symbol}{parse_method(points[i]['method']).setting}",
+                (x[first + i], y[first + i]),
+                xytext=(5, 4),
+                fontsize=7,
+                textcoords="offset points",
+                color=style.color,
+                zorder=6,
+            )
         alike[style] += 1
         first += len(points)
-    axes.scatter(x[front], y[front], s=95, facecolors="none", edgecolors="#b8860b", linewidths=1.1, zorder=3)
+    axes.scatter(
+        x[front], y[front], s=95, facecolors="none", edgecolors="#b8860b", linewidths=1.1, zorder=3
+    )
     low, high = ends[0].min(), ends[1].max()
     low, high = max(low, y.min() - 0.35 * np.ptp(y) - 1), min(high, y.max() + 0.25 * np.ptp(y) + 1)
     floor = next((100 * r["wer"] for r in rows if r["method"] == RESYNTHESIS), None)
@@ -100,9 +147,16 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
         far = 0.15 * (high - low)  # a line far away would squeeze the points
         where = " (below)" if floor <= low - far else " (above)" if floor >= high + far else ""
         text = f"recordings resynthesised from their tokens: {floor:.1f} %{where}"
-        axes.text(0.995, {" (below)": 0.01, " (above)": 0.99}.get(where, floor), text, ha="right",
-                  va="top" if where == " (above)" else "bottom", fontsize=7.5, color="#777777",
-                  transform=axes.transAxes if where else axes.get_yaxis_transform())
+        axes.text(
+            0.995,
+            {" (below)": 0.01, " (above)": 0.99}.get(where, floor),
+            text,
+            ha="right",
+            va="top" if where == " (above)" else "bottom",
+            fontsize=7.5,
+            color="#777777",
+            transform=axes.transAxes if where else axes.get_yaxis_transform(),
+        )
         if not where:
             low, high = min(low, floor), max(high, floor)
             axes.axhline(floor, color="#999999", lw=1, ls=":", zorder=1)
@@ -110,44 +164,84 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     axes.margins(x=0.1)
     axes.set_xlabel(AXIS_LABELS[axis] + "  → faster")
     axes.set_ylabel("WER, %  (95 % interval)  ↓ better")
-    axes.plot([], [], color=FRONT_COLOR, lw=7, alpha=0.55, marker="o", ms=9, mfc="none", mec="#b8860b",
-              label="Pareto front: none is\nas fast with fewer errors")
+    axes.plot(
+        [],
+        [],
+        color=FRONT_COLOR,
+        lw=7,
+        alpha=0.55,
+        marker="o",
+        ms=9,
+        mfc="none",
+        mec="#b8860b",
+        label="Pareto front: none is\nas fast with fewer errors",
+    )
     figure.legend(frameon=False, fontsize=8, loc="outside right upper")
     figure.savefig(path)
 
 
 def draw_reasons(reasons: Mapping[str, Any], folder: Path) -> None:
-    """A line a method: how often it kept how many tokens, and quartiles of log-probability and entropy of the last
-    token that it kept and the first that it dropped. The picture of an earlier comparison is removed."""
+    """A line a method: how often it kept how many tokens, and quartiles of log-probability and
+    entropy of the last token that it kept and the first that it dropped. The picture of an
+    earlier comparison is removed."""
     (folder / REASONS).unlink(missing_ok=True)
     found = {name: of for name, of in reasons.items() if of["decisions"]}
     if not found:
         return
-    figure, [[shares, likely, sure]] = panels((9.6, 1.3 + 0.55 * len(found)), 1, 3, sharey=True,
-                                               width_ratios=(1.25, 1, 1))
+    figure, [[shares, likely, sure]] = panels(
+        (9.6, 1.3 + 0.55 * len(found)), 1, 3, sharey=True, width_ratios=(1.25, 1, 1)
+    )
     for row, of in enumerate(found.values()):
         left = 0.0
         for entry in of["sizes"]:
             width = 100 * entry["share"]
-            shares.barh(row, width, left=left, height=0.62, color=shade(entry["size"]), edgecolor="white", lw=0.6)
+            shares.barh(
+                row,
+                width,
+                left=left,
+                height=0.62,
+                color=shade(entry["size"]),
+                edgecolor="white",
+                lw=0.6,
+            )
             if width >= 7:
-                shares.text(left + width / 2, row, str(entry["size"]), ha="center", va="center", fontsize=8,
-                            color=ink(entry["size"]))
+                shares.text(
+                    left + width / 2,
+                    row,
+                    str(entry["size"]),
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color=ink(entry["size"]),
+                )
             left += width
         for panel, feature in ((likely, "drawn"), (sure, "entropy")):
-            for place, side, color in ((row - 0.15, "kept", KEPT), (row + 0.15, "dropped", DROPPED)):
+            for place, side, color in (
+                (row - 0.15, "kept", KEPT),
+                (row + 0.15, "dropped", DROPPED),
+            ):
                 if of[side]:
                     low, middle, high = of[side][feature]
                     panel.hlines(place, low, high, color=color, lw=5, alpha=0.4)
                     panel.plot(middle, place, "o", color=color, ms=5)
-    shares.set(xlim=(0, 100), yticks=range(len(found)), yticklabels=list(map(short_name, found)),
-               ylim=(len(found) - 0.45, -0.55))
+    shares.set(
+        xlim=(0, 100),
+        yticks=range(len(found)),
+        yticklabels=list(map(short_name, found)),
+        ylim=(len(found) - 0.45, -0.55),
+    )
     shares.set_xlabel("chunks of so many tokens, %")
     likely.set_xlabel("log-probability of the token, nats\nlikelier →")
     sure.set_xlabel("entropy of its head, nats\n← surer")
     likely.plot([], [], "o", color=KEPT, label="last kept")
     likely.plot([], [], "o", color=DROPPED, label="first dropped")
-    figure.legend(*likely.get_legend_handles_labels(), frameon=False, fontsize=8.5, loc="outside upper right", ncols=2)
+    figure.legend(
+        *likely.get_legend_handles_labels(),
+        frameon=False,
+        fontsize=8.5,
+        loc="outside upper right",
+        ncols=2,
+    )
     for panel in (shares, likely, sure):
         panel.spines["left"].set_visible(False)
         panel.tick_params(axis="y", length=0)
@@ -157,12 +251,14 @@ def draw_reasons(reasons: Mapping[str, Any], folder: Path) -> None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Lines of a trainer's log.jsonl. Where a run was resumed from step S, lines of later steps above that place are
-    left out, and so is an incomplete last line of a running job. DataError without a log."""
+    """Lines of a trainer's log.jsonl. Where a run was resumed from step S, lines of later steps
+    above that place are left out, and so is an incomplete last line of a running job. DataError
+    without a log."""
     if not path.is_file():
         raise DataError(f"{path}: cannot read the training log, there is no such file")
     log: list[dict[str, Any]] = []
-    for line in read_jsonl(path, "line of the log", lambda line: line["step"] + 0):  # TypeError where it is no number
+    # TypeError where it is no number
+    for line in read_jsonl(path, "line of the log", lambda line: line["step"] + 0):
         if line.get("resumed"):
             log = [earlier for earlier in log if earlier["step"] <= line["step"]]
         else:
@@ -171,8 +267,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def series(log: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
-    """Steps and values of one logged quantity; of a step the first (a run ends with a second evaluation, of its best
-    checkpoint, not of its last step)."""
+    """Steps and values of one logged quantity; of a step the first (a run ends with a second
+    evaluation, of its best checkpoint, not of its last step)."""
     found: dict[float, float] = {}
     for line in log:
         if isinstance(line.get(key), int | float) and not isinstance(line.get(key), bool):
@@ -194,7 +290,13 @@ def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:
             axes.plot(steps, values, lw=0.8, alpha=0.35, color=color)
             window = max(1, len(values) // 15)
             pieces = [values[max(0, i - window + 1) : i + 1] for i in range(len(values))]
-            axes.plot(steps, [sum(p) / len(p) for p in pieces], lw=1.8, color=color, label=LABELS.get(key, key))
+            axes.plot(
+                steps,
+                [sum(p) / len(p) for p in pieces],
+                lw=1.8,
+                color=color,
+                label=LABELS.get(key, key),
+            )
         axes.set_title(title, fontsize=11)
         axes.set_xlabel("step")
         if len(keys) > 1:
@@ -202,8 +304,17 @@ def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png")
         pictures.append(Picture(title, data_uri(buffer.getvalue(), "image/png"), wide=False))
-    return Section("Training of the policy (DCPO)", [
-        tuple(pictures),
-        "Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size of the guidance range; "
-        "sampled ones follow the policy. The policy exceeds its guides where the sampled curve passes the forced one."
-    ]) if pictures else None
+    return (
+        Section(
+            "Training of the policy (DCPO)",
+            [
+                tuple(pictures),
+                "Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size "
+                "of the guidance range; "
+                "sampled ones follow the policy. The policy exceeds its guides where the sampled "
+                "curve passes the forced one.",
+            ],
+        )
+        if pictures
+        else None
+    )

@@ -1,4 +1,5 @@
-"""The folded sections of the report: equal speed, length, acceptance, sameness, reasons, the papers."""
+"""The folded sections of the report: equal speed, length, acceptance, sameness, reasons, the
+papers."""
 
 from __future__ import annotations
 
@@ -25,22 +26,35 @@ from eval.results.pareto import SPEED_AXES, front_rows, sentence, speed_axis
 from eval.results.rows import Row
 
 SPEED_NOTE = (
-    "Between its measured settings a family is read as a straight line. Two families are compared in the middle of the "
-    "speeds that both reach and on average over them; intervals and p: paired bootstrap over utterances, the speeds "
-    "taken as measured.")
+    "Between its measured settings a family is read as a straight line. Two families are compared "
+    "in the middle of the "
+    "speeds that both reach and on average over them; intervals and p: paired bootstrap over "
+    "utterances, the speeds "
+    "taken as measured."
+)
 MATRIX_NOTE = (
-    "Points of WER, row minus column, averaged over the shared speeds: blue where the row makes fewer errors, red "
-    "where it makes more, bold where p < 0.05 (one pair in twenty would be by chance). · no shared speed. The "
-    "interval is in the words above and in the tooltip.")
+    "Points of WER, row minus column, averaged over the shared speeds: blue where the row makes "
+    "fewer errors, red "
+    "where it makes more, bold where p < 0.05 (one pair in twenty would be by chance). · no "
+    "shared speed. The "
+    "interval is in the words above and in the tooltip."
+)
 KEPT_CAPTION = (
-    "One line a method. Left: how often it kept how many tokens. Right: the last token that it kept (blue) and the "
-    "first that it dropped (orange); a dot is the median, a bar holds the middle half. Where blue lies right of "
-    "orange, chunks end on a likely token, before an unlikely one: what follows is then predicted from firm ground. A "
-    "fixed size cannot choose, so its two colours nearly coincide.")
+    "One line a method. Left: how often it kept how many tokens. Right: the last token that it "
+    "kept (blue) and the "
+    "first that it dropped (orange); a dot is the median, a bar holds the middle half. Where blue "
+    "lies right of "
+    "orange, chunks end on a likely token, before an unlikely one: what follows is then predicted "
+    "from firm ground. A "
+    "fixed size cannot choose, so its two colours nearly coincide."
+)
 KEPT_NOTE = (
-    "Means over the decisions whose chunk was spoken whole ({decisions}), in nats; log p: log-probability of the token "
-    "drawn, by its head before temperature and top-k, those below -8 counted as -8. The first dropped token is the one "
-    "that the next head drew; where all heads were kept there is none.")
+    "Means over the decisions whose chunk was spoken whole ({decisions}), in nats; log p: "
+    "log-probability of the token "
+    "drawn, by its head before temperature and top-k, those below -8 counted as -8. The first "
+    "dropped token is the one "
+    "that the next head drew; where all heads were kept there is none."
+)
 
 
 def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
@@ -48,36 +62,72 @@ def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
     rows = result["rows"]
     spoken = [r for r in rows if r["kind"] == "method"]
     verifying = spoken if any(r["acceptance_rate"] is not None for r in spoken) else []
-    made = (equal_speed_section(result),
-            binned("Errors by length of the utterance", result["by_length"], _words,
-                   "of the utterances whose reference has so many words"),
-            binned("Errors by category", result["by_category"], lambda b: b["category"],
-                   "of the texts of a category"),
-            chunk_section(rows, folder), reasons_section(result, folder),
-            rows_section("Passes and acceptance", pass_columns(spoken), verifying),
-            rows_section("What greediness costs", lively_columns(spoken), lively_rows(rows),
-                         "Fewer errors at a low temperature are bought with sameness: choose by both figures."),
-            papers_section(result))
+    made = (
+        equal_speed_section(result),
+        binned(
+            "Errors by length of the utterance",
+            result["by_length"],
+            _words,
+            "of the utterances whose reference has so many words",
+        ),
+        binned(
+            "Errors by category",
+            result["by_category"],
+            lambda b: b["category"],
+            "of the texts of a category",
+        ),
+        chunk_section(rows, folder),
+        reasons_section(result, folder),
+        rows_section("Passes and acceptance", pass_columns(spoken), verifying),
+        rows_section(
+            "What greediness costs",
+            lively_columns(spoken),
+            lively_rows(rows),
+            "Fewer errors at a low temperature are bought with sameness: choose by both figures.",
+        ),
+        papers_section(result),
+    )
     return [section for section in made if section]
 
 
-def rows_section(title: str, columns: Sequence[Column], rows: Sequence[Row], *texts: str) -> Section | None:
+def rows_section(
+    title: str, columns: Sequence[Column], rows: Sequence[Row], *texts: str
+) -> Section | None:
     """A table of the columns that have values, with texts under it; nothing without rows."""
-    return Section(title, [table_of(title, filled_columns(columns, rows), rows), *texts]) if rows else None
+    return (
+        Section(title, [table_of(title, filled_columns(columns, rows), rows), *texts])
+        if rows
+        else None
+    )
 
 
-def binned(title: str, found: dict[str, Any] | None, name: Callable[[dict[str, Any]], str],
-           which: str) -> Section | None:
+def binned(
+    title: str, found: dict[str, Any] | None, name: Callable[[dict[str, Any]], str], which: str
+) -> Section | None:
     """Error rates with a column a bin, which has a name; nothing where there are not two."""
     if not found:
         return None
     head = ["method"]
     for b in found["bins"]:
         head += [name(b), f"95 % CI (n = {b['n']})"]
-    rows = [[method, *(cell for rate in rates for cell in (percent(rate["wer"], 1), interval(rate["ci"], 1)))]
-            for method, rates in found["methods"].items()]
-    return Section(title, [Table(title, head, rows),
-        f"WER in % {which}; n: how many those are. Intervals: bootstrap over utterances."])
+    rows = [
+        [
+            method,
+            *(
+                cell
+                for rate in rates
+                for cell in (percent(rate["wer"], 1), interval(rate["ci"], 1))
+            ),
+        ]
+        for method, rates in found["methods"].items()
+    ]
+    return Section(
+        title,
+        [
+            Table(title, head, rows),
+            f"WER in % {which}; n: how many those are. Intervals: bootstrap over utterances.",
+        ],
+    )
 
 
 def _words(b: dict[str, Any]) -> str:
@@ -89,14 +139,29 @@ def chunk_section(rows: Sequence[Row], folder: Path) -> Section | None:
     """WER against tokens a pass, where the picture of the summary is against the measured speed."""
     if not speed_axis(rows):
         return None
-    title, front = "Errors against chunk size", ", ".join(r["method"] for r in front_rows(rows, "tokens_per_pass"))
-    return Section(title, [Picture(title, file_uri(folder / "compare.png"), (
-        "Against tokens a pass, which no machine distorts and which leave out what drafting and verifying cost. On the "
-        f"Pareto front, from slow to fast: {front}."))])
+    title, front = (
+        "Errors against chunk size",
+        ", ".join(r["method"] for r in front_rows(rows, "tokens_per_pass")),
+    )
+    return Section(
+        title,
+        [
+            Picture(
+                title,
+                file_uri(folder / "compare.png"),
+                (
+                    "Against tokens a pass, which no machine distorts and which leave out what "
+                    "drafting and verifying cost. On the "
+                    f"Pareto front, from slow to fast: {front}."
+                ),
+            )
+        ],
+    )
 
 
 def equal_speed_section(result: dict[str, Any]) -> Section | None:
-    """Who wins at equal speed: sentences against fixed chunks and the policy, all pairs as a matrix, then in words."""
+    """Who wins at equal speed: sentences against fixed chunks and the policy, all pairs as a
+    matrix, then in words."""
     pairs = result["equal_speed"]
     if not pairs:
         return None
@@ -104,9 +169,13 @@ def equal_speed_section(result: dict[str, Any]) -> Section | None:
     for axis in dict.fromkeys(p["axis"] for p in pairs):
         chosen = [p for p in pairs if p["axis"] == axis]
         title = f"At equal {SPEED_AXES[axis][0]}"
-        blocks += [matrix(title, chosen, list(group_families(result["rows"]))),
-                   Folded(f"All {len(chosen)} pairs in words, {title[0].lower()}{title[1:]}",
-                          [[sentence(p) for p in chosen]])]
+        blocks += [
+            matrix(title, chosen, list(group_families(result["rows"]))),
+            Folded(
+                f"All {len(chosen)} pairs in words, {title[0].lower()}{title[1:]}",
+                [[sentence(p) for p in chosen]],
+            ),
+        ]
     return Section("Who wins at equal speed", [*blocks, MATRIX_NOTE])
 
 
@@ -115,9 +184,15 @@ def matrix(title: str, pairs: Sequence[dict[str, Any]], families: Sequence[str])
     found = {(p["a"], p["b"]): p for p in pairs}
     present = [f for f in families if any(f in key for key in found)]
     labels = [parse_method(f).label for f in present]
-    return Table(title, ["row − column", *labels],
-                 [[label, *(_difference(found, a, b) for b in present)]
-                  for label, a in zip(labels, present, strict=True)], look="matrix")
+    return Table(
+        title,
+        ["row − column", *labels],
+        [
+            [label, *(_difference(found, a, b) for b in present)]
+            for label, a in zip(labels, present, strict=True)
+        ],
+        look="matrix",
+    )
 
 
 def _difference(found: dict[tuple[str, str], dict[str, Any]], row: str, column: str) -> str:
@@ -130,9 +205,16 @@ def _difference(found: dict[tuple[str, str], dict[str, Any]], row: str, column: 
     points = 100 * sign * mean["difference"]
     ends = sorted(100 * sign * v for v in mean["ci"])
     none = abs(points) < 0.05  # what is written as 0.0 is neither
-    look = "even" if none else ("better" if points < 0 else "worse") + (" sure" if mean["p"] < 0.05 else "")
-    return Cell.of("0.0" if none else f"{points:+.1f}".replace("-", "−"), look,
-                   f"{ends[0]:+.1f} to {ends[1]:+.1f}, p = {mean['p']:.3f}".replace("-", "−"))
+    look = (
+        "even"
+        if none
+        else ("better" if points < 0 else "worse") + (" sure" if mean["p"] < 0.05 else "")
+    )
+    return Cell.of(
+        "0.0" if none else f"{points:+.1f}".replace("-", "−"),
+        look,
+        f"{ends[0]:+.1f} to {ends[1]:+.1f}, p = {mean['p']:.3f}".replace("-", "−"),
+    )
 
 
 def reasons_section(result: Mapping[str, Any], folder: Path) -> Section | None:
@@ -140,16 +222,55 @@ def reasons_section(result: Mapping[str, Any], folder: Path) -> Section | None:
     found = {name: of for name, of in result["reasons"].items() if of["decisions"]}
     if not found:
         return None
-    rows = [[name, str(entry["size"]), f"{100 * entry['share']:.1f}",
-             *(f"{side[key]:.2f}" if side else "–" for key in ("drawn", "entropy")
-               for side in (entry["kept"], entry["dropped"]))] for name, of in found.items() for entry in of["sizes"]]
-    head = ["method", "tokens kept", "% of chunks", "log p last kept", "log p first dropped", "entropy last kept",
-            "entropy first dropped"]
-    notes = [KEPT_NOTE.format(decisions=", ".join(f"{name} {of['decisions']}" for name, of in found.items()))]
-    if agreed := [f"{name} {100 * of['likeliest']:.0f} %" for name, of in found.items() if of["likeliest"] is not None]:
-        notes.append("Chunks that end on the likeliest of the tokens that the method could end on, which is the whole "
-                     f"rule of end-on-confident: {', '.join(agreed)}.")
-    return Section("Why chunks end where they do", [
-        Picture("Sizes of chunks, and the last kept and first dropped token", file_uri(folder / REASONS),
-                KEPT_CAPTION),
-        Folded("By size of the chunk", [Table("Last kept and first dropped token", head, rows), *notes])])
+    rows = [
+        [
+            name,
+            str(entry["size"]),
+            f"{100 * entry['share']:.1f}",
+            *(
+                f"{side[key]:.2f}" if side else "–"
+                for key in ("drawn", "entropy")
+                for side in (entry["kept"], entry["dropped"])
+            ),
+        ]
+        for name, of in found.items()
+        for entry in of["sizes"]
+    ]
+    head = [
+        "method",
+        "tokens kept",
+        "% of chunks",
+        "log p last kept",
+        "log p first dropped",
+        "entropy last kept",
+        "entropy first dropped",
+    ]
+    notes = [
+        KEPT_NOTE.format(
+            decisions=", ".join(f"{name} {of['decisions']}" for name, of in found.items())
+        )
+    ]
+    if agreed := [
+        f"{name} {100 * of['likeliest']:.0f} %"
+        for name, of in found.items()
+        if of["likeliest"] is not None
+    ]:
+        notes.append(
+            "Chunks that end on the likeliest of the tokens that the method could end on, which "
+            "is the whole "
+            f"rule of end-on-confident: {', '.join(agreed)}."
+        )
+    return Section(
+        "Why chunks end where they do",
+        [
+            Picture(
+                "Sizes of chunks, and the last kept and first dropped token",
+                file_uri(folder / REASONS),
+                KEPT_CAPTION,
+            ),
+            Folded(
+                "By size of the chunk",
+                [Table("Last kept and first dropped token", head, rows), *notes],
+            ),
+        ],
+    )

@@ -1,5 +1,5 @@
-"""What a comparison says in a few sentences: the verdict, for the terminal and the head of the report; what to beware
-of; and what to try next."""
+"""What a comparison says in a few sentences: the verdict, for the terminal and the head of the
+report; what to beware of; and what to try next."""
 
 from __future__ import annotations
 
@@ -16,17 +16,27 @@ from eval.results.pareto import SPEED_AXES, front_rows, sentence, speed_axis
 from eval.results.rows import Row
 from eval.results.training import both_shipped, training_note
 
-CAPTION = ("One line per method, through its settings; bars: 95 % intervals. Lower and further right is better. A "
-           "policy or a verifier is worth its cost where it lies below the line of CAR-k, a fixed number of tokens a "
-           "pass. The error axis need not start at 0.")
+CAPTION = (
+    "One line per method, through its settings; bars: 95 % intervals. Lower and further right is "
+    "better. A "
+    "policy or a verifier is worth its cost where it lies below the line of CAR-k, a fixed number "
+    "of tokens a "
+    "pass. The error axis need not start at 0."
+)
 WIDTH = 100  # columns of a terminal
-UNSTEADY = 1.4  # the third quartile of a speed-up over the first, above which times are called unsure
-NAMES = {"far": "far is next-token decoding, one token a pass, by a decoder of one head (FAR)",
-         "car": "car-k always keeps k tokens of a pass",
-         "random": "random-… keeps a number drawn at random from those in its name",
-         "best-of": "best-of-k-n draws n candidates of k tokens and keeps the one with the best joint score",
-         "dcar": "dcar lets a learned policy choose how many tokens it keeps, pass by pass"}
-NUM_CANDIDATES = "behind @n stands the number of candidates, drawn side by side, that the policy chooses among"
+# the third quartile of a speed-up over the first, above which times are called unsure
+UNSTEADY = 1.4
+NAMES = {
+    "far": "far is next-token decoding, one token a pass, by a decoder of one head (FAR)",
+    "car": "car-k always keeps k tokens of a pass",
+    "random": "random-… keeps a number drawn at random from those in its name",
+    "best-of": "best-of-k-n draws n candidates of k tokens and keeps the one with the best joint "
+    "score",
+    "dcar": "dcar lets a learned policy choose how many tokens it keeps, pass by pass",
+}
+NUM_CANDIDATES = (
+    "behind @n stands the number of candidates, drawn side by side, that the policy chooses among"
+)
 
 
 def summary(result: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -37,18 +47,33 @@ def summary(result: dict[str, Any], folder: Path) -> dict[str, Any]:
     known = training and both_shipped(training)  # said among the notes instead
     name = "compare.png" if axis == "tokens_per_pass" else "compare_speed.png"
     return {
-        "verdict": verdict(result), "best": best_sentence(rows, axis), "names": names_sentence(rows),
-        "chance": chance(result), "methods": sum(r["kind"] == "method" for r in rows), "corpus": corpus_kind(result),
-        "warnings": [said for said in ("" if known else training_note(training), unsteady_times(rows, axis)) if said],
-        "picture": Picture(f"Word errors at equal {SPEED_AXES[axis][0]}", file_uri(folder / name), CAPTION)}
+        "verdict": verdict(result),
+        "best": best_sentence(rows, axis),
+        "names": names_sentence(rows),
+        "chance": chance(result),
+        "methods": sum(r["kind"] == "method" for r in rows),
+        "corpus": corpus_kind(result),
+        "warnings": [
+            said
+            for said in ("" if known else training_note(training), unsteady_times(rows, axis))
+            if said
+        ],
+        "picture": Picture(
+            f"Word errors at equal {SPEED_AXES[axis][0]}", file_uri(folder / name), CAPTION
+        ),
+    }
 
 
 def verdict(result: dict[str, Any]) -> list[str]:
-    """DCAR against CAR-k at equal tokens a pass and at equal time, a sentence each; none where one of the two was not
-    compared. Of several policies the first that chooses among most candidates, whatever its errors."""
+    """DCAR against CAR-k at equal tokens a pass and at equal time, a sentence each; none where
+    one of the two was not compared. Of several policies the first that chooses among most
+    candidates, whatever its errors."""
     families = [parse_method(family) for family in group_families(result["rows"])]
-    policies = [name for name in families if name.kind == "dcar"
-                and at_sampling("car", name.sampling) in [f.family for f in families]]
+    policies = [
+        name
+        for name in families
+        if name.kind == "dcar" and at_sampling("car", name.sampling) in [f.family for f in families]
+    ]
     if not policies:
         return []
     chosen = max(policies, key=lambda name: (not name.sampling, name.num_candidates))
@@ -58,59 +83,115 @@ def verdict(result: dict[str, Any]) -> list[str]:
 
 
 def terminal_text(result: dict[str, Any], folder: Path) -> str:
-    """What `dcar compare` ends with, in lines of at most WIDTH columns: a table, the verdict, commands to try next."""
+    """What `dcar compare` ends with, in lines of at most WIDTH columns: a table, the verdict,
+    commands to try next."""
     rows, config = result["rows"], result["config"]
     axis = speed_axis(rows) or "tokens_per_pass"
-    said = [*(verdict(result) or [best_sentence(rows, axis)]), unsteady_times(rows, axis), chance(result)]
-    clock = f"Here: {result['device']}, {result['threads']} torch thread{'s' if result['threads'] > 1 else ''}."
+    said = [
+        *(verdict(result) or [best_sentence(rows, axis)]),
+        unsteady_times(rows, axis),
+        chance(result),
+    ]
+    clock = (
+        f"Here: {result['device']}, {result['threads']} torch "
+        f"thread{'s' if result['threads'] > 1 else ''}."
+    )
     paragraphs = [" ".join(filter(None, said)), f"{CONVENTION} {clock}"]
-    more = (f"limit={3 * result['utterances']}" if config["limit"] == result["utterances"]
-            else f"seeds=[{','.join(map(str, range(len(result['seeds']) + 1)))}]")
-    tries = [(f"python -m webbrowser {shlex.quote(str(folder / 'report.html'))}", "listen, see why"),
-             (f"dcar compare --config {shlex.quote(str(folder / 'config.yaml'))} {more}", "goes on from here")]
+    more = (
+        f"limit={3 * result['utterances']}"
+        if config["limit"] == result["utterances"]
+        else f"seeds=[{','.join(map(str, range(len(result['seeds']) + 1)))}]"
+    )
+    tries = [
+        (f"python -m webbrowser {shlex.quote(str(folder / 'report.html'))}", "listen, see why"),
+        (
+            f"dcar compare --config {shlex.quote(str(folder / 'config.yaml'))} {more}",
+            "goes on from here",
+        ),
+    ]
     if corpus_kind(result) == "starter":  # the page knows the shipped tokens alone
         policy = config["policies"][0].rpartition("=")[2] if config["policies"] else ""
-        demo = {"decoder": config["decoder"], "far_decoder": config["far_decoder"] or "", "policy": policy}
-        tries.append((" ".join(["dcar demo", *(f"{k}={shlex.quote(v)}" for k, v in demo.items())]), "your own text"))
+        demo = {
+            "decoder": config["decoder"],
+            "far_decoder": config["far_decoder"] or "",
+            "policy": policy,
+        }
+        tries.append(
+            (
+                " ".join(["dcar demo", *(f"{k}={shlex.quote(v)}" for k, v in demo.items())]),
+                "your own text",
+            )
+        )
     width = max(len(command) for command, _ in tries)
-    lines = [*short_table(rows), "", *(line for p in paragraphs for line in (*textwrap.wrap(p, WIDTH), "")),
-             f"The whole table: {folder / 'compare.txt'}", "", "Try next:",
-             *(f"  {command:{width}}  # {why}" if width < WIDTH - 25 else f"  {command}" for command, why in tries)]
+    lines = [
+        *short_table(rows),
+        "",
+        *(line for p in paragraphs for line in (*textwrap.wrap(p, WIDTH), "")),
+        f"The whole table: {folder / 'compare.txt'}",
+        "",
+        "Try next:",
+        *(
+            f"  {command:{width}}  # {why}" if width < WIDTH - 25 else f"  {command}"
+            for command, why in tries
+        ),
+    ]
     return "\n".join(lines)
 
 
 def chance(result: dict[str, Any]) -> str:
     """Which differences so many utterances cannot show."""
     power = result["power"]
-    return (f"With {power['n']} utterances a true difference below about {100 * power['absolute']:.1f} points would "
-            "often be missed.") if power else ""
+    return (
+        (
+            f"With {power['n']} utterances a true difference below about "
+            f"{100 * power['absolute']:.1f} points would "
+            "often be missed."
+        )
+        if power
+        else ""
+    )
 
 
 def names_sentence(rows: Sequence[Row]) -> str:
     """What the names of the paper's methods stand for, of those that were compared."""
     names = [parse_method(r["method"]) for r in rows if r["kind"] == "method"]
     kinds = {name.kind for name in names}
-    said = "; ".join([*(text for kind, text in NAMES.items() if kind in kinds),
-                      *([NUM_CANDIDATES] if any(name.num_candidates > 1 for name in names) else [])])
-    return f"{said}. Word errors: of 100 words, how many a recogniser hears wrong, misses or adds.".lstrip(". ")
+    said = "; ".join(
+        [
+            *(text for kind, text in NAMES.items() if kind in kinds),
+            *([NUM_CANDIDATES] if any(name.num_candidates > 1 for name in names) else []),
+        ]
+    )
+    return (
+        f"{said}. Word errors: of 100 words, how many a recogniser hears wrong, misses or adds."
+    ).lstrip(". ")
 
 
 def best_sentence(rows: Sequence[Row], axis: str) -> str:
-    """Which method makes the fewest word errors, how fast it is, and which are faster: the Pareto front in words."""
+    """Which method makes the fewest word errors, how fast it is, and which are faster: the
+    Pareto front in words."""
     unit = SPEED_AXES[axis][1] or " tokens a pass"
-    said = [f"{short_name(r['method'])} ({100 * r['wer']:.1f} %, {r[axis]:.2f}{unit})" for r in front_rows(rows, axis)]
-    return f"Fewest word errors: {said[0]}. " + (f"Faster, with more errors: {', '.join(said[1:])}."
-                                                 if said[1:] else "No method is faster.")
+    said = [
+        f"{short_name(r['method'])} ({100 * r['wer']:.1f} %, {r[axis]:.2f}{unit})"
+        for r in front_rows(rows, axis)
+    ]
+    return f"Fewest word errors: {said[0]}. " + (
+        f"Faster, with more errors: {', '.join(said[1:])}." if said[1:] else "No method is faster."
+    )
 
 
 def unsteady_times(rows: Sequence[Row], axis: str) -> str:
-    """A warning where the speed-up of a method differs much from sentence to sentence; else nothing."""
+    """A warning where the speed-up of a method differs much from sentence to sentence; else
+    nothing."""
     name = f"{axis}_quartiles"
     wild = [r for r in rows if r.get(name) and r[name][1] > UNSTEADY * r[name][0]]
     if not wild:
         return ""
     worst = max(wild, key=lambda r: r[name][1] / r[name][0])
-    return (f"The measured speeds are unsure: the machine was busy, or too few sentences were timed "
-            f"({worst['timed_n']}). Half of the times of {short_name(worst['method'])} lie outside "
-            f"{worst[name][0]:.2f} to {worst[name][1]:.2f}{SPEED_AXES[axis][1]}. Tokens a pass do not depend on the "
-            "machine.")
+    return (
+        f"The measured speeds are unsure: the machine was busy, or too few sentences were timed "
+        f"({worst['timed_n']}). Half of the times of {short_name(worst['method'])} lie outside "
+        f"{worst[name][0]:.2f} to {worst[name][1]:.2f}{SPEED_AXES[axis][1]}. Tokens a pass do not "
+        "depend on the "
+        "machine."
+    )

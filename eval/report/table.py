@@ -13,10 +13,15 @@ from eval.results.rows import Row
 from eval.results.training import training_note
 
 Column = tuple[str, Callable[[Row], str]]
-RIVALS = {"car", "dcar"}  # every family is set against these in words; all pairs are in compare.json
-CONVENTION = ("Differences are method − baseline: below 0 the method makes fewer word errors. RTF: seconds of "
-              "computing a second of speech, end to end (language model and vocoder), batch 1, median. × FAR: FAR's "
-              "RTF / the method's.")
+# every family is set against these in words; all pairs are in compare.json
+RIVALS = {"car", "dcar"}
+CONVENTION = (
+    "Differences are method − baseline: below 0 the method makes fewer word errors. RTF: seconds "
+    "of "
+    "computing a second of speech, end to end (language model and vocoder), batch 1, median. × "
+    "FAR: FAR's "
+    "RTF / the method's."
+)
 """Stated once below every table, in every form of it."""
 
 
@@ -43,48 +48,83 @@ def _of(key: str, form: Callable[..., str] = number, *more: Any) -> Callable[[Ro
 
 METHOD: Column = ("method", lambda r: r["method"])
 ERRORS: list[Column] = [
-    ("WER %", _of("wer", percent)), ("95 % CI", _of("wer_ci", interval)), ("CER %", _of("cer", percent)),
-    ("tok/pass", _of("tokens_per_pass")), ("RTF", _of("rtf", number, 4)), ("× FAR", _of("speedup_vs_far")),
-    ("× CAR-1", _of("speedup_vs_car1")), ("LM RTF", _of("lm_rtf", number, 4)), ("LM × FAR", _of("lm_speedup_vs_far")),
-    ("n", lambda r: str(r["n"]))]
-TESTS: list[Column] = [(f"p {title}", _of(f"p_vs_{key}", _p)) for title, key in (
-    ("FAR", "far"), ("CAR-1", "car1"), ("bestCAR", "best_car"), ("SD", "sd"), ("random", "random"))]
+    ("WER %", _of("wer", percent)),
+    ("95 % CI", _of("wer_ci", interval)),
+    ("CER %", _of("cer", percent)),
+    ("tok/pass", _of("tokens_per_pass")),
+    ("RTF", _of("rtf", number, 4)),
+    ("× FAR", _of("speedup_vs_far")),
+    ("× CAR-1", _of("speedup_vs_car1")),
+    ("LM RTF", _of("lm_rtf", number, 4)),
+    ("LM × FAR", _of("lm_speedup_vs_far")),
+    ("n", lambda r: str(r["n"])),
+]
+TESTS: list[Column] = [
+    (f"p {title}", _of(f"p_vs_{key}", _p))
+    for title, key in (
+        ("FAR", "far"),
+        ("CAR-1", "car1"),
+        ("bestCAR", "best_car"),
+        ("SD", "sd"),
+        ("random", "random"),
+    )
+]
 VOICE: list[Column] = [("voice", _of("speaker_similarity", number, 3))]
-SHAPE: list[Column] = [("length", _of("duration_ratio")), ("cut %", _of("truncation_rate", percent, 1)),
-                       ("loop %", _of("loop_rate", percent, 1))]
+SHAPE: list[Column] = [
+    ("length", _of("duration_ratio")),
+    ("cut %", _of("truncation_rate", percent, 1)),
+    ("loop %", _of("loop_rate", percent, 1)),
+]
 VARIETY: Column = ("variety", _of("variety", number, 3))
 MEANINGS = {
-    "Errors and speed": "WER, CER: word and character errors, with the interval that 95 of 100 such experiments would "
-                        f"hit; less is better. tok/pass: tokens of one forward pass. {CONVENTION} LM: of the language "
-                        "model alone.",
-    "Could it be chance?": "p: how often chance alone would set a method so far apart from FAR, CAR-1, the best fixed "
-                           "size or random sizes. Above 0.05 it could be chance.",
-    "Voices, lengths and loops": "voice: likeness to the voice of the prompt, 1 at most. length: of the speech beside "
-                                 "the recording's. cut %: speech that only the limit on length ended; loop %: that "
-                                 "says a piece over and over.",
+    "Errors and speed": "WER, CER: word and character errors, with the interval that 95 of 100 "
+    "such experiments would "
+    f"hit; less is better. tok/pass: tokens of one forward pass. {CONVENTION} LM: of the language "
+    "model alone.",
+    "Could it be chance?": "p: how often chance alone would set a method so far apart from FAR, "
+    "CAR-1, the best fixed "
+    "size or random sizes. Above 0.05 it could be chance.",
+    "Voices, lengths and loops": "voice: likeness to the voice of the prompt, 1 at most. length: "
+    "of the speech beside "
+    "the recording's. cut %: speech that only the limit on length ended; loop %: that "
+    "says a piece over and over.",
 }
 """The tables of the report, and what a reader needs to know of their columns."""
 
 
 def main_columns(rows: Sequence[Row]) -> list[Column]:
-    """The whole table: name, sampling where rows differ in it, and every column that has a value."""
-    return [METHOD, *sampling_columns(rows),
-            *filled_columns([*ERRORS, *TESTS, *VOICE, *_scores(rows), VARIETY, *SHAPE], rows)]
+    """The whole table: name, sampling where rows differ in it, and every column that has a
+    value."""
+    return [
+        METHOD,
+        *sampling_columns(rows),
+        *filled_columns([*ERRORS, *TESTS, *VOICE, *_scores(rows), VARIETY, *SHAPE], rows),
+    ]
 
 
 def column_groups(rows: Sequence[Row]) -> list[tuple[str, list[Column]]]:
     """The whole table in parts that fit on a screen: (title, columns)."""
-    groups = zip(MEANINGS, (ERRORS, [*ERRORS[:2], *TESTS], [*VOICE, *_scores(rows), VARIETY, *SHAPE]), strict=True)
+    groups = zip(
+        MEANINGS,
+        (ERRORS, [*ERRORS[:2], *TESTS], [*VOICE, *_scores(rows), VARIETY, *SHAPE]),
+        strict=True,
+    )
     filled = [(title, filled_columns(columns, rows)) for title, columns in groups]
-    return [(title, [METHOD, *sampling_columns(rows), *columns]) for title, columns in filled
-            if title != "Could it be chance?" or len(columns) > 2]
+    return [
+        (title, [METHOD, *sampling_columns(rows), *columns])
+        for title, columns in filled
+        if title != "Could it be chance?" or len(columns) > 2
+    ]
 
 
 def _scores(rows: Sequence[Row]) -> list[Column]:
     """Mean and interval of every scorer."""
+
     def columns(name: str) -> list[Column]:
-        return [(name, lambda r: number(r["scores"][name]["mean"], 3)),
-                ("95 % CI", lambda r: interval(r["scores"][name]["ci"], 3, scale=1))]
+        return [
+            (name, lambda r: number(r["scores"][name]["mean"], 3)),
+            ("95 % CI", lambda r: interval(r["scores"][name]["ci"], 3, scale=1)),
+        ]
 
     return [column for name in rows[0]["scores"] for column in columns(name)]
 
@@ -95,63 +135,104 @@ def filled_columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Colum
 
 
 def sampling_columns(rows: Sequence[Row]) -> list[Column]:
-    """What rows differ in of temperature, top-k and top-p; nothing where all have the common sampling."""
+    """What rows differ in of temperature, top-k and top-p; nothing where all have the common
+    sampling."""
+
     def general(value: float | None) -> str:
         return "–" if value is None else f"{value:g}"
 
-    return [(title, _of(key, general)) for title, key in (("T", "temperature"), ("top-k", "top_k"), ("top-p", "top_p"))
-            if len({r[key] for r in rows if r.get(key) is not None}) > 1]
+    return [
+        (title, _of(key, general))
+        for title, key in (("T", "temperature"), ("top-k", "top_k"), ("top-p", "top_p"))
+        if len({r[key] for r in rows if r.get(key) is not None}) > 1
+    ]
 
 
 def lively_columns(rows: Sequence[Row]) -> list[Column]:
     """Columns of the table of what greediness costs: sameness, loops and cuts beside the errors."""
-    return [METHOD, *sampling_columns(rows), ERRORS[0], VARIETY, ("95 % CI", _of("variety_ci", interval, 3, 1)),
-            ("duration ± %", _of("duration_spread", percent, 1)), ("run", _of("longest_run", number, 1)),
-            ("longest", _of("longest_run_max", number, 0)), *SHAPE[:0:-1]]
+    return [
+        METHOD,
+        *sampling_columns(rows),
+        ERRORS[0],
+        VARIETY,
+        ("95 % CI", _of("variety_ci", interval, 3, 1)),
+        ("duration ± %", _of("duration_spread", percent, 1)),
+        ("run", _of("longest_run", number, 1)),
+        ("longest", _of("longest_run_max", number, 0)),
+        *SHAPE[:0:-1],
+    ]
 
 
 def lively_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows of that table: all methods, where sentences were spoken more than once; else none."""
+    """The rows of that table: all methods, where sentences were spoken more than once; else
+    none."""
     spoken = [r for r in rows if r["kind"] == "method"]
     return spoken if any(r["duration_spread"] is not None for r in spoken) else []
 
 
 def pass_columns(rows: Sequence[Row]) -> list[Column]:
-    """Columns of the second table: passes, and acceptance by as many positions as some method reached."""
+    """Columns of the second table: passes, and acceptance by as many positions as some method
+    reached."""
+
     def at(position: int) -> Callable[[Row], str]:
-        return lambda r: next((percent(p["rate"], 1) for p in r["acceptance_by_position"] or ()
-                               if p["position"] == position), "–")
+        return lambda r: next(
+            (
+                percent(p["rate"], 1)
+                for p in r["acceptance_by_position"] or ()
+                if p["position"] == position
+            ),
+            "–",
+        )
 
     reached = max(len(r["acceptance_by_position"] or ()) for r in rows)
-    return [METHOD, ("tok/pass", _of("tokens_per_pass")), ("passes", _of("target_passes", number, 1)),
-            ("draft passes", lambda r: number(r["draft_passes"] or None, 1)),
-            ("accepted %", _of("acceptance_rate", percent, 1)), ("95 % CI", _of("acceptance_rate_ci", interval, 1)),
-            ("accepted/pass", _of("mean_accepted")), *((f"% at {i}", at(i)) for i in range(1, reached + 1))]
+    return [
+        METHOD,
+        ("tok/pass", _of("tokens_per_pass")),
+        ("passes", _of("target_passes", number, 1)),
+        ("draft passes", lambda r: number(r["draft_passes"] or None, 1)),
+        ("accepted %", _of("acceptance_rate", percent, 1)),
+        ("95 % CI", _of("acceptance_rate_ci", interval, 1)),
+        ("accepted/pass", _of("mean_accepted")),
+        *((f"% at {i}", at(i)) for i in range(1, reached + 1)),
+    ]
 
 
-def table_of(title: str, columns: Sequence[Column], rows: Sequence[Row], classes: Sequence[str] = ()) -> Table:
+def table_of(
+    title: str, columns: Sequence[Column], rows: Sequence[Row], classes: Sequence[str] = ()
+) -> Table:
     """Rows under columns (title, text of a row)."""
-    return Table(title, [t for t, _ in columns], [[of(r) for _, of in columns] for r in rows], classes)
+    return Table(
+        title, [t for t, _ in columns], [[of(r) for _, of in columns] for r in rows], classes
+    )
 
 
 def aligned(table: Table) -> list[str]:
-    """A table as lines of equal length; the first column stands to the left, the others to the right."""
+    """A table as lines of equal length; the first column stands to the left, the others to the
+    right."""
     cells = [table.head, *table.rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells
+    ]
     return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
 
 
 def short_table(rows: Sequence[Row]) -> list[str]:
     """What a terminal of 100 columns shows: errors, tokens a pass, and speed end to end."""
+
     def name(row: Row) -> str:
         whole = short_name(row["method"])
         return whole if len(whole) <= 40 else f"{whole[:39]}…"
 
     clock = [ERRORS[5]] if any(r.get("speedup_vs_far") for r in rows) else [ERRORS[6]]
     columns: list[Column] = [
-        ("method", name), ("WER %", _of("wer", percent, 1)), ("95 % interval", _of("wer_ci", interval, 1)),
-        ("tokens a pass", _of("tokens_per_pass")), ("RTF end to end", _of("rtf", number, 3)), *clock]
+        ("method", name),
+        ("WER %", _of("wer", percent, 1)),
+        ("95 % interval", _of("wer_ci", interval, 1)),
+        ("tokens a pass", _of("tokens_per_pass")),
+        ("RTF end to end", _of("rtf", number, 3)),
+        *clock,
+    ]
     return aligned(table_of("", filled_columns(columns, rows), rows))
 
 
@@ -164,46 +245,91 @@ def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
     if lively := lively_rows(rows):
         tables.append(table_of("", lively_columns(lively), lively))
     if found := header["by_category"]:
-        tables.append(Table("", ["WER %", *(f"{b['category']} (n = {b['n']})" for b in found["bins"])], [
-            [name, *(f"{percent(rate['wer'], 1)} ({interval(rate['ci'], 1)})" for rate in rates)]
-            for name, rates in found["methods"].items()]))
+        tables.append(
+            Table(
+                "",
+                ["WER %", *(f"{b['category']} (n = {b['n']})" for b in found["bins"])],
+                [
+                    [
+                        name,
+                        *(
+                            f"{percent(rate['wer'], 1)} ({interval(rate['ci'], 1)})"
+                            for rate in rates
+                        ),
+                    ]
+                    for name, rates in found["methods"].items()
+                ],
+            )
+        )
     lines = [line for table in tables for line in (*aligned(table), "")]
     if said := rival_sentences(header):
-        lines += ["At equal speed (straight lines between the settings of a family, paired bootstrap):",
-                  *(f"- {s}" for s in said), ""]
-    said_once = f"{CONVENTION} LM: the same of the language model alone, draft and verification included."
+        lines += [
+            "At equal speed (straight lines between the settings of a family, paired bootstrap):",
+            *(f"- {s}" for s in said),
+            "",
+        ]
+    said_once = (
+        f"{CONVENTION} LM: the same of the language model alone, draft and verification included."
+    )
     return "\n".join([*lines, said_once, *notes(rows, header)])
 
 
 def corpus_kind(header: dict[str, Any]) -> str:
-    """The kind of corpus whose prompts were spoken (docs/data.md); unknown for utterances made in a notebook."""
+    """The kind of corpus whose prompts were spoken (docs/data.md); unknown for utterances made
+    in a notebook."""
     return header["corpus"].get("corpus", {}).get("kind", "unknown")
 
 
 def rival_sentences(header: dict[str, Any]) -> list[str]:
-    """What is said of every family against fixed chunks and against the policy of the same sampling, at equal measured
-    time (else at equal tokens a pass), where both reach one."""
+    """What is said of every family against fixed chunks and against the policy of the same
+    sampling, at equal measured time (else at equal tokens a pass), where both reach one."""
     pairs = header["equal_speed"]
     found = []
     for p in pairs:
         a, b = parse_method(p["a"]), parse_method(p["b"])
-        if p["axis"] == pairs[0]["axis"] and p["shared"] and a.sampling == b.sampling and {a.kind, b.kind} & RIVALS:
+        if (
+            p["axis"] == pairs[0]["axis"]
+            and p["shared"]
+            and a.sampling == b.sampling
+            and {a.kind, b.kind} & RIVALS
+        ):
             found.append(sentence(p))
     return found
 
 
 def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
-    """What the columns mean and what the experiment can and cannot show; also printed in the report."""
+    """What the columns mean and what the experiment can and cannot show; also printed in the
+    report."""
     spoken = [r for r in rows if r["kind"] == "method"]
-    meanings = {"similarity": "cosine to the voice of the prompt", "quality": "predicted rating",
-                "prosody": "neither more nor less is better; to be read against the recordings"}
-    scorers = [(name, meanings[scorer["kind"]],
-                [f"{r['method']} {r['records'] - r['scores'][name]['records']}" for r in rows
-                 if r["scores"][name]["records"] < r["records"]])
-               for name, scorer in header["scorers"].items()]
-    text = templates("eval.report").get_template("notes.txt").render(
-        header=header, spoken=spoken, scorers=scorers, training=training_note(header["training"]) or "",
-        own_samplings=sampling_columns(spoken), has=lambda key: any(r[key] is not None for r in spoken),
-        alike=[r["method"] for r in spoken if r["variety"] == 0],
-        best=next((r["best_car"] for r in spoken if r["best_car"]), None))
+    meanings = {
+        "similarity": "cosine to the voice of the prompt",
+        "quality": "predicted rating",
+        "prosody": "neither more nor less is better; to be read against the recordings",
+    }
+    scorers = [
+        (
+            name,
+            meanings[scorer["kind"]],
+            [
+                f"{r['method']} {r['records'] - r['scores'][name]['records']}"
+                for r in rows
+                if r["scores"][name]["records"] < r["records"]
+            ],
+        )
+        for name, scorer in header["scorers"].items()
+    ]
+    text = (
+        templates("eval.report")
+        .get_template("notes.txt")
+        .render(
+            header=header,
+            spoken=spoken,
+            scorers=scorers,
+            training=training_note(header["training"]) or "",
+            own_samplings=sampling_columns(spoken),
+            has=lambda key: any(r[key] is not None for r in spoken),
+            alike=[r["method"] for r in spoken if r["variety"] == 0],
+            best=next((r["best_car"] for r in spoken if r["best_car"]), None),
+        )
+    )
     return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]

@@ -1,10 +1,11 @@
 """Who wins at equal speed-up: the Pareto front, and two families compared at the same speed.
 
-Two methods at two speeds say nothing about each other unless one is better in both. A family is therefore read as a
-curve, WER against speed, straight between the settings that were measured, and two families are compared where both
-curves exist: in the middle of the shared range, and on average over it. Both are weighted sums of measured corpus
-rates, so their intervals come from the same paired bootstrap over utterances as everything else. The speeds are taken
-as measured, those within SAME_SPEED as one; where curves are compared depends on speeds alone, never on the errors.
+Two methods at two speeds say nothing about each other unless one is better in both. A family is
+therefore read as a curve, WER against speed, straight between the settings that were measured, and
+two families are compared where both curves exist: in the middle of the shared range, and on average
+over it. Both are weighted sums of measured corpus rates, so their intervals come from the same
+paired bootstrap over utterances as everything else. The speeds are taken as measured, those within
+SAME_SPEED as one; where curves are compared depends on speeds alone, never on the errors.
 """
 
 from __future__ import annotations
@@ -20,36 +21,48 @@ from eval.methods.families import group_families, parse_method
 from eval.results.stats import paired_contrast
 
 Counts = tuple[Sequence[float], Sequence[float]]  # errors and reference words of each utterance
-SAME_SPEED = 0.03  # speeds this near are the same; ranges that miss each other by no more meet at their nearest ends
-SPEED_AXES = {"speedup_vs_far": ("time", " × FAR"), "speedup_vs_car1": ("time", " × CAR-1"),
-              "tokens_per_pass": ("tokens a pass", "")}  # what is equal, and the unit behind its number
+# speeds this near are the same; ranges that miss each other by no more meet at their nearest ends
+SAME_SPEED = 0.03
+SPEED_AXES = {
+    "speedup_vs_far": ("time", " × FAR"),
+    "speedup_vs_car1": ("time", " × CAR-1"),
+    # what is equal, and the unit behind its number
+    "tokens_per_pass": ("tokens a pass", ""),
+}
 
 
 def pareto_front(speeds: Sequence[float], errors: Sequence[float]) -> list[int]:
     """Indices of the points that no other beats, from slow to fast.
 
-    A point is beaten by one that is at least as fast and makes no more errors, and is better in one of the two.
+    A point is beaten by one that is at least as fast and makes no more errors, and is better in one
+    of the two.
     """
     front: list[int] = []
     for i in sorted(range(len(speeds)), key=lambda i: (-speeds[i], errors[i])):
         last = front[-1] if front else i
-        if i == last or errors[i] < errors[last] or (speeds[i], errors[i]) == (speeds[last], errors[last]):
+        if (
+            i == last
+            or errors[i] < errors[last]
+            or (speeds[i], errors[i]) == (speeds[last], errors[last])
+        ):
             front.append(i)
     return front[::-1]
 
 
 def front_rows(rows: Sequence[dict[str, Any]], axis: str) -> list[dict[str, Any]]:
-    """Methods on the Pareto front of word errors against `axis` (a key of SPEED_AXES), from slow to fast."""
+    """Methods on the Pareto front of word errors against `axis` (a key of SPEED_AXES), from slow
+    to fast."""
     points = [r for r in rows if r["kind"] == "method" and r.get(axis) is not None]
     return [points[i] for i in pareto_front([r[axis] for r in points], [r["wer"] for r in points])]
 
 
 class Curve:
-    """A family as a function of speed: settings sorted by speed [M], those of the same speed averaged. The same is what
-    clocks cannot tell apart (SAME_SPEED): else a line from setting to setting would follow their noise.
+    """A family as a function of speed: settings sorted by speed [M], those of the same speed
+    averaged. The same is what clocks cannot tell apart (SAME_SPEED): else a line from setting to
+    setting would follow their noise.
 
-    knots: the speeds [K] between which it is straight, each the mean of its settings; belongs: the knot of every
-    setting [M]. Beyond its ends it is level.
+    knots: the speeds [K] between which it is straight, each the mean of its settings; belongs: the
+    knot of every setting [M]. Beyond its ends it is level.
     """
 
     def __init__(self, family: str, points: Mapping[str, float]):
@@ -71,7 +84,8 @@ class Curve:
         return (hats / np.bincount(self.belongs))[self.belongs]
 
     def mean_weights(self, low: float, high: float) -> np.ndarray:
-        """[M] weights whose sum is the curve's mean between two speeds, exactly: it is straight between settings."""
+        """[M] weights whose sum is the curve's mean between two speeds, exactly: it is straight
+        between settings."""
         if low == high:
             return self.weights_at(low)
         stops = np.unique([low, high, *[s for s in self.knots if low < s < high]])
@@ -80,17 +94,26 @@ class Curve:
         return (widths * (values[1:] + values[:-1]) / 2).sum(0) / (high - low)
 
 
-def compare_curves(a: Curve, b: Curve, counts: Mapping[str, Counts], resamples: int = RESAMPLES) -> dict[str, Any]:
-    """WER of two families at the same speed, a - b (method - baseline), with paired bootstrap intervals.
+def compare_curves(
+    a: Curve, b: Curve, counts: Mapping[str, Counts], resamples: int = RESAMPLES
+) -> dict[str, Any]:
+    """WER of two families at the same speed, a - b (method - baseline), with paired bootstrap
+    intervals.
 
-    counts: per method, errors and reference words of the same utterances in the same order. Without a shared speed
-    (SAME_SPEED, 3 %, is no difference: clocks do not agree better) the result holds the two ranges only.
+    counts: per method, errors and reference words of the same utterances in the same order. Without
+    a shared speed (SAME_SPEED, 3 %, is no difference: clocks do not agree better) the result holds
+    the two ranges only.
     """
     low, high = max(a.speeds[0], b.speeds[0]), min(a.speeds[-1], b.speeds[-1])
     if high < low <= high * (1 + SAME_SPEED):
         low = high = (low + high) / 2
-    result: dict[str, Any] = {"a": a.family, "b": b.family, "range_a": [a.speeds[0], a.speeds[-1]],
-                              "range_b": [b.speeds[0], b.speeds[-1]], "shared": [low, high] if low <= high else None}
+    result: dict[str, Any] = {
+        "a": a.family,
+        "b": b.family,
+        "range_a": [a.speeds[0], a.speeds[-1]],
+        "range_b": [b.speeds[0], b.speeds[-1]],
+        "shared": [low, high] if low <= high else None,
+    }
     if low > high:
         return result
     methods = [*a.methods, *b.methods]
@@ -98,29 +121,60 @@ def compare_curves(a: Curve, b: Curve, counts: Mapping[str, Counts], resamples: 
 
     def test(weights_a: np.ndarray, weights_b: np.ndarray) -> dict[str, Any]:
         both = paired_contrast(errors, words, [*weights_a, *-weights_b], resamples=resamples)
-        wers = [sum(w * sum(counts[m][0]) / sum(counts[m][1]) for w, m in zip(weights, curve.methods, strict=True))
-                for weights, curve in ((weights_a, a), (weights_b, b))]
-        return {"wer_a": float(wers[0]), "wer_b": float(wers[1]), "difference": both.difference,
-                "ci": [both.low, both.high], "p": both.p_value, "detectable": both.detectable}
+        wers = [
+            sum(
+                w * sum(counts[m][0]) / sum(counts[m][1])
+                for w, m in zip(weights, curve.methods, strict=True)
+            )
+            for weights, curve in ((weights_a, a), (weights_b, b))
+        ]
+        return {
+            "wer_a": float(wers[0]),
+            "wer_b": float(wers[1]),
+            "difference": both.difference,
+            "ci": [both.low, both.high],
+            "p": both.p_value,
+            "detectable": both.detectable,
+        }
 
     at = (low + high) / 2
-    return {**result, "at": at, **test(a.weights_at(at), b.weights_at(at)),
-            "average": test(a.mean_weights(low, high), b.mean_weights(low, high))}
+    return {
+        **result,
+        "at": at,
+        **test(a.weights_at(at), b.weights_at(at)),
+        "average": test(a.mean_weights(low, high), b.mean_weights(low, high)),
+    }
 
 
-def equal_speed(rows: Sequence[dict[str, Any]], counts: Mapping[str, Counts], axis: str,
-                resamples: int = RESAMPLES) -> list[dict[str, Any]]:
-    """Every pair of families compared at equal `axis` (a key of SPEED_AXES); of two the earlier in the order of KINDS
-    is the baseline b."""
-    curves = [Curve(family, {r["method"]: float(r[axis]) for r in members})
-              for family, members in group_families([r for r in rows if r.get(axis) is not None]).items()]
-    return [{"axis": axis, **compare_curves(b, a, counts, resamples)} for a, b in combinations(curves, 2)]
+def equal_speed(
+    rows: Sequence[dict[str, Any]],
+    counts: Mapping[str, Counts],
+    axis: str,
+    resamples: int = RESAMPLES,
+) -> list[dict[str, Any]]:
+    """Every pair of families compared at equal `axis` (a key of SPEED_AXES); of two the earlier
+    in the order of KINDS is the baseline b."""
+    curves = [
+        Curve(family, {r["method"]: float(r[axis]) for r in members})
+        for family, members in group_families([r for r in rows if r.get(axis) is not None]).items()
+    ]
+    return [
+        {"axis": axis, **compare_curves(b, a, counts, resamples)}
+        for a, b in combinations(curves, 2)
+    ]
 
 
 def speed_axis(rows: Sequence[dict[str, Any]]) -> str | None:
-    """The measured speed-up, end to end, that all timed methods have: against FAR, else CAR-1; None without timings."""
-    return next((axis for axis in ("speedup_vs_far", "speedup_vs_car1")
-                 if any(r.get(axis) is not None for r in rows)), None)
+    """The measured speed-up, end to end, that all timed methods have: against FAR, else CAR-1;
+    None without timings."""
+    return next(
+        (
+            axis
+            for axis in ("speedup_vs_far", "speedup_vs_car1")
+            if any(r.get(axis) is not None for r in rows)
+        ),
+        None,
+    )
 
 
 def sentence(pair: dict[str, Any]) -> str:
@@ -129,14 +183,24 @@ def sentence(pair: dict[str, Any]) -> str:
     equal, unit = SPEED_AXES[pair["axis"]]
     if pair["shared"] is None:
         ours, theirs = speed_range(pair["range_a"]), speed_range(pair["range_b"])
-        return f"{a} ({ours}{unit}) and {b} ({theirs}) have no {equal} in common: nothing to compare."
+        return (
+            f"{a} ({ours}{unit}) and {b} ({theirs}) have no {equal} in common: nothing to compare."
+        )
     low, high = pair["shared"]
     where = "" if low == high else f", the middle of {speed_range([low, high])}"
-    text = (f"At equal {equal} ({pair['at']:.2f}{unit}{where}) {a} makes {100 * pair['wer_a']:.1f} % word errors and "
-            f"{b} {100 * pair['wer_b']:.1f} %: {_points(pair)}")
+    text = (
+        f"At equal {equal} ({pair['at']:.2f}{unit}{where}) {a} makes {100 * pair['wer_a']:.1f} % "
+        "word errors and "
+        f"{b} {100 * pair['wer_b']:.1f} %: {_points(pair)}"
+    )
     if pair["p"] > 0.05:
-        text += f"; this could be chance (a true difference is seen from {100 * pair['detectable']:.1f} points on)"
-    return f"{text}." + (f" Averaged over that range: {_points(pair['average'])}." if low < high else "")
+        text += (
+            "; this could be chance (a true difference is seen from "
+            f"{100 * pair['detectable']:.1f} points on)"
+        )
+    return f"{text}." + (
+        f" Averaged over that range: {_points(pair['average'])}." if low < high else ""
+    )
 
 
 def speed_range(ends: Sequence[float]) -> str:
@@ -145,7 +209,9 @@ def speed_range(ends: Sequence[float]) -> str:
 
 
 def _points(test: dict[str, Any]) -> str:
-    difference, low, high = (f"{round(100 * v, 1) + 0:+.1f}".replace("-", "−")  # + 0: no −0.0
-                             for v in (test["difference"], *test["ci"]))
+    difference, low, high = (
+        f"{round(100 * v, 1) + 0:+.1f}".replace("-", "−")  # + 0: no −0.0
+        for v in (test["difference"], *test["ci"])
+    )
     p = "p < 0.001" if test["p"] < 0.001 else f"p = {test['p']:.3f}"
     return f"{difference} points (95 % interval {low} to {high}, {p})"

@@ -1,5 +1,6 @@
-"""From records to the rows of a comparison, one a method: error rates and tests, passes and acceptance, speed. And to
-word error rates by length of the utterance and by kind of text: which method breaks on what."""
+"""From records to the rows of a comparison, one a method: error rates and tests, passes and
+acceptance, speed. And to word error rates by length of the utterance and by kind of text: which
+method breaks on what."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def scored(record: Record, name: str) -> tuple[float, float] | None:
 
 
 def by_utterance(records: Sequence[Record], of: Measure = wrong) -> dict[str, tuple[float, float]]:
-    """What is counted, summed over the seeds and prompts of each utterance, in the order of their ids."""
+    """What is counted, summed over the seeds and prompts of each utterance, in the order of
+    their ids."""
     sums: dict[str, tuple[float, float]] = {}
     for r in records:
         if (counted := of(r)) is not None:
@@ -61,39 +63,72 @@ def corpus_rate(sums: Sums, resamples: int) -> Interval:
 
 
 def compare_records(a: Sequence[Record], b: Sequence[Record], resamples: int) -> PairedTest:
-    """The paired test of the word errors of two methods' records, a - b, on the utterances that both spoke."""
+    """The paired test of the word errors of two methods' records, a - b, on the utterances that
+    both spoke."""
     mine, theirs = by_utterance(a), by_utterance(b)
     shared = [i for i in mine if i in theirs]
-    return paired_test([mine[i][0] for i in shared], [mine[i][1] for i in shared],
-                       [theirs[i][0] for i in shared], [theirs[i][1] for i in shared], resamples=resamples)
+    return paired_test(
+        [mine[i][0] for i in shared],
+        [mine[i][1] for i in shared],
+        [theirs[i][0] for i in shared],
+        [theirs[i][1] for i in shared],
+        resamples=resamples,
+    )
 
 
-def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequence[dict[str, Any]] = (),
-              resamples: int = 4000, scorers: Sequence[str] = (), distances: np.ndarray | None = None) -> list[Row]:
-    """One row per method, in the order of `methods`; reference rows (recording, resynthesis) have no passes or times.
+def make_rows(
+    records: Sequence[Record],
+    methods: Sequence[str],
+    timings: Sequence[dict[str, Any]] = (),
+    resamples: int = 4000,
+    scorers: Sequence[str] = (),
+    distances: np.ndarray | None = None,
+) -> list[Row]:
+    """One row per method, in the order of `methods`; reference rows (recording, resynthesis) have
+    no passes or times.
 
-    Errors are tested against baselines of the same sampling (FAR, CAR-1, the best CAR-k, …; none where it was not
-    spoken), times against one FAR and one CAR-1 for all rows, those of the common sampling where they are there.
-    Error counts of an utterance are summed over its seeds and prompts before anything is resampled. scorers: names of
-    the scores that the records carry, for `row["scores"]`. distances: of the codes [V, V], for `row["variety"]`.
+    Errors are tested against baselines of the same sampling (FAR, CAR-1, the best CAR-k, …; none
+    where it was not spoken), times against one FAR and one CAR-1 for all rows, those of the common
+    sampling where they are there. Error counts of an utterance are summed over its seeds and
+    prompts before anything is resampled. scorers: names of the scores that the records carry, for
+    `row["scores"]`. distances: of the codes [V, V], for `row["variety"]`.
     """
     grouped = by_method(records)
-    rows = [{**_row(m, grouped[m], timings, resamples, distances), "scores": _scores(grouped[m], scorers, resamples)}
-            for m in methods]
+    rows = [
+        {
+            **_row(m, grouped[m], timings, resamples, distances),
+            "scores": _scores(grouped[m], scorers, resamples),
+        }
+        for m in methods
+    ]
     spoken = [(r, parse_method(r["method"])) for r in rows if r["kind"] == "method"]
-    clocks = {label: next((r for r, name in spoken if name.base == b), None)
-              for label, b in (("far", "far"), ("car1", "car-1"))}
+    clocks = {
+        label: next((r for r, name in spoken if name.base == b), None)
+        for label, b in (("far", "far"), ("car1", "car-1"))
+    }
     for row, name in spoken:
-        cars, randoms = ([r for r, other in spoken if (other.kind, other.sampling) == (kind, name.sampling)]
-                         for kind in ("car", "random"))
+        cars, randoms = (
+            [r for r, other in spoken if (other.kind, other.sampling) == (kind, name.sampling)]
+            for kind in ("car", "random")
+        )
         best = min(cars, key=lambda r: r["wer"])["method"] if cars else None
         random = randoms[0]["method"] if randoms else None
         strict = strict_baseline(row["method"], methods)
         drawn = random if name.entry and name.entry.policies else None  # what a policy must beat
         far, one = (at_sampling(b, name.sampling) for b in ("far", "car-1"))
-        for label, baseline in (("far", far), ("car1", one), ("best_car", best), ("sd", strict), ("random", drawn)):
+        for label, baseline in (
+            ("far", far),
+            ("car1", one),
+            ("best_car", best),
+            ("sd", strict),
+            ("random", drawn),
+        ):
             other = baseline if baseline != row["method"] and baseline in methods else None
-            test = compare_records(grouped[row["method"]], grouped[other], resamples) if other else None
+            test = (
+                compare_records(grouped[row["method"]], grouped[other], resamples)
+                if other
+                else None
+            )
             row[f"difference_vs_{label}"] = test and test.difference
             row[f"difference_vs_{label}_ci"] = test and [test.low, test.high]
             row[f"p_vs_{label}"] = test and test.p_value
@@ -103,23 +138,35 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
         for label, clock in clocks.items():
             row[f"speedup_vs_{label}"] = speedup(row, clock, "rtf")
             row[f"lm_speedup_vs_{label}"] = speedup(row, clock, "lm_rtf")
-            row[f"speedup_vs_{label}_quartiles"] = clock and speedup_quartiles(timings, row["method"], clock["method"])
+            row[f"speedup_vs_{label}_quartiles"] = clock and speedup_quartiles(
+                timings, row["method"], clock["method"]
+            )
     return rows
 
 
 def strict_baseline(method: str, methods: Sequence[str]) -> str | None:
-    """The lossless method that a relaxed verifier is measured against: `sd` with the same kind of draft, else `sd`, at
-    the verifier's own sampling: what it relaxes is the target's distribution at that temperature."""
+    """The lossless method that a relaxed verifier is measured against: `sd` with the same kind
+    of draft, else `sd`, at the verifier's own sampling: what it relaxes is the target's
+    distribution at that temperature."""
     name = parse_method(method)
     if name.entry is None or not name.entry.verifies or name.kind == "sd":
         return None
-    draft = at_sampling("@".join(["sd", *(word for word in name.words if word != "eos")]), name.sampling)
+    draft = at_sampling(
+        "@".join(["sd", *(word for word in name.words if word != "eos")]), name.sampling
+    )
     plain = at_sampling("sd", name.sampling)
-    return next((m for m in methods if parse_method(m).family == draft), plain if plain in methods else None)
+    return next(
+        (m for m in methods if parse_method(m).family == draft), plain if plain in methods else None
+    )
 
 
-def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any]], resamples: int,
-         distances: np.ndarray | None) -> Row:
+def _row(
+    method: str,
+    records: Sequence[Record],
+    timings: Sequence[dict[str, Any]],
+    resamples: int,
+    distances: np.ndarray | None,
+) -> Row:
     words = by_utterance(records)
     wer = corpus_rate(words, resamples)
     cer = corpus_rate(by_utterance(records, partial(wrong, field="characters")), resamples)
@@ -128,14 +175,24 @@ def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any
     recorded = sum(r["reference_duration"] for r in records)  # 0 where texts have no recordings
     alike = [r["speaker_similarity"] for r in records if r.get("speaker_similarity") is not None]
     row: Row = {
-        "method": method, "kind": "reference" if method in (RECORDING, RESYNTHESIS) else "method",
-        "wer": wer.value, "wer_ci": [wer.low, wer.high], "wer_se": wer.standard_error, "wer_capped": capped / n,
-        "cer": cer.value, "cer_ci": [cer.low, cer.high],
-        "substitutions": s, "deletions": d, "insertions": i, "reference_words": n,
+        "method": method,
+        "kind": "reference" if method in (RECORDING, RESYNTHESIS) else "method",
+        "wer": wer.value,
+        "wer_ci": [wer.low, wer.high],
+        "wer_se": wer.standard_error,
+        "wer_capped": capped / n,
+        "cer": cer.value,
+        "cer_ci": [cer.low, cer.high],
+        "substitutions": s,
+        "deletions": d,
+        "insertions": i,
+        "reference_words": n,
         "empty_transcripts": sum(not r["hypothesis"].strip() for r in records),
         "speaker_similarity": float(np.mean(alike)) if alike else None,
         "duration_ratio": sum(r["duration"] for r in records) / recorded if recorded else None,
-        "n": len(words), "seeds": len({r["seed"] for r in records}), "records": len(records),
+        "n": len(words),
+        "seeds": len({r["seed"] for r in records}),
+        "records": len(records),
         "prompts": len({r.get("prompt_seed") for r in records}),
     }
     if row["kind"] == "method":
@@ -144,7 +201,8 @@ def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any
         total = sum(actions.values())
         name = parse_method(method)
         row |= {
-            "family": name.family, "setting": name.setting,
+            "family": name.family,
+            "setting": name.setting,
             "tokens_per_pass": tokens / passes,
             "target_passes": passes / len(records),  # per utterance and seed, as the next two
             "draft_passes": sum(r["draft_passes"] for r in records) / len(records),
@@ -159,15 +217,21 @@ def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any
     return row
 
 
-def _scores(records: Sequence[Record], scorers: Sequence[str], resamples: int) -> dict[str, dict[str, Any]]:
-    """By scorer: mean over the records that have a score, its bootstrap interval over utterances (all seeds of one stay
-    together), and how many utterances and records that are."""
+def _scores(
+    records: Sequence[Record], scorers: Sequence[str], resamples: int
+) -> dict[str, dict[str, Any]]:
+    """By scorer: mean over the records that have a score, its bootstrap interval over utterances
+    (all seeds of one stay together), and how many utterances and records that are."""
     found = {}
     for name in scorers:
         sums = by_utterance(records, partial(scored, name=name))
         mean = corpus_rate(sums, resamples) if sums else None
-        found[name] = {"mean": mean and mean.value, "ci": mean and [mean.low, mean.high], "n": len(sums),
-                       "records": sum(count for _, count in sums.values())}
+        found[name] = {
+            "mean": mean and mean.value,
+            "ci": mean and [mean.low, mean.high],
+            "n": len(sums),
+            "records": sum(count for _, count in sums.values()),
+        }
     return found
 
 
@@ -175,40 +239,67 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
     """The fields of a table row that describe verification; None where the method verifies nothing.
 
     acceptance_rate and its interval: accepted / drafted tokens, bootstrap over utterances.
-    acceptance_by_position: dicts of position (from 1), judged, accepted (counts), rate; up to the last position that
-    was ever judged. Every verifying pass checks drafted tokens in order and stops at the first that it rejects, so the
-    i-th is judged only where the i - 1 before it were accepted. The rate at i = accepted at i / judged at i; it falls
-    with i where the drafter's guesses get worse, and says how long a draft is worth its cost. A tree of candidates
-    offers several tokens a position and a pass counts as one: its rate at depth i is the share of passes that got past
-    depth i of those that reached it.
+    acceptance_by_position: dicts of position (from 1), judged, accepted (counts), rate; up to the
+    last position that was ever judged. Every verifying pass checks drafted tokens in order and
+    stops at the first that it rejects, so the i-th is judged only where the i - 1 before it were
+    accepted. The rate at i = accepted at i / judged at i; it falls with i where the drafter's
+    guesses get worse, and says how long a draft is worth its cost. A tree of candidates offers
+    several tokens a position and a pass counts as one: its rate at depth i is the share of passes
+    that got past depth i of those that reached it.
     """
-    sums = by_utterance(records, lambda r: (r["accepted"], r["proposed"]) if r["proposed"] else None)
+    sums = by_utterance(
+        records, lambda r: (r["accepted"], r["proposed"]) if r["proposed"] else None
+    )
     if not sums:
-        return dict.fromkeys(("acceptance_rate", "acceptance_rate_ci", "mean_accepted", "acceptance_by_position"))
+        return dict.fromkeys(
+            ("acceptance_rate", "acceptance_rate_ci", "mean_accepted", "acceptance_by_position")
+        )
     rate = corpus_rate(sums, resamples)
-    rounds = [(p, a) for r in records
-              for p, a in zip(r["rounds_proposed"], r["rounds_accepted"], strict=True) if p]
+    rounds = [
+        (p, a)
+        for r in records
+        for p, a in zip(r["rounds_proposed"], r["rounds_accepted"], strict=True)
+        if p
+    ]
     by_position = []
     for position in range(1, max(p for p, _ in rounds) + 1):
         judged = sum(p >= position and a >= position - 1 for p, a in rounds)
         if not judged:
             break
         accepted = sum(a >= position for _, a in rounds)
-        by_position.append({"position": position, "judged": judged, "accepted": accepted, "rate": accepted / judged})
-    return {"acceptance_rate": rate.value, "acceptance_rate_ci": [rate.low, rate.high],
-            "mean_accepted": sum(a for _, a in rounds) / len(rounds), "acceptance_by_position": by_position}
+        by_position.append(
+            {
+                "position": position,
+                "judged": judged,
+                "accepted": accepted,
+                "rate": accepted / judged,
+            }
+        )
+    return {
+        "acceptance_rate": rate.value,
+        "acceptance_rate_ci": [rate.low, rate.high],
+        "mean_accepted": sum(a for _, a in rounds) / len(rounds),
+        "acceptance_by_position": by_position,
+    }
 
 
 def power_statement(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """What this experiment could detect between a method and the best CAR, from the median paired standard error."""
+    """What this experiment could detect between a method and the best CAR, from the median
+    paired standard error."""
     found = [r["detectable_difference"] for r in rows if r.get("detectable_difference")]
     best = next((r for r in rows if r["method"] == r.get("best_car")), None)
     if not found or best is None or best["wer"] <= 0:
         return None
     absolute = float(np.median(found))
     return {
-        "baseline": best["method"], "baseline_wer": best["wer"], "absolute": absolute,
-        "relative": absolute / best["wer"], "power": 0.8, "significance": 0.05, "n": best["n"], "seeds": best["seeds"],
+        "baseline": best["method"],
+        "baseline_wer": best["wer"],
+        "absolute": absolute,
+        "relative": absolute / best["wer"],
+        "power": 0.8,
+        "significance": 0.05,
+        "n": best["n"],
+        "seeds": best["seeds"],
         "tests": sum(r.get("p_vs_best_car") is not None for r in rows),
         "utterances_for_10_percent": utterances_needed(best["n"], absolute, 0.1 * best["wer"]),
     }
@@ -217,8 +308,8 @@ def power_statement(rows: Sequence[Row]) -> dict[str, Any] | None:
 def length_bins(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """Ranges of words, shortest and longest included, that share the utterances out about evenly.
 
-    At most MOST_BINS, each of at least FEWEST utterances; those of one length are never parted. One bin or none where
-    there is nothing to set apart.
+    At most MOST_BINS, each of at least FEWEST utterances; those of one length are never parted. One
+    bin or none where there is nothing to set apart.
     """
     ordered = sorted(lengths)
     count = min(MOST_BINS, len(ordered) // FEWEST)
@@ -234,30 +325,47 @@ def length_bins(lengths: Sequence[int]) -> list[tuple[int, int]]:
     return bins
 
 
-def by_length(records: Sequence[dict[str, Any]], methods: Sequence[str],
-              resamples: int = RESAMPLES) -> dict[str, Any] | None:
-    """`bins` (words: shortest and longest, n: utterances) and, by method, corpus WER and its 95 % interval in each.
+def by_length(
+    records: Sequence[dict[str, Any]], methods: Sequence[str], resamples: int = RESAMPLES
+) -> dict[str, Any] | None:
+    """`bins` (words: shortest and longest, n: utterances) and, by method, corpus WER and its 95 %
+    interval in each.
 
-    The length is that of the reference, in words as the normaliser of WER counts them. None where the utterances are
-    too few, or too alike, for two bins.
+    The length is that of the reference, in words as the normaliser of WER counts them. None where
+    the utterances are too few, or too alike, for two bins.
     """
     words = {r["id"]: r["words"][3] for r in records}
-    bins = [({"words": [low, high]}, sorted(i for i, n in words.items() if low <= n <= high))
-            for low, high in length_bins(list(words.values()))]
+    bins = [
+        ({"words": [low, high]}, sorted(i for i, n in words.items() if low <= n <= high))
+        for low, high in length_bins(list(words.values()))
+    ]
     return _binned(records, methods, bins, resamples)
 
 
-def by_category(records: Sequence[dict[str, Any]], methods: Sequence[str], categories: Mapping[str, str],
-                resamples: int = RESAMPLES) -> dict[str, Any] | None:
-    """The same by kind of text: `bins` (category, n: utterances), in order of their names. categories: by utterance id.
-    None where there are not two."""
-    bins = [({"category": name or "none"}, sorted(i for i, category in categories.items() if category == name))
-            for name in sorted(set(categories.values()))]
+def by_category(
+    records: Sequence[dict[str, Any]],
+    methods: Sequence[str],
+    categories: Mapping[str, str],
+    resamples: int = RESAMPLES,
+) -> dict[str, Any] | None:
+    """The same by kind of text: `bins` (category, n: utterances), in order of their names.
+    categories: by utterance id. None where there are not two."""
+    bins = [
+        (
+            {"category": name or "none"},
+            sorted(i for i, category in categories.items() if category == name),
+        )
+        for name in sorted(set(categories.values()))
+    ]
     return _binned(records, methods, bins, resamples)
 
 
-def _binned(records: Sequence[dict[str, Any]], methods: Sequence[str], bins: Sequence[tuple[dict[str, Any], list[str]]],
-            resamples: int) -> dict[str, Any] | None:
+def _binned(
+    records: Sequence[dict[str, Any]],
+    methods: Sequence[str],
+    bins: Sequence[tuple[dict[str, Any], list[str]]],
+    resamples: int,
+) -> dict[str, Any] | None:
     """bins: what is said of each, and the ids of its utterances."""
     if len(bins) < 2:
         return None

@@ -1,5 +1,5 @@
-"""Paired tests of corpus error rates by the bootstrap of `dcar.text.bootstrap`, and what difference could be seen at
-all."""
+"""Paired tests of corpus error rates by the bootstrap of `dcar.text.bootstrap`, and what
+difference could be seen at all."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ POWER = 0.8
 class PairedTest:
     """Difference of two corpus rates (a - b) on the same utterances.
 
-    p_value: two-sided, share of centred bootstrap differences at least as large as the observed one.
-    detectable: the true absolute difference that such an experiment finds significant with 80 % probability.
+    p_value: two-sided, share of centred bootstrap differences at least as large as the observed
+    one. detectable: the true absolute difference that such an experiment finds significant with 80
+    % probability.
     """
 
     difference: float
@@ -30,23 +31,42 @@ class PairedTest:
     detectable: float
 
 
-def paired_test(errors_a: Sequence[float], words_a: Sequence[float], errors_b: Sequence[float],
-                words_b: Sequence[float], *, resamples: int = RESAMPLES) -> PairedTest:
-    """Is method a's corpus rate different from b's? Entry i of all four lists [U] is the same utterance."""
-    return paired_contrast([errors_a, errors_b], [words_a, words_b], [1.0, -1.0], resamples=resamples)
+def paired_test(
+    errors_a: Sequence[float],
+    words_a: Sequence[float],
+    errors_b: Sequence[float],
+    words_b: Sequence[float],
+    *,
+    resamples: int = RESAMPLES,
+) -> PairedTest:
+    """Is method a's corpus rate different from b's? Entry i of all four lists [U] is the same
+    utterance."""
+    return paired_contrast(
+        [errors_a, errors_b], [words_a, words_b], [1.0, -1.0], resamples=resamples
+    )
 
 
-def paired_contrast(errors: Sequence[Sequence[float]], words: Sequence[Sequence[float]], weights: Sequence[float], *,
-                    resamples: int = RESAMPLES) -> PairedTest:
-    """Is the weighted sum of several methods' corpus rates, sum_m weights[m] · rate_m, different from zero?
+def paired_contrast(
+    errors: Sequence[Sequence[float]],
+    words: Sequence[Sequence[float]],
+    weights: Sequence[float],
+    *,
+    resamples: int = RESAMPLES,
+) -> PairedTest:
+    """Is the weighted sum of several methods' corpus rates, sum_m weights[m] · rate_m, different
+    from zero?
 
-    errors, words [M, U]: entry [m][u] is method m on utterance u. Every resample draws the same utterances for all
-    methods. Points interpolated between methods are such sums, and so is the difference of two of them.
+    errors, words [M, U]: entry [m][u] is method m on utterance u. Every resample draws the same
+    utterances for all methods. Points interpolated between methods are such sums, and so is the
+    difference of two of them.
     """
     counts = [checked(e, w) for e, w in zip(errors, words, strict=True)]
     if len({len(e) for e, _ in counts}) != 1:
-        raise DataError(f"paired test: the methods have {', '.join(str(len(e)) for e, _ in counts)} utterances; "
-                        "pair them first")
+        raise DataError(
+            f"paired test: the methods have {', '.join(str(len(e)) for e, _ in counts)} "
+            "utterances; "
+            "pair them first"
+        )
     observed = float(sum(c * e.sum() / w.sum() for c, (e, w) in zip(weights, counts, strict=True)))
     differences = np.zeros(resamples)
     for c, (e, w) in zip(weights, counts, strict=True):
@@ -54,21 +74,23 @@ def paired_contrast(errors: Sequence[Sequence[float]], words: Sequence[Sequence[
             differences += c * resampled_rates(e, w, resamples, seed=0)
     low, high = np.quantile(differences, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     error = float(differences.std(ddof=1))
-    # Under the null the centred differences are what chance gives; the observed sample counts as one of them.
+    # Under the null the centred differences are what chance gives; the observed sample counts as
+    # one of them.
     reached = np.abs(differences - observed) >= abs(observed) - 1e-12
     p_value = (1 + int(reached.sum())) / (1 + resamples)
     return PairedTest(observed, float(low), float(high), p_value, detectable_difference(error))
 
 
 def detectable_difference(standard_error: float) -> float:
-    """Smallest true difference found at significance 5 % (two-sided) with probability 80 %: (z_0.975 + z_0.8) · SE =
-    2.80 SE."""
+    """Smallest true difference found at significance 5 % (two-sided) with probability 80 %:
+    (z_0.975 + z_0.8) · SE = 2.80 SE."""
     normal = NormalDist()
     return (normal.inv_cdf((1 + LEVEL) / 2) + normal.inv_cdf(POWER)) * standard_error
 
 
 def utterances_needed(utterances: int, detectable: float, wanted: float) -> int:
-    """How many utterances (with as many seeds each) would detect `wanted`: the error falls with the square root."""
+    """How many utterances (with as many seeds each) would detect `wanted`: the error falls with
+    the square root."""
     if wanted <= 0:
         raise DataError(f"the difference to detect must be positive, not {wanted}")
     return int(np.ceil(utterances * (detectable / wanted) ** 2))

@@ -1,8 +1,10 @@
-"""One record per (method, seed, utterance): made once, appended to a file at once, never made again.
+"""One record per (method, seed, utterance): made once, appended to a file at once, never made
+again.
 
-The work is cut into units (seed, batch of utterances, method) that do not depend on the number of processes; process
-p of n takes every n-th. Each process appends to its own shard, so an interruption loses at most the utterance in
-flight. Whoever starts again reads all shards, whatever number of processes wrote them.
+The work is cut into units (seed, batch of utterances, method) that do not depend on the number of
+processes; process p of n takes every n-th. Each process appends to its own shard, so an
+interruption loses at most the utterance in flight. Whoever starts again reads all shards, whatever
+number of processes wrote them.
 """
 
 from __future__ import annotations
@@ -43,41 +45,57 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Tools:
-    """Everything that a comparison runs; loaded from a config, or put together in a notebook or test."""
+    """Everything that a comparison runs; loaded from a config, or put together in a notebook or
+    test."""
 
     items: list[PromptItem]
     models: Models
     vocoder: Vocoder
     asr: Recognizer
     similarity: Callable[[np.ndarray, int, np.ndarray], float | None] | None = None
-    recording: Callable[[str], tuple[np.ndarray, int]] | None = None  # utterance id -> waveform, rate in Hz
+    # utterance id -> waveform, rate in Hz
+    recording: Callable[[str], tuple[np.ndarray, int]] | None = None
     identity: dict[str, str] = field(default_factory=dict)  # names and checksums of vocoder, ASR, …
     corpus: dict[str, Any] = field(default_factory=dict)  # what the report says about the data
-    scorers: Mapping[str, Scorer] = field(default_factory=dict)  # by name; every record carries a score of each
-    # prompt seed -> the same utterances with other prompts, for replicates; `items` have those of the first seed
+    # by name; every record carries a score of each
+    scorers: Mapping[str, Scorer] = field(default_factory=dict)
+    # prompt seed -> the same utterances with other prompts, for replicates; `items` have those of
+    # the first seed
     other_prompts: Mapping[int, list[PromptItem]] = field(default_factory=dict)
-    codebook: np.ndarray | None = None  # [V, P] centroids of the tokenizer, by which renderings are compared
+    # [V, P] centroids of the tokenizer, by which renderings are compared
+    codebook: np.ndarray | None = None
     aligner: PhonemeAligner | None = None  # lays texts along the tokens, for pictures of samples
-    training: dict[str, Any] | None = None  # what FAR and CAR were trained on (eval/results/training.py)
+    # what FAR and CAR were trained on (eval/results/training.py)
+    training: dict[str, Any] | None = None
 
     def choose(self, limit: int, prompt_seeds: Sequence[int]) -> None:
-        """Keep `limit` utterances (`choose_items`), the same of every prompt seed; the first seed is that of `items`.
+        """Keep `limit` utterances (`choose_items`), the same of every prompt seed; the first seed
+        is that of `items`.
 
         ConfigError for prompt seeds without prompts, or with those of the first.
         """
         self.items = choose_items(self.items, limit)
         if absent := [seed for seed in prompt_seeds[1:] if seed not in self.other_prompts]:
-            raise ConfigError(f"prompt_seeds {absent}: no prompts were loaded for them; give them in `other_prompts`")
-        self.other_prompts = {seed: choose_items(self.other_prompts[seed], limit) for seed in prompt_seeds[1:]}
+            raise ConfigError(
+                f"prompt_seeds {absent}: no prompts were loaded for them; give them in "
+                "`other_prompts`"
+            )
+        self.other_prompts = {
+            seed: choose_items(self.other_prompts[seed], limit) for seed in prompt_seeds[1:]
+        }
         for seed, items in self.other_prompts.items():
             if all(a.prompt == b.prompt for a, b in zip(self.items, items, strict=True)):
-                raise ConfigError(f"prompt_seeds: {seed} gives the prompts of {prompt_seeds[0]}, for the corpus names "
-                                  "them or has one utterance a speaker; leave prompt_seeds out")
+                raise ConfigError(
+                    f"prompt_seeds: {seed} gives the prompts of {prompt_seeds[0]}, for the corpus "
+                    "names "
+                    "them or has one utterance a speaker; leave prompt_seeds out"
+                )
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One method on one batch of utterances with one seed. `owner` modulo the number of processes runs it."""
+    """One method on one batch of utterances with one seed. `owner` modulo the number of
+    processes runs it."""
 
     method: str
     seed: int
@@ -105,21 +123,29 @@ class RecordStore:
                 if data and not data.endswith(b"\n"):
                     os.truncate(self.shard, data.rfind(b"\n") + 1)
         except OSError as error:
-            raise DataError(f"{self.shard}: cannot be written ({error}); choose another `out`") from error
+            raise DataError(
+                f"{self.shard}: cannot be written ({error}); choose another `out`"
+            ) from error
 
     def append(self, record: Record) -> None:
         try:
             with self.shard.open("a") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
-            raise DataError(f"{self.shard}: could not be written ({error}); free some space and run again: all "
-                            "finished records are kept") from error
+            raise DataError(
+                f"{self.shard}: could not be written ({error}); free some space and run again: all "
+                "finished records are kept"
+            ) from error
 
 
-def read_jsonl(path: Path, what: str = "record", check: Callable[[Record], Any] = lambda record: None,
-               ) -> Iterator[Record]:
-    """Objects of one file, none where it is missing. DataError for a line that is not an object or that `check` refuses
-    (ValueError, LookupError, TypeError); only the last may be broken (an interrupted write)."""
+def read_jsonl(
+    path: Path,
+    what: str = "record",
+    check: Callable[[Record], Any] = lambda record: None,
+) -> Iterator[Record]:
+    """Objects of one file, none where it is missing. DataError for a line that is not an object
+    or that `check` refuses (ValueError, LookupError, TypeError); only the last may be broken (an
+    interrupted write)."""
     try:
         lines = path.read_bytes().splitlines() if path.exists() else []
     except OSError as error:
@@ -130,9 +156,12 @@ def read_jsonl(path: Path, what: str = "record", check: Callable[[Record], Any] 
             if not isinstance(record, dict):
                 raise ValueError(f"a {type(record).__name__}, not an object")
             check(record)
-        except (ValueError, LookupError, TypeError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            # ValueError: no JSON, or not UTF-8
             if number < len(lines):
-                raise DataError(f"{path}:{number}: not a {what} ({error}); delete this line and run again") from error
+                raise DataError(
+                    f"{path}:{number}: not a {what} ({error}); delete this line and run again"
+                ) from error
             return
         yield record
 
@@ -145,30 +174,52 @@ def by_method(records: Iterable[Record]) -> dict[str, list[Record]]:
     return found
 
 
-def check_rounds(utterance_id: str, method: str, proposed: Sequence[int], accepted: Sequence[int]) -> None:
-    """DataError unless every verifying pass has both counts and accepted no more than was drafted."""
-    if len(proposed) != len(accepted) or any(not 0 <= a <= p for p, a in zip(proposed, accepted, strict=False)):
-        raise DataError(f"{utterance_id}: {method} reports {len(proposed)} verifying passes with drafted tokens and "
-                        f"{len(accepted)} with accepted ones, each accepting at most what was drafted; the method "
-                        "counts wrongly: its `rounds_proposed` and `rounds_accepted` must describe the same passes")
+def check_rounds(
+    utterance_id: str, method: str, proposed: Sequence[int], accepted: Sequence[int]
+) -> None:
+    """DataError unless every verifying pass has both counts and accepted no more than was
+    drafted."""
+    if len(proposed) != len(accepted) or any(
+        not 0 <= a <= p for p, a in zip(proposed, accepted, strict=False)
+    ):
+        raise DataError(
+            f"{utterance_id}: {method} reports {len(proposed)} verifying passes with drafted "
+            "tokens and "
+            f"{len(accepted)} with accepted ones, each accepting at most what was drafted; the "
+            "method "
+            "counts wrongly: its `rounds_proposed` and `rounds_accepted` must describe the same "
+            "passes"
+        )
 
 
 def choose_items(items: Sequence[PromptItem], limit: int) -> list[PromptItem]:
-    """`limit` utterances (0 = all), sorted by id. A larger limit contains a smaller one, so records stay useful."""
+    """`limit` utterances (0 = all), sorted by id. A larger limit contains a smaller one, so
+    records stay useful."""
     ids = [item.prompt.utterance_id for item in items]
     if len(set(ids)) != len(ids):
-        raise DataError("the split has utterances of equal id; prepare the corpus again with unique ids")
+        raise DataError(
+            "the split has utterances of equal id; prepare the corpus again with unique ids"
+        )
     shuffled = sorted(items, key=lambda i: hashlib.sha256(i.prompt.utterance_id.encode()).digest())
     return sorted(shuffled[: limit or None], key=lambda i: i.prompt.utterance_id)
 
 
-def plan(items: Sequence[PromptItem], entries: Sequence[Entry], seeds: Sequence[int], batch_size: int,
-         references: Sequence[str]) -> list[Unit]:
-    """Units in the order in which they are run; a partial run has seen all methods on the same utterances.
+def plan(
+    items: Sequence[PromptItem],
+    entries: Sequence[Entry],
+    seeds: Sequence[int],
+    batch_size: int,
+    references: Sequence[str],
+) -> list[Unit]:
+    """Units in the order in which they are run; a partial run has seen all methods on the same
+    utterances.
 
     Batches hold utterances of similar text length, and are the same for every number of processes.
     """
-    order = sorted(range(len(items)), key=lambda i: (len(items[i].prompt.text_ids), items[i].prompt.utterance_id))
+    order = sorted(
+        range(len(items)),
+        key=lambda i: (len(items[i].prompt.text_ids), items[i].prompt.utterance_id),
+    )
     batches = [tuple(order[i : i + batch_size]) for i in range(0, len(order), batch_size)]
     units = []
     for s, seed in enumerate(seeds):
@@ -182,31 +233,51 @@ def plan(items: Sequence[PromptItem], entries: Sequence[Entry], seeds: Sequence[
 class Maker:
     """Makes the missing records of units: decode, vocode, transcribe, score."""
 
-    def __init__(self, tools: Tools, entries: Sequence[Entry], seeds: Sequence[int], audio: Collection[int],
-                 out: Path, store: RecordStore, done: Iterable[Record]):
+    def __init__(
+        self,
+        tools: Tools,
+        entries: Sequence[Entry],
+        seeds: Sequence[int],
+        audio: Collection[int],
+        out: Path,
+        store: RecordStore,
+        done: Iterable[Record],
+    ):
         """audio: the utterances (by index into items) whose sound is kept, with the first seed."""
         self.tools, self.audio, self.out, self.store = tools, audio, out, store
         self.entries = {e.name: e for e in entries}
         self.first_seed = seeds[0]
         self._items = [digest_of(_describe(item)) for item in tools.items]
-        self._methods = {name: digest_of([name, e.identity, asdict(e.sampling)]) for name, e in self.entries.items()}
+        self._methods = {
+            name: digest_of([name, e.identity, asdict(e.sampling)])
+            for name, e in self.entries.items()
+        }
         self._common = digest_of([RECORD_VERSION, tools.identity, tools.asr.name])
         self._index = {item.prompt.utterance_id: i for i, item in enumerate(tools.items)}
         self.done: dict[Key, Record] = {}
         self.adopt(done)
 
     def adopt(self, records: Iterable[Record]) -> None:
-        """Take over records made elsewhere, where they belong to this comparison; one per (method, seed, utterance).
-        Transcripts that another normaliser scored are scored again.
+        """Take over records made elsewhere, where they belong to this comparison; one per (method,
+        seed, utterance). Transcripts that another normaliser scored are scored again.
 
         DataError for a record of another version.
         """
         for record in records:
-            check_format(self.out / "records", record.get("version"), RECORD_VERSION, DataError,
-                         "choose another `out`, or remove this folder: its utterances are spoken again")
+            check_format(
+                self.out / "records",
+                record.get("version"),
+                RECORD_VERSION,
+                DataError,
+                "choose another `out`, or remove this folder: its utterances are spoken again",
+            )
             if not is_record(record):
-                logger.warning("%s/records: a damaged record of %.60s, %.60s is not used; it is spoken again", self.out,
-                               record.get("method"), record.get("id"))
+                logger.warning(
+                    "%s/records: a damaged record of %.60s, %.60s is not used; it is spoken again",
+                    self.out,
+                    record.get("method"),
+                    record.get("id"),
+                )
                 continue
             index = self._index.get(record["id"])
             if index is None or record["fingerprint"] != self.fingerprint(record["method"], index):
@@ -226,7 +297,9 @@ class Maker:
     @property
     def _measure(self) -> str | None:
         """What measures similarities of voices, as a record says it."""
-        return getattr(self.tools.similarity, "name", "similarity") if self.tools.similarity else None
+        return (
+            getattr(self.tools.similarity, "name", "similarity") if self.tools.similarity else None
+        )
 
     def keeps_audio(self, seed: int, index: int) -> bool:
         return seed == self.first_seed and index in self.audio
@@ -254,20 +327,28 @@ class Maker:
                 self._finish(unit, i, wave, rate, {}, {})
                 progress(1)
             return
-        # The whole batch is decoded even if a part is missing: always the same tensors, the same tokens.
+        # The whole batch is decoded even if a part is missing: always the same tensors, the same
+        # tokens.
         started = time.perf_counter()
         results: list[DecodeResult] | None = None
         if unit.method == RESYNTHESIS:
             tokens = [list(item.reference_tokens) for item in items]
         else:
-            results = self.entries[unit.method].decode([i.prompt for i in items], unit.seed, len(items))
+            results = self.entries[unit.method].decode(
+                [i.prompt for i in items], unit.seed, len(items)
+            )
             tokens = [r.tokens for r in results]
         decoded = time.perf_counter()
         rows = [row for row, i in enumerate(unit.indices) if i in missing]
-        # One at a time: a recogniser may hear the last bits, and those of a batch depend on who shares it. What is
-        # heard of tokens is a function of the tokens and the voice, whatever the method, the batch, or an earlier run.
-        waves = voice(self.tools.vocoder, [tokens[row] for row in rows], [items[row].speaker_embedding for row in rows],
-                      batch=1)
+        # One at a time: a recogniser may hear the last bits, and those of a batch depend on who
+        # shares it. What is heard of tokens is a function of the tokens and the voice, whatever the
+        # method, the batch, or an earlier run.
+        waves = voice(
+            self.tools.vocoder,
+            [tokens[row] for row in rows],
+            [items[row].speaker_embedding for row in rows],
+            batch=1,
+        )
         vocoder_seconds = (time.perf_counter() - decoded) / len(rows)
         for row, wave in zip(rows, waves, strict=True):
             i = unit.indices[row]
@@ -276,28 +357,49 @@ class Maker:
             if results is not None:
                 r = results[row]
                 check_rounds(r.utterance_id, unit.method, r.rounds_proposed, r.rounds_accepted)
-                facts |= {"truncated": r.truncated, "passes": r.target_passes, "draft_passes": r.draft_passes,
-                          "proposed": r.proposed, "accepted": r.accepted, "rounds_proposed": r.rounds_proposed,
-                          "rounds_accepted": r.rounds_accepted, "emitted": r.emitted, "actions": r.actions}
+                facts |= {
+                    "truncated": r.truncated,
+                    "passes": r.target_passes,
+                    "draft_passes": r.draft_passes,
+                    "proposed": r.proposed,
+                    "accepted": r.accepted,
+                    "rounds_proposed": r.rounds_proposed,
+                    "rounds_accepted": r.rounds_accepted,
+                    "emitted": r.emitted,
+                    "actions": r.actions,
+                }
             self._finish(unit, i, wave, self.tools.vocoder.sample_rate, facts, seconds)
             progress(1)
 
-    def _finish(self, unit: Unit, index: int, wave: np.ndarray, rate: int, facts: Record, seconds: dict) -> None:
+    def _finish(
+        self, unit: Unit, index: int, wave: np.ndarray, rate: int, facts: Record, seconds: dict
+    ) -> None:
         item = self.tools.items[index]
         started = time.perf_counter()
         hypothesis = self.tools.asr.transcribe([wave], rate)[0] if len(wave) else ""
         record: Record = {
-            "version": RECORD_VERSION, "method": unit.method, "seed": unit.seed, "id": item.prompt.utterance_id,
-            "fingerprint": self.fingerprint(unit.method, index), "text": item.text, "hypothesis": hypothesis,
-            "duration": len(wave) / rate, "reference_duration": item.duration, **facts,
+            "version": RECORD_VERSION,
+            "method": unit.method,
+            "seed": unit.seed,
+            "id": item.prompt.utterance_id,
+            "fingerprint": self.fingerprint(unit.method, index),
+            "text": item.text,
+            "hypothesis": hypothesis,
+            "duration": len(wave) / rate,
+            "reference_duration": item.duration,
+            **facts,
         }
         record = scored(record)
         seconds["asr"] = time.perf_counter() - started
         if self.tools.similarity is not None:
-            similarity = self.tools.similarity(wave, rate, item.speaker_embedding) if len(wave) else None
+            similarity = (
+                self.tools.similarity(wave, rate, item.speaker_embedding) if len(wave) else None
+            )
             record |= {"speaker_similarity": similarity, "similarity_measure": self._measure}
         if self.tools.scorers:
-            record["scores"] = {n: s(wave, rate, item.speaker_embedding) for n, s in self.tools.scorers.items()}
+            record["scores"] = {
+                n: s(wave, rate, item.speaker_embedding) for n, s in self.tools.scorers.items()
+            }
         if self.keeps_audio(unit.seed, index) and len(wave):
             save_opus(self.audio_path(unit.method, index), wave, rate)
         record["seconds"] = seconds
@@ -307,21 +409,47 @@ class Maker:
 
 _NUMBER = int | float
 _RECORD: dict[str, Any] = {
-    "method": str, "id": str, "fingerprint": str, "text": str, "hypothesis": str, "seed": int, "duration": _NUMBER,
-    "reference_duration": _NUMBER, "words": list, "characters": list, "seconds": dict}
+    "method": str,
+    "id": str,
+    "fingerprint": str,
+    "text": str,
+    "hypothesis": str,
+    "seed": int,
+    "duration": _NUMBER,
+    "reference_duration": _NUMBER,
+    "words": list,
+    "characters": list,
+    "seconds": dict,
+}
 _OPTIONAL: dict[str, Any] = {
-    "tokens": list, "truncated": bool, "passes": int, "draft_passes": int, "proposed": int, "accepted": int,
-    "rounds_proposed": list, "rounds_accepted": list, "emitted": list, "actions": list, "scores": dict,
-    "speaker_similarity": _NUMBER | None}
+    "tokens": list,
+    "truncated": bool,
+    "passes": int,
+    "draft_passes": int,
+    "proposed": int,
+    "accepted": int,
+    "rounds_proposed": list,
+    "rounds_accepted": list,
+    "emitted": list,
+    "actions": list,
+    "scores": dict,
+    "speaker_similarity": _NUMBER | None,
+}
 
 
 def is_record(record: Record) -> bool:
     """Whether a record that was read has everything that tables are made of, each of its type."""
     counted = [record.get(name, [0, 0, 0, 0]) for name in ("words", "characters")]
-    numbers = [record[n] for n in ("tokens", "rounds_proposed", "rounds_accepted", "emitted", "actions") if n in record]
+    numbers = [
+        record[n]
+        for n in ("tokens", "rounds_proposed", "rounds_accepted", "emitted", "actions")
+        if n in record
+    ]
     return (
         all(isinstance(record.get(name), kind) for name, kind in _RECORD.items())
-        and all(isinstance(record[name], kind) for name, kind in _OPTIONAL.items() if name in record)
+        and all(
+            isinstance(record[name], kind) for name, kind in _OPTIONAL.items() if name in record
+        )
         and all(len(c) == 4 and all(type(n) is int for n in c) for c in counted)
         and all(type(n) is int for values in numbers for n in values)
         and all(isinstance(n, _NUMBER | None) for n in record.get("scores", {}).values())
@@ -337,12 +465,17 @@ def save_opus(path: Path, wave: np.ndarray, rate: int) -> None:
 
 
 def scored(record: Record) -> Record:
-    """The record with the errors of its transcript by today's normaliser; itself where it has them."""
+    """The record with the errors of its transcript by today's normaliser; itself where it has
+    them."""
     if record.get("normalizer") == NORMALIZER:
         return record
     text, hypothesis = record["text"], record["hypothesis"]
-    return {**record, "normalizer": NORMALIZER, "words": counts(word_errors(text, hypothesis)),
-            "characters": counts(character_errors(text, hypothesis))}
+    return {
+        **record,
+        "normalizer": NORMALIZER,
+        "words": counts(word_errors(text, hypothesis)),
+        "characters": counts(character_errors(text, hypothesis)),
+    }
 
 
 def counts(errors: WordErrors) -> list[int]:
@@ -351,7 +484,15 @@ def counts(errors: WordErrors) -> list[int]:
 
 
 def _describe(item: PromptItem) -> list[Any]:
-    speaker = hashlib.sha256(np.ascontiguousarray(item.speaker_embedding, np.float32).tobytes()).hexdigest()
+    speaker = hashlib.sha256(
+        np.ascontiguousarray(item.speaker_embedding, np.float32).tobytes()
+    ).hexdigest()
     prompt = item.prompt
-    return [prompt.utterance_id, list(map(int, prompt.text_ids)), list(map(int, prompt.prompt_ids)), item.text, speaker,
-            list(map(int, item.reference_tokens))]
+    return [
+        prompt.utterance_id,
+        list(map(int, prompt.text_ids)),
+        list(map(int, prompt.prompt_ids)),
+        item.text,
+        speaker,
+        list(map(int, item.reference_tokens)),
+    ]

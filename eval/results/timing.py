@@ -1,10 +1,12 @@
-"""Batch-1 timing of methods: one clock, methods interleaved, warm-up excluded, the vocoder measured beside the LM.
+"""Batch-1 timing of methods: one clock, methods interleaved, warm-up excluded, the vocoder measured
+beside the LM.
 
-RTF = compute time / audio time, lower is better; end to end: language model (with policy, draft and verification) and
-vocoder. Every method, verifiers included, runs in the same engine. For every utterance all methods run one after the
-other, in an order that rotates, so that a machine that slows down slows all of them. On a GPU each speaks an utterance
-once before it is timed on it, because the step is captured as a graph when it first meets a shape.
-An interrupted timing continues; if any method, its sampling or the machine changed, all of it is taken again, because
+RTF = compute time / audio time, lower is better; end to end: language model (with policy, draft and
+verification) and vocoder. Every method, verifiers included, runs in the same engine. For every
+utterance all methods run one after the other, in an order that rotates, so that a machine that
+slows down slows all of them. On a GPU each speaks an utterance once before it is timed on it,
+because the step is captured as a graph when it first meets a shape. An interrupted timing
+continues; if any method, its sampling or the machine changed, all of it is taken again, because
 times of two sessions do not compare.
 """
 
@@ -37,10 +39,18 @@ def on_gpu(entry: Entry) -> bool:
     return entry.decoder.norm.weight.device.type == "cuda"
 
 
-def time_methods(items: Sequence[PromptItem], vocoder: Vocoder, entries: Sequence[Entry], seed: int, utterances: int,
-                 out: Path, identity: Any = None, progress: Callable[[], Any] = lambda: None) -> list[dict[str, Any]]:
-    """Time every method on `utterances` of the items. Returns one record per (utterance, method): seconds of lm and
-    vocoder, of audio, and tokens; kept in timings/.
+def time_methods(
+    items: Sequence[PromptItem],
+    vocoder: Vocoder,
+    entries: Sequence[Entry],
+    seed: int,
+    utterances: int,
+    out: Path,
+    identity: Any = None,
+    progress: Callable[[], Any] = lambda: None,
+) -> list[dict[str, Any]]:
+    """Time every method on `utterances` of the items. Returns one record per (utterance, method):
+    seconds of lm and vocoder, of audio, and tokens; kept in timings/.
 
     identity: of the vocoder and whatever else the times depend on.
     """
@@ -84,34 +94,50 @@ def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int) -> dic
     finished = time.perf_counter()
     # A decision is part of a step, which is measured only where it is waited for: on a CPU.
     policy = None if on_gpu(entry) else result.seconds.get("policy", 0.0)
-    return {"lm": spoken - started, "vocoder": finished - spoken, "policy": policy,
-            "audio": len(result.tokens) / vocoder.token_rate, "tokens": len(result.tokens),
-            "passes": result.target_passes, "draft_passes": result.draft_passes}
+    return {
+        "lm": spoken - started,
+        "vocoder": finished - spoken,
+        "policy": policy,
+        "audio": len(result.tokens) / vocoder.token_rate,
+        "tokens": len(result.tokens),
+        "passes": result.target_passes,
+        "draft_passes": result.draft_passes,
+    }
 
 
 def summarize(records: Sequence[dict[str, Any]], method: str) -> dict[str, float | None]:
-    """Medians over utterances of one method; None where it was not timed, as the policy's share on a GPU."""
+    """Medians over utterances of one method; None where it was not timed, as the policy's share
+    on a GPU."""
     mine = [r for r in records if r["method"] == method and r["audio"] > 0]
     found = {
         "lm_rtf": [r["lm"] / r["audio"] for r in mine],
         "rtf": [(r["lm"] + r["vocoder"]) / r["audio"] for r in mine],
         "lm_ms_per_token": [1e3 * r["lm"] / r["tokens"] for r in mine],
-        "policy_share": [] if any(r["policy"] is None for r in mine) else [r["policy"] / r["lm"] for r in mine],
+        "policy_share": []
+        if any(r["policy"] is None for r in mine)
+        else [r["policy"] / r["lm"] for r in mine],
     }
     return {name: float(np.median(values)) if values else None for name, values in found.items()}
 
 
 def speedup(row: dict[str, Any], baseline: dict[str, Any] | None, rtf: str) -> float | None:
-    """The baseline's `rtf` / the method's: the quotient of the two times that stand in the table."""
+    """The baseline's `rtf` / the method's: the quotient of the two times that stand in the
+    table."""
     return baseline[rtf] / row[rtf] if baseline and baseline[rtf] and row[rtf] else None
 
 
-def speedup_quartiles(records: Sequence[dict[str, Any]], method: str, baseline: str) -> list[float] | None:
-    """First and third quartile over utterances of the baseline's time / the method's, end to end: how far single
-    utterances lie apart."""
+def speedup_quartiles(
+    records: Sequence[dict[str, Any]], method: str, baseline: str
+) -> list[float] | None:
+    """First and third quartile over utterances of the baseline's time / the method's, end to
+    end: how far single utterances lie apart."""
+
     def seconds(name: str) -> dict[str, float]:
-        return {r["id"]: (r["lm"] + r["vocoder"]) / r["audio"] for r in records
-                if r["method"] == name and r["audio"] > 0}
+        return {
+            r["id"]: (r["lm"] + r["vocoder"]) / r["audio"]
+            for r in records
+            if r["method"] == name and r["audio"] > 0
+        }
 
     mine, theirs = seconds(method), seconds(baseline)
     ratios = [theirs[i] / mine[i] for i in mine.keys() & theirs.keys()]

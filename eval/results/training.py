@@ -1,8 +1,9 @@
 """What two decoders of a comparison were trained on, and where that differs.
 
-FAR stands for next-token prediction, CAR for chunks. Between two checkpoints that saw other data, or more of it, the
-difference of their errors says nothing of the method. Provenance beside a checkpoint says what it was trained on, and a
-comparison says aloud where that differs or is not known.
+FAR stands for next-token prediction, CAR for chunks. Between two checkpoints that saw other data,
+or more of it, the difference of their errors says nothing of the method. Provenance beside a
+checkpoint says what it was trained on, and a comparison says aloud where that differs or is not
+known.
 """
 
 from __future__ import annotations
@@ -17,26 +18,45 @@ from dcar.sources.shipped import resolve, shipped
 from dcar.storage import step_of
 
 FILE = "provenance.json"
-NO_EFFECT = {"data", "out", "seed", "eval_steps", "save_steps", "log_steps", "workers", "resume", "wait_minutes",
-             "gradient_checkpointing", "max_steps", "init_from"}
-"""Settings of a run that do not change what is learned, but for chance; max_steps, for which the steps taken stand; and
-init_from, for which stands what that decoder was trained on: CAR and FAR cannot start from the same weights."""
+NO_EFFECT = {
+    "data",
+    "out",
+    "seed",
+    "eval_steps",
+    "save_steps",
+    "log_steps",
+    "workers",
+    "resume",
+    "wait_minutes",
+    "gradient_checkpointing",
+    "max_steps",
+    "init_from",
+}
+"""Settings of a run that do not change what is learned, but for chance; max_steps, for which the
+steps taken stand; and init_from, for which stands what that decoder was trained on: CAR and FAR
+cannot start from the same weights."""
 
 Summary = dict[str, Any]
 
 
 def training_summary(checkpoint: str, starter: Shipped, deep: int = 4) -> Summary:
-    """What provenance.json beside a checkpoint says of its training: `checkpoint`, `shipped`, `known`, and where known
-    `facts` that change what is learned (steps, processes, corpus, size, settings by dotted name), `rows` (two digests
-    of what was trained on), and `started`: the same of the decoder that it started from (None: from scratch), `deep`
-    times at most.
+    """What provenance.json beside a checkpoint says of its training: `checkpoint`, `shipped`,
+    `known`, and where known `facts` that change what is learned (steps, processes, corpus, size,
+    settings by dotted name), `rows` (two digests of what was trained on), and `started`: the same
+    of the decoder that it started from (None: from scratch), `deep` times at most.
 
-    checkpoint: a folder of `dcar train`, one of its checkpoint-N, or "starter": the shipped asset called `starter`.
-    CheckpointError for a provenance.json that cannot be read.
+    checkpoint: a folder of `dcar train`, one of its checkpoint-N, or "starter": the shipped asset
+    called `starter`. CheckpointError for a provenance.json that cannot be read.
     """
     folder = resolve(checkpoint, starter)
-    path = next((p for p in (folder / FILE, folder.parent / FILE)
-                 if p.is_file() and (p.parent == folder or folder.name.startswith("checkpoint-"))), None)
+    path = next(
+        (
+            p
+            for p in (folder / FILE, folder.parent / FILE)
+            if p.is_file() and (p.parent == folder or folder.name.startswith("checkpoint-"))
+        ),
+        None,
+    )
     about = {"checkpoint": checkpoint, "shipped": folder.resolve() == shipped(starter).resolve()}
     if path is None:
         return {**about, "known": False}
@@ -45,25 +65,45 @@ def training_summary(checkpoint: str, starter: Shipped, deep: int = 4) -> Summar
         data, settings = said["data"], dict(_flat(said["config"]))
         corpus, train = data["corpus"], data["counts"]["train"]
         place = f" ({corpus['path']})" if corpus["path"] else ""
-        changed = [f"{name} {before} → {after} at step {resumed['step']}" for resumed in said.get("resumed", [])
-                   for name, (before, after) in resumed["changed"].items() if name not in NO_EFFECT]
-        facts = {"steps": said["steps"] if path.parent == folder else step_of(folder),
-                 "processes": said["processes"], "corpus": f"{corpus['kind']}{place}",
-                 "trained on": f"{train['utterances']} utterances of {train['seconds'] / 3600:.2f} h",
-                 **{name: "none" if value == "" else value for name, value in settings.items()
-                    if name not in NO_EFFECT and not _of_heads(name)},
-                 **({"changed when resumed:": ", ".join(changed)} if changed else {})}
-        # a fingerprint counts times of files too, so a copied corpus has another one: the same rows are enough; their
-        # tables alone, for what datasets writes beside them has names by chance
-        tables = sorted(f"{name} {value}" for name, value in data["files"].items()
-                        if name.startswith("train/") and name.endswith((".arrow", ".parquet")))
+        changed = [
+            f"{name} {before} → {after} at step {resumed['step']}"
+            for resumed in said.get("resumed", [])
+            for name, (before, after) in resumed["changed"].items()
+            if name not in NO_EFFECT
+        ]
+        facts = {
+            "steps": said["steps"] if path.parent == folder else step_of(folder),
+            "processes": said["processes"],
+            "corpus": f"{corpus['kind']}{place}",
+            "trained on": f"{train['utterances']} utterances of {train['seconds'] / 3600:.2f} h",
+            **{
+                name: "none" if value == "" else value
+                for name, value in settings.items()
+                if name not in NO_EFFECT and not _of_heads(name)
+            },
+            **({"changed when resumed:": ", ".join(changed)} if changed else {}),
+        }
+        # a fingerprint counts times of files too, so a copied corpus has another one: the same rows
+        # are enough; their tables alone, for what datasets writes beside them has names by chance
+        tables = sorted(
+            f"{name} {value}"
+            for name, value in data["files"].items()
+            if name.startswith("train/") and name.endswith((".arrow", ".parquet"))
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: does not say what {checkpoint} was trained on ({type(error).__name__}: "
-                              f"{error}); `dcar train` writes it: copy it from there, or remove it, and the "
-                              "comparison says that the training is not known") from error
+        raise CheckpointError(
+            f"{path}: does not say what {checkpoint} was trained on ({type(error).__name__}: "
+            f"{error}); `dcar train` writes it: copy it from there, or remove it, and the "
+            "comparison says that the training is not known"
+        ) from error
     origin = settings.get("init_from") if deep else None
-    return {**about, "known": True, "started": training_summary(origin, starter, deep - 1) if origin else None,
-            "facts": facts, "rows": [data["fingerprint"], "\n".join(tables)]}
+    return {
+        **about,
+        "known": True,
+        "started": training_summary(origin, starter, deep - 1) if origin else None,
+        "facts": facts,
+        "rows": [data["fingerprint"], "\n".join(tables)],
+    }
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -75,49 +115,73 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _of_heads(name: str) -> bool:
-    """Whether a setting concerns the additional heads, which is what CAR and FAR are meant to differ in."""
+    """Whether a setting concerns the additional heads, which is what CAR and FAR are meant to
+    differ in."""
     last = name.rsplit(".", 1)[-1]
     return "head" in last and last != "num_attention_heads"
 
 
 def differences(far: Summary | None, car: Summary | None) -> list[str]:
-    """Where the training of FAR differs from that of CAR, one phrase each, also before both started from what they did.
-    The shipped ones were trained alike, as their cards say."""
+    """Where the training of FAR differs from that of CAR, one phrase each, also before both
+    started from what they did. The shipped ones were trained alike, as their cards say."""
     if far is None or car is None:
-        ours, theirs = (f"started from {s['checkpoint']}" if s else "from scratch" for s in (far, car))
+        ours, theirs = (
+            f"started from {s['checkpoint']}" if s else "from scratch" for s in (far, car)
+        )
         return [] if far is car else [f"{ours} against {theirs}"]
     if not (far["known"] and car["known"]):
         alike = far["shipped"] and car["shipped"]
-        return [] if alike else [f"what is beside {far['checkpoint']} and {car['checkpoint']} does not say it all"]
+        return (
+            []
+            if alike
+            else [f"what is beside {far['checkpoint']} and {car['checkpoint']} does not say it all"]
+        )
     a, b = far["facts"], car["facts"]
-    found = [f"{name} {a.get(name, 'not set')} against {b.get(name, 'not set')}" for name in dict.fromkeys((*b, *a))
-             if a.get(name, "not set") != b.get(name, "not set")]
+    found = [
+        f"{name} {a.get(name, 'not set')} against {b.get(name, 'not set')}"
+        for name in dict.fromkeys((*b, *a))
+        if a.get(name, "not set") != b.get(name, "not set")
+    ]
     same = [x == y for x, y in zip(far["rows"], car["rows"], strict=True) if x and y]
     if same and not any(same) and all(a[name] == b[name] for name in ("corpus", "trained on")):
         found.append("the corpus prepared differently (neither fingerprint nor rows are the same)")
-    return found + [said if far["started"] is None or car["started"] is None else f"before that, {said}"
-                    for said in differences(far["started"], car["started"])]
+    return found + [
+        said if far["started"] is None or car["started"] is None else f"before that, {said}"
+        for said in differences(far["started"], car["started"])
+    ]
 
 
 def training_note(training: dict[str, Any] | None) -> str | None:
-    """The sentence of table and report; None where there is no FAR, or FAR and CAR were trained alike.
+    """The sentence of table and report; None where there is no FAR, or FAR and CAR were trained
+    alike.
 
     training: `far` and `decoder` as `training_summary` gives them, and their `differences`.
     """
     if not training:
         return None
-    unknown = [f"the {name} decoder ({side['checkpoint']})" for name, side in
-               (("CAR", training["decoder"]), ("FAR", training["far"])) if not side["known"]]
+    unknown = [
+        f"the {name} decoder ({side['checkpoint']})"
+        for name, side in (("CAR", training["decoder"]), ("FAR", training["far"]))
+        if not side["known"]
+    ]
     if unknown and both_shipped(training):
-        return ("FAR and CAR are the shipped decoders: trained alike by their cards (README.md), but CAR learned from "
-                f"distilled sentences in two rounds and FAR in one; without a {FILE}.")
+        return (
+            "FAR and CAR are the shipped decoders: trained alike by their cards (README.md), but "
+            "CAR learned from "
+            f"distilled sentences in two rounds and FAR in one; without a {FILE}."
+        )
     if unknown:
-        return (f"Whether FAR and CAR were trained on the same data is not known: no {FILE} beside "
-                f"{' and '.join(unknown)}.")
+        return (
+            f"Whether FAR and CAR were trained on the same data is not known: no {FILE} beside "
+            f"{' and '.join(unknown)}."
+        )
     if training["differences"]:
-        return ("Warning: FAR was not trained as CAR was (FAR against CAR): "
-                f"{'; '.join(training['differences'])}. What sets them apart here need not be the method; train both "
-                "with the same data and settings (recipes car_starter and car_starter:far).")
+        return (
+            "Warning: FAR was not trained as CAR was (FAR against CAR): "
+            f"{'; '.join(training['differences'])}. What sets them apart here need not be the "
+            "method; train both "
+            "with the same data and settings (recipes car_starter and car_starter:far)."
+        )
     return None
 
 
@@ -127,7 +191,8 @@ def both_shipped(training: dict[str, Any]) -> bool:
 
 
 def compare_training(decoder: str, far_decoder: str) -> dict[str, Any]:
-    """Both summaries, and their differences, for compare.json. CheckpointError as in `training_summary`."""
+    """Both summaries, and their differences, for compare.json. CheckpointError as in
+    `training_summary`."""
     far, car = training_summary(far_decoder, "far"), training_summary(decoder, "decoder")
     known = far["known"] and car["known"]
     return {"far": far, "decoder": car, "differences": differences(far, car) if known else []}

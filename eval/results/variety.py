@@ -1,9 +1,11 @@
-"""What greediness costs: how far the renderings of one sentence lie apart, and whether speech loops.
+"""What greediness costs: how far the renderings of one sentence lie apart, and whether speech
+loops.
 
-Fewer word errors at a low temperature are bought with sameness, which no word error rate shows. Renderings are what a
-method makes of one utterance with other seeds or other prompts. Two are compared by dynamic time warping of their
-tokens over the distances of the tokenizer's centroids (dcar/tokens/warping.py): 0 is the same speech, token by token
-but for their lengths; 1 is as far as two codes taken at random.
+Fewer word errors at a low temperature are bought with sameness, which no word error rate shows.
+Renderings are what a method makes of one utterance with other seeds or other prompts. Two are
+compared by dynamic time warping of their tokens over the distances of the tokenizer's centroids
+(dcar/tokens/warping.py): 0 is the same speech, token by token but for their lengths; 1 is as far as
+two codes taken at random.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from dcar.text.bootstrap import RESAMPLES, corpus_interval
 from dcar.tokens.warping import warped_distances
 
 LOOP_PERIOD = 25  # a loop repeats at most so many tokens (half a second at 50 Hz) …
-LOOP_LENGTH = 25  # … over at least so many tokens, and three times or more; no recording of the starter corpus does
+# … over at least so many tokens, and three times or more; no recording of the starter corpus does
+LOOP_LENGTH = 25
 
 
 def longest_run(tokens: Sequence[int]) -> int:
@@ -28,7 +31,8 @@ def longest_run(tokens: Sequence[int]) -> int:
 
 
 def repeated_stretch(tokens: Sequence[int], period: int) -> int:
-    """Tokens of the longest stretch that repeats itself after `period` tokens; `period` where nothing does."""
+    """Tokens of the longest stretch that repeats itself after `period` tokens; `period` where
+    nothing does."""
     ids = np.asarray(tokens)
     same = np.concatenate(([False], ids[period:] == ids[:-period], [False])).astype(np.int8)
     edges = np.flatnonzero(np.diff(same))
@@ -36,33 +40,50 @@ def repeated_stretch(tokens: Sequence[int], period: int) -> int:
 
 
 def loops(tokens: Sequence[int]) -> bool:
-    """Whether the same 1 … LOOP_PERIOD tokens come three times or more in a row, over LOOP_LENGTH tokens or more."""
-    return any(repeated_stretch(tokens, p) >= max(3 * p, LOOP_LENGTH)
-               for p in range(1, min(LOOP_PERIOD, len(tokens) - 1) + 1))
+    """Whether the same 1 … LOOP_PERIOD tokens come three times or more in a row, over
+    LOOP_LENGTH tokens or more."""
+    return any(
+        repeated_stretch(tokens, p) >= max(3 * p, LOOP_LENGTH)
+        for p in range(1, min(LOOP_PERIOD, len(tokens) - 1) + 1)
+    )
 
 
-def variety(records: Sequence[dict[str, Any]], distances: np.ndarray | None,
-            resamples: int = RESAMPLES) -> dict[str, Any]:
-    """The fields of a method's row that say how lively it speaks; None where they cannot be computed.
+def variety(
+    records: Sequence[dict[str, Any]], distances: np.ndarray | None, resamples: int = RESAMPLES
+) -> dict[str, Any]:
+    """The fields of a method's row that say how lively it speaks; None where they cannot be
+    computed.
 
-    variety and its interval: mean over utterances of the mean distance of two renderings (pairs of which one is silent
-    left out), bootstrap over utterances; needs `distances` [V, V] and two renderings. duration_spread: standard
-    deviation of an utterance's duration over its renderings, divided by its mean, averaged over utterances.
-    longest_run: mean over records, and longest_run_max. loop_rate: share of records that loop (`loops`).
+    variety and its interval: mean over utterances of the mean distance of two renderings (pairs of
+    which one is silent left out), bootstrap over utterances; needs `distances` [V, V] and two
+    renderings. duration_spread: standard deviation of an utterance's duration over its renderings,
+    divided by its mean, averaged over utterances. longest_run: mean over records, and
+    longest_run_max. loop_rate: share of records that loop (`loops`).
     """
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         groups[record["id"]].append(record)
     runs = [longest_run(r["tokens"]) for r in records]
-    row: dict[str, Any] = {"variety": None, "variety_ci": None, "duration_spread": None,
-                           "longest_run": float(np.mean(runs)), "longest_run_max": max(runs),
-                           "loop_rate": float(np.mean([loops(r["tokens"]) for r in records]))}
-    spreads = [np.std(seconds, ddof=1) / np.mean(seconds) for mates in groups.values()
-               if len(seconds := [r["duration"] for r in mates if r["duration"]]) > 1]
+    row: dict[str, Any] = {
+        "variety": None,
+        "variety_ci": None,
+        "duration_spread": None,
+        "longest_run": float(np.mean(runs)),
+        "longest_run_max": max(runs),
+        "loop_rate": float(np.mean([loops(r["tokens"]) for r in records])),
+    }
+    spreads = [
+        np.std(seconds, ddof=1) / np.mean(seconds)
+        for mates in groups.values()
+        if len(seconds := [r["duration"] for r in mates if r["duration"]]) > 1
+    ]
     if spreads:
         row["duration_spread"] = float(np.mean(spreads))
-    pairs = [(name, a, b) for name in sorted(groups)
-             for a, b in combinations([r["tokens"] for r in groups[name] if r["tokens"]], 2)]
+    pairs = [
+        (name, a, b)
+        for name in sorted(groups)
+        for a, b in combinations([r["tokens"] for r in groups[name] if r["tokens"]], 2)
+    ]
     if distances is None or not pairs:
         return row
     # equal lists, as at temperature 0 with other seeds, need no warping

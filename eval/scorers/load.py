@@ -1,5 +1,5 @@
-"""Scorers by name: speaker similarity (Resemblyzer, WavLM, ERes2Net), predicted quality (DNSMOS, UTMOS), and
-prosody (spread of the pitch, pauses).
+"""Scorers by name: speaker similarity (Resemblyzer, WavLM, ERes2Net), predicted quality (DNSMOS,
+UTMOS), and prosody (spread of the pitch, pauses).
 
 | similarity | what is loaded |
 | --- | --- |
@@ -17,10 +17,11 @@ prosody (spread of the pitch, pauses).
 | `pitch-spread` | standard deviation of the pitch, semitones |
 | `pauses` | share of the time that is silent |
 
-The last two similarities compare recordings, so they need those of the prompts (`PromptAudio`). Scores of
-different scorers are not comparable; the name of the scorer is part of every table. `scorers: […]` of a comparison
-takes any of them, each with a column of its own (`load_scorers`). So it does a scorer of your own, a class or
-function of (waveform, sample rate), by its dotted path or by an entry point of the group "dcar.scorers".
+The last two similarities compare recordings, so they need those of the prompts (`PromptAudio`).
+Scores of different scorers are not comparable; the name of the scorer is part of every table.
+`scorers: […]` of a comparison takes any of them, each with a column of its own (`load_scorers`). So
+it does a scorer of your own, a class or function of (waveform, sample rate), by its dotted path or
+by an entry point of the group "dcar.scorers".
 """
 
 from __future__ import annotations
@@ -48,13 +49,17 @@ SIMILARITIES = ("resemblyzer", "wavlm", "eres2net")
 Similarity = Callable[[np.ndarray, int, np.ndarray], float | None]
 Quality = Callable[[np.ndarray, int], float | None]
 PACKAGED: dict[str, tuple[str, Callable[[], Quality]]] = {
-    "dnsmos": ("quality", NoiseQuality), "pitch-spread": ("prosody", PitchSpread), "pauses": ("prosody", Pauses)}
+    "dnsmos": ("quality", NoiseQuality),
+    "pitch-spread": ("prosody", PitchSpread),
+    "pauses": ("prosody", Pauses),
+}
 """Kind and class of the scorers that need no file."""
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A column of a comparison; `kind` is similarity (a cosine), quality (a predicted rating) or prosody."""
+    """A column of a comparison; `kind` is similarity (a cosine), quality (a predicted rating) or
+    prosody."""
 
     name: str
     kind: str
@@ -62,14 +67,18 @@ class Scorer:
     score: Similarity
 
     def __call__(self, wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:
-        """Score of a float32 mono waveform [samples]; speaker: the features of its prompt. None where there is nothing
-        to score (no samples; silence, where voices are compared). DataError for a score that is no finite number."""
+        """Score of a float32 mono waveform [samples]; speaker: the features of its prompt. None
+        where there is nothing to score (no samples; silence, where voices are compared).
+        DataError for a score that is no finite number."""
         if len(wave) == 0:
             return None
         score = self.score(wave, sample_rate, speaker)
         if score is not None and not np.isfinite(score):
-            raise DataError(f"{self.name}: gave {score} for {len(wave) / sample_rate:.2f} s of audio; its weights are "
-                            "broken or it cannot read such audio: leave it out of `scorers`")
+            raise DataError(
+                f"{self.name}: gave {score} for {len(wave) / sample_rate:.2f} s of audio; its "
+                "weights are "
+                "broken or it cannot read such audio: leave it out of `scorers`"
+            )
         return score
 
 
@@ -98,8 +107,12 @@ class WavLMEncoder:
         from transformers import AutoFeatureExtractor, WavLMForXVector
 
         self.name, self.device = f"wavlm:{Path(str(source)).name}", device
-        self._extractor: Any = from_hub(AutoFeatureExtractor.from_pretrained, source, "a WavLM feature extractor")
-        model: Any = from_hub(WavLMForXVector.from_pretrained, source, "a WavLM x-vector model", dtype=torch.float32)
+        self._extractor: Any = from_hub(
+            AutoFeatureExtractor.from_pretrained, source, "a WavLM feature extractor"
+        )
+        model: Any = from_hub(
+            WavLMForXVector.from_pretrained, source, "a WavLM x-vector model", dtype=torch.float32
+        )
         self._model = model.to(device).eval()
 
     def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
@@ -107,44 +120,70 @@ class WavLMEncoder:
         import torch
 
         wave = _voice_at_16k(wave, sample_rate, self.name)
-        inputs = self._extractor(wave, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt").input_values
+        inputs = self._extractor(
+            wave, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt"
+        ).input_values
         with torch.inference_mode():
             embedding = self._model(inputs.to(self.device)).embeddings[0]
         return torch.nn.functional.normalize(embedding, dim=0).cpu().numpy()
 
 
 def kaldi_fbank(wave: np.ndarray, mels: int = 80) -> np.ndarray:
-    """Kaldi's log mel filter bank [frames, mels] of a 16 kHz waveform in −1…1: 25 ms Povey windows every 10 ms, snipped
-    edges, no dither."""
+    """Kaldi's log mel filter bank [frames, mels] of a 16 kHz waveform in −1…1: 25 ms Povey
+    windows every 10 ms, snipped edges, no dither."""
     from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
     filters = mel_filter_bank(
-        257, mels, 20.0, 8000.0, ENCODER_SAMPLE_RATE, norm=None, mel_scale="kaldi", triangularize_in_mel_space=True
+        257,
+        mels,
+        20.0,
+        8000.0,
+        ENCODER_SAMPLE_RATE,
+        norm=None,
+        mel_scale="kaldi",
+        triangularize_in_mel_space=True,
     )
     return spectrogram(
-        wave.astype(np.float64), window_function(400, "povey", periodic=False), frame_length=400, hop_length=160,
-        fft_length=512, power=2.0, center=False, preemphasis=0.97, mel_filters=filters, log_mel="log",
-        mel_floor=float(np.finfo(np.float32).eps), remove_dc_offset=True,
+        wave.astype(np.float64),
+        window_function(400, "povey", periodic=False),
+        frame_length=400,
+        hop_length=160,
+        fft_length=512,
+        power=2.0,
+        center=False,
+        preemphasis=0.97,
+        mel_filters=filters,
+        log_mel="log",
+        mel_floor=float(np.finfo(np.float32).eps),
+        remove_dc_offset=True,
     ).T.astype(np.float32)
 
 
 class ERes2NetEncoder:
-    """A 3D-Speaker model (ERes2Net, CAM++) in ONNX: filter bank [1, T, 80] with its mean removed → embedding."""
+    """A 3D-Speaker model (ERes2Net, CAM++) in ONNX: filter bank [1, T, 80] with its mean removed
+    → embedding."""
 
     def __init__(self, file: str | Path) -> None:
         path = Path(file)
         if not path.is_file():
-            raise AssetError(f"{path}: no such file; get a 3dspeaker_*eres2net*.onnx from the sherpa-onnx releases "
-                             "(speaker-recongition-models) and give eres2net:FILE")
+            raise AssetError(
+                f"{path}: no such file; get a 3dspeaker_*eres2net*.onnx from the sherpa-onnx "
+                "releases "
+                "(speaker-recongition-models) and give eres2net:FILE"
+            )
         try:
             self._session = onnx_session(path)
         except Exception as error:  # onnxruntime has its own family of errors
-            raise CheckpointError(f"{path}: not an ONNX model ({str(error)[:120]}); download it again") from error
+            raise CheckpointError(
+                f"{path}: not an ONNX model ({str(error)[:120]}); download it again"
+            ) from error
         facts = self._session.get_modelmeta().custom_metadata_map
         expected = {"sample_rate": "16000", "feature_normalize_type": "global-mean"}
         wrong = {k: facts.get(k) for k, v in expected.items() if facts.get(k) != v}
         if wrong:
-            raise CheckpointError(f"{path}: its metadata say {wrong}, a 3D-Speaker export has {expected}")
+            raise CheckpointError(
+                f"{path}: its metadata say {wrong}, a 3D-Speaker export has {expected}"
+            )
         self._scale = 1.0 if facts.get("normalize_samples", "1") == "1" else 32768.0
         self._input = self._session.get_inputs()[0].name
         self.name = f"eres2net:{path.stem}"
@@ -153,7 +192,9 @@ class ERes2NetEncoder:
         """Embedding [D] float32, unit norm. AudioError for bad or silent audio."""
         features = kaldi_fbank(_voice_at_16k(wave, sample_rate, self.name) * self._scale)
         features -= features.mean(0, keepdims=True)
-        embedding = np.asarray(self._session.run(None, {self._input: features[None]})[0]).reshape(-1)
+        embedding = np.asarray(self._session.run(None, {self._input: features[None]})[0]).reshape(
+            -1
+        )
         return (embedding / np.linalg.norm(embedding)).astype(np.float32)
 
 
@@ -165,7 +206,8 @@ class PromptSimilarity:
         self._known: dict[bytes, np.ndarray] = {}
 
     def __call__(self, wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:
-        """speaker: the prompt's features, by which its recording is found; None where the waveform is silent."""
+        """speaker: the prompt's features, by which its recording is found; None where the
+        waveform is silent."""
         key = np.ascontiguousarray(speaker, np.float32).tobytes()
         if key not in self._known:
             self._known[key] = self.encoder.embed(*self.prompts(speaker))
@@ -176,19 +218,30 @@ class PromptSimilarity:
 
 
 class UTMOS:
-    """UTMOS22 strong learner (Saeki et al. 2022) as ported by tarepan/SpeechMOS: predicted naturalness, 1 to 5."""
+    """UTMOS22 strong learner (Saeki et al. 2022) as ported by tarepan/SpeechMOS: predicted
+    naturalness, 1 to 5."""
 
     name = "utmos22-strong"
 
     def __init__(self, clone: str | Path, weights: str | Path, device: str = "cpu") -> None:
-        """clone: folder of a clone of tarepan/SpeechMOS (v1.2.0). weights: its utmos22_strong_step7459_v1.pt."""
+        """clone: folder of a clone of tarepan/SpeechMOS (v1.2.0). weights: its
+        utmos22_strong_step7459_v1.pt."""
         folder = Path(clone)
         if not (folder / "speechmos" / "utmos22" / "strong" / "model.py").is_file():
-            raise AssetError(f"{folder}: no clone of SpeechMOS; run `git clone -b v1.2.0 "
-                             "https://github.com/tarepan/SpeechMOS FOLDER` and give utmos:FOLDER#FILE.pt")
-        state = read_weights(Path(weights), "UTMOS' state dict, from the releases of tarepan/SpeechMOS,")
-        # the clone's package is called like the one that carries DNSMOS; it is imported by itself and put away again
-        hidden = {n: sys.modules.pop(n) for n in list(sys.modules) if n == "speechmos" or n.startswith("speechmos.")}
+            raise AssetError(
+                f"{folder}: no clone of SpeechMOS; run `git clone -b v1.2.0 "
+                "https://github.com/tarepan/SpeechMOS FOLDER` and give utmos:FOLDER#FILE.pt"
+            )
+        state = read_weights(
+            Path(weights), "UTMOS' state dict, from the releases of tarepan/SpeechMOS,"
+        )
+        # the clone's package is called like the one that carries DNSMOS; it is imported by itself
+        # and put away again
+        hidden = {
+            n: sys.modules.pop(n)
+            for n in list(sys.modules)
+            if n == "speechmos" or n.startswith("speechmos.")
+        }
         sys.path.insert(0, str(folder))
         try:
             model = importlib.import_module("speechmos.utmos22.strong.model").UTMOS22Strong()
@@ -196,7 +249,9 @@ class UTMOS:
         except ImportError as error:
             raise AssetError(f"{folder}: SpeechMOS cannot be imported ({error})") from error
         except RuntimeError as error:
-            raise CheckpointError(f"{weights}: not the weights of UTMOS22 strong ({str(error)[:99]})") from error
+            raise CheckpointError(
+                f"{weights}: not the weights of UTMOS22 strong ({str(error)[:99]})"
+            ) from error
         finally:
             sys.path.remove(str(folder))
             for name in [n for n in sys.modules if n == "speechmos" or n.startswith("speechmos.")]:
@@ -208,29 +263,38 @@ class UTMOS:
         """Score of a float32 mono waveform [samples]."""
         import torch
 
-        audio = torch.from_numpy(resample(wave, sample_rate, ENCODER_SAMPLE_RATE))[None].to(self.device)
+        audio = torch.from_numpy(resample(wave, sample_rate, ENCODER_SAMPLE_RATE))[None].to(
+            self.device
+        )
         with torch.inference_mode():
             return float(self._model(audio, ENCODER_SAMPLE_RATE).reshape(-1)[0])
 
 
-def load_similarity(spec: str, prompts: PromptAudio | None = None, device: str = "cpu") -> Similarity:
-    """A speaker similarity by name (see the module's table). Raises AssetError, CheckpointError, ConfigError."""
+def load_similarity(
+    spec: str, prompts: PromptAudio | None = None, device: str = "cpu"
+) -> Similarity:
+    """A speaker similarity by name (see the module's table). Raises AssetError, CheckpointError,
+    ConfigError."""
     kind, _, rest = spec.partition(":")
     if spec == "resemblyzer":
         return SpeakerSimilarity()
     if not rest or kind not in ("wavlm", "eres2net"):
-        raise ConfigError(f"similarity {spec!r}: choose resemblyzer, wavlm:FOLDER_OR_NAME or eres2net:FILE.onnx")
+        raise ConfigError(
+            f"similarity {spec!r}: choose resemblyzer, wavlm:FOLDER_OR_NAME or eres2net:FILE.onnx"
+        )
     if prompts is None:
         raise ConfigError(f"{spec}: compares with recordings; give those of the prompts")
     encoder: VoiceEncoder = WavLMEncoder(rest, device) if kind == "wavlm" else ERes2NetEncoder(rest)
     return PromptSimilarity(encoder, prompts)
 
 
-def load_scorers(specs: Sequence[str], prompts: PromptAudio | None = None, device: str = "cpu") -> dict[str, Scorer]:
+def load_scorers(
+    specs: Sequence[str], prompts: PromptAudio | None = None, device: str = "cpu"
+) -> dict[str, Scorer]:
     """Scorers by their names, in the order of `specs`, of the module's tables.
 
-    Raises AssetError, CheckpointError; ConfigError for what is none, and for two of one name, which a table could not
-    tell apart.
+    Raises AssetError, CheckpointError; ConfigError for what is none, and for two of one name, which
+    a table could not tell apart.
     """
     loaded: dict[str, Scorer] = {}
     for spec in specs:
@@ -246,25 +310,33 @@ def load_scorers(specs: Sequence[str], prompts: PromptAudio | None = None, devic
         elif (own := _own_scorer(spec)) is not None:
             kind, score = getattr(own, "kind", "quality"), _without_speaker(own)
         else:
-            raise ConfigError(f"scorer {spec!r}: choose {', '.join(PACKAGED)}, utmos:CLONE#WEIGHTS.pt, resemblyzer, "
-                              "wavlm:FOLDER_OR_NAME or eres2net:FILE.onnx")
+            raise ConfigError(
+                f"scorer {spec!r}: choose {', '.join(PACKAGED)}, utmos:CLONE#WEIGHTS.pt, "
+                "resemblyzer, "
+                "wavlm:FOLDER_OR_NAME or eres2net:FILE.onnx"
+            )
         name = getattr(score, "name", spec)
         if name in loaded:
-            raise ConfigError(f"scorers: {loaded[name].spec!r} and {spec!r} are both called {name!r}; rename the "
-                              "folder or file of one, or leave it out")
+            raise ConfigError(
+                f"scorers: {loaded[name].spec!r} and {spec!r} are both called {name!r}; rename the "
+                "folder or file of one, or leave it out"
+            )
         loaded[name] = Scorer(name, kind, spec, score)
     return loaded
 
 
 def _own_scorer(spec: str) -> Quality | None:
-    """A scorer from outside: an entry point of the group "dcar.scorers", or a class or function by its dotted path."""
+    """A scorer from outside: an entry point of the group "dcar.scorers", or a class or function
+    by its dotted path."""
     point = next(iter(entry_points(group="dcar.scorers", name=spec)), None)
     if point is None and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", spec):
         return None
     made = imported(f"scorer {spec!r}", spec, point)
     score = made() if isinstance(made, type) else made
     if not callable(score):
-        raise ConfigError(f"scorer {spec!r}: {made!r} is no callable of a waveform [samples] and its sample rate")
+        raise ConfigError(
+            f"scorer {spec!r}: {made!r} is no callable of a waveform [samples] and its sample rate"
+        )
     return score
 
 

@@ -1,10 +1,11 @@
-"""What a synthesised waveform is measured by, besides the words: voice, noise, and how lively it is.
+"""What a synthesised waveform is measured by, besides the words: voice, noise, and how lively it
+is.
 
-Speaker similarity: cosine of Resemblyzer embeddings of the waveform and of the prompt (SECS).
-Noise quality: DNSMOS P.835 overall (Reddy et al. 2022). It predicts how listeners rate *noise-suppressed recordings*;
-it is no measure of naturalness.
-Liveliness: spread of the pitch, and pauses. Fewer word errors may be bought with monotony, which no recogniser hears.
-Neither number is better when it is larger: read them against those of the recordings.
+Speaker similarity: cosine of Resemblyzer embeddings of the waveform and of the prompt (SECS). Noise
+quality: DNSMOS P.835 overall (Reddy et al. 2022). It predicts how listeners rate *noise-suppressed
+recordings*; it is no measure of naturalness. Liveliness: spread of the pitch, and pauses. Fewer
+word errors may be bought with monotony, which no recogniser hears. Neither number is better when it
+is larger: read them against those of the recordings.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class SpeakerSimilarity:
         self.name = self.encoder.name
 
     def __call__(self, wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:
-        """speaker: prompt features whose first 256 numbers are its embedding; None where the waveform is silent."""
+        """speaker: prompt features whose first 256 numbers are its embedding; None where the
+        waveform is silent."""
         try:
             embedding = self.encoder.embed(wave, sample_rate)
         except AudioError:
@@ -55,8 +57,8 @@ class SpeakerSimilarity:
 class NoiseQuality:
     """DNSMOS P.835 overall score, 1 to 5, from the network that the package speechmos carries.
 
-    The package itself evaluates a second network (P.808) that is not reported here, which doubles the cost; the
-    window, the hop and the calibration are its own.
+    The package itself evaluates a second network (P.808) that is not reported here, which doubles
+    the cost; the window, the hop and the calibration are its own.
     """
 
     name = "dnsmos-p835-overall (speechmos)"
@@ -65,9 +67,16 @@ class NoiseQuality:
     calibration = Polynomial([0.04602535, 1.11546468, -0.06766283])
 
     def __init__(self) -> None:
-        path = Path(package_dir("speechmos", "pip install speechmos==0.0.1.1")) / "dnsmos_models" / "sig_bak_ovr.onnx"
+        path = (
+            Path(package_dir("speechmos", "pip install speechmos==0.0.1.1"))
+            / "dnsmos_models"
+            / "sig_bak_ovr.onnx"
+        )
         if not path.is_file():
-            raise AssetError(f"{path}: the DNSMOS network is missing; run `pip install --force-reinstall speechmos`")
+            raise AssetError(
+                f"{path}: the DNSMOS network is missing; run `pip install --force-reinstall "
+                "speechmos`"
+            )
         self._session = onnx_session(path)
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
@@ -78,13 +87,21 @@ class NoiseQuality:
             audio = np.concatenate([audio, audio])
         hops = int(len(audio) // self.sample_rate - self.window_seconds) + 1
         starts = [h * self.sample_rate for h in range(hops)]
-        pieces = [audio[s : int((s / self.sample_rate + self.window_seconds) * self.sample_rate)] for s in starts]
-        raw = [self._session.run(None, {"input_1": p[None]})[0][0][2] for p in pieces if len(p) >= window]
+        pieces = [
+            audio[s : int((s / self.sample_rate + self.window_seconds) * self.sample_rate)]
+            for s in starts
+        ]
+        raw = [
+            self._session.run(None, {"input_1": p[None]})[0][0][2]
+            for p in pieces
+            if len(p) >= window
+        ]
         return float(np.mean([self.calibration(float(r)) for r in raw]))
 
 
 class PitchSpread:
-    """Standard deviation of the pitch in semitones over voiced frames, by librosa's pYIN (Mauch and Dixon 2014)."""
+    """Standard deviation of the pitch in semitones over voiced frames, by librosa's pYIN (Mauch
+    and Dixon 2014)."""
 
     name = "pitch spread"
 
@@ -95,8 +112,15 @@ class PitchSpread:
         audio = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
         if len(audio) < FRAME:
             return None
-        pitch, voiced, _ = librosa.pyin(audio, fmin=LOWEST, fmax=HIGHEST, sr=ENCODER_SAMPLE_RATE, frame_length=FRAME,
-                                        hop_length=HOP, resolution=0.25)
+        pitch, voiced, _ = librosa.pyin(
+            audio,
+            fmin=LOWEST,
+            fmax=HIGHEST,
+            sr=ENCODER_SAMPLE_RATE,
+            frame_length=FRAME,
+            hop_length=HOP,
+            resolution=0.25,
+        )
         heard = pitch[voiced]
         return None if len(heard) < FEWEST_VOICED else float(12 * np.log2(heard).std())
 
@@ -114,4 +138,6 @@ class Pauses:
             return None
         sounds = librosa.effects.split(wave, top_db=SILENT, frame_length=FRAME, hop_length=HOP)
         gaps = (sounds[1:, 0] - sounds[:-1, 1]) / sample_rate
-        return float(gaps[gaps >= SHORTEST_PAUSE].sum() * sample_rate / (sounds[-1, 1] - sounds[0, 0]))
+        return float(
+            gaps[gaps >= SHORTEST_PAUSE].sum() * sample_rate / (sounds[-1, 1] - sounds[0, 0])
+        )

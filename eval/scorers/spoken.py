@@ -1,8 +1,9 @@
-"""Choose the best step of a training by spoken word errors: at every evaluation the decoder speaks dev sentences, and a
-recogniser transcribes them. Stage one loads this module where `spoken.sentences` asks for it.
+"""Choose the best step of a training by spoken word errors: at every evaluation the decoder speaks
+dev sentences, and a recogniser transcribes them. Stage one loads this module where
+`spoken.sentences` asks for it.
 
-On minutes of one voice the dev loss falls while the speech gets worse, so the loss cannot choose. The decoder that
-training started from is spoken first. It is what remains if no step beats it.
+On minutes of one voice the dev loss falls while the speech gets worse, so the loss cannot choose.
+The decoder that training started from is spoken first. It is what remains if no step beats it.
 """
 
 from __future__ import annotations
@@ -40,21 +41,40 @@ VOCODER_BATCH = 8
 
 
 class SpokenJudge:
-    """Speaks the same dev sentences, with the same prompts and draws, by whatever decoder it is given."""
+    """Speaks the same dev sentences, with the same prompts and draws, by whatever decoder it is
+    given."""
 
-    def __init__(self, settings: SpokenSettings, items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
-                 seed: int = 0):
-        self.settings, self.items, self.vocoder, self.recognizer = settings, items, vocoder, recognizer
+    def __init__(
+        self,
+        settings: SpokenSettings,
+        items: Sequence[PromptItem],
+        vocoder: Vocoder,
+        recognizer: Recognizer,
+        seed: int = 0,
+    ):
+        self.settings, self.items, self.vocoder, self.recognizer = (
+            settings,
+            items,
+            vocoder,
+            recognizer,
+        )
         self.seed = seed
 
     @classmethod
-    def load(cls, settings: SpokenSettings, model: CARDecoder, data: str, prompt_tokens: int,
-             seed: int) -> SpokenJudge:
-        """With dev sentences of the prepared corpus `data`, the vocoder and the recogniser of the settings."""
+    def load(
+        cls, settings: SpokenSettings, model: CARDecoder, data: str, prompt_tokens: int, seed: int
+    ) -> SpokenJudge:
+        """With dev sentences of the prepared corpus `data`, the vocoder and the recogniser of
+        the settings."""
         device = str(next(model.parameters()).device)
         items = load_prompts(data, "dev", model, prompt_tokens, seed, settings.sentences)
-        return cls(settings, items, vocoder_for(model, data, items, settings.vocoder, device),
-                   load_recognizer(settings.recognizer, device=device), seed)
+        return cls(
+            settings,
+            items,
+            vocoder_for(model, data, items, settings.vocoder, device),
+            load_recognizer(settings.recognizer, device=device),
+            seed,
+        )
 
     @torch.no_grad()
     def __call__(self, model: CARDecoder) -> tuple[list[int], list[int]]:
@@ -63,34 +83,54 @@ class SpokenJudge:
         training = model.training
         model.eval()
         try:
-            results = decode(model, [i.prompt for i in self.items], ChunkMethod(FixedChunk(size, f"car-{size}")),
-                             self.settings.sampling, seed=self.seed, batch_size=16)
+            results = decode(
+                model,
+                [i.prompt for i in self.items],
+                ChunkMethod(FixedChunk(size, f"car-{size}")),
+                self.settings.sampling,
+                seed=self.seed,
+                batch_size=16,
+            )
         finally:
             model.train(training)
-        waves = voice(self.vocoder, [r.tokens for r in results], [i.speaker_embedding for i in self.items],
-                      VOCODER_BATCH)
-        transcripts = [self.recognizer.transcribe([wave], self.vocoder.sample_rate)[0] if len(wave) else ""
-                       for wave in waves]
-        found = [word_errors(item.text, text) for item, text in zip(self.items, transcripts, strict=True)]
+        waves = voice(
+            self.vocoder,
+            [r.tokens for r in results],
+            [i.speaker_embedding for i in self.items],
+            VOCODER_BATCH,
+        )
+        transcripts = [
+            self.recognizer.transcribe([wave], self.vocoder.sample_rate)[0] if len(wave) else ""
+            for wave in waves
+        ]
+        found = [
+            word_errors(item.text, text) for item, text in zip(self.items, transcripts, strict=True)
+        ]
         return [e.errors for e in found], [e.reference_words for e in found]
 
 
 class SpokenChoice(TrainerCallback):
-    """Measures the decoder of every evaluation, logs `eval_spoken_wer`, keeps the weights of the best step in `out`.
+    """Measures the decoder of every evaluation, logs `eval_spoken_wer`, keeps the weights of the
+    best step in `out`.
 
     `spoken.json` has the errors of every step. A resumed run reads it and measures no step twice.
     """
 
     def __init__(self, trainer: Any, judge: SpokenJudge, out: str | Path):
         self.trainer, self.judge, self.out = trainer, judge, Path(out)
-        self.steps: dict[int, dict[str, Any]] = {}  # of the main process, and of all what a resumed run has read
-        self.seen: set[int] = set()  # the same steps on every process, so that all wait or none does
+        # of the main process, and of all what a resumed run has read
+        self.steps: dict[int, dict[str, Any]] = {}
+        # the same steps on every process, so that all wait or none does
+        self.seen: set[int] = set()
 
     @classmethod
     def load(cls, trainer: Any) -> SpokenChoice:
-        """For a trainer of stage one (`dcar.train.car.CARTrainer`), as its settings `spoken` say."""
+        """For a trainer of stage one (`dcar.train.car.CARTrainer`), as its settings `spoken`
+        say."""
         config = trainer.config
-        judge = SpokenJudge.load(config.spoken, trainer.model, config.data, config.prompt_tokens, config.seed)
+        judge = SpokenJudge.load(
+            config.spoken, trainer.model, config.data, config.prompt_tokens, config.seed
+        )
         return cls(trainer, judge, config.out)
 
     @property
@@ -109,7 +149,8 @@ class SpokenChoice(TrainerCallback):
         self.look(state)
 
     def look(self, state: TrainerState) -> None:
-        """Measure the decoder of this step, unless that was done; all processes wait for the main one."""
+        """Measure the decoder of this step, unless that was done; all processes wait for the
+        main one."""
         step = state.global_step
         if step in self.seen:
             return
@@ -122,25 +163,51 @@ class SpokenChoice(TrainerCallback):
             if self.best == step:
                 self._save(model, step)
             with writing(self.out):
-                write_text(self.out / RECORD, json.dumps({"best": self.best, "steps": self.steps}, indent=1) + "\n")
+                write_text(
+                    self.out / RECORD,
+                    json.dumps({"best": self.best, "steps": self.steps}, indent=1) + "\n",
+                )
             self._remove_but(self.best)
-            logger.info("step %d: %.1f %% word errors on %d dev sentences (%.1f to %.1f); best so far: step %d", step,
-                        100 * wer.value, len(words), 100 * wer.low, 100 * wer.high, self.best)
-            self.trainer.log({"eval_spoken_wer": wer.value, "eval_spoken_wer_low": wer.low,
-                              "eval_spoken_wer_high": wer.high})
+            logger.info(
+                "step %d: %.1f %% word errors on %d dev sentences (%.1f to %.1f); best so far: "
+                "step %d",
+                step,
+                100 * wer.value,
+                len(words),
+                100 * wer.low,
+                100 * wer.high,
+                self.best,
+            )
+            self.trainer.log(
+                {
+                    "eval_spoken_wer": wer.value,
+                    "eval_spoken_wer_low": wer.low,
+                    "eval_spoken_wer_high": wer.high,
+                }
+            )
         self.trainer.accelerator.wait_for_everyone()
 
     def read(self) -> None:
-        """The steps that an interrupted run has measured. CheckpointError where they cannot be read."""
+        """The steps that an interrupted run has measured. CheckpointError where they cannot be
+        read."""
         path = self.out / RECORD
         try:
             steps = json.loads(path.read_text(encoding="utf-8"))["steps"]
-            self.steps = {int(step): {"wer": float(s["wer"]), "errors": list(s["errors"]), "words": list(s["words"])}
-                          for step, s in steps.items()}
+            self.steps = {
+                int(step): {
+                    "wer": float(s["wer"]),
+                    "errors": list(s["errors"]),
+                    "words": list(s["words"]),
+                }
+                for step, s in steps.items()
+            }
             self.seen = set(self.steps)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{path}: cannot be read ({error}), so the best step of this run is not known; start "
-                                  "again with resume=false") from error
+            raise CheckpointError(
+                f"{path}: cannot be read ({error}), so the best step of this run is not known; "
+                "start "
+                "again with resume=false"
+            ) from error
 
     def agreed(self) -> int:
         """The best step, of which only the main process knows, on all processes."""
@@ -151,15 +218,22 @@ class SpokenChoice(TrainerCallback):
         try:
             return load_file(self._weights(step))
         except (OSError, ValueError, SafetensorError) as error:
-            raise CheckpointError(f"{self._weights(step)}: cannot be read ({error}); start again with "
-                                  "resume=false") from error
+            raise CheckpointError(
+                f"{self._weights(step)}: cannot be read ({error}); start again with resume=false"
+            ) from error
 
     def _weights(self, step: int) -> Path:
         return self.out / f"best-{step}.safetensors"
 
     def _save(self, model: CARDecoder, step: int) -> None:
         with writing(self.out), replacing(self._weights(step)) as part:
-            save_file({name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()}, part)
+            save_file(
+                {
+                    name: t.detach().cpu().clone().contiguous()
+                    for name, t in model.state_dict().items()
+                },
+                part,
+            )
             sync(part)
 
     def _remove_but(self, step: int | None = None) -> None:

@@ -1,7 +1,9 @@
-"""A CARDecoder behind Hugging Face's `generate`: the same weights and the same mathematics, another decoding loop.
+"""A CARDecoder behind Hugging Face's `generate`: the same weights and the same mathematics, another
+decoding loop.
 
-The peer of the speed benchmark. Speech codes, EOS and BOS keep their ids, text ids come after them; the input is one
-row, text then speech prompt. EOS is never generated, so that every run speaks the number of tokens that is asked for.
+The peer of the speed benchmark. Speech codes, EOS and BOS keep their ids, text ids come after them;
+the input is one row, text then speech prompt. EOS is never generated, so that every run speaks the
+number of tokens that is asked for.
 """
 
 from __future__ import annotations
@@ -24,9 +26,21 @@ CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "
 """What transformers calls the cache: the first name from 5.24 on."""
 
 
-def extend(layer: Any, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any, index: int) -> Tensor:
-    """Run a `TransformerLayer` on a cache of Hugging Face; see its `forward`: x [1, S, D] -> [1, S, D]."""
-    qkv = layer.qkv(layer.attention_norm(x)).view(*x.shape[:2], 3, layer.num_heads, -1).permute(2, 0, 3, 1, 4)
+def extend(
+    layer: Any,
+    x: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    mask: Tensor | None,
+    cache: Any,
+    index: int,
+) -> Tensor:
+    """Run a `TransformerLayer` on a cache of Hugging Face; see its `forward`: x [1, S, D] -> [1,
+    S, D]."""
+    qkv = (
+        layer.qkv(layer.attention_norm(x))
+        .view(*x.shape[:2], 3, layer.num_heads, -1)
+        .permute(2, 0, 3, 1, 4)
+    )
     q, k = rotate(qkv[:2], *rotary)
     keys, values = cache.update(k, qkv[2], index)
     y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
@@ -45,16 +59,29 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
     _supports_sdpa = True
 
     def __init__(self, decoder: AnyDecoder):
-        """ConfigError for a decoder on a language model, which Hugging Face's loop decodes as it is."""
+        """ConfigError for a decoder on a language model, which Hugging Face's loop decodes as it
+        is."""
         if not isinstance(decoder, CARDecoder):
-            raise ConfigError(f"the peer of `what=speed` is made of a CARDecoder, not of a {type(decoder).__name__}; "
-                              "leave peers out of `parts`")
+            raise ConfigError(
+                "the peer of `what=speed` is made of a CARDecoder, not of a "
+                f"{type(decoder).__name__}; "
+                "leave peers out of `parts`"
+            )
         c = decoder.config
         shape: dict[str, Any] = dict(
-            vocab_size=c.output_size, hidden_size=c.hidden_size, num_hidden_layers=len(decoder.layers),
-            num_attention_heads=c.num_attention_heads, num_key_value_heads=c.num_attention_heads,
-            head_dim=c.hidden_size // c.num_attention_heads, intermediate_size=c.ffn_size,
-            max_position_embeddings=8192, is_decoder=True, pad_token_id=c.eos, bos_token_id=None, eos_token_id=None)
+            vocab_size=c.output_size,
+            hidden_size=c.hidden_size,
+            num_hidden_layers=len(decoder.layers),
+            num_attention_heads=c.num_attention_heads,
+            num_key_value_heads=c.num_attention_heads,
+            head_dim=c.hidden_size // c.num_attention_heads,
+            intermediate_size=c.ffn_size,
+            max_position_embeddings=8192,
+            is_decoder=True,
+            pad_token_id=c.eos,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
         super().__init__(PeerConfig(**shape))
         self.decoder = decoder
         self.text = self.prompt = 0
@@ -67,23 +94,53 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
         ids = [self.offset + t for t in prompt.text_ids] + [*prompt.prompt_ids, *bos]
         return torch.tensor([ids], device=self.device)
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, cache: Any = None,  # type: ignore[override]
-                                      past_key_values: Any = None, **kwargs: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        cache: Any = None,  # type: ignore[override]
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
         kept = past_key_values if cache is None else cache
-        return {"input_ids": input_ids[:, int(kept.get_seq_length()) :], CACHE: kept,
-                "logits_to_keep": kwargs.get("logits_to_keep")}
+        return {
+            "input_ids": input_ids[:, int(kept.get_seq_length()) :],
+            CACHE: kept,
+            "logits_to_keep": kwargs.get("logits_to_keep"),
+        }
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, logits_to_keep: int | None = None,
-                cache: Any = None, past_key_values: Any = None, **kwargs: Any) -> CausalLMOutputWithPast:
-        d, device, kept = self.decoder, input_ids.device, past_key_values if cache is None else cache
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        logits_to_keep: int | None = None,
+        cache: Any = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        d, device, kept = (
+            self.decoder,
+            input_ids.device,
+            past_key_values if cache is None else cache,
+        )
         past, new = int(kept.get_seq_length()), input_ids.shape[1]
         origin = self.prompt - 1 if d.config.bos else 0
         if past == 0:
-            text, speech = torch.arange(self.text, device=device), torch.arange(new - self.text, device=device)
+            text, speech = (
+                torch.arange(self.text, device=device),
+                torch.arange(new - self.text, device=device),
+            )
             parts = d.text_rotary(text[None]), d.speech_rotary((speech - origin)[None])
-            rotary = torch.cat((parts[0][0], parts[1][0]), 2), torch.cat((parts[0][1], parts[1][1]), 2)
-            x = torch.cat((d.text_embedding(input_ids[:, : self.text] - self.offset),
-                           d.speech_embedding(input_ids[:, self.text :])), 1)
+            rotary = (
+                torch.cat((parts[0][0], parts[1][0]), 2),
+                torch.cat((parts[0][1], parts[1][1]), 2),
+            )
+            x = torch.cat(
+                (
+                    d.text_embedding(input_ids[:, : self.text] - self.offset),
+                    d.speech_embedding(input_ids[:, self.text :]),
+                ),
+                1,
+            )
         else:
             rotary = d.speech_rotary.span(past - self.text - origin, new, device)
             x = d.speech_embedding(input_ids)
@@ -99,24 +156,39 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
         for i, layer in enumerate(d.layers):
             x = extend(layer, x, rotary, mask, kept, i)
         logits = d.heads.base(d.norm(x[:, -(logits_to_keep or 1) :])).float()
-        logits[..., d.config.eos] = -1e9  # in place, of what was just made: a mask would wait for a GPU
+        # in place, of what was just made: a mask would wait for a GPU
+        logits[..., d.config.eos] = -1e9
         return CausalLMOutputWithPast(logits=logits, **{CACHE: kept})
 
 
 @torch.inference_mode()
-def generate(peer: CausalLMPeer, prompt: Prompt, tokens: int, static: bool = False,
-             assistant: CausalLMPeer | None = None, draft_length: int = 3) -> list[int]:
-    """Speak exactly `tokens` tokens greedily with Hugging Face's loop; an assistant drafts `draft_length` tokens for
-    every pass, however sure it is."""
+def generate(
+    peer: CausalLMPeer,
+    prompt: Prompt,
+    tokens: int,
+    static: bool = False,
+    assistant: CausalLMPeer | None = None,
+    draft_length: int = 3,
+) -> list[int]:
+    """Speak exactly `tokens` tokens greedily with Hugging Face's loop; an assistant drafts
+    `draft_length` tokens for every pass, however sure it is."""
     ids = peer.read(prompt)
-    # not compiled, which transformers would do with a static cache on a GPU: this forward asks for lengths as numbers
-    settings: dict[str, Any] = {"cache_implementation": "static", "disable_compile": True} if static else {}
+    # not compiled, which transformers would do with a static cache on a GPU: this forward asks for
+    # lengths as numbers
+    settings: dict[str, Any] = (
+        {"cache_implementation": "static", "disable_compile": True} if static else {}
+    )
     if assistant is not None:
         assistant.read(prompt)
         drafting = assistant.generation_config
-        drafting.num_assistant_tokens, drafting.num_assistant_tokens_schedule = draft_length, "constant"
+        drafting.num_assistant_tokens, drafting.num_assistant_tokens_schedule = (
+            draft_length,
+            "constant",
+        )
         drafting.assistant_confidence_threshold = 0.0
         settings["assistant_model"] = assistant
     loop: Any = getattr(peer, "generate")  # noqa: B009  (its annotation asks for a class that transformers hides)
-    out = loop(ids, max_new_tokens=tokens, do_sample=False, attention_mask=torch.ones_like(ids), **settings)
+    out = loop(
+        ids, max_new_tokens=tokens, do_sample=False, attention_mask=torch.ones_like(ids), **settings
+    )
     return out[0, ids.shape[1] :].tolist()

@@ -3,10 +3,11 @@
     dcar analyse what=speed --quick                     # under a minute on two cores
     dcar analyse what=speed decoder=runs/car policy=runs/dcpo/export
 
-First a card of what each step has to read and what the machine can read, hence a floor; then the measurements, all in
-the same engine: CAR-k and DCAR at batch 1, batches, lengths, verifiers, and Hugging Face's `generate` on the same
-weights. Repeats are interleaved and medians printed; every run speaks a fixed number of tokens (EOS is forbidden), so
-no method gains by stopping early. The last line is one JSON object.
+First a card of what each step has to read and what the machine can read, hence a floor; then the
+measurements, all in the same engine: CAR-k and DCAR at batch 1, batches, lengths, verifiers, and
+Hugging Face's `generate` on the same weights. Repeats are interleaved and medians printed; every
+run speaks a fixed number of tokens (EOS is forbidden), so no method gains by stopping early. The
+last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ from dcar.decoding.engine import SYNC_EVERY
 from dcar.errors import ConfigError
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.draft import AnyDecoder, build_draft
-from dcar.model.precision import cast_decoder, chosen_dtype, dtype_setting, matched_policy, precision_of
+from dcar.model.precision import (
+    cast_decoder,
+    chosen_dtype,
+    dtype_setting,
+    matched_policy,
+    precision_of,
+)
 from dcar.process import run_command
 from dcar.tracking import machine
 from eval.methods.registry import DEFAULT_LENGTH, Models, load_models, make_methods
@@ -44,13 +51,29 @@ from heads.chunk_scorer import ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 SIZES: dict[str, dict[str, Any]] = {
-    "tiny": dict(text_vocab_size=128, speech_vocab_size=64, hidden_size=64, num_layers=2, num_attention_heads=2,
-                 ffn_size=128, head_blocks=2, bos=True),
-    "starter": dict(text_vocab_size=64, speech_vocab_size=1024, hidden_size=192, num_layers=8, num_attention_heads=4,
-                    ffn_size=704, bos=True),  # launch/recipes/car_starter.yaml
+    "tiny": dict(
+        text_vocab_size=128,
+        speech_vocab_size=64,
+        hidden_size=64,
+        num_layers=2,
+        num_attention_heads=2,
+        ffn_size=128,
+        head_blocks=2,
+        bos=True,
+    ),
+    "starter": dict(
+        text_vocab_size=64,
+        speech_vocab_size=1024,
+        hidden_size=192,
+        num_layers=8,
+        num_attention_heads=4,
+        ffn_size=704,
+        bos=True,
+    ),  # launch/recipes/car_starter.yaml
     "paper": dict(bos=True),
 }
-"""Shapes of random models, used where no checkpoint is given; CARConfig's defaults are the paper's."""
+"""Shapes of random models, used where no checkpoint is given; CARConfig's defaults are the
+paper's."""
 
 
 @dataclass
@@ -59,31 +82,57 @@ class SpeedConfig:
 
     decoder: str = setting("", "Checkpoint measured in the place of the random starter model.")
     policy: str = setting("", "Its policy; empty = random ones, bottleneck and full width.")
-    draft: str = setting("", "Its draft model; empty = made of the decoder's own layers, untrained.")
+    draft: str = setting(
+        "", "Its draft model; empty = made of the decoder's own layers, untrained."
+    )
     dtype: str = dtype_setting()
     sizes: list[str] = setting(["starter", "paper"], "Models that are measured.", choices=SIZES)
-    heads: str = setting("independent", "Kind of the random models' heads: independent, or shared.", choices=HEAD_KINDS)
+    heads: str = setting(
+        "independent",
+        "Kind of the random models' heads: independent, or shared.",
+        choices=HEAD_KINDS,
+    )
     num_prediction_heads: int = setting(7, "Heads of the random models.", minimum=1)
-    head_width: int = setting(0, "Width inside the blocks of shared heads; 0 = twice the model's.", minimum=0)
+    head_width: int = setting(
+        0, "Width inside the blocks of shared heads; 0 = twice the model's.", minimum=0
+    )
     tie_heads: bool = setting(False, "The base head is the output layer of shared heads too.")
-    chunks: list[int] = setting([], "Sizes of CAR-k that are measured; empty = all (at paper size with quick 1, 3, 7).",
-                                minimum=1)
+    chunks: list[int] = setting(
+        [],
+        "Sizes of CAR-k that are measured; empty = all (at paper size with quick 1, 3, 7).",
+        minimum=1,
+    )
     quick: bool = setting(False, "Under a minute on two cores.")
     repeats: int = setting(5, "Interleaved runs of everything.", minimum=1)
-    policy_reads: str = setting("hidden", "What the random policies see: hidden states (the paper's, before the draw), "
-                                          "or candidates, with a chunk scorer.", choices=("hidden", "candidates"))
-    num_candidates: int = setting(1, "Candidates that DCAR draws side by side, for policies with a chunk scorer.",
-                                  minimum=1)
+    policy_reads: str = setting(
+        "hidden",
+        "What the random policies see: hidden states (the paper's, before the draw), "
+        "or candidates, with a chunk scorer.",
+        choices=("hidden", "candidates"),
+    )
+    num_candidates: int = setting(
+        1, "Candidates that DCAR draws side by side, for policies with a chunk scorer.", minimum=1
+    )
     device: str = setting("cpu", "cpu or cuda.")
-    parts: list[str] = setting(["steps", "growth", "peers"], "Growth: by batch and length; peers: Hugging Face on the "
-                               "same weights; methods: all of them at batch 1 and 32.",
-                               choices=("steps", "growth", "peers", "methods"))
-    tokens: int = setting(0, "Speech tokens of a run; 0 = 210, with quick 60 (paper size: 15).", minimum=0)
+    parts: list[str] = setting(
+        ["steps", "growth", "peers"],
+        "Growth: by batch and length; peers: Hugging Face on the "
+        "same weights; methods: all of them at batch 1 and 32.",
+        choices=("steps", "growth", "peers", "methods"),
+    )
+    tokens: int = setting(
+        0, "Speech tokens of a run; 0 = 210, with quick 60 (paper size: 15).", minimum=0
+    )
     graphs: bool = setting(True, "CUDA graphs, on a GPU.")
     compile: bool = setting(False, "The whole step through torch.compile.")
-    clock: str = setting("wall", "cpu: processor time of this process, for a CPU on which other jobs run.",
-                         choices=CLOCKS)
-    threads: int = setting(1, "Of torch; with more, whatever else runs decides the times of small models.", minimum=1)
+    clock: str = setting(
+        "wall",
+        "cpu: processor time of this process, for a CPU on which other jobs run.",
+        choices=CLOCKS,
+    )
+    threads: int = setting(
+        1, "Of torch; with more, whatever else runs decides the times of small models.", minimum=1
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -95,37 +144,66 @@ class SpeedConfig:
 
 
 def random_policies(model: AnyDecoder, reads: str = "hidden") -> dict[str, ChunkPolicy]:
-    """Untrained policies, which choose among all sizes alike: a bottleneck of 256 (half the width of a small model) and
-    the paper's full width; one that reads candidates is as launch/recipes/dcpo_starter.yaml makes it."""
+    """Untrained policies, which choose among all sizes alike: a bottleneck of 256 (half the
+    width of a small model) and the paper's full width; one that reads candidates is as
+    launch/recipes/dcpo_starter.yaml makes it."""
     width, most = model.config.hidden_size, model.config.num_prediction_heads
-    shape = dict(hidden_size=width, num_actions=most, num_attention_heads=model.config.num_attention_heads)
+    shape = dict(
+        hidden_size=width, num_actions=most, num_attention_heads=model.config.num_attention_heads
+    )
     if reads == "candidates":
         chunk_scorer = ChunkScorerConfig(width, most, model.config.output_size)
-        made = {"after the draw": ChunkPolicyConfig(
-            **shape, width=None, reads=reads, chunk_scorer_width=chunk_scorer.width,
-            chunk_scorer_embedding=chunk_scorer.embedding_size, chunk_scorer_ids=chunk_scorer.vocab_size)}
+        made = {
+            "after the draw": ChunkPolicyConfig(
+                **shape,
+                width=None,
+                reads=reads,
+                chunk_scorer_width=chunk_scorer.width,
+                chunk_scorer_embedding=chunk_scorer.embedding_size,
+                chunk_scorer_ids=chunk_scorer.vocab_size,
+            )
+        }
     else:
-        made = {"bottleneck": ChunkPolicyConfig(**shape, width=min(256, width // 2)),
-                "full": ChunkPolicyConfig(**shape, width=None)}
+        made = {
+            "bottleneck": ChunkPolicyConfig(**shape, width=min(256, width // 2)),
+            "full": ChunkPolicyConfig(**shape, width=None),
+        }
     device = model.norm.weight.device
-    return {name: matched_policy(ChunkPolicy(config).eval().to(device), model) for name, config in made.items()}
+    return {
+        name: matched_policy(ChunkPolicy(config).eval().to(device), model)
+        for name, config in made.items()
+    }
 
 
 def load_all(config: SpeedConfig, size: str) -> Models:
-    """What is measured, in the dtype asked for: checkpoints where they are given (the size "starter" only), random
-    weights elsewhere. The draft model is one for all that drafts by a model, the peer included; without a checkpoint
-    it is made of the decoder's own layers."""
+    """What is measured, in the dtype asked for: checkpoints where they are given (the size
+    "starter" only), random weights elsewhere. The draft model is one for all that drafts by a
+    model, the peer included; without a checkpoint it is made of the decoder's own layers."""
     if size == "starter" and config.decoder:
-        models = load_models(config.decoder, "", [config.policy] if config.policy else [],
-                             config.device, config.draft, dtype=config.dtype)
+        models = load_models(
+            config.decoder,
+            "",
+            [config.policy] if config.policy else [],
+            config.device,
+            config.draft,
+            dtype=config.dtype,
+        )
     else:
         torch.manual_seed(0)
-        heads = {n: getattr(config, n) for n in ("heads", "num_prediction_heads", "head_width", "tie_heads")}
+        heads = {
+            n: getattr(config, n)
+            for n in ("heads", "num_prediction_heads", "head_width", "tie_heads")
+        }
         made = CARDecoder(CARConfig(**SIZES[size], **heads)).eval()
-        models = Models(cast_decoder(made, chosen_dtype(config.dtype, config.device)).to(config.device))
+        models = Models(
+            cast_decoder(made, chosen_dtype(config.dtype, config.device)).to(config.device)
+        )
     decoder = models.decoder
-    models.policies = ({"trained": models.policies[""]} if models.policies else
-                       random_policies(decoder, config.policy_reads))
+    models.policies = (
+        {"trained": models.policies[""]}
+        if models.policies
+        else random_policies(decoder, config.policy_reads)
+    )
     if models.draft is None and not is_brief(config, size):
         models.draft = cast_decoder(build_draft(decoder).eval(), decoder.norm.weight.dtype)
     return models
@@ -138,7 +216,8 @@ def is_brief(config: SpeedConfig, size: str) -> bool:
 
 @dataclass
 class Measurement:
-    """One model that is measured, and where its figures go: `card` is its own, `ratios` [name][size] are of all."""
+    """One model that is measured, and where its figures go: `card` is its own, `ratios`
+    [name][size] are of all."""
 
     config: SpeedConfig
     size: str
@@ -150,30 +229,60 @@ class Measurement:
         config, self.brief = self.config, is_brief(self.config, self.size)
         tokens = config.tokens or (15 if self.brief else 60 if config.quick else 210)
         self.load = Load(20, 10, tokens) if self.brief else Load(60, 50, tokens)
-        self.repeats = 1 if self.brief else min(config.repeats, 3) if config.quick else config.repeats
-        self.few, self.once = min(self.repeats, 2 if config.quick else 3), min(self.repeats, 1 if config.quick else 3)
+        self.repeats = (
+            1 if self.brief else min(config.repeats, 3) if config.quick else config.repeats
+        )
+        self.few, self.once = (
+            min(self.repeats, 2 if config.quick else 3),
+            min(self.repeats, 1 if config.quick else 3),
+        )
         self.decoder, self.prompts = self.models.decoder, self.load.prompts(self.models.decoder)
 
     def ratio(self, name: str, value: Any) -> None:
         self.ratios.setdefault(name, {})[self.size] = value
 
     def time(self, runs: Mapping[Any, Callable[[], Any]], repeats: int) -> dict[Any, list[float]]:
-        return interleaved(runs, repeats, self.decoder.norm.weight.device, CLOCKS[self.config.clock])
+        return interleaved(
+            runs, repeats, self.decoder.norm.weight.device, CLOCKS[self.config.clock]
+        )
 
-    def engine(self, method: Method, load: Load | None = None, tokens: int | None = None, rows: int = 1,
-               temperature: float = 1.0) -> Engine:
+    def engine(
+        self,
+        method: Method,
+        load: Load | None = None,
+        tokens: int | None = None,
+        rows: int = 1,
+        temperature: float = 1.0,
+    ) -> Engine:
         sampling = (load or self.load).sampling(tokens, temperature)
-        return Engine(self.decoder, method, sampling, rows, graphs=None if self.config.graphs else False,
-                      compile=self.config.compile)
+        return Engine(
+            self.decoder,
+            method,
+            sampling,
+            rows,
+            graphs=None if self.config.graphs else False,
+            compile=self.config.compile,
+        )
 
-    def rounds(self, ways: Mapping[Any, Mapping[Any, Method]], repeats: int,
-               loads: Mapping[Any, Load] | None = None) -> dict[Any, dict[Any, Timed]]:
-        """Time a round at batch 1 of each method of each way, all interleaved. The prefill of a way, with the first
-        round of its first method, is measured by itself and taken off. `loads`: by way, if they differ."""
+    def rounds(
+        self,
+        ways: Mapping[Any, Mapping[Any, Method]],
+        repeats: int,
+        loads: Mapping[Any, Load] | None = None,
+    ) -> dict[Any, dict[Any, Timed]]:
+        """Time a round at batch 1 of each method of each way, all interleaved. The prefill of a
+        way, with the first round of its first method, is measured by itself and taken off.
+        `loads`: by way, if they differ."""
         prompts = {way: (loads or {}).get(way, self.load).prompts(self.decoder) for way in ways}
-        engines = {(way, k): self.engine(method, (loads or {}).get(way))
-                   for way, methods in ways.items() for k, method in methods.items()}
-        prefills = {way: self.engine(next(iter(methods.values())), tokens=1) for way, methods in ways.items()}
+        engines = {
+            (way, k): self.engine(method, (loads or {}).get(way))
+            for way, methods in ways.items()
+            for k, method in methods.items()
+        }
+        prefills = {
+            way: self.engine(next(iter(methods.values())), tokens=1)
+            for way, methods in ways.items()
+        }
         spoken: dict[Any, DecodeResult] = {}
 
         def speak(key: Any) -> None:
@@ -185,7 +294,9 @@ class Measurement:
         for (way, k), engine in engines.items():
             count = executed(engine, spoken[way, k].target_passes) - executed(engine, 1)
             rest = median(seconds[way, k]) - median(seconds[way])
-            found.setdefault(way, {})[k] = Timed(1e3 * rest / max(1, count), median(seconds[way, k]), spoken[way, k])
+            found.setdefault(way, {})[k] = Timed(
+                1e3 * rest / max(1, count), median(seconds[way, k]), spoken[way, k]
+            )
         return found
 
 
@@ -198,7 +309,8 @@ class Timed(NamedTuple):
 
 
 def executed(engine: Engine, rounds: int) -> int:
-    """Rounds that an engine executes to complete an utterance of so many: on a GPU it looks every few rounds only."""
+    """Rounds that an engine executes to complete an utterance of so many: on a GPU it looks
+    every few rounds only."""
     return rounds if engine.exact else round_up(rounds, SYNC_EVERY)
 
 
@@ -208,8 +320,19 @@ def _car(k: int) -> ChunkMethod:
 
 def _steps(m: Measurement) -> None:
     """CAR-k at batch 1, without a policy and where one decides on every chunk; DCAR."""
-    card, heads, floor, n = m.card, m.decoder.config.num_prediction_heads, m.card["floor_ms"], m.config.num_candidates
-    asked = sorted({1, *m.config.chunks}) if m.config.chunks else [1, 3, 7] if m.brief else range(1, heads + 1)
+    card, heads, floor, n = (
+        m.card,
+        m.decoder.config.num_prediction_heads,
+        m.card["floor_ms"],
+        m.config.num_candidates,
+    )
+    asked = (
+        sorted({1, *m.config.chunks})
+        if m.config.chunks
+        else [1, 3, 7]
+        if m.brief
+        else range(1, heads + 1)
+    )
     chosen, speaker = [k for k in asked if k <= heads], m.prompts[0].utterance_id
 
     def forced(policy: ChunkPolicy, k: int) -> ChunkMethod:
@@ -225,36 +348,58 @@ def _steps(m: Measurement) -> None:
     car = {k: timed.ms for k, timed in found.pop("").items()}
     decided = {name: {str(k): of[k].ms for k in chosen} for name, of in found.items()}
     shares = {name: {str(k): decided[name][str(k)] / car[k] - 1 for k in chosen} for name in found}
-    print("keeps k    ms a step  tokens/s  % of floor" + "".join(f"; {name} decides: ms, × CAR-k" for name in found))
+    print(
+        "keeps k    ms a step  tokens/s  % of floor"
+        + "".join(f"; {name} decides: ms, × CAR-k" for name in found)
+    )
     for k, ms in car.items():
-        print(f"CAR-{k:<2} {ms:13.3f} {1e3 * k / ms:9.1f} {100 * floor[str(k)] / ms:11.0f}" + "".join(
-            f"{decided[name][str(k)]:14.3f} {1 + shares[name][str(k)]:5.2f}" for name in found))
+        print(
+            f"CAR-{k:<2} {ms:13.3f} {1e3 * k / ms:9.1f} {100 * floor[str(k)] / ms:11.0f}"
+            + "".join(
+                f"{decided[name][str(k)]:14.3f} {1 + shares[name][str(k)]:5.2f}" for name in found
+            )
+        )
     m.ratio("car_k_over_k_times_car_1", {str(k): car[1] / car[k] for k in car if k > 1})
     m.ratio("car_k_bound", {str(k): floor["1"] / floor[str(k)] for k in car if k > 1})
     m.ratio("floor_share_far", floor["1"] / car[1])
     m.ratio("decision_over_pass", shares)
-    card["ms_per_step"], card["ms_per_decided_step"] = {str(k): ms for k, ms in car.items()}, decided
+    card["ms_per_step"], card["ms_per_decided_step"] = (
+        {str(k): ms for k, ms in car.items()},
+        decided,
+    )
     for name, of in found.items():
         _dcar(m, name, of[0], car[1])
 
 
 def _dcar(m: Measurement, name: str, dcar: Timed, far: float) -> None:
-    """DCAR against FAR in the same engine: far ms a step, dcar.ms a round. The first chunk comes with the prefill."""
+    """DCAR against FAR in the same engine: far ms a step, dcar.ms a round. The first chunk comes
+    with the prefill."""
     result, kept = dcar.result, far / dcar.ms
     mean = (len(result.tokens) - result.emitted[0]) / max(1, result.target_passes - 1)
     print(f"DCAR ({name} policy): {mean:.2f} tokens a step, {kept * mean:.2f} × FAR")
     if m.size not in m.ratios.get("dcar_speedup_over_mean_chunk", ()):
-        read = m.card["read_far"] + head_costs(m.decoder.heads).read(mean) + m.card["read_policy"][name]
+        read = (
+            m.card["read_far"]
+            + head_costs(m.decoder.heads).read(mean)
+            + m.card["read_policy"][name]
+        )
         m.ratio("dcar_speedup_over_mean_chunk", kept)
         m.ratio("dcar_over_own_bound", kept * read / m.card["read_far"])
-        print(f"that is {kept:.3f} of its chunk, {kept * read / m.card['read_far']:.3f} of what its bytes allow")
+        print(
+            f"that is {kept:.3f} of its chunk, {kept * read / m.card['read_far']:.3f} of what its "
+            "bytes allow"
+        )
 
 
 def _growth(m: Measurement, window: int = 40) -> None:
-    """Cost against batch, and against length: the prompt makes the length, `window` tokens are spoken after it."""
+    """Cost against batch, and against length: the prompt makes the length, `window` tokens are
+    spoken after it."""
     model, card, quick = m.decoder, m.card, m.config.quick
     batches = {b: m.load.prompts(model, b) for b in ([1, 8, 32] if quick else [1, 8, 32, 128])}
-    seconds = m.time({b: partial(m.engine(_car(2), rows=b).decode, prompts) for b, prompts in batches.items()}, m.once)
+    seconds = m.time(
+        {b: partial(m.engine(_car(2), rows=b).decode, prompts) for b, prompts in batches.items()},
+        m.once,
+    )
     rate = {b: b * m.load.tokens / median(s) for b, s in seconds.items()}
     print("batches, tokens/s: " + "  ".join(f"{b}: {r:.0f}" for b, r in rate.items()))
     m.ratio("batch8_over_batch1", rate[8] / rate[1])
@@ -263,17 +408,23 @@ def _growth(m: Measurement, window: int = 40) -> None:
 
     loads = {n: Load(60, n, window) for n in ([100, 400] if quick else [200, 500, 1000, 2000])}
     shortest, longest = min(loads), max(loads)
-    grown = {n: of[1].ms for n, of in m.rounds({n: {1: _car(1)} for n in loads}, m.few, loads).items()}
+    grown = {
+        n: of[1].ms for n, of in m.rounds({n: {1: _car(1)} for n in loads}, m.few, loads).items()
+    }
     weights, kv = model.norm.weight.element_size() * card["read_far"], card["kv_bytes_per_token"]
     allowed = {n: grown[shortest] * (weights + n * kv) / (weights + shortest * kv) for n in grown}
-    print("ms a step by length: " + "  ".join(f"{n}: {ms:.2f} (bytes: {allowed[n]:.2f})" for n, ms in grown.items()))
+    print(
+        "ms a step by length: "
+        + "  ".join(f"{n}: {ms:.2f} (bytes: {allowed[n]:.2f})" for n, ms in grown.items())
+    )
     m.ratio("growth_over_kv_model", grown[longest] / allowed[longest])
     card["ms_per_step_by_length"] = {str(n): ms for n, ms in grown.items()}
 
 
 def _peers(m: Measurement) -> None:
-    """Greedy next-token decoding of the same weights: the engine, and Hugging Face `generate` with a dynamic and a
-    static cache; and with the same draft model and draft length on both sides, `sd` and assisted generation."""
+    """Greedy next-token decoding of the same weights: the engine, and Hugging Face `generate`
+    with a dynamic and a static cache; and with the same draft model and draft length on both
+    sides, `sd` and assisted generation."""
     from eval.speed.hf_peer import CausalLMPeer, generate
 
     t, (prompt,), draft = m.load.tokens, m.prompts, m.models.draft
@@ -288,63 +439,129 @@ def _peers(m: Measurement) -> None:
 
     ways: dict[str, Callable[[], DecodeResult | list[int]]] = {
         "engine": ours(_car(1)),
-        "hf dynamic": lambda: generate(peer, prompt, t), "hf static": lambda: generate(peer, prompt, t, static=True),
+        "hf dynamic": lambda: generate(peer, prompt, t),
+        "hf static": lambda: generate(peer, prompt, t, static=True),
         "sd": ours(verifier),
-        "hf assisted": lambda: generate(peer, prompt, t, assistant=assistant, draft_length=DEFAULT_LENGTH)}
-    seconds = m.time({name: partial(lambda name, way: spoken.update({name: way()}), name, way)
-                      for name, way in ways.items()}, m.few)
+        "hf assisted": lambda: generate(
+            peer, prompt, t, assistant=assistant, draft_length=DEFAULT_LENGTH
+        ),
+    }
+    seconds = m.time(
+        {
+            name: partial(lambda name, way: spoken.update({name: way()}), name, way)
+            for name, way in ways.items()
+        },
+        m.few,
+    )
     speed = {name: t / median(s) for name, s in seconds.items()}
     tokens = {name: s.tokens if isinstance(s, DecodeResult) else s for name, s in spoken.items()}
     same = {name: tokens[name] == tokens["engine"] for name in ways}
-    print("greedy FAR on the same weights, tokens/s: " + "; ".join(
-        f"{name} {rate:.1f}{'' if same[name] else ' (other tokens)'}" for name, rate in speed.items()))
+    print(
+        "greedy FAR on the same weights, tokens/s: "
+        + "; ".join(
+            f"{name} {rate:.1f}{'' if same[name] else ' (other tokens)'}"
+            for name, rate in speed.items()
+        )
+    )
     m.ratio("far_over_hf_generate", speed["engine"] / max(speed["hf dynamic"], speed["hf static"]))
     m.ratio("sd_over_hf_assisted", speed["sd"] / speed["hf assisted"])
     sd = spoken["sd"]
     assert isinstance(sd, DecodeResult)
     kept = sd.accepted / max(1, sd.proposed)
-    print(f"sd and hf assisted: one draft model, drafts of {DEFAULT_LENGTH}; sd kept {100 * kept:.0f} % of the drafted "
-          "tokens")
+    print(
+        f"sd and hf assisted: one draft model, drafts of {DEFAULT_LENGTH}; sd kept "
+        f"{100 * kept:.0f} % of the drafted "
+        "tokens"
+    )
     m.card |= {"peers": speed, "peers_same_tokens": same, "draft_accepted": kept}
 
 
 def made_up_statistics(model: AnyDecoder) -> VerifierStatistics:
-    """Statistics that nobody measured, for the times of methods that need some: every lower rank half as likely."""
+    """Statistics that nobody measured, for the times of methods that need some: every lower rank
+    half as likely."""
     codes, depths = model.config.speech_vocab_size, model.config.num_prediction_heads - 1
     keys, counts = count_bigrams([[(7 * i) % codes for i in range(4 * codes)]], codes)
     accuracy = (0.5 ** torch.arange(1, 11)).repeat(depths, 1)
-    return VerifierStatistics(model.checksum(), model.config.tokenizer, codes + 2, accuracy, keys, counts,
-                              torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
+    return VerifierStatistics(
+        model.checksum(),
+        model.config.tokenizer,
+        codes + 2,
+        accuracy,
+        keys,
+        counts,
+        torch.tensor([0.0, 1.0]),
+        torch.tensor([1.0, 2.0]),
+    )
 
 
 def _methods(m: Measurement) -> None:
-    """Every family of methods at batch 1 and 32. Of random weights it is the time of a round that says something, not
-    how much of a draft is accepted."""
+    """Every family of methods at batch 1 and 32. Of random weights it is the time of a round
+    that says something, not how much of a draft is accepted."""
     model, heads, n = m.decoder, m.decoder.config.num_prediction_heads, m.config.num_candidates
     dcar = "dcar-sampled" + (f"@n{n}" if n > 1 else "")
-    names = [*(f"car-{k}" for k in sorted({1, min(3, heads), heads})), f"random-1-{heads}",
-             f"end-on-confident-1-{heads}", dcar, "entropy-0.8", f"mtp-viterbi-{heads}", "sd", "sd@draft", "ssd-0.4",
-             "pcg-0.42", "vadusa-2", "typical", "topk-verify-50"]
-    models = Models(model, None, {"": next(iter(m.models.policies.values()))}, m.models.draft,
-                    made_up_statistics(model))
+    names = [
+        *(f"car-{k}" for k in sorted({1, min(3, heads), heads})),
+        f"random-1-{heads}",
+        f"end-on-confident-1-{heads}",
+        dcar,
+        "entropy-0.8",
+        f"mtp-viterbi-{heads}",
+        "sd",
+        "sd@draft",
+        "ssd-0.4",
+        "pcg-0.42",
+        "vadusa-2",
+        "typical",
+        "topk-verify-50",
+    ]
+    models = Models(
+        model,
+        None,
+        {"": next(iter(m.models.policies.values()))},
+        m.models.draft,
+        made_up_statistics(model),
+    )
     methods = {e.name: e.method for e in make_methods(names, models)}
-    alone = {name: of[0] for name, of in m.rounds({name: {0: method} for name, method in methods.items()},
-                                                  m.once).items()}
+    alone = {
+        name: of[0]
+        for name, of in m.rounds(
+            {name: {0: method} for name, method in methods.items()}, m.once
+        ).items()
+    }
     prompts = m.load.prompts(model, 32)
-    many = m.time({name: partial(m.engine(method, rows=32).decode, prompts) for name, method in methods.items()},
-                  m.once)
+    many = m.time(
+        {
+            name: partial(m.engine(method, rows=32).decode, prompts)
+            for name, method in methods.items()
+        },
+        m.once,
+    )
     far = alone["car-1"].ms
     m.ratio("round_over_far_step", {name: timed.ms / far for name, timed in alone.items()})
-    card = m.card["methods"] = {name: {
-        "1": m.load.tokens / timed.seconds, "32": 32 * m.load.tokens / median(many[name]), "ms_per_round": timed.ms,
-        "tokens_per_pass": timed.result.tokens_per_pass} for name, timed in alone.items()}
+    card = m.card["methods"] = {
+        name: {
+            "1": m.load.tokens / timed.seconds,
+            "32": 32 * m.load.tokens / median(many[name]),
+            "ms_per_round": timed.ms,
+            "tokens_per_pass": timed.result.tokens_per_pass,
+        }
+        for name, timed in alone.items()
+    }
     for name, of in card.items():
-        print(f"{name:20} {of['ms_per_round']:9.3f} ms a round, {of['ms_per_round'] / far:5.2f} × FAR, "
-              f"{of['tokens_per_pass']:5.2f} tokens; tokens/s {of['1']:9.1f} at batch 1, {of['32']:9.1f} at batch 32")
+        print(
+            f"{name:20} {of['ms_per_round']:9.3f} ms a round, {of['ms_per_round'] / far:5.2f} × "
+            "FAR, "
+            f"{of['tokens_per_pass']:5.2f} tokens; tokens/s {of['1']:9.1f} at batch 1, "
+            f"{of['32']:9.1f} at batch 32"
+        )
 
 
 PARTS: dict[str, Callable[[Measurement], None]] = {
-    "steps": _steps, "growth": _growth, "peers": _peers, "methods": _methods}
+    "steps": _steps,
+    "growth": _growth,
+    "peers": _peers,
+    "methods": _methods,
+}
 
 
 def run(config: SpeedConfig) -> dict[str, Any]:
@@ -353,22 +570,40 @@ def run(config: SpeedConfig) -> dict[str, Any]:
     torch.set_num_threads(config.threads)
     device = torch.device(config.device)
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
-    print(f"machine: {machine()}; device {device}; torch {torch.__version__}; up to {config.repeats} interleaved "
-          f"repeats, medians, {config.clock} clock")
+    print(
+        f"machine: {machine()}; device {device}; torch {torch.__version__}; up to "
+        f"{config.repeats} interleaved "
+        f"repeats, medians, {config.clock} clock"
+    )
     if busy > cores / 2:
-        print(f"NOTE: the machine is busy (load {busy:.1f} on {cores} cores); times are not those of an idle one")
+        print(
+            f"NOTE: the machine is busy (load {busy:.1f} on {cores} cores); times are not those "
+            "of an idle one"
+        )
     ratios: dict[str, Any] = {}
     cards: dict[str, Any] = {}
     for size in config.sizes:
         models = load_all(config, size)
-        cards[size] = print_card(size, models.decoder, models.policies, device) | precision_of(models.decoder)
+        cards[size] = print_card(size, models.decoder, models.policies, device) | precision_of(
+            models.decoder
+        )
         measured = Measurement(config, size, models, cards[size], ratios)
         for part in ["steps"] if measured.brief else config.parts:
             PARTS[part](measured)
     spent = {"wall": time.perf_counter() - started, "cpu": time.process_time() - cpu_started}
     print(f"the benchmark took {spent['wall']:.0f} s, {spent['cpu']:.0f} s of the processor")
-    result = {"machine": machine(), "device": config.device, "dtype": config.dtype, "clock": config.clock,
-              "quick": config.quick, "load": busy, "cores": cores, "seconds": spent, "ratios": ratios, "models": cards}
+    result = {
+        "machine": machine(),
+        "device": config.device,
+        "dtype": config.dtype,
+        "clock": config.clock,
+        "quick": config.quick,
+        "load": busy,
+        "cores": cores,
+        "seconds": spent,
+        "ratios": ratios,
+        "models": cards,
+    }
     print(json.dumps(result))
     return result
 

@@ -1,7 +1,7 @@
 """Where the draft comes from: the decoder's own additional heads, or a small draft model.
 
-Both draw x_i from a distribution after `dcar.sampling.warp` with the run's sampling, EOS forbidden as for the target,
-and hand that distribution over; both stop after a drafted EOS.
+Both draw x_i from a distribution after `dcar.sampling.warp` with the run's sampling, EOS forbidden
+as for the target, and hand that distribution over; both stop after a drafted EOS.
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ class Drafter(Protocol):
         """Set what it keeps for rows [R], into which utterances have been admitted."""
 
     def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:
-        """Draft up to counts [B] tokens after the emitted ones, with distributions; most: no count is larger."""
+        """Draft up to counts [B] tokens after the emitted ones, with distributions; most: no
+        count is larger."""
 
     def keep(self, state: BatchState, hidden: Tensor) -> None:
-        """Take note of the target's hidden states [B, D] of the last accepted tokens (of the token before the draft
-        where none was accepted)."""
+        """Take note of the target's hidden states [B, D] of the last accepted tokens (of the
+        token before the draft where none was accepted)."""
 
 
 class HeadDrafter:
-    """Self-speculation: heads 2 … m + 1 of the hidden state that the last emitted token was drawn from.
+    """Self-speculation: heads 2 … m + 1 of the hidden state that the last emitted token was drawn
+    from.
 
-    That token was drawn from the base head (or its residual), so head 1 + i predicts the i-th token after it. The
-    heads do not see the token, nor each other: p_i is the distribution of head 1 + i given the state. Costs no pass.
+    That token was drawn from the base head (or its residual), so head 1 + i predicts the i-th token
+    after it. The heads do not see the token, nor each other: p_i is the distribution of head 1 + i
+    given the state. Costs no pass.
     """
 
     def __init__(self, length: int):
@@ -53,8 +56,11 @@ class HeadDrafter:
 
     def start(self, state: BatchState) -> None:
         if (heads := state.reader.config.num_prediction_heads) <= self.length:
-            raise ConfigError(f"a draft of {self.length} tokens by the heads needs {self.length + 1} of them, but this "
-                              f"decoder has {heads}")
+            raise ConfigError(
+                f"a draft of {self.length} tokens by the heads needs {self.length + 1} of them, "
+                "but this "
+                f"decoder has {heads}"
+            )
         state.own["drawn_from"] = torch.zeros_like(state.states[:, 0])
 
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
@@ -63,7 +69,8 @@ class HeadDrafter:
     def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:
         logits = state.heads(state.own["drawn_from"], most + 1)[:, 1:]  # heads 2 … m + 1
         tokens, probs = draw_chunk(state, logits)
-        ends = torch.where(tokens == state.eos, state.offsets[1 : most + 1], most).amin(1)  # tokens up to the first EOS
+        # tokens up to the first EOS
+        ends = torch.where(tokens == state.eos, state.offsets[1 : most + 1], most).amin(1)
         return Draft(tokens, torch.minimum(counts, ends), probs)
 
     def keep(self, state: BatchState, hidden: Tensor) -> None:
@@ -73,8 +80,9 @@ class HeadDrafter:
 class ModelDrafter:
     """A draft model with its own KV cache, kept in step with the target's.
 
-    A draft of m tokens costs m passes: the first reads what was emitted since (the correction or bonus token, and x_m
-    of the last draft where all of it was accepted), the others x_1 … x_{m-1}. What was refused is cut off the cache.
+    A draft of m tokens costs m passes: the first reads what was emitted since (the correction or
+    bonus token, and x_m of the last draft where all of it was accepted), the others x_1 … x_{m-1}.
+    What was refused is cut off the cache.
     """
 
     def __init__(self, draft: AnyDecoder | Reader, length: int):
@@ -82,7 +90,9 @@ class ModelDrafter:
 
     def start(self, state: BatchState) -> None:
         state.shared["draft"] = reader = reader_of(self.draft)
-        state.caches["draft"] = reader.new_cache(state.rows, state.cache.prefix, state.cache.capacity)
+        state.caches["draft"] = reader.new_cache(
+            state.rows, state.cache.prefix, state.cache.capacity
+        )
         state.caches["draft"].exact = state.exact
         reader.cover(state.caches["draft"])
 
@@ -94,7 +104,8 @@ class ModelDrafter:
     def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:
         reader, cache = state.shared["draft"], state.caches["draft"]
         hidden = self._catch_up(state, counts > 0)
-        drafting, real = counts > 0, torch.zeros_like(counts)  # rows whose chain goes on, and its length
+        # rows whose chain goes on, and its length
+        drafting, real = counts > 0, torch.zeros_like(counts)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         for i in range(most):
@@ -112,17 +123,22 @@ class ModelDrafter:
         return Draft(torch.stack(tokens, 1), real, torch.stack(probs, 1), passes=real)
 
     def _catch_up(self, state: BatchState, rows: Tensor) -> Tensor:
-        """Read the emitted tokens that the draft model has not read, one or two, in these rows; its hidden states
-        [B, D]."""
+        """Read the emitted tokens that the draft model has not read, one or two, in these rows;
+        its hidden states [B, D]."""
         reader, cache = state.shared["draft"], state.caches["draft"]
-        # The last emitted token was not drafted, so the draft model cannot have read it; after it nothing is valid.
-        cache.lengths.copy_(torch.minimum(cache.lengths, state.prompt_lengths + state.generated - 1))
+        # The last emitted token was not drafted, so the draft model cannot have read it; after it
+        # nothing is valid.
+        cache.lengths.copy_(
+            torch.minimum(cache.lengths, state.prompt_lengths + state.generated - 1)
+        )
         read = cache.lengths - state.prompt_lengths
         missing = (state.generated - read) * rows
         width = state.most(missing, 2)
         index = (read[:, None] + state.offsets[:width]).clamp(0, state.tokens.shape[1] - 1)
         real = real_positions(missing, width) if state.exact and state.rows > 1 else None
-        hidden = reader.read(state.bound(cache, self.length), state.tokens.gather(1, index), real=real)
+        hidden = reader.read(
+            state.bound(cache, self.length), state.tokens.gather(1, index), real=real
+        )
         cache.lengths.add_(missing)
         return at(hidden, (missing - 1).clamp(min=0))
 

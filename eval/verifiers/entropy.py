@@ -2,16 +2,18 @@
 
     a = 1 + number of leading heads k = 2, 3, … with H(p_k(. | h)) <= h,    H in nats
 
-The base head's token is always kept; the first head whose entropy exceeds the threshold ends the chunk. This is what a
-learned policy must beat: it, too, adapts the chunk to the context, and it needs neither rewards nor training.
+The base head's token is always kept; the first head whose entropy exceeds the threshold ends the
+chunk. This is what a learned policy must beat: it, too, adapts the chunk to the context, and it
+needs neither rewards nor training.
 
-H is the entropy of the head's own distribution before warping. Temperature and top-k change what is drawn, not what the
-head knows: the threshold then belongs to the decoder and not to the sampling, and it keeps its meaning at temperature
-0, where every warped distribution has entropy 0. `entropy-0.8` names the threshold; `entropy@3.0` the tokens per pass
-that it shall give, and takes the threshold that gave them on development data (statistics.py).
+H is the entropy of the head's own distribution before warping. Temperature and top-k change what is
+drawn, not what the head knows: the threshold then belongs to the decoder and not to the sampling,
+and it keeps its meaning at temperature 0, where every warped distribution has entropy 0.
+`entropy-0.8` names the threshold; `entropy@3.0` the tokens per pass that it shall give, and takes
+the threshold that gave them on development data (statistics.py).
 
-All heads are evaluated at every step, for the chunk's size depends on them; a policy decides before. That is the price
-of the rule, and timings contain it.
+All heads are evaluated at every step, for the chunk's size depends on them; a policy decides
+before. That is the price of the rule, and timings contain it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def entropies(logits: Tensor) -> Tensor:
 
 
 def chunk_sizes(entropy: Tensor, threshold: float) -> Tensor:
-    """1 + the leading additional heads that are sure enough: entropy [..., K - 1] of heads 2..K -> sizes [...]."""
+    """1 + the leading additional heads that are sure enough: entropy [..., K - 1] of heads 2..K
+    -> sizes [...]."""
     return 1 + (entropy <= threshold).cumprod(-1).sum(-1)
 
 
@@ -55,17 +58,31 @@ class EntropyChunk(ChunkRule):
         return Choice(chunk_sizes(candidates[:, 0, 1:, ENTROPY], self.threshold))
 
 
-def from_settings(name: str, decoder: AnyDecoder, statistics: VerifierStatistics | None, threshold: float | None,
-                  tokens_per_pass: float | None) -> tuple[Method, dict[str, str]]:
+def from_settings(
+    name: str,
+    decoder: AnyDecoder,
+    statistics: VerifierStatistics | None,
+    threshold: float | None,
+    tokens_per_pass: float | None,
+) -> tuple[Method, dict[str, str]]:
     """Return the method of these settings, of which one is given, and what its tokens depend on.
 
     threshold: in nats; tokens_per_pass: on development data.
     """
     if (threshold is None) == (tokens_per_pass is None):
-        raise ConfigError(f"method '{name}': write entropy-0.8 (threshold in nats, at least 0) or entropy@3.0 "
-                          "(tokens_per_pass on development data)")
-    limit = threshold if tokens_per_pass is None else needed(statistics, name).threshold_for(tokens_per_pass)
+        raise ConfigError(
+            f"method '{name}': write entropy-0.8 (threshold in nats, at least 0) or entropy@3.0 "
+            "(tokens_per_pass on development data)"
+        )
+    limit = (
+        threshold
+        if tokens_per_pass is None
+        else needed(statistics, name).threshold_for(tokens_per_pass)
+    )
     assert limit is not None
     if decoder.config.num_prediction_heads < 2:
-        raise ConfigError(f"method '{name}' chooses among additional heads, but this decoder has the base head only")
+        raise ConfigError(
+            f"method '{name}' chooses among additional heads, but this decoder has the base head "
+            "only"
+        )
     return ChunkMethod(EntropyChunk(limit, name)), {"threshold": repr(limit)}

@@ -1,24 +1,26 @@
-"""MTP with Viterbi (arXiv 2410.13839): one path through the candidates of n heads, weighed by token transitions.
+"""MTP with Viterbi (arXiv 2410.13839): one path through the candidates of n heads, weighed by token
+transitions.
 
-Head t proposes its k best ids; C is the union over the n heads. With S_t(j) the probabilities of head t and Q(j | i)
-the transitions of the training tokens,
+Head t proposes its k best ids; C is the union over the n heads. With S_t(j) the probabilities of
+head t and Q(j | i) the transitions of the training tokens,
 
     delta_1(j) = S_1(j),    delta_t(j) = S_t(j) max_i delta_{t-1}(i) Q(j | i),    i, j in C,
 
-and the best path is emitted whole: n tokens a pass, nothing is verified. S is taken after temperature, top-k and top-p,
-as for every method here. At temperature 0 it is one-hot, and the path is each head's best id.
+and the best path is emitted whole: n tokens a pass, nothing is verified. S is taken after
+temperature, top-k and top-p, as for every method here. At temperature 0 it is one-hot, and the path
+is each head's best id.
 
-A path is cut at its first end of speech e. Nothing but e follows it, and there S_t(e) counts as at least what an
-earlier head gave e: speech that has ended by one position has ended by the next. So a later head whose probabilities
-were cut by top-k or temperature cannot make an end impossible.
+A path is cut at its first end of speech e. Nothing but e follows it, and there S_t(e) counts as at
+least what an earlier head gave e: speech that has ended by one position has ended by the next. So a
+later head whose probabilities were cut by top-k or temperature cannot make an end impossible.
 
-The states of Q are the codes 0..V-1, the end of speech V and the start of an utterance V + 1. With c_ij the number of
-times that j stands behind i in the training tokens,
+The states of Q are the codes 0..V-1, the end of speech V and the start of an utterance V + 1. With
+c_ij the number of times that j stands behind i in the training tokens,
 
     Q(j | i) = (c_ij + alpha) / (c_i + alpha (V + 1)),
 
-over codes and end. Behind the end stands only the end. Transitions into it are counted where utterances end, those from
-the start where they begin.
+over codes and end. Behind the end stands only the end. Transitions into it are counted where
+utterances end, those from the start where they begin.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ ALPHA = 0.01  # smoothing of the transitions
 
 
 def count_bigrams(utterances: Sequence[Sequence[int]], codes: int) -> tuple[Tensor, Tensor]:
-    """Pairs that occur, start and end of speech included: keys previous * (codes + 2) + next ascending, and counts.
+    """Pairs that occur, start and end of speech included: keys previous * (codes + 2) + next
+    ascending, and counts.
 
     DataError for a token outside the codebook, and without an utterance.
     """
@@ -53,25 +56,35 @@ def count_bigrams(utterances: Sequence[Sequence[int]], codes: int) -> tuple[Tens
     for i, tokens in enumerate(utterances):
         line = np.concatenate(([codes + 1], np.asarray(tokens, np.int64), [codes]))
         if len(line) > 2 and not 0 <= line[1:-1].min() <= line[1:-1].max() < codes:
-            raise DataError(f"utterance {i} has a token outside the codebook of {codes}; prepare the corpus with the "
-                            "decoder's tokenizer")
+            raise DataError(
+                f"utterance {i} has a token outside the codebook of {codes}; prepare the corpus "
+                "with the "
+                "decoder's tokenizer"
+            )
         found.append(line[:-1] * states + line[1:])
     keys, counts = np.unique(np.concatenate(found), return_counts=True)
     return torch.from_numpy(keys), torch.from_numpy(counts.astype(np.int64))
 
 
 class Transitions:
-    """log Q as above, looked up among the pairs that occur: no table of V² numbers, which may be too large."""
+    """log Q as above, looked up among the pairs that occur: no table of V² numbers, which may be
+    too large."""
 
     def __init__(self, keys: Tensor, counts: Tensor, states: int, alpha: float = ALPHA):
-        """keys, counts: as `count_bigrams` gives them. alpha > 0, or a token may have no successor."""
+        """keys, counts: as `count_bigrams` gives them. alpha > 0, or a token may have no
+        successor."""
         self.states, self.end, self.start, self.alpha = states, states - 2, states - 1, alpha
         self.keys, self.counts = keys, counts.double()
-        self.totals = torch.zeros(states, dtype=torch.float64).index_add_(0, keys // states, self.counts)  # c_i
+        # c_i
+        self.totals = torch.zeros(states, dtype=torch.float64).index_add_(
+            0, keys // states, self.counts
+        )
 
     def to(self, device: torch.device) -> Transitions:
         """Move the tables, in place."""
-        self.keys, self.counts, self.totals = (t.to(device) for t in (self.keys, self.counts, self.totals))
+        self.keys, self.counts, self.totals = (
+            t.to(device) for t in (self.keys, self.counts, self.totals)
+        )
         return self
 
     def log_prob(self, previous: Tensor, following: Tensor) -> Tensor:
@@ -87,8 +100,8 @@ class Transitions:
 def best_path(emission: Tensor, transition: Tensor) -> tuple[Tensor, Tensor]:
     """Viterbi: delta_t(j) = log S_t(j) + max_i [delta_{t-1}(i) + log Q(j | i)], then backtracking.
 
-    emission [B, n, m] log S, transition [B, m, m] log Q (from row to column). Returns states [B, n] and the path's
-    score [B]; among equals the lowest state wins.
+    emission [B, n, m] log S, transition [B, m, m] log Q (from row to column). Returns states [B, n]
+    and the path's score [B]; among equals the lowest state wins.
     """
     delta = emission[:, 0]
     origins: list[Tensor] = []
@@ -107,7 +120,8 @@ def choose(probs: Tensor, proposed: Tensor, transitions: Transitions) -> tuple[T
 
     probs [B, n, V + 1]; proposed [B, n, k] ids.
     """
-    ended = probs[:, :, transitions.end].cummax(-1).values.double().log()  # [B, n] of the state behind an end
+    # [B, n] of the state behind an end
+    ended = probs[:, :, transitions.end].cummax(-1).values.double().log()
     ids = proposed.flatten(1).sort(dim=-1).values
     repeated = F.pad(ids[:, 1:] == ids[:, :-1], (1, 0))
     emission = probs.gather(2, ids[:, None].expand(-1, probs.shape[1], -1)).double().log()
@@ -118,9 +132,11 @@ def choose(probs: Tensor, proposed: Tensor, transitions: Transitions) -> tuple[T
     return ids.gather(1, states), score
 
 
-def _with_ended(ids: Tensor, emission: Tensor, transition: Tensor, ended: Tensor,
-                end: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The lattice with one more state, "has ended": it follows the end and itself, and nothing else follows the end."""
+def _with_ended(
+    ids: Tensor, emission: Tensor, transition: Tensor, ended: Tensor, end: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The lattice with one more state, "has ended": it follows the end and itself, and nothing
+    else follows the end."""
     never = -torch.inf
     is_end = ids == end  # [B, m]
     into = torch.where(is_end, 0.0, never).to(transition.dtype)[:, :, None]
@@ -138,7 +154,9 @@ class MTPViterbi(Method):
     streams = ()
     logged = ("actions",)
 
-    def __init__(self, heads: int, transitions: Transitions, k: int = CANDIDATES, name: str | None = None):
+    def __init__(
+        self, heads: int, transitions: Transitions, k: int = CANDIDATES, name: str | None = None
+    ):
         self.heads, self.transitions, self.k = heads, transitions, k
         self.name = name or f"mtp-viterbi-{heads}-{k}"
 
@@ -151,21 +169,35 @@ class MTPViterbi(Method):
         state.own["size"] = torch.full_like(state.generated, self.heads)
 
     def keep(self, state: BatchState) -> Kept:
-        probs = state.probs(state.heads(state.last_hidden, self.heads), state.next_positions(self.heads))
+        probs = state.probs(
+            state.heads(state.last_hidden, self.heads), state.next_positions(self.heads)
+        )
         tokens, score = choose(probs, likeliest(probs, self.k)[1], state.shared["transitions"])
-        tokens = state.checked(torch.where(score.isfinite()[:, None], tokens, state.eos + 1))  # NaN: no distribution
+        # NaN: no distribution
+        tokens = state.checked(torch.where(score.isfinite()[:, None], tokens, state.eos + 1))
         return Kept(tokens, state.own["size"], actions=state.own["size"])
 
 
-def from_settings(name: str, decoder: AnyDecoder, statistics: VerifierStatistics | None, heads: int,
-                  candidates: int) -> tuple[Method, dict[str, str]]:
+def from_settings(
+    name: str,
+    decoder: AnyDecoder,
+    statistics: VerifierStatistics | None,
+    heads: int,
+    candidates: int,
+) -> tuple[Method, dict[str, str]]:
     """Return the method of these settings, and what its tokens depend on."""
     if heads > decoder.config.num_prediction_heads:
-        raise ConfigError(f"method '{name}': this decoder has 1..{decoder.config.num_prediction_heads} heads")
+        raise ConfigError(
+            f"method '{name}': this decoder has 1..{decoder.config.num_prediction_heads} heads"
+        )
     if candidates > decoder.config.output_size:
-        raise ConfigError(f"method '{name}': {candidates} candidates of each head, but the vocabulary has "
-                          f"{decoder.config.output_size} tokens; take 1 to as many")
+        raise ConfigError(
+            f"method '{name}': {candidates} candidates of each head, but the vocabulary has "
+            f"{decoder.config.output_size} tokens; take 1 to as many"
+        )
     table = needed(statistics, name)
     transitions = Transitions(table.bigram_keys, table.bigram_counts, table.states)
     return MTPViterbi(heads, transitions, candidates, name), {
-        "transitions": table.checksum("bigram_keys", "bigram_counts"), "alpha": str(ALPHA)}
+        "transitions": table.checksum("bigram_keys", "bigram_counts"),
+        "alpha": str(ALPHA),
+    }

@@ -1,22 +1,24 @@
 """PCG: speculative decoding verified by groups of acoustically similar tokens (arXiv 2511.13732).
 
-The drafted token x stands for one of its groups, K ~ w(., x). The group, not the token, is tested as in SD:
+The drafted token x stands for one of its groups, K ~ w(., x). The group, not the token, is tested
+as in SD:
 
     accept x iff u < min(1, Q_c(K) / P_c(K)),   Q_c(k) = sum over t in G_k of q(t) w(k, t),   P_c likewise,
 
-with weights w(k, t) = 1 / N(t). A refused token gives way to one of a group drawn from norm(max(0, Q_c - P_c)), by
-thinning: draw y ~ q and K' ~ w(., y) until K' passes with 1 - P_c(K') / Q_c(K'). Given its group, that y already has
-the distribution of equation 10, so no second draw is needed.
+with weights w(k, t) = 1 / N(t). A refused token gives way to one of a group drawn from norm(max(0,
+Q_c - P_c)), by thinning: draw y ~ q and K' ~ w(., y) until K' passes with 1 - P_c(K') / Q_c(K').
+Given its group, that y already has the distribution of equation 10, so no second draw is needed.
 
-The emitted group has the distribution Q_c. The token inside it does not follow q, unless every group is a singleton:
-then this is SD.
+The emitted group has the distribution Q_c. The token inside it does not follow q, unless every
+group is a singleton: then this is SD.
 
-The groups (section 2.1): G(t) = {t' : cos(E_t, E_t') > theta} with E the target's input embeddings of the speech codes;
-the distinct sets among them are the groups. A token may be in several: S(t) are its groups, N(t) their number, 1 / N(t)
-its weight in each. EOS, like every id that is no speech code, is a group of its own.
+The groups (section 2.1): G(t) = {t' : cos(E_t, E_t') > theta} with E the target's input embeddings
+of the speech codes; the distinct sets among them are the groups. A token may be in several: S(t)
+are its groups, N(t) their number, 1 / N(t) its weight in each. EOS, like every id that is no speech
+code, is a group of its own.
 
-`pcg-mel-θ` groups by sound (Table 3): E_t is the mean log-mel frame of the recordings where t was spoken, centred on
-the mean over all codes. A code that never occurred is a group of its own.
+`pcg-mel-θ` groups by sound (Table 3): E_t is the mean log-mel frame of the recordings where t was
+spoken, centred on the mean over all codes. A code that never occurred is a group of its own.
 """
 
 from __future__ import annotations
@@ -42,17 +44,20 @@ from heads.checkpoint import tensors_checksum
 
 logger = logging.getLogger(__name__)
 
-TRIALS, TRIALS_AT_ONCE = 32, 8  # thinning gives way to enumeration after TRIALS; the paper saw 3 on average
+# thinning gives way to enumeration after TRIALS; the paper saw 3 on average
+TRIALS, TRIALS_AT_ONCE = 32, 8
 MEMORY_BYTES = 256 << 20  # of working memory while groups are made
-BYTES_PER_CELL = 4 + 1 + 2 * 8  # of a block of similarities: float32, bool, and two int64 indices where it is true
+# of a block of similarities: float32, bool, and two int64 indices where it is true
+BYTES_PER_CELL = 4 + 1 + 2 * 8
 
 
 @dataclass
 class TokenGroups:
     """Similarity groups of a vocabulary of V ids in M groups with E memberships, on one device.
 
-    group_start [M + 1], group_tokens [E]: the ids of group k are group_tokens[group_start[k] : group_start[k + 1]].
-    token_start [V + 1], token_groups [E]: the groups of id t, likewise. Starts are int64, entries int32.
+    group_start [M + 1], group_tokens [E]: the ids of group k are group_tokens[group_start[k] :
+    group_start[k + 1]]. token_start [V + 1], token_groups [E]: the groups of id t, likewise. Starts
+    are int64, entries int32.
     """
 
     group_start: Tensor
@@ -65,9 +70,11 @@ class TokenGroups:
     def __post_init__(self) -> None:
         self.sizes, self.ids = self.group_start.diff(), self.group_tokens.long()
         self.largest = int(self.sizes.max())
-        self.share = 1 / self.token_start.diff().double()  # 1 / N(t), the weight of each id in its groups: [V]
+        # 1 / N(t), the weight of each id in its groups: [V]
+        self.share = 1 / self.token_start.diff().double()
         self.weight = self.share[self.ids]  # [E] of each entry
-        self.owner = torch.arange(self.count, device=self.ids.device).repeat_interleave(self.sizes)  # [E] its group
+        # [E] its group
+        self.owner = torch.arange(self.count, device=self.ids.device).repeat_interleave(self.sizes)
 
     @property
     def count(self) -> int:
@@ -81,23 +88,35 @@ class TokenGroups:
         """Return the groups on a device."""
         if self.group_start.device == device:
             return self
-        return TokenGroups(self.group_start.to(device), self.group_tokens.to(device), self.token_start.to(device),
-                           self.token_groups.to(device), self.theta, self.embedding_checksum)
+        return TokenGroups(
+            self.group_start.to(device),
+            self.group_tokens.to(device),
+            self.token_start.to(device),
+            self.token_groups.to(device),
+            self.theta,
+            self.embedding_checksum,
+        )
 
 
-def build_groups(embedding: Tensor, theta: float, specials: int = 1,
-                 memory_bytes: int = MEMORY_BYTES) -> TokenGroups:
-    """Groups of the codes whose embeddings [codes, D] are given; ids codes .. codes + specials - 1 are singletons, as
-    are codes whose embedding is NaN.
+def build_groups(
+    embedding: Tensor, theta: float, specials: int = 1, memory_bytes: int = MEMORY_BYTES
+) -> TokenGroups:
+    """Groups of the codes whose embeddings [codes, D] are given; ids codes .. codes + specials - 1
+    are singletons, as are codes whose embedding is NaN.
 
-    Similarities are computed for as many codes at a time as `memory_bytes` of working memory allow, against all
-    others; what stays is the distinct groups. float32 embeddings are read in place, others are converted whole.
+    Similarities are computed for as many codes at a time as `memory_bytes` of working memory allow,
+    against all others; what stays is the distinct groups. float32 embeddings are read in place,
+    others are converted whole.
 
-    Raises ConfigError for theta outside (-1, 1], or where the groups themselves need more than `memory_bytes`.
+    Raises ConfigError for theta outside (-1, 1], or where the groups themselves need more than
+    `memory_bytes`.
     """
     if not -1 < theta <= 1:
-        raise ConfigError(f"the similarity threshold theta of PCG is a cosine in (-1, 1], not {theta}; the paper uses "
-                          "0.38 to 0.45")
+        raise ConfigError(
+            f"the similarity threshold theta of PCG is a cosine in (-1, 1], not {theta}; the "
+            "paper uses "
+            "0.38 to 0.45"
+        )
     codes = len(embedding)
     seen: set[bytes] = set()  # digests of the sets of ids so far
     members: list[Tensor] = []  # of each distinct group, int32, ascending
@@ -109,26 +128,44 @@ def build_groups(embedding: Tensor, theta: float, specials: int = 1,
                 seen.add(digest)
                 members.append(ids.clone())
                 stored += 4 * len(ids)
-        if 6 * stored > memory_bytes:  # while the two CSR halves are made, each entry takes 24 bytes
-            raise ConfigError(f"groups at theta = {theta} are too large: over {stored >> 20} MiB of memberships after "
-                              f"{done} of {codes} codes; raise theta, or memory_bytes ({memory_bytes >> 20} MiB)")
+        # while the two CSR halves are made, each entry takes 24 bytes
+        if 6 * stored > memory_bytes:
+            raise ConfigError(
+                f"groups at theta = {theta} are too large: over {stored >> 20} MiB of memberships "
+                "after "
+                f"{done} of {codes} codes; raise theta, or memory_bytes ({memory_bytes >> 20} MiB)"
+            )
     members += [torch.tensor([codes + i], dtype=torch.int32) for i in range(specials)]
     sizes, group_tokens = torch.tensor([len(ids) for ids in members]), torch.cat(members)
     owner = torch.arange(len(members), dtype=torch.int32).repeat_interleave(sizes)
     token_groups = owner[group_tokens.argsort(stable=True)]  # by id, then by group
-    group_start, token_start = (F.pad(counts.cumsum(0), (1, 0)) for counts in (
-        sizes, group_tokens.bincount(minlength=codes + specials)))
+    group_start, token_start = (
+        F.pad(counts.cumsum(0), (1, 0))
+        for counts in (sizes, group_tokens.bincount(minlength=codes + specials))
+    )
     checksum = tensors_checksum({"speech_embedding": embedding})
-    logger.info("%d similarity groups at theta = %g, %.1f ids each on average", len(members), theta,
-                len(group_tokens) / len(members))
+    logger.info(
+        "%d similarity groups at theta = %g, %.1f ids each on average",
+        len(members),
+        theta,
+        len(group_tokens) / len(members),
+    )
     device = embedding.device
-    return TokenGroups(group_start.to(device), group_tokens.to(device), token_start.to(device), token_groups.to(device),
-                       theta, checksum)
+    return TokenGroups(
+        group_start.to(device),
+        group_tokens.to(device),
+        token_start.to(device),
+        token_groups.to(device),
+        theta,
+        checksum,
+    )
 
 
-def similar_codes(embedding: Tensor, theta: float,
-                  memory_bytes: int = MEMORY_BYTES) -> Iterator[tuple[int, Sequence[Tensor]]]:
-    """Blocks of codes in order: how many codes are done, and for each of the block's the ids of G(t), ascending."""
+def similar_codes(
+    embedding: Tensor, theta: float, memory_bytes: int = MEMORY_BYTES
+) -> Iterator[tuple[int, Sequence[Tensor]]]:
+    """Blocks of codes in order: how many codes are done, and for each of the block's the ids of
+    G(t), ascending."""
     table = embedding.detach().to(torch.float32)
     rows = max(1, memory_bytes // (len(table) * BYTES_PER_CELL))
     scale = torch.cat([1 / block.norm(dim=1).clamp(min=1e-30) for block in table.split(rows)])
@@ -143,7 +180,8 @@ def similar_codes(embedding: Tensor, theta: float,
 
 
 def weighted(probs: Tensor, groups: TokenGroups) -> Tensor:
-    """probs(t) w(k, t) = probs(t) / N(t), the share of t's mass that each of its groups gets: [..., V], float64."""
+    """probs(t) w(k, t) = probs(t) / N(t), the share of t's mass that each of its groups gets:
+    [..., V], float64."""
     return probs * groups.share
 
 
@@ -154,11 +192,14 @@ def pick_group(tokens: Tensor, u: Tensor, groups: TokenGroups) -> Tensor:
     return groups.token_groups[start + (u * size).long()].long()
 
 
-def group_mass(probs: Sequence[Tensor], group: Tensor, groups: TokenGroups, most: int) -> list[Tensor]:
-    """Q_c(k) = sum over t in G_k of probs[b, t] / N(t), for each [B, V] of probs and the groups k [B, n] of its rows,
-    none of them larger than `most`: [B, n], float64."""
+def group_mass(
+    probs: Sequence[Tensor], group: Tensor, groups: TokenGroups, most: int
+) -> list[Tensor]:
+    """Q_c(k) = sum over t in G_k of probs[b, t] / N(t), for each [B, V] of probs and the groups
+    k [B, n] of its rows, none of them larger than `most`: [B, n], float64."""
     member = torch.arange(most, device=group.device)
-    place = (groups.group_start[group][..., None] + member).clamp(max=len(groups.ids) - 1)  # [B, n, most]
+    # [B, n, most]
+    place = (groups.group_start[group][..., None] + member).clamp(max=len(groups.ids) - 1)
     weight = groups.weight[place] * (member < groups.sizes[group][..., None])
     ids = groups.ids[place].flatten(1)
     return [(given.gather(1, ids).view(place.shape) * weight).sum(-1) for given in probs]
@@ -178,15 +219,18 @@ def enumerated_residual(q: Tensor, p: Tensor, groups: TokenGroups) -> Tensor:
     """
     q_share = weighted(q, groups)
     q_coarse, p_coarse = coarse(q_share, groups), coarse(weighted(p, groups), groups)
-    rate = sd.residual(q_coarse, p_coarse) / q_coarse.clamp(min=torch.finfo(torch.float64).tiny)  # R(k) / Q_c(k)
+    # R(k) / Q_c(k)
+    rate = sd.residual(q_coarse, p_coarse) / q_coarse.clamp(min=torch.finfo(torch.float64).tiny)
     rates = torch.zeros_like(q_share).index_add(1, groups.ids, rate.index_select(1, groups.owner))
     return q_share * rates
 
 
-def thinned_residual(q: Tensor, p: Tensor, groups: TokenGroups, uniform: Uniforms,
-                     refused: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw from `enumerated_residual` by thinning: tokens [B], and the trials [B] that it took, TRIALS + 1 where none
-    of TRIALS passed (the token then is undefined). Rows that are not `refused` [B] may have any token."""
+def thinned_residual(
+    q: Tensor, p: Tensor, groups: TokenGroups, uniform: Uniforms, refused: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Draw from `enumerated_residual` by thinning: tokens [B], and the trials [B] that it took,
+    TRIALS + 1 where none of TRIALS passed (the token then is undefined). Rows that are not
+    `refused` [B] may have any token."""
     tokens = torch.zeros(len(q), dtype=torch.long, device=q.device)
     trials = torch.full_like(tokens, TRIALS + 1)
     numbers = uniform.several("residual", 3 * TRIALS)  # three a trial
@@ -223,8 +267,9 @@ class GroupVerifier(ChainVerifier):
         return decoder.speech_embedding.weight[: decoder.config.speech_vocab_size]
 
     @classmethod
-    def arguments(cls, decoder: AnyDecoder, statistics: VerifierStatistics | None,
-                  numbers: tuple[float, ...]) -> tuple[TokenGroups]:
+    def arguments(
+        cls, decoder: AnyDecoder, statistics: VerifierStatistics | None, numbers: tuple[float, ...]
+    ) -> tuple[TokenGroups]:
         (theta,), vectors = numbers, cls.code_vectors(decoder, statistics)
         return (build_groups(vectors, theta, decoder.config.output_size - len(vectors)),)
 
@@ -235,10 +280,14 @@ class GroupVerifier(ChainVerifier):
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
         group = pick_group(tokens, uniform("group"), self.groups)
         most = self.groups.most(group, uniform.state)
-        masses = group_mass([q.flatten(0, 1), p.flatten(0, 1)], group.view(-1, 1), self.groups, most)
+        masses = group_mass(
+            [q.flatten(0, 1), p.flatten(0, 1)], group.view(-1, 1), self.groups, most
+        )
         return uniform("accept") < sd.acceptance(*(mass.view_as(group) for mass in masses))
 
-    def following(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms, refused: Tensor) -> Tensor:
+    def following(
+        self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms, refused: Tensor
+    ) -> Tensor:
         state = uniform.state
         bonus = state.sample(q, uniform("token"))
         if state.exact and not bool(refused.any()):
@@ -246,7 +295,9 @@ class GroupVerifier(ChainVerifier):
         token, trials = thinned_residual(q, p, self.groups, uniform, refused)
         left = (trials > TRIALS) & refused
         if not state.exact or bool(left.any()):
-            enumerated = sample(enumerated_residual(q, p, self.groups), uniform("residual", 3 * TRIALS))
+            enumerated = sample(
+                enumerated_residual(q, p, self.groups), uniform("residual", 3 * TRIALS)
+            )
             token = torch.where(left, enumerated.clamp(max=eos), token)
         return torch.where(refused, token, bonus)
 

@@ -1,21 +1,22 @@
-"""Relaxed rules: SSD's tolerance, Medusa's typical acceptance, top-k verification of Llasa+. None is lossless.
+"""Relaxed rules: SSD's tolerance, Medusa's typical acceptance, top-k verification of Llasa+. None
+is lossless.
 
-An end of speech is judged by SD's rule unless asked otherwise (`eos_strict`). Its probability is still not kept: a
-token that passes where the target would have ended delays it.
+An end of speech is judged by SD's rule unless asked otherwise (`eos_strict`). Its probability is
+still not kept: a token that passes where the target would have ended delays it.
 
-SSD (Interspeech 2025, Algorithm 1): accept x_i iff r < min(1, q(x_i) / p(x_i)) + beta; the rest as in SD. beta = 0 is
-SD, beta >= 1 is the draft alone. The total variation of one step from the target equals the acceptance that beta adds.
-The paper makes no exception for EOS: its rule is `ssd-β-eos`. Without tolerance for EOS, where q(EOS) > p(EOS), EOS
-needs the residual, and the other tokens' tolerance leaves less of it:
-out(EOS) = min(p, q)(EOS) + refused mass * residual(EOS) <= q(EOS).
+SSD (Interspeech 2025, Algorithm 1): accept x_i iff r < min(1, q(x_i) / p(x_i)) + beta; the rest as
+in SD. beta = 0 is SD, beta >= 1 is the draft alone. The total variation of one step from the target
+equals the acceptance that beta adds. The paper makes no exception for EOS: its rule is `ssd-β-eos`.
+Without tolerance for EOS, where q(EOS) > p(EOS), EOS needs the residual, and the other tokens'
+tolerance leaves less of it: out(EOS) = min(p, q)(EOS) + refused mass * residual(EOS) <= q(EOS).
 
-Typical acceptance (Cai et al. 2024, arXiv 2401.10774, section 2.3.1), on a chain: accept x iff
-q(x) > min(epsilon, delta * exp(-H(q))), H the entropy of q in nats. So the threshold falls where the target itself is
-undecided. A refused token gives way to a draw from q.
+Typical acceptance (Cai et al. 2024, arXiv 2401.10774, section 2.3.1), on a chain: accept x iff q(x)
+> min(epsilon, delta * exp(-H(q))), H the entropy of q in nats. So the threshold falls where the
+target itself is undecided. A refused token gives way to a draw from q.
 
-Top-k verification (arXiv 2508.06262): accept x iff it is among the k likeliest tokens of the base head; a refused token
-gives way to a draw from it. The k likeliest are those after sampling's top-k and top-p: a token that could not have
-been sampled is never accepted.
+Top-k verification (arXiv 2508.06262): accept x iff it is among the k likeliest tokens of the base
+head; a refused token gives way to a draw from it. The k likeliest are those after sampling's top-k
+and top-p: a token that could not have been sampled is never accepted.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def threshold(q: Tensor, epsilon: float, delta: float) -> Tensor:
 
 
 def among_likeliest(q: Tensor, tokens: Tensor, k: int) -> Tensor:
-    """Whether x is one of the k likeliest (of equals the lowest ids) and possible: q [..., V], tokens [...] -> bool."""
+    """Whether x is one of the k likeliest (of equals the lowest ids) and possible: q [..., V],
+    tokens [...] -> bool."""
     return (rank(q, tokens) < k) & (sd.of(q, tokens) > 0)
 
 
@@ -56,8 +58,10 @@ class TolerantDecoding(sd.SpeculativeDecoding):
     def __init__(self, name: str, drafter: Drafter, beta: float, eos_strict: bool = True):
         super().__init__(name, drafter)
         if not 0 <= beta < float("inf"):
-            raise ConfigError(f"{name}: the tolerance beta must be a number >= 0, not {beta}; the paper "
-                              "sweeps 0 to 0.4")
+            raise ConfigError(
+                f"{name}: the tolerance beta must be a number >= 0, not {beta}; the paper "
+                "sweeps 0 to 0.4"
+            )
         self.beta, self.eos_strict = beta, eos_strict
 
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
@@ -68,8 +72,8 @@ class TolerantDecoding(sd.SpeculativeDecoding):
 class RelaxedVerifier(sd.SpeculativeDecoding):
     """Accept by a yes-or-no rule on q; a refused token gives way to a draw from q.
 
-    Such a rule would end utterances whenever the draft does, so EOS is judged by SD's, residual included. Behind a
-    refused EOS it may still be drawn from q once more.
+    Such a rule would end utterances whenever the draft does, so EOS is judged by SD's, residual
+    included. Behind a refused EOS it may still be drawn from q once more.
     """
 
     relaxes_end = True
@@ -96,12 +100,21 @@ class TypicalAcceptance(RelaxedVerifier):
 
     numbers = (0, 2)
 
-    def __init__(self, name: str, drafter: Drafter, epsilon: float = EPSILON, delta: float = DELTA,
-                 eos_strict: bool = True):
+    def __init__(
+        self,
+        name: str,
+        drafter: Drafter,
+        epsilon: float = EPSILON,
+        delta: float = DELTA,
+        eos_strict: bool = True,
+    ):
         super().__init__(name, drafter, eos_strict)
         if not 0 < epsilon <= 1 or not 0 < delta < float("inf"):
-            raise ConfigError(f"{name}: typical acceptance needs 0 < epsilon <= 1 and delta > 0, not {epsilon} and "
-                              f"{delta}; Medusa uses {EPSILON} and {DELTA}")
+            raise ConfigError(
+                f"{name}: typical acceptance needs 0 < epsilon <= 1 and delta > 0, not {epsilon} "
+                "and "
+                f"{delta}; Medusa uses {EPSILON} and {DELTA}"
+            )
         self.epsilon, self.delta = epsilon, delta
 
     def plausible(self, q: Tensor, tokens: Tensor) -> Tensor:
@@ -116,7 +129,10 @@ class TopKVerify(RelaxedVerifier):
     def __init__(self, name: str, drafter: Drafter, k: float, eos_strict: bool = True):
         super().__init__(name, drafter, eos_strict)
         if k < 1 or k != int(k):
-            raise ConfigError(f"{name}: k is a whole number, at least 1, not {k:g}; write topk-verify-50, as in Llasa+")
+            raise ConfigError(
+                f"{name}: k is a whole number, at least 1, not {k:g}; write topk-verify-50, as in "
+                "Llasa+"
+            )
         self.k = int(k)
 
     def plausible(self, q: Tensor, tokens: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
-"""Lossless speculative decoding (Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318).
+"""Lossless speculative decoding (Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv
+2302.01318).
 
-Accept x_i with probability min(1, q(x_i) / p(x_i)). Replace the first refused token by a draw from norm(max(0, q - p)).
-The output has the distribution of next-token decoding with the same weights and sampling.
+Accept x_i with probability min(1, q(x_i) / p(x_i)). Replace the first refused token by a draw from
+norm(max(0, q - p)). The output has the distribution of next-token decoding with the same weights
+and sampling.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from eval.verifiers.chain import ChainVerifier, Uniforms
 
 
 def acceptance(q_x: Tensor, p_x: Tensor) -> Tensor:
-    """Probability of accepting x: min(1, q(x) / p(x)). Shapes alike; p(x) > 0 for every token that was drawn."""
+    """Probability of accepting x: min(1, q(x) / p(x)). Shapes alike; p(x) > 0 for every token
+    that was drawn."""
     return (q_x / p_x).clamp(max=1)
 
 
 def residual(q: Tensor, p: Tensor) -> Tensor:
-    """Probabilities behind a refusal, norm(max(0, q - p)): [..., V]. Where rounding leaves nothing of it, q itself."""
+    """Probabilities behind a refusal, norm(max(0, q - p)): [..., V]. Where rounding leaves
+    nothing of it, q itself."""
     excess = (q - p).clamp(min=0)
     mass = excess.sum(-1, keepdim=True)
     return torch.where(mass > 0, excess / mass, q)

@@ -1,30 +1,34 @@
-"""VADUSA (Li et al., arXiv 2410.21951): a tree of the heads' candidates, accepted by tolerant sampling.
+"""VADUSA (Li et al., arXiv 2410.21951): a tree of the heads' candidates, accepted by tolerant
+sampling.
 
-Behind a token drawn from the base head at state h stands a tree. Its nodes at depth d are best ids of head d + 1 at h.
-One pass of the decoder reads the tree and gives the base head's probabilities q at every node. tau samples of each are
-drawn. **A candidate is accepted iff it is among the tau samples at its parent** and its parent is accepted. The longest
-accepted path is emitted, then the first sample at its end, which is the next root.
+Behind a token drawn from the base head at state h stands a tree. Its nodes at depth d are best ids
+of head d + 1 at h. One pass of the decoder reads the tree and gives the base head's probabilities q
+at every node. tau samples of each are drawn. **A candidate is accepted iff it is among the tau
+samples at its parent** and its parent is accepted. The longest accepted path is emitted, then the
+first sample at its end, which is the next root.
 
-tau = 1 is lossless: every node draws one token from q, and it is emitted whether or not the tree held it. That draw has
-the address (token stream, position) of plain decoding, so `vadusa-1` gives the tokens of car-1.
-tau > 1 moves mass to the candidates. The end of speech e keeps its probability, whatever tau: the first sample alone
-decides whether a node ends, and which branch leads furthest is asked as if none did (`accept`). With qC the base mass
-of a node's children C other than e, where all of them lead equally far,
+tau = 1 is lossless: every node draws one token from q, and it is emitted whether or not the tree
+held it. That draw has the address (token stream, position) of plain decoding, so `vadusa-1` gives
+the tokens of car-1. tau > 1 moves mass to the candidates. The end of speech e keeps its
+probability, whatever tau: the first sample alone decides whether a node ends, and which branch
+leads furthest is asked as if none did (`accept`). With qC the base mass of a node's children C
+other than e, where all of them lead equally far,
 
     out(e) = q(e),    out(v) = (1 - qC)^(tau - 1) q(v)  for v not in C,
     out(c) = q(c) + (1 - q(e) - qC) q(c) / qC * (1 - (1 - qC)^(tau - 1))  for c in C,
 
 at total variation (1 - q(e) - qC)(1 - (1 - qC)^(tau - 1)) from q.
 
-The paper's text was not available to us: the rule is read from how later papers of its authors describe it
-(docs/methods.md).
+The paper's text was not available to us: the rule is read from how later papers of its authors
+describe it (docs/methods.md).
 
-Which ranks of which heads the tree holds: Medusa's greedy construction from measured accuracy (`build_tree`). A node is
-its path of ranks: (0, 2) is the third-ranked id of the second draft head behind the best id of the first.
-accuracy[d, i] is the probability that the base head draws the i-th ranked id of draft head d + 1, given that the path
-to it is right. Taking the depths as independent, a node is worth the product along its path, and the expected number
-of accepted drafts is the sum over nodes. No node is worth more than its parent, so taking the best node whose parent is
-present, again and again, gives the best tree of its size.
+Which ranks of which heads the tree holds: Medusa's greedy construction from measured accuracy
+(`build_tree`). A node is its path of ranks: (0, 2) is the third-ranked id of the second draft head
+behind the best id of the first. accuracy[d, i] is the probability that the base head draws the i-th
+ranked id of draft head d + 1, given that the path to it is right. Taking the depths as independent,
+a node is worth the product along its path, and the expected number of accepted drafts is the sum
+over nodes. No node is worth more than its parent, so taking the best node whose parent is present,
+again and again, gives the best tree of its size.
 """
 
 from __future__ import annotations
@@ -64,7 +68,8 @@ class RankTree:
         return torch.tensor([[len(path) - 1, path[-1]] for path in self.paths], device=device).T
 
     def tokens(self, logits: Tensor, places: Tensor) -> Tensor:
-        """The nodes' ids: logits of the draft heads [B, depths, V] and `places` on their device -> [B, nodes]."""
+        """The nodes' ids: logits of the draft heads [B, depths, V] and `places` on their device
+        -> [B, nodes]."""
         ranked = likeliest(logits, max(map(max, self.paths)) + 1)[1]  # [B, depths, ranks]
         return ranked[:, places[0], places[1]]
 
@@ -77,8 +82,9 @@ def chain(depth: int) -> RankTree:
 def build_tree(accuracy: Tensor, budget: int) -> RankTree:
     """The tree of at most `budget` nodes with the largest expected number of accepted drafts.
 
-    accuracy [depths, ranks] as above. Nodes that are worth nothing are left out. At equal worth the shorter path, then
-    the smaller ranks. ConfigError for a budget below 1, or where nothing is worth anything.
+    accuracy [depths, ranks] as above. Nodes that are worth nothing are left out. At equal worth the
+    shorter path, then the smaller ranks. ConfigError for a budget below 1, or where nothing is
+    worth anything.
     """
     if budget < 1:
         raise ConfigError(f"a tree of {budget} nodes drafts nothing; give a budget of at least 1")
@@ -98,48 +104,61 @@ def build_tree(accuracy: Tensor, budget: int) -> RankTree:
         chosen.append(path)
         push_children(path, -negative)
     if not chosen:
-        raise ConfigError("every rank of the first draft head has accuracy 0, so no candidate is worth verifying; "
-                          "train the additional heads, or use a chain")
+        raise ConfigError(
+            "every rank of the first draft head has accuracy 0, so no candidate is worth "
+            "verifying; "
+            "train the additional heads, or use a chain"
+        )
     return RankTree(tuple(sorted(chosen, key=lambda path: (len(path), path))))
 
 
 def expected_accepted(paths: Sequence[Path], accuracy: Tensor) -> float:
-    """Expected number of accepted drafts under the independence of depths: the sum of the nodes' worths."""
+    """Expected number of accepted drafts under the independence of depths: the sum of the nodes'
+    worths."""
     table = accuracy.double()
-    return sum(float(torch.stack([table[d, rank] for d, rank in enumerate(path)]).prod()) for path in paths)
+    return sum(
+        float(torch.stack([table[d, rank] for d, rank in enumerate(path)]).prod()) for path in paths
+    )
 
 
 def hits(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int) -> tuple[Tensor, Tensor]:
-    """Return which nodes are accepted [B, m], and the earliest sample [B, m] that each one's token is among; see
-    `accept`."""
+    """Return which nodes are accepted [B, m], and the earliest sample [B, m] that each one's
+    token is among; see `accept`."""
     at_parent = samples[:, tree.parents + 1]  # [B, m, tau]
     match = at_parent == candidates[:, :, None]
-    match &= ((candidates == eos) == (at_parent[:, :, 0] == eos))[:, :, None]  # it ends iff its first sample says so
+    # it ends iff its first sample says so
+    match &= ((candidates == eos) == (at_parent[:, :, 0] == eos))[:, :, None]
     behind_end = (candidates[:, tree.parents.clamp(min=0)] == eos) & (tree.parents >= 0)
     hit = match.any(-1) & ~behind_end
     accepted = (~hit).float() @ tree.ancestors.T.float() == 0  # every node on the path was hit
     return accepted, match.to(torch.uint8).argmax(-1)
 
 
-def accept(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int,
-           unended: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The accepted path: a node is accepted iff its token is among the tau samples at its parent, which is accepted.
+def accept(
+    candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int, unended: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The accepted path: a node is accepted iff its token is among the tau samples at its parent,
+    which is accepted.
 
-    candidates [B, m] tokens of the nodes; samples [B, 1 + m, tau] of the base head behind the root (index 0) and every
-    node. Returns nodes [B, depth] from the root on, padded with 0, and how many there are [B]. Of accepted siblings the
-    one that leads furthest is taken, then the one of the earliest sample.
+    candidates [B, m] tokens of the nodes; samples [B, 1 + m, tau] of the base head behind the root
+    (index 0) and every node. Returns nodes [B, depth] from the root on, padded with 0, and how many
+    there are [B]. Of accepted siblings the one that leads furthest is taken, then the one of the
+    earliest sample.
 
-    A branch that ends leads nowhere, so to prefer the longest would be to avoid ends. Therefore "furthest" is asked as
-    if no node ended: unended [B, 1 + m] are draws from q without e, which stand there for a first sample that is e.
-    The choice then knows nothing of the ends, and each node ends with probability q(e). tau = 1 gives None: there
-    one sample is at most one child.
+    A branch that ends leads nowhere, so to prefer the longest would be to avoid ends. Therefore
+    "furthest" is asked as if no node ended: unended [B, 1 + m] are draws from q without e, which
+    stand there for a first sample that is e. The choice then knows nothing of the ends, and each
+    node ends with probability q(e). tau = 1 gives None: there one sample is at most one child.
     """
     accepted, earliest = hits(candidates, samples, tree, eos)
     preference = samples.shape[-1] - earliest
     if unended is not None:
         first = torch.where(samples[:, :, 0] == eos, unended, samples[:, :, 0])
-        leading, _ = hits(candidates, torch.cat((first[:, :, None], samples[:, :, 1:]), -1), tree, eos)
-        below = leading[:, None] & tree.ancestors.T  # [B, m, m] descendants of each node that are reached
+        leading, _ = hits(
+            candidates, torch.cat((first[:, :, None], samples[:, :, 1:]), -1), tree, eos
+        )
+        # [B, m, m] descendants of each node that are reached
+        below = leading[:, None] & tree.ancestors.T
         preference = preference + (samples.shape[-1] + 1) * (below * tree.depths).amax(-1)
     path = torch.zeros(len(candidates), tree.depth, dtype=torch.long, device=candidates.device)
     counts = torch.zeros(len(candidates), dtype=torch.long, device=candidates.device)
@@ -164,8 +183,11 @@ class Vadusa(Method):
 
     def __init__(self, tau: int, tree: RankTree, name: str | None = None):
         if tau < 1:
-            raise ConfigError(f"VADUSA with tau = {tau}: a candidate is compared with at least one sample of the base "
-                              "head; give tau >= 1 (1 is lossless)")
+            raise ConfigError(
+                f"VADUSA with tau = {tau}: a candidate is compared with at least one sample of "
+                "the base "
+                "head; give tau >= 1 (1 is lossless)"
+            )
         self.tau, self.ranks, self.name = tau, tree, name or f"vadusa-{tau}"
         self.tree = tree.shape()
         self.draft_length = len(tree.paths)
@@ -180,7 +202,8 @@ class Vadusa(Method):
         state.own["drawn_from"] = torch.zeros_like(state.states[:, 0])
 
     def propose(self, state: BatchState) -> Draft:
-        """Candidates for the positions after the root, from the state that the root was drawn from."""
+        """Candidates for the positions after the root, from the state that the root was drawn
+        from."""
         depth = self.tree.depth
         logits = state.heads(state.own["drawn_from"], depth + 1)[:, 1:]  # [B, depths, V + 1]
         forbidden = state.forbidden(state.next_positions(depth))
@@ -190,7 +213,8 @@ class Vadusa(Method):
 
     def keep(self, state: BatchState) -> Kept:
         m = self.draft_length if state.most(state.draft_counts, 1) else 0
-        states, drafted = state.states[:, : m + 1], state.draft_tokens[:, :m]  # of the root and the nodes
+        # of the root and the nodes
+        states, drafted = state.states[:, : m + 1], state.draft_tokens[:, :m]
         samples, unended = self._samples(state, states, m)
         if not m:  # prompts were read: draw the first roots
             state.own["drawn_from"].copy_(states[:, 0])
@@ -198,17 +222,21 @@ class Vadusa(Method):
             return Kept(samples[:, 0, :1], none + 1, cached=none)
         path, accepted = accept(drafted, samples, self.tree, state.eos, unended)
         accepted = accepted * (state.draft_counts > 0)
-        last = torch.where(accepted > 0, at(path, (accepted - 1).clamp(min=0)) + 1, 0)  # 0: the root
+        # 0: the root
+        last = torch.where(accepted > 0, at(path, (accepted - 1).clamp(min=0)) + 1, 0)
         state.own["drawn_from"].copy_(at(states, last))
         root = at(samples[..., 0], last)[:, None]  # the next one
-        tokens = torch.cat((drafted.gather(1, path), root), dim=1).scatter(1, accepted[:, None], root)
+        tokens = torch.cat((drafted.gather(1, path), root), dim=1).scatter(
+            1, accepted[:, None], root
+        )
         return Kept(tokens, accepted + 1, cached=accepted, path=path)
 
     def _samples(self, state: BatchState, states: Tensor, m: int) -> tuple[Tensor, Tensor | None]:
-        """tau samples of q at the states [B, 1 + m, D] of the root and m nodes -> [B, 1 + m, tau]; and for tau > 1 one
-        without the end [B, 1 + m].
+        """tau samples of q at the states [B, 1 + m, D] of the root and m nodes -> [B, 1 + m, tau];
+        and for tau > 1 one without the end [B, 1 + m].
 
-        The first is the one that plain decoding draws at this position; the others are independent between nodes.
+        The first is the one that plain decoding draws at this position; the others are independent
+        between nodes.
         """
         position, others = state.generated[:, None] + self.tree.layout[1][: m + 1], self.tau - 1
         q = state.probs(state.heads(states, 1)[:, :, 0], position)
@@ -217,23 +245,43 @@ class Vadusa(Method):
             return state.sample(q, first)[:, :, None], None
         # `others` numbers for each node, then one more for each
         node, count = torch.arange(m + 1, device=position.device)[:, None], 1 + self.draft_length
-        number = torch.cat((node * others + torch.arange(others, device=node.device), count * others + node), 1)
-        further = state.further("tau", position[:, :, None].expand(-1, -1, 1 + others), number)  # [B, 1 + m, tau]
+        number = torch.cat(
+            (node * others + torch.arange(others, device=node.device), count * others + node), 1
+        )
+        # [B, 1 + m, tau]
+        further = state.further("tau", position[:, :, None].expand(-1, -1, 1 + others), number)
         samples = sample_several(q, torch.cat((first[:, :, None], further[..., :-1]), -1))
-        return state.checked(samples), sample(q[..., : state.eos], further[..., -1]).clamp(max=state.eos - 1)
+        return state.checked(samples), sample(q[..., : state.eos], further[..., -1]).clamp(
+            max=state.eos - 1
+        )
 
 
-def from_settings(name: str, decoder: AnyDecoder, statistics: VerifierStatistics | None, tau: int, nodes: int | None,
-                  chained: bool) -> tuple[Method, dict[str, str]]:
+def from_settings(
+    name: str,
+    decoder: AnyDecoder,
+    statistics: VerifierStatistics | None,
+    tau: int,
+    nodes: int | None,
+    chained: bool,
+) -> tuple[Method, dict[str, str]]:
     """Return the method of these settings, and what its tokens depend on.
 
     nodes: of the tree, NODES for None; chained: the best id of each head instead of a tree.
     """
     heads = decoder.config.num_prediction_heads
     if heads < 2:
-        raise ConfigError(f"method '{name}' drafts by the additional heads, but this decoder has the base head only")
+        raise ConfigError(
+            f"method '{name}' drafts by the additional heads, but this decoder has the base head "
+            "only"
+        )
     if nodes and chained:
-        raise ConfigError(f"method '{name}': a chain has no nodes to choose; write vadusa-2-n32 or vadusa-2-chain")
-    tree = chain(heads - 1) if chained else build_tree(needed(statistics, name).rank_accuracy, nodes or NODES)
+        raise ConfigError(
+            f"method '{name}': a chain has no nodes to choose; write vadusa-2-n32 or vadusa-2-chain"
+        )
+    tree = (
+        chain(heads - 1)
+        if chained
+        else build_tree(needed(statistics, name).rank_accuracy, nodes or NODES)
+    )
     paths = " ".join(".".join(map(str, path)) for path in tree.paths)
     return Vadusa(tau, tree, name), {"tree": paths}

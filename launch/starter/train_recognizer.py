@@ -1,15 +1,17 @@
-"""Train the recogniser of sound that ships: CTC over characters on the states of a frozen speech encoder.
+"""Train the recogniser of sound that ships: CTC over characters on the states of a frozen speech
+encoder.
 
     dcar prepare mode=resynthesize data=starter split=train out=runs/resynthesis batch_size=16
     dcar prepare mode=resynthesize data=starter split=dev out=runs/resynthesis
     python -m launch.starter.train_recognizer train_manifest=runs/resynthesis/train.jsonl \
       dev_manifest=runs/resynthesis/dev.jsonl out=runs/recognizer
 
-The recogniser provides the rewards `wer`, `cer` and `log_likelihood` of stage two, so it is trained on resynthesised
-speech; `make_models.sh` also adds every sentence in another voice. The default settings are those of the shipped
-recogniser, which took a quarter of an hour for the encoder and half an hour for the training on one core. The encoder
-runs once: its states are kept in out/states (184 MB an hour) until the training has ended. The folder `out` then holds
-weights, config.json, config.yaml, README.md, log.jsonl, provenance.json and checkpoints. The same command resumes from
+The recogniser provides the rewards `wer`, `cer` and `log_likelihood` of stage two, so it is trained
+on resynthesised speech; `make_models.sh` also adds every sentence in another voice. The default
+settings are those of the shipped recogniser, which took a quarter of an hour for the encoder and
+half an hour for the training on one core. The encoder runs once: its states are kept in out/states
+(184 MB an hour) until the training has ended. The folder `out` then holds weights, config.json,
+config.yaml, README.md, log.jsonl, provenance.json and checkpoints. The same command resumes from
 the states that are there and from the last checkpoint.
 """
 
@@ -64,17 +66,27 @@ MAX_TOO_SHORT = 0.05
 class TrainEncoderRecognizerConfig(SmallSettings):
     """Settings of the training."""
 
-    train_manifest: str = setting(meaning="JSONL manifest of the training speech (`dcar prepare mode=resynthesize`).",
-                                  place="file")
-    dev_manifest: str = setting(meaning="JSONL manifest of held-out speech; its WER is reported.", place="file")
+    train_manifest: str = setting(
+        meaning="JSONL manifest of the training speech (`dcar prepare mode=resynthesize`).",
+        place="file",
+    )
+    dev_manifest: str = setting(
+        meaning="JSONL manifest of held-out speech; its WER is reported.", place="file"
+    )
     out: str = setting("runs/recognizer", "Folder to write.", place="folder")
     max_steps: int = setting(2000, "Updates of the weights.", minimum=1)
     warmup_steps: int = setting(200, "Steps in which the learning rate rises.", minimum=0)
-    dropout: float = setting(0.1, "Share of the states' values that training hides.", minimum=0, below=1)
-    longest_span: int = setting(15, "States of a hidden span at most, one in every 60 states; 0 = none.", minimum=0)
+    dropout: float = setting(
+        0.1, "Share of the states' values that training hides.", minimum=0, below=1
+    )
+    longest_span: int = setting(
+        15, "States of a hidden span at most, one in every 60 states; 0 = none.", minimum=0
+    )
     eval_steps: int = setting(400, "Steps between evaluations on the dev manifest.", minimum=1)
     save_steps: int = setting(400, "Steps between checkpoints.", minimum=1)
-    bf16: bool = setting(True, "bfloat16 autocast; ten times slower on processors without instructions for it.")
+    bf16: bool = setting(
+        True, "bfloat16 autocast; ten times slower on processors without instructions for it."
+    )
     half_weights: bool = setting(True, "Store the finished weights in float16: half the file.")
     model: EncoderRecognizerConfig = setting(EncoderRecognizerConfig, "Shape.")
 
@@ -94,9 +106,9 @@ class Recording:
 def load_recordings(manifest: str) -> list[Recording]:
     """Read a corpus of kind jsonl into memory (115 MB an hour).
 
-    Utterances whose audio is too short to align with their text are left out with a warning. Raises DataError and
-    AudioError, naming file and line, for a row that cannot be used, and DataError where more than MAX_TOO_SHORT of the
-    rows are too short.
+    Utterances whose audio is too short to align with their text are left out with a warning. Raises
+    DataError and AudioError, naming file and line, for a row that cannot be used, and DataError
+    where more than MAX_TOO_SHORT of the rows are too short.
     """
     recordings, too_short = [], []
     for u in load_corpus("jsonl", manifest):
@@ -109,31 +121,39 @@ def load_recordings(manifest: str) -> list[Recording]:
             continue
         recordings.append(Recording((np.clip(wave, -1, 1) * 32767).astype(np.int16), text))
     if len(too_short) > MAX_TOO_SHORT * (len(too_short) + len(recordings)):
-        raise DataError(f"{len(too_short)} rows cannot be aligned; do audio and text belong together?\n"
-                        + "\n".join(too_short[:20]))
+        raise DataError(
+            f"{len(too_short)} rows cannot be aligned; do audio and text belong together?\n"
+            + "\n".join(too_short[:20])
+        )
     for message in too_short:
         logger.warning("%s; left out", message)
     return recordings
 
 
 def kept_states(recordings: Sequence[Recording], folder: Path) -> list[np.ndarray]:
-    """The encoder's states [T, 512] float16 of every recording, from files that are made where they are missing and
-    stay on the disk; a stopped run resumes from those that are there."""
+    """The encoder's states [T, 512] float16 of every recording, from files that are made where
+    they are missing and stay on the disk; a stopped run resumes from those that are there."""
     encoder = WhisperEncoder(TAIL_SECONDS)
     states: list[np.ndarray] = []
     for start in tqdm(range(0, len(recordings), SHARD), desc="encoder", unit=f"{SHARD} utterances"):
         shard = recordings[start : start + SHARD]
         path = folder / f"{_identity(shard)}.npy"
         if not path.is_file():
-            found = np.concatenate([encoder_states(encoder, recording.samples(), ENCODER_SAMPLE_RATE)
-                                    for recording in shard]).astype(np.float16)
+            found = np.concatenate(
+                [
+                    encoder_states(encoder, recording.samples(), ENCODER_SAMPLE_RATE)
+                    for recording in shard
+                ]
+            ).astype(np.float16)
             with writing(path, found.nbytes), replacing(path) as part, part.open("wb") as file:
                 np.save(file, found)
         table = np.load(path, mmap_mode="r")
         lengths = [state_count(len(r.wave)) for r in shard]
         if len(table) != sum(lengths):
-            raise CheckpointError(f"{path}: holds {len(table)} states where {sum(lengths)} belong; remove it and run "
-                                  "the same command again")
+            raise CheckpointError(
+                f"{path}: holds {len(table)} states where {sum(lengths)} belong; remove it and run "
+                "the same command again"
+            )
         states += np.split(table, np.cumsum(lengths)[:-1])
     return states
 
@@ -149,10 +169,17 @@ def _identity(recordings: Sequence[Recording]) -> str:
 class StateTexts(CTCTexts):
     """States and characters of a manifest."""
 
-    def __init__(self, recordings: Sequence[Recording], states: Sequence[np.ndarray],
-                 config: TrainEncoderRecognizerConfig):
+    def __init__(
+        self,
+        recordings: Sequence[Recording],
+        states: Sequence[np.ndarray],
+        config: TrainEncoderRecognizerConfig,
+    ):
         texts = [r.text for r in recordings]
-        symbols = [[1 + place for place in spelled(text, config.model.alphabet, "the alphabet")] for text in texts]
+        symbols = [
+            [1 + place for place in spelled(text, config.model.alphabet, "the alphabet")]
+            for text in texts
+        ]
         super().__init__(config, states, symbols, texts, [len(s) for s in states])
 
     def changed(self, frames: Any, rng: np.random.Generator) -> np.ndarray:
@@ -175,7 +202,9 @@ class EncoderRecognizerTrainer(CTCTrainer):
         sums, device = np.zeros(4), self.args.device
         for index in mine:
             states = torch.from_numpy(dev.frames[index].astype(np.float32)).to(device)
-            log_probs = self.model.frames(states[None], torch.tensor([len(states)], device=device))[0].cpu()
+            log_probs = self.model.frames(states[None], torch.tensor([len(states)], device=device))[
+                0
+            ].cpu()
             heard = word_errors(dev.texts[index], self.model.read(log_probs))
             nats = -likelihood(log_probs, dev.symbols[index], BLANK)
             sums += (nats, len(dev.texts[index]), heard.errors, heard.reference_words)
@@ -184,45 +213,86 @@ class EncoderRecognizerTrainer(CTCTrainer):
 
 
 def run(config: TrainEncoderRecognizerConfig) -> EncoderRecognizer:
-    """Train (or resume) and save the recogniser with its card, log and provenance into `config.out`.
+    """Train (or resume) and save the recogniser with its card, log and provenance into
+    `config.out`.
 
-    Raises DataError or AudioError for a manifest that is missing or broken, CheckpointError where out holds another
-    run.
+    Raises DataError or AudioError for a manifest that is missing or broken, CheckpointError where
+    out holds another run.
     """
     last = last_of(config, EncoderRecognizer.load_config, config.model, "recogniser")
     train, dev = (load_recordings(path) for path in (config.train_manifest, config.dev_manifest))
     hours = sum(len(r.wave) for r in train) / ENCODER_SAMPLE_RATE / 3600
     kept = Path(config.out) / "states"
-    sets = [StateTexts(recordings, kept_states(recordings, kept), config) for recordings in (train, dev)]
+    sets = [
+        StateTexts(recordings, kept_states(recordings, kept), config) for recordings in (train, dev)
+    ]
     utterances = len(train)
     del train, dev  # their waves: 115 MB an hour
     torch.manual_seed(config.seed)
     model = EncoderRecognizer(config.model)
     trainer = EncoderRecognizerTrainer(config, model, *sets)
-    data = {"train": Path(config.train_manifest).name, "dev": Path(config.dev_manifest).name,
-            "digests": [digest(Path(path)) for path in (config.train_manifest, config.dev_manifest)],
-            "train_hours": round(hours, 3), "train_utterances": utterances, "normalizer": NORMALIZER}
-    return trainer.make(last, config, encoder_recognizer_card, {"data": data}, finished=lambda: shutil.rmtree(kept),
-                        data=data)
+    data = {
+        "train": Path(config.train_manifest).name,
+        "dev": Path(config.dev_manifest).name,
+        "digests": [digest(Path(path)) for path in (config.train_manifest, config.dev_manifest)],
+        "train_hours": round(hours, 3),
+        "train_utterances": utterances,
+        "normalizer": NORMALIZER,
+    }
+    return trainer.make(
+        last,
+        config,
+        encoder_recognizer_card,
+        {"data": data},
+        finished=lambda: shutil.rmtree(kept),
+        data=data,
+    )
 
 
 def encoder_recognizer_card(recognizer: EncoderRecognizer, source: Mapping[str, Any]) -> str:
     """README.md of an encoder recogniser."""
     config, data = recognizer.config, source["data"]
     return model_card(
-        "Encoder recogniser", "Words from the states of whisper-base's frozen encoder, by CTC over characters: the "
-        "reward recogniser of stage two, trained on the speech of a vocoder. It is no judge of what was trained by it.",
-        [("size", f"{sum(p.numel() for p in recognizer.parameters()):,} parameters, {len(config.dilations)} layers, "
-                  f"width {config.hidden_size}, beside the encoder's"),
-         ("encoder", config.encoder),
-         ("output", f"{len(config.alphabet)} characters and blank, one frame each {1000 * FRAME_SECONDS:.0f} ms"),
-         ("training speech", f"{data['train_hours']} h, {data['train_utterances']} utterances, `{data['train']}`"),
-         ("checksum", f"`{recognizer.checksum()}`")],
-        source, metrics_of=f"dev manifest; loss in nats per character, {data['normalizer']}", tags=("ctc",),
-        settings=("learning_rate", "batch_size", "max_steps", "dropout", "longest_span", "bf16", "seed"),
+        "Encoder recogniser",
+        "Words from the states of whisper-base's frozen encoder, by CTC over characters: the "
+        "reward recogniser of stage two, trained on the speech of a vocoder. It is no judge of "
+        "what was trained by it.",
+        [
+            (
+                "size",
+                f"{sum(p.numel() for p in recognizer.parameters()):,} parameters, "
+                f"{len(config.dilations)} layers, "
+                f"width {config.hidden_size}, beside the encoder's",
+            ),
+            ("encoder", config.encoder),
+            (
+                "output",
+                f"{len(config.alphabet)} characters and blank, one frame each "
+                f"{1000 * FRAME_SECONDS:.0f} ms",
+            ),
+            (
+                "training speech",
+                f"{data['train_hours']} h, {data['train_utterances']} utterances, "
+                f"`{data['train']}`",
+            ),
+            ("checksum", f"`{recognizer.checksum()}`"),
+        ],
+        source,
+        metrics_of=f"dev manifest; loss in nats per character, {data['normalizer']}",
+        tags=("ctc",),
+        settings=(
+            "learning_rate",
+            "batch_size",
+            "max_steps",
+            "dropout",
+            "longest_span",
+            "bf16",
+            "seed",
+        ),
         code="from dcar.recognition.load import load_recognizer\n\n"
-             'recognizer = load_recognizer("encoder:path/to/this/directory")\n'
-             "print(recognizer.transcribe([wave], sample_rate))  # wave: float32, mono")
+        'recognizer = load_recognizer("encoder:path/to/this/directory")\n'
+        "print(recognizer.transcribe([wave], sample_rate))  # wave: float32, mono",
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,5 +1,5 @@
-"""Jobs that are killed, whose disk fills up, or that run on two processes end as if nothing had been
-(docs/reliability.md).
+"""Jobs that are killed, whose disk fills up, or that run on two processes end as if nothing had
+been (docs/reliability.md).
 
 ATTACK_KILLS sets the kills of each job (10), ATTACK_SEED the seed.
 """
@@ -53,12 +53,15 @@ def test_the_attack_sees_what_is_lost(jobs, tmp_path):
     (out / "left.part").write_text("")
     found = harness.differences(expected, harness.outcome(jobs["train"], out))
     assert {line.partition(":")[0].partition("/")[0] for line in found} == {
-        "model.safetensors", "log.jsonl", "left.part"}
+        "model.safetensors",
+        "log.jsonl",
+        "left.part",
+    }
     killed = harness.run(jobs["train"], tmp_path / "killed", harness.Kill("write", 30))
     assert killed.status == [-9]
 
 
-# --- a full disk ------------------------------------------------------------------------------------------------------
+# --- a full disk ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -66,7 +69,9 @@ def disk(tmp_path) -> Iterator[Path]:
     """A file system of its own: a small tmpfs where this user may mount one (root)."""
     place = tmp_path / "disk"
     place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", place], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", place], capture_output=True
+    ).returncode:
         pytest.skip("mounting a tmpfs needs root")
     yield place
     subprocess.run(["umount", "-l", place], check=True)
@@ -80,13 +85,19 @@ def test_a_full_disk_is_said_and_survived(name, share, jobs, disk):
     whole = harness.run(job, disk / "whole" / "out")
     assert whole.status == [0], whole.said[-2000:]
     expected = harness.outcome(job, disk / "whole" / "out")
-    size = sum(-(-p.stat().st_size // 4096) * 4096 for p in (disk / "whole").rglob("*") if p.is_file())
+    size = sum(
+        -(-p.stat().st_size // 4096) * 4096 for p in (disk / "whole").rglob("*") if p.is_file()
+    )
     subprocess.run(["rm", "-r", disk / "whole"], check=True)
-    subprocess.run(["mount", "-o", f"remount,size={int(size * share) // 4096 * 4096 + 4096}", disk], check=True)
+    subprocess.run(
+        ["mount", "-o", f"remount,size={int(size * share) // 4096 * 4096 + 4096}", disk], check=True
+    )
     end = harness.run(job, disk / "run" / "out")
     assert end.status == [1] and "Traceback" not in end.said, end.said[-2000:]
     assert " be written (" in end.said, end.said[-1000:]
-    assert any(way in end.said for way in ("same command", "run again", "free some space")), end.said[-1000:]
+    assert any(way in end.said for way in ("same command", "run again", "free some space")), (
+        end.said[-1000:]
+    )
     subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
     again = harness.run(job, disk / "run" / "out")
     assert again.status == [0], again.said[-2000:]
@@ -108,11 +119,15 @@ def test_writes_that_fail_end_in_one_line(name, jobs, tmp_path, monkeypatch):
         patch.setattr(os, "fsync", full)
         end = harness.run(jobs[name], tmp_path / "out")
     assert end.status == [1] and "Traceback" not in end.said, end.said[-2000:]
-    assert "could not be written (" in end.said and "the same command" in end.said and " are free in " in end.said
+    assert (
+        "could not be written (" in end.said
+        and "the same command" in end.said
+        and " are free in " in end.said
+    )
     assert harness.run(jobs[name], tmp_path / "out").status == [0]
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 class Gradients(TrainerCallback):
@@ -123,12 +138,15 @@ class Gradients(TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         if state.global_step == 0 and state.is_world_process_zero:
-            found = {name.removeprefix("module."): p.grad.clone() for name, p in model.named_parameters()}
+            found = {
+                name.removeprefix("module."): p.grad.clone() for name, p in model.named_parameters()
+            }
             torch.save(found, self.out / "gradients.pt")
 
 
 def test_gradients_of_two_processes_are_those_of_one(tmp_path):
-    """Eight utterances of equal length on one process, or as twice four: deviations are those of rounding."""
+    """Eight utterances of equal length on one process, or as twice four: deviations are those of
+    rounding."""
     data = write_prepared(tmp_path / "data", train=8)
 
     def job(name: str, processes: int, batch: int, accumulation: int) -> dict[str, torch.Tensor]:
@@ -139,8 +157,18 @@ def test_gradients_of_two_processes_are_those_of_one(tmp_path):
                     self.add_callback(Gradients(out))
 
             car.CARTrainer = Watched  # in the forked process alone
-            car.run(tiny_config(data, out, {"dropout": 0.0}, batch_size=batch, gradient_accumulation=accumulation,
-                                max_steps=1, max_grad_norm=0.0, wait_minutes=1))
+            car.run(
+                tiny_config(
+                    data,
+                    out,
+                    {"dropout": 0.0},
+                    batch_size=batch,
+                    gradient_accumulation=accumulation,
+                    max_steps=1,
+                    max_grad_norm=0.0,
+                    wait_minutes=1,
+                )
+            )
 
         end = harness.run(harness.Job(name, train, processes), tmp_path / name)
         assert set(end.status) == {0}, end.said[-3000:]
@@ -149,6 +177,13 @@ def test_gradients_of_two_processes_are_those_of_one(tmp_path):
     one = job("one", 1, 8, 1)
     largest = max(float(g.abs().max()) for g in one.values() if g.numel())
     for name, two in (("two", job("two", 2, 4, 1)), ("steps", job("steps", 2, 2, 2))):
-        deviations = torch.cat([(one[weight] - two[weight]).flatten().abs() for weight in one]) / largest
-        assert deviations.max() < 1e-5 and deviations.mean() < 1e-7, (float(deviations.max()), float(deviations.mean()))
-        assert log_of(tmp_path / name)[0]["loss"] == pytest.approx(log_of(tmp_path / "one")[0]["loss"], rel=1e-5)
+        deviations = (
+            torch.cat([(one[weight] - two[weight]).flatten().abs() for weight in one]) / largest
+        )
+        assert deviations.max() < 1e-5 and deviations.mean() < 1e-7, (
+            float(deviations.max()),
+            float(deviations.mean()),
+        )
+        assert log_of(tmp_path / name)[0]["loss"] == pytest.approx(
+            log_of(tmp_path / "one")[0]["loss"], rel=1e-5
+        )

@@ -1,4 +1,5 @@
-"""Signals from outside: to one process, to a launcher of two, from the batch scripts; a second Ctrl-C."""
+"""Signals from outside: to one process, to a launcher of two, from the batch scripts; a second
+Ctrl-C."""
 
 import os
 import signal
@@ -19,16 +20,29 @@ TWO = [*LAUNCH[1:], "-m", "dcar.train"]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting)
+    return write_prepared(
+        tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting
+    )
 
 
 def start(data: Path, out: Path, program: list[str]) -> subprocess.Popen:
     """Stage one of very many steps, in processes of its own; returns when it has made some."""
     model = [f"model.{k}={str(v).lower()}" for k, v in MODEL.items()]
-    settings = ["prompt_tokens=5", "batch_size=4", "max_steps=100000", "log_steps=1", "save_steps=100000"]
+    settings = [
+        "prompt_tokens=5",
+        "batch_size=4",
+        "max_steps=100000",
+        "log_steps=1",
+        "save_steps=100000",
+    ]
     process = subprocess.Popen(
         [sys.executable, *program, *model, f"data={data}", f"out={out}", *settings],
-        env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        env=environment(),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     end = time.monotonic() + 120
     while not (out / "log.jsonl").exists() or len((out / "log.jsonl").read_text().splitlines()) < 3:
         assert time.monotonic() < end and process.poll() is None, process.communicate()[0][-3000:]
@@ -37,8 +51,11 @@ def start(data: Path, out: Path, program: list[str]) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "status"), [
-    (["-m", "dcar.train"], 75), (["-m", "dcar.cli", "train"], 75), (TWO, None)], ids=["module", "command", "two"])
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [(["-m", "dcar.train"], 75), (["-m", "dcar.cli", "train"], 75), (TWO, None)],
+    ids=["module", "command", "two"],
+)
 def test_sigterm_saves_and_leaves_within_seconds(program, status, data, tmp_path):
     """A launcher of several passes the signal on, and has a status of its own."""
     process = start(data, tmp_path, program)
@@ -76,25 +93,46 @@ def test_a_killed_process_ends_the_other_with_an_error_that_says_so(data, tmp_pa
     assert process.returncode and ("another process is gone" in said or "SIGTERM" in said)
 
 
-@pytest.mark.parametrize("script", sorted(p.name for p in (ROOT / "launch" / "slurm").glob("*.sbatch")))
-@pytest.mark.parametrize(("sent", "status", "queued"), [(True, 143, True), (False, 75, True), (False, 1, False),
-                                                        (False, 0, False), (True, 0, False)])
+@pytest.mark.parametrize(
+    "script", sorted(p.name for p in (ROOT / "launch" / "slurm").glob("*.sbatch"))
+)
+@pytest.mark.parametrize(
+    ("sent", "status", "queued"),
+    [(True, 143, True), (False, 75, True), (False, 1, False), (False, 0, False), (True, 0, False)],
+)
 def test_batch_scripts_queue_again_what_was_stopped(script, sent, status, queued, tmp_path):
-    """With an srun that waits for SIGTERM, or ends by itself, and a scontrol that notes what it is asked."""
+    """With an srun that waits for SIGTERM, or ends by itself, and a scontrol that notes what it
+    is asked."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    ends = f"trap 'exit {status}' TERM; touch {tmp_path}/running; while true; do sleep 0.05; done" if sent else (
-        f"exit {status}")
-    for name, text in (("srun", ends), ("scontrol", f'[ "$1" = show ] && echo node1 || echo "$@" >> {tmp_path}/asked')):
+    ends = (
+        f"trap 'exit {status}' TERM; touch {tmp_path}/running; while true; do sleep 0.05; done"
+        if sent
+        else (f"exit {status}")
+    )
+    for name, text in (
+        ("srun", ends),
+        ("scontrol", f'[ "$1" = show ] && echo node1 || echo "$@" >> {tmp_path}/asked'),
+    ):
         (tools / name).write_text(f"#!/bin/bash\n{text}\n")
         (tools / name).chmod(0o755)
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "activate").write_text("")
     process = subprocess.Popen(
-        ["bash", ROOT / "launch" / "slurm" / script, "recipe.yaml", str(tmp_path / "out")], stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, cwd=ROOT,
-        env={"PATH": f"{tools}:{os.environ['PATH']}", "DCAR_VENV": str(tmp_path / "venv"), "SLURM_GPUS_ON_NODE": "2",
-             "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_ID": "17", "SLURM_NNODES": "1"})
+        ["bash", ROOT / "launch" / "slurm" / script, "recipe.yaml", str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env={
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "DCAR_VENV": str(tmp_path / "venv"),
+            "SLURM_GPUS_ON_NODE": "2",
+            "SLURM_JOB_NODELIST": "node1",
+            "SLURM_JOB_ID": "17",
+            "SLURM_NNODES": "1",
+        },
+    )
     if sent:
         end = time.monotonic() + 30
         while not (tmp_path / "running").exists():

@@ -34,7 +34,9 @@ def fresh_notes(monkeypatch) -> None:
     monkeypatch.setattr(audio, "_noted", set())
 
 
-@pytest.mark.parametrize(("suffix", "close"), [("wav", 1e-4), ("flac", 1e-4), ("ogg", 0.1), ("opus", 0.1), ("mp3", 1)])
+@pytest.mark.parametrize(
+    ("suffix", "close"), [("wav", 1e-4), ("flac", 1e-4), ("ogg", 0.1), ("opus", 0.1), ("mp3", 1)]
+)
 def test_save_and_load_round_trip(tmp_path, suffix, close):
     wave = tone()
     save_audio(tmp_path / f"a.{suffix}", wave, RATE)
@@ -79,18 +81,33 @@ def test_every_broken_file_is_named_with_its_fault(tmp_path):
     (tmp_path / "zero.wav").write_bytes(b"")
     (tmp_path / "text.wav").write_text("this is not audio, but it has a wav suffix " * 20)
     (tmp_path / "cut.wav").write_bytes(encoded(tone())[:20])
-    for name, wave in (("empty", np.zeros(0, np.float32)), ("nan", np.r_[tone()[:-10], [np.nan] * 10]),
-                       ("inf", np.r_[tone()[:-1], np.inf]), ("silent", np.zeros(8000)), ("quiet", tone() * 1e-4),
-                       ("cancel", np.stack([tone(), -tone()], 1)), ("huge", tone() * 3e38),
-                       ("integers", tone() * 32_767)):
+    for name, wave in (
+        ("empty", np.zeros(0, np.float32)),
+        ("nan", np.r_[tone()[:-10], [np.nan] * 10]),
+        ("inf", np.r_[tone()[:-1], np.inf]),
+        ("silent", np.zeros(8000)),
+        ("quiet", tone() * 1e-4),
+        ("cancel", np.stack([tone(), -tone()], 1)),
+        ("huge", tone() * 3e38),
+        ("integers", tone() * 32_767),
+    ):
         sf.write(tmp_path / f"{name}.wav", wave, RATE, subtype="FLOAT")
     sf.write(tmp_path / "low.wav", tone(rate=2_000), 2_000)
     for name, message in (
-        ("missing", "no such audio file"), ("folder", "is a folder"), ("zero", "0 bytes"),
-        ("text", "not readable as audio"), ("cut", "not readable as audio|no samples"), ("empty", "no samples"),
-        ("nan", "10 of 8000 samples are NaN"), ("inf", "1 of 8000 samples are NaN or infinite"), ("silent", "silent"),
-        ("quiet", "silent"), ("cancel", "channels, which cancel"), ("low", "sample rate 2000 Hz"),
-        ("huge", "full scale is 1"), ("integers", "full scale is 1"),
+        ("missing", "no such audio file"),
+        ("folder", "is a folder"),
+        ("zero", "0 bytes"),
+        ("text", "not readable as audio"),
+        ("cut", "not readable as audio|no samples"),
+        ("empty", "no samples"),
+        ("nan", "10 of 8000 samples are NaN"),
+        ("inf", "1 of 8000 samples are NaN or infinite"),
+        ("silent", "silent"),
+        ("quiet", "silent"),
+        ("cancel", "channels, which cancel"),
+        ("low", "sample rate 2000 Hz"),
+        ("huge", "full scale is 1"),
+        ("integers", "full scale is 1"),
     ):
         with pytest.raises(AudioError, match=message) as error:
             load_audio(tmp_path / f"{name}.wav")
@@ -125,8 +142,10 @@ def test_resample_rejects_nonsense():
 
 def test_save_rejects_and_leaves_nothing(tmp_path):
     for name, wave, rate, message in (
-        ("a.xyz", tone(), RATE, "unknown audio suffix"), ("a.wav", np.full(10, np.nan), RATE, "NaN"),
-        ("a.wav", np.zeros((2, 10)), RATE, "mono"), ("a.wav", np.zeros(0), RATE, "mono"),
+        ("a.xyz", tone(), RATE, "unknown audio suffix"),
+        ("a.wav", np.full(10, np.nan), RATE, "NaN"),
+        ("a.wav", np.zeros((2, 10)), RATE, "mono"),
+        ("a.wav", np.zeros(0), RATE, "mono"),
         ("a.opus", tone(rate=22_050), 22_050, "Opus cannot store"),
     ):
         with pytest.raises(AudioError, match=message):
@@ -155,11 +174,23 @@ def test_loud_samples_are_clipped(tmp_path, caplog):
     assert "clipped" in caplog.text
 
 
-@pytest.mark.parametrize(("kind", "subtype"), [
-    ("WAV", "PCM_16"), ("WAV", "PCM_24"), ("WAV", "FLOAT"), ("RF64", "PCM_16"), ("W64", "PCM_16"), ("AIFF", "PCM_16"),
-    ("AU", "PCM_16"), ("CAF", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("OGG", "OPUS"),
-    ("MP3", "MPEG_LAYER_III"),
-])
+@pytest.mark.parametrize(
+    ("kind", "subtype"),
+    [
+        ("WAV", "PCM_16"),
+        ("WAV", "PCM_24"),
+        ("WAV", "FLOAT"),
+        ("RF64", "PCM_16"),
+        ("W64", "PCM_16"),
+        ("AIFF", "PCM_16"),
+        ("AU", "PCM_16"),
+        ("CAF", "PCM_16"),
+        ("FLAC", "PCM_16"),
+        ("OGG", "VORBIS"),
+        ("OGG", "OPUS"),
+        ("MP3", "MPEG_LAYER_III"),
+    ],
+)
 def test_a_recording_that_was_cut_off_is_no_shorter_one(kind: str, subtype: str, tmp_path):
     whole = encoded(tone(2.0), kind, subtype)
     assert len(load_audio(whole)[0]) == pytest.approx(2 * RATE, abs=10)
@@ -175,17 +206,23 @@ def test_headers_that_are_a_little_off_or_do_not_know_are_read(tmp_path):
     whole = encoded(tone(1.0))
     place = whole.index(b"data") + 4
     size = int.from_bytes(whole[place : place + 4], "little")
-    for claimed in (size + 36, 0xFFFFFFFF, 0x7FFFF000):  # the size of the file; ffmpeg and sox writing to a pipe
+    # the size of the file; ffmpeg and sox writing to a pipe
+    for claimed in (size + 36, 0xFFFFFFFF, 0x7FFFF000):
         written = whole[:place] + claimed.to_bytes(4, "little") + whole[place + 4 :]
         assert len(load_audio(written)[0]) == RATE
     with pytest.raises(AudioError, match=r"promises 1.50 s, the file holds 1.00 s"):
         load_audio(whole[:place] + (size * 3 // 2).to_bytes(4, "little") + whole[place + 4 :])
 
 
-UNKNOWN = {  # format: where its header has a length, the tag before it or its place, and what stands for unknown
-    "FLAC": [(21, b"\xf0\0\0\0\0")], "WAV": [(b"data", b"\0" * 4)], "AU": [(8, b"\0" * 4)],
-    "AIFF": [(b"SSND", struct.pack(">I", 8)), (b"COMM\0\0\0\x12\0\x01", b"\0" * 4)], "CAF": [(b"data", b"\xff" * 8)],
-    "RF64": [(b"ds64\x1c\0\0\0", b"\0" * 24)]}
+# format: where its header has a length, the tag before it or its place, and what stands for unknown
+UNKNOWN = {
+    "FLAC": [(21, b"\xf0\0\0\0\0")],
+    "WAV": [(b"data", b"\0" * 4)],
+    "AU": [(8, b"\0" * 4)],
+    "AIFF": [(b"SSND", struct.pack(">I", 8)), (b"COMM\0\0\0\x12\0\x01", b"\0" * 4)],
+    "CAF": [(b"data", b"\xff" * 8)],
+    "RF64": [(b"ds64\x1c\0\0\0", b"\0" * 24)],
+}
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
@@ -213,9 +250,15 @@ def test_a_wav_without_samples_is_empty_whatever_other_chunks_follow(after: byte
 
 
 def test_an_mp3_of_changing_bitrate_without_a_table_is_read_to_its_end():
-    """libsndfile takes the length to be that of the first frame, here a loud one, times the bytes of the file."""
-    wave, buffer = np.r_[np.random.default_rng(0).uniform(-0.5, 0.5, RATE), np.zeros(6 * RATE)], io.BytesIO()
-    with sf.SoundFile(buffer, "w", RATE, 1, "MPEG_LAYER_III", format="MP3", bitrate_mode="VARIABLE") as file:
+    """libsndfile takes the length to be that of the first frame, here a loud one, times the
+    bytes of the file."""
+    wave, buffer = (
+        np.r_[np.random.default_rng(0).uniform(-0.5, 0.5, RATE), np.zeros(6 * RATE)],
+        io.BytesIO(),
+    )
+    with sf.SoundFile(
+        buffer, "w", RATE, 1, "MPEG_LAYER_III", format="MP3", bitrate_mode="VARIABLE"
+    ) as file:
         file.write(wave)
     whole = buffer.getvalue()
     bare = whole[whole.index(whole[:2], 4) :]  # the table is a frame of its own
@@ -226,9 +269,14 @@ def test_an_mp3_of_changing_bitrate_without_a_table_is_read_to_its_end():
 
 def test_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for path, message in [(tmp_path / "pipe", "a pipe or a device"), (Path("/dev/zero"), "a pipe or a device"),
-                          (tmp_path / ("x" * 10_000), "File name too long"), (tmp_path / "a\0b", "no such audio"),
-                          (tmp_path / "pipe" / "a.wav", "no such audio"), (tmp_path / "\ud800", "no such audio")]:
+    for path, message in [
+        (tmp_path / "pipe", "a pipe or a device"),
+        (Path("/dev/zero"), "a pipe or a device"),
+        (tmp_path / ("x" * 10_000), "File name too long"),
+        (tmp_path / "a\0b", "no such audio"),
+        (tmp_path / "pipe" / "a.wav", "no such audio"),
+        (tmp_path / "\ud800", "no such audio"),
+    ]:
         with pytest.raises(AudioError, match=message):
             load_audio(path)
         with pytest.raises(AudioError, match=message):

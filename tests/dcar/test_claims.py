@@ -1,4 +1,5 @@
-"""One run at a time for every folder and file: locks that end with their process and leave nothing."""
+"""One run at a time for every folder and file: locks that end with their process and leave
+nothing."""
 
 import errno
 import os
@@ -34,8 +35,12 @@ with claimed(out):
 @pytest.fixture
 def other(tmp_path) -> Iterator[tuple[subprocess.Popen, int]]:
     """A process that holds `run`, and the pid of its worker."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], cwd=ROOT, text=True,
-                               stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "run")],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+    )
     worker = int(process.stdout.readline())
     yield process, worker
     process.kill()
@@ -87,7 +92,10 @@ def test_a_file_system_without_locks_is_named_and_used(tmp_path, monkeypatch, ca
     monkeypatch.setattr("fcntl.flock", none)
     with claimed(tmp_path / "run"):
         pass
-    assert "run: cannot be locked (No locks available); make sure that no other run writes there" in caplog.text
+    assert (
+        "run: cannot be locked (No locks available); make sure that no other run writes there"
+        in caplog.text
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -113,11 +121,21 @@ def test_no_two_hold_it_while_others_remove_their_files(tmp_path):
     assert not wrong and not list(tmp_path.iterdir())
 
 
-MODULES = {**{name: module for name, (module, _) in jobs().items()}, "pack": "dcar.vocoder.training.pack",
-           "quickstart": "launch.quickstart", "gpu_rows": "launch.gpu_rows",
-           "train_recognizer": "launch.starter.train_recognizer"}
-GIVEN = {"speak": ["Good day."], "train-policy": ["use_cpu=true"], "gpu_rows": ["device=cpu"],
-         "train-vocoder": ["data=x"], "report": ["compare=."], "score": ["audio=x"]}
+MODULES = {
+    **{name: module for name, (module, _) in jobs().items()},
+    "pack": "dcar.vocoder.training.pack",
+    "quickstart": "launch.quickstart",
+    "gpu_rows": "launch.gpu_rows",
+    "train_recognizer": "launch.starter.train_recognizer",
+}
+GIVEN = {
+    "speak": ["Good day."],
+    "train-policy": ["use_cpu=true"],
+    "gpu_rows": ["device=cpu"],
+    "train-vocoder": ["data=x"],
+    "report": ["compare=."],
+    "score": ["audio=x"],
+}
 NO_OUT = {"demo", "doctor", "analyse"}
 
 
@@ -130,8 +148,14 @@ def test_every_command_claims_what_it_writes_before_it_loads_anything(job, tmp_p
     if job in NO_OUT:
         return
     out = "out.wav" if job == "speak" else "out"
-    missing = [f"{s.key}={(s.meaning.choices or ('x',))[0]}" for s in known.values()
-               if s.default is MISSING and s.key != "out" and not s.group]
-    with claimed(Path(out) / "steps" if job == "quickstart" else out), pytest.raises(BusyError, match="another run"):
+    missing = [
+        f"{s.key}={(s.meaning.choices or ('x',))[0]}"
+        for s in known.values()
+        if s.default is MISSING and s.key != "out" and not s.group
+    ]
+    with (
+        claimed(Path(out) / "steps" if job == "quickstart" else out),
+        pytest.raises(BusyError, match="another run"),
+    ):
         main([*missing, *GIVEN.get(job, []), f"out={out}"])
     assert not list(tmp_path.iterdir())

@@ -45,15 +45,23 @@ def status_of(arguments: list[str]) -> int:
 def test_help_of_every_job(name, capsys):
     assert status_of([*name.split(), "--help"]) == 0
     shown = capsys.readouterr().out
-    assert sys.argv[0] == f"dcar {name}" and shown.startswith(f"usage: dcar {name} ") and len(shown.splitlines()) > 2
+    assert (
+        sys.argv[0] == f"dcar {name}"
+        and shown.startswith(f"usage: dcar {name} ")
+        and len(shown.splitlines()) > 2
+    )
     key, values = CHOICES.get(name, ("", {}))
-    assert all(f"  {key}={value} " in shown and text in shown for value, (_, text) in values.items())
+    assert all(
+        f"  {key}={value} " in shown and text in shown for value, (_, text) in values.items()
+    )
 
 
 def test_commands_are_few_and_each_has_one_task():
     assert len(COMMANDS) == sum(map(len, TASKS.values())) <= 22
     assert list(TASKS) == ["make data", "train", "speak", "evaluate", "serve", "check"]
-    assert all(COMMANDS[name][0] == next(iter(values.values()))[0] for name, (_, values) in CHOICES.items())
+    assert all(
+        COMMANDS[name][0] == next(iter(values.values()))[0] for name, (_, values) in CHOICES.items()
+    )
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -70,7 +78,9 @@ def test_recipes_are_listed_by_command_with_their_variants(capsys):
     assert status_of(["--recipes"]) == 0
     shown = capsys.readouterr().out
     for recipe in recipes.shipped():
-        assert f"  {recipe.name} " in shown and all(f"  {recipe.name}:{v} " in shown for v in recipe.variants)
+        assert f"  {recipe.name} " in shown and all(
+            f"  {recipe.name}:{v} " in shown for v in recipe.variants
+        )
         assert recipe.summary and all(recipe.variants.values()) and kind_of(recipe.name)
         assert resolve(RECIPES[kind_of(recipe.name)].split())[1]
     assert "\ndcar train:\n" in shown and max(map(len, shown.splitlines())) <= 120
@@ -83,10 +93,15 @@ def test_overview_lists_the_commands_and_imports_nothing_heavy(capsys):
         assert status_of(arguments) == 0
         shown = capsys.readouterr().out
         assert all(f"  {name} " in shown for name in COMMANDS)
-    program = ("import sys, dcar.cli; dcar.cli.main(['--help']); assert 'torch' not in sys.modules; "
-               "import eval.compare.run; assert not {'transformers', 'peft', 'datasets'} & set(sys.modules); "
-               "dcar.cli.main(['speak', '--help'])")
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    program = (
+        "import sys, dcar.cli; dcar.cli.main(['--help']); assert 'torch' not in sys.modules; "
+        "import eval.compare.run; assert not {'transformers', 'peft', 'datasets'} & "
+        "set(sys.modules); "
+        "dcar.cli.main(['speak', '--help'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "usage: dcar COMMAND" in done.stdout and "voice=" in done.stdout
 
@@ -95,12 +110,21 @@ def test_overview_lists_the_commands_and_imports_nothing_heavy(capsys):
 @pytest.mark.parametrize("buffered", ["", "1"])
 def test_a_reader_that_goes_ends_a_command_without_a_word(arguments, buffered, tmp_path):
     """`dcar doctor | head -1`, with a head that has left before anything is written."""
-    program = ("import sys; from dcar import cli, doctor; doctor.CHECKS = {'one': lambda: 'fine'}; "
-               "cli.main(sys.argv[1:])")
+    program = (
+        "import sys; from dcar import cli, doctor; doctor.CHECKS = {'one': lambda: 'fine'}; "
+        "cli.main(sys.argv[1:])"
+    )
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=ROOT, stdout=write, stderr=subprocess.PIPE,
-                          text=True, timeout=60, env={**os.environ, "PYTHONUNBUFFERED": buffered})
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONUNBUFFERED": buffered},
+    )
     os.close(write)
     if arguments == ["sing"]:  # it says so to standard error, which somebody reads
         assert done.returncode == 2 and "unknown command" in done.stderr
@@ -110,13 +134,25 @@ def test_a_reader_that_goes_ends_a_command_without_a_word(arguments, buffered, t
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--recipes"], ["doctor"]])
 def test_what_standard_output_cannot_encode_is_replaced(arguments):
-    program = "from dcar import cli, doctor; doctor.CHECKS = {'one': lambda: 'caf\\xe9 \\ud800'}; cli.main()"
+    program = (
+        "from dcar import cli, doctor; doctor.CHECKS = {'one': lambda: 'caf\\xe9 \\ud800'}; "
+        "cli.main()"
+    )
     for encoding in ("ascii", "latin-1", "utf-8"):
-        done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, timeout=60,
-                              env={**os.environ, "PYTHONIOENCODING": encoding})
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            timeout=60,
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+        )
         assert done.returncode == 0, done.stderr
         if arguments == ["doctor"]:
-            assert done.stdout.decode(encoding).strip().endswith("caf? ?" if encoding == "ascii" else "café ?")
+            assert (
+                done.stdout.decode(encoding)
+                .strip()
+                .endswith("caf? ?" if encoding == "ascii" else "café ?")
+            )
 
 
 def test_a_broken_pipe_of_a_worker_is_not_taken_for_it():
@@ -141,22 +177,33 @@ def test_an_error_is_a_message_not_a_traceback(tmp_path, monkeypatch, capsys):
     wrong = ["train", f"data={tmp_path}/nowhere", f"out={tmp_path}"]
     assert status_of(wrong) == 1
     shown = capsys.readouterr()
-    assert shown.err.startswith("dcar train: ") and "no readable prepared.json; run `dcar prepare`" in shown.err
+    assert (
+        shown.err.startswith("dcar train: ")
+        and "no readable prepared.json; run `dcar prepare`" in shown.err
+    )
     assert len(shown.err.splitlines()) == 1
     monkeypatch.setenv("DCAR_TRACEBACK", "1")
     with pytest.raises(DCARError):
         main(wrong)
 
 
-@pytest.mark.parametrize(("fault", "told"), [
-    (PermissionError(errno.EACCES, "Permission denied", "/data/out"),
-     "/data/out: Permission denied; give another folder, or the right to it\n"),
-    (FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/out"), "/proc/out: "),
-    (FileNotFoundError(errno.ENOENT, "No such file or directory", f"{ROOT}/no/file"), ""),  # a fault of ours
-    (OSError(errno.EIO, "Input/output error", "/data/out"), ""),  # not ours to explain
-])
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/data/out"),
+            "/data/out: Permission denied; give another folder, or the right to it\n",
+        ),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/out"), "/proc/out: "),
+        # a fault of ours
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", f"{ROOT}/no/file"), ""),
+        (OSError(errno.EIO, "Input/output error", "/data/out"), ""),  # not ours to explain
+    ],
+)
 def test_a_folder_that_may_not_be_written_is_a_message(fault, told, monkeypatch, capsys):
-    """Root may write everywhere, so the system's answer is played; below /proc nobody can make files."""
+    """Root may write everywhere, so the system's answer is played; below /proc nobody can make
+    files."""
+
     def fails(arguments):
         raise fault
 
@@ -169,19 +216,41 @@ def test_a_folder_that_may_not_be_written_is_a_message(fault, told, monkeypatch,
             main(["doctor"])
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["sing", "la"], "unknown command 'sing'"), (["sing", "la"], "  speak "),  # all commands are listed
-    (["train-polcy"], "did you mean 'train-policy'?"), (["sped"], "did you mean 'speak'?"),
-    (["speak", "-5 degrees outside."], "a text that begins with a hyphen stands behind --"),
-    (["speak", "Yes.", "-o", "out.xyz"], "out.xyz: unknown audio suffix '.xyz'; use one of .wav"),
-    (["train-vocoder"], "data is not set: give the packs of python -m dcar.vocoder.training.pack"),
-    (["train", "out_dri=x"], "unknown setting 'out_dri'; did you mean 'out'"),
-    (["compare", "temperatur=1"], "did you mean 'sampling.temperature'"),
-    (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
-    (["train", "optimizer=sgd"], "optimizer must be one of adamw, scaled_adam; not 'sgd'"),
-    (["compare", "data=starter", "decoder=starter", "methods=[car-2]", "limit=1", "device=nowhere", "out=x"],
-     "PyTorch cannot compute on this device"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        # all commands are listed
+        (["sing", "la"], "unknown command 'sing'"),
+        (["sing", "la"], "  speak "),
+        (["train-polcy"], "did you mean 'train-policy'?"),
+        (["sped"], "did you mean 'speak'?"),
+        (["speak", "-5 degrees outside."], "a text that begins with a hyphen stands behind --"),
+        (
+            ["speak", "Yes.", "-o", "out.xyz"],
+            "out.xyz: unknown audio suffix '.xyz'; use one of .wav",
+        ),
+        (
+            ["train-vocoder"],
+            "data is not set: give the packs of python -m dcar.vocoder.training.pack",
+        ),
+        (["train", "out_dri=x"], "unknown setting 'out_dri'; did you mean 'out'"),
+        (["compare", "temperatur=1"], "did you mean 'sampling.temperature'"),
+        (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
+        (["train", "optimizer=sgd"], "optimizer must be one of adamw, scaled_adam; not 'sgd'"),
+        (
+            [
+                "compare",
+                "data=starter",
+                "decoder=starter",
+                "methods=[car-2]",
+                "limit=1",
+                "device=nowhere",
+                "out=x",
+            ],
+            "PyTorch cannot compute on this device",
+        ),
+    ],
+)
 def test_what_is_wrong_is_said_with_what_is_near(arguments, message, capsys):
     assert status_of(arguments) == (1 if arguments[0] in COMMANDS else 2)
     shown = capsys.readouterr()
@@ -208,12 +277,16 @@ def test_doctor_names_what_is_missing(tmp_path, monkeypatch, capsys):
     assert status_of(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["ok"] * 6 + ["FAIL"]
-    assert f"shipped models: AssetError: {tmp_path}/decoder" in lines[-1] and "install the project again" in lines[-1]
+    assert (
+        f"shipped models: AssetError: {tmp_path}/decoder" in lines[-1]
+        and "install the project again" in lines[-1]
+    )
     assert "torch 2." in lines[0] and "CPU kernels: compiled for float32" in lines[3]
 
 
 def test_what_is_missing_comes_by_a_command_that_works(monkeypatch):
-    """pip takes an installed project by its name, on an index or not; another checkout by its folder."""
+    """pip takes an installed project by its name, on an index or not; another checkout by its
+    folder."""
     assert packages.pip_extra("demo") == "pip install 'dcar[demo]'"
     monkeypatch.setattr(packages.metadata, "distributions", lambda name: [])
     assert packages.pip_extra("demo") == f"pip install '{ROOT}[demo]'"
@@ -241,13 +314,17 @@ MODULES = sorted(
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_can_be_imported(module):
-    """Also the scripts that only a command line reaches: a name moved elsewhere once broke the quickstart's check."""
+    """Also the scripts that only a command line reaches: a name moved elsewhere once broke the
+    quickstart's check."""
     importlib.import_module(module)
 
 
 def test_shipped_tokens_are_those_of_the_shipped_tokenizer():
-    """Processors differ in the last bits, so a state between two codes may fall either way: 2 % are tolerated."""
+    """Processors differ in the last bits, so a state between two codes may fall either way: 2 %
+    are tolerated."""
     row = load_prepared(shipped("prepared"), "dev")[0]
-    wave, rate = next(u for u in load_corpus("starter", None, "dev") if u.id == row["id"]).load(16_000)
+    wave, rate = next(u for u in load_corpus("starter", None, "dev") if u.id == row["id"]).load(
+        16_000
+    )
     (tokens,) = load_tokenizer("starter").encode([wave], rate)
     assert len(tokens) == len(row["speech"]) and np.mean(tokens != row["speech"]) <= 0.02

@@ -1,4 +1,5 @@
-"""Users without a home folder, as containers have them, and folders that are not theirs to write."""
+"""Users without a home folder, as containers have them, and folders that are not theirs to
+write."""
 
 import os
 from pathlib import Path
@@ -29,16 +30,23 @@ def test_a_user_without_a_home_folder_has_one_in_the_temporary_folder(temporary,
     assert Path.home() == folder and folder.stat().st_mode & 0o777 == 0o700
     assert home.cache_folder("x") == folder / ".cache" / "x"
     assert [r.message for r in caplog.records] == [
-        f"this user has no home folder: caches go to {folder}; set HOME to a folder that is kept"]
-    with pytest.raises(ConfigError, match="no home folder that ~ could stand for"):  # results are not caches
+        f"this user has no home folder: caches go to {folder}; set HOME to a folder that is kept"
+    ]
+    # results are not caches
+    with pytest.raises(ConfigError, match="no home folder that ~ could stand for"):
         home.expand("~/run")
 
 
-def test_a_home_folder_that_cannot_be_written_keeps_its_name_and_caches_go_elsewhere(temporary, monkeypatch, caplog):
+def test_a_home_folder_that_cannot_be_written_keeps_its_name_and_caches_go_elsewhere(
+    temporary, monkeypatch, caplog
+):
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setattr(home, "_writable", lambda path: False)
     home.settle_home()
-    assert home.cache_folder("x").parent == temporary / f"dcar-{os.getuid()}" and home.expand("~/a") == "/home/me/a"
+    assert (
+        home.cache_folder("x").parent == temporary / f"dcar-{os.getuid()}"
+        and home.expand("~/a") == "/home/me/a"
+    )
     assert "/home/me/.cache cannot be written" in caplog.text
     monkeypatch.setenv("XDG_CACHE_HOME", "~/caches")
     home.settle_home()

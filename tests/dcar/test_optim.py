@@ -1,4 +1,5 @@
-"""Eden at points computed by hand; ScaledAdam against a slow reference, its kernels, and through a state dict."""
+"""Eden at points computed by hand; ScaledAdam against a slow reference, its kernels, and through
+a state dict."""
 
 import copy
 import math
@@ -64,20 +65,36 @@ def test_scaled_adam_decreases_a_quadratic():
 class Reference:
     """The rule of ScaledAdam, tensor by tensor and with numbers on the host."""
 
-    def __init__(self, parameters, lr=0.03, betas=(0.9, 0.95), clipping_scale=2.0, clipping_update_period=1000,
-                 scalar_lr_scale=0.1, eps=1e-8, min_rms=1e-5, max_rms=3.0):
+    def __init__(
+        self,
+        parameters,
+        lr=0.03,
+        betas=(0.9, 0.95),
+        clipping_scale=2.0,
+        clipping_update_period=1000,
+        scalar_lr_scale=0.1,
+        eps=1e-8,
+        min_rms=1e-5,
+        max_rms=3.0,
+    ):
         self.__dict__.update({k: v for k, v in locals().items() if k != "self"})
         self.norms, self.clips, self.state = [], [], {}
 
     def step(self):
         pairs = [(p.data, p.grad) for p in self.parameters if p.grad is not None]
-        norm = math.sqrt(sum(float((g * max(float(p.square().mean().sqrt()), self.min_rms)).square().sum())
-                             for p, g in pairs))
+        norm = math.sqrt(
+            sum(
+                float((g * max(float(p.square().mean().sqrt()), self.min_rms)).square().sum())
+                for p, g in pairs
+            )
+        )
         if not math.isfinite(norm):
             return
-        self.norms = [*self.norms, norm][-self.clipping_update_period:]
+        self.norms = [*self.norms, norm][-self.clipping_update_period :]
         median = sorted(self.norms)[len(self.norms) // 2]
-        self.clips.append(1.0 if len(self.norms) < 10 else min(1.0, self.clipping_scale * median / norm))
+        self.clips.append(
+            1.0 if len(self.norms) < 10 else min(1.0, self.clipping_scale * median / norm)
+        )
         for p, g in pairs:
             self.update(p, g * self.clips[-1], self.state.setdefault(p.data_ptr(), {"step": 0}))
 
@@ -85,7 +102,9 @@ class Reference:
         state["step"] += 1
 
         def direction(name, value):
-            first, second = (state.setdefault(f"{name}{i}", torch.zeros_like(value)) for i in (1, 2))
+            first, second = (
+                state.setdefault(f"{name}{i}", torch.zeros_like(value)) for i in (1, 2)
+            )
             first.lerp_(value, 1 - self.betas[0])
             second.lerp_(value.square(), 1 - self.betas[1])
             correction1, correction2 = (1 - beta ** state["step"] for beta in self.betas)
@@ -110,19 +129,31 @@ def as_on_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_scaled_adam_is_equal_to_a_slow_reference(device, request):
-    """With outliers that are clipped, a step that is not finite, a tensor without gradient in some steps, single
-    elements, and tensors at both bounds of the RMS."""
+    """With outliers that are clipped, a step that is not finite, a tensor without gradient in
+    some steps, single elements, and tensors at both bounds of the RMS."""
     if device == "gpu":
         request.getfixturevalue("as_on_a_gpu")
     torch.manual_seed(0)
-    shapes, sizes = [(640, 160), (16,), (), (1, 1), (3, 4, 5), (8, 8), (8,)], [0.1, 1.0, 2.0, 0.1, 0.5, 2.99, 1e-7]
-    ours, theirs = ([torch.nn.Parameter(v.clone()) for v in values] for values in [
-        [torch.randn(shape) * size for shape, size in zip(shapes, sizes, strict=True)]] * 2)
+    shapes, sizes = (
+        [(640, 160), (16,), (), (1, 1), (3, 4, 5), (8, 8), (8,)],
+        [0.1, 1.0, 2.0, 0.1, 0.5, 2.99, 1e-7],
+    )
+    ours, theirs = (
+        [torch.nn.Parameter(v.clone()) for v in values]
+        for values in [
+            [torch.randn(shape) * size for shape, size in zip(shapes, sizes, strict=True)]
+        ]
+        * 2
+    )
     settings = dict(lr=0.03, clipping_update_period=12)
     optimizer, reference = ScaledAdam(ours, **settings), Reference(theirs, **settings)
     for step in range(40):
         for i, (p, q) in enumerate(zip(ours, theirs, strict=True)):
-            p.grad = None if i == 4 and step % 3 == 0 else torch.randn_like(p) * (10 if step in (15, 33) else 1)
+            p.grad = (
+                None
+                if i == 4 and step % 3 == 0
+                else torch.randn_like(p) * (10 if step in (15, 33) else 1)
+            )
             if (step, i) == (20, 1):
                 p.grad[3] = math.inf
             q.grad = None if p.grad is None else p.grad.clone()
@@ -131,14 +162,17 @@ def test_scaled_adam_is_equal_to_a_slow_reference(device, request):
         for p, q in zip(ours, theirs, strict=True):
             assert (p - q).abs().max() <= 2e-6 * q.abs().max()
     assert len(reference.clips) == 39 and sum(clip < 0.5 for clip in reference.clips) == 2
-    torch.testing.assert_close(optimizer.param_groups[0]["norms"], torch.tensor(reference.norms), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        optimizer.param_groups[0]["norms"], torch.tensor(reference.norms), rtol=1e-5, atol=0
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
 @pytest.mark.parametrize("clipping_scale", [2.0, None])
 @pytest.mark.parametrize("steps", [0, 12])
 def test_a_step_whose_gradient_is_not_finite_changes_nothing(value, clipping_scale, steps):
-    """Neither weights nor state, at the first step as later; a norm that overflows (1e30) is not finite either."""
+    """Neither weights nor state, at the first step as later; a norm that overflows (1e30) is not
+    finite either."""
     parameters, loss = problem()
     optimizer = ScaledAdam(parameters, lr=0.03, clipping_scale=clipping_scale)
     with torch.no_grad():
@@ -159,8 +193,8 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing(value, clipping_sca
 
 
 class Counted(TorchDispatchMode):
-    """Counts kernels (views are none) and reads by the host. Operations on lists are one kernel, but for those that
-    pair tensors of different shapes, which launch one a pair."""
+    """Counts kernels (views are none) and reads by the host. Operations on lists are one kernel,
+    but for those that pair tensors of different shapes, which launch one a pair."""
 
     VIEWS = ("view", "expand", "slice", "select", "unbind", "detach", "alias", "split")
     READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal")
@@ -171,9 +205,14 @@ class Counted(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], torch.Tensor)]
+        lists = [
+            a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], torch.Tensor)
+        ]
         mixed = "_foreach" in name and any(
-            x.shape != y.shape for others in lists[1:] for x, y in zip(lists[0], others, strict=True))
+            x.shape != y.shape
+            for others in lists[1:]
+            for x, y in zip(lists[0], others, strict=True)
+        )
         self.reads += name in self.READS or name == "_to_copy" and "device" in (kwargs or {})
         self.kernels += 0 if any(v in name for v in self.VIEWS) else len(lists[0]) if mixed else 1
         return func(*args, **(kwargs or {}))
@@ -182,7 +221,9 @@ class Counted(TorchDispatchMode):
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_step_of_scaled_adam_is_a_few_kernels_without_reads_by_the_host():
     torch.manual_seed(0)
-    parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in [(8, 8), (16, 8), (8,), (1,)] * 38]
+    parameters = [
+        torch.nn.Parameter(torch.randn(shape)) for shape in [(8, 8), (16, 8), (8,), (1,)] * 38
+    ]
     optimizer = ScaledAdam(parameters, lr=0.03)
     for _ in range(2):  # the first step makes the state
         for p in parameters:
@@ -199,7 +240,9 @@ def test_step_is_relative_to_the_tensors_size():
     for p in (small, large):
         p.grad = torch.ones_like(p)
     optimizer.step()
-    relative = [float(((a - b) / b).abs().mean()) for a, b in zip((small, large), before, strict=True)]
+    relative = [
+        float(((a - b) / b).abs().mean()) for a, b in zip((small, large), before, strict=True)
+    ]
     assert relative == pytest.approx([0.01, 0.01], rel=1e-3)
 
 
@@ -218,7 +261,8 @@ def test_state_dict_round_trip_continues_bit_for_bit():
 
 
 def test_adamw_decays_matrices_and_neither_biases_nor_norms():
-    """With no gradient but zeros a step is the decay alone: by rate · decay of matrices, by nothing of vectors."""
+    """With no gradient but zeros a step is the decay alone: by rate · decay of matrices, by
+    nothing of vectors."""
     layer, norm = torch.nn.Linear(3, 2), torch.nn.LayerNorm(2)
     parameters = [*layer.parameters(), *norm.parameters()]
     before = [p.detach().clone() for p in parameters]

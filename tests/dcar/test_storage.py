@@ -38,13 +38,22 @@ def test_lines_of_json_end_with_line_feeds_alone(separator: str, tmp_path):
     file, row = tmp_path / "a.jsonl", {"text": f"one{separator}two"}
     line = json.dumps(row, ensure_ascii=False)
     file.write_text(f"\ufeff{line}\r\n\n{line}\n", encoding="utf-8")
-    assert list(json_lines(file, "a row", "write objects")) == [(f"{file}:1", row), (f"{file}:3", row)]
+    assert list(json_lines(file, "a row", "write objects")) == [
+        (f"{file}:1", row),
+        (f"{file}:3", row),
+    ]
 
 
-@pytest.mark.parametrize(("line", "fault"), [
-    (b"[1]", "a JSON list"), (b"null", "a JSON NoneType"), (b"{", "no JSON"), (b"[" * 100_000, "no JSON"),
-    (b'"caf\xe9"', r"not UTF-8 \(byte 5"),
-])
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        (b"[1]", "a JSON list"),
+        (b"null", "a JSON NoneType"),
+        (b"{", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b'"caf\xe9"', r"not UTF-8 \(byte 5"),
+    ],
+)
 def test_a_line_that_is_no_object_is_named(line: bytes, fault: str, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"{}\n" + line)
     with pytest.raises(DataError, match=rf"a.jsonl:2: not a row: {fault}.*; write objects"):
@@ -61,7 +70,10 @@ def test_a_sealed_folder_and_what_may_happen_to_it(tmp_path):
     assert faults(folder, manifest) == []
     (folder / "a.bin").write_bytes(b"12346")
     (folder / "inner" / "b.bin").write_bytes(b"x" * 999)
-    assert faults(folder, manifest) == ["a.bin has another digest", "inner/b.bin has 999 of 1000 bytes"]
+    assert faults(folder, manifest) == [
+        "a.bin has another digest",
+        "inner/b.bin has 999 of 1000 bytes",
+    ]
     (folder / "a.bin").unlink()
     assert faults(folder, manifest)[0] == "a.bin is missing"
     assert read_manifest(tmp_path) is None
@@ -83,12 +95,15 @@ def test_a_text_is_the_old_one_or_the_whole_new_one(tmp_path, monkeypatch):
 
 
 def test_only_writes_that_fail_are_taken_for_such():
-    streams = ("[enforce fail at inline_container.cc:672] . unexpected pos 40448 vs 40340",
-               "Error while serializing: I/O error: No space left on device (os error 28)")
+    streams = (
+        "[enforce fail at inline_container.cc:672] . unexpected pos 40448 vs 40340",
+        "Error while serializing: I/O error: No space left on device (os error 28)",
+    )
     assert all(is_write_failure(RuntimeError(text)) for text in streams)
     assert is_write_failure(OSError(errno.EDQUOT, "Disk quota exceeded"))
-    assert not is_write_failure(FileNotFoundError(errno.ENOENT, "No such file")) and not is_write_failure(
-        RuntimeError("shapes do not fit"))
+    assert not is_write_failure(
+        FileNotFoundError(errno.ENOENT, "No such file")
+    ) and not is_write_failure(RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes"):
         with writing_to("x"):
             raise RuntimeError("shapes do not fit")
@@ -118,7 +133,9 @@ def test_statuses_of_commands(capsys):
     assert run_command("x", lambda: raises(DataError("row 3"))) == 1
     assert run_command("x", lambda: raises(KeyboardInterrupt())) == 130
     assert capsys.readouterr().err.splitlines() == [
-        "x: row 3", "x: interrupted; what is on the disk is kept, run the same command again"]
+        "x: row 3",
+        "x: interrupted; what is on the disk is kept, run the same command again",
+    ]
 
 
 def test_a_signal_that_python_drops_is_raised_again(monkeypatch):
@@ -132,7 +149,8 @@ def test_a_signal_that_python_drops_is_raised_again(monkeypatch):
 
     timer = signal.setitimer
     monkeypatch.setattr(signal, "setitimer", lambda which, seconds: timer(which, min(seconds, 0.1)))
-    dropped = []  # pytest's own hook takes so long on a busy machine that the second signal fell into it
+    # pytest's own hook takes so long on a busy machine that the second signal fell into it
+    dropped = []
     monkeypatch.setattr(sys, "unraisablehook", lambda found: dropped.append(found.exc_type))
 
     def work():
@@ -149,6 +167,7 @@ def test_a_signal_that_python_drops_is_raised_again(monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_of_which_an_extension_makes_an_import_error_still_stops(number):
     """As matplotlib's does while it is imported for the first time."""
+
     def work():
         try:
             signal.raise_signal(number)
@@ -164,9 +183,17 @@ def test_a_signal_of_which_an_extension_makes_an_import_error_still_stops(number
 
 
 def test_a_process_that_others_do_not_meet_says_which_it_is(monkeypatch):
-    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("MASTER_ADDR", "node7"), ("MASTER_PORT", "29500")):
+    for name, value in (
+        ("WORLD_SIZE", "2"),
+        ("RANK", "1"),
+        ("MASTER_ADDR", "node7"),
+        ("MASTER_PORT", "29500"),
+    ):
         monkeypatch.setenv(name, value)
-    with pytest.raises(ProcessError, match=r"process 1 of 2, meeting the others at node7:29500: .*\(Gloo timed out\)"):
+    with pytest.raises(
+        ProcessError,
+        match=r"process 1 of 2, meeting the others at node7:29500: .*\(Gloo timed out\)",
+    ):
         with meeting_others():
             raise RuntimeError("Gloo timed out\nat store.cpp")
     with pytest.raises(RuntimeError, match="shapes"), meeting_others():  # of another cause
@@ -176,10 +203,15 @@ def test_a_process_that_others_do_not_meet_says_which_it_is(monkeypatch):
         raise RuntimeError("Gloo timed out")
 
 
-def test_where_a_run_comes_from_without_git_and_a_file_that_cannot_be_written(tmp_path, monkeypatch):
+def test_where_a_run_comes_from_without_git_and_a_file_that_cannot_be_written(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("PATH", str(tmp_path))
     found = provenance(steps=3)
     assert found["revision"] == "unknown (not a git checkout)" and found["steps"] == 3
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file/run.json: cannot be written .*free some space or choose another folder"):
+    with pytest.raises(
+        DataError,
+        match="file/run.json: cannot be written .*free some space or choose another folder",
+    ):
         write_json(tmp_path / "file" / "run.json", found)

@@ -1,4 +1,5 @@
-"""Every format that this project reads, in miniature: what makes a good folder of it, and what reads it to the end."""
+"""Every format that this project reads, in miniature: what makes a good folder of it, and what
+reads it to the end."""
 
 import base64
 import contextlib
@@ -51,7 +52,8 @@ from rl.policies import guidance_range
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """`make` writes a good folder and returns the files to damage; `read` reads it as the program does."""
+    """`make` writes a good folder and returns the files to damage; `read` reads it as the
+    program does."""
 
     name: str
     make: Callable[[Path], list[str]]
@@ -59,7 +61,7 @@ class Format:
     cost: float = 1.0  # how many cases of it for one of the others
 
 
-# ----------------------------------------------------------------------------------------------------------- corpora
+# --------------------------------------------------------------------------------------------------
 
 
 def _lines(path: Path, rows: list[dict[str, Any]]) -> list[str]:
@@ -68,23 +70,55 @@ def _lines(path: Path, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _jsonl(folder: Path) -> list[str]:
-    rows = [{"text": f"The {i}th day, $3.50 & more.", "speaker": i % 2, "split": "train", "prompt_audio": "0.wav",
-             "prompt_text": "Oh."} for i in range(4)]
+    rows = [
+        {
+            "text": f"The {i}th day, $3.50 & more.",
+            "speaker": i % 2,
+            "split": "train",
+            "prompt_audio": "0.wav",
+            "prompt_text": "Oh.",
+        }
+        for i in range(4)
+    ]
     return [write_manifest(folder, rows, [tone(1.1)]).name]
 
 
 def _cuts(folder: Path) -> list[str]:
     sf.write(folder / "a.wav", tone(0.8), 16_000)
-    recording = {"sampling_rate": 16_000, "duration": 0.8,
-                 "sources": [{"type": "file", "channels": [0], "source": "a.wav"}]}
-    memory = {**recording, "sources": [{"type": "memory", "channels": [0],
-                                        "source": base64.b64encode(wav_bytes(0.8, 200)).decode()}]}
-    rows = [{"id": f"u{i}", "start": 0.1 * (i % 2), "duration": 0.8 - 0.1 * (i % 2), "channel": 0, "type": "MonoCut",
-             "supervisions": [{"start": 0, "text": "A day.", "speaker": "s"},
-                              {"start": 1, "custom": {"texts": ["Hi."]}, "speaker": "s"}],
-             "recording": memory if i == 2 else recording} for i in range(4)]
+    recording = {
+        "sampling_rate": 16_000,
+        "duration": 0.8,
+        "sources": [{"type": "file", "channels": [0], "source": "a.wav"}],
+    }
+    memory = {
+        **recording,
+        "sources": [
+            {
+                "type": "memory",
+                "channels": [0],
+                "source": base64.b64encode(wav_bytes(0.8, 200)).decode(),
+            }
+        ],
+    }
+    rows = [
+        {
+            "id": f"u{i}",
+            "start": 0.1 * (i % 2),
+            "duration": 0.8 - 0.1 * (i % 2),
+            "channel": 0,
+            "type": "MonoCut",
+            "supervisions": [
+                {"start": 0, "text": "A day.", "speaker": "s"},
+                {"start": 1, "custom": {"texts": ["Hi."]}, "speaker": "s"},
+            ],
+            "recording": memory if i == 2 else recording,
+        }
+        for i in range(4)
+    ]
     _lines(folder / "cuts_dev.jsonl", rows)
-    (folder / "cuts_train.jsonl.gz").write_bytes(gzip.compress((folder / "cuts_dev.jsonl").read_bytes()))
+    (folder / "cuts_train.jsonl.gz").write_bytes(
+        gzip.compress((folder / "cuts_dev.jsonl").read_bytes())
+    )
     return ["cuts_dev.jsonl", "cuts_train.jsonl.gz"]
 
 
@@ -92,9 +126,13 @@ def _ljspeech(folder: Path) -> list[str]:
     (folder / "wavs").mkdir()
     for i in range(3):
         sf.write(folder / "wavs" / f"LJ-{i}.wav", tone(0.4), 16_000)
-    (folder / "metadata.csv").write_text("".join(f"LJ-{i}|On 3/4, Dr. X.|On the day {i}.\n" for i in range(3)))
+    (folder / "metadata.csv").write_text(
+        "".join(f"LJ-{i}|On 3/4, Dr. X.|On the day {i}.\n" for i in range(3))
+    )
     (folder / "test.txt").write_text("LJ-2\n")
-    (folder / "meta.lst").write_text("LJ-0|Oh.|wavs/LJ-1.wav|Hello.\nLJ-1|Oh.|wavs/LJ-1.wav|Hello.|wavs/LJ-0.wav\n")
+    (folder / "meta.lst").write_text(
+        "LJ-0|Oh.|wavs/LJ-1.wav|Hello.\nLJ-1|Oh.|wavs/LJ-1.wav|Hello.|wavs/LJ-0.wav\n"
+    )
     return ["metadata.csv", "test.txt", "meta.lst", "wavs/LJ-0.wav"]
 
 
@@ -114,8 +152,13 @@ def _corpus(*kinds: tuple[str, str]) -> Callable[[Path], Any]:
 
 
 def _audio(folder: Path) -> list[str]:
-    kinds = (("a.wav", "WAV", "PCM_16"), ("b.wav", "WAV", "FLOAT"), ("c.flac", "FLAC", "PCM_16"),
-             ("d.ogg", "OGG", "VORBIS"), ("e.opus", "OGG", "OPUS"))
+    kinds = (
+        ("a.wav", "WAV", "PCM_16"),
+        ("b.wav", "WAV", "FLOAT"),
+        ("c.flac", "FLAC", "PCM_16"),
+        ("d.ogg", "OGG", "VORBIS"),
+        ("e.opus", "OGG", "OPUS"),
+    )
     for name, kind, subtype in kinds:
         sf.write(folder / name, tone(0.3), 16_000, format=kind, subtype=subtype)
     return [name for name, _, _ in kinds]
@@ -129,14 +172,21 @@ def _read_audio(folder: Path) -> None:
         assert rate == 24_000 and wave.ndim == 1 and np.isfinite(wave).all() and len(wave) < 10**7
 
 
-# ---------------------------------------------------------------------------------------------------------- prepared
+# --------------------------------------------------------------------------------------------------
 
 
 def _prepared(folder: Path) -> list[str]:
     _jsonl(folder)
-    toy_prepare(PrepareConfig(out=str(folder / "p"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",)))
-    return [f"p/{name}" for name in ("prepared.json", "train/state.json", "train/dataset_info.json")] + [
-        str(f.relative_to(folder)) for f in (folder / "p").glob("*/*.arrow")] + ["p/train/columns.feather"]
+    toy_prepare(
+        PrepareConfig(
+            out=str(folder / "p"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",)
+        )
+    )
+    return (
+        [f"p/{name}" for name in ("prepared.json", "train/state.json", "train/dataset_info.json")]
+        + [str(f.relative_to(folder)) for f in (folder / "p").glob("*/*.arrow")]
+        + ["p/train/columns.feather"]
+    )
 
 
 def _read_prepared(folder: Path) -> None:
@@ -147,7 +197,7 @@ def _read_prepared(folder: Path) -> None:
     split.rows.to_dict()
 
 
-# ------------------------------------------------------------------------------------------------------------ models
+# --------------------------------------------------------------------------------------------------
 
 PROMPT = Prompt("u", (1, 2, 3, 4), (1, 2))
 
@@ -156,7 +206,11 @@ def _decoder(folder: Path) -> list[str]:
     target = tiny_decoder()
     target.save_pretrained(folder / "car")
     imperfect_draft(target).save_pretrained(folder / "draft")
-    return [f"{which}/{name}" for which in ("car", "draft") for name in ("config.json", "model.safetensors")]
+    return [
+        f"{which}/{name}"
+        for which in ("car", "draft")
+        for name in ("config.json", "model.safetensors")
+    ]
 
 
 def _read_decoder(folder: Path) -> None:
@@ -168,9 +222,18 @@ def _read_decoder(folder: Path) -> None:
 
 def _policy(folder: Path) -> list[str]:
     tiny_policy(base="abc").save_pretrained(folder / "policy")
-    (folder / "policy/provenance.json").write_text(json.dumps({
-        "created": "now", "metrics": {"wer": 0.1}, "files": {
-            name: digest(folder / "policy" / name) for name in ("config.json", "model.safetensors")}}))
+    (folder / "policy/provenance.json").write_text(
+        json.dumps(
+            {
+                "created": "now",
+                "metrics": {"wer": 0.1},
+                "files": {
+                    name: digest(folder / "policy" / name)
+                    for name in ("config.json", "model.safetensors")
+                },
+            }
+        )
+    )
     return [f"policy/{name}" for name in ("config.json", "model.safetensors", "provenance.json")]
 
 
@@ -185,8 +248,12 @@ def _read_policy(folder: Path) -> None:
 def _vocoder(folder: Path) -> list[str]:
     tiny_vocoder((1, 2)).save_pretrained(folder / "vocoder")
     tiny_tokenizer(folder / "tokenizer")
-    return ["vocoder/config.json", "vocoder/model.safetensors", "tokenizer/tokenizer.json",
-            "tokenizer/tokenizer.safetensors"]
+    return [
+        "vocoder/config.json",
+        "vocoder/model.safetensors",
+        "tokenizer/tokenizer.json",
+        "tokenizer/tokenizer.safetensors",
+    ]
 
 
 def _read_vocoder(folder: Path) -> None:
@@ -196,23 +263,40 @@ def _read_vocoder(folder: Path) -> None:
 
 def _statistics(folder: Path) -> list[str]:
     VerifierStatistics(
-        "decoder", "tokenizer", CODES, torch.rand(3, 4), torch.tensor([1, 5, 9]), torch.tensor([2, 1, 4]),
-        torch.tensor([0.1, 0.5]), torch.tensor([1.0, 2.0]), {"sampling": {}}).save_pretrained(folder)
+        "decoder",
+        "tokenizer",
+        CODES,
+        torch.rand(3, 4),
+        torch.tensor([1, 5, 9]),
+        torch.tensor([2, 1, 4]),
+        torch.tensor([0.1, 0.5]),
+        torch.tensor([1.0, 2.0]),
+        {"sampling": {}},
+    ).save_pretrained(folder)
     return ["statistics.json", "statistics.safetensors"]
 
 
-# -------------------------------------------------------------------------------------------------- runs and results
+# --------------------------------------------------------------------------------------------------
 
 
 def _log(folder: Path) -> list[str]:
-    rows = [{"step": i, "epoch": 0.1 * i, "loss": 1 / (i + 1), "head_losses": [0.1, 0.2]} for i in range(6)]
-    rows += [{"step": 5, "epoch": 0.5, "eval_loss": 1.0}, {"step": 5, "epoch": 0.5, "train_runtime": 1.0}]
+    rows = [
+        {"step": i, "epoch": 0.1 * i, "loss": 1 / (i + 1), "head_losses": [0.1, 0.2]}
+        for i in range(6)
+    ]
+    rows += [
+        {"step": 5, "epoch": 0.5, "eval_loss": 1.0},
+        {"step": 5, "epoch": 0.5, "train_runtime": 1.0},
+    ]
     return _lines(folder / "log.jsonl", rows)
 
 
 def _read_run_log(folder: Path) -> None:
     attempt(lambda: read_log(folder / "log.jsonl"))
-    log, state = JsonlLog(folder / "log.jsonl"), TrainerState(global_step=5, is_world_process_zero=True)
+    log, state = (
+        JsonlLog(folder / "log.jsonl"),
+        TrainerState(global_step=5, is_world_process_zero=True),
+    )
     log.on_train_begin(None, state, None)
     last = (folder / "log.jsonl").read_bytes().splitlines()[-1]
     assert json.loads(last) == {"step": 5, "resumed": True}
@@ -224,9 +308,15 @@ def _checkpoint(folder: Path) -> list[str]:
         inside.mkdir()
         (inside / "model.safetensors").write_bytes(b"weights")
         (inside / "trainer_state.json").write_text("{}")
-        files = {name: digest(inside / name) for name in ("model.safetensors", "trainer_state.json")}
+        files = {
+            name: digest(inside / name) for name in ("model.safetensors", "trainer_state.json")
+        }
         seal(inside, files, step=step, processes=1)
-    return ["checkpoint-2/manifest.json", "checkpoint-2/model.safetensors", "checkpoint-2/trainer_state.json"]
+    return [
+        "checkpoint-2/manifest.json",
+        "checkpoint-2/model.safetensors",
+        "checkpoint-2/trainer_state.json",
+    ]
 
 
 def _read_checkpoint(folder: Path) -> None:
@@ -236,7 +326,9 @@ def _read_checkpoint(folder: Path) -> None:
 
 
 def _comparison(folder: Path) -> list[str]:
-    compare(tiny_config(folder / "c", seeds=[0], methods=["car-1", "car-3"], report=False), tiny_tools())
+    compare(
+        tiny_config(folder / "c", seeds=[0], methods=["car-1", "car-3"], report=False), tiny_tools()
+    )
     _log(folder)
     return ["c/compare.json", "c/records.jsonl", "log.jsonl"]
 
@@ -266,14 +358,37 @@ def _read_records(folder: Path) -> None:
 def _tuned(folder: Path) -> list[str]:
     [entry] = make_methods(["car-1"], TOOLS.models, SHORT)
     best = {"temperature": 0.5, "top_k": 3, "top_p": 1.0}
-    (folder / "tuned.json").write_text(json.dumps({
-        "format_version": 1, "split": "dev", "utterances": 6, "seeds": [0], "prompt_seeds": [0], "asr": "j",
-        "methods": {"car-1": {"identity": entry.identity, "sampling": best, "rows": []}}}))
-    (folder / "profile.json").write_text(json.dumps({
-        "rows": [{"k": 1, "wer": 0.1, "ci": [0, 1]}], "range": [2, 3], "recognizer": "r", "base_checksum": "abc"}))
-    (folder / "truth.json").write_text(json.dumps({
-        "fingerprint": GroundTruth(folder / "none.json", "r", TOOLS.items).fingerprint,
-        "errors": {i.prompt.utterance_id: [0, 1, 0, 5] for i in TOOLS.items}}))
+    (folder / "tuned.json").write_text(
+        json.dumps(
+            {
+                "format_version": 1,
+                "split": "dev",
+                "utterances": 6,
+                "seeds": [0],
+                "prompt_seeds": [0],
+                "asr": "j",
+                "methods": {"car-1": {"identity": entry.identity, "sampling": best, "rows": []}},
+            }
+        )
+    )
+    (folder / "profile.json").write_text(
+        json.dumps(
+            {
+                "rows": [{"k": 1, "wer": 0.1, "ci": [0, 1]}],
+                "range": [2, 3],
+                "recognizer": "r",
+                "base_checksum": "abc",
+            }
+        )
+    )
+    (folder / "truth.json").write_text(
+        json.dumps(
+            {
+                "fingerprint": GroundTruth(folder / "none.json", "r", TOOLS.items).fingerprint,
+                "errors": {i.prompt.utterance_id: [0, 1, 0, 5] for i in TOOLS.items},
+            }
+        )
+    )
     return ["tuned.json", "profile.json", "truth.json"]
 
 
@@ -289,14 +404,18 @@ def _read_tuned(folder: Path) -> None:
 
     attempt(about)
     attempt(truth)
-    chosen = guidance_range(DCPOConfig(output_dir=str(folder), guidance=str(folder / "profile.json")), "abc")
+    chosen = guidance_range(
+        DCPOConfig(output_dir=str(folder), guidance=str(folder / "profile.json")), "abc"
+    )
     assert chosen and all(k >= 1 for k in chosen)
 
 
 def _recipes(folder: Path) -> list[str]:
     recipes = Path(__file__).parents[2] / "launch" / "recipes"
     for name in ("car_tiny.yaml", "prepare.yaml"):
-        (folder / name).write_bytes((recipes / name.replace("prepare.", "prepare_paper.")).read_bytes())
+        (folder / name).write_bytes(
+            (recipes / name.replace("prepare.", "prepare_paper.")).read_bytes()
+        )
     return ["car_tiny.yaml", "prepare.yaml"]
 
 
@@ -306,14 +425,20 @@ def _read_recipes(folder: Path) -> None:
 
 
 def attempt(action: Callable[[], Any]) -> None:
-    """Run one of several readers; an error of the project is as good as a result, and the next one follows."""
+    """Run one of several readers; an error of the project is as good as a result, and the next
+    one follows."""
     with contextlib.suppress(DCARError):
         action()
 
 
 FORMATS = [
     Format("jsonl", _jsonl, _corpus(("jsonl", "m.jsonl")), cost=2),
-    Format("lhotse", _cuts, _corpus(("lhotse", "cuts_dev.jsonl"), ("lhotse", "cuts_train.jsonl.gz")), cost=2),
+    Format(
+        "lhotse",
+        _cuts,
+        _corpus(("lhotse", "cuts_dev.jsonl"), ("lhotse", "cuts_train.jsonl.gz")),
+        cost=2,
+    ),
     Format("ljspeech", _ljspeech, _corpus(("seed-tts-eval", "meta.lst"), ("ljspeech", "."))),
     Format("starter", _starter, _corpus(("starter", "."))),
     Format("datasets", _starter, _corpus(("datasets", "train.parquet")), cost=0.3),

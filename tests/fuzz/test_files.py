@@ -1,8 +1,9 @@
-"""Files as disks, networks and people leave them: bits flipped, pieces gone, values of another type. The outcome is a
-result or an error of this project, and it comes within a minute.
+"""Files as disks, networks and people leave them: bits flipped, pieces gone, values of another
+type. The outcome is a result or an error of this project, and it comes within a minute.
 
-The default run takes some cases of each format, `-m slow` at least 10 000 over all; FUZZ_SEED gives others, FUZZ_CASES
-the number a format. The message of a failure names seed and case: the same come again.
+The default run takes some cases of each format, `-m slow` at least 10 000 over all; FUZZ_SEED gives
+others, FUZZ_CASES the number a format. The message of a failure names seed and case: the same come
+again.
 """
 
 import contextlib
@@ -28,14 +29,42 @@ SEED, CASES = os.environ.get("FUZZ_SEED", "0"), int(os.environ.get("FUZZ_CASES",
 LONGEST = 60.0  # seconds a case
 
 ODD: list[Any] = [
-    None, True, False, 0, -1, 1, 2**31, 2**63, 10**30, 0.5, -0.0, 1e308, float("nan"), float("inf"), "", "x", "1",
-    "../..", "\ud800", "\0", "x" * 5000, [], {}, [[]], [None], [1, "a"], {"a": 1}, {"": None}, [0] * 1000,
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2**31,
+    2**63,
+    10**30,
+    0.5,
+    -0.0,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "1",
+    "../..",
+    "\ud800",
+    "\0",
+    "x" * 5000,
+    [],
+    {},
+    [[]],
+    [None],
+    [1, "a"],
+    {"a": 1},
+    {"": None},
+    [0] * 1000,
 ]
 """Values that JSON can hold in the place of any other."""
 
 
 def damaged(data: bytes, name: str, rng: random.Random) -> bytes:
-    """`data` of a file called `name`, damaged: JSON in its values as often as in its bytes, `.gz` inside as well."""
+    """`data` of a file called `name`, damaged: JSON in its values as often as in its bytes,
+    `.gz` inside as well."""
     if name.endswith(".gz") and rng.random() < 0.5:
         return gzip.compress(damaged(gzip.decompress(data), name.removesuffix(".gz"), rng))
     if name.endswith((".json", ".jsonl")) and rng.random() < 0.6:
@@ -88,7 +117,11 @@ def _other(value: Any, rng: random.Random) -> Any:
         return {**value, key: _other(value[key], rng)}
     if isinstance(value, list) and value and rng.random() < 0.85:
         place = rng.randrange(len(value))
-        return [*value[:place], *([] if rng.random() < 0.2 else [_other(value[place], rng)]), *value[place + 1 :]]
+        return [
+            *value[:place],
+            *([] if rng.random() < 0.2 else [_other(value[place], rng)]),
+            *value[place + 1 :],
+        ]
     return rng.choice(ODD)
 
 
@@ -98,7 +131,9 @@ def _other_header(data: bytes, rng: random.Random) -> bytes:
     header = json.loads(data[8 : 8 + size])
     name = rng.choice(list(header))
     if "dtype" in header[name] and rng.random() < 0.5:
-        header[name]["dtype"] = rng.choice(("F16", "BF16", "I32", "U8", "BOOL", "F8_E4M3", "F64", "I64", "C64", "X"))
+        header[name]["dtype"] = rng.choice(
+            ("F16", "BF16", "I32", "U8", "BOOL", "F8_E4M3", "F64", "I64", "C64", "X")
+        )
     else:
         header = _other(header, rng)
     written = json.dumps(header).encode()
@@ -123,9 +158,13 @@ def limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize(("first", "cases"), [(0, 20), pytest.param(1000, CASES, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("first", "cases"), [(0, 20), pytest.param(1000, CASES, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
-def test_damaged_files(fmt: Format, first: int, cases: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_files(
+    fmt: Format, first: int, cases: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of a format's files is damaged, seldom two, or removed."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     datasets.disable_progress_bars()
@@ -154,8 +193,11 @@ def test_damaged_files(fmt: Format, first: int, cases: int, tmp_path: Path, monk
             ends[type(error).__name__] += 1
         except (Exception, TooLong) as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            bad.append(f"{fmt.name}, seed {SEED}, case {case} ({', '.join(chosen)}): {type(error).__name__}: "
-                       f"{str(error)[:200]!a} in {where.filename}:{where.lineno}")
+            bad.append(
+                f"{fmt.name}, seed {SEED}, case {case} ({', '.join(chosen)}): "
+                f"{type(error).__name__}: "
+                f"{str(error)[:200]!a} in {where.filename}:{where.lineno}"
+            )
     print(f"{fmt.name}: {ends.total()} cases, {dict(ends.most_common())}")
     assert not bad, f"{len(bad)}:\n" + "\n".join(bad[:30])
 

@@ -1,6 +1,8 @@
-"""What is typed or pasted is understood or refused in words: hypothesis for parsers. Those of files: test_files.py.
+"""What is typed or pasted is understood or refused in words: hypothesis for parsers. Those of
+files: test_files.py.
 
-The default run is of the same examples every time, `-m slow` of FUZZ_EXAMPLES (300) new ones a parser.
+The default run is of the same examples every time, `-m slow` of FUZZ_EXAMPLES (300) new ones a
+parser.
 """
 
 import os
@@ -42,7 +44,8 @@ def piece(*words: str) -> st.SearchStrategy[str]:
 
 
 def refused(action: Callable[[], Any], *errors: type[DCARError]) -> Any:
-    """What an action returns, or None where it is refused with one of the project's errors, in words."""
+    """What an action returns, or None where it is refused with one of the project's errors, in
+    words."""
     try:
         return action()
     except DCARError as error:
@@ -61,7 +64,11 @@ def check_words(pair: tuple[str, str]) -> None:
     reference, heard = pair
     normalize_transcript(reference), spoken_words(heard)
     errors = refused(lambda: word_errors(reference, heard), TextError)  # a reference without a word
-    assert errors is None or min(errors.substitutions, errors.deletions, errors.insertions, errors.reference_words) >= 0
+    assert (
+        errors is None
+        or min(errors.substitutions, errors.deletions, errors.insertions, errors.reference_words)
+        >= 0
+    )
 
 
 def check_method(name: str) -> None:
@@ -90,15 +97,99 @@ def check_settings(pairs: list[tuple[str, str]]) -> None:
 
 signs = "aZé 0123456789.,:;-–/$€£%@#&'\"()+*=<>\u2028²½٣①\n\tIVX"
 written = st.text(st.sampled_from(signs) | st.characters(), max_size=60)
-KEYS = ("out", "splits", "speeds", "limit", "num_proc", "filter_seconds", "model.hidden_size", "seeds",
-        "methods", "learning_rate", "sampling.temperature", "config", "seed", "data")
-saved = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.text("-+01.:_eox")
-methods = piece(*KINDS, "-2", "-3", "@t0.4", "@t", "-k", "-p0.9", "{", "}", ",", "..", ":", "@", "4", "²",
-                "٣", "9" * 400, "9" * 5000, "tuned", "draft", "starter")
-yaml_text = piece("a", ": ", "\n", "- ", "[", "]", "{", "}", "&a ", "*a", "!!python/object:os.system ",
-                  "1e400", "<<", "|", "'", '"', "0x", "9" * 5000, ".nan", "2026-01-01", "? ", "\t", "%YAML", "---")
-values = st.sampled_from(["", "1", "-1", "nan", "1e400", "[]", "{}", "null", "true", "[1,2]", "${x}", "${out}",
-                          "\0", "9" * 5000, "/", "x" * 5000]) | st.text(max_size=10)
+KEYS = (
+    "out",
+    "splits",
+    "speeds",
+    "limit",
+    "num_proc",
+    "filter_seconds",
+    "model.hidden_size",
+    "seeds",
+    "methods",
+    "learning_rate",
+    "sampling.temperature",
+    "config",
+    "seed",
+    "data",
+)
+saved = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.text("-+01.:_eox")
+)
+methods = piece(
+    *KINDS,
+    "-2",
+    "-3",
+    "@t0.4",
+    "@t",
+    "-k",
+    "-p0.9",
+    "{",
+    "}",
+    ",",
+    "..",
+    ":",
+    "@",
+    "4",
+    "²",
+    "٣",
+    "9" * 400,
+    "9" * 5000,
+    "tuned",
+    "draft",
+    "starter",
+)
+yaml_text = piece(
+    "a",
+    ": ",
+    "\n",
+    "- ",
+    "[",
+    "]",
+    "{",
+    "}",
+    "&a ",
+    "*a",
+    "!!python/object:os.system ",
+    "1e400",
+    "<<",
+    "|",
+    "'",
+    '"',
+    "0x",
+    "9" * 5000,
+    ".nan",
+    "2026-01-01",
+    "? ",
+    "\t",
+    "%YAML",
+    "---",
+)
+values = st.sampled_from(
+    [
+        "",
+        "1",
+        "-1",
+        "nan",
+        "1e400",
+        "[]",
+        "{}",
+        "null",
+        "true",
+        "[1,2]",
+        "${x}",
+        "${out}",
+        "\0",
+        "9" * 5000,
+        "/",
+        "x" * 5000,
+    ]
+) | st.text(max_size=10)
 keys = st.sampled_from(KEYS) | st.text(max_size=5)
 PARSERS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], None]]] = {
     "text": (written, check_text),
@@ -115,5 +206,10 @@ PARSERS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], None]]] = {
 def test_parsers(name: str, examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     strategy, check = PARSERS[name]
-    settings(max_examples=examples, deadline=60_000, database=None, suppress_health_check=list(HealthCheck),
-             derandomize=examples < EXAMPLES)(given(strategy)(check))()
+    settings(
+        max_examples=examples,
+        deadline=60_000,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=examples < EXAMPLES,
+    )(given(strategy)(check))()

@@ -1,5 +1,5 @@
-"""How well the tokens of a chunk go together: the ratio that is learned, and what choosing by it does to the
-distribution."""
+"""How well the tokens of a chunk go together: the ratio that is learned, and what choosing by it
+does to the distribution."""
 
 import itertools
 
@@ -9,7 +9,12 @@ import torch
 from dcar.decoding.chunks import choose_end
 from dcar.errors import CheckpointError
 from dcar.sampling import sample_several, shifted
-from heads.candidates import candidate_features, joint_log_probs, resampling_log_weights, select_draw
+from heads.candidates import (
+    candidate_features,
+    joint_log_probs,
+    resampling_log_weights,
+    select_draw,
+)
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, before_end, scored_features
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 
@@ -18,21 +23,29 @@ CODES, LENGTH = 3, 3  # the end of speech is the id behind the codes
 
 def joint() -> torch.Tensor:
     """A distribution over chunks of three codes, [3, 3, 3], far from the product of its margins."""
-    probs = torch.rand(CODES, CODES, CODES, generator=torch.Generator().manual_seed(3)).double() ** 3 + 0.05
+    probs = (
+        torch.rand(CODES, CODES, CODES, generator=torch.Generator().manual_seed(3)).double() ** 3
+        + 0.05
+    )
     return probs / probs.sum()
 
 
 def margins(probs: torch.Tensor) -> torch.Tensor:
     """[3, 4] of every place; the end of speech has no mass."""
-    return torch.stack([torch.nn.functional.pad(probs.sum([d for d in range(LENGTH) if d != place]), (0, 1))
-                        for place in range(LENGTH)])
+    return torch.stack(
+        [
+            torch.nn.functional.pad(probs.sum([d for d in range(LENGTH) if d != place]), (0, 1))
+            for place in range(LENGTH)
+        ]
+    )
 
 
 CHUNKS = torch.tensor(list(itertools.product(range(CODES), repeat=LENGTH)))  # all of them, [27, 3]
 
 
 def drawn_alone(probs: torch.Tensor) -> torch.Tensor:
-    """Probability of the beginnings x_1, x_1 x_2, x_1 x_2 x_3 of every chunk [27, 3] where the heads draw them."""
+    """Probability of the beginnings x_1, x_1 x_2, x_1 x_2 x_3 of every chunk [27, 3] where the
+    heads draw them."""
     return margins(probs)[torch.arange(LENGTH), CHUNKS].cumprod(-1)
 
 
@@ -44,8 +57,18 @@ def log_ratios(probs: torch.Tensor) -> torch.Tensor:
 
 def small(**changes) -> ChunkScorer:
     torch.manual_seed(0)
-    return ChunkScorer(ChunkScorerConfig(**{"hidden_size": 4, "num_heads": LENGTH, "vocab_size": CODES + 1,
-                                        "embedding_size": 4, "width": 16} | changes))
+    return ChunkScorer(
+        ChunkScorerConfig(
+            **{
+                "hidden_size": 4,
+                "num_heads": LENGTH,
+                "vocab_size": CODES + 1,
+                "embedding_size": 4,
+                "width": 16,
+            }
+            | changes
+        )
+    )
 
 
 def test_logistic_regression_learns_the_log_ratio():
@@ -56,7 +79,9 @@ def test_logistic_regression_learns_the_log_ratio():
     optimizer = torch.optim.Adam(chunk_scorer.parameters(), 1e-2)
     for _ in range(400):
         real = CHUNKS[torch.multinomial(probs.flatten(), 1000, True, generator=generator)]
-        drawn = torch.stack([torch.multinomial(heads[j], 1000, True, generator=generator) for j in range(LENGTH)], 1)
+        drawn = torch.stack(
+            [torch.multinomial(heads[j], 1000, True, generator=generator) for j in range(LENGTH)], 1
+        )
         loss = torch.zeros(())
         for sign, tokens in ((-1, real), (1, drawn)):
             seen = candidate_features(logits.expand(1000, -1, -1), tokens)
@@ -76,12 +101,15 @@ def test_logistic_regression_learns_the_log_ratio():
 
 
 @pytest.mark.parametrize("draws", [2, 8])
-def test_choosing_by_the_ratio_moves_the_distribution_of_chunks_towards_the_joint_distribution(draws):
-    """With the true ratio: the farther, the more chunks are drawn; one chunk alone has the distribution of the
-    heads."""
+def test_choosing_by_the_ratio_moves_the_distribution_of_chunks_towards_the_joint_distribution(
+    draws,
+):
+    """With the true ratio: the farther, the more chunks are drawn; one chunk alone has the
+    distribution of the heads."""
     probs, many = joint(), 60_000
     u = torch.rand(many, LENGTH, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    chunks = sample_several(margins(probs).expand(many, -1, -1), shifted(u, draws)).mT  # [many, N, 3]
+    # [many, N, 3]
+    chunks = sample_several(margins(probs).expand(many, -1, -1), shifted(u, draws)).mT
     index = (chunks * torch.tensor([9, 3, 1])).sum(-1)
     ratios = log_ratios(probs).float()[index]  # [many, N, 3]
     added = ratios.diff(dim=-1, prepend=0 * ratios[..., :1]).unsqueeze(-1)
@@ -139,7 +167,8 @@ def test_several_draws_are_seen_as_each_alone():
         assert torch.allclose(together[:, n], alone, atol=1e-5)
         assert torch.equal(alone[..., :3], candidate_features(logits, chunks[:, n]))
     shorter = scored_features(chunk_scorer, hidden, logits[:, :2], chunks[:, 0, :2])
-    assert torch.allclose(shorter, together[:, 0, :2], atol=1e-5)  # what stands behind a token does not matter to it
+    # what stands behind a token does not matter to it
+    assert torch.allclose(shorter, together[:, 0, :2], atol=1e-5)
 
 
 def test_shifted_numbers_are_uniform_and_lie_apart():
@@ -148,7 +177,9 @@ def test_shifted_numbers_are_uniform_and_lie_apart():
     assert torch.equal(four[:, 0], u) and ((four >= 0) & (four < 1)).all()
     for n in range(4):
         assert torch.histc(four[:, n].float(), 10, 0, 1).sub(2000).abs().max() < 200
-    assert torch.allclose(four.sort(-1).values.diff(dim=-1), torch.tensor(0.25, dtype=torch.float64))
+    assert torch.allclose(
+        four.sort(-1).values.diff(dim=-1), torch.tensor(0.25, dtype=torch.float64)
+    )
 
 
 def test_a_policy_takes_it_along(tmp_path):

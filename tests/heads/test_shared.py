@@ -1,4 +1,5 @@
-"""Shared heads: the formula, one offset at a time, what belongs to an offset, settings that contradict each other."""
+"""Shared heads: the formula, one offset at a time, what belongs to an offset, settings that
+contradict each other."""
 
 import pytest
 import torch
@@ -14,12 +15,16 @@ from heads.shared import SharedHeads
 
 def made(size: int = 16, out: int = 11, heads: int = 5, **changes) -> SharedHeads:
     torch.manual_seed(0)
-    found = SharedHeads(size, out, heads, **{"blocks": 3, "zero_init": False, **changes}).requires_grad_(False)
+    found = SharedHeads(
+        size, out, heads, **{"blocks": 3, "zero_init": False, **changes}
+    ).requires_grad_(False)
     sharpen_heads(found, 3)
     return found
 
 
-@pytest.mark.parametrize("changes", [{}, dict(tie=True), dict(tie=True, base_bias=True), dict(width=7), dict(blocks=1)])
+@pytest.mark.parametrize(
+    "changes", [{}, dict(tie=True), dict(tie=True, base_bias=True), dict(width=7), dict(blocks=1)]
+)
 def test_the_formula_and_that_no_offset_depends_on_how_many_are_asked_for(changes):
     heads, hidden = made(**changes), torch.randn(2, 3, 16)
     full = heads(hidden)
@@ -49,7 +54,9 @@ def test_the_stack_begins_as_the_identity_and_its_output_as_the_base_head():
         plain = F.layer_norm(hidden + heads.offset[k - 2], (16,))
         assert torch.allclose(heads(hidden, k)[:, -1], heads.base(plain), atol=1e-5)
     heads.start_outputs(torch.ones(4, 16))
-    assert (heads.out.weight[:4] == 1).all() and torch.equal(heads.out.weight[4:], heads.base.weight[4:])
+    assert (heads.out.weight[:4] == 1).all() and torch.equal(
+        heads.out.weight[4:], heads.base.weight[4:]
+    )
     tied = made(tie=True)
     before = tied.base.weight.clone()
     tied.start_outputs(torch.ones(4, 16))
@@ -57,7 +64,8 @@ def test_the_stack_begins_as_the_identity_and_its_output_as_the_base_head():
 
 
 def test_little_belongs_to_an_offset():
-    """Bytes of a step hardly grow with k: three vectors a block and offset, against blocks and a projection."""
+    """Bytes of a step hardly grow with k: three vectors a block and offset, against blocks and a
+    projection."""
     few, many = made(64, 100, 7), made(64, 100, 16)
     costs = head_costs(many)
     sizes = [sum(p.numel() for p in heads.parameters()) for heads in (few, many)]
@@ -78,19 +86,29 @@ def test_a_base_head_alone_has_no_stack():
 
 
 def test_a_decoder_has_the_heads_of_its_configuration(tmp_path):
-    config = CARConfig(20, 12, 32, 2, 2, 64, 6, heads="shared", head_blocks=2, head_width=24, tie_heads=True)
+    config = CARConfig(
+        20, 12, 32, 2, 2, 64, 6, heads="shared", head_blocks=2, head_width=24, tie_heads=True
+    )
     decoder = CARDecoder(config)
-    assert isinstance(decoder.heads, SharedHeads) and (decoder.heads.width, decoder.heads.out) == (24, None)
+    assert isinstance(decoder.heads, SharedHeads) and (decoder.heads.width, decoder.heads.out) == (
+        24,
+        None,
+    )
     decoder.save_pretrained(tmp_path)
     again = CARDecoder.from_pretrained(tmp_path)
     assert again.config == config and again.checksum() == decoder.checksum()
     assert isinstance(build_heads(CARConfig(hidden_size=32)), MultiTokenHeads)
 
 
-@pytest.mark.parametrize("settings, message", [
-    (dict(heads="medusa"), "independent"), (dict(head_width=8), "set heads=shared"),
-    (dict(tie_heads=True), "set heads=shared"), (dict(heads="shared", share_head_blocks=True), "head_blocks=1"),
-])
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(heads="medusa"), "independent"),
+        (dict(head_width=8), "set heads=shared"),
+        (dict(tie_heads=True), "set heads=shared"),
+        (dict(heads="shared", share_head_blocks=True), "head_blocks=1"),
+    ],
+)
 def test_settings_that_a_kind_would_ignore_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         CARConfig(**settings)

@@ -1,4 +1,5 @@
-"""`dcar distil`: who speaks, who is chosen, where rows come from, and what a run that was cut off has left."""
+"""`dcar distil`: who speaks, who is chosen, where rows come from, and what a run that was cut
+off has left."""
 
 import json
 import math
@@ -36,26 +37,52 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def save_reader(folder: Path, tokenizer: str) -> None:
-    TokenRecognizer(TokenRecognizerConfig(speech_vocab_size=CODES, text_vocab_size=TEXT_VOCAB_SIZE, hidden_size=8,
-                                          dilations=(1,), tokenizer=tokenizer, phonemes=PHONEME_VERSION)
-                    ).save_pretrained(folder)
+    TokenRecognizer(
+        TokenRecognizerConfig(
+            speech_vocab_size=CODES,
+            text_vocab_size=TEXT_VOCAB_SIZE,
+            hidden_size=8,
+            dilations=(1,),
+            tokenizer=tokenizer,
+            phonemes=PHONEME_VERSION,
+        )
+    ).save_pretrained(folder)
 
 
 def arguments(config: DistilConfig) -> list[str]:
     """What the fixture has set but `out` and `sampling`."""
-    return [f"{name}={json.dumps(getattr(config, name))}" for name in
-            ("data", "decoder", "methods", "samples", "token_recognizer", "prompt_tokens", "lowest_score")]
+    return [
+        f"{name}={json.dumps(getattr(config, name))}"
+        for name in (
+            "data",
+            "decoder",
+            "methods",
+            "samples",
+            "token_recognizer",
+            "prompt_tokens",
+            "lowest_score",
+        )
+    ]
 
 
 @pytest.fixture
 def config(tmp_path: Path, corpus: Path) -> DistilConfig:
-    """A tiny decoder that speaks, and a token recogniser that has learned nothing: any candidate is good enough."""
+    """A tiny decoder that speaks, and a token recogniser that has learned nothing: any candidate
+    is good enough."""
     decoder = tiny_decoder(text_vocab_size=TEXT_VOCAB_SIZE)
     decoder.save_pretrained(tmp_path / "car")
     save_reader(tmp_path / "reads", "tiny@abc")
-    return DistilConfig(data=str(corpus), decoder=str(tmp_path / "car"), methods=["car-2@t0", "car-2@t1"], samples=2,
-                        token_recognizer=str(tmp_path / "reads"), prompt_tokens=5, lowest_score=-1e6,
-                        sampling=SamplingConfig(min_tokens=10), out=str(tmp_path / "distilled"))
+    return DistilConfig(
+        data=str(corpus),
+        decoder=str(tmp_path / "car"),
+        methods=["car-2@t0", "car-2@t1"],
+        samples=2,
+        token_recognizer=str(tmp_path / "reads"),
+        prompt_tokens=5,
+        lowest_score=-1e6,
+        sampling=SamplingConfig(min_tokens=10),
+        out=str(tmp_path / "distilled"),
+    )
 
 
 CHANGED = ("speech", "duration", "prompt_speech", "prompt_voice")
@@ -65,23 +92,35 @@ def rows_of(folder: str | Path) -> list[dict]:
     return list(load_prepared(folder, "train"))
 
 
-# ------------------------------------------------------------------------------------------------------------ choosing
+# --------------------------------------------------------------------------------------------------
 
 
 def test_scores_are_weighted_and_the_best_is_chosen():
-    config = DistilConfig(token_weight=2.0, wer_weight=1.0, similarity_weight=0.5, lowest_score=-1.0)
+    config = DistilConfig(
+        token_weight=2.0, wer_weight=1.0, similarity_weight=0.5, lowest_score=-1.0
+    )
     plain, said = Candidate("a", [1], read=-0.1), Candidate("b", [1], read=-0.2)
     assert plain.score(config) == pytest.approx(-0.2) and best([said, plain], config) is plain
     assert best([plain, Candidate("c", [2], read=-0.1)], config) is plain  # of equals the first
     heard = Candidate("d", [1], read=-0.2, wer=0.25, similarity=0.8)
     assert heard.score(config) == pytest.approx(-0.4 - 0.25 + 0.4)
     assert best([plain, heard], config) is heard  # where some were voiced, it is one of them
-    assert best([heard, Candidate("e", [1], read=-0.2, wer=0.0, similarity=0.8)], config).spoken_by == "e"
+    assert (
+        best([heard, Candidate("e", [1], read=-0.2, wer=0.0, similarity=0.8)], config).spoken_by
+        == "e"
+    )
 
 
-@pytest.mark.parametrize("candidate", [
-    Candidate("low", [1], read=-1.1), Candidate("cut", [1], truncated=True, read=0.0), Candidate("none", [], read=0.0),
-    Candidate("no path", [1], read=-math.inf), Candidate("unheard", [1])])
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        Candidate("low", [1], read=-1.1),
+        Candidate("cut", [1], truncated=True, read=0.0),
+        Candidate("none", [], read=0.0),
+        Candidate("no path", [1], read=-math.inf),
+        Candidate("unheard", [1]),
+    ],
+)
 def test_what_is_not_good_enough_is_not_chosen(candidate):
     config = DistilConfig(lowest_score=-1.0)
     assert best([candidate], config) is None and best([], config) is None
@@ -94,10 +133,12 @@ def test_a_share_keeps_its_recording_whatever_the_run():
     kept = [keeps_recording(i, 0.3, 0) for i in ids]
     assert abs(np.mean(kept) - 0.3) < 0.03  # 4 standard errors
     assert all(keeps_recording(i, 0.5, 0) for i, k in zip(ids, kept, strict=True) if k)
-    assert not any(keeps_recording(i, 0.0, 0) for i in ids) and all(keeps_recording(i, 1.0, 0) for i in ids)
+    assert not any(keeps_recording(i, 0.0, 0) for i in ids) and all(
+        keeps_recording(i, 1.0, 0) for i in ids
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------- a corpus
+# --------------------------------------------------------------------------------------------------
 
 
 def test_rows_say_who_spoke_them(config, corpus):
@@ -107,7 +148,9 @@ def test_rows_say_who_spoke_them(config, corpus):
     for old, new in zip(before, after, strict=True):
         assert new["recorded"] == old["speech"] and new["speech"] != old["speech"]
         assert new["spoken_by"] in ("car-2@t0 seed 0", "car-2@t1 seed 0", "car-2@t1 seed 1")
-        assert new["duration"] == pytest.approx(len(new["speech"]) / 50) and math.isfinite(new["score"])
+        assert new["duration"] == pytest.approx(len(new["speech"]) / 50) and math.isfinite(
+            new["score"]
+        )
         assert all(new[name] == old[name] for name in old if name not in CHANGED)
     assert list(load_prepared(corpus, "dev")) == list(load_prepared(config.out, "dev"))
     info = prepared_info(config.out)
@@ -124,7 +167,10 @@ def test_the_best_candidate_is_the_row(config):
         (candidates,) = teacher.speak([i])
         assert len(candidates) == 3
         chosen = max(candidates, key=lambda c: c.read)
-        assert row["speech"] == chosen.tokens and row["spoken_by"] == f"{chosen.spoken_by} seed {chosen.seed}"
+        assert (
+            row["speech"] == chosen.tokens
+            and row["spoken_by"] == f"{chosen.spoken_by} seed {chosen.seed}"
+        )
         assert row["score"] == pytest.approx(chosen.read, rel=1e-5)
 
 
@@ -132,10 +178,15 @@ def test_training_sees_the_prompt_that_was_heard(config):
     """The tokens of a row are those that its method says behind the prompt that the row names."""
     run(config)
     split, teacher = load_split(config.out, "train"), distil.Teacher(config, "cpu")
-    train, dataset = split.rows, SpeechDataset(split, teacher.ways[0][0].decoder.config, config.prompt_tokens, seed=0)
+    train, dataset = (
+        split.rows,
+        SpeechDataset(split, teacher.ways[0][0].decoder.config, config.prompt_tokens, seed=0),
+    )
     recordings = [list(tokens) for tokens in train["recorded"]]
     for i, row in enumerate(train):
-        entry, seed = next((e, s) for e, s in teacher.ways if row["spoken_by"] == f"{e.name} seed {s}")
+        entry, seed = next(
+            (e, s) for e, s in teacher.ways if row["spoken_by"] == f"{e.name} seed {s}"
+        )
         prompt = make_prompts(teacher.split, config.prompt_tokens, seed, rows=[i])[0]
         assert row["prompt_speech"] == list(prompt.prompt.prompt_ids)
         assert row["prompt_voice"] == pytest.approx(prompt.speaker_embedding)
@@ -146,13 +197,16 @@ def test_training_sees_the_prompt_that_was_heard(config):
     assert all(list(tokens) in recordings for tokens in PromptChooser(split, 5).speech)
 
 
-@pytest.mark.parametrize(("setting", "value"), [("recordings", 1.0), ("lowest_score", 0.0)])  # likelihoods are below
+# likelihoods are below
+@pytest.mark.parametrize(("setting", "value"), [("recordings", 1.0), ("lowest_score", 0.0)])
 def test_rows_that_keep_a_recording_have_prompts_of_recordings(config, corpus, setting, value):
     """Because all are asked to, or because no candidate serves."""
     setattr(config, setting, value)
     run(config)
     train = load_prepared(config.out, "train")
-    assert list(train["speech"]) == list(train["recorded"]) == [r["speech"] for r in rows_of(corpus)]
+    assert (
+        list(train["speech"]) == list(train["recorded"]) == [r["speech"] for r in rows_of(corpus)]
+    )
     assert set(train["spoken_by"]) == {RECORDING} and all(map(math.isnan, train["score"]))
     recorded = {tuple(tokens) for tokens in train["recorded"]}
     assert not any(train["prompt_speech"])
@@ -178,7 +232,7 @@ def test_a_distilled_corpus_is_not_distilled_again(config, tmp_path, corpus):
         run(config)
 
 
-# ------------------------------------------------------------------------------------------------- cut off, and refused
+# -------------------------------------------------------------------------------------------------
 
 
 def test_what_was_finished_is_used_again(config, monkeypatch, tmp_path):
@@ -199,10 +253,14 @@ def test_what_was_finished_is_used_again(config, monkeypatch, tmp_path):
         run(config)
     assert not Path(config.out).exists()
     spoken.clear()
-    monkeypatch.setattr(distil.Teacher, "speak", lambda self, rows: spoken.append(rows) or speak(self, rows))
+    monkeypatch.setattr(
+        distil.Teacher, "speak", lambda self, rows: spoken.append(rows) or speak(self, rows)
+    )
     config.batch_size = 3  # no effect on what is said
     run(config)
-    assert [len(rows) for rows in spoken] == [4, 2] and json.dumps(rows_of(config.out)) == json.dumps(whole)
+    assert [len(rows) for rows in spoken] == [4, 2] and json.dumps(
+        rows_of(config.out)
+    ) == json.dumps(whole)
 
 
 class Hears:
@@ -232,12 +290,15 @@ def test_sound_decides_among_the_best_by_tokens(config, tmp_path, monkeypatch):
     assert best(candidates, config).wer <= worst.wer
 
 
-@pytest.mark.parametrize(("change", "error", "says"), [
-    ({"token_recognizer": ""}, ConfigError, "which candidate is best"),
-    ({"methods": []}, ConfigError, "methods"),
-    ({"methods": ["car-9"]}, ConfigError, "car-9"),
-    ({"out": "DATA"}, DataError, "choose another folder"),
-])
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"token_recognizer": ""}, ConfigError, "which candidate is best"),
+        ({"methods": []}, ConfigError, "methods"),
+        ({"methods": ["car-9"]}, ConfigError, "car-9"),
+        ({"out": "DATA"}, DataError, "choose another folder"),
+    ],
+)
 def test_refusals(config, corpus, change, error, says):
     with pytest.raises(error, match=says):
         for name, value in change.items():
@@ -258,38 +319,76 @@ def test_a_teacher_of_another_tokenizer_is_refused(config, tmp_path):
         run(config)
 
 
-@pytest.mark.parametrize(("kind", "write", "targets"), [
-    ("cosyvoice2", write_cosyvoice2, ["q_proj", "v_proj", "down_proj"]),
-    ("cosyvoice", write_cosyvoice1, ["linear_q", "linear_v", "w_2"]),
-    ("llasa", write_llasa, ["q_proj", "v_proj", "down_proj"])])
-def test_a_language_model_with_lora_speaks_and_is_trained_on(kind, write, targets, tmp_path, monkeypatch):
-    """Converted, trained with adapters, distilled, trained on with new ones: each command on what was written."""
+@pytest.mark.parametrize(
+    ("kind", "write", "targets"),
+    [
+        ("cosyvoice2", write_cosyvoice2, ["q_proj", "v_proj", "down_proj"]),
+        ("cosyvoice", write_cosyvoice1, ["linear_q", "linear_v", "w_2"]),
+        ("llasa", write_llasa, ["q_proj", "v_proj", "down_proj"]),
+    ],
+)
+def test_a_language_model_with_lora_speaks_and_is_trained_on(
+    kind, write, targets, tmp_path, monkeypatch
+):
+    """Converted, trained with adapters, distilled, trained on with new ones: each command on
+    what was written."""
     monkeypatch.chdir(tmp_path)
     Path("published").mkdir()
     write(Path("published"))
     write_prepared(Path("phonemes"), train=12, speech=counting)
     tiny_vocoder().save_pretrained("vocoder")
     whisper = ["text_tokenizer=published/whisper"] if kind == "cosyvoice" else []
-    convert.main([f"kind={kind}", "source=published", "heads=3", "head_blocks=1", "out=host", *whisper])
+    convert.main(
+        [f"kind={kind}", "source=published", "heads=3", "head_blocks=1", "out=host", *whisper]
+    )
     retokenize.main(["data=phonemes", "decoder=host", "out=data"])
-    training = ["batch_size=6", "max_steps=12", "warmup_steps=1", "learning_rate=0.02", "save_steps=12",
-                f"backbone.lora.targets={json.dumps(targets)}"]
+    training = [
+        "batch_size=6",
+        "max_steps=12",
+        "warmup_steps=1",
+        "learning_rate=0.02",
+        "save_steps=12",
+        f"backbone.lora.targets={json.dumps(targets)}",
+    ]
     car.main(["data=data", "backbone.path=host", "out=car", *training])
     monkeypatch.setattr(distil, "load_recognizer", lambda name, device: Hears())
-    distil.main(["data=data", "decoder=car", "methods=[car-2@t0,car-3@t1]", "samples=1", "token_recognizer=",
-                 "recognizer=hears", "vocoder=vocoder", "lowest_score=-1", "sampling.min_tokens=10", "out=spoken"])
+    distil.main(
+        [
+            "data=data",
+            "decoder=car",
+            "methods=[car-2@t0,car-3@t1]",
+            "samples=1",
+            "token_recognizer=",
+            "recognizer=hears",
+            "vocoder=vocoder",
+            "lowest_score=-1",
+            "sampling.min_tokens=10",
+            "out=spoken",
+        ]
+    )
     spoken, recorded = load_split("spoken", "train"), load_split("data", "train")
     adapted = load_decoder("car/checkpoint-12")
     assert adapted.config.lora and not load_decoder("car").config.lora
-    for item, row, recording in zip(make_prompts(recorded, 50, 0, bos=False), spoken.rows, recorded.rows, strict=True):
+    for item, row, recording in zip(
+        make_prompts(recorded, 50, 0, bos=False), spoken.rows, recorded.rows, strict=True
+    ):
         assert row["recorded"] == recording["speech"] and row["text_ids"] == recording["text_ids"]
-        chunk, temperature = {"car-2@t0 seed 0": (2, 0.0), "car-3@t1 seed 0": (3, 1.0)}[row["spoken_by"]]
-        (said,) = decode(adapted, [item.prompt], ChunkMethod(FixedChunk(chunk)),
-                         SamplingConfig(temperature=temperature, min_tokens=10))
-        assert row["speech"] == list(said.tokens)  # behind text and tokens of its prompt; merged or not
+        chunk, temperature = {"car-2@t0 seed 0": (2, 0.0), "car-3@t1 seed 0": (3, 1.0)}[
+            row["spoken_by"]
+        ]
+        (said,) = decode(
+            adapted,
+            [item.prompt],
+            ChunkMethod(FixedChunk(chunk)),
+            SamplingConfig(temperature=temperature, min_tokens=10),
+        )
+        # behind text and tokens of its prompt; merged or not
+        assert row["speech"] == list(said.tokens)
 
     car.main(["data=spoken", "backbone.path=car", "out=again", *training])
-    batch = collate([SpeechDataset(spoken, adapted.config, 50, seed=0)[0, i] for i in range(len(spoken))])
+    batch = collate(
+        [SpeechDataset(spoken, adapted.config, 50, seed=0)[0, i] for i in range(len(spoken))]
+    )
     with torch.no_grad():
         before, after = (float(load_decoder(folder)(**batch).loss) for folder in ("car", "again"))
     assert after < before and text_encoder("again")("a red house") == spoken.rows[0]["text_ids"]
@@ -301,6 +400,8 @@ def test_two_processes_write_what_one_writes(config, tmp_path):
     """A file of candidates holds the same sentences for any number of them."""
     run(config)
     script = tmp_path / "main.py"
-    script.write_text("import sys; from launch import distil; distil.BLOCK = 4; distil.main(sys.argv[1:])")
+    script.write_text(
+        "import sys; from launch import distil; distil.BLOCK = 4; distil.main(sys.argv[1:])"
+    )
     two_processes(script, *arguments(config), "sampling.min_tokens=10", f"out={tmp_path / 'two'}")
     assert json.dumps(rows_of(tmp_path / "two")) == json.dumps(rows_of(config.out))

@@ -1,4 +1,5 @@
-"""The quickstart's bookkeeping with commands of milliseconds, and every recipe against its schema."""
+"""The quickstart's bookkeeping with commands of milliseconds, and every recipe against its
+schema."""
 
 import dataclasses
 import json
@@ -33,11 +34,15 @@ def schema(recipe: str) -> type:
     return schema_of(main_of(module))
 
 
-COPY = "import sys; s, t, log = sys.argv[1:]; open(log, 'a').write('x'); open(t, 'w').write(open(s).read() + '!')"
+COPY = (
+    "import sys; s, t, log = sys.argv[1:]; open(log, 'a').write('x'); open(t, "
+    "'w').write(open(s).read() + '!')"
+)
 
 
 class Chain:
-    """source → a → (b beside c) → compare.txt, each a copy with a mark; counts how often each step ran."""
+    """source → a → (b beside c) → compare.txt, each a copy with a mark; counts how often each
+    step ran."""
 
     def __init__(self, folder: Path, monkeypatch):
         self.folder, self.out = folder, folder / "out"
@@ -50,14 +55,24 @@ class Chain:
         return self.out / ("compare.txt" if name == "d" else f"{name}.txt")
 
     def step(self, name: str, source: Path) -> Step:
-        command = [sys.executable, "-S", "-c", self.code[name], str(source), str(self.path(name)),
-                   str(self.folder / f"{name}.count")]
+        command = [
+            sys.executable,
+            "-S",
+            "-c",
+            self.code[name],
+            str(source),
+            str(self.path(name)),
+            str(self.folder / f"{name}.count"),
+        ]
         return Step(name, command, [self.path(name)], [source])
 
     def steps(self, config: QuickstartConfig) -> list[list[Step]]:
         assert Path(config.out) == self.out
-        return [[self.step("a", self.source)], [self.step("b", self.path("a")), self.step("c", self.path("a"))],
-                [self.step("d", self.path("b"))]]
+        return [
+            [self.step("a", self.source)],
+            [self.step("b", self.path("a")), self.step("c", self.path("a"))],
+            [self.step("d", self.path("b"))],
+        ]
 
     def run(self) -> None:
         run(QuickstartConfig(out=str(self.out)))
@@ -77,15 +92,22 @@ def chain(tmp_path, monkeypatch) -> Chain:
     return Chain(tmp_path, monkeypatch)
 
 
-# --- what is done is not done again ---------------------------------------------------------------------------------
+# --- what is done is not done again ---------------------------------------------------------------
 
 
 def test_every_step_runs_once_and_is_recorded(chain, capsys):
     chain.run()
-    assert chain.counts == "1111" and chain.path("d").read_text() == "once!!!" and chain.path("c").exists()
+    assert (
+        chain.counts == "1111"
+        and chain.path("d").read_text() == "once!!!"
+        and chain.path("c").exists()
+    )
     assert chain.records == ["a", "b", "c", "d"]
     record = json.loads((chain.out / "steps" / "a.json").read_text())
-    assert record["fingerprint"] == chain.step("a", chain.source).fingerprint() and record["seconds"] >= 0
+    assert (
+        record["fingerprint"] == chain.step("a", chain.source).fingerprint()
+        and record["seconds"] >= 0
+    )
     assert record["command"][-3] == str(chain.source)
     shown = capsys.readouterr().out
     assert "== a: python -S -c" in shown and f"(log: {chain.out / 'c.log'})" in shown
@@ -96,11 +118,21 @@ def test_every_step_runs_once_and_is_recorded(chain, capsys):
     assert capsys.readouterr().out.count("done before") == 4
 
 
-@pytest.mark.parametrize(("change", "counts", "step", "written"), [
-    (lambda chain: chain.path("b").unlink(), "1211", "d", "once!!!"),  # what follows has the same input as before
-    (lambda chain: chain.source.write_text("twice"), "2222", "d", "twice!!!"),
-    (lambda chain: chain.code.update(c=COPY + "; open(t, 'a').write('?')"), "1121", "c", "once!!?"),
-], ids=["an output vanished", "inputs", "a command"])
+@pytest.mark.parametrize(
+    ("change", "counts", "step", "written"),
+    [
+        # what follows has the same input as before
+        (lambda chain: chain.path("b").unlink(), "1211", "d", "once!!!"),
+        (lambda chain: chain.source.write_text("twice"), "2222", "d", "twice!!!"),
+        (
+            lambda chain: chain.code.update(c=COPY + "; open(t, 'a').write('?')"),
+            "1121",
+            "c",
+            "once!!?",
+        ),
+    ],
+    ids=["an output vanished", "inputs", "a command"],
+)
 def test_what_changed_runs_again_and_what_is_behind_it(chain, change, counts, step, written):
     chain.run()
     change(chain)
@@ -108,7 +140,9 @@ def test_what_changed_runs_again_and_what_is_behind_it(chain, change, counts, st
     assert chain.counts == counts and chain.path(step).read_text() == written
 
 
-def test_a_training_of_other_inputs_is_set_aside_and_one_that_was_cut_off_is_not(chain, monkeypatch):
+def test_a_training_of_other_inputs_is_set_aside_and_one_that_was_cut_off_is_not(
+    chain, monkeypatch
+):
     def steps(config: QuickstartConfig) -> list[list[Step]]:
         groups = chain.steps(config)
         groups[1][0].folder = chain.out / "trained"
@@ -116,8 +150,10 @@ def test_a_training_of_other_inputs_is_set_aside_and_one_that_was_cut_off_is_not
 
     monkeypatch.setattr(quickstart, "pipeline", steps)
     checkpoint = chain.out / "trained" / "checkpoint"
-    chain.code["b"] = f"import pathlib; p = pathlib.Path({str(checkpoint)!r}); p.parent.mkdir(exist_ok=True); " \
-                      "p.open('a').write('.'); " + COPY
+    chain.code["b"] = (
+        f"import pathlib; p = pathlib.Path({str(checkpoint)!r}); p.parent.mkdir(exist_ok=True); "
+        "p.open('a').write('.'); " + COPY
+    )
     good, broken = chain.code["b"], chain.code["b"] + "; raise SystemExit(1)"
 
     def attempt(code: str) -> str:
@@ -148,16 +184,29 @@ def test_fingerprints_know_command_and_content(tmp_path):
         return Step("s", ["python", *command], [], [file, folder]).fingerprint()
 
     first = fingerprint("a", "b")
-    assert first == fingerprint("a", "b") == Step("t", ["/usr/bin/python3", "a", "b"], [tmp_path], [file, folder]
-                                                  ).fingerprint()  # the interpreter's path does not matter
+    assert (
+        first
+        == fingerprint("a", "b")
+        == Step(
+            "t",
+            ["/usr/bin/python3", "a", "b"],
+            [tmp_path],
+            [file, folder],
+            # the interpreter's path does not matter
+        ).fingerprint()
+    )
     assert len({first, fingerprint("a"), fingerprint("ab"), fingerprint("a", "b", "")}) == 4
     file.touch()
     for noise in ("log.txt", "provenance.json", "checkpoint-5/model.safetensors"):
         (folder / noise).write_text("other")
     assert fingerprint("a", "b") == first
     seen = {first}
-    for path, text in ((file, "2"), (folder / "model.safetensors", "other"), (folder / "config.json", "{}"),
-                       (folder / "deep.yaml", "a: 1")):
+    for path, text in (
+        (file, "2"),
+        (folder / "model.safetensors", "other"),
+        (folder / "config.json", "{}"),
+        (folder / "deep.yaml", "a: 1"),
+    ):
         path.write_text(text)
         seen.add(fingerprint("a", "b"))
     assert len(seen) == 5
@@ -166,15 +215,27 @@ def test_fingerprints_know_command_and_content(tmp_path):
     assert content_digest(tmp_path / "nowhere") == content_digest(tmp_path / "neither")
 
 
-# --- failures -------------------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("step", "code", "message", "finished"), [
-    ("d", "raise SystemExit(7)", "step 'd' failed with status 7. What was finished is kept", "abc"),
-    ("c", "import sys; print('cause', file=sys.stderr); sys.exit(1)",
-     "step 'c' failed with status 1; its output is in {out}/c.log", "a"),
-    ("a", "pass", "step 'a' ended without writing {out}/a.txt", ""),
-])
+@pytest.mark.parametrize(
+    ("step", "code", "message", "finished"),
+    [
+        (
+            "d",
+            "raise SystemExit(7)",
+            "step 'd' failed with status 7. What was finished is kept",
+            "abc",
+        ),
+        (
+            "c",
+            "import sys; print('cause', file=sys.stderr); sys.exit(1)",
+            "step 'c' failed with status 1; its output is in {out}/c.log",
+            "a",
+        ),
+        ("a", "pass", "step 'a' ended without writing {out}/a.txt", ""),
+    ],
+)
 def test_a_failing_step_is_named_and_the_finished_ones_stay(chain, step, code, message, finished):
     chain.code[step] = code
     with pytest.raises(DCARError, match=message.format(out=chain.out)):
@@ -184,7 +245,9 @@ def test_a_failing_step_is_named_and_the_finished_ones_stay(chain, step, code, m
         assert (chain.out / "c.log").read_text() == "cause\n"
     chain.code[step] = COPY
     chain.run()
-    assert chain.records == [*"abcd"] and all(chain.counts[ord(name) - ord("a")] == "1" for name in finished)
+    assert chain.records == [*"abcd"] and all(
+        chain.counts[ord(name) - ord("a")] == "1" for name in finished
+    )
 
 
 def test_a_step_that_failed_takes_its_neighbour_down(chain):
@@ -198,15 +261,19 @@ def test_a_step_that_failed_takes_its_neighbour_down(chain):
 
 def test_steps_side_by_side_run_at_the_same_time(chain):
     """Each waits for the other's mark: one after the other they would never end."""
-    meet = ("import os, sys, time; s, t, log = sys.argv[1:]; open(log, 'w').write('x'); end = time.time() + 30\n"
-            "while not os.path.exists(log[:-7] + {other!r} + '.count') and time.time() < end: time.sleep(0.01)\n"
-            "assert time.time() < end; open(t, 'w').write('met')")
+    meet = (
+        "import os, sys, time; s, t, log = sys.argv[1:]; open(log, 'w').write('x'); end = "
+        "time.time() + 30\n"
+        "while not os.path.exists(log[:-7] + {other!r} + '.count') and time.time() < end: "
+        "time.sleep(0.01)\n"
+        "assert time.time() < end; open(t, 'w').write('met')"
+    )
     chain.code["b"], chain.code["c"] = meet.format(other="c"), meet.format(other="b")
     chain.run()
     assert chain.path("b").read_text() == chain.path("c").read_text() == "met"
 
 
-# --- the real pipeline and the recipes ------------------------------------------------------------------------------
+# --- the real pipeline and the recipes ------------------------------------------------------------
 
 
 def settings(schema: type, *arguments: str):
@@ -223,36 +290,53 @@ def test_recipes_fit_their_schema(recipe):
 
 
 @pytest.mark.parametrize(("processes", "start"), [(1, "scratch"), (2, "starter")])
-def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeypatch, processes, start):
+def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
+    tmp_path, monkeypatch, processes, start
+):
     def shipped(name: str) -> Path:
         (folder := tmp_path / "assets" / name).mkdir(parents=True, exist_ok=True)
         return folder
 
     monkeypatch.setattr(quickstart, "shipped", shipped)
     out = tmp_path / "q"
-    groups = pipeline(QuickstartConfig(out=str(out), start=start, train_steps=7, processes=processes))
+    groups = pipeline(
+        QuickstartConfig(out=str(out), start=start, train_steps=7, processes=processes)
+    )
     assert [[s.name for s in group] for group in groups] == [
-        ["distil", "texts"] if start == "starter" else [], ["car", "far"], ["chunk_scorer", "verifiers"],
-        ["dcpo"], ["export"], ["compare"]]
+        ["distil", "texts"] if start == "starter" else [],
+        ["car", "far"],
+        ["chunk_scorer", "verifiers"],
+        ["dcpo"],
+        ["export"],
+        ["compare"],
+    ]
     made: list[Path] = []
     for group in groups:
         for step in group:
             words = step.command
-            module = words[len(words) - words[::-1].index("-m")]  # the last -m: accelerate has one, too
+            # the last -m: accelerate has one, too
+            module = words[len(words) - words[::-1].index("-m")]
             path = ROOT / module.replace(".", "/")
             assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
             if module != "dcar.cli":
                 config = settings(schema_of(main_of(module)), *words[words.index(module) + 1 :])
                 if module == "dcar.train":
                     assert config.max_steps == 7
-                    assert config.data == str(out / "distilled" if start == "starter" else shipped("prepared"))
+                    assert config.data == str(
+                        out / "distilled" if start == "starter" else shipped("prepared")
+                    )
                     initial = str(shipped("decoder" if step.name == "car" else "far"))
                     assert config.init_from == (initial if start == "starter" else "")
                 if module == "rl.train":
                     assert config.chunk_scorer == str(out / "chunk_scorer")
-                    assert config.data == str(out / "texts" if start == "starter" else shipped("prepared"))
+                    assert config.data == str(
+                        out / "texts" if start == "starter" else shipped("prepared")
+                    )
             for path in step.inputs:  # is there, or an earlier step writes it
-                assert path.exists() or any(m == path or path in m.parents for m in made), (step.name, path)
+                assert path.exists() or any(m == path or path in m.parents for m in made), (
+                    step.name,
+                    path,
+                )
         made += [path for step in group for path in step.outputs]
     assert out / "compare.json" in made and out / "report.html" in made
     assert ("--num_processes" in groups[-1][0].command) == (processes == 2)
@@ -261,8 +345,12 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
 def test_stage_one_goes_on_from_the_shipped_decoders_as_they_are():
     """The recipes describe the shipped decoders exactly, or `init_from` would refuse them."""
     info = prepared_info(ASSETS / "starter_prepared")
-    for name, recipe in (("decoder", "car_starter:shared"), ("far", "car_starter:far"),
-                         ("decoder", "finetune_starter"), ("far", "finetune_far_starter")):
+    for name, recipe in (
+        ("decoder", "car_starter:shared"),
+        ("far", "car_starter:far"),
+        ("decoder", "finetune_starter"),
+        ("far", "finetune_far_starter"),
+    ):
         if not (ASSETS / name).exists():
             pytest.skip(f"no {name} is shipped yet")
         wanted = dataclasses.replace(read(recipe).model, **data_identity(info))

@@ -1,6 +1,8 @@
-"""The wheel, from a source distribution, in an environment of its own in which NeMo is not to be had: it speaks.
+"""The wheel, from a source distribution, in an environment of its own in which NeMo is not to be
+had: it speaks.
 
-The environment borrows the packages of this one (nothing is downloaded), but neither this checkout nor NeMo.
+The environment borrows the packages of this one (nothing is downloaded), but neither this checkout
+nor NeMo.
 """
 
 import os
@@ -25,14 +27,23 @@ pytestmark = pytest.mark.slow
 def built(tmp_path_factory) -> Path:
     """Folder with sdist and wheel; the wheel is made from the sdist, as `python -m build` does."""
     out, source = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("source")
-    tracked = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True,
-                             capture_output=True, text=True).stdout.splitlines()
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
     for name in tracked:  # a copy: setuptools leaves folders behind
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).symlink_to(ROOT / name)
-    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)], check=True,
-                   capture_output=True, timeout=600)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)],
+        check=True,
+        capture_output=True,
+        timeout=600,
+    )
     return out
 
 
@@ -43,8 +54,13 @@ def wheel(built: Path) -> Path:
 
 def shipped_files() -> set[str]:
     """Everything in the five packages that git knows, by its path in the wheel."""
-    listed = subprocess.run(["git", "ls-files", "dcar", "heads", "rl", "eval", "launch"], cwd=ROOT, check=True,
-                            capture_output=True, text=True).stdout.splitlines()
+    listed = subprocess.run(
+        ["git", "ls-files", "dcar", "heads", "rl", "eval", "launch"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
     return set(listed)
 
 
@@ -52,7 +68,12 @@ def test_wheel_and_sdist_hold_every_file_of_the_packages(built):
     inside = set(zipfile.ZipFile(wheel(built)).namelist())
     assert not shipped_files() - inside
     assert {name.partition("/")[0] for name in inside if ".dist-info/" not in name} == {
-        "dcar", "heads", "rl", "eval", "launch"}
+        "dcar",
+        "heads",
+        "rl",
+        "eval",
+        "launch",
+    }
     (sdist,) = built.glob("dcar-*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -65,10 +86,26 @@ def environment(built, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("venv")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    subprocess.run([sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet",
-                    "--no-deps", "--no-index", str(wheel(built))], check=True, timeout=300,
-                   env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})  # which pip would take as installed
-    # a folder that a .pth names is searched last, and .pth files in it (of this checkout's installation) are not read
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(folder / "bin/python"),
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            str(wheel(built)),
+        ],
+        check=True,
+        timeout=300,
+        # which pip would take as installed
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+    )
+    # a folder that a .pth names is searched last, and .pth files in it (of this checkout's
+    # installation) are not read
     (site / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"])
     (site / "nemo.py").write_text("raise ModuleNotFoundError(\"No module named 'nemo'\")\n")
     return folder / "bin"
@@ -76,23 +113,34 @@ def environment(built, tmp_path_factory) -> Path:
 
 def run(folder: Path, *command: str, programs: str = "") -> subprocess.CompletedProcess:
     """programs: folders that are searched first, each with a colon behind it."""
-    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
     variables |= {"OMP_NUM_THREADS": "1", "PATH": programs + os.environ["PATH"]}
-    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, timeout=600
+    )
 
 
 INSTALLS = ("python3.11 -m venv", "pip install")
-"""How lines begin that need the network; the environment has what they bring, apart from the extra `demo`."""
+"""How lines begin that need the network; the environment has what they bring, apart from the
+extra `demo`."""
 ASKED = """… & page=$!
 until python -c 'from urllib.request import urlopen; urlopen("http://127.0.0.1:7860/")' 2>/dev/null
 do kill -0 $page || exit 1; sleep 1; done
 kill $page"""
-SOUND = {"aplay": 'test "$(wc -c)" -gt 20000', "arecord": f'for name; do :; done; cp {ROOT}/docs/audio/far.mp3 "$name"'}
+SOUND = {
+    "aplay": 'test "$(wc -c)" -gt 20000',
+    "arecord": f'for name; do :; done; cp {ROOT}/docs/audio/far.mp3 "$name"',
+}
 """What stands for programs that need a loudspeaker or a microphone."""
 
 
 def test_the_first_hour_of_docs_start_in_an_empty_folder(environment, tmp_path):
-    """Every command and program in order, as it is printed, but what installs; the demo's page is asked for once."""
+    """Every command and program in order, as it is printed, but what installs; the demo's page
+    is asked for once."""
     folder, programs = tmp_path / "empty", tmp_path / "sound"
     folder.mkdir()
     programs.mkdir()
@@ -100,36 +148,57 @@ def test_the_first_hour_of_docs_start_in_an_empty_folder(environment, tmp_path):
         (programs / name).write_text(f"#!/bin/sh\n{does}\n")
         (programs / name).chmod(0o755)
     page = (ROOT / "docs/start.md").read_text()
-    for line in (line for block in FENCE.finditer(page) for line in (
-            [f"python -c {shlex.quote(block[2])}"] if block[1] == "python" else bash_lines(block[0]))):
+    for line in (
+        line
+        for block in FENCE.finditer(page)
+        for line in (
+            [f"python -c {shlex.quote(block[2])}"] if block[1] == "python" else bash_lines(block[0])
+        )
+    ):
         if line.startswith(INSTALLS):
             continue
         demo = line.startswith("dcar demo")
-        done = run(folder, "bash", "-o", "pipefail", "-c", ASKED.replace("…", line) if demo else line,
-                   programs=f"{programs}:{environment}:")
+        done = run(
+            folder,
+            "bash",
+            "-o",
+            "pipefail",
+            "-c",
+            ASKED.replace("…", line) if demo else line,
+            programs=f"{programs}:{environment}:",
+        )
         if demo and find_spec("gradio") is None:
             assert done.returncode != 0 and "run: pip install 'dcar[demo]'" in done.stderr
             continue
-        assert done.returncode == 0 and "Traceback" not in done.stderr, f"{line}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0 and "Traceback" not in done.stderr, (
+            f"{line}\n{done.stdout}\n{done.stderr}"
+        )
         for file in re.findall(r"(?:-o|>) (\S+)", line):
             assert (folder / file).stat().st_size > 0, line
-        if line.startswith("dcar score"):  # the sound of the sentence that is asked for, which nothing has written over
+        # the sound of the sentence that is asked for, which nothing has written over
+        if line.startswith("dcar score"):
             assert float(re.search(r'"wer": {"moonshine": ([\d.]+)', done.stdout)[1]) < 0.4
         if line.startswith("dcar compare"):  # as the page says behind it
-            assert all(f"At equal {what}" in done.stdout for what in ("tokens a pass", "time")), done.stdout
+            assert all(f"At equal {what}" in done.stdout for what in ("tokens a pass", "time")), (
+                done.stdout
+            )
     assert "<audio" in (folder / "runs/first_comparison/report.html").read_text()
 
 
 def test_what_ships_is_found_and_the_missing_extra_is_named(environment, tmp_path):
     (tmp_path / "look.py").write_text(
         "import dcar, launch\nfrom pathlib import Path\n"
-        "from dcar.decoding.cpu.native import load\nfrom dcar.sources.shipped import NAMES, shipped\n"
+        "from dcar.decoding.cpu.native import load\nfrom dcar.sources.shipped import NAMES, "
+        "shipped\n"
         "import torch\n[shipped(name) for name in NAMES]\n"
-        "inside = Path(launch.__file__).parent\nassert (inside / 'recipes/car_starter.yaml').is_file()\n"
+        "inside = Path(launch.__file__).parent\nassert (inside / "
+        "'recipes/car_starter.yaml').is_file()\n"
         "assert 'site-packages' in dcar.__file__, dcar.__file__\nload()\n"
         "from dcar.errors import AssetError\nfrom dcar.recognition.load import load_recognizer\n"
         "load_recognizer('starter')\n"
-        "try:\n    load_recognizer('nemo:stt_en_conformer_ctc_small')\nexcept AssetError as error:\n    print(error)\n")
+        "try:\n    load_recognizer('nemo:stt_en_conformer_ctc_small')\nexcept AssetError as "
+        "error:\n    print(error)\n"
+    )
     done = run(tmp_path, str(environment / "python"), "look.py")
     assert done.returncode == 0, done.stderr
     assert "pip install 'dcar[nemo]'" in done.stdout

@@ -5,7 +5,15 @@ import pytest
 import torch
 from tiny_training import log_of
 from toy_training import EVERY_STEP, NEVER, check_said, toy_config, toy_parts, toy_trainer
-from toy_world import ToyCTC, ToyDecoder, ToyRecognizer, ToyVocoder, faster, toy_items, toy_token_recognizer
+from toy_world import (
+    ToyCTC,
+    ToyDecoder,
+    ToyRecognizer,
+    ToyVocoder,
+    faster,
+    toy_items,
+    toy_token_recognizer,
+)
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.text.wer import score_corpus
@@ -16,8 +24,19 @@ from rl.policies import make_policy
 from rl.rewards import LikelihoodReward, RangePenalty, TokenLikelihoodReward, WERReward, needs_sound
 from rl.trainer import DCPOTrainer
 
-RUN = {"chunk_range": [], "forced_rows": "none", **EVERY_STEP, "metric_for_best_model": "eval_reward"}
-LEARN = {"learning_rate": 0.02, "per_device_train_batch_size": 64, "num_generations": 8, "beta": 0.0, **NEVER}
+RUN = {
+    "chunk_range": [],
+    "forced_rows": "none",
+    **EVERY_STEP,
+    "metric_for_best_model": "eval_reward",
+}
+LEARN = {
+    "learning_rate": 0.02,
+    "per_device_train_batch_size": 64,
+    "num_generations": 8,
+    "beta": 0.0,
+    **NEVER,
+}
 
 
 class Deaf(ToyVocoder):
@@ -33,8 +52,11 @@ def trainer_of(out, rewards, reads="candidates", vocoder=None, **changes) -> DCP
 
 
 def test_rollouts_say_what_the_policy_said(tmp_path):
-    """The distribution recomputed from the recorded states and candidates is the one that the sizes were drawn from."""
-    trainer = trainer_of(tmp_path, [WERReward(ToyRecognizer())], forced_rows="policy_ratio", chunk_range=[2, 3])
+    """The distribution recomputed from the recorded states and candidates is the one that the
+    sizes were drawn from."""
+    trainer = trainer_of(
+        tmp_path, [WERReward(ToyRecognizer())], forced_rows="policy_ratio", chunk_range=[2, 3]
+    )
     torch.nn.init.normal_(trainer.policy.scores.linear.weight, std=0.2)
     batch = trainer._rollouts(next(iter(trainer.get_train_dataloader()))).batch
     assert batch.candidates.shape == (*batch.actions.shape, 1, 4, 3) and batch.forced.any()
@@ -42,8 +64,8 @@ def test_rollouts_say_what_the_policy_said(tmp_path):
 
 
 def stopped_and_whole(tmp_path, rewards, stop, **changes) -> tuple[DCPOTrainer, DCPOTrainer]:
-    """A run of four updates, and the same stopped after `stop` of them and resumed; their weights are alike and not
-    those of the beginning."""
+    """A run of four updates, and the same stopped after `stop` of them and resumed; their
+    weights are alike and not those of the beginning."""
     whole = trainer_of(tmp_path / "whole", rewards(), max_steps=4, **changes)
     before = whole.policy.checksum()
     whole.train()
@@ -52,20 +74,32 @@ def stopped_and_whole(tmp_path, rewards, stop, **changes) -> tuple[DCPOTrainer, 
     stopped.train()
     again = trainer_of(tmp_path / "part", rewards(), max_steps=4, **changes)
     again.train(resume_from_checkpoint=True)
-    ends = [ChunkPolicy.from_pretrained(tmp_path / n / "checkpoint-4").checksum() for n in ("whole", "part")]
+    ends = [
+        ChunkPolicy.from_pretrained(tmp_path / n / "checkpoint-4").checksum()
+        for n in ("whole", "part")
+    ]
     assert ends[0] == ends[1] != before
     return whole, again
 
 
-@pytest.mark.parametrize(("credit", "price"), [("utterance", 0.0), ("decision", 0.0), ("utterance", 2.5),
-                                                ("decision", 2.5)])
+@pytest.mark.parametrize(
+    ("credit", "price"),
+    [("utterance", 0.0), ("decision", 0.0), ("utterance", 2.5), ("decision", 2.5)],
+)
 def test_tokens_alone_train_without_a_sound_and_resume_bit_for_bit(tmp_path, credit, price):
     def rewards():
         return [TokenLikelihoodReward(toy_token_recognizer(), locate=credit == "decision"), faster]
 
-    # two updates on the rollouts of two micro-batches: the stop is inside a window, whose rollouts are made again
-    more = {"tokens_per_pass": price, "num_iterations": 2, "gradient_accumulation_steps": 2} if price else {}
-    whole, again = stopped_and_whole(tmp_path, rewards, 1 if price else 2, vocoder=Deaf(), credit=credit, **more)
+    # two updates on the rollouts of two micro-batches: the stop is inside a window, whose rollouts
+    # are made again
+    more = (
+        {"tokens_per_pass": price, "num_iterations": 2, "gradient_accumulation_steps": 2}
+        if price
+        else {}
+    )
+    whole, again = stopped_and_whole(
+        tmp_path, rewards, 1 if price else 2, vocoder=Deaf(), credit=credit, **more
+    )
     if price:
         assert whole.length_reward.state().tolist() == again.length_reward.state().tolist()
         assert whole.length_reward.value > 0
@@ -76,19 +110,40 @@ def test_tokens_alone_train_without_a_sound_and_resume_bit_for_bit(tmp_path, cre
 @pytest.mark.parametrize("tokens_too", [False, True])
 def test_credit_by_likelihood_trains_and_resumes_bit_for_bit(tmp_path, tokens_too):
     """Rollouts of a third of the lengths that occur cannot be voiced; they are masked."""
+
     def rewards():
         heard = LikelihoodReward(ToyCTC(), locate=True)
-        return [heard, TokenLikelihoodReward(toy_token_recognizer(), locate=True), faster] if tokens_too else [heard]
+        return (
+            [heard, TokenLikelihoodReward(toy_token_recognizer(), locate=True), faster]
+            if tokens_too
+            else [heard]
+        )
 
-    stopped_and_whole(tmp_path, rewards, 1, vocoder=ToyVocoder(lambda tokens: len(tokens) % 3 == 0), credit="decision",
-                      max_failed_rewards=1.0, num_iterations=2, gradient_accumulation_steps=2)
+    stopped_and_whole(
+        tmp_path,
+        rewards,
+        1,
+        vocoder=ToyVocoder(lambda tokens: len(tokens) % 3 == 0),
+        credit="decision",
+        max_failed_rewards=1.0,
+        num_iterations=2,
+        gradient_accumulation_steps=2,
+    )
     lines = log_of(tmp_path / "whole")
-    assert any(line.get("failed_rewards", 0) > 0 for line in lines) and all(line.get("loss", 0) < 9 for line in lines)
+    assert any(line.get("failed_rewards", 0) > 0 for line in lines) and all(
+        line.get("loss", 0) < 9 for line in lines
+    )
 
 
 def test_credit_by_likelihood_masks_what_failed(tmp_path):
-    trainer = trainer_of(tmp_path, [LikelihoodReward(ToyCTC(), locate=True)], credit="decision", credit_window=4,
-                         vocoder=ToyVocoder(lambda tokens: len(tokens) % 7 == 0), max_failed_rewards=1.0)
+    trainer = trainer_of(
+        tmp_path,
+        [LikelihoodReward(ToyCTC(), locate=True)],
+        credit="decision",
+        credit_window=4,
+        vocoder=ToyVocoder(lambda tokens: len(tokens) % 7 == 0),
+        max_failed_rewards=1.0,
+    )
     prepared = trainer._rollouts(next(iter(trainer.get_train_dataloader())))
     failed = prepared.batch.rewards.isnan()
     real = prepared.batch.mask > 0
@@ -96,18 +151,27 @@ def test_credit_by_likelihood_masks_what_failed(tmp_path):
     assert not prepared.advantages[failed].any() and not prepared.weights[failed].any()
     assert prepared.advantages[~failed].any(1).all()
     for row in (~failed).nonzero()[:, 0].tolist():
-        assert len(set(prepared.advantages[row, real[row]].tolist())) > 1  # not one number a rollout
+        # not one number a rollout
+        assert len(set(prepared.advantages[row, real[row]].tolist())) > 1
 
 
 def test_credit_by_likelihood_learns(tmp_path):
     """The reward hears no words; fewer of them are wrong."""
-    trainer = trainer_of(tmp_path, [LikelihoodReward(ToyCTC(), locate=True)], credit="decision", credit_window=4,
-                         max_steps=40, **LEARN)
+    trainer = trainer_of(
+        tmp_path,
+        [LikelihoodReward(ToyCTC(), locate=True)],
+        credit="decision",
+        credit_window=4,
+        max_steps=40,
+        **LEARN,
+    )
     items = toy_items(30, 9, "heard")
 
     def errors() -> float:
         records = trainer.roller.collect(trainer.policy, items, range(30), seed=5).records
-        heard = ToyRecognizer().transcribe([np.asarray(r.result.tokens, np.float32) for r in records], 50)
+        heard = ToyRecognizer().transcribe(
+            [np.asarray(r.result.tokens, np.float32) for r in records], 50
+        )
         return score_corpus([r.item.text for r in records], heard).wer
 
     before = errors()
@@ -116,8 +180,9 @@ def test_credit_by_likelihood_learns(tmp_path):
 
 
 def test_a_policy_after_the_draw_learns_to_end_on_what_is_certain(tmp_path):
-    """In the toy world a unit's end makes the next token certain; tokens across a choice are drawn independently. A
-    policy that sees the candidates beats every constant size in the toy's word error rate."""
+    """In the toy world a unit's end makes the next token certain; tokens across a choice are
+    drawn independently. A policy that sees the candidates beats every constant size in the toy's
+    word error rate."""
     trainer_of(tmp_path, [WERReward(ToyRecognizer())], max_steps=60, **LEARN).train()
     losses = [line["wer"] for line in log_of(tmp_path, "wer")]
     assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
@@ -128,12 +193,22 @@ def nothing(completions, **columns):
 
 
 def test_a_length_reward_holds_chunks_at_a_length(tmp_path):
-    """The reward pays for nothing, so only the price moves sizes: from 2.5 tokens a pass up to 3.4, and down to 1.6."""
+    """The reward pays for nothing, so only the price moves sizes: from 2.5 tokens a pass up to
+    3.4, and down to 1.6."""
     for target in (3.4, 1.6):
-        settings = {**LEARN, "per_device_train_batch_size": 32, "num_generations": 4, "tokens_per_pass": target}
-        trainer_of(tmp_path / str(target), [nothing], vocoder=Deaf(), max_steps=80, **settings).train()
+        settings = {
+            **LEARN,
+            "per_device_train_batch_size": 32,
+            "num_generations": 4,
+            "tokens_per_pass": target,
+        }
+        trainer_of(
+            tmp_path / str(target), [nothing], vocoder=Deaf(), max_steps=80, **settings
+        ).train()
         lines = log_of(tmp_path / str(target), "tokens_per_pass")
-        assert np.mean([line["tokens_per_pass"] for line in lines[-20:]]) == pytest.approx(target, abs=0.3)
+        assert np.mean([line["tokens_per_pass"] for line in lines[-20:]]) == pytest.approx(
+            target, abs=0.3
+        )
         assert {line["length_reward"] > 0 for line in lines[1:5]} == {target > 2.5}
 
 
@@ -148,55 +223,82 @@ def test_what_a_length_reward_pays():
         p.advance()
         assert p.value == pytest.approx(1.05) and p.kept == pytest.approx(0.05) and not p.seen
     actions, mask = torch.tensor([[0, 1, 3], [2, 0, 0]]), torch.tensor([[1.0, 1, 0], [1, 0, 0]])
-    assert torch.allclose(length_reward.of_decisions(actions, mask), torch.tensor([[-1.05, 0, 0], [1.05, 0, 0]]))
+    assert torch.allclose(
+        length_reward.of_decisions(actions, mask), torch.tensor([[-1.05, 0, 0], [1.05, 0, 0]])
+    )
     low = LengthReward(3.0, gain=0.1, seen={0: (10.0, 5.0)})
     low.advance()
     assert low.value == pytest.approx(0.105) and low.kept == pytest.approx(0.005)
     # no size to prefer
-    assert not length_reward.of_decisions(torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3)).any()
+    assert not length_reward.of_decisions(
+        torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3)
+    ).any()
 
 
 def test_impossible_together(tmp_path):
     located = TokenLikelihoodReward(toy_token_recognizer(), locate=True)
-    for rewards, why in (([WERReward(ToyRecognizer()), located], "wer judges utterances as a whole"),
-                         ([faster], "none of these does"),
-                         ([TokenLikelihoodReward(toy_token_recognizer()), faster], "none of these does"),
-                         ([located, LikelihoodReward(ToyCTC())], "log_likelihood judges utterances as a whole")):
+    for rewards, why in (
+        ([WERReward(ToyRecognizer()), located], "wer judges utterances as a whole"),
+        ([faster], "none of these does"),
+        ([TokenLikelihoodReward(toy_token_recognizer()), faster], "none of these does"),
+        ([located, LikelihoodReward(ToyCTC())], "log_likelihood judges utterances as a whole"),
+    ):
         with pytest.raises(ConfigError, match=f"credit=decision needs.*{why}"):
             trainer_of(tmp_path, rewards, credit="decision")
     with pytest.raises(ConfigError, match="not among the policy's"):
         policy = ChunkPolicy(ChunkPolicyConfig(24, 4, 16, 2, reads="candidates", sizes=(2, 3)))
         toy_trainer(tmp_path, {"model": policy}, chunk_range=[1, 2], forced_rows="policy_ratio")
-    assert not needs_sound([RangePenalty([2]), faster, located]) and needs_sound([located, WERReward(ToyRecognizer())])
+    assert not needs_sound([RangePenalty([2]), faster, located]) and needs_sound(
+        [located, WERReward(ToyRecognizer())]
+    )
 
 
 @pytest.mark.parametrize("num_candidates", [1, 3])
 def test_a_chunk_scorer_is_taken_along_and_stays_as_it_is(tmp_path, num_candidates):
-    """It is read at every decision, comes back with checkpoints, and no reward changes it. Of several chunks drawn side
-    by side candidate and size are one action."""
+    """It is read at every decision, comes back with checkpoints, and no reward changes it. Of
+    several chunks drawn side by side candidate and size are one action."""
     base, checksum = ToyDecoder(), "toy"
     base.checksum = lambda: checksum
     torch.manual_seed(0)
-    chunk_scorer = ChunkScorer(ChunkScorerConfig(base.config.hidden_size, 4, base.config.output_size, 4, 8, checksum))
+    chunk_scorer = ChunkScorer(
+        ChunkScorerConfig(base.config.hidden_size, 4, base.config.output_size, 4, 8, checksum)
+    )
     chunk_scorer.save_pretrained(tmp_path / "chunk_scorer")
+
     def config(**changes):
-        settings = {**RUN, "max_steps": 2, "policy_reads": "candidates", "num_candidates": num_candidates,
-                    "chunk_scorer": str(tmp_path / "chunk_scorer")}
+        settings = {
+            **RUN,
+            "max_steps": 2,
+            "policy_reads": "candidates",
+            "num_candidates": num_candidates,
+            "chunk_scorer": str(tmp_path / "chunk_scorer"),
+        }
         return toy_config(tmp_path / "out", **{**settings, **changes})
 
     policy = make_policy(config(), base, checksum)
-    start = policy.score(None, torch.tensor([[[-1.0, 0, 0, 0.5], [-2.0, 0, 0, -3.0], [0, 0, 0, 0], [0, 0, 0, 0]]]))[0]
+    start = policy.score(
+        None, torch.tensor([[[-1.0, 0, 0, 0.5], [-2.0, 0, 0, -3.0], [0, 0, 0, 0], [0, 0, 0, 0]]])
+    )[0]
     assert start[:2].tolist() == pytest.approx([2 * -1.0 + 0.5, 2 * -2.0 - 2.5])
-    trainer = DCPOTrainer(policy, [WERReward(ToyRecognizer())], config(), **toy_parts(16, 5, decoder=base))
+    trainer = DCPOTrainer(
+        policy, [WERReward(ToyRecognizer())], config(), **toy_parts(16, 5, decoder=base)
+    )
     scores = policy.scores.linear.weight.clone()
     batch = trainer._rollouts(next(iter(trainer.get_train_dataloader()))).batch
-    assert batch.candidates.shape[2:] == (num_candidates, 4, 4) and batch.candidates[..., 3].abs().max() > 0
+    assert (
+        batch.candidates.shape[2:] == (num_candidates, 4, 4)
+        and batch.candidates[..., 3].abs().max() > 0
+    )
     probs = check_said(trainer.rollout_policy, batch)
-    assert probs.shape[-1] == 4 * num_candidates and bool((batch.actions >= 4).any()) == (num_candidates > 1)
+    assert probs.shape[-1] == 4 * num_candidates and bool((batch.actions >= 4).any()) == (
+        num_candidates > 1
+    )
     trainer.train()
     assert not torch.equal(policy.scores.linear.weight, scores)
     trained = ChunkPolicy.from_pretrained(tmp_path / "out" / "checkpoint-2")
-    assert trained.chunk_scorer.checksum() == chunk_scorer.checksum() and trained.config.features == 4
+    assert (
+        trained.chunk_scorer.checksum() == chunk_scorer.checksum() and trained.config.features == 4
+    )
     with pytest.raises(ConfigError, match="sees candidates"):
         make_policy(config(policy_reads="hidden"), base, "")
     alone = make_policy(config(chunk_scorer=""), base, "")

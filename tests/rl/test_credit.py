@@ -1,4 +1,5 @@
-"""Credit by decision: rule-based, by statistics, and through the rewards that say where they were lost."""
+"""Credit by decision: rule-based, by statistics, and through the rewards that say where they
+were lost."""
 
 from dataclasses import replace
 
@@ -22,7 +23,8 @@ def group_of(costs: np.ndarray, starts: list[int]) -> list[Decisions]:
 def test_decision_advantages_by_hand():
     costs = np.array([[0.0, 0, 1, 0, 0, 0], [0, 0, 3, 0, 0, 2]])
     first, second = decision_advantages(group_of(costs, [0, 2, 4]), window=2, shortest=1)
-    # places 1-2, 3-4, 5: the group's means are 1, 0, 1; the second rollout pays 1.5, 0, 2 where the first pays .5, 0, 0
+    # places 1-2, 3-4, 5: the group's means are 1, 0, 1; the second rollout pays 1.5, 0, 2 where the
+    # first pays .5, 0, 0
     expected = np.array([0.5, 0.0, 1.0])
     scale = np.concatenate((expected, -expected)).std(ddof=1)
     assert first == pytest.approx(expected / scale) and second == pytest.approx(-expected / scale)
@@ -34,19 +36,29 @@ def test_decision_advantages_by_hand():
 
 
 def test_credit_by_decision_is_unbiased_and_less_noisy():
-    """Every decision costs 0.3 where it chooses wrongly, in the places behind it, amid noise. Both kinds of credit
-    favour the right choice alike at all decisions; the decision's own has the larger signal to noise."""
+    """Every decision costs 0.3 where it chooses wrongly, in the places behind it, amid noise.
+    Both kinds of credit favour the right choice alike at all decisions; the decision's own has
+    the larger signal to noise."""
     rng = np.random.default_rng(0)
     decisions, gap, groups, size = 12, 5, 400, 8
     wrong = rng.random((groups, size, decisions)) < 0.5
     costs = rng.normal(1.0, 0.5, (groups, size, decisions * gap)) + 0.3 * wrong.repeat(gap, axis=2)
-    own = np.array([decision_advantages(group_of(c, [gap * d for d in range(decisions)]), gap, 0) for c in costs])
+    own = np.array(
+        [
+            decision_advantages(group_of(c, [gap * d for d in range(decisions)]), gap, 0)
+            for c in costs
+        ]
+    )
     whole = -(costs.mean(-1) - costs.mean((1, 2))[:, None])
     whole = np.broadcast_to((whole / whole.std(1, ddof=1, keepdims=True))[..., None], own.shape)
 
     def signal(values: np.ndarray) -> tuple[np.ndarray, float]:
-        per = np.array([values[..., d][~wrong[..., d]].mean() - values[..., d][wrong[..., d]].mean()
-                        for d in range(decisions)])
+        per = np.array(
+            [
+                values[..., d][~wrong[..., d]].mean() - values[..., d][wrong[..., d]].mean()
+                for d in range(decisions)
+            ]
+        )
         return per, float(per.mean() / values.std())
 
     each, clear = signal(own)
@@ -55,7 +67,7 @@ def test_credit_by_decision_is_unbiased_and_less_noisy():
     assert clear > 2 * dim > 0
 
 
-# --- where rewards were lost ---------------------------------------------------------------------------------------
+# --- where rewards were lost ----------------------------------------------------------------------
 
 RED, BLUE, GREEN, BLACK = ([3 * u, 3 * u + 1, 3 * u + 2] for u in range(4))
 WRONG = [21, 22, 23]  # yellow
@@ -64,12 +76,24 @@ WRONG = [21, 22, 23]  # yellow
 def rollouts(*spoken: list[int]) -> list[RolloutRecord]:
     """Of one sentence, "red blue green black"; already voiced."""
     item = next(i for i in toy_items(50) if len(i.prompt.text_ids) == 4)
-    return [RolloutRecord(item, g, 0, DecodeResult(item.prompt.utterance_id, "dcar", 0, tokens, False, 4),
-                          np.asarray(tokens, np.float32), 50) for g, tokens in enumerate(spoken)]
+    return [
+        RolloutRecord(
+            item,
+            g,
+            0,
+            DecodeResult(item.prompt.utterance_id, "dcar", 0, tokens, False, 4),
+            np.asarray(tokens, np.float32),
+            50,
+        )
+        for g, tokens in enumerate(spoken)
+    ]
 
 
 def rewards() -> list[LikelihoodReward | TokenLikelihoodReward]:
-    return [LikelihoodReward(ToyCTC(), locate=True), TokenLikelihoodReward(toy_token_recognizer(), locate=True)]
+    return [
+        LikelihoodReward(ToyCTC(), locate=True),
+        TokenLikelihoodReward(toy_token_recognizer(), locate=True),
+    ]
 
 
 def credit(records, reward, starts, window=2) -> list[np.ndarray]:
@@ -79,8 +103,8 @@ def credit(records, reward, starts, window=2) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("reward", rewards(), ids=lambda r: r.name)
 def test_credit_lands_on_the_decision_whose_word_was_lost(reward):
-    """The second of three rollouts loses the third word, and the third one lingers on the second: the decision before
-    the lost word answers for it alone, at its place in each rollout."""
+    """The second of three rollouts loses the third word, and the third one lingers on the
+    second: the decision before the lost word answers for it alone, at its place in each rollout."""
     slow = [*RED, 3, 4, 4, 4, 5, *GREEN, *BLACK]
     records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], slow)
     ask(reward, records)
@@ -92,15 +116,23 @@ def test_credit_lands_on_the_decision_whose_word_was_lost(reward):
 
 @pytest.mark.parametrize("kind", [LikelihoodReward, TokenLikelihoodReward])
 def test_likelihood_is_lost_where_the_alignment_says(kind):
-    """Every token is at the unit that the alignment says; costs are the path's, at most the floor each."""
+    """Every token is at the unit that the alignment says; costs are the path's, at most the
+    floor each."""
     recognizer = ToyCTC() if kind is LikelihoodReward else toy_token_recognizer()
-    reward, bounded = (kind(recognizer, scale=0.5, floor=floor, locate=True) for floor in (-50.0, -9.0))
-    records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], [0, 2, *BLUE, *GREEN, *BLACK])
+    reward, bounded = (
+        kind(recognizer, scale=0.5, floor=floor, locate=True) for floor in (-50.0, -9.0)
+    )
+    records = rollouts(
+        [*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], [0, 2, *BLUE, *GREEN, *BLACK]
+    )
     values = ask(reward, records)
     assert values == ask(kind(recognizer, scale=0.5), records) and values[1] < values[0] - 0.5
     if kind is LikelihoodReward:
         alignments = [r.alignments[recognizer] for r in records]
-        assert [r.located[reward].costs.mean() for r in records] == pytest.approx([-v for v in values])  # of one path
+        # of one path
+        assert [r.located[reward].costs.mean() for r in records] == pytest.approx(
+            [-v for v in values]
+        )
     else:
         alignments = recognizer.align([r.result.tokens for r in records], [(1, 2, 3, 4)] * 3)
     for record, alignment in zip(records, alignments, strict=True):
@@ -110,12 +142,15 @@ def test_likelihood_is_lost_where_the_alignment_says(kind):
     assert records[0].located[reward].places.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert records[2].located[reward].places.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     ask(bounded, records)
-    assert records[1].located[bounded].costs == pytest.approx(np.minimum(records[1].located[reward].costs, 4.5))
+    assert records[1].located[bounded].costs == pytest.approx(
+        np.minimum(records[1].located[reward].costs, 4.5)
+    )
     assert records[1].located[reward].costs.max() > 4.5
 
 
 class Hears(ToyCTC):
-    """Reads scripted words beside the toy's alignment; its units are the characters of the text, evenly spoken."""
+    """Reads scripted words beside the toy's alignment; its units are the characters of the text,
+    evenly spoken."""
 
     def __init__(self, *heard: str):
         super().__init__()
@@ -123,22 +158,40 @@ class Hears(ToyCTC):
 
     def align(self, waves, sample_rate, texts):
         size = len(texts[0])
-        return [Alignment(np.ones(size), np.arange(len(wave)) * size // len(wave), -1.0, size, heard)
-                for wave, heard in zip(waves, self.heard, strict=True)]
+        return [
+            Alignment(np.ones(size), np.arange(len(wave)) * size // len(wave), -1.0, size, heard)
+            for wave, heard in zip(waves, self.heard, strict=True)
+        ]
 
 
 def test_word_errors_are_lost_where_the_words_are():
-    """Of "red blue green black" in twelve tokens: the words begin at characters 0, 4, 9 and 15 of 20."""
-    heard = ["red blue green black", "red blue yellow black", "red red blue black", "", "x x x x x x x x x x"]
+    """Of "red blue green black" in twelve tokens: the words begin at characters 0, 4, 9 and 15
+    of 20."""
+    heard = [
+        "red blue green black",
+        "red blue yellow black",
+        "red red blue black",
+        "",
+        "x x x x x x x x x x",
+    ]
     records = rollouts(*[[*RED, *BLUE, *GREEN, *BLACK]] * 5)
     reward = WERReward(Hears(*heard), cap=1.0, locate=True)
     values = ask(reward, records)
     assert values == pytest.approx([0, -0.25, -0.5, -1, -1])
-    assert [r.transcript for r in records] == heard and [r.errors.errors for r in records] == [0, 1, 2, 4, 10]
+    assert [r.transcript for r in records] == heard and [r.errors.errors for r in records] == [
+        0,
+        1,
+        2,
+        4,
+        10,
+    ]
     costs = [r.located[reward].costs for r in records]
-    assert [c.mean() for c in costs] == pytest.approx([-v for v in values])  # the mean over the places is the reward
-    assert costs[1].nonzero()[0].tolist() == list(range(9, 14)) and np.ptp(costs[1][9:14]) == 0  # green
-    assert set(costs[2].nonzero()[0]) == {2, *range(9, 14)}  # red twice, green never: behind red, and green
+    # the mean over the places is the reward
+    assert [c.mean() for c in costs] == pytest.approx([-v for v in values])
+    # green
+    assert costs[1].nonzero()[0].tolist() == list(range(9, 14)) and np.ptp(costs[1][9:14]) == 0
+    # red twice, green never: behind red, and green
+    assert set(costs[2].nonzero()[0]) == {2, *range(9, 14)}
     assert records[1].located[reward].places.tolist() == [0, 1, 3, 5, 6, 8, 10, 11, 13, 15, 16, 18]
     assert records[1].located[reward].rate == 20 / 12
     found = credit(records[:2], reward, [[0, 2, 5, 9], [0, 2, 5, 9]])
@@ -153,9 +206,15 @@ def test_one_pass_of_the_recogniser_serves_words_and_likelihood():
             self.asked += len(waves)
             return super().align(waves, sample_rate, texts)
 
-    recognizer, records = Counts(), rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], [])
-    total, parts = score(records, [WERReward(recognizer, locate=True), LikelihoodReward(recognizer, locate=True)],
-                         [1.0, 1.0])
+    recognizer, records = (
+        Counts(),
+        rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], []),
+    )
+    total, parts = score(
+        records,
+        [WERReward(recognizer, locate=True), LikelihoodReward(recognizer, locate=True)],
+        [1.0, 1.0],
+    )
     assert recognizer.asked == 2 and parts[2].tolist() == [-1.0, -1.0] and np.isfinite(total).all()
 
     class Fails(ToyCTC):
@@ -164,12 +223,21 @@ def test_one_pass_of_the_recogniser_serves_words_and_likelihood():
 
     records = rollouts([*RED, *BLUE, *GREEN, *BLACK])
     recognizer = Fails()
-    total, _ = score(records, [WERReward(recognizer, locate=True), LikelihoodReward(recognizer, locate=True)], [1, 1])
-    assert np.isnan(total).all() and records[0].failure == "RuntimeError: no ear" and not records[0].located
+    total, _ = score(
+        records,
+        [WERReward(recognizer, locate=True), LikelihoodReward(recognizer, locate=True)],
+        [1, 1],
+    )
+    assert (
+        np.isnan(total).all()
+        and records[0].failure == "RuntimeError: no ear"
+        and not records[0].located
+    )
 
 
 def test_frames_and_tokens_divide_the_same_wave():
     """Two tokens a frame, and two frames a token; subwords of more than one character."""
+
     class Coarse(ToyCTC):
         def align(self, waves, sample_rate, texts):
             found = super().align([self.frames(w) for w in waves], sample_rate, texts)
@@ -181,14 +249,20 @@ def test_frames_and_tokens_divide_the_same_wave():
         reward = LikelihoodReward(recognizer, scale=1.0, locate=True)
         records = rollouts([0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 9, 10, 10, 11])
         ask(reward, records)
-        one, alone = records[0].located[reward], recognizer.align([records[0].wave], 50, [records[0].item.text])[0]
+        one, alone = (
+            records[0].located[reward],
+            recognizer.align([records[0].wave], 50, [records[0].item.text])[0],
+        )
         assert one.places.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
         assert one.costs.mean() == pytest.approx(alone.costs.sum() / 10)  # nats per character
 
 
 @pytest.mark.parametrize("reward", rewards(), ids=lambda r: r.name)
 def test_rollouts_that_are_too_short_for_their_text_are_at_the_floor_everywhere(reward):
-    records, floor = rollouts([*RED, *BLUE, *GREEN, *BLACK], [0, 3, 6], []), reward.scale * reward.floor
+    records, floor = (
+        rollouts([*RED, *BLUE, *GREEN, *BLACK], [0, 3, 6], []),
+        reward.scale * reward.floor,
+    )
     values = ask(reward, records)
     assert values[1:] == [floor, floor] and values[0] > 0.5 * floor
     short = records[1].located[reward]
@@ -199,15 +273,22 @@ def test_rollouts_that_are_too_short_for_their_text_are_at_the_floor_everywhere(
 
 
 def test_windows_are_of_the_recordings_seconds():
-    """Twelve tokens and four words: three tokens are a word, one token is a word at least, thirty are what is left."""
+    """Twelve tokens and four words: three tokens are a word, one token is a word at least,
+    thirty are what is left."""
     costs = np.array([[0.0, 2, 0, 1], [1, 0, 3, 0]])
     places = np.array([0, 0, 0, 1, 1, 2, 3])
-    for window, expected in ((1, [0.5, -1, 1.5, -0.5]), (3, [0.5, -1, 1.5, -0.5]), (6, [-0.25, 0.25, 0.5, -0.5]),
-                             (30, [0.125, 0, 0.5, -0.5])):
+    for window, expected in (
+        (1, [0.5, -1, 1.5, -0.5]),
+        (3, [0.5, -1, 1.5, -0.5]),
+        (6, [-0.25, 0.25, 0.5, -0.5]),
+        (30, [0.125, 0, 0.5, -0.5]),
+    ):
         mates = [Decisions([Located(row, places, 4 / 12)], [0, 3, 5, 6]) for row in costs]
         first, second = decision_advantages(mates, window, shortest=0)
         scale = np.concatenate((expected, np.negative(expected))).std(ddof=1)
-        assert first == pytest.approx(np.array(expected) / scale) and second == pytest.approx(-first)
+        assert first == pytest.approx(np.array(expected) / scale) and second == pytest.approx(
+            -first
+        )
 
 
 def test_rewards_are_added_in_their_units():
@@ -218,12 +299,17 @@ def test_rewards_are_added_in_their_units():
     starts = [0, 3, 6, 9]
 
     def values(*located):
-        return np.array(decision_advantages([Decisions(one, starts) for one in zip(*located, strict=True)], 3, 0))
+        return np.array(
+            decision_advantages(
+                [Decisions(one, starts) for one in zip(*located, strict=True)], 3, 0
+            )
+        )
 
     def times(located, weight):
         return [one.times(weight) for one in located]
 
-    spread = [Located(one.costs.repeat(3), np.arange(12)) for one in words]  # a word's cost at each of its tokens
+    # a word's cost at each of its tokens
+    spread = [Located(one.costs.repeat(3), np.arange(12)) for one in words]
     both = [Located(a.costs + 0.5 * b.costs, a.places) for a, b in zip(spread, tokens, strict=True)]
     assert values(words, times(tokens, 0.5)) == pytest.approx(values(both))
     assert values(words, times(tokens, 1e-9)) == pytest.approx(values(words), abs=1e-6)

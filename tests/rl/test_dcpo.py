@@ -16,14 +16,30 @@ from launched import two_processes
 from tiny_data import write_prepared
 from tiny_decoders import tiny_decoder
 from tiny_training import log_of
-from toy_training import EVERY_STEP, TOY, Deaf, Listener, random_policy, toy_config, toy_parts, toy_trainer
+from toy_training import (
+    EVERY_STEP,
+    TOY,
+    Deaf,
+    Listener,
+    random_policy,
+    toy_config,
+    toy_parts,
+    toy_trainer,
+)
 from toy_world import ToyDecoder, ToyRecognizer, ToyVocoder, faster, toy_items
 from transformers import TrainerCallback
 from trl import TrlParser
 
 from dcar.config import load_config
 from dcar.decoding import ChunkMethod, FixedChunk, RandomChunk, decode
-from dcar.errors import CheckpointError, ConfigError, DataError, RewardError, StoppedError, TrainingError
+from dcar.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    RewardError,
+    StoppedError,
+    TrainingError,
+)
 from dcar.sampling import SamplingConfig
 from dcar.text.wer import score_corpus
 from dcar.train.checkpoints import latest_checkpoint
@@ -38,10 +54,31 @@ from rl.train import main, run
 from rl.trainer import DCPOTrainer
 
 QUANTITIES = {  # logged by every step
-    "loss", "reward", "reward_std", "wer", "frac_reward_zero_std", "out_of_range", "action_histogram/1",
-    "entropy", "kl", "beta", "clip_fraction", "ratio_max", "reward_forced", "reward_sampled", "tokens_per_pass",
-    "seconds_rollout", "seconds_vocoder", "seconds_asr", "seconds_update", "failed_rewards", "truncated",
-    "duration_ratio", "grad_norm", "rewards/wer/mean", "rewards/range_penalty/mean",
+    "loss",
+    "reward",
+    "reward_std",
+    "wer",
+    "frac_reward_zero_std",
+    "out_of_range",
+    "action_histogram/1",
+    "entropy",
+    "kl",
+    "beta",
+    "clip_fraction",
+    "ratio_max",
+    "reward_forced",
+    "reward_sampled",
+    "tokens_per_pass",
+    "seconds_rollout",
+    "seconds_vocoder",
+    "seconds_asr",
+    "seconds_update",
+    "failed_rewards",
+    "truncated",
+    "duration_ratio",
+    "grad_norm",
+    "rewards/wer/mean",
+    "rewards/range_penalty/mean",
 }
 
 
@@ -52,21 +89,35 @@ def checksum_of(folder: Path) -> str:
 def toy_roller(**changes) -> Roller:
     rewards = [WERReward(ToyRecognizer()), RangePenalty([2, 3]), faster]
     settings = dict(group_size=4, chunk_range=[2, 3])
-    return Roller(ToyDecoder(), ToyVocoder(), rewards, [1, 1, 1], SamplingConfig(), **{**settings, **changes})
+    return Roller(
+        ToyDecoder(), ToyVocoder(), rewards, [1, 1, 1], SamplingConfig(), **{**settings, **changes}
+    )
 
 
 def test_a_run_begins_with_a_policy_that_is_given(tmp_path):
     """With its weights, the guidance of this run, and for its own decoder only."""
     base = tiny_decoder()
     checksum = base.checksum()
-    policy = ChunkPolicy(ChunkPolicyConfig(base.config.hidden_size, 4, width=16, num_attention_heads=2,
-                                           base_checksum=checksum, chunk_range=(1, 2)))
+    policy = ChunkPolicy(
+        ChunkPolicyConfig(
+            base.config.hidden_size,
+            4,
+            width=16,
+            num_attention_heads=2,
+            base_checksum=checksum,
+            chunk_range=(1, 2),
+        )
+    )
     torch.nn.init.normal_(policy.output.weight)
     policy.save_pretrained(tmp_path / "policy")
-    settings = dict(TOY, output_dir=str(tmp_path / "out"), policy=str(tmp_path / "policy"), chunk_range=[2, 3])
+    settings = dict(
+        TOY, output_dir=str(tmp_path / "out"), policy=str(tmp_path / "policy"), chunk_range=[2, 3]
+    )
     begun = make_policy(DCPOConfig(**settings), base, checksum)
     assert begun.training and begun.config == replace(policy.config, chunk_range=(2, 3))
-    assert all(torch.equal(a, b) for a, b in zip(begun.parameters(), policy.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(begun.parameters(), policy.parameters(), strict=True)
+    )
     with pytest.raises(CheckpointError, match="was trained for the decoder"):
         make_policy(DCPOConfig(**settings), base, tiny_decoder(seed=1).checksum())
     for name, value in (("range_prior", 1.0), ("chunk_scorer", "starter")):
@@ -74,25 +125,29 @@ def test_a_run_begins_with_a_policy_that_is_given(tmp_path):
             make_policy(DCPOConfig(**settings, **{name: value}), base, checksum)
 
 
-# --- rollouts -----------------------------------------------------------------------------------------------------
+# --- rollouts -------------------------------------------------------------------------------------
 
 
 def test_forced_half_walks_round_the_range():
     assert forced_sizes(0, 8, [2, 3], "policy_ratio") == [2, 3, 2, 3, 0, 0, 0, 0]
-    assert forced_sizes(1, 6, [2, 3], "policy_ratio") == [3, 2, 3, 0, 0, 0]  # odd splits even out over prompts
+    # odd splits even out over prompts
+    assert forced_sizes(1, 6, [2, 3], "policy_ratio") == [3, 2, 3, 0, 0, 0]
     assert forced_sizes(1, 6, [2, 3], "none") == [0] * 6
 
 
 def test_rollouts_follow_their_orders_and_keep_what_updates_need():
     policy, items = random_policy(), toy_items(5)
     batch = toy_roller().collect(policy, items, [7, 2, 9, 4, 0], seed=3)
-    assert [r.item.prompt.utterance_id for r in batch.records] == [f"toy{i}" for i in range(5) for _ in range(4)]
+    assert [r.item.prompt.utterance_id for r in batch.records] == [
+        f"toy{i}" for i in range(5) for _ in range(4)
+    ]
     for i, record in enumerate(batch.records):
         expected = forced_sizes([7, 2, 9, 4, 0][i // 4], 4, [2, 3], "policy_ratio")[i % 4]
         assert record.forced == expected and record.member == i % 4
         if expected:
             assert set(record.result.actions) == {expected}
-        assert record.wave is None and record.result.hidden is None  # nothing heavy outlives the step
+        # nothing heavy outlives the step
+        assert record.wave is None and record.result.hidden is None
     assert batch.forced.tolist() == [True, True, False, False] * 5
     # the incremental decisions of the rollout are those of one parallel pass over the stored states
     probs = policy(batch.hidden, batch.positions)
@@ -102,13 +157,18 @@ def test_rollouts_follow_their_orders_and_keep_what_updates_need():
         assert batch.mask[i].sum() == count and batch.mask[i, :count].all()
         deviation = (taken[i, :count] - torch.tensor(record.result.action_log_probs)).abs()
         assert deviation.max() < (1e-4 if record.forced else 2e-5)
-    recomputed = [-min(r.errors.rate, 1) + ask(RangePenalty([2, 3]), [r])[0]
-                  + 0.3 * (1 - len(r.result.actions) / len(r.result.tokens)) for r in batch.records]
+    recomputed = [
+        -min(r.errors.rate, 1)
+        + ask(RangePenalty([2, 3]), [r])[0]
+        + 0.3 * (1 - len(r.result.actions) / len(r.result.tokens))
+        for r in batch.records
+    ]
     assert np.allclose(batch.rewards.numpy(), recomputed)
 
 
 def test_scoring_runs_beside_the_next_part():
-    """Part 1 is scored in another thread: the vocoder of part 1 waits until part 2 has been rolled out."""
+    """Part 1 is scored in another thread: the vocoder of part 1 waits until part 2 has been
+    rolled out."""
     second_rolled, here = threading.Event(), threading.get_ident()
 
     class Waiting(ToyVocoder):
@@ -135,31 +195,46 @@ def test_scoring_runs_beside_the_next_part():
 def test_common_random_numbers_share_tokens_not_actions():
     policy, items = random_policy(), toy_items(3)
     own = toy_roller(forced_rows="none").collect(policy, items, range(3), seed=0)
-    shared = toy_roller(forced_rows="none", share_token_draws=True).collect(policy, items, range(3), seed=0)
-    assert [r.result.actions[0] for r in own.records] == [r.result.actions[0] for r in shared.records]
+    shared = toy_roller(forced_rows="none", share_token_draws=True).collect(
+        policy, items, range(3), seed=0
+    )
+    assert [r.result.actions[0] for r in own.records] == [
+        r.result.actions[0] for r in shared.records
+    ]
     assert own.records[1].result.tokens != shared.records[1].result.tokens
 
 
-# --- a recogniser that hears ---------------------------------------------------------------------------------------
+# --- a recogniser that hears ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rewards", [["wer"], ["cer"], ["log_likelihood", "range_penalty"]])
 def test_a_recogniser_that_does_not_hear_the_recordings_is_refused(tmp_path, rewards):
     def start(**changes):
-        return toy_trainer(tmp_path, toy_parts(120, 3, recognizer=Deaf()), reward_funcs=rewards, **changes)
+        return toy_trainer(
+            tmp_path, toy_parts(120, 3, recognizer=Deaf()), reward_funcs=rewards, **changes
+        )
 
     with pytest.raises(RewardError) as refused:
         start()
-    for way_out in ("recogniser toy makes", "max_reward_wer=0.5", "recognizer=moonshine", "[wer,range_penalty]",
-                    "nemo:<path>", "python -m launch.starter.train_recognizer", "reward_funcs=[token_likelihood]"):
+    for way_out in (
+        "recogniser toy makes",
+        "max_reward_wer=0.5",
+        "recognizer=moonshine",
+        "[wer,range_penalty]",
+        "nemo:<path>",
+        "python -m launch.starter.train_recognizer",
+        "reward_funcs=[token_likelihood]",
+    ):
         assert way_out in str(refused.value)
     trainer = start(max_reward_wer=1)
     assert trainer.recognizer.heard <= 120
-    silent = toy_trainer(tmp_path / "b", toy_parts(4, 3, recognizer=Deaf(), reward_funcs=["range_penalty", faster]))
+    silent = toy_trainer(
+        tmp_path / "b", toy_parts(4, 3, recognizer=Deaf(), reward_funcs=["range_penalty", faster])
+    )
     assert silent.recognizer.heard == 0
 
 
-# --- batches ------------------------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
 def test_prompt_batches_cover_every_epoch_and_repeat_windows():
@@ -168,87 +243,129 @@ def test_prompt_batches_cover_every_epoch_and_repeat_windows():
         for r in ranks:
             r.set_epoch(epoch)
         first, second = (list(r) for r in ranks)
-        assert len(first) == len(second) == len(ranks[0]) == 2 * 2 * 2  # two windows of two, each twice
+        # two windows of two, each twice
+        assert len(first) == len(second) == len(ranks[0]) == 2 * 2 * 2
         assert [b[0][1] for b in first] == list(range(8)) and {b[0][0] for b in first} == {epoch}
         indices = [[a[2] for a in batch] for batch in first]
-        assert indices[0:2] == indices[2:4] and indices[4:6] == indices[6:8] and indices[0] != indices[1]
+        assert (
+            indices[0:2] == indices[2:4]
+            and indices[4:6] == indices[6:8]
+            and indices[0] != indices[1]
+        )
         seen = [a[2] for batches in (first, second) for batch in batches for a in batch]
         assert set(seen) == set(range(22))
     alone = PromptBatches(22, 6, 2, 2, seed=4)
     alone.set_epoch(1)
-    assert [[a[2] for a in b] for b in alone] == [[a[2] for a in x] + [a[2] for a in y]
-                                                 for x, y in zip(first, second, strict=True)]
+    assert [[a[2] for a in b] for b in alone] == [
+        [a[2] for a in x] + [a[2] for a in y] for x, y in zip(first, second, strict=True)
+    ]
     with pytest.raises(ConfigError, match="fewer than the 24 of one update"):
         PromptBatches(22, 6, 2, 2, seed=4, processes=2)
 
 
-# --- learning -----------------------------------------------------------------------------------------------------
+# --- learning -------------------------------------------------------------------------------------
 
 
 def test_dcpo_learns_a_schedule_that_beats_random_chunks(tmp_path):
     """WER far below random-in-range, at more tokens per pass than the perfect CAR-1 by a margin."""
-    trainer = toy_trainer(tmp_path, toy_parts(480, 120, reward_funcs=["wer", faster]), num_train_epochs=1,
-                          per_device_train_batch_size=128, num_generations=8, forced_rows="none")
+    trainer = toy_trainer(
+        tmp_path,
+        toy_parts(480, 120, reward_funcs=["wer", faster]),
+        num_train_epochs=1,
+        per_device_train_batch_size=128,
+        num_generations=8,
+        forced_rows="none",
+    )
     trainer.train()
     metrics = trainer.evaluate()
     items = trainer.eval_dataset.items
 
     def fixed(schedule):
-        results = decode(trainer.base, [i.prompt for i in items], ChunkMethod(schedule), trainer.args.sampling, seed=2,
-                         batch_size=200)
+        results = decode(
+            trainer.base,
+            [i.prompt for i in items],
+            ChunkMethod(schedule),
+            trainer.args.sampling,
+            seed=2,
+            batch_size=200,
+        )
         heard = ToyRecognizer().transcribe([np.asarray(r.tokens, np.float32) for r in results], 50)
         passes = sum(r.target_passes for r in results)
-        return score_corpus([i.text for i in items], heard).wer, sum(len(r.tokens) for r in results) / passes
+        return score_corpus([i.text for i in items], heard).wer, sum(
+            len(r.tokens) for r in results
+        ) / passes
 
     (car1_wer, car1_speed), (random_wer, _) = fixed(FixedChunk(1)), fixed(RandomChunk([1, 2]))
     assert car1_wer == 0 and random_wer > 0.2
     assert metrics["eval_wer"] < random_wer / 4
     assert metrics["eval_tokens_per_pass"] > 1.15 * car1_speed
     log = log_of(tmp_path, "loss")
-    assert np.mean([line["reward"] for line in log[-5:]]) > np.mean([line["reward"] for line in log[:5]]) + 0.2
+    assert (
+        np.mean([line["reward"] for line in log[-5:]])
+        > np.mean([line["reward"] for line in log[:5]]) + 0.2
+    )
     assert all(p.grad is None for p in trainer.base.parameters())
 
 
 @pytest.mark.parametrize("switch", objective.FORCED_ROWS)
 def test_trainer_does_with_the_forced_half_what_it_is_told(tmp_path, switch):
-    """In the first step the ratio is 1, so the advantages of whole groups cancel, forced rollouts among them."""
+    """In the first step the ratio is 1, so the advantages of whole groups cancel, forced
+    rollouts among them."""
     trainer = toy_trainer(tmp_path, forced_rows=switch, num_train_epochs=1)
     trainer.state.num_train_epochs = 1
     inputs = next(iter(trainer.get_train_dataloader()))
     loss = float(trainer.compute_loss(trainer.model, inputs).detach())
     batch = trainer._rollouts(inputs).batch
-    assert batch.forced.tolist() == ([False] * 4 if switch == "none" else [True, True, False, False]) * 4
+    assert (
+        batch.forced.tolist()
+        == ([False] * 4 if switch == "none" else [True, True, False, False]) * 4
+    )
     assert loss == pytest.approx(0, abs=1e-5)
 
 
-# --- what a run leaves behind ---------------------------------------------------------------------------------------
+# --- what a run leaves behind ---------------------------------------------------------------------
 
 
 def test_run_logs_everything_and_writes_the_policy(tmp_path):
-    config = load_config(DCPOConfig, [f"out={tmp_path}", *(f"{k}={json.dumps(v)}" for k, v in TOY.items()),
-                                "num_iterations=2"])
+    config = load_config(
+        DCPOConfig,
+        [f"out={tmp_path}", *(f"{k}={json.dumps(v)}" for k, v in TOY.items()), "num_iterations=2"],
+    )
     directory = run(config, **toy_parts(12, 5))
     lines = log_of(tmp_path)
     updates = [line for line in lines if "loss" in line]
     assert len(updates) == 2 * 3 * 2  # epochs x windows x inner updates
-    assert set(updates[0]) >= {*QUANTITIES, "action_histogram/4"} and "action_histogram/5" not in updates[0]
-    assert "reward" not in updates[1] and "kl" in updates[1]  # the second update on the same rollouts
+    assert (
+        set(updates[0]) >= {*QUANTITIES, "action_histogram/4"}
+        and "action_histogram/5" not in updates[0]
+    )
+    # the second update on the same rollouts
+    assert "reward" not in updates[1] and "kl" in updates[1]
     assert updates[0]["ratio_max"] == pytest.approx(1) and updates[1]["ratio_max"] > 1.001
     assert [line["beta"] for line in updates] == [0.0] * 6 + [config.beta] * 6
     assert updates[0]["kl"] == pytest.approx(0, abs=1e-6) and updates[5]["kl"] > 0
     assert updates[6]["kl"] == pytest.approx(0, abs=1e-6)  # the reference moved with the epoch
     evaluations = [line for line in lines if "eval_wer" in line]
-    assert len(evaluations) == 3 and {"eval_tokens_per_pass", "eval_wer_sampled", "eval_action_histogram/2"} <= set(
-        evaluations[0])
+    assert len(evaluations) == 3 and {
+        "eval_tokens_per_pass",
+        "eval_wer_sampled",
+        "eval_action_histogram/2",
+    } <= set(evaluations[0])
     source = json.loads((tmp_path / "provenance.json").read_text())
     assert source["processes"] == 1 and source["metrics"]["wer_gt"] == 0
     best = min(evaluations[:2], key=lambda line: line["eval_wer"])
-    assert source["metrics"]["eval_wer"] == best["eval_wer"]  # the best checkpoint is what is exported
+    # the best checkpoint is what is exported
+    assert source["metrics"]["eval_wer"] == best["eval_wer"]
     policy = ChunkPolicy.from_pretrained(directory)
-    assert policy.config.chunk_range == (1, 2) and "guidance range of the training: [1, 2]" in (
-        directory / "README.md").read_text()
+    assert (
+        policy.config.chunk_range == (1, 2)
+        and "guidance range of the training: [1, 2]" in (directory / "README.md").read_text()
+    )
     assert policy.checksum() == checksum_of(tmp_path / source["best_checkpoint"])
-    assert load_config(DCPOConfig, ["--config", str(tmp_path / "config.yaml")]).to_dict() == config.to_dict()
+    assert (
+        load_config(DCPOConfig, ["--config", str(tmp_path / "config.yaml")]).to_dict()
+        == config.to_dict()
+    )
 
 
 class StopAt(TrainerCallback):
@@ -259,8 +376,16 @@ class StopAt(TrainerCallback):
         control.should_training_stop |= state.global_step == self.step
 
 
-RESUMED = dict(num_iterations=2, gradient_accumulation_steps=2, per_device_train_batch_size=8, save_strategy="steps",
-               save_steps=1, eval_strategy="no", load_best_model_at_end=False, beta=1.0)
+RESUMED = dict(
+    num_iterations=2,
+    gradient_accumulation_steps=2,
+    per_device_train_batch_size=8,
+    save_strategy="steps",
+    save_steps=1,
+    eval_strategy="no",
+    load_best_model_at_end=False,
+    beta=1.0,
+)
 
 
 @pytest.fixture(scope="module")
@@ -271,9 +396,11 @@ def whole(tmp_path_factory) -> DCPOTrainer:
     return trainer
 
 
-@pytest.mark.parametrize("stop", [1, 3, 6, 7])  # inside a window (1, 3, 7), at the end of an epoch (6)
+# inside a window (1, 3, 7), at the end of an epoch (6)
+@pytest.mark.parametrize("stop", [1, 3, 6, 7])
 def test_resumed_run_equals_one_that_never_stopped(tmp_path, whole, stop):
-    """Bit for bit, with two inner updates, two accumulated micro-batches, and a KL to the epoch's reference."""
+    """Bit for bit, with two inner updates, two accumulated micro-batches, and a KL to the
+    epoch's reference."""
     first = toy_trainer(tmp_path, toy_parts(12, callbacks=[StopAt(stop)]), **RESUMED)
     first.train()
     assert first.state.global_step == stop and first.policy.checksum() != whole.policy.checksum()
@@ -283,8 +410,11 @@ def test_resumed_run_equals_one_that_never_stopped(tmp_path, whole, stop):
     assert second.state.global_step == 12 and second.policy.checksum() == whole.policy.checksum()
 
     def figures(trainer):
-        return [{k: v for k, v in line.items() if not k.startswith(("seconds", "train_"))}
-                for line in trainer.state.log_history if "loss" in line]
+        return [
+            {k: v for k, v in line.items() if not k.startswith(("seconds", "train_"))}
+            for line in trainer.state.log_history
+            if "loss" in line
+        ]
 
     assert figures(second) == figures(whole)  # rollouts that are made again are not logged again
     assert [line["step"] for line in log_of(tmp_path, "loss")] == list(range(1, 13))
@@ -292,20 +422,28 @@ def test_resumed_run_equals_one_that_never_stopped(tmp_path, whole, stop):
 
 def test_checkpoint_of_another_policy_is_refused(tmp_path, six):
     with pytest.raises(CheckpointError, match="another run"):
-        toy_trainer(tmp_path, policy_width=16).train(resume_from_checkpoint=str(six / "checkpoint-6"))
+        toy_trainer(tmp_path, policy_width=16).train(
+            resume_from_checkpoint=str(six / "checkpoint-6")
+        )
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         toy_trainer(tmp_path / "empty").train(resume_from_checkpoint=True)
 
 
-# --- failures -----------------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 def test_failed_rewards_are_counted_and_stop_the_run_past_a_threshold(tmp_path):
     def breaks(tokens):
         return 0 < len(tokens) and tokens[-1] % 3 != 2 and len(tokens) % 4 == 0
 
-    trainer = toy_trainer(tmp_path / "a", {"vocoder": ToyVocoder(breaks)}, max_failed_rewards=1.0, num_train_epochs=1,
-                          eval_strategy="no", load_best_model_at_end=False)
+    trainer = toy_trainer(
+        tmp_path / "a",
+        {"vocoder": ToyVocoder(breaks)},
+        max_failed_rewards=1.0,
+        num_train_epochs=1,
+        eval_strategy="no",
+        load_best_model_at_end=False,
+    )
     trainer.train()
     shares = [line["failed_rewards"] for line in log_of(tmp_path / "a", "loss")]
     assert max(shares) > 0
@@ -314,18 +452,21 @@ def test_failed_rewards_are_counted_and_stop_the_run_past_a_threshold(tmp_path):
         toy_trainer(tmp_path / "b", {"vocoder": ToyVocoder(lambda tokens: True)}).train()
 
 
-@pytest.mark.parametrize(("setting", "message"), [
-    (["num_generation=4"], "did you mean 'num_generations'"),
-    (["num_generations=2.5"], "num_generations must be a whole number ≥ 2; not 2.5"),
-    (["epsilon_high=0.3"], "no use for"),
-    (["num_generations=5"], "must be a multiple of num_generations 5"),
-    (["use_vllm=true"], "no use for"),
-    (["forced_rows=sometimes"], "must be one of policy_ratio"),
-    (["loss_type=cispo"], "must be one of grpo"),
-    (["chunk_range=[0,2]"], "chunk_range must be a list of whole numbers ≥ 1"),
-    (["speed"], "write options as key=value"),
-    (["--config", "missing.yaml"], "missing.yaml: no such file"),
-])
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (["num_generation=4"], "did you mean 'num_generations'"),
+        (["num_generations=2.5"], "num_generations must be a whole number ≥ 2; not 2.5"),
+        (["epsilon_high=0.3"], "no use for"),
+        (["num_generations=5"], "must be a multiple of num_generations 5"),
+        (["use_vllm=true"], "no use for"),
+        (["forced_rows=sometimes"], "must be one of policy_ratio"),
+        (["loss_type=cispo"], "must be one of grpo"),
+        (["chunk_range=[0,2]"], "chunk_range must be a list of whole numbers ≥ 1"),
+        (["speed"], "write options as key=value"),
+        (["--config", "missing.yaml"], "missing.yaml: no such file"),
+    ],
+)
 def test_wrong_settings(tmp_path, setting, message):
     with pytest.raises(ConfigError, match=message):
         load_config(DCPOConfig, [f"out={tmp_path}", "use_cpu=true", *setting])
@@ -333,38 +474,72 @@ def test_wrong_settings(tmp_path, setting, message):
 
 def test_settings_in_all_three_spellings_and_back(tmp_path):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("num_generations: 4\nlearning_rate: 1e-3\nchunk_range: [2, 3]\npolicy_width: null\n")
-    config = load_config(DCPOConfig, ["--config", str(recipe), "--beta", "0.1", "--alpha=0.2", f"out={tmp_path}",
-                                      "chunk_range=[3,2,4]", "use_cpu=true", "reward_weights=[1.0,0.5]",
-                                      "resume_from_checkpoint=never", "eval_strategy=no"])
+    recipe.write_text(
+        "num_generations: 4\nlearning_rate: 1e-3\nchunk_range: [2, 3]\npolicy_width: null\n"
+    )
+    config = load_config(
+        DCPOConfig,
+        [
+            "--config",
+            str(recipe),
+            "--beta",
+            "0.1",
+            "--alpha=0.2",
+            f"out={tmp_path}",
+            "chunk_range=[3,2,4]",
+            "use_cpu=true",
+            "reward_weights=[1.0,0.5]",
+            "resume_from_checkpoint=never",
+            "eval_strategy=no",
+        ],
+    )
     assert (config.num_generations, config.learning_rate, config.policy_width) == (4, 1e-3, None)
-    assert (config.beta, config.alpha, config.chunk_range, config.bf16) == (0.1, 0.2, [2, 3, 4], False)
+    assert (config.beta, config.alpha, config.chunk_range, config.bf16) == (
+        0.1,
+        0.2,
+        [2, 3, 4],
+        False,
+    )
     assert config.reward_weights == [1.0, 0.5] and config.resume_from_checkpoint == "never"
     assert config.eval_strategy == "no"  # which YAML reads as false
     save_settings(config, tmp_path / "again.yaml")
-    assert load_config(DCPOConfig, ["--config", str(tmp_path / "again.yaml")]).to_dict() == config.to_dict()
+    assert (
+        load_config(DCPOConfig, ["--config", str(tmp_path / "again.yaml")]).to_dict()
+        == config.to_dict()
+    )
 
 
 def test_a_recipe_reads_as_trl_reads_it_and_is_saved_with_the_keys_of_this_project(tmp_path):
     recipe = tmp_path / "r.yaml"
-    recipe.write_text("num_generations: 4\nlearning_rate: 1.0e-3\nchunk_range: [2, 3]\nscale_rewards: batch\n"
-                      "use_cpu: true\n")
+    recipe.write_text(
+        "num_generations: 4\nlearning_rate: 1.0e-3\nchunk_range: [2, 3]\nscale_rewards: batch\n"
+        "use_cpu: true\n"
+    )
     ours = load_config(DCPOConfig, ["--config", str(recipe), "--beta", "0.1", f"out={tmp_path}"])
     (trl,) = TrlParser([DCPOConfig]).parse_args_and_config(
-        ["--config", str(recipe), "--beta", "0.1", "--output_dir", str(tmp_path)])
+        ["--config", str(recipe), "--beta", "0.1", "--output_dir", str(tmp_path)]
+    )
     assert ours.to_dict() == trl.to_dict()
     save_settings(ours, tmp_path / "config.yaml")
     saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    assert saved["out"] == str(tmp_path) and "output_dir" not in saved and saved["chunk_range"] == [2, 3]
+    assert (
+        saved["out"] == str(tmp_path)
+        and "output_dir" not in saved
+        and saved["chunk_range"] == [2, 3]
+    )
 
 
 def test_wrong_combinations_name_the_way_out(tmp_path):
     for changes, message in [
-        ({"chunk_range": []}, "chunk_range is empty"), ({"chunk_range": [2, 9]}, "cannot keep 9 tokens"),
+        ({"chunk_range": []}, "chunk_range is empty"),
+        ({"chunk_range": [2, 9]}, "cannot keep 9 tokens"),
         ({"reward_weights": [1.0]}, "1 reward_weights for 2 rewards"),
         ({"reward_funcs": ["mos"]}, "unknown 'mos'"),
         ({"policy_heads": 5}, "policy_width, policy_heads"),
-        ({"reward_funcs": ["log_likelihood"]}, r"no likelihoods.*reward_funcs=\[wer,range_penalty\]"),
+        (
+            {"reward_funcs": ["log_likelihood"]},
+            r"no likelihoods.*reward_funcs=\[wer,range_penalty\]",
+        ),
         ({"range_prior": 2.0, "chunk_range": [], "forced_rows": "none"}, "leave range_prior out"),
         ({"range_prior": 2.0, "policy": "some"}, "leave range_prior out"),
     ]:
@@ -383,8 +558,23 @@ def test_guidance_profile_gives_the_range_and_must_fit_the_decoder(tmp_path):
         guidance_range(toy_config(tmp_path, **settings), "another")
 
 
-@pytest.mark.parametrize("content", [None, b"{}", b"[]", b"null", b"3", b'{"range": []}', b'{"range": 2}',
-                                     b'{"range": ["a"]}', b'{"range": [0]}', b"{", b"caf\xe9", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"{}",
+        b"[]",
+        b"null",
+        b"3",
+        b'{"range": []}',
+        b'{"range": 2}',
+        b'{"range": ["a"]}',
+        b'{"range": [0]}',
+        b"{",
+        b"caf\xe9",
+        b"[" * 100_000,
+    ],
+)
 def test_what_is_no_guidance_profile_is_refused(tmp_path, content):
     profile = tmp_path / "profile.json"
     if content is not None:
@@ -395,31 +585,49 @@ def test_what_is_no_guidance_profile_is_refused(tmp_path, content):
 
 def test_range_prior_is_where_a_new_policy_starts(tmp_path):
     trainer = toy_trainer(tmp_path, chunk_range=[2, 3], range_prior=1.5)
-    probability = trainer.policy(torch.randn(1, 5, trainer.policy.config.hidden_size)).softmax(-1)[0]
+    probability = trainer.policy(torch.randn(1, 5, trainer.policy.config.hidden_size)).softmax(-1)[
+        0
+    ]
     expected = torch.tensor([0, 1.5, 1.5, 0]).softmax(-1)
     assert torch.allclose(probability, expected.expand(5, 4))
     free = toy_trainer(tmp_path / "free", chunk_range=[2, 3])
     assert not free.policy.output.bias.any()
 
 
-# --- the entry point, with files and processes -----------------------------------------------------------------------
+# --- the entry point, with files and processes ----------------------------------------------------
 
 
 def test_entry_point_reads_files(files):
     """And leaves the decoder as it is."""
     weights = (files / "base" / "model.safetensors").read_bytes()
     arguments = [
-        f"decoder={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}",
-        f"out={files / 'run'}", "use_cpu=true", "per_device_train_batch_size=16", "num_generations=4",
-        "chunk_range=[2,3]", "policy_width=16", "policy_heads=2",
-        "num_train_epochs=1", "max_completion_length=20", "prompt_tokens=5",
-        "disable_tqdm=true", "report_to=tensorboard",
+        f"decoder={files / 'base'}",
+        f"data={files / 'data'}",
+        f"vocoder={files / 'vocoder'}",
+        f"out={files / 'run'}",
+        "use_cpu=true",
+        "per_device_train_batch_size=16",
+        "num_generations=4",
+        "chunk_range=[2,3]",
+        "policy_width=16",
+        "policy_heads=2",
+        "num_train_epochs=1",
+        "max_completion_length=20",
+        "prompt_tokens=5",
+        "disable_tqdm=true",
+        "report_to=tensorboard",
     ]
     main(arguments, recognizer=Listener())
     assert (files / "base" / "model.safetensors").read_bytes() == weights
-    source, checksum = json.loads((files / "run" / "provenance.json").read_text()), tiny_decoder().checksum()
+    source, checksum = (
+        json.loads((files / "run" / "provenance.json").read_text()),
+        tiny_decoder().checksum(),
+    )
     policy = ChunkPolicy.from_pretrained(files / "run" / "policy")
-    assert policy.config.tokenizer == "tiny@abc" and policy.config.base_checksum == checksum == source["base_checksum"]
+    assert (
+        policy.config.tokenizer == "tiny@abc"
+        and policy.config.base_checksum == checksum == source["base_checksum"]
+    )
     log = log_of(files / "run", "loss")
     assert len(log) == 2 and set(log[0]) >= QUANTITIES
     assert list((files / "run").rglob("events*"))
@@ -429,16 +637,24 @@ def test_entry_point_reads_files(files):
 
 
 def test_two_processes_learn_what_one_learns(tmp_path):
-    """Twice half the rollouts of a step: the same prompts, draws and mean, so the same policy up to rounding.
-    Conjugate gradients make so much of it that on some processors the second step draws otherwise: there the first."""
-    optimizers = {"adam": ({}, 1e-4), "natural": ({"optimizer": "natural", "learning_rate": 0.1, "max_steps": 1}, 2e-3)}
+    """Twice half the rollouts of a step: the same prompts, draws and mean, so the same policy up
+    to rounding. Conjugate gradients make so much of it that on some processors the second step
+    draws otherwise: there the first."""
+    optimizers = {
+        "adam": ({}, 1e-4),
+        "natural": ({"optimizer": "natural", "learning_rate": 0.1, "max_steps": 1}, 2e-3),
+    }
     runs = []
     for name, (optimizer, _) in optimizers.items():
         settings = {**TOY, "num_train_epochs": 1, "num_iterations": 2, **optimizer}
-        runs.append([*(f"{k}={json.dumps(v)}" for k, v in settings.items()), f"out={tmp_path / name}"])
+        runs.append(
+            [*(f"{k}={json.dumps(v)}" for k, v in settings.items()), f"out={tmp_path / name}"]
+        )
     program = tmp_path / "program.py"
-    program.write_text("import json, sys\nfrom rl.train import main\nfrom toy_training import toy_parts\n"
-                       "for arguments in json.loads(sys.argv[1]):\n    main(arguments, **toy_parts())\n")
+    program.write_text(
+        "import json, sys\nfrom rl.train import main\nfrom toy_training import toy_parts\n"
+        "for arguments in json.loads(sys.argv[1]):\n    main(arguments, **toy_parts())\n"
+    )
     halves = [[*one[:-1], f"{one[-1]}_two", "per_device_train_batch_size=8"] for one in runs]
     two_processes(program, json.dumps(halves))
     for arguments, (name, (_, rounding)) in zip(runs, optimizers.items(), strict=True):
@@ -446,20 +662,31 @@ def test_two_processes_learn_what_one_learns(tmp_path):
         folders = [tmp_path / f"{name}_two", tmp_path / name]
         two, one = (json.loads((folder / "provenance.json").read_text()) for folder in folders)
         assert (two["processes"], one["processes"]) == (2, 1) and two["steps"] == one["steps"]
-        first, second = (ChunkPolicy.from_pretrained(folder / "policy").state_dict() for folder in folders)
+        first, second = (
+            ChunkPolicy.from_pretrained(folder / "policy").state_dict() for folder in folders
+        )
         for weight, value in first.items():
             assert torch.allclose(value, second[weight], atol=rounding), (name, weight)
         for a, b in zip(*map(log_of, folders), strict=True):
-            for key in ("wer", "reward", "eval_wer", "kl", "entropy", "tokens_per_pass", "failed_rewards"):
+            for key in (
+                "wer",
+                "reward",
+                "eval_wer",
+                "kl",
+                "entropy",
+                "tokens_per_pass",
+                "failed_rewards",
+            ):
                 if key in a:
                     assert a[key] == pytest.approx(b[key], abs=rounding), (name, key)
 
 
-# --- what a run of days meets -------------------------------------------------------------------------------------
+# --- what a run of days meets ---------------------------------------------------------------------
 
 
 def trained(out: Path, parts: dict | None = None, **changes) -> Path:
-    """The folder of the policy after a run that saves and evaluates at every step, six steps unless told otherwise."""
+    """The folder of the policy after a run that saves and evaluates at every step, six steps
+    unless told otherwise."""
     return run(toy_config(out, **{**EVERY_STEP, **changes}), **toy_parts(12, 5, **(parts or {})))
 
 
@@ -469,7 +696,9 @@ def six(tmp_path_factory) -> Path:
     return trained(tmp_path_factory.mktemp("six")).parent
 
 
-@pytest.mark.parametrize("changes", [{"max_steps": 4}, {"max_steps": 4, "load_best_model_at_end": False}, {}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"max_steps": 4}, {"max_steps": 4, "load_best_model_at_end": False}, {}], ids=str
+)
 def test_a_finished_run_repeated_trains_no_step(tmp_path, changes):
     """Three updates an epoch: four of them end within one, which Trainer would go on with."""
     directory = trained(tmp_path, **changes)
@@ -485,7 +714,9 @@ def test_a_finished_run_repeated_trains_no_step(tmp_path, changes):
 
 def test_a_policy_that_is_not_finite_speaks_no_rollouts_and_is_not_exported(tmp_path, monkeypatch):
     monkeypatch.setattr("rl.config.check", lambda config: None)  # such settings are refused by now
-    with pytest.raises(TrainingError, match="step 1: the weights are not finite .* and are not saved"):
+    with pytest.raises(
+        TrainingError, match="step 1: the weights are not finite .* and are not saved"
+    ):
         trained(tmp_path, learning_rate=float("inf"), save_steps=2)
     assert latest_checkpoint(tmp_path) is None and not (tmp_path / "policy").exists()
 
@@ -499,7 +730,10 @@ class Poison(TrainerCallback):
 
 
 def test_a_broken_update_names_step_tensor_and_prompts(tmp_path):
-    with pytest.raises(TrainingError, match="step 2: the gradient is not finite .output.weight.*on 4 prompts of up to"):
+    with pytest.raises(
+        TrainingError,
+        match="step 2: the gradient is not finite .output.weight.*on 4 prompts of up to",
+    ):
         trained(tmp_path, {"callbacks": [Poison()]})
     assert not (tmp_path / "policy").exists()
 
@@ -521,17 +755,24 @@ def test_changed_settings_are_those_of_a_resumed_run_or_refused(tmp_path, six):
     shutil.copytree(six, tmp_path, dirs_exist_ok=True)
     saved = (tmp_path / "config.yaml").read_text()
     for changes, why in (
-            ({"optimizer": "natural", "learning_rate": 0.1}, "optimizer='adam' .here 'natural'., which cannot change"),
-            ({"max_steps": 4}, "has 6 steps, more than the 4"), ({"epsilon": 0.1}, "epsilon=0.2 .here 0.1."),
-            ({"reward_funcs": ["wer"]}, r"reward_funcs=\['wer', 'range_penalty'\]"), ({"adam_beta1": 0.5}, "adam_b"),
-            ({"learning_rate": 1e-4}, "learning_rate=0.003 .here 0.0001., and all 6 steps are done")):
+        (
+            {"optimizer": "natural", "learning_rate": 0.1},
+            "optimizer='adam' .here 'natural'., which cannot change",
+        ),
+        ({"max_steps": 4}, "has 6 steps, more than the 4"),
+        ({"epsilon": 0.1}, "epsilon=0.2 .here 0.1."),
+        ({"reward_funcs": ["wer"]}, r"reward_funcs=\['wer', 'range_penalty'\]"),
+        ({"adam_beta1": 0.5}, "adam_b"),
+        ({"learning_rate": 1e-4}, "learning_rate=0.003 .here 0.0001., and all 6 steps are done"),
+    ):
         with pytest.raises(CheckpointError, match=why):
             trained(tmp_path, **changes)
     assert (tmp_path / "config.yaml").read_text() == saved
     trained(tmp_path, max_steps=7, learning_rate=2e-4)
     assert log_of(tmp_path, "loss")[-1]["learning_rate"] == 2e-4
     assert json.loads((tmp_path / "provenance.json").read_text())["resumed"] == [
-        {"step": 6, "changed": {"max_steps": [-1, 7], "learning_rate": [3e-3, 2e-4]}}]
+        {"step": 6, "changed": {"max_steps": [-1, 7], "learning_rate": [3e-3, 2e-4]}}
+    ]
     assert "learning_rate: 0.0002" in (tmp_path / "config.yaml").read_text()
 
 
@@ -550,8 +791,11 @@ class Fails(ToyRecognizer):
 
 def test_a_signal_in_a_dcpo_step_saves_and_leaves(tmp_path, six):
     stopped = tmp_path / "stopped"
-    signals = Fails(range(6, 7), lambda: os.kill(os.getpid(), signal.SIGTERM))  # in the rollouts of some step
-    with pytest.raises(StoppedError, match="SIGTERM: .* is saved; the same command goes on from it") as caught:
+    # in the rollouts of some step
+    signals = Fails(range(6, 7), lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(
+        StoppedError, match="SIGTERM: .* is saved; the same command goes on from it"
+    ) as caught:
         trained(stopped, {"recognizer": signals}, save_steps=4)
     assert caught.value.status == 75 and latest_checkpoint(stopped) is not None
     assert trained(stopped, save_steps=4).is_dir()
@@ -560,13 +804,17 @@ def test_a_signal_in_a_dcpo_step_saves_and_leaves(tmp_path, six):
 
 
 def test_past_the_threshold_the_state_is_saved_and_the_same_command_goes_on(tmp_path, six):
-    """The recogniser dies in the fourth step; repaired, the run ends as one that it never failed in."""
+    """The recogniser dies in the fourth step; repaired, the run ends as one that it never failed
+    in."""
+
     def dies():
         raise OSError("the recogniser's GPU fell off the bus")
 
     settings = dict(save_steps=5, eval_strategy="no")
     broken = tmp_path / "broken"
-    with pytest.raises(RewardError, match="fell off the bus.*The last good checkpoint is .*checkpoint-[1-4]"):
+    with pytest.raises(
+        RewardError, match="fell off the bus.*The last good checkpoint is .*checkpoint-[1-4]"
+    ):
         trained(broken, {"recognizer": Fails(range(9, 99), dies)}, **settings)
     saved = latest_checkpoint(broken)
     assert saved is not None and 0 < int(saved.name[11:]) < 5

@@ -29,16 +29,24 @@ def run(tmp_path):
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, None, (2, 3), base.checksum(), "tiny@abc"))
     torch.nn.init.normal_(policy.output.weight)
     policy.save_pretrained(tmp_path / "run" / "policy")
-    source = {"metrics": {"eval_wer": 0.1234, "eval_action_histogram": [0.25, 0.75]}, "steps": 7, "processes": 2,
-              "recognizer": "toy", "config": {"forced_rows": "policy_ratio", "num_generations": 8}}
+    source = {
+        "metrics": {"eval_wer": 0.1234, "eval_action_histogram": [0.25, 0.75]},
+        "steps": 7,
+        "processes": 2,
+        "recognizer": "toy",
+        "config": {"forced_rows": "policy_ratio", "num_generations": 8},
+    }
     (tmp_path / "run" / "policy" / "provenance.json").write_text(json.dumps(source))
     (tmp_path / "run" / "log.jsonl").write_text('{"step": 7}\n')
     return tmp_path
 
 
 def check_example(out) -> None:
-    """The program in the card of an exported policy is short, needs torch alone, and runs in that folder."""
-    example = re.search(r"## Serving program.*?```python\n(.*?)```", (out / "README.md").read_text(), re.S)[1]
+    """The program in the card of an exported policy is short, needs torch alone, and runs in
+    that folder."""
+    example = re.search(
+        r"## Serving program.*?```python\n(.*?)```", (out / "README.md").read_text(), re.S
+    )[1]
     assert len(example.splitlines()) <= 10 and re.findall(r"import (\w+)", example) == ["torch"]
     with contextlib.chdir(out), contextlib.redirect_stdout(io.StringIO()) as said:
         exec(compile(example, "card", "exec"), {"__name__": "__main__"})
@@ -59,16 +67,26 @@ def test_directory_holds_policy_card_and_provenance(run):
     with pytest.raises(CheckpointError, match="was trained for the decoder"):
         policy.check_base(tiny_decoder(seed=1).checksum())
     card = (out / "README.md").read_text()
-    for text in ("eval_wer | 0.1234", "[0.2500, 0.7500]", "7 steps on 2", "tiny@abc", "forced_rows policy_ratio",
-                 policy.config.base_checksum):
+    for text in (
+        "eval_wer | 0.1234",
+        "[0.2500, 0.7500]",
+        "7 steps on 2",
+        "tiny@abc",
+        "forced_rows policy_ratio",
+        policy.config.base_checksum,
+    ):
         assert text in card
-    assert json.loads((out / "provenance.json").read_text())["steps"] == 7 and (out / "log.jsonl").is_file()
+    assert (
+        json.loads((out / "provenance.json").read_text())["steps"] == 7
+        and (out / "log.jsonl").is_file()
+    )
     assert not (out / "serving.pt2").exists()
 
 
 def test_program_computes_the_same_with_torch_alone(run, tmp_path):
-    """Loaded in a process that cannot import this project, at other batch sizes and lengths. The card's table has the
-    shapes that it answers with, and its example runs in the exported folder."""
+    """Loaded in a process that cannot import this project, at other batch sizes and lengths. The
+    card's table has the shapes that it answers with, and its example runs in the exported
+    folder."""
     out = export(run)
     step = ServingStep(ChunkPolicy.from_pretrained(out), tiny_decoder().heads).eval()
     cases = []
@@ -76,7 +94,8 @@ def test_program_computes_the_same_with_torch_alone(run, tmp_path):
         hidden, lengths = torch.randn(batch, length, 32), torch.randint(1, length + 1, (batch,))
         with torch.no_grad():
             cases.append((hidden, lengths, *step(hidden, lengths)))
-            scores = step.policy.end_scores(hidden)  # the decision is that of the policy at each row's last position
+            # the decision is that of the policy at each row's last position
+            scores = step.policy.end_scores(hidden)
         assert torch.allclose(cases[-1][2], scores[torch.arange(batch), lengths - 1], atol=1e-5)
     torch.save(cases, tmp_path / "cases.pt")
     script = """
@@ -90,16 +109,26 @@ for hidden, lengths, actions, distributions in torch.load(sys.argv[2]):
 assert not any(name.split(".")[0] in ("dcar", "heads", "rl") for name in sys.modules)
 print("same")
 """
-    done = subprocess.run([sys.executable, "-c", script, out / "serving.pt2", tmp_path / "cases.pt"], cwd=tmp_path,
-                          capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script, out / "serving.pt2", tmp_path / "cases.pt"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.stdout.strip() == "same", done.stderr[-2000:]
 
     check_example(out)
     program = torch.export.load(str(out / "serving.pt2"))
-    assert [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"] == [
-        "hidden", "lengths"]
-    card, (actions, heads) = (out / "README.md").read_text(), program.module()(torch.randn(3, 5, 32),
-                                                                                torch.tensor([5, 1, 2]))
+    assert [
+        spec.arg.name
+        for spec in program.graph_signature.input_specs
+        if spec.kind.name == "USER_INPUT"
+    ] == ["hidden", "lengths"]
+    card, (actions, heads) = (
+        (out / "README.md").read_text(),
+        program.module()(torch.randn(3, 5, 32), torch.tensor([5, 1, 2])),
+    )
     assert (actions.dtype, heads.dtype) == (torch.float32, torch.float32)
     for name, shape in (("actions", actions.shape[1:]), ("logits", heads.shape[1:])):
         assert re.search(rf"\| {name} \| \[B, {', '.join(map(str, shape))}\] float32", card)
@@ -111,7 +140,11 @@ def test_a_program_of_shared_heads(tmp_path, tie):
     base = tiny_decoder(9, kind="shared", tie_heads=tie)
     policy = ChunkPolicy(ChunkPolicyConfig(32, 9, 16, 2, None, (2, 3), base.checksum(), "tiny@abc"))
     export_program(policy, base, tmp_path / "serving.pt2")
-    step, hidden, lengths = ServingStep(policy, base.heads).eval(), torch.randn(5, 7, 32), torch.tensor([7, 1, 3, 4, 7])
+    step, hidden, lengths = (
+        ServingStep(policy, base.heads).eval(),
+        torch.randn(5, 7, 32),
+        torch.tensor([7, 1, 3, 4, 7]),
+    )
     program = torch.export.load(str(tmp_path / "serving.pt2")).module()
     for got, wanted in zip(program(hidden, lengths), step(hidden, lengths), strict=True):
         assert torch.allclose(got, wanted, atol=1e-4)
@@ -120,9 +153,26 @@ def test_a_program_of_shared_heads(tmp_path, tie):
 def exported_after_the_draw(folder, scored: bool, *more: str):
     """A decoder and a policy that looks at candidates, exported: (decoder, policy, folder)."""
     base = tiny_decoder()
-    held = shape_of(ChunkScorer(ChunkScorerConfig(32, 4, base.config.output_size, 4, 8))) if scored else {}
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, None, (2, 3), base.checksum(), "tiny@abc", reads="candidates",
-                                           sizes=(1, 2, 3), **held)).eval()
+    held = (
+        shape_of(ChunkScorer(ChunkScorerConfig(32, 4, base.config.output_size, 4, 8)))
+        if scored
+        else {}
+    )
+    policy = ChunkPolicy(
+        ChunkPolicyConfig(
+            32,
+            4,
+            16,
+            2,
+            None,
+            (2, 3),
+            base.checksum(),
+            "tiny@abc",
+            reads="candidates",
+            sizes=(1, 2, 3),
+            **held,
+        )
+    ).eval()
     torch.nn.init.normal_(policy.scores.linear.weight, std=0.2)
     if scored:
         torch.nn.init.normal_(policy.chunk_scorer.output.weight, std=8.0)
@@ -141,28 +191,42 @@ def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, scored):
     program = torch.export.load(str(out / "serving.pt2")).module()
     prompt = Prompt("a", (1, 2, 3, 4, 5), (1, 2))
     sampling = SamplingConfig(temperature=0, max_tokens=20)
-    (result,) = decode(base, [prompt], ChunkMethod(PolicyChunk(policy)), sampling, record_hidden=True)
+    (result,) = decode(
+        base, [prompt], ChunkMethod(PolicyChunk(policy)), sampling, record_hidden=True
+    )
     spoken = []
-    for position, action, kept in zip(result.decision_positions, result.actions, result.emitted, strict=True):
+    for position, action, kept in zip(
+        result.decision_positions, result.actions, result.emitted, strict=True
+    ):
         noise = torch.zeros(1, 3, 13)
         noise[:, 0, 12] = -1e9 if not spoken else 0.0  # min_tokens
-        scores, _, tokens = program(result.hidden[None, : position + 1], torch.tensor([position + 1]), noise)
+        scores, _, tokens = program(
+            result.hidden[None, : position + 1], torch.tensor([position + 1]), noise
+        )
         assert int(scores.argmax()) + 1 == action
         spoken += tokens[0, :kept].tolist()
     assert spoken[: len(result.tokens)] == result.tokens and len(spoken) == len(result.tokens)
 
 
 def test_a_program_that_chooses_among_draws(tmp_path):
-    """Given the chunks that decoding drew, it chooses the same candidate and size; the card says what goes in and
-    out."""
+    """Given the chunks that decoding drew, it chooses the same candidate and size; the card says
+    what goes in and out."""
     base, policy, out = exported_after_the_draw(tmp_path, True, "num_candidates=5")
     program = torch.export.load(str(out / "serving.pt2")).module()
     schedule, drawn = PolicyChunk(policy, num_candidates=5), []
     schedule.candidate_features = lambda session, logits, tokens: (
-        drawn.append(tokens), PolicyChunk.candidate_features(schedule, session, logits, tokens))[1]
-    (result,) = decode(base, [Prompt("a", (1, 2, 3, 4, 5), (1, 2))], ChunkMethod(schedule),
-                       SamplingConfig(min_tokens=30, max_tokens=60), record_hidden=True)
-    assert len(set(result.chosen)) > 2 and len(set(result.actions)) > 1  # else there was nothing to choose
+        drawn.append(tokens),
+        PolicyChunk.candidate_features(schedule, session, logits, tokens),
+    )[1]
+    (result,) = decode(
+        base,
+        [Prompt("a", (1, 2, 3, 4, 5), (1, 2))],
+        ChunkMethod(schedule),
+        SamplingConfig(min_tokens=30, max_tokens=60),
+        record_hidden=True,
+    )
+    # else there was nothing to choose
+    assert len(set(result.chosen)) > 2 and len(set(result.actions)) > 1
     spoken, inputs = [], []
     for position, chunks in zip(result.decision_positions, drawn, strict=True):
         noise = 1e4 * torch.nn.functional.one_hot(chunks, 13).float()  # so that these are drawn
@@ -178,21 +242,30 @@ def test_a_program_that_chooses_among_draws(tmp_path):
     hidden = torch.nn.utils.rnn.pad_sequence([inputs[n][0][0] for n in rows], batch_first=True)
     lengths = torch.tensor([inputs[n][0].shape[1] for n in rows])
     answers = program(hidden, lengths, torch.cat([inputs[n][1] for n in rows]))
-    assert answers[3].tolist() == result.chosen[:len(rows)]
-    assert (answers[0].argmax(-1) + 1).tolist() == result.actions[:len(rows)]
+    assert answers[3].tolist() == result.chosen[: len(rows)]
+    assert (answers[0].argmax(-1) + 1).tolist() == result.actions[: len(rows)]
 
     check_example(out)
     card = (out / "README.md").read_text()
     assert re.search(r"\| `noise` \| \[B, 5, 3, 13\] float32", card)
-    for name, answer, dtype in zip(("actions", "logits", "tokens", "draw"), answers,
-                                   ("float32", "float32", "int64", "int64"), strict=True):
+    for name, answer, dtype in zip(
+        ("actions", "logits", "tokens", "draw"),
+        answers,
+        ("float32", "float32", "int64", "int64"),
+        strict=True,
+    ):
         shape = ", ".join(["B", *map(str, answer.shape[1:])])
         assert f"| {name} | [{shape}] {dtype}" in card and str(answer.dtype) == f"torch.{dtype}"
 
 
-@pytest.mark.parametrize(("more", "said"), [
-    (["num_candidates=4"], "chunk_scorer"), (["num_candidates=0"], "≥ 1"),
-    (["num_candidates=4", "program=false"], "program=true")])
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["num_candidates=4"], "chunk_scorer"),
+        (["num_candidates=0"], "≥ 1"),
+        (["num_candidates=4", "program=false"], "program=true"),
+    ],
+)
 def test_refuses_draws_that_nothing_chooses_among(run, more, said):
     with pytest.raises(ConfigError, match=said):
         export(run, *more)

@@ -1,5 +1,5 @@
-"""Natural policy gradient: a step of known length, the same in whatever weights a policy is written, and stage two
-with it."""
+"""Natural policy gradient: a step of known length, the same in whatever weights a policy is
+written, and stage two with it."""
 
 import pytest
 import torch
@@ -15,7 +15,8 @@ NATURAL = {"optimizer": "natural", "learning_rate": 0.2, "gradient_accumulation_
 
 
 class Softmax(nn.Module):
-    """A distribution over K actions of every decision, linear in features [M, K, F] that differ by `scale` in size."""
+    """A distribution over K actions of every decision, linear in features [M, K, F] that differ
+    by `scale` in size."""
 
     def __init__(self, features: torch.Tensor, scale: float = 1.0):
         super().__init__()
@@ -74,7 +75,9 @@ def test_weights_in_other_units_give_the_same_distribution():
         probs = Softmax(features(), scale).double()
         probs.features = probs.features.double()
         gradient(probs, advantages.double())
-        NaturalGradient(probs.parameters(), curvature_of(probs), 0.2, damping=1e-12, iterations=200).step()
+        NaturalGradient(
+            probs.parameters(), curvature_of(probs), 0.2, damping=1e-12, iterations=200
+        ).step()
         all_probs.append(probs().detach())
     assert torch.allclose(all_probs[0], all_probs[1], atol=2e-2)
     assert (all_probs[0] - Softmax(features())()).abs().max() > 0.1
@@ -103,8 +106,13 @@ def test_stage_two_moves_the_distribution_by_what_was_asked(tmp_path, reads):
     assert trainer.policy.checksum() != before and len(trainer._buffer) == 2
     kl = []
     for made in trainer._buffer.values():
-        old, new = log_probs_of(trainer.rollout_policy, made.batch), log_probs_of(trainer.policy, made.batch).detach()
-        by_rollout = ((old.exp() * (old - new)).sum(-1) * made.batch.mask).sum(-1) / made.batch.mask.sum(-1)
+        old, new = (
+            log_probs_of(trainer.rollout_policy, made.batch),
+            log_probs_of(trainer.policy, made.batch).detach(),
+        )
+        by_rollout = ((old.exp() * (old - new)).sum(-1) * made.batch.mask).sum(
+            -1
+        ) / made.batch.mask.sum(-1)
         kl.append(float(by_rollout.mean()))
     assert sum(kl) / len(kl) == pytest.approx(NATURAL["learning_rate"] ** 2 / 2, rel=0.5)
 

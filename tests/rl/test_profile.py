@@ -15,7 +15,9 @@ SAMPLING = SamplingConfig()
 
 @pytest.fixture(scope="module")
 def measured():
-    return guidance.profile(ToyDecoder(), toy_items(60), ToyVocoder(), ToyRecognizer(), SAMPLING, seeds=2)
+    return guidance.profile(
+        ToyDecoder(), toy_items(60), ToyVocoder(), ToyRecognizer(), SAMPLING, seeds=2
+    )
 
 
 def test_profile_measures_every_chunk_size(measured):
@@ -32,43 +34,76 @@ def test_profile_measures_every_chunk_size(measured):
 
 
 def test_at_equal_wer_the_faster_size_is_taken():
-    result = guidance.profile(ToyDecoder(), toy_items(5), ToyVocoder(), Deaf(), SAMPLING, range_size=2, sizes=[1, 3, 4])
+    result = guidance.profile(
+        ToyDecoder(), toy_items(5), ToyVocoder(), Deaf(), SAMPLING, range_size=2, sizes=[1, 3, 4]
+    )
     assert result["range"] == [3, 4]
 
 
 def test_seeds_of_an_utterance_stay_together_in_its_interval():
     """Who hears the same in every seed learns nothing about other utterances by listening again."""
-    once, again = (guidance.profile(ToyDecoder(), toy_items(20), ToyVocoder(), Deaf(), SAMPLING, sizes=[1], seeds=seeds,
-                                    range_size=1)["rows"][0] for seeds in (1, 4))
-    assert again["N"] == 4 * once["N"] and again["ci"] == once["ci"] and once["ci"][0] < once["wer"] < once["ci"][1]
+    once, again = (
+        guidance.profile(
+            ToyDecoder(),
+            toy_items(20),
+            ToyVocoder(),
+            Deaf(),
+            SAMPLING,
+            sizes=[1],
+            seeds=seeds,
+            range_size=1,
+        )["rows"][0]
+        for seeds in (1, 4)
+    )
+    assert (
+        again["N"] == 4 * once["N"]
+        and again["ci"] == once["ci"]
+        and once["ci"][0] < once["wer"] < once["ci"][1]
+    )
 
 
 def test_profile_refuses_nonsense():
     with pytest.raises(ConfigError, match="range_size 5"):
-        guidance.profile(ToyDecoder(), toy_items(2), ToyVocoder(), ToyRecognizer(), SAMPLING, range_size=5)
+        guidance.profile(
+            ToyDecoder(), toy_items(2), ToyVocoder(), ToyRecognizer(), SAMPLING, range_size=5
+        )
     with pytest.raises(RewardError, match="the toy vocoder broke"):
-        guidance.profile(ToyDecoder(), toy_items(4), ToyVocoder(lambda t: True), ToyRecognizer(), SAMPLING)
+        guidance.profile(
+            ToyDecoder(), toy_items(4), ToyVocoder(lambda t: True), ToyRecognizer(), SAMPLING
+        )
     with pytest.raises(ConfigError, match="decoder is not set"):
         guidance.main([])
 
 
 def settings_of(files) -> list[str]:
-    return [f"decoder={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}", "prompt_tokens=5",
-            "sampling.max_tokens=20"]
+    return [
+        f"decoder={files / 'base'}",
+        f"data={files / 'data'}",
+        f"vocoder={files / 'vocoder'}",
+        "prompt_tokens=5",
+        "sampling.max_tokens=20",
+    ]
 
 
 def test_command_writes_json(files, monkeypatch, capsys):
     monkeypatch.setattr(guidance, "load_recognizer", lambda name, device: Listener())
     guidance.main([*settings_of(files), f"out={files / 'profile'}", "range_size=3"])
     result = json.loads((files / "profile" / "profile.json").read_text())
-    assert len(result["rows"]) == 4 and len(result["range"]) == 3 and len(result["base_checksum"]) == 64
+    assert (
+        len(result["rows"]) == 4
+        and len(result["range"]) == 3
+        and len(result["base_checksum"]) == 64
+    )
     assert "guidance range:" in capsys.readouterr().out
 
 
 def test_command_refuses_a_recogniser_that_does_not_hear_the_recordings(files, monkeypatch):
     monkeypatch.setattr(guidance, "load_recognizer", lambda name, device: Deaf())
     settings = [*settings_of(files), f"out={files / 'deaf'}", "sizes=[2]", "range_size=1"]
-    with pytest.raises(RewardError, match=r"recogniser toy makes \d+ % word errors .* max_reward_wer=0.5: .*moonshine"):
+    with pytest.raises(
+        RewardError,
+        match=r"recogniser toy makes \d+ % word errors .* max_reward_wer=0.5: .*moonshine",
+    ):
         guidance.main(settings)
     assert not (files / "deaf").exists()
     guidance.main([*settings, "max_reward_wer=1"])

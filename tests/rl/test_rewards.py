@@ -41,7 +41,15 @@ from rl.rewards import (
 
 def record(index: int = 0, tokens=(0, 1, 2), actions=(1,), units: int = 4) -> RolloutRecord:
     item = next(i for i in toy_items(50, name=f"r{index}-") if len(i.prompt.text_ids) == units)
-    result = DecodeResult(item.prompt.utterance_id, "dcar", 0, list(tokens), False, len(actions), actions=list(actions))
+    result = DecodeResult(
+        item.prompt.utterance_id,
+        "dcar",
+        0,
+        list(tokens),
+        False,
+        len(actions),
+        actions=list(actions),
+    )
     return RolloutRecord(item, index, 0, result)
 
 
@@ -86,7 +94,9 @@ def test_wer_reward_agrees_with_jiwer_and_is_capped():
     assert values[1] == pytest.approx(-jiwer.wer(references[1], heard[1]))
     assert values[2] == -1  # an empty transcript is all words deleted
     assert records[3].errors.rate > 1 and values[3] == -1  # runaway speech counts as the cap
-    assert ask(WERReward(Scripted(heard), cap=3.0), spoken(heard, references))[3] == pytest.approx(-3.0)
+    assert ask(WERReward(Scripted(heard), cap=3.0), spoken(heard, references))[3] == pytest.approx(
+        -3.0
+    )
 
 
 def test_cer_reward_agrees_with_jiwer_is_capped_and_hears_each_rollout_once():
@@ -98,16 +108,22 @@ def test_cer_reward_agrees_with_jiwer_is_capped_and_hears_each_rollout_once():
     calls = recognizer.calls
     values = ask(CERReward(recognizer), records)
     assert recognizer.calls == calls  # the transcripts of the other reward serve again
-    assert values[:2] == [0.0, pytest.approx(-jiwer.cer("the cat sat", "the bat sat"))] and values[2] == -1.0
+    assert (
+        values[:2] == [0.0, pytest.approx(-jiwer.cer("the cat sat", "the bat sat"))]
+        and values[2] == -1.0
+    )
     assert values[1] > wer[1]
     assert ask(CERReward(Scripted(heard), cap=9.0), spoken(heard, references))[2] == pytest.approx(
-        -jiwer.cer(references[2], heard[2]))
+        -jiwer.cer(references[2], heard[2])
+    )
 
 
 def test_recognisers_of_nemo_give_rewards(tmp_path):
     """Words by either kind; likelihoods, and places in the text, by CTC alone."""
-    ctc, transducer = (load_recognizer(f"nemo:{save(tmp_path / f'{save.__name__}.nemo')}")
-                       for save in (save_ctc, save_transducer))
+    ctc, transducer = (
+        load_recognizer(f"nemo:{save(tmp_path / f'{save.__name__}.nemo')}")
+        for save in (save_ctc, save_transducer)
+    )
     waves = [noise(0.9, 0), noise(1.4, 1)]
 
     def records(*texts):
@@ -118,14 +134,18 @@ def test_recognisers_of_nemo_give_rewards(tmp_path):
 
     for recognizer in (ctc, transducer):
         said, other = recognizer.transcribe(waves, 16_000)
-        assert ask(WERReward(recognizer, cap=99), records(said, "one two three")) == [0.0, -jiwer.wer("one two three",
-                                                                                                     other)]
+        assert ask(WERReward(recognizer, cap=99), records(said, "one two three")) == [
+            0.0,
+            -jiwer.wer("one two three", other),
+        ]
     texts = ["a boat", "it's grey"]
     expected = ctc.log_likelihood(waves, 16_000, texts)
     assert ask(LikelihoodReward(ctc, 1.0, floor=-99.0), records(*texts)) == pytest.approx(expected)
     located = LikelihoodReward(ctc, 1.0, floor=-99.0, locate=True)
     assert ask(located, heard := records(*texts)) == pytest.approx(expected)
-    assert all(one.alignments[ctc].characters == len(text) for one, text in zip(heard, texts, strict=True))
+    assert all(
+        one.alignments[ctc].characters == len(text) for one, text in zip(heard, texts, strict=True)
+    )
     with pytest.raises(ConfigError, match="nemo-transducer:save_transducer gives no likelihoods"):
         LikelihoodReward(transducer)
 
@@ -133,7 +153,9 @@ def test_recognisers_of_nemo_give_rewards(tmp_path):
 def test_a_rollout_without_tokens_is_bad_not_missing():
     r = record(tokens=(), actions=(2,))
     synthesise([r], ToyVocoder())
-    assert ask(WERReward(ToyRecognizer()), [r]) == [-1.0] and r.transcript == "" and r.failure is None
+    assert (
+        ask(WERReward(ToyRecognizer()), [r]) == [-1.0] and r.transcript == "" and r.failure is None
+    )
 
 
 def test_vocoder_failures_and_bad_samples_are_missing_rewards():
@@ -149,15 +171,21 @@ def test_vocoder_failures_and_bad_samples_are_missing_rewards():
 
     r = record()
     synthesise([r], Poisoned())
-    assert math.isnan(score([r], [WERReward(ToyRecognizer())], [1.0])[0][0]) and "not finite" in r.failure
+    assert (
+        math.isnan(score([r], [WERReward(ToyRecognizer())], [1.0])[0][0])
+        and "not finite" in r.failure
+    )
 
 
-@pytest.mark.parametrize(("actions", "tokens", "expected"), [
-    ([1] * 10, 10, 0.1),  # worked rule-based
-    ([7] * 10, 70, 0.1 * 4 / 7),
-    ([2, 3, 2], 7, 0.0),
-    ([1, 2, 5, 7], 15, 0.1 * (1 + 0 + 2 + 4) / 15),
-])
+@pytest.mark.parametrize(
+    ("actions", "tokens", "expected"),
+    [
+        ([1] * 10, 10, 0.1),  # worked rule-based
+        ([7] * 10, 70, 0.1 * 4 / 7),
+        ([2, 3, 2], 7, 0.0),
+        ([1, 2, 5, 7], 15, 0.1 * (1 + 0 + 2 + 4) / 15),
+    ],
+)
 def test_range_penalty(actions, tokens, expected):
     r = record(tokens=range(tokens), actions=actions)
     assert -ask(RangePenalty([2, 3]), [r])[0] == pytest.approx(expected)
@@ -183,18 +211,34 @@ def test_rewards_add_with_weights_and_one_failure_is_enough():
     assert total[0] == pytest.approx(2 * 0.5 + 0.5) and math.isnan(total[1])
     assert parts[1, 0] == 0 and "sometimes gave no finite number" in records[1].failure
     records = [record()]
-    assert np.isnan(score(records, [Broken()], [1.0])[0]).all() and "broken: OSError: disk" in records[0].failure
+    assert (
+        np.isnan(score(records, [Broken()], [1.0])[0]).all()
+        and "broken: OSError: disk" in records[0].failure
+    )
 
 
 def test_a_total_is_the_sum_of_the_rewards_that_apply():
-    """As in TRL: None is left out. What could not be computed masks the rollout, as does the lack of any reward."""
+    """As in TRL: None is left out. What could not be computed masks the rollout, as does the
+    lack of any reward."""
     nan, none = math.nan, None
     cases = [  # one reward, another, total with the weights 2 and 0.5
-        (1.0, 4.0, 4.0), (none, 4.0, 2.0), (1.0, none, 2.0), (none, none, nan), (nan, 4.0, nan), (none, nan, nan),
-        (-math.inf, none, nan)]
+        (1.0, 4.0, 4.0),
+        (none, 4.0, 2.0),
+        (1.0, none, 2.0),
+        (none, none, nan),
+        (nan, 4.0, nan),
+        (none, nan, nan),
+        (-math.inf, none, nan),
+    ]
     records = [record(i) for i in range(len(cases))]
-    totals, _ = score(records, [lambda completions, **_: [c[0] for c in cases],
-                                lambda completions, **_: [c[1] for c in cases]], [2.0, 0.5])
+    totals, _ = score(
+        records,
+        [
+            lambda completions, **_: [c[0] for c in cases],
+            lambda completions, **_: [c[1] for c in cases],
+        ],
+        [2.0, 0.5],
+    )
     np.testing.assert_array_equal(totals, [c[2] for c in cases])
     assert [bool(r.failure) for r in records] == [math.isnan(c[2]) for c in cases]
     assert records[3].failure == "no reward applies to it: all gave None"
@@ -215,19 +259,36 @@ def test_every_reward_has_a_name_of_its_own_in_the_log():
         return [value for _ in completions]
 
     energy = Energy(1.0)
-    rewards = [partial(energy_2, value=2.0), partial(partial(energy_2), value=3.0), Energy(4.0), energy,
-               partial(energy), lambda completions, **columns: [5.0], lambda completions, **columns: [None]]
+    rewards = [
+        partial(energy_2, value=2.0),
+        partial(partial(energy_2), value=3.0),
+        Energy(4.0),
+        energy,
+        partial(energy),
+        lambda completions, **columns: [5.0],
+        lambda completions, **columns: [None],
+    ]
     names = ["energy_2", "energy_2_2", "Energy", "Energy_2", "Energy_3", "<lambda>", "<lambda>_2"]
     assert names_of(rewards) == names and names_of([faster, faster]) == ["faster", "faster_2"]
-    assert names_of([SimpleNamespace(name=name) for name in ("a", "a_2", "a")]) == ["a", "a_2", "a_3"]
+    assert names_of([SimpleNamespace(name=name) for name in ("a", "a_2", "a")]) == [
+        "a",
+        "a_2",
+        "a_3",
+    ]
     assert needs_audio(partial(energy)) and not needs_audio(rewards[0])
     records, metrics = [record()], Metrics()
     totals, parts = score(records, rewards, [1.0] * 7)
-    batch = SimpleNamespace(records=records, rewards=torch.from_numpy(totals), parts=parts, seconds={})
+    batch = SimpleNamespace(
+        records=records, rewards=torch.from_numpy(totals), parts=parts, seconds={}
+    )
     add_rollouts(metrics, batch, torch.zeros(1), rewards, [], 4)
     logged = metrics.drain()
-    assert totals.tolist() == [16.0] and {n: logged[f"rewards/{n}/mean"] for n in names[:-1]} == dict(
-        zip(names, [2.0, 3.0, 4.0, 1.0, 1.0, 5.0], strict=False)) and f"rewards/{names[-1]}/mean" not in logged
+    assert (
+        totals.tolist() == [16.0]
+        and {n: logged[f"rewards/{n}/mean"] for n in names[:-1]}
+        == dict(zip(names, [2.0, 3.0, 4.0, 1.0, 1.0, 5.0], strict=False))
+        and f"rewards/{names[-1]}/mean" not in logged
+    )
 
 
 def test_log_likelihood_is_scaled_and_has_a_floor():
@@ -245,28 +306,43 @@ def test_log_likelihood_is_scaled_and_has_a_floor():
 
 def test_token_likelihood_needs_no_wave_is_scaled_and_has_a_floor():
     recognizer = toy_token_recognizer()
-    right, wrong, short, silent = (record(i, tokens) for i, tokens in enumerate((
-        perfect(4), [*perfect(2), *perfect(2)], (0, 3), ())))
+    right, wrong, short, silent = (
+        record(i, tokens)
+        for i, tokens in enumerate((perfect(4), [*perfect(2), *perfect(2)], (0, 3), ()))
+    )
     values = ask(TokenLikelihoodReward(recognizer, scale=0.5), [right, wrong, short, silent])
     told = recognizer.log_likelihood([right.result.tokens, wrong.result.tokens], [(1, 2, 3, 4)] * 2)
     assert values[:2] == pytest.approx([0.5 * t for t in told]) and values[1] < values[0] < 0
-    assert values[2:] == [-5.0, -5.0] and right.wave is None and not any(r.failure for r in (right, short, silent))
+    assert (
+        values[2:] == [-5.0, -5.0]
+        and right.wave is None
+        and not any(r.failure for r in (right, short, silent))
+    )
     assert ask(TokenLikelihoodReward(recognizer, floor=-0.1), [wrong]) == [pytest.approx(-0.02)]
 
 
 def test_token_likelihood_is_of_what_was_to_be_spoken_alone():
     """In the continuation layout the prompt's own text stands before the sentence's."""
     recognizer, plain = toy_token_recognizer(), record(0, perfect(4))
-    prompt = replace(plain.item.prompt, text_ids=(7, 8, *plain.item.prompt.text_ids), prompt_ids=(18, 19, 21, 23))
-    longer = RolloutRecord(replace(plain.item, prompt=prompt, prompt_text_units=2), 0, 0, plain.result)
+    prompt = replace(
+        plain.item.prompt, text_ids=(7, 8, *plain.item.prompt.text_ids), prompt_ids=(18, 19, 21, 23)
+    )
+    longer = RolloutRecord(
+        replace(plain.item, prompt=prompt, prompt_text_units=2), 0, 0, plain.result
+    )
     assert longer.item.text_ids == plain.item.text_ids == (1, 2, 3, 4)
-    assert ask(TokenLikelihoodReward(recognizer), [longer]) == ask(TokenLikelihoodReward(recognizer), [plain])
+    assert ask(TokenLikelihoodReward(recognizer), [longer]) == ask(
+        TokenLikelihoodReward(recognizer), [plain]
+    )
 
 
 def test_token_likelihood_of_ids_that_the_recogniser_does_not_know_is_missing():
     strange = record(0, (0, 99))
     total, _ = score([strange], [TokenLikelihoodReward(toy_token_recognizer())], [1.0])
-    assert np.isnan(total).all() and "DataError: the token recogniser knows no speech token 99" in strange.failure
+    assert (
+        np.isnan(total).all()
+        and "DataError: the token recogniser knows no speech token 99" in strange.failure
+    )
 
 
 def test_ground_truth_is_measured_once_and_kept(tmp_path):
@@ -275,7 +351,9 @@ def test_ground_truth_is_measured_once_and_kept(tmp_path):
     path = tmp_path / "ground_truth.json"
     truth = GroundTruth(path, "toy", items)
     shares = [truth.missing(rank, 2) for rank in range(2)]
-    assert sorted(i.prompt.utterance_id for s in shares for i in s) == sorted(i.prompt.utterance_id for i in items)
+    assert sorted(i.prompt.utterance_id for s in shares for i in s) == sorted(
+        i.prompt.utterance_id for i in items
+    )
     truth.measure(ToyVocoder(), ToyRecognizer())
     units = len(broken.prompt.text_ids)
     assert truth.rates()[broken.prompt.utterance_id] == pytest.approx(1 / units)
@@ -295,9 +373,15 @@ def test_meter_takes_means_once_at_the_end():
     metrics.add_max("ratio_max", 1.1)
     metrics.add_counts("actions", [1, 3])
     metrics.add_counts("actions", [0, 4])
-    assert metrics.drain() == {"wer": 0.2, "reward": 2.0, "ratio_max": 1.2, "actions": [0.125, 0.875]}
+    assert metrics.drain() == {
+        "wer": 0.2,
+        "reward": 2.0,
+        "ratio_max": 1.2,
+        "actions": [0.125, 0.875],
+    }
     assert metrics.drain() == {}
-    assert scalars({"a": 1.0, "b": [0.25, 0.75]}) == {"a": 1.0, "b/1": 0.25, "b/2": 0.75}  # as trackers take them
+    # as trackers take them
+    assert scalars({"a": 1.0, "b": [0.25, 0.75]}) == {"a": 1.0, "b/1": 0.25, "b/2": 0.75}
 
 
 def test_a_process_without_prompts_has_no_decisions_to_add():
@@ -307,7 +391,7 @@ def test_a_process_without_prompts_has_no_decisions_to_add():
     assert metrics.drain()["action_histogram"] == [0.25, 0, 0.75, 0]
 
 
-# --- rewards of a user's own ---------------------------------------------------------------------------------------
+# --- rewards of a user's own ----------------------------------------------------------------------
 
 
 def loudness(completions, audio, sample_rate, transcripts, emotion, **columns):
@@ -315,8 +399,10 @@ def loudness(completions, audio, sample_rate, transcripts, emotion, **columns):
     assert sample_rate == 50 and emotion == ["calm", "calm"] and columns["trainer_state"] == "state"
     assert columns["completion_ids"] == columns["speech_tokens"] == completions
     assert columns["prompts"] == columns["text"]
-    return [None if wave is None or heard is None else float(len(heard.split())) + len(wave)
-            for wave, heard in zip(audio, transcripts, strict=True)]
+    return [
+        None if wave is None or heard is None else float(len(heard.split())) + len(wave)
+        for wave, heard in zip(audio, transcripts, strict=True)
+    ]
 
 
 def test_a_function_gets_the_columns_that_it_names_and_none_is_missing():
@@ -324,8 +410,12 @@ def test_a_function_gets_the_columns_that_it_names_and_none_is_missing():
     for r in records:
         r.item = replace(r.item, columns={"emotion": "calm"})
     synthesise(records, ToyVocoder(lambda tokens: len(tokens) == 2))
-    totals, parts = score(records, [loudness, faster], [1.0, 0.0], ToyRecognizer(), trainer_state="state")
-    assert totals[0] == 4 + 12 and math.isnan(totals[1]) and "toy vocoder broke" in records[1].failure
+    totals, parts = score(
+        records, [loudness, faster], [1.0, 0.0], ToyRecognizer(), trainer_state="state"
+    )
+    assert (
+        totals[0] == 4 + 12 and math.isnan(totals[1]) and "toy vocoder broke" in records[1].failure
+    )
     assert parts[1, 1] > 0  # the other reward could be computed
 
     def few(completions, **columns):
@@ -349,18 +439,28 @@ def test_dotted_paths_name_functions(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", list(sys.path))
     found = imported(["wer", "toy_world.faster", faster, "mine_here.energy"])
     assert found[:3] == ["wer", toy_world.faster, faster] and needs_audio(found[3])
-    assert [path_of(r) for r in found] == ["wer", "toy_world.faster", "toy_world.faster", "mine_here.energy"]
-    for wrong, why in (("mos", "unknown 'mos'; known are wer"), ("toy_world.none", "cannot import toy_world.none"),
-                       ("no_such_module.f", "No module named"), ("toy_world.UNITS", "cannot be called")):
+    assert [path_of(r) for r in found] == [
+        "wer",
+        "toy_world.faster",
+        "toy_world.faster",
+        "mine_here.energy",
+    ]
+    for wrong, why in (
+        ("mos", "unknown 'mos'; known are wer"),
+        ("toy_world.none", "cannot import toy_world.none"),
+        ("no_such_module.f", "No module named"),
+        ("toy_world.UNITS", "cannot be called"),
+    ):
         with pytest.raises(ConfigError, match=why):
             imported([wrong])
 
 
-# --- recognisers that fail ------------------------------------------------------------------------------------------
+# --- recognisers that fail ------------------------------------------------------------------------
 
 
 class Faulty:
-    """A recogniser that answers by a list of what happens at each call; the last goes on for ever."""
+    """A recogniser that answers by a list of what happens at each call; the last goes on for
+    ever."""
 
     name = "faulty"
 
@@ -387,18 +487,24 @@ def test_a_recogniser_that_fails_is_asked_again_with_breaks(monkeypatch):
     breaks = []
     monkeypatch.setattr("dcar.recognition.retrying.time.sleep", breaks.append)
     faulty = Faulty(CRASH, lambda waves: ["red"], good)
-    assert RetryingRecognizer(faulty, Retry(3, 5, 0.5)).transcribe([np.ones(3)] * 2, 50) == ["red", "red"]
+    assert RetryingRecognizer(faulty, Retry(3, 5, 0.5)).transcribe([np.ones(3)] * 2, 50) == [
+        "red",
+        "red",
+    ]
     assert faulty.asked == 3 and breaks == [0.5, 1.0]
 
 
-@pytest.mark.parametrize(("calls", "message"), [
-    ([CRASH], "RuntimeError: CUDA error"),
-    ([lambda waves: ["red"] * (len(waves) + 1)], "faulty gave . answers for . waveforms"),
-    ([lambda waves: []], "faulty gave 0 answers"),
-    ([lambda waves: [None] * len(waves)], "faulty answered None, which is no str"),
-    ([lambda waves: [float("nan")] * len(waves)], "faulty answered nan, which is no str"),
-    ([lambda waves: time.sleep(1)], "faulty did not answer within 0.3 s"),
-])
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ([CRASH], "RuntimeError: CUDA error"),
+        ([lambda waves: ["red"] * (len(waves) + 1)], "faulty gave . answers for . waveforms"),
+        ([lambda waves: []], "faulty gave 0 answers"),
+        ([lambda waves: [None] * len(waves)], "faulty answered None, which is no str"),
+        ([lambda waves: [float("nan")] * len(waves)], "faulty answered nan, which is no str"),
+        ([lambda waves: time.sleep(1)], "faulty did not answer within 0.3 s"),
+    ],
+)
 def test_what_a_recogniser_cannot_answer_is_masked_and_counted(calls, message):
     recognizer = RetryingRecognizer(Faulty(*calls), QUICK)
     records = [replace(record(i), wave=np.ones(3, np.float32), sample_rate=50) for i in range(3)]
@@ -411,7 +517,11 @@ def test_what_a_recogniser_cannot_answer_is_masked_and_counted(calls, message):
 def test_one_bad_wave_costs_one_reward(patient):
     texts = ["a", AudioError("the wave holds NaN"), "c"]
     records, recognizer = spoken(texts, ["a", "b", "c"]), Scripted(texts)
-    total, _ = score(records, [WERReward(RetryingRecognizer(recognizer, QUICK) if patient else recognizer)], [1.0])
+    total, _ = score(
+        records,
+        [WERReward(RetryingRecognizer(recognizer, QUICK) if patient else recognizer)],
+        [1.0],
+    )
     assert total[0] == 0 and total[2] == 0 and math.isnan(total[1])
     assert records[1].failure == "AudioError: the wave holds NaN" and records[0].failure is None
 

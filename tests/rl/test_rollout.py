@@ -21,69 +21,128 @@ SAMPLING = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=5)
 
 def ragged_items(count: int = 5) -> list:
     """Texts and prompts of different lengths."""
-    return [replace(item, prompt=replace(item.prompt, text_ids=tuple(range(1, 3 + 2 * i)),
-                                         prompt_ids=tuple((i + j) % 12 for j in range(1 + 3 * (i % 3)))))
-            for i, item in enumerate(toy_items(count))]
+    return [
+        replace(
+            item,
+            prompt=replace(
+                item.prompt,
+                text_ids=tuple(range(1, 3 + 2 * i)),
+                prompt_ids=tuple((i + j) % 12 for j in range(1 + 3 * (i % 3))),
+            ),
+        )
+        for i, item in enumerate(toy_items(count))
+    ]
 
 
 def roller(base=None, **changes) -> Roller:
     settings = {"group_size": 4, "chunk_range": [2, 3], "sampling": SAMPLING, **changes}
-    return Roller(tiny_decoder() if base is None else base, ToyVocoder(), [WERReward(Deaf())], [1.0], **settings)
+    return Roller(
+        tiny_decoder() if base is None else base,
+        ToyVocoder(),
+        [WERReward(Deaf())],
+        [1.0],
+        **settings,
+    )
 
 
 def check(got: RolloutBatch, by: Roller, policy, items, seed: int) -> None:
-    """The whole record: tokens, decisions and where they were made, their distribution, hidden states."""
+    """The whole record: tokens, decisions and where they were made, their distribution, hidden
+    states."""
     records = iter(enumerate(got.records))
     for index, item in enumerate(items):
         forced = forced_sizes(index, by.group_size, by.chunk_range, by.forced_rows)
         rule = PolicyChunk(policy, "sample", forced={item.prompt.utterance_id: forced})
-        results = decode(by.base, [item.prompt], ChunkMethod(rule), by.sampling, seed=seed, group_size=by.group_size,
-                         share_token_draws=by.share_token_draws, record_hidden=True)
+        results = decode(
+            by.base,
+            [item.prompt],
+            ChunkMethod(rule),
+            by.sampling,
+            seed=seed,
+            group_size=by.group_size,
+            share_token_draws=by.share_token_draws,
+            record_hidden=True,
+        )
         for member, b in enumerate(results):
             i, record = next(records)
             a, count, states = record.result, len(b.actions), got.hidden[i, : len(b.hidden)]
-            for name in ("tokens", "actions", "emitted", "decision_positions", "truncated", "target_passes", "method",
-                         "prompt_length", "seed", "utterance_id"):
+            for name in (
+                "tokens",
+                "actions",
+                "emitted",
+                "decision_positions",
+                "truncated",
+                "target_passes",
+                "method",
+                "prompt_length",
+                "seed",
+                "utterance_id",
+            ):
                 assert getattr(a, name) == getattr(b, name), name
             assert a.action_log_probs == pytest.approx(b.action_log_probs, abs=1e-5)
             assert record.item is item and record.transcript == "red"
             assert (record.member, record.forced) == (member, forced[member])
             assert got.forced[i] == (forced[member] > 0) and got.rewards[i] == got.parts[i, 0]
             assert (got.positions[i, :count].tolist(), (got.actions[i, :count] + 1).tolist()) == (
-                b.decision_positions, b.actions)
+                b.decision_positions,
+                b.actions,
+            )
             assert got.mask[i].sum() == count and got.mask[i, :count].all()
             assert states.dtype == got.hidden.dtype == by.hidden_dtype
-            assert torch.allclose(states.float(), b.hidden, atol=1e-5 if states.dtype == torch.float32 else 2e-3)
+            assert torch.allclose(
+                states.float(), b.hidden, atol=1e-5 if states.dtype == torch.float32 else 2e-3
+            )
             assert not got.hidden[i, len(b.hidden) :].any()
     assert next(records, None) is None
 
 
 @pytest.mark.parametrize("width", [16, None], ids=["bottleneck", "full"])
 @pytest.mark.parametrize("bos", [True, False])
-@pytest.mark.parametrize("changes", [
-    {}, {"forced_rows": "none"}, {"share_token_draws": True}, {"group_size": 6},
-    {"microbatches": 3}, {"microbatches": 50},  # against one part
-    {"sampling": SamplingConfig(temperature=0.8, top_k=5, top_p=0.9, min_tokens=4, max_tokens=30)},
-    {"hidden_dtype": torch.float16}, {"share_token_draws": True, "forced_rows": "none", "microbatches": 2}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"forced_rows": "none"},
+        {"share_token_draws": True},
+        {"group_size": 6},
+        {"microbatches": 3},
+        {"microbatches": 50},  # against one part
+        {
+            "sampling": SamplingConfig(
+                temperature=0.8, top_k=5, top_p=0.9, min_tokens=4, max_tokens=30
+            )
+        },
+        {"hidden_dtype": torch.float16},
+        {"share_token_draws": True, "forced_rows": "none", "microbatches": 2},
+    ],
+    ids=str,
+)
 def test_rollouts_are_those_of_utterances_alone(width, bos, changes):
-    base, policy, items = tiny_decoder(bos=bos), random_policy(32, width=width, std=0.5), ragged_items()
+    base, policy, items = (
+        tiny_decoder(bos=bos),
+        random_policy(32, width=width, std=0.5),
+        ragged_items(),
+    )
     made = roller(base, **changes)
     for seed in (1, 2):  # used buffers are as good as new ones
         got = made.collect(policy, items, range(5), seed)
         check(got, made, policy, items, seed)
     lengths = {len(r.result.tokens) for r in got.records}
-    assert len(lengths) > 3 and len({a for r in got.records for a in r.result.actions}) > 2  # ragged indeed
+    # ragged indeed
+    assert len(lengths) > 3 and len({a for r in got.records for a in r.result.actions}) > 2
 
 
 def test_a_step_can_hold_an_utterance_twice():
     """An epoch is filled up from its beginning."""
     items = ragged_items(2)
-    got = roller(forced_rows="none").collect(random_policy(32, std=0.5), [*items, items[0]], [0, 1, 0], seed=1)
+    got = roller(forced_rows="none").collect(
+        random_policy(32, std=0.5), [*items, items[0]], [0, 1, 0], seed=1
+    )
     assert [r.result.tokens for r in got.records[:4]] == [r.result.tokens for r in got.records[8:]]
 
 
 def test_every_rollout_is_made_with_the_policy_of_the_moment():
-    """As the trainer does it: one rollout policy, which takes the trained weights before every step."""
+    """As the trainer does it: one rollout policy, which takes the trained weights before every
+    step."""
     made, items = roller(), ragged_items()
     rolling, actions = random_policy(32, std=0.5), []
     for seed in range(3):
@@ -93,7 +152,9 @@ def test_every_rollout_is_made_with_the_policy_of_the_moment():
         probs = rolling(got.hidden, got.positions)  # one pass over the stored states
         taken = objective.taken(probs, got.actions) * got.mask
         recorded = [torch.tensor(r.result.action_log_probs) for r in got.records]
-        assert torch.allclose(taken, torch.nn.utils.rnn.pad_sequence(recorded, batch_first=True), atol=1e-4)
+        assert torch.allclose(
+            taken, torch.nn.utils.rnn.pad_sequence(recorded, batch_first=True), atol=1e-4
+        )
         actions.append([r.result.actions for r in got.records])
     assert actions[0] != actions[1] != actions[2]
     for parameter in rolling.parameters():  # a write that version counters do not see
@@ -103,7 +164,11 @@ def test_every_rollout_is_made_with_the_policy_of_the_moment():
 
 def test_the_group_shares_one_prefill(monkeypatch):
     items, calls, prefill = ragged_items(), [], CARReader.prefill
-    monkeypatch.setattr(CARReader, "prefill", lambda own, *given: calls.append(len(given[0])) or prefill(own, *given))
+    monkeypatch.setattr(
+        CARReader,
+        "prefill",
+        lambda own, *given: calls.append(len(given[0])) or prefill(own, *given),
+    )
     roller(group_size=6).collect(random_policy(32, std=0.5), items, range(5), seed=0)
     assert calls == [5]
 
@@ -114,8 +179,11 @@ def test_steps_of_growing_and_shrinking_utterances():
         check(made.collect(policy, chosen, range(len(chosen)), 3), made, policy, chosen, 3)
 
 
-@pytest.mark.parametrize(("base", "changes"), [
-    (tiny_backbone, {}), (tiny_decoder, {"sampling": replace(SAMPLING, repetition_window=5)})], ids=["backbone", "ras"])
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [(tiny_backbone, {}), (tiny_decoder, {"sampling": replace(SAMPLING, repetition_window=5)})],
+    ids=["backbone", "ras"],
+)
 def test_language_models_and_sampling_without_repetition(base, changes):
     made, items = roller(base(), **changes), ragged_items(2)
     policy = random_policy(made.base.config.hidden_size, std=0.5)

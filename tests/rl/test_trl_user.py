@@ -1,4 +1,5 @@
-"""What a user of TRL finds: arguments of `GRPOTrainer`, reward functions of one's own, trackers of transformers."""
+"""What a user of TRL finds: arguments of `GRPOTrainer`, reward functions of one's own, trackers
+of transformers."""
 
 import dataclasses
 import inspect
@@ -19,19 +20,38 @@ from rl.config import NOT_OURS, DCPOConfig
 from rl.data import load_dataset
 from rl.trainer import DCPOTrainer
 
-SMALL = dict(use_cpu=True, disable_tqdm=True, seed=1, per_device_train_batch_size=8, num_generations=4, max_steps=2,
-             chunk_range=[2, 3], policy_width=16, policy_heads=2, max_completion_length=20, prompt_tokens=5,
-             eval_strategy="no", save_strategy="no", learning_rate=0.01)
+SMALL = dict(
+    use_cpu=True,
+    disable_tqdm=True,
+    seed=1,
+    per_device_train_batch_size=8,
+    num_generations=4,
+    max_steps=2,
+    chunk_range=[2, 3],
+    policy_width=16,
+    policy_heads=2,
+    max_completion_length=20,
+    prompt_tokens=5,
+    eval_strategy="no",
+    save_strategy="no",
+    learning_rate=0.01,
+)
 
 
 def trainer_of(files, rewards, **more) -> DCPOTrainer:
-    args = DCPOConfig(str(files / "run"), decoder=str(files / "base"), data=str(files / "data"),
-                      vocoder=str(files / "vocoder"), **{**SMALL, **more})
+    args = DCPOConfig(
+        str(files / "run"),
+        decoder=str(files / "base"),
+        data=str(files / "data"),
+        vocoder=str(files / "vocoder"),
+        **{**SMALL, **more},
+    )
     return DCPOTrainer(reward_funcs=rewards, args=args, recognizer=Listener())
 
 
 def test_a_reward_of_ones_own_trains(files):
-    """A function, one by its dotted path and a built-in one side by side, with a column of the data set."""
+    """A function, one by its dotted path and a built-in one side by side, with a column of the
+    data set."""
     seen = []
 
     def loud(completions, audio, emotion, transcripts, trainer_state, **columns):
@@ -42,18 +62,33 @@ def test_a_reward_of_ones_own_trains(files):
     dataset = load_dataset(str(files / "data"), decoder, prompt_tokens=5)
     dataset = dataset.add_column("emotion", ["calm"] * len(dataset))
     args = DCPOConfig(str(files / "run"), reward_weights=[1.0, 0.5, 2.0], **SMALL)
-    parts = dict(decoder=decoder, vocoder=trainer_of(files, "range_penalty").vocoder, recognizer=Listener())
-    trainer = DCPOTrainer(reward_funcs=[loud, "toy_world.faster", "range_penalty"], args=args, train_dataset=dataset,
-                          **parts)
+    parts = dict(
+        decoder=decoder, vocoder=trainer_of(files, "range_penalty").vocoder, recognizer=Listener()
+    )
+    trainer = DCPOTrainer(
+        reward_funcs=[loud, "toy_world.faster", "range_penalty"],
+        args=args,
+        train_dataset=dataset,
+        **parts,
+    )
     before, frozen = trainer.policy.checksum(), decoder.checksum()
     trainer.train()
     assert trainer.policy.checksum() != before and decoder.checksum() == frozen
     first = log_of(files / "run", "loss")[0]
-    parts_of_reward = [first[f"rewards/{name}/mean"] for name in ("loud", "faster", "range_penalty")]
-    assert first["reward"] == pytest.approx(np.dot(parts_of_reward, [1.0, 0.5, 2.0])) and first["failed_rewards"] == 0
-    assert {s for *_, s in seen} == {0, 1} and all(e == "calm" for emotions, *_ in seen for e in emotions)
+    parts_of_reward = [
+        first[f"rewards/{name}/mean"] for name in ("loud", "faster", "range_penalty")
+    ]
+    assert (
+        first["reward"] == pytest.approx(np.dot(parts_of_reward, [1.0, 0.5, 2.0]))
+        and first["failed_rewards"] == 0
+    )
+    assert {s for *_, s in seen} == {0, 1} and all(
+        e == "calm" for emotions, *_ in seen for e in emotions
+    )
     assert {t for _, heard, *_ in seen for t in heard} <= {"a red house", "a red mouse"}
-    assert args.reward_funcs[1:] == ["toy_world.faster", "range_penalty"] and args.reward_funcs[0].endswith("loud")
+    assert args.reward_funcs[1:] == ["toy_world.faster", "range_penalty"] and args.reward_funcs[
+        0
+    ].endswith("loud")
     trainer.save_model(str(files / "policy"))
     args = DCPOConfig(str(files / "more"), **SMALL)
     again = DCPOTrainer(str(files / "policy"), toy_world.faster, args, dataset, **parts)
@@ -61,27 +96,48 @@ def test_a_reward_of_ones_own_trains(files):
     with pytest.raises(DataError, match="no column text"):
         DCPOTrainer(None, toy_world.faster, args, dataset.remove_columns("text"), **parts)
     with pytest.raises(ConfigError, match="data is not set"):
-        args = DCPOConfig(str(files / "x"), **{**SMALL, "eval_strategy": "epoch", "save_strategy": "epoch"})
+        args = DCPOConfig(
+            str(files / "x"), **{**SMALL, "eval_strategy": "epoch", "save_strategy": "epoch"}
+        )
         DCPOTrainer(None, toy_world.faster, args, dataset, **parts)
 
 
 def test_the_data_set_gives_the_prompts_of_the_command(files):
     trainer = trainer_of(files, "range_penalty")
     dataset = load_dataset(str(files / "data"), trainer.base, prompt_tokens=5, seed=1)
-    other = DCPOTrainer(None, "range_penalty", trainer.args, dataset, decoder=trainer.base, vocoder=trainer.vocoder,
-                        recognizer=Listener())
+    other = DCPOTrainer(
+        None,
+        "range_penalty",
+        trainer.args,
+        dataset,
+        decoder=trainer.base,
+        vocoder=trainer.vocoder,
+        recognizer=Listener(),
+    )
     for a, b in zip(trainer.train_dataset.items, other.train_dataset.items, strict=True):
         ours, theirs = dict(vars(a)), dict(vars(b))
-        assert np.array_equal(ours.pop("speaker_embedding"), theirs.pop("speaker_embedding")) and ours == theirs
+        assert (
+            np.array_equal(ours.pop("speaker_embedding"), theirs.pop("speaker_embedding"))
+            and ours == theirs
+        )
 
 
 def test_names_are_those_of_trl():
-    ours, theirs = (list(inspect.signature(t.__init__).parameters) for t in (DCPOTrainer, GRPOTrainer))
+    ours, theirs = (
+        list(inspect.signature(t.__init__).parameters) for t in (DCPOTrainer, GRPOTrainer)
+    )
     shared = ["self", "model", "reward_funcs", "args", "train_dataset", "eval_dataset"]
     assert ours[:6] == theirs[:6] == shared and "callbacks" in ours
-    grpo, own, base = ({f.name for f in dataclasses.fields(t)} for t in (GRPOConfig, DCPOConfig, TrainingArguments))
+    grpo, own, base = (
+        {f.name for f in dataclasses.fields(t)} for t in (GRPOConfig, DCPOConfig, TrainingArguments)
+    )
     settings = own - base - set(NOT_OURS)
-    assert len(settings) <= 46 and settings & grpo >= {"num_generations", "beta", "epsilon", "loss_type"}
+    assert len(settings) <= 46 and settings & grpo >= {
+        "num_generations",
+        "beta",
+        "epsilon",
+        "loss_type",
+    }
 
 
 def test_tensorboard_is_that_of_transformers(files):
@@ -89,13 +145,24 @@ def test_tensorboard_is_that_of_transformers(files):
     (event,) = (files / "run").rglob("events*")
     board = EventAccumulator(str(event.parent))
     board.Reload()
-    assert {"train/reward", "train/tokens_per_pass", "train/action_histogram/4"} <= set(board.Tags()["scalars"])
+    assert {"train/reward", "train/tokens_per_pass", "train/action_histogram/4"} <= set(
+        board.Tags()["scalars"]
+    )
     assert len(board.Scalars("train/reward")) == 2
 
 
 def test_a_policy_in_hand_is_trained_for_its_own_decoder(files):
     decoder = load_decoder(str(files / "base"))
-    policy = ChunkPolicy(ChunkPolicyConfig(decoder.config.hidden_size, 4, 16, 2, base_checksum=decoder.checksum()))
-    trainer = DCPOTrainer(model=policy, reward_funcs="range_penalty", decoder=decoder, args=DCPOConfig(
-        str(files / "run"), data=str(files / "data"), vocoder=str(files / "vocoder"), **SMALL), recognizer=Listener())
+    policy = ChunkPolicy(
+        ChunkPolicyConfig(decoder.config.hidden_size, 4, 16, 2, base_checksum=decoder.checksum())
+    )
+    trainer = DCPOTrainer(
+        model=policy,
+        reward_funcs="range_penalty",
+        decoder=decoder,
+        args=DCPOConfig(
+            str(files / "run"), data=str(files / "data"), vocoder=str(files / "vocoder"), **SMALL
+        ),
+        recognizer=Listener(),
+    )
     assert trainer.policy is policy and policy.config.chunk_range == (2, 3)

@@ -1,4 +1,5 @@
-"""A run with which nothing is transcribed needs no recogniser, nor the packages that one would be loaded with."""
+"""A run with which nothing is transcribed needs no recogniser, nor the packages that one would
+be loaded with."""
 
 import numpy as np
 import pytest
@@ -20,15 +21,27 @@ from rl.trainer import DCPOTrainer
 
 
 def config_of(folder, *more: str) -> DCPOConfig:
-    own = [f"out={folder}", "use_cpu=true", "reward_funcs=[range_penalty]", "chunk_range=[2,3]", "policy_width=16",
-           "policy_heads=2", "metric_for_best_model=eval_reward"]
+    own = [
+        f"out={folder}",
+        "use_cpu=true",
+        "reward_funcs=[range_penalty]",
+        "chunk_range=[2,3]",
+        "policy_width=16",
+        "policy_heads=2",
+        "metric_for_best_model=eval_reward",
+    ]
     return load_config(DCPOConfig, [*own, *more])
 
 
 def made(config: DCPOConfig):
     items = tiny_items(2 * config.prompts_per_step)
-    return DCPOTrainer(args=config, decoder=tiny_decoder(7), vocoder=ToneVocoder(), train_dataset=items,
-                       eval_dataset=items)
+    return DCPOTrainer(
+        args=config,
+        decoder=tiny_decoder(7),
+        vocoder=ToneVocoder(),
+        train_dataset=items,
+        eval_dataset=items,
+    )
 
 
 def test_what_is_not_heard_is_not_loaded(tmp_path, monkeypatch):
@@ -54,10 +67,13 @@ def test_likelihood_of_tokens_is_by_a_recogniser_of_the_same_tokens(tmp_path):
     assert made.locates and not made.needs_audio and made.scale == 0.2
     assert made.recognizer.checksum() == load_token_recognizer("starter").checksum()
     other = write_prepared(tmp_path / "other")
-    with pytest.raises(CheckpointError, match="other: has tokens of tiny@abc.*dcar train-recognizer"):
+    with pytest.raises(
+        CheckpointError, match="other: has tokens of tiny@abc.*dcar train-recognizer"
+    ):
         reward(f"data={other}")
-    TokenRecognizer(TokenRecognizerConfig(CODES, 61, 8, (1,), "tiny@abc", PHONEME_VERSION)).save_pretrained(
-        tmp_path / "own")
+    TokenRecognizer(
+        TokenRecognizerConfig(CODES, 61, 8, (1,), "tiny@abc", PHONEME_VERSION)
+    ).save_pretrained(tmp_path / "own")
     assert not reward(f"data={other}", f"token_recognizer={tmp_path / 'own'}").locates
     with pytest.raises(ConfigError, match="token_likelihood has to know.*give data="):
         reward()
@@ -70,5 +86,7 @@ def test_rewards_that_hear_are_known_by_name(tmp_path):
 
     for name in ("wer", "cer", "log_likelihood", "range_penalty"):
         reward = BUILT_IN[name](config_of(tmp_path), Likely("a"))
-        assert needs_audio(reward) == (name in ASKS) == asks_recognizer([name]) and reward.name == name
+        assert (
+            needs_audio(reward) == (name in ASKS) == asks_recognizer([name]) and reward.name == name
+        )
     assert asks_recognizer([lambda completions, transcripts, **columns: [0.0]])

@@ -1,4 +1,5 @@
-"""The operations of a decoding step in C, for float32 layers and heads of widths that the C code reads.
+"""The operations of a decoding step in C, for float32 layers and heads of widths that the C code
+reads.
 
 What it does not support (another sampling, a row without a distribution) is computed in PyTorch.
 """
@@ -34,8 +35,11 @@ class _Warping(ctypes.Structure):
 
 
 class _Decision(ctypes.Structure):
-    _fields_ = [*members(POINTER, "weight bias scorer"), *members(LONG, "reach features actions"),
-                *members(FLOAT, "unlikely never")]
+    _fields_ = [
+        *members(POINTER, "weight bias scorer"),
+        *members(LONG, "reach features actions"),
+        *members(FLOAT, "unlikely never"),
+    ]
     held: tuple[NativeChunkScorer | None, LinearEnds]  # the weights, kept alive
 
 
@@ -45,9 +49,15 @@ def warping(temperature: float, top_k: int, eos: int) -> _Warping:
 
 
 def serves(logits: Tensor, sampling: SamplingConfig) -> bool:
-    """Return whether the C code supports this sampling of logits [..., V]: temperature, and a small top-k or none."""
+    """Return whether the C code supports this sampling of logits [..., V]: temperature, and a
+    small top-k or none."""
     small = not MOST_KEPT < sampling.top_k < logits.shape[-1]
-    return small and sampling.top_p >= 1 and not sampling.repetition_window and logits.dtype == torch.float32
+    return (
+        small
+        and sampling.top_p >= 1
+        and not sampling.repetition_window
+        and logits.dtype == torch.float32
+    )
 
 
 class CPUBackend(Backend):
@@ -58,8 +68,12 @@ class CPUBackend(Backend):
     def __init__(self, library: ctypes.CDLL):
         self._library = library
 
-    def stack(self, layers: Sequence[TransformerLayer], last: Sequence[nn.Module],
-              first: Sequence[nn.Module] = ()) -> Stack:
+    def stack(
+        self,
+        layers: Sequence[TransformerLayer],
+        last: Sequence[nn.Module],
+        first: Sequence[nn.Module] = (),
+    ) -> Stack:
         if reads_stack(layers, last, first):
             return CPUStack(self._library, layers, last, first)
         return Stack(layers, last, first)
@@ -67,72 +81,137 @@ class CPUBackend(Backend):
     def heads(self, heads: Heads) -> Callable[..., Tensor]:
         return NativeHeads(self._library, heads) if reads_heads(heads) else heads
 
-    def probs(self, logits: Tensor, sampling: SamplingConfig, forbidden: Tensor | None, eos: int,
-              history: Tensor | None = None) -> Tensor:
+    def probs(
+        self,
+        logits: Tensor,
+        sampling: SamplingConfig,
+        forbidden: Tensor | None,
+        eos: int,
+        history: Tensor | None = None,
+    ) -> Tensor:
         probs = logits.new_empty(logits.shape, dtype=torch.float32)
         if self._draw(logits, sampling, forbidden, eos, probs=probs):
             return probs
         return super().probs(logits, sampling, forbidden, eos, history)
 
-    def tokens(self, logits: Tensor, u: Tensor, sampling: SamplingConfig, forbidden: Tensor | None,
-               eos: int) -> tuple[Tensor, bool]:
+    def tokens(
+        self,
+        logits: Tensor,
+        u: Tensor,
+        sampling: SamplingConfig,
+        forbidden: Tensor | None,
+        eos: int,
+    ) -> tuple[Tensor, bool]:
         tokens, u = u.new_empty(u.shape, dtype=torch.long), u.contiguous()
         if self._draw(logits, sampling, forbidden, eos, u=u, tokens=tokens):
             return tokens, True
         return super().tokens(logits, u, sampling, forbidden, eos)
 
-    def _draw(self, logits: Tensor, sampling: SamplingConfig, forbidden: Tensor | None, eos: int, *,
-              probs: Tensor | None = None, u: Tensor | None = None, tokens: Tensor | None = None) -> bool:
-        """Write `warp` of logits [..., V] to probs [..., V], and tokens [..., N] drawn from it at numbers u [..., N].
-        False if the C code does not support this sampling, or a row has no distribution."""
+    def _draw(
+        self,
+        logits: Tensor,
+        sampling: SamplingConfig,
+        forbidden: Tensor | None,
+        eos: int,
+        *,
+        probs: Tensor | None = None,
+        u: Tensor | None = None,
+        tokens: Tensor | None = None,
+    ) -> bool:
+        """Write `warp` of logits [..., V] to probs [..., V], and tokens [..., N] drawn from it
+        at numbers u [..., N]. False if the C code does not support this sampling, or a row has
+        no distribution."""
         if not serves(logits, sampling):
             return False
         size, logits = logits.shape[-1], logits.contiguous()
         banned = None if forbidden is None else forbidden.contiguous()
         undefined = self._library.run_distributions(
-            logits.data_ptr(), ctypes.addressof(warping(sampling.temperature, sampling.top_k, eos)),
-            *map(address, (banned, probs, u, tokens)), logits.numel() // size, size, 0 if u is None else u.shape[-1],
-            torch.get_num_threads())
+            logits.data_ptr(),
+            ctypes.addressof(warping(sampling.temperature, sampling.top_k, eos)),
+            *map(address, (banned, probs, u, tokens)),
+            logits.numel() // size,
+            size,
+            0 if u is None else u.shape[-1],
+            torch.get_num_threads(),
+        )
         check_memory(undefined < 0, f"distributions of {size} ids")
         return undefined == 0
 
-    def decision(self, shape: ChunkPolicyConfig, ends: LinearEnds,
-                 chunk_scorer: ChunkScorer | None) -> Callable[..., Decision | None] | None:
+    def decision(
+        self, shape: ChunkPolicyConfig, ends: LinearEnds, chunk_scorer: ChunkScorer | None
+    ) -> Callable[..., Decision | None] | None:
         scorer = None
         if chunk_scorer is not None:
             if not reads_chunk_scorer(chunk_scorer):
                 return None
             scorer = NativeChunkScorer(chunk_scorer)
-        part = _Decision(ends.weight.data_ptr(), ends.bias.data_ptr(), scorer and ctypes.addressof(scorer.part),
-                         shape.reach, shape.features, shape.num_actions, MIN_LOG_PROB, NEVER)
+        part = _Decision(
+            ends.weight.data_ptr(),
+            ends.bias.data_ptr(),
+            scorer and ctypes.addressof(scorer.part),
+            shape.reach,
+            shape.features,
+            shape.num_actions,
+            MIN_LOG_PROB,
+            NEVER,
+        )
         part.held = scorer, ends
         return functools.partial(self._decide, part, shape.hidden_size)
 
-    def _decide(self, part: _Decision, width: int, hidden: Tensor, logits: Tensor, u: Tensor, sampling: SamplingConfig,
-                forbidden: Tensor | None, eos: int, dial: float) -> Decision | None:
+    def _decide(
+        self,
+        part: _Decision,
+        width: int,
+        hidden: Tensor,
+        logits: Tensor,
+        u: Tensor,
+        sampling: SamplingConfig,
+        forbidden: Tensor | None,
+        eos: int,
+        dial: float,
+    ) -> Decision | None:
         if not serves(logits, sampling):
             return None
         (rows, n, size), several, (scorer, _) = logits.shape, u.shape[-1], part.held
-        if n != part.reach or hidden.shape != (rows, width) or hidden.dtype != logits.dtype or (
-                scorer is not None and size > scorer.part.ids):
-            raise ValueError(f"hidden states {tuple(hidden.shape)} and logits {tuple(logits.shape)} do not fit a "
-                             f"policy of {part.reach} ends")
+        if (
+            n != part.reach
+            or hidden.shape != (rows, width)
+            or hidden.dtype != logits.dtype
+            or (scorer is not None and size > scorer.part.ids)
+        ):
+            raise ValueError(
+                f"hidden states {tuple(hidden.shape)} and logits {tuple(logits.shape)} do not fit "
+                "a "
+                f"policy of {part.reach} ends"
+            )
         hidden, logits, u = hidden.contiguous(), logits.contiguous(), u.contiguous()
         banned = None if forbidden is None else forbidden.contiguous()
         tokens = u.new_empty(rows, several, n, dtype=torch.long)
         features = u.new_empty(rows, several, n, part.features, dtype=torch.float32)
-        log_probs, taken = features.new_empty(rows, several * part.actions), features.new_empty(rows)
+        log_probs, taken = (
+            features.new_empty(rows, several * part.actions),
+            features.new_empty(rows),
+        )
         sizes, chosen = tokens.new_empty(rows), tokens.new_empty(rows)
         made = self._library.run_decision(
-            ctypes.addressof(part), logits.data_ptr(), hidden.data_ptr(),
-            ctypes.addressof(warping(sampling.temperature, sampling.top_k, eos)), address(banned),
-            *(t.data_ptr() for t in (u, tokens, features, log_probs, sizes, chosen, taken)), rows, several, size,
-            torch.get_num_threads(), dial)
+            ctypes.addressof(part),
+            logits.data_ptr(),
+            hidden.data_ptr(),
+            ctypes.addressof(warping(sampling.temperature, sampling.top_k, eos)),
+            address(banned),
+            *(t.data_ptr() for t in (u, tokens, features, log_probs, sizes, chosen, taken)),
+            rows,
+            several,
+            size,
+            torch.get_num_threads(),
+            dial,
+        )
         check_memory(made < 0, f"a decision among {rows * several} chunks")
         return Decision(tokens, features, log_probs, (sizes, taken, chosen)) if made else None
 
 
 def cpu_backend(dtype: torch.dtype) -> Backend:
-    """Return the operations in C, or in PyTorch for another dtype than float32 or if there is no compiler."""
+    """Return the operations in C, or in PyTorch for another dtype than float32 or if there is no
+    compiler."""
     library = kernels() if dtype == torch.float32 else None
     return Backend() if library is None else CPUBackend(library)

@@ -1,4 +1,5 @@
-"""The chunk scorer of a policy in C: a GRU over at most K tokens, within the whole decision (chunk_scorer.c)."""
+"""The chunk scorer of a policy in C: a GRU over at most K tokens, within the whole decision
+(chunk_scorer.c)."""
 
 from __future__ import annotations
 
@@ -12,8 +13,13 @@ from heads.chunk_scorer import ChunkScorer
 
 
 class _ChunkScorer(ctypes.Structure):
-    _fields_ = [*members(POINTER, "token seen offset"), *members(Linear, "context input hidden inner"),
-                ("output", POINTER), ("output_bias", FLOAT), *members(LONG, "ids features width")]
+    _fields_ = [
+        *members(POINTER, "token seen offset"),
+        *members(Linear, "context input hidden inner"),
+        ("output", POINTER),
+        ("output_bias", FLOAT),
+        *members(LONG, "ids features width"),
+    ]
 
 
 class NativeChunkScorer:
@@ -27,18 +33,39 @@ class NativeChunkScorer:
         embedding, seen = chunk_scorer.token.weight.tensor_split((config.embedding_size,), 1)
         token = torch.addmm(chunk_scorer.token.bias, chunk_scorer.embedding.weight, embedding.T)
         state, start, inner, output = (
-            chunk_scorer.state, chunk_scorer.start, chunk_scorer.inner, chunk_scorer.output)
+            chunk_scorer.state,
+            chunk_scorer.start,
+            chunk_scorer.inner,
+            chunk_scorer.output,
+        )
         of_input, of_state, input_bias, state_bias = chunk_scorer.layer.all_weights[0]
         context = torch.cat((state.weight, start.weight)), torch.cat((state.bias, start.bias))
-        products = context, (of_input, input_bias), (of_state, state_bias), (inner.weight, inner.bias)
+        products = (
+            context,
+            (of_input, input_bias),
+            (of_state, state_bias),
+            (inner.weight, inner.bias),
+        )
         self.part = _ChunkScorer(
-            *map(weights.address, (token, seen.T, chunk_scorer.offset)), *(weights.linear(*p) for p in products),
-            weights.address(output.weight), float(output.bias), len(token), seen.shape[1], config.width)
+            *map(weights.address, (token, seen.T, chunk_scorer.offset)),
+            *(weights.linear(*p) for p in products),
+            weights.address(output.weight),
+            float(output.bias),
+            len(token),
+            seen.shape[1],
+            config.width,
+        )
 
 
 def reads_chunk_scorer(chunk_scorer: ChunkScorer) -> bool:
-    """Return whether the C code reads this chunk scorer: as heads/chunk_scorer.py makes it, with a width that fills
-    vectors."""
-    parts = chunk_scorer.token, chunk_scorer.state, chunk_scorer.start, chunk_scorer.inner, chunk_scorer.output
+    """Return whether the C code reads this chunk scorer: as heads/chunk_scorer.py makes it, with
+    a width that fills vectors."""
+    parts = (
+        chunk_scorer.token,
+        chunk_scorer.state,
+        chunk_scorer.start,
+        chunk_scorer.inner,
+        chunk_scorer.output,
+    )
     plain = type(chunk_scorer.layer) is nn.GRU and reads(parts, chunk_scorer.parameters())
     return plain and chunk_scorer.config.width % LANES == 0

@@ -7,15 +7,29 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from dcar.decoding.cpu.native import FLOAT, LANES, LONG, POINTER, Linear, Weights, check_memory, members, reads
+from dcar.decoding.cpu.native import (
+    FLOAT,
+    LANES,
+    LONG,
+    POINTER,
+    Linear,
+    Weights,
+    check_memory,
+    members,
+    reads,
+)
 from heads.build import Heads
 from heads.shared import SharedHeads
 
 
 class _Heads(ctypes.Structure):
-    _fields_ = [*members(Linear, "base out"), *members(ctypes.POINTER(Linear), "up down"),
-                *members(POINTER, "offset scale shift norm norm_bias"), *members(LONG, "count heads"),
-                ("epsilon", FLOAT)]
+    _fields_ = [
+        *members(Linear, "base out"),
+        *members(ctypes.POINTER(Linear), "up down"),
+        *members(POINTER, "offset scale shift norm norm_bias"),
+        *members(LONG, "count heads"),
+        ("epsilon", FLOAT),
+    ]
 
 
 class NativeHeads:
@@ -24,11 +38,23 @@ class NativeHeads:
     def __init__(self, library: ctypes.CDLL, heads: Heads):
         """heads: ones that `reads_heads` accepts."""
         self._run, self._weights = library.run_heads, (weights := Weights())
-        self._size, self._out, self._most = heads.base.in_features, heads.base.out_features, heads.num_heads
-        self._part = part = _Heads(base=weights.linear(*heads.base.parameters()), heads=heads.num_heads - 1)
+        self._size, self._out, self._most = (
+            heads.base.in_features,
+            heads.base.out_features,
+            heads.num_heads,
+        )
+        self._part = part = _Heads(
+            base=weights.linear(*heads.base.parameters()), heads=heads.num_heads - 1
+        )
         if isinstance(heads, SharedHeads) and heads.norm is not None:
-            part.up, part.down, part.count = weights.linears(heads.up), weights.linears(heads.down), heads.blocks
-            part.offset, part.scale, part.shift = map(weights.address, (heads.offset, heads.scale, heads.shift))
+            part.up, part.down, part.count = (
+                weights.linears(heads.up),
+                weights.linears(heads.down),
+                heads.blocks,
+            )
+            part.offset, part.scale, part.shift = map(
+                weights.address, (heads.offset, heads.scale, heads.shift)
+            )
             (part.norm, part.norm_bias), part.epsilon = weights.norm(heads.norm), heads.norm.eps
             if heads.out is not None:
                 part.out = weights.linear(heads.out.weight)
@@ -39,20 +65,35 @@ class NativeHeads:
         if not 1 <= k <= self._most:
             raise ValueError(f"asked for {k} heads of a model that has {self._most}")
         if hidden.dtype != torch.float32 or hidden.shape[-1] != self._size:
-            raise TypeError(f"hidden states {tuple(hidden.shape)} of {hidden.dtype} cannot be read by float32 heads of "
-                            f"width {self._size}")
+            raise TypeError(
+                f"hidden states {tuple(hidden.shape)} of {hidden.dtype} cannot be read by float32 "
+                "heads of "
+                f"width {self._size}"
+            )
         x, y = hidden.contiguous(), hidden.new_empty(*hidden.shape[:-1], k, self._out)
         rows = x.numel() // self._size
-        failed = self._run(ctypes.addressof(self._part), x.data_ptr(), y.data_ptr(), rows, k, torch.get_num_threads())
+        failed = self._run(
+            ctypes.addressof(self._part),
+            x.data_ptr(),
+            y.data_ptr(),
+            rows,
+            k,
+            torch.get_num_threads(),
+        )
         check_memory(failed, f"{k} heads of {rows} rows")
         return y
 
 
 def reads_heads(heads: Heads) -> bool:
-    """Return whether the C code reads these heads: a base head alone, or shared ones, of widths that fill vectors."""
+    """Return whether the C code reads these heads: a base head alone, or shared ones, of widths
+    that fill vectors."""
     parts: list[nn.Module] = [heads.base]
     if isinstance(heads, SharedHeads):
-        parts += [*heads.up, *heads.down, *(part for part in (heads.out, heads.norm) if part is not None)]
+        parts += [
+            *heads.up,
+            *heads.down,
+            *(part for part in (heads.out, heads.norm) if part is not None),
+        ]
     elif heads.num_heads > 1:
         return False
     width = heads.width if isinstance(heads, SharedHeads) else 0

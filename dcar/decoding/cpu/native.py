@@ -1,7 +1,8 @@
 """Compile and load the C code of this folder, and pass weights to it.
 
-kernels.c is compiled with the system's compiler at the first use (some seconds) and cached in the user's cache folder.
-Without a compiler, or with DCAR_NATIVE=off, PyTorch computes the same more slowly.
+kernels.c is compiled with the system's compiler at the first use (some seconds) and cached in the
+user's cache folder. Without a compiler, or with DCAR_NATIVE=off, PyTorch computes the same more
+slowly.
 """
 
 from __future__ import annotations
@@ -28,17 +29,29 @@ from dcar.home import cache_folder
 
 logger = logging.getLogger(__name__)
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in (
-    "kernels.c", "vectors.h", "linear.c", "layers.c", "heads.c", "chunk_scorer.c", "distributions.c"))
+SOURCES = tuple(
+    Path(__file__).with_name(name)
+    for name in (
+        "kernels.c",
+        "vectors.h",
+        "linear.c",
+        "layers.c",
+        "heads.c",
+        "chunk_scorer.c",
+        "distributions.c",
+    )
+)
 """The first one is compiled and includes the others."""
 
-# Tuned for some processors (AMD's Zen), gcc fuses multiplications and additions in one loop and not in its twin for
-# another number of rows; then a row's result would depend on how many others there are.
+# Tuned for some processors (AMD's Zen), gcc fuses multiplications and additions in one loop and not
+# in its twin for another number of rows; then a row's result would depend on how many others there
+# are.
 TUNE = ("-mtune=haswell",) if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ("-O2", "-march=native", *TUNE, "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 
 LANES = 16
-"""Widths that are a multiple of it fill the vectors of every processor; the C code reads no others."""
+"""Widths that are a multiple of it fill the vectors of every processor; the C code reads no
+others."""
 PANEL = 32
 """Output columns that are stored together; see linear.c."""
 
@@ -69,7 +82,8 @@ class NativeError(Exception):
 
 
 class Weights:
-    """Weights for the C code, which are kept alive: linear layers as copies in panels, others where they are."""
+    """Weights for the C code, which are kept alive: linear layers as copies in panels, others
+    where they are."""
 
     def __init__(self) -> None:
         self._held: list[Tensor] = []
@@ -85,7 +99,9 @@ class Weights:
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Return the product with a weight [out, in]."""
         out, size = weight.shape
-        panels = F.pad(weight.detach(), (0, 0, 0, -out % PANEL)).view(-1, PANEL, size).transpose(1, 2)
+        panels = (
+            F.pad(weight.detach(), (0, 0, 0, -out % PANEL)).view(-1, PANEL, size).transpose(1, 2)
+        )
         return Linear(self.address(panels), None if bias is None else self.address(bias), out, size)
 
     def linears(self, layers: Iterable[nn.Module]) -> Any:
@@ -95,8 +111,8 @@ class Weights:
 
 
 def reads(parts: Iterable[nn.Module], weights: Iterable[Tensor] = ()) -> bool:
-    """Return whether parts are linear layers and layer norms as PyTorch makes them (not quantised, say), and all
-    weights float32 on the CPU."""
+    """Return whether parts are linear layers and layer norms as PyTorch makes them (not
+    quantised, say), and all weights float32 on the CPU."""
     found = list(weights)
     for part in parts:
         if not (type(part) is nn.Linear or type(part) is nn.LayerNorm and part.bias is not None):
@@ -137,7 +153,9 @@ def load(flags: Sequence[str] = FLAGS) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise NativeError(f"{path} cannot be loaded ({error}); remove it to have it compiled again") from error
+        raise NativeError(
+            f"{path} cannot be loaded ({error}); remove it to have it compiled again"
+        ) from error
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -145,21 +163,30 @@ def load(flags: Sequence[str] = FLAGS) -> ctypes.CDLL:
 
 
 def _compiled(flags: Sequence[str]) -> Path:
-    """Return the shared library of SOURCES for this processor and compiler, built if it is not in the cache.
+    """Return the shared library of SOURCES for this processor and compiler, built if it is not in
+    the cache.
 
-    Its name ends in the digest of its content. A file that another user owns or may write, or whose digest differs, is
-    rebuilt, not loaded; a folder of another user is refused (NativeError).
+    Its name ends in the digest of its content. A file that another user owns or may write, or whose
+    digest differs, is rebuilt, not loaded; a folder of another user is refused (NativeError).
     """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
         raise NativeError("there is no C compiler (cc or gcc, or what CC names); install one")
-    identity = (*(source.read_text(encoding="utf-8") for source in SOURCES), *flags, compiler, _processor())
+    identity = (
+        *(source.read_text(encoding="utf-8") for source in SOURCES),
+        *flags,
+        compiler,
+        _processor(),
+    )
     name = f"kernels-{_digest(chr(0).join(identity).encode())[:16]}-"
     folder = cache_folder("dcar")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
-            raise NativeError(f"{folder} belongs to somebody else, who could change what is run; set XDG_CACHE_HOME")
+            raise NativeError(
+                f"{folder} belongs to somebody else, who could change what is run; set "
+                "XDG_CACHE_HOME"
+            )
         if folder.stat().st_mode & 0o022:  # as a lax umask made it
             folder.chmod(0o700)
         for library in sorted(folder.glob(f"{name}*.so")):
@@ -167,16 +194,21 @@ def _compiled(flags: Sequence[str]) -> Path:
                 return library
             logger.warning("%s is damaged, or others may write it; it is compiled again", library)
             library.unlink(missing_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as build:  # processes that start together each build their own
+        # processes that start together each build their own
+        with tempfile.TemporaryDirectory(dir=folder) as build:
             made = Path(build) / "kernels.so"
             command = [compiler, *flags, str(SOURCES[0]), "-o", str(made), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
-                raise NativeError(f"{compiler} could not compile {SOURCES[0].name}: {done.stderr.strip()[:500]}")
+                raise NativeError(
+                    f"{compiler} could not compile {SOURCES[0].name}: {done.stderr.strip()[:500]}"
+                )
             made.chmod(0o700)
             return made.replace(folder / f"{name}{_digest(made.read_bytes())}.so")
     except OSError as error:
-        raise NativeError(f"no place for compiled kernels in {folder} ({error}); set XDG_CACHE_HOME") from error
+        raise NativeError(
+            f"no place for compiled kernels in {folder} ({error}); set XDG_CACHE_HOME"
+        ) from error
 
 
 def _digest(content: bytes) -> str:
@@ -184,7 +216,8 @@ def _digest(content: bytes) -> str:
 
 
 def _is_ours(library: Path) -> bool:
-    """Return whether a library is a regular file of this user, writable by nobody else, with the digest in its name."""
+    """Return whether a library is a regular file of this user, writable by nobody else, with the
+    digest in its name."""
     found = library.lstat()
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         return False
@@ -197,4 +230,6 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() + platform.machine()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+    return next(
+        (line for line in lines if line.startswith(("flags", "Features"))), platform.machine()
+    )

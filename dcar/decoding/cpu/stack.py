@@ -9,48 +9,101 @@ import torch
 from torch import Tensor, nn
 
 from dcar.decoding.columns import Columns, RotaryCache
-from dcar.decoding.cpu.native import LANES, LONG, POINTER, Linear, Weights, address, check_memory, members, reads
+from dcar.decoding.cpu.native import (
+    LANES,
+    LONG,
+    POINTER,
+    Linear,
+    Weights,
+    address,
+    check_memory,
+    members,
+    reads,
+)
 from dcar.decoding.stack import Stack
 from heads.layers import TransformerLayer
 
 
 class _Layer(ctypes.Structure):
-    _fields_ = [*members(POINTER, "attention_norm attention_bias ffn_norm ffn_bias"),
-                *members(Linear, "qkv out up down")]
+    _fields_ = [
+        *members(POINTER, "attention_norm attention_bias ffn_norm ffn_bias"),
+        *members(Linear, "qkv out up down"),
+    ]
 
 
 class _Pass(ctypes.Structure):
     """The arguments of run_layers, as in layers.c."""
 
-    _fields_ = [("layers", ctypes.POINTER(_Layer)), *members(POINTER, "last_norm last_bias"),
-                *members(LONG, "count heads"), ("epsilon", ctypes.c_float), *members(POINTER, "keys values"),
-                *members(LONG, "layer_stride row_stride column_stride head_stride"), *members(POINTER, "cos sin"),
-                *members(LONG, "angle_stride positions threads"), *members(POINTER, "x result angle index"),
-                ("row_columns", LONG), *members(POINTER, "hole_from hole_to mask"), ("mask_columns", LONG)]
+    _fields_ = [
+        ("layers", ctypes.POINTER(_Layer)),
+        *members(POINTER, "last_norm last_bias"),
+        *members(LONG, "count heads"),
+        ("epsilon", ctypes.c_float),
+        *members(POINTER, "keys values"),
+        *members(LONG, "layer_stride row_stride column_stride head_stride"),
+        *members(POINTER, "cos sin"),
+        *members(LONG, "angle_stride positions threads"),
+        *members(POINTER, "x result angle index"),
+        ("row_columns", LONG),
+        *members(POINTER, "hole_from hole_to mask"),
+        ("mask_columns", LONG),
+    ]
 
 
 class CPUStack(Stack):
     """`Stack` in C, of layers that `reads_stack` accepts."""
 
-    def __init__(self, library: ctypes.CDLL, layers: Sequence[TransformerLayer], last: Sequence[nn.Module],
-                 first: Sequence[nn.Module] = ()):
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        layers: Sequence[TransformerLayer],
+        last: Sequence[nn.Module],
+        first: Sequence[nn.Module] = (),
+    ):
         super().__init__(layers, last, first)
         self._run, self._weights = library.run_layers, (weights := Weights())
-        made = [_Layer(*weights.norm(layer.attention_norm), *weights.norm(layer.ffn_norm),
-                       *weights.linears((layer.qkv, layer.out, layer.up, layer.down))) for layer in layers]
-        self._pass = _Pass((_Layer * len(made))(*made), *weights.norm(last[0]), len(made), layers[0].num_heads,
-                           layers[0].attention_norm.eps)
-        self._linear = self.after[1:]  # this and `before` are PyTorch's: a policy has them, but no decoder
+        made = [
+            _Layer(
+                *weights.norm(layer.attention_norm),
+                *weights.norm(layer.ffn_norm),
+                *weights.linears((layer.qkv, layer.out, layer.up, layer.down)),
+            )
+            for layer in layers
+        ]
+        self._pass = _Pass(
+            (_Layer * len(made))(*made),
+            *weights.norm(last[0]),
+            len(made),
+            layers[0].num_heads,
+            layers[0].attention_norm.eps,
+        )
+        # this and `before` are PyTorch's: a policy has them, but no decoder
+        self._linear = self.after[1:]
         self._memory: tuple[Tensor, Tensor, Tensor] | None = None
 
     def read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
         p, x = self._pass, self.before(x)
         if x.dtype != torch.float32 or x.shape[1] != self.layers[0].out.out_features:
-            raise TypeError(f"rows {tuple(x.shape)} of {x.dtype} cannot be read by these float32 layers")
-        if self._memory is None or columns.kv is not self._memory[0] or rotary.cos is not self._memory[1]:
+            raise TypeError(
+                f"rows {tuple(x.shape)} of {x.dtype} cannot be read by these float32 layers"
+            )
+        if (
+            self._memory is None
+            or columns.kv is not self._memory[0]
+            or rotary.cos is not self._memory[1]
+        ):
             self._set_memory(columns.kv, rotary)
-        read = [None if t is None else t.contiguous()  # kept alive until the end of the call
-                for t in (x, positions, columns.index, columns.padding_from, columns.padding_to, columns.tree)]
+        read = [
+            None if t is None else t.contiguous()  # kept alive until the end of the call
+            for t in (
+                x,
+                positions,
+                columns.index,
+                columns.padding_from,
+                columns.padding_to,
+                columns.tree,
+            )
+        ]
         p.x, p.angle, p.index, p.hole_from, p.hole_to, p.mask = map(address, read)
         y = torch.empty_like(x)
         p.positions, p.threads = len(x), torch.get_num_threads()
@@ -62,23 +115,50 @@ class CPUStack(Stack):
     def _set_memory(self, kv: Tensor, rotary: RotaryCache) -> None:
         """Set the addresses of the cache and of the rotary table, which seldom change."""
         if kv.dtype != torch.float32 or rotary.cos.dtype != kv.dtype or kv.stride(5) != 1:
-            raise TypeError("keys and values must be torch.float32 as the rotations, heads contiguous")
+            raise TypeError(
+                "keys and values must be torch.float32 as the rotations, heads contiguous"
+            )
         p, size = self._pass, kv.itemsize
-        p.keys, p.values, p.row_columns = kv.data_ptr(), kv.data_ptr() + kv.stride(3) * size, kv.shape[2]
-        p.layer_stride, p.row_stride, p.column_stride, p.head_stride = (kv.stride(i) for i in (0, 1, 2, 4))
+        p.keys, p.values, p.row_columns = (
+            kv.data_ptr(),
+            kv.data_ptr() + kv.stride(3) * size,
+            kv.shape[2],
+        )
+        p.layer_stride, p.row_stride, p.column_stride, p.head_stride = (
+            kv.stride(i) for i in (0, 1, 2, 4)
+        )
         p.angle_stride = rotary.cos.stride(0)
-        p.cos, p.sin = (t.data_ptr() - rotary.first * p.angle_stride * size for t in (rotary.cos, rotary.sin))
+        p.cos, p.sin = (
+            t.data_ptr() - rotary.first * p.angle_stride * size for t in (rotary.cos, rotary.sin)
+        )
         self._memory = kv, rotary.cos, rotary.sin  # keeps them alive
 
 
-def reads_stack(layers: Sequence[TransformerLayer], last: Sequence[nn.Module], first: Sequence[nn.Module]) -> bool:
-    """Return whether the C code reads these layers: as heads/layers.py makes them, with widths that fill vectors."""
-    parts: list[nn.Module] = [part for layer in layers for part in
-             (layer.attention_norm, layer.ffn_norm, layer.qkv, layer.out, layer.up, layer.down)]
+def reads_stack(
+    layers: Sequence[TransformerLayer], last: Sequence[nn.Module], first: Sequence[nn.Module]
+) -> bool:
+    """Return whether the C code reads these layers: as heads/layers.py makes them, with widths
+    that fill vectors."""
+    parts: list[nn.Module] = [
+        part
+        for layer in layers
+        for part in (
+            layer.attention_norm,
+            layer.ffn_norm,
+            layer.qkv,
+            layer.out,
+            layer.up,
+            layer.down,
+        )
+    ]
     parts += [part for part in (*last, *first) if not isinstance(part, nn.Identity)]
     if not reads(parts):
         return False
     epsilons = {part.eps for part in parts if isinstance(part, nn.LayerNorm)}
-    widths = [width for layer in layers for width in (layer.up.out_features, layer.out.in_features // layer.num_heads)]
+    widths = [
+        width
+        for layer in layers
+        for width in (layer.up.out_features, layer.out.in_features // layer.num_heads)
+    ]
     widths += [part.normalized_shape[0] for part in parts if isinstance(part, nn.LayerNorm)]
     return len(epsilons) == 1 and all(width % LANES == 0 for width in widths)

@@ -1,9 +1,11 @@
-"""Any causal language model of `transformers` as a decoder, and LLaSA (zhenye234/LLaSA_training) in particular.
+"""Any causal language model of `transformers` as a decoder, and LLaSA (zhenye234/LLaSA_training) in
+particular.
 
-LLaSA is a Llama whose vocabulary ends with the codes of X-codec 2 (`<|s_0|>` … `<|s_65535|>`) and eight marks. Its
-prompt is a chat: "Convert the text to speech:" and the text between two marks from the user, then the mark of speech
-generation from the assistant, behind which the codes follow. Here the speech rows of its embedding and output layers
-become tables of their own, and the chat around the text becomes a fixed prefix and suffix of ids.
+LLaSA is a Llama whose vocabulary ends with the codes of X-codec 2 (`<|s_0|>` … `<|s_65535|>`) and
+eight marks. Its prompt is a chat: "Convert the text to speech:" and the text between two marks from
+the user, then the mark of speech generation from the assistant, behind which the codes follow. Here
+the speech rows of its embedding and output layers become tables of their own, and the chat around
+the text becomes a fixed prefix and suffix of ids.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ INSTRUCTION = "Convert the text to speech:"
 
 
 class SpeechIds(NamedTuple):
-    """Where speech lives in a vocabulary: the ids of the V codes, of the end and of the start of speech."""
+    """Where speech lives in a vocabulary: the ids of the V codes, of the end and of the start of
+    speech."""
 
     codes: list[int]
     end: int
@@ -42,8 +45,10 @@ class TextTokenizer:
         self.tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
-            raise CheckpointError("the model's tokenizer has no tokenizer.json (a slow tokenizer); convert it with "
-                                  "transformers' AutoTokenizer(...).save_pretrained first")
+            raise CheckpointError(
+                "the model's tokenizer has no tokenizer.json (a slow tokenizer); convert it with "
+                "transformers' AutoTokenizer(...).save_pretrained first"
+            )
         digest = hashlib.sha256(backend.to_str().encode()).hexdigest()[:16]
         self.name, self.size = f"{TEXT_TOKENIZER}{digest}", len(tokenizer)
 
@@ -66,8 +71,11 @@ def llasa_ids(tokenizer: Any, where: str) -> SpeechIds:
     vocabulary = tokenizer.get_vocab()
     marks = (TEXT_START, TEXT_END, SPEECH_START, SPEECH_END, SPEECH.format(0))
     if missing := [m for m in marks if m not in vocabulary]:
-        raise CheckpointError(f"{where}: expected LLaSA's tokenizer, missing {missing}; give HKUSTAudio/Llasa-1B, -3B "
-                              "or -8B (or kind=causal-lm with first_speech_id)")
+        raise CheckpointError(
+            f"{where}: expected LLaSA's tokenizer, missing {missing}; give HKUSTAudio/Llasa-1B, "
+            "-3B "
+            "or -8B (or kind=causal-lm with first_speech_id)"
+        )
     codes: list[int] = []
     while (token := SPEECH.format(len(codes))) in vocabulary:
         codes.append(vocabulary[token])
@@ -75,55 +83,76 @@ def llasa_ids(tokenizer: Any, where: str) -> SpeechIds:
 
 
 def llasa_template(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids before and behind the text in LLaSA's chat; the start of speech, which ends it, is left out.
+    """Ids before and behind the text in LLaSA's chat; the start of speech, which ends it, is left
+    out.
 
     Some chat templates write today's date: the one of the conversion stays.
     """
-    chat = [{"role": "user", "content": INSTRUCTION + TEXT_START + TEXT_END},
-            {"role": "assistant", "content": SPEECH_START}]
+    chat = [
+        {"role": "user", "content": INSTRUCTION + TEXT_START + TEXT_END},
+        {"role": "assistant", "content": SPEECH_START},
+    ]
     text = tokenizer.apply_chat_template(chat, tokenize=False, continue_final_message=True)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     start, end = (tokenizer.convert_tokens_to_ids(t) for t in (TEXT_START, TEXT_END))
     cut = ids.index(start) + 1
     last = ids.index(tokenizer.convert_tokens_to_ids(SPEECH_START))
     if ids.index(end) != cut or last != len(ids) - 1:
-        raise CheckpointError("the tokenizer's chat template does not keep LLaSA's marks in order; give the tokenizer "
-                              "that was published with the model")
+        raise CheckpointError(
+            "the tokenizer's chat template does not keep LLaSA's marks in order; give the "
+            "tokenizer "
+            "that was published with the model"
+        )
     return tuple(ids[:cut]), tuple(ids[cut:last])
 
 
-def load_causal_lm(model: str | Path, speech: SpeechIds | None, speech_vocab_size: int = 0,
-                   **settings: Any) -> BackboneDecoder:
-    """A decoder with the weights of a causal language model, on disk or on the Hub; its additional heads are new.
+def load_causal_lm(
+    model: str | Path, speech: SpeechIds | None, speech_vocab_size: int = 0, **settings: Any
+) -> BackboneDecoder:
+    """A decoder with the weights of a causal language model, on disk or on the Hub; its additional
+    heads are new.
 
-    speech: where the model keeps speech; None for a model of text alone, which then learns `speech_vocab_size` codes
-    from scratch. `settings` go into BackboneConfig. Raises AssetError where the model is not there,
-    CheckpointError where ids or vocabulary do not fit.
+    speech: where the model keeps speech; None for a model of text alone, which then learns
+    `speech_vocab_size` codes from scratch. `settings` go into BackboneConfig. Raises AssetError
+    where the model is not there, CheckpointError where ids or vocabulary do not fit.
     """
     from transformers import AutoModelForCausalLM
 
-    source: Any = from_hub(AutoModelForCausalLM.from_pretrained, model, "a causal language model", dtype=torch.float32)
+    source: Any = from_hub(
+        AutoModelForCausalLM.from_pretrained, model, "a causal language model", dtype=torch.float32
+    )
     architecture, trunk = source.config.to_dict(), source.base_model.state_dict()
     check_architecture(architecture)
     table = trunk["embed_tokens.weight"]
     codes = len(speech.codes) if speech else speech_vocab_size
     if codes < 1:
-        raise ConfigError("speech_vocab_size is not set: give the number of codes that the model shall speak")
+        raise ConfigError(
+            "speech_vocab_size is not set: give the number of codes that the model shall speak"
+        )
     if speech_vocab_size and codes != speech_vocab_size:
-        raise CheckpointError(f"{model}: expected {speech_vocab_size} speech codes, found {codes}; prepare the corpus "
-                              "with the speech tokenizer of this model")
+        raise CheckpointError(
+            f"{model}: expected {speech_vocab_size} speech codes, found {codes}; prepare the "
+            "corpus "
+            "with the speech tokenizer of this model"
+        )
     if speech and max(*speech.codes, speech.end, speech.start) >= len(table):
-        raise CheckpointError(f"{model}: a speech id is outside the vocabulary of {len(table)}; model and tokenizer "
-                              "(or first_speech_id, start_id, eos_id) do not belong together")
+        raise CheckpointError(
+            f"{model}: a speech id is outside the vocabulary of {len(table)}; model and tokenizer "
+            "(or first_speech_id, start_id, eos_id) do not belong together"
+        )
     rows = len(table)
     if speech:
         first = speech.codes[0]
         if speech.codes == list(range(first, rows)) and first > max(speech.end, speech.start):
             rows = first  # speech ends the vocabulary: its rows would be there twice
     trunk["embed_tokens.weight"] = table[:rows]
-    decoder = BackboneDecoder(BackboneConfig(
-        architecture={**architecture, "vocab_size": rows, "tie_word_embeddings": False},
-        speech_vocab_size=codes, **settings))
+    decoder = BackboneDecoder(
+        BackboneConfig(
+            architecture={**architecture, "vocab_size": rows, "tie_word_embeddings": False},
+            speech_vocab_size=codes,
+            **settings,
+        )
+    )
     load_trunk(decoder, trunk, str(model))
     if speech:
         ids = torch.tensor([*speech.codes, speech.end, speech.start])

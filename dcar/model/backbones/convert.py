@@ -6,9 +6,10 @@
     dcar convert-backbone kind=causal-lm source=Qwen/Qwen2.5-0.5B speech_vocab_size=2048 phonemes=true bos=true \
       out=runs/qwen
 
-The base head is the model's own output layer, so before any training car-1 speaks as the model does. The additional
-heads start from it (their blocks near the identity, Medusa's initialisation) and have to be trained: `dcar train
-backbone.path=…`. Leaves behind: the decoder, its text tokenizer, and a model card.
+The base head is the model's own output layer, so before any training car-1 speaks as the model
+does. The additional heads start from it (their blocks near the identity, Medusa's initialisation)
+and have to be trained: `dcar train backbone.path=…`. Leaves behind: the decoder, its text
+tokenizer, and a model card.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ import torch
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import CheckpointError, ConfigError
-from dcar.model.backbones.causal_lm import SpeechIds, TextTokenizer, llasa_ids, llasa_template, load_causal_lm
+from dcar.model.backbones.causal_lm import (
+    SpeechIds,
+    TextTokenizer,
+    llasa_ids,
+    llasa_template,
+    load_causal_lm,
+)
 from dcar.model.backbones.cosyvoice import BLANK, load_cosyvoice1, load_cosyvoice2
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneDecoder
 from dcar.model.cards import decoder_card
@@ -40,32 +47,67 @@ class ConvertConfig:
     """Settings of `dcar convert-backbone`."""
 
     kind: str = setting(meaning="What the source is; cosyvoice is CosyVoice-300M.", choices=KINDS)
-    source: str = setting(meaning="Folder of the published model (causal-lm and llasa: or its name on the Hub).")
+    source: str = setting(
+        meaning="Folder of the published model (causal-lm and llasa: or its name on the Hub)."
+    )
     out: str = setting(meaning="Folder to write.", place="folder")
     heads: int = setting(7, "K, base head included.", minimum=1)
-    head_kind: str = setting("independent", "Of the decoder's `heads`: independent, or shared, one stack for all "
-                                            "offsets.", choices=HEAD_KINDS)
-    head_blocks: int = setting(4, "Residual blocks of every additional head, or of the shared stack.", minimum=1)
-    head_width: int = setting(0, "Width inside the blocks of shared heads; 0 = twice the model's.", minimum=0)
+    head_kind: str = setting(
+        "independent",
+        "Of the decoder's `heads`: independent, or shared, one stack for all offsets.",
+        choices=HEAD_KINDS,
+    )
+    head_blocks: int = setting(
+        4, "Residual blocks of every additional head, or of the shared stack.", minimum=1
+    )
+    head_width: int = setting(
+        0, "Width inside the blocks of shared heads; 0 = twice the model's.", minimum=0
+    )
     tie_heads: bool = setting(False, "The base head is the output layer of shared heads too.")
-    bos: bool = setting(False, "Speaker prompt without its text, closed by the start symbol; false: zero-shot layout.")
-    tokenizer: str = setting("", "name@checksum of the speech tokenizer; empty = of the first corpus trained on.")
-    phonemes: bool = setting(False, "causal-lm: text is phonemes of this project instead of the model's own tokens.")
-    speech_vocab_size: int = setting(0, "Codes; checked against the model where it has speech already.", minimum=0)
-    first_speech_id: int = setting(-1, "causal-lm: id of code 0 in its vocabulary; -1 = the model knows no speech yet.",
-                                   minimum=-1)
-    start_id: int = setting(-1, "causal-lm with first_speech_id: id of the start of speech.", minimum=-1)
-    eos_id: int = setting(-1, "causal-lm with first_speech_id: id of the end of speech.", minimum=-1)
-    architecture: str = setting("", "cosyvoice2: folder with Qwen2's config.json; empty = CosyVoice-BlankEN by llm.pt.")
-    text_tokenizer: str = setting("openai/whisper-large-v3", "cosyvoice: Whisper's, which its folder does not hold.")
-    copy_output: bool = setting(True, "Additional heads start from the base head instead of at random.")
+    bos: bool = setting(
+        False,
+        "Speaker prompt without its text, closed by the start symbol; false: zero-shot layout.",
+    )
+    tokenizer: str = setting(
+        "", "name@checksum of the speech tokenizer; empty = of the first corpus trained on."
+    )
+    phonemes: bool = setting(
+        False, "causal-lm: text is phonemes of this project instead of the model's own tokens."
+    )
+    speech_vocab_size: int = setting(
+        0, "Codes; checked against the model where it has speech already.", minimum=0
+    )
+    first_speech_id: int = setting(
+        -1,
+        "causal-lm: id of code 0 in its vocabulary; -1 = the model knows no speech yet.",
+        minimum=-1,
+    )
+    start_id: int = setting(
+        -1, "causal-lm with first_speech_id: id of the start of speech.", minimum=-1
+    )
+    eos_id: int = setting(
+        -1, "causal-lm with first_speech_id: id of the end of speech.", minimum=-1
+    )
+    architecture: str = setting(
+        "", "cosyvoice2: folder with Qwen2's config.json; empty = CosyVoice-BlankEN by llm.pt."
+    )
+    text_tokenizer: str = setting(
+        "openai/whisper-large-v3", "cosyvoice: Whisper's, which its folder does not hold."
+    )
+    copy_output: bool = setting(
+        True, "Additional heads start from the base head instead of at random."
+    )
     seed: int = seed_setting(0, "Of additional heads.")
 
     def __post_init__(self):
         check(self)
         check_kind(self.head_kind, head_width=self.head_width, tie_heads=self.tie_heads)
-        if self.first_speech_id >= 0 and (self.speech_vocab_size < 1 or min(self.start_id, self.eos_id) < 0):
-            raise ConfigError("first_speech_id needs speech_vocab_size, start_id and eos_id as well")
+        if self.first_speech_id >= 0 and (
+            self.speech_vocab_size < 1 or min(self.start_id, self.eos_id) < 0
+        ):
+            raise ConfigError(
+                "first_speech_id needs speech_vocab_size, start_id and eos_id as well"
+            )
 
 
 def convert(config: ConvertConfig) -> BackboneDecoder:
@@ -73,38 +115,71 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
     torch.manual_seed(config.seed)
     source, out = Path(config.source), Path(config.out)
     settings: dict[str, Any] = dict(
-        num_prediction_heads=config.heads, heads=config.head_kind, head_blocks=config.head_blocks,
-        head_width=config.head_width, tie_heads=config.tie_heads, bos=config.bos, tokenizer=config.tokenizer)
+        num_prediction_heads=config.heads,
+        heads=config.head_kind,
+        head_blocks=config.head_blocks,
+        head_width=config.head_width,
+        tie_heads=config.tie_heads,
+        bos=config.bos,
+        tokenizer=config.tokenizer,
+    )
     text: TextTokenizer | None = None
     if config.kind == "cosyvoice2":
-        folder = Path(config.architecture) if config.architecture else (
-            source if source.is_dir() else source.parent) / BLANK
+        folder = (
+            Path(config.architecture)
+            if config.architecture
+            else (source if source.is_dir() else source.parent) / BLANK
+        )
         text = TextTokenizer.from_pretrained(folder)
-        decoder = load_cosyvoice2(source, folder, config.speech_vocab_size, phonemes=text.name, **settings)
+        decoder = load_cosyvoice2(
+            source, folder, config.speech_vocab_size, phonemes=text.name, **settings
+        )
     elif config.kind == "cosyvoice":
         text = TextTokenizer.from_pretrained(config.text_tokenizer)
         decoder = load_cosyvoice1(source, config.speech_vocab_size, phonemes=text.name, **settings)
         if text.size != decoder.config.text_vocab_size:
-            raise CheckpointError(f"{config.text_tokenizer}: a tokenizer of {text.size} ids, but the model has "
-                                  f"{decoder.config.text_vocab_size} text embeddings; give text_tokenizer=… (CosyVoice-"
-                                  "300M reads the ids of openai/whisper-large-v3)")
+            raise CheckpointError(
+                f"{config.text_tokenizer}: a tokenizer of {text.size} ids, but the model has "
+                f"{decoder.config.text_vocab_size} text embeddings; give text_tokenizer=… "
+                "(CosyVoice-"
+                "300M reads the ids of openai/whisper-large-v3)"
+            )
     elif config.kind == "llasa":
         text = TextTokenizer.from_pretrained(config.source)
         ids = llasa_ids(text.tokenizer, config.source)
         before, behind = llasa_template(text.tokenizer)
-        decoder = load_causal_lm(config.source, ids, config.speech_vocab_size, source="llasa", phonemes=text.name,
-                                 text_prefix=before, text_suffix=behind, **settings)
+        decoder = load_causal_lm(
+            config.source,
+            ids,
+            config.speech_vocab_size,
+            source="llasa",
+            phonemes=text.name,
+            text_prefix=before,
+            text_suffix=behind,
+            **settings,
+        )
     else:
         if not config.phonemes:
             text = TextTokenizer.from_pretrained(config.source)
             settings["phonemes"] = text.name
         codes = range(config.first_speech_id, config.first_speech_id + config.speech_vocab_size)
-        speech = SpeechIds(list(codes), config.eos_id, config.start_id) if config.first_speech_id >= 0 else None
-        decoder = load_causal_lm(config.source, speech, config.speech_vocab_size,
-                                 source="causal-lm" if speech else "text-lm", **settings)
+        speech = (
+            SpeechIds(list(codes), config.eos_id, config.start_id)
+            if config.first_speech_id >= 0
+            else None
+        )
+        decoder = load_causal_lm(
+            config.source,
+            speech,
+            config.speech_vocab_size,
+            source="causal-lm" if speech else "text-lm",
+            **settings,
+        )
         if config.phonemes and decoder.config.text_vocab_size < TEXT_VOCAB_SIZE:
-            raise ConfigError(f"the model has {decoder.config.text_vocab_size} text embeddings, fewer than the "
-                              f"{TEXT_VOCAB_SIZE} phonemes; choose a larger model or phonemes=false")
+            raise ConfigError(
+                f"the model has {decoder.config.text_vocab_size} text embeddings, fewer than the "
+                f"{TEXT_VOCAB_SIZE} phonemes; choose a larger model or phonemes=false"
+            )
     if config.copy_output and config.heads > 1:
         decoder.heads.start_outputs(decoder.heads.base.weight)
     origin = provenance(source=config.source, kind=config.kind, checksum=decoder.checksum())
@@ -119,5 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = load_config(ConvertConfig, arguments)
     decoder = run_claimed(convert, config)
     size = sum(p.numel() for p in decoder.parameters())
-    print(f"{config.out}: {size / 1e6:.1f} M parameters, {decoder.config.speech_vocab_size} speech codes, "
-          f"{decoder.config.num_prediction_heads} heads, checksum {decoder.checksum()[:12]}")
+    print(
+        f"{config.out}: {size / 1e6:.1f} M parameters, {decoder.config.speech_vocab_size} speech "
+        "codes, "
+        f"{decoder.config.num_prediction_heads} heads, checksum {decoder.checksum()[:12]}"
+    )

@@ -1,13 +1,16 @@
-"""The language model of CosyVoice-300M, with the interface that `BackboneDecoder` has of models of `transformers`.
+"""The language model of CosyVoice-300M, with the interface that `BackboneDecoder` has of models of
+`transformers`.
 
-Text goes through an encoder of its own (six causal blocks and a linear layer), speech codes through a table; both, with
-the symbols between them, are one causal sequence for fourteen Transformer blocks. Attention knows relative positions
-only (Dai et al. 2019, arXiv 1901.02860, section 3.3), which suits a ragged cache: columns need positions, not offsets.
-Decoding (dcar/decoding/language.py) calls the parts of the blocks on such a cache.
+Text goes through an encoder of its own (six causal blocks and a linear layer), speech codes through
+a table; both, with the symbols between them, are one causal sequence for fourteen Transformer
+blocks. Attention knows relative positions only (Dai et al. 2019, arXiv 1901.02860, section 3.3),
+which suits a ragged cache: columns need positions, not offsets. Decoding
+(dcar/decoding/language.py) calls the parts of the blocks on such a cache.
 
-Written from cosyvoice/llm/llm.py (TransformerLM), cosyvoice/transformer/encoder.py and attention.py of
-FunAudioLLM/CosyVoice. The sizes come from the checkpoint, what the weights do not show from its cosyvoice.yaml: Swish
-in the text encoder, ReLU in the language model, positions see themselves and what is before (static_chunk_size 1).
+Written from cosyvoice/llm/llm.py (TransformerLM), cosyvoice/transformer/encoder.py and attention.py
+of FunAudioLLM/CosyVoice. The sizes come from the checkpoint, what the weights do not show from its
+cosyvoice.yaml: Swish in the text encoder, ReLU in the language model, positions see themselves and
+what is before (static_chunk_size 1).
 """
 
 from __future__ import annotations
@@ -24,10 +27,13 @@ MODEL_TYPE = "cosyvoice-lm"
 
 
 class Distances(NamedTuple):
-    """What attention knows of positions: row d of `table` [n, D] stands for a key d positions before the query."""
+    """What attention knows of positions: row d of `table` [n, D] stands for a key d positions
+    before the query."""
 
     table: Tensor  # [n, D], sine and cosine in turn
-    behind: Tensor  # int64 [B or 1, m, C], distance of key c from query m; 0 where the key is behind it (masked anyway)
+    # int64 [B or 1, m, C], distance of key c from query m; 0 where the key is behind it (masked
+    # anyway)
+    behind: Tensor
 
 
 def sinusoids(count: int, width: int, device: torch.device) -> Tensor:
@@ -44,7 +50,8 @@ def distances(positions: Tensor, width: int) -> Distances:
 
 
 class RelativeAttention(nn.Module):
-    """score(i, j) = ((q_i + u) · k_j + (q_i + v) · W r_{i−j}) / √d, r the sinusoids of a distance."""
+    """score(i, j) = ((q_i + u) · k_j + (q_i + v) · W r_{i−j}) / √d, r the sinusoids of a
+    distance."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -63,11 +70,15 @@ class RelativeAttention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values: x [..., D] -> three times [..., H, d]."""
-        return (self.linear_q(x).unflatten(-1, (self.heads, -1)), self.linear_k(x).unflatten(-1, (self.heads, -1)),
-                self.linear_v(x).unflatten(-1, (self.heads, -1)))
+        return (
+            self.linear_q(x).unflatten(-1, (self.heads, -1)),
+            self.linear_k(x).unflatten(-1, (self.heads, -1)),
+            self.linear_v(x).unflatten(-1, (self.heads, -1)),
+        )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """q [B, H, m, d], k and v [B, H, C, d], bias [B, H, m, C]: scores of positions and, as -inf, the mask."""
+        """q [B, H, m, d], k and v [B, H, C, d], bias [B, H, m, C]: scores of positions and, as
+        -inf, the mask."""
         return F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, attn_mask=bias)
 
     def position_scores(self, q: Tensor, relative: Distances) -> Tensor:
@@ -79,9 +90,13 @@ class RelativeAttention(nn.Module):
     def _by_distance(self, q: Tensor, table: Tensor) -> Tensor:
         """q [B, H, m, d] · W r_n for every row of the table [n, D] -> [B, H, m, n]."""
         (batch, heads, m, size), (n, width) = q.shape, table.shape
-        few = batch * m * (width + heads * n) < n * (width + batch * m)  # multiplications of the two orders, over D
-        if few and type(self.linear_pos) is nn.Linear:  # decoding: the queries go to the table, not it to them
-            turned = torch.einsum("bhmd,hdw->bhmw", q, self.linear_pos.weight.view(heads, size, width))
+        # multiplications of the two orders, over D
+        few = batch * m * (width + heads * n) < n * (width + batch * m)
+        # decoding: the queries go to the table, not it to them
+        if few and type(self.linear_pos) is nn.Linear:
+            turned = torch.einsum(
+                "bhmd,hdw->bhmw", q, self.linear_pos.weight.view(heads, size, width)
+            )
             return turned @ table.T
         return torch.einsum("bhmd,nhd->bhmn", q, self.linear_pos(table).view(n, heads, size))
 
@@ -111,14 +126,22 @@ class Block(nn.Module):
 
 
 def blocks(shape: dict[str, Any], activation: str) -> nn.ModuleList:
-    """The blocks of an encoder or language model by the names that configurations of `transformers` use."""
+    """The blocks of an encoder or language model by the names that configurations of
+    `transformers` use."""
     return nn.ModuleList(
-        Block(shape["hidden_size"], shape["num_attention_heads"], shape["intermediate_size"], activation)
-        for _ in range(shape["num_hidden_layers"]))
+        Block(
+            shape["hidden_size"],
+            shape["num_attention_heads"],
+            shape["intermediate_size"],
+            activation,
+        )
+        for _ in range(shape["num_hidden_layers"])
+    )
 
 
 class TextEncoder(nn.Module):
-    """Text ids -> vectors of the language model's width. Causal, so padding behind a text changes nothing before it."""
+    """Text ids -> vectors of the language model's width. Causal, so padding behind a text
+    changes nothing before it."""
 
     def __init__(self, vocab_size: int, shape: dict[str, Any], output_size: int):
         super().__init__()
@@ -154,7 +177,9 @@ class CosyVoiceLM(nn.Module):
     def __init__(self, architecture: dict[str, Any]):
         super().__init__()
         width = architecture["hidden_size"]
-        self.embed_tokens = TextEncoder(architecture["vocab_size"], architecture["text_encoder"], width)
+        self.embed_tokens = TextEncoder(
+            architecture["vocab_size"], architecture["text_encoder"], width
+        )
         self.input, self.input_norm = nn.Linear(width, width), nn.LayerNorm(width)
         self.layers, self.norm = blocks(architecture, "relu"), nn.LayerNorm(width)
         self.gradient_checkpointing = False
@@ -163,10 +188,16 @@ class CosyVoiceLM(nn.Module):
         """As of models of `transformers`; settings go to torch.utils.checkpoint."""
         self.gradient_checkpointing, self._checkpoint_settings = True, settings
 
-    def forward(self, inputs_embeds: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None,
-                use_cache: bool = False) -> Hidden:
-        """inputs_embeds [B, m, D], their positions [B or 1, m], mask [B, 1, m, m]; without the last two one plain
-        sequence. Decoding with a cache is `dcar.decoding.language`'s business; use_cache must be False."""
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        use_cache: bool = False,
+    ) -> Hidden:
+        """inputs_embeds [B, m, D], their positions [B or 1, m], mask [B, 1, m, m]; without the
+        last two one plain sequence. Decoding with a cache is `dcar.decoding.language`'s
+        business; use_cache must be False."""
         if position_ids is None:
             position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
         if attention_mask is None:
@@ -176,6 +207,9 @@ class CosyVoiceLM(nn.Module):
         relative = distances(position_ids, x.shape[-1])
         recompute = self.gradient_checkpointing and self.training
         for layer in self.layers:
-            x = (checkpoint(layer, x, relative, attention_mask, **self._checkpoint_settings) if recompute
-                 else layer(x, relative, attention_mask))
+            x = (
+                checkpoint(layer, x, relative, attention_mask, **self._checkpoint_settings)
+                if recompute
+                else layer(x, relative, attention_mask)
+            )
         return Hidden(self.norm(x))

@@ -1,12 +1,15 @@
-"""CAR heads on a pretrained causal language model of `transformers`, with the interface of `CARDecoder`.
+"""CAR heads on a pretrained causal language model of `transformers`, with the interface of
+`CARDecoder`.
 
-One sequence, causal throughout, as such models were trained: prefix (text with its template), then speech. Speech has
-an embedding table and heads of its own, whether the source kept speech ids in its vocabulary (LLaSA) or beside it
-(CosyVoice 2): ids are 0..V-1 codes, V = EOS, V + 1 = start of speech, V + 2 = start of the sequence (where there is
-one). What decoding, stage one, DCPO, export and the comparison use of a decoder is the same here.
+One sequence, causal throughout, as such models were trained: prefix (text with its template), then
+speech. Speech has an embedding table and heads of its own, whether the source kept speech ids in
+its vocabulary (LLaSA) or beside it (CosyVoice 2): ids are 0..V-1 codes, V = EOS, V + 1 = start of
+speech, V + 2 = start of the sequence (where there is one). What decoding, stage one, DCPO, export
+and the comparison use of a decoder is the same here.
 
-Training runs the language model as it is. Decoding computes its layers itself, with its modules and on our own ragged
-cache (dcar/decoding/language.py), so only architectures whose layers it knows can be used.
+Training runs the language model as it is. Decoding computes its layers itself, with its modules and
+on our own ragged cache (dcar/decoding/language.py), so only architectures whose layers it knows can
+be used.
 """
 
 from __future__ import annotations
@@ -23,8 +26,17 @@ from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE, CosyVoiceLM
 from dcar.model.car import SpeechDecoder, SpeechVocabulary
 from heads.build import build_heads
 
-UNUSED = {"id2label", "label2id", "problem_type", "transformers_version", "architectures", "dtype", "torch_dtype"}
-ROTARY = ("llama", "qwen2", "qwen3", "mistral")  # models of transformers whose layers decoding computes
+UNUSED = {
+    "id2label",
+    "label2id",
+    "problem_type",
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+}
+# models of transformers whose layers decoding computes
+ROTARY = ("llama", "qwen2", "qwen3", "mistral")
 FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
 TEXT_TOKENIZER_FOLDER = "text_tokenizer"  # beside a decoder whose text is not phonemes
 
@@ -36,10 +48,13 @@ def _named(name: str) -> Any:
 
 @dataclass
 class BackboneConfig(SpeechVocabulary):
-    """Shape and layout of a decoder on a language model. `bos`, `tokenizer`, `phonemes` as in `CARConfig`."""
+    """Shape and layout of a decoder on a language model. `bos`, `tokenizer`, `phonemes` as in
+    `CARConfig`."""
 
-    architecture: dict[str, Any] = field(default_factory=dict)  # config of the language model, with its model_type
-    source: str = ""  # what it was made from: cosyvoice2, llasa, causal-lm, or text-lm (which knew no speech)
+    # config of the language model, with its model_type
+    architecture: dict[str, Any] = field(default_factory=dict)
+    # what it was made from: cosyvoice2, llasa, causal-lm, or text-lm (which knew no speech)
+    source: str = ""
     speech_vocab_size: int = 0  # V codes
     num_prediction_heads: int = 7
     heads: str = "independent"  # or shared; this and what follows as in CARConfig
@@ -49,8 +64,9 @@ class BackboneConfig(SpeechVocabulary):
     head_width: int = 0
     tie_heads: bool = False
     base_head_bias: bool = False  # CosyVoice 2's has one
-    # True: speech prompt without its text, then the start symbol, then the target. False: the start symbol closes the
-    # prefix, and the prompt is the beginning of the speech (zero-shot layout of CosyVoice 2 and LLaSA).
+    # True: speech prompt without its text, then the start symbol, then the target. False: the start
+    # symbol closes the prefix, and the prompt is the beginning of the speech (zero-shot layout of
+    # CosyVoice 2 and LLaSA).
     bos: bool = False
     sequence_start: bool = False  # the prefix begins with a vector of its own (CosyVoice's sos)
     text_prefix: tuple[int, ...] = ()  # ids before and
@@ -61,7 +77,9 @@ class BackboneConfig(SpeechVocabulary):
 
     def __post_init__(self):
         # without entries that do not describe the weights or do not survive JSON
-        kept = {k: v for k, v in self.architecture.items() if k not in UNUSED and not k.startswith("_")}
+        kept = {
+            k: v for k, v in self.architecture.items() if k not in UNUSED and not k.startswith("_")
+        }
         self.architecture = json.loads(json.dumps(kept))
 
     @property
@@ -84,20 +102,26 @@ class BackboneConfig(SpeechVocabulary):
 
     @property
     def head_dim(self) -> int:
-        return int(self.architecture.get("head_dim") or self.hidden_size // self.num_attention_heads)
+        return int(
+            self.architecture.get("head_dim") or self.hidden_size // self.num_attention_heads
+        )
 
 
 def check_architecture(architecture: dict[str, Any]) -> None:
-    """CheckpointError where decoding (dcar/decoding/language.py) does not know what the language model computes."""
+    """CheckpointError where decoding (dcar/decoding/language.py) does not know what the language
+    model computes."""
     kind = architecture.get("model_type")
     if kind not in (*ROTARY, MODEL_TYPE):
-        raise CheckpointError(f"a language model of type '{kind}' cannot be decoded; give one of type "
-                              f"{', '.join(ROTARY)} or {MODEL_TYPE}")
+        raise CheckpointError(
+            f"a language model of type '{kind}' cannot be decoded; give one of type "
+            f"{', '.join(ROTARY)} or {MODEL_TYPE}"
+        )
 
 
 def language_model(architecture: dict[str, Any]) -> Any:
-    """An untrained language model without its output layer. CheckpointError where it is of another type than those
-    supported, attends within a window, or changes its rotary frequencies with the length of a sequence."""
+    """An untrained language model without its output layer. CheckpointError where it is of
+    another type than those supported, attends within a window, or changes its rotary frequencies
+    with the length of a sequence."""
     from transformers import AutoConfig, AutoModel
 
     check_architecture(architecture)
@@ -107,20 +131,29 @@ def language_model(architecture: dict[str, Any]) -> Any:
         return CosyVoiceLM(settings)
     config = AutoConfig.for_model(kind, **settings)
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    window = (
+        getattr(config, "sliding_window", None)
+        if getattr(config, "use_sliding_window", True)
+        else None
+    )
     if layers != {"full_attention"} or window:
-        raise CheckpointError(f"'{kind}' with {sorted(layers)} and a window of {window}: the ragged cache holds all "
-                              "positions, so only models with full attention in every layer can be used; set "
-                              "sliding_window to null in its config.json if the sequences are shorter than the window")
+        raise CheckpointError(
+            f"'{kind}' with {sorted(layers)} and a window of {window}: the ragged cache holds all "
+            "positions, so only models with full attention in every layer can be used; set "
+            "sliding_window to null in its config.json if the sequences are shorter than the window"
+        )
     if (rope := config.rope_parameters["rope_type"]) not in FIXED_ROTARY:
-        raise CheckpointError(f"'{kind}' with rotary positions of type '{rope}': only types whose frequencies do not "
-                              f"depend on the length of a sequence can be used ({', '.join(FIXED_ROTARY)}); give "
-                              "another model")
+        raise CheckpointError(
+            f"'{kind}' with rotary positions of type '{rope}': only types whose frequencies do not "
+            f"depend on the length of a sequence can be used ({', '.join(FIXED_ROTARY)}); give "
+            "another model"
+        )
     return AutoModel.from_config(config, attn_implementation="sdpa")
 
 
 class BackboneDecoder(SpeechDecoder):
-    """Text and speech prompt in, distributions of the next K speech tokens out; see `CARDecoder` for the methods."""
+    """Text and speech prompt in, distributions of the next K speech tokens out; see `CARDecoder`
+    for the methods."""
 
     config_class = BackboneConfig
     model_type = "dcar-backbone-decoder"
@@ -147,7 +180,11 @@ class BackboneDecoder(SpeechDecoder):
     @property
     def inputs(self) -> tuple[nn.Module, ...]:
         """The modules before the layers: text embedding, others of the model, speech embedding."""
-        before = [module for name, module in self.backbone.named_children() if name not in ("layers", "norm")]
+        before = [
+            module
+            for name, module in self.backbone.named_children()
+            if name not in ("layers", "norm")
+        ]
         return (*before, self.speech_embedding)
 
     def restore_buffers(self) -> None:
@@ -160,40 +197,60 @@ class BackboneDecoder(SpeechDecoder):
         """Recompute each layer's activations in the backward pass; memory for a third more time."""
         self.backbone.gradient_checkpointing_enable({"use_reentrant": False})
 
-    # --- training -----------------------------------------------------------------------------------------------
+    # --- training ---------------------------------------------------------------------------------
 
-    def speech_hidden(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
-                      prompt_lengths: Tensor) -> Tensor:
-        """Hidden states [B, S, D] of the speech positions of complete sequences, without a cache; positions follow each
-        row's own text."""
-        prefix, lengths = text_prefix(self.config, self.backbone.embed_tokens, self.speech_embedding, text_ids,
-                                      text_lengths)
+    def speech_hidden(
+        self,
+        text_ids: Tensor,
+        text_lengths: Tensor,
+        speech_ids: Tensor,
+        speech_lengths: Tensor,
+        prompt_lengths: Tensor,
+    ) -> Tensor:
+        """Hidden states [B, S, D] of the speech positions of complete sequences, without a
+        cache; positions follow each row's own text."""
+        prefix, lengths = text_prefix(
+            self.config, self.backbone.embed_tokens, self.speech_embedding, text_ids, text_lengths
+        )
         n, s = prefix.shape[1], speech_ids.shape[1]
         column = torch.arange(n + s, device=prefix.device)
         real = (column < lengths[:, None]) | (column >= n)  # [B, N' + S]
-        mask = (column <= column[:, None]) & real[:, None]  # [B, N' + S, N' + S]; every row sees at least column 0
+        # [B, N' + S, N' + S]; every row sees at least column 0
+        mask = (column <= column[:, None]) & real[:, None]
         positions = torch.where(column < n, column, column - n + lengths[:, None])
         x = torch.cat((prefix, self.speech_embedding(speech_ids).to(prefix.dtype)), dim=1)
-        out = self.backbone(inputs_embeds=x, position_ids=positions, attention_mask=mask[:, None], use_cache=False)
+        out = self.backbone(
+            inputs_embeds=x, position_ids=positions, attention_mask=mask[:, None], use_cache=False
+        )
         # the heads may be of higher precision
         return out.last_hidden_state[:, n:].to(self.heads.base.weight.dtype)
 
 
-def text_prefix(config: BackboneConfig, embed_text: nn.Module, embed_speech: nn.Embedding, text_ids: Tensor,
-                text_lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors [B, N', D] of text with template and special symbols, and how many of them are real [B]."""
+def text_prefix(
+    config: BackboneConfig,
+    embed_text: nn.Module,
+    embed_speech: nn.Embedding,
+    text_ids: Tensor,
+    text_lengths: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Vectors [B, N', D] of text with template and special symbols, and how many of them are
+    real [B]."""
     device = text_ids.device
     texts = embed_text(text_ids)
     marks = torch.arange(config.start, embed_speech.num_embeddings, device=device)
     special = embed_speech(marks)[:, None].to(texts.dtype)  # [2, 1, D]
-    before, after = ([embed_text(torch.tensor(ids, device=device))] if ids else []
-                     for ids in (config.text_prefix, config.text_suffix))
+    before, after = (
+        [embed_text(torch.tensor(ids, device=device))] if ids else []
+        for ids in (config.text_prefix, config.text_suffix)
+    )
     if config.sequence_start:
         before.insert(0, special[1])
     if not config.bos:
         after.append(special[0])
-    rows = [torch.cat([*before, text[:length], *after])
-            for text, length in zip(texts, text_lengths.tolist(), strict=True)]
+    rows = [
+        torch.cat([*before, text[:length], *after])
+        for text, length in zip(texts, text_lengths.tolist(), strict=True)
+    ]
     lengths = torch.tensor([len(row) for row in rows], device=device)
     return nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths
 
@@ -202,23 +259,34 @@ def peft_config(settings: dict[str, Any]):
     """The `LoraConfig` of peft for `LoraSettings` (dcar/model/backbones/lora.py)."""
     from peft import LoraConfig
 
-    return LoraConfig(r=settings["rank"], lora_alpha=settings["alpha"], lora_dropout=settings["dropout"],
-                      target_modules=list(settings["targets"]), bias="none")
+    return LoraConfig(
+        r=settings["rank"],
+        lora_alpha=settings["alpha"],
+        lora_dropout=settings["dropout"],
+        target_modules=list(settings["targets"]),
+        bias="none",
+    )
 
 
 def inject(backbone: nn.Module, settings: dict[str, Any]) -> None:
-    """Put LoRA adapters into the language model, in place. ConfigError where no layer has a target's name."""
+    """Put LoRA adapters into the language model, in place. ConfigError where no layer has a
+    target's name."""
     from peft import inject_adapter_in_model
 
     names = {name.rpartition(".")[2] for name, _ in backbone.named_modules()}
     if unknown := sorted(set(settings["targets"]) - names):
-        linear = {n.rpartition(".")[2] for n, m in backbone.named_modules() if isinstance(m, nn.Linear)}
-        raise ConfigError(f"lora targets {unknown} are no layers of this model; it has {sorted(linear)}")
+        linear = {
+            n.rpartition(".")[2] for n, m in backbone.named_modules() if isinstance(m, nn.Linear)
+        }
+        raise ConfigError(
+            f"lora targets {unknown} are no layers of this model; it has {sorted(linear)}"
+        )
     inject_adapter_in_model(peft_config(settings), backbone)
 
 
 def cast_backbone(decoder: BackboneDecoder, dtype: torch.dtype) -> BackboneDecoder:
-    """Store the language model's own weights in `dtype`; heads, speech embedding and adapters stay float32."""
+    """Store the language model's own weights in `dtype`; heads, speech embedding and adapters
+    stay float32."""
     for name, parameter in decoder.backbone.named_parameters():
         if "lora_" not in name:
             parameter.data = parameter.data.to(dtype)

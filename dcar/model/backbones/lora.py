@@ -1,4 +1,5 @@
-"""LoRA on the language model of a decoder (Hu et al. 2021, by `peft`), with the heads trained beside it.
+"""LoRA on the language model of a decoder (Hu et al. 2021, by `peft`), with the heads trained
+beside it.
 
 Three ways to train, `backbone.train` of `dcar train`:
 
@@ -7,9 +8,9 @@ Three ways to train, `backbone.train` of `dcar train`:
     lora    low-rank adapters on the language model, and all heads; the speech embedding too where it is new
     joint   everything
 
-Checkpoints of a run hold the adapters in place. At its end the adapters are merged into the weights, so that
-everything behind it reads a plain decoder, and written beside it in peft's own layout (`adapter/`), named as for the
-published causal model, with the heads in a file of their own.
+Checkpoints of a run hold the adapters in place. At its end the adapters are merged into the
+weights, so that everything behind it reads a plain decoder, and written beside it in peft's own
+layout (`adapter/`), named as for the published causal model, with the heads in a file of their own.
 """
 
 from __future__ import annotations
@@ -36,14 +37,18 @@ class LoraSettings:
     rank: int = setting(16, "Rank of B A.", minimum=1)
     alpha: float = setting(32.0, "Scale: alpha / rank.", above=0)
     dropout: float = setting(0.0, "Share of inputs dropped while training.", minimum=0, below=1)
-    targets: list[str] = setting(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-                                 "Layers of the language model that get adapters.")
+    targets: list[str] = setting(
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        "Layers of the language model that get adapters.",
+    )
 
 
 def add_lora(decoder: BackboneDecoder, settings: LoraSettings) -> BackboneDecoder:
     """Give a decoder untrained adapters (B = 0: it computes what it did before)."""
     if decoder.config.lora:
-        raise ConfigError("this decoder has adapters already; merge them first, or go on with its own run")
+        raise ConfigError(
+            "this decoder has adapters already; merge them first, or go on with its own run"
+        )
     if settings.rank < 1 or not settings.targets:
         raise ConfigError("lora needs a rank of at least 1 and at least one target layer")
     inject(decoder.backbone, asdict(settings))
@@ -54,35 +59,53 @@ def add_lora(decoder: BackboneDecoder, settings: LoraSettings) -> BackboneDecode
 def set_trainable(decoder: BackboneDecoder, mode: str) -> None:
     """Freeze what `mode` (joint, lora, heads) does not train; see the top of this file."""
     if (mode == "lora") != bool(decoder.config.lora):
-        raise ConfigError(f"backbone.train={mode}, but the decoder has {'' if decoder.config.lora else 'no '}adapters")
+        raise ConfigError(
+            f"backbone.train={mode}, but the decoder has "
+            f"{'' if decoder.config.lora else 'no '}adapters"
+        )
     if mode == "heads" and decoder.config.num_prediction_heads == 1:
-        raise ConfigError("backbone.train=heads trains the additional heads, and this decoder has none; convert the "
-                          "model with heads=7, or train lora or joint")
+        raise ConfigError(
+            "backbone.train=heads trains the additional heads, and this decoder has none; convert "
+            "the "
+            "model with heads=7, or train lora or joint"
+        )
     new = decoder.config.source == "text-lm"
     if mode == "heads" and new:
-        raise ConfigError("backbone.train=heads freezes the language model, and this one has never seen speech: train "
-                          "lora or joint")
+        raise ConfigError(
+            "backbone.train=heads freezes the language model, and this one has never seen speech: "
+            "train "
+            "lora or joint"
+        )
     for name, parameter in decoder.named_parameters():
         if mode == "joint":
             trained = True
         elif mode == "lora":
-            trained = "lora_" in name or name.startswith("heads.") or new and name.startswith("speech_embedding.")
+            trained = (
+                "lora_" in name
+                or name.startswith("heads.")
+                or new
+                and name.startswith("speech_embedding.")
+            )
         else:
             trained = name.startswith("heads.") and not name.startswith("heads.base.")
         parameter.requires_grad_(trained)
 
 
 def save_adapter(decoder: BackboneDecoder, directory: str | Path) -> None:
-    """Write adapter_config.json and adapter_model.safetensors as peft does (PeftModel.from_pretrained on the published
-    causal model reads them), and heads and speech embedding in heads.safetensors."""
+    """Write adapter_config.json and adapter_model.safetensors as peft does
+    (PeftModel.from_pretrained on the published causal model reads them), and heads and speech
+    embedding in heads.safetensors."""
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
     config = peft_config(decoder.config.lora)
     config.inference_mode = True
     config.save_pretrained(str(path))
     tensors = {k: v.detach().cpu().contiguous() for k, v in decoder.state_dict().items()}
-    adapter = {PREFIX + k.removeprefix("backbone.").replace(".default", ""): v for k, v in tensors.items()
-               if "lora_" in k}
+    adapter = {
+        PREFIX + k.removeprefix("backbone.").replace(".default", ""): v
+        for k, v in tensors.items()
+        if "lora_" in k
+    }
     save_file(adapter, path / ADAPTER, metadata={"format": "pt"})
     rest = {k: v for k, v in tensors.items() if not k.startswith("backbone.")}
     save_file(rest, path / HEADS, metadata={"format": "pt"})
@@ -98,7 +121,10 @@ def merge(decoder: BackboneDecoder) -> BackboneDecoder:
             continue
         if name.endswith(".base_layer.weight"):
             stem = name.removesuffix(".base_layer.weight")
-            a, b = state[f"{stem}.lora_A.default.weight"].float(), state[f"{stem}.lora_B.default.weight"].float()
+            a, b = (
+                state[f"{stem}.lora_A.default.weight"].float(),
+                state[f"{stem}.lora_B.default.weight"].float(),
+            )
             tensor = tensor.float() + scale * (b @ a)
         merged[name.replace(".base_layer.", ".")] = tensor.float()
     plain = BackboneDecoder(BackboneConfig(**{**asdict(decoder.config), "lora": None}))

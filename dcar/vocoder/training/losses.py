@@ -1,15 +1,18 @@
-"""What a recogniser and a speaker encoder teach the vocoder's acoustic model. Training only: nothing of it is exported.
+"""What a recogniser and a speaker encoder teach the vocoder's acoustic model. Training only:
+nothing of it is exported.
 
-Its spectra must sound like the words to whisper-base. The absolute difference of log-mels is least at the median of all
-the ways to say a token, and that blurs what tells words apart. Whisper's encoder, whose states the starter tokens are
-cut from, hears the difference: its states of the predicted spectrum are compared with its states of the true one (a
-perceptual loss: Johnson et al. 2016, sec. 3.2). Moonshine, which judges, has no part in it.
+Its spectra must sound like the words to whisper-base. The absolute difference of log-mels is least
+at the median of all the ways to say a token, and that blurs what tells words apart. Whisper's
+encoder, whose states the starter tokens are cut from, hears the difference: its states of the
+predicted spectrum are compared with its states of the true one (a perceptual loss: Johnson et al.
+2016, sec. 3.2). Moonshine, which judges, has no part in it.
 
-And they must sound like the voice to Resemblyzer. A mean of absolute differences over frames hardly counts what makes a
-voice, and the model drifts to the nearest voices that it knows. The loss is the speaker consistency loss of YourTTS
-(Casanova et al. 2022, eq. 1) on spectrograms: one minus the cosine of the embeddings of what is said and of what was
-recorded. The same encoder measures similarity of voices, so that similarity is no independent figure for a vocoder
-trained so; `dcar analyse what=vocoder` has a second one.
+And they must sound like the voice to Resemblyzer. A mean of absolute differences over frames hardly
+counts what makes a voice, and the model drifts to the nearest voices that it knows. The loss is the
+speaker consistency loss of YourTTS (Casanova et al. 2022, eq. 1) on spectrograms: one minus the
+cosine of the embeddings of what is said and of what was recorded. The same encoder measures
+similarity of voices, so that similarity is no independent figure for a vocoder trained so; `dcar
+analyse what=vocoder` has a second one.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ _LOUDNESS = 10 ** (LOUDNESS_DBFS / 20)  # Resemblyzer raises speech to this root
 
 
 def ctranslate2_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Variables of a CTranslate2 `model.bin` (binary version 6) whose names begin with `prefix`, as float32 tensors.
+    """Variables of a CTranslate2 `model.bin` (binary version 6) whose names begin with `prefix`, as
+    float32 tensors.
 
     CheckpointError if the file is another version or ends too early.
     """
@@ -56,13 +60,17 @@ def ctranslate2_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     try:
         if (version := number("I")) != 6:
-            raise CheckpointError(f"{path}: CTranslate2 binary version {version}; this reader knows version 6")
+            raise CheckpointError(
+                f"{path}: CTranslate2 binary version {version}; this reader knows version 6"
+            )
         string(), number("I")  # name and revision of the model's kind
         for _ in range(number("I")):
             name, dims = string(), [number("I") for _ in range(number("B"))]
             kind, size = _DTYPES[number("B")], number("I")
             if name.startswith(prefix):
-                values = np.frombuffer(data, kind, size // np.dtype(kind).itemsize, at).astype(np.float32)
+                values = np.frombuffer(data, kind, size // np.dtype(kind).itemsize, at).astype(
+                    np.float32
+                )
                 weights[name.removeprefix(prefix)] = torch.from_numpy(values.reshape(dims))
             at += size
     except (struct.error, KeyError, ValueError) as error:
@@ -71,10 +79,12 @@ def ctranslate2_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
 
 
 class WhisperStates(nn.Module):
-    """Whisper's encoder as a differentiable function: features [B, F, 80] -> states of chosen layers, each [B, F/2, D].
+    """Whisper's encoder as a differentiable function: features [B, F, 80] -> states of chosen
+    layers, each [B, F/2, D].
 
-    weights: those of `encoder/` in a CTranslate2 model. layers: after which the states are wanted, 1-based; the last
-    layer's are behind the final norm, as in `dcar.tokens.whisper.WhisperEncoder`. Frozen.
+    weights: those of `encoder/` in a CTranslate2 model. layers: after which the states are wanted,
+    1-based; the last layer's are behind the final norm, as in `dcar.tokens.whisper.WhisperEncoder`.
+    Frozen.
     """
 
     def __init__(self, weights: dict[str, Tensor], layers: Sequence[int]):
@@ -85,7 +95,8 @@ class WhisperStates(nn.Module):
             raise CheckpointError(f"layers {list(layers)} of an encoder of {self.depth}")
         self.layers = tuple(sorted(layers))
         self.weights = nn.ParameterDict(
-            {name: nn.Parameter(value, requires_grad=False) for name, value in weights.items()})
+            {name: nn.Parameter(value, requires_grad=False) for name, value in weights.items()}
+        )
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return F.linear(x, self.weights[f"{name}/weight"], self.weights[f"{name}/bias"])
@@ -97,14 +108,24 @@ class WhisperStates(nn.Module):
     def forward(self, features: Tensor) -> list[Tensor]:
         x = features.transpose(1, 2)
         for name, stride in (("conv1", 1), ("conv2", 2)):
-            x = F.gelu(F.conv1d(x, self.weights[f"{name}/weight"], self.weights[f"{name}/bias"], stride, padding=1))
+            x = F.gelu(
+                F.conv1d(
+                    x,
+                    self.weights[f"{name}/weight"],
+                    self.weights[f"{name}/bias"],
+                    stride,
+                    padding=1,
+                )
+            )
         x = x.transpose(1, 2)
         x = x + self.weights["position_encodings/encodings"][: x.shape[1]]
         found = []
         for i in range(self.layers[-1]):
             attention, ffn = f"layer_{i}/self_attention", f"layer_{i}/ffn"
             h = self._linear(self._norm(x, f"{attention}/layer_norm"), f"{attention}/linear_0")
-            q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in h.chunk(3, dim=2))
+            q, k, v = (
+                part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in h.chunk(3, dim=2)
+            )
             h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
             x = x + self._linear(h, f"{attention}/linear_1")
             h = F.gelu(self._linear(self._norm(x, f"{ffn}/layer_norm"), f"{ffn}/linear_0"))
@@ -117,22 +138,28 @@ class WhisperStates(nn.Module):
 class WordLoss(nn.Module):
     """How far whisper-base's states of a predicted log-mel are from those of the true one.
 
-    The vocoder's log-mel is read as Whisper's features by a linear map of three frames (both have 100 a second), fitted
-    by least squares to recordings; the states of features mapped so give 83 % of the codes that the recordings give.
-    Both spectra go through the map, so its error is no error of the prediction.
+    The vocoder's log-mel is read as Whisper's features by a linear map of three frames (both have
+    100 a second), fitted by least squares to recordings; the states of features mapped so give 83 %
+    of the codes that the recordings give. Both spectra go through the map, so its error is no error
+    of the prediction.
     """
 
     LAYERS = (3, 6)
 
     def __init__(self, waves: Tensor, log_mel: Tensor):
-        """waves [N, samples] at 24 kHz and their log_mel [N, F, bands], some minutes of speech to fit the map to."""
+        """waves [N, samples] at 24 kHz and their log_mel [N, F, bands], some minutes of speech
+        to fit the map to."""
         super().__init__()
         from faster_whisper.feature_extractor import FeatureExtractor
 
         extract = FeatureExtractor()
-        self.states = WhisperStates(ctranslate2_weights(whisper_base_dir() / "model.bin", "encoder/"), self.LAYERS)
+        self.states = WhisperStates(
+            ctranslate2_weights(whisper_base_dir() / "model.bin", "encoder/"), self.LAYERS
+        )
         features = [
-            extract(resample(wave, SAMPLE_RATE, ENCODER_SAMPLE_RATE), padding=0).T[: log_mel.shape[1]]
+            extract(resample(wave, SAMPLE_RATE, ENCODER_SAMPLE_RATE), padding=0).T[
+                : log_mel.shape[1]
+            ]
             for wave in waves.cpu().numpy()
         ]
         target = torch.from_numpy(np.stack(features)).to(log_mel.device, torch.float64)
@@ -140,16 +167,20 @@ class WordLoss(nn.Module):
         self.mapping = linear_map(seen, target, 1e-6)
         self.to(log_mel.device)
         with torch.no_grad():  # so that no dimension counts for more than another
-            self.spread = torch.stack([s.float().flatten(0, 1).std(0) for s in self.states(self.features(log_mel))])
+            self.spread = torch.stack(
+                [s.float().flatten(0, 1).std(0) for s in self.states(self.features(log_mel))]
+            )
 
     def features(self, log_mel: Tensor) -> Tensor:
         """Whisper's features [B, F, 80] of log_mel [B, F, bands]."""
         mapped = _with_one(log_mel) @ self.mapping
-        return mapped.maximum(mapped.amax((1, 2), keepdim=True) - 2.0)  # Whisper's floor: 80 dB below the loudest
+        # Whisper's floor: 80 dB below the loudest
+        return mapped.maximum(mapped.amax((1, 2), keepdim=True) - 2.0)
 
     def forward(self, said: Tensor, true: Tensor, mask: Tensor) -> Tensor:
-        """Mean squared distance of states in units of their variance, a scalar: log-mels said and true [B, F, bands]
-        and mask [B, F], 0 outside the utterances (there the truth stands for what was said)."""
+        """Mean squared distance of states in units of their variance, a scalar: log-mels said
+        and true [B, F, bands] and mask [B, F], 0 outside the utterances (there the truth stands
+        for what was said)."""
         even = 2 * (mask.shape[1] // 2)  # Whisper halves the rate of frames
         said, true, mask = said[:, :even], true[:, :even], mask[:, :even]
         said = torch.where(mask[..., None] > 0, said, true)
@@ -165,8 +196,8 @@ class WordLoss(nn.Module):
 
 
 def linear_map(seen: Tensor, target: Tensor, ridge: float) -> Tensor:
-    """Least squares: the map [A, B] float32 from seen [N, F, A] to target [N, F, B], both float64; ridge: share of the
-    mean variance of what is seen that is added to each dimension's."""
+    """Least squares: the map [A, B] float32 from seen [N, F, A] to target [N, F, B], both
+    float64; ridge: share of the mean variance of what is seen that is added to each dimension's."""
     seen, target = seen.flatten(0, 1), target.flatten(0, 1)
     gram = seen.T @ seen
     gram.diagonal().add_(ridge * gram.diagonal().mean())
@@ -187,19 +218,22 @@ def _with_one(log_mel: Tensor) -> Tensor:
 class VoiceLoss(nn.Module):
     """One minus the cosine of Resemblyzer's embeddings of a predicted log-mel and of the true one.
 
-    Resemblyzer reads 40 bands of power of 100 frames a second; they are a linear map of the squared magnitudes of our
-    bands in three frames, fitted by least squares to recordings (loud frames count less than by their power). Both
-    spectra go through the map. Mapped so, two seconds of a recording have an embedding whose cosine to the recording's
-    own is 0.91, to those of others 0.59.
+    Resemblyzer reads 40 bands of power of 100 frames a second; they are a linear map of the squared
+    magnitudes of our bands in three frames, fitted by least squares to recordings (loud frames
+    count less than by their power). Both spectra go through the map. Mapped so, two seconds of a
+    recording have an embedding whose cosine to the recording's own is 0.91, to those of others
+    0.59.
     """
 
     def __init__(self, waves: Tensor, log_mel: Tensor):
-        """waves [N, samples] at 24 kHz and their log_mel [N, F, bands], some minutes of speech to fit the map to."""
+        """waves [N, samples] at 24 kHz and their log_mel [N, F, bands], some minutes of speech
+        to fit the map to."""
         super().__init__()
         from resemblyzer.audio import wav_to_mel_spectrogram
 
         encoder = SpeakerEncoder().network
-        self.lstm, self.linear = encoder.lstm.train(), encoder.linear  # cuDNN has gradients in training mode only
+        # cuDNN has gradients in training mode only
+        self.lstm, self.linear = encoder.lstm.train(), encoder.linear
         self.requires_grad_(False)
         frames = log_mel.shape[1]
         heard = [
@@ -209,19 +243,21 @@ class VoiceLoss(nn.Module):
         target = torch.from_numpy(np.stack(heard)).double()
         seen = _power(log_mel[:, : target.shape[1]]).cpu().double()
         level = target.sum(2, keepdim=True)
-        weight = 1 / (level + 3 * level.mean())  # by 1 / level, the hiss of pauses would make the map
+        # by 1 / level, the hiss of pauses would make the map
+        weight = 1 / (level + 3 * level.mean())
         self.mapping = linear_map(seen * weight, target * weight, 1e-4).to(log_mel.device)
         self.to(log_mel.device)
 
     def embed(self, log_mel: Tensor, gain: Tensor) -> Tensor:
-        """Unit-norm embeddings [B, 256] of log_mel [B, F, bands], its power multiplied by gain [B]."""
+        """Unit-norm embeddings [B, 256] of log_mel [B, F, bands], its power multiplied by gain
+        [B]."""
         bands = (_power(log_mel) @ self.mapping).clamp_min(0) * gain[:, None, None]
         _, (hidden, _) = self.lstm(bands)
         return F.normalize(F.relu(self.linear(hidden[-1])), dim=1)
 
     def forward(self, said: Tensor, true: Tensor, mask: Tensor, waves: Tensor) -> Tensor:
-        """A scalar: log-mels said and true [B, F, bands], mask [B, F] (0 outside the utterances, where the truth stands
-        for what was said), the recordings waves [B, samples]."""
+        """A scalar: log-mels said and true [B, F, bands], mask [B, F] (0 outside the utterances,
+        where the truth stands for what was said), the recordings waves [B, samples]."""
         said = torch.where(mask[..., None] > 0, said, true)
         level = waves.square().mean(1).sqrt().clamp_min(1e-5)
         gain = (_LOUDNESS / level).clamp_min(1.0).square()  # up only, as Resemblyzer does
@@ -231,5 +267,6 @@ class VoiceLoss(nn.Module):
 
 
 def _power(log_mel: Tensor) -> Tensor:
-    """Squared magnitudes of every frame, the one before and the one after: [B, F, bands] -> [B, F, 3 bands]."""
+    """Squared magnitudes of every frame, the one before and the one after: [B, F, bands] -> [B,
+    F, 3 bands]."""
     return neighbours((2 * log_mel.float()).exp())

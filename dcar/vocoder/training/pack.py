@@ -1,8 +1,10 @@
-"""Training data of the vocoder: one portable file (the pack), and the same data unpacked onto one device.
+"""Training data of the vocoder: one portable file (the pack), and the same data unpacked onto one
+device.
 
-A pack holds each recording once and lists *rows*: a recording played at some speed, with the tokens and the
-speaker features of exactly that signal. Playing at another speed moves pitch and formants, so a corpus with
-few speakers gains more. Waves are resampled when the pack is unpacked. Tokens have the rate of the corpus' tokenizer.
+A pack holds each recording once and lists *rows*: a recording played at some speed, with the tokens
+and the speaker features of exactly that signal. Playing at another speed moves pitch and formants,
+so a corpus with few speakers gains more. Waves are resampled when the pack is unpacked. Tokens have
+the rate of the corpus' tokenizer.
 """
 
 from __future__ import annotations
@@ -33,7 +35,14 @@ from dcar.tokens.base import fitted
 from dcar.tokens.codebook import codebook_of
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.load import load_tokenizer
-from dcar.voices.features import EMBEDDING_DIM, FRAME_HOP, MIN_VOICED_FRAMES, SAMPLE_RATE, track_f0, voice_statistics
+from dcar.voices.features import (
+    EMBEDDING_DIM,
+    FRAME_HOP,
+    MIN_VOICED_FRAMES,
+    SAMPLE_RATE,
+    track_f0,
+    voice_statistics,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,32 +58,45 @@ class PackRow:
 
     recording: int  # index into the recordings
     speed: float
-    tokens: np.ndarray  # int64 [T]; token k covers samples [n k, n (k + 1)) of the signal, n = 24000 / token rate
+    # int64 [T]; token k covers samples [n k, n (k + 1)) of the signal, n = 24000 / token rate
+    tokens: np.ndarray
     embedding: np.ndarray  # float32 [256], speaker embedding of the signal at this speed
     voice: str  # rows of one voice share speaker features at random during training
     validation: bool
-    states: np.ndarray | None = None  # float16 [T, P], what was quantised to the tokens: the encoder's states
+    # float16 [T, P], what was quantised to the tokens: the encoder's states
+    states: np.ndarray | None = None
     rate: int = SAMPLE_RATE  # Hz of the recording as it came: it says nothing above half of it
 
 
-def write_pack(out: str | Path, recordings: Iterable[np.ndarray], rows: Sequence[PackRow], tokenizer_checksum: str,
-               token_rate: float = 50, codebook: np.ndarray | None = None) -> None:
+def write_pack(
+    out: str | Path,
+    recordings: Iterable[np.ndarray],
+    rows: Sequence[PackRow],
+    tokenizer_checksum: str,
+    token_rate: float = 50,
+    codebook: np.ndarray | None = None,
+) -> None:
     """Write a pack (safetensors). recordings: float32 waves at 24 kHz.
 
-    token_rate: tokens a second. codebook: the tokenizer's centroids [V, P], which the embedding of tokens starts from.
-    DataError where a token would not be a whole number of frames, or nothing is packed.
+    token_rate: tokens a second. codebook: the tokenizer's centroids [V, P], which the embedding of
+    tokens starts from. DataError where a token would not be a whole number of frames, or nothing is
+    packed.
     """
     recordings, token_rate = list(recordings), whole_rate(token_rate, out)
     if not rows or not recordings:
         raise DataError(f"{out}: nothing to pack; the prepared dataset has no rows")
-    parts = [torch.from_numpy((np.clip(r, -1, 1) * 32767).round().astype(np.int16)) for r in recordings]
+    parts = [
+        torch.from_numpy((np.clip(r, -1, 1) * 32767).round().astype(np.int16)) for r in recordings
+    ]
     wide = max(int(np.max(r.tokens, initial=0)) for r in rows) > np.iinfo(np.int16).max
     voices = sorted({(r.voice, r.speed) for r in rows})
     number = {key: i for i, key in enumerate(voices)}
     tensors = {
         "audio": torch.cat(parts),
         "audio_offsets": _offsets([len(p) for p in parts]),
-        "tokens": torch.cat([torch.from_numpy(np.asarray(r.tokens, np.int32 if wide else np.int16)) for r in rows]),
+        "tokens": torch.cat(
+            [torch.from_numpy(np.asarray(r.tokens, np.int32 if wide else np.int16)) for r in rows]
+        ),
         "token_offsets": _offsets([len(r.tokens) for r in rows]),
         "recording": torch.tensor([r.recording for r in rows]),
         "speed": torch.tensor([r.speed for r in rows], dtype=torch.float64),
@@ -84,20 +106,30 @@ def write_pack(out: str | Path, recordings: Iterable[np.ndarray], rows: Sequence
         "rate": torch.tensor([r.rate for r in rows]),
     }
     if rows[0].states is not None:
-        tensors["states"] = torch.cat([torch.from_numpy(np.asarray(r.states, dtype=np.float16)) for r in rows])
+        tensors["states"] = torch.cat(
+            [torch.from_numpy(np.asarray(r.states, dtype=np.float16)) for r in rows]
+        )
     if codebook is not None:
         tensors["codebook"] = torch.from_numpy(np.ascontiguousarray(codebook, dtype=np.float32))
-    header = {"format": FORMAT, "tokenizer_checksum": tokenizer_checksum, "token_rate": str(token_rate),
-              "voices": json.dumps([f"{voice} x{speed:g}" for voice, speed in voices])}
+    header = {
+        "format": FORMAT,
+        "tokenizer_checksum": tokenizer_checksum,
+        "token_rate": str(token_rate),
+        "voices": json.dumps([f"{voice} x{speed:g}" for voice, speed in voices]),
+    }
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out, metadata=header)
 
 
 def whole_rate(token_rate: float, where: str | Path) -> int:
-    """`token_rate` as an int; DataError where a token is not a whole number of the vocoder's frames of 10 ms."""
+    """`token_rate` as an int; DataError where a token is not a whole number of the vocoder's
+    frames of 10 ms."""
     if token_rate <= 0 or token_rate != int(token_rate) or FRAME_RATE % int(token_rate):
-        raise DataError(f"{where}: tokens of {token_rate:g} Hz; the vocoder's frames run at {FRAME_RATE} Hz, so rates "
-                        "of 100, 50, 25, 20, 10 … can be trained; choose a tokenizer of such a rate")
+        raise DataError(
+            f"{where}: tokens of {token_rate:g} Hz; the vocoder's frames run at {FRAME_RATE} Hz, "
+            "so rates "
+            "of 100, 50, 25, 20, 10 … can be trained; choose a tokenizer of such a rate"
+        )
     return int(token_rate)
 
 
@@ -122,7 +154,8 @@ class Crop(NamedTuple):
 
 @dataclass
 class VocoderData:
-    """Everything a training step reads, as flat tensors on one device; R rows, S samples, N tokens in total."""
+    """Everything a training step reads, as flat tensors on one device; R rows, S samples, N
+    tokens in total."""
 
     waves: Tensor  # int16 [S], rows end to end, each samples_per_token samples a token
     tokens: Tensor  # int64 [N]
@@ -136,7 +169,8 @@ class VocoderData:
     tokenizer_checksum: str
     token_rate: int = 50  # tokens a second
     codebook: Tensor | None = None  # float32 [V, P], the tokenizer's centroids if it has any
-    states: Tensor | None = None  # float16 [N, P], what was quantised to the tokens, where the pack has it
+    # float16 [N, P], what was quantised to the tokens, where the pack has it
+    states: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.starts = self.lengths.cumsum(0) - self.lengths  # int64 [R], first token of each row
@@ -151,7 +185,8 @@ class VocoderData:
 
     @classmethod
     def load(cls, path: str | Path, device: str | torch.device) -> VocoderData:
-        """Unpack onto `device`: decode, change speed, track pitch. Raises DataError if the file is no pack."""
+        """Unpack onto `device`: decode, change speed, track pitch. Raises DataError if the file
+        is no pack."""
         try:
             with safe_open(path, "pt") as file:
                 header = file.metadata() or {}
@@ -159,7 +194,9 @@ class VocoderData:
         except (OSError, SafetensorError) as error:
             raise DataError(f"{path}: not a readable training pack: {error}; {MAKE}") from error
         if header.get("format") != FORMAT:
-            raise DataError(f"{path}: format {header.get('format')}, this program reads {FORMAT}; {MAKE}")
+            raise DataError(
+                f"{path}: format {header.get('format')}, this program reads {FORMAT}; {MAKE}"
+            )
         token_rate = whole_rate(float(header["token_rate"]), path)
         samples_per_token = SAMPLE_RATE // token_rate
         recordings = pack["audio"].split(pack["audio_offsets"].diff().tolist())
@@ -171,50 +208,89 @@ class VocoderData:
                 continue
             recording = recordings[int(pack["recording"][row])].numpy() / np.float32(32767)
             speed, rate = float(pack["speed"][row]), int(pack["rate"][row])
-            top = min(rate, SAMPLE_RATE) / 2  # at every speed, as the features of a prompt and of `dcar prepare`
-            played, size = resample(recording, SAMPLE_RATE * speed, SAMPLE_RATE), count * samples_per_token
+            # at every speed, as the features of a prompt and of `dcar prepare`
+            top = min(rate, SAMPLE_RATE) / 2
+            played, size = (
+                resample(recording, SAMPLE_RATE * speed, SAMPLE_RATE),
+                count * samples_per_token,
+            )
             if abs(len(played) - size) > 3 * samples_per_token:
-                raise DataError(f"{path}: {len(played)} samples of audio but tokens for {size}: they belong to other "
-                                "audio; prepare the corpus again")
+                raise DataError(
+                    f"{path}: {len(played)} samples of audio but tokens for {size}: they belong "
+                    "to other "
+                    "audio; prepare the corpus again"
+                )
             wave = torch.from_numpy(fitted(played, size)).to(device)
             log_f0, voiced = track_f0(wave)
             if int(voiced.sum()) < MIN_VOICED_FRAMES:
                 continue
             embedding = pack["embedding"][row].to(device, torch.float32)
             speaker = torch.cat([embedding, voice_statistics(wave, log_f0, voiced, top)])
-            rows.append({
-                "waves": (wave.clamp(-1, 1) * 32767).round().to(torch.int16), "log_f0": log_f0,
-                "voiced": voiced.float(), "speaker": speaker[None], "top": torch.tensor([top]),
-                "lengths": torch.tensor([count]), "voice": pack["voice"][row][None],
-                "validation": pack["validation"][row][None], **{name: parts[row] for name, parts in spoken.items()}})
+            rows.append(
+                {
+                    "waves": (wave.clamp(-1, 1) * 32767).round().to(torch.int16),
+                    "log_f0": log_f0,
+                    "voiced": voiced.float(),
+                    "speaker": speaker[None],
+                    "top": torch.tensor([top]),
+                    "lengths": torch.tensor([count]),
+                    "voice": pack["voice"][row][None],
+                    "validation": pack["validation"][row][None],
+                    **{name: parts[row] for name, parts in spoken.items()},
+                }
+            )
         if not rows:
-            raise DataError(f"{path}: no row has {MIN_SECONDS} s or more and {MIN_VOICED_FRAMES} voiced frames")
+            raise DataError(
+                f"{path}: no row has {MIN_SECONDS} s or more and {MIN_VOICED_FRAMES} voiced frames"
+            )
         if len(rows) < len(counts):
-            logger.warning("%s: %d rows left out, too short or without voice", path, len(counts) - len(rows))
-        whole = {name: torch.cat([row.pop(name) for row in rows]).to(device) for name in list(rows[0])}
-        return cls(**{**whole, "tokens": whole["tokens"].long()}, token_rate=token_rate,
-                   tokenizer_checksum=header["tokenizer_checksum"], codebook=pack.get("codebook"))
+            logger.warning(
+                "%s: %d rows left out, too short or without voice", path, len(counts) - len(rows)
+            )
+        whole = {
+            name: torch.cat([row.pop(name) for row in rows]).to(device) for name in list(rows[0])
+        }
+        return cls(
+            **{**whole, "tokens": whole["tokens"].long()},
+            token_rate=token_rate,
+            tokenizer_checksum=header["tokenizer_checksum"],
+            codebook=pack.get("codebook"),
+        )
 
     @classmethod
     def join(cls, parts: Sequence[VocoderData]) -> VocoderData:
-        """Several packs as one; no two of them share a voice. DataError if they are of different tokenizers."""
+        """Several packs as one; no two of them share a voice. DataError if they are of different
+        tokenizers."""
         first = parts[0]
         if len({(part.tokenizer_checksum, part.token_rate) for part in parts}) > 1:
-            raise DataError("packs of different tokenizers cannot be trained on together; prepare all with one")
+            raise DataError(
+                "packs of different tokenizers cannot be trained on together; prepare all with one"
+            )
         if len({part.states is None for part in parts}) > 1:
-            raise DataError("some packs hold states and some do not; make all of them with states=true, or none")
+            raise DataError(
+                "some packs hold states and some do not; make all of them with states=true, or none"
+            )
         if len(parts) == 1:
             return first
         voices = np.cumsum([0, *(int(part.voice.max()) + 1 for part in parts)]).tolist()
         columns = ["waves", "tokens", "log_f0", "voiced", "lengths", "speaker", "validation", "top"]
         columns += [] if first.states is None else ["states"]
-        whole: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in columns}
-        return replace(first, **whole,
-                       voice=torch.cat([part.voice + shift for part, shift in zip(parts, voices, strict=False)]))
+        whole: dict[str, Any] = {
+            name: torch.cat([getattr(part, name) for part in parts]) for name in columns
+        }
+        return replace(
+            first,
+            **whole,
+            voice=torch.cat(
+                [part.voice + shift for part, shift in zip(parts, voices, strict=False)]
+            ),
+        )
 
     def crop(self, rows: Tensor, first: Tensor, tokens: int) -> Crop:
-        """Crops of `tokens` tokens from token `first` [B] of `rows` [B]; both ends may hang over the row."""
-        steps = first[:, None] + torch.arange(tokens, device=rows.device)  # [B, T] positions within the row
+        """Crops of `tokens` tokens from token `first` [B] of `rows` [B]; both ends may hang over
+        the row."""
+        # [B, T] positions within the row
+        steps = first[:, None] + torch.arange(tokens, device=rows.device)
         length, start = self.lengths[rows, None], self.starts[rows, None]
         inside = (steps >= 0) & (steps < length)
         at = start + steps.clamp_min(0).minimum(length - 1)
@@ -232,62 +308,99 @@ class VocoderData:
         return self.waves[sample].float() / 32767 * crop.mask.repeat_interleave(samples, dim=1)
 
 
-def pack_training_data(prepared_dir: str | Path, out: str | Path, train_splits: Sequence[str] = ("train",),
-                       validation_splits: Sequence[str] = ("dev",), states: bool = False) -> None:
-    """Write a pack from a prepared corpus: its tokens, speeds and speaker embeddings, and the corpus' own audio.
+def pack_training_data(
+    prepared_dir: str | Path,
+    out: str | Path,
+    train_splits: Sequence[str] = ("train",),
+    validation_splits: Sequence[str] = ("dev",),
+    states: bool = False,
+) -> None:
+    """Write a pack from a prepared corpus: its tokens, speeds and speaker embeddings, and the
+    corpus' own audio.
 
-    prepared_dir: what `dcar prepare` wrote; prepare it with several `speeds` where voices are few (rows played at
-    another speed are voices of their own). states: also keep what the tokens were before
-    they were quantised, for the acoustic model to learn from; the k-means tokenizer hears the corpus again for that.
-    Pitch and the rest of the speaker features are computed when the pack is unpacked. A corpus without validation
-    splits is joined with one that has them (`VocoderData.join`). Raises AudioError or DataError with the id of an
-    unusable utterance, DataError where no training split was prepared, ConfigError where `states` asks for those of
+    prepared_dir: what `dcar prepare` wrote; prepare it with several `speeds` where voices are few
+    (rows played at another speed are voices of their own). states: also keep what the tokens were
+    before they were quantised, for the acoustic model to learn from; the k-means tokenizer hears
+    the corpus again for that. Pitch and the rest of the speaker features are computed when the pack
+    is unpacked. A corpus without validation splits is joined with one that has them
+    (`VocoderData.join`). Raises AudioError or DataError with the id of an unusable utterance,
+    DataError where no training split was prepared, ConfigError where `states` asks for those of
     another kind of tokenizer.
     """
     utterances, info = source_utterances(prepared_dir), prepared_info(prepared_dir)
     codebook = codebook_of(info["tokenizer"], prepared_dir)
     listener: Any = load_tokenizer(info["tokenizer"]["spec"]) if states else None
     if states and not isinstance(listener, KMeansTokenizer):
-        raise ConfigError(f"{prepared_dir}: tokenizer {info['tokenizer']['spec']} has no states to keep; leave out "
-                          "states")
+        raise ConfigError(
+            f"{prepared_dir}: tokenizer {info['tokenizer']['spec']} has no states to keep; leave "
+            "out "
+            "states"
+        )
     recordings: list[np.ndarray] = []
     rows: list[PackRow] = []
-    known: dict[str, tuple[int, float, int]] = {}  # place of a recording, its seconds, and the rate that it came with
+    # place of a recording, its seconds, and the rate that it came with
+    known: dict[str, tuple[int, float, int]] = {}
     rate_hz = float(info["tokenizer"]["rate_hz"])
     present = [split for split in (*train_splits, *validation_splits) if split in info["counts"]]
     if not set(present) & set(train_splits):
-        raise DataError(f"{prepared_dir}: has no split {', '.join(train_splits)}; prepare it with splits=[train,…]")
+        raise DataError(
+            f"{prepared_dir}: has no split {', '.join(train_splits)}; prepare it with "
+            "splits=[train,…]"
+        )
     for split in present:
-        for row in tqdm(load_prepared(prepared_dir, split, tokenizer=listener), desc=f"pack {split}", unit="row"):
+        for row in tqdm(
+            load_prepared(prepared_dir, split, tokenizer=listener), desc=f"pack {split}", unit="row"
+        ):
             utterance_id, speed = recording_of(row)
             utterance = utterances[utterance_id]
             if utterance.id not in known:
                 wave, rate = utterance.load()
                 known[utterance.id] = len(recordings), len(wave) / rate, rate
                 recordings.append(resample(wave, rate, SAMPLE_RATE))
-            tokens, (recording, seconds, rate) = np.asarray(row["speech"], dtype=np.int64), known[utterance.id]
+            tokens, (recording, seconds, rate) = (
+                np.asarray(row["speech"], dtype=np.int64),
+                known[utterance.id],
+            )
             if abs(seconds / speed - len(tokens) / rate_hz) > 3 / rate_hz:
-                raise DataError(f"{row['id']}: tokens and audio differ in length by over three tokens; prepare the "
-                                "corpus again")
+                raise DataError(
+                    f"{row['id']}: tokens and audio differ in length by over three tokens; "
+                    "prepare the "
+                    "corpus again"
+                )
             embedding = np.asarray(row["voice"][:EMBEDDING_DIM], dtype=np.float32)
             heard = None if listener is None else _states(listener, utterance, speed, tokens)
-            rows.append(PackRow(recording, speed, tokens, embedding, row["speaker"], split in validation_splits, heard,
-                                rate))
+            rows.append(
+                PackRow(
+                    recording,
+                    speed,
+                    tokens,
+                    embedding,
+                    row["speaker"],
+                    split in validation_splits,
+                    heard,
+                    rate,
+                )
+            )
     write_pack(out, recordings, rows, info["tokenizer"]["checksum"], rate_hz, codebook)
 
 
-def _states(listener: KMeansTokenizer, utterance: Utterance, speed: float, tokens: np.ndarray) -> np.ndarray:
+def _states(
+    listener: KMeansTokenizer, utterance: Utterance, speed: float, tokens: np.ndarray
+) -> np.ndarray:
     """float16 [T, P] in the space of the centroids; DataError if they do not give `tokens`."""
     wave, rate = utterance.load(ENCODER_SAMPLE_RATE)
     coordinates = listener.coordinates(listener.encoder(resample(wave, rate * speed, rate), rate))
     if not np.array_equal(listener.nearest(coordinates), tokens):
-        raise DataError(f"{utterance.source}: {utterance.id} gives other tokens now; prepare the corpus again")
+        raise DataError(
+            f"{utterance.source}: {utterance.id} gives other tokens now; prepare the corpus again"
+        )
     return coordinates.astype(np.float16)
 
 
 @dataclass
 class PackConfig:
-    """Settings of `python -m dcar.vocoder.training.pack`: a prepared corpus for `dcar train-vocoder`."""
+    """Settings of `python -m dcar.vocoder.training.pack`: a prepared corpus for `dcar
+    train-vocoder`."""
 
     prepared: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting(meaning="Pack to write (.safetensors).", place="file")

@@ -2,10 +2,10 @@
 
     dcar train-vocoder data=vocoder_pack.safetensors out=runs/vocoder max_minutes=20
 
-All data lies on the device as flat tensors and crops are cut there, so no loader stands in the loop. The acoustic
-model learns true log-mels and pitch from tokens at every step; the renderer learns waves from true log-mels and true
-pitch at every `renderer_every`-th step, by a mel distance at three resolutions. An average (EMA) of the weights is what
-is exported.
+All data lies on the device as flat tensors and crops are cut there, so no loader stands in the
+loop. The acoustic model learns true log-mels and pitch from tokens at every step; the renderer
+learns waves from true log-mels and true pitch at every `renderer_every`-th step, by a mel distance
+at three resolutions. An average (EMA) of the weights is what is exported.
 """
 
 from __future__ import annotations
@@ -32,19 +32,28 @@ from dcar.vocoder.training.trainer import Trainer, TrainVocoderConfig
 
 
 def run(config: TrainVocoderConfig) -> Path:
-    """Train, resuming from `out`/checkpoint.pt if it is there; returns the folder of the exported vocoder.
+    """Train, resuming from `out`/checkpoint.pt if it is there; returns the folder of the exported
+    vocoder.
 
     CheckpointError where that is of other data, or of settings that cannot change within a run.
     """
-    name = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
+    name = (
+        ("cuda" if torch.cuda.is_available() else "cpu")
+        if config.device == "auto"
+        else config.device
+    )
     device, out = torch.device(name), Path(config.out)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.set_float32_matmul_precision("high")
     packs = config.data.split(",")
-    trainer = Trainer(config, VocoderData.join([VocoderData.load(path, device) for path in packs]), device)
-    trainer.run = {"settings": settings_stamp(config),
-                   "data": {"path": config.data, "packs": [digest(Path(path)) for path in packs]}}
+    trainer = Trainer(
+        config, VocoderData.join([VocoderData.load(path, device) for path in packs]), device
+    )
+    trainer.run = {
+        "settings": settings_stamp(config),
+        "data": {"path": config.data, "packs": [digest(Path(path)) for path in packs]},
+    }
     checkpoint = out / "checkpoint.pt"
     changed: dict[str, Any] = {}
     if checkpoint.exists():
@@ -55,8 +64,9 @@ def run(config: TrainVocoderConfig) -> Path:
             changed = changed_settings(checkpoint, state["run"], trainer.run, state["step"], steps)
             trainer.load_state(state)
         except (RuntimeError, KeyError, ValueError) as error:
-            raise CheckpointError(f"{checkpoint}: belongs to another configuration; choose another out: "
-                                  f"{error}") from error
+            raise CheckpointError(
+                f"{checkpoint}: belongs to another configuration; choose another out: {error}"
+            ) from error
     write_json(out / "config.json", asdict(config))
     with (out / "log.jsonl").open("a") as log:
         for record in _train(trainer, out):
@@ -73,11 +83,17 @@ def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
     speech = float(trainer.data.lengths.sum()) / trainer.data.token_rate / 3600
     parameters = sum(p.numel() for p in trainer.generator.parameters())
     yield {
-        "event": "start", "step": trainer.step_index, "rows": len(trainer.data.lengths), "hours": speech,
+        "event": "start",
+        "step": trainer.step_index,
+        "rows": len(trainer.data.lengths),
+        "hours": speech,
         "size": parameters,
     }
-    bar = tqdm(initial=trainer.step_index, total=config.max_steps if config.max_steps < 1_000_000 else None,
-               unit="step")
+    bar = tqdm(
+        initial=trainer.step_index,
+        total=config.max_steps if config.max_steps < 1_000_000 else None,
+        unit="step",
+    )
     mark, mark_step = time.perf_counter(), trainer.step_index
     while trainer.progress() < 1.0:
         begin = time.perf_counter()
@@ -86,12 +102,23 @@ def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
         if trainer.step_index % config.log_every == 0:
             values = {key: float(value) for key, value in logs.items()}  # waits for the device
             if not all(math.isfinite(v) for v in values.values()):
-                raise DCARError(f"vocoder training diverged at step {trainer.step_index}: {values}; the checkpoint in "
-                                f"{out} is intact: run again with a lower learning_rate or bf16=false")
+                raise DCARError(
+                    f"vocoder training diverged at step {trainer.step_index}: {values}; the "
+                    "checkpoint in "
+                    f"{out} is intact: run again with a lower learning_rate or bf16=false"
+                )
             rate = (trainer.step_index - mark_step) / (time.perf_counter() - mark)
             mark, mark_step = time.perf_counter(), trainer.step_index
-            bar.set_postfix_str(" ".join(f"{k} {v:.3g}" for k, v in values.items() if "norm" not in k))
-            yield dict(event="train", step=trainer.step_index, seconds=trainer.seconds, steps_per_second=rate, **values)
+            bar.set_postfix_str(
+                " ".join(f"{k} {v:.3g}" for k, v in values.items() if "norm" not in k)
+            )
+            yield dict(
+                event="train",
+                step=trainer.step_index,
+                seconds=trainer.seconds,
+                steps_per_second=rate,
+                **values,
+            )
         trainer.seconds += time.perf_counter() - begin
         if trainer.step_index % config.eval_every == 0:
             yield _save(trainer, out)

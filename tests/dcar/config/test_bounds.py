@@ -1,4 +1,5 @@
-"""What settings may be: every impossible value is a ConfigError that says what would do, and where it stands."""
+"""What settings may be: every impossible value is a ConfigError that says what would do, and
+where it stands."""
 
 from pkgutil import resolve_name as schema
 
@@ -9,64 +10,235 @@ from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 
 TRAIN, DRAFT = "dcar.train.car:TrainConfig", "dcar.train.draft:TrainDraftConfig"
-COMPARE, PROFILE, DCPO = "eval.compare.run:CompareConfig", "rl.profile:ProfileConfig", "rl.config:DCPOConfig"
+COMPARE, PROFILE, DCPO = (
+    "eval.compare.run:CompareConfig",
+    "rl.profile:ProfileConfig",
+    "rl.config:DCPOConfig",
+)
 VOCODER = "dcar.vocoder.training.train:TrainVocoderConfig"
 RECOGNIZER = "dcar.train.token_recognizer:TrainTokenRecognizerConfig"
 SPEAK, TOKENIZER = "dcar.speak.speak:SpeakConfig", "dcar.tokens.fit:FitTokenizerConfig"
-CONVERT, PREPARE = "dcar.model.backbones.convert:ConvertConfig", "dcar.prepare.settings:PrepareConfig"
+CONVERT, PREPARE = (
+    "dcar.model.backbones.convert:ConvertConfig",
+    "dcar.prepare.settings:PrepareConfig",
+)
 
 NEEDED = {
-    SPEAK: ["text=a"], TOKENIZER: ["out=x"], PREPARE: ["out=x"], CONVERT: ["kind=llasa", "source=a", "out=b"],
-    DCPO: ["use_cpu=true"], PROFILE: ["decoder=d", "data=d"],
+    SPEAK: ["text=a"],
+    TOKENIZER: ["out=x"],
+    PREPARE: ["out=x"],
+    CONVERT: ["kind=llasa", "source=a", "out=b"],
+    DCPO: ["use_cpu=true"],
+    PROFILE: ["decoder=d", "data=d"],
 }
 
 IMPOSSIBLE = [
-    *((TRAIN, text) for text in (
-        "max_steps=0", "max_steps=-1", "max_steps=2.5", "max_steps=many", "max_steps=null", "max_steps=[1,2]",
-        "model.num_layers=0", "model.hidden_size=0", "model.hidden_size=-4", "model.hidden_size=33",
-        "model.num_attention_heads=5", "model.num_attention_heads=0", "model.ffn_size=0", "model.dropout=5",
-        "model.dropout=-0.1", "model.dropout=1", "model.speech_position_scale=nan", "model.num_prediction_heads=0",
-        "head_positions=-1", "head_positions=0", "head_positions=1.5", "prompt_tokens=-1", "prompt_tokens=0",
-        "weight_decay=-0.1", "eval_steps=0", "eval_steps=-5", "save_steps=0", "save_steps=-5", "log_steps=0",
-        "learning_rate=inf", "learning_rate=.inf", "learning_rate=-1", "learning_rate=nan", "learning_rate=.nan",
-        "learning_rate=0", "learning_rate=1e999", "learning_rate=fast", "learning_rate=true",
-        "batch_size=0", "batch_size=-1", "gradient_accumulation=0", "workers=-1", "seed=-1", "seed=4294967296",
-        "seed=1" + 30 * "0", "warmup_steps=-1", "max_grad_norm=-1", "input_corruption=1",
-        "head_weight_decay=0", "optimizer=sgd", "bf16=maybe",
-        "backbone.train=all", "backbone.dtype=int8", "backbone.lora.rank=0", "backbone.lora.dropout=1",
-        "model=3", "model=null",
-    )),
-    *((DRAFT, text) for text in ("max_steps=0", "bottom_layers=-1", "top_layers=-1", "learning_rate=nan", "workers=-1",
-                                 "optimizer=sgd", "prompt_tokens=0")),
-    *((COMPARE, text) for text in (
-        "sampling.temperature=nan", "sampling.temperature=-1", "sampling.temperature=inf",
-        "sampling.top_p=0", "sampling.top_p=1.1", "sampling.top_p=nan", "sampling.top_k=-1", "sampling.max_tokens=0",
-        "sampling.max_tokens_per_text_unit=0", "seeds=[-1]", "seeds=[0,0]", "seeds=[]", "seeds=[a]", "limit=-1",
-        "batch_size=0", "resamples=10", "prompt_tokens=0", "prompt_seeds=[-1]", "threads=-1", "audio_samples=-1",
-        "methods=[]", "methods={a: 1}", "scorers=[dnsmos,dnsmos]", "sampling.repetition_share=0",
-        "sampling={heat: 1}", "out=", "data=",
-    )),
-    *((PROFILE, text) for text in ("utterances=0", "seeds=0", "range_size=0", "sizes=[0]", "seed=-1",
-                                   "sampling.temperature=nan")),
-    *((DCPO, text) for text in (
-        "max_steps=0", "max_steps=-2", "learning_rate=-1", "learning_rate=nan", "learning_rate=inf", "weight_decay=-1",
-        "eval_steps=0", "eval_steps=-1", "save_steps=0", "save_steps=-1", "temperature=nan", "temperature=-1",
-        "top_p=0", "top_p=2", "seed=-1", "prompt_tokens=0", "per_device_train_batch_size=0", "num_generations=1",
-        "num_generations=0", "dataloader_num_workers=-1", "chunk_range=[0,2]", "chunk_range=[a]", "num_train_epochs=0",
-        "num_train_epochs=nan", "policy_width=0", "policy_heads=0", "max_failed_rewards=2",
-        "num_iterations=0", "beta=-1", "hidden_dtype=int8", "alpha=nan",
-        "scale_rewards=half", "lr_scheduler_type=zigzag", "eval_strategy=sometimes",
-    )),
-    *((VOCODER, text) for text in ("max_steps=0", "learning_rate=nan", "ema_decay=1", "segment_tokens=0",
-                                   "renderer_every=-1", "vocoder=3", "bf16=2")),
-    *((RECOGNIZER, text) for text in ("input_corruption=1", "longest_span=-1", "max_steps=0", "batch_size=0",
-                                      "model.dilations=[0]", "learning_rate=-1")),
-    *((SPEAK, text) for text in ("sampling.temperature=nan", "--sampling.temperature=-1", "--sampling.top-k=-1",
-                                 "seed=-1", "dial=50", "dial=-2.1")),
+    *(
+        (TRAIN, text)
+        for text in (
+            "max_steps=0",
+            "max_steps=-1",
+            "max_steps=2.5",
+            "max_steps=many",
+            "max_steps=null",
+            "max_steps=[1,2]",
+            "model.num_layers=0",
+            "model.hidden_size=0",
+            "model.hidden_size=-4",
+            "model.hidden_size=33",
+            "model.num_attention_heads=5",
+            "model.num_attention_heads=0",
+            "model.ffn_size=0",
+            "model.dropout=5",
+            "model.dropout=-0.1",
+            "model.dropout=1",
+            "model.speech_position_scale=nan",
+            "model.num_prediction_heads=0",
+            "head_positions=-1",
+            "head_positions=0",
+            "head_positions=1.5",
+            "prompt_tokens=-1",
+            "prompt_tokens=0",
+            "weight_decay=-0.1",
+            "eval_steps=0",
+            "eval_steps=-5",
+            "save_steps=0",
+            "save_steps=-5",
+            "log_steps=0",
+            "learning_rate=inf",
+            "learning_rate=.inf",
+            "learning_rate=-1",
+            "learning_rate=nan",
+            "learning_rate=.nan",
+            "learning_rate=0",
+            "learning_rate=1e999",
+            "learning_rate=fast",
+            "learning_rate=true",
+            "batch_size=0",
+            "batch_size=-1",
+            "gradient_accumulation=0",
+            "workers=-1",
+            "seed=-1",
+            "seed=4294967296",
+            "seed=1" + 30 * "0",
+            "warmup_steps=-1",
+            "max_grad_norm=-1",
+            "input_corruption=1",
+            "head_weight_decay=0",
+            "optimizer=sgd",
+            "bf16=maybe",
+            "backbone.train=all",
+            "backbone.dtype=int8",
+            "backbone.lora.rank=0",
+            "backbone.lora.dropout=1",
+            "model=3",
+            "model=null",
+        )
+    ),
+    *(
+        (DRAFT, text)
+        for text in (
+            "max_steps=0",
+            "bottom_layers=-1",
+            "top_layers=-1",
+            "learning_rate=nan",
+            "workers=-1",
+            "optimizer=sgd",
+            "prompt_tokens=0",
+        )
+    ),
+    *(
+        (COMPARE, text)
+        for text in (
+            "sampling.temperature=nan",
+            "sampling.temperature=-1",
+            "sampling.temperature=inf",
+            "sampling.top_p=0",
+            "sampling.top_p=1.1",
+            "sampling.top_p=nan",
+            "sampling.top_k=-1",
+            "sampling.max_tokens=0",
+            "sampling.max_tokens_per_text_unit=0",
+            "seeds=[-1]",
+            "seeds=[0,0]",
+            "seeds=[]",
+            "seeds=[a]",
+            "limit=-1",
+            "batch_size=0",
+            "resamples=10",
+            "prompt_tokens=0",
+            "prompt_seeds=[-1]",
+            "threads=-1",
+            "audio_samples=-1",
+            "methods=[]",
+            "methods={a: 1}",
+            "scorers=[dnsmos,dnsmos]",
+            "sampling.repetition_share=0",
+            "sampling={heat: 1}",
+            "out=",
+            "data=",
+        )
+    ),
+    *(
+        (PROFILE, text)
+        for text in (
+            "utterances=0",
+            "seeds=0",
+            "range_size=0",
+            "sizes=[0]",
+            "seed=-1",
+            "sampling.temperature=nan",
+        )
+    ),
+    *(
+        (DCPO, text)
+        for text in (
+            "max_steps=0",
+            "max_steps=-2",
+            "learning_rate=-1",
+            "learning_rate=nan",
+            "learning_rate=inf",
+            "weight_decay=-1",
+            "eval_steps=0",
+            "eval_steps=-1",
+            "save_steps=0",
+            "save_steps=-1",
+            "temperature=nan",
+            "temperature=-1",
+            "top_p=0",
+            "top_p=2",
+            "seed=-1",
+            "prompt_tokens=0",
+            "per_device_train_batch_size=0",
+            "num_generations=1",
+            "num_generations=0",
+            "dataloader_num_workers=-1",
+            "chunk_range=[0,2]",
+            "chunk_range=[a]",
+            "num_train_epochs=0",
+            "num_train_epochs=nan",
+            "policy_width=0",
+            "policy_heads=0",
+            "max_failed_rewards=2",
+            "num_iterations=0",
+            "beta=-1",
+            "hidden_dtype=int8",
+            "alpha=nan",
+            "scale_rewards=half",
+            "lr_scheduler_type=zigzag",
+            "eval_strategy=sometimes",
+        )
+    ),
+    *(
+        (VOCODER, text)
+        for text in (
+            "max_steps=0",
+            "learning_rate=nan",
+            "ema_decay=1",
+            "segment_tokens=0",
+            "renderer_every=-1",
+            "vocoder=3",
+            "bf16=2",
+        )
+    ),
+    *(
+        (RECOGNIZER, text)
+        for text in (
+            "input_corruption=1",
+            "longest_span=-1",
+            "max_steps=0",
+            "batch_size=0",
+            "model.dilations=[0]",
+            "learning_rate=-1",
+        )
+    ),
+    *(
+        (SPEAK, text)
+        for text in (
+            "sampling.temperature=nan",
+            "--sampling.temperature=-1",
+            "--sampling.top-k=-1",
+            "seed=-1",
+            "dial=50",
+            "dial=-2.1",
+        )
+    ),
     *((TOKENIZER, text) for text in ("vocab_size=0", "passes=0", "sample_hours=-1", "corpus=tape")),
     *((CONVERT, text) for text in ("kind=gpt", "heads=0", "head_blocks=0", "seed=-1")),
-    *((PREPARE, text) for text in ("limit=0", "speeds=[nan]", "speeds=[3]", "min_seconds=-1", "batch_seconds=0",
-                                   "num_proc=0", "dev_fraction=1", "filter_seconds=[3]", "corpus=tape")),
+    *(
+        (PREPARE, text)
+        for text in (
+            "limit=0",
+            "speeds=[nan]",
+            "speeds=[3]",
+            "min_seconds=-1",
+            "batch_seconds=0",
+            "num_proc=0",
+            "dev_fraction=1",
+            "filter_seconds=[3]",
+            "corpus=tape",
+        )
+    ),
 ]
 
 
@@ -76,7 +248,9 @@ def named(text: str) -> str:
     return "heat" if "heat" in text else key.rpartition(".")[2]
 
 
-@pytest.mark.parametrize(("name", "text"), IMPOSSIBLE, ids=[f"{n.split(':')[1]} {t[:40]}" for n, t in IMPOSSIBLE])
+@pytest.mark.parametrize(
+    ("name", "text"), IMPOSSIBLE, ids=[f"{n.split(':')[1]} {t[:40]}" for n, t in IMPOSSIBLE]
+)
 def test_impossible_values_are_refused_and_named(name, text):
     with pytest.raises(ConfigError) as caught:
         load_config(schema(name), [*NEEDED.get(name, []), text])
@@ -85,20 +259,35 @@ def test_impossible_values_are_refused_and_named(name, text):
     assert "\n" not in message and len(message) < 500
 
 
-@pytest.mark.parametrize(("name", "text", "message"), [
-    (TRAIN, "max_steps: 0", "max_steps must be a whole number ≥ 1; not 0"),
-    (TRAIN, "learning_rate: .inf", "learning_rate must be finite; not inf"),
-    (TRAIN, "learning_rate: -1", "learning_rate must be a number > 0; not -1"),
-    (TRAIN, "model: {dropout: 5}", "model.dropout must be a number ≥ 0 and < 1; not 5"),
-    (TRAIN, "model:\n  bos: true\n  hidden_size: 33", "hidden_size 33 must be num_attention_heads 8"),
-    (TRAIN, "optimizer: sgd", "optimizer must be one of adamw, scaled_adam; not 'sgd'"),
-    (TRAIN, "optimiser: sgd", "unknown setting 'optimiser'; did you mean 'optimizer'?"),
-    (TRAIN, "model: {hiden_size: 8}", "unknown setting 'model.hiden_size'; did you mean 'model.hidden_size'?"),
-    (TRAIN, "model: 3", "model is a group of settings: give model.…, not a value"),
-    (COMPARE, "sampling: {temperature: .nan}", "sampling.temperature must be finite; not nan"),
-    (COMPARE, "seeds: [0, -1]", "seeds must be a list of whole numbers ≥ 0 and ≤ 4294967295; not [0, -1]"),
-    (DCPO, "num_generations: 1", "num_generations must be a whole number ≥ 2; not 1"),
-])
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (TRAIN, "max_steps: 0", "max_steps must be a whole number ≥ 1; not 0"),
+        (TRAIN, "learning_rate: .inf", "learning_rate must be finite; not inf"),
+        (TRAIN, "learning_rate: -1", "learning_rate must be a number > 0; not -1"),
+        (TRAIN, "model: {dropout: 5}", "model.dropout must be a number ≥ 0 and < 1; not 5"),
+        (
+            TRAIN,
+            "model:\n  bos: true\n  hidden_size: 33",
+            "hidden_size 33 must be num_attention_heads 8",
+        ),
+        (TRAIN, "optimizer: sgd", "optimizer must be one of adamw, scaled_adam; not 'sgd'"),
+        (TRAIN, "optimiser: sgd", "unknown setting 'optimiser'; did you mean 'optimizer'?"),
+        (
+            TRAIN,
+            "model: {hiden_size: 8}",
+            "unknown setting 'model.hiden_size'; did you mean 'model.hidden_size'?",
+        ),
+        (TRAIN, "model: 3", "model is a group of settings: give model.…, not a value"),
+        (COMPARE, "sampling: {temperature: .nan}", "sampling.temperature must be finite; not nan"),
+        (
+            COMPARE,
+            "seeds: [0, -1]",
+            "seeds must be a list of whole numbers ≥ 0 and ≤ 4294967295; not [0, -1]",
+        ),
+        (DCPO, "num_generations: 1", "num_generations must be a whole number ≥ 2; not 1"),
+    ],
+)
 def test_a_file_is_named_with_the_line(tmp_path, name, text, message):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"# a comment\n{text}\n")
@@ -111,33 +300,80 @@ def test_a_file_is_named_with_the_line(tmp_path, name, text, message):
 def test_where_files_and_command_line_disagree_both_are_named(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("model:\n  hidden_size: 36\n")
-    with pytest.raises(ConfigError, match=rf"^{recipe}:2, the command line: hidden_size 36 must be num_att"):
+    with pytest.raises(
+        ConfigError, match=rf"^{recipe}:2, the command line: hidden_size 36 must be num_att"
+    ):
         load_config(schema(TRAIN), ["--config", str(recipe), "model.num_attention_heads=8"])
 
 
-@pytest.mark.parametrize("changes", [{"temperature": float("nan")}, {"temperature": float("inf")}, {"top_p": 0.0},
-                                     {"temperature": -1.0}, {"max_tokens": 0}, {"top_k": 2.5}, {"top_k": -1},
-                                     {"min_tokens": -1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_p": 0.0},
+        {"temperature": -1.0},
+        {"max_tokens": 0},
+        {"top_k": 2.5},
+        {"top_k": -1},
+        {"min_tokens": -1},
+    ],
+)
 def test_a_program_is_held_to_the_same_bounds(changes):
     with pytest.raises(ConfigError, match=next(iter(changes))):
         SamplingConfig(**changes)
 
 
 def test_the_edges_themselves_are_allowed():
-    config = load_config(schema(TRAIN), [
-        "max_steps=1", "head_positions=1", "model.dropout=0", "weight_decay=0", "workers=0", "seed=4294967295",
-        "max_steps=1e3", "learning_rate=1e-9", "max_grad_norm=0", "input_corruption=0"])
-    assert (config.max_steps, config.head_positions, config.model.dropout, config.seed) == (1000, 1.0, 0.0, 2**32 - 1)
-    assert load_config(schema(COMPARE), ["sampling.temperature=0", "sampling.top_p=1"]).sampling.temperature == 0
+    config = load_config(
+        schema(TRAIN),
+        [
+            "max_steps=1",
+            "head_positions=1",
+            "model.dropout=0",
+            "weight_decay=0",
+            "workers=0",
+            "seed=4294967295",
+            "max_steps=1e3",
+            "learning_rate=1e-9",
+            "max_grad_norm=0",
+            "input_corruption=0",
+        ],
+    )
+    assert (config.max_steps, config.head_positions, config.model.dropout, config.seed) == (
+        1000,
+        1.0,
+        0.0,
+        2**32 - 1,
+    )
+    assert (
+        load_config(
+            schema(COMPARE), ["sampling.temperature=0", "sampling.top_p=1"]
+        ).sampling.temperature
+        == 0
+    )
     assert load_config(schema(DCPO), ["max_steps=-1", "use_cpu=true"]).max_steps == -1
 
 
-@pytest.mark.parametrize(("name", "key"), [(TRAIN, "out"), (TRAIN, "data"), (PREPARE, "out"), (COMPARE, "out"),
-                                           (DCPO, "out"), (PROFILE, "data"), (VOCODER, "out")])
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        (TRAIN, "out"),
+        (TRAIN, "data"),
+        (PREPARE, "out"),
+        (COMPARE, "out"),
+        (DCPO, "out"),
+        (PROFILE, "data"),
+        (VOCODER, "out"),
+    ],
+)
 def test_a_file_where_a_folder_belongs(tmp_path, name, key):
     (tmp_path / "file").write_text("")
     needed = [a for a in NEEDED.get(name, []) if not a.startswith(f"{key}=")]
-    for place, message in (("file", "is a file, and a folder belongs there"), ("file/below", "which is a file")):
+    for place, message in (
+        ("file", "is a file, and a folder belongs there"),
+        ("file/below", "which is a file"),
+    ):
         with pytest.raises(ConfigError, match=rf"the command line: {key}: .*{message}"):
             load_config(schema(name), [*needed, f"{key}={tmp_path / place}"])
     for impossible in (f"{tmp_path}/{'x' * 300}", f"'{tmp_path}/a\\0b'", f'"{tmp_path}/a\\0b"'):

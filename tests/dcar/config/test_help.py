@@ -12,8 +12,11 @@ from dcar.config.load import help_text
 from dcar.config.schema import allowed, fitting, settings_of
 from dcar.errors import DCARError
 
-MODULES = {**{name: module for name, (module, _) in jobs().items()},
-           "pack": "dcar.vocoder.training.pack", "quickstart": "launch.quickstart"}
+MODULES = {
+    **{name: module for name, (module, _) in jobs().items()},
+    "pack": "dcar.vocoder.training.pack",
+    "quickstart": "launch.quickstart",
+}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -31,7 +34,9 @@ def test_every_setting_of_every_command_is_declared_with_a_meaning(name, monkeyp
         elif s.path[-1] not in unused:
             assert f"  {key}=" in shown, key
             if s.meaning.declared:
-                assert s.meaning and s.meaning[-1] in ".…" and allowed(s.hint, s.meaning) in flat, key
+                assert s.meaning and s.meaning[-1] in ".…" and allowed(s.hint, s.meaning) in flat, (
+                    key
+                )
             else:
                 assert s.meaning, key  # another project's
 
@@ -39,7 +44,12 @@ def test_every_setting_of_every_command_is_declared_with_a_meaning(name, monkeyp
 @pytest.mark.parametrize("name", MODULES)
 def test_defaults_are_within_their_own_bounds(name):
     for key, s in settings_of(schema_of(resolve_name(f"{MODULES[name]}:main"))).items():
-        if s.meaning.declared and not s.group and s.default not in (dataclasses.MISSING, "") or s.default is None:
+        if (
+            s.meaning.declared
+            and not s.group
+            and s.default not in (dataclasses.MISSING, "")
+            or s.default is None
+        ):
             assert fitting(key, s.default, s.hint, s.meaning) == s.default
 
 
@@ -63,7 +73,9 @@ class Toy:
 
 def test_what_it_looks_like(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["dcar toy"])
-    assert help_text(Toy) == """\
+    assert (
+        help_text(Toy)
+        == """\
 usage: dcar toy WORD [-o OUT] [--config RECIPE] [key=value …]
 
 A toy of a schema.
@@ -75,6 +87,7 @@ A toy of a schema.
 
 inner: A group.
   inner.width=4  Width of it. [whole number ≥ 1]"""
+    )
 
 
 def test_help_needs_no_settings_and_prints_to_standard_output(capsys):

@@ -35,36 +35,40 @@ class Toy:
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+    f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (b"- a\n- b\n", "a recipe is a mapping of settings"),
-    (b"null\n", "a recipe is a mapping of settings"),
-    (b"just words\n", "a recipe is a mapping of settings"),
-    ("name: café\n".encode("latin-1"), "not UTF-8 text"),
-    (b"\xff\xfe\x00", "not UTF-8 text"),
-    (b"name: [a\n", "not valid YAML"),
-    (b"name: a: b\n", "not valid YAML"),
-    (b"name: !!python/object/apply:os.system [true]\n", "not valid YAML"),
-    (b"name: a\x00b\n", "not valid YAML"),
-    (b"? [a, b]\n: c\n", "not valid YAML|unknown setting"),
-    (b"a: 1\n---\nb: 2\n", "not valid YAML"),
-    (b"name: a\nname: b\n", "line 1: 'name' stands twice"),
-    (b"extra: &a [*a]\n", "contains itself"),
-    (b"extra: &a {b: *a}\n", "contains itself"),
-    (BOMB.encode(), "its aliases stand for more than 10000 values"),
-    (b"extra: " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
-    (b"sizes: [" + b"1," * 20_001 + b"1]\n", "more than 10000 values"),
-    (b"top_k: 1" + b"0" * 5000 + b"\n", "not valid YAML"),
-    (b"#" * 1_100_000, "more than 1000000 bytes"),
-    (b"1: 2\n", "unknown setting '1'"),
-    (b"inner: [1]\n", "inner is a group of settings"),
-    (b"top_k: 1:30\n", "top_k must be a whole number or null; not '1:30'"),
-    (b"top_k: !!int x\n", "not valid YAML .*'x' is no int"),
-    (b"inner: {width: [1]}\n", "inner.width must be a whole number"),
-    (b"extra: [1]\n", "extra must be a mapping"),
-])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"- a\n- b\n", "a recipe is a mapping of settings"),
+        (b"null\n", "a recipe is a mapping of settings"),
+        (b"just words\n", "a recipe is a mapping of settings"),
+        ("name: café\n".encode("latin-1"), "not UTF-8 text"),
+        (b"\xff\xfe\x00", "not UTF-8 text"),
+        (b"name: [a\n", "not valid YAML"),
+        (b"name: a: b\n", "not valid YAML"),
+        (b"name: !!python/object/apply:os.system [true]\n", "not valid YAML"),
+        (b"name: a\x00b\n", "not valid YAML"),
+        (b"? [a, b]\n: c\n", "not valid YAML|unknown setting"),
+        (b"a: 1\n---\nb: 2\n", "not valid YAML"),
+        (b"name: a\nname: b\n", "line 1: 'name' stands twice"),
+        (b"extra: &a [*a]\n", "contains itself"),
+        (b"extra: &a {b: *a}\n", "contains itself"),
+        (BOMB.encode(), "its aliases stand for more than 10000 values"),
+        (b"extra: " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
+        (b"sizes: [" + b"1," * 20_001 + b"1]\n", "more than 10000 values"),
+        (b"top_k: 1" + b"0" * 5000 + b"\n", "not valid YAML"),
+        (b"#" * 1_100_000, "more than 1000000 bytes"),
+        (b"1: 2\n", "unknown setting '1'"),
+        (b"inner: [1]\n", "inner is a group of settings"),
+        (b"top_k: 1:30\n", "top_k must be a whole number or null; not '1:30'"),
+        (b"top_k: !!int x\n", "not valid YAML .*'x' is no int"),
+        (b"inner: {width: [1]}\n", "inner.width must be a whole number"),
+        (b"extra: [1]\n", "extra must be a mapping"),
+    ],
+)
 def test_broken_files_are_errors_that_name_the_file(tmp_path, content, message):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_bytes(content)
@@ -76,8 +80,11 @@ def test_broken_files_are_errors_that_name_the_file(tmp_path, content, message):
 
 
 def test_files_that_cannot_be_opened(tmp_path):
-    for path, message in ((tmp_path, "cannot read it"), (tmp_path / "none.yaml", "no such file"),
-                          (tmp_path / "a\0b", "cannot read it")):
+    for path, message in (
+        (tmp_path, "cannot read it"),
+        (tmp_path / "none.yaml", "no such file"),
+        (tmp_path / "a\0b", "cannot read it"),
+    ):
         with pytest.raises(ConfigError, match=message):
             load_config(Toy, [f"--config={path}"])
     with pytest.raises(ConfigError, match="--config needs a value"):
@@ -91,58 +98,87 @@ def test_anchors_work(tmp_path):
     assert (config.name, config.inner.width, config.extra) == ("${rate}/x", 7, {"b": 1})
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [
-    (["name=b"], {"name": "b"}),
-    (["--name=b"], {"name": "b"}),
-    (["--name", "b"], {"name": "b"}),
-    (["-n", "b"], {"name": "b"}),
-    (["-n=b"], {"name": "b"}),
-    (["name=b", "name=c"], {"name": "c"}),
-    (["--top-k", "3"], {"top_k": 3}),
-    (["top_k=null"], {"top_k": None}),
-    (["--loud"], {"loud": True}),
-    (["--loud", "name=b"], {"loud": True, "name": "b"}),
-    (["--loud", "hello"], {"loud": True, "text": "hello"}),
-    (["--loud", "false"], {"loud": False}),
-    (["loud=yes"], {"loud": True}),
-    (["rate=1e-3"], {"rate": 1e-3}),
-    (["rate=3"], {"rate": 3.0}),
-    (["top_k=1e3"], {"top_k": 1000}),
-    (["sizes=3"], {"sizes": [3]}),
-    (["sizes=[3,4]"], {"sizes": [3, 4]}),
-    (["sizes=[]"], {"sizes": []}),
-    (["name=1e5"], {"name": "1e5"}),
-    (["name=007"], {"name": "007"}),
-    (["name=2026-01-01"], {"name": "2026-01-01"}),
-    (["name="], {"name": ""}),
-    (["name=a: b"], {"name": "a: b"}),
-    (["name='no'"], {"name": "no"}),
-    (["name=true"], {"name": "true"}),
-    (["name=room #5"], {"name": "room #5"}),
-    (["top_k=010"], {"top_k": 10}),
-    (['extra={"a":0.1,"b":[1]}'], {"extra": {"a": 0.1, "b": [1]}}),
-    (["inner={width: 9}"], {"inner": Inner(9)}),
-    (["--inner.width", "9"], {"inner": Inner(9)}),
-    (["Good morning."], {"text": "Good morning."}),
-    (["E=mc2, he said: [sic]"], {"text": "E=mc2, he said: [sic]"}),
-    (["--", "--loud"], {"text": "--loud"}),
-    (["name=b", "x", "plain=8"], {"name": "b", "text": "x", "plain": 8}),
-])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["name=b"], {"name": "b"}),
+        (["--name=b"], {"name": "b"}),
+        (["--name", "b"], {"name": "b"}),
+        (["-n", "b"], {"name": "b"}),
+        (["-n=b"], {"name": "b"}),
+        (["name=b", "name=c"], {"name": "c"}),
+        (["--top-k", "3"], {"top_k": 3}),
+        (["top_k=null"], {"top_k": None}),
+        (["--loud"], {"loud": True}),
+        (["--loud", "name=b"], {"loud": True, "name": "b"}),
+        (["--loud", "hello"], {"loud": True, "text": "hello"}),
+        (["--loud", "false"], {"loud": False}),
+        (["loud=yes"], {"loud": True}),
+        (["rate=1e-3"], {"rate": 1e-3}),
+        (["rate=3"], {"rate": 3.0}),
+        (["top_k=1e3"], {"top_k": 1000}),
+        (["sizes=3"], {"sizes": [3]}),
+        (["sizes=[3,4]"], {"sizes": [3, 4]}),
+        (["sizes=[]"], {"sizes": []}),
+        (["name=1e5"], {"name": "1e5"}),
+        (["name=007"], {"name": "007"}),
+        (["name=2026-01-01"], {"name": "2026-01-01"}),
+        (["name="], {"name": ""}),
+        (["name=a: b"], {"name": "a: b"}),
+        (["name='no'"], {"name": "no"}),
+        (["name=true"], {"name": "true"}),
+        (["name=room #5"], {"name": "room #5"}),
+        (["top_k=010"], {"top_k": 10}),
+        (['extra={"a":0.1,"b":[1]}'], {"extra": {"a": 0.1, "b": [1]}}),
+        (["inner={width: 9}"], {"inner": Inner(9)}),
+        (["--inner.width", "9"], {"inner": Inner(9)}),
+        (["Good morning."], {"text": "Good morning."}),
+        (["E=mc2, he said: [sic]"], {"text": "E=mc2, he said: [sic]"}),
+        (["--", "--loud"], {"text": "--loud"}),
+        (["name=b", "x", "plain=8"], {"name": "b", "text": "x", "plain": 8}),
+    ],
+)
 def test_spellings_of_a_command_line(arguments, expected):
     assert load_config(Toy, arguments) == Toy(**expected)
 
 
-@pytest.mark.parametrize(("content", "expected"), [
-    ("top_k: 010", {"top_k": 10}), ("top_k: 0o10", {"top_k": 8}), ("top_k: 0x1F", {"top_k": 31}),
-    ("rate: -1e-3", {"rate": -1e-3}), ("rate: .5", {"rate": 0.5}), ("loud: yes", {"loud": True}),
-    *((f"name: {word}", {"name": word}) for word in ("010", "1.10", "1e3", "12:30", "no", "True", "0b1", "1_000",
-                                                     "2026-01-01", "=", ".inf")),
-    ("words: [no, 010, 1:30, 1.0, true, 'null']", {"words": ["no", "010", "1:30", "1.0", "true", "null"]}),
-    ("words: 010", {"words": ["010"]}),
-    ("extra: {no: off, 010: 010, b: [1:30, true, null, 1e1, 1_0]}",
-     {"extra": {"no": "off", "010": 10, "b": ["1:30", True, None, 10.0, "1_0"]}}),
-    ("variants: {no: {top_k: 1}, 010: {top_k: 2}}", {}),
-])
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("top_k: 010", {"top_k": 10}),
+        ("top_k: 0o10", {"top_k": 8}),
+        ("top_k: 0x1F", {"top_k": 31}),
+        ("rate: -1e-3", {"rate": -1e-3}),
+        ("rate: .5", {"rate": 0.5}),
+        ("loud: yes", {"loud": True}),
+        *(
+            (f"name: {word}", {"name": word})
+            for word in (
+                "010",
+                "1.10",
+                "1e3",
+                "12:30",
+                "no",
+                "True",
+                "0b1",
+                "1_000",
+                "2026-01-01",
+                "=",
+                ".inf",
+            )
+        ),
+        (
+            "words: [no, 010, 1:30, 1.0, true, 'null']",
+            {"words": ["no", "010", "1:30", "1.0", "true", "null"]},
+        ),
+        ("words: 010", {"words": ["010"]}),
+        (
+            "extra: {no: off, 010: 010, b: [1:30, true, null, 1e1, 1_0]}",
+            {"extra": {"no": "off", "010": 10, "b": ["1:30", True, None, 10.0, "1_0"]}},
+        ),
+        ("variants: {no: {top_k: 1}, 010: {top_k: 2}}", {}),
+    ],
+)
 def test_a_plain_word_means_what_the_core_schema_of_yaml_1_2_says(content, expected, tmp_path):
     (tmp_path / "r.yaml").write_text(content)
     config = load_config(Toy, [f"--config={tmp_path}/r.yaml"])
@@ -150,18 +186,38 @@ def test_a_plain_word_means_what_the_core_schema_of_yaml_1_2_says(content, expec
     save_config(config, tmp_path / "saved.yaml")
     assert load_config(Toy, [f"--config={tmp_path}/saved.yaml"]) == config
     if "variants" in content:
-        assert [load_config(Toy, [f"--config={tmp_path}/r.yaml:{v}"]).top_k for v in ("no", "010")] == [1, 2]
+        assert [
+            load_config(Toy, [f"--config={tmp_path}/r.yaml:{v}"]).top_k for v in ("no", "010")
+        ] == [1, 2]
 
 
-@pytest.mark.parametrize(("given", "read"), [
-    ("~/a", "/home/me/a"), ("~", "/home/me"), ("best=~/a", "best=/home/me/a"), ("hubert:~/a@9", "hubert:/home/me/a@9"),
-    ("~/a,~/b", "/home/me/a,/home/me/b"), ("./~/a", "./~/a"), ("a~", "a~"), ("~nobody-of-this-name/a",) * 2,
-])
-def test_a_tilde_is_the_home_folder_in_every_setting_but_what_is_spoken(given, read, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("~/a", "/home/me/a"),
+        ("~", "/home/me"),
+        ("best=~/a", "best=/home/me/a"),
+        ("hubert:~/a@9", "hubert:/home/me/a@9"),
+        ("~/a,~/b", "/home/me/a,/home/me/b"),
+        ("./~/a", "./~/a"),
+        ("a~", "a~"),
+        ("~nobody-of-this-name/a",) * 2,
+    ],
+)
+def test_a_tilde_is_the_home_folder_in_every_setting_but_what_is_spoken(
+    given, read, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HOME", "/home/me")
-    (tmp_path / "r.yaml").write_text(f'text: "{given}"\nname: "{given}"\nwords: ["{given}"]\nextra: {{a: "{given}"}}\n')
+    (tmp_path / "r.yaml").write_text(
+        f'text: "{given}"\nname: "{given}"\nwords: ["{given}"]\nextra: {{a: "{given}"}}\n'
+    )
     config = load_config(Toy, [f"--config={tmp_path}/r.yaml"])
-    assert (config.text, config.name, config.words, config.extra) == (given, read, [read], {"a": given})
+    assert (config.text, config.name, config.words, config.extra) == (
+        given,
+        read,
+        [read],
+        {"a": given},
+    )
     assert load_config(Toy, [given, f"name='{given}'"]).name == read
 
 
@@ -171,19 +227,22 @@ def test_a_recipe_is_found_in_the_home_folder(tmp_path, monkeypatch):
     assert load_config(Toy, ["--config=~/r.yaml"]).name == "b"
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["--name"], "--name needs a value"),
-    (["t", "inner.widht=3"], "did you mean 'inner.width'?"),
-    (["rate=fast"], "rate must be a number; not 'fast'"),
-    (["one", "two"], "'two': write options as key=value"),
-    (["one", "nam=b"], "unknown setting 'nam'; did you mean 'name'?"),
-    (["-x"], "'-x': write options"),
-    (["inner=3"], "inner is a group of settings"),
-    (["name=null"], "name must be text; not null"),
-    (["sizes=[a"], "the command line: sizes: not valid YAML"),
-    (["zzzzzzzz=1", "t"], "unknown setting|write options"),
-    (["extra=&a [*a]"], "the command line: extra: .*contains itself"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--name"], "--name needs a value"),
+        (["t", "inner.widht=3"], "did you mean 'inner.width'?"),
+        (["rate=fast"], "rate must be a number; not 'fast'"),
+        (["one", "two"], "'two': write options as key=value"),
+        (["one", "nam=b"], "unknown setting 'nam'; did you mean 'name'?"),
+        (["-x"], "'-x': write options"),
+        (["inner=3"], "inner is a group of settings"),
+        (["name=null"], "name must be text; not null"),
+        (["sizes=[a"], "the command line: sizes: not valid YAML"),
+        (["zzzzzzzz=1", "t"], "unknown setting|write options"),
+        (["extra=&a [*a]"], "the command line: extra: .*contains itself"),
+    ],
+)
 def test_wrong_command_lines(arguments, message):
     with pytest.raises(ConfigError, match=message.replace("?", r"\?").replace("[", r"\[")):
         load_config(Toy, arguments)
@@ -191,7 +250,9 @@ def test_wrong_command_lines(arguments, message):
 
 def test_the_command_line_counts_more_than_files_and_later_files_more_than_earlier(tmp_path):
     for name, width in (("a", 5), ("b", 6)):
-        (tmp_path / f"{name}.yaml").write_text(f"name: {name}\ninner: {{width: {width}}}\nrate: 0.{width}\n")
+        (tmp_path / f"{name}.yaml").write_text(
+            f"name: {name}\ninner: {{width: {width}}}\nrate: 0.{width}\n"
+        )
     files = f"--config={tmp_path}/a.yaml", "--config", f"{tmp_path}/b.yaml"
     config = load_config(Toy, ["rate=0.9", *files, "sizes=[3]"])
     assert config == Toy(name="b", rate=0.9, sizes=[3], inner=Inner(6))
@@ -217,7 +278,7 @@ def test_defaults_are_not_shared_between_configurations():
     assert load_config(Toy, []) == Toy()
 
 
-# --- recipes and their variants -------------------------------------------------------------------------------------
+# --- recipes and their variants -------------------------------------------------------------------
 
 VARIED = """name: a
 inner: {width: 5}
@@ -235,19 +296,31 @@ variants:
 """
 
 
-@pytest.mark.parametrize(("variant", "expected"), [
-    ("", {"name": "a", "inner": Inner(5)}), (":wide", {"name": "a", "inner": Inner(9)}),
-    (":loud", {"name": "a", "inner": Inner(9), "loud": True, "sizes": [7]})])
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        ("", {"name": "a", "inner": Inner(5)}),
+        (":wide", {"name": "a", "inner": Inner(9)}),
+        (":loud", {"name": "a", "inner": Inner(9), "loud": True, "sizes": [7]}),
+    ],
+)
 def test_a_variant_says_what_differs(variant, expected, tmp_path):
     (tmp_path / "r.yaml").write_text(VARIED)
-    for arguments in ([f"--config={tmp_path}/r.yaml{variant}"], ["--config", f"{tmp_path}/r.yaml{variant}"]):
+    for arguments in (
+        [f"--config={tmp_path}/r.yaml{variant}"],
+        ["--config", f"{tmp_path}/r.yaml{variant}"],
+    ):
         assert load_config(Toy, arguments) == Toy(**expected)
     assert load_config(Toy, [*arguments, "inner.width=1"]).inner == Inner(1)
 
 
-@pytest.mark.parametrize(("variant", "message"), [
-    (":narrow", "r.yaml: no variant 'narrow'; there are: wide, loud, wrong"),
-    (":wrong", "r.yaml:13: unknown setting 'nam'; did you mean 'name'?")])
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        (":narrow", "r.yaml: no variant 'narrow'; there are: wide, loud, wrong"),
+        (":wrong", "r.yaml:13: unknown setting 'nam'; did you mean 'name'?"),
+    ],
+)
 def test_wrong_variants_are_named(variant, message, tmp_path):
     (tmp_path / "r.yaml").write_text(VARIED)
     with pytest.raises(ConfigError) as caught:
@@ -255,10 +328,15 @@ def test_wrong_variants_are_named(variant, message, tmp_path):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["variants: [wide]\n", "name: a\nvariants: {wide: 3}\n", "variants: null\n"])
+@pytest.mark.parametrize(
+    "content", ["variants: [wide]\n", "name: a\nvariants: {wide: 3}\n", "variants: null\n"]
+)
 def test_variants_are_mappings(content, tmp_path):
     (tmp_path / "r.yaml").write_text(content)
-    with pytest.raises(ConfigError, match=r"r.yaml:\d: variants: give each as a mapping of the settings that differ"):
+    with pytest.raises(
+        ConfigError,
+        match=r"r.yaml:\d: variants: give each as a mapping of the settings that differ",
+    ):
         load_config(Toy, [f"--config={tmp_path}/r.yaml"])
 
 
@@ -274,9 +352,16 @@ def test_shipped_recipes_are_found_by_name_from_any_folder(tmp_path, monkeypatch
     assert load_config(Toy, ["--config", "a:b.yaml"]).name == "colon"
 
 
-@pytest.mark.parametrize(("wrong", "meant"), [
-    ("car_startr", "car_starter"), ("car_starter_shared.yaml", "car_starter:shared"),
-    (str(folder() / "paper/dcpo_no_chase.yaml"), "dcpo_paper:no_chase")])
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("car_startr", "car_starter"),
+        ("car_starter_shared.yaml", "car_starter:shared"),
+        (str(folder() / "paper/dcpo_no_chase.yaml"), "dcpo_paper:no_chase"),
+    ],
+)
 def test_a_recipe_that_is_not_there_is_answered_with_the_nearest(wrong, meant):
-    with pytest.raises(ConfigError, match=f"no such file, nor a shipped recipe; did you mean {meant}"):
+    with pytest.raises(
+        ConfigError, match=f"no such file, nor a shipped recipe; did you mean {meant}"
+    ):
         recipe_file(wrong)

@@ -1,4 +1,5 @@
-"""Rows that would stop validation or crash what comes after it: each is listed, with file and line, and left out."""
+"""Rows that would stop validation or crash what comes after it: each is listed, with file and
+line, and left out."""
 
 import gzip
 import json
@@ -22,21 +23,37 @@ from dcar.prepare.prepared import load_prepared
 from dcar.prepare.run import PrepareConfig
 
 RATE = 16_000
-RECORDING = {"sampling_rate": RATE, "duration": 1, "sources": [{"type": "file", "channels": [0], "source": "a.wav"}]}
-CUT = {"id": "c", "start": 0, "duration": 1, "channel": 0, "recording": RECORDING,
-       "supervisions": [{"start": 0, "text": "Hi.", "speaker": "s"}]}
+RECORDING = {
+    "sampling_rate": RATE,
+    "duration": 1,
+    "sources": [{"type": "file", "channels": [0], "source": "a.wav"}],
+}
+CUT = {
+    "id": "c",
+    "start": 0,
+    "duration": 1,
+    "channel": 0,
+    "recording": RECORDING,
+    "supervisions": [{"start": 0, "text": "Hi.", "speaker": "s"}],
+}
 GOOD = {"audio": "good.wav", "text": "A fine day.", "speaker": "s", "split": "train"}
 
 
 def line(changes: str = "", **fields: Any) -> str:
-    """A row as JSON, with a piece of JSON that Python would not write; without the fields that are `...`."""
+    """A row as JSON, with a piece of JSON that Python would not write; without the fields that
+    are `...`."""
     row = {key: value for key, value in {**GOOD, **fields}.items() if value is not ...}
     return json.dumps(row)[:-1] + (f", {changes}}}" if changes else "}")
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    for name, seconds in (("good.wav", 1.2), ("whole.flac", 3.0), ("short.wav", 0.1), ("long.wav", 6)):
+    for name, seconds in (
+        ("good.wav", 1.2),
+        ("whole.flac", 3.0),
+        ("short.wav", 0.1),
+        ("long.wav", 6),
+    ):
         sf.write(tmp_path / name, tone(seconds), RATE)
     for name in ("good.wav", "whole.flac"):
         data = (tmp_path / name).read_bytes()
@@ -49,35 +66,56 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-# a whole line, the fields that differ from a good row, or a piece of JSON for one; and what is said of it
+# a whole line, the fields that differ from a good row, or a piece of JSON for one; and what is said
+# of it
 ROWS = [
-    ({},), ('{"id": "x", "audio": ', "not valid JSON"), ("[1, 2]", "a JSON list, expected an object"),
-    ("[" * 100_000, "JSON"), ({"speaker": ...}, "fields missing: speaker"),
-    ({"audio": 5, "text": None}, "fields missing: text"), ({"text": ["x"]}, "fields that must be strings: text"),
-    ({"speaker": " "}, "must not be empty: speaker"), ({"prompt_audio": 3}, "'prompt_audio' must be a string"),
-    ({"audio": "none.wav"}, "no such audio file"), ({"audio": "zero.wav"}, "0 bytes"), ({"audio": "nan.wav"}, "NaN"),
-    ({"audio": "silent.wav"}, "silent"), ({"audio": "text.flac"}, "not readable as audio"),
-    ({"audio": "short.wav"}, "0.10 s, outside 0.5…5 s"), ({"audio": "long.wav"}, "6.00 s, outside 0.5…5 s"),
-    ({"text": ""}, "text: text is empty"), ({"text": "😀"}, "text: text is empty or has no letter"),
-    ({"text": "你好", "audio": "none.wav"}, "cannot say", "no such audio file"),  # two faults, two reports
+    ({},),
+    ('{"id": "x", "audio": ', "not valid JSON"),
+    ("[1, 2]", "a JSON list, expected an object"),
+    ("[" * 100_000, "JSON"),
+    ({"speaker": ...}, "fields missing: speaker"),
+    ({"audio": 5, "text": None}, "fields missing: text"),
+    ({"text": ["x"]}, "fields that must be strings: text"),
+    ({"speaker": " "}, "must not be empty: speaker"),
+    ({"prompt_audio": 3}, "'prompt_audio' must be a string"),
+    ({"audio": "none.wav"}, "no such audio file"),
+    ({"audio": "zero.wav"}, "0 bytes"),
+    ({"audio": "nan.wav"}, "NaN"),
+    ({"audio": "silent.wav"}, "silent"),
+    ({"audio": "text.flac"}, "not readable as audio"),
+    ({"audio": "short.wav"}, "0.10 s, outside 0.5…5 s"),
+    ({"audio": "long.wav"}, "6.00 s, outside 0.5…5 s"),
+    ({"text": ""}, "text: text is empty"),
+    ({"text": "😀"}, "text: text is empty or has no letter"),
+    # two faults, two reports
+    ({"text": "你好", "audio": "none.wav"}, "cannot say", "no such audio file"),
     ({"prompt_audio": "short.wav"}, "the prompt .*short.wav is 0.10 s"),
     ({"prompt_audio": "none.wav"}, "prompt .*none.wav: there is no such audio file"),
     ({"prompt_audio": "good.wav", "prompt_text": "..."}, "prompt_text: text is empty"),
-    ({"text": "A fine \ud800 day."}, r"the text holds half a character \(U\+D800, .* at character 8\)"),
-    ({"id": "\ud800"}, "the id holds half a character"), ({"speaker": "\udfff"}, "the speaker holds half a character"),
+    (
+        {"text": "A fine \ud800 day."},
+        r"the text holds half a character \(U\+D800, .* at character 8\)",
+    ),
+    ({"id": "\ud800"}, "the id holds half a character"),
+    ({"speaker": "\udfff"}, "the speaker holds half a character"),
     ({"split": "\ud800"}, "the split holds half a character"),
     ({"prompt_audio": "good.wav", "prompt_text": "Oh \ud800"}, "the prompt_text holds half"),
     ({"audio": "\ud800.wav"}, "audio: the path is not UTF-8"),
     ({"prompt_audio": "\ud800"}, "prompt_audio: the path is not UTF-8"),
     (f'"id": {"1" * 5000}', "a number of thousands of digits"),
     (f'"id": {"1" * 4000}', "the id has 4000 characters .*the limit is 1000"),
-    (f'"note": {"1" * 5000}', "a number of thousands of digits"), ({"id": "x" * 5000}, "the id has 5000 characters"),
+    (f'"note": {"1" * 5000}', "a number of thousands of digits"),
+    ({"id": "x" * 5000}, "the id has 5000 characters"),
     ({"audio": "x" * 10_000}, "the path has 10[0-9]* bytes"),
     ({"audio": "x/" * 5000 + "a"}, "the path has 10[0-9]* bytes"),
-    ({"audio": "a\0.wav"}, "holds a NUL"), ({"id": "a\0b"}, r"control character U\+0000"),
-    ({"id": "a\nb"}, r"control character U\+000A"), ({"speaker": "a\u2028b"}, r"control character U\+2028"),
-    ({"audio": "pipe"}, "a pipe or a device"), ({"audio": "cut_whole.flac"}, "not readable as audio"),
-    ({"audio": "cut_good.wav"}, "is cut off: its header promises 1.20 s, the file holds 0.[78]"), ({},),
+    ({"audio": "a\0.wav"}, "holds a NUL"),
+    ({"id": "a\0b"}, r"control character U\+0000"),
+    ({"id": "a\nb"}, r"control character U\+000A"),
+    ({"speaker": "a\u2028b"}, r"control character U\+2028"),
+    ({"audio": "pipe"}, "a pipe or a device"),
+    ({"audio": "cut_whole.flac"}, "not readable as audio"),
+    ({"audio": "cut_good.wav"}, "is cut off: its header promises 1.20 s, the file holds 0.[78]"),
+    ({},),
 ]
 
 
@@ -93,18 +131,34 @@ def test_every_bad_row_is_listed_and_left_out(folder):
     problems += validate_corpus(rows, 0.5, 5, num_workers=4)
     assert all(str(p).encode().decode().startswith(f"{manifest}:") for p in problems)
     assert str(problems[0]).count(str(manifest)) == 1
-    found = sorted(((int(p.source.rpartition(":")[2]), p.message) for p in problems), key=lambda f: f[0])
-    expected = [(number, message) for number, (_, *messages) in enumerate(ROWS, 1) for message in messages]
+    found = sorted(
+        ((int(p.source.rpartition(":")[2]), p.message) for p in problems), key=lambda f: f[0]
+    )
+    expected = [
+        (number, message) for number, (_, *messages) in enumerate(ROWS, 1) for message in messages
+    ]
     again = (len(ROWS) + 1, "used before, at")
-    for (number, message), (expected_number, pattern) in zip(found, [*expected, again], strict=True):
+    for (number, message), (expected_number, pattern) in zip(
+        found, [*expected, again], strict=True
+    ):
         assert number == expected_number and re.search(pattern, message), (number, message, pattern)
 
     manifest.write_text("\n".join(lines))
     for stream in (False, True):
-        config = PrepareConfig(out=str(folder / f"out{stream}"), corpus="jsonl", path=str(manifest), skip_bad=True,
-                               splits=("train",), stream=stream, min_seconds=0.5, max_seconds=5)
+        config = PrepareConfig(
+            out=str(folder / f"out{stream}"),
+            corpus="jsonl",
+            path=str(manifest),
+            skip_bad=True,
+            splits=("train",),
+            stream=stream,
+            min_seconds=0.5,
+            max_seconds=5,
+        )
         report = toy_prepare(config)
-        assert {p.source for p in report.problems} == {f"{manifest}:{number}" for number, _ in expected}
+        assert {p.source for p in report.problems} == {
+            f"{manifest}:{number}" for number, _ in expected
+        }
         assert report.text().encode().count(b"m.jsonl:") >= len(ROWS) - 2
         assert load_prepared(folder / f"out{stream}", "train")["id"] == ["u0", f"u{len(ROWS) - 1}"]
 
@@ -112,7 +166,11 @@ def test_every_bad_row_is_listed_and_left_out(folder):
 def test_ids_that_no_file_system_would_take_are_prepared(folder):
     ids = ["../../x", "..", "/", "e\u0301", "\u00e9", "a b", "CON", "-rf", "x" * 1000, "%s{}"]
     (folder / "m.jsonl").write_text("".join(line(id=i) + "\n" for i in ids))
-    toy_prepare(PrepareConfig(out=str(folder / "out"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",)))
+    toy_prepare(
+        PrepareConfig(
+            out=str(folder / "out"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",)
+        )
+    )
     assert load_prepared(folder / "out", "train")["id"] == ids
 
 
@@ -120,14 +178,23 @@ def test_ids_that_no_file_system_would_take_are_prepared(folder):
 def test_a_manifest_that_breaks_off(kind: str, tmp_path):
     """The rows before the break are read; the break itself has a line."""
     row = CUT if kind == "lhotse" else {**GOOD, "id": "c"}
-    raw = gzip.compress("".join(json.dumps({**row, "id": f"c{i}"}) + "\n" for i in range(5000)).encode())
+    raw = gzip.compress(
+        "".join(json.dumps({**row, "id": f"c{i}"}) + "\n" for i in range(5000)).encode()
+    )
     file = tmp_path / "m.jsonl.gz"
     flipped = bytearray(raw)
     flipped[len(raw) // 2] ^= 0xFF
-    for broken, message in ((raw[: len(raw) // 2], "cut off"), (bytes(flipped), "damaged"), (b"no", "damaged")):
+    for broken, message in (
+        (raw[: len(raw) // 2], "cut off"),
+        (bytes(flipped), "damaged"),
+        (b"no", "damaged"),
+    ):
         file.write_bytes(broken)
         rows, problems = read_corpus(kind, file)
-        assert message in problems[-1].message and problems[-1].source == f"{file}:{len(rows) + len(problems)}"
+        assert (
+            message in problems[-1].message
+            and problems[-1].source == f"{file}:{len(rows) + len(problems)}"
+        )
         assert len(rows) > (1000 if len(broken) > 2 else -1)
         assert message == "damaged" or all(u.id == f"c{i}" for i, u in enumerate(rows))
 
@@ -150,10 +217,18 @@ def test_a_line_without_end_is_passed_over(kind: str, folder, monkeypatch):
 def test_cuts_of_the_wrong_types(tmp_path):
     memory = {**RECORDING, "sources": [{"type": "memory", "channels": [0], "source": 10**12}]}
     changes: list[dict[str, Any]] = [
-        {"recording": "x"}, {"recording": [1]}, {"supervisions": ["x"]}, {"supervisions": 5},
+        {"recording": "x"},
+        {"recording": [1]},
+        {"supervisions": ["x"]},
+        {"supervisions": 5},
         {"supervisions": {"a": 1}},
-        {"start": float("nan")}, {"start": float("inf")}, {"duration": -1}, {"duration": 10**400}, {"channel": "x"},
-        {"recording": {**RECORDING, "sampling_rate": float("inf")}}, {"recording": memory},
+        {"start": float("nan")},
+        {"start": float("inf")},
+        {"duration": -1},
+        {"duration": 10**400},
+        {"channel": "x"},
+        {"recording": {**RECORDING, "sampling_rate": float("inf")}},
+        {"recording": memory},
     ]
     file = tmp_path / "cuts.jsonl"
     file.write_text("".join(json.dumps({**CUT, **change}) + "\n" for change in [*changes, {}]))
@@ -183,16 +258,27 @@ def test_a_folder_without_permission_or_names_of_another_encoding(tmp_path):
     str(problems[0]).encode()
 
 
-@pytest.mark.parametrize(("kind", "name"), [("starter", "train.parquet"), ("datasets", "data.parquet")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("starter", "train.parquet"), ("datasets", "data.parquet")]
+)
 def test_a_string_that_is_not_utf8_in_a_table(kind, name, tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     count = 1500  # rows are read in batches
     raw = [b"Hi."] * count
     raw[1200] = b"caf\xe9"
     text = pa.Array.from_buffers(pa.string(), count, pa.array(raw, pa.binary()).buffers())
-    pq.write_table(pa.table({"id": [f"u{i}" for i in range(count)], "text": text, "speaker": ["s"] * count,
-                             "duration": [0.5] * count, "audio": [{"bytes": wav_bytes(0.5, 200)}] * count}),
-                   tmp_path / name)
+    pq.write_table(
+        pa.table(
+            {
+                "id": [f"u{i}" for i in range(count)],
+                "text": text,
+                "speaker": ["s"] * count,
+                "duration": [0.5] * count,
+                "audio": [{"bytes": wav_bytes(0.5, 200)}] * count,
+            }
+        ),
+        tmp_path / name,
+    )
     rows, problems = read_corpus(kind, tmp_path if kind == "starter" else tmp_path / name)
     assert len(rows) == count - 1 and [p.source.rpartition(":")[2] for p in problems] == ["1201"]
     assert "cannot be read" in problems[0].message and rows[1200].id == "u1201"
@@ -200,7 +286,12 @@ def test_a_string_that_is_not_utf8_in_a_table(kind, name, tmp_path, monkeypatch)
 
 def test_a_copy_is_not_called_as_another_utterance(folder):
     (folder / "m.jsonl").write_text(line(id="g") + "\n" + line(id="g@0.9") + "\n")
-    config = PrepareConfig(out=str(folder / "out"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",),
-                           speeds=(1.0, 0.9))
+    config = PrepareConfig(
+        out=str(folder / "out"),
+        corpus="jsonl",
+        path=str(folder / "m.jsonl"),
+        splits=("train",),
+        speeds=(1.0, 0.9),
+    )
     with pytest.raises(DataError, match="'g@0.9' among them"):
         toy_prepare(config)

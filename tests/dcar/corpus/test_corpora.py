@@ -1,4 +1,5 @@
-"""Corpora of the papers, each in its real layout: LibriTTS, lhotse and LibriHeavy cuts, UniCATS, seed-tts-eval."""
+"""Corpora of the papers, each in its real layout: LibriTTS, lhotse and LibriHeavy cuts, UniCATS,
+seed-tts-eval."""
 
 import gzip
 import json
@@ -16,19 +17,39 @@ from dcar.errors import AudioError, DataError
 
 @pytest.fixture(scope="module")
 def libritts(tmp_path_factory) -> Path:
-    subsets = {"train-clean-100": 4, "train-clean-360": 2, "train-other-500": 2, "dev-clean": 2, "dev-other": 2,
-               "test-clean": 4, "test-other": 2}
+    subsets = {
+        "train-clean-100": 4,
+        "train-clean-360": 2,
+        "train-other-500": 2,
+        "dev-clean": 2,
+        "dev-other": 2,
+        "test-clean": 4,
+        "test-other": 2,
+    }
     return write_libritts(tmp_path_factory.mktemp("LibriTTS"), subsets)
 
 
 def test_libritts_reads_all_seven_subsets_and_those_asked_for(libritts):
     rows, problems = read_corpus("libritts", libritts)
     assert problems == []
-    assert {s: sum(u.split == s for u in rows) for s in ("train", "dev", "test")} == {"train": 8, "dev": 4, "test": 6}
-    assert {u.speaker for u in rows if u.split == "train"} == {"100", "101", "200", "201", "300", "301"}
+    assert {s: sum(u.split == s for u in rows) for s in ("train", "dev", "test")} == {
+        "train": 8,
+        "dev": 4,
+        "test": 6,
+    }
+    assert {u.speaker for u in rows if u.split == "train"} == {
+        "100",
+        "101",
+        "200",
+        "201",
+        "300",
+        "301",
+    }
     assert {u.split for u in read_corpus("libritts", libritts / "dev-clean")[0]} == {"dev"}
     chosen, _ = read_corpus("libritts", libritts, subsets=["train-clean-100", "dev-other"])
-    assert {Path(u.audio).parts[-4] for u in chosen} == {"train-clean-100", "dev-other"} and len(chosen) == 6
+    assert {Path(u.audio).parts[-4] for u in chosen} == {"train-clean-100", "dev-other"} and len(
+        chosen
+    ) == 6
     with pytest.raises(DataError, match=r"no subset train-clean-960 .*openslr"):
         read_corpus("libritts", libritts, subsets=["train-clean-960"])
     with pytest.raises(DataError, match="subsets are those of libritts"):
@@ -41,7 +62,10 @@ def test_audio_without_text_and_text_without_audio_in_libritts(tmp_path):
     (chapter / "100_mute.normalized.txt").write_text("No audio for this.")
     (chapter / "100.trans.tsv").write_text("other files lie here too\n")
     rows, [problem] = read_corpus("libritts", tmp_path)
-    assert (problem.id, problem.message) == ("100_orphan", "no transcript 100_orphan.normalized.txt beside it")
+    assert (problem.id, problem.message) == (
+        "100_orphan",
+        "no transcript 100_orphan.normalized.txt beside it",
+    )
     [found] = validate_corpus(rows, 0.3, 5)
     assert found.id == "100_mute" and "no such audio file" in found.message
 
@@ -54,36 +78,59 @@ def test_capitals_and_companions_of_macos_in_libritts(tmp_path, caplog):
     wav.rename(wav.with_suffix(".WAV"))
     text.rename(chapter / f"{wav.stem}.NORMALIZED.TXT")
     rows, problems = read_corpus("libritts", tmp_path)
-    assert not problems and validate_corpus(rows, 0.3, 5) == [] and [u.id for u in rows] == [wav.stem]
+    assert (
+        not problems and validate_corpus(rows, 0.3, 5) == [] and [u.id for u in rows] == [wav.stem]
+    )
     assert "2 files named ._NAME are left out" in caplog.text
     (tmp_path / "list").write_text(f"{wav.stem} {wav.stem}\n")
     [row], problems = read_corpus("unicats", tmp_path / "list", audio_root=tmp_path)
     assert not problems and row.load_prompt() is not None
 
 
-# ------------------------------------------------------------------------------------------------------ lhotse cuts
+# --------------------------------------------------------------------------------------------------
 
 
 def test_lhotse_cuts_give_the_samples_that_lhotse_gives(tmp_path):
-    """A manifest that lhotse itself wrote: three stretches of one recording, and one whole recording."""
+    """A manifest that lhotse itself wrote: three stretches of one recording, and one whole
+    recording."""
     lhotse = pytest.importorskip("lhotse")
-    sf.write(tmp_path / "long.flac", np.concatenate([tone(1.0, 200), tone(1.5, 400), tone(1.0, 300)]), RATE)
+    sf.write(
+        tmp_path / "long.flac",
+        np.concatenate([tone(1.0, 200), tone(1.5, 400), tone(1.0, 300)]),
+        RATE,
+    )
     sf.write(tmp_path / "short.wav", tone(0.8, 250), RATE)
     cuts = []
-    for i, (file, start, duration, text, speaker) in enumerate((
-        ("long.flac", 0.0, 1.0, "Part 0.", "anna"), ("long.flac", 1.0, 1.5, "Part 1.", "anna"),
-        ("long.flac", 2.5, 1.0, "Part 2.", "anna"), ("short.wav", 0, 0.8, "Whole.", "ben"),
-    )):
+    for i, (file, start, duration, text, speaker) in enumerate(
+        (
+            ("long.flac", 0.0, 1.0, "Part 0.", "anna"),
+            ("long.flac", 1.0, 1.5, "Part 1.", "anna"),
+            ("long.flac", 2.5, 1.0, "Part 2.", "anna"),
+            ("short.wav", 0, 0.8, "Whole.", "ben"),
+        )
+    ):
         recording = lhotse.Recording.from_file(tmp_path / file, recording_id=file[:4])
-        supervision = lhotse.SupervisionSegment(f"s{i}", file[:4], 0, duration, 0, text=text, speaker=speaker)
-        cuts.append(lhotse.MonoCut(id=f"c{i}", start=start, duration=duration, channel=0, recording=recording,
-                                   supervisions=[supervision]))
+        supervision = lhotse.SupervisionSegment(
+            f"s{i}", file[:4], 0, duration, 0, text=text, speaker=speaker
+        )
+        cuts.append(
+            lhotse.MonoCut(
+                id=f"c{i}",
+                start=start,
+                duration=duration,
+                channel=0,
+                recording=recording,
+                supervisions=[supervision],
+            )
+        )
     file = tmp_path / "my_cuts_train.jsonl.gz"
     lhotse.CutSet.from_cuts(cuts).to_file(file)
     rows, problems = read_corpus("lhotse", file)
     assert problems == [] and [u.id for u in rows] == ["c0", "c1", "c2", "c3"]
     assert [u.text for u in rows] == ["Part 0.", "Part 1.", "Part 2.", "Whole."]
-    assert [u.speaker for u in rows] == ["anna"] * 3 + ["ben"] and {u.split for u in rows} == {"train"}
+    assert [u.speaker for u in rows] == ["anna"] * 3 + ["ben"] and {u.split for u in rows} == {
+        "train"
+    }
     assert isinstance(rows[1].audio, AudioSegment) and rows[3].audio == str(tmp_path / "short.wav")
     for row, cut in zip(rows, lhotse.CutSet.from_file(file), strict=True):
         wave, rate = row.load()
@@ -95,24 +142,44 @@ def test_lhotse_cuts_give_the_samples_that_lhotse_gives(tmp_path):
 def libriheavy_line(uid: str, start: float, duration: float, source: str, whole: float) -> dict:
     """As the README of k2-fsa/libriheavy shows its full manifests."""
     return {
-        "id": uid, "start": start, "duration": duration, "channel": 0,
-        "supervisions": [{
-            "id": uid, "recording_id": "small/100/book/01", "start": 0, "duration": duration, "channel": 0,
-            "language": "English", "speaker": "100",
-            "custom": {"texts": ["\"But why?\" she asked.", "BUT WHY SHE ASKED"], "pre_texts": ["…", "…"],
-                       "begin_byte": 4993, "end_byte": 5120},
-        }],
+        "id": uid,
+        "start": start,
+        "duration": duration,
+        "channel": 0,
+        "supervisions": [
+            {
+                "id": uid,
+                "recording_id": "small/100/book/01",
+                "start": 0,
+                "duration": duration,
+                "channel": 0,
+                "language": "English",
+                "speaker": "100",
+                "custom": {
+                    "texts": ['"But why?" she asked.', "BUT WHY SHE ASKED"],
+                    "pre_texts": ["…", "…"],
+                    "begin_byte": 4993,
+                    "end_byte": 5120,
+                },
+            }
+        ],
         "recording": {
-            "id": "small/100/book/01", "sources": [{"type": "file", "channels": [0], "source": source}],
-            "sampling_rate": RATE, "num_samples": round(whole * RATE), "duration": whole, "channel_ids": [0],
+            "id": "small/100/book/01",
+            "sources": [{"type": "file", "channels": [0], "source": source}],
+            "sampling_rate": RATE,
+            "num_samples": round(whole * RATE),
+            "duration": whole,
+            "channel_ids": [0],
         },
-        "custom": {"text_path": "download/librilight_text/x.txt"}, "type": "MonoCut",
+        "custom": {"text_path": "download/librilight_text/x.txt"},
+        "type": "MonoCut",
     }
 
 
 @pytest.mark.parametrize("place", ["beside", "elsewhere"])
 def test_libriheavy_full_manifest(tmp_path, place):
-    """Audio paths are hard-coded to download/librilight/…: found above the manifest, or below audio_root."""
+    """Audio paths are hard-coded to download/librilight/…: found above the manifest, or below
+    audio_root."""
     relative = "download/librilight/small/100/book/01.flac"
     root = tmp_path / "disk" if place == "elsewhere" else None
     audio = root / "small/100/book/01.flac" if root else tmp_path / "work" / relative
@@ -121,10 +188,18 @@ def test_libriheavy_full_manifest(tmp_path, place):
         file.parent.mkdir(parents=True)
     sf.write(audio, np.concatenate([tone(1.0, 200), tone(1.0, 500)]), RATE)
     with gzip.open(manifest, "wt") as file:
-        file.write(json.dumps(libriheavy_line("small/100/book/01_0", 1.0, 1.0, relative, 2.0)) + "\n")
+        file.write(
+            json.dumps(libriheavy_line("small/100/book/01_0", 1.0, 1.0, relative, 2.0)) + "\n"
+        )
     [row], problems = read_corpus("libriheavy", manifest, audio_root=root)
-    assert problems == [] and row.split == "train" and row.text == '"But why?" she asked.' and row.speaker == "100"
-    np.testing.assert_allclose(row.load()[0], tone(1.0, 500), atol=1e-3)  # the second second, not the first
+    assert (
+        problems == []
+        and row.split == "train"
+        and row.text == '"But why?" she asked.'
+        and row.speaker == "100"
+    )
+    # the second second, not the first
+    np.testing.assert_allclose(row.load()[0], tone(1.0, 500), atol=1e-3)
 
 
 def test_cuts_that_would_have_to_be_computed_are_bad_rows(tmp_path):
@@ -140,12 +215,17 @@ def test_cuts_that_would_have_to_be_computed_are_bad_rows(tmp_path):
         ({**good, "channel": 3}, "channel 3 is in none of the recording's sources"),
         ({**good, "supervisions": []}, "no supervision"),
         ({**good, "supervisions": [supervision, {**supervision, "speaker": "7"}]}, "2 speakers"),
-        ({**good, "supervisions": [{**supervision, "custom": None}]}, "neither text nor custom.texts"),
+        (
+            {**good, "supervisions": [{**supervision, "custom": None}]},
+            "neither text nor custom.texts",
+        ),
         ({k: v for k, v in good.items() if k != "duration"}, "duration"),
         ([1, 2], "no cut"),
     ]
     manifest = tmp_path / "cuts_dev.jsonl"
-    manifest.write_text("\n".join(json.dumps(c) for c, _ in cases) + "\n{broken\n" + json.dumps(good) + "\n")
+    manifest.write_text(
+        "\n".join(json.dumps(c) for c, _ in cases) + "\n{broken\n" + json.dumps(good) + "\n"
+    )
     rows, problems = read_corpus("lhotse", manifest)
     assert [u.id for u in rows] == ["ok"] and len(problems) == len(cases) + 1
     for number, (problem, (_, message)) in enumerate(zip(problems, cases, strict=False), start=1):
@@ -156,17 +236,22 @@ def test_cuts_that_do_not_fit_their_recording_are_named(tmp_path):
     """A stretch that is not in it, and a sample rate that it does not have."""
     sf.write(tmp_path / "a.wav", tone(1.0), RATE)
     sf.write(tmp_path / "b.wav", tone(1.0, rate=24_000), 24_000)
-    cuts = libriheavy_line("far", 0.5, 1.0, "a.wav", 9.0), libriheavy_line("fast", 0, 1.0, "b.wav", 1.0)
+    cuts = (
+        libriheavy_line("far", 0.5, 1.0, "a.wav", 9.0),
+        libriheavy_line("fast", 0, 1.0, "b.wav", 1.0),
+    )
     (tmp_path / "cuts.jsonl").write_text("\n".join(map(json.dumps, cuts)))
     rows, _ = read_corpus("lhotse", tmp_path / "cuts.jsonl")
-    with pytest.raises(AudioError, match=r"0.5…1.5 s is not in the recording of 1.00 s; does the manifest"):
+    with pytest.raises(
+        AudioError, match=r"0.5…1.5 s is not in the recording of 1.00 s; does the manifest"
+    ):
         rows[0].load()
     far, fast = map(str, validate_corpus(rows, 0.3, 28))
     assert "not in the recording" in far
     assert "the file has 24000 Hz, the manifest says 16000 Hz; make the manifest again" in fast
 
 
-# ------------------------------------------------------------------------------------------------------------- lists
+# --------------------------------------------------------------------------------------------------
 
 
 def test_unicats_test_set_b(libritts, tmp_path):
@@ -175,7 +260,9 @@ def test_unicats_test_set_b(libritts, tmp_path):
     file.write_text(f"{ids[0]} {ids[1]}\n{ids[2]} {ids[3]}\n9_9_000001_000000 {ids[0]}\none\n")
     rows, problems = read_corpus("unicats", file, audio_root=libritts)
     assert [u.id for u in rows] == [ids[0], ids[2]] and {u.split for u in rows} == {"test"}
-    assert Path(str(rows[0].prompt_audio)).stem == ids[1] and rows[0].prompt_text.startswith("Sentence")
+    assert Path(str(rows[0].prompt_audio)).stem == ids[1] and rows[0].prompt_text.startswith(
+        "Sentence"
+    )
     assert rows[0].text != rows[0].prompt_text and rows[0].speaker == ids[0].split("_")[0]
     assert "in none of the subsets" in str(problems[0]) and ":3:" in str(problems[0])
     assert "1 fields" in str(problems[1])
@@ -195,13 +282,19 @@ def test_seed_tts_eval_list(tmp_path):
     )
     rows, problems = read_corpus("seed-tts-eval", tmp_path / "meta.lst")
     assert [(u.id, u.text, Path(str(u.audio)).name) for u in rows] == [
-        ("p1-a", "Speak this.", "p1-a.wav"), ("p1-b", "Speak that.", "b.wav")]
+        ("p1-a", "Speak this.", "p1-a.wav"),
+        ("p1-b", "Speak that.", "b.wav"),
+    ]
     assert rows[0].prompt_text == "The prompt." and rows[0].load_prompt() is not None
-    assert ":3:" in str(problems[0]) and "no recording" in str(problems[0]) and ":4:" in str(problems[1])
+    assert (
+        ":3:" in str(problems[0])
+        and "no recording" in str(problems[0])
+        and ":4:" in str(problems[1])
+    )
     assert validate_corpus(rows, 0.3, 28) == []
 
 
-# ------------------------------------------------------------------------------------------------ streamed datasets
+# ------------------------------------------------------------------------------------------------ s
 
 
 def test_streamed_rows_are_the_rows_on_disk(tmp_path, monkeypatch):
@@ -232,8 +325,13 @@ def test_a_streamed_row_without_audio_is_listed_and_a_stream_that_breaks_off_say
     columns = {"audio": "audio", "text": "text", "id": "id", "speaker": None, "split": None}
     found = huggingface._streamed(Stream(), columns, "hub/name", "train", 0)
     assert next(found).id == "a"
-    assert str(next(found)) == "hub/name[train, file 0]:2: column 'audio' holds neither audio bytes nor a path"
-    with pytest.raises(DataError, match="the stream broke off .*reset by peer.*run again, it continues"):
+    assert (
+        str(next(found))
+        == "hub/name[train, file 0]:2: column 'audio' holds neither audio bytes nor a path"
+    )
+    with pytest.raises(
+        DataError, match="the stream broke off .*reset by peer.*run again, it continues"
+    ):
         next(found)
 
 

@@ -1,5 +1,5 @@
-"""Corpora: layouts written to disk as they are in the wild, and every way in which their rows break."""
-
+"""Corpora: layouts written to disk as they are in the wild, and every way in which their rows
+break."""
 
 import datasets
 import pyarrow as pa
@@ -8,7 +8,14 @@ import pytest
 import soundfile as sf
 from tiny_corpora import RATE, encoded, tone, write_manifest, write_starter
 
-from dcar.corpus.read import StoredAudio, Utterance, canonical_split, corpus_parts, load_corpus, read_corpus
+from dcar.corpus.read import (
+    StoredAudio,
+    Utterance,
+    canonical_split,
+    corpus_parts,
+    load_corpus,
+    read_corpus,
+)
 from dcar.corpus.read import validate_corpus as validate
 from dcar.errors import DataError
 
@@ -36,7 +43,9 @@ def test_recordings_of_a_low_rate_are_warned_of(tmp_path, caplog):
     rows = load_corpus("jsonl", write_manifest(tmp_path, 4 * [{}]))
     assert validate(rows, 0.5, 5) == []
     [warning] = caplog.messages
-    assert warning.startswith("2 of 4 recordings have fewer than 16000 samples a second (the lowest 8000)")
+    assert warning.startswith(
+        "2 of 4 recordings have fewer than 16000 samples a second (the lowest 8000)"
+    )
     caplog.clear()
     assert validate(rows[2:], 0.5, 5) == [] and not caplog.messages
 
@@ -50,16 +59,32 @@ def ljspeech(tmp_path):
 
 
 def test_ljspeech(ljspeech):
-    lines = ['LJ-1|It cost $3 "then"|It cost three dollars', "LJ-2|Plain.", "", "LJ-3|Raw.|", "LJ-9|Gone.|Gone.", "no"]
+    lines = [
+        'LJ-1|It cost $3 "then"|It cost three dollars',
+        "LJ-2|Plain.",
+        "",
+        "LJ-3|Raw.|",
+        "LJ-9|Gone.|Gone.",
+        "no",
+    ]
     written = "\r\n".join(lines).encode("utf-8-sig") + b"\r\nLJ-4|caf\xe9|x\r\n"
     (ljspeech / "metadata.csv").write_bytes(written)
     rows, problems = read_corpus("ljspeech", ljspeech)
     assert [(u.id, u.text, u.speaker, u.split) for u in rows[:3]] == [
-        ("LJ-1", "It cost three dollars", "LJ", None), ("LJ-2", "Plain.", "LJ", None), ("LJ-3", "Raw.", "LJ", None)]
-    assert [p.source for p in problems] == [f"{ljspeech}/metadata.csv:6", f"{ljspeech}/metadata.csv:7"]
+        ("LJ-1", "It cost three dollars", "LJ", None),
+        ("LJ-2", "Plain.", "LJ", None),
+        ("LJ-3", "Raw.", "LJ", None),
+    ]
+    assert [p.source for p in problems] == [
+        f"{ljspeech}/metadata.csv:6",
+        f"{ljspeech}/metadata.csv:7",
+    ]
     assert "1 fields" in problems[0].message and "not UTF-8 (byte 9" in problems[1].message
     [found] = validate(rows, 0.5, 5)
-    assert (found.id, found.source) == ("LJ-9", f"{ljspeech}/metadata.csv:5") and "no such audio file" in found.message
+    assert (found.id, found.source) == (
+        "LJ-9",
+        f"{ljspeech}/metadata.csv:5",
+    ) and "no such audio file" in found.message
     with pytest.raises(DataError, match=r"(?s)2 rows.*metadata.csv:6.*metadata.csv:7"):
         load_corpus("ljspeech", ljspeech)
 
@@ -71,7 +96,14 @@ def test_ljspeech_splits_by_lists_of_ids(ljspeech):
     (ljspeech / "test.txt").write_text("/data/wavs/LJ-2.wav|The same words.\n")
     (ljspeech / "notes.txt").write_text("recorded in May\n")
     rows, problems = read_corpus("ljspeech", ljspeech)
-    assert [u.split for u in rows] == ["train", "dev", "test", "train", "dev", "train"] and not problems
+    assert [u.split for u in rows] == [
+        "train",
+        "dev",
+        "test",
+        "train",
+        "dev",
+        "train",
+    ] and not problems
     assert [u.id for u in read_corpus("ljspeech", ljspeech, "dev")[0]] == ["LJ-1", "LJ-4"]
     assert corpus_parts("ljspeech", ljspeech)[0].stamp != stamp  # a changed list is noticed
 
@@ -80,7 +112,10 @@ def test_ljspeech_splits_by_lists_of_ids(ljspeech):
     assert len(rows) == 5
     assert (lacking.id, lacking.source) == ("LJ-5", f"{ljspeech}/metadata.csv:6")
     assert (unknown.id, unknown.source) == ("LJ-9", f"{ljspeech}/train.txt:3")
-    assert "in none of train.txt, val.txt, test.txt" in lacking.message and "not in metadata.csv" in unknown.message
+    assert (
+        "in none of train.txt, val.txt, test.txt" in lacking.message
+        and "not in metadata.csv" in unknown.message
+    )
 
     (ljspeech / "train.txt").write_text("LJ-0\nLJ-4\n")
     with pytest.raises(DataError, match=r"val.txt:3: LJ-4 stands in .*train.txt:2 as well"):
@@ -93,15 +128,30 @@ def test_ljspeech_rows_may_name_files(ljspeech):
     for speaker in ("anna", "ben"):
         (ljspeech / "wavs" / speaker).mkdir()
         sf.write(ljspeech / "wavs" / speaker / "x.wav", tone(1.2), RATE)
-    names = ("LJ-0", "wavs/LJ-1", "./wavs/LJ-2.wav", "LJ-3", "wavs\\LJ-4.WAV", "anna/x", "ben/x",
-             str(ljspeech / "wavs/LJ-5.wav"))
+    names = (
+        "LJ-0",
+        "wavs/LJ-1",
+        "./wavs/LJ-2.wav",
+        "LJ-3",
+        "wavs\\LJ-4.WAV",
+        "anna/x",
+        "ben/x",
+        str(ljspeech / "wavs/LJ-5.wav"),
+    )
     (ljspeech / "metadata.csv").write_text("".join(f"{name}|The same words.\n" for name in names))
     (ljspeech / "dev.txt").write_text("DUMMY/LJ-2.wav|The same words.\nLJ-4\n/data/wavs/ben/x\n")
     rows, problems = read_corpus("ljspeech", ljspeech)
     assert not problems and validate(rows, 0.5, 5) == []
     assert [(u.id, u.split) for u in rows] == [
-        ("LJ-0", "train"), ("LJ-1", "train"), ("LJ-2", "dev"), ("LJ-3", "train"), ("LJ-4", "dev"), ("anna/x", "train"),
-        ("ben/x", "dev"), ("LJ-5", "train")]
+        ("LJ-0", "train"),
+        ("LJ-1", "train"),
+        ("LJ-2", "dev"),
+        ("LJ-3", "train"),
+        ("LJ-4", "dev"),
+        ("anna/x", "train"),
+        ("ben/x", "dev"),
+        ("LJ-5", "train"),
+    ]
     (ljspeech / "dev.txt").write_text("a/LJ-2.wav\nb/LJ-2.wav\n")
     assert "may both mean it" in str(read_corpus("ljspeech", ljspeech)[1][0])
 
@@ -109,7 +159,9 @@ def test_ljspeech_rows_may_name_files(ljspeech):
 def test_jsonl_with_prompts_and_splits(tmp_path):
     row = {"id": 7, "audio": "0.wav", "speaker": 3, "prompt_audio": "1.wav", "prompt_text": "Oh."}
     rows = [row, {**row, "id": "b", "split": "test"}]
-    a, b = load_corpus("jsonl", write_manifest(tmp_path, rows, [tone(1.2), tone(2)], name="valid.jsonl"))
+    a, b = load_corpus(
+        "jsonl", write_manifest(tmp_path, rows, [tone(1.2), tone(2)], name="valid.jsonl")
+    )
     assert (a.id, a.speaker, a.split, b.split) == ("7", "3", "dev", "test")
     prompt = a.load_prompt(8_000)
     assert prompt is not None and len(prompt[0]) == 16_000
@@ -118,30 +170,48 @@ def test_jsonl_with_prompts_and_splits(tmp_path):
 
 def hugging_face(n: int, **columns) -> datasets.Dataset:
     audio = {"bytes": encoded(kind="FLAC", subtype="PCM_16"), "path": None}
-    rows = datasets.Dataset.from_dict({"audio": [audio] * n, "text": ["Good morning."] * n, **columns})
+    rows = datasets.Dataset.from_dict(
+        {"audio": [audio] * n, "text": ["Good morning."] * n, **columns}
+    )
     return rows.cast_column("audio", datasets.Audio(decode=False))
 
 
 @pytest.mark.parametrize("kind", ["saved", "parquet"])
 def test_hugging_face_datasets(tmp_path, kind):
-    parts = {"train": hugging_face(2, id=["a", "b"], speaker_id=[1, 2]),
-             "validation": hugging_face(1, id=["c"], speaker_id=[3])}
+    parts = {
+        "train": hugging_face(2, id=["a", "b"], speaker_id=[1, 2]),
+        "validation": hugging_face(1, id=["c"], speaker_id=[3]),
+    }
     if kind == "saved":
         datasets.DatasetDict(parts).save_to_disk(str(tmp_path))
     for name, part in parts.items() if kind == "parquet" else ():
         part.to_parquet(str(tmp_path / f"{name}-00000-of-00001.parquet"))
     rows = load_corpus("datasets", tmp_path)
-    assert [(u.id, u.speaker, u.split) for u in rows] == [("a", "1", "train"), ("b", "2", "train"), ("c", "3", "dev")]
+    assert [(u.id, u.speaker, u.split) for u in rows] == [
+        ("a", "1", "train"),
+        ("b", "2", "train"),
+        ("c", "3", "dev"),
+    ]
     assert isinstance(rows[0].audio, StoredAudio)  # bytes stay on disk
     assert rows[2].load()[1] == 24_000
     assert validate(rows, 0.5, 5) == []
 
 
 PUBLISHED = [  # files, and the splits of their rows
-    (["default/train/0000.parquet", "default/partial-test/0000.parquet", "default/other/0000.parquet"],
-     ["other", "test", "train"]),
-    (["data/train-00000-of-00001.parquet", "data/validated-00000-of-00001.parquet"], ["train", "validated"]),
-    (["test/a.parquet", "validation/b.PARQUET"], ["dev", "test"]), (["a/x.parquet", "b/y.parquet"], [None, None]),
+    (
+        [
+            "default/train/0000.parquet",
+            "default/partial-test/0000.parquet",
+            "default/other/0000.parquet",
+        ],
+        ["other", "test", "train"],
+    ),
+    (
+        ["data/train-00000-of-00001.parquet", "data/validated-00000-of-00001.parquet"],
+        ["train", "validated"],
+    ),
+    (["test/a.parquet", "validation/b.PARQUET"], ["dev", "test"]),
+    (["a/x.parquet", "b/y.parquet"], [None, None]),
     (["clean/train.100/0000.parquet", "clean/test/0000.parquet"], ["test", "train"]),
 ]
 
@@ -153,11 +223,18 @@ def test_splits_of_parquet_files_are_those_of_their_names_and_folders(streaming:
         for file in files:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             hugging_face(1, id=[file]).to_parquet(str(folder / file))
-        rows = [row for part in corpus_parts("datasets", folder, streaming=streaming) for row in part.rows()]
+        rows = [
+            row
+            for part in corpus_parts("datasets", folder, streaming=streaming)
+            for row in part.rows()
+        ]
         assert sorted((u.split for u in rows), key=str) == sorted(splits, key=str)
     (folder / "other/test").mkdir(parents=True)
     hugging_face(1).to_parquet(str(folder / "other/test/0000.parquet"))
-    with pytest.raises(DataError, match=r"holds 2 configurations \(clean, other\); give one as path, such as .*/other"):
+    with pytest.raises(
+        DataError,
+        match=r"holds 2 configurations \(clean, other\); give one as path, such as .*/other",
+    ):
         corpus_parts("datasets", folder, streaming=streaming)
     for inner in ("other", "other/test", "other/test/0000.parquet"):
         assert [u.split for u in load_corpus("datasets", folder / inner)] == ["test"]
@@ -166,15 +243,25 @@ def test_splits_of_parquet_files_are_those_of_their_names_and_folders(streaming:
 def test_hugging_face_paths_and_bad_rows(tmp_path):
     path = str(tmp_path / "a.wav")
     sf.write(path, tone(1.2), RATE)
-    audio = [{"bytes": None, "path": path}, {"bytes": None, "path": None}, {"bytes": b"", "path": "/no/such.wav"}, None]
+    audio = [
+        {"bytes": None, "path": path},
+        {"bytes": None, "path": None},
+        {"bytes": b"", "path": "/no/such.wav"},
+        None,
+    ]
     # plain parquet, as written by pandas: nothing says that the column is audio but its name
-    pq.write_table(pa.table({"audio": audio, "sentence": ["Fine.", "x", "y", None]}), tmp_path / "hf.parquet")
+    pq.write_table(
+        pa.table({"audio": audio, "sentence": ["Fine.", "x", "y", None]}), tmp_path / "hf.parquet"
+    )
     rows, [problem] = read_corpus("datasets", tmp_path / "hf.parquet")
     assert problem.source.rpartition(":")[2] == "4" and "expected a string" in problem.message
     assert rows[0].speaker == "unknown"
     found = {p.id: p.message for p in validate(rows, 0.5, 5)}
     assert list(found) == ["hf_0000001", "hf_0000002"]
-    assert "neither audio bytes nor a path" in found["hf_0000001"] and "no such audio file" in found["hf_0000002"]
+    assert (
+        "neither audio bytes nor a path" in found["hf_0000001"]
+        and "no such audio file" in found["hf_0000002"]
+    )
 
 
 def test_unusable_corpora_say_so(tmp_path):
@@ -188,13 +275,18 @@ def test_unusable_corpora_say_so(tmp_path):
     (tmp_path / "m.jsonl").write_text("\n")
     for kind, path, message in (
         ("csv", "empty", "unknown corpus kind 'csv'; one of starter, folder, ljspeech"),
-        ("jsonl", None, "needs a path"), ("datasets", None, "needs a path"),
-        ("jsonl", "none", "there is no such jsonl corpus"), ("jsonl", "empty", "no .jsonl manifest"),
-        ("jsonl", "m.jsonl", "no utterances"), ("ljspeech", "empty", "no metadata.csv"),
-        ("libritts", "empty", "not the LibriTTS layout"), ("starter", "empty", "no train.parquet"),
+        ("jsonl", None, "needs a path"),
+        ("datasets", None, "needs a path"),
+        ("jsonl", "none", "there is no such jsonl corpus"),
+        ("jsonl", "empty", "no .jsonl manifest"),
+        ("jsonl", "m.jsonl", "no utterances"),
+        ("ljspeech", "empty", "no metadata.csv"),
+        ("libritts", "empty", "not the LibriTTS layout"),
+        ("starter", "empty", "no train.parquet"),
         ("starter", "starter", "train.parquet: not a readable parquet"),
         ("starter", "wrong", "columns missing: audio, duration, speaker"),
-        ("datasets", "hf", "Audio column .*it has text, label"), ("datasets", "bad.parquet", "datasets cannot open it"),
+        ("datasets", "hf", "Audio column .*it has text, label"),
+        ("datasets", "bad.parquet", "datasets cannot open it"),
         ("datasets", "words", "neither a folder made by save_to_disk nor parquet"),
     ):
         with pytest.raises(DataError, match=message):
@@ -209,9 +301,20 @@ def test_a_duration_that_the_audio_does_not_have():
 
 
 def test_split_names():
-    names = {"train": ("train", "Training", "train.clean.100", "train-00000-of-00002", "TRAIN_1"),
-             "dev": ("val", "valid", "validation", "dev-other", "development"),
-             "test": ("test-clean", "testing", "evaluation", "eval_2")}
+    names = {
+        "train": ("train", "Training", "train.clean.100", "train-00000-of-00002", "TRAIN_1"),
+        "dev": ("val", "valid", "validation", "dev-other", "development"),
+        "test": ("test-clean", "testing", "evaluation", "eval_2"),
+    }
     assert all(canonical_split(name) == split for split, found in names.items() for name in found)
-    for name in ("other", "validated", "invalidated", "valentina", "value", "developer", "testimonials", "trainer"):
+    for name in (
+        "other",
+        "validated",
+        "invalidated",
+        "valentina",
+        "value",
+        "developer",
+        "testimonials",
+        "trainer",
+    ):
         assert canonical_split(name) == name

@@ -11,8 +11,13 @@ from dcar.corpus.read import Problem, Utterance, read_corpus, validate_corpus
 from dcar.errors import DataError
 from eval.analysis.score import ScoreConfig, items_of
 
-KINDS = (("anna/one.wav", 8_000, 1), ("anna/two.flac", 44_100, 2), ("bob/one.mp3", 22_050, 1),
-         ("bob/two.ogg", 48_000, 2), ("three.WAV", 11_025, 1))
+KINDS = (
+    ("anna/one.wav", 8_000, 1),
+    ("anna/two.flac", 44_100, 2),
+    ("bob/one.mp3", 22_050, 1),
+    ("bob/two.ogg", 48_000, 2),
+    ("three.WAV", 11_025, 1),
+)
 
 
 @pytest.fixture
@@ -28,8 +33,16 @@ def folder(tmp_path) -> Path:
 
 def test_recordings_with_texts_beside_them(folder):
     rows, problems = read_corpus("folder", folder)
-    assert problems == [] and [u.id for u in rows] == ["anna-one", "anna-two", "bob-one", "bob-two", "three"]
-    assert [u.speaker for u in rows] == ["anna", "anna", "bob", "bob", "voices"] and {u.split for u in rows} == {None}
+    assert problems == [] and [u.id for u in rows] == [
+        "anna-one",
+        "anna-two",
+        "bob-one",
+        "bob-two",
+        "three",
+    ]
+    assert [u.speaker for u in rows] == ["anna", "anna", "bob", "bob", "voices"] and {
+        u.split for u in rows
+    } == {None}
     assert rows[0].text == "This is one."
     assert validate_corpus(rows, 0.3, 20) == []
 
@@ -53,42 +66,68 @@ def test_splits_are_the_folders_of_that_name(folder):
     (folder / "anna").rename(folder / "train")
     (folder / "bob").rename(folder / "validation")
     rows, _ = read_corpus("folder", folder)
-    assert {(u.split, u.speaker) for u in rows} == {("train", "voices"), ("dev", "voices"), (None, "voices")}
+    assert {(u.split, u.speaker) for u in rows} == {
+        ("train", "voices"),
+        ("dev", "voices"),
+        (None, "voices"),
+    }
 
 
-@pytest.mark.parametrize("table", [
-    "file,transcript,speaker\nanna/one.wav,\"One, and \"\"two\"\".\",A\nthree.WAV,,B\n",
-    "speaker;Path;Sentence\nA;anna/one.wav;One, and \"two\".\nB;three.WAV;\n",
-    "\ufeffpath\tsentence\tclient_id\nanna/one.wav\tOne, and \"two\".\tA\n\nthree.WAV\t\tB\n",
-])
+@pytest.mark.parametrize(
+    "table",
+    [
+        'file,transcript,speaker\nanna/one.wav,"One, and ""two"".",A\nthree.WAV,,B\n',
+        'speaker;Path;Sentence\nA;anna/one.wav;One, and "two".\nB;three.WAV;\n',
+        '\ufeffpath\tsentence\tclient_id\nanna/one.wav\tOne, and "two".\tA\n\nthree.WAV\t\tB\n',
+    ],
+)
 def test_tables_with_a_header(folder, table: str):
     file = folder / "list.csv"
     file.write_text(table, encoding="utf-8")
     for place in (folder, file):
         rows, problems = read_corpus("folder", place)
         assert problems == [] and [(u.id, u.text, u.speaker) for u in rows] == [
-            ("one", 'One, and "two".', "A"), ("three", "", "B")]
+            ("one", 'One, and "two".', "A"),
+            ("three", "", "B"),
+        ]
         assert [Path(str(u.audio)).exists() for u in rows] == [True, True]
 
 
 @pytest.mark.parametrize(("separator", "ending"), [("\t", "tsv"), ("|", "csv")])
 def test_quotes_are_text_where_tabs_or_bars_separate_fields(folder, separator: str, ending: str):
     """As Common Voice has them, unmatched among them."""
-    texts = ['"Come here," he said to the painter.', '"Her lavender scarf fluttered.', "Plain.",
-             'The villain said "soup"', 'The ear has three tiny bones."']
-    rows = [("path", "sentence", "up_votes"), *((f"{i}", text, "2") for i, text in enumerate(texts))]
+    texts = [
+        '"Come here," he said to the painter.',
+        '"Her lavender scarf fluttered.',
+        "Plain.",
+        'The villain said "soup"',
+        'The ear has three tiny bones."',
+    ]
+    rows = [
+        ("path", "sentence", "up_votes"),
+        *((f"{i}", text, "2") for i, text in enumerate(texts)),
+    ]
     file = folder / f"list.{ending}"
     file.write_text("".join(separator.join(row) + "\n" for row in rows))
     found, problems = read_corpus("folder", file)
     assert not problems and [u.text for u in found] == texts
-    file.write_text(separator.join(("\"path\"", '"text"')) + "\n" + separator.join(('"a"', '"An ""old"" one."')) + "\n")
-    assert [u.text for u in read_corpus("folder", file)[0]] == ['An "old" one.']  # a program that quotes its header
+    file.write_text(
+        separator.join(('"path"', '"text"'))
+        + "\n"
+        + separator.join(('"a"', '"An ""old"" one."'))
+        + "\n"
+    )
+    # a program that quotes its header
+    assert [u.text for u in read_corpus("folder", file)[0]] == ['An "old" one.']
 
 
 def test_a_quote_that_is_not_closed_takes_no_other_row_with_it(folder):
     file = folder / "list.csv"
-    file.write_text('path,sentence\nanna/one.wav,"Her scarf.\nbob/two.ogg,Plain.\nanna/two.flac,"Two\nlines, here."\n'
-                    'three.WAV,"Stop" he said.\nbob/one.mp3,"To the end.\n')
+    file.write_text(
+        'path,sentence\nanna/one.wav,"Her scarf.\nbob/two.ogg,Plain.\nanna/two.flac,"Two\nlines, '
+        'here."\n'
+        'three.WAV,"Stop" he said.\nbob/one.mp3,"To the end.\n'
+    )
     rows, problems = read_corpus("folder", file)
     assert [u.text for u in rows] == ["Plain.", "Two lines, here."]
     assert [p.source.rpartition(":")[2] for p in problems] == ["2", "6", "7"]
@@ -101,10 +140,17 @@ def test_capitals_are_found_and_companions_of_macos_left_out(folder, caplog):
     for name in ("anna/._ONE.WAV", "anna/._ONE.TXT", "bob/._list.csv"):
         (folder / name).write_bytes(b"\0\5\x16\7\xff")
     rows, problems = read_corpus("folder", folder)
-    assert not problems and [(u.id, u.text) for u in rows][0] == ("anna-ONE", "This is one.") and len(rows) == 5
+    assert (
+        not problems
+        and [(u.id, u.text) for u in rows][0] == ("anna-ONE", "This is one.")
+        and len(rows) == 5
+    )
     assert "2 files named ._NAME are left out" in caplog.text
     items = items_of(ScoreConfig(audio=str(folder / "anna")))
-    assert [(i.audio.name, i.text) for i in items] == [("ONE.WAV", "This is one."), ("two.flac", "This is two.")]
+    assert [(i.audio.name, i.text) for i in items] == [
+        ("ONE.WAV", "This is one."),
+        ("two.flac", "This is two."),
+    ]
 
 
 def test_a_speaker_is_no_split_for_a_name_that_begins_like_one(folder, caplog):
@@ -113,19 +159,33 @@ def test_a_speaker_is_no_split_for_a_name_that_begins_like_one(folder, caplog):
         sf.write(folder / name / "a.wav", tone(1.2), 16_000)
     rows, _ = read_corpus("folder", folder)
     assert {u.speaker: u.split for u in rows if u.id.endswith("-a")} == {
-        "Valerie": None, "Devon": None, "Testa": None, "Evalina": None, "Trainor": None, "dev_patel": None,
-        "voices": "train"}
+        "Valerie": None,
+        "Devon": None,
+        "Testa": None,
+        "Evalina": None,
+        "Trainor": None,
+        "dev_patel": None,
+        "voices": "train",
+    }
     assert "the folders train-clean-100 are taken as splits, the others (Devon, " in caplog.text
 
 
 def test_bad_rows_and_tables(folder):
     file = folder / "list.csv"
-    file.write_text("id,audio,text,split\na,anna/one.wav,One.,validation\nb,anna/two.flac,Two, three.,train\n"
-                    "c,,x,train\nd,gone.wav,Four.,train\ne,call.m4a,Five.,\n")
+    file.write_text(
+        "id,audio,text,split\na,anna/one.wav,One.,validation\nb,anna/two.flac,Two, three.,train\n"
+        "c,,x,train\nd,gone.wav,Four.,train\ne,call.m4a,Five.,\n"
+    )
     rows, problems = read_corpus("folder", folder)
-    assert [(u.id, u.split) for u in rows if isinstance(u, Utterance)] == [("a", "dev"), ("d", "train")]
+    assert [(u.id, u.split) for u in rows if isinstance(u, Utterance)] == [
+        ("a", "dev"),
+        ("d", "train"),
+    ]
     assert [(p.id, p.source.rpartition(":")[2]) for p in problems if isinstance(p, Problem)] == [
-        ("b", "3"), ("c", "4"), ("e", "6")]
+        ("b", "3"),
+        ("c", "4"),
+        ("e", "6"),
+    ]
     assert "stand in quotes" in problems[0].message
     assert "no such audio file" in validate_corpus(rows, 0.3, 20)[0].message
     file.write_text("LJ001|Printing, in 1455\n")

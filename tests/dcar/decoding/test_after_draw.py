@@ -28,10 +28,16 @@ def test_recorded_log_probs_are_those_of_candidate_and_size_together(decoder, pr
     policy, dial = scored(), 0.3
     asked = ChunkMethod(PolicyChunk(policy, "sample", dial=dial, num_candidates=3))
     for result in decode(decoder, prompts, asked, SAMPLING, record_hidden=True):
-        given = result.hidden[None], torch.tensor([result.decision_positions]), result.candidates[None]
+        given = (
+            result.hidden[None],
+            torch.tensor([result.decision_positions]),
+            result.candidates[None],
+        )
         scores = policy.end_scores(*given)[0]
         assert scores.shape == (len(result.actions), 3, 4)
-        assert torch.allclose(policy(*given)[0].flatten(1), joint_log_probs(scores, result.candidates))
+        assert torch.allclose(
+            policy(*given)[0].flatten(1), joint_log_probs(scores, result.candidates)
+        )
         spoken = 4 * torch.tensor(result.chosen)
         probs = joint_log_probs(scores + dial * torch.arange(1, 5), result.candidates)
         taken = probs[torch.arange(len(probs)), spoken + torch.tensor(result.actions) - 1]
@@ -40,14 +46,24 @@ def test_recorded_log_probs_are_those_of_candidate_and_size_together(decoder, pr
 
 def test_an_untrained_policy_is_uniform_over_its_sizes(decoder, prompts):
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, reads="candidates", sizes=(2, 3, 4)))
-    (result, *_) = decode(decoder, prompts[:1], ChunkMethod(PolicyChunk(policy, "sample")), SAMPLING)
-    assert result.action_log_probs == pytest.approx([-torch.tensor(3.0).log().item()] * len(result.actions))
+    (result, *_) = decode(
+        decoder, prompts[:1], ChunkMethod(PolicyChunk(policy, "sample")), SAMPLING
+    )
+    assert result.action_log_probs == pytest.approx(
+        [-torch.tensor(3.0).log().item()] * len(result.actions)
+    )
 
 
 def test_the_dial_lengthens_chunks(decoder, prompts):
     policy = candidates_policy()
-    asked = [[a for r in decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, dial=d)), SAMPLING)
-              for a in r.actions] for d in (-90.0, 0.0, 90.0)]
+    asked = [
+        [
+            a
+            for r in decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, dial=d)), SAMPLING)
+            for a in r.actions
+        ]
+        for d in (-90.0, 0.0, 90.0)
+    ]
     assert set(asked[0]) == {1} and set(asked[2]) == {4} and 1 < sum(asked[1]) / len(asked[1]) < 4
 
 
@@ -60,7 +76,11 @@ def test_features_by_hand():
     assert torch.allclose(seen[1], torch.stack((probs[1], probs[0], -(probs.exp() * probs).sum())))
     assert candidate_features(logits, torch.tensor([2, 1]))[0, 0] == -8.0 and seen.isfinite().all()
     ends = end_features(seen)
-    assert ends.shape == (2, 15) and torch.equal(ends[0, :3], seen[0]) and torch.equal(ends[0, 3:6], seen[1])
+    assert (
+        ends.shape == (2, 15)
+        and torch.equal(ends[0, :3], seen[0])
+        and torch.equal(ends[0, 3:6], seen[1])
+    )
     assert not ends[1, 3:6].any() and torch.allclose(ends[1, 6:9], seen.mean(0))
     assert torch.allclose(8 * ends[1, 9:12], seen.sum(0))
     assert ends[:, -1].tolist() == [0.0, 1.0]  # behind the last candidate nothing is dropped
@@ -70,7 +90,9 @@ def test_begins_as_a_soft_rule(decoder, prompts):
     """Ever more certain of the rule, a greedy policy is `end-on-confident`."""
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, reads="candidates", sizes=(2, 3, 4))).eval()
     policy.scores.end_on_likely()
-    ends = policy.score(None, torch.tensor([[[-1.0, 0, 0], [-2.0, 0, 0], [-0.5, 0, 0], [-3.0, 0, 0]]]))[0]
+    ends = policy.score(
+        None, torch.tensor([[[-1.0, 0, 0], [-2.0, 0, 0], [-0.5, 0, 0], [-3.0, 0, 0]]])
+    )[0]
     assert ends[1:].tolist() == pytest.approx([-4.0, -1.0, -6.0])
     ruled = decode(decoder, prompts, ChunkMethod(EndOnConfident([2, 3, 4])), SAMPLING, seed=3)
     own = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy)), SAMPLING, seed=3)
@@ -92,8 +114,11 @@ def test_checkpoints_of_every_kind(tmp_path):
 def test_in_half_precision(prompts):
     """Also with a chunk scorer, which stays float32."""
     half = tiny_decoder().to(torch.bfloat16)
-    for schedule in (PolicyChunk(candidates_policy(), "sample"), PolicyChunk(scored(width=16), num_candidates=3),
-                     BestOfChunk(4, 3, scored(width=16).chunk_scorer)):
+    for schedule in (
+        PolicyChunk(candidates_policy(), "sample"),
+        PolicyChunk(scored(width=16), num_candidates=3),
+        BestOfChunk(4, 3, scored(width=16).chunk_scorer),
+    ):
         results = decode(half, prompts, ChunkMethod(schedule), SAMPLING, record_hidden=True)
         assert all(r.tokens and r.candidates.dtype == torch.float32 for r in results)
 
@@ -105,15 +130,25 @@ def test_one_draw_of_a_policy_of_one_size_is_car_k(decoder, prompts):
         for weight in policy.scores.parameters():
             weight.zero_()  # all draws alike but for their shares
     one, sampled, shuffled, car, three, best = (
-        [r.tokens for r in decode(decoder, prompts, ChunkMethod(schedule), SAMPLING, seed=2)] for schedule in (
-            PolicyChunk(policy), PolicyChunk(policy, "sample"), ShuffledChunk(PolicyChunk(policy)), FixedChunk(3),
-            PolicyChunk(policy, num_candidates=3), BestOfChunk(3, 3, policy.chunk_scorer)))
+        [r.tokens for r in decode(decoder, prompts, ChunkMethod(schedule), SAMPLING, seed=2)]
+        for schedule in (
+            PolicyChunk(policy),
+            PolicyChunk(policy, "sample"),
+            ShuffledChunk(PolicyChunk(policy)),
+            FixedChunk(3),
+            PolicyChunk(policy, num_candidates=3),
+            BestOfChunk(3, 3, policy.chunk_scorer),
+        )
+    )
     assert one == sampled == shuffled == car != three == best
 
 
 def test_nothing_to_choose_at_temperature_0(decoder, prompts):
     policy, cold = scored(), SamplingConfig(temperature=0, max_tokens=40)
-    one, five = (decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, num_candidates=n)), cold) for n in (1, 5))
+    one, five = (
+        decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, num_candidates=n)), cold)
+        for n in (1, 5)
+    )
     assert [(r.tokens, r.actions) for r in one] == [(r.tokens, r.actions) for r in five]
 
 

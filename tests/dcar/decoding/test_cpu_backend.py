@@ -1,4 +1,5 @@
-"""The operations in C equal those in PyTorch, row by row alike, and leave to PyTorch what they do not support."""
+"""The operations in C equal those in PyTorch, row by row alike, and leave to PyTorch what they
+do not support."""
 
 import pytest
 import torch
@@ -38,7 +39,9 @@ def vary(module: nn.Module) -> None:
     module.eval().requires_grad_(False)
 
 
-def read(backend: Backend, new: int, which: str, rows: slice = slice(0, 3), ffn: int = 80) -> tuple[Tensor, Tensor]:
+def read(
+    backend: Backend, new: int, which: str, rows: slice = slice(0, 3), ffn: int = 80
+) -> tuple[Tensor, Tensor]:
     """Read `new` positions after three ragged rows of a cache; return the result and the cache."""
     torch.manual_seed(new)
     width, heads, prefix = 96, 2, 0 if which == "ends" else 16  # a policy reads no text
@@ -48,13 +51,21 @@ def read(backend: Backend, new: int, which: str, rows: slice = slice(0, 3), ffn:
     vary(nn.ModuleList([*layers, *first, *last]))
     x = torch.randn(3, new, 32 if first else width)[rows]
     kv = torch.randn(len(layers), 3, prefix + 60, 2, heads, width // heads)[:, rows]
-    lengths, text = torch.tensor([21, 0, 14])[rows], torch.tensor([16, 5, 1]).clamp(max=prefix)[rows]
-    cache = KVCache(len(layers), len(x), heads, 60, width // heads, prefix=prefix, prefix_lengths=text)
+    lengths, text = (
+        torch.tensor([21, 0, 14])[rows],
+        torch.tensor([16, 5, 1]).clamp(max=prefix)[rows],
+    )
+    cache = KVCache(
+        len(layers), len(x), heads, 60, width // heads, prefix=prefix, prefix_lengths=text
+    )
     cache.kv.copy_(kv)
     cache.lengths, cache.longest = lengths, 21
     rotary = RotaryCache(RotaryTable(width // heads), torch.device("cpu"), torch.float32)
     rotary.cover(-10, 100)
-    positions, causal = lengths[:, None] + torch.arange(new) - 3, CausalMask(torch.device("cpu"), torch.float32)
+    positions, causal = (
+        lengths[:, None] + torch.arange(new) - 3,
+        CausalMask(torch.device("cpu"), torch.float32),
+    )
     tree = ends = counts = None
     if which == "tree":  # two branches
         tree = torch.ones(new, new).tril().bool()
@@ -65,7 +76,9 @@ def read(backend: Backend, new: int, which: str, rows: slice = slice(0, 3), ffn:
         ends = torch.arange(len(x)) * new + counts - 1
     columns = columns_of(cache, new, causal, tree=tree, ends=ends, counts=counts)
     columns.writes_only = which == "writes_only"
-    got = backend.stack(layers, last, first).read(x.flatten(0, 1), rotary, positions.flatten(), columns)
+    got = backend.stack(layers, last, first).read(
+        x.flatten(0, 1), rotary, positions.flatten(), columns
+    )
     return got, cache.kv
 
 
@@ -81,7 +94,9 @@ def test_stacks_equal_pytorch(native, which, new):
 def test_a_row_depends_neither_on_the_others_nor_on_threads(native, new, monkeypatch):
     together, _ = read(native, new, "chain")
     for b in range(3):
-        assert torch.equal(read(native, new, "chain", slice(b, b + 1))[0], together[b * new : (b + 1) * new])
+        assert torch.equal(
+            read(native, new, "chain", slice(b, b + 1))[0], together[b * new : (b + 1) * new]
+        )
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert torch.equal(read(native, new, "chain")[0], together)
 
@@ -117,7 +132,9 @@ def test_shared_heads_equal_pytorch(native, settings):
 def test_a_base_head_alone_equals_pytorch(native):
     heads = MultiTokenHeads(SIZE, IDS, 1).requires_grad_(False)
     logits, hidden = native.heads(heads), torch.randn(13, SIZE)
-    assert isinstance(logits, NativeHeads) and torch.allclose(logits(hidden), heads(hidden), atol=1e-5)
+    assert isinstance(logits, NativeHeads) and torch.allclose(
+        logits(hidden), heads(hidden), atol=1e-5
+    )
 
 
 def test_what_c_does_not_read_is_left_to_pytorch(native):
@@ -133,12 +150,19 @@ def test_what_c_does_not_read_is_left_to_pytorch(native):
     wrapped.up = nn.Sequential(wrapped.up)
     other.ffn_norm.eps = 1e-3
     assert isinstance(native.stack([good], last), CPUStack)
-    for bad in (wrapped, other, TransformerLayer(32, 2, 50), TransformerLayer(32, 4, 64), good.bfloat16()):
+    for bad in (
+        wrapped,
+        other,
+        TransformerLayer(32, 2, 50),
+        TransformerLayer(32, 4, 64),
+        good.bfloat16(),
+    ):
         assert not isinstance(native.stack([bad], last), CPUStack)
 
 
 def given(ties: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits [3, 16, V], of which some are minus infinity; where the end is forbidden; numbers of four candidates."""
+    """Logits [3, 16, V], of which some are minus infinity; where the end is forbidden; numbers
+    of four candidates."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(3, 16, IDS, generator=generator)
     if ties:  # among the largest, too
@@ -159,10 +183,13 @@ def test_distributions_and_draws_equal_pytorch(native, temperature, top_k, ties)
     for where in (None, forbidden):
         probs, wanted = native.probs(logits, config, where, EOS), warp(logits, config, where, EOS)
         assert torch.allclose(probs, wanted, atol=1e-6, rtol=1e-6)
-        assert not bool(((probs > 0) != (wanted > 0))[wanted > 1e-30].any())  # the same ids, also among equals
+        # the same ids, also among equals
+        assert not bool(((probs > 0) != (wanted > 0))[wanted > 1e-30].any())
         tokens, checked = native.tokens(logits, u, config, where, EOS)
         assert checked and torch.equal(tokens, sample_several(wanted, u))
-        one = native.tokens(logits[1:2], u[1:2], config, None if where is None else where[1:2], EOS)[0]
+        one = native.tokens(
+            logits[1:2], u[1:2], config, None if where is None else where[1:2], EOS
+        )[0]
         assert torch.equal(one[0], tokens[1])
 
 
@@ -172,7 +199,9 @@ def test_a_row_without_a_distribution_is_left_to_pytorch(native, wrong):
     logits[1, 3, 7] = wrong
     tokens, checked = native.tokens(logits, u, config, None, EOS)
     probs = native.probs(logits, config, None, EOS)
-    assert not checked and not probs[1, 3].sum() > 0 and torch.equal(tokens, sample_several(probs, u))
+    assert (
+        not checked and not probs[1, 3].sum() > 0 and torch.equal(tokens, sample_several(probs, u))
+    )
     wrong_ones = tokens == logits.shape[-1]
     assert wrong_ones[1, 3].all() and wrong_ones.sum() == u.shape[-1]
     policy = reader(native, 4, 16)
@@ -183,18 +212,30 @@ def test_other_samplings_are_left_to_pytorch(native):
     logits, forbidden, u = given()
     for config in (SamplingConfig(1.0, 0, 0.9), SamplingConfig(1.0, MOST_KEPT + 1)):
         assert not native.tokens(logits, u, config, forbidden, EOS)[1]
-        assert reader(native, 4, 16).decide(torch.randn(3, SIZE), logits, u, config, None, EOS, 0.0) is None
+        assert (
+            reader(native, 4, 16).decide(torch.randn(3, SIZE), logits, u, config, None, EOS, 0.0)
+            is None
+        )
 
 
 def reader(backend: Backend, several: int, reach: int) -> PolicyReader:
     """A policy; several candidates need a chunk scorer."""
     torch.manual_seed(several)
-    scorer = dict(chunk_scorer_width=32, chunk_scorer_embedding=8, chunk_scorer_ids=IDS) if several > 1 else {}
-    policy = ChunkPolicy(ChunkPolicyConfig(SIZE, 16, reads="candidates", sizes=tuple(range(3, reach + 1)), **scorer))
+    scorer = (
+        dict(chunk_scorer_width=32, chunk_scorer_embedding=8, chunk_scorer_ids=IDS)
+        if several > 1
+        else {}
+    )
+    policy = ChunkPolicy(
+        ChunkPolicyConfig(SIZE, 16, reads="candidates", sizes=tuple(range(3, reach + 1)), **scorer)
+    )
     nn.init.normal_(policy.scores.linear.weight, std=0.2)
     if policy.chunk_scorer is not None:
-        for parameter in policy.chunk_scorer.parameters():  # gates that open and close, and every bias counts
-            nn.init.normal_(parameter, std=2 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 0.5)
+        # gates that open and close, and every bias counts
+        for parameter in policy.chunk_scorer.parameters():
+            nn.init.normal_(
+                parameter, std=2 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 0.5
+            )
     return PolicyReader(policy.eval(), backend, torch.device("cpu"), torch.float32)
 
 
@@ -216,7 +257,10 @@ def test_decisions_equal_pytorch(native, several, reach, dial, threads, monkeypa
             seen = policy.policy.candidate_features(hidden, logits, tokens)
             wanted = policy.policy.log_probs(None, seen, dial)
             assert torch.equal(made.tokens, tokens)
-            assert torch.allclose(made.candidates, seen, atol=1e-5, rtol=1e-5) and seen[0, 0, 1, 2].abs() < 1e-6
+            assert (
+                torch.allclose(made.candidates, seen, atol=1e-5, rtol=1e-5)
+                and seen[0, 0, 1, 2].abs() < 1e-6
+            )
             possible = wanted > -1e6
             assert torch.allclose(made.log_probs[possible], wanted[possible], atol=1e-4)
             assert bool((made.log_probs[~possible] < -1e8).all())

@@ -34,23 +34,50 @@ from eval.verifiers.sd import SpeculativeDecoding
 from eval.verifiers.vadusa import Vadusa, chain
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
-SAMPLING = SamplingConfig(temperature=0.9, top_k=9, max_tokens=30, max_tokens_per_text_unit=1.7, min_tokens=3)
+SAMPLING = SamplingConfig(
+    temperature=0.9, top_k=9, max_tokens=30, max_tokens_per_text_unit=1.7, min_tokens=3
+)
 LENGTHS = [(4, 3), (2, 0), (9, 5), (1, 1), (17, 17), (6, 0), (12, 2)]  # of text and prompt
-PROMPTS = [Prompt(f"u{i}", [(5 * i + 3 * j) % 19 + 1 for j in range(text)], [(i + 7 * j) % 12 for j in range(speech)])
-           for i, (text, speech) in enumerate(LENGTHS)]
-CALLS = [(PROMPTS[:2], 1, False), (PROMPTS, 1, False), (PROMPTS[::-1], 1, False), (PROMPTS[3:6], 3, True)]
-"""Prompts, the size of groups, and whether these share draws: longer texts than before, other seeds, groups."""
+PROMPTS = [
+    Prompt(
+        f"u{i}",
+        [(5 * i + 3 * j) % 19 + 1 for j in range(text)],
+        [(i + 7 * j) % 12 for j in range(speech)],
+    )
+    for i, (text, speech) in enumerate(LENGTHS)
+]
+CALLS = [
+    (PROMPTS[:2], 1, False),
+    (PROMPTS, 1, False),
+    (PROMPTS[::-1], 1, False),
+    (PROMPTS[3:6], 3, True),
+]
+"""Prompts, the size of groups, and whether these share draws: longer texts than before, other
+seeds, groups."""
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_rows_are_refilled_moved_and_used_again(name):
-    """Two rows for seven utterances; five, which move together when half of them are empty; on the kernels of this
-    processor, in plain PyTorch, and with the fixed shapes of a GPU."""
+    """Two rows for seven utterances; five, which move together when half of them are empty; on
+    the kernels of this processor, in plain PyTorch, and with the fixed shapes of a GPU."""
     exact, _, rule = KINDS[name](lambda module: copy.deepcopy(module).double())
-    expected = [[speak(exact, prompt, rule, SAMPLING, seed, member, share) for prompt in prompts
-                 for member in range(size)] for seed, (prompts, size, share) in enumerate(CALLS)]
-    for way, rows, fixed in (("float32", 2, False), ("float32", 5, False), ("float64", 5, True), ("float32", 2, True)):
-        model, method, _ = KINDS[name](lambda module, way=way: copy.deepcopy(module).to(getattr(torch, way)))
+    expected = [
+        [
+            speak(exact, prompt, rule, SAMPLING, seed, member, share)
+            for prompt in prompts
+            for member in range(size)
+        ]
+        for seed, (prompts, size, share) in enumerate(CALLS)
+    ]
+    for way, rows, fixed in (
+        ("float32", 2, False),
+        ("float32", 5, False),
+        ("float64", 5, True),
+        ("float32", 2, True),
+    ):
+        model, method, _ = KINDS[name](
+            lambda module, way=way: copy.deepcopy(module).to(getattr(torch, way))
+        )
         engine = Engine(model, method, SAMPLING, rows, record_hidden=method.tree is None)
         engine.exact = engine.exact and not fixed
         for seed, ((prompts, size, share), wanted) in enumerate(zip(CALLS, expected, strict=True)):
@@ -65,88 +92,140 @@ def test_rows_are_refilled_moved_and_used_again(name):
             for index, spoken in enumerate(wanted):
                 assert said[index] == results[index].tokens
                 if spoken.margin > ROUNDING[way]:
-                    check(results[index], spoken, ROUNDING[way], f"{name}, {way}, {rows} rows, {fixed=}, call {seed}")
+                    check(
+                        results[index],
+                        spoken,
+                        ROUNDING[way],
+                        f"{name}, {way}, {rows} rows, {fixed=}, call {seed}",
+                    )
         assert sum(s.margin > ROUNDING[way] for call in expected for s in call) > 18  # of 25
 
 
-@pytest.mark.parametrize("method", [
-    ChunkMethod(FixedChunk(3)), ChunkMethod(RandomChunk([1, 2, 4])),
-    ChunkMethod(PolicyChunk(policy_of(features=256), "sample")), SpeculativeDecoding("sd", HeadDrafter(3))],
-    ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method",
+    [
+        ChunkMethod(FixedChunk(3)),
+        ChunkMethod(RandomChunk([1, 2, 4])),
+        ChunkMethod(PolicyChunk(policy_of(features=256), "sample")),
+        SpeculativeDecoding("sd", HeadDrafter(3)),
+    ],
+    ids=lambda method: method.name,
+)
 def test_a_row_is_the_same_bit_by_bit_whatever_is_beside_it(method):
-    """Heads of 64, in float32, on the kernels: rows of other texts, and of other lengths, change no bit."""
-    model = tiny_decoder(hidden_size=256, num_attention_heads=4, ffn_size=1024, speech_vocab_size=1000)
-    prompts = [Prompt(f"u{i}", [(5 * i + 3 * j) % 19 + 1 for j in range(text)], [31 * j + i for j in range(speech)])
-               for i, (text, speech) in enumerate([(5, 0), (30, 3), (12, 20), (3, 7), (16, 1), (40, 2)])]
+    """Heads of 64, in float32, on the kernels: rows of other texts, and of other lengths, change
+    no bit."""
+    model = tiny_decoder(
+        hidden_size=256, num_attention_heads=4, ffn_size=1024, speech_vocab_size=1000
+    )
+    prompts = [
+        Prompt(
+            f"u{i}",
+            [(5 * i + 3 * j) % 19 + 1 for j in range(text)],
+            [31 * j + i for j in range(speech)],
+        )
+        for i, (text, speech) in enumerate([(5, 0), (30, 3), (12, 20), (3, 7), (16, 1), (40, 2)])
+    ]
     sampling = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=2, min_tokens=100)
     alone = [decode(model, [prompt], method, sampling, record_hidden=True)[0] for prompt in prompts]
     for order, rows in ((prompts, 6), (prompts[::-1], 3), (prompts, 2)):
         for result in decode(model, order, method, sampling, record_hidden=True, batch_size=rows):
             (wanted,) = (one for one in alone if one.utterance_id == result.utterance_id)
             assert torch.equal(result.hidden, wanted.hidden) and result.tokens == wanted.tokens
-            assert result.action_log_probs == pytest.approx(wanted.action_log_probs, abs=1e-5)  # partly in PyTorch
+            # partly in PyTorch
+            assert result.action_log_probs == pytest.approx(wanted.action_log_probs, abs=1e-5)
 
 
 def test_recorded_states_can_train_a_policy(decoder, prompts):
     """Decoding runs in inference mode; what it records is used in backward passes all the same."""
-    for result in decode(decoder, prompts, ChunkMethod(RandomChunk([1, 2, 4])), SAMPLING, record_hidden=True):
+    for result in decode(
+        decoder, prompts, ChunkMethod(RandomChunk([1, 2, 4])), SAMPLING, record_hidden=True
+    ):
         head = torch.nn.Linear(result.hidden.shape[1], 1)
         head(result.hidden).square().mean().backward()
         assert not result.hidden.requires_grad and head.weight.grad.abs().sum() > 0
 
 
 def test_bfloat16(prompts):
-    """As far as the tokens are those of float32, states differ by the rounding of bfloat16, on the kernels and
-    without."""
+    """As far as the tokens are those of float32, states differ by the rounding of bfloat16, on
+    the kernels and without."""
     exact, method = tiny_decoder(), ChunkMethod(FixedChunk(4))
-    sampling = SamplingConfig(temperature=0, max_tokens=12, min_tokens=12, max_tokens_per_text_unit=6)
+    sampling = SamplingConfig(
+        temperature=0, max_tokens=12, min_tokens=12, max_tokens_per_text_unit=6
+    )
     expected, compared = decode(exact, prompts, method, sampling, record_hidden=True), 0
-    rounded = decode(tiny_decoder().bfloat16(), prompts, method, sampling, record_hidden=True, batch_size=3)
+    rounded = decode(
+        tiny_decoder().bfloat16(), prompts, method, sampling, record_hidden=True, batch_size=3
+    )
     for got, wanted in zip(rounded, expected, strict=True):
         same = len(os.path.commonprefix([got.tokens, wanted.tokens]))
-        states = min(wanted.prompt_length + same, len(wanted.hidden))  # those that have read equal tokens
+        # those that have read equal tokens
+        states = min(wanted.prompt_length + same, len(wanted.hidden))
         assert (got.hidden[:states].float() - wanted.hidden[:states]).abs().max() < 0.1
         compared += states
     assert compared > 40
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------
+# --- weights --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [policy_of, lambda: policy_of(None), candidates_policy, lambda: scored(width=16)],
-                         ids=["before", "before, full width", "after", "scored"])
+@pytest.mark.parametrize(
+    "make",
+    [policy_of, lambda: policy_of(None), candidates_policy, lambda: scored(width=16)],
+    ids=["before", "before, full width", "after", "scored"],
+)
 def test_every_run_takes_the_present_weights_of_a_policy(decoder, prompts, make):
     """Also such as no version counter tells, and those of another policy of the same shape."""
     policy, spoken = make(), []
     method = ChunkMethod(PolicyChunk(policy, "sample"))
     engine = Engine(decoder, method, SAMPLING, 3, record_hidden=True)
     for turn in range(3):
-        for result, wanted in zip(engine.decode(prompts), decode(decoder, prompts, ChunkMethod(PolicyChunk(
-                method.schedule.policy, "sample")), SAMPLING, record_hidden=True), strict=True):
+        for result, wanted in zip(
+            engine.decode(prompts),
+            decode(
+                decoder,
+                prompts,
+                ChunkMethod(PolicyChunk(method.schedule.policy, "sample")),
+                SAMPLING,
+                record_hidden=True,
+            ),
+            strict=True,
+        ):
             check(result, wanted, 1e-5)
             spoken.append((turn, *result.actions))
         with torch.no_grad():
             for parameter in policy.parameters():
-                parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(turn)))
+                parameter.data.add_(
+                    0.3
+                    * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(turn))
+                )
         method.schedule.policy = policy if turn else copy.deepcopy(policy)
     assert len({line[1:] for line in spoken}) > len(prompts)
     method.schedule.policy = ChunkPolicy(ChunkPolicyConfig(32, 3, 16, 2))
-    with pytest.raises(ConfigError, match="num_actions=3 cannot take the place of one with 4; build an engine for it"):
+    with pytest.raises(
+        ConfigError,
+        match="num_actions=3 cannot take the place of one with 4; build an engine for it",
+    ):
         engine.decode(prompts)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def test_prompts_that_the_model_cannot_read(decoder):
     """Nothing is decoded before all prompts have been checked."""
     without, method = tiny_decoder(bos=False), ChunkMethod(FixedChunk(1))
     for model, text, speech, error, message in (
-        (decoder, (), (1,), TextError, "no phonemes"), (decoder, (25,), (1,), DataError, "outside the model"),
-        (decoder, (1,), (12,), DataError, "codebook"), (without, (1,), (), DataError, "at least one prompt"),
+        (decoder, (), (1,), TextError, "no phonemes"),
+        (decoder, (25,), (1,), DataError, "outside the model"),
+        (decoder, (1,), (12,), DataError, "codebook"),
+        (without, (1,), (), DataError, "at least one prompt"),
     ):
         with pytest.raises(error, match=f"bad: .*{message}"):
-            next(Engine(model, method, SAMPLING).run([Prompt("good", (1,), (1,)), Prompt("bad", text, speech)]))
+            next(
+                Engine(model, method, SAMPLING).run(
+                    [Prompt("good", (1,), (1,)), Prompt("bad", text, speech)]
+                )
+            )
 
 
 def test_a_prompt_takes_ids_of_any_sequence_and_keeps_tuples():
@@ -161,7 +240,9 @@ REFUSED = {
     "needs 9 heads": ChunkMethod(EndOnConfident([2, 9])),
     "needs 6 heads": ChunkMethod(RandomChunk([1, 6])),
     "reads chunks of at most 4 tokens": ChunkMethod(BestOfChunk(9, 2, SCORED.chunk_scorer)),
-    "chooses among 1..5 tokens, but the decoder has 4": ChunkMethod(PolicyChunk(ChunkPolicy(ChunkPolicyConfig(32, 5)))),
+    "chooses among 1..5 tokens, but the decoder has 4": ChunkMethod(
+        PolicyChunk(ChunkPolicy(ChunkPolicyConfig(32, 5)))
+    ),
     "needs 7 heads": ChunkMethod(PolicyChunk(policy_of(), forced={"a": [7]})),
     "draft of 4 tokens by the heads needs 5 of them": SpeculativeDecoding("sd", HeadDrafter(4)),
     "size 6 needs 6 heads": Vadusa(2, chain(5)),
@@ -175,23 +256,41 @@ REFUSED = {
 def test_methods_that_do_not_fit(decoder, prompts, message):
     sampling = SamplingConfig(repetition_window=3) if "repetition" in message else SAMPLING
     with pytest.raises(ConfigError, match=message):
-        decode(decoder, prompts, REFUSED[message], sampling, record_hidden="not recorded" in message)
+        decode(
+            decoder, prompts, REFUSED[message], sampling, record_hidden="not recorded" in message
+        )
 
 
 def test_groups_that_do_not_fit(decoder, prompts):
     few = ChunkMethod(PolicyChunk(policy_of(), "sample", forced={"utt1": [2, 3, 0, 0]}))
     shuffled = ChunkMethod(ShuffledChunk(PolicyChunk(policy_of())))
-    for method, size, message in ((few, 5, "utt1: 4 forced sizes.*one per member"),
-                                  (shuffled, 2, "every utterance once")):
+    for method, size, message in (
+        (few, 5, "utt1: 4 forced sizes.*one per member"),
+        (shuffled, 2, "every utterance once"),
+    ):
         with pytest.raises(ConfigError, match=message):
             decode(decoder, prompts, method, SAMPLING, group_size=size)
 
 
-@pytest.mark.parametrize(("fault", "error", "message"), [
-    (torch.OutOfMemoryError("CUDA out of memory"), EngineError, "with 1 rows of .* positions .*lower the batch size"),
-    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), EngineError, "2 utterances are finished and kept"),
-    (RuntimeError("shape mismatch"), RuntimeError, "^shape mismatch$")])  # is not taken for memory
-def test_too_little_memory_keeps_what_is_finished(fault, error, message, decoder, prompts, monkeypatch):
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            EngineError,
+            "with 1 rows of .* positions .*lower the batch size",
+        ),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            EngineError,
+            "2 utterances are finished and kept",
+        ),
+        (RuntimeError("shape mismatch"), RuntimeError, "^shape mismatch$"),
+    ],
+)  # is not taken for memory
+def test_too_little_memory_keeps_what_is_finished(
+    fault, error, message, decoder, prompts, monkeypatch
+):
     engine = Engine(decoder, ChunkMethod(FixedChunk(1)), SAMPLING)
     admit, calls = engine._admit, []
 
@@ -205,24 +304,33 @@ def test_too_little_memory_keeps_what_is_finished(fault, error, message, decoder
     with pytest.raises(error, match=message) as caught:
         engine.decode(prompts)
     if error is EngineError:
-        assert [r.utterance_id for r in caught.value.finished] == ["utt6", "utt5"]  # the longest texts first
+        # the longest texts first
+        assert [r.utterance_id for r in caught.value.finished] == ["utt6", "utt5"]
     monkeypatch.undo()
     assert [r.tokens for r in engine.decode(prompts)] == [
-        r.tokens for r in decode(decoder, prompts, engine.method, SAMPLING)]  # the engine can be used again
+        # the engine can be used again
+        r.tokens
+        for r in decode(decoder, prompts, engine.method, SAMPLING)
+    ]
 
 
 def test_engines_that_cannot_be(decoder, prompts):
-    method, long = ChunkMethod(FixedChunk(1)), SamplingConfig(max_tokens=9000, max_tokens_per_text_unit=9000)
+    method, long = (
+        ChunkMethod(FixedChunk(1)),
+        SamplingConfig(max_tokens=9000, max_tokens_per_text_unit=9000),
+    )
     with pytest.raises(EngineError, match="out of memory with 1000000000 rows"):
         Engine(decoder, method, SAMPLING, 10**9).decode(prompts)
     with pytest.raises(EngineError, match="exceed the 8192 of the rotary table; lower max_tokens"):
         decode(decoder, prompts, method, long)
     with pytest.raises(EngineError, match="on device 'cpu'.*graphs=false"):
         Engine(decoder, method, SAMPLING, graphs=True)
-    assert decode(decoder, [], method, SAMPLING) == Engine(decoder, method, SAMPLING).decode([]) == []
+    assert (
+        decode(decoder, [], method, SAMPLING) == Engine(decoder, method, SAMPLING).decode([]) == []
+    )
 
 
-# --- no distribution --------------------------------------------------------------------------------------------------
+# --- no distribution ------------------------------------------------------------------------------
 
 
 def broken(token: int) -> CARDecoder:
@@ -243,10 +351,13 @@ def test_an_utterance_without_a_distribution_is_named_with_its_position(prompts,
     method = ChunkMethod(FixedChunk(2))
     sound = decode(tiny_decoder(), prompts[3:4], method, sampling)[0].tokens
     token = next(t for t in sound if t not in prompts[3].prompt_ids)
-    read = sound.index(token) // 2 * 2 + 2  # it is read with its chunk; the next distribution is the first that suffers
+    # it is read with its chunk; the next distribution is the first that suffers
+    read = sound.index(token) // 2 * 2 + 2
     engine = Engine(broken(token), method, sampling, 3)
     engine.exact = not fixed
-    with pytest.raises(DistributionError, match="utt3: there is no distribution for token") as raised:
+    with pytest.raises(
+        DistributionError, match="utt3: there is no distribution for token"
+    ) as raised:
         engine.decode([prompts[3]] * 2)
     assert f"token {read}," in str(raised.value) or fixed
 
@@ -255,13 +366,29 @@ def test_the_others_of_a_batch_are_not_blamed_and_the_finished_are_kept(prompts)
     """Utterance 5 has a prompt that breaks; the one beside it is complete."""
     token = next(t for t in prompts[5].prompt_ids if t not in prompts[2].prompt_ids)
     sampling = SamplingConfig(temperature=0, max_tokens=2)
-    with pytest.raises(DistributionError, match="utt5: there is no distribution for token 0") as raised:
-        decode(broken(token), [prompts[2], prompts[5]], ChunkMethod(FixedChunk(1)), sampling, batch_size=1)
+    with pytest.raises(
+        DistributionError, match="utt5: there is no distribution for token 0"
+    ) as raised:
+        decode(
+            broken(token),
+            [prompts[2], prompts[5]],
+            ChunkMethod(FixedChunk(1)),
+            sampling,
+            batch_size=1,
+        )
     assert raised.value.finished == []  # the longest text is first
     short = replace(prompts[5], text_ids=prompts[5].text_ids[:2])
     for rows in (1, 2):
-        with pytest.raises(DistributionError, match="utt5: there is no distribution for token 0") as raised:
-            decode(broken(token), [prompts[2], short], ChunkMethod(FixedChunk(2)), sampling, batch_size=rows)
+        with pytest.raises(
+            DistributionError, match="utt5: there is no distribution for token 0"
+        ) as raised:
+            decode(
+                broken(token),
+                [prompts[2], short],
+                ChunkMethod(FixedChunk(2)),
+                sampling,
+                batch_size=rows,
+            )
         assert [r.utterance_id for r in raised.value.finished] == ["utt2"]
 
 
@@ -281,8 +408,10 @@ def test_verifiers_report_it_too(prompts, kind):
     model = broken(next(t for t in prompts[5].prompt_ids if t not in prompts[2].prompt_ids))
     table = Transitions(*count_bigrams([[0]], 12), 14)
     groups = build_groups(tiny_decoder().speech_embedding.weight[:12], 0.1)
-    method = {"vadusa": lambda: Vadusa(2, chain(3)), "mtp-viterbi": lambda: MTPViterbi(2, table)}.get(
-        kind, lambda: rule_of(kind, HeadDrafter(2), groups))()
+    method = {
+        "vadusa": lambda: Vadusa(2, chain(3)),
+        "mtp-viterbi": lambda: MTPViterbi(2, table),
+    }.get(kind, lambda: rule_of(kind, HeadDrafter(2), groups))()
     with pytest.raises(DistributionError, match="utt5: there is no distribution for token 0"):
         decode(model, [prompts[2], prompts[5]], method, SamplingConfig(max_tokens=2), batch_size=2)
 

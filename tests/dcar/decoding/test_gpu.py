@@ -1,5 +1,6 @@
-"""A GPU decodes what the CPU decodes: on a GPU if there is one, else on the stand-in of tests/fake_gpu.py, on which
-mixing devices or waiting within a captured step is an error, as on a GPU."""
+"""A GPU decodes what the CPU decodes: on a GPU if there is one, else on the stand-in of
+tests/fake_gpu.py, on which mixing devices or waiting within a captured step is an error, as on a
+GPU."""
 
 import fake_gpu
 import pytest
@@ -19,7 +20,9 @@ from dcar.sampling import SamplingConfig
 from eval.methods.registry import Models, make_methods
 
 PROMPTS = [Prompt(f"u{i}", range(1, 4 + i), range(1, 3 + i)) for i in (2, 9, 4, 3)]
-SAMPLING = SamplingConfig(temperature=0.9, top_k=8, max_tokens=16, max_tokens_per_text_unit=2, min_tokens=8)
+SAMPLING = SamplingConfig(
+    temperature=0.9, top_k=8, max_tokens=16, max_tokens_per_text_unit=2, min_tokens=8
+)
 
 
 RECORDED = ("before the draw", "after the draw", "ssd by a draft", "tree")
@@ -32,9 +35,10 @@ def replayed() -> bool:
 
 @pytest.mark.parametrize("name", KINDS if torch.cuda.is_available() else RECORDED)
 def test_a_gpu_decodes_what_the_cpu_decodes(device, name, monkeypatch):
-    """Eager and replayed; rows are replaced and buffers used again by another seed and by groups: what was captured
-    for the first rows, lengths and chunks serves the later ones."""
-    monkeypatch.setattr(module, "COLUMN_BLOCK", 16)  # several blocks of columns in these short utterances
+    """Eager and replayed; rows are replaced and buffers used again by another seed and by
+    groups: what was captured for the first rows, lengths and chunks serves the later ones."""
+    # several blocks of columns in these short utterances
+    monkeypatch.setattr(module, "COLUMN_BLOCK", 16)
     calls = [(PROMPTS, dict(seed=3)), (PROMPTS[2:], dict(seed=4, group_size=2))]
     model, method, _ = KINDS[name](lambda part: part)
     how = dict(record_hidden=method.tree is None)
@@ -51,11 +55,19 @@ def test_a_gpu_decodes_what_the_cpu_decodes(device, name, monkeypatch):
 
 def test_graphs_decide_with_the_present_weights_of_a_policy(device):
     here, there = policy_of(), policy_of().to(device)
-    engine = Engine(tiny_decoder().to(device), ChunkMethod(PolicyChunk(there, "sample")), SAMPLING, 2, graphs=True)
+    engine = Engine(
+        tiny_decoder().to(device),
+        ChunkMethod(PolicyChunk(there, "sample")),
+        SAMPLING,
+        2,
+        graphs=True,
+    )
     spoken = set()
     for turn in range(3):
         results = engine.decode(PROMPTS)
-        expected = decode(tiny_decoder(), PROMPTS, ChunkMethod(PolicyChunk(here, "sample")), SAMPLING)
+        expected = decode(
+            tiny_decoder(), PROMPTS, ChunkMethod(PolicyChunk(here, "sample")), SAMPLING
+        )
         assert [(r.tokens, r.actions) for r in results] == [(r.tokens, r.actions) for r in expected]
         spoken.add(tuple(results[0].actions))
         with torch.no_grad():
@@ -65,14 +77,17 @@ def test_graphs_decide_with_the_present_weights_of_a_policy(device):
     assert len(spoken) > 1 and replayed()
 
 
-# --- graphs -----------------------------------------------------------------------------------------------------------
+# --- graphs ---------------------------------------------------------------------------------------
 
 
 def test_captures_share_a_stream_with_their_pool_and_bear_other_threads(device, monkeypatch):
-    """DCPO's reward worker uses the same GPU while rollouts capture their steps: with the default mode whatever it
-    allocated broke the capture. Graphs that share a pool must be captured on one stream."""
+    """DCPO's reward worker uses the same GPU while rollouts capture their steps: with the
+    default mode whatever it allocated broke the capture. Graphs that share a pool must be
+    captured on one stream."""
     asked, graph = [], torch.cuda.graph
-    monkeypatch.setattr(torch.cuda, "graph", lambda made, **how: asked.append(how) or graph(made, **how))
+    monkeypatch.setattr(
+        torch.cuda, "graph", lambda made, **how: asked.append(how) or graph(made, **how)
+    )
     graphs, count = StepGraphs(True, device), torch.zeros(1).to(device)
     for key in ("a", "b", "a"):
         graphs.run(key, lambda: count.add_(1), lambda: [count])
@@ -94,32 +109,59 @@ def test_the_stand_in_refuses_what_a_gpu_refuses(device):
     there, graph = torch.arange(4.0).to(device), fake_gpu.Graph()
     with pytest.raises(RuntimeError, match="same device"):
         there + torch.ones(4)
-    with pytest.raises(RuntimeError, match="capturing"), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with (
+        pytest.raises(RuntimeError, match="capturing"),
+        torch.cuda.graph(graph, capture_error_mode="thread_local"),
+    ):
         bool(there.sum() > 0)
     with torch.cuda.graph(graph := fake_gpu.Graph(), capture_error_mode="thread_local"):
         there.add_(1)
         made = there * 2
     assert there.tolist() == [0, 1, 2, 3]  # nothing is computed while it is captured
     graph.replay()
-    assert there.tolist() == [1, 2, 3, 4] and made.isnan().all()  # and nothing that was made within stays
+    # and nothing that was made within stays
+    assert there.tolist() == [1, 2, 3, 4] and made.isnan().all()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("graphs", [False, True])
 def test_shipped_models_say_the_same_tokens(graphs):
     """Every method of the starter model, in float32, on the card and on the CPU."""
-    names = ["car-1", "car-10", "dcar", "dcar@n4", "sd@heads", "ssd-0.4", "pcg-0.42", "typical", "topk-verify-5",
-             "sd@draft", "vadusa-2-chain", "entropy-0.8"]
+    names = [
+        "car-1",
+        "car-10",
+        "dcar",
+        "dcar@n4",
+        "sd@heads",
+        "ssd-0.4",
+        "pcg-0.42",
+        "typical",
+        "topk-verify-5",
+        "sd@draft",
+        "vadusa-2-chain",
+        "entropy-0.8",
+    ]
     spoken = []
     for device in ("cpu", "cuda"):
         model = load_decoder("starter", device)
         torch.manual_seed(0)
         draft = build_draft(load_decoder("starter")).eval().to(device)
-        models, c = Models(model, policies={"": load_policy("starter", device)}, draft=draft), model.config
-        prompts = [Prompt(f"u{i}", [(7 * i + 3 * j) % (c.text_vocab_size - 1) + 1 for j in range(40 - 7 * i)],
-                          [(5 * i + 11 * j) % c.speech_vocab_size for j in range(25)]) for i in range(4)]
+        models, c = (
+            Models(model, policies={"": load_policy("starter", device)}, draft=draft),
+            model.config,
+        )
+        prompts = [
+            Prompt(
+                f"u{i}",
+                [(7 * i + 3 * j) % (c.text_vocab_size - 1) + 1 for j in range(40 - 7 * i)],
+                [(5 * i + 11 * j) % c.speech_vocab_size for j in range(25)],
+            )
+            for i in range(4)
+        ]
         spoken.append({})
         for entry in make_methods(names, models, SamplingConfig(0.8, max_tokens=120)):
-            engine = Engine(model, entry.method, entry.sampling, 3, graphs=graphs and device == "cuda")
+            engine = Engine(
+                model, entry.method, entry.sampling, 3, graphs=graphs and device == "cuda"
+            )
             spoken[-1][entry.name] = [result.tokens for result in engine.decode(prompts)]
     assert spoken[0] == spoken[1]

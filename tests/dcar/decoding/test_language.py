@@ -1,4 +1,5 @@
-"""Passes of language models on the ragged cache, against the models' own forward over each plain sequence."""
+"""Passes of language models on the ragged cache, against the models' own forward over each plain
+sequence."""
 
 from collections import Counter
 from functools import partial
@@ -24,8 +25,11 @@ KINDS = ("llama", "qwen2", "qwen3", "mistral", "cosyvoice-lm")
 
 def with_adapters(decoder: BackboneDecoder) -> BackboneDecoder:
     """A decoder with random adapters on every linear layer of its language model's layers."""
-    names = {name.rpartition(".")[2] for name, module in decoder.layers.named_modules()
-             if isinstance(module, torch.nn.Linear)}
+    names = {
+        name.rpartition(".")[2]
+        for name, module in decoder.layers.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
     add_lora(decoder, LoraSettings(rank=4, targets=sorted(names)))
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
@@ -55,15 +59,33 @@ def test_the_same_in_bfloat16_with_float32_heads(kind, adapters):
     hold(cast_backbone(decoder, torch.bfloat16), 0.05)
 
 
-@pytest.mark.parametrize("changes", [
-    {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
-                         "high_freq_factor": 4.0, "original_max_position_embeddings": 64}},
-    {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
-    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
-                         "original_max_position_embeddings": 64}},
-    {"head_dim": 16, "num_key_value_heads": 1},
-    {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
-], ids=lambda changes: str(next(iter(changes.get("rope_parameters", changes).values()))))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        {"head_dim": 16, "num_key_value_heads": 1},
+        {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
+    ],
+    ids=lambda changes: str(next(iter(changes.get("rope_parameters", changes).values()))),
+)
 def test_what_a_configuration_may_change(changes):
     hold(tiny_backbone(architecture=architecture("llama", **changes)))
 
@@ -79,9 +101,16 @@ def test_weights_are_those_of_the_modules():
 
 
 def test_more_positions_than_the_tables_have_are_refused():
-    with pytest.raises(EngineError, match=f"positions of text and .* of speech exceed the {REACH}.*lower max_tokens"):
-        decode(tiny_backbone(), tiny_prompts(), ChunkMethod(FixedChunk(1)), SamplingConfig(
-            max_tokens=REACH, max_tokens_per_text_unit=REACH))
+    with pytest.raises(
+        EngineError,
+        match=f"positions of text and .* of speech exceed the {REACH}.*lower max_tokens",
+    ):
+        decode(
+            tiny_backbone(),
+            tiny_prompts(),
+            ChunkMethod(FixedChunk(1)),
+            SamplingConfig(max_tokens=REACH, max_tokens_per_text_unit=REACH),
+        )
 
 
 class Count(TorchDispatchMode):
@@ -97,13 +126,17 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("kind", "kernels"), [("llama", 21), ("qwen2", 21), ("qwen3", 23), ("cosyvoice-lm", 21)])
+@pytest.mark.parametrize(
+    ("kind", "kernels"), [("llama", 21), ("qwen2", 21), ("qwen3", 23), ("cosyvoice-lm", 21)]
+)
 def test_kernels_a_layer(kind, kernels, monkeypatch):
     """Reading four tokens of three rows, with a norm counted as one kernel, as it is on a GPU."""
     monkeypatch.setattr("dcar.decoding.language.rms_norm", lambda norm, x: x * norm.weight)
     found = []
     for layers in (2, 3):
-        reader = reader_of(tiny_backbone(architecture=architecture(kind, num_hidden_layers=layers), kind=kind))
+        reader = reader_of(
+            tiny_backbone(architecture=architecture(kind, num_hidden_layers=layers), kind=kind)
+        )
         cache, _ = prefilled(reader)
         with torch.no_grad(), Count() as count:
             reader.read(cache, torch.tensor(SPEECH)[:, :4])
@@ -114,7 +147,9 @@ def test_kernels_a_layer(kind, kernels, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, "adapters"])
 def test_a_pass_compiles_without_a_graph_break(kind):
-    reader = reader_of(with_adapters(tiny_backbone()) if kind == "adapters" else tiny_backbone(kind=kind))
+    reader = reader_of(
+        with_adapters(tiny_backbone()) if kind == "adapters" else tiny_backbone(kind=kind)
+    )
     torch._dynamo.reset()  # else earlier models count as recompilations
     compiled = torch.compile(reader.read, fullgraph=True, backend="eager")
     cache, _ = prefilled(reader)

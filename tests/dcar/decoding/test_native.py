@@ -59,7 +59,11 @@ def test_a_library_that_is_not_as_it_was_built_is_never_loaded(fresh, harm, capl
         library.rename(fresh / "elsewhere.so")
         library.symlink_to(fresh / "elsewhere.so")
     again = module._compiled(module.FLAGS)
-    assert again.read_bytes()[:4] == b"\x7fELF" and not again.is_symlink() and again.stat().st_mode & 0o22 == 0
+    assert (
+        again.read_bytes()[:4] == b"\x7fELF"
+        and not again.is_symlink()
+        and again.stat().st_mode & 0o22 == 0
+    )
     assert "is damaged, or others may write it" in caplog.text
 
 

@@ -22,11 +22,17 @@ CASES = {
     "before, sampled, forced": by_policy(lambda: policy_of(None), "sample", forced=FORCED),
     "before, dial": by_policy(policy_of, dial=-0.7),
     "after": by_policy(candidates_policy),
-    "after, some sizes, sampled, dial": by_policy(lambda: candidates_policy(sizes=(2, 3)), "sample", dial=0.4),
+    "after, some sizes, sampled, dial": by_policy(
+        lambda: candidates_policy(sizes=(2, 3)), "sample", dial=0.4
+    ),
     "after, one scored": by_policy(scored, "sample", forced=FORCED),
-    "after, fewer sizes than heads": by_policy(lambda: scored(num_actions=3), "sample", num_candidates=3),
+    "after, fewer sizes than heads": by_policy(
+        lambda: scored(num_actions=3), "sample", num_candidates=3
+    ),
     "after, three scored": by_policy(scored, num_candidates=3, dial=0.3),
-    "after, three scored, sampled, forced": by_policy(scored, "sample", num_candidates=3, forced=FORCED),
+    "after, three scored, sampled, forced": by_policy(
+        scored, "sample", num_candidates=3, forced=FORCED
+    ),
     "shuffled": by_policy(policy_of, shuffle=True),
     "shuffled, three scored": by_policy(scored, "sample", shuffle=True, num_candidates=3),
 }
@@ -36,5 +42,8 @@ CASES = {
 def test_chunks(name):
     spoken = hold(CASES[name], SAMPLINGS | REPETITION, HOW[:1] if "shuffled" in name else HOW)
     cut = {s.truncated for s in spoken if s.emitted[-1] < s.actions[-1]}
-    assert cut == {True, False} or name in ("far", "best-of")  # the end, and the limit, inside a chunk
-    assert len({a for s in spoken for a in s.actions}) > 1 or name.startswith(("far", "car", "best"))
+    # the end, and the limit, inside a chunk
+    assert cut == {True, False} or name in ("far", "best-of")
+    assert len({a for s in spoken for a in s.actions}) > 1 or name.startswith(
+        ("far", "car", "best")
+    )

@@ -25,11 +25,18 @@ SPEECH = [[(5 * row + 7 * i + i * i) % 12 for i in range(12)] for row in range(3
 def prefilled(reader: Reader, capacity: int = 20) -> tuple[KVCache, Tensor]:
     """A cache with room for more, and the hidden states of the prompts."""
     small, hidden = reader.prefill(*pad(TEXTS, reader.device), *pad(PROMPTS, reader.device))
-    cache, rows = reader.new_cache(3, reader.text_room(5), capacity), torch.arange(3, device=reader.device)
+    cache, rows = (
+        reader.new_cache(3, reader.text_room(5), capacity),
+        torch.arange(3, device=reader.device),
+    )
     reader.cover(cache)
     cache.kv.normal_()  # what was in it before is never read
     cache.copy_rows(rows, small, rows)
-    cache.lengths, cache.prefix_lengths, cache.origin = small.lengths.clone(), small.prefix_lengths, small.origin
+    cache.lengths, cache.prefix_lengths, cache.origin = (
+        small.lengths.clone(),
+        small.prefix_lengths,
+        small.origin,
+    )
     cache.longest = 3
     return cache, hidden
 
@@ -39,9 +46,14 @@ def near(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 
 
 @torch.no_grad()
-def check(reader: Reader, plain: Callable[[list[int], list[int]], Tensor], tolerance: float = 1e-4,
-          real: bool = False) -> None:
-    """Prompts, a draft that is rejected, pieces of unequal lengths, a tree, and what follows the path that is kept.
+def check(
+    reader: Reader,
+    plain: Callable[[list[int], list[int]], Tensor],
+    tolerance: float = 1e-4,
+    real: bool = False,
+) -> None:
+    """Prompts, a draft that is rejected, pieces of unequal lengths, a tree, and what follows the
+    path that is kept.
 
     plain(text, speech) -> hidden states [S, D]; real: padding is left out of the passes.
     """
@@ -59,7 +71,10 @@ def check(reader: Reader, plain: Callable[[list[int], list[int]], Tensor], toler
         read += counts
         for row, count in enumerate(counts):
             found[row] += [*hidden[row, :count]]
-    spoken = [[*prompt, *speech[:count]] for prompt, speech, count in zip(PROMPTS, SPEECH, read.tolist(), strict=True)]
+    spoken = [
+        [*prompt, *speech[:count]]
+        for prompt, speech, count in zip(PROMPTS, SPEECH, read.tolist(), strict=True)
+    ]
     for row, speech in enumerate(spoken):
         assert near(torch.stack(found[row]), plain(TEXTS[row], speech), tolerance)
 
@@ -87,13 +102,20 @@ def plain_of(model: CARDecoder) -> Callable[[list[int], list[int]], Tensor]:
         prompt = PROMPTS[TEXTS.index(text)]
         lengths = (torch.tensor([len(ids)]) for ids in (text, speech, prompt))
         text_length, length, prompt_length = lengths
-        return model.speech_hidden(torch.tensor([text]), text_length, torch.tensor([speech]), length, prompt_length)[0]
+        return model.speech_hidden(
+            torch.tensor([text]), text_length, torch.tensor([speech]), length, prompt_length
+        )[0]
+
     return plain
 
 
 @pytest.mark.parametrize("real", [True, False])
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.float64, 1e-6), (torch.bfloat16, 0.1)])
-@pytest.mark.parametrize("changes", [{}, dict(bos=False), dict(num_attention_heads=3, hidden_size=36)])
+@pytest.mark.parametrize(
+    "dtype, tolerance", [(torch.float32, 1e-4), (torch.float64, 1e-6), (torch.bfloat16, 0.1)]
+)
+@pytest.mark.parametrize(
+    "changes", [{}, dict(bos=False), dict(num_attention_heads=3, hidden_size=36)]
+)
 def test_every_row_has_the_states_of_its_plain_sequence(changes, dtype, tolerance, real):
     """In C, and in PyTorch (float64)."""
     exact = tiny_decoder(**changes)

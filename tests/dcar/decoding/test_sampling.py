@@ -1,4 +1,5 @@
-"""Warp and position-addressed randomness: distributions checked against definitions, draws by statistics."""
+"""Warp and position-addressed randomness: distributions checked against definitions, draws by
+statistics."""
 
 import math
 
@@ -29,14 +30,27 @@ LOGITS = torch.tensor([[1.0, 3.0, 3.0, 0.0, -1.0]])
 SHARES = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
 
 
-@pytest.mark.parametrize(("logits", "config", "expected"), [
-    (LOGITS, SamplingConfig(), LOGITS.exp()),
-    (LOGITS, SamplingConfig(temperature=0), [0, 1, 0, 0, 0]),  # the lowest of the best
-    (LOGITS, SamplingConfig(temperature=0.5, top_k=3), [math.exp(2), math.exp(6), math.exp(6), 0, 0]),
-    (torch.tensor([[0.0, 2.0, 1.0, 1.0, 1.0, 1.0]]), SamplingConfig(top_k=3), [0, math.e, 1, 1, 0, 0]),  # among equals
-    (SHARES, SamplingConfig(top_p=0.5), [1, 0, 0, 0]),  # the smallest set that reaches it
-    (SHARES, SamplingConfig(top_p=0.6), [0.5, 0.3, 0, 0]),
-], ids=["softmax", "temperature 0", "top-k", "equals", "top-p", "top-p between"])
+@pytest.mark.parametrize(
+    ("logits", "config", "expected"),
+    [
+        (LOGITS, SamplingConfig(), LOGITS.exp()),
+        (LOGITS, SamplingConfig(temperature=0), [0, 1, 0, 0, 0]),  # the lowest of the best
+        (
+            LOGITS,
+            SamplingConfig(temperature=0.5, top_k=3),
+            [math.exp(2), math.exp(6), math.exp(6), 0, 0],
+        ),
+        # among equals
+        (
+            torch.tensor([[0.0, 2.0, 1.0, 1.0, 1.0, 1.0]]),
+            SamplingConfig(top_k=3),
+            [0, math.e, 1, 1, 0, 0],
+        ),
+        (SHARES, SamplingConfig(top_p=0.5), [1, 0, 0, 0]),  # the smallest set that reaches it
+        (SHARES, SamplingConfig(top_p=0.6), [0.5, 0.3, 0, 0]),
+    ],
+    ids=["softmax", "temperature 0", "top-k", "equals", "top-p", "top-p between"],
+)
 def test_warp_by_hand(logits, config, expected):
     expected = torch.as_tensor(expected, dtype=torch.float32).view(1, -1)
     probs = warp(logits, config)
@@ -56,7 +70,9 @@ def in_order(row: list[float]) -> list[int]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("levels", [2, 5, 120])
 def test_the_likeliest_are_those_of_lowest_id_among_equals(levels, dtype):
-    values = torch.randint(-levels, levels, (3, 4, 40), generator=torch.Generator().manual_seed(levels)).to(dtype)
+    values = torch.randint(
+        -levels, levels, (3, 4, 40), generator=torch.Generator().manual_seed(levels)
+    ).to(dtype)
     values[0, 0, 5:] = -torch.inf
     values[1, 1, ::2], values[1, 1, 1::2] = 0.0, -0.0
     values[2, 2, 3:9:2], values[2, 2, 12] = torch.inf, torch.finfo(dtype).tiny
@@ -64,7 +80,9 @@ def test_the_likeliest_are_those_of_lowest_id_among_equals(levels, dtype):
     for k in (1, 7, 39, 40):
         best, ids = likeliest(values, k)
         assert torch.equal(ids, order[..., :k]) and torch.equal(best, values.gather(-1, ids))
-        assert torch.equal(likeliest(values, k, ordered=False)[1].sort().values, order[..., :k].sort().values)
+        assert torch.equal(
+            likeliest(values, k, ordered=False)[1].sort().values, order[..., :k].sort().values
+        )
         if dtype != torch.float64:  # as on devices that are not asked whether there are equals
             assert torch.equal(first_of_equals(values, k), order[..., :k])
     for place in (0, 7, 39):
@@ -73,7 +91,9 @@ def test_the_likeliest_are_those_of_lowest_id_among_equals(levels, dtype):
 
 def test_without_equals_the_likeliest_are_those_of_topk():
     values = torch.randn(32, 7, 1025, generator=torch.Generator().manual_seed(0))
-    assert all(torch.equal(a, b) for a, b in zip(likeliest(values, 10), values.topk(10), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(likeliest(values, 10), values.topk(10), strict=True)
+    )
 
 
 def test_a_value_that_is_no_number_is_among_the_likeliest():
@@ -84,8 +104,15 @@ def test_a_value_that_is_no_number_is_among_the_likeliest():
         assert warp(torch.tensor([values]), SamplingConfig(top_k=2)).isnan().any()
 
 
-@pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(temperature=0), SamplingConfig(top_k=2),
-                                    SamplingConfig(temperature=0.1, top_p=0.5)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        SamplingConfig(),
+        SamplingConfig(temperature=0),
+        SamplingConfig(top_k=2),
+        SamplingConfig(temperature=0.1, top_p=0.5),
+    ],
+)
 def test_where_nothing_but_a_forbidden_end_is_possible_all_others_are_alike(config):
     logits = torch.tensor([[-torch.inf, -torch.inf, -torch.inf, 5.0]]).expand(2, -1)
     probs = warp(logits, config, torch.tensor([True, False]), eos=3)
@@ -96,8 +123,10 @@ def test_where_nothing_but_a_forbidden_end_is_possible_all_others_are_alike(conf
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=9).filter(lambda x: sum(x) > 0.01),
-       st.floats(0, 1, exclude_max=True))
+@given(
+    st.lists(st.floats(0, 1), min_size=2, max_size=9).filter(lambda x: sum(x) > 0.01),
+    st.floats(0, 1, exclude_max=True),
+)
 def test_sample_inverts_the_cumulative_distribution_and_never_draws_zero_mass(weights, u):
     probs = torch.tensor([weights], dtype=torch.float64)
     index = int(sample(probs, torch.tensor([u], dtype=torch.float64)))
@@ -116,8 +145,13 @@ def test_draws_are_a_function_of_their_address_only():
     keys = utterance_keys(7, ["a", "b", "c"])
     position = torch.arange(5).expand(3, -1)
     together = uniform(keys, "token", position)
-    alone = torch.cat([uniform(keys[i : i + 1], "token", position[i : i + 1, j : j + 1]) for i in range(3)
-                       for j in range(5)]).view(3, 5)
+    alone = torch.cat(
+        [
+            uniform(keys[i : i + 1], "token", position[i : i + 1, j : j + 1])
+            for i in range(3)
+            for j in range(5)
+        ]
+    ).view(3, 5)
     assert torch.equal(together, alone)
     assert torch.equal(utterance_keys(7, ["b"]), keys[1:2])
     assert torch.equal(uniform(keys, "token", torch.tensor([4, 4, 4])), together[:, 4])
@@ -131,20 +165,28 @@ def test_no_two_members_of_any_utterances_share_their_draws():
 
 
 def test_draws_are_those_of_earlier_versions():
-    """Keys written down before members' addresses were told from ids that look like them: results stay the same."""
-    before = {("x", 0): -8507718032982347268, ("x", 1): 5358463972774364581, ("a#b", 0): -8851821559032420496,
-              ("x#1", 2): -5697653142441149624}
+    """Keys written down before members' addresses were told from ids that look like them:
+    results stay the same."""
+    before = {
+        ("x", 0): -8507718032982347268,
+        ("x", 1): 5358463972774364581,
+        ("a#b", 0): -8851821559032420496,
+        ("x#1", 2): -5697653142441149624,
+    }
     _, keys = group_keys(7, [name for name, _ in before], [member for _, member in before])
     assert keys.tolist() == list(before.values())
     assert utterance_keys(7, ["x", "a#b"]).tolist() == [before["x", 0], before["a#b", 0]]
 
 
 def test_streams_seeds_positions_and_draws_are_independent_and_uniform():
-    """2 x 10^5 numbers a stream. Bounds are six standard errors: false alarm below 1e-7 in all checks together."""
+    """2 x 10^5 numbers a stream. Bounds are six standard errors: false alarm below 1e-7 in all
+    checks together."""
     n = 200_000
     names = [f"utt{i}" for i in range(200)]
     position = torch.arange(1000).expand(200, -1)
-    drawn = {stream: uniform(utterance_keys(0, names), stream, position).flatten() for stream in STREAMS}
+    drawn = {
+        stream: uniform(utterance_keys(0, names), stream, position).flatten() for stream in STREAMS
+    }
     drawn["other seed"] = uniform(utterance_keys(1, names), "token", position).flatten()
     drawn["other draw"] = uniform(utterance_keys(0, names), "token", position, 1).flatten()
     for u in drawn.values():
@@ -160,12 +202,18 @@ def test_streams_seeds_positions_and_draws_are_independent_and_uniform():
     assert correlation.abs().max() < 6 / math.sqrt(n)
 
 
-# --- repetition-aware sampling ------------------------------------------------------------------------------------
+# --- repetition-aware sampling --------------------------------------------------------------------
 
 
-def cosyvoice_draws(logits: torch.Tensor, decoded: list[int], generator: torch.Generator, config: SamplingConfig,
-                    count: int) -> torch.Tensor:
-    """The procedure of CosyVoice (ras_sampling, nucleus_sampling, random_sampling), `count` times."""
+def cosyvoice_draws(
+    logits: torch.Tensor,
+    decoded: list[int],
+    generator: torch.Generator,
+    config: SamplingConfig,
+    count: int,
+) -> torch.Tensor:
+    """The procedure of CosyVoice (ras_sampling, nucleus_sampling, random_sampling), `count`
+    times."""
     values, indices = logits.double().softmax(0).sort(descending=True, stable=True)
     kept, mass = [], 0.0
     for value in values.tolist():
@@ -176,7 +224,7 @@ def cosyvoice_draws(logits: torch.Tensor, decoded: list[int], generator: torch.G
     first = torch.tensor(kept, dtype=torch.float64).multinomial(count, True, generator=generator)
     tokens = indices[first]
     for token in tokens.unique().tolist():
-        repeated = sum(t == token for t in decoded[-config.repetition_window:])
+        repeated = sum(t == token for t in decoded[-config.repetition_window :])
         if repeated >= config.repetition_window * config.repetition_share:
             others, again = logits.double(), (indices[first] == token).nonzero()[:, 0]
             if config.repetition_mask:
@@ -186,14 +234,16 @@ def cosyvoice_draws(logits: torch.Tensor, decoded: list[int], generator: torch.G
 
 
 def ras(**changes) -> SamplingConfig:
-    return SamplingConfig(**{**dict(top_p=0.8, top_k=25, repetition_window=10, repetition_share=0.1), **changes})
+    return SamplingConfig(
+        **{**dict(top_p=0.8, top_k=25, repetition_window=10, repetition_share=0.1), **changes}
+    )
 
 
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"top_k": 2}, {"repetition_share": 0.2}, {"top_p": 0.5}])
 def test_repetition_aware_distribution_is_that_of_cosyvoices_procedure(mask, changes):
-    """Chi-square of 20 000 candidates of the procedure against the distribution written down; false alarm 1e-6 a
-    case."""
+    """Chi-square of 20 000 candidates of the procedure against the distribution written down;
+    false alarm 1e-6 a case."""
     config = ras(repetition_mask=mask, **changes)
     logits = torch.tensor([2.0, 1.5, 1.0, 0.3, -0.5, -1.0])
     decoded = [5, 5, 5, 5, 0, 3, 0, 1, 2, 2, 4, 0, 0]  # the first three have left the window of ten
@@ -212,14 +262,17 @@ def test_repetition_aware_distribution_is_that_of_cosyvoices_procedure(mask, cha
 def test_without_repetition_the_distribution_is_the_nucleus():
     logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
     none = torch.full((4, 10), -1)
-    assert torch.allclose(warp(logits, ras(top_k=0), history=none), warp(logits, SamplingConfig(top_p=0.8)), atol=1e-6)
+    assert torch.allclose(
+        warp(logits, ras(top_k=0), history=none), warp(logits, SamplingConfig(top_p=0.8)), atol=1e-6
+    )
     # everything repeated: the second draw decides alone
     all_of_them = torch.arange(9).repeat(4, 2)[:, :10]
     assert torch.allclose(warp(logits, ras(), history=all_of_them), logits.softmax(-1), atol=1e-6)
 
 
 def masked_probs(f: list[float], n: list[float], repeated: set[int]) -> list[float]:
-    """The procedure with the mask, enumerated: u from the nucleus, then, if it is repeated, another one from f."""
+    """The procedure with the mask, enumerated: u from the nucleus, then, if it is repeated,
+    another one from f."""
     out = [0.0] * len(f)
     for u, p in enumerate(n):
         others = sum(x for v, x in enumerate(f) if v != u)
@@ -233,20 +286,28 @@ def masked_probs(f: list[float], n: list[float], repeated: set[int]) -> list[flo
 
 @pytest.mark.parametrize("gap", [0.5, 20.0, 36.0, 60.0, 200.0, torch.inf])
 def test_a_repeated_token_may_have_any_probability_where_it_is_masked(gap):
-    logits = torch.tensor([[gap, 0.0, -1.0]]) if gap < torch.inf else torch.tensor([[0.0, -gap, -gap]])
+    logits = (
+        torch.tensor([[gap, 0.0, -1.0]]) if gap < torch.inf else torch.tensor([[0.0, -gap, -gap]])
+    )
     f = logits.double().softmax(-1)[0].tolist()
     n = [1.0, 0.0, 0.0] if f[0] >= 0.8 else [f[0] / (f[0] + f[1]), f[1] / (f[0] + f[1]), 0.0]
     probs = warp(logits, ras(repetition_mask=True), history=torch.tensor([[0] * 10]))[0]
     assert probs.tolist() == pytest.approx(masked_probs(f, n, {0}), abs=1e-6)
     assert float(probs[0]) == (1.0 if gap == torch.inf else 0.0)
-    without = [n[0] * x + n[v] * (v > 0) for v, x in enumerate(f)]  # the second draw is from all of them
-    assert warp(logits, ras(), history=torch.tensor([[0] * 10]))[0].tolist() == pytest.approx(without, abs=1e-6)
+    # the second draw is from all of them
+    without = [n[0] * x + n[v] * (v > 0) for v, x in enumerate(f)]
+    assert warp(logits, ras(), history=torch.tensor([[0] * 10]))[0].tolist() == pytest.approx(
+        without, abs=1e-6
+    )
 
 
 def test_histories_are_windows_before_each_position():
     window = torch.tensor([[-1, 3, 4], [5, 6, 7]])
     drafts = torch.tensor([[8, 9], [1, 2]])
-    assert histories(window, drafts).tolist() == [[[-1, 3, 4], [3, 4, 8], [4, 8, 9]], [[5, 6, 7], [6, 7, 1], [7, 1, 2]]]
+    assert histories(window, drafts).tolist() == [
+        [[-1, 3, 4], [3, 4, 8], [4, 8, 9]],
+        [[5, 6, 7], [6, 7, 1], [7, 1, 2]],
+    ]
 
 
 def test_a_method_without_histories_is_refused():

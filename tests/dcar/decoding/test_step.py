@@ -1,4 +1,5 @@
-"""The step of every method is a program of tensors: no host read, no shape that depends on data, few kernels."""
+"""The step of every method is a program of tensors: no host read, no shape that depends on data,
+few kernels."""
 
 import collections
 from collections.abc import Callable
@@ -21,8 +22,18 @@ from eval.methods.registry import Models, make_methods
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 NAMES = list(every_method()[1])
-RECORDS = ("tokens", "truncated", "target_passes", "draft_passes", "emitted", "actions", "chosen", "rounds_accepted",
-           "rounds_proposed", "prompt_length")
+RECORDS = (
+    "tokens",
+    "truncated",
+    "target_passes",
+    "draft_passes",
+    "emitted",
+    "actions",
+    "chosen",
+    "rounds_accepted",
+    "rounds_proposed",
+    "prompt_length",
+)
 
 
 def records(results) -> list[dict[str, Any]]:
@@ -39,8 +50,10 @@ def in_torch(monkeypatch):
 def test_a_captured_step_speaks_as_the_cpu(name, monkeypatch):
     """Captured once for each shape and replayed; rows are replaced, batches shrink."""
     model, methods = every_method()
-    expected = {key: records(decode(model, PROMPTS, methods[name], sampling, seed=3, batch_size=3))
-                for key, sampling in SAMPLINGS.items()}
+    expected = {
+        key: records(decode(model, PROMPTS, methods[name], sampling, seed=3, batch_size=3))
+        for key, sampling in SAMPLINGS.items()
+    }
     with fake_gpu.fake_gpu(monkeypatch) as device:
         model, methods = every_method(device)
         for key, sampling in SAMPLINGS.items():
@@ -62,8 +75,25 @@ def test_a_step_compiles_as_a_whole(name, in_torch):
     assert records(engine.decode(PROMPTS, seed=3)) == expected
 
 
-VIEWS = ("view", "expand", "slice.", "select.", "unsqueeze", "squeeze", "transpose", "aten.t.", "alias", "detach", "mT",
-         "permute", "as_strided", "split", "unbind", "flatten", "reshape")
+VIEWS = (
+    "view",
+    "expand",
+    "slice.",
+    "select.",
+    "unsqueeze",
+    "squeeze",
+    "transpose",
+    "aten.t.",
+    "alias",
+    "detach",
+    "mT",
+    "permute",
+    "as_strided",
+    "split",
+    "unbind",
+    "flatten",
+    "reshape",
+)
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "item", "equal.default", "is_nonzero")
 
 
@@ -83,16 +113,39 @@ class Count(TorchDispatchMode):
 def medium() -> tuple[Models, SamplingConfig, list[Prompt]]:
     """A decoder of seven heads, two policies and a draft model; one utterance of 84 tokens."""
     torch.manual_seed(0)
-    model = CARDecoder(CARConfig(
-        text_vocab_size=64, speech_vocab_size=256, hidden_size=64, num_layers=2, num_attention_heads=2, ffn_size=128,
-        num_prediction_heads=7, bos=True)).eval()
-    policies = {"before": ChunkPolicy(ChunkPolicyConfig(64, 7, 64, num_attention_heads=2)).eval(),
-                "after": ChunkPolicy(ChunkPolicyConfig(64, 7, reads="candidates")).eval()}
+    model = CARDecoder(
+        CARConfig(
+            text_vocab_size=64,
+            speech_vocab_size=256,
+            hidden_size=64,
+            num_layers=2,
+            num_attention_heads=2,
+            ffn_size=128,
+            num_prediction_heads=7,
+            bos=True,
+        )
+    ).eval()
+    policies = {
+        "before": ChunkPolicy(ChunkPolicyConfig(64, 7, 64, num_attention_heads=2)).eval(),
+        "after": ChunkPolicy(ChunkPolicyConfig(64, 7, reads="candidates")).eval(),
+    }
     prompt = Prompt("x", tuple(range(1, 21)), tuple(range(10)))
-    return Models(model, policies=policies), SamplingConfig(temperature=0.9, max_tokens=84), [prompt]
+    return (
+        Models(model, policies=policies),
+        SamplingConfig(temperature=0.9, max_tokens=84),
+        [prompt],
+    )
 
 
-MOST = {"car-1": 28, "car-7": 45, "dcar@before": 55, "dcar@after": 68, "sd": 94, "ssd-0.4": 100, "pcg-0.42": 266}
+MOST = {
+    "car-1": 28,
+    "car-7": 45,
+    "dcar@before": 55,
+    "dcar@after": 68,
+    "sd": 94,
+    "ssd-0.4": 100,
+    "pcg-0.42": 266,
+}
 """Kernels of a round outside the passes of decoder and policy, before anything is compiled."""
 
 
@@ -113,6 +166,7 @@ def test_kernels_and_host_reads_of_a_round(name, in_torch, monkeypatch):
             out = of(*args, **kwargs)
             inside += count.kernels - before
             return out
+
         return counted
 
     def one(state, method) -> None:
@@ -157,14 +211,21 @@ def compiled_kernels(name: str, layers: int) -> int:
     torch._dynamo.reset()
     code: list[str] = []
     with generated_code(code):
-        assert Engine(model, entry.method, sampling, compile=True).decode(prompts)[0].tokens == expected
-    body = code[-1][code[-1].index("def call("):]
-    return len(re.findall(r"cpp_fused_\w+\(|extern_kernels\.\w+\(|torch\.ops\.aten\.[\w.]+\(", body))
+        assert (
+            Engine(model, entry.method, sampling, compile=True).decode(prompts)[0].tokens
+            == expected
+        )
+    body = code[-1][code[-1].index("def call(") :]
+    return len(
+        re.findall(r"cpp_fused_\w+\(|extern_kernels\.\w+\(|torch\.ops\.aten\.[\w.]+\(", body)
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "outside"), [("car-1", 10), ("car-7", 16), ("dcar@after", 16), ("sd", 25),
-                                               ("pcg-0.42", 32)])
+@pytest.mark.parametrize(
+    ("name", "outside"),
+    [("car-1", 10), ("car-7", 16), ("dcar@after", 16), ("sd", 25), ("pcg-0.42", 32)],
+)
 def test_kernels_of_a_compiled_round(name, outside, in_torch):
     """At most nine a layer, and few outside of the layers."""
     two, three = compiled_kernels(name, 2), compiled_kernels(name, 3)

@@ -1,7 +1,9 @@
-"""CosyVoice-300M: its llm.pt in small, against a slow reference written after its source; decoding, refusals.
+"""CosyVoice-300M: its llm.pt in small, against a slow reference written after its source; decoding,
+refusals.
 
-The reference follows cosyvoice/llm/llm.py and cosyvoice/transformer/{encoder,attention,embedding,subsampling}.py in
-its order of operations: a table of 2 L − 1 relative positions, its projection, and the shift that lines them up.
+The reference follows cosyvoice/llm/llm.py and
+cosyvoice/transformer/{encoder,attention,embedding,subsampling}.py in its order of operations: a
+table of 2 L − 1 relative positions, its projection, and the shift that lines them up.
 """
 
 import math
@@ -43,18 +45,26 @@ class Reference:
         return F.linear(x, self.t[f"{name}.weight"], self.t.get(f"{name}.bias"))
 
     def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, x.shape[-1:], self.t[f"{name}.weight"], self.t[f"{name}.bias"], eps=1e-5)
+        return F.layer_norm(
+            x, x.shape[-1:], self.t[f"{name}.weight"], self.t[f"{name}.bias"], eps=1e-5
+        )
 
-    def attention(self, name: str, x: torch.Tensor, positions: torch.Tensor, heads: int) -> torch.Tensor:
+    def attention(
+        self, name: str, x: torch.Tensor, positions: torch.Tensor, heads: int
+    ) -> torch.Tensor:
         length, size = x.shape
         q, k, v = (self.linear(f"{name}.linear_{w}", x).view(length, heads, -1) for w in "qkv")
         p = self.linear(f"{name}.linear_pos", positions).view(2 * length - 1, heads, -1)
         content = torch.einsum("ihd,jhd->hij", q + self.t[f"{name}.pos_bias_u"], k)
         place = torch.einsum("ihd,rhd->hir", q + self.t[f"{name}.pos_bias_v"], p)
-        padded = torch.cat((torch.zeros(heads, length, 1), place), 2).view(heads, 2 * length, length)
+        padded = torch.cat((torch.zeros(heads, length, 1), place), 2).view(
+            heads, 2 * length, length
+        )
         place = padded[:, 1:].reshape(heads, length, 2 * length - 1)[:, :, :length]  # the shift
         scores = (content + place) / math.sqrt(size // heads)
-        scores = scores.masked_fill(~torch.ones(length, length, dtype=torch.bool).tril(), -torch.inf)
+        scores = scores.masked_fill(
+            ~torch.ones(length, length, dtype=torch.bool).tril(), -torch.inf
+        )
         mixed = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).reshape(length, size)
         return self.linear(f"{name}.linear_out", mixed)
 
@@ -63,24 +73,37 @@ class Reference:
         x = self.norm(f"{name}.embed.out.1", self.linear(f"{name}.embed.out.0", x))
         x = (x if text else x.relu()) * math.sqrt(shape["size"])
         away = torch.arange(len(x) - 1, -len(x), -1.0)[:, None]  # L − 1 … −(L − 1)
-        angle = away * torch.exp(torch.arange(0, shape["size"], 2) * -(math.log(10_000.0) / shape["size"]))
+        angle = away * torch.exp(
+            torch.arange(0, shape["size"], 2) * -(math.log(10_000.0) / shape["size"])
+        )
         positions = torch.zeros(len(away), shape["size"])
         positions[:, 0::2], positions[:, 1::2] = angle.sin(), angle.cos()
         first, second = ("norm_mha", "norm_ff") if text else ("norm1", "norm2")
         for i in range(shape["layers"]):
             at = f"{name}.encoders.{i}"
-            x = x + self.attention(f"{at}.self_attn", self.norm(f"{at}.{first}", x), positions, shape["heads"])
+            x = x + self.attention(
+                f"{at}.self_attn", self.norm(f"{at}.{first}", x), positions, shape["heads"]
+            )
             y = self.linear(f"{at}.feed_forward.w_1", self.norm(f"{at}.{second}", x))
             x = x + self.linear(f"{at}.feed_forward.w_2", F.silu(y) if text else y.relu())
         return self.norm(f"{name}.after_norm", x)
 
     def logits(self, text: list[int], speech: list[int]) -> torch.Tensor:
-        """Of llm_decoder behind every speech token, [S, V + 1]; TransformerLM.inference without a speaker vector."""
-        encoded = self.encoder("text_encoder", self.t["text_embedding.weight"][torch.tensor(text)], TEXT)
+        """Of llm_decoder behind every speech token, [S, V + 1]; TransformerLM.inference without
+        a speaker vector."""
+        encoded = self.encoder(
+            "text_encoder", self.t["text_embedding.weight"][torch.tensor(text)], TEXT
+        )
         sos, task = self.t["llm_embedding.weight"][:, None]
-        x = torch.cat((sos, self.linear("text_encoder_affine_layer", encoded), task,
-                       self.t["speech_embedding.weight"][torch.tensor(speech)]))
-        return self.linear("llm_decoder", self.encoder("llm", x, SPEECH))[-len(speech):]
+        x = torch.cat(
+            (
+                sos,
+                self.linear("text_encoder_affine_layer", encoded),
+                task,
+                self.t["speech_embedding.weight"][torch.tensor(speech)],
+            )
+        )
+        return self.linear("llm_decoder", self.encoder("llm", x, SPEECH))[-len(speech) :]
 
 
 def test_it_speaks_with_the_distribution_of_the_source(cosyvoice, published):
@@ -93,9 +116,14 @@ def test_it_speaks_with_the_distribution_of_the_source(cosyvoice, published):
         found = cosyvoice.heads(hidden[row, : len(speech[row])], 1)[:, 0]
         assert float(expected.std()) > 0.5
         assert torch.allclose(found, expected, atol=2e-4 * float(expected.abs().max()))
-    prompts = [Prompt(f"u{i}", tuple(t), tuple(s)) for i, (t, s) in enumerate(zip(texts, speech, strict=True))]
+    prompts = [
+        Prompt(f"u{i}", tuple(t), tuple(s))
+        for i, (t, s) in enumerate(zip(texts, speech, strict=True))
+    ]
     greedy = SamplingConfig(temperature=0, min_tokens=8, max_tokens=12, max_tokens_per_text_unit=9)
-    for prompt, result in zip(prompts, decode(cosyvoice, prompts, ChunkMethod(FixedChunk(1)), greedy), strict=True):
+    for prompt, result in zip(
+        prompts, decode(cosyvoice, prompts, ChunkMethod(FixedChunk(1)), greedy), strict=True
+    ):
         spoken = list(prompt.prompt_ids)
         for step, token in enumerate(result.tokens):
             probs = reference.logits(list(prompt.text_ids), spoken)[-1]
@@ -106,7 +134,8 @@ def test_it_speaks_with_the_distribution_of_the_source(cosyvoice, published):
 
 
 def test_both_orders_of_the_product_with_positions_agree(cosyvoice):
-    """Decoding turns the queries, training projects the table; many queries and few give the same scores."""
+    """Decoding turns the queries, training projects the table; many queries and few give the
+    same scores."""
     attention = cosyvoice.layers[0].self_attn
     table, q = torch.randn(50, 32), torch.randn(2, 4, 3, 8)
     few = attention._by_distance(q, table)
@@ -122,14 +151,18 @@ def test_its_own_layers_draft_for_it(cosyvoice):
     sampling = SamplingConfig(min_tokens=8, max_tokens=20, max_tokens_per_text_unit=8)
     prompts = tiny_prompts(False)
     plain = decode(cosyvoice, prompts, ChunkMethod(FixedChunk(1)), sampling)
-    drafted = decode(cosyvoice, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 3)), sampling)
+    drafted = decode(
+        cosyvoice, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 3)), sampling
+    )
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]
     assert all(r.accepted == r.proposed for r in drafted)
 
 
 def test_the_command(published, tmp_path):
     folder, tensors = published
-    settings = dict(kind="cosyvoice", source=str(folder), out=str(tmp_path / "out"), heads=3, head_blocks=1)
+    settings = dict(
+        kind="cosyvoice", source=str(folder), out=str(tmp_path / "out"), heads=3, head_blocks=1
+    )
     made = convert(ConvertConfig(**settings, text_tokenizer=str(folder / "whisper")))
     loaded = load_decoder(tmp_path / "out")
     assert loaded.checksum() == made.checksum() and loaded.config == made.config
@@ -138,26 +171,55 @@ def test_the_command(published, tmp_path):
     assert "cosyvoice, cosyvoice-lm" in (tmp_path / "out" / "README.md").read_text()
     encode = text_encoder(tmp_path / "out")
     prompt = Prompt("u", tuple(encode("a red house")), (1, 2))
-    assert decode(loaded, [prompt], ChunkMethod(FixedChunk(3)), SamplingConfig(max_tokens=9))[0].tokens
+    assert decode(loaded, [prompt], ChunkMethod(FixedChunk(3)), SamplingConfig(max_tokens=9))[
+        0
+    ].tokens
 
 
 def yaml(folder: Path, old: str, new: str) -> None:
     (folder / "cosyvoice.yaml").write_text(YAML.replace(old, new, 1))
 
 
-@pytest.mark.parametrize("damage, message", [
-    (lambda f, t: rewritten(f, {"llm.model.model.norm.weight": torch.ones(2)}), "found CosyVoice 2 or 3 .*cosyvoice2"),
-    (lambda f, t: rewritten(f, t, **{"llm_decoder.bias": torch.zeros(3)}), "shapes do not fit together"),
-    (lambda f, t: rewritten(f, t, **{"llm.after_norm.bias": None}), r"missing \['norm.bias'\]"),
-    (lambda f, t: yaml(f, "static_chunk_size: 1", "static_chunk_size: 0"), "expected static_chunk_size .*'0', '1'"),
-    (lambda f, t: yaml(f, "linear_legacy", "linear"), "expected input_layer"),
-    (lambda f, t: yaml(f, "        use_cnn", "        activation_type: 'gelu'\n        use_cnn"), "activation_type"),
-    (lambda f, t: tiny_text_tokenizer(["<|more|>"]).save_pretrained(str(f / "whisper")), "text_tokenizer="),
-    (lambda f, t: (f / "llm.pt").write_bytes(b"broken"), "download FunAudioLLM/CosyVoice-300M"),
-])
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (
+            lambda f, t: rewritten(f, {"llm.model.model.norm.weight": torch.ones(2)}),
+            "found CosyVoice 2 or 3 .*cosyvoice2",
+        ),
+        (
+            lambda f, t: rewritten(f, t, **{"llm_decoder.bias": torch.zeros(3)}),
+            "shapes do not fit together",
+        ),
+        (lambda f, t: rewritten(f, t, **{"llm.after_norm.bias": None}), r"missing \['norm.bias'\]"),
+        (
+            lambda f, t: yaml(f, "static_chunk_size: 1", "static_chunk_size: 0"),
+            "expected static_chunk_size .*'0', '1'",
+        ),
+        (lambda f, t: yaml(f, "linear_legacy", "linear"), "expected input_layer"),
+        (
+            lambda f, t: yaml(
+                f, "        use_cnn", "        activation_type: 'gelu'\n        use_cnn"
+            ),
+            "activation_type",
+        ),
+        (
+            lambda f, t: tiny_text_tokenizer(["<|more|>"]).save_pretrained(str(f / "whisper")),
+            "text_tokenizer=",
+        ),
+        (lambda f, t: (f / "llm.pt").write_bytes(b"broken"), "download FunAudioLLM/CosyVoice-300M"),
+    ],
+)
 def test_other_checkpoints_are_refused(tmp_path, damage, message):
     damage(tmp_path, write_cosyvoice1(tmp_path))
     with pytest.raises(CheckpointError, match=message):
-        convert(ConvertConfig("cosyvoice", str(tmp_path), str(tmp_path / "out"), heads=2,
-                              text_tokenizer=str(tmp_path / "whisper")))
+        convert(
+            ConvertConfig(
+                "cosyvoice",
+                str(tmp_path),
+                str(tmp_path / "out"),
+                heads=2,
+                text_tokenizer=str(tmp_path / "whisper"),
+            )
+        )
     assert not (tmp_path / "out").exists()

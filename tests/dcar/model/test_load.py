@@ -20,9 +20,14 @@ def test_starter_is_what_ships():
     assert load_decoder_config("starter", "far") == far.config
     assert text_encoder("starter") is text_to_ids
     hot, cold = load_policy("starter"), load_policy("starter-t0.4")
-    assert hot.checksum() == ChunkPolicy.from_pretrained(shipped("policy")).checksum() != cold.checksum()
+    assert (
+        hot.checksum()
+        == ChunkPolicy.from_pretrained(shipped("policy")).checksum()
+        != cold.checksum()
+    )
     assert cold.checksum() == ChunkPolicy.from_pretrained(shipped("policy-t0.4")).checksum()
-    with pytest.raises(CheckpointError, match="starter-t0.4"):  # of policies alone; elsewhere it is a folder
+    # of policies alone; elsewhere it is a folder
+    with pytest.raises(CheckpointError, match="starter-t0.4"):
         load_decoder("starter-t0.4")
 
 
@@ -35,5 +40,11 @@ def test_a_language_model_as_it_was_published_is_no_decoder(tmp_path):
 def test_a_comparison_of_the_starter_models():
     models = load_models("starter", "starter", ["starter"])
     far, dcar = make_methods(["far", "dcar"], models)
-    assert far.decoder.config.num_prediction_heads == 1 and dcar.decoder.config.num_prediction_heads == 16
-    assert list(load_models("starter", "", ["starter", f"mine={shipped('policy')}"]).policies) == ["starter", "mine"]
+    assert (
+        far.decoder.config.num_prediction_heads == 1
+        and dcar.decoder.config.num_prediction_heads == 16
+    )
+    assert list(load_models("starter", "", ["starter", f"mine={shipped('policy')}"]).policies) == [
+        "starter",
+        "mine",
+    ]

@@ -19,7 +19,9 @@ from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 def test_targets_of_head_k_are_k_ahead():
     """y_t = t; behind the end stands EOS, and padding is never a target."""
-    targets = head_targets(torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 0, 0, 0, 0]]), torch.tensor([6, 2]), 3, eos=99)
+    targets = head_targets(
+        torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 0, 0, 0, 0]]), torch.tensor([6, 2]), 3, eos=99
+    )
     assert targets.shape == (2, 6, 3)
     for head in (1, 2, 3):
         for row, length in zip(targets[..., head - 1].tolist(), (6, 2), strict=True):
@@ -34,7 +36,9 @@ def test_loss_is_the_sum_of_head_losses_computed_by_hand(made):
     by_hand = []
     for head in range(1, 5):
         losses = []
-        for b, (length, prompt) in enumerate(zip(inputs["speech_lengths"], inputs["prompt_lengths"], strict=True)):
+        for b, (length, prompt) in enumerate(
+            zip(inputs["speech_lengths"], inputs["prompt_lengths"], strict=True)
+        ):
             for t in range(prompt - 1, length):
                 target = int(inputs["speech_ids"][b, t + head]) if t + head < length else 12
                 losses.append(F.cross_entropy(logits[b, t, head - 1][None], torch.tensor([target])))
@@ -42,7 +46,9 @@ def test_loss_is_the_sum_of_head_losses_computed_by_hand(made):
     assert torch.allclose(output.head_losses, torch.stack(by_hand), atol=1e-5)
     assert torch.allclose(output.loss, sum(by_hand), atol=1e-4)
     weighted = decoder(**inputs, head_weights=[1, 0.5, 0.25, 0.125]).loss
-    assert torch.allclose(weighted, sum(w * x for w, x in zip([1, 0.5, 0.25, 0.125], by_hand, strict=True)), atol=1e-4)
+    assert torch.allclose(
+        weighted, sum(w * x for w, x in zip([1, 0.5, 0.25, 0.125], by_hand, strict=True)), atol=1e-4
+    )
     with pytest.raises(ConfigError, match="3 head weights for 4 heads"):
         decoder(**inputs, head_weights=[1, 1, 1])
 
@@ -60,12 +66,16 @@ def loss_head_by_head(decoder: CARDecoder, inputs: dict, weights: list[float]) -
             logits = heads.base(z)
         elif isinstance(heads, MultiTokenHeads):
             for block in range(heads.blocks):
-                z = z + F.silu(z @ heads.block_weight[block, head - 2] + heads.block_bias[block, head - 2, 0])
+                z = z + F.silu(
+                    z @ heads.block_weight[block, head - 2] + heads.block_bias[block, head - 2, 0]
+                )
             logits = z @ heads.projection[head - 2]
         else:
             z = z + heads.offset[head - 2]
             for i, (up, down) in enumerate(zip(heads.up, heads.down, strict=True)):
-                z = z + down(F.silu(up(z) * (1 + heads.scale[i, head - 2]) + heads.shift[i, head - 2]))
+                z = z + down(
+                    F.silu(up(z) * (1 + heads.scale[i, head - 2]) + heads.shift[i, head - 2])
+                )
             logits = heads.out(heads.norm(z))
         total = total + weight * F.cross_entropy(logits, targets[kept])
     return total
@@ -84,9 +94,14 @@ def test_loss_and_gradients_are_those_of_heads_one_by_one(kind, logits, known, m
         layer.dropout = 0.0
     more = {"positions": torch.tensor([2, 3, 4, 5, 7, 8, 9])} if known else {}
     parameters = [p for p in decoder.parameters() if p.numel()]
-    output, slow = decoder(**inputs, **more, head_weights=weights), loss_head_by_head(decoder, inputs, weights)
+    output, slow = (
+        decoder(**inputs, **more, head_weights=weights),
+        loss_head_by_head(decoder, inputs, weights),
+    )
     assert output.head_accuracies is None and torch.allclose(output.loss, slow, atol=1e-5)
-    for ours, theirs in zip(*(torch.autograd.grad(loss, parameters) for loss in (output.loss, slow)), strict=True):
+    for ours, theirs in zip(
+        *(torch.autograd.grad(loss, parameters) for loss in (output.loss, slow)), strict=True
+    ):
         assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max() + 1e-7
 
 
@@ -99,7 +114,9 @@ def test_a_share_of_the_positions_is_an_unbiased_estimate_and_other_heads_have_o
     inputs = batch()
     positions = torch.tensor([2, 3, 4, 5, 7, 8, 9])
     whole = decoder(**inputs, positions=positions).head_losses
-    drawn = torch.stack([decoder(**inputs, positions=positions, head_positions=0.3).head_losses for _ in range(400)])
+    drawn = torch.stack(
+        [decoder(**inputs, positions=positions, head_positions=0.3).head_losses for _ in range(400)]
+    )
     assert torch.equal(drawn[0, :1], whole[:1]) and float(drawn[:, 1:].std(0).min()) > 0.1
     error = drawn.std(0) / 20
     assert ((drawn.mean(0) - whole).abs() <= 4 * error + 1e-6).all()
@@ -111,15 +128,20 @@ def test_text_is_bidirectional_and_speech_is_causal(decoder):
     later = inputs["speech_ids"].clone()
     later[0, 4] = 11
     changed = decoder.speech_hidden(**{**inputs, "speech_ids": later})
-    assert torch.equal(hidden[0, :4], changed[0, :4]) and not torch.allclose(hidden[0, 4], changed[0, 4])
+    assert torch.equal(hidden[0, :4], changed[0, :4]) and not torch.allclose(
+        hidden[0, 4], changed[0, 4]
+    )
     text = inputs["text_ids"].clone()
     text[0, 2] = 17
     changed = decoder.speech_hidden(**{**inputs, "text_ids": text})
-    assert (hidden[0, :6] - changed[0, :6]).abs().amax(-1).min() > 1e-4  # every speech position sees all text
+    # every speech position sees all text
+    assert (hidden[0, :6] - changed[0, :6]).abs().amax(-1).min() > 1e-4
     assert torch.equal(hidden[1], changed[1])
     text = inputs["text_ids"].clone()
     text[0, 4] = 17  # padding of the first row
-    assert torch.allclose(hidden[0], decoder.speech_hidden(**{**inputs, "text_ids": text})[0], atol=1e-6)
+    assert torch.allclose(
+        hidden[0], decoder.speech_hidden(**{**inputs, "text_ids": text})[0], atol=1e-6
+    )
 
 
 def test_first_k_heads_do_not_depend_on_the_others():
@@ -166,7 +188,8 @@ def test_checkpoint_round_trip_and_checksum(made, tmp_path):
 
 
 def test_weights_are_stored_in_half_where_that_loses_nothing(decoder, tmp_path):
-    """A part that came from such a file, as a policy's chunk scorer, stays small; the model stays the same."""
+    """A part that came from such a file, as a policy's chunk scorer, stays small; the model
+    stays the same."""
     weight = decoder.speech_embedding.weight
     weight.data = weight.data.half().float()
     decoder.save_pretrained(tmp_path)
@@ -174,11 +197,14 @@ def test_weights_are_stored_in_half_where_that_loses_nothing(decoder, tmp_path):
     assert kinds["speech_embedding.weight"] == torch.float16 != kinds["text_embedding.weight"]
     assert CARDecoder.from_pretrained(tmp_path).checksum() == decoder.checksum()
     decoder.save_pretrained(tmp_path, half=True)
-    assert {value.dtype for value in load_file(tmp_path / "model.safetensors").values()} == {torch.float16}
+    assert {value.dtype for value in load_file(tmp_path / "model.safetensors").values()} == {
+        torch.float16
+    }
 
 
 def edited(removed: str = "", **changes):
     """What changes settings in the config.json of a folder, or removes one."""
+
     def edit(folder) -> None:
         settings = json.loads((folder / "config.json").read_text()) | changes
         settings.pop(removed, None)
@@ -187,24 +213,39 @@ def edited(removed: str = "", **changes):
     return edit
 
 
-@pytest.mark.parametrize("damage, message", [
-    (edited(num_layers=3), "missing"),
-    (edited(hidden_size=64), "shapes"),
-    (edited(colour=1), "unknown settings"),
-    (edited("dropout"), r"missing settings \['dropout'\]"),
-    (edited(format_version=2), "config.json: format version 2, this program reads 1; train the model again"),
-    (edited("format_version"), "format version None, this program reads 1"),
-    (lambda p: (p / "model.safetensors").write_bytes(b"\0" * 100), "cannot read the weights"),
-    (lambda p: (p / "model.safetensors").unlink(), "cannot read the weights"),
-    (lambda p: (p / "config.json").write_text("{"), "cannot read the model's configuration"),
-    (lambda p: (p / "config.json").write_bytes(b'{"phonemes": "caf\xe9"}'), "cannot read the model's configuration"),
-    (lambda p: (p / "config.json").write_text("[1, 2]"), "a model's configuration is a mapping, not \\[1, 2\\]"),
-    (lambda p: (p / "config.json").write_text("null"), "a model's configuration is a mapping, not null"),
-    (edited(dropout=5), "impossible settings \\(dropout must be"),
-    (edited(hidden_size="wide"), "hidden_size must be a"),
-    (edited(speech_position_scale=10**30), "speech_position_scale"),
-    (edited(speech_position_scale=10**400), "speech_position_scale"),
-])
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (edited(num_layers=3), "missing"),
+        (edited(hidden_size=64), "shapes"),
+        (edited(colour=1), "unknown settings"),
+        (edited("dropout"), r"missing settings \['dropout'\]"),
+        (
+            edited(format_version=2),
+            "config.json: format version 2, this program reads 1; train the model again",
+        ),
+        (edited("format_version"), "format version None, this program reads 1"),
+        (lambda p: (p / "model.safetensors").write_bytes(b"\0" * 100), "cannot read the weights"),
+        (lambda p: (p / "model.safetensors").unlink(), "cannot read the weights"),
+        (lambda p: (p / "config.json").write_text("{"), "cannot read the model's configuration"),
+        (
+            lambda p: (p / "config.json").write_bytes(b'{"phonemes": "caf\xe9"}'),
+            "cannot read the model's configuration",
+        ),
+        (
+            lambda p: (p / "config.json").write_text("[1, 2]"),
+            "a model's configuration is a mapping, not \\[1, 2\\]",
+        ),
+        (
+            lambda p: (p / "config.json").write_text("null"),
+            "a model's configuration is a mapping, not null",
+        ),
+        (edited(dropout=5), "impossible settings \\(dropout must be"),
+        (edited(hidden_size="wide"), "hidden_size must be a"),
+        (edited(speech_position_scale=10**30), "speech_position_scale"),
+        (edited(speech_position_scale=10**400), "speech_position_scale"),
+    ],
+)
 def test_damaged_checkpoints_are_refused(decoder, tmp_path, damage, message):
     decoder.save_pretrained(tmp_path)
     damage(tmp_path)
@@ -215,11 +256,15 @@ def test_damaged_checkpoints_are_refused(decoder, tmp_path, damage, message):
 
 
 def test_a_policy_is_no_decoder_knows_its_base_and_begins_uniform(decoder, tmp_path):
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 7, width=16, num_attention_heads=2, base_checksum=decoder.checksum()))
+    policy = ChunkPolicy(
+        ChunkPolicyConfig(32, 7, width=16, num_attention_heads=2, base_checksum=decoder.checksum())
+    )
     probs = policy(torch.randn(2, 5, 32)).softmax(-1)
     assert torch.allclose(probs, torch.full_like(probs, 1 / 7))
     policy.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="'dcar-chunk-policy' checkpoint, but a 'dcar-decoder'"):
+    with pytest.raises(
+        CheckpointError, match="'dcar-chunk-policy' checkpoint, but a 'dcar-decoder'"
+    ):
         CARDecoder.from_pretrained(tmp_path)
     loaded = ChunkPolicy.from_pretrained(tmp_path)
     loaded.check_base(decoder.checksum())

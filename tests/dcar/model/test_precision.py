@@ -1,4 +1,5 @@
-"""`dtype` of commands that decode: what is rounded, checksums, provenance; every command in bfloat16."""
+"""`dtype` of commands that decode: what is rounded, checksums, provenance; every command in
+bfloat16."""
 
 import json
 from dataclasses import replace
@@ -19,7 +20,13 @@ from dcar.decoding import decode
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.draft import build_draft
 from dcar.model.load import load_decoder
-from dcar.model.precision import cast_decoder, chosen_dtype, matched_policy, precision_identity, precision_of
+from dcar.model.precision import (
+    cast_decoder,
+    chosen_dtype,
+    matched_policy,
+    precision_identity,
+    precision_of,
+)
 from dcar.sampling import warp
 from dcar.speak.speak import SpeakConfig
 from dcar.speak.speaker import Speaker
@@ -45,10 +52,30 @@ from rl.rewards import WERReward
 from rl.rollout import Roller
 
 HALF = torch.bfloat16
-METHODS = ["far", "car-1", "car-4", "random-2-3", "end-on-confident-2-4", "dcar@hidden", "dcar-sampled@hidden",
-           "dcar-shuffled@hidden", "dcar@drawn", "dcar@drawn@n3@d0.2", "best-of-3-2", "entropy-0.8", "entropy@2.0",
-           "mtp-viterbi-3-4", "sd", "sd@draft", "ssd-0.4", "pcg-0.42", "pcg-0.42@draft", "vadusa-2", "typical",
-           "topk-verify-5"]
+METHODS = [
+    "far",
+    "car-1",
+    "car-4",
+    "random-2-3",
+    "end-on-confident-2-4",
+    "dcar@hidden",
+    "dcar-sampled@hidden",
+    "dcar-shuffled@hidden",
+    "dcar@drawn",
+    "dcar@drawn@n3@d0.2",
+    "best-of-3-2",
+    "entropy-0.8",
+    "entropy@2.0",
+    "mtp-viterbi-3-4",
+    "sd",
+    "sd@draft",
+    "ssd-0.4",
+    "pcg-0.42",
+    "pcg-0.42@draft",
+    "vadusa-2",
+    "typical",
+    "topk-verify-5",
+]
 
 
 def weights_of(model: torch.nn.Module) -> set[torch.dtype]:
@@ -65,54 +92,107 @@ def files(tmp_path_factory) -> Path:
     """Models that belong together and a prepared corpus, on disk."""
     path = tmp_path_factory.mktemp("precision")
     write_prepared(path / "data", train=6, dev=5, speech=counting)
-    decoder = tiny_decoder(text_vocab_size=TEXT_VOCAB_SIZE, tokenizer="tiny@abc", phonemes=PHONEME_VERSION)
+    decoder = tiny_decoder(
+        text_vocab_size=TEXT_VOCAB_SIZE, tokenizer="tiny@abc", phonemes=PHONEME_VERSION
+    )
     made: dict[str, Checkpoint] = {
-        "decoder": decoder, "draft": build_draft(decoder), "hidden": policy_of(base=decoder.checksum()),
-        "far": tiny_decoder(heads=1, seed=5, text_vocab_size=TEXT_VOCAB_SIZE, tokenizer="tiny@abc",
-                            phonemes=PHONEME_VERSION),
-        "drawn": scored_policy(decoder), "vocoder": tiny_vocoder()}
+        "decoder": decoder,
+        "draft": build_draft(decoder),
+        "hidden": policy_of(base=decoder.checksum()),
+        "far": tiny_decoder(
+            heads=1,
+            seed=5,
+            text_vocab_size=TEXT_VOCAB_SIZE,
+            tokenizer="tiny@abc",
+            phonemes=PHONEME_VERSION,
+        ),
+        "drawn": scored_policy(decoder),
+        "vocoder": tiny_vocoder(),
+    }
     for name, model in made.items():
         model.save_pretrained(path / name)
-    fit_verifiers.main([f"decoder={path / 'decoder'}", f"data={path / 'data'}", f"out={path / 'stats'}",
-                        "prompt_tokens=5", "thresholds=6", "ranks=4", "sampling.max_tokens=40",
-                        "sampling.min_tokens=20", "dtype=bfloat16"])
+    fit_verifiers.main(
+        [
+            f"decoder={path / 'decoder'}",
+            f"data={path / 'data'}",
+            f"out={path / 'stats'}",
+            "prompt_tokens=5",
+            "thresholds=6",
+            "ranks=4",
+            "sampling.max_tokens=40",
+            "sampling.min_tokens=20",
+            "dtype=bfloat16",
+        ]
+    )
     return path
 
 
 def models_of(files: Path, dtype: str | None):
-    return load_models(str(files / "decoder"), str(files / "far"), [f"{n}={files / n}" for n in ("hidden", "drawn")],
-                       draft=str(files / "draft"), statistics=str(files / "stats"), dtype=dtype)
+    return load_models(
+        str(files / "decoder"),
+        str(files / "far"),
+        [f"{n}={files / n}" for n in ("hidden", "drawn")],
+        draft=str(files / "draft"),
+        statistics=str(files / "stats"),
+        dtype=dtype,
+    )
 
 
-# --- the setting ----------------------------------------------------------------------------------------------------
+# --- the setting ----------------------------------------------------------------------------------
 
 
 def test_auto_is_bfloat16_on_a_gpu_where_float32_products_run_in_tf32():
     before = torch.get_float32_matmul_precision()
     try:
-        assert (chosen_dtype("auto", "cpu"), chosen_dtype("bfloat16", "cpu")) == (torch.float32, HALF)
+        assert (chosen_dtype("auto", "cpu"), chosen_dtype("bfloat16", "cpu")) == (
+            torch.float32,
+            HALF,
+        )
         assert torch.get_float32_matmul_precision() == before
-        assert (chosen_dtype("auto", "cuda:1"), chosen_dtype("float32", "cuda")) == (HALF, torch.float32)
+        assert (chosen_dtype("auto", "cuda:1"), chosen_dtype("float32", "cuda")) == (
+            HALF,
+            torch.float32,
+        )
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize("config", [
-    CompareConfig, TuneConfig, SpeakConfig, SpeedConfig, DemoConfig, DistilConfig, DCPOConfig, guidance.ProfileConfig,
-    fit_verifiers.FitConfig, TrainChunkScorerConfig])
+@pytest.mark.parametrize(
+    "config",
+    [
+        CompareConfig,
+        TuneConfig,
+        SpeakConfig,
+        SpeedConfig,
+        DemoConfig,
+        DistilConfig,
+        DCPOConfig,
+        guidance.ProfileConfig,
+        fit_verifiers.FitConfig,
+        TrainChunkScorerConfig,
+    ],
+)
 def test_every_command_refuses_another_word(config):
-    needed = ["decoder=x", "data=x"] if config in (guidance.ProfileConfig, fit_verifiers.FitConfig) else []
-    with pytest.raises(ConfigError, match="dtype must be one of auto, float32, bfloat16; not 'float16'"):
+    needed = (
+        ["decoder=x", "data=x"]
+        if config in (guidance.ProfileConfig, fit_verifiers.FitConfig)
+        else []
+    )
+    with pytest.raises(
+        ConfigError, match="dtype must be one of auto, float32, bfloat16; not 'float16'"
+    ):
         load_config(config, [*needed, "dtype=float16"])
 
 
 def test_python_callers_get_the_same_error():
-    with pytest.raises(ConfigError, match="dtype must be one of auto, float32, bfloat16; not 'half'"):
+    with pytest.raises(
+        ConfigError, match="dtype must be one of auto, float32, bfloat16; not 'half'"
+    ):
         Speaker.load("starter", dtype="half")
 
 
-# --- what is rounded ------------------------------------------------------------------------------------------------
+# --- what is rounded ------------------------------------------------------------------------------
 
 
 def test_a_rounded_decoder_keeps_its_name_and_its_policies(tmp_path):
@@ -120,7 +200,8 @@ def test_a_rounded_decoder_keeps_its_name_and_its_policies(tmp_path):
     exact.save_pretrained(tmp_path)
     half = load_decoder(tmp_path, dtype="bfloat16")
     assert weights_of(half) == {HALF} and half.checksum() == exact.checksum() and not half.training
-    assert tiny_decoder().to(HALF).checksum() != exact.checksum()  # rounding does change the weights
+    # rounding does change the weights
+    assert tiny_decoder().to(HALF).checksum() != exact.checksum()
     own, other = policy_of(base=exact.checksum()), policy_of(base="0" * 64)
     spoken = matched_policy(own, half)
     assert weights_of(spoken) == {HALF} and weights_of(own) == {torch.float32}
@@ -128,7 +209,9 @@ def test_a_rounded_decoder_keeps_its_name_and_its_policies(tmp_path):
     spoken.check_base(half.checksum())
     with pytest.raises(CheckpointError, match="was trained for the decoder"):
         other.check_base(half.checksum())
-    assert matched_policy(own, exact) is own and weights_of(load_decoder(tmp_path, dtype="auto")) == {torch.float32}
+    assert matched_policy(own, exact) is own and weights_of(
+        load_decoder(tmp_path, dtype="auto")
+    ) == {torch.float32}
     drawn = scored_policy(exact)
     assert matched_policy(drawn, half) is drawn and weights_of(drawn) == {torch.float32}
 
@@ -158,35 +241,46 @@ def test_what_is_seen_and_drawn_of_a_rounded_decoder_is_float32():
     assert scores.dtype == joint_log_probs(scores, features).dtype == torch.float32
     before = matched_policy(policy_of(), decoder.to(HALF))
     said = before(torch.randn(1, 3, 32, dtype=HALF))
-    assert said.dtype == torch.float32 and torch.allclose(said.exp().sum(-1), torch.ones(1, 3), atol=1e-6)
+    assert said.dtype == torch.float32 and torch.allclose(
+        said.exp().sum(-1), torch.ones(1, 3), atol=1e-6
+    )
     assert warp(logits, SHORT).dtype == torch.float32
 
 
 def test_the_chunk_scorer_is_not_computed_in_tf32():
-    """cuDNN's recurrent layers use TF32 by default. Afterwards the settings are as they were, or PyTorch would refuse
-    `torch.backends.cudnn.flags`."""
+    """cuDNN's recurrent layers use TF32 by default. Afterwards the settings are as they were, or
+    PyTorch would refuse `torch.backends.cudnn.flags`."""
     backends, before = torch.backends, torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
         with pytest.raises(KeyError), ieee_products(torch.device("cuda")):
-            assert (backends.cuda.matmul.fp32_precision, backends.cudnn.rnn.fp32_precision) == ("ieee", "ieee")
+            assert (backends.cuda.matmul.fp32_precision, backends.cudnn.rnn.fp32_precision) == (
+                "ieee",
+                "ieee",
+            )
             raise KeyError
-        assert (backends.cuda.matmul.fp32_precision, backends.cudnn.rnn.fp32_precision) == ("tf32", "tf32")
+        assert (backends.cuda.matmul.fp32_precision, backends.cudnn.rnn.fp32_precision) == (
+            "tf32",
+            "tf32",
+        )
         with backends.cudnn.flags(enabled=False), ieee_products(torch.device("cpu")):
             assert backends.cuda.matmul.fp32_precision == "tf32"
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-# --- who says it ----------------------------------------------------------------------------------------------------
+# --- who says it ----------------------------------------------------------------------------------
 
 
 def test_records_name_the_precision_where_tokens_may_differ(files):
     exact, half = (make_methods(METHODS, models_of(files, dtype)) for dtype in (None, "bfloat16"))
     for a, b in zip(exact, half, strict=True):
         assert "precision" not in a.identity and b.identity["precision"] == "bfloat16"
-        named = a.identity.keys() - {"groups"}  # those of PCG are made of the embeddings as they are
-        assert {name: b.identity[name] for name in named} == {name: a.identity[name] for name in named}
+        # those of PCG are made of the embeddings as they are
+        named = a.identity.keys() - {"groups"}
+        assert {name: b.identity[name] for name in named} == {
+            name: a.identity[name] for name in named
+        }
     assert precision_identity(tiny_decoder()) == {}
     assert precision_of(tiny_decoder()) == {"dtype": "float32", "float32_products": "ieee"}
 
@@ -205,7 +299,7 @@ def test_on_a_gpu_float32_is_tf32_and_said_so(monkeypatch):
         torch.set_float32_matmul_precision(before)
 
 
-# --- every command --------------------------------------------------------------------------------------------------
+# --- every command --------------------------------------------------------------------------------
 
 
 def test_every_method_speaks_in_bfloat16(files):
@@ -221,15 +315,29 @@ def test_a_comparison_in_bfloat16_says_so_and_speaks_anew(files, tmp_path):
     def compared(dtype: str | None) -> tuple[dict, int]:
         judge = LevelJudge()
         tools = replace(tiny_tools(judge), models=models_of(files, dtype))
-        config = tiny_config(tmp_path, methods=["car-3", "dcar@hidden"], seeds=[0], references=False, report=False,
-                             audio_samples=0, timing_utterances=1, reasons_utterances=2)
+        config = tiny_config(
+            tmp_path,
+            methods=["car-3", "dcar@hidden"],
+            seeds=[0],
+            references=False,
+            report=False,
+            audio_samples=0,
+            timing_utterances=1,
+            reasons_utterances=2,
+        )
         return run(config, tools), judge.calls
 
     result, calls = compared("float32")
-    assert calls and result["provenance"]["precision"] == {"dtype": "float32", "float32_products": "ieee"}
+    assert calls and result["provenance"]["precision"] == {
+        "dtype": "float32",
+        "float32_products": "ieee",
+    }
     assert compared(None)[1] == 0  # the same records
     result, calls = compared("bfloat16")
-    assert calls and result["provenance"]["precision"] == {"dtype": "bfloat16", "float32_products": "ieee"}
+    assert calls and result["provenance"]["precision"] == {
+        "dtype": "bfloat16",
+        "float32_products": "ieee",
+    }
     assert {of["precision"] for of in result["methods"].values()} == {"bfloat16"}
 
 
@@ -243,9 +351,19 @@ def test_a_sampling_that_was_tuned_in_float32_serves_in_bfloat16(files):
 def test_profile_in_bfloat16(files, monkeypatch):
     monkeypatch.setattr(guidance, "load_recognizer", lambda name, device: Listener())
     out = files / "profile"
-    guidance.main([f"decoder={files / 'decoder'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}",
-                   "prompt_tokens=5", "sampling.max_tokens=20", f"out={out}", "sizes=[1,3]", "dtype=bfloat16",
-                   "max_reward_wer=9"])
+    guidance.main(
+        [
+            f"decoder={files / 'decoder'}",
+            f"data={files / 'data'}",
+            f"vocoder={files / 'vocoder'}",
+            "prompt_tokens=5",
+            "sampling.max_tokens=20",
+            f"out={out}",
+            "sizes=[1,3]",
+            "dtype=bfloat16",
+            "max_reward_wer=9",
+        ]
+    )
     found = json.loads((out / "profile.json").read_text())
     assert found["provenance"]["precision"]["dtype"] == "bfloat16"
     assert found["base_checksum"] == load_decoder(files / "decoder").checksum()
@@ -254,12 +372,33 @@ def test_profile_in_bfloat16(files, monkeypatch):
 @pytest.mark.parametrize("reads", ["hidden", "candidates"])
 def test_dcpo_trains_a_float32_policy_of_a_rounded_decoder(files, reads):
     out = files / f"dcpo-{reads}"
-    dcpo.main([f"decoder={files / 'decoder'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}", f"out={out}",
-               "use_cpu=true", "per_device_train_batch_size=8", "num_generations=4", "chunk_range=[2,3]",
-               f"policy_reads={reads}", "policy_width=16", "policy_heads=2", "num_train_epochs=1", "num_iterations=2",
-               "max_completion_length=20", "prompt_tokens=5", "disable_tqdm=true", "dtype=bfloat16",
-               "max_reward_wer=9"], recognizer=Listener())
-    policy, source = ChunkPolicy.from_pretrained(out / "policy"), json.loads((out / "provenance.json").read_text())
+    dcpo.main(
+        [
+            f"decoder={files / 'decoder'}",
+            f"data={files / 'data'}",
+            f"vocoder={files / 'vocoder'}",
+            f"out={out}",
+            "use_cpu=true",
+            "per_device_train_batch_size=8",
+            "num_generations=4",
+            "chunk_range=[2,3]",
+            f"policy_reads={reads}",
+            "policy_width=16",
+            "policy_heads=2",
+            "num_train_epochs=1",
+            "num_iterations=2",
+            "max_completion_length=20",
+            "prompt_tokens=5",
+            "disable_tqdm=true",
+            "dtype=bfloat16",
+            "max_reward_wer=9",
+        ],
+        recognizer=Listener(),
+    )
+    policy, source = (
+        ChunkPolicy.from_pretrained(out / "policy"),
+        json.loads((out / "provenance.json").read_text()),
+    )
     assert source["precision"] == {"dtype": "bfloat16", "float32_products": "ieee"}
     assert policy.config.base_checksum == load_decoder(files / "decoder").checksum()
     assert not all(rounded(p) for p in policy.parameters())  # it learned in float32
@@ -270,7 +409,9 @@ def test_dcpo_trains_a_float32_policy_of_a_rounded_decoder(files, reads):
 
 def test_rollouts_of_a_rounded_decoder():
     base, policy = cast_decoder(tiny_decoder(), HALF), policy_of()
-    roller = Roller(base, ToyVocoder(), [WERReward(Listener())], [1.0], SHORT, group_size=4, chunk_range=[2, 3])
+    roller = Roller(
+        base, ToyVocoder(), [WERReward(Listener())], [1.0], SHORT, group_size=4, chunk_range=[2, 3]
+    )
     batch = roller.collect(policy, toy_items(2), range(2), seed=1)
     assert batch.hidden.dtype == torch.float32 and rounded(batch.hidden)
     assert batch.actions.max() > 0 and batch.rewards.isfinite().all()
@@ -278,9 +419,18 @@ def test_rollouts_of_a_rounded_decoder():
 
 def test_a_chunk_scorer_of_a_rounded_decoder(files):
     out = files / "scorer"
-    made = train_chunk_scorer(TrainChunkScorerConfig(
-        decoder=str(files / "decoder"), data=str(files / "data"), out=str(out), prompt_tokens=5, max_steps=2, width=8,
-        embedding_size=4, dtype="bfloat16"))
+    made = train_chunk_scorer(
+        TrainChunkScorerConfig(
+            decoder=str(files / "decoder"),
+            data=str(files / "data"),
+            out=str(out),
+            prompt_tokens=5,
+            max_steps=2,
+            width=8,
+            embedding_size=4,
+            dtype="bfloat16",
+        )
+    )
     assert weights_of(made) == {torch.float32}
     assert json.loads((out / "provenance.json").read_text())["precision"]["dtype"] == "bfloat16"
     made.check_base(load_decoder(files / "decoder", dtype="bfloat16").checksum())

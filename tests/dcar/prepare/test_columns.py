@@ -1,4 +1,5 @@
-"""Columns of a prepared split: what they hold, where they come from, and that nothing else is read at a start."""
+"""Columns of a prepared split: what they hold, where they come from, and that nothing else is
+read at a start."""
 
 import hashlib
 import logging
@@ -28,17 +29,22 @@ from eval.compare.run import CompareConfig, load_tools
 
 def slow(rows) -> dict[str, list]:
     """The columns, computed row by row."""
+
     def ranks(values: list) -> list[int]:
         place = {value: i for i, value in enumerate(sorted(set(values)))}
         return [place[value] for value in values]
 
     made = list(rows)
     return {
-        "speech_tokens": [len(r["speech"]) for r in made], "text_units": [len(r["text_ids"]) for r in made],
-        "ctc_frames": [frames_needed(r["text_ids"]) for r in made], "duration": [r["duration"] for r in made],
-        "has_prompt": [int(len(r["prompt_speech"]) > 0) for r in made], "speaker": ranks([r["speaker"] for r in made]),
+        "speech_tokens": [len(r["speech"]) for r in made],
+        "text_units": [len(r["text_ids"]) for r in made],
+        "ctc_frames": [frames_needed(r["text_ids"]) for r in made],
+        "duration": [r["duration"] for r in made],
+        "has_prompt": [int(len(r["prompt_speech"]) > 0) for r in made],
+        "speaker": ranks([r["speaker"] for r in made]),
         "id_rank": ranks([r["id"] for r in made]),
-        "digest_rank": ranks([hashlib.sha256(r["id"].encode()).digest() for r in made])}
+        "digest_rank": ranks([hashlib.sha256(r["id"].encode()).digest() for r in made]),
+    }
 
 
 def held(split: Split) -> dict[str, list]:
@@ -48,13 +54,18 @@ def held(split: Split) -> dict[str, list]:
 
 @pytest.fixture(scope="module")
 def rows():
-    """Utterances of many lengths, some of them empty, some with repeated phonemes, some with a prompt of their own."""
+    """Utterances of many lengths, some of them empty, some with repeated phonemes, some with a
+    prompt of their own."""
     rng = np.random.default_rng(1)
 
     def changed(row, i):
-        return {"speech": rng.integers(0, 12, rng.integers(0, 9)).tolist(), "id": f"é{i * 7 % 50}",
-                "text_ids": rng.integers(1, 4, rng.integers(0, 12)).tolist(), "speaker": f"s{rng.integers(4)}",
-                "prompt_speech": [3, 4] if i % 5 == 2 else []}
+        return {
+            "speech": rng.integers(0, 12, rng.integers(0, 9)).tolist(),
+            "id": f"é{i * 7 % 50}",
+            "text_ids": rng.integers(1, 4, rng.integers(0, 12)).tolist(),
+            "speaker": f"s{rng.integers(4)}",
+            "prompt_speech": [3, 4] if i % 5 == 2 else [],
+        }
 
     return tiny_split("train", 50).map(changed, with_indices=True)
 
@@ -64,7 +75,10 @@ def test_columns_are_those_of_the_rows(rows, at_once, monkeypatch):
     monkeypatch.setattr(columns, "READ_AT_ONCE", at_once)
     split = Split.of(rows)
     assert held(split) == slow(rows)
-    assert split.largest_token == max(map(max, filter(len, rows["speech"]))) and split.largest_text_id == 3
+    assert (
+        split.largest_token == max(map(max, filter(len, rows["speech"])))
+        and split.largest_text_id == 3
+    )
     part = Split.of(rows.select([4, 2, 40]))  # indices of a filter or a slice
     assert held(part) == slow(rows.select([4, 2, 40]))
     nothing = Split.of(rows.select([]))
@@ -76,12 +90,20 @@ def test_columns_are_those_of_the_rows(rows, at_once, monkeypatch):
 def test_a_split_followed_by_another(rows):
     """Speakers of both are told apart by name, whatever numbers they had."""
     first = rows.filter(lambda row: row["speaker"] != "s1")
-    other = tiny_split("dev", 9, speakers=3).map(lambda row: {"speaker": row["speaker"].replace("s2", "a")})
+    other = tiny_split("dev", 9, speakers=3).map(
+        lambda row: {"speaker": row["speaker"].replace("s2", "a")}
+    )
     both = datasets.concatenate_datasets([first, other])
     joined, whole = Split.of(first).followed_by(Split.of(other), both), Split.of(both)
     for name, column in joined.columns.items():
-        assert column.tolist() == whole.columns[name].tolist() and column.dtype == whole.columns[name].dtype
-    assert (joined.largest_token, joined.largest_text_id) == (whole.largest_token, whole.largest_text_id)
+        assert (
+            column.tolist() == whole.columns[name].tolist()
+            and column.dtype == whole.columns[name].dtype
+        )
+    assert (joined.largest_token, joined.largest_text_id) == (
+        whole.largest_token,
+        whole.largest_text_id,
+    )
 
 
 def test_rows_are_found_by_id(rows):
@@ -103,12 +125,17 @@ def test_prepare_writes_them(corpus, tmp_path):
 
 
 def test_a_folder_of_an_earlier_version_is_read_once(tmp_path, monkeypatch, caplog):
-    data = write_prepared(tmp_path / "data", train=8, speech=lambda rng: [1] * int(rng.integers(1, 9)))
+    data = write_prepared(
+        tmp_path / "data", train=8, speech=lambda rng: [1] * int(rng.integers(1, 9))
+    )
     file, expected = data / "train" / FILE, slow(load_prepared(data, "train"))
     scans = []
-    monkeypatch.setattr(columns, "scan", lambda rows, real=columns.scan: scans.append(len(rows)) or real(rows))
+    monkeypatch.setattr(
+        columns, "scan", lambda rows, real=columns.scan: scans.append(len(rows)) or real(rows)
+    )
     caplog.set_level(logging.INFO)
-    assert held(load_split(data, "train")) == expected and not file.exists() and not caplog.records  # it is small
+    # it is small
+    assert held(load_split(data, "train")) == expected and not file.exists() and not caplog.records
     monkeypatch.setattr(columns, "KEPT_FROM", 8)
     for found in range(3):
         if found == 2:
@@ -117,7 +144,10 @@ def test_a_folder_of_an_earlier_version_is_read_once(tmp_path, monkeypatch, capl
         assert held(load_split(data, "train")) == expected
     assert scans == [8] * 3 and caplog.text.count("all 8 rows are read once") == 2
     write_prepared(tmp_path / "other", train=8)  # other rows in its place
-    for name in ("prepared.json", *(p.relative_to(tmp_path / "other") for p in (tmp_path / "other/train").iterdir())):
+    for name in (
+        "prepared.json",
+        *(p.relative_to(tmp_path / "other") for p in (tmp_path / "other/train").iterdir()),
+    ):
         (data / name).write_bytes((tmp_path / "other" / name).read_bytes())
     assert held(load_split(data, "train")) == slow(load_prepared(data, "train")) != expected
     file.unlink()
@@ -126,15 +156,22 @@ def test_a_folder_of_an_earlier_version_is_read_once(tmp_path, monkeypatch, capl
     assert f"{file}: cannot be written" in caplog.text
 
 
-# --- starts on many rows --------------------------------------------------------------------------------------------
+# --- starts on many rows --------------------------------------------------------------------------
 
 MANY = 200_000
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory, harmonic_wav):
-    return str(write_many(tmp_path_factory.mktemp("many") / "data", MANY, tokens=12, voice=2,
-                          audio=str(harmonic_wav)))
+    return str(
+        write_many(
+            tmp_path_factory.mktemp("many") / "data",
+            MANY,
+            tokens=12,
+            voice=2,
+            audio=str(harmonic_wav),
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -158,25 +195,39 @@ def read(monkeypatch):
         raise AssertionError("all rows are read")
 
     monkeypatch.setattr(datasets.arrow_dataset, "query_table", query)
-    for place, name in ((datasets.Dataset, "__iter__"), (datasets.Dataset, "iter"), (columns, "scan"),
-                        (prepared, "scan"), (load, "source_utterances")):
+    for place, name in (
+        (datasets.Dataset, "__iter__"),
+        (datasets.Dataset, "iter"),
+        (columns, "scan"),
+        (prepared, "scan"),
+        (load, "source_utterances"),
+    ):
         monkeypatch.setattr(place, name, forbidden)
     return counted
 
 
 def test_stage_one_reads_the_rows_of_its_batches(many, read, tmp_path):
-    shape = CARConfig(**data_identity(prepared_info(many)), hidden_size=8, num_layers=1, num_attention_heads=2,
-                      ffn_size=8, bos=True)
+    shape = CARConfig(
+        **data_identity(prepared_info(many)),
+        hidden_size=8,
+        num_layers=1,
+        num_attention_heads=2,
+        ffn_size=8,
+        bos=True,
+    )
     config = TrainConfig(data=many, out=str(tmp_path / "out"), model=shape, batch_size=4)
     trainer = trainer_of(config, CARDecoder(shape))
     assert not read and len(trainer.train_dataset) == MANY
     batch = next(iter(trainer.get_train_dataloader()))
-    assert len(batch["speech_ids"]) == 4 and 0 < sum(read) <= 4 * 3  # speech, text, and the speech of the prompt
+    # speech, text, and the speech of the prompt
+    assert len(batch["speech_ids"]) == 4 and 0 < sum(read) <= 4 * 3
 
 
 def test_eight_prompts_cost_eight_rows(many, read):
     items = load_prompts(many, "train", load_decoder("starter"), 5, 0, limit=8, min_seconds=0.2)
-    assert len({i.prompt.utterance_id for i in items}) == 8 and all(i.duration >= 0.2 for i in items)
+    assert len({i.prompt.utterance_id for i in items}) == 8 and all(
+        i.duration >= 0.2 for i in items
+    )
     assert 8 < sum(read) <= 8 * 3  # the row, and twice that of its prompt
 
 
@@ -184,8 +235,12 @@ def test_eight_prompts_cost_eight_rows(many, read):
 def test_a_comparison_reads_what_it_speaks(many, read, texts, monkeypatch):
     for name in ("load_recognizer", "load_similarity", "vocoder_for", "vocoder_identity"):
         monkeypatch.setattr(f"eval.compare.run.{name}", lambda *args, **kwargs: None)
-    tools = load_tools(CompareConfig(data=many, split="train", decoder="starter", limit=4, texts=texts,
-                                     prompt_seeds=[0, 5]), "cpu")
+    tools = load_tools(
+        CompareConfig(
+            data=many, split="train", decoder="starter", limit=4, texts=texts, prompt_seeds=[0, 5]
+        ),
+        "cpu",
+    )
     spoken = 80 if texts else 4
     assert len(tools.items) == len(tools.other_prompts[5]) == spoken
     # of every prompt seed row and prompt, 60 utterances to align by, and a search for one recording

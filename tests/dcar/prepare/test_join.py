@@ -17,8 +17,7 @@ SPEAKERS = [f"s{i % 3}" for i in range(90)]
 SECONDS = np.random.default_rng(0).uniform(2, 8, 90).tolist()
 
 
-@pytest.mark.parametrize("settings", [
-    {}, {"share": 1.0}, {"max_seconds": 9.0}, {"seed": 3}])
+@pytest.mark.parametrize("settings", [{}, {"share": 1.0}, {"max_seconds": 9.0}, {"seed": 3}])
 def test_every_row_once_with_others_of_its_speaker(settings):
     config = JoinConfig(**settings)
     found = groups(SPEAKERS, SECONDS, config)
@@ -29,20 +28,46 @@ def test_every_row_once_with_others_of_its_speaker(settings):
     assert all(sum(SECONDS[row] for row in group) <= config.max_seconds for group in several)
     alone = 90 * (1 - config.share)
     assert alone - 1 <= len(found) - len(several) <= alone + (3 if config.max_seconds > 9 else 30)
-    assert found == groups(SPEAKERS, SECONDS, config) != groups(SPEAKERS, SECONDS, replace(config, seed=9))
+    assert (
+        found
+        == groups(SPEAKERS, SECONDS, config)
+        != groups(SPEAKERS, SECONDS, replace(config, seed=9))
+    )
 
 
 def row(name: str, text: str, speech: list[int]) -> dict:
-    return {"id": name, "text": text, "text_ids": text_to_ids(text), "speech": speech, "duration": len(speech) / 50,
-            "audio": f"{name}.wav", "voice": [float(len(speech))], "speaker": "s"}
+    return {
+        "id": name,
+        "text": text,
+        "text_ids": text_to_ids(text),
+        "speech": speech,
+        "duration": len(speech) / 50,
+        "audio": f"{name}.wav",
+        "voice": [float(len(speech))],
+        "speaker": "s",
+    }
 
 
-@pytest.mark.parametrize(("commas", "text"), [
-    (0.0, "The tide came in. Who saw it? We left."), (1.0, "The tide came in, Who saw it? We left.")])
+@pytest.mark.parametrize(
+    ("commas", "text"),
+    [
+        (0.0, "The tide came in. Who saw it? We left."),
+        (1.0, "The tide came in, Who saw it? We left."),
+    ],
+)
 def test_a_joined_row_says_all_of_its_texts(commas, text):
-    rows = [row("a", "The tide came in.", [1, 2]), row("b", "Who saw it?", [3]), row("c", "We left.", [4, 5])]
+    rows = [
+        row("a", "The tide came in.", [1, 2]),
+        row("b", "Who saw it?", [3]),
+        row("c", "We left.", [4, 5]),
+    ]
     one = joined(rows, np.random.default_rng(0), commas)
-    assert (one["id"], one["text"], one["speech"], one["audio"]) == ("a+b+c", text, [1, 2, 3, 4, 5], "")
+    assert (one["id"], one["text"], one["speech"], one["audio"]) == (
+        "a+b+c",
+        text,
+        [1, 2, 3, 4, 5],
+        "",
+    )
     assert one["duration"] == pytest.approx(0.1) and one["voice"] == [2.0]
     assert one["text_ids"] == text_to_ids(text)
     assert one["text_ids"].count(COMMA) == commas and one["text_ids"].count(STOP) == 2 - commas
@@ -53,30 +78,46 @@ def test_a_joined_row_says_all_of_its_texts(commas, text):
 def test_the_command_writes_a_prepared_corpus(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = write_prepared(tmp_path / "data", train=24)
-    assert main(["prepare", "mode=join", f"data={data}", "out=long", "share=1", "max_seconds=2"]) is None
+    assert (
+        main(["prepare", "mode=join", f"data={data}", "out=long", "share=1", "max_seconds=2"])
+        is None
+    )
     info, before = prepared_info("long"), load_prepared(data, "train")
     after = load_prepared("long", "train")
     assert info["joined"]["from"] == [str(data)] and info["joined"]["settings"]["share"] == 1
     assert info["counts"]["train"]["utterances"] == len(after) < 12
-    assert info["counts"]["train"]["tokens"] == sum(map(len, before["speech"])) == sum(map(len, after["speech"]))
+    assert (
+        info["counts"]["train"]["tokens"]
+        == sum(map(len, before["speech"]))
+        == sum(map(len, after["speech"]))
+    )
     assert load_prepared("long", "dev").to_list() == load_prepared(data, "dev").to_list()
     whole = {r["id"]: r for r in before}
     for r in after:
         parts = r["id"].split("+")
         assert list(r["speech"]) == [t for name in parts for t in whole[name]["speech"]]
-        assert r["voice"] == whole[parts[0]]["voice"] and {whole[p]["speaker"] for p in parts} == {r["speaker"]}
+        assert r["voice"] == whole[parts[0]]["voice"] and {whole[p]["speaker"] for p in parts} == {
+            r["speaker"]
+        }
 
 
 def test_the_training_splits_of_several_corpora_and_the_other_splits_of_the_first(tmp_path):
-    first, second = write_prepared(tmp_path / "first"), write_prepared(tmp_path / "second", train=5, dev=2)
+    first, second = (
+        write_prepared(tmp_path / "first"),
+        write_prepared(tmp_path / "second", train=5, dev=2),
+    )
     rows = load_prepared(second, "train").map(lambda row: {"id": f"other_{row['id']}"})
     save_splits(tmp_path / "renamed", [("train", rows)], prepared_info(second))
-    out = join(JoinConfig([str(first), str(tmp_path / "renamed")], str(tmp_path / "both"), share=0.0))
+    out = join(
+        JoinConfig([str(first), str(tmp_path / "renamed")], str(tmp_path / "both"), share=0.0)
+    )
     assert load_prepared(out, "train").to_list() == [*load_prepared(first, "train"), *rows]
     assert load_prepared(out, "dev").to_list() == load_prepared(first, "dev").to_list()
 
     second_tokenizer = write_prepared(tmp_path / "third", checksum="other")
-    with pytest.raises(DataError, match="tokens of tiny@other, those of .* are of tiny@abc; prepare it again"):
+    with pytest.raises(
+        DataError, match="tokens of tiny@other, those of .* are of tiny@abc; prepare it again"
+    ):
         join(JoinConfig([str(first), str(second_tokenizer)], str(tmp_path / "out")))
 
 
@@ -84,7 +125,9 @@ def test_what_cannot_be_joined(tmp_path, monkeypatch):
     data = write_prepared(tmp_path / "data")
     with pytest.raises(DataError, match="is the corpus that is read"):
         join(JoinConfig([str(data)], str(data)))
-    with pytest.raises(DataError, match=r"8 training utterances have the id of another, the first is train0"):
+    with pytest.raises(
+        DataError, match=r"8 training utterances have the id of another, the first is train0"
+    ):
         join(JoinConfig([str(data), str(data)], str(tmp_path / "out")))
     monkeypatch.setattr("dcar.prepare.join.PHONEME_VERSION", "text-tokenizer:other")
     with pytest.raises(ConfigError, match="text tokens of a language model; join the corpus"):

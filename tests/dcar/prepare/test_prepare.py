@@ -1,4 +1,5 @@
-"""Preparation: the whole path on a small corpus with a toy tokenizer and a toy speaker encoder; faults and restarts."""
+"""Preparation: the whole path on a small corpus with a toy tokenizer and a toy speaker encoder;
+faults and restarts."""
 
 import json
 import multiprocessing
@@ -29,10 +30,15 @@ def test_the_whole_way(corpus, tmp_path):
     out = tmp_path / "prepared"
     report = toy_prepare(toy_settings(corpus, out))
     assert report.exit_code == 0
-    assert {s: c["utterances"] for s, c in report.counts.items()} == {"train": 10, "dev": 3, "test": 2}
+    assert {s: c["utterances"] for s, c in report.counts.items()} == {
+        "train": 10,
+        "dev": 3,
+        "test": 2,
+    }
     assert sorted(p.name for p in tmp_path.iterdir()) == ["prepared"]  # no shards are left behind
     rows = load_prepared(out, "train", tokenizer=ToyTokenizer())
-    assert rows["id"] == [f"train_{i}" for i in range(10)]  # corpus order, although batches were sorted by length
+    # corpus order, although batches were sorted by length
+    assert rows["id"] == [f"train_{i}" for i in range(10)]
     assert set(rows.column_names) == set(prepared.COLUMNS)
     original = source_utterances(out)
     for row in rows:
@@ -41,10 +47,20 @@ def test_the_whole_way(corpus, tmp_path):
         assert row["text_ids"] == text_to_ids(row["text"])
         assert row["duration"] == pytest.approx(len(wave) / 16_000)
         np.testing.assert_allclose(row["voice"][:256], ToyEncoder().embed(wave, 16_000), atol=1e-6)
-        assert (row["speed"], row["audio"], row["prompt_speech"], row["prompt_text"]) == (1.0, "", [], "")
+        assert (row["speed"], row["audio"], row["prompt_speech"], row["prompt_text"]) == (
+            1.0,
+            "",
+            [],
+            "",
+        )
     info = json.loads((out / "prepared.json").read_text())
     assert info["tokenizer"] == {
-        "name": "toy", "checksum": "sha-toy", "vocab_size": 64, "rate_hz": 50.0, "spec": "starter"}
+        "name": "toy",
+        "checksum": "sha-toy",
+        "vocab_size": 64,
+        "rate_hz": 50.0,
+        "spec": "starter",
+    }
     assert info["phonemes"]["version"] == PHONEME_VERSION
     assert info["corpus"] == {"kind": "starter", "path": str(corpus)}
     assert info["counts"]["train"]["tokens"] == sum(map(len, rows["speech"]))
@@ -52,7 +68,10 @@ def test_the_whole_way(corpus, tmp_path):
 
 def test_batches_are_sorted_by_length_and_bounded(corpus, tmp_path):
     tokenizer = ToyTokenizer()
-    toy_prepare(toy_settings(corpus, tmp_path / "p", splits=("train",), shard_size=100, batch_seconds=2.0), tokenizer)
+    toy_prepare(
+        toy_settings(corpus, tmp_path / "p", splits=("train",), shard_size=100, batch_seconds=2.0),
+        tokenizer,
+    )
     lengths = [n for batch in tokenizer.batches for n in batch]
     assert lengths == sorted(lengths)
     assert all(len(b) * max(b) <= 2.0 * 16_000 for b in tokenizer.batches)
@@ -110,7 +129,9 @@ def test_shards_of_another_corpus_or_tokenizer_are_never_reused(corpus, tmp_path
     other.checksum = "sha-other"
     toy_prepare(toy_settings(corpus, out), other)
     assert sum(map(len, other.batches)) == 15
-    with pytest.raises(DataError, match=r"tokens of toy \(sha-other\), but the tokenizer in use is toy \(sha-toy\)"):
+    with pytest.raises(
+        DataError, match=r"tokens of toy \(sha-other\), but the tokenizer in use is toy \(sha-toy\)"
+    ):
         load_prepared(out, "train", tokenizer=ToyTokenizer())
 
 
@@ -166,28 +187,42 @@ def test_validate_reports_and_writes_nothing(tmp_path):
     assert "15 rows checked, 1 problems" in report.text()
     assert "train.parquet:1: utterance train_0: text: text is empty" in report.text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
-    assert toy_prepare(toy_settings(write_starter(tmp_path / "d"), tmp_path / "p", validate=True)).exit_code == 0
+    assert (
+        toy_prepare(
+            toy_settings(write_starter(tmp_path / "d"), tmp_path / "p", validate=True)
+        ).exit_code
+        == 0
+    )
 
 
 def test_bad_rows_stop_the_run_unless_skipped(tmp_path):
-    corpus, out = write_starter(tmp_path / "c", audio={"bytes": b"junk", "path": "x"}), tmp_path / "p"
+    corpus, out = (
+        write_starter(tmp_path / "c", audio={"bytes": b"junk", "path": "x"}),
+        tmp_path / "p",
+    )
     for _ in range(2):  # the verdict of the first attempt is kept, and still a verdict
-        with pytest.raises(DataError, match=r"(?s)1 problems .*skip_bad.*train.parquet:1.*not readable"):
+        with pytest.raises(
+            DataError, match=r"(?s)1 problems .*skip_bad.*train.parquet:1.*not readable"
+        ):
             toy_prepare(toy_settings(corpus, out))
     report = toy_prepare(toy_settings(corpus, out, skip_bad=True))
     assert [p.id for p in report.problems] == ["train_0"]
     assert load_prepared(out, "train")["id"] == [f"train_{i}" for i in range(1, 10)]
-    with pytest.raises(DataError, match="1 problems"):  # finished with rows skipped is not finished without
+    # finished with rows skipped is not finished without
+    with pytest.raises(DataError, match="1 problems"):
         toy_prepare(toy_settings(corpus, out))
     write_starter(corpus)  # repaired
     assert toy_prepare(toy_settings(corpus, out)).counts["train"]["utterances"] == 10
 
 
 def test_a_damaged_verdict_is_removed_and_made_again(tmp_path):
-    corpus, out = write_starter(tmp_path / "c", audio={"bytes": b"junk", "path": "x"}), tmp_path / "p"
+    corpus, out = (
+        write_starter(tmp_path / "c", audio={"bytes": b"junk", "path": "x"}),
+        tmp_path / "p",
+    )
     with pytest.raises(DataError, match="1 problems"):
         toy_prepare(toy_settings(corpus, out))
-    verdict, = (tmp_path / ".p.partial").glob("*/validated.json")
+    (verdict,) = (tmp_path / ".p.partial").glob("*/validated.json")
     for written in ("", "{", "[1]", "{}", '{"problems": 3}', '{"problems": [{"ident": 1}]}'):
         verdict.write_text(written)
         with pytest.raises(DataError, match="validated.json: damaged, and removed; run again"):
@@ -208,10 +243,14 @@ def test_broken_manifest_lines_can_be_repaired_or_removed(tmp_path):
     assert {s: n["utterances"] for s, n in counts.items()} == {"train": 4, "dev": 1, "test": 1}
     manifest.write_text("{broken")
     assert toy_prepare(replace(settings, validate=True)).exit_code == 1
-    with pytest.raises(DataError, match="no usable utterance is left in the corpus: of 1 rows 1 are bad"):
+    with pytest.raises(
+        DataError, match="no usable utterance is left in the corpus: of 1 rows 1 are bad"
+    ):
         toy_prepare(replace(settings, skip_bad=True))
     manifest.write_text(rows)
-    with pytest.raises(DataError, match="0 are bad; 6 last longer or shorter than filter_seconds says"):
+    with pytest.raises(
+        DataError, match="0 are bad; 6 last longer or shorter than filter_seconds says"
+    ):
         toy_prepare(replace(settings, filter_seconds=(15, 20)))
 
 
@@ -221,9 +260,23 @@ def test_a_corpus_without_splits_is_divided_by_sentence(tmp_path, stream):
     places = []
     for order, name in ((rows, "a"), (rows[::-1], "b")):
         manifest = write_manifest(tmp_path, order, [tone(1.0)])
-        toy_prepare(toy_settings(manifest, tmp_path / name, corpus="jsonl", stream=stream, dev_fraction=0.1,
-                           test_fraction=0.2))
-        places.append({i: s for s in ("train", "dev", "test") for i in load_prepared(tmp_path / name, s)["id"]})
+        toy_prepare(
+            toy_settings(
+                manifest,
+                tmp_path / name,
+                corpus="jsonl",
+                stream=stream,
+                dev_fraction=0.1,
+                test_fraction=0.2,
+            )
+        )
+        places.append(
+            {
+                i: s
+                for s in ("train", "dev", "test")
+                for i in load_prepared(tmp_path / name, s)["id"]
+            }
+        )
     assert places[0] == places[1]  # the order of the manifest does not matter
     assert all(places[0][f"u{2 * i}"] == places[0][f"u{2 * i + 1}"] for i in range(20))
     sizes = sorted(list(places[0].values()).count(s) for s in ("train", "dev", "test"))
@@ -233,8 +286,11 @@ def test_a_corpus_without_splits_is_divided_by_sentence(tmp_path, stream):
 def test_prompts_are_tokenised_too(tmp_path):
     prompt = {"audio": "0.wav", "prompt_audio": "1.wav", "prompt_text": "Oh.", "split": "test"}
     late = {**prompt, "prompt_audio": "2.wav"}  # silence before and after it is not tokenised
-    manifest = write_manifest(tmp_path, [prompt, {"audio": "0.wav", "split": "test"}, late],
-                              [tone(1.0), tone(1.25), np.pad(tone(1.25), 48_000) + noise(7.25) / 100])
+    manifest = write_manifest(
+        tmp_path,
+        [prompt, {"audio": "0.wav", "split": "test"}, late],
+        [tone(1.0), tone(1.25), np.pad(tone(1.25), 48_000) + noise(7.25) / 100],
+    )
     toy_prepare(toy_settings(manifest, tmp_path / "out", corpus="jsonl", splits=("test",)))
     with_prompt, without, late = load_prepared(tmp_path / "out", "test")
     assert (len(with_prompt["prompt_speech"]), with_prompt["prompt_text"]) == (63, "Oh.")
@@ -260,20 +316,32 @@ def test_speed_copies_are_for_training_only(corpus, tmp_path):
 
 
 def test_copies_only_of_speakers_with_little_speech(tmp_path):
-    manifest = write_manifest(tmp_path, [{"speaker": s, "split": "train"} for s in "aaab"], 4 * [tone(1.0)])
+    manifest = write_manifest(
+        tmp_path, [{"speaker": s, "split": "train"} for s in "aaab"], 4 * [tone(1.0)]
+    )
     for below, copies in ((0, 4), (3, 1), (1, 0)):
         out = tmp_path / f"p{below}"
-        toy_prepare(toy_settings(manifest, out, corpus="jsonl", splits=["train"], speeds=[1, 0.9], copies_below=below))
+        toy_prepare(
+            toy_settings(
+                manifest, out, corpus="jsonl", splits=["train"], speeds=[1, 0.9], copies_below=below
+            )
+        )
         speakers = load_prepared(out, "train")["speaker"]
         assert len(speakers) == 4 + copies and ("b@0.9" in speakers) == (copies > 0)
 
 
-@pytest.mark.parametrize(("tokens", "rate", "message"), [
-    (np.array([], np.int64), 50, "no token"), (np.full(50, 64), 50, r"tokens 64…64 are outside the vocabulary 0…63"),
-    (np.full(50, -1), 50, "outside the vocabulary"), (np.full(30, 3), 50, "30 tokens for 1.00 s, expected about 50"),
-    (np.full(50, 3.0), 50, "not integers"), (np.full((50, 1), 3), 50, "not integers"),
-    (np.full(50, 3), 25, "50 tokens for 1.00 s, expected about 25 at 25 Hz"),
-])
+@pytest.mark.parametrize(
+    ("tokens", "rate", "message"),
+    [
+        (np.array([], np.int64), 50, "no token"),
+        (np.full(50, 64), 50, r"tokens 64…64 are outside the vocabulary 0…63"),
+        (np.full(50, -1), 50, "outside the vocabulary"),
+        (np.full(30, 3), 50, "30 tokens for 1.00 s, expected about 50"),
+        (np.full(50, 3.0), 50, "not integers"),
+        (np.full((50, 1), 3), 50, "not integers"),
+        (np.full(50, 3), 25, "50 tokens for 1.00 s, expected about 25 at 25 Hz"),
+    ],
+)
 def test_tokens_are_checked(tokens, rate, message, monkeypatch):
     monkeypatch.setattr(ToyTokenizer, "rate_hz", rate)
     assert check_tokens(np.full(rate, 3), 1.0, ToyTokenizer(), "a.wav").tolist() == [3] * rate
@@ -281,13 +349,22 @@ def test_tokens_are_checked(tokens, rate, message, monkeypatch):
         check_tokens(tokens, 1.0, ToyTokenizer(), "a.wav")
 
 
-@pytest.mark.parametrize(("part", "name", "wrong", "message"), [
-    (ToyTokenizer, "_codes", lambda self, wave: np.full(-(-len(wave) // 320), 64),
-     r"train.parquet:\d+: utterance train_\d+: tokens 64"),
-    (ToyTokenizer, "encode", lambda self, waves, rate: [], "0 results for"),
-    (ToyEncoder, "embed", lambda self, wave, rate: np.full(256, np.nan), "speaker embedding"),
-])
-def test_a_tokenizer_or_encoder_that_misbehaves(part, name, wrong, message, corpus, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("part", "name", "wrong", "message"),
+    [
+        (
+            ToyTokenizer,
+            "_codes",
+            lambda self, wave: np.full(-(-len(wave) // 320), 64),
+            r"train.parquet:\d+: utterance train_\d+: tokens 64",
+        ),
+        (ToyTokenizer, "encode", lambda self, waves, rate: [], "0 results for"),
+        (ToyEncoder, "embed", lambda self, wave, rate: np.full(256, np.nan), "speaker embedding"),
+    ],
+)
+def test_a_tokenizer_or_encoder_that_misbehaves(
+    part, name, wrong, message, corpus, tmp_path, monkeypatch
+):
     monkeypatch.setattr(part, name, wrong)
     with pytest.raises(DataError, match=message):
         toy_prepare(toy_settings(corpus, tmp_path / "p"))
@@ -304,26 +381,52 @@ def test_a_folder_of_something_else_is_not_overwritten(corpus, tmp_path):
         toy_prepare(toy_settings(corpus, tmp_path / "f"))
 
 
-@pytest.mark.parametrize("changes", [
-    {"splits": ()}, {"splits": ("dev", "dev")}, {"speeds": ()}, {"speeds": (1, 1.0)}, {"speeds": (3,)},
-    {"min_seconds": 5, "max_seconds": 1}, {"dev_fraction": 0.6, "test_fraction": 0.5}, {"limit": 0},
-    {"filter_seconds": (3.0,)}, {"filter_seconds": (20.0, 3.0)}, {"shard_size": 0}, {"copies_below": -1},
-    {"num_proc": 0}, {"batch_seconds": 0},
-    {"stream": True, "copies_below": 3, "speeds": (1.0, 0.9)},  # was once ignored: every speaker got copies
-    {"stream": True, "limit": 2}, {"stream": True, "validate": True}, {"stream": True, "transcribe": "any"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"splits": ()},
+        {"splits": ("dev", "dev")},
+        {"speeds": ()},
+        {"speeds": (1, 1.0)},
+        {"speeds": (3,)},
+        {"min_seconds": 5, "max_seconds": 1},
+        {"dev_fraction": 0.6, "test_fraction": 0.5},
+        {"limit": 0},
+        {"filter_seconds": (3.0,)},
+        {"filter_seconds": (20.0, 3.0)},
+        {"shard_size": 0},
+        {"copies_below": -1},
+        {"num_proc": 0},
+        {"batch_seconds": 0},
+        # was once ignored: every speaker got copies
+        {"stream": True, "copies_below": 3, "speeds": (1.0, 0.9)},
+        {"stream": True, "limit": 2},
+        {"stream": True, "validate": True},
+        {"stream": True, "transcribe": "any"},
+    ],
+)
 def test_impossible_settings(changes):
-    with pytest.raises(ConfigError, match="set stream=false" if "stream" in changes else next(iter(changes))):
+    with pytest.raises(
+        ConfigError, match="set stream=false" if "stream" in changes else next(iter(changes))
+    ):
         PrepareConfig(out="x", **changes)
 
 
 def test_missing_splits(corpus, tmp_path, caplog):
     with pytest.raises(DataError, match=r"none of the splits other .*it has dev, test, train"):
         toy_prepare(toy_settings(corpus, tmp_path / "p", splits=("other",)))
-    assert list(toy_prepare(toy_settings(corpus, tmp_path / "p", splits=("train", "other"))).counts) == ["train"]
+    assert list(
+        toy_prepare(toy_settings(corpus, tmp_path / "p", splits=("train", "other"))).counts
+    ) == ["train"]
     assert "has no split other" in caplog.text
-    manifest = write_manifest(tmp_path, [{"split": s} for s in ("train", "validated", "other", "other")], [tone(0.6)])
+    manifest = write_manifest(
+        tmp_path, [{"split": s} for s in ("train", "validated", "other", "other")], [tone(0.6)]
+    )
     toy_prepare(toy_settings(manifest, tmp_path / "q", corpus="jsonl"))
-    assert "3 rows of other splits than train, dev and test are left out: other (2), validated (1)" in caplog.text
+    assert (
+        "3 rows of other splits than train, dev and test are left out: other (2), validated (1)"
+        in caplog.text
+    )
 
 
 def test_reading_from_several_threads(corpus, tmp_path):

@@ -34,18 +34,32 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def test_what_was_heard_is_marked_and_can_be_corrected(folder):
     out = folder / "out" / "prepared"
-    settings = {"out": str(out), "corpus": "folder", "path": str(folder), "transcribe": "any", "skip_bad": True,
-                "splits": ["train"], "dev_fraction": 0, "test_fraction": 0}
+    settings = {
+        "out": str(out),
+        "corpus": "folder",
+        "path": str(folder),
+        "transcribe": "any",
+        "skip_bad": True,
+        "splits": ["train"],
+        "dev_fraction": 0,
+        "test_fraction": 0,
+    }
     report = toy_prepare(PrepareConfig(**settings))
     assert [p.id for p in report.problems] == ["two", "two"]  # neither audio nor text
     rows = {row["id"]: row for row in load_prepared(out, "train")}
     assert (rows["one"]["text"], rows["three"]["text"]) == ("This was written.", "This was heard.")
-    assert rows["three"]["source"] == f"{folder / 'three.wav'} (transcribed by any)" and Listener.heard == 1
+    assert (
+        rows["three"]["source"] == f"{folder / 'three.wav'} (transcribed by any)"
+        and Listener.heard == 1
+    )
     kept = out.with_name("prepared.transcripts.jsonl")
     assert json.loads(kept.read_text()) == {"id": "three", "text": "This was heard.", "by": "any"}
     kept.write_text(kept.read_text().replace("heard.", "corrected."))
     toy_prepare(PrepareConfig(**settings))
-    assert {r["text"] for r in load_prepared(out, "train")} == {"This was written.", "This was corrected."}
+    assert {r["text"] for r in load_prepared(out, "train")} == {
+        "This was written.",
+        "This was corrected.",
+    }
     assert Listener.heard == 1
     kept.write_text('{"id": 1}')
     with pytest.raises(DataError, match="not a list of transcripts"):
@@ -54,5 +68,10 @@ def test_what_was_heard_is_marked_and_can_be_corrected(folder):
 
 def test_where_nothing_can_listen(folder):
     with pytest.raises(ConfigError, match="2 recordings are to be heard first"):
-        toy_prepare(PrepareConfig(out=str(folder / "p"), corpus="folder", path=str(folder), transcribe="any"),
-                    process_index=0, num_processes=2)
+        toy_prepare(
+            PrepareConfig(
+                out=str(folder / "p"), corpus="folder", path=str(folder), transcribe="any"
+            ),
+            process_index=0,
+            num_processes=2,
+        )

@@ -1,4 +1,5 @@
-"""Rows chosen by columns are the rows that reading everything chooses: published results rest on them."""
+"""Rows chosen by columns are the rows that reading everything chooses: published results rest on
+them."""
 
 from collections import defaultdict
 from functools import partial
@@ -23,14 +24,19 @@ SPEAKERS = ["zoë", "Ada", "b", "ada", "é", "alone", "a", "\U0001f600", "￮"]
 
 @pytest.fixture(scope="module")
 def rows():
-    """Eighty utterances of unevenly many speakers, whose ids are not in order; one speaker has a single one."""
+    """Eighty utterances of unevenly many speakers, whose ids are not in order; one speaker has a
+    single one."""
     rng = np.random.default_rng(5)
-    who = rng.choice([s for s in SPEAKERS if s != "alone"], 80, p=[.4, .2, .1, .1, .1, .05, .03, .02]).tolist()
+    who = rng.choice(
+        [s for s in SPEAKERS if s != "alone"], 80, p=[0.4, 0.2, 0.1, 0.1, 0.1, 0.05, 0.03, 0.02]
+    ).tolist()
     who[33] = "alone"
     names = [f"{'é' * (n % 3)}u{n}" for n in rng.permutation(80)]
     seconds = rng.choice(np.float32([0.3, 0.69, 0.7, 0.71, 2]), 80).tolist()
     return tiny_split("train", 80, counting).map(
-        lambda row, i: {"speaker": who[i], "id": names[i], "duration": seconds[i]}, with_indices=True)
+        lambda row, i: {"speaker": who[i], "id": names[i], "duration": seconds[i]},
+        with_indices=True,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +62,10 @@ class SlowChooser(PromptChooser):
 
 
 def test_the_chooser_picks_the_same_utterance(rows, split):
-    for subset, chosen in ((rows, split), (rows.select(range(9, 60, 2)), split.select(np.arange(9, 60, 2)))):
+    for subset, chosen in (
+        (rows, split),
+        (rows.select(range(9, 60, 2)), split.select(np.arange(9, 60, 2))),
+    ):
         slow, fast = SlowChooser(subset), PromptChooser(chosen, 5)
         for i in range(len(subset)):
             for seed in range(4):
@@ -93,8 +102,9 @@ def test_listed_texts_get_the_same_prompts(split, count, bos):
     texts = [ListedText(f"text-{n}", "a red house", (1, 2, n % 5)) for n in range(count)]
     chosen = make_prompts(split, 5, 1, bos, in_turns(split, count))
     assert len(chosen) == min(count, 80)
-    assert list(map(told, text_prompts(texts, chosen))) == list(map(told, text_prompts(
-        texts, make_prompts(split, 5, 1, bos))))
+    assert list(map(told, text_prompts(texts, chosen))) == list(
+        map(told, text_prompts(texts, make_prompts(split, 5, 1, bos)))
+    )
 
 
 def test_equal_ids_are_refused_and_nothing_is_chosen_of_nothing(split):

@@ -36,7 +36,7 @@ def batches(**changes) -> list[list[tuple[int, int]]]:
     return out
 
 
-# --- batches ------------------------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
 def test_batches_are_a_function_of_seed_and_epoch():
@@ -47,7 +47,16 @@ def test_batches_are_a_function_of_seed_and_epoch():
     list(sampler)
     sampler.set_epoch(0)
     assert list(sampler) == first  # no hidden state
-    assert len({str([[i for _, i in b] for b in batches(epoch=e, seed=s)]) for e in range(3) for s in range(3)}) == 9
+    assert (
+        len(
+            {
+                str([[i for _, i in b] for b in batches(epoch=e, seed=s)])
+                for e in range(3)
+                for s in range(3)
+            }
+        )
+        == 9
+    )
 
 
 @pytest.mark.parametrize("epoch", range(3))
@@ -75,13 +84,20 @@ def test_processes_share_an_epoch_evenly(processes):
         middle = [[np.mean([LENGTHS[i] for _, i in b]) for b in s] for s in shares]
         close = sum(abs(x - y) < 45 for x, y in zip(*middle, strict=True))
         assert close >= len(shares[0]) - 1  # but for the step that was filled up from the beginning
-    plain = [BucketBatchSampler(LENGTHS, 8, 0, shuffle=False, rank=r, processes=processes) for r in range(processes)]
-    counted = [i for s in plain for step, b in enumerate(s) if not s.is_repeated(step) for _, i in b]
+    plain = [
+        BucketBatchSampler(LENGTHS, 8, 0, shuffle=False, rank=r, processes=processes)
+        for r in range(processes)
+    ]
+    counted = [
+        i for s in plain for step, b in enumerate(s) if not s.is_repeated(step) for _, i in b
+    ]
     assert sorted(counted) == list(range(53))
 
 
 def test_loader_tells_the_epoch_and_survives_skipping():
-    """After resuming, Trainer sets the epoch through `.batch_sampler.batch_sampler` of the skipping loader."""
+    """After resuming, Trainer sets the epoch through `.batch_sampler.batch_sampler` of the
+    skipping loader."""
+
     class Addresses(torch.utils.data.Dataset):
         def __getitem__(self, address):
             return address
@@ -89,7 +105,9 @@ def test_loader_tells_the_epoch_and_survives_skipping():
         def __len__(self):
             return 53
 
-    loader = EpochLoader(Addresses(), batch_sampler=BucketBatchSampler(LENGTHS, 8, 3), collate_fn=list)
+    loader = EpochLoader(
+        Addresses(), batch_sampler=BucketBatchSampler(LENGTHS, 8, 3), collate_fn=list
+    )
     loader.set_epoch(6)
     assert list(loader) == batches(epoch=6)
     rest = skip_first_batches(loader, 4)
@@ -97,7 +115,7 @@ def test_loader_tells_the_epoch_and_survives_skipping():
     assert list(rest) == batches(epoch=7)[4:]
 
 
-# --- prompts ------------------------------------------------------------------------------------------------------
+# --- prompts --------------------------------------------------------------------------------------
 
 
 def test_prompt_is_another_utterance_of_the_speaker(rows):
@@ -119,10 +137,16 @@ def test_crops_are_consecutive_tokens(rows):
 
 
 def test_crops_are_speech(rows):
-    """Silence is few codes, at the start, within or at the end; other crops are drawn as without it."""
+    """Silence is few codes, at the start, within or at the end; other crops are drawn as without
+    it."""
     chooser, rng = PromptChooser(Split.of(rows), 50), np.random.default_rng(0)
     speech, silence = list(range(100, 220)), rng.integers(0, 4, 200).tolist()
-    for tokens in (silence + speech, speech + silence, speech + silence + speech, silence + speech[:30] + silence):
+    for tokens in (
+        silence + speech,
+        speech + silence,
+        speech + silence + speech,
+        silence + speech[:30] + silence,
+    ):
         crops = [chooser.crop(tokens, rng) for _ in range(300)]
         windows = {tuple(tokens[i : i + 50]) for i in range(len(tokens) - 49)}
         most = max(len(set(window)) for window in windows)
@@ -141,13 +165,22 @@ def test_prompts_are_the_same_for_every_method(rows, bos):
     by_id = {r["id"]: r for r in rows}
     for item, row in zip(items, rows, strict=True):
         source = by_id[item.prompt_utterance_id]
-        assert item.prompt.utterance_id == row["id"] and item.speaker == row["speaker"] == source["speaker"]
+        assert (
+            item.prompt.utterance_id == row["id"]
+            and item.speaker == row["speaker"] == source["speaker"]
+        )
         assert (source["id"] == row["id"]) == (row["speaker"] == "alone")
-        np.testing.assert_array_equal(item.speaker_embedding, np.asarray(source["voice"], np.float32))
-        assert item.reference_tokens == row["speech"] and item.duration == pytest.approx(len(row["speech"]) / 50)
+        np.testing.assert_array_equal(
+            item.speaker_embedding, np.asarray(source["voice"], np.float32)
+        )
+        assert item.reference_tokens == row["speech"] and item.duration == pytest.approx(
+            len(row["speech"]) / 50
+        )
         if bos:
             assert item.prompt.text_ids == (1, 2, 3, 4) and len(item.prompt.prompt_ids) == 5
-            assert " ".join(map(str, item.prompt.prompt_ids)) in " ".join(map(str, source["speech"]))
+            assert " ".join(map(str, item.prompt.prompt_ids)) in " ".join(
+                map(str, source["speech"])
+            )
         else:  # the prompt is the beginning of the same stream, with its text
             assert item.prompt.text_ids == (1, 2, 3, 4, 1, 2, 3, 4)
             assert list(item.prompt.prompt_ids) == source["speech"]
@@ -155,12 +188,13 @@ def test_prompts_are_the_same_for_every_method(rows, bos):
 
 def test_a_prompt_does_not_depend_on_the_rows_behind_it(rows):
     assert make_prompts(Split.of(rows), 5, 1)[0].prompt.prompt_ids in {
-        tuple(s[i : i + 5]) for s in rows["speech"][2:10:2] for i in range(len(s))}
+        tuple(s[i : i + 5]) for s in rows["speech"][2:10:2] for i in range(len(s))
+    }
     short = make_prompts(Split.of(rows.select(range(10))), 5, 1)
     assert [i.prompt for i in short] == [i.prompt for i in make_prompts(Split.of(rows), 5, 1)[:10]]
 
 
-# --- examples -----------------------------------------------------------------------------------------------------
+# --- examples -------------------------------------------------------------------------------------
 
 
 def test_examples_begin_with_a_prompt_closed_by_bos(rows):
@@ -173,33 +207,51 @@ def test_examples_begin_with_a_prompt_closed_by_bos(rows):
         assert example["speech"][5] == CODES + 1 and example["speech"][6:] == row["speech"]
         assert CODES + 1 not in example["speech"][:5] + example["speech"][6:]
         assert example == dataset[0, i]
-    assert len({str(dataset[epoch, 0]["speech"][:5]) for epoch in range(20)}) > 5  # other prompts in other epochs
+    # other prompts in other epochs
+    assert len({str(dataset[epoch, 0]["speech"][:5]) for epoch in range(20)}) > 5
     assert dataset[0, 0] != SpeechDataset(Split.of(rows), config, 5, seed=1)[0, 0]
 
 
 def test_without_bos_the_whole_stream_is_the_target_and_unknown_ids_are_refused(rows):
-    dataset = SpeechDataset(Split.of(rows), CARConfig(text_vocab_size=5, speech_vocab_size=CODES), 5, seed=0)
+    dataset = SpeechDataset(
+        Split.of(rows), CARConfig(text_vocab_size=5, speech_vocab_size=CODES), 5, seed=0
+    )
     assert dataset[3, 2] == {"text": [1, 2, 3, 4], "speech": rows[2]["speech"], "prompt_length": 1}
-    for text, speech, message in ((5, CODES - 1, "speech token 11, but the model's codebook has 11"),
-                                  (4, CODES, "text id 4, but the model has 4 of them")):
+    for text, speech, message in (
+        (5, CODES - 1, "speech token 11, but the model's codebook has 11"),
+        (4, CODES, "text id 4, but the model has 4 of them"),
+    ):
         with pytest.raises(DataError, match=message):
-            SpeechDataset(Split.of(rows), CARConfig(text_vocab_size=text, speech_vocab_size=speech), 5, 0)
+            SpeechDataset(
+                Split.of(rows), CARConfig(text_vocab_size=text, speech_vocab_size=speech), 5, 0
+            )
 
 
 def test_collate_pads_and_counts():
-    batch = collate([{"text": [1, 2], "speech": [5, 13, 7], "prompt_length": 2},
-                     {"text": [3], "speech": [13, 9, 8, 4], "prompt_length": 1}])
-    assert batch["text_ids"].tolist() == [[1, 2], [3, 0]] and batch["text_lengths"].tolist() == [2, 1]
-    assert batch["speech_ids"].tolist() == [[5, 13, 7, 0], [13, 9, 8, 4]] and batch["speech_lengths"].tolist() == [3, 4]
+    batch = collate(
+        [
+            {"text": [1, 2], "speech": [5, 13, 7], "prompt_length": 2},
+            {"text": [3], "speech": [13, 9, 8, 4], "prompt_length": 1},
+        ]
+    )
+    assert batch["text_ids"].tolist() == [[1, 2], [3, 0]] and batch["text_lengths"].tolist() == [
+        2,
+        1,
+    ]
+    assert batch["speech_ids"].tolist() == [[5, 13, 7, 0], [13, 9, 8, 4]] and batch[
+        "speech_lengths"
+    ].tolist() == [3, 4]
     assert batch["prompt_lengths"].tolist() == [2, 1]
     assert {v.dtype for v in batch.values()} == {torch.int64}
 
 
 def test_a_prompt_that_the_corpus_names_is_taken(rows):
-    """Rows of a manifest with prompt_audio: its tokens, voice and text, instead of another utterance's."""
+    """Rows of a manifest with prompt_audio: its tokens, voice and text, instead of another
+    utterance's."""
     named = dict(rows[0], prompt_speech=[3, 1, 4], prompt_text="Oh no.", prompt_voice=[0.5] * 298)
-    dataset = datasets.Dataset.from_list([named, *(dict(r) for r in rows.select(range(1, len(rows))))],
-                                         features=rows.features)
+    dataset = datasets.Dataset.from_list(
+        [named, *(dict(r) for r in rows.select(range(1, len(rows))))], features=rows.features
+    )
     item = make_prompts(Split.of(dataset), 5, 0, bos=True)[0]
     assert item.prompt.prompt_ids == (3, 1, 4) and item.prompt_utterance_id.endswith("(prompt)")
     assert item.speaker_embedding.tolist() == [0.5] * 298
@@ -209,7 +261,9 @@ def test_a_prompt_that_the_corpus_names_is_taken(rows):
     assert list(continued.text_ids) == [*text_to_ids("Oh no."), *rows[0]["text_ids"]]
     assert list(item.text_ids) == rows[0]["text_ids"]
     assert all(i.text_ids == i.prompt.text_ids for i in make_prompts(Split.of(dataset), 5, 0))
-    silent = datasets.Dataset.from_list([dict(named, prompt_text=""), dict(rows[1])], features=rows.features)
+    silent = datasets.Dataset.from_list(
+        [dict(named, prompt_text=""), dict(rows[1])], features=rows.features
+    )
     with pytest.raises(DataError, match="without prompt_text"):
         make_prompts(Split.of(silent), 5, 0, bos=False)
 
@@ -218,5 +272,7 @@ def test_a_row_of_tokens_alone_has_no_recording():
     recording = corpus_recordings(str(shipped("prepared")))
     wave, rate = recording("am_puck_0216")
     assert rate == 24_000 and len(wave) > rate / 2
-    with pytest.raises(DataError, match=r"af_heart_more_0000 has tokens but no recording .*split=dev or split=test"):
+    with pytest.raises(
+        DataError, match=r"af_heart_more_0000 has tokens but no recording .*split=dev or split=test"
+    ):
         recording("af_heart_more_0000")

@@ -28,15 +28,25 @@ def data(tmp_path):
 def test_parts_of_one_origin_pass(data):
     decoder = tiny_decoder(**OWN)
     check_together(decoder, prepared_info(data), data, tiny_vocoder())
-    check_together(tiny_decoder(text_vocab_size=64), prepared_info(data), data)  # says nothing of itself
+    # says nothing of itself
+    check_together(tiny_decoder(text_vocab_size=64), prepared_info(data), data)
     assert len(split_for(decoder, data, "dev")) == 2
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (dict(tokenizer="tiny@def"), "has tokens of tiny@abc, but the decoder was trained on tokens of tiny@def"),
-    (dict(speech_vocab_size=13), "has 12 speech codes, the decoder 13"),
-    (dict(phonemes="text-tokenizer:qwen"), f"has text ids of {PHONEME_VERSION}, but .* those of text-tokenizer:qwen"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            dict(tokenizer="tiny@def"),
+            "has tokens of tiny@abc, but the decoder was trained on tokens of tiny@def",
+        ),
+        (dict(speech_vocab_size=13), "has 12 speech codes, the decoder 13"),
+        (
+            dict(phonemes="text-tokenizer:qwen"),
+            f"has text ids of {PHONEME_VERSION}, but .* those of text-tokenizer:qwen",
+        ),
+    ],
+)
 def test_ids_of_another_origin_are_refused_by_every_command(data, tmp_path, change, message):
     decoder = tiny_decoder(**{**OWN, **change})
     decoder.save_pretrained(tmp_path / "car")
@@ -44,7 +54,9 @@ def test_ids_of_another_origin_are_refused_by_every_command(data, tmp_path, chan
     commands = [
         lambda: load_tools(CompareConfig(data=data, split="dev", decoder=folder), "cpu"),
         lambda: load_prompts(data, "dev", decoder, 5, 0),
-        lambda: DCPOTrainer(args=DCPOConfig(str(tmp_path / "dcpo"), use_cpu=True, decoder=folder, data=data)),
+        lambda: DCPOTrainer(
+            args=DCPOConfig(str(tmp_path / "dcpo"), use_cpu=True, decoder=folder, data=data)
+        ),
         lambda: profile.run(profile.ProfileConfig(decoder=folder, data=data)),
         lambda: fit_verifiers.run(fit_verifiers.FitConfig(decoder=folder, data=data)),
     ]

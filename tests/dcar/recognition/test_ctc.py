@@ -29,11 +29,17 @@ def owners(path: tuple[int, ...]) -> list[int]:
 def test_texts_are_as_likely_as_all_their_paths_and_aligned_to_the_best(target, frames):
     for seed in range(5):
         log_probs = probs(frames, 2, 100 * frames + seed)
-        paths = [p for p in itertools.product(range(3), repeat=frames) if ctc_collapse(p, (BLANK,)) == target]
+        paths = [
+            p
+            for p in itertools.product(range(3), repeat=frames)
+            if ctc_collapse(p, (BLANK,)) == target
+        ]
         assert bool(paths) == (frames >= frames_needed(target))
         told = [Told(0, torch.from_numpy(log_probs), target, len(target))]
         [found] = alignments(told, BLANK)
-        assert likelihoods(told, BLANK) == [found.log_likelihood] and found.characters == len(target)
+        assert likelihoods(told, BLANK) == [found.log_likelihood] and found.characters == len(
+            target
+        )
         costs, units = found.costs, found.units
         assert len(costs) == len(target) and len(units) == frames
         if not paths:
@@ -41,11 +47,16 @@ def test_texts_are_as_likely_as_all_their_paths_and_aligned_to_the_best(target, 
             assert found.log_likelihood == -np.inf
             continue
         scores = log_probs.astype(np.float64)[np.arange(frames), np.array(paths)].sum(-1)
-        assert found.log_likelihood * len(target) == pytest.approx(np.logaddexp.reduce(scores), rel=1e-5)
+        assert found.log_likelihood * len(target) == pytest.approx(
+            np.logaddexp.reduce(scores), rel=1e-5
+        )
         best = paths[int(scores.argmax())]
         assert costs.sum() == pytest.approx(-scores.max(), rel=1e-12)
         assert units.tolist() == owners(best)
-        own = [-sum(float(log_probs[t, best[t]]) for t in range(frames) if units[t] == u) for u in range(len(target))]
+        own = [
+            -sum(float(log_probs[t, best[t]]) for t in range(frames) if units[t] == u)
+            for u in range(len(target))
+        ]
         assert costs == pytest.approx(own, rel=1e-6)
 
 

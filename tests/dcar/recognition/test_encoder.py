@@ -1,5 +1,5 @@
-"""The recogniser on a frozen encoder's states: likelihoods, waveforms of any length and rate, what it refuses, and the
-one that ships."""
+"""The recogniser on a frozen encoder's states: likelihoods, waveforms of any length and rate,
+what it refuses, and the one that ships."""
 
 import json
 
@@ -13,7 +13,12 @@ from dcar.errors import AssetError, AudioError, CheckpointError, TextError
 from dcar.recognition import encoder
 from dcar.recognition.base import Recognizer, ctc_collapse
 from dcar.recognition.ctc import likelihood, viterbi
-from dcar.recognition.encoder import EncoderRecognizer, EncoderRecognizerConfig, encoder_states, state_count
+from dcar.recognition.encoder import (
+    EncoderRecognizer,
+    EncoderRecognizerConfig,
+    encoder_states,
+    state_count,
+)
 from dcar.recognition.load import load_recognizer
 from dcar.text.wer import score_corpus
 from dcar.tokens.whisper import WhisperEncoder
@@ -25,7 +30,9 @@ RATE = 16_000
 def tiny(seed: int = 0, alphabet: str = " ab") -> EncoderRecognizer:
     """Random, sharpened so that its distributions are far from uniform."""
     torch.manual_seed(seed)
-    model = EncoderRecognizer(EncoderRecognizerConfig(hidden_size=8, dilations=(1, 2), alphabet=alphabet)).eval()
+    model = EncoderRecognizer(
+        EncoderRecognizerConfig(hidden_size=8, dilations=(1, 2), alphabet=alphabet)
+    ).eval()
     with torch.no_grad():
         model.output.weight.mul_(6)
     return model
@@ -52,9 +59,15 @@ def test_a_waveform_says_the_same_in_any_company_and_much_the_same_at_another_ra
     model, waves = tiny(1), [noise(0.7, 1), noise(0.3, 2), np.zeros(10, np.float32)]
     assert isinstance(model, Recognizer)
     together = model.log_likelihood(waves, RATE, ["ab", "b", "a"])
-    assert together == [model.log_likelihood([w], RATE, [t])[0] for w, t in zip(waves, ["ab", "b", "a"], strict=True)]
+    assert together == [
+        model.log_likelihood([w], RATE, [t])[0]
+        for w, t in zip(waves, ["ab", "b", "a"], strict=True)
+    ]
     tone = np.sin(np.arange(24_000) * 0.05).astype(np.float32)
-    low, high = model.log_likelihood([tone[::2]], RATE // 2, ["ab"]), model.log_likelihood([tone], RATE, ["ab"])
+    low, high = (
+        model.log_likelihood([tone[::2]], RATE // 2, ["ab"]),
+        model.log_likelihood([tone], RATE, ["ab"]),
+    )
     assert low == pytest.approx(high, rel=0.05)
 
 
@@ -63,7 +76,9 @@ def test_what_is_longer_than_the_encoder_hears_is_heard_in_pieces(monkeypatch):
     monkeypatch.setattr(encoder, "MAX_SECONDS", 3.0)  # pieces of two seconds
     states = encoder_states(whisper, wave, RATE)
     assert len(states) == state_count(len(wave)) == 175
-    assert np.array_equal(states, np.concatenate([whisper(wave[:32_000], RATE), whisper(wave[32_000:], RATE)]))
+    assert np.array_equal(
+        states, np.concatenate([whisper(wave[:32_000], RATE), whisper(wave[32_000:], RATE)])
+    )
     monkeypatch.undo()
     assert not np.array_equal(states, encoder_states(whisper, wave, RATE))
 
@@ -86,12 +101,17 @@ def test_a_folder_holds_it_whole_and_another_encoder_is_refused(tmp_path):
     model = tiny(2)
     model.save_pretrained(tmp_path / "ear")
     again = load_recognizer(f"encoder:{tmp_path / 'ear'}")
-    assert again.name == f"encoder-ctc:ear@{model.checksum()[:8]}"  # what is kept by the name is of these weights
+    # what is kept by the name is of these weights
+    assert again.name == f"encoder-ctc:ear@{model.checksum()[:8]}"
     wave = noise(0.5)
     assert again.log_likelihood([wave], RATE, ["ab"]) == model.log_likelihood([wave], RATE, ["ab"])
     settings = json.loads((tmp_path / "ear/config.json").read_text())
-    (tmp_path / "ear/config.json").write_text(json.dumps(settings | {"encoder": "whisper-large 123 tail=0.5"}))
-    with pytest.raises(CheckpointError, match=r"reads the states of whisper-large.*launch.starter.train_recognizer"):
+    (tmp_path / "ear/config.json").write_text(
+        json.dumps(settings | {"encoder": "whisper-large 123 tail=0.5"})
+    )
+    with pytest.raises(
+        CheckpointError, match=r"reads the states of whisper-large.*launch.starter.train_recognizer"
+    ):
         load_recognizer(f"encoder:{tmp_path / 'ear'}")
     with pytest.raises(CheckpointError, match="config.json"):
         load_recognizer(f"encoder:{tmp_path / 'absent'}")
@@ -100,12 +120,16 @@ def test_a_folder_holds_it_whole_and_another_encoder_is_refused(tmp_path):
 
 
 def test_the_shipped_one_hears_what_the_shipped_vocoder_says(tmp_path, monkeypatch):
-    said = load_corpus("jsonl", run(ResynthesizeConfig("starter", "dev", limit=16, out=str(tmp_path))))
+    said = load_corpus(
+        "jsonl", run(ResynthesizeConfig("starter", "dev", limit=16, out=str(tmp_path)))
+    )
     waves, texts, rate = [u.load()[0] for u in said], [u.text for u in said], said[0].load()[1]
     recognizer = load_recognizer("starter")
     assert recognizer.name.startswith("encoder-ctc:starter@")
     heard = list(recognizer._log_probs(waves, rate))  # once for all three questions
     monkeypatch.setattr(recognizer, "_log_probs", lambda waves, rate: iter(heard))
     assert score_corpus(texts, list(recognizer.transcribe(waves, rate))).wer < 0.35
-    own, others = (recognizer.log_likelihood(waves, rate, said) for said in (texts, texts[1:] + texts[:1]))
+    own, others = (
+        recognizer.log_likelihood(waves, rate, said) for said in (texts, texts[1:] + texts[:1])
+    )
     assert min(own) > -1.5 and max(others) < -3  # nats a character

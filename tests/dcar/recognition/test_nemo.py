@@ -1,4 +1,5 @@
-"""Recognisers of NeMo, CTC and transducer, on tiny models that are built from configs and saved by NeMo."""
+"""Recognisers of NeMo, CTC and transducer, on tiny models that are built from configs and saved
+by NeMo."""
 
 import io
 import tarfile
@@ -36,7 +37,9 @@ def nemo(published) -> NemoCTCRecognizer:
 
 @pytest.fixture(scope="module")
 def transducer(tmp_path_factory) -> NemoTransducerRecognizer:
-    recognizer = load_recognizer(f"nemo:{save_transducer(tmp_path_factory.mktemp('nemo') / 'rnnt.nemo')}")
+    recognizer = load_recognizer(
+        f"nemo:{save_transducer(tmp_path_factory.mktemp('nemo') / 'rnnt.nemo')}"
+    )
     assert isinstance(recognizer, NemoTransducerRecognizer)
     return recognizer
 
@@ -47,14 +50,26 @@ def test_ctc_equals_the_pass_and_the_loss_of_nemo(published, nemo):
 
         model = ASRModel.restore_from(str(published), map_location="cpu").eval()
     model.preprocessor.featurizer.dither, model.preprocessor.featurizer.pad_to = 0.0, 0
-    waves, texts, blank = [noise(s, i) for i, s in enumerate((0.9, 1.4))], ["a boat", "it's grey"], len(CHARACTERS)
+    waves, texts, blank = (
+        [noise(s, i) for i, s in enumerate((0.9, 1.4))],
+        ["a boat", "it's grey"],
+        len(CHARACTERS),
+    )
     heard = nemo.transcribe(waves, RATE)
-    for wave, text, transcript, score in zip(waves, texts, heard, nemo.log_likelihood(waves, RATE, texts), strict=True):
+    for wave, text, transcript, score in zip(
+        waves, texts, heard, nemo.log_likelihood(waves, RATE, texts), strict=True
+    ):
         with torch.no_grad():
-            log_probs, frames, best = model(input_signal=torch.from_numpy(wave)[None],
-                                            input_signal_length=torch.tensor([len(wave)]))
-            loss = model.loss(log_probs=log_probs, input_lengths=frames, target_lengths=torch.tensor([len(text)]),
-                              targets=torch.tensor([[CHARACTERS.index(c) for c in text]]))
+            log_probs, frames, best = model(
+                input_signal=torch.from_numpy(wave)[None],
+                input_signal_length=torch.tensor([len(wave)]),
+            )
+            loss = model.loss(
+                log_probs=log_probs,
+                input_lengths=frames,
+                target_lengths=torch.tensor([len(text)]),
+                targets=torch.tensor([[CHARACTERS.index(c) for c in text]]),
+            )
         path = best[0, : int(frames[0])].tolist()
         kept = [s for i, s in enumerate(path) if s != blank and (i == 0 or s != path[i - 1])]
         assert transcript == " ".join("".join(CHARACTERS[s] for s in kept).split())
@@ -69,7 +84,9 @@ def test_nemo_takes_any_rate_and_batching_changes_nothing(nemo):
     assert len(texts) == 4 and all(isinstance(t, str) and set(t) <= set(CHARACTERS) for t in texts)
     together = dict(nemo._log_probs(waves, RATE))
     for i, wave in enumerate(waves):
-        torch.testing.assert_close(dict(nemo._log_probs([wave], RATE))[0], together[i], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            dict(nemo._log_probs([wave], RATE))[0], together[i], atol=1e-4, rtol=1e-4
+        )
     assert len(nemo.transcribe([noise(0.5, 3, 24_000)], 24_000)) == 1
     assert nemo.transcribe([], RATE) == []
 
@@ -83,8 +100,13 @@ def test_alignments_are_those_of_nemo():
         log_probs, target = torch.log_softmax(2 * logits, -1), rng.integers(0, blank, length)
         states = torch.full((1, 2 * length + 1), blank)
         states[0, 1::2] = torch.from_numpy(target)
-        [path] = viterbi_decoding(log_probs[None], states, torch.tensor([frames]), torch.tensor([2 * length + 1]),
-                                  torch.device("cpu"))
+        [path] = viterbi_decoding(
+            log_probs[None],
+            states,
+            torch.tensor([frames]),
+            torch.tensor([2 * length + 1]),
+            torch.device("cpu"),
+        )
         _, units = viterbi(log_probs.numpy(), target, blank)
         assert units.tolist() == (np.maximum(np.array(path) - 1, 0) // 2).tolist()
 
@@ -93,8 +115,9 @@ def slow_greedy(model: Any, wave: np.ndarray, max_symbols: int) -> str:
     """Greedy transducer search by its definition: frame by frame, symbol by symbol."""
     blank, labels = len(model.joint.vocabulary), model.joint.vocabulary
     with torch.no_grad():
-        encoded, frames = model(input_signal=torch.from_numpy(wave)[None],
-                                input_signal_length=torch.tensor([len(wave)]))
+        encoded, frames = model(
+            input_signal=torch.from_numpy(wave)[None], input_signal_length=torch.tensor([len(wave)])
+        )
         out: list[int] = []
         state, last = None, None
         for t in range(int(frames[0])):
@@ -116,15 +139,21 @@ def test_transducer_equals_greedy_search_by_definition(transducer):
     texts = transducer.transcribe(waves, RATE)
     assert texts == [slow_greedy(transducer._model, w, 3) for w in waves]
     assert len(set(texts)) > 1 and all(texts)  # the test would say nothing if nothing were heard
-    assert transducer.transcribe([], RATE) == [] and len(transducer.transcribe([noise(0.5, 1, 24_000)], 24_000)) == 1
+    assert (
+        transducer.transcribe([], RATE) == []
+        and len(transducer.transcribe([noise(0.5, 1, 24_000)], 24_000)) == 1
+    )
     with pytest.raises(AudioError):
         transducer.transcribe([np.zeros(0, np.float32)], RATE)
 
 
 def test_missing_or_broken_models_name_the_way_out(tmp_path):
     (tmp_path / "broken.nemo").write_bytes(b"not a tar file")
-    for name, message in ((f"nemo:{tmp_path / 'absent.nemo'}", "no such recogniser"),
-                          (f"nemo:{tmp_path / 'broken.nemo'}", "cannot restore"), ("siri", "choose moonshine")):
+    for name, message in (
+        (f"nemo:{tmp_path / 'absent.nemo'}", "no such recogniser"),
+        (f"nemo:{tmp_path / 'broken.nemo'}", "cannot restore"),
+        ("siri", "choose moonshine"),
+    ):
         with pytest.raises(AssetError, match=message):
             load_recognizer(name)
 
@@ -132,7 +161,8 @@ def test_missing_or_broken_models_name_the_way_out(tmp_path):
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil"])
 @pytest.mark.parametrize("by", ["extract", "extractall"])
 def test_archives_are_checked_where_python_knows_no_filters(name, by, tmp_path, monkeypatch):
-    """Python 3.11.2, Debian 12's, takes no `filter`: NeMo's own call must work there, and nothing leave the folder."""
+    """Python 3.11.2, Debian 12's, takes no `filter`: NeMo's own call must work there, and
+    nothing leave the folder."""
     monkeypatch.delattr(tarfile, "data_filter", raising=False)  # 3.11.2 itself has none
     before = tarfile.TarFile.extract, tarfile.TarFile.extractall
 
@@ -155,10 +185,21 @@ def test_archives_are_checked_where_python_knows_no_filters(name, by, tmp_path, 
         member.type, member.linkname = tarfile.SYMTYPE, "../.."
         return member
 
-    take(pack(tmp_path / "good.tar", tarfile.TarInfo("./weights"), tarfile.TarInfo("in/config")), tmp_path / "good")
-    assert (tmp_path / "good/weights").read_bytes() == (tmp_path / "good/in/config").read_bytes() == b"abc"
+    take(
+        pack(tmp_path / "good.tar", tarfile.TarInfo("./weights"), tarfile.TarInfo("in/config")),
+        tmp_path / "good",
+    )
+    assert (
+        (tmp_path / "good/weights").read_bytes()
+        == (tmp_path / "good/in/config").read_bytes()
+        == b"abc"
+    )
     for bad in (tarfile.TarInfo(name), link("in")):
         with pytest.raises(tarfile.ExtractError, match="not a plain file inside the archive"):
             take(pack(tmp_path / "bad.tar", bad, tarfile.TarInfo("in/config")), tmp_path / "a/b")
-    assert not list(tmp_path.rglob("evil")) and not Path("/evil").exists() and not (tmp_path / "a/b/in").is_symlink()
+    assert (
+        not list(tmp_path.rglob("evil"))
+        and not Path("/evil").exists()
+        and not (tmp_path / "a/b/in").is_symlink()
+    )
     assert (tarfile.TarFile.extract, tarfile.TarFile.extractall) == before

@@ -18,10 +18,14 @@ from dcar.voices.encoder import SpeakerEncoder
 
 def spoken_sample() -> tuple[np.ndarray, int]:
     """The short recording of a man reading Beckett that ships inside useful-moonshine-onnx."""
-    return load_audio(Path(importlib.util.find_spec("moonshine_onnx").origin).parent / "assets" / "beckett.wav")
+    return load_audio(
+        Path(importlib.util.find_spec("moonshine_onnx").origin).parent / "assets" / "beckett.wav"
+    )
 
 
-@pytest.mark.parametrize("name", ["moonshine", pytest.param("whisper-base", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["moonshine", pytest.param("whisper-base", marks=pytest.mark.slow)]
+)
 def test_words_are_heard_at_any_rate(name):
     judge = load_recognizer(name)
     wave, rate = spoken_sample()
@@ -40,7 +44,9 @@ def test_moonshine_does_not_hear_a_number_where_speech_begins_at_once():
     """Without silence around it, this shipped recording begins with a "1." that nobody said."""
     wave, rate = corpus_recordings(str(ASSETS / "starter_prepared"))("af_sarah_0024")
     judge = MoonshineRecognizer()
-    assert judge.transcribe([wave], rate) == ["Empires rise slowly and tend to collapse in a hurry."]
+    assert judge.transcribe([wave], rate) == [
+        "Empires rise slowly and tend to collapse in a hurry."
+    ]
     judge.silence_seconds = 0.0
     assert judge.transcribe([wave], rate)[0].startswith("1.")
 
@@ -53,7 +59,11 @@ def test_speaker_embedding_is_of_unit_norm_and_of_one_voice():
     assert one.shape == (256,) and np.linalg.norm(one) == pytest.approx(1, abs=1e-5)
     buzz = encoder.embed(noise(3.0, 0), 16_000)
     assert one @ two > 0.75 > one @ buzz
-    for bad in (np.zeros(16_000, np.float32), np.zeros(0, np.float32), np.full(100, np.inf, np.float32)):
+    for bad in (
+        np.zeros(16_000, np.float32),
+        np.zeros(0, np.float32),
+        np.full(100, np.inf, np.float32),
+    ):
         with pytest.raises(AudioError):
             encoder.embed(bad, 16_000)
 

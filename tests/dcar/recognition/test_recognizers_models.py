@@ -29,17 +29,31 @@ def save_whisper(folder: Path) -> Path:
     end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
     torch.manual_seed(0)
     config = transformers.WhisperConfig(
-        vocab_size=len(tokenizer), num_mel_bins=80, encoder_layers=1, decoder_layers=1, d_model=16,
-        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
-        max_target_positions=64, pad_token_id=end, bos_token_id=start, eos_token_id=end, decoder_start_token_id=start,
-        suppress_tokens=None, begin_suppress_tokens=None,
+        vocab_size=len(tokenizer),
+        num_mel_bins=80,
+        encoder_layers=1,
+        decoder_layers=1,
+        d_model=16,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        max_target_positions=64,
+        pad_token_id=end,
+        bos_token_id=start,
+        eos_token_id=end,
+        decoder_start_token_id=start,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
     )
     model = transformers.WhisperForConditionalGeneration(config).eval()
     with torch.no_grad():
         model.model.decoder.embed_tokens.weight.mul_(20)
         model.model.decoder.embed_tokens.weight[[start, end, vocabulary["Ġ"]]] *= 0.01
     model.save_pretrained(folder)
-    transformers.WhisperProcessor(transformers.WhisperFeatureExtractor(), tokenizer).save_pretrained(folder)
+    transformers.WhisperProcessor(
+        transformers.WhisperFeatureExtractor(), tokenizer
+    ).save_pretrained(folder)
     return folder
 
 
@@ -48,7 +62,9 @@ def test_whisper_of_transformers(tmp_path):
 
     folder = save_whisper(tmp_path / "whisper-tiny-random")
     recognizer = load_recognizer(f"whisper:{folder}")
-    assert isinstance(recognizer, Recognizer) and recognizer.name == "whisper-hf:whisper-tiny-random"
+    assert (
+        isinstance(recognizer, Recognizer) and recognizer.name == "whisper-hf:whisper-tiny-random"
+    )
     wave = noise(1.0)
     [text] = recognizer.transcribe([wave], RATE)
     # a slow greedy loop over the same model
@@ -58,12 +74,15 @@ def test_whisper_of_transformers(tmp_path):
     ids = [model.config.decoder_start_token_id]
     with torch.no_grad():
         while len(ids) <= 16:  # 8 + 8 · 1 s
-            ids.append(int(model(features, decoder_input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+            ids.append(
+                int(model(features, decoder_input_ids=torch.tensor([ids])).logits[0, -1].argmax())
+            )
             if ids[-1] == model.config.eos_token_id:
                 break
     assert text == processor.decode(ids, skip_special_tokens=True).strip() and text
     both = recognizer.transcribe([np.concatenate([np.tile(noise(1.0, 3), 30), wave])], RATE)[0]
-    assert both == " ".join(recognizer.transcribe([np.tile(noise(1.0, 3), 30), wave], RATE))  # cut at 30 s
+    # cut at 30 s
+    assert both == " ".join(recognizer.transcribe([np.tile(noise(1.0, 3), 30), wave], RATE))
 
 
 @pytest.mark.parametrize("family", ["Hubert", "Wav2Vec2", "WavLM"])
@@ -77,8 +96,15 @@ def test_ctc_of_transformers(family: str, tmp_path):
     Wav2Vec2Processor(Wav2Vec2FeatureExtractor(), tokenizer).save_pretrained(tmp_path / "m")
     torch.manual_seed(2)
     config = getattr(transformers, f"{family}Config")(
-        vocab_size=len(symbols), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        conv_dim=[8] * 7, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, pad_token_id=0,
+        vocab_size=len(symbols),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        conv_dim=[8] * 7,
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        pad_token_id=0,
         ctc_loss_reduction="sum",
     )
     model = getattr(transformers, f"{family}ForCTC")(config).eval()
@@ -96,8 +122,11 @@ def test_ctc_of_transformers(family: str, tmp_path):
         assert text == " ".join("".join(k for k in kept if len(k) == 1).replace("|", " ").split())
         target = torch.tensor([[symbols.index(s) for s in "AB|C"]])
         with torch.no_grad():
-            loss = float(model(torch.from_numpy(values)[None], labels=target).loss)  # transformers': over all paths
-        assert recognizer.log_likelihood([wave], RATE, ["ab c!"])[0] == pytest.approx(-loss / 4, rel=1e-4)
+            # transformers': over all paths
+            loss = float(model(torch.from_numpy(values)[None], labels=target).loss)
+        assert recognizer.log_likelihood([wave], RATE, ["ab c!"])[0] == pytest.approx(
+            -loss / 4, rel=1e-4
+        )
     assert any(texts)
     aligned = recognizer.align(waves, RATE, ["ab c", "c"])
     assert [a.heard for a in aligned] == texts and [len(a.costs) for a in aligned] == [4, 1]

@@ -13,14 +13,23 @@ from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from dcar.sources.shipped import shipped
 
-INFO = {"tokenizer": {"name": "tiny", "checksum": "abc", "vocab_size": 5}, "phonemes": {"version": "p1"}}
+INFO = {
+    "tokenizer": {"name": "tiny", "checksum": "abc", "vocab_size": 5},
+    "phonemes": {"version": "p1"},
+}
 
 
 def tiny(seed: int = 0, **changes) -> TokenRecognizer:
     """Random, sharpened so that its distributions are far from uniform."""
     torch.manual_seed(seed)
-    settings = dict(speech_vocab_size=5, text_vocab_size=3, hidden_size=8, dilations=(1, 2), tokenizer="tiny@abc",
-                    phonemes="p1")
+    settings = dict(
+        speech_vocab_size=5,
+        text_vocab_size=3,
+        hidden_size=8,
+        dilations=(1, 2),
+        tokenizer="tiny@abc",
+        phonemes="p1",
+    )
     model = TokenRecognizer(TokenRecognizerConfig(**{**settings, **changes})).eval()
     with torch.no_grad():
         model.output.weight.mul_(6)
@@ -40,16 +49,25 @@ def test_an_utterance_does_not_depend_on_its_batch(monkeypatch):
     together = model.log_likelihood(speech, texts)
     wanted = [likelihood(row, text, 0) / len(text) for row, text in zip(alone, texts, strict=True)]
     assert together == pytest.approx(wanted, abs=1e-5) and len(set(np.round(together, 4))) > 20
-    for aligned, told, row, text in zip(model.align(speech, texts), together, alone, texts, strict=True):
+    for aligned, told, row, text in zip(
+        model.align(speech, texts), together, alone, texts, strict=True
+    ):
         assert aligned.log_likelihood == told and aligned.characters == len(text)
         costs, units = viterbi(row.numpy(), text, 0)
-        assert aligned.costs == pytest.approx(costs, rel=1e-5) and aligned.units.tolist() == units.tolist()
+        assert (
+            aligned.costs == pytest.approx(costs, rel=1e-5)
+            and aligned.units.tolist() == units.tolist()
+        )
     read = model.read(speech)
     monkeypatch.setattr(tokens, "BATCH_TOKENS", 50)
     assert model.log_likelihood(speech, texts) == pytest.approx(together, abs=1e-5)
-    assert model.read(speech) == read == [ctc_collapse(row.argmax(-1).tolist(), (0,)) for row in alone]
+    assert (
+        model.read(speech) == read == [ctc_collapse(row.argmax(-1).tolist(), (0,)) for row in alone]
+    )
     padded = model(torch.tensor([[1, 2, 3, 4, 4]]), torch.tensor([3])).detach()[0, :3]
-    assert torch.allclose(padded, model(torch.tensor([[1, 2, 3]]), torch.tensor([3])).detach()[0], atol=1e-6)
+    assert torch.allclose(
+        padded, model(torch.tensor([[1, 2, 3]]), torch.tensor([3])).detach()[0], atol=1e-6
+    )
 
 
 def test_a_window_reaches_as_far_as_its_dilations():
@@ -83,9 +101,12 @@ def test_phoneme_errors_by_hand(monkeypatch):
 def test_what_cannot_be_read_is_refused():
     model = tiny()
     for speech, text, error, words in (
-        ([[1, 5]], [[1]], DataError, "no speech token 5"), ([[1, -1]], [[1]], DataError, "no speech token -1"),
-        ([[1, 1]], [[3]], DataError, "no text id 3, only 1 to 2"), ([[1, 1]], [[0]], DataError, "no text id 0"),
-        ([[1, 1]], [[]], TextError, "no phonemes"), ([[1, 1]], [], ValueError, "1 utterances but 0 texts"),
+        ([[1, 5]], [[1]], DataError, "no speech token 5"),
+        ([[1, -1]], [[1]], DataError, "no speech token -1"),
+        ([[1, 1]], [[3]], DataError, "no text id 3, only 1 to 2"),
+        ([[1, 1]], [[0]], DataError, "no text id 0"),
+        ([[1, 1]], [[]], TextError, "no phonemes"),
+        ([[1, 1]], [], ValueError, "1 utterances but 0 texts"),
     ):
         for ask in (model.log_likelihood, model.align):
             with pytest.raises(error, match=words):
@@ -93,10 +114,19 @@ def test_what_cannot_be_read_is_refused():
     model.check_reads(INFO, "here")
     tokenizer = INFO["tokenizer"]
     for change, message in (
-        ({"tokenizer": {**tokenizer, "checksum": "xyz"}}, "has tokens of tiny@xyz.*reads those of tiny@abc"),
+        (
+            {"tokenizer": {**tokenizer, "checksum": "xyz"}},
+            "has tokens of tiny@xyz.*reads those of tiny@abc",
+        ),
         ({"tokenizer": {**tokenizer, "vocab_size": 6}}, "has tokens"),
-        ({"phonemes": {"version": "text-tokenizer:x"}}, "ids of text-tokenizer:x.*those of p1.*recogniser of sound"),
-        ({"phonemes": {"version": "p2"}}, "text ids of p2.*knows those of p1.*dcar train-recognizer"),
+        (
+            {"phonemes": {"version": "text-tokenizer:x"}},
+            "ids of text-tokenizer:x.*those of p1.*recogniser of sound",
+        ),
+        (
+            {"phonemes": {"version": "p2"}},
+            "text ids of p2.*knows those of p1.*dcar train-recognizer",
+        ),
     ):
         with pytest.raises(CheckpointError, match=f"here: .*{message}"):
             model.check_reads({**INFO, **change}, "here")
@@ -106,7 +136,9 @@ def test_a_folder_holds_it_whole(tmp_path):
     model = tiny()
     model.save_pretrained(tmp_path / "a")
     again = load_token_recognizer(str(tmp_path / "a"))
-    assert again.checksum() == model.checksum() and again.config == model.config and not again.training
+    assert (
+        again.checksum() == model.checksum() and again.config == model.config and not again.training
+    )
     assert again.log_likelihood([[1, 2, 3]], [[1]]) == model.log_likelihood([[1, 2, 3]], [[1]])
     (tmp_path / "a" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="cannot read the weights"):
@@ -120,5 +152,8 @@ def test_the_shipped_one_reads_the_shipped_corpus():
     rows = load_prepared(shipped("prepared"), "dev").select(range(12))
     speech, texts = list(rows["speech"]), list(rows["text_ids"])
     assert model.error_rate(speech, texts).wer < 0.15
-    own, other = model.log_likelihood(speech, texts), model.log_likelihood(speech, [*texts[1:], texts[0]])
+    own, other = (
+        model.log_likelihood(speech, texts),
+        model.log_likelihood(speech, [*texts[1:], texts[0]]),
+    )
     assert -0.8 < min(own) and max(other) < -1

@@ -1,4 +1,5 @@
-"""Streaming gives the audio of the whole utterance in pieces, several utterances at once in their order."""
+"""Streaming gives the audio of the whole utterance in pieces, several utterances at once in
+their order."""
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ def test_streams_of_several_utterances_through_two_rows(prompts):
         (whole,) = vocoder.synthesize([result.tokens], voices[i][None])
         got = np.concatenate([chunk.samples for chunk in own])
         assert got.shape == whole.shape and np.abs(got - whole).max() < 1e-2 * np.abs(whole).max()
-        assert own[0].result is None and len(own[0].samples) and own[-1].result is not None  # sound before the end
+        # sound before the end
+        assert own[0].result is None and len(own[0].samples) and own[-1].result is not None
     order = [chunk.phrase for chunk in chunks]
     assert order != sorted(order)  # interleaved
     assert list(dict.fromkeys(order)) == [0, 1, 2]
@@ -33,7 +35,9 @@ def test_one_thread_while_something_is_made_and_no_longer():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert [(seen, torch.get_num_threads()) for seen in in_one_thread(torch.get_num_threads() for _ in "ab")] == [
-            (1, 3), (1, 3)]
+        assert [
+            (seen, torch.get_num_threads())
+            for seen in in_one_thread(torch.get_num_threads() for _ in "ab")
+        ] == [(1, 3), (1, 3)]
     finally:
         torch.set_num_threads(before)

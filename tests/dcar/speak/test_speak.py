@@ -57,13 +57,16 @@ def models(tmp_path_factory) -> Path:
     """Decoder, FAR decoder, policy, tokenizer and vocoder that belong together, and a voice."""
     folder = tmp_path_factory.mktemp("models")
     rng = np.random.default_rng(0)
-    tokenizer = KMeansTokenizer(WhisperEncoder(), rng.normal(size=(CODES, 512)), np.zeros(512), np.ones(512),
-                                name="tiny")
+    tokenizer = KMeansTokenizer(
+        WhisperEncoder(), rng.normal(size=(CODES, 512)), np.zeros(512), np.ones(512), name="tiny"
+    )
     tokenizer.save_pretrained(folder / "tokenizer")
     identity = f"tiny@{tokenizer.checksum}"
     decoder = tiny_decoder(text_vocab_size=64, tokenizer=identity)
     decoder.save_pretrained(folder / "decoder")
-    tiny_decoder(heads=1, seed=1, text_vocab_size=64, tokenizer=identity).save_pretrained(folder / "far")
+    tiny_decoder(heads=1, seed=1, text_vocab_size=64, tokenizer=identity).save_pretrained(
+        folder / "far"
+    )
     policy_of(base=decoder.checksum()).save_pretrained(folder / "policy")
     tiny_vocoder().save_pretrained(folder / "vocoder")
     sf.write(folder / "voice.wav", chirp(1.6, 3), RATE)
@@ -87,13 +90,23 @@ def status_of(*arguments: str) -> int:
 
 @pytest.fixture
 def speak(models, tmp_path, capsys):
-    """Run the command with the tiny models: (status, what it printed, what it complained, the output file)."""
+    """Run the command with the tiny models: (status, what it printed, what it complained, the
+    output file)."""
 
-    def run(text: str = "Good morning.", method: str = "dcar", **options) -> tuple[int, str, str, Path]:
+    def run(
+        text: str = "Good morning.", method: str = "dcar", **options
+    ) -> tuple[int, str, str, Path]:
         out = tmp_path / "out.wav"
-        settings = {"voice": models / "voice.wav", "out": out, "decoder": models / "decoder",
-                    "policy": models / "policy", "vocoder": models / "vocoder", "tokenizer": models / "tokenizer",
-                    "method": method, **options}
+        settings = {
+            "voice": models / "voice.wav",
+            "out": out,
+            "decoder": models / "decoder",
+            "policy": models / "policy",
+            "vocoder": models / "vocoder",
+            "tokenizer": models / "tokenizer",
+            "method": method,
+            **options,
+        }
         status = status_of(text, *(f"--{k}={v}" for k, v in settings.items() if v is not None))
         shown = capsys.readouterr()
         assert "Traceback" not in shown.err
@@ -105,6 +118,7 @@ def speak(models, tmp_path, capsys):
 @pytest.fixture
 def refused(speak):
     """Checks that the command ends with this message, says nothing and writes nothing."""
+
     def check(message: str, text: str = "Good morning.", method: str = "dcar", **options) -> None:
         status, shown, complaint, out = speak(text, method, **options)
         last = complaint.splitlines()[-1]
@@ -120,12 +134,14 @@ def parts(models) -> dict[str, Path]:
     return {name: models / name for name in ("policy", "tokenizer", "vocoder")}
 
 
-# --- speaking -----------------------------------------------------------------------------------------------------
+# --- speaking -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["dcar", "dcar-sampled", "car-3", "far"])
 def test_speaks_with_every_method(speak, models, method):
-    status, shown, _, out = speak(method=method, decoder=models / ("far" if method == "far" else "decoder"))
+    status, shown, _, out = speak(
+        method=method, decoder=models / ("far" if method == "far" else "decoder")
+    )
     assert status == 0
     wave, rate = sf.read(out)
     tokens, passes = map(int, re.search(r"(\d+) tokens in (\d+) passes", shown).groups())
@@ -145,8 +161,9 @@ def test_speaks_with_every_method(speak, models, method):
 @pytest.mark.parametrize("method", ["dcar", "car-3", "far"])
 def test_speaks_in_bfloat16(speak, models, parts, method):
     """The policy knows its decoder, although that is rounded."""
-    status, shown, _, out = speak(method=method, decoder=models / ("far" if method == "far" else "decoder"),
-                                  dtype="bfloat16")
+    status, shown, _, out = speak(
+        method=method, decoder=models / ("far" if method == "far" else "decoder"), dtype="bfloat16"
+    )
     assert status == 0 and sf.info(out).frames > 0 and f" s by {method}, " in shown
     model = Speaker.load(models / "decoder", **parts, dtype="bfloat16")
     pieces = list(model.stream("Good morning.", models / "voice.wav"))
@@ -159,15 +176,24 @@ def test_another_dtype_is_refused(refused):
 
 def streaming(models, *options: str) -> list[str]:
     given = [f"--{k}={models / k}" for k in ("decoder", "policy", "vocoder", "tokenizer")]
-    return ["Good morning. Time for tea.", "--stream", f"--voice={models / 'voice.wav'}", *given, *options]
+    return [
+        "Good morning. Time for tea.",
+        "--stream",
+        f"--voice={models / 'voice.wav'}",
+        *given,
+        *options,
+    ]
 
 
 def test_streaming_writes_the_same_samples(models, tmp_path):
-    """Standard output of the process carries the file's samples and nothing else (libraries may print when they are
-    imported); the timeline goes to standard error."""
+    """Standard output of the process carries the file's samples and nothing else (libraries may
+    print when they are imported); the timeline goes to standard error."""
     out = tmp_path / "out.wav"
-    done = subprocess.run([sys.executable, "-m", "dcar.cli", "speak", *streaming(models, f"--out={out}")],
-                          capture_output=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "dcar.cli", "speak", *streaming(models, f"--out={out}")],
+        capture_output=True,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr.decode()
     wave, rate = sf.read(out)
     samples = np.frombuffer(done.stdout, "<i2") / 32767
@@ -176,9 +202,15 @@ def test_streaming_writes_the_same_samples(models, tmp_path):
     assert b"first audio after" in done.stderr and done.stderr.count(b" passes ") == 2
 
 
-def test_streaming_to_a_terminal_is_refused_and_to_a_pipe_writes_no_file(models, tmp_path, monkeypatch, capfdbinary):
+def test_streaming_to_a_terminal_is_refused_and_to_a_pipe_writes_no_file(
+    models, tmp_path, monkeypatch, capfdbinary
+):
     monkeypatch.chdir(tmp_path)
-    assert status_of(*streaming(models)) == 0 and capfdbinary.readouterr().out and not list(tmp_path.glob("*.wav"))
+    assert (
+        status_of(*streaming(models)) == 0
+        and capfdbinary.readouterr().out
+        and not list(tmp_path.glob("*.wav"))
+    )
     screen, terminal = os.openpty()
     os.set_blocking(screen, False)
     with os.fdopen(terminal, "w") as shown:
@@ -191,10 +223,15 @@ def test_streaming_to_a_terminal_is_refused_and_to_a_pipe_writes_no_file(models,
     assert b"pipe them into a player" in said and b"Traceback" not in said
 
 
-LONG = ("When the tide came in before we had packed the blankets and the lamps; the children, who had been digging for "
-        "shells since the early morning, ran shouting to the steps of the old customs house, while their uncle tried "
-        "to save the basket with the bread, the cheese and the bottles - all that was left of the long summer that we "
-        "had spent together on the coast.")
+LONG = (
+    "When the tide came in before we had packed the blankets and the lamps; the children, who had "
+    "been digging for "
+    "shells since the early morning, ran shouting to the steps of the old customs house, while "
+    "their uncle tried "
+    "to save the basket with the bread, the cheese and the bottles - all that was left of the "
+    "long summer that we "
+    "had spent together on the coast."
+)
 
 
 def test_long_sentences_are_spoken_clause_by_clause(speak, models, tmp_path):
@@ -208,11 +245,16 @@ def test_long_sentences_are_spoken_clause_by_clause(speak, models, tmp_path):
     status, shown, _, out = speak(LONG, "car-3")
     tokens = [int(n) for n in re.findall(r"(\d+) tokens in", shown)]
     assert status == 0 and len(tokens) == len(parts) - 1
-    assert len(sf.read(out)[0]) == sum(tokens) * 480 + (len(tokens) - 1) * int(BREATH_SECONDS * RATE)
+    assert len(sf.read(out)[0]) == sum(tokens) * 480 + (len(tokens) - 1) * int(
+        BREATH_SECONDS * RATE
+    )
 
 
 def test_clauses_without_commas_end_before_conjunctions():
-    words = "the old miller carried seven heavy sacks of flour uphill to the village square every single morning "
+    words = (
+        "the old miller carried seven heavy sacks of flour uphill to the village square every "
+        "single morning "
+    )
     sentence = (words * 2).strip() + " because " + (words * 2).strip() + "."
     first, second = split_clauses(sentence)
     assert first.endswith("morning") and second.startswith("because the old")
@@ -223,7 +265,8 @@ def test_clauses_without_commas_end_before_conjunctions():
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_a_speaker_says_and_streams_the_same(models, parts, monkeypatch, cores):
-    """Voiced by phrase, as vocoders do that cannot stream; in pieces, on two cores while the next one is decoded."""
+    """Voiced by phrase, as vocoders do that cannot stream; in pieces, on two cores while the
+    next one is decoded."""
     for module in ("stream", "speaker"):
         monkeypatch.setattr(f"dcar.speak.{module}.cores", lambda: cores)
     monkeypatch.setattr(speaker_module, "PHRASES_AT_ONCE", 2)
@@ -237,22 +280,31 @@ def test_a_speaker_says_and_streams_the_same(models, parts, monkeypatch, cores):
     streamed = speaker.join(text, pieces)
     assert len(pieces) >= len(streamed.results) == len(spoken.results) == len(phrases(text))
     assert [r.tokens for r in streamed.results] == [r.tokens for r in spoken.results]
-    assert streamed.audio.shape == spoken.audio.shape and np.abs(streamed.audio - spoken.audio).max() < 1e-4
+    assert (
+        streamed.audio.shape == spoken.audio.shape
+        and np.abs(streamed.audio - spoken.audio).max() < 1e-4
+    )
     assert spoken.sample_rate == RATE and spoken.seconds == len(spoken.audio) / RATE
     assert [sum(c) for c in spoken.chunks] == [len(r.tokens) for r in spoken.results]
-    assert not np.array_equal(by_phrase.generate(text, voice, seed=4).audio[:2000], spoken.audio[:2000])
+    assert not np.array_equal(
+        by_phrase.generate(text, voice, seed=4).audio[:2000], spoken.audio[:2000]
+    )
     assert np.array_equal(by_phrase.generate(text, voice).audio, spoken.audio)
     again = [speaker.generate(text, voice) for _ in range(2)]  # by the engine of the first
     monkeypatch.setattr(speaker_module, "SMALL", 0)  # as large decoders are
     for said in [*again, speaker.generate(text, voice)]:
         assert [r.tokens for r in said.results] == [r.tokens for r in spoken.results]
-        assert said.audio.shape == spoken.audio.shape and np.abs(said.audio - spoken.audio).max() < 1e-4
+        assert (
+            said.audio.shape == spoken.audio.shape
+            and np.abs(said.audio - spoken.audio).max() < 1e-4
+        )
     with pytest.raises(TextError):
         speaker.stream("?!")  # at once, not at the first piece
 
 
 def test_a_vocoder_that_hears_prompts_gets_the_recording(models, parts):
-    """One that takes the voice from a recording finds that of every voice it is asked for, and is not streamed."""
+    """One that takes the voice from a recording finds that of every voice it is asked for, and
+    is not streamed."""
     speaker = Speaker.load(models / "decoder", **parts)
     heard = []
 
@@ -264,7 +316,9 @@ def test_a_vocoder_that_hears_prompts_gets_the_recording(models, parts):
             return [np.zeros(480 * len(tokens), np.float32) for tokens in token_lists]
 
     speaker.vocoder = Hearing()
-    assert speaker.generate("Good morning. Good night.", models / "voice.wav").seconds > 0 and heard == [RATE, RATE]
+    assert speaker.generate(
+        "Good morning. Good night.", models / "voice.wav"
+    ).seconds > 0 and heard == [RATE, RATE]
     with pytest.raises(ConfigError, match="this project's own vocoder"):
         speaker.stream("Good morning.", models / "voice.wav")
 
@@ -281,21 +335,36 @@ def test_sentences_are_spoken_one_by_one_with_a_pause(speak, tmp_path, monkeypat
 
 
 def test_timeline_of_a_result():
-    result = DecodeResult("u", "dcar", 0, tokens=list(range(10)), truncated=False, target_passes=5,
-                          emitted=[3, 1, 3, 3, 0])
+    result = DecodeResult(
+        "u",
+        "dcar",
+        0,
+        tokens=list(range(10)),
+        truncated=False,
+        target_passes=5,
+        emitted=[3, 1, 3, 3, 0],
+    )
     assert timeline(result, 50.0) == (
-        " 0.20 s  10 tokens in 5 passes (2.00 a pass): 1 tokens x 1, 3 tokens x 3\n         |3133|")
+        " 0.20 s  10 tokens in 5 passes (2.00 a pass): 1 tokens x 1, 3 tokens x 3\n         |3133|"
+    )
 
 
-# --- prompts ------------------------------------------------------------------------------------------------------
+# --- prompts --------------------------------------------------------------------------------------
 
 
 def write_wave(path: Path, kind: str) -> Path:
     wave = chirp(1.6, 3)
     broken = np.where(np.arange(len(wave)) == 100, np.nan, wave)
     noise = 0.1 * np.random.default_rng(0).standard_normal(len(wave))
-    waves = {"short": wave[: int(0.4 * RATE)], "nan": broken, "silent": 0 * wave, "unvoiced": noise,
-             "stereo": np.stack([wave, 0.5 * wave], 1), "long": np.tile(wave, 14), "8 kHz": chirp(1.6, 3, 8_000)}
+    waves = {
+        "short": wave[: int(0.4 * RATE)],
+        "nan": broken,
+        "silent": 0 * wave,
+        "unvoiced": noise,
+        "stereo": np.stack([wave, 0.5 * wave], 1),
+        "long": np.tile(wave, 14),
+        "8 kHz": chirp(1.6, 3, 8_000),
+    }
     if kind in waves:
         sf.write(path, waves[kind], 8_000 if kind == "8 kHz" else RATE, subtype="FLOAT")
     elif kind == "folder":
@@ -305,20 +374,34 @@ def write_wave(path: Path, kind: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("kind", "message"), [
-    ("missing", "there is no such audio file"), ("no bytes", "has 0 bytes"), ("no audio", "not readable as audio"),
-    ("short", "the prompt lasts 0.40 s; give at least 1 s"), ("nan", "1 of 38400 samples are NaN"),
-    ("folder", "bad.wav: this is a folder; give one recording, for"), ("silent", "the audio is silent"),
-    ("unvoiced", "bad.wav: prompt of 1.6 s: only 0 ms of voiced speech"),
-])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", "there is no such audio file"),
+        ("no bytes", "has 0 bytes"),
+        ("no audio", "not readable as audio"),
+        ("short", "the prompt lasts 0.40 s; give at least 1 s"),
+        ("nan", "1 of 38400 samples are NaN"),
+        ("folder", "bad.wav: this is a folder; give one recording, for"),
+        ("silent", "the audio is silent"),
+        ("unvoiced", "bad.wav: prompt of 1.6 s: only 0 ms of voiced speech"),
+    ],
+)
 def test_bad_prompts_are_refused(refused, tmp_path, kind, message):
     refused(message, voice=write_wave(tmp_path / "bad.wav", kind))
 
 
-@pytest.mark.parametrize(("kind", "note"), [
-    ("stereo", "2 channels averaged to one"), ("8 kHz", "resampled from 8000 Hz to 16000 Hz"),
-    ("long", "odd.wav lasts 22.4 s; 0.0 to 20.0 s of it are read, and 9.5 to 10.5 s are the prompt"),
-])
+@pytest.mark.parametrize(
+    ("kind", "note"),
+    [
+        ("stereo", "2 channels averaged to one"),
+        ("8 kHz", "resampled from 8000 Hz to 16000 Hz"),
+        (
+            "long",
+            "odd.wav lasts 22.4 s; 0.0 to 20.0 s of it are read, and 9.5 to 10.5 s are the prompt",
+        ),
+    ],
+)
 def test_prompts_that_can_be_repaired_are_noted(speak, tmp_path, monkeypatch, caplog, kind, note):
     monkeypatch.setattr(audio, "_noted", set())
     status, _, _, out = speak(voice=write_wave(tmp_path / "odd.wav", kind))
@@ -332,49 +415,78 @@ def test_a_voice_is_the_middle_of_the_prompt(models, tmp_path):
     wave, _ = audio.load_audio(models / "voice.wav", 16_000)
     assert list(voice.tokens) == tokenizer.encode([wave], 16_000)[0][25:55].tolist()
     assert voice.features.shape == (298,) and np.isfinite(voice.features).all()
-    whole, rate = audio.load_audio(models / "voice.wav")  # what encoders do not hear belongs to the voice
-    assert np.allclose(voice.features, speaker_features(whole, rate, voice.features[:256]), atol=1e-5)
+    # what encoders do not hear belongs to the voice
+    whole, rate = audio.load_audio(models / "voice.wav")
+    assert np.allclose(
+        voice.features, speaker_features(whole, rate, voice.features[:256]), atol=1e-5
+    )
     assert len(read_voice(models / "voice.wav", tokenizer, prompt_tokens=500).tokens) == 80
     with pytest.raises(AudioError, match="no such audio file"):
         read_voice(tmp_path / "none.wav", tokenizer)
 
 
-@pytest.mark.parametrize(("before", "pause", "after", "level"), [
-    (4, 0, 0, 0), (0, 0, 4, 0), (4, 0, 4, 0.01), (25, 0, 0, 0.001), (0, 6, 0, 0), (3, 12, 3, 0.001)])
+@pytest.mark.parametrize(
+    ("before", "pause", "after", "level"),
+    [
+        (4, 0, 0, 0),
+        (0, 0, 4, 0),
+        (4, 0, 4, 0.01),
+        (25, 0, 0, 0.001),
+        (0, 6, 0, 0),
+        (3, 12, 3, 0.001),
+    ],
+)
 def test_a_voice_is_taken_from_speech(models, tmp_path, caplog, before, pause, after, level):
-    """Not from the silence, digital or of a room, before, within or after it; a note says which seconds were taken."""
+    """Not from the silence, digital or of a room, before, within or after it; a note says which
+    seconds were taken."""
+
     def silence(seconds: float) -> np.ndarray:
         return level * np.random.default_rng(0).standard_normal(seconds * RATE)
 
     tokenizer = load_tokenizer(models / "tokenizer")
     first, second = chirp(1.5, 3), chirp(1.5, 3)
     save = tmp_path / "voice.wav"
-    sf.write(save, np.concatenate([silence(before), first, silence(pause), second, silence(after)]), RATE)
+    sf.write(
+        save, np.concatenate([silence(before), first, silence(pause), second, silence(after)]), RATE
+    )
     voice = read_voice(save, tokenizer)
     seconds = 3.0 + pause
-    start, end, prompt_start, prompt_end = map(float, re.search(
-        r"([\d.]+) to ([\d.]+) s of it are read, and ([\d.]+) to ([\d.]+) s are the prompt", caplog.text).groups())
+    start, end, prompt_start, prompt_end = map(
+        float,
+        re.search(
+            r"([\d.]+) to ([\d.]+) s of it are read, and ([\d.]+) to ([\d.]+) s are the prompt",
+            caplog.text,
+        ).groups(),
+    )
     assert before - 0.9 <= start <= before and before + seconds <= end <= before + seconds + 0.9
     assert len(voice.recording()[0]) / RATE == pytest.approx(end - start, abs=0.11)
     assert prompt_end - prompt_start == pytest.approx(1, abs=0.11) and len(voice.tokens) == 50
     places = [(0, 1.5), (1.5 + pause, 3 + pause)] if pause else [(0, 3)]
-    assert any(at - 0.3 <= prompt_start - before and prompt_end - before <= to + 0.3 for at, to in places)
+    assert any(
+        at - 0.3 <= prompt_start - before and prompt_end - before <= to + 0.3 for at, to in places
+    )
     sf.write(tmp_path / "plain.wav", np.concatenate([first, second]), RATE)
     plain = read_voice(tmp_path / "plain.wav", tokenizer)
     assert plain.features[:256] @ voice.features[:256] > 0.95
     np.testing.assert_allclose(voice.features[256:], plain.features[256:], atol=0.2)
 
 
-# --- texts --------------------------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("   \n", "text is empty"), ("\U0001f600 \U0001f680", "no letter or digit"),
-    ("?!", "no letter or digit that can be spoken"), ("你好", "letters that English phonemes cannot say"),
-    ("a very long walk " * 40, f"more than {MAX_PHONEMES}; split it with full stops"),
-    ("word " * 400, "a sentence has more than 1000 characters"), ("你好. " * 400, "English phonemes cannot say"),
-    ("word. " * 20_000, "120000 characters, the limit is 100000"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("   \n", "text is empty"),
+        ("\U0001f600 \U0001f680", "no letter or digit"),
+        ("?!", "no letter or digit that can be spoken"),
+        ("你好", "letters that English phonemes cannot say"),
+        ("a very long walk " * 40, f"more than {MAX_PHONEMES}; split it with full stops"),
+        ("word " * 400, "a sentence has more than 1000 characters"),
+        ("你好. " * 400, "English phonemes cannot say"),
+        ("word. " * 20_000, "120000 characters, the limit is 100000"),
+    ],
+)
 def test_texts_that_cannot_be_spoken(refused, text, message):
     refused(message, text)
     with pytest.raises(TextError):
@@ -382,38 +494,63 @@ def test_texts_that_cannot_be_spoken(refused, text, message):
 
 
 def test_sentences_end_at_their_marks():
-    assert split_sentences("Hello there. How are you? Fine!") == ["Hello there.", "How are you?", "Fine!"]
-    assert split_sentences("It costs $3.50 today.") == ["It costs three dollars and fifty cents today."]
-    assert split_sentences("Chapter One\n\nIt was a dark\nnight.") == ["Chapter One", "It was a dark night."]
+    assert split_sentences("Hello there. How are you? Fine!") == [
+        "Hello there.",
+        "How are you?",
+        "Fine!",
+    ]
+    assert split_sentences("It costs $3.50 today.") == [
+        "It costs three dollars and fifty cents today."
+    ]
+    assert split_sentences("Chapter One\n\nIt was a dark\nnight.") == [
+        "Chapter One",
+        "It was a dark night.",
+    ]
     assert split_sentences("First.\r\n\r\n* * *\n \nSecond") == ["First.", "Second"]
     for one in ("Use Node.js now.", "Acme Co., in town", "9 a.m. ET, please", "README.md"):
         assert len(split_sentences(one)) == 1
 
 
 def test_a_long_text_is_cut_where_its_sentences_end():
-    written = [f"This is sentence number {n}, in which Dr. Smith came at 5 p.m. again." for n in range(1, 19)]
+    written = [
+        f"This is sentence number {n}, in which Dr. Smith came at 5 p.m. again."
+        for n in range(1, 19)
+    ]
     assert len(" ".join(written)) > 1105
     said = split_sentences(" ".join(written))
-    assert len(said) == 18 and said == split_sentences(" ".join(written[:9])) + split_sentences(" ".join(written[9:]))
+    assert len(said) == 18 and said == split_sentences(" ".join(written[:9])) + split_sentences(
+        " ".join(written[9:])
+    )
     assert [phrase.text for phrase in phrases(" ".join(written))] == said
     assert len(split_sentences("word. " * 400)) == 400
 
 
 def test_headings_and_items_stand_for_themselves():
     assert split_sentences("Chapter 1\nIt was a dark night, and\nPeter was alone.") == [
-        "Chapter one", "It was a dark night, and Peter was alone."]
-    assert split_sentences("# To buy\nSoon.\n- bread\n- milk\n\n1. Open it\n   slowly\n2) Close it") == [
-        "To buy", "Soon.", "bread", "milk", "one, Open it slowly", "two, Close it"]
+        "Chapter one",
+        "It was a dark night, and Peter was alone.",
+    ]
+    assert split_sentences(
+        "# To buy\nSoon.\n- bread\n- milk\n\n1. Open it\n   slowly\n2) Close it"
+    ) == ["To buy", "Soon.", "bread", "milk", "one, Open it slowly", "two, Close it"]
     assert split_sentences("It was 5\n- no, 6 - o'clock.") == ["It was five, no, six, o'clock."]
     assert [p.pause for p in phrases("One\n\nTwo. Three.")] == [PARAGRAPH_SECONDS, PAUSE_SECONDS, 0]
 
 
-@pytest.mark.parametrize(("text", "noted"), [
-    ("Ich habe heute keine Zeit, aber morgen gehen wir in die Stadt.", True), ("Je ne sais pas pourquoi.", True),
-    ("El perro es muy grande.", True), ("Wij zijn naar huis gegaan.", True),
-    ("The tide came in.", False), ("The Sri Lankan cricketer Muttiah Muralitharan bowled.", False), ("Hello.", False),
-    ("Dr. Schmidt and Mrs. van der Berg met in the old den.", False), ("No man was in, so he left.", False),
-])
+@pytest.mark.parametrize(
+    ("text", "noted"),
+    [
+        ("Ich habe heute keine Zeit, aber morgen gehen wir in die Stadt.", True),
+        ("Je ne sais pas pourquoi.", True),
+        ("El perro es muy grande.", True),
+        ("Wij zijn naar huis gegaan.", True),
+        ("The tide came in.", False),
+        ("The Sri Lankan cricketer Muttiah Muralitharan bowled.", False),
+        ("Hello.", False),
+        ("Dr. Schmidt and Mrs. van der Berg met in the old den.", False),
+        ("No man was in, so he left.", False),
+    ],
+)
 def test_another_language_and_signs_that_are_not_read_are_noted(text, noted, caplog):
     note_what_is_not_read(text)
     assert ("does not look English" in caplog.text) == noted
@@ -428,7 +565,10 @@ def test_text_comes_from_a_file_or_from_standard_input(speak, refused, tmp_path,
     spoken = [speak("", "car-2", file=file)]
     monkeypatch.setattr(sys, "stdin", file.open(encoding="utf-8"))
     spoken.append(speak("-", "car-2"))
-    assert all(status == 0 and shown.startswith("One.\n") and "\nTwo.\n" in shown for status, shown, _, _ in spoken)
+    assert all(
+        status == 0 and shown.startswith("One.\n") and "\nTwo.\n" in shown
+        for status, shown, _, _ in spoken
+    )
     (tmp_path / "out.wav").unlink()
     file.write_bytes(b"caf\xe9")
     refused("page.txt: not UTF-8 text (byte 4); save it as UTF-8", "", file=file)
@@ -442,14 +582,20 @@ def test_a_long_text_is_written_as_it_is_spoken(speak, models, parts, tmp_path):
     text = " ".join(f"Number {n}." for n in range(1, 26))
     status, shown, complaint, _ = speak(text, "car-3", out=(out := tmp_path / "new" / "a.flac"))
     assert f"made the folder {out.parent}" in complaint
-    assert status == 0 and shown.splitlines()[0].startswith("25 phrases, ") and len(shown.splitlines()) == 2
-    spoken = dcar.load(models / "decoder", **parts, method="car-3").generate(text, models / "voice.wav")
+    assert (
+        status == 0
+        and shown.splitlines()[0].startswith("25 phrases, ")
+        and len(shown.splitlines()) == 2
+    )
+    spoken = dcar.load(models / "decoder", **parts, method="car-3").generate(
+        text, models / "voice.wav"
+    )
     wave = sf.read(out)[0]
     assert f"25 phrases, {sum(map(len, spoken.tokens))} tokens" in shown
     assert wave.shape == spoken.audio.shape and np.abs(wave - spoken.audio).max() < 1e-3
 
 
-# --- voices -------------------------------------------------------------------------------------------------------
+# --- voices ---------------------------------------------------------------------------------------
 
 
 def test_shipped_voices_by_name(capsys):
@@ -461,19 +607,27 @@ def test_shipped_voices_by_name(capsys):
     assert model.voice("af_sarah").tokens == first.tokens != model.voice("bm_lewis").tokens
     with pytest.raises(ConfigError, match=r"nor a recording; did you mean af_sarah\?"):
         model.voice("af_sara")
-    with pytest.raises(ConfigError, match="voice nobody: neither a shipped voice nor.*`dcar speak --voices` lists"):
+    with pytest.raises(
+        ConfigError, match="voice nobody: neither a shipped voice nor.*`dcar speak --voices` lists"
+    ):
         model.voice("nobody")
 
 
 def test_a_recording_that_begins_with_silence_speaks(tmp_path):
     """Without babble until the length guard, as a prompt of silence does."""
     wave, rate = corpus_recordings(str(shipped("prepared")))("af_sarah_0024")
-    sf.write(tmp_path / "late.wav", np.concatenate([np.zeros(4 * rate, np.float32), wave[: int(2.2 * rate)]]), rate)
-    spoken = dcar.load().generate("The old miller carried seven sacks of flour to the village.", tmp_path / "late.wav")
+    sf.write(
+        tmp_path / "late.wav",
+        np.concatenate([np.zeros(4 * rate, np.float32), wave[: int(2.2 * rate)]]),
+        rate,
+    )
+    spoken = dcar.load().generate(
+        "The old miller carried seven sacks of flour to the village.", tmp_path / "late.wav"
+    )
     assert 2 < spoken.seconds < 5 and not spoken.results[0].truncated
 
 
-# --- models that do not fit -----------------------------------------------------------------------------------------
+# --- models that do not fit -----------------------------------------------------------------------
 
 
 def test_a_policy_decides_where_one_fits_the_decoder_or_is_asked_for(models):
@@ -488,14 +642,24 @@ def test_a_policy_decides_where_one_fits_the_decoder_or_is_asked_for(models):
     assert (fixed_method(16), fixed_method(7)) == ("car-8", "car-7")
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"method": "sing"}, "unknown method 'sing'; choose far, car-1 … car-4"), ({"method": "car-"}, "unknown method"),
-    ({"method": "car-9"}, "decoder predicts 1..4 tokens a step"), ({"method": "car-0"}, "decoder predicts 1..4"),
-    ({"voice": None}, "tokens of the shipped tokenizer, and this model has another"),
-    ({"out": "out.xyz"}, "unknown audio suffix '.xyz'"),
-    *(({missing: "nowhere"}, "nowhere") for missing in ("decoder", "policy", "vocoder", "tokenizer")),
-])
-def test_methods_models_and_files_that_are_not_there(refused, tmp_path, monkeypatch, options, message):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "sing"}, "unknown method 'sing'; choose far, car-1 … car-4"),
+        ({"method": "car-"}, "unknown method"),
+        ({"method": "car-9"}, "decoder predicts 1..4 tokens a step"),
+        ({"method": "car-0"}, "decoder predicts 1..4"),
+        ({"voice": None}, "tokens of the shipped tokenizer, and this model has another"),
+        ({"out": "out.xyz"}, "unknown audio suffix '.xyz'"),
+        *(
+            ({missing: "nowhere"}, "nowhere")
+            for missing in ("decoder", "policy", "vocoder", "tokenizer")
+        ),
+    ],
+)
+def test_methods_models_and_files_that_are_not_there(
+    refused, tmp_path, monkeypatch, options, message
+):
     monkeypatch.chdir(tmp_path)
     refused(message, **options)
     assert not Path("out.xyz").exists()
@@ -507,10 +671,12 @@ def test_a_policy_of_another_decoder(refused, models, tmp_path):
     stranger.save_pretrained(tmp_path / "policy")
     refused("this policy was trained for the decoder 000000000000", policy=tmp_path / "policy")
     decoder = tiny_decoder(text_vocab_size=64)
-    assert make_method("car-3", str(tmp_path / "nowhere"), decoder).name == "car-3"  # needs no policy
+    # needs no policy
+    assert make_method("car-3", str(tmp_path / "nowhere"), decoder).name == "car-3"
     for error, message, name, policy, settings in (
         (CheckpointError, "this policy was trained for", "dcar", str(tmp_path / "policy"), {}),
-        (ConfigError, "unknown method", "mtp", "", {}), (ConfigError, "asks none", "car-3", "", {"dial": 0.5}),
+        (ConfigError, "unknown method", "mtp", "", {}),
+        (ConfigError, "asks none", "car-3", "", {"dial": 0.5}),
         (ConfigError, "num_candidates=4 is for a policy", "car-3", "", {"num_candidates": 4}),
     ):
         with pytest.raises(error, match=message):
@@ -521,8 +687,10 @@ def test_a_tokenizer_or_vocoder_of_another_decoder(refused, tmp_path):
     tiny_tokenizer(tmp_path / "tokenizer")
     refused("the decoder was trained on tokens of tiny@", tokenizer=tmp_path / "tokenizer")
     config = {**vars(tiny_vocoder().config)}
-    for change, message in (({"vocab_size": 8}, "the vocoder knows 8 codes, the decoder speaks 12"),
-                            ({"tokenizer_checksum": "another"}, "this vocoder was trained on the tokenizer another")):
+    for change, message in (
+        ({"vocab_size": 8}, "the vocoder knows 8 codes, the decoder speaks 12"),
+        ({"tokenizer_checksum": "another"}, "this vocoder was trained on the tokenizer another"),
+    ):
         TokenVocoder(VocoderConfig(**{**config, **change})).save_pretrained(tmp_path / "vocoder")
         refused(message, vocoder=tmp_path / "vocoder")
 
@@ -531,22 +699,32 @@ def test_a_policy_that_can_choose_among_draws_gets_several(models, parts, tmp_pa
     decoder = CARDecoder.from_pretrained(models / "decoder")
     torch.manual_seed(0)
     chunk_scorer = ChunkScorer(ChunkScorerConfig(32, 4, decoder.config.output_size, 4, 8))
-    able = ChunkPolicy(ChunkPolicyConfig(32, 4, reads="candidates", base_checksum=decoder.checksum(),
-                                         **shape_of(chunk_scorer)))
+    able = ChunkPolicy(
+        ChunkPolicyConfig(
+            32, 4, reads="candidates", base_checksum=decoder.checksum(), **shape_of(chunk_scorer)
+        )
+    )
     able.save_pretrained(tmp_path / "able")
     able = str(tmp_path / "able")
-    drawn = {n: make_method("dcar", able, decoder, num_candidates=n).schedule.num_candidates for n in (0, 1, 9)}
+    drawn = {
+        n: make_method("dcar", able, decoder, num_candidates=n).schedule.num_candidates
+        for n in (0, 1, 9)
+    }
     assert drawn == {0: NUM_CANDIDATES, 1: 1, 9: 9} and NUM_CANDIDATES > 1
     assert make_method("dcar", str(models / "policy"), decoder).schedule.num_candidates == 1
     with pytest.raises(ConfigError, match="chunk_scorer"):
         make_method("dcar", str(models / "policy"), decoder, num_candidates=4)
-    said = [Speaker.load(models / "decoder", **{**parts, "policy": able}, num_candidates=n).generate(
-        "Good morning.", models / "voice.wav") for n in (0, NUM_CANDIDATES, 1)]
+    said = [
+        Speaker.load(models / "decoder", **{**parts, "policy": able}, num_candidates=n).generate(
+            "Good morning.", models / "voice.wav"
+        )
+        for n in (0, NUM_CANDIDATES, 1)
+    ]
     assert [r.tokens for r in said[0].results] == [r.tokens for r in said[1].results]
     assert all(r.tokens for spoken in said for r in spoken.results)
 
 
-# --- a model for others to build on ---------------------------------------------------------------------------------
+# --- a model for others to build on ---------------------------------------------------------------
 
 
 def test_importing_the_package_loads_no_torch():
@@ -557,12 +735,20 @@ def test_importing_the_package_loads_no_torch():
 
 
 def test_generate_speaks_as_the_command_and_as_any_setting_says(models, parts, tmp_path, speak):
-    model, text, voice = dcar.load(models / "decoder", **parts, method="car-2"), "Good morning.", models / "voice.wav"
+    model, text, voice = (
+        dcar.load(models / "decoder", **parts, method="car-2"),
+        "Good morning.",
+        models / "voice.wav",
+    )
     spoken = model.generate(text, voice, method="dcar", seed=3)
     _, _, _, out = speak(text, "dcar", seed=3)
     spoken.save(tmp_path / "same.wav")
     assert out.read_bytes() == (tmp_path / "same.wav").read_bytes()
-    assert spoken.audio.dtype == np.float32 and spoken.sample_rate == RATE and "passes" in spoken.timeline()
+    assert (
+        spoken.audio.dtype == np.float32
+        and spoken.sample_rate == RATE
+        and "passes" in spoken.timeline()
+    )
     assert spoken.tokens == [r.tokens for r in spoken.results]
     loaded = ChunkPolicy.from_pretrained(models / "policy")
     for settings in ({"policy": loaded}, {"policy": models / "policy", "method": "dcar"}):
@@ -570,7 +756,11 @@ def test_generate_speaks_as_the_command_and_as_any_setting_says(models, parts, t
     with pytest.raises(ConfigError, match="dial=-50: a policy can be turned from -2 to 2"):
         model.generate(text, voice, dial=-50.0)
     cold = model.generate(text, voice, temperature=0, seed=1).tokens
-    assert cold == model.generate(text, voice, top_k=1, seed=2).tokens != model.generate(text, voice, seed=1).tokens
+    assert (
+        cold
+        == model.generate(text, voice, top_k=1, seed=2).tokens
+        != model.generate(text, voice, seed=1).tokens
+    )
     assert model.method.name == "car-2" and model.seed == 0  # what is given to one call stays there
     with pytest.raises(ConfigError, match="chunk_scorer"):
         model.generate(text, voice, num_candidates=4)
@@ -583,7 +773,9 @@ class Three(dcar.ChunkRule):
         return dcar.Choice(torch.full_like(state.generated, 3))
 
 
-@pytest.mark.parametrize("method", [Three(), SpeculativeDecoding("sd", HeadDrafter(3))], ids=["rule", "verifier"])
+@pytest.mark.parametrize(
+    "method", [Three(), SpeculativeDecoding("sd", HeadDrafter(3))], ids=["rule", "verifier"]
+)
 def test_other_methods_speak_and_stream_the_same(models, parts, method):
     model = dcar.load(models / "decoder", **parts)
     text, voice = "Good morning. " + LONG, model.voice(models / "voice.wav")

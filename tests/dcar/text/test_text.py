@@ -1,4 +1,5 @@
-"""Text to phonemes: what is written is read as a person would, always the same, or refused with a reason."""
+"""Text to phonemes: what is written is read as a person would, always the same, or refused with
+a reason."""
 
 import hashlib
 import multiprocessing
@@ -18,7 +19,14 @@ from dcar.sources.shipped import shipped
 from dcar.text import phonemes as text_module
 from dcar.text.inventory import PHONEME_VERSION, PHONEMES, TEXT_VOCAB_SIZE
 from dcar.text.numbers import cardinal, ordinal, year
-from dcar.text.phonemes import MAX_CHARACTERS, MAX_PHONEMES, encode_phonemes, normalize_text, phonemes_of, text_to_ids
+from dcar.text.phonemes import (
+    MAX_CHARACTERS,
+    MAX_PHONEMES,
+    encode_phonemes,
+    normalize_text,
+    phonemes_of,
+    text_to_ids,
+)
 
 
 def readings() -> list:
@@ -44,10 +52,18 @@ def test_the_table_has_no_row_twice():
 
 
 def test_the_texts_that_shipped_models_were_trained_and_scored_on_are_read_as_then():
-    """The prepared corpus keeps the ids of the day it was made; a rule that changes one voids models and scores."""
-    kept = {row["text"]: row["text_ids"] for split in ("train", "dev", "test")
-            for row in load_prepared(shipped("prepared"), split).select_columns(["text", "text_ids"])}
-    sentences = (Path(text_module.__file__).parents[2] / "launch/starter/sentences.txt").read_text().splitlines()
+    """The prepared corpus keeps the ids of the day it was made; a rule that changes one voids
+    models and scores."""
+    kept = {
+        row["text"]: row["text_ids"]
+        for split in ("train", "dev", "test")
+        for row in load_prepared(shipped("prepared"), split).select_columns(["text", "text_ids"])
+    }
+    sentences = (
+        (Path(text_module.__file__).parents[2] / "launch/starter/sentences.txt")
+        .read_text()
+        .splitlines()
+    )
     assert len(kept) > 2000 and set(sentences) <= set(kept)
     assert [text for text, ids in kept.items() if text_to_ids(text) != ids] == []
 
@@ -68,10 +84,16 @@ def test_cardinals_can_be_read_back(n: int):
     assert total + group == n
 
 
-@pytest.mark.parametrize(("message", "texts"), [
-    ("empty", ["", "   ", "\n", "😀🎉", "...", "-", "?!", "'", "()"]),
-    ("cannot say", ["привет", "你好 world", "hello こんにちは", "Ελλάδα", "שלום"]),  # refused, not dropped
-])
+@pytest.mark.parametrize(
+    ("message", "texts"),
+    [
+        ("empty", ["", "   ", "\n", "😀🎉", "...", "-", "?!", "'", "()"]),
+        (
+            "cannot say",
+            ["привет", "你好 world", "hello こんにちは", "Ελλάδα", "שלום"],
+        ),  # refused, not dropped
+    ],
+)
 def test_nothing_to_say_and_other_scripts(message, texts):
     for bad in texts:
         with pytest.raises(TextError, match=message):
@@ -81,7 +103,10 @@ def test_nothing_to_say_and_other_scripts(message, texts):
 def test_too_long():
     for message, ask in (
         (f"limit is {MAX_CHARACTERS}", lambda: text_to_ids("word " * 400)),
-        (f"phonemes, the limit is {MAX_PHONEMES}: '1234.*; split it", lambda: text_to_ids("1234567890 " * 50)),
+        (
+            f"phonemes, the limit is {MAX_PHONEMES}: '1234.*; split it",
+            lambda: text_to_ids("1234567890 " * 50),
+        ),
         ("string", lambda: normalize_text(None)),
     ):
         with pytest.raises(TextError, match=message):
@@ -102,7 +127,9 @@ def test_any_text_is_read_or_refused(written: str):
     assert PHONEMES[ids[-1]] in ".?!"
 
 
-_PLAIN = st.sampled_from(["the", "old", "miller's", "donkey", "carried", "seven", "sacks", "of", "flour", "uphill"])
+_PLAIN = st.sampled_from(
+    ["the", "old", "miller's", "donkey", "carried", "seven", "sacks", "of", "flour", "uphill"]
+)
 
 
 @given(st.lists(_PLAIN, min_size=1), st.sampled_from([".", "?", "!", ""]))
@@ -111,7 +138,10 @@ def test_plain_words_stay_as_they_are(words: list[str], mark: str):
     assert normalize_text(" ".join(words) + mark) == " ".join(words) + mark
 
 
-@given(st.text(alphabet="0123456789 .,'-/$%:&()", max_size=12), st.text(alphabet="abINVSTUKA. '", max_size=8))
+@given(
+    st.text(alphabet="0123456789 .,'-/$%:&()", max_size=12),
+    st.text(alphabet="abINVSTUKA. '", max_size=8),
+)
 @settings(max_examples=300, deadline=None)
 def test_no_digit_or_sign_survives(numbers: str, letters: str):
     try:
@@ -123,7 +153,8 @@ def test_no_digit_or_sign_survives(numbers: str, letters: str):
 def test_inventory_is_closed_and_fixed():
     assert TEXT_VOCAB_SIZE == len(set(PHONEMES)) < 128
     assert PHONEMES[:6] == ("<pad>", " ", ",", ".", "?", "!")
-    # Changing order or content makes every prepared corpus and checkpoint unreadable: do it on purpose.
+    # Changing order or content makes every prepared corpus and checkpoint unreadable: do it on
+    # purpose.
     assert PHONEME_VERSION == "dcar-en-us-1.1-49ede24c"
     assert encode_phonemes(list(PHONEMES)) == list(range(TEXT_VOCAB_SIZE))
     with pytest.raises(TextError, match="'q̃', which is not in the inventory"):
@@ -131,15 +162,25 @@ def test_inventory_is_closed_and_fixed():
 
 
 def test_how_numbers_are_said_does_not_change():
-    """Another reading makes other phonemes of the same text, and other word errors: do it on purpose."""
-    numbers = [*range(2200), *(7**n % 10**15 for n in range(4, 60)), *(10**n - 1 for n in range(4, 16)),
-               *(10**n for n in range(4, 15))]
+    """Another reading makes other phonemes of the same text, and other word errors: do it on
+    purpose."""
+    numbers = [
+        *range(2200),
+        *(7**n % 10**15 for n in range(4, 60)),
+        *(10**n - 1 for n in range(4, 16)),
+        *(10**n for n in range(4, 15)),
+    ]
     said = "\n".join(f"{cardinal(n)} {ordinal(n)} {year(n) if n < 10_000 else ''}" for n in numbers)
     assert hashlib.sha256(said.encode()).hexdigest()[:16] == "5fbbae763871f5eb"
 
 
 def test_every_phoneme_of_the_lexicon_is_in_the_inventory():
-    seen = {p for roles in text_module._lexicon().values() for word in roles.values() for p in word.split()}
+    seen = {
+        p
+        for roles in text_module._lexicon().values()
+        for word in roles.values()
+        for p in word.split()
+    }
     assert {text_module._symbol(p) for p in seen} == set(PHONEMES[6:])
 
 
@@ -184,5 +225,7 @@ import dcar.text.phonemes
 assert not {"gruut", "torch", "datasets"} & set(sys.modules)
 print(len(dcar.text.phonemes.text_to_ids("Offline, on 3/4/2024 the zorblax costs $5.")))
 """
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert out.returncode == 0 and int(out.stdout) > 40, out.stderr

@@ -1,4 +1,5 @@
-"""Texts laid along tokens: phonemes are found where they were spoken, and nothing is said where they cannot be."""
+"""Texts laid along tokens: phonemes are found where they were spoken, and nothing is said where
+they cannot be."""
 
 import numpy as np
 
@@ -9,7 +10,8 @@ TEXTS = ["the cat sat", "a dog ran", "we sat on a mat", "the dog sat", "no cat r
 
 
 def spoken(text: str, rng: np.random.Generator) -> tuple[list[int], list[int]]:
-    """A made-up speaker says phoneme p as the code p, for two to five tokens; codes, and where each phoneme begins."""
+    """A made-up speaker says phoneme p as the code p, for two to five tokens; codes, and where
+    each phoneme begins."""
     codes, starts = [], []
     for state in phoneme_states(text_to_ids(text)).tolist():
         starts.append(len(codes))

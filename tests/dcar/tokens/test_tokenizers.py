@@ -1,4 +1,5 @@
-"""Packaged models (digests, joining) and the k-means tokenizer on real whisper-base states of synthetic audio."""
+"""Packaged models (digests, joining) and the k-means tokenizer on real whisper-base states of
+synthetic audio."""
 
 import dataclasses
 import hashlib
@@ -28,7 +29,9 @@ from dcar.tokens.load import load_tokenizer
 from dcar.tokens.whisper import WhisperEncoder
 
 RATE = 24_000
-WORDS = "grandmother kept buttons who left door open please wipe boots glorious smell drifts cottage".split()
+WORDS = (
+    "grandmother kept buttons who left door open please wipe boots glorious smell drifts cottage"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,13 @@ def fitted() -> KMeansTokenizer:
 
 def test_rate_range_and_that_batch_and_order_change_nothing(tokenizer):
     assert isinstance(tokenizer, SpeechTokenizer)
-    waves = [chirp(1.0, 5), chirp(1.0, 5)[:-1], chirp(1.0, 5)[:481], np.full(1, 0.1, np.float32), chirp(0.4, 0)]
+    waves = [
+        chirp(1.0, 5),
+        chirp(1.0, 5)[:-1],
+        chirp(1.0, 5)[:481],
+        np.full(1, 0.1, np.float32),
+        chirp(0.4, 0),
+    ]
     together, backwards = tokenizer.encode(waves, RATE), tokenizer.encode(waves[::-1], RATE)[::-1]
     assert [len(c) for c in together] == [50, 50, 2, 1, 20]
     assert all(c.dtype == np.int64 and c.min() >= 0 and c.max() < 32 for c in together)
@@ -68,7 +77,10 @@ def test_damaged_or_foreign_tokenizer_is_refused(tokenizer, tmp_path):
         load_tokenizer(tmp_path / "absent")
     tokenizer.save_pretrained(tmp_path)
     card = json.loads((tmp_path / "tokenizer.json").read_text())
-    for change, message in (({"encoder_sha256": "0" * 64}, "whisper-base"), ({"tail_seconds": 0.1}, "checksum")):
+    for change, message in (
+        ({"encoder_sha256": "0" * 64}, "whisper-base"),
+        ({"tail_seconds": 0.1}, "checksum"),
+    ):
         (tmp_path / "tokenizer.json").write_text(json.dumps(card | change))
         with pytest.raises(CheckpointError, match=message):
             load_tokenizer(tmp_path)
@@ -95,7 +107,8 @@ def test_digest_mismatch_and_missing_package_name_the_command(tmp_path):
     part, how = tmp_path / "part", "pip install it"
     part.write_bytes(b"abc")
     for message, ask in (
-        (how, lambda: verify_sha256(part, "0" * 64, how)), (how, lambda: package_dir("no_such_package_of_dcar", how)),
+        (how, lambda: verify_sha256(part, "0" * 64, how)),
+        (how, lambda: package_dir("no_such_package_of_dcar", how)),
         (how, lambda: join_files([part, part], tmp_path / "joined", "0" * 64, how)),
         (how, lambda: packaged_file("json", "no_such_file", None, how)),
         ("SHA-256", lambda: packaged_file("json", "__init__.py", "0" * 64, how)),
@@ -129,12 +142,15 @@ def test_viterbi_finds_the_best_monotone_path():
 
 
 def test_information_tells_words_from_voices():
-    """Codes made from the phonemes alone carry phoneme bits and no voice; codes of the voice alone the reverse."""
+    """Codes made from the phonemes alone carry phoneme bits and no voice; codes of the voice
+    alone the reverse."""
     rng = np.random.default_rng(0)
     texts = [text_to_ids(" ".join(rng.choice(WORDS, 4))) for _ in range(80)]
     speakers = [f"s{rng.integers(4)}" for _ in texts]
     words = [np.repeat(t, rng.integers(1, 5, len(t))) % 64 for t in texts]
-    voices = [16 * int(s[1]) + rng.integers(0, 16, len(w)) for w, s in zip(words, speakers, strict=True)]
+    voices = [
+        16 * int(s[1]) + rng.integers(0, 16, len(w)) for w, s in zip(words, speakers, strict=True)
+    ]
     of_words, of_voices = (information(c, texts, speakers, 64) for c in (words, voices))
     assert of_words["phoneme_bits"] > of_words["phoneme_bits_wrong_text"] + 0.5
     assert of_words["speaker_bits"] < 0.2
@@ -143,19 +159,29 @@ def test_information_tells_words_from_voices():
 
 
 def test_parts_of_phonemes_are_thirds_of_their_stretch_and_speakers_are_taken_in_turn():
-    assert parts_of_phonemes(np.array([5, 5, 5, 5, 7, 5, 5])).tolist() == [15, 15, 16, 17, 21, 15, 16]
+    assert parts_of_phonemes(np.array([5, 5, 5, 5, 7, 5, 5])).tolist() == [
+        15,
+        15,
+        16,
+        17,
+        21,
+        15,
+        16,
+    ]
     assert list(in_turn("aaaabc")) == [0, 4, 5, 1, 2, 3] and list(in_turn("")) == []
 
 
 def test_projection_finds_the_direction_that_tells_classes_apart():
-    """Two classes differ in one direction by little, and spread in another by much: the first is what counts."""
+    """Two classes differ in one direction by little, and spread in another by much: the first is
+    what counts."""
     rng = np.random.default_rng(0)
     classes = rng.integers(0, 3, 6000)
     states = rng.standard_normal((6000, 4)) * [10.0, 1.0, 1.0, 1.0]
     states[:, 1] += classes * 2.0
     states[:, 2] += (classes == 1) * 2.0
     projection = discriminant_projection(states.astype(np.float32), classes, 2)
-    power = np.abs(projection) * np.array([[10.0], [1.0], [1.0], [1.0]])  # of a direction, in units of the spread
+    # of a direction, in units of the spread
+    power = np.abs(projection) * np.array([[10.0], [1.0], [1.0], [1.0]])
     assert power[[0, 3]].max() < 0.1 * power[[1, 2]].max()
     projected = states @ projection
     within = np.mean([projected[classes == c].var(0) for c in range(3)], axis=0)
@@ -165,7 +191,8 @@ def test_projection_finds_the_direction_that_tells_classes_apart():
 
 
 def test_projected_codes_carry_more_of_the_phonemes(tmp_path):
-    """States that are mostly voice and a little phoneme: k-means on them hears voices, behind the projection words."""
+    """States that are mostly voice and a little phoneme: k-means on them hears voices, behind
+    the projection words."""
     rng = np.random.default_rng(1)
     texts = [" ".join(rng.choice(WORDS, 6)) for _ in range(120)]
     phoneme, voice = rng.standard_normal((64, 512)) * 0.5, rng.standard_normal((6, 512))
@@ -184,16 +211,26 @@ def test_projected_codes_carry_more_of_the_phonemes(tmp_path):
     plain = KMeansTokenizer(Prepared(), *fit_centroids(stacked, 32, 0, True, 5))
     config = FitTokenizerConfig(out="", vocab_size=32, projection_size=24, max_frames=10**9)
     read = []
-    utterances = [SimpleNamespace(text=t, speaker=s, duration=None, load=lambda i=i: (read.append(i), i))
-                  for i, (_, t, s) in enumerate(rows)]
+    utterances = [
+        SimpleNamespace(text=t, speaker=s, duration=None, load=lambda i=i: (read.append(i), i))
+        for i, (_, t, s) in enumerate(rows)
+    ]
     few = sharpen(plain, utterances, dataclasses.replace(config, max_frames=2000))
-    assert 2000 <= sum(len(rows[i][0]) for i in read) < 2000 + max(len(r[0]) for r in rows)  # counted, not guessed
+    # counted, not guessed
+    assert 2000 <= sum(len(rows[i][0]) for i in read) < 2000 + max(len(r[0]) for r in rows)
     assert few.provenance["aligned_utterances"] == len(read) == len(set(read))
     read.clear()
     sharp = sharpen(plain, utterances, config)
     assert sorted(read) == list(range(len(rows)))  # each once
-    bits = [information([t.quantize(s) for s, _, _ in rows], [text_to_ids(x) for _, x, _ in rows],
-                        [s for _, _, s in rows], 32) for t in (plain, sharp)]
+    bits = [
+        information(
+            [t.quantize(s) for s, _, _ in rows],
+            [text_to_ids(x) for _, x, _ in rows],
+            [s for _, _, s in rows],
+            32,
+        )
+        for t in (plain, sharp)
+    ]
     assert bits[1]["phoneme_bits"] > bits[0]["phoneme_bits"] + 0.5
     assert bits[1]["speaker_bits"] < bits[0]["speaker_bits"] - 0.5
     sharp.save_pretrained(tmp_path)

@@ -1,7 +1,9 @@
-"""Tokenizers of the papers on tiny random models, saved in the real formats and loaded by the real code.
+"""Tokenizers of the papers on tiny random models, saved in the real formats and loaded by the real
+code.
 
-S³ and SpeechTokenizer need their packages (`pip install --no-deps s3tokenizer speechtokenizer einops`); their tests are
-skipped without them. Both import torchaudio for reading files only, so an empty module stands in where it is missing.
+S³ and SpeechTokenizer need their packages (`pip install --no-deps s3tokenizer speechtokenizer
+einops`); their tests are skipped without them. Both import torchaudio for reading files only, so an
+empty module stands in where it is missing.
 """
 
 import contextlib
@@ -28,13 +30,21 @@ from dcar.tokens.load import load_tokenizer
 RATE = 16_000
 
 
-def save_hubert(folder: Path, seed: int = 0, hidden: int = 32, rate: int = RATE, normalize: bool = True) -> Path:
+def save_hubert(
+    folder: Path, seed: int = 0, hidden: int = 32, rate: int = RATE, normalize: bool = True
+) -> Path:
     from transformers import HubertConfig, HubertModel, Wav2Vec2FeatureExtractor
 
     torch.manual_seed(seed)
     config = HubertConfig(
-        hidden_size=hidden, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, conv_dim=[16] * 7,
-        num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2, do_stable_layer_norm=True,
+        hidden_size=hidden,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        conv_dim=[16] * 7,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=2,
+        do_stable_layer_norm=True,
         feat_extract_norm="layer",
     )
     HubertModel(config).eval().save_pretrained(folder)
@@ -50,13 +60,17 @@ def hubert(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def kmeans(hubert: Path) -> KMeansTokenizer:
     waves = [(chirp(2.0, s, RATE), RATE) for s in range(3)]
-    return KMeansTokenizer.fit(waves, shared_hubert(str(hubert), -1, "cpu"), vocab_size=16, passes=3,
-                               standardize=False)
+    return KMeansTokenizer.fit(
+        waves, shared_hubert(str(hubert), -1, "cpu"), vocab_size=16, passes=3, standardize=False
+    )
 
 
 def check(tokenizer: SpeechTokenizer, rate: int, codes: int) -> np.ndarray:
     """Rate and range, and that batch and order change nothing; the codes of chirp(0.5, 3)."""
-    assert isinstance(tokenizer, SpeechTokenizer) and (tokenizer.rate_hz, tokenizer.vocab_size) == (rate, codes)
+    assert isinstance(tokenizer, SpeechTokenizer) and (tokenizer.rate_hz, tokenizer.vocab_size) == (
+        rate,
+        codes,
+    )
     waves = [chirp(0.5, 3), chirp(0.5, 3)[:-1], chirp(0.03, 4)]
     found = tokenizer.encode(waves, 24_000)
     assert [len(c) for c in found] == [-(-rate // 2), -(-rate // 2), -(-rate * 3 // 100)]
@@ -76,7 +90,9 @@ def test_hubert_states_are_those_of_transformers(hubert):
         extractor = AutoFeatureExtractor.from_pretrained(hubert)
         values = extractor(wave, sampling_rate=RATE, return_tensors="pt").input_values
         with torch.no_grad():
-            states = model(torch.nn.functional.pad(values, (0, 80)), output_hidden_states=True).hidden_states
+            states = model(
+                torch.nn.functional.pad(values, (0, 80)), output_hidden_states=True
+            ).hidden_states
         reference = states[-1] if layer == -1 else states[1]
         np.testing.assert_allclose(encoder(wave, RATE), reference[0].numpy(), atol=1e-4)
 
@@ -95,14 +111,25 @@ def test_hubert_codes(kmeans, tmp_path):
 
 
 def test_fit_command_on_a_sampled_share(hubert, tmp_path):
-    manifest = write_manifest(tmp_path, 8 * [{"split": "train"}], [chirp(1.0, i, RATE) for i in range(8)])
+    manifest = write_manifest(
+        tmp_path, 8 * [{"split": "train"}], [chirp(1.0, i, RATE) for i in range(8)]
+    )
     config = FitTokenizerConfig(
-        str(tmp_path / "out"), encoder=f"hubert:{hubert}@1", corpus="jsonl", path=str(manifest), vocab_size=8,
-        sample_hours=6 / 3600, max_frames=150, standardize=False, report_utterances=0)
+        str(tmp_path / "out"),
+        encoder=f"hubert:{hubert}@1",
+        corpus="jsonl",
+        path=str(manifest),
+        vocab_size=8,
+        sample_hours=6 / 3600,
+        max_frames=150,
+        standardize=False,
+        report_utterances=0,
+    )
     run(config)
     card = json.loads((tmp_path / "out" / "tokenizer.json").read_text())
     assert (card["type"], card["layer"], card["vocab_size"]) == ("hubert-kmeans", 1, 8)
-    assert 100 < card["provenance"]["frames"] <= 150  # half of the 300 states of six seconds, from all of them
+    # half of the 300 states of six seconds, from all of them
+    assert 100 < card["provenance"]["frames"] <= 150
     assert load_tokenizer(tmp_path / "out").checksum == card["checksum"]
     with pytest.raises(ConfigError, match=r"hubert:FOLDER_OR_NAME\[@LAYER\]"):
         parse_encoder("wav2vec:x")
@@ -112,12 +139,15 @@ def test_wrong_kmeans_for_the_encoder(kmeans, tmp_path):
     kmeans.save_pretrained(tmp_path / "tok")
     other = save_hubert(tmp_path / "other", seed=1)
     wider = save_hubert(tmp_path / "wider", hidden=48)
-    with pytest.raises(CheckpointError, match=r"centroids have shape \(16, 32\).* 48 dimensions.*fit-tokenizer"):
+    with pytest.raises(
+        CheckpointError, match=r"centroids have shape \(16, 32\).* 48 dimensions.*fit-tokenizer"
+    ):
         KMeansTokenizer(HubertEncoder(wider), kmeans.centroids, kmeans.mean, kmeans.scale)
     card = json.loads((tmp_path / "tok" / "tokenizer.json").read_text())
     for change, message in (
         ({"encoder": str(other)}, "fitted on an encoder with SHA-256 .*other has .*fit-tokenizer"),
-        ({"layer": 1}, "checksum"), ({"layer": "last"}, "does not say what encoder"),
+        ({"layer": 1}, "checksum"),
+        ({"layer": "last"}, "does not say what encoder"),
     ):
         (tmp_path / "tok" / "tokenizer.json").write_text(json.dumps(card | change))
         with pytest.raises(CheckpointError, match=message):
@@ -139,14 +169,22 @@ def test_encoders_not_there_or_not_right(hubert, tmp_path, monkeypatch):
             HubertEncoder(source, *layer)
 
 
-@pytest.mark.parametrize(("name", "rate", "codes"), [
-    ("speech_tokenizer_v1", 50, 32), ("speech_tokenizer_v1_25hz", 25, 32), ("speech_tokenizer_v2_25hz", 25, 6561)])
+@pytest.mark.parametrize(
+    ("name", "rate", "codes"),
+    [
+        ("speech_tokenizer_v1", 50, 32),
+        ("speech_tokenizer_v1_25hz", 25, 32),
+        ("speech_tokenizer_v2_25hz", 25, 6561),
+    ],
+)
 def test_s3(name: str, rate: int, codes: int, tmp_path, monkeypatch):
     needs("s3tokenizer", monkeypatch)
     from s3tokenizer import model, model_v2
 
-    monkeypatch.setattr("s3tokenizer.utils._mel_filters", lambda device, mels: torch.rand(
-        mels, 201, generator=torch.Generator().manual_seed(0)))
+    monkeypatch.setattr(
+        "s3tokenizer.utils._mel_filters",
+        lambda device, mels: torch.rand(mels, 201, generator=torch.Generator().manual_seed(0)),
+    )
     torch.manual_seed(0)
     sizes = {"n_mels": 16, "n_audio_state": 64, "n_audio_head": 1, "n_audio_layer": 2}
     if "v2" in name:
@@ -177,12 +215,14 @@ def test_speechtokenizer_first_layer(tmp_path, monkeypatch):
     tokenizer = load_tokenizer(f"speechtokenizer:{save_speechtokenizer(tmp_path)}")
     check(tokenizer, 50, 8)
     wave = chirp(0.5, 3, RATE)
-    wanted = tokenizer.model.encode(torch.from_numpy(wave)[None, None])[0, 0]  # of all layers the first
+    # of all layers the first
+    wanted = tokenizer.model.encode(torch.from_numpy(wave)[None, None])[0, 0]
     np.testing.assert_array_equal(tokenizer.encode([wave], RATE)[0], wanted.numpy())
 
 
 def test_pickles_are_never_unpickled(tmp_path):
     """A weights file that would run code when unpickled is refused, and its code does not run."""
+
     class Trap:
         def __reduce__(self):
             return (Path(tmp_path / "ran").touch, ())
@@ -204,9 +244,19 @@ def test_damaged_weights_are_refused(kind, tmp_path):
     else:
         torch.save(tensors, path, _use_new_zipfile_serialization=kind == "pt")
     whole, rng = path.read_bytes(), np.random.default_rng(0)
-    for data in (b"", b"broken", *(whole[: rng.integers(len(whole))] for _ in range(20)), *(
-            bytes(np.where(rng.random(len(whole)) < 0.02, rng.integers(256), np.frombuffer(whole, np.uint8)
-                           ).astype(np.uint8)) for _ in range(40))):
+    for data in (
+        b"",
+        b"broken",
+        *(whole[: rng.integers(len(whole))] for _ in range(20)),
+        *(
+            bytes(
+                np.where(
+                    rng.random(len(whole)) < 0.02, rng.integers(256), np.frombuffer(whole, np.uint8)
+                ).astype(np.uint8)
+            )
+            for _ in range(40)
+        ),
+    ):
         path.write_bytes(data)
         with contextlib.suppress(CheckpointError):
             assert isinstance(read_weights(path, "weights"), dict)

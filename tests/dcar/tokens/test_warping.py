@@ -26,17 +26,24 @@ def distances():
 def test_warping_equals_the_slow_reference(distances):
     """Lengths from 1 on, more pairs than a batch holds: padding must not reach a result."""
     rng = np.random.default_rng(1)
-    pairs = [(rng.integers(0, 30, rng.integers(1, 40)).tolist(), rng.integers(0, 30, rng.integers(1, 40)).tolist())
-             for _ in range(150)]
+    pairs = [
+        (
+            rng.integers(0, 30, rng.integers(1, 40)).tolist(),
+            rng.integers(0, 30, rng.integers(1, 40)).tolist(),
+        )
+        for _ in range(150)
+    ]
     found = warped_distances(pairs, distances)
     assert found == pytest.approx([slow(a, b, distances) for a, b in pairs], rel=1e-9)
-    assert found == pytest.approx(warped_distances([(b, a) for a, b in pairs], distances), rel=1e-9)  # symmetric
+    # symmetric
+    assert found == pytest.approx(warped_distances([(b, a) for a, b in pairs], distances), rel=1e-9)
 
 
 def test_warping_forgives_speed_and_nothing_else(distances):
     same = [([1, 2, 3], [1, 2, 3]), ([1, 2, 3], [1, 1, 1, 2, 3, 3])]
     assert warped_distances(same, distances).tolist() == [0.0, 0.0]
-    assert warped_distances([([1], [2])], distances)[0] == pytest.approx(distances[1, 2])  # 2 d / (1 + 1)
+    # 2 d / (1 + 1)
+    assert warped_distances([([1], [2])], distances)[0] == pytest.approx(distances[1, 2])
     assert warped_distances([], distances).shape == (0,)
     with pytest.raises(DataError, match="empty"):
         warped_distances([([1], [])], distances)
@@ -44,7 +51,11 @@ def test_warping_forgives_speed_and_nothing_else(distances):
 
 def test_codes_lie_one_apart_on_average(distances):
     off = distances[~np.eye(30, dtype=bool)]
-    assert off.mean() == pytest.approx(1.0) and (np.diag(distances) == 0).all() and (distances == distances.T).all()
+    assert (
+        off.mean() == pytest.approx(1.0)
+        and (np.diag(distances) == 0).all()
+        and (distances == distances.T).all()
+    )
     for broken in (np.ones((4, 2)), np.ones((1, 2)), np.full((3, 2), np.nan)):
         with pytest.raises(DataError, match="codebook"):
             code_distances(broken)

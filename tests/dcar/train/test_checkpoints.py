@@ -1,4 +1,5 @@
-"""What a run leaves behind when it is killed, cut off, stopped, or repeated, and what it goes on from."""
+"""What a run leaves behind when it is killed, cut off, stopped, or repeated, and what it goes on
+from."""
 
 import json
 import shutil
@@ -14,7 +15,14 @@ from dcar.storage import MANIFEST
 from dcar.train.car import run
 from dcar.train.checkpoints import latest_checkpoint, remove_old, why_incomplete
 
-NEEDED = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "config.json"]
+NEEDED = [
+    "model.safetensors",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "trainer_state.json",
+    "config.json",
+]
 CHANGES = dict(max_steps=6, save_steps=2, eval_steps=2, input_corruption=0.2)
 
 
@@ -37,11 +45,14 @@ def killed(whole, tmp_path) -> Path:
 
 def figures(out: Path) -> list[dict]:
     """The log without its summary and what a clock says."""
-    return [{k: v for k, v in line.items() if "_per_second" not in k and "runtime" not in k} for line in log_of(out)
-            if "train_loss" not in line]
+    return [
+        {k: v for k, v in line.items() if "_per_second" not in k and "runtime" not in k}
+        for line in log_of(out)
+        if "train_loss" not in line
+    ]
 
 
-# --- the log --------------------------------------------------------------------------------------------------------
+# --- the log --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tail", ["", '{"step": 5, "lo', "\x00\x00", '{"loss": 1.0}'])
@@ -63,10 +74,11 @@ def test_a_finished_run_repeated_trains_nothing_and_evaluates_again(whole, data,
     assert "eval_loss" in last
     assert (out / "log.jsonl").read_text() == before + '{"step": 6, "resumed": true}\n' + last
     assert run(tiny_config(data, out, resume=False, **CHANGES)).checksum() == whole[1]
-    assert len((out / "log.jsonl").read_text().splitlines()) == len(before.splitlines())  # a new log
+    # a new log
+    assert len((out / "log.jsonl").read_text().splitlines()) == len(before.splitlines())
 
 
-# --- manifests ------------------------------------------------------------------------------------------------------
+# --- manifests ------------------------------------------------------------------------------------
 
 
 def test_every_checkpoint_has_a_manifest_of_all_its_files(whole):
@@ -75,8 +87,14 @@ def test_every_checkpoint_has_a_manifest_of_all_its_files(whole):
     assert sorted(p.name for p in out.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-6"]
     for folder in out.glob("checkpoint-*"):
         manifest = json.loads((folder / MANIFEST).read_text())
-        assert manifest["complete"] and manifest["step"] == int(folder.name[11:]) and manifest["processes"] == 1
-        assert set(manifest["files"]) == {p.name for p in folder.iterdir()} - {MANIFEST} >= set(NEEDED)
+        assert (
+            manifest["complete"]
+            and manifest["step"] == int(folder.name[11:])
+            and manifest["processes"] == 1
+        )
+        assert (
+            set(manifest["files"]) == {p.name for p in folder.iterdir()} - {MANIFEST} >= set(NEEDED)
+        )
         assert not why_incomplete(folder)
 
 
@@ -94,12 +112,20 @@ def test_a_damaged_checkpoint_is_passed_over(name, damage, whole, tmp_path, capl
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
     assert latest_checkpoint(out) == out / "checkpoint-4"
-    said = {"missing": f"{name} is missing", "truncated": f"{name} has", "flipped": f"{name} has another digest"}
+    said = {
+        "missing": f"{name} is missing",
+        "truncated": f"{name} has",
+        "flipped": f"{name} has another digest",
+    }
     assert f"checkpoint-6 is passed over: {said[damage]}" in caplog.text
 
 
-@pytest.mark.parametrize("damage", ["optimizer.pt is missing", "it was cut off while it was written"])
-def test_a_run_goes_on_from_the_next_older_one_to_the_same_weights(damage, whole, data, tmp_path, caplog):
+@pytest.mark.parametrize(
+    "damage", ["optimizer.pt is missing", "it was cut off while it was written"]
+)
+def test_a_run_goes_on_from_the_next_older_one_to_the_same_weights(
+    damage, whole, data, tmp_path, caplog
+):
     out = shutil.copytree(whole[0], tmp_path / "out")
     newest = out / "checkpoint-6"
     (newest / "of_another_run.bin").write_text("left over")
@@ -109,11 +135,14 @@ def test_a_run_goes_on_from_the_next_older_one_to_the_same_weights(damage, whole
         (newest / MANIFEST).write_text(json.dumps({"complete": False}))
     assert run(tiny_config(data, out, **CHANGES)).checksum() == whole[1]
     assert f"checkpoint-6 is passed over: {damage}" in caplog.text
-    assert not why_incomplete(newest) and not (newest / "of_another_run.bin").exists()  # written again
+    # written again
+    assert not why_incomplete(newest) and not (newest / "of_another_run.bin").exists()
     assert figures(out) == figures(whole[0])
 
 
-@pytest.mark.parametrize("manifest", [None, "", "[]", "null", '{"complete": true, "files": 3}', '{"files": {}}'])
+@pytest.mark.parametrize(
+    "manifest", [None, "", "[]", "null", '{"complete": true, "files": 3}', '{"files": {}}']
+)
 def test_a_broken_manifest_is_that_of_a_broken_checkpoint(manifest, whole, tmp_path):
     out = shutil.copytree(whole[0], tmp_path / "out")
     path = out / "checkpoint-6" / MANIFEST
@@ -132,14 +161,17 @@ def test_old_checkpoints_go_when_the_new_one_is_sealed(whole, tmp_path):
     assert sorted(p.name[-1] for p in tmp_path.iterdir()) == ["1", "5", "9"]
 
 
-# --- what is not finite -----------------------------------------------------------------------------------------------
+# --- what is not finite ---------------------------------------------------------------------------
 
 
 def test_weights_that_are_not_finite_are_neither_saved_nor_loaded(decoder, tmp_path):
     decoder.save_pretrained(tmp_path / "good")
     with torch.no_grad():
         decoder.speech_embedding.weight[1, 1] = float("nan")
-    with pytest.raises(CheckpointError, match="speech_embedding.weight is not finite, and such a model is not saved"):
+    with pytest.raises(
+        CheckpointError,
+        match="speech_embedding.weight is not finite, and such a model is not saved",
+    ):
         decoder.save_pretrained(tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
     tensors = load_file(tmp_path / "good" / "model.safetensors")

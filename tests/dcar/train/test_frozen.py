@@ -1,4 +1,5 @@
-"""Heads on a frozen trunk: what is trained and what is not, new heads, kept hidden states, settings, resuming."""
+"""Heads on a frozen trunk: what is trained and what is not, new heads, kept hidden states,
+settings, resuming."""
 
 import json
 from pathlib import Path
@@ -28,15 +29,20 @@ def base(data, tmp_path_factory) -> Path:
 
 
 def trunk_of(decoder: CARDecoder) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in decoder.state_dict().items()
-            if not name.startswith("heads.") or name.startswith("heads.base.")}
+    return {
+        name: tensor
+        for name, tensor in decoder.state_dict().items()
+        if not name.startswith("heads.") or name.startswith("heads.base.")
+    }
 
 
 @pytest.mark.parametrize("changes", [{}, dict(keep_states=True, head_positions=0.5)])
 def test_only_the_new_heads_learn(base, data, tmp_path, changes):
     tuned = run(tiny_config(data, tmp_path, SHARED, init_from=str(base), **FROZEN, **changes))
     before, after = trunk_of(CARDecoder.from_pretrained(base)), trunk_of(tuned)
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert before.keys() == after.keys() and all(
+        torch.equal(before[name], after[name]) for name in before
+    )
     assert isinstance(tuned.heads, SharedHeads) and tuned.heads.num_heads == 6
     losses = [line["loss"] for line in log_of(tmp_path, "loss")]
     assert losses[-1] < 0.6 * losses[0]
@@ -47,8 +53,13 @@ def test_only_the_new_heads_learn(base, data, tmp_path, changes):
 
 
 def test_a_run_that_was_cut_off_goes_on_to_the_same_weights(base, data, tmp_path):
-    config = tiny_config(data, tmp_path / "out", SHARED, init_from=str(base), **{
-        **FROZEN, "max_steps": 6, "keep_states": True, "save_steps": 3})
+    config = tiny_config(
+        data,
+        tmp_path / "out",
+        SHARED,
+        init_from=str(base),
+        **{**FROZEN, "max_steps": 6, "keep_states": True, "save_steps": 3},
+    )
     whole = run(config)
     (tmp_path / "out" / "checkpoint-6").rename(tmp_path / "gone")  # the run was cut off before it
     assert run(config).checksum() == whole.checksum()
@@ -62,17 +73,25 @@ def test_heads_that_are_there_go_on_and_others_begin_from_the_base_head(base, da
     start = CARDecoder.from_pretrained(base)
     same = made(data, tiny_config(data, tmp_path, init_from=str(base), **FROZEN))
     assert torch.equal(same.heads.projection, start.heads.projection)
-    more = made(data, tiny_config(data, tmp_path, {"num_prediction_heads": 5}, init_from=str(base), **FROZEN))
+    more = made(
+        data,
+        tiny_config(data, tmp_path, {"num_prediction_heads": 5}, init_from=str(base), **FROZEN),
+    )
     assert torch.equal(more.heads.projection[3], start.heads.base.weight.T)
     other = made(data, tiny_config(data, tmp_path, SHARED, init_from=str(base), **FROZEN))
     assert torch.equal(other.heads.out.weight, start.heads.base.weight)
     assert {n for n, p in other.named_parameters() if p.requires_grad} == {
-        n for n, _ in other.named_parameters() if n.startswith("heads.") and not n.startswith("heads.base.")}
+        n
+        for n, _ in other.named_parameters()
+        if n.startswith("heads.") and not n.startswith("heads.base.")
+    }
 
 
 def test_the_trunk_runs_without_dropout_and_the_hidden_states_get_it(base, data, tmp_path):
     decoder = made(data, tiny_config(data, tmp_path, SHARED, init_from=str(base), **FROZEN)).train()
-    batch = collate([SpeechDataset(load_split(data, "train"), decoder.config, 5, 0)[0, i] for i in range(4)])
+    batch = collate(
+        [SpeechDataset(load_split(data, "train"), decoder.config, 5, 0)[0, i] for i in range(4)]
+    )
     states = [decoder.speech_hidden(**batch) for _ in range(2)]
     assert torch.equal(*states) and not states[0].requires_grad and decoder.heads.training
     assert decoder(**batch).loss != decoder(**batch).loss
@@ -95,7 +114,9 @@ def test_kept_states_are_those_of_the_trunk(base, data, tmp_path):
 
 def test_shared_heads_from_scratch_and_from_a_codebook(tmp_path):
     tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
-    data = write_prepared(tmp_path / "data", checksum=tokenizer.checksum, spec=str(tmp_path / "tokenizer"))
+    data = write_prepared(
+        tmp_path / "data", checksum=tokenizer.checksum, spec=str(tmp_path / "tokenizer")
+    )
     config = tiny_config(data, tmp_path / "run", {**SHARED, "head_width": 16}, codebook_init=True)
     start = made(data, config)
     assert torch.equal(start.heads.out.weight[:CODES], start.heads.base.weight[:CODES])
@@ -105,7 +126,9 @@ def test_shared_heads_from_scratch_and_from_a_codebook(tmp_path):
 
 def test_settings_that_contradict_each_other_are_refused(base, data, tmp_path):
     def config(model: dict | None = None, **changes):
-        return tiny_config(data, tmp_path, model, **{"init_from": str(base), "freeze_trunk": True, **changes})
+        return tiny_config(
+            data, tmp_path, model, **{"init_from": str(base), "freeze_trunk": True, **changes}
+        )
 
     for message, ask in (
         ("freeze_trunk trains additional heads", lambda: config(init_from="")),
@@ -114,7 +137,10 @@ def test_settings_that_contradict_each_other_are_refused(base, data, tmp_path):
         ("keep_states keeps", lambda: config(keep_states=True, input_corruption=0.1)),
         ("num_layers is 2, here 3", lambda: run(config({**SHARED, "num_layers": 3}))),
         # only with a frozen trunk
-        ("num_prediction_heads is 3, here 5", lambda: run(config({"num_prediction_heads": 5}, freeze_trunk=False))),
+        (
+            "num_prediction_heads is 3, here 5",
+            lambda: run(config({"num_prediction_heads": 5}, freeze_trunk=False)),
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             ask()

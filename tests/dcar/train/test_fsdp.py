@@ -1,4 +1,5 @@
-"""Sharded training: what is refused, and the files that launch it; test_sharded.py trains by them."""
+"""Sharded training: what is refused, and the files that launch it; test_sharded.py trains by
+them."""
 
 from pathlib import Path
 
@@ -12,13 +13,25 @@ from dcar.train.car import run
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize(("variable", "changes", "message"), [
-    ("FSDP", dict(optimizer="scaled_adam"), "would show it pieces of tensors: set optimizer=adamw"),
-    ("DEEPSPEED", dict(optimizer="scaled_adam"), "would show it pieces of tensors: set optimizer=adamw"),
-    ("FSDP", {}, "FSDP was asked for, but Accelerate does not shard"),
-])
+@pytest.mark.parametrize(
+    ("variable", "changes", "message"),
+    [
+        (
+            "FSDP",
+            dict(optimizer="scaled_adam"),
+            "would show it pieces of tensors: set optimizer=adamw",
+        ),
+        (
+            "DEEPSPEED",
+            dict(optimizer="scaled_adam"),
+            "would show it pieces of tensors: set optimizer=adamw",
+        ),
+        ("FSDP", {}, "FSDP was asked for, but Accelerate does not shard"),
+    ],
+)
 def test_what_cannot_be_sharded_is_refused(variable, changes, message, data, tmp_path, monkeypatch):
-    """ScaledAdam; and CPUs: Accelerate shards on accelerators alone and would train data-parallel without a word."""
+    """ScaledAdam; and CPUs: Accelerate shards on accelerators alone and would train
+    data-parallel without a word."""
     monkeypatch.setenv(f"ACCELERATE_USE_{variable}", "true")
     with pytest.raises(ConfigError, match=message):
         run(tiny_config(data, tmp_path, **changes))
@@ -38,6 +51,8 @@ def test_launch_files_are_what_accelerate_reads(name):
 
         layer = raw["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"]
         assert hasattr(llama if name == "fsdp_8b" else heads.layers, layer)
-        assert raw["fsdp_config"]["fsdp_state_dict_type"] == "FULL_STATE_DICT" and config.fsdp_config
+        assert (
+            raw["fsdp_config"]["fsdp_state_dict_type"] == "FULL_STATE_DICT" and config.fsdp_config
+        )
     else:
         assert raw["deepspeed_config"]["zero_stage"] == int(name[-1]) and config.deepspeed_config

@@ -26,16 +26,40 @@ def test_all_finite_looks_at_values_not_at_their_squares():
     assert all_finite([]).tolist() == []
 
 
-@pytest.mark.parametrize(("changes", "model", "message"), [
-    ({"learning_rate": math.inf}, {}, "step 2: the weights are not finite since the update before"),
-    ({}, {"speech_position_scale": math.nan}, "step 1: the loss is nan"),
-    ({"learning_rate": math.inf, "save_steps": 1}, {}, "step 1: the weights are not finite .* and are not saved"),
-    ({"learning_rate": math.inf, "max_steps": 1}, {}, "step 1: the weights are not finite .* and are not saved"),
-    ({"optimizer": "scaled_adam", "learning_rate": math.inf}, {}, "step 2: the weights are not finite"),
-    ({"gradient_accumulation": 2}, {"speech_position_scale": math.nan}, "step 1: the loss is nan, nan"),
-])
+@pytest.mark.parametrize(
+    ("changes", "model", "message"),
+    [
+        (
+            {"learning_rate": math.inf},
+            {},
+            "step 2: the weights are not finite since the update before",
+        ),
+        ({}, {"speech_position_scale": math.nan}, "step 1: the loss is nan"),
+        (
+            {"learning_rate": math.inf, "save_steps": 1},
+            {},
+            "step 1: the weights are not finite .* and are not saved",
+        ),
+        (
+            {"learning_rate": math.inf, "max_steps": 1},
+            {},
+            "step 1: the weights are not finite .* and are not saved",
+        ),
+        (
+            {"optimizer": "scaled_adam", "learning_rate": math.inf},
+            {},
+            "step 2: the weights are not finite",
+        ),
+        (
+            {"gradient_accumulation": 2},
+            {"speech_position_scale": math.nan},
+            "step 1: the loss is nan, nan",
+        ),
+    ],
+)
 def test_training_that_turns_to_nan_stops(changes, model, message, data, tmp_path, monkeypatch):
-    for place in ("dcar.train.settings.check", "dcar.model.car.check"):  # such settings are refused by now
+    # such settings are refused by now
+    for place in ("dcar.train.settings.check", "dcar.model.car.check"):
         monkeypatch.setattr(place, lambda config: None)
     settings = tiny_config(data, tmp_path, **changes)
     for name, value in model.items():  # no setting of this value is accepted by name any more
@@ -47,6 +71,7 @@ def test_training_that_turns_to_nan_stops(changes, model, message, data, tmp_pat
 
 def with_callback(monkeypatch, callback: TrainerCallback) -> None:
     """From now on, trainers ask this callback before all others."""
+
     class Watched(CARTrainer):
         def __init__(self, *arguments, **keywords):
             super().__init__(*arguments, **keywords)
@@ -55,7 +80,9 @@ def with_callback(monkeypatch, callback: TrainerCallback) -> None:
     monkeypatch.setattr(car, "CARTrainer", Watched)
 
 
-def test_the_error_names_step_tensor_batch_and_the_last_good_checkpoint(data, tmp_path, monkeypatch):
+def test_the_error_names_step_tensor_batch_and_the_last_good_checkpoint(
+    data, tmp_path, monkeypatch
+):
     class Poison(TrainerCallback):
         """Breaks the gradient of one parameter at step 5."""
 
@@ -64,8 +91,11 @@ def test_the_error_names_step_tensor_batch_and_the_last_good_checkpoint(data, tm
                 model.norm.bias.grad[0] = math.inf
 
     with_callback(monkeypatch, Poison())
-    said = ("step 5: the gradient is not finite .norm.bias.*a batch of 4 utterances of up to [0-9]+ speech tokens and "
-            "[0-9]+ phonemes.*checkpoint-4")
+    said = (
+        "step 5: the gradient is not finite .norm.bias.*a batch of 4 utterances of up to [0-9]+ "
+        "speech tokens and "
+        "[0-9]+ phonemes.*checkpoint-4"
+    )
     with pytest.raises(TrainingError, match=said):
         run(tiny_config(data, tmp_path, save_steps=2))
     assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
@@ -76,15 +106,19 @@ def test_the_guard_reads_the_device_once_an_update(data, tmp_path, monkeypatch):
     """Not at every micro-step: the numbers are added up where they are."""
     read = []
     original = torch.Tensor.tolist
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: read.append(tuple(self.shape)) or original(self))
+    monkeypatch.setattr(
+        torch.Tensor, "tolist", lambda self: read.append(tuple(self.shape)) or original(self)
+    )
     seen = []
     look = CARTrainer.look
-    monkeypatch.setattr(CARTrainer, "look", lambda self: (read.clear(), look(self), seen.append(list(read)))[0])
+    monkeypatch.setattr(
+        CARTrainer, "look", lambda self: (read.clear(), look(self), seen.append(list(read)))[0]
+    )
     run(tiny_config(data, tmp_path, gradient_accumulation=2, max_steps=3))
     assert seen == [[(2,)]] * 3
 
 
-# --- signals ----------------------------------------------------------------------------------------------------------
+# --- signals --------------------------------------------------------------------------------------
 
 
 class Signal(TrainerCallback):
@@ -104,13 +138,19 @@ def whole(data, tmp_path_factory) -> str:
     return run(tiny_config(data, tmp_path_factory.mktemp("whole"))).checksum()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
+)
 @pytest.mark.parametrize("step", [3, 5])  # within an epoch, and at its end
-def test_a_signal_saves_at_the_end_of_the_step(number, status, step, whole, data, tmp_path, monkeypatch):
+def test_a_signal_saves_at_the_end_of_the_step(
+    number, status, step, whole, data, tmp_path, monkeypatch
+):
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         with_callback(patch, Signal(step, number))
-        with pytest.raises(StoppedError, match=f"{number.name}.*checkpoint-{step} is saved") as caught:
+        with pytest.raises(
+            StoppedError, match=f"{number.name}.*checkpoint-{step} is saved"
+        ) as caught:
             run(tiny_config(data, tmp_path / "stopped"))
     assert caught.value.status == status and signal.getsignal(number) == before
     assert latest_checkpoint(tmp_path / "stopped") == tmp_path / "stopped" / f"checkpoint-{step}"
@@ -118,28 +158,44 @@ def test_a_signal_saves_at_the_end_of_the_step(number, status, step, whole, data
     assert run(tiny_config(data, tmp_path / "stopped")).checksum() == whole
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [
-    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
-    RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: not enough memory: you tried to allocate"),
-    MemoryError(), RuntimeError("shapes do not fit"),
-], ids=["cuda", "cpu", "python", "other"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: not enough memory: you "
+            "tried to allocate"
+        ),
+        MemoryError(),
+        RuntimeError("shapes do not fit"),
+    ],
+    ids=["cuda", "cpu", "python", "other"],
+)
 def test_out_of_memory_names_batch_length_and_setting(error, data, tmp_path, monkeypatch):
     """Another error of the model stays what it is."""
+
     def forward(self, **inputs):
         raise error
 
     monkeypatch.setattr(CARDecoder, "forward", forward)
-    said = ("computing the gradients of step 1: no memory for a batch of 4 utterances of up to [0-9]+ speech tokens "
-            "and [0-9]+ phonemes .*Lower batch_size and raise gradient accumulation")
-    kind, message = (RuntimeError, "^shapes do not fit$") if str(error).startswith("shapes") else (TrainingError, said)
+    said = (
+        "computing the gradients of step 1: no memory for a batch of 4 utterances of up to [0-9]+ "
+        "speech tokens "
+        "and [0-9]+ phonemes .*Lower batch_size and raise gradient accumulation"
+    )
+    kind, message = (
+        (RuntimeError, "^shapes do not fit$")
+        if str(error).startswith("shapes")
+        else (TrainingError, said)
+    )
     with pytest.raises(kind, match=message):
         run(tiny_config(data, tmp_path))
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 
 class Gradients(TrainerCallback):
@@ -153,30 +209,54 @@ class Gradients(TrainerCallback):
 @pytest.mark.parametrize(("batch", "accumulation"), [(4, 2), (2, 4), (1, 8)])
 @pytest.mark.parametrize("speech", [noise, counting], ids=["equal", "unequal"])
 def test_gradients_do_not_depend_on_how_a_batch_is_divided(speech, batch, accumulation, tmp_path):
-    """Eight utterances as one batch or as several: an update sees the mean over its batches. For equal lengths that
-    is the gradient of the large batch but for rounding; where they hold unequally many targets it is near it."""
+    """Eight utterances as one batch or as several: an update sees the mean over its batches. For
+    equal lengths that is the gradient of the large batch but for rounding; where they hold
+    unequally many targets it is near it."""
     data = write_prepared(tmp_path / "data", train=8, speech=speech)
 
     def one_step(batch: int, accumulation: int) -> tuple[torch.Tensor, float, torch.Tensor]:
-        """The gradient and the loss of the first update, and the mean of its batches' gradients without Trainer."""
-        config = tiny_config(data, tmp_path / f"{batch}x{accumulation}", {"dropout": 0.0}, batch_size=batch,
-                             gradient_accumulation=accumulation, max_steps=1, max_grad_norm=0.0)
+        """The gradient and the loss of the first update, and the mean of its batches' gradients
+        without Trainer."""
+        config = tiny_config(
+            data,
+            tmp_path / f"{batch}x{accumulation}",
+            {"dropout": 0.0},
+            batch_size=batch,
+            gradient_accumulation=accumulation,
+            max_steps=1,
+            max_grad_norm=0.0,
+        )
         torch.manual_seed(0)
-        model = CARDecoder(dataclasses.replace(config.model, speech_vocab_size=CODES, zero_init_heads=False))
+        model = CARDecoder(
+            dataclasses.replace(config.model, speech_vocab_size=CODES, zero_init_heads=False)
+        )
         trainer, by_hand = trainer_of(config, model), []
         for inputs in trainer.get_train_dataloader():
-            by_hand.append(torch.cat([g.flatten() for g in torch.autograd.grad(
-                model(**inputs).loss, list(model.parameters()))]).double())
+            by_hand.append(
+                torch.cat(
+                    [
+                        g.flatten()
+                        for g in torch.autograd.grad(model(**inputs).loss, list(model.parameters()))
+                    ]
+                ).double()
+            )
         assert len(by_hand) == accumulation
         trainer.add_callback(kept := Gradients())
         trainer.train()
-        return kept.value, log_of(tmp_path / f"{batch}x{accumulation}")[0]["loss"], sum(by_hand) / accumulation
+        return (
+            kept.value,
+            log_of(tmp_path / f"{batch}x{accumulation}")[0]["loss"],
+            sum(by_hand) / accumulation,
+        )
 
     (whole, loss, _), (divided, other, mean) = one_step(8, 1), one_step(batch, accumulation)
     assert torch.allclose(divided, mean, atol=1e-5 * float(divided.abs().max()))
     deviation = (whole - divided).abs() / whole.abs().max()
     if speech is noise:
-        assert deviation.max() < 1e-5 and deviation.mean() < 1e-7, (float(deviation.max()), float(deviation.mean()))
+        assert deviation.max() < 1e-5 and deviation.mean() < 1e-7, (
+            float(deviation.max()),
+            float(deviation.mean()),
+        )
         assert other == pytest.approx(loss, rel=1e-5)
     else:
         assert deviation.max() > 1e-5 and torch.cosine_similarity(divided, whole, dim=0) > 0.98

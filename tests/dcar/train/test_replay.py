@@ -19,7 +19,8 @@ def test_a_share_of_every_batch_is_replayed_and_no_own_row_is_lost():
     own = [i for batch in batches for _, i in batch if i < 10]
     replayed = [[i for _, i in batch if i >= 10] for batch in batches]
     assert sorted(own) == list(range(10)) and all(len(r) == 2 == len(set(r)) for r in replayed)
-    for batch, others in zip(batches, replayed, strict=True):  # of similar length, for padding is computed too
+    # of similar length, for padding is computed too
+    for batch, others in zip(batches, replayed, strict=True):
         assert all(abs(lengths[i] - lengths[batch[0][1]]) <= 8 for i in others)
     assert batches == list(ReplayBatchSampler(lengths, 10, 4, 0.5, seed=0))
     sampler.set_epoch(1)
@@ -27,8 +28,10 @@ def test_a_share_of_every_batch_is_replayed_and_no_own_row_is_lost():
 
 
 def test_replay_trains_on_rows_of_both_and_refuses_another_tokenizer(data, tmp_path):
-    other, foreign = (write_prepared(tmp_path / checksum, train=9, speech=counting, checksum=checksum)
-                      for checksum in ("abc", "another"))
+    other, foreign = (
+        write_prepared(tmp_path / checksum, train=9, speech=counting, checksum=checksum)
+        for checksum in ("abc", "another")
+    )
     plain = run(tiny_config(data, tmp_path / "plain", max_steps=3))
     config = tiny_config(data, tmp_path / "out", max_steps=3, replay=str(other))
     assert run(config).checksum() != plain.checksum()

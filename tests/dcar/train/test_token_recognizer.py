@@ -27,7 +27,13 @@ def phonemes(tokens: list[int]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=24, dev=8, speech=counting, text=phonemes)
+    return write_prepared(
+        tmp_path_factory.mktemp("data") / "prepared",
+        train=24,
+        dev=8,
+        speech=counting,
+        text=phonemes,
+    )
 
 
 def settings(data, out, **changes) -> dict:
@@ -35,8 +41,10 @@ def settings(data, out, **changes) -> dict:
 
 
 def config_of(data, out, **changes) -> TrainTokenRecognizerConfig:
-    return TrainTokenRecognizerConfig(**settings(data, out, **changes),
-                                      model=TokenRecognizerConfig(hidden_size=16, dilations=(1, 2)))
+    return TrainTokenRecognizerConfig(
+        **settings(data, out, **changes),
+        model=TokenRecognizerConfig(hidden_size=16, dilations=(1, 2)),
+    )
 
 
 def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
@@ -60,12 +68,22 @@ def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
 @pytest.mark.slow
 def test_two_processes_evaluate_all_of_the_dev_split(data, tmp_path):
     options = settings(data, tmp_path / "two", max_steps=2, batch_size=3)
-    two_processes("-m", "dcar.train.token_recognizer", *arguments(options), "model.hidden_size=16",
-                  "model.dilations=[1,2]")
+    two_processes(
+        "-m",
+        "dcar.train.token_recognizer",
+        *arguments(options),
+        "model.hidden_size=16",
+        "model.dilations=[1,2]",
+    )
     assert json.loads((tmp_path / "two/provenance.json").read_text())["processes"] == 2
     model, dev = TokenRecognizer.from_pretrained(tmp_path / "two"), load_prepared(data, "dev")
-    told, symbols = model.log_likelihood(dev["speech"], dev["text_ids"]), [len(text) for text in dev["text_ids"]]
-    assert log_of(tmp_path / "two")[-1]["eval_loss"] == pytest.approx(-np.dot(told, symbols) / sum(symbols), rel=1e-4)
+    told, symbols = (
+        model.log_likelihood(dev["speech"], dev["text_ids"]),
+        [len(text) for text in dev["text_ids"]],
+    )
+    assert log_of(tmp_path / "two")[-1]["eval_loss"] == pytest.approx(
+        -np.dot(told, symbols) / sum(symbols), rel=1e-4
+    )
 
 
 def test_resumed_training_equals_one_that_never_stopped(data, tmp_path):
@@ -75,7 +93,11 @@ def test_resumed_training_equals_one_that_never_stopped(data, tmp_path):
 def split_of(speech: list[list[int]], text_ids: list[list[int]]) -> Split:
     rows = tiny_split("train", len(speech))
     changed = {"speech": speech, "text_ids": text_ids}
-    return Split.of(rows.map(lambda row, i: {name: values[i] for name, values in changed.items()}, with_indices=True))
+    return Split.of(
+        rows.map(
+            lambda row, i: {name: values[i] for name, values in changed.items()}, with_indices=True
+        )
+    )
 
 
 def test_what_training_sees_of_an_utterance_is_its_address_alone(data):
@@ -105,7 +127,9 @@ def test_texts_that_do_not_fit_into_their_tokens_are_left_out_or_refused(data, c
 def test_what_does_not_belong_together_is_refused(data, tmp_path):
     out = tmp_path / "out"
     run(config_of(data, out, max_steps=2, save_steps=1))
-    other = write_prepared(tmp_path / "other", train=12, checksum="xyz", speech=counting, text=phonemes)
+    other = write_prepared(
+        tmp_path / "other", train=12, checksum="xyz", speech=counting, text=phonemes
+    )
     with pytest.raises(CheckpointError, match="another token recogniser.*resume=false"):
         run(config_of(other, out, max_steps=4))
     info = json.loads((other / "prepared.json").read_text())
@@ -120,7 +144,13 @@ def test_what_does_not_belong_together_is_refused(data, tmp_path):
 def test_evaluation_is_in_float32_whatever_the_training_computes_in(data, tmp_path):
     model = run(config_of(data, tmp_path / "out", bf16=True))
     last = log_of(tmp_path / "out", "eval_loss")[-1]
-    dev = TokenTexts(token_recognizer.load_split(str(data), "dev"), config_of(data, "unused"), "dev")
-    told = torch.tensor(model.log_likelihood(dev.frames, dev.texts)) * torch.tensor([len(t) for t in dev.texts])
-    assert last["eval_loss"] == pytest.approx(-float(told.sum()) / sum(map(len, dev.texts)), rel=1e-5)
+    dev = TokenTexts(
+        token_recognizer.load_split(str(data), "dev"), config_of(data, "unused"), "dev"
+    )
+    told = torch.tensor(model.log_likelihood(dev.frames, dev.texts)) * torch.tensor(
+        [len(t) for t in dev.texts]
+    )
+    assert last["eval_loss"] == pytest.approx(
+        -float(told.sum()) / sum(map(len, dev.texts)), rel=1e-5
+    )
     assert isinstance(model, TokenRecognizer) and model.output.weight.dtype == torch.float32

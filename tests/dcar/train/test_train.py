@@ -20,21 +20,30 @@ from dcar.train import car
 from dcar.train.car import TrainConfig, data_identity, plan, run
 from dcar.train.checkpoints import latest_checkpoint
 
-# --- learning and what a run leaves behind ------------------------------------------------------------------------
+# --- learning and what a run leaves behind --------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory) -> tuple[TrainConfig, CARDecoder, Path]:
     out = tmp_path_factory.mktemp("trained")
-    config = tiny_config(data, out, {"dropout": 0.0}, batch_size=8, max_steps=61, log_steps=6, eval_steps=10,
-                         report_to=["tensorboard"])
+    config = tiny_config(
+        data,
+        out,
+        {"dropout": 0.0},
+        batch_size=8,
+        max_steps=61,
+        log_steps=6,
+        eval_steps=10,
+        report_to=["tensorboard"],
+    )
     return config, run(config), out
 
 
 def test_every_head_learns_the_pattern(trained):
     _, _, out = trained
     evaluations = log_of(out, "eval_loss")
-    assert [e["step"] for e in evaluations] == [10, 20, 30, 40, 50, 60, 61, 61]  # the last one again on what was saved
+    # the last one again on what was saved
+    assert [e["step"] for e in evaluations] == [10, 20, 30, 40, 50, 60, 61, 61]
     chance = math.log(CODES + 1)
     for head in (1, 2, 3):
         last = evaluations[-1]
@@ -44,23 +53,31 @@ def test_every_head_learns_the_pattern(trained):
     for e in evaluations:
         assert e["eval_loss"] == pytest.approx(sum(e[f"eval_head{h}_loss"] for h in (1, 2, 3)))
     losses = [line["loss"] for line in log_of(out, "loss")]
-    assert len(losses) == 10 and losses[0] > 1.5 * chance > 3 * losses[-1]  # the training loss sums the three heads
+    # the training loss sums the three heads
+    assert len(losses) == 10 and losses[0] > 1.5 * chance > 3 * losses[-1]
 
 
 def test_speech_embeddings_can_start_from_the_tokenizers_codebook(tmp_path):
     tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
-    data = write_prepared(tmp_path / "data", checksum=tokenizer.checksum, spec=str(tmp_path / "tokenizer"))
+    data = write_prepared(
+        tmp_path / "data", checksum=tokenizer.checksum, spec=str(tmp_path / "tokenizer")
+    )
     config = tiny_config(data, tmp_path / "run", codebook_init=True)
     torch.manual_seed(0)
-    started, plain = (plan(c, data_identity(json.loads((data / "prepared.json").read_text())))[2]() for c in (
-        config, dataclasses.replace(config, codebook_init=False)))
+    started, plain = (
+        plan(c, data_identity(json.loads((data / "prepared.json").read_text())))[2]()
+        for c in (config, dataclasses.replace(config, codebook_init=False))
+    )
     truth = torch.pdist(torch.from_numpy(tokenizer.centroids))
     for name in ("speech_embedding.weight", "heads.base.weight", "heads.projection"):
         tables = [m.state_dict()[name] for m in (started, plain)]
         if name == "heads.projection":
             assert torch.equal(*tables[0][:2, :, :CODES])  # head by head; EOS is drawn
             tables = [t[0].T for t in tables]
-        likeness = [float(torch.corrcoef(torch.stack([torch.pdist(t[:CODES]), truth]))[0, 1]) for t in tables]
+        likeness = [
+            float(torch.corrcoef(torch.stack([torch.pdist(t[:CODES]), truth]))[0, 1])
+            for t in tables
+        ]
         assert likeness[0] > 0.8 > 0.4 > likeness[1], (name, likeness)
         assert float(tables[0].std() / tables[1].std()) == pytest.approx(1, abs=0.1)
     assert run(config).config.speech_vocab_size == CODES
@@ -86,49 +103,83 @@ def test_a_run_leaves_decoder_config_log_and_provenance(trained, data):
     assert (source["steps"], source["processes"], source["checksum"]) == (61, 1, saved.checksum())
     assert source["data"] == prepared and source["metrics"]["eval_head3_accuracy"] > 0.8
     assert load_config(TrainConfig, ["--config", str(out / "config.yaml")]) == dataclasses.replace(
-        config, model=saved.config)
+        config, model=saved.config
+    )
     assert list((out / "runs").rglob("events*"))
     checkpoint = latest_checkpoint(out)
     assert checkpoint.name == "checkpoint-61" and not list(out.rglob("training_args.bin"))
-    assert CARDecoder.from_pretrained(checkpoint).checksum() == saved.checksum()  # every checkpoint is a decoder
+    # every checkpoint is a decoder
+    assert CARDecoder.from_pretrained(checkpoint).checksum() == saved.checksum()
 
 
 def test_training_goes_on_from_given_weights(trained, tmp_path, data):
     config, decoder, out = trained
-    tuned = run(dataclasses.replace(config, out=str(tmp_path), init_from=str(out), max_steps=1, learning_rate=1e-9))
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(
-        tuned.state_dict().values(), decoder.state_dict().values(), strict=True))
+    tuned = run(
+        dataclasses.replace(
+            config, out=str(tmp_path), init_from=str(out), max_steps=1, learning_rate=1e-9
+        )
+    )
+    assert all(
+        torch.allclose(a, b, atol=1e-6)
+        for a, b in zip(tuned.state_dict().values(), decoder.state_dict().values(), strict=True)
+    )
 
 
 def test_far_is_a_decoder_of_one_head(data, tmp_path):
     far = run(tiny_config(data, tmp_path, {"num_prediction_heads": 1}))
     assert far.config.num_prediction_heads == 1 and far.heads.projection.numel() == 0
     evaluation, again = log_of(tmp_path, "eval_loss")
-    assert evaluation["eval_loss"] == evaluation["eval_head1_loss"] and "eval_head2_loss" not in evaluation
+    assert (
+        evaluation["eval_loss"] == evaluation["eval_head1_loss"]
+        and "eval_head2_loss" not in evaluation
+    )
     assert evaluation["eval_loss"] == again["eval_loss"] < 1.5 * math.log(CODES + 1)
 
 
 def test_scaled_adam_follows_eden(data, tmp_path):
-    run(tiny_config(data, tmp_path, {"dropout": 0.0}, optimizer="scaled_adam", learning_rate=0.03, warmup_steps=4,
-                    max_steps=30, eval_steps=10))
+    run(
+        tiny_config(
+            data,
+            tmp_path,
+            {"dropout": 0.0},
+            optimizer="scaled_adam",
+            learning_rate=0.03,
+            warmup_steps=4,
+            max_steps=30,
+            eval_steps=10,
+        )
+    )
     assert [line["learning_rate"] for line in log_of(tmp_path, "loss")[:8]] == pytest.approx(
-        [0.03 * eden_factor(step, step // 5, warmup_batches=4) for step in range(8)], rel=0.01)  # 5 batches an epoch
+        # 5 batches an epoch
+        [0.03 * eden_factor(step, step // 5, warmup_batches=4) for step in range(8)],
+        rel=0.01,
+    )
     evaluations = [line["eval_loss"] for line in log_of(tmp_path, "eval_loss")]
     assert evaluations[-1] < 0.75 * 3 * math.log(CODES + 1) and evaluations[-1] < evaluations[0]
 
 
-# --- resuming -----------------------------------------------------------------------------------------------------
+# --- resuming -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stop", "steps", "changes"), [
-    (3, 6, {}),  # in the middle of an epoch, and over its end
-    (5, 7, {}),  # at the end of an epoch
-    (2, 4, {"gradient_accumulation": 2}),  # three updates an epoch, the last of one batch
-    (3, 6, {"optimizer": "scaled_adam", "learning_rate": 0.01}),
-], ids=str)
+@pytest.mark.parametrize(
+    ("stop", "steps", "changes"),
+    [
+        (3, 6, {}),  # in the middle of an epoch, and over its end
+        (5, 7, {}),  # at the end of an epoch
+        (2, 4, {"gradient_accumulation": 2}),  # three updates an epoch, the last of one batch
+        (3, 6, {"optimizer": "scaled_adam", "learning_rate": 0.01}),
+    ],
+    ids=str,
+)
 def test_resumed_run_equals_one_that_never_stopped(data, tmp_path, stop, steps, changes):
     """T15: bit for bit, with dropout and corrupted inputs, which draw from the global generator."""
-    changes = {"max_steps": steps, "save_steps": stop, "input_corruption": 0.2, "head_positions": 0.7, **changes}
+    changes = {
+        "max_steps": steps,
+        "save_steps": stop,
+        "input_corruption": 0.2,
+        "head_positions": 0.7,
+        **changes,
+    }
     whole = run(tiny_config(data, tmp_path / "whole", **changes))
     killed = tmp_path / "killed"
     shutil.copytree(tmp_path / "whole" / f"checkpoint-{stop}", killed / f"checkpoint-{stop}")
@@ -138,47 +189,73 @@ def test_resumed_run_equals_one_that_never_stopped(data, tmp_path, stop, steps, 
     assert start.checksum() != resumed.checksum() == whole.checksum()
 
     def figures(out: Path) -> list[tuple]:
-        return [(line["step"], line["loss"], line["grad_norm"], line["learning_rate"]) for line in log_of(out, "loss")]
+        return [
+            (line["step"], line["loss"], line["grad_norm"], line["learning_rate"])
+            for line in log_of(out, "loss")
+        ]
 
-    assert figures(killed) == figures(tmp_path / "whole")[stop:] and len(figures(killed)) == steps - stop
+    assert (
+        figures(killed) == figures(tmp_path / "whole")[stop:]
+        and len(figures(killed)) == steps - stop
+    )
 
 
 def test_changed_settings_are_those_of_a_resumed_run_or_refused(data, tmp_path):
-    """Rate, schedule, decay and rhythm; log, config.yaml and provenance say what ran, and from which step on."""
+    """Rate, schedule, decay and rhythm; log, config.yaml and provenance say what ran, and from
+    which step on."""
     run(tiny_config(data, tmp_path, max_steps=4, warmup_steps=2, weight_decay=0.1))
     changes = dict(warmup_steps=2, max_steps=6, learning_rate=0.02, weight_decay=0.3, save_steps=1)
     run(tiny_config(data, tmp_path, **changes))
-    schedule = cosine(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.02), total=6, warmup=2)
+    schedule = cosine(
+        torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.02), total=6, warmup=2
+    )
     expected = [0.02 * schedule.lr_lambdas[0](step) for step in (4, 5)]
-    assert [line["learning_rate"] for line in log_of(tmp_path, "loss")[4:]] == pytest.approx(expected)
+    assert [line["learning_rate"] for line in log_of(tmp_path, "loss")[4:]] == pytest.approx(
+        expected
+    )
     changed = {"learning_rate": [5e-3, 0.02], "max_steps": [4, 6], "weight_decay": [0.1, 0.3]}
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").open()]
-    assert [line for line in lines if "resumed" in line] == [{"step": 4, "resumed": True, "changed": changed}]
+    assert [line for line in lines if "resumed" in line] == [
+        {"step": 4, "resumed": True, "changed": changed}
+    ]
     assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-5", "checkpoint-6"]
-    groups = torch.load(tmp_path / "checkpoint-6" / "optimizer.pt", weights_only=True)["param_groups"]
+    groups = torch.load(tmp_path / "checkpoint-6" / "optimizer.pt", weights_only=True)[
+        "param_groups"
+    ]
     assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
     saved = (tmp_path / "config.yaml").read_text()
-    for refused, why in (({"optimizer": "scaled_adam"}, "optimizer='adamw' .here 'scaled_adam'., which cannot change"),
-                         ({"learning_rate": 0.03}, "learning_rate=0.02 .here 0.03., and all 6 steps are done"),
-                         ({"max_steps": 4}, "has 6 steps, more than the 4"), ({"seed": 3}, "seed=0 .here 3.")):
+    for refused, why in (
+        (
+            {"optimizer": "scaled_adam"},
+            "optimizer='adamw' .here 'scaled_adam'., which cannot change",
+        ),
+        ({"learning_rate": 0.03}, "learning_rate=0.02 .here 0.03., and all 6 steps are done"),
+        ({"max_steps": 4}, "has 6 steps, more than the 4"),
+        ({"seed": 3}, "seed=0 .here 3."),
+    ):
         with pytest.raises(CheckpointError, match=why):
             run(tiny_config(data, tmp_path, **{**changes, **refused}))
     assert (tmp_path / "config.yaml").read_text() == saved and "learning_rate: 0.02" in saved
     run(tiny_config(data, tmp_path, **{**changes, "max_steps": 7}))
     assert json.loads((tmp_path / "provenance.json").read_text())["resumed"] == [
-        {"step": 4, "changed": changed}, {"step": 6, "changed": {"max_steps": [6, 7]}}]
+        {"step": 4, "changed": changed},
+        {"step": 6, "changed": {"max_steps": [6, 7]}},
+    ]
 
 
 def test_resuming_another_model_s_run_is_refused(data, trained):
     config, _, out = trained
-    other = dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=1, ffn_size=48))
+    other = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, num_layers=1, ffn_size=48)
+    )
     with pytest.raises(CheckpointError, match="num_layers is 2, here 1") as caught:
         run(other)
     assert "ffn_size is 64, here 48" in str(caught.value) and "hidden_size" not in str(caught.value)
 
 
 def test_going_on_with_other_data_is_refused(tmp_path):
-    """A finished run, too, would else hand out a decoder of the data before, with a card of those there are now."""
+    """A finished run, too, would else hand out a decoder of the data before, with a card of
+    those there are now."""
     folder = write_prepared(tmp_path / "data", train=4, dev=2)
     config = tiny_config(folder, tmp_path / "out", max_steps=2)
     first = run(config)
@@ -186,21 +263,33 @@ def test_going_on_with_other_data_is_refused(tmp_path):
     shutil.rmtree(folder)
     write_prepared(folder, train=6, dev=2)
     for steps in (2, 3):
-        with pytest.raises(CheckpointError, match=r"trained on other data than there are now .*prepared.json changed"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"trained on other data than there are now .*prepared.json changed",
+        ):
             run(dataclasses.replace(config, max_steps=steps))
     assert run(dataclasses.replace(config, resume=False)).checksum() != first.checksum()
 
 
-# --- several processes ----------------------------------------------------------------------------------------------
+# --- several processes ----------------------------------------------------------------------------
 
 
 def test_two_processes_train_and_evaluate_like_one(data, tmp_path):
-    """Two real gloo processes; nine dev utterances in three batches, so one process repeats a batch and must not
-    count it."""
+    """Two real gloo processes; nine dev utterances in three batches, so one process repeats a
+    batch and must not count it."""
     out = tmp_path / "two"
     model = [f"model.{k}={str(v).lower()}" for k, v in MODEL.items()]
-    accelerate_launch("-m", "dcar.train", *model, f"data={data}", f"out={out}", "prompt_tokens=5", "batch_size=4",
-                      "max_steps=4", "log_steps=1")
+    accelerate_launch(
+        "-m",
+        "dcar.train",
+        *model,
+        f"data={data}",
+        f"out={out}",
+        "prompt_tokens=5",
+        "batch_size=4",
+        "max_steps=4",
+        "log_steps=1",
+    )
     two = json.loads((out / "provenance.json").read_text())
     assert (two["processes"], two["steps"]) == (2, 4)
     steps = log_of(out, "loss")
@@ -210,7 +299,9 @@ def test_two_processes_train_and_evaluate_like_one(data, tmp_path):
     assert decoder.checksum() == two["checksum"]
     alone = trainer_of(tiny_config(data, tmp_path / "one"), decoder).evaluate()
     figures = {k: v for k, v in alone.items() if k.startswith("eval_")}
-    assert figures == pytest.approx({k: v for k, v in two["metrics"].items() if k.startswith("eval_")}, rel=1e-5)
+    assert figures == pytest.approx(
+        {k: v for k, v in two["metrics"].items() if k.startswith("eval_")}, rel=1e-5
+    )
     assert len(figures) == 7
 
 
@@ -243,11 +334,18 @@ import json, os
 
 @pytest.mark.slow
 def test_two_processes_judge_each_step_once_and_draw_noise_of_their_own(data, tmp_path):
-    """The last step is looked at twice, by the loop and by the export: all processes wait for the judge, or none."""
+    """The last step is looked at twice, by the loop and by the export: all processes wait for
+    the judge, or none."""
     (tmp_path / "program.py").write_text(SPOKEN)
     two_processes(tmp_path / "program.py", ROOT / "tests", data, tmp_path / "out")
-    assert sorted(json.loads((tmp_path / "out/spoken.json").read_text())["steps"], key=int) == ["0", "2", "4"]
-    first, second = (json.loads((tmp_path / f"out/drawn-{rank}.json").read_text()) for rank in (0, 1))
+    assert sorted(json.loads((tmp_path / "out/spoken.json").read_text())["steps"], key=int) == [
+        "0",
+        "2",
+        "4",
+    ]
+    first, second = (
+        json.loads((tmp_path / f"out/drawn-{rank}.json").read_text()) for rank in (0, 1)
+    )
     assert len(first) == len(second) == 4 and not set(map(tuple, first)) & set(map(tuple, second))
 
 
@@ -265,7 +363,7 @@ def test_one_process_trains_on_one_gpu(data, tmp_path, monkeypatch, caplog):
     assert trainer.args.n_gpu == 1 and "launch/accelerate/multi_gpu.yaml" in caplog.text
 
 
-# --- wrong weights --------------------------------------------------------------------------------------------------
+# --- wrong weights --------------------------------------------------------------------------------
 
 
 def test_starting_weights_of_another_model(trained, data, tmp_path):

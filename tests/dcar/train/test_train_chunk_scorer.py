@@ -1,4 +1,5 @@
-"""Training of the joint score of chunks: it learns, resumes, and refuses what does not belong together."""
+"""Training of the joint score of chunks: it learns, resumes, and refuses what does not belong
+together."""
 
 import json
 from functools import partial
@@ -26,8 +27,20 @@ def decoder(data, tmp_path_factory) -> Path:
 
 
 def settings(data, decoder, out, **changes) -> dict:
-    return dict(data=str(data), decoder=str(decoder), out=str(out), prompt_tokens=5, positions=0.5, embedding_size=8,
-                width=16) | SMALL | dict(learning_rate=2e-2) | changes
+    return (
+        dict(
+            data=str(data),
+            decoder=str(decoder),
+            out=str(out),
+            prompt_tokens=5,
+            positions=0.5,
+            embedding_size=8,
+            width=16,
+        )
+        | SMALL
+        | dict(learning_rate=2e-2)
+        | changes
+    )
 
 
 def config_of(*args, **changes) -> TrainChunkScorerConfig:
@@ -39,15 +52,22 @@ def test_the_command_learns_and_leaves_everything_behind(data, decoder, tmp_path
     options = settings(data, decoder, out, max_steps=80, eval_steps=40, save_steps=40)
     main(["train-chunk-scorer", *arguments(options)])
     trained, base = ChunkScorer.from_pretrained(out), CARDecoder.from_pretrained(decoder)
-    assert trained.config.base_checksum == base.checksum() and trained.config.tokenizer == "tiny@abc"
+    assert (
+        trained.config.base_checksum == base.checksum() and trained.config.tokenizer == "tiny@abc"
+    )
     assert (trained.config.num_heads, trained.config.vocab_size) == (3, base.config.output_size)
     evaluations = log_of(out, "eval_loss")
     assert [line["step"] for line in evaluations] == [40, 80, 80]
-    assert evaluations[-1] == evaluations[-2] | {k: evaluations[-1][k] for k in evaluations[-1] if "time" in k}
+    assert evaluations[-1] == evaluations[-2] | {
+        k: evaluations[-1][k] for k in evaluations[-1] if "time" in k
+    }
     assert evaluations[-1]["eval_accuracy_whole"] > 0.9 and evaluations[-1]["eval_loss"] < 0.5
     source = json.loads((out / "provenance.json").read_text())
     assert source["checksum"] == trained.checksum() and source["steps"] == 80
-    assert "Chunk scorer" in (out / "README.md").read_text() and "width: 16" in (out / "config.yaml").read_text()
+    assert (
+        "Chunk scorer" in (out / "README.md").read_text()
+        and "width: 16" in (out / "config.yaml").read_text()
+    )
 
 
 def test_resumed_training_equals_one_that_never_stopped(data, decoder, tmp_path):
@@ -58,10 +78,25 @@ def test_begins_from_the_chunk_scorer_of_another_decoder(data, decoder, tmp_path
     first = run(config_of(data, decoder, tmp_path / "first"))
     tuned = tmp_path / "tuned"
     train_decoder(tiny_config(data, tuned, init_from=str(decoder), max_steps=1))
-    again = run(config_of(data, tuned, tmp_path / "again", init_from=str(tmp_path / "first"), max_steps=1,
-                          learning_rate=1e-9))
-    assert again.config.base_checksum == CARDecoder.from_pretrained(tuned).checksum() != first.config.base_checksum
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(again.parameters(), first.parameters(), strict=True))
+    again = run(
+        config_of(
+            data,
+            tuned,
+            tmp_path / "again",
+            init_from=str(tmp_path / "first"),
+            max_steps=1,
+            learning_rate=1e-9,
+        )
+    )
+    assert (
+        again.config.base_checksum
+        == CARDecoder.from_pretrained(tuned).checksum()
+        != first.config.base_checksum
+    )
+    assert all(
+        torch.allclose(a, b, atol=1e-6)
+        for a, b in zip(again.parameters(), first.parameters(), strict=True)
+    )
     with pytest.raises(CheckpointError, match="another shape"):
         run(config_of(data, decoder, tmp_path / "x", init_from=str(tmp_path / "first"), width=8))
 

@@ -26,7 +26,12 @@ from eval.verifiers.sd import SpeculativeDecoding
 
 def test_inherited_layers():
     """The shares of the paper, those asked for, and those that are not there."""
-    shares = {24: ((0, 1), (18, 19, 20, 21, 22, 23)), 12: ((0,), (9, 10, 11)), 8: ((0,), (6, 7)), 2: ((0,), (1,))}
+    shares = {
+        24: ((0, 1), (18, 19, 20, 21, 22, 23)),
+        12: ((0,), (9, 10, 11)),
+        8: ((0,), (6, 7)),
+        2: ((0,), (1,)),
+    }
     assert {depth: inherited_layers(depth) for depth in shares} == shares
     assert inherited_layers(6, bottom=2, top=3) == ((0, 1), (3, 4, 5))
     for depth, bottom, top in ((1, 0, 0), (4, 3, 2), (4, -1, 2)):
@@ -44,26 +49,51 @@ def test_whole_depth_is_the_target_itself(decoder, prompts):
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     torch.manual_seed(0)
-    model = CARDecoder(CARConfig(
-        text_vocab_size=64, speech_vocab_size=CODES, hidden_size=32, num_layers=4, num_attention_heads=2, ffn_size=64,
-        num_prediction_heads=3, head_blocks=1, bos=True, speech_position_scale=0.3, tokenizer="tiny@abc",
-        phonemes=PHONEME_VERSION))
+    model = CARDecoder(
+        CARConfig(
+            text_vocab_size=64,
+            speech_vocab_size=CODES,
+            hidden_size=32,
+            num_layers=4,
+            num_attention_heads=2,
+            ffn_size=64,
+            num_prediction_heads=3,
+            head_blocks=1,
+            bos=True,
+            speech_position_scale=0.3,
+            tokenizer="tiny@abc",
+            phonemes=PHONEME_VERSION,
+        )
+    )
     path = tmp_path_factory.mktemp("target") / "car"
     model.save_pretrained(path)
     return path
 
 
 def settings(data, target, out, **changes) -> dict:
-    return dict(decoder=str(target), data=str(data), out=str(out), prompt_tokens=5, **SMALL) | changes
+    return (
+        dict(decoder=str(target), data=str(data), out=str(out), prompt_tokens=5, **SMALL) | changes
+    )
 
 
 def test_bottom_and_head_learn_and_the_rest_stays(data, target, tmp_path):
-    main(["train-draft", *arguments(settings(data, target, tmp_path / "draft", max_steps=40, eval_steps=20))])
-    draft, base = DraftDecoder.from_pretrained(tmp_path / "draft"), CARDecoder.from_pretrained(target)
+    main(
+        [
+            "train-draft",
+            *arguments(settings(data, target, tmp_path / "draft", max_steps=40, eval_steps=20)),
+        ]
+    )
+    draft, base = (
+        DraftDecoder.from_pretrained(tmp_path / "draft"),
+        CARDecoder.from_pretrained(target),
+    )
     check_draft(draft, base)
     start = build_draft(base)
-    trained = {name for name, p in start.named_parameters() if p.requires_grad and p.numel()}  # no additional heads
-    assert trained == {n for n, _ in start.named_parameters() if n.startswith(("layers.0.", "heads.base"))}
+    # no additional heads
+    trained = {name for name, p in start.named_parameters() if p.requires_grad and p.numel()}
+    assert trained == {
+        n for n, _ in start.named_parameters() if n.startswith(("layers.0.", "heads.base"))
+    }
     frozen = {name: value for name, value in start.state_dict().items() if name not in trained}
     after = draft.state_dict()
     assert all(torch.equal(after[name], value) for name, value in frozen.items()) and frozen
@@ -72,7 +102,10 @@ def test_bottom_and_head_learn_and_the_rest_stays(data, target, tmp_path):
     assert losses[-1] < 0.4 * losses[0]
     steps = [line["step"] for line in log_of(tmp_path / "draft", "eval_head1_loss")]
     assert steps == [20, 40, 40]  # the last one on what was saved
-    assert json.loads((tmp_path / "draft" / "provenance.json").read_text())["checksum"] == draft.checksum()
+    assert (
+        json.loads((tmp_path / "draft" / "provenance.json").read_text())["checksum"]
+        == draft.checksum()
+    )
     assert "decoder:" in (tmp_path / "draft" / "config.yaml").read_text()
 
 
@@ -92,20 +125,28 @@ def test_what_does_not_belong_together_is_refused(data, target, tmp_path):
     with pytest.raises(DataError, match="the decoder's own speech tokenizer"):
         run(TrainDraftConfig(**settings(foreign, target, tmp_path / "x")))
     with pytest.raises(ConfigError, match="cannot be taken"):
-        run(TrainDraftConfig(**settings(data, target, tmp_path / "x", bottom_layers=3, top_layers=2)))
+        run(
+            TrainDraftConfig(
+                **settings(data, target, tmp_path / "x", bottom_layers=3, top_layers=2)
+            )
+        )
     with pytest.raises(ConfigError, match="bottom_layers must be a whole number ≥ 0"):
         TrainDraftConfig(bottom_layers=-1)
 
 
-# --- drafts of pretrained language models -------------------------------------------------------------------------
+# --- drafts of pretrained language models ---------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def language_model(tmp_path_factory):
     """A small random Qwen2 of four layers whose text is phonemes, with heads, on disk."""
     path = tmp_path_factory.mktemp("lm") / "qwen"
-    tiny_backbone(3, architecture=architecture(vocab_size=80, num_hidden_layers=4), phonemes=PHONEME_VERSION,
-                  tokenizer="tiny@abc").save_pretrained(path)
+    tiny_backbone(
+        3,
+        architecture=architecture(vocab_size=80, num_hidden_layers=4),
+        phonemes=PHONEME_VERSION,
+        tokenizer="tiny@abc",
+    ).save_pretrained(path)
     return path
 
 
@@ -114,7 +155,9 @@ def test_middle_layers_are_left_out(kind, inherited, language_model):
     target = tiny_decoder(num_layers=8) if kind == "car" else load_decoder(language_model)
     draft = build_draft(target, 1, 2).eval()
     assert draft.config.inherited_layers == inherited and draft.config.bottom_layers == 1
-    assert draft.config.num_layers == len(draft.layers) == 3 and draft.config.num_prediction_heads == 1
+    assert (
+        draft.config.num_layers == len(draft.layers) == 3 and draft.config.num_prediction_heads == 1
+    )
     assert draft.config.output_size == target.config.output_size
     for own, index in enumerate(inherited):
         for name, value in draft.layers[own].state_dict().items():
@@ -122,24 +165,35 @@ def test_middle_layers_are_left_out(kind, inherited, language_model):
     if kind == "language model":
         trained = {n for n, p in draft.named_parameters() if p.requires_grad and p.numel()}
         assert isinstance(draft, BackboneDraft)
-        assert {n.rpartition(".layers.0.")[0] or n for n in trained} == {"backbone", "heads.base.weight"}
+        assert {n.rpartition(".layers.0.")[0] or n for n in trained} == {
+            "backbone",
+            "heads.base.weight",
+        }
         with pytest.raises(ConfigError, match="adapters that are not merged"):
             build_draft(add_lora(load_decoder(language_model), LoraSettings(rank=2)))
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
 def test_a_draft_of_all_layers_is_accepted_token_by_token(kind):
-    """Its cache stays in step with the target's, whatever was refused before: the tokens are those of car-1."""
+    """Its cache stays in step with the target's, whatever was refused before: the tokens are
+    those of car-1."""
     target = tiny_backbone(4, kind=kind)
     draft = build_draft(target, 1, 1).eval()
-    prompts, sampling = tiny_prompts(), SamplingConfig(min_tokens=12, max_tokens=30, max_tokens_per_text_unit=8)
+    prompts, sampling = (
+        tiny_prompts(),
+        SamplingConfig(min_tokens=12, max_tokens=30, max_tokens_per_text_unit=8),
+    )
     plain = decode(target, prompts, ChunkMethod(FixedChunk(1)), sampling)
     drafted = decode(target, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 3)), sampling)
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]
-    assert all(r.accepted == r.proposed > 0 and r.target_passes < p.target_passes
-               for r, p in zip(drafted, plain, strict=True))
+    assert all(
+        r.accepted == r.proposed > 0 and r.target_passes < p.target_passes
+        for r, p in zip(drafted, plain, strict=True)
+    )
     with torch.no_grad():
-        draft.heads.base.weight += 0.5 * draft.heads.base.weight.std() * torch.randn_like(draft.heads.base.weight)
+        draft.heads.base.weight += (
+            0.5 * draft.heads.base.weight.std() * torch.randn_like(draft.heads.base.weight)
+        )
     imperfect = SpeculativeDecoding("sd", ModelDrafter(draft, 3))
     greedy = SamplingConfig(temperature=0, min_tokens=12, max_tokens=30, max_tokens_per_text_unit=8)
     expected = decode(target, prompts, ChunkMethod(FixedChunk(1)), greedy)
@@ -149,23 +203,39 @@ def test_a_draft_of_all_layers_is_accepted_token_by_token(kind):
 
 
 def test_the_distribution_of_sd_with_a_language_model_that_drafts():
-    """Another, smaller language model drafts; the third token, after a draft of two, has the distribution of car-1.
+    """Another, smaller language model drafts; the third token, after a draft of two, has the
+    distribution of car-1.
 
     Chi-square of both samples at 1e-6.
     """
     target = tiny_backbone(2, sharpen=3)
-    small = tiny_backbone(1, seed=3, sharpen=3, kind="llama", architecture=architecture("llama", num_hidden_layers=1,
-                                                                                      hidden_size=16))
+    small = tiny_backbone(
+        1,
+        seed=3,
+        sharpen=3,
+        kind="llama",
+        architecture=architecture("llama", num_hidden_layers=1, hidden_size=16),
+    )
     check_draft(small, target)
     prompt = tiny_prompts()[3]
     prompts = [Prompt(f"draw{i}", prompt.text_ids, prompt.prompt_ids) for i in range(1500)]
     sampling = SamplingConfig(min_tokens=3, max_tokens=3)
     plain = decode(target, prompts, ChunkMethod(FixedChunk(1)), sampling, seed=1, batch_size=500)
-    drafted = decode(target, prompts, SpeculativeDecoding("sd", ModelDrafter(small, 2)), sampling, seed=2,
-                     batch_size=500)
+    drafted = decode(
+        target,
+        prompts,
+        SpeculativeDecoding("sd", ModelDrafter(small, 2)),
+        sampling,
+        seed=2,
+        batch_size=500,
+    )
     assert 0 < sum(r.accepted for r in drafted) < sum(r.proposed for r in drafted)
-    table = torch.stack([torch.bincount(torch.tensor([r.tokens[2] for r in rows]), minlength=CODES)
-                         for rows in (plain, drafted)])
+    table = torch.stack(
+        [
+            torch.bincount(torch.tensor([r.tokens[2] for r in rows]), minlength=CODES)
+            for rows in (plain, drafted)
+        ]
+    )
     table = table[:, table.sum(0) >= 20]
     assert table.shape[1] >= 3
     assert chi2_contingency(table.numpy()).pvalue > 1e-6
@@ -173,7 +243,10 @@ def test_the_distribution_of_sd_with_a_language_model_that_drafts():
 
 def test_vocabularies_of_one_text_tokenizer_may_be_padded_differently():
     names = dict(phonemes="text-tokenizer:abc")
-    target, draft = tiny_backbone(**names), tiny_backbone(1, architecture=architecture(vocab_size=70), **names)
+    target, draft = (
+        tiny_backbone(**names),
+        tiny_backbone(1, architecture=architecture(vocab_size=70), **names),
+    )
     check_draft(draft, target)
     with pytest.raises(ConfigError, match="text_vocab_size 70, the target 64"):
         check_draft(tiny_backbone(1, architecture=architecture(vocab_size=70)), tiny_backbone())
@@ -182,7 +255,8 @@ def test_vocabularies_of_one_text_tokenizer_may_be_padded_differently():
 
 
 def test_training_a_draft_of_a_language_model(data, language_model, tmp_path):
-    """Two sessions equal one; the draft brings the text tokenizer of its target along and loads as a decoder."""
+    """Two sessions equal one; the draft brings the text tokenizer of its target along and loads
+    as a decoder."""
     (language_model / "text_tokenizer").mkdir(exist_ok=True)
     (language_model / "text_tokenizer" / "tokenizer.json").write_text("{}")
     main(["train-draft", *arguments(settings(data, language_model, tmp_path / "draft"))])
@@ -191,9 +265,14 @@ def test_training_a_draft_of_a_language_model(data, language_model, tmp_path):
     start = build_draft(target)
     trained = {name for name, p in start.named_parameters() if p.requires_grad and p.numel()}
     after = draft.state_dict()
-    moved = {name for name, value in start.state_dict().items() if not torch.equal(after[name], value)}
+    moved = {
+        name for name, value in start.state_dict().items() if not torch.equal(after[name], value)
+    }
     assert moved == trained
     assert "Draft model" in (tmp_path / "draft" / "README.md").read_text()
     assert (tmp_path / "draft" / "text_tokenizer" / "tokenizer.json").is_file()
-    check_resumption(run, lambda out, **changes: TrainDraftConfig(**settings(data, language_model, out, **changes)),
-                     tmp_path)
+    check_resumption(
+        run,
+        lambda out, **changes: TrainDraftConfig(**settings(data, language_model, out, **changes)),
+        tmp_path,
+    )

@@ -1,4 +1,5 @@
-"""A step of stage one: its kernels and reads by the host, batches by tokens, and compiled as well as eager."""
+"""A step of stage one: its kernels and reads by the host, batches by tokens, and compiled as
+well as eager."""
 
 import collections
 import dataclasses
@@ -20,8 +21,24 @@ from dcar.sources.shipped import shipped
 from dcar.train.batches import SpeechDataset, TokenBatchSampler, with_positions
 from dcar.train.car import run
 
-NO_KERNELS = ("view", "expand", "slice.", "select.", "unsqueeze", "squeeze", "transpose", "aten.t.", "alias", "detach",
-              "permute", "as_strided", "split", "unbind", "unfold", "empty_like")
+NO_KERNELS = (
+    "view",
+    "expand",
+    "slice.",
+    "select.",
+    "unsqueeze",
+    "squeeze",
+    "transpose",
+    "aten.t.",
+    "alias",
+    "detach",
+    "permute",
+    "as_strided",
+    "split",
+    "unbind",
+    "unfold",
+    "empty_like",
+)
 READS = ("_local_scalar_dense", "nonzero", "masked_select")
 
 
@@ -45,16 +62,28 @@ class Counted(TorchDispatchMode):
         return sum(n for name, n in self.ops.items() if any(r in name for r in READS))
 
 
-@pytest.mark.parametrize(("heads", "share", "most"), [("independent", 1.0, 300), ("independent", 0.3, 310),
-                                                      ("shared", 0.3, 330)])
+@pytest.mark.parametrize(
+    ("heads", "share", "most"),
+    [("independent", 1.0, 300), ("independent", 0.3, 310), ("shared", 0.3, 330)],
+)
 def test_a_step_has_few_kernels_and_no_reads_by_the_host(heads, share, most, monkeypatch):
-    """Twelve layers and seven heads; heads one after another had 550 kernels forward and 712 backward, ScaledAdam
-    tensor by tensor 6,238 with 153 reads."""
+    """Twelve layers and seven heads; heads one after another had 550 kernels forward and 712
+    backward, ScaledAdam tensor by tensor 6,238 with 153 reads."""
     monkeypatch.setattr(optim, "paired", optim.spread)  # the optimiser's operations on a GPU
     monkeypatch.setattr(optim, "sums", optim.signed_norms)
     torch.manual_seed(0)
-    model = CARDecoder(CARConfig(text_vocab_size=64, speech_vocab_size=256, hidden_size=32, num_layers=12, heads=heads,
-                                 num_attention_heads=2, ffn_size=64, num_prediction_heads=7)).train()
+    model = CARDecoder(
+        CARConfig(
+            text_vocab_size=64,
+            speech_vocab_size=256,
+            hidden_size=32,
+            num_layers=12,
+            heads=heads,
+            num_attention_heads=2,
+            ffn_size=64,
+            num_prediction_heads=7,
+        )
+    ).train()
     example = dict(text=[1] * 20, speech=[3] * 60, prompt_length=10)
     batch = with_positions([example] * 4)
     optimizer = ScaledAdam(list(model.parameters()), lr=1e-2)
@@ -71,7 +100,7 @@ def test_a_step_has_few_kernels_and_no_reads_by_the_host(heads, share, most, mon
         assert part.reads == 0 and part.kernels <= bound, (part.kernels, part.ops)
 
 
-# --- batches by tokens ------------------------------------------------------------------------------------------------
+# --- batches by tokens ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +110,9 @@ def lengths() -> np.ndarray:
 
 
 @pytest.mark.parametrize(("tokens", "processes"), [(3200, 1), (3200, 2), (16000, 1)])
-def test_token_budgets_waste_little_and_give_all_processes_the_same_work(lengths, tokens, processes):
+def test_token_budgets_waste_little_and_give_all_processes_the_same_work(
+    lengths, tokens, processes
+):
     samplers = [TokenBatchSampler(lengths, tokens, 0, rank, processes) for rank in range(processes)]
     steps = list(zip(*samplers, strict=True))
     assert len(steps) == len(samplers[0])
@@ -95,25 +126,33 @@ def test_token_budgets_waste_little_and_give_all_processes_the_same_work(lengths
     padding = 1 - real / padded
     assert padding <= 0.05
     seen = collections.Counter(i for step in steps for batch in step for _, i in batch)
-    assert len(seen) == len(lengths) and seen.total() - len(lengths) < tokens // lengths.min() * processes
+    assert (
+        len(seen) == len(lengths)
+        and seen.total() - len(lengths) < tokens // lengths.min() * processes
+    )
     again = TokenBatchSampler(lengths, tokens, 0, 0, processes)
     assert list(again) == [step[0] for step in steps]
     again.set_epoch(1)
     other = list(again)
     assert len(other) == len(steps) and {i for batch in other[:3] for _, i in batch} != {
-        i for step in steps[:3] for _, i in step[0]}
+        i for step in steps[:3] for _, i in step[0]
+    }
 
 
 def test_token_budgets_of_few_utterances_and_of_too_long_ones():
     batches = [list(TokenBatchSampler([9, 3, 5], 10, 0, rank, 2)) for rank in (0, 1)]
     assert {i for of in batches for batch in of for _, i in batch} == {0, 1, 2}
     assert len(batches[0]) == len(batches[1]) == len(TokenBatchSampler([9, 3, 5], 10, 0, 0, 2))
-    with pytest.raises(ConfigError, match="max_tokens=8 is less than the longest training utterance, which has 9"):
+    with pytest.raises(
+        ConfigError, match="max_tokens=8 is less than the longest training utterance, which has 9"
+    ):
         TokenBatchSampler([9, 3, 5], 8, 0)
 
 
 def test_a_run_with_a_token_budget_resumes_bit_for_bit(data, tmp_path):
-    config = tiny_config(data, tmp_path / "out", max_tokens=100, max_steps=6, save_steps=3, head_positions=0.5)
+    config = tiny_config(
+        data, tmp_path / "out", max_tokens=100, max_steps=6, save_steps=3, head_positions=0.5
+    )
     whole = run(config)
     (tmp_path / "out" / "checkpoint-6").rename(tmp_path / "gone")
     assert run(config).checksum() == whole.checksum()
@@ -121,10 +160,12 @@ def test_a_run_with_a_token_budget_resumes_bit_for_bit(data, tmp_path):
         dataclasses.replace(config, replay="starter")
 
 
-# --- compiled ---------------------------------------------------------------------------------------------------------
+# --- compiled -------------------------------------------------------------------------------------
 
 
-def losses_and_gradients(model: CARDecoder, batches: list[dict]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def losses_and_gradients(
+    model: CARDecoder, batches: list[dict]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     found = []
     for batch in batches:
         loss = model(**batch).loss
@@ -136,13 +177,21 @@ def losses_and_gradients(model: CARDecoder, batches: list[dict]) -> list[tuple[t
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["independent", "shared"])
-def test_a_compiled_step_is_one_graph_for_all_shapes_and_equals_the_eager_one(kind, backend, tmp_path):
+def test_a_compiled_step_is_one_graph_for_all_shapes_and_equals_the_eager_one(
+    kind, backend, tmp_path
+):
     model = tiny_decoder(kind=kind, dropout=0.0, zero_init_heads=False).train()
     folder = write_prepared(tmp_path / "data", train=16)
-    examples = SpeechDataset(load_split(str(folder), "train"), dataclasses.replace(
-        model.config, text_vocab_size=64), 5, 0)
-    batches = [with_positions([{**examples[0, i], "text": [i + 1] * (4 + i)} for i in rows])
-               for rows in ([0, 1, 2, 3], [4, 5, 6], range(6, 14))]
+    examples = SpeechDataset(
+        load_split(str(folder), "train"),
+        dataclasses.replace(model.config, text_vocab_size=64),
+        5,
+        0,
+    )
+    batches = [
+        with_positions([{**examples[0, i], "text": [i + 1] * (4 + i)} for i in rows])
+        for rows in ([0, 1, 2, 3], [4, 5, 6], range(6, 14))
+    ]
     eager = losses_and_gradients(model, batches)
     torch._dynamo.reset()
     model.compile(dynamic=True, fullgraph=True, backend=backend)
@@ -165,9 +214,12 @@ def test_compile_is_handed_on_and_refused_where_weights_are_sharded(data, tmp_pa
 
 @pytest.mark.parametrize("kind", ["independent", "shared"])
 def test_every_trained_parameter_of_a_decoder_with_one_head_gets_a_gradient(kind, data, tmp_path):
-    """DDP looks for no unused parameters, and would wait for those of additional heads that there are none of."""
+    """DDP looks for no unused parameters, and would wait for those of additional heads that
+    there are none of."""
     model = tiny_decoder(1, kind=kind, text_vocab_size=64, speech_vocab_size=16)
     trainer = trainer_of(tiny_config(data, tmp_path), model)
     assert trainer.args.ddp_find_unused_parameters is False
     trainer.compute_loss(model.train(), next(iter(trainer.get_train_dataloader()))).backward()
-    assert all((p.grad is not None) == p.requires_grad == (p.numel() > 0) for p in model.parameters())
+    assert all(
+        (p.grad is not None) == p.requires_grad == (p.numel() > 0) for p in model.parameters()
+    )

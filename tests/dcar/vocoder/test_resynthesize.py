@@ -1,4 +1,5 @@
-"""Training speech for the reward recogniser: a split as the vocoder says it, a corpus of its own."""
+"""Training speech for the reward recogniser: a split as the vocoder says it, a corpus of its
+own."""
 
 import json
 from pathlib import Path
@@ -46,10 +47,18 @@ def test_the_result_is_a_corpus_of_what_the_vocoder_says(settings, tmp_path):
         assert rate == vocoder.sample_rate and len(wave) == rate // 50 * len(row["speech"])
         assert np.abs(wave - own).max() < 1e-4
 
-    other = run(ResynthesizeConfig(**{**settings, "out": str(tmp_path / "other")}, split="train", other_voices=True,
-                                   limit=4))
+    other = run(
+        ResynthesizeConfig(
+            **{**settings, "out": str(tmp_path / "other")},
+            split="train",
+            other_voices=True,
+            limit=4,
+        )
+    )
     others = load_corpus("jsonl", other)
-    assert len(others) == 4 and not all(np.array_equal(u.load()[0], said[u.id].load()[0]) for u in others)
+    assert len(others) == 4 and not all(
+        np.array_equal(u.load()[0], said[u.id].load()[0]) for u in others
+    )
 
 
 def test_tokens_of_another_rate_or_tokenizer_are_refused(settings, tmp_path):
@@ -68,19 +77,34 @@ class TwelveCodes(ToyTokenizer):
 
 def buzzes(tmp_path, count: int, split: str, **changes) -> list[np.ndarray]:
     """A corpus of low buzzes, prepared in tmp_path / "p"; returns them."""
-    waves = [(0.3 * np.sign(np.sin(np.arange(24_000 + 2400 * i) / 25))).astype(np.float32) for i in range(count)]
+    waves = [
+        (0.3 * np.sign(np.sin(np.arange(24_000 + 2400 * i) / 25))).astype(np.float32)
+        for i in range(count)
+    ]
     manifest = write_manifest(tmp_path, count * [{"split": split}], waves, 24_000)
-    toy_prepare(PrepareConfig(out=str(tmp_path / "p"), corpus="jsonl", path=str(manifest), splits=(split,), **changes),
-                TwelveCodes())
+    toy_prepare(
+        PrepareConfig(
+            out=str(tmp_path / "p"), corpus="jsonl", path=str(manifest), splits=(split,), **changes
+        ),
+        TwelveCodes(),
+    )
     return waves
 
 
 def test_stage_two_hands_prompts_to_a_vocoder_that_hears_them(tmp_path, monkeypatch):
-    """CosyVoice's vocoder in a DCPO recipe once stopped for want of them. Other rates are refused here as well."""
-    waves, data, base, given = buzzes(tmp_path, 2, "dev"), str(tmp_path / "p"), tiny_decoder(text_vocab_size=64), []
+    """CosyVoice's vocoder in a DCPO recipe once stopped for want of them. Other rates are
+    refused here as well."""
+    waves, data, base, given = (
+        buzzes(tmp_path, 2, "dev"),
+        str(tmp_path / "p"),
+        tiny_decoder(text_vocab_size=64),
+        [],
+    )
     items = make_prompts(load_split(data, "dev"), 10, 0)
-    monkeypatch.setattr("dcar.prompts.load.load_vocoder",
-                        lambda spec, device, prompts: given.append(prompts) or tiny_vocoder())
+    monkeypatch.setattr(
+        "dcar.prompts.load.load_vocoder",
+        lambda spec, device, prompts: given.append(prompts) or tiny_vocoder(),
+    )
     vocoder_for(base, data, items, "cosyvoice:folder")
     wave, rate = given[0](items[0].speaker_embedding)
     assert rate == 24_000 and len(wave) == len(waves[int(items[0].prompt_utterance_id[1:])])

@@ -1,4 +1,5 @@
-"""An utterance in pieces is the utterance, and what speaks it is the reference in another order of sums."""
+"""An utterance in pieces is the utterance, and what speaks it is the reference in another order
+of sums."""
 
 import numpy as np
 import pytest
@@ -9,16 +10,31 @@ from dcar.vocoder import streaming
 from dcar.vocoder.model import TokenVocoder, VocoderConfig
 from dcar.vocoder.streaming import StreamingVocoder, product_type, reach
 
-SHAPES = {"shipped hops": {}, "window of four": {"window": 960}, "odd hop": {"hop": 15, "window": 45, "n_fft": 65},
-          "25 tokens a second": {"token_rate": 25}}
+SHAPES = {
+    "shipped hops": {},
+    "window of four": {"window": 960},
+    "odd hop": {"hop": 15, "window": 45, "n_fft": 65},
+    "25 tokens a second": {"token_rate": 25},
+}
 
 
 def vocoder(**shape) -> TokenVocoder:
     torch.manual_seed(0)
-    made = TokenVocoder(VocoderConfig(
-        vocab_size=12, condition_size=8, mel_bands=20, acoustic_size=16, acoustic_ffn_size=16, renderer_size=16,
-        renderer_ffn_size=16, acoustic_dilations=(1, 2), renderer_dilations=(2, 1), calibration_tokens=tuple(range(12)),
-        **shape))
+    made = TokenVocoder(
+        VocoderConfig(
+            vocab_size=12,
+            condition_size=8,
+            mel_bands=20,
+            acoustic_size=16,
+            acoustic_ffn_size=16,
+            renderer_size=16,
+            renderer_ffn_size=16,
+            acoustic_dilations=(1, 2),
+            renderer_dilations=(2, 1),
+            calibration_tokens=tuple(range(12)),
+            **shape,
+        )
+    )
     torch.nn.init.normal_(made.acoustic.output.weight, std=0.3)  # a pitch that moves
     return made.eval()
 
@@ -45,7 +61,10 @@ def test_it_is_the_reference(exact, shape):
         expected = reference(model, ids(n))
         (got,) = model.synthesize([ids(n)], random_voice()[None])
         assert got.shape == expected.shape == (n * model.config.samples_per_token,)
-        assert np.abs(expected).max() > 1e-3 and np.abs(got - expected).max() < 5e-3 * np.abs(expected).max()
+        assert (
+            np.abs(expected).max() > 1e-3
+            and np.abs(got - expected).max() < 5e-3 * np.abs(expected).max()
+        )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -54,7 +73,10 @@ def test_pieces_are_the_whole(exact, shape, piece):
     model, tokens = vocoder(**SHAPES[shape]), ids(173)
     (whole,) = model.synthesize([tokens], random_voice()[None])
     stream = StreamingVocoder(model, random_voice())
-    pieces = [stream.push(tokens[i : i + piece], last=i + piece >= len(tokens)) for i in range(0, len(tokens), piece)]
+    pieces = [
+        stream.push(tokens[i : i + piece], last=i + piece >= len(tokens))
+        for i in range(0, len(tokens), piece)
+    ]
     got = np.concatenate(pieces)
     assert len(got) == len(whole) and np.abs(got - whole).max() < 5e-3 * np.abs(whole).max()
     assert len(pieces) > 4 and sum(len(p) > 0 for p in pieces) > 2
@@ -65,13 +87,18 @@ def test_sound_is_there_as_soon_as_it_is_certain():
     stream, behind = StreamingVocoder(model, random_voice()), reach(model)
     assert len(stream.push(ids(behind))) == 0
     assert len(stream.push([3])) >= model.config.samples_per_token
-    changed = [np.concatenate((s.push([1] * 20 + [token]), s.push([], last=True)))
-               for token in (1, 5) for s in [StreamingVocoder(model, random_voice())]]
+    changed = [
+        np.concatenate((s.push([1] * 20 + [token]), s.push([], last=True)))
+        for token in (1, 5)
+        for s in [StreamingVocoder(model, random_voice())]
+    ]
     first = int(np.flatnonzero(np.abs(changed[0] - changed[1]) > 1e-6)[0])
     assert (20 - behind) * model.config.samples_per_token <= first  # no later token is heard before
 
 
-@pytest.mark.skipif(product_type(torch.device("cpu")) == torch.float32, reason="no bfloat16 on this processor")
+@pytest.mark.skipif(
+    product_type(torch.device("cpu")) == torch.float32, reason="no bfloat16 on this processor"
+)
 def test_products_in_bfloat16_sound_alike(monkeypatch):
     model, tokens = tiny_vocoder(), ids(100)
     (low,) = model.synthesize([tokens], random_voice()[None])

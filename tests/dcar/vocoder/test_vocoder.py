@@ -1,4 +1,5 @@
-"""The vocoder on tiny sizes: signal features, exact lengths and padding, strict files, training, resume, packs."""
+"""The vocoder on tiny sizes: signal features, exact lengths and padding, strict files, training,
+resume, packs."""
 
 import dataclasses
 import json
@@ -28,7 +29,14 @@ from dcar.vocoder.training import pack
 from dcar.vocoder.training.pack import PackRow, VocoderData, pack_training_data, write_pack
 from dcar.vocoder.training.train import TrainVocoderConfig, main, run
 from dcar.vocoder.training.trainer import Trainer, acoustic_loss
-from dcar.voices.features import SPEAKER_DIM, mel_filterbank, same_istft, same_stft, speaker_features, track_f0
+from dcar.voices.features import (
+    SPEAKER_DIM,
+    mel_filterbank,
+    same_istft,
+    same_stft,
+    speaker_features,
+    track_f0,
+)
 
 EXACTLY = {"rtol": 0, "atol": 0}
 
@@ -62,7 +70,9 @@ def test_pitch_track_of_a_buzz_is_within_one_percent(f0):
 
 def test_pitch_of_what_is_not_voiced():
     """Noise and silence have none; through a gap it is interpolated."""
-    noise = torch.from_numpy(np.random.default_rng(0).normal(scale=0.1, size=RATE).astype(np.float32))
+    noise = torch.from_numpy(
+        np.random.default_rng(0).normal(scale=0.1, size=RATE).astype(np.float32)
+    )
     for wave in (noise, torch.zeros(RATE), torch.zeros(0)):
         log_f0, voiced = track_f0(wave)
         assert torch.isfinite(log_f0).all() and voiced.float().sum() <= 5
@@ -86,7 +96,9 @@ def test_stft_and_its_inverse_agree_inside_and_frame_counts_are_exact():
 
 def test_mel_filters_are_all_alive_and_of_unit_sum():
     for n_fft, bands in ((512, 40), (1024, 80), (2048, 100)):
-        assert torch.allclose(mel_filterbank(RATE, n_fft, bands).sum(1), torch.ones(bands), atol=1e-5)
+        assert torch.allclose(
+            mel_filterbank(RATE, n_fft, bands).sum(1), torch.ones(bands), atol=1e-5
+        )
 
 
 def test_speaker_features_tell_pitch_and_ignore_level():
@@ -104,16 +116,22 @@ def test_what_a_low_rate_does_not_hold_is_not_taken_for_silence():
     wave = (harmonic(140.0, 2.0) + noise).astype(np.float32)
     whole = speaker_features(wave, RATE, embedding(0))
     low = speaker_features(resample(wave, RATE, 16_000), 16_000, embedding(0))
-    assert np.abs(whole[258:] - low[258:]).max() < 0.6  # log magnitudes; silence would be 5 and more below
+    # log magnitudes; silence would be 5 and more below
+    assert np.abs(whole[258:] - low[258:]).max() < 0.6
     assert np.abs(whole[258:285] - low[258:285]).max() < 0.1
     assert np.ptp(low[-6:]) == 0  # the bands above 8 kHz
 
 
-@pytest.mark.parametrize(("wave", "vector"), [
-    (np.zeros(RATE, np.float32), embedding(0)), (np.full(RATE, np.nan, np.float32), embedding(0)),
-    (np.zeros((2, RATE), np.float32), embedding(0)), (harmonic(150.0, 1.0), 3 * embedding(0)),
-    (harmonic(150.0, 1.0), embedding(0)[:100]),
-])
+@pytest.mark.parametrize(
+    ("wave", "vector"),
+    [
+        (np.zeros(RATE, np.float32), embedding(0)),
+        (np.full(RATE, np.nan, np.float32), embedding(0)),
+        (np.zeros((2, RATE), np.float32), embedding(0)),
+        (harmonic(150.0, 1.0), 3 * embedding(0)),
+        (harmonic(150.0, 1.0), embedding(0)[:100]),
+    ],
+)
 def test_unusable_prompts_are_audio_errors(wave, vector):
     with pytest.raises(AudioError):
         speaker_features(wave, RATE, vector)
@@ -140,14 +158,20 @@ def test_a_batch_with_padding_equals_single_utterances(calibration):
 @pytest.mark.parametrize("bands", [40, 100, 24])
 def test_the_equaliser_gives_calibration_speech_the_envelope_of_the_prompt(bands):
     tokens, speaker = torch.randint(0, 16, (1, 60)), torch.stack([voice(0, 100.0), voice(1, 220.0)])
-    plain, equal = (TokenVocoder(VocoderConfig(**{**TINY, "mel_bands": bands}, calibration_tokens=calibration)).eval()
-                    for calibration in ((), tuple(tokens[0].tolist())))
+    plain, equal = (
+        TokenVocoder(
+            VocoderConfig(**{**TINY, "mel_bands": bands}, calibration_tokens=calibration)
+        ).eval()
+        for calibration in ((), tuple(tokens[0].tolist()))
+    )
     equal.load_state_dict(plain.state_dict())
     missed = []
     for model in (plain, equal):
         log_mel, pitch = model.predict(tokens.expand(2, -1), torch.ones(2, 60), speaker)
         assert 0 < pitch.voiced.mean()
-        missed.append((model.equalizer.envelope(log_mel, pitch.voiced) - speaker[:, 258:]).abs().mean(1))
+        missed.append(
+            (model.equalizer.envelope(log_mel, pitch.voiced) - speaker[:, 258:]).abs().mean(1)
+        )
     assert (missed[1] < (0.5 if bands == 24 else 0.35) * missed[0]).all(), missed
     gains = equal.equalizer(equal.acoustic, speaker)
     assert gains.shape == (2, bands) and not plain.equalizer(plain.acoustic, speaker).any()
@@ -157,11 +181,16 @@ def test_the_equaliser_gives_calibration_speech_the_envelope_of_the_prompt(bands
 def test_voices_are_measured_once_and_anew_after_training(monkeypatch):
     model = TokenVocoder(VocoderConfig(**TINY, calibration_tokens=(1, 2, 3))).eval()
     measured, measure = [], model.equalizer._measure
-    monkeypatch.setattr(model.equalizer, "_measure", lambda acoustic, rows: measured.append(len(rows)) or measure(
-        acoustic, rows))
+    monkeypatch.setattr(
+        model.equalizer,
+        "_measure",
+        lambda acoustic, rows: measured.append(len(rows)) or measure(acoustic, rows),
+    )
     voices = torch.stack([voice(0), voice(1), voice(0)])
     first, again = (model.synthesize([[1, 2]] * 3, voices) for _ in range(2))
-    assert measured == [1, 1] and all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert measured == [1, 1] and all(
+        np.array_equal(a, b) for a, b in zip(first, again, strict=True)
+    )
     model.train()
     model.synthesize([[1, 2]], voices[:1])
     monkeypatch.setattr("dcar.vocoder.equalizer.MOST_VOICES", 1)
@@ -170,9 +199,14 @@ def test_voices_are_measured_once_and_anew_after_training(monkeypatch):
 
 
 def test_an_equaliser_does_not_know_who_came_with_it():
-    """Bit for bit: it is remembered, so what differs in the last bit would depend on what was spoken before."""
-    model = TokenVocoder(VocoderConfig(**{**TINY, "acoustic_size": 96, "acoustic_ffn_size": 160},
-                                       calibration_tokens=tuple(range(16)) * 6)).eval()
+    """Bit for bit: it is remembered, so what differs in the last bit would depend on what was
+    spoken before."""
+    model = TokenVocoder(
+        VocoderConfig(
+            **{**TINY, "acoustic_size": 96, "acoustic_ffn_size": 160},
+            calibration_tokens=tuple(range(16)) * 6,
+        )
+    ).eval()
     voices = torch.stack([voice(i, 100.0 + 9 * i) for i in range(8)])
     alone = []
     for row in voices:
@@ -180,7 +214,9 @@ def test_an_equaliser_does_not_know_who_came_with_it():
         alone.append(model.equalizer(model.acoustic, row[None])[0])
     for count in (2, 5, 8):
         model.equalizer.forget()
-        assert torch.equal(model.equalizer(model.acoustic, voices[:count]), torch.stack(alone[:count])), count
+        assert torch.equal(
+            model.equalizer(model.acoustic, voices[:count]), torch.stack(alone[:count])
+        ), count
 
 
 def test_empty_utterances_give_empty_waves():
@@ -205,7 +241,9 @@ def test_what_cannot_be_spoken_is_a_data_error():
 def test_dropout_is_for_training_only():
     model = TokenVocoder(VocoderConfig(**TINY, token_dropout=0.5))
     tokens, mask, speaker = torch.randint(0, 16, (1, 40)), torch.ones(1, 40), voice()[None]
-    spoken = [model.train(mode).predict(tokens, mask, speaker)[0] for mode in (True, True, False, False)]
+    spoken = [
+        model.train(mode).predict(tokens, mask, speaker)[0] for mode in (True, True, False, False)
+    ]
     assert not torch.equal(spoken[0], spoken[1]) and torch.equal(spoken[2], spoken[3])
 
 
@@ -231,7 +269,9 @@ def test_generated_pitch_follows_the_pitch_that_is_asked_for():
 def test_predicted_pitch_follows_the_prompt():
     model = TokenVocoder(VocoderConfig(**TINY)).eval()
     tokens, mask = torch.zeros(2, 10, dtype=torch.int64), torch.ones(2, 10)
-    low, high = model.predict(tokens, mask, torch.stack([voice(0, 90.0), voice(0, 300.0)]))[1].log_f0
+    low, high = model.predict(tokens, mask, torch.stack([voice(0, 90.0), voice(0, 300.0)]))[
+        1
+    ].log_f0
     assert (low < math.log(120)).all() and (high > math.log(220)).all()
 
 
@@ -241,11 +281,18 @@ def test_predicted_pitch_follows_the_prompt():
 def test_saved_vocoder_is_small_loads_and_sounds_the_same(tmp_path):
     model = TokenVocoder(VocoderConfig(**TINY, calibration_tokens=(3, 1), tokenizer_checksum="abc"))
     model.save_pretrained(tmp_path / "v")
-    assert '"calibration_tokens": [ 3, 1 ]' in (tmp_path / "v" / "config.json").read_text()  # one line for hundreds
+    # one line for hundreds
+    assert '"calibration_tokens": [ 3, 1 ]' in (tmp_path / "v" / "config.json").read_text()
     again = TokenVocoder.from_pretrained(tmp_path / "v")
-    assert again.config == model.config and not again.training and again.renderer.head.weight.dtype == torch.float32
+    assert (
+        again.config == model.config
+        and not again.training
+        and again.renderer.head.weight.dtype == torch.float32
+    )
     ids, speaker = [list(range(16))], voice()[None]
-    np.testing.assert_allclose(again.synthesize(ids, speaker)[0], model.synthesize(ids, speaker)[0], atol=5e-3)
+    np.testing.assert_allclose(
+        again.synthesize(ids, speaker)[0], model.synthesize(ids, speaker)[0], atol=5e-3
+    )
 
 
 def test_default_size_is_within_the_budget_of_the_shipped_file():
@@ -256,8 +303,16 @@ def test_default_size_is_within_the_budget_of_the_shipped_file():
 def test_from_pretrained_is_strict(tmp_path):
     TokenVocoder(VocoderConfig(**TINY)).save_pretrained(tmp_path)
     good = json.loads((tmp_path / "config.json").read_text())
-    for change in ({"acoustic_size": 40}, {"renderer_dilations": [1]}, {"colour": "red"}, {"model_type": "other"},
-                   {"format_version": 0}, {"window": 700}, {"calibration_tokens": [16]}, {"n_fft": ...}):
+    for change in (
+        {"acoustic_size": 40},
+        {"renderer_dilations": [1]},
+        {"colour": "red"},
+        {"model_type": "other"},
+        {"format_version": 0},
+        {"window": 700},
+        {"calibration_tokens": [16]},
+        {"n_fft": ...},
+    ):
         config = {k: v for k, v in {**good, **change}.items() if v is not ...}
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(CheckpointError):
@@ -277,25 +332,34 @@ def test_from_pretrained_is_strict(tmp_path):
 @pytest.mark.parametrize("rate", [50, 25])
 def test_pack_round_trip(tmp_path, rate):
     data = toy_data(tmp_path, speeds=(1.0, 1.2), token_rate=rate)
-    size, frames, spoken = RATE // rate, 100 // rate, rate * 12 // 10  # tokens of the first row: 1.2 s
+    # tokens of the first row: 1.2 s
+    size, frames, spoken = RATE // rate, 100 // rate, rate * 12 // 10
     assert (data.token_rate, data.samples_per_token, data.frames_per_token) == (rate, size, frames)
     assert data.lengths.tolist() == [spoken, rate] * 6 and data.tokenizer_checksum == "toy-checksum"
     tokens = int(data.lengths.sum())
-    assert data.waves.shape == (size * tokens,) and data.log_f0.shape == data.voiced.shape == (frames * tokens,)
+    assert data.waves.shape == (size * tokens,) and data.log_f0.shape == data.voiced.shape == (
+        frames * tokens,
+    )
     assert data.validation.nonzero()[:, 0].tolist() == [10]
     assert len(set(data.voice.tolist())) == 4  # a voice at another speed is another voice
     played = data.waves[: spoken * size].numpy() / 32767
     features = speaker_features(played.astype(np.float32), RATE, embedding(0))
-    np.testing.assert_allclose(data.speaker[0].numpy(), features, atol=2e-3)  # embeddings are stored as fp16
+    # embeddings are stored as fp16
+    np.testing.assert_allclose(data.speaker[0].numpy(), features, atol=2e-3)
     crop = data.crop(torch.tensor([0, 2]), torch.tensor([-3, spoken - 5]), 10)
     assert crop.mask.tolist() == [[0] * 3 + [1] * 7, [1] * 5 + [0] * 5]
-    assert crop.frame_mask.tolist() == [[0] * 3 * frames + [1] * 7 * frames, [1] * 5 * frames + [0] * 5 * frames]
+    assert crop.frame_mask.tolist() == [
+        [0] * 3 * frames + [1] * 7 * frames,
+        [1] * 5 * frames + [0] * 5 * frames,
+    ]
     end = int(data.starts[2]) + spoken
     assert crop.tokens[1, :5].tolist() == data.tokens[end - 5 : end].tolist()
     assert torch.equal(crop.log_f0[1, : 5 * frames], data.log_f0[frames * (end - 5) : frames * end])
     wave = data.wave(crop)
     assert wave.shape == (2, 10 * size) and wave[0, : 3 * size].abs().max() == 0
-    assert torch.equal(wave[1, : 5 * size], data.waves[(end - 5) * size : end * size].float() / 32767)
+    assert torch.equal(
+        wave[1, : 5 * size], data.waves[(end - 5) * size : end * size].float() / 32767
+    )
 
 
 def test_packs_are_joined_with_voices_of_their_own(tmp_path):
@@ -305,7 +369,10 @@ def test_packs_are_joined_with_voices_of_their_own(tmp_path):
     assert joined.voice.unique().tolist() == list(range(2 + 4))
     for part, first in ((a, 0), (b, len(a.lengths))):
         rows = torch.arange(len(part.lengths))
-        here, there = part.crop(rows, torch.zeros_like(rows), 20), joined.crop(rows + first, torch.zeros_like(rows), 20)
+        here, there = (
+            part.crop(rows, torch.zeros_like(rows), 20),
+            joined.crop(rows + first, torch.zeros_like(rows), 20),
+        )
         assert torch.equal(here.tokens, there.tokens) and torch.equal(here.log_f0, there.log_f0)
         assert torch.equal(part.wave(here), joined.wave(there))
         assert torch.equal(part.states[here.positions], joined.states[there.positions])
@@ -318,7 +385,8 @@ def test_packs_are_joined_with_voices_of_their_own(tmp_path):
 def test_embeddings_start_from_the_codebook_and_learn_the_states_behind_the_tokens(tmp_path):
     data = toy_data(tmp_path, states=True)
     config = toy_config(tmp_path, max_steps=60, renderer_every=1000, learning_rate=4e-3)
-    near = torch.cdist(data.states.float(), data.codebook).argmin(1)  # row by row in the order of the tokens
+    # row by row in the order of the tokens
+    near = torch.cdist(data.states.float(), data.codebook).argmin(1)
     assert (near == data.tokens).float().mean() > 0.95
     trainer = trainer_of(config, data)
     embedding = trainer.generator.acoustic.embedding.weight
@@ -332,12 +400,25 @@ def test_embeddings_start_from_the_codebook_and_learn_the_states_behind_the_toke
 
 
 def prepared(tmp_path, count: int, tokenizer, spec: str = "toy:") -> Path:
-    """A prepared corpus of buzzes, the last of them for validation, and slower copies of the others."""
+    """A prepared corpus of buzzes, the last of them for validation, and slower copies of the
+    others."""
     waves = [harmonic(120.0 + 10 * i, 1.0 + 0.1 * i, seed=i) for i in range(count)]
-    rows = [{"speaker": f"s{i % 2}", "split": "dev" if i == count - 1 else "train"} for i in range(count)]
+    rows = [
+        {"speaker": f"s{i % 2}", "split": "dev" if i == count - 1 else "train"}
+        for i in range(count)
+    ]
     manifest = write_manifest(tmp_path, rows, waves, RATE)
-    toy_prepare(PrepareConfig(out=str(tmp_path / "p"), corpus="jsonl", path=str(manifest), speeds=(1.0, 0.9),
-                              splits=("train", "dev"), tokenizer=spec), tokenizer)
+    toy_prepare(
+        PrepareConfig(
+            out=str(tmp_path / "p"),
+            corpus="jsonl",
+            path=str(manifest),
+            speeds=(1.0, 0.9),
+            splits=("train", "dev"),
+            tokenizer=spec,
+        ),
+        tokenizer,
+    )
     return tmp_path / "p"
 
 
@@ -357,8 +438,10 @@ def test_a_prepared_corpus_becomes_a_pack(tmp_path):
 
 def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_path, monkeypatch):
     """The tokenizer hears every signal at its own speed again, and must say what it said."""
+
     class LevelEncoder(WhisperEncoder):
-        """States are the levels of four quarters of a token's 20 ms, in 512 dimensions of which only these count."""
+        """States are the levels of four quarters of a token's 20 ms, in 512 dimensions of which
+        only these count."""
 
         def __call__(self, wave, sample_rate):
             tokens = math.ceil(len(wave) * 50 / sample_rate)
@@ -367,7 +450,9 @@ def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_pa
 
     def listener(seed: int) -> KMeansTokenizer:
         centroids = 0.09 + 0.02 * np.random.default_rng(seed).standard_normal((16, 4))
-        return KMeansTokenizer(LevelEncoder(), centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4))
+        return KMeansTokenizer(
+            LevelEncoder(), centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4)
+        )
 
     ours = listener(0)
     ours.save_pretrained(tmp_path / "tokenizer")
@@ -377,18 +462,22 @@ def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_pa
     data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
     assert len(data.lengths) == 3 and data.states.shape == (int(data.lengths.sum()), 4)
     assert torch.equal(data.codebook, torch.from_numpy(ours.centroids))
-    assert (ours.nearest(data.states.float().numpy()) == data.tokens.numpy()).mean() > 0.98  # float16 near a border
+    # float16 near a border
+    assert (ours.nearest(data.states.float().numpy()) == data.tokens.numpy()).mean() > 0.98
     assert len(set(data.tokens.tolist())) > 3
     pack_training_data(corpus, tmp_path / "train.safetensors", validation_splits=("test",))
     assert not VocoderData.load(tmp_path / "train.safetensors", "cpu").validation.any()
     with pytest.raises(DataError, match="has no split other"):
         pack_training_data(corpus, tmp_path / "none.safetensors", train_splits=("other",))
-    for tokenizer, error, message in ((listener(1), DataError, "but the tokenizer in use is"),
-                                      (ToyTokenizer(), ConfigError, "has no states to keep"),
-                                      (ours, DataError, "u0 gives other tokens now")):
+    for tokenizer, error, message in (
+        (listener(1), DataError, "but the tokenizer in use is"),
+        (ToyTokenizer(), ConfigError, "has no states to keep"),
+        (ours, DataError, "u0 gives other tokens now"),
+    ):
         monkeypatch.setattr(pack, "load_tokenizer", lambda spec, tokenizer=tokenizer: tokenizer)
         if tokenizer is ours:
-            save_audio(tmp_path / "0.wav", 0.3 * harmonic(120.0, 1.0), RATE)  # same length, another sound
+            # same length, another sound
+            save_audio(tmp_path / "0.wav", 0.3 * harmonic(120.0, 1.0), RATE)
         with pytest.raises(error, match=message):
             pack_training_data(corpus, tmp_path / "other.safetensors", states=True)
 
@@ -397,7 +486,8 @@ def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_pa
 
 
 def test_training_brings_every_loss_down_and_exports(data, tmp_path):
-    """Overfits six buzzing recordings. Seen: log-mel 4.4 → 2.0, pitch .65 → .19, voicing .78 → .35."""
+    """Overfits six buzzing recordings. Seen: log-mel 4.4 → 2.0, pitch .65 → .19, voicing .78 →
+    .35."""
     config = toy_config(tmp_path, max_steps=90, learning_rate=4e-3, ema_decay=0.9)
     untrained = trainer_of(config, data).validate()
     export = run(config)
@@ -409,19 +499,27 @@ def test_training_brings_every_loss_down_and_exports(data, tmp_path):
     assert all(mean[k][1] < 0.7 * mean[k][0] for k in names), mean
     validation = [r for r in records if r["event"] == "validation"][-1]
     assert math.isfinite(validation["mel"]) and validation["step"] == 90
-    assert validation["mel_copy"] < 0.8 * untrained["mel_copy"] and validation["mel"] < 0.8 * untrained["mel"]
+    assert (
+        validation["mel_copy"] < 0.8 * untrained["mel_copy"]
+        and validation["mel"] < 0.8 * untrained["mel"]
+    )
     vocoder = TokenVocoder.from_pretrained(export)
     assert vocoder.config.tokenizer_checksum == "toy-checksum"
-    assert vocoder.config.calibration_tokens == tuple(data.tokens[: 5 * 60].tolist())  # the sixth row is not trained on
+    # the sixth row is not trained on
+    assert vocoder.config.calibration_tokens == tuple(data.tokens[: 5 * 60].tolist())
 
 
 def test_what_recordings_of_a_low_rate_lack_is_not_learned_as_silence(tmp_path):
-    """A voice at 24 kHz and as its recording at 8 kHz: the vocoder is told the same of both, as it is of a prompt of
-    that rate, and bands above 4 kHz have no part in the loss."""
-    whole = harmonic(150.0, 1.2) + 0.01 * np.random.default_rng(0).standard_normal(int(1.2 * RATE)).astype(np.float32)
+    """A voice at 24 kHz and as its recording at 8 kHz: the vocoder is told the same of both, as
+    it is of a prompt of that rate, and bands above 4 kHz have no part in the loss."""
+    whole = harmonic(150.0, 1.2) + 0.01 * np.random.default_rng(0).standard_normal(
+        int(1.2 * RATE)
+    ).astype(np.float32)
     low = resample(resample(whole, RATE, 8_000), 8_000, RATE)
-    rows = [PackRow(0, 1.0, np.full(60, 3), embedding(0), "whole", False),
-            PackRow(1, 1.0, np.full(60, 3), embedding(0), "low", False, rate=8_000)]
+    rows = [
+        PackRow(0, 1.0, np.full(60, 3), embedding(0), "whole", False),
+        PackRow(1, 1.0, np.full(60, 3), embedding(0), "low", False, rate=8_000),
+    ]
     write_pack(tmp_path / "pack.safetensors", [whole, low], rows, "")
     data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
     assert data.top.tolist() == [12_000, 4_000]
@@ -437,7 +535,9 @@ def test_what_recordings_of_a_low_rate_lack_is_not_learned_as_silence(tmp_path):
     for row, counts in ((0, True), (1, False)):  # five nats more above 4 kHz
         louder = said._replace(log_mel=target + 5.0 * (1 - trainer.heard[1]))
         heard = trainer.heard[[row, row], None]
-        assert (acoustic_loss(louder, target, crop, data.speaker[:2], heard)[1]["log_mel"] > 0) == counts
+        assert (
+            acoustic_loss(louder, target, crop, data.speaker[:2], heard)[1]["log_mel"] > 0
+        ) == counts
 
 
 def test_training_goes_on_from_an_exported_vocoder(data, tmp_path):
@@ -445,9 +545,12 @@ def test_training_goes_on_from_an_exported_vocoder(data, tmp_path):
     config = toy_config(tmp_path, init_from=str(first))
     trainer = trainer_of(config, data)
     for network in (trainer.generator, trainer.average):
-        torch.testing.assert_close(network.state_dict(), TokenVocoder.from_pretrained(first).state_dict(), **EXACTLY)
+        torch.testing.assert_close(
+            network.state_dict(), TokenVocoder.from_pretrained(first).state_dict(), **EXACTLY
+        )
     sizes = trainer_of(dataclasses.replace(config, vocoder={}), data).generator.config
-    assert sizes == TokenVocoder.from_pretrained(first).config  # what the start is like need not be said again
+    # what the start is like need not be said again
+    assert sizes == TokenVocoder.from_pretrained(first).config
     other = dataclasses.replace(data, tokenizer_checksum="another")
     kept = trainer_of(dataclasses.replace(config, vocoder={}), other).generator.config
     assert kept.tokenizer_checksum == "another" and kept.acoustic_size == sizes.acoustic_size
@@ -457,7 +560,9 @@ def test_training_goes_on_from_an_exported_vocoder(data, tmp_path):
 
 def test_a_renderer_serves_another_tokenizer_and_can_stay_as_it_is(data, tmp_path):
     first = run(toy_config(tmp_path, max_steps=2))
-    config = toy_config(tmp_path, renderer_from=str(first), renderer_every=0, vocoder={**TINY, "vocab_size": 20})
+    config = toy_config(
+        tmp_path, renderer_from=str(first), renderer_every=0, vocoder={**TINY, "vocab_size": 20}
+    )
     trainer = trainer_of(config, data)
     logs = [trainer.step() for _ in range(2)]
     assert all("mel" not in log and "log_mel" in log for log in logs)
@@ -469,20 +574,36 @@ def test_a_renderer_serves_another_tokenizer_and_can_stay_as_it_is(data, tmp_pat
 def test_tokens_of_25_hz(tmp_path):
     """The pack's rate decides the vocoder's; whatever disagrees is refused."""
     data = toy_data(tmp_path, speeds=(1.0, 1.2), token_rate=25)
-    config = toy_config(tmp_path, max_steps=60, learning_rate=4e-3, ema_decay=0.9, segment_tokens=10,
-                        acoustic_tokens=20, renderer_every=3)
+    config = toy_config(
+        tmp_path,
+        max_steps=60,
+        learning_rate=4e-3,
+        ema_decay=0.9,
+        segment_tokens=10,
+        acoustic_tokens=20,
+        renderer_every=3,
+    )
     vocoder = TokenVocoder.from_pretrained(run(config))
     records = log_of(tmp_path / "run")
     train = [r["log_mel"] for r in records if r["event"] == "train"]
     assert np.mean(train[-10:]) < 0.85 * np.mean(train[:5])  # seen: 0.75
     assert records[0]["hours"] == pytest.approx(float(data.lengths.sum()) / 25 / 3600)
     assert math.isfinite(records[-1]["mel"])
-    assert vocoder.token_rate == 25 and len(vocoder.synthesize([[1, 2, 3]], voice()[None])[0]) == 3 * 960
+    assert (
+        vocoder.token_rate == 25
+        and len(vocoder.synthesize([[1, 2, 3]], voice()[None])[0]) == 3 * 960
+    )
 
     TokenVocoder(VocoderConfig(**TINY)).save_pretrained(tmp_path / "fast")
     for message, changes in (
-        ("25 tokens a second of 4 frames, but the vocoder is to have 50 of 2", {"vocoder": {**TINY, "token_rate": 50}}),
-        ("of 4 frames, but the vocoder is to have 25 of 8", {"vocoder": {**TINY, "hop": 120, "window": 720}}),
+        (
+            "25 tokens a second of 4 frames, but the vocoder is to have 50 of 2",
+            {"vocoder": {**TINY, "token_rate": 50}},
+        ),
+        (
+            "of 4 frames, but the vocoder is to have 25 of 8",
+            {"vocoder": {**TINY, "hop": 120, "window": 720}},
+        ),
         ("speaks 50 tokens a second, the pack has 25", {"init_from": str(tmp_path / "fast")}),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -491,21 +612,29 @@ def test_tokens_of_25_hz(tmp_path):
 
 def test_what_is_no_pack_is_refused(tmp_path):
     wave, path = harmonic(150.0, 1.0), tmp_path / "pack.safetensors"
-    rows = {name: [PackRow(0, 1.0, np.full(50, code), embedding(0), "v", name == "dev")]
-            for name, code in (("train", 65_535), ("dev", 0))}
+    rows = {
+        name: [PackRow(0, 1.0, np.full(50, code), embedding(0), "v", name == "dev")]
+        for name, code in (("train", 65_535), ("dev", 0))
+    }
     path.write_bytes(b"nothing")
     for message, ask in (
         ("not a readable training pack", lambda: VocoderData.load(path, "cpu")),
         ("nothing to pack", lambda: write_pack(tmp_path / "y", [], [], "")),
-        *(("rates of 100, 50, 25", lambda rate=rate: write_pack(path, [wave], rows["train"], "", rate))
-          for rate in (12.5, 75, 0)),
+        *(
+            (
+                "rates of 100, 50, 25",
+                lambda rate=rate: write_pack(path, [wave], rows["train"], "", rate),
+            )
+            for rate in (12.5, 75, 0)
+        ),
     ):
         with pytest.raises(DataError, match=message):
             ask()
     write_pack(path, [wave], rows["dev"], "")
     with pytest.raises(ConfigError, match="validation"):  # no row to train on
         trainer_of(toy_config(tmp_path), VocoderData.load(path, "cpu"))
-    write_pack(path, [wave], rows["train"], "")  # X-codec2 has 65536 codes: more than 16 bits with a sign
+    # X-codec2 has 65536 codes: more than 16 bits with a sign
+    write_pack(path, [wave], rows["train"], "")
     assert VocoderData.load(path, "cpu").tokens.tolist() == [65_535] * 50
     with safe_open(path, "pt") as file:
         header, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
@@ -516,12 +645,23 @@ def test_what_is_no_pack_is_refused(tmp_path):
 
 def test_the_renderer_steps_at_its_own_pace(data, tmp_path):
     trainer = trainer_of(toy_config(tmp_path, renderer_every=3), data)
-    assert ["mel" in trainer.step() for _ in range(7)] == [True, False, False, True, False, False, True]
+    assert ["mel" in trainer.step() for _ in range(7)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_voices_with_little_speech_are_drawn_more_often(tmp_path):
     recordings = [harmonic(150.0, 1.2, seed=i) for i in range(5)]
-    rows = [PackRow(i, 1.0, np.zeros(60, np.int64), embedding(i == 4), "ab"[i == 4], False) for i in range(5)]
+    rows = [
+        PackRow(i, 1.0, np.zeros(60, np.int64), embedding(i == 4), "ab"[i == 4], False)
+        for i in range(5)
+    ]
     write_pack(tmp_path / "pack.safetensors", recordings, rows, "")
     data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
     for balance, share in ((0.0, 0.2), (1.0, 0.5)):
@@ -531,11 +671,16 @@ def test_voices_with_little_speech_are_drawn_more_often(tmp_path):
 
 
 def test_an_untrained_renderer_already_has_the_envelope():
-    """The mel spectrum sets the level of every band before anything is learned: within a few decibels."""
+    """The mel spectrum sets the level of every band before anything is learned: within a few
+    decibels."""
     config = VocoderConfig(**TINY)
     renderer, mel = Renderer(config).eval(), mel_transform(config)
     bands = torch.linspace(-3.0, -7.0, 40) + torch.sin(torch.arange(40) / 3.0)
-    wave = renderer(bands.expand(1, 100, 40), Pitch(torch.full((1, 100), 5.0), torch.ones(1, 100)), torch.ones(1, 100))
+    wave = renderer(
+        bands.expand(1, 100, 40),
+        Pitch(torch.full((1, 100), 5.0), torch.ones(1, 100)),
+        torch.ones(1, 100),
+    )
     heard = mel(wave.detach())[0, :, 10:-10].mean(1)
     assert (heard - bands).abs().mean() < 0.5 and (heard - bands)[2:-2].abs().max() < 1.2
 
@@ -559,17 +704,29 @@ def test_a_finished_run_is_not_trained_again_and_another_shape_is_refused(data, 
     config = toy_config(tmp_path, max_steps=2)
     before = run(config).joinpath("model.safetensors").read_bytes()
     assert run(config).joinpath("model.safetensors").read_bytes() == before
-    for changes, why in ((dict(max_steps=3, vocoder={**TINY, "acoustic_size": 40}), "'acoustic_size': 40"),
-                         (dict(max_steps=1), "has 2 steps, more than the 1"), (dict(max_steps=3, seed=9), "seed=0"),
-                         (dict(learning_rate=1e-2), "and all 2 steps are done"),
-                         (dict(learning_rate=1e-2, max_minutes=1e-9), "and all 2 steps are done")):
+    for changes, why in (
+        (dict(max_steps=3, vocoder={**TINY, "acoustic_size": 40}), "'acoustic_size': 40"),
+        (dict(max_steps=1), "has 2 steps, more than the 1"),
+        (dict(max_steps=3, seed=9), "seed=0"),
+        (dict(learning_rate=1e-2), "and all 2 steps are done"),
+        (dict(learning_rate=1e-2, max_minutes=1e-9), "and all 2 steps are done"),
+    ):
         with pytest.raises(CheckpointError, match=why):
             run(dataclasses.replace(config, **changes))
     run(dataclasses.replace(config, max_steps=3, learning_rate=1e-2, weight_decay=0.5))
-    starts = [line for line in map(json.loads, (tmp_path / "run" / "log.jsonl").open()) if line["event"] == "start"]
-    assert [line.get("changed", {}) for line in starts] == [{}, {}, {
-        "max_steps": [2, 3], "learning_rate": [1e-3, 1e-2], "weight_decay": [0.01, 0.5]}]
-    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["generator_optimizer"]["param_groups"]
+    starts = [
+        line
+        for line in map(json.loads, (tmp_path / "run" / "log.jsonl").open())
+        if line["event"] == "start"
+    ]
+    assert [line.get("changed", {}) for line in starts] == [
+        {},
+        {},
+        {"max_steps": [2, 3], "learning_rate": [1e-3, 1e-2], "weight_decay": [0.01, 0.5]},
+    ]
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)[
+        "generator_optimizer"
+    ]["param_groups"]
     assert state[0]["weight_decay"] == 0.5 and state[0]["lr"] > 1e-5
 
 
@@ -578,6 +735,9 @@ def test_the_command_line_takes_every_field(data, tmp_path, capsys):
         main(["--help"])
     assert "renderer_batch_size=16" in capsys.readouterr().out
     values = dataclasses.asdict(toy_config(tmp_path, max_steps=1, bf16=False))
-    arguments = [[f"--{k}", json.dumps(v) if isinstance(v, (dict, bool)) else str(v)] for k, v in values.items()]
+    arguments = [
+        [f"--{k}", json.dumps(v) if isinstance(v, (dict, bool)) else str(v)]
+        for k, v in values.items()
+    ]
     main(sum(arguments, []))
     assert TokenVocoder.from_pretrained(tmp_path / "run" / "export").config.acoustic_size == 32

@@ -1,4 +1,5 @@
-"""The loss that asks whisper-base whether a spectrum sounds like its words, and what measures a vocoder's words."""
+"""The loss that asks whisper-base whether a spectrum sounds like its words, and what measures a
+vocoder's words."""
 
 import itertools
 import json
@@ -31,7 +32,10 @@ def chirps(count: int, seconds: float = 1.0) -> torch.Tensor:
     """Buzzes whose pitch moves, each in its own way: [count, samples] at 24 kHz."""
     steps = np.linspace(0, 1, int(seconds * SAMPLE_RATE))
     pitch = [150 + 60 * np.sin(2 * np.pi * (i + 2) * steps) for i in range(count)]
-    waves = [harmonic(f0, seconds, seed=i) * (0.2 + np.abs(np.sin(9 * i + 7 * steps))) for i, f0 in enumerate(pitch)]
+    waves = [
+        harmonic(f0, seconds, seed=i) * (0.2 + np.abs(np.sin(9 * i + 7 * steps)))
+        for i, f0 in enumerate(pitch)
+    ]
     return torch.from_numpy(np.stack(waves).astype(np.float32))
 
 
@@ -53,7 +57,13 @@ def test_layers_that_are_not_there_are_refused(weights):
 def _variable(name: str, values: np.ndarray, kind: int) -> bytes:
     text = name.encode() + b"\0"
     dims = struct.pack(f"<B{values.ndim}I", values.ndim, *values.shape)
-    return struct.pack("<H", len(text)) + text + dims + struct.pack("<BI", kind, values.nbytes) + values.tobytes()
+    return (
+        struct.pack("<H", len(text))
+        + text
+        + dims
+        + struct.pack("<BI", kind, values.nbytes)
+        + values.tobytes()
+    )
 
 
 def test_reading_a_model_file(tmp_path):
@@ -88,7 +98,8 @@ def test_loss_is_zero_at_the_truth_grows_with_the_error_and_teaches_only_inside_
     loss(said, log_mel, mask).backward()
     assert float(said.grad[:, :60].norm()) > 0 and float(said.grad[:, 60:].norm()) == 0
     assert not any(p.requires_grad for p in loss.parameters())
-    odd = loss(log_mel[:, :99] + 0.2 * noise[:, :99], log_mel[:, :99], torch.ones(4, 99))  # tokens of 100 Hz
+    # tokens of 100 Hz
+    odd = loss(log_mel[:, :99] + 0.2 * noise[:, :99], log_mel[:, :99], torch.ones(4, 99))
     assert torch.isfinite(odd)
 
     # Descent on the loss alone brings a damaged spectrum nearer to what Whisper heard.
@@ -105,8 +116,14 @@ def test_loss_is_zero_at_the_truth_grows_with_the_error_and_teaches_only_inside_
 
 @pytest.mark.slow
 def test_training_with_the_losses_is_logged_and_exports_nothing_of_it(tmp_path):
-    config = toy_config(tmp_path, words_weight=1.0, voice_weight=1.0, renderer_every=0, learning_rate=4e-3,
-                        bf16=False)  # minutes on a processor without instructions for it
+    config = toy_config(
+        tmp_path,
+        words_weight=1.0,
+        voice_weight=1.0,
+        renderer_every=0,
+        learning_rate=4e-3,
+        bf16=False,
+    )  # minutes on a processor without instructions for it
     data = toy_data(tmp_path)
     trainer = Trainer(config, data, torch.device("cpu"))
     logs = [trainer.step() for _ in range(40)]
@@ -118,7 +135,9 @@ def test_training_with_the_losses_is_logged_and_exports_nothing_of_it(tmp_path):
     assert trainer.state().keys() == plain.state().keys()
     assert trainer.generator.state_dict().keys() == plain.generator.state_dict().keys()
     with pytest.raises(ConfigError, match="acoustic_tokens=500"):
-        Trainer(toy_config(tmp_path, words_weight=1.0, acoustic_tokens=500), data, torch.device("cpu"))
+        Trainer(
+            toy_config(tmp_path, words_weight=1.0, acoustic_tokens=500), data, torch.device("cpu")
+        )
 
 
 def test_voice_loss_knows_recordings_from_one_another_and_teaches_only_inside_the_mask():
@@ -139,7 +158,7 @@ def test_voice_loss_knows_recordings_from_one_another_and_teaches_only_inside_th
     assert not any(p.requires_grad for p in loss.parameters())
 
 
-# ------------------------------------------------------------------------------------------------ vocoder-quality
+# ------------------------------------------------------------------------------------------------ v
 
 
 def test_nearest_voice_is_among_the_names_that_are_asked_for():
@@ -167,8 +186,8 @@ class Voices:
 
 @pytest.mark.parametrize("speakers", [2, 1])
 def test_words_and_voices_of_a_split(speakers, tmp_path, monkeypatch):
-    """In a corpus of one speaker, as every LJSpeech folder is, there is nobody to be taken for: those shares are not
-    there, and all else is."""
+    """In a corpus of one speaker, as every LJSpeech folder is, there is nobody to be taken for:
+    those shares are not there, and all else is."""
     data = write_prepared(tmp_path / "data", train=2, dev=4, speakers=speakers)
     tiny_vocoder().save_pretrained(tmp_path / "vocoder")
     speaker = {row["id"]: row["speaker"] for row in load_prepared(data, "dev")}
@@ -181,23 +200,37 @@ def test_words_and_voices_of_a_split(speakers, tmp_path, monkeypatch):
         wave[0] = 0.9 if low else 0.1
         return wave, 16_000
 
-    for name, stand_in in (("load_recognizer", lambda name: Judge()), ("SpeakerEncoder", Voices),
-                           ("corpus_recordings", lambda data: recording)):
+    for name, stand_in in (
+        ("load_recognizer", lambda name: Judge()),
+        ("SpeakerEncoder", Voices),
+        ("corpus_recordings", lambda data: recording),
+    ):
         monkeypatch.setattr(f"eval.analysis.vocoder_quality.{name}", stand_in)
     if speakers == 2:
-        monkeypatch.setattr("eval.analysis.vocoder_quality._voices",
-                            lambda data: {"s0": np.eye(256)[0], "s1": np.eye(256)[1]})
-    result = run(VocoderQualityConfig(data=str(data), split="dev", vocoder=str(tmp_path / "vocoder"),
-                                      out=str(tmp_path / "out")))
+        monkeypatch.setattr(
+            "eval.analysis.vocoder_quality._voices",
+            lambda data: {"s0": np.eye(256)[0], "s1": np.eye(256)[1]},
+        )
+    result = run(
+        VocoderQualityConfig(
+            data=str(data),
+            split="dev",
+            vocoder=str(tmp_path / "vocoder"),
+            out=str(tmp_path / "out"),
+        )
+    )
     assert json.loads((tmp_path / "out" / "vocoder_quality.json").read_text())["n"] == 4
     assert result["utterances"][0]["recording"] == {"heard": "a red mouse", "errors": 1}
     for name in ("recording", "resynthesised"):
-        assert result[name]["wer"] == pytest.approx(2 / 12)  # one word of three in two of four utterances
+        # one word of three in two of four utterances
+        assert result[name]["wer"] == pytest.approx(2 / 12)
         assert np.isfinite(result[name]["similarity"])
     if speakers == 2:
         assert result["recording"]["right_voice"] == 1.0 and "resynthesised" in table(result)
         return
     assert (result["voices"], result["voices_of_corpus"]) == (1, 1)
     for name in ("recording", "resynthesised"):
-        assert [result[name][key] for key in result[name] if key.startswith("right_voice")] == [None] * 2
+        assert [result[name][key] for key in result[name] if key.startswith("right_voice")] == [
+            None
+        ] * 2
     assert table(result).count("–") == 2 * 2 + 2  # and two intervals

@@ -1,4 +1,5 @@
-"""Vocoders by name: codecs on tiny random checkpoints, prompt vocoders against modules of the projects' signatures."""
+"""Vocoders by name: codecs on tiny random checkpoints, prompt vocoders against modules of the
+projects' signatures."""
 
 import sys
 import types
@@ -31,17 +32,31 @@ def test_our_own_by_folder(tmp_path):
 
 def check_codec(vocoder: Any, tokenizer: Any, rate: int, per_token: int) -> None:
     """Tokens of its own tokenizer go through; foreign ids and foreign tokenizers do not."""
-    check_speaks(vocoder, {"tokenizer": {
-        "name": tokenizer.name, "checksum": tokenizer.checksum, "rate_hz": tokenizer.rate_hz}})
+    check_speaks(
+        vocoder,
+        {
+            "tokenizer": {
+                "name": tokenizer.name,
+                "checksum": tokenizer.checksum,
+                "rate_hz": tokenizer.rate_hz,
+            }
+        },
+    )
     tokens = [tokenizer.encode([chirp(0.4, 1)], 24_000)[0].tolist(), []]
     wave, nothing = vocoder.synthesize(tokens, VOICES)
-    assert vocoder.sample_rate == rate and len(nothing) == 0 and len(wave) == len(tokens[0]) * per_token
+    assert (
+        vocoder.sample_rate == rate
+        and len(nothing) == 0
+        and len(wave) == len(tokens[0]) * per_token
+    )
     assert wave.dtype == np.float32 and np.isfinite(wave).all() and np.abs(wave).max() <= 1
     again = vocoder.synthesize(tokens[::-1], VOICES)[1]
     np.testing.assert_array_equal(wave, again)
     other = vocoder.synthesize([[0] * len(tokens[0])], VOICES[:1])[0]
     assert np.abs(other - wave).max() > 0  # the tokens matter
-    with pytest.raises(DataError, match=f"token {vocoder.vocab_size} is outside 0..{vocoder.vocab_size - 1}"):
+    with pytest.raises(
+        DataError, match=f"token {vocoder.vocab_size} is outside 0..{vocoder.vocab_size - 1}"
+    ):
         vocoder.synthesize([[0, vocoder.vocab_size]], VOICES[:1])
     with pytest.raises(CheckpointError, match="not of whisper-base-kmeans"):
         vocoder.check_tokenizer("whisper-base-kmeans@abc")
@@ -60,16 +75,23 @@ def test_xcodec2(tmp_path):
 def test_speechtokenizer(tmp_path, monkeypatch):
     needs("speechtokenizer", monkeypatch)
     folder = save_speechtokenizer(tmp_path)
-    check_codec(load_vocoder(f"speechtokenizer:{folder}"), load_tokenizer(f"speechtokenizer:{folder}"), 16_000, 320)
+    check_codec(
+        load_vocoder(f"speechtokenizer:{folder}"),
+        load_tokenizer(f"speechtokenizer:{folder}"),
+        16_000,
+        320,
+    )
 
 
-# ------------------------------------------------------------------------ vocoders that hear a prompt: signatures only
+# ------------------------------------------------------------------------ vocoders that hear a prom
 
 
 def prompts() -> tuple[np.ndarray, PromptAudio]:
     features = np.random.default_rng(0).standard_normal((2, 298)).astype(np.float32)
     waves = [chirp(1.0, 3), chirp(1.0, 4)]
-    return features, PromptAudio((f, lambda w=w: (w, 24_000)) for f, w in zip(features, waves, strict=True))
+    return features, PromptAudio(
+        (f, lambda w=w: (w, 24_000)) for f, w in zip(features, waves, strict=True)
+    )
 
 
 def test_prompts_are_found_by_their_features():
@@ -83,7 +105,8 @@ def test_prompts_are_found_by_their_features():
 
 
 class CosyVoice2:
-    """Signatures of cosyvoice.cli: frontend_vc(source_wav, prompt_wav, resample_rate), tts(**inputs, stream, speed)."""
+    """Signatures of cosyvoice.cli: frontend_vc(source_wav, prompt_wav, resample_rate),
+    tts(**inputs, stream, speed)."""
 
     sample_rate = 24_000
 
@@ -96,12 +119,24 @@ class CosyVoice2:
 
         wave, rate = sf.read(prompt_wav)
         assert resample_rate == 24_000 and rate == 24_000
-        return {"source_speech_token": torch.zeros(1, 3), "source_speech_token_len": None,
-                "flow_prompt_speech_token": torch.zeros(1, 25), "prompt_speech_feat": torch.zeros(1, 50, 80),
-                "flow_embedding": torch.full((1, 192), float(np.abs(wave[:5000]).mean()))}
+        return {
+            "source_speech_token": torch.zeros(1, 3),
+            "source_speech_token_len": None,
+            "flow_prompt_speech_token": torch.zeros(1, 25),
+            "prompt_speech_feat": torch.zeros(1, 50, 80),
+            "flow_embedding": torch.full((1, 192), float(np.abs(wave[:5000]).mean())),
+        }
 
-    def tts(self, source_speech_token, source_speech_token_len, flow_prompt_speech_token, prompt_speech_feat,
-            flow_embedding, stream, speed):
+    def tts(
+        self,
+        source_speech_token,
+        source_speech_token_len,
+        flow_prompt_speech_token,
+        prompt_speech_feat,
+        flow_embedding,
+        stream,
+        speed,
+    ):
         assert source_speech_token.dtype == torch.int32 and not stream and speed == 1.0
         assert int(source_speech_token_len) == source_speech_token.shape[1]
         wave = source_speech_token.float().repeat_interleave(960, 1) / 6561 * flow_embedding[:, :1]
@@ -113,7 +148,9 @@ def test_cosyvoice(tmp_path, monkeypatch):
     features, audio = prompts()
     with pytest.raises(AssetError, match="clone https://github.com/FunAudioLLM/CosyVoice"):
         load_vocoder(f"cosyvoice:{tmp_path}", prompts=audio)
-    package, cli, project = (types.ModuleType(n) for n in ("cosyvoice", "cosyvoice.cli", "cosyvoice.cli.cosyvoice"))
+    package, cli, project = (
+        types.ModuleType(n) for n in ("cosyvoice", "cosyvoice.cli", "cosyvoice.cli.cosyvoice")
+    )
     package.cli, cli.cosyvoice, project.CosyVoice2 = cli, project, CosyVoice2  # type: ignore[attr-defined]
     for module in (package, cli, project):
         monkeypatch.setitem(sys.modules, module.__name__, module)

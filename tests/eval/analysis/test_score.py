@@ -1,4 +1,5 @@
-"""`dcar score`: files, folders and lists of any audio, measured; what is missing is said with its file."""
+"""`dcar score`: files, folders and lists of any audio, measured; what is missing is said with
+its file."""
 
 import json
 import re
@@ -42,15 +43,25 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_folder_is_measured_line_by_line_and_together(folder, tmp_path, capsys):
-    main([f"audio={folder}", "recognizers=[one,two]", "scorers=[resemblyzer,dnsmos]",
-          f"prompt={tmp_path / 'voice.wav'}", f"out={tmp_path / 'deep' / 'scores.jsonl'}"])
+    main(
+        [
+            f"audio={folder}",
+            "recognizers=[one,two]",
+            "scorers=[resemblyzer,dnsmos]",
+            f"prompt={tmp_path / 'voice.wav'}",
+            f"out={tmp_path / 'deep' / 'scores.jsonl'}",
+        ]
+    )
     printed = capsys.readouterr().out
     assert (tmp_path / "deep" / "scores.jsonl").read_text() == printed
     a, b, last = map(json.loads, printed.splitlines())
-    assert (Path(a["audio"]).name, Path(b["audio"]).name) == ("a.wav", "b.flac") and a["text"] == "A red house."
+    assert (Path(a["audio"]).name, Path(b["audio"]).name) == ("a.wav", "b.flac") and a[
+        "text"
+    ] == "A red house."
     assert (a["seconds"], b["seconds"]) == (1.5, 0.8)
     assert a["wer"] == {"one": 0, "two": 0} and b["wer"]["one"] == pytest.approx(2 / 3)
-    assert b["heard"] == {"one": "a mouse", "two": "a mouse"} and Listener.asked == [1] * 4  # each rate by itself
+    # each rate by itself
+    assert b["heard"] == {"one": "a mouse", "two": "a mouse"} and Listener.asked == [1] * 4
     voice, quality = a["scores"]
     assert a["scores"][voice] == pytest.approx(1, abs=1e-3)  # it is what the prompt is
     assert b["scores"][voice] < a["scores"][voice]
@@ -58,26 +69,45 @@ def test_a_folder_is_measured_line_by_line_and_together(folder, tmp_path, capsys
     together = last["summary"]
     assert together["files"] == 2 and together["seconds"] == pytest.approx(2.3)
     assert together["recognizers"]["one"]["wer"] == pytest.approx(2 / 6)
-    assert together["recognizers"]["one"]["ci"][0] <= 2 / 6 <= together["recognizers"]["one"]["ci"][1]
+    assert (
+        together["recognizers"]["one"]["ci"][0] <= 2 / 6 <= together["recognizers"]["one"]["ci"][1]
+    )
     assert together["scorers"][voice]["n"] == 2
-    assert together["scorers"][voice]["mean"] == pytest.approx((a["scores"][voice] + b["scores"][voice]) / 2)
+    assert together["scorers"][voice]["mean"] == pytest.approx(
+        (a["scores"][voice] + b["scores"][voice]) / 2
+    )
 
 
 def test_lists_and_single_files_and_ljspeech_folders(folder, tmp_path):
     listed = tmp_path / "list.jsonl"
-    listed.write_text(json.dumps({"audio": "said/b.flac", "text": "Hi.", "prompt_audio": "voice.wav"}) + "\n\n"
-                      + json.dumps({"audio": "said/a.wav", "text": "Ho."}) + "\n")
+    listed.write_text(
+        json.dumps({"audio": "said/b.flac", "text": "Hi.", "prompt_audio": "voice.wav"})
+        + "\n\n"
+        + json.dumps({"audio": "said/a.wav", "text": "Ho."})
+        + "\n"
+    )
     first, second = items_of(ScoreConfig(audio=str(listed), prompt="other.wav"))
-    assert (first.audio, first.text, first.prompt) == (folder / "b.flac", "Hi.", str(tmp_path / "voice.wav"))
+    assert (first.audio, first.text, first.prompt) == (
+        folder / "b.flac",
+        "Hi.",
+        str(tmp_path / "voice.wav"),
+    )
     assert (second.audio, second.prompt) == (folder / "a.wav", "other.wav")
     rows = list(run(ScoreConfig(audio=str(folder / "a.wav"), text="A red house.", scorers=[])))
-    assert rows[0]["wer"] == {"moonshine": 0} and rows[0]["scores"] == {} and rows[1]["summary"]["scorers"] == {}
-    (quiet,) = list(run(ScoreConfig(audio=str(folder / "a.wav"), recognizers=[])))[:-1]  # needs no text
+    assert (
+        rows[0]["wer"] == {"moonshine": 0}
+        and rows[0]["scores"] == {}
+        and rows[1]["summary"]["scorers"] == {}
+    )
+    # needs no text
+    (quiet,) = list(run(ScoreConfig(audio=str(folder / "a.wav"), recognizers=[])))[:-1]
     assert "wer" not in quiet and len(quiet["scores"]) == 1
     lj = tmp_path / "lj"
     save_audio(lj / "wavs" / "x.wav", chirp(1.5, 3), RATE)
     (lj / "metadata.csv").write_text("x|No. 1|Number one\n")
-    assert [(i.audio.name, i.text) for i in items_of(ScoreConfig(audio=str(lj)))] == [("x.wav", "Number one")]
+    assert [(i.audio.name, i.text) for i in items_of(ScoreConfig(audio=str(lj)))] == [
+        ("x.wav", "Number one")
+    ]
 
 
 def test_what_cannot_be_measured_is_refused(folder, tmp_path):
@@ -92,8 +122,11 @@ def test_what_cannot_be_measured_is_refused(folder, tmp_path):
     refused(ConfigError, "has its own texts", text="A red house.")
     (tmp_path / "empty").mkdir()
     refused(DataError, "no audio in it", audio=str(tmp_path / "empty"))
-    for line, why in (('{"text": "Hi."}', "not an object with audio and text"), ("caf\xe9", "not UTF-8"),
-                      ('{"audio": "said/a.wav", "text": 5}', "the text is 5")):
+    for line, why in (
+        ('{"text": "Hi."}', "not an object with audio and text"),
+        ("caf\xe9", "not UTF-8"),
+        ('{"audio": "said/a.wav", "text": 5}', "the text is 5"),
+    ):
         (tmp_path / "bad.jsonl").write_text(line + "\n", encoding="latin-1")
         refused(DataError, f"bad.jsonl:1: .*{why}", audio=str(tmp_path / "bad.jsonl"))
     assert np.isfinite(next(run(ScoreConfig(audio=str(folder / "a.wav"), text="Hi")))["seconds"])
@@ -102,9 +135,14 @@ def test_what_cannot_be_measured_is_refused(folder, tmp_path):
 def test_files_that_cannot_be_measured_are_left_out_by_name(folder, tmp_path, capsys, monkeypatch):
     """Before models are loaded; the others are measured, and the exit status is not 0."""
     good = (folder / "a.wav").read_bytes()
-    faults = {"letter": (b"a letter", b"Hi.", "not readable as audio"), "mute": (good, b"", "no words in its text ''"),
-              "dots": (good, "…".encode(), "no words"), "latin": (good, b"caf\xe9", "not UTF-8 .byte 4.*save it as"),
-              "alone": (good, None, "no words"), "empty": (b"", b"Hi.", "has 0 bytes")}
+    faults = {
+        "letter": (b"a letter", b"Hi.", "not readable as audio"),
+        "mute": (good, b"", "no words in its text ''"),
+        "dots": (good, "…".encode(), "no words"),
+        "latin": (good, b"caf\xe9", "not UTF-8 .byte 4.*save it as"),
+        "alone": (good, None, "no words"),
+        "empty": (b"", b"Hi.", "has 0 bytes"),
+    }
     for name, (sound, text, _) in faults.items():
         (folder / f"{name}.wav").write_bytes(sound)
         if text is not None:
@@ -112,24 +150,46 @@ def test_files_that_cannot_be_measured_are_left_out_by_name(folder, tmp_path, ca
     for name, wave in (("silent", np.zeros(RATE)), ("short", chirp(0.05, 3))):
         sf.write(folder / f"{name}.wav", wave, RATE)
         (folder / f"{name}.txt").write_text("Hi.")
-    expected = {name: why for name, (_, _, why) in faults.items()} | {"silent": "is silent", "short": "lasts 0.05"}
+    expected = {name: why for name, (_, _, why) in faults.items()} | {
+        "silent": "is silent",
+        "short": "lasts 0.05",
+    }
     assert main([f"audio={folder}", "scorers=[]"]) == 1
     a, b, last = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (a["audio"], b["audio"]) == (str(folder / "a.wav"), str(folder / "b.flac")) and last["summary"]["files"] == 2
+    assert (a["audio"], b["audio"]) == (str(folder / "a.wav"), str(folder / "b.flac")) and last[
+        "summary"
+    ]["files"] == 2
     left_out = {Path(row["audio"]).stem: row["reason"] for row in last["summary"]["left_out"]}
-    assert left_out.keys() == expected.keys() and all(re.search(expected[n], why) for n, why in left_out.items())
+    assert left_out.keys() == expected.keys() and all(
+        re.search(expected[n], why) for n, why in left_out.items()
+    )
     assert main([f"audio={folder}", "recognizers=[]"]) == 1  # which leaves texts out of account
     *rows, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert len(rows) == 6 and len(last["summary"]["left_out"]) == 4
 
     listed = tmp_path / "list.jsonl"
-    listed.write_text("".join(json.dumps({"audio": f"said/{a}", "text": "Hi.", **voice}) + "\n" for a, voice in (
-        ("a.wav", {"prompt_audio": "voice.wav"}), ("b.flac", {}), ("b.flac", {"prompt_audio": "said/silent.wav"}),
-        ("nowhere.wav", {"prompt_audio": "voice.wav"}))))
+    listed.write_text(
+        "".join(
+            json.dumps({"audio": f"said/{a}", "text": "Hi.", **voice}) + "\n"
+            for a, voice in (
+                ("a.wav", {"prompt_audio": "voice.wav"}),
+                ("b.flac", {}),
+                ("b.flac", {"prompt_audio": "said/silent.wav"}),
+                ("nowhere.wav", {"prompt_audio": "voice.wav"}),
+            )
+        )
+    )
     row, last = run(ScoreConfig(audio=str(listed), scorers=["resemblyzer"]))
-    assert row["scores"] and [why["reason"].partition(";")[0].rpartition(": ")[2] for why in last["summary"]["left_out"]
-                              ] == ["give prompt=RECORDING, or prompt_audio in the list",
-                                    "the audio is silent (peak below 0.0001)", "there is no such audio file"]
+    assert row["scores"] and [
+        why["reason"].partition(";")[0].rpartition(": ")[2] for why in last["summary"]["left_out"]
+    ] == [
+        "give prompt=RECORDING, or prompt_audio in the list",
+        "the audio is silent (peak below 0.0001)",
+        "there is no such audio file",
+    ]
     monkeypatch.setattr(module, "load_recognizer", None)
-    with pytest.raises(DataError, match="none of 1 files can be measured:\nnowhere.wav: there is no such audio file"):
+    with pytest.raises(
+        DataError,
+        match="none of 1 files can be measured:\nnowhere.wav: there is no such audio file",
+    ):
         list(run(ScoreConfig(audio="nowhere.wav", text="Hi.")))

@@ -1,4 +1,5 @@
-"""The swap test: what is drawn in the place of a token, and the analysis end to end on a tiny decoder."""
+"""The swap test: what is drawn in the place of a token, and the analysis end to end on a tiny
+decoder."""
 
 import json
 
@@ -24,7 +25,8 @@ def test_members_of_the_own_group_are_drawn_alike_and_singletons_stay():
     assert stats.chisquare(swapped[:, 0].bincount(minlength=4)[[1, 3]]).pvalue > FALSE_ALARM
     assert set(swapped[:, 0].tolist()) == {1, 3}
     assert (swapped[:, 1] == 0).all() and (swapped[:, 2] == 2).all() and (swapped[:, 3] == 0).all()
-    assert swap(tokens[:40], groups, key) == swapped.flatten()[:40].tolist()  # an address, not a stream
+    # an address, not a stream
+    assert swap(tokens[:40], groups, key) == swapped.flatten()[:40].tolist()
     assert swap(tokens, groups, utterance_keys(1, ["a"])[0]) != swapped.flatten().tolist()
     assert swap([], groups, key) == []
 
@@ -49,14 +51,27 @@ class Judge:
 def analysis(tmp_path, monkeypatch):
     """Settings of an analysis, whose recogniser and similarity are stand-ins."""
     write_prepared(tmp_path / "data", train=2, dev=3)
-    tiny_decoder(text_vocab_size=TEXT_VOCAB_SIZE, tokenizer="tiny@abc", phonemes=PHONEME_VERSION,
-                 ).save_pretrained(tmp_path / "decoder")
-    for name, stand_in in (("load_recognizer", lambda name, device: Judge()), ("corpus_recordings", lambda data: print),
-                           ("vocoder_for", lambda *given: tiny_vocoder()),
-                           ("load_similarity", lambda *given: lambda wave, rate, speaker: float(np.abs(wave).mean()))):
+    tiny_decoder(
+        text_vocab_size=TEXT_VOCAB_SIZE,
+        tokenizer="tiny@abc",
+        phonemes=PHONEME_VERSION,
+    ).save_pretrained(tmp_path / "decoder")
+    for name, stand_in in (
+        ("load_recognizer", lambda name, device: Judge()),
+        ("corpus_recordings", lambda data: print),
+        ("vocoder_for", lambda *given: tiny_vocoder()),
+        ("load_similarity", lambda *given: lambda wave, rate, speaker: float(np.abs(wave).mean())),
+    ):
         monkeypatch.setattr(f"eval.analysis.swap.{name}", stand_in)
-    return dict(decoder=str(tmp_path / "decoder"), data=str(tmp_path / "data"), split="dev", prompt_tokens=5,
-                theta=[1.0, -0.2], seeds=[0, 1], out=str(tmp_path / "out"))
+    return dict(
+        decoder=str(tmp_path / "decoder"),
+        data=str(tmp_path / "data"),
+        split="dev",
+        prompt_tokens=5,
+        theta=[1.0, -0.2],
+        seeds=[0, 1],
+        out=str(tmp_path / "out"),
+    )
 
 
 def test_analysis_end_to_end_and_resumed(analysis, tmp_path):
@@ -65,9 +80,14 @@ def test_analysis_end_to_end_and_resumed(analysis, tmp_path):
     plain, alone, together = result["rows"]
     assert [row["method"] for row in result["rows"]] == ["car-1", "pcg-1.0", "pcg--0.2"]
     assert plain["tokens_per_pass"] <= 1 and "swap" not in plain
-    assert (alone["group_size"], alone["swapped"]) == (1, 0)  # nothing is like another code: the same speech
+    # nothing is like another code: the same speech
+    assert (alone["group_size"], alone["swapped"]) == (1, 0)
     assert alone["swap"]["wer_change"] == alone["swap"]["similarity_change"] == 0
-    assert together["group_size"] > 2 and together["swapped"] > 0.5 and together["swap"]["similarity_change"] != 0
+    assert (
+        together["group_size"] > 2
+        and together["swapped"] > 0.5
+        and together["swap"]["similarity_change"] != 0
+    )
     assert together["tokens_per_pass"] > alone["tokens_per_pass"] > 1
     assert json.loads((tmp_path / "out" / "swap.json").read_text())["n"] == 3
     assert "pcg--0.2" in table(result) and "swapped:" in table(result)
@@ -75,7 +95,8 @@ def test_analysis_end_to_end_and_resumed(analysis, tmp_path):
     heard = Judge.heard  # not the swap at theta 1, which changes nothing
     assert heard <= 3 * 2 * 4
     shard = next((tmp_path / "out" / "records").iterdir())
-    shard.write_text("\n".join(shard.read_text().splitlines()[:-1]) + '\n{"key": "cut o')  # a kill while writing
+    # a kill while writing
+    shard.write_text("\n".join(shard.read_text().splitlines()[:-1]) + '\n{"key": "cut o')
     again = run(config)
     assert again["rows"] == result["rows"] and Judge.heard == heard + 1
 

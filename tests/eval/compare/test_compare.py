@@ -1,4 +1,5 @@
-"""The comparison end to end on a random tiny decoder: rows, resuming, number of processes, refusals."""
+"""The comparison end to end on a random tiny decoder: rows, resuming, number of processes,
+refusals."""
 
 import json
 from collections import Counter
@@ -31,7 +32,14 @@ from eval.compare.explain import Explanations, watch
 from eval.compare.processes import threads_of
 from eval.compare.run import CompareConfig, main, run
 from eval.methods.registry import Entry, make_methods
-from eval.results.store import RECORD_VERSION, RECORDING, RESYNTHESIS, Maker, RecordStore, choose_items
+from eval.results.store import (
+    RECORD_VERSION,
+    RECORDING,
+    RESYNTHESIS,
+    Maker,
+    RecordStore,
+    choose_items,
+)
 from eval.scorers.load import Scorer
 from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.sd import SpeculativeDecoding
@@ -46,10 +54,23 @@ def compared(tmp_path_factory):
 def test_rows_hold_errors_tests_and_times_of_every_method(compared):
     out, result = compared
     rows = {r["method"]: r for r in result["rows"]}
-    assert list(rows) == [RECORDING, RESYNTHESIS, "far", "car-1", "car-3", "random-2-3", "dcar", "dcar-sampled"]
+    assert list(rows) == [
+        RECORDING,
+        RESYNTHESIS,
+        "far",
+        "car-1",
+        "car-3",
+        "random-2-3",
+        "dcar",
+        "dcar-sampled",
+    ]
     for row in list(rows.values())[2:]:
         assert row["wer_ci"][0] <= row["wer"] <= row["wer_ci"][1]
-        assert row["wer"] == (row["substitutions"] + row["deletions"] + row["insertions"]) / row["reference_words"]
+        assert (
+            row["wer"]
+            == (row["substitutions"] + row["deletions"] + row["insertions"])
+            / row["reference_words"]
+        )
         assert row["wer_capped"] <= row["wer"]
         assert (row["n"], row["seeds"], row["records"]) == (6, 2, 12)
         assert 0 < row["lm_rtf"] < row["rtf"]
@@ -57,31 +78,50 @@ def test_rows_hold_errors_tests_and_times_of_every_method(compared):
     assert rows["far"]["speedup_vs_far"] == rows["car-1"]["speedup_vs_car1"] == 1
     assert rows["far"]["p_vs_far"] is None
     assert rows["dcar"]["p_vs_best_car"] is not None
-    assert rows["dcar"]["random_baseline"] == "random-2-3" and 0 < rows["dcar-sampled"]["p_vs_random"] <= 1
-    assert rows["dcar"]["difference_vs_random"] == pytest.approx(rows["dcar"]["wer"] - rows["random-2-3"]["wer"])
+    assert (
+        rows["dcar"]["random_baseline"] == "random-2-3"
+        and 0 < rows["dcar-sampled"]["p_vs_random"] <= 1
+    )
+    assert rows["dcar"]["difference_vs_random"] == pytest.approx(
+        rows["dcar"]["wer"] - rows["random-2-3"]["wer"]
+    )
     assert rows["car-3"]["p_vs_random"] is rows["random-2-3"]["p_vs_random"] is None
     assert set(rows["random-2-3"]["chunk_sizes"]) == {"2", "3"}
-    assert json.loads((out / "compare.json").read_text())["rows"] == json.loads(json.dumps(result["rows"]))
+    assert json.loads((out / "compare.json").read_text())["rows"] == json.loads(
+        json.dumps(result["rows"])
+    )
     for name in ("compare.txt", "compare.png", "compare_speed.png", "report.html", "config.yaml"):
         assert (out / name).stat().st_size > 0
     # pairs of far, car, random, dcar, dcar-sampled
-    assert Counter(p["axis"] for p in result["equal_speed"]) == {"speedup_vs_far": 10, "tokens_per_pass": 10}
+    assert Counter(p["axis"] for p in result["equal_speed"]) == {
+        "speedup_vs_far": 10,
+        "tokens_per_pass": 10,
+    }
     # sounds are kept of as many utterances as asked for
     assert [len(s["voices"]) for s in result["samples"]] == [8, 8]
-    assert all((out / v["audio"]).exists() for s in result["samples"] for v in s["voices"] if v["audio"])
+    assert all(
+        (out / v["audio"]).exists() for s in result["samples"] for v in s["voices"] if v["audio"]
+    )
 
 
-@pytest.mark.parametrize(("method", "which", "size", "seed"), [
-    ("car-3", "decoder", 3, 1), ("far", "far_decoder", 1, 0)])
+@pytest.mark.parametrize(
+    ("method", "which", "size", "seed"), [("car-3", "decoder", 3, 1), ("far", "far_decoder", 1, 0)]
+)
 def test_records_are_what_the_decoder_says(compared, method, which, size, seed):
     models, prompts = tiny_tools().models, [i.prompt for i in tiny_tools().items]
-    direct = decode(getattr(models, which), prompts, ChunkMethod(FixedChunk(size)), SHORT, seed=seed)
+    direct = decode(
+        getattr(models, which), prompts, ChunkMethod(FixedChunk(size)), SHORT, seed=seed
+    )
     assert {r.utterance_id: r.tokens for r in direct} == {
-        r["id"]: r["tokens"] for r in records_of(compared[0]) if r["method"] == method and r["seed"] == seed}
+        r["id"]: r["tokens"]
+        for r in records_of(compared[0])
+        if r["method"] == method and r["seed"] == seed
+    }
 
 
 def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
-    """Two texts without recordings: the same prompts for all, errors by category, and no rows that need a recording."""
+    """Two texts without recordings: the same prompts for all, errors by category, and no rows
+    that need a recording."""
     path, asked = tmp_path / "my.tsv", {}
     path.write_text("easy\tThe tide came in.\nhard\tSix sick sheep.\n")
     tools = tiny_tools()
@@ -94,27 +134,41 @@ def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
 
     decoded = Entry.decode
     monkeypatch.setattr(Entry, "decode", listening)
-    result = run(tiny_config(tmp_path / "out", texts=str(path), reasons_utterances=2, seeds=[0]), tools)
+    result = run(
+        tiny_config(tmp_path / "out", texts=str(path), reasons_utterances=2, seeds=[0]), tools
+    )
     assert len(asked) == 6  # within a batch the shorter text is first
-    assert all(set(prompts) == {i.prompt for i in tools.items} and len(prompts) == 2 for prompts in asked.values())
+    assert all(
+        set(prompts) == {i.prompt for i in tools.items} and len(prompts) == 2
+        for prompts in asked.values()
+    )
     rows = {r["method"]: r for r in result["rows"]}
-    assert RECORDING not in rows and RESYNTHESIS not in rows and rows["dcar"]["duration_ratio"] is None
+    assert (
+        RECORDING not in rows and RESYNTHESIS not in rows and rows["dcar"]["duration_ratio"] is None
+    )
     assert set(result["reasons"]) >= {"car-3", "dcar"}
-    assert result["by_category"]["bins"] == [{"category": "easy", "n": 1}, {"category": "hard", "n": 1}]
-    easy = next(r for r in records_of(tmp_path / "out") if r["method"] == "dcar" and r["id"] == "easy-0001")
+    assert result["by_category"]["bins"] == [
+        {"category": "easy", "n": 1},
+        {"category": "hard", "n": 1},
+    ]
+    easy = next(
+        r for r in records_of(tmp_path / "out") if r["method"] == "dcar" and r["id"] == "easy-0001"
+    )
     assert result["by_category"]["methods"]["dcar"][0]["wer"] == sum(easy["words"][:3]) / 4
     assert "easy (n = 1)" in (tmp_path / "out" / "compare.txt").read_text()
     assert "Errors by category" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_interrupted_run_goes_on(tmp_path, compared):
-    """Ctrl-C in the judge loses nothing: what was judged is not judged again, and the result is the same."""
+    """Ctrl-C in the judge loses nothing: what was judged is not judged again, and the result is
+    the same."""
     judge = LevelJudge(fail_after=31)
     with pytest.raises(KeyboardInterrupt):
         run(tiny_config(tmp_path), tiny_tools(judge))
     (shard,) = (tmp_path / "records").glob("*.jsonl")
     finished = len(shard.read_text().splitlines())
-    assert finished >= 28  # empty outputs need no judge, so there may be a few more records than transcripts
+    # empty outputs need no judge, so there may be a few more records than transcripts
+    assert finished >= 28
     with shard.open("a") as file:
         file.write('{"method": "car-1", "se')  # the process died while writing
     again = {"seeds": [0, 1], "audio_samples": 2, "references": True}
@@ -127,25 +181,41 @@ def test_a_larger_comparison_reuses_a_smaller_one(tmp_path):
     more = {"references": True, "audio_samples": 2}
     spoken(tmp_path, methods=["car-1"], limit=3, **more)
     # two more utterances may now carry audio
-    assert 0 < transcribed(tmp_path, methods=["car-1", "car-2"], limit=5, **more) <= 5 * 4 - 3 * 3 + 2
+    assert (
+        0 < transcribed(tmp_path, methods=["car-1", "car-2"], limit=5, **more) <= 5 * 4 - 3 * 3 + 2
+    )
     assert {r["method"] for r in records_of(tmp_path)} == {RECORDING, RESYNTHESIS, "car-1", "car-2"}
 
 
 class RoundingVocoder(ToneVocoder):
-    """Arithmetic whose last digits depend on the shapes of a call, magnified until a judge hears them."""
+    """Arithmetic whose last digits depend on the shapes of a call, magnified until a judge hears
+    them."""
 
     def synthesize(self, token_lists, speaker):
         rounding = 0.02 * len(token_lists) + 0.001 * max(map(len, token_lists))
-        return [wave / np.float32(1 + rounding) for wave in super().synthesize(token_lists, speaker)]
+        return [
+            wave / np.float32(1 + rounding) for wave in super().synthesize(token_lists, speaker)
+        ]
 
 
 def test_what_is_heard_of_tokens_does_not_depend_on_their_company(tmp_path):
-    """Whatever shares the batch, and whatever an earlier run has finished: the same tokens are the same sound."""
+    """Whatever shares the batch, and whatever an earlier run has finished: the same tokens are
+    the same sound."""
     found = []
-    for name, batch_size, limits in (("alone", 1, [6]), ("together", 6, [6]), ("in pieces", 3, [2, 5, 6])):
+    for name, batch_size, limits in (
+        ("alone", 1, [6]),
+        ("together", 6, [6]),
+        ("in pieces", 3, [2, 5, 6]),
+    ):
         for limit in limits:
-            spoken(tmp_path / name, replace(tiny_tools(), vocoder=RoundingVocoder()), methods=["car-1", "car-2"],
-                   batch_size=batch_size, limit=limit, references=True)
+            spoken(
+                tmp_path / name,
+                replace(tiny_tools(), vocoder=RoundingVocoder()),
+                methods=["car-1", "car-2"],
+                batch_size=batch_size,
+                limit=limit,
+                references=True,
+            )
         found.append(records_of(tmp_path / name))
     assert found[0] == found[1] == found[2]
     assert len({r["hypothesis"] for r in found[0]}) > 6
@@ -177,21 +247,35 @@ def named(similarity):
 AGAIN = {"again": Scorer("again", "quality", "again", loudness)}
 
 
-@pytest.mark.parametrize(("change", "settings", "all_again"), [
-    (lambda tools: {}, {}, False), (lambda tools: {"scorers": {}}, {}, False),
-    (lambda tools: {}, {"sampling": replace(SHORT, temperature=0.5)}, True),
-    (lambda tools: {"items": [replace(i, speaker_embedding=2 * i.speaker_embedding) for i in tools.items]}, {}, True),
-    (lambda tools: {"asr": LevelJudge("other")}, {}, True),
-    (lambda tools: {"scorers": tools.scorers | AGAIN}, {}, True),
-    (lambda tools: {"similarity": named(partial(loudness))}, {}, True),
-], ids=["nothing", "fewer scorers", "sampling", "prompt", "judge", "more scorers", "similarity"])
+@pytest.mark.parametrize(
+    ("change", "settings", "all_again"),
+    [
+        (lambda tools: {}, {}, False),
+        (lambda tools: {"scorers": {}}, {}, False),
+        (lambda tools: {}, {"sampling": replace(SHORT, temperature=0.5)}, True),
+        (
+            lambda tools: {
+                "items": [
+                    replace(i, speaker_embedding=2 * i.speaker_embedding) for i in tools.items
+                ]
+            },
+            {},
+            True,
+        ),
+        (lambda tools: {"asr": LevelJudge("other")}, {}, True),
+        (lambda tools: {"scorers": tools.scorers | AGAIN}, {}, True),
+        (lambda tools: {"similarity": named(partial(loudness))}, {}, True),
+    ],
+    ids=["nothing", "fewer scorers", "sampling", "prompt", "judge", "more scorers", "similarity"],
+)
 def test_what_makes_new_records(tmp_path, change, settings, all_again):
     """Similarities of one encoder once stood in the column of another."""
     spoken(tmp_path, methods=["car-1"], seeds=[0, 1])
     tools = tiny_tools()
     tools = replace(tools, **change(tools))
     (row,) = spoken(tmp_path, tools, methods=["car-1"], seeds=[0, 1], **settings)["rows"]
-    assert (10 <= tools.asr.calls <= 12) if all_again else tools.asr.calls == 0  # all twelve, less empty ones
+    # all twelve, less empty ones
+    assert (10 <= tools.asr.calls <= 12) if all_again else tools.asr.calls == 0
     assert len(records_of(tmp_path)) == 12 and set(row["scores"]) == set(tools.scorers)
 
 
@@ -204,16 +288,21 @@ def test_two_processes_give_the_same_result(tmp_path, compared):
 
     def timeless(result: dict) -> list[dict]:
         untimed = ("lm_rtf", "rtf", "lm_ms_per_token", "policy_share", "timed_n")
-        return [{k: v for k, v in r.items() if k not in untimed and "speedup" not in k}
-                for r in result["rows"]]
+        return [
+            {k: v for k, v in r.items() if k not in untimed and "speedup" not in k}
+            for r in result["rows"]
+        ]
 
-    two, one = (json.loads((folder / "compare.json").read_text()) for folder in (tmp_path, compared[0]))
+    two, one = (
+        json.loads((folder / "compare.json").read_text()) for folder in (tmp_path, compared[0])
+    )
     assert timeless(two) == timeless(one)
     assert two["equal_speed"] == [p for p in one["equal_speed"] if p["axis"] == "tokens_per_pass"]
 
 
 def test_why_chunks_end_is_noted_once(tmp_path, monkeypatch):
-    """A finished comparison started again watches nothing and leads nobody; a new method alone is watched."""
+    """A finished comparison started again watches nothing and leads nobody; a new method alone
+    is watched."""
     asked: list[str] = []
 
     def watching(entry, *rest):
@@ -221,11 +310,21 @@ def test_why_chunks_end_is_noted_once(tmp_path, monkeypatch):
         return watch(entry, *rest)
 
     monkeypatch.setattr("eval.compare.explain.watch", watching)
-    first, again = (spoken(tmp_path, methods=["far", "car-2", "dcar"], reasons_utterances=3) for _ in range(2))
-    assert asked == ["car-2", "dcar"] and first["reasons"]["dcar"]["decisions"] and again["reasons"] == first["reasons"]
+    first, again = (
+        spoken(tmp_path, methods=["far", "car-2", "dcar"], reasons_utterances=3) for _ in range(2)
+    )
+    assert (
+        asked == ["car-2", "dcar"]
+        and first["reasons"]["dcar"]["decisions"]
+        and again["reasons"] == first["reasons"]
+    )
     spoken(tmp_path, methods=["far", "car-2", "car-3", "dcar"], reasons_utterances=3)
     assert asked[2:] == ["car-3"]
-    for change in ({"seeds": [1]}, {"reasons_utterances": 2}, {"sampling": replace(SHORT, temperature=0.5)}):
+    for change in (
+        {"seeds": [1]},
+        {"reasons_utterances": 2},
+        {"sampling": replace(SHORT, temperature=0.5)},
+    ):
         spoken(tmp_path, methods=["car-2"], **{"reasons_utterances": 3, **change})
     assert asked[3:] == ["car-2"] * 3
 
@@ -234,14 +333,18 @@ def test_processes_share_what_is_noted_and_a_missing_share_is_an_error(tmp_path)
     tools = tiny_tools()
     entries = make_methods(["car-2", "car-3", "dcar"], tools.models, SHORT)
     maker = Maker(tools, entries, [0], (), tmp_path, RecordStore(tmp_path / "records"), ())
-    one, two, both = (Explanations(maker, 3, tmp_path / folder, i)
-                      for folder, i in (("two", 0), ("two", 1), ("one", 0)))
+    one, two, both = (
+        Explanations(maker, 3, tmp_path / folder, i)
+        for folder, i in (("two", 0), ("two", 1), ("one", 0))
+    )
     one.note(0, 2)
     with pytest.raises(DataError, match="nothing was noted of car-3; a process stopped early"):
         one.told(tmp_path / "two")
     two.note(1, 2)
     both.note(0, 1)
-    assert [len(path.read_text().splitlines()) for path in sorted((tmp_path / "two/reasons").iterdir())] == [2, 1]
+    assert [
+        len(path.read_text().splitlines()) for path in sorted((tmp_path / "two/reasons").iterdir())
+    ] == [2, 1]
     assert two.told(tmp_path / "two") == both.told(tmp_path / "one")
 
 
@@ -263,17 +366,27 @@ def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):
     rows = {r["method"]: r for r in result["rows"]}
     assert list(rows) == ["car-2", "sd", "ssd-0", "ssd-0.4"]
     tools = tiny_tools()
-    direct = decode(tools.models.decoder, [i.prompt for i in tools.items], SpeculativeDecoding("sd", HeadDrafter(3)),
-                    SHORT, seed=0)
+    direct = decode(
+        tools.models.decoder,
+        [i.prompt for i in tools.items],
+        SpeculativeDecoding("sd", HeadDrafter(3)),
+        SHORT,
+        seed=0,
+    )
     accepted, proposed = sum(r.accepted for r in direct), sum(r.proposed for r in direct)
     assert 0 < accepted < proposed and rows["sd"]["acceptance_rate"] == accepted / proposed
-    assert rows["sd"]["acceptance_by_position"][1]["position"] == 2 and rows["sd"]["draft_passes"] == 0
+    assert (
+        rows["sd"]["acceptance_by_position"][1]["position"] == 2 and rows["sd"]["draft_passes"] == 0
+    )
     assert rows["ssd-0"]["p_vs_sd"] == 1.0  # the same tokens
     assert rows["sd"]["p_vs_sd"] is rows["car-2"]["p_vs_sd"] is None
     assert "accepted %" in (tmp_path / "compare.txt").read_text()
 
     def miscounting(*arguments):
-        return [replace(r, rounds_accepted=[n + 1 for n in r.rounds_proposed]) for r in decoded(*arguments)]
+        return [
+            replace(r, rounds_accepted=[n + 1 for n in r.rounds_proposed])
+            for r in decoded(*arguments)
+        ]
 
     decoded = Entry.decode
     monkeypatch.setattr(Entry, "decode", miscounting)
@@ -285,8 +398,12 @@ def test_records_of_another_version_are_refused(tmp_path):
     spoken(tmp_path, methods=["car-1"])
     (shard,) = (tmp_path / "records").glob("*.jsonl")
     records = [json.loads(line) for line in shard.read_text().splitlines()]
-    shard.write_text("".join(json.dumps({**r, "version": RECORD_VERSION - 1}) + "\n" for r in records))
-    with pytest.raises(DataError, match=rf"records: format version 2, this program reads {RECORD_VERSION}; choose"):
+    shard.write_text(
+        "".join(json.dumps({**r, "version": RECORD_VERSION - 1}) + "\n" for r in records)
+    )
+    with pytest.raises(
+        DataError, match=rf"records: format version 2, this program reads {RECORD_VERSION}; choose"
+    ):
         spoken(tmp_path, methods=["car-1"])
 
 
@@ -302,13 +419,23 @@ def test_limits_are_nested_and_ids_unique():
 def test_command_reports_errors_with_a_status(tmp_path, capsys):
     assert run_command("eval.compare", lambda: main(["metods=[far]"])) == 1
     assert "did you mean 'methods'" in capsys.readouterr().err
-    assert run_command("eval.compare", lambda: main([f"data={tmp_path}/nowhere", f"out={tmp_path}"])) == 1
+    assert (
+        run_command("eval.compare", lambda: main([f"data={tmp_path}/nowhere", f"out={tmp_path}"]))
+        == 1
+    )
     assert "dcar prepare" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("set_", "parameters", "load", "processes", "used"), [
-    (0, 5_000_000, 0.0, 1, 1), (3, 5_000_000, 0.0, 1, 3), (0, 10**9, 0.1, 1, 7), (0, 10**9, 0.1, 3, 2),
-    (0, 10**9, 9.0, 1, 1)])
+@pytest.mark.parametrize(
+    ("set_", "parameters", "load", "processes", "used"),
+    [
+        (0, 5_000_000, 0.0, 1, 1),
+        (3, 5_000_000, 0.0, 1, 3),
+        (0, 10**9, 0.1, 1, 7),
+        (0, 10**9, 0.1, 3, 2),
+        (0, 10**9, 9.0, 1, 1),
+    ],
+)
 def test_no_more_threads_than_pay(monkeypatch, set_, parameters, load, processes, used):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(8), raising=False)
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
@@ -319,8 +446,11 @@ def test_no_more_threads_than_pay(monkeypatch, set_, parameters, load, processes
 
 
 def test_processes_that_do_not_see_each_other_are_refused(tmp_path, monkeypatch):
-    """Each would do all the work and write the same shard, which once happened on CPUs without `device: cpu`."""
-    monkeypatch.setattr("eval.compare.processes.PartialState", lambda **_: SimpleNamespace(num_processes=1))
+    """Each would do all the work and write the same shard, which once happened on CPUs without
+    `device: cpu`."""
+    monkeypatch.setattr(
+        "eval.compare.processes.PartialState", lambda **_: SimpleNamespace(num_processes=1)
+    )
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="2 processes were launched but Accelerate sees 1"):
         run(CompareConfig(out=str(tmp_path)))

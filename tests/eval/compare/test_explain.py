@@ -16,17 +16,28 @@ SHORT = SamplingConfig(max_tokens=30, max_tokens_per_text_unit=8)
 
 def policy(reads: str) -> ChunkPolicy:
     torch.manual_seed(1)
-    made = ChunkPolicy(ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2, reads=reads)).eval()
+    made = ChunkPolicy(
+        ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2, reads=reads)
+    ).eval()
     for weight in made.parameters():
         torch.nn.init.normal_(weight, std=1.0)
     return made
 
 
-@pytest.mark.parametrize("schedule", [FixedChunk(3), EndOnConfident([2, 3]), PolicyChunk(policy("hidden")),
-                                      PolicyChunk(policy("candidates"), "sample")])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        FixedChunk(3),
+        EndOnConfident([2, 3]),
+        PolicyChunk(policy("hidden")),
+        PolicyChunk(policy("candidates"), "sample"),
+    ],
+)
 def test_watching_changes_nothing(decoder, prompts, schedule):
     plain = decode(decoder, prompts, ChunkMethod(schedule), SHORT, seed=3)
-    seen = decode(decoder, prompts, ChunkMethod(Watched(schedule, 4)), SHORT, seed=3, record_hidden=True)
+    seen = decode(
+        decoder, prompts, ChunkMethod(Watched(schedule, 4)), SHORT, seed=3, record_hidden=True
+    )
     assert [(r.tokens, r.actions) for r in plain] == [(r.tokens, r.actions) for r in seen]
     assert all(r.chosen_candidates.shape == (r.target_passes, 4, 3) for r in seen)
 
@@ -34,10 +45,22 @@ def test_watching_changes_nothing(decoder, prompts, schedule):
 @torch.no_grad()
 def test_what_is_noted_is_of_the_tokens_spoken(decoder, prompts):
     """The features of the last kept token, recomputed from the hidden state of its decision."""
-    (result,) = decode(decoder, prompts[2:3], ChunkMethod(Watched(FixedChunk(2), 4)), SHORT, seed=1, record_hidden=True)
+    (result,) = decode(
+        decoder,
+        prompts[2:3],
+        ChunkMethod(Watched(FixedChunk(2), 4)),
+        SHORT,
+        seed=1,
+        record_hidden=True,
+    )
     place = 0
-    for at, size, emitted, seen in zip(result.decision_positions, result.actions, result.emitted,
-                                       result.chosen_candidates, strict=True):
+    for at, size, emitted, seen in zip(
+        result.decision_positions,
+        result.actions,
+        result.emitted,
+        result.chosen_candidates,
+        strict=True,
+    ):
         if emitted == size:
             probs = decoder.heads(result.hidden[at])[size - 1].log_softmax(-1)
             expected = probs[result.tokens[place + size - 1]].clamp(min=MIN_LOG_PROB)
@@ -49,18 +72,42 @@ def test_summary_of_decisions_known_by_hand():
     seen = torch.zeros(3, 3, 3)
     seen[:, :, 0] = torch.tensor([[-1.0, -2.0, -3.0], [-5.0, -1.0, -4.0], [-1.0, -1.0, -1.0]])
     seen[:, :, 2] = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.0, 0.0, 0.0]])
-    result = DecodeResult("x", "m", 0, [1] * 4, False, 3, emitted=[1, 2, 1], actions=[1, 2, 3],
-                          candidates=torch.stack((seen, seen + 1), 1), chosen=[0, 0, 1])
+    result = DecodeResult(
+        "x",
+        "m",
+        0,
+        [1] * 4,
+        False,
+        3,
+        emitted=[1, 2, 1],
+        actions=[1, 2, 3],
+        candidates=torch.stack((seen, seen + 1), 1),
+        chosen=[0, 0, 1],
+    )
     found = summary([result])
     assert found["decisions"] == 2  # the last chunk was cut
     one, two = found["sizes"]
-    assert (one["size"], one["share"], one["kept"]["drawn"], one["dropped"]["drawn"]) == (1, 0.5, -1.0, -2.0)
-    assert two["kept"]["entropy"] == pytest.approx(0.5) and two["dropped"]["entropy"] == pytest.approx(0.6)
+    assert (one["size"], one["share"], one["kept"]["drawn"], one["dropped"]["drawn"]) == (
+        1,
+        0.5,
+        -1.0,
+        -2.0,
+    )
+    assert two["kept"]["entropy"] == pytest.approx(0.5) and two["dropped"][
+        "entropy"
+    ] == pytest.approx(0.6)
     assert found["kept"]["drawn"] == [-1.0, -1.0, -1.0] and found["likeliest"] == 1.0
-    whole = DecodeResult("x", "m", 0, [1] * 3, False, 1, emitted=[3], actions=[3], candidates=seen[:1, None])
+    whole = DecodeResult(
+        "x", "m", 0, [1] * 3, False, 1, emitted=[3], actions=[3], candidates=seen[:1, None]
+    )
     assert summary([whole])["dropped"] is None and summary([whole])["likeliest"] is None
-    assert summary([DecodeResult("x", "m", 0, [], False, 1, emitted=[0], actions=[3], candidates=seen[:1, None])]) == {
-        "decisions": 0, "sizes": [], "kept": None, "dropped": None, "likeliest": None}
+    assert summary(
+        [
+            DecodeResult(
+                "x", "m", 0, [], False, 1, emitted=[0], actions=[3], candidates=seen[:1, None]
+            )
+        ]
+    ) == {"decisions": 0, "sizes": [], "kept": None, "dropped": None, "likeliest": None}
 
 
 def test_methods_that_choose_no_chunks_are_not_watched(decoder, prompts):

@@ -39,9 +39,17 @@ WARM = replace(SHORT, temperature=0.9)
 
 def other_voices(count: int = 6, shift: int = 1) -> list:
     """The tiny utterances with other prompts."""
-    return [replace(item, prompt=Prompt(item.prompt.utterance_id, item.prompt.text_ids,
-                                                    tuple((t + shift) % 12 for t in item.prompt.prompt_ids)))
-            for item in tiny_items(count)]
+    return [
+        replace(
+            item,
+            prompt=Prompt(
+                item.prompt.utterance_id,
+                item.prompt.text_ids,
+                tuple((t + shift) % 12 for t in item.prompt.prompt_ids),
+            ),
+        )
+        for item in tiny_items(count)
+    ]
 
 
 def replicated() -> Tools:
@@ -50,12 +58,20 @@ def replicated() -> Tools:
 
 
 def tiny_tune(out: Path | str, **changes) -> TuneConfig:
-    settings = {"methods": ["car-1", "car-3"], "samplings": ["t{0,0.5,1}", "t1-k2"], "batch_size": 3, "resamples": 200,
-                "sampling": replace(SHORT, top_k=5), "device": "cpu", "out": str(out), **changes}
+    settings = {
+        "methods": ["car-1", "car-3"],
+        "samplings": ["t{0,0.5,1}", "t1-k2"],
+        "batch_size": 3,
+        "resamples": 200,
+        "sampling": replace(SHORT, top_k=5),
+        "device": "cpu",
+        "out": str(out),
+        **changes,
+    }
     return TuneConfig(**settings)
 
 
-# ------------------------------------------------------------------------------------------------------ own samplings
+# --------------------------------------------------------------------------------------------------
 
 
 def test_records_of_samplings_are_never_mixed(tmp_path):
@@ -83,7 +99,9 @@ def test_records_without_a_sampling_of_their_own_stay_as_they_are(tmp_path):
     spoken(tmp_path, methods=["car-2"])
     assert 0 < transcribed(tmp_path, methods=["car-2", "car-2@t0"]) <= 6
     # the common sampling changes: what the name says stays, what it leaves open does not
-    assert transcribed(tmp_path, methods=["car-2@t0"], sampling=replace(SHORT, temperature=0.3)) == 0
+    assert (
+        transcribed(tmp_path, methods=["car-2@t0"], sampling=replace(SHORT, temperature=0.3)) == 0
+    )
     assert transcribed(tmp_path, methods=["car-2@t0"], sampling=replace(SHORT, top_k=3)) > 0
 
 
@@ -104,25 +122,39 @@ def test_own_samplings_are_timed_and_drawn(tmp_path):
     assert sessions() == 2  # times of two sets of methods do not compare
 
 
-# ------------------------------------------------------------------------------------------------------- prompt_seeds
+# --------------------------------------------------------------------------------------------------
 
 
 def test_prompts_replicate_where_seeds_are_one(tmp_path):
-    asked = dict(methods=["car-2@t0", "car-2"], seeds=[0, 1], references=True, report=True, audio_samples=2)
+    asked = dict(
+        methods=["car-2@t0", "car-2"], seeds=[0, 1], references=True, report=True, audio_samples=2
+    )
     result = spoken(tmp_path, replicated(), prompt_seeds=[0, 7], **asked)
     records = records_of(tmp_path)
     counted = Counter((r["method"], r["seed"], r.get("prompt_seed")) for r in records)
-    assert counted == {(RECORDING, 0, None): 6, (RESYNTHESIS, 0, None): 6,
-                       **{(m, s, p): 6 for m in ("car-2@t0", "car-2") for s in (0, 1) for p in (None, 7)}}
-    said = {(r["seed"], r.get("prompt_seed"), r["id"]): r["tokens"] for r in records if r["method"] == "car-2@t0"}
+    assert counted == {
+        (RECORDING, 0, None): 6,
+        (RESYNTHESIS, 0, None): 6,
+        **{(m, s, p): 6 for m in ("car-2@t0", "car-2") for s in (0, 1) for p in (None, 7)},
+    }
+    said = {
+        (r["seed"], r.get("prompt_seed"), r["id"]): r["tokens"]
+        for r in records
+        if r["method"] == "car-2@t0"
+    }
     ids = [i.prompt.utterance_id for i in tiny_items()]
     assert all(said[0, p, i] == said[1, p, i] for p in (None, 7) for i in ids)  # seeds are one
     assert any(said[0, None, i] != said[0, 7, i] for i in ids)  # prompts are not
-    direct = decode(tiny_tools().models.decoder, [i.prompt for i in other_voices()], ChunkMethod(FixedChunk(2)),
-                    SamplingConfig(0.0, max_tokens=20, max_tokens_per_text_unit=4))
+    direct = decode(
+        tiny_tools().models.decoder,
+        [i.prompt for i in other_voices()],
+        ChunkMethod(FixedChunk(2)),
+        SamplingConfig(0.0, max_tokens=20, max_tokens_per_text_unit=4),
+    )
     assert {r.utterance_id: r.tokens for r in direct} == {i: said[0, 7, i] for i in ids}
     row = next(r for r in result["rows"] if r["method"] == "car-2@t0")
-    assert (row["n"], row["seeds"], row["prompts"], row["records"]) == (6, 2, 2, 24)  # intervals: 6 utterances, not 24
+    # intervals: 6 utterances, not 24
+    assert (row["n"], row["seeds"], row["prompts"], row["records"]) == (6, 2, 2, 24)
     assert row["variety"] > 0 and result["prompt_seeds"] == [0, 7]
     assert "prompts of seeds 0, 7" in (tmp_path / "compare.txt").read_text()
     assert "What greediness costs" in (tmp_path / "report.html").read_text()
@@ -133,7 +165,8 @@ def test_prompts_replicate_where_seeds_are_one(tmp_path):
 def test_replicates_of_an_utterance_stay_together(tmp_path):
     """Repeating every utterance with the same outcome must not narrow an interval."""
     (one,) = spoken(tmp_path, methods=["car-2@t0"])["rows"]
-    (three,) = spoken(tmp_path, replicated(), methods=["car-2@t0"], seeds=[0, 1, 2])["rows"]  # the first prompts alone
+    # the first prompts alone
+    (three,) = spoken(tmp_path, replicated(), methods=["car-2@t0"], seeds=[0, 1, 2])["rows"]
     assert three["records"] == 18 and three["wer_ci"] == one["wer_ci"]
     assert three["variety"] == 0 and three["variety_ci"] == [0, 0]
     assert "Spoken alike every time" in (tmp_path / "compare.txt").read_text()
@@ -174,7 +207,7 @@ def test_prompt_seeds_are_checked_and_loaded(monkeypatch, tmp_path):
     assert asked == [5, 2]
 
 
-# --------------------------------------------------------------------------------------------------------------- tune
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -191,18 +224,35 @@ def test_tune_speaks_the_grid_and_keeps_the_best(tuned):
     decoder = tiny_tools().models.decoder.checksum()
     for method, of in found["methods"].items():
         assert [p["name"] for p in of["grid"]] == ["t0", "t0.5", "t1", "t1-k2"]
-        assert [(p["temperature"], p["top_k"]) for p in of["grid"]] == [(0, 5), (0.5, 5), (1, 5), (1, 2)]
+        assert [(p["temperature"], p["top_k"]) for p in of["grid"]] == [
+            (0, 5),
+            (0.5, 5),
+            (1, 5),
+            (1, 2),
+        ]
         assert all(p["wer"] == rows[f"{method}@{p['name']}"]["wer"] for p in of["grid"])
         best = next(p for p in of["grid"] if p["name"] == of["best"])
-        assert of["wer"] == best["wer"] == min(p["wer"] for p in of["grid"]) and best["difference_to_best"] == 0
+        assert (
+            of["wer"] == best["wer"] == min(p["wer"] for p in of["grid"])
+            and best["difference_to_best"] == 0
+        )
         assert of["sampling"] == {k: best[k] for k in ("temperature", "top_k", "top_p")}
         assert of["best"] in of["not_worse"] and of["identity"]["decoder"] == decoder
-        assert all(p["variety"] is not None and p["wer_ci"][0] <= p["wer"] <= p["wer_ci"][1] for p in of["grid"])
-    assert "policy" in found["methods"]["dcar"]["identity"] and "sampling" not in found["methods"]["dcar"]["identity"]
+        assert all(
+            p["variety"] is not None and p["wer_ci"][0] <= p["wer"] <= p["wer_ci"][1]
+            for p in of["grid"]
+        )
+    assert (
+        "policy" in found["methods"]["dcar"]["identity"]
+        and "sampling" not in found["methods"]["dcar"]["identity"]
+    )
     assert (found["common"]["top_k"], found["seeds"], found["prompt_seeds"]) == (5, [0], [0, 7])
     text = table(found)
     assert text.count("*") == 5 + 1 and "t1-k2" in text.splitlines()[0]
-    assert load_config(TuneConfig, ["--config", str(out / "tune.yaml")]).samplings == ["t{0,0.5,1}", "t1-k2"]
+    assert load_config(TuneConfig, ["--config", str(out / "tune.yaml")]).samplings == [
+        "t{0,0.5,1}",
+        "t1-k2",
+    ]
 
 
 def test_a_grown_grid_speaks_what_is_missing(tmp_path):
@@ -210,11 +260,21 @@ def test_a_grown_grid_speaks_what_is_missing(tmp_path):
     judge = LevelJudge()
     whole = tune(tiny_tune(tmp_path), tiny_tools(judge))
     asked = judge.calls
-    assert tune(tiny_tune(tmp_path), tiny_tools(judge))["methods"] == whole["methods"] and judge.calls == asked
+    assert (
+        tune(tiny_tune(tmp_path), tiny_tools(judge))["methods"] == whole["methods"]
+        and judge.calls == asked
+    )
     for shard in (tmp_path / "records").glob("*.jsonl"):  # as another normaliser scored them
-        other = re.sub(r'"normalizer": "[^"]+", "words": \[\d+', '"normalizer": "x", "words": [7', shard.read_text())
+        other = re.sub(
+            r'"normalizer": "[^"]+", "words": \[\d+',
+            '"normalizer": "x", "words": [7',
+            shard.read_text(),
+        )
         assert other.count('"x"') and shard.write_text(other)
-    assert tune(tiny_tune(tmp_path), tiny_tools(judge))["methods"] == whole["methods"] and judge.calls == asked
+    assert (
+        tune(tiny_tune(tmp_path), tiny_tools(judge))["methods"] == whole["methods"]
+        and judge.calls == asked
+    )
     more = tune(tiny_tune(tmp_path, samplings=["t{0,0.5,0.7,1}", "t1-k2"]), tiny_tools(judge))
     assert 0 < judge.calls - asked <= 2 * 6 and len(more["methods"]["car-1"]["grid"]) == 5
 
@@ -226,12 +286,19 @@ def test_at_equal_errors_the_livelier_sampling_is_taken(tmp_path, monkeypatch):
     assert all(of["not_worse"] == ["t0.5", "t1", "t0"] for of in found["methods"].values())
 
 
-@pytest.mark.parametrize(("bad", "words"), [
-    ({"samplings": []}, "nothing to choose"), ({"samplings": ["t0.4", "t0.40"]}, "must differ"),
-    ({"samplings": ["0.4"]}, "write temperature"), ({"methods": ["car-1@t0"]}, "without"),
-    ({"tuned": "x"}, "writes that file"), ({"texts": "hard"}, "never on texts that"),
-    ({"limit": -1}, "limit"), ({"samplings": ["t{0"]}, "brace"),
-])
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"samplings": []}, "nothing to choose"),
+        ({"samplings": ["t0.4", "t0.40"]}, "must differ"),
+        ({"samplings": ["0.4"]}, "write temperature"),
+        ({"methods": ["car-1@t0"]}, "without"),
+        ({"tuned": "x"}, "writes that file"),
+        ({"texts": "hard"}, "never on texts that"),
+        ({"limit": -1}, "limit"),
+        ({"samplings": ["t{0"]}, "brace"),
+    ],
+)
 def test_bad_searches_are_refused(bad, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         tiny_tune(tmp_path, **bad)
@@ -246,15 +313,29 @@ def test_the_command(tmp_path):
     assert (config.split, config.sampling.top_k, config.methods) == ("dev", 10, [])
 
 
-# -------------------------------------------------------------------------------------------------------------- tuned
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_comparison_sets_every_method_beside_its_best(tuned, tmp_path):
     source, found = tuned
-    result = spoken(tmp_path, methods=["far", "car-{1,3}", "car-3@t0", "dcar"], tuned=str(source / "tuned.json"),
-                    sampling=WARM, report=True)
+    result = spoken(
+        tmp_path,
+        methods=["far", "car-{1,3}", "car-3@t0", "dcar"],
+        tuned=str(source / "tuned.json"),
+        sampling=WARM,
+        report=True,
+    )
     rows = {r["method"]: r for r in result["rows"]}
-    assert list(rows) == ["far", "car-1", "car-1@tuned", "car-3", "car-3@tuned", "car-3@t0", "dcar", "dcar@tuned"]
+    assert list(rows) == [
+        "far",
+        "car-1",
+        "car-1@tuned",
+        "car-3",
+        "car-3@tuned",
+        "car-3@t0",
+        "dcar",
+        "dcar@tuned",
+    ]
     for method in ("car-1", "car-3", "dcar"):
         best = found["methods"][method]["sampling"]
         assert {k: rows[f"{method}@tuned"][k] for k in best} == best
@@ -265,12 +346,14 @@ def test_a_comparison_sets_every_method_beside_its_best(tuned, tmp_path):
     assert "common sampling only: far." in (tmp_path / "compare.txt").read_text()
     assert "CAR-k (own best)" in (tmp_path / "report.html").read_text()
     same = spoken(tmp_path, methods=["car-1"], tuned=str(source / "tuned.json"), split="dev")
-    assert same["tuned"]["same_split"] and "which favours it" in (tmp_path / "compare.txt").read_text()
+    assert (
+        same["tuned"]["same_split"] and "which favours it" in (tmp_path / "compare.txt").read_text()
+    )
 
 
 def test_draws_and_dials_are_tuned_and_taken_by_a_comparison(tmp_path):
-    """A policy that can choose among candidates is tuned so without being asked; names with draws, a dial and a
-    sampling go through tune, tuned.json and the comparison."""
+    """A policy that can choose among candidates is tuned so without being asked; names with
+    draws, a dial and a sampling go through tune, tuned.json and the comparison."""
     tools = tiny_tools(count=3)
     able = scored_policy(tools.models.decoder)
     tools = replace(tools, models=Models(tools.models.decoder, policies={"": able}))
@@ -283,10 +366,22 @@ def test_draws_and_dials_are_tuned_and_taken_by_a_comparison(tmp_path):
     assert list(found) == ["dcar@n4", "dcar@n4@d-0.5"]
     assert found["dcar@n4@d-0.5"]["identity"] == {**found["dcar@n4"]["identity"], "dial": "-0.5"}
     names = ["dcar", "dcar@n4", "dcar@n4@d-0.5", "dcar@n4@d-0.5@t0", "dcar@n4@d-0.5@t1"]
-    result = spoken(tmp_path / "compare", tools, methods=names, tuned=str(tmp_path / "tune" / "tuned.json"),
-                    sampling=replace(WARM, top_k=5))
+    result = spoken(
+        tmp_path / "compare",
+        tools,
+        methods=names,
+        tuned=str(tmp_path / "tune" / "tuned.json"),
+        sampling=replace(WARM, top_k=5),
+    )
     rows = {r["method"]: r for r in result["rows"]}
-    assert list(rows) == ["dcar", "dcar@n4", "dcar@n4@tuned", "dcar@n4@d-0.5", "dcar@n4@d-0.5@tuned", *names[3:]]
+    assert list(rows) == [
+        "dcar",
+        "dcar@n4",
+        "dcar@n4@tuned",
+        "dcar@n4@d-0.5",
+        "dcar@n4@d-0.5@tuned",
+        *names[3:],
+    ]
     assert result["tuned"]["missing"] == ["dcar"]
     said = {(r["method"], r["id"]): r["tokens"] for r in records_of(tmp_path / "compare")}
     best = found["dcar@n4@d-0.5"]["best"]
@@ -299,7 +394,11 @@ def test_draws_and_dials_are_tuned_and_taken_by_a_comparison(tmp_path):
 def test_only_policies_that_can_choose_are_tuned_with_draws():
     models = tiny_tools().models
     policies = {"plain": models.policies[""], "able": scored_policy(models.decoder)}
-    assert default_methods(Models(models.decoder, policies=policies))[4:] == ["dcar@plain", "dcar@able", "dcar@able@n4"]
+    assert default_methods(Models(models.decoder, policies=policies))[4:] == [
+        "dcar@plain",
+        "dcar@able",
+        "dcar@able@n4",
+    ]
     assert default_methods(Models(models.decoder)) == ["car-1", "car-2", "car-3", "car-4"]
 
 
@@ -307,7 +406,9 @@ def test_tuned_of_other_models_is_refused(tuned, tmp_path):
     source = str(tuned[0] / "tuned.json")
     tools = tiny_tools()
     other = tiny_decoder(seed=9)
-    decoder = replace(tools, models=Models(other, policies={"": tiny_policy(base=other.checksum())}))
+    decoder = replace(
+        tools, models=Models(other, policies={"": tiny_policy(base=other.checksum())})
+    )
     with pytest.raises(CheckpointError, match="'car-1' was tuned with other models.*decoder"):
         spoken(tmp_path, decoder, methods=["car-1"], tuned=source)
     base = tools.models.decoder
@@ -319,13 +420,28 @@ def test_tuned_of_other_models_is_refused(tuned, tmp_path):
     assert not (tmp_path / "records").exists()  # before anything was spoken
 
 
-ABOUT = {"format_version": 1, "split": "dev", "utterances": 3, "seeds": [0], "prompt_seeds": [0], "asr": "moonshine"}
+ABOUT = {
+    "format_version": 1,
+    "split": "dev",
+    "utterances": 3,
+    "seeds": [0],
+    "prompt_seeds": [0],
+    "asr": "moonshine",
+}
 HOT = {"far": {"identity": {}, "sampling": {"temperature": "hot", "top_k": 1, "top_p": 1.0}}}
 
 
-@pytest.mark.parametrize("content", [
-    "nonsense", "[]", '{"format_version": 0}', '{"format_version": 1}',
-    json.dumps({**ABOUT, "seeds": 0, "methods": {}}), json.dumps({**ABOUT, "methods": HOT})])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "nonsense",
+        "[]",
+        '{"format_version": 0}',
+        '{"format_version": 1}',
+        json.dumps({**ABOUT, "seeds": 0, "methods": {}}),
+        json.dumps({**ABOUT, "methods": HOT}),
+    ],
+)
 def test_broken_tuned_files_are_named(tmp_path, content):
     with pytest.raises(DataError, match="tuned.json.*dcar tune"):
         load_tuned(tmp_path / "tuned.json")
@@ -336,5 +452,8 @@ def test_broken_tuned_files_are_named(tmp_path, content):
 
 def test_tuned_files_of_another_format_are_refused(tmp_path):
     (tmp_path / "tuned.json").write_text(json.dumps({**ABOUT, "format_version": 2, "methods": {}}))
-    with pytest.raises(DataError, match=r"tuned\.json: format version 2, this program reads 1; run `dcar tune` again"):
+    with pytest.raises(
+        DataError,
+        match=r"tuned\.json: format version 2, this program reads 1; run `dcar tune` again",
+    ):
         load_tuned(tmp_path / "tuned.json")

@@ -1,5 +1,6 @@
-"""`dcar demo` as a person meets it, in a headless browser as wide as that of a desk or of a phone: type, speak, hear,
-switch, a bad recording, a long text. Skipped without gradio, selenium and chromium."""
+"""`dcar demo` as a person meets it, in a headless browser as wide as that of a desk or of a
+phone: type, speak, hear, switch, a bad recording, a long text. Skipped without gradio, selenium
+and chromium."""
 
 import importlib.util
 import re
@@ -15,8 +16,13 @@ from browser import PHONE, driver, needs_browser, too_wide
 
 from dcar.speak.defaults import NUM_CANDIDATES, SAMPLING
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(
-    not importlib.util.find_spec("gradio"), reason="no gradio (pip install '.[demo]')"), needs_browser]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not importlib.util.find_spec("gradio"), reason="no gradio (pip install '.[demo]')"
+    ),
+    needs_browser,
+]
 
 DESK = 1440
 WIDTHS = pytest.mark.parametrize("person", [DESK, PHONE], indirect=True)
@@ -43,8 +49,19 @@ def address(tmp_path_factory):
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("demo") / "log.txt"
     with log.open("w") as written:
-        page = subprocess.Popen([sys.executable, "-m", "dcar.cli", "demo", f"port={port}", "characters=200",
-                                 "megabytes=1"], stdout=written, stderr=subprocess.STDOUT)
+        page = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "dcar.cli",
+                "demo",
+                f"port={port}",
+                "characters=200",
+                "megabytes=1",
+            ],
+            stdout=written,
+            stderr=subprocess.STDOUT,
+        )
     try:
         end = time.monotonic() + 180
         while not answers(f"http://127.0.0.1:{port}/"):
@@ -96,8 +113,12 @@ class Person:
         return said.text if said else ""
 
     def click(self, css: str) -> None:
-        """Click on an element, once nothing lies over it: while the page is laid out its parts still move."""
-        from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
+        """Click on an element, once nothing lies over it: while the page is laid out its parts
+        still move."""
+        from selenium.common.exceptions import (
+            ElementClickInterceptedException,
+            StaleElementReferenceException,
+        )
 
         def pressed() -> bool:
             if (found := self.one(css)) is None:
@@ -144,7 +165,10 @@ def test_it_begins_with_the_policy_against_next_token_decoding(person):
     """And nothing is wider than the screen before anything was done."""
     assert person.until(lambda: person.one("#method-A input")).get_attribute("value") == START
     assert person.one("#method-B input").get_attribute("value") == "far"
-    assert float(person.one("#temperature-A input[type=number]").get_attribute("value")) == SAMPLING.temperature
+    assert (
+        float(person.one("#temperature-A input[type=number]").get_attribute("value"))
+        == SAMPLING.temperature
+    )
     assert person.fits()
 
 
@@ -165,7 +189,8 @@ def test_type_speak_hear_switch_and_look(person):
     person.choose("A", "car-7")
     person.speak("A", "car-7")
     said = float(re.search(r"([\d.]+) s of speech", person.facts("A"))[1])
-    person.until(lambda: abs(person.kept("#sound-A")[0] - said) < 0.01)  # the new sound, not the one before
+    # the new sound, not the one before
+    person.until(lambda: abs(person.kept("#sound-A")[0] - said) < 0.01)
     assert person.fits()
 
 
@@ -180,5 +205,10 @@ def test_a_long_text_and_a_bad_recording(person, tmp_path):
     person.click("#speak-B")
     person.until(lambda: "bad.wav: not readable" in person.body)
     assert person.fits()
-    labels = [b.get_attribute("aria-label") for b in person.driver.find_elements("css selector", "#recording button")]
-    assert labels and not any("hub" in (name or "").lower() or "share" in (name or "").lower() for name in labels)
+    labels = [
+        b.get_attribute("aria-label")
+        for b in person.driver.find_elements("css selector", "#recording button")
+    ]
+    assert labels and not any(
+        "hub" in (name or "").lower() or "share" in (name or "").lower() for name in labels
+    )

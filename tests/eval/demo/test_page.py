@@ -1,4 +1,5 @@
-"""The page: what its buttons call, what it says without gradio, and, where gradio is installed, the page served.
+"""The page: what its buttons call, what it says without gradio, and, where gradio is installed, the
+page served.
 
 What a person sees and hears of it is held by test_browser.py."""
 
@@ -15,7 +16,9 @@ from test_studio import tone
 from dcar.errors import AssetError, ConfigError
 from eval.demo.page import DemoConfig, handler, load_gradio, main, serve
 
-needs_gradio = pytest.mark.skipif(not importlib.util.find_spec("gradio"), reason="no gradio (pip install '.[demo]')")
+needs_gradio = pytest.mark.skipif(
+    not importlib.util.find_spec("gradio"), reason="no gradio (pip install '.[demo]')"
+)
 
 
 class Shown(Exception):
@@ -23,9 +26,16 @@ class Shown(Exception):
 
 
 def test_a_button_gives_sound_picture_and_facts(studio):
-    (rate, samples), image, facts = handler(studio, Shown)("The tide came in.", "", None, "car-2", 0.8, 0)
+    (rate, samples), image, facts = handler(studio, Shown)(
+        "The tide came in.", "", None, "car-2", 0.8, 0
+    )
     wave = studio.speak("The tide came in.", method="car-2", temperature=0.8)[0].audio
-    assert rate == 24_000 and samples.dtype == np.int16 and image.ndim == 3 and facts.startswith("car-2: ")
+    assert (
+        rate == 24_000
+        and samples.dtype == np.int16
+        and image.ndim == 3
+        and facts.startswith("car-2: ")
+    )
     np.testing.assert_allclose(samples / 32767, wave, atol=1e-4)
 
 
@@ -84,7 +94,9 @@ def test_two_users_are_both_served(address, studio):
 
     def ask(seed: int) -> None:
         client = Client(address, verbose=False)
-        found[seed] = client.predict("Yes, we do.", "af_sarah", None, "car-3", 0.8, seed, api_name="/speak_a")
+        found[seed] = client.predict(
+            "Yes, we do.", "af_sarah", None, "car-3", 0.8, seed, api_name="/speak_a"
+        )
 
     threads = [threading.Thread(target=ask, args=(seed,)) for seed in (1, 2)]
     for thread in threads:
@@ -107,7 +119,10 @@ def test_requests_that_go_round_the_page_are_refused_too(address, tmp_path):
     (tmp_path / "bad.wav").write_text("no sound")
     bad, long = handle_file(tmp_path / "bad.wav"), handle_file(tone(tmp_path / "long.flac", 21))
     for text, recording, method, said in (
-            ("word " * 50, None, "car-3", "250 characters"), ("Yes.", None, "car-99", "not in the list"),
-            ("Yes.", bad, "car-3", r"^voice bad\.wav"), ("Yes.", long, "car-3", "21.0 s, this page")):
+        ("word " * 50, None, "car-3", "250 characters"),
+        ("Yes.", None, "car-99", "not in the list"),
+        ("Yes.", bad, "car-3", r"^voice bad\.wav"),
+        ("Yes.", long, "car-3", "21.0 s, this page"),
+    ):
         with pytest.raises((AppError, ValueError), match=said):
             client.predict(text, "af_sarah", recording, method, 0.8, 0, api_name="/speak_a")

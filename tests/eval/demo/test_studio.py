@@ -1,5 +1,5 @@
-"""What the page does, without the page: every method speaks, limits hold for any request, chunks lie where they
-sound."""
+"""What the page does, without the page: every method speaks, limits hold for any request, chunks
+lie where they sound."""
 
 import threading
 
@@ -16,17 +16,29 @@ TEXT = "The tide came in. We left."
 def tone(path, seconds: float):
     """A recording with something of a voice: a gliding buzz."""
     t = np.arange(int(24_000 * seconds)) / 24_000
-    save_audio(path, (0.3 * np.sign(np.sin(2 * np.pi * (120 + 10 * np.sin(t)) * t))).astype(np.float32), 24_000)
+    save_audio(
+        path,
+        (0.3 * np.sign(np.sin(2 * np.pi * (120 + 10 * np.sin(t)) * t))).astype(np.float32),
+        24_000,
+    )
     return path
 
 
 def test_every_method_that_is_offered_speaks(studio):
-    assert studio.methods[:4] == list(POLICIES) and studio.start == "dcar@n4" and "car-16" in studio.methods
+    assert (
+        studio.methods[:4] == list(POLICIES)
+        and studio.start == "dcar@n4"
+        and "car-16" in studio.methods
+    )
     assert {"far", "sd", "typical"} <= set(studio.methods)
     assert len(set(studio.methods) & set(VERIFIERS)) >= 4
     for method in studio.methods:
         spoken, facts = studio.speak("Yes.", method=method)
-        assert facts.startswith(f"{method}: ") and "s end to end (RTF" in facts and facts.endswith(" a pass.")
+        assert (
+            facts.startswith(f"{method}: ")
+            and "s end to end (RTF" in facts
+            and facts.endswith(" a pass.")
+        )
         assert np.abs(spoken.audio).max() > 0.01
 
 
@@ -34,24 +46,30 @@ def test_voices_are_different_people(studio, tmp_path):
     assert len(studio.voices) == 4
     first, second = (studio.speak("Yes.", voice=name)[0].audio for name in studio.voices[:2])
     assert not np.array_equal(first, second)
-    own, _ = studio.speak("Yes.", voice=studio.voices[0], recording=tone(tmp_path / "voice.wav", 1.5))
+    own, _ = studio.speak(
+        "Yes.", voice=studio.voices[0], recording=tone(tmp_path / "voice.wav", 1.5)
+    )
     assert not np.array_equal(own.audio, first)
 
 
-@pytest.mark.parametrize(("request_", "error", "said"), [
-    ({"text": "word " * 13}, TextError, "65 characters, this page speaks 60"),
-    ({"text": " "}, TextError, "text is empty"),
-    ({"method": "car-99"}, ConfigError, "unknown method 'car-99'; choose dcar"),
-    ({"method": "random-1-7"}, ConfigError, "unknown method"),
-    ({"method": "dcar@n99"}, ConfigError, "unknown method"),
-    ({"method": "dcar@other@d0.5"}, ConfigError, "unknown method"),
-    ({"method": "dcar@d1"}, ConfigError, "unknown method"),
-    ({"method": "os.path.Class"}, ConfigError, "unknown method"),  # nothing is imported
-    ({"voice": "nobody"}, ConfigError, "voice nobody: neither a shipped voice"),
-    ({"voice": "/etc/hostname"}, ConfigError, "voice /etc/hostname: neither a shipped voice"),  # no file is read
-    ({"temperature": 9.0}, ConfigError, "between 0 and 1.5"),
-    ({"temperature": float("nan")}, ConfigError, "between 0 and 1.5"),
-])
+@pytest.mark.parametrize(
+    ("request_", "error", "said"),
+    [
+        ({"text": "word " * 13}, TextError, "65 characters, this page speaks 60"),
+        ({"text": " "}, TextError, "text is empty"),
+        ({"method": "car-99"}, ConfigError, "unknown method 'car-99'; choose dcar"),
+        ({"method": "random-1-7"}, ConfigError, "unknown method"),
+        ({"method": "dcar@n99"}, ConfigError, "unknown method"),
+        ({"method": "dcar@other@d0.5"}, ConfigError, "unknown method"),
+        ({"method": "dcar@d1"}, ConfigError, "unknown method"),
+        ({"method": "os.path.Class"}, ConfigError, "unknown method"),  # nothing is imported
+        ({"voice": "nobody"}, ConfigError, "voice nobody: neither a shipped voice"),
+        # no file is read
+        ({"voice": "/etc/hostname"}, ConfigError, "voice /etc/hostname: neither a shipped voice"),
+        ({"temperature": 9.0}, ConfigError, "between 0 and 1.5"),
+        ({"temperature": float("nan")}, ConfigError, "between 0 and 1.5"),
+    ],
+)
 def test_what_is_beyond_the_limits_is_refused(studio, request_, error, said):
     with pytest.raises(error, match=said):
         studio.speak(**{"text": "Yes.", **request_})
@@ -101,5 +119,9 @@ def test_chunks_lie_where_they_sound(studio):
 
 def test_models_without_far_and_policy():
     studio = Studio(DemoConfig(far_decoder="", policy=""))
-    assert "far" not in studio.methods and "dcar" not in studio.methods and studio.methods[0] == "car-1"
+    assert (
+        "far" not in studio.methods
+        and "dcar" not in studio.methods
+        and studio.methods[0] == "car-1"
+    )
     assert studio.start == "car-8"

@@ -1,4 +1,5 @@
-"""Chunk rules, verifiers and scorers of another package: installed with entry points, or by their dotted path."""
+"""Chunk rules, verifiers and scorers of another package: installed with entry points, or by
+their dotted path."""
 
 import sys
 
@@ -17,7 +18,7 @@ from eval.methods.registry import Models, make_methods
 from eval.methods.spec import MethodSpec
 from eval.scorers.load import load_scorers
 
-CODE = '''
+CODE = """
 import torch
 from dcar import Choice, ChunkRule
 from eval.verifiers.chain import ChainVerifier
@@ -51,14 +52,14 @@ class Loudness:
         return float(abs(wave).max())
 
 nothing = 3
-'''
-POINTS = '''[dcar.methods]
+"""
+POINTS = """[dcar.methods]
 calm = plugged.rules:Calm
 at-least = plugged.rules:AtLeast
 gone = plugged.rules:Gone
 [dcar.scorers]
 loudness = plugged.rules:Loudness
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -79,17 +80,36 @@ def package(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-NAMES = ["calm-1.5", "plugged.rules.Calm-1.5@t0.4", "at-least-0.1", "plugged.rules.AtLeast-0.1:2", "calm"]
+NAMES = [
+    "calm-1.5",
+    "plugged.rules.Calm-1.5@t0.4",
+    "at-least-0.1",
+    "plugged.rules.AtLeast-0.1:2",
+    "calm",
+]
 
 
 def test_a_comparison_runs_them(tmp_path):
     tools = tiny_tools()
-    result = run(CompareConfig(methods=["car-1", *NAMES[:3]], limit=2, resamples=100, timing_utterances=1,
-                               audio_samples=1, out=str(tmp_path / "out"), device="cpu",
-                               reasons_utterances=1), tools)
+    result = run(
+        CompareConfig(
+            methods=["car-1", *NAMES[:3]],
+            limit=2,
+            resamples=100,
+            timing_utterances=1,
+            audio_samples=1,
+            out=str(tmp_path / "out"),
+            device="cpu",
+            reasons_utterances=1,
+        ),
+        tools,
+    )
     assert [r["method"] for r in result["rows"] if r["kind"] == "method"] == ["car-1", *NAMES[:3]]
     assert result["methods"]["calm-1.5"]["class"].startswith("plugged.rules.Calm ")
-    assert "calm-1.5" in (tmp_path / "out" / "compare.txt").read_text() and (tmp_path / "out" / "report.html").exists()
+    assert (
+        "calm-1.5" in (tmp_path / "out" / "compare.txt").read_text()
+        and (tmp_path / "out" / "report.html").exists()
+    )
 
 
 def test_names_paths_and_numbers(prompts):
@@ -97,20 +117,33 @@ def test_names_paths_and_numbers(prompts):
     entries = make_methods(NAMES, models)
     assert [e.name for e in entries] == NAMES
     sampling = SamplingConfig(max_tokens=30)
-    spoken = [[r.tokens for r in decode(e.decoder, prompts, e.method, sampling, seed=1)] for e in entries]
+    spoken = [
+        [r.tokens for r in decode(e.decoder, prompts, e.method, sampling, seed=1)] for e in entries
+    ]
     calm, path, verifier, two, default = (e.method for e in entries)
     assert calm.schedule.nats == 1.5 and default.schedule.nats == 2.0 and verifier.threshold == 0.1
     assert two.draft_length == 2 and spoken[0] == spoken[1] != spoken[2]
     parsed = [parse_method(name) for name in NAMES[:3]]
-    assert [(p.kind, p.settings) for p in parsed] == [("calm", (1.5,)), ("plugged.rules.Calm", (1.5,)),
-                                                      ("at-least", (0.1,))]
+    assert [(p.kind, p.settings) for p in parsed] == [
+        ("calm", (1.5,)),
+        ("plugged.rules.Calm", (1.5,)),
+        ("at-least", (0.1,)),
+    ]
 
 
 def test_a_mapping_names_the_arguments_of_the_constructor():
-    mappings = [{"method": "calm", "nats": [1.5, 2]}, {"method": "plugged.rules.Calm", "nats": 1.5, "temperature": 0.4},
-                {"method": "at-least", "threshold": 0.1, "draft": "heads", "length": 2}]
+    mappings = [
+        {"method": "calm", "nats": [1.5, 2]},
+        {"method": "plugged.rules.Calm", "nats": 1.5, "temperature": 0.4},
+        {"method": "at-least", "threshold": 0.1, "draft": "heads", "length": 2},
+    ]
     entries = make_methods(mappings, Models(tiny_decoder()))
-    assert [e.name for e in entries] == ["calm-1.5", "calm-2", "plugged.rules.Calm-1.5@t0.4", "at-least-0.1@heads:2"]
+    assert [e.name for e in entries] == [
+        "calm-1.5",
+        "calm-2",
+        "plugged.rules.Calm-1.5@t0.4",
+        "at-least-0.1@heads:2",
+    ]
     assert [type(e.method.schedule.nats) for e in entries[:2]] == [float, int]
     (several,) = make_methods(["plugged.rules.Sizes-3-4-5.0"], Models(tiny_decoder()))
     rule = several.method.schedule
@@ -118,15 +151,26 @@ def test_a_mapping_names_the_arguments_of_the_constructor():
     assert MethodSpec.parse(several.name).settings == {"temperature_": 3, "nats": [4, 5.0]}
 
 
-@pytest.mark.parametrize("name, message", [
-    ("gone", "cannot be imported"), ("plugged.none.Calm", "cannot be imported"), ("plugged.rules.Gone-2", "imported"),
-    ("plugged.rules.nothing", "is no class of a method"), ("plugged.rules.Loudness", "is no class of a method"),
-    ("calm-1-2", "it has the settings nats and"), ("calm-x", "not written as calm"),
-    ("at-least", "threshold is missing"),
-    ({"method": "calm", "threshold": 1}, "has no threshold; it has the settings nats and temperature"),
-    ({"method": "calm", "nats": "much"}, "nats must be"), ({"method": "calmer"}, "calm, at-least, gone"),
-    ("calmer", "calm, at-least, gone"),
-])
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("gone", "cannot be imported"),
+        ("plugged.none.Calm", "cannot be imported"),
+        ("plugged.rules.Gone-2", "imported"),
+        ("plugged.rules.nothing", "is no class of a method"),
+        ("plugged.rules.Loudness", "is no class of a method"),
+        ("calm-1-2", "it has the settings nats and"),
+        ("calm-x", "not written as calm"),
+        ("at-least", "threshold is missing"),
+        (
+            {"method": "calm", "threshold": 1},
+            "has no threshold; it has the settings nats and temperature",
+        ),
+        ({"method": "calm", "nats": "much"}, "nats must be"),
+        ({"method": "calmer"}, "calm, at-least, gone"),
+        ("calmer", "calm, at-least, gone"),
+    ],
+)
 def test_what_is_no_method_is_refused(name, message):
     with pytest.raises(ConfigError, match=message):
         make_methods([name], Models(tiny_decoder()))
@@ -143,7 +187,11 @@ def test_scorers_by_entry_point_and_by_path():
     wave = np.array([0.0, -0.5, 0.25], np.float32)
     for spec in ("loudness", "plugged.rules.Loudness"):
         (scorer,) = load_scorers([spec]).values()
-        assert (scorer.name, scorer.kind, scorer(wave, 16_000, np.zeros(3))) == ("loudness", "quality", 0.5)
+        assert (scorer.name, scorer.kind, scorer(wave, 16_000, np.zeros(3))) == (
+            "loudness",
+            "quality",
+            0.5,
+        )
     with pytest.raises(ConfigError, match="cannot be imported"):
         load_scorers(["plugged.rules.Gone"])
     with pytest.raises(ConfigError, match="no callable"):

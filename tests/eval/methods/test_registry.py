@@ -28,10 +28,17 @@ def models() -> dict[str, Models]:
     decoder = tiny_decoder()
     statistics = tiny_statistics(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer)
     return {
-        "all": Models(decoder, tiny_decoder(heads=1, seed=5), {"": tiny_policy()}, build_draft(decoder).eval(),
-                      statistics),
-        "bare": Models(decoder), "one head": Models(tiny_decoder(heads=1)),
-        "two heads": Models(tiny_decoder(heads=2)), "scored": Models(decoder, policies={"": scored_policy(decoder)}),
+        "all": Models(
+            decoder,
+            tiny_decoder(heads=1, seed=5),
+            {"": tiny_policy()},
+            build_draft(decoder).eval(),
+            statistics,
+        ),
+        "bare": Models(decoder),
+        "one head": Models(tiny_decoder(heads=1)),
+        "two heads": Models(tiny_decoder(heads=2)),
+        "scored": Models(decoder, policies={"": scored_policy(decoder)}),
         "two policies": Models(decoder, policies={"a": tiny_policy(), "b": tiny_policy(1)}),
     }
 
@@ -43,21 +50,37 @@ def test_default_length_is_what_few_heads_allow(models):
     assert make_methods(["sd"], models["two heads"])[0].method.draft_length == 1
 
 
-@pytest.mark.parametrize("name, kind, drafter, length, settings", [
-    ("sd", SpeculativeDecoding, HeadDrafter, 3, {}), ("sd:2", SpeculativeDecoding, HeadDrafter, 2, {}),
-    ("ssd-0.4@draft:4", TolerantDecoding, ModelDrafter, 4, {"beta": 0.4, **STRICT}),
-    ("ssd-0.4-eos", TolerantDecoding, HeadDrafter, 3, {"beta": 0.4, **LOOSE}),
-    ("ssd-0.001@heads", TolerantDecoding, HeadDrafter, 3, {"beta": 0.001, **STRICT}),
-    ("pcg--0.2", GroupVerifier, HeadDrafter, 3, {"groups.theta": -0.2}),
-    ("typical", TypicalAcceptance, HeadDrafter, 3, {"epsilon": 0.09, "delta": 0.3, **STRICT}),
-    ("typical-0.1", TypicalAcceptance, HeadDrafter, 3, {"epsilon": 0.1, "delta": 0.3, **STRICT}),
-    ("typical-0.1-0.4-eos@draft", TypicalAcceptance, ModelDrafter, 3, {"epsilon": 0.1, "delta": 0.4, **LOOSE}),
-    ("topk-verify-50", TopKVerify, HeadDrafter, 3, {"k": 50, **STRICT}),
-    ("vadusa-2-chain", Vadusa, None, 0, {"tau": 2, "ranks": chain(3)}),
-    ("mtp-viterbi-3", MTPViterbi, None, 0, {"heads": 3, "k": 3}),
-    ("mtp-viterbi-4-5", MTPViterbi, None, 0, {"heads": 4, "k": 5}),
-    ("entropy-0.8", ChunkMethod, None, 0, {"schedule.threshold": 0.8}),
-])
+@pytest.mark.parametrize(
+    "name, kind, drafter, length, settings",
+    [
+        ("sd", SpeculativeDecoding, HeadDrafter, 3, {}),
+        ("sd:2", SpeculativeDecoding, HeadDrafter, 2, {}),
+        ("ssd-0.4@draft:4", TolerantDecoding, ModelDrafter, 4, {"beta": 0.4, **STRICT}),
+        ("ssd-0.4-eos", TolerantDecoding, HeadDrafter, 3, {"beta": 0.4, **LOOSE}),
+        ("ssd-0.001@heads", TolerantDecoding, HeadDrafter, 3, {"beta": 0.001, **STRICT}),
+        ("pcg--0.2", GroupVerifier, HeadDrafter, 3, {"groups.theta": -0.2}),
+        ("typical", TypicalAcceptance, HeadDrafter, 3, {"epsilon": 0.09, "delta": 0.3, **STRICT}),
+        (
+            "typical-0.1",
+            TypicalAcceptance,
+            HeadDrafter,
+            3,
+            {"epsilon": 0.1, "delta": 0.3, **STRICT},
+        ),
+        (
+            "typical-0.1-0.4-eos@draft",
+            TypicalAcceptance,
+            ModelDrafter,
+            3,
+            {"epsilon": 0.1, "delta": 0.4, **LOOSE},
+        ),
+        ("topk-verify-50", TopKVerify, HeadDrafter, 3, {"k": 50, **STRICT}),
+        ("vadusa-2-chain", Vadusa, None, 0, {"tau": 2, "ranks": chain(3)}),
+        ("mtp-viterbi-3", MTPViterbi, None, 0, {"heads": 3, "k": 3}),
+        ("mtp-viterbi-4-5", MTPViterbi, None, 0, {"heads": 4, "k": 5}),
+        ("entropy-0.8", ChunkMethod, None, 0, {"schedule.threshold": 0.8}),
+    ],
+)
 def test_names_say_what_they_mean(models, name, kind, drafter, length, settings):
     (entry,) = make_methods([name], models["all"])
     method = entry.method
@@ -67,45 +90,93 @@ def test_names_say_what_they_mean(models, name, kind, drafter, length, settings)
         assert type(method.drafter) is drafter and method.draft_length == length
 
 
-@pytest.mark.parametrize("name, message", [
-    ("sd-0.1", "it has the settings draft, length and temperature"), ("sd@model", "draft must be one of heads, draft"),
-    ("sd:0", "length must be a whole number ≥ 1"), ("sd:x", "not written as sd"), ("ssd", "beta is missing"),
-    ("ssd-a", "not written as ssd-0.4; it has the settings beta, eos, draft, length"), ("topk-50", "unknown method"),
-    ("ssd--0.1", "beta must be a number ≥ 0"), ("pcg-1.5", "theta must be .* ≤ 1"), ("pcg--1", "theta must be .* > -1"),
-    ("pcg-0.4-eos", "it has the settings theta, draft, length"), ("typical-0-0.3", "epsilon must be a number > 0"),
-    ("typical-0.1--1", "delta must be a number > 0"), ("topk-verify", "k is missing; write topk-verify-50"),
-    ("topk-verify-2.5", "k must be a whole number"), ("topk-verify-0", "≥ 1"), ("sd:4", "3 additional heads"),
-    ("ssd-nan", "not written as ssd-0.4"), ("ssd-1e999", "beta must be finite"), ("car-99", "chunk sizes of this"),
-    ("car-2@d1", "not written as car-3"), ("random-2-3@n4", "not written as random-2-3-4"), ("car-9", "1..4"),
-    ("car-0", "size must be a whole number ≥ 1"), ("car", "size is missing"), ("random-", "not written as random"),
-    ("speculative", "methods are written far, car-3"), ("far-2", "not written as far"),
-    ("dcar@x", "no such policy"), ("dcar@x@d1", "no such policy"), ("dcar@d", "no such policy"),
-    ("random-4-2", "write random-2-4"), ("random-3-2-2", "write random-2-2-3"),
-    ("end-on-confident-3", "longest is missing"), ("end-on-confident-3-3", "shortest and the longest"),
-    ("end-on-confident-3-9", "1..4"), ("entropy", "write entropy-0.8"), ("entropy-0.8@3.0", "write entropy-0.8"),
-    ("entropy--1", "threshold must be a number ≥ 0"), ("entropy-inf", "not written as entropy-0.8"),
-    *((wrong, "not written as entropy-0.8") for wrong in ("entropy-x", "entropy@", "entropy-nan")),
-    *((wrong, "not written as vadusa-2") for wrong in ("vadusa-x", "vadusa-2-n", "vadusa@2")),
-    *((f"mtp-viterbi{rest}", "not written as mtp-viterbi-4-5") for rest in ("-3-beam", "-3-2-1", "-3-prev")),
-    ("vadusa", "tau is missing"), ("vadusa-2-n4-chain", "no nodes to choose"), ("mtp-viterbi", "heads is missing"),
-    ("vadusa-0-chain", "tau must be"), ("mtp-viterbi-5", "1..4 heads"), ("mtp-viterbi-3-14", "vocabulary has 13"),
-    ("mtp-viterbi-3-0", "candidates must be"), ("vadusa-2-n0", "nodes must be a whole number ≥ 1"),
-    ("dcar@n4", "chunk_scorer"), ("best-of-2-4", "with chunk_scorer"),
-])
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("sd-0.1", "it has the settings draft, length and temperature"),
+        ("sd@model", "draft must be one of heads, draft"),
+        ("sd:0", "length must be a whole number ≥ 1"),
+        ("sd:x", "not written as sd"),
+        ("ssd", "beta is missing"),
+        ("ssd-a", "not written as ssd-0.4; it has the settings beta, eos, draft, length"),
+        ("topk-50", "unknown method"),
+        ("ssd--0.1", "beta must be a number ≥ 0"),
+        ("pcg-1.5", "theta must be .* ≤ 1"),
+        ("pcg--1", "theta must be .* > -1"),
+        ("pcg-0.4-eos", "it has the settings theta, draft, length"),
+        ("typical-0-0.3", "epsilon must be a number > 0"),
+        ("typical-0.1--1", "delta must be a number > 0"),
+        ("topk-verify", "k is missing; write topk-verify-50"),
+        ("topk-verify-2.5", "k must be a whole number"),
+        ("topk-verify-0", "≥ 1"),
+        ("sd:4", "3 additional heads"),
+        ("ssd-nan", "not written as ssd-0.4"),
+        ("ssd-1e999", "beta must be finite"),
+        ("car-99", "chunk sizes of this"),
+        ("car-2@d1", "not written as car-3"),
+        ("random-2-3@n4", "not written as random-2-3-4"),
+        ("car-9", "1..4"),
+        ("car-0", "size must be a whole number ≥ 1"),
+        ("car", "size is missing"),
+        ("random-", "not written as random"),
+        ("speculative", "methods are written far, car-3"),
+        ("far-2", "not written as far"),
+        ("dcar@x", "no such policy"),
+        ("dcar@x@d1", "no such policy"),
+        ("dcar@d", "no such policy"),
+        ("random-4-2", "write random-2-4"),
+        ("random-3-2-2", "write random-2-2-3"),
+        ("end-on-confident-3", "longest is missing"),
+        ("end-on-confident-3-3", "shortest and the longest"),
+        ("end-on-confident-3-9", "1..4"),
+        ("entropy", "write entropy-0.8"),
+        ("entropy-0.8@3.0", "write entropy-0.8"),
+        ("entropy--1", "threshold must be a number ≥ 0"),
+        ("entropy-inf", "not written as entropy-0.8"),
+        *(
+            (wrong, "not written as entropy-0.8")
+            for wrong in ("entropy-x", "entropy@", "entropy-nan")
+        ),
+        *((wrong, "not written as vadusa-2") for wrong in ("vadusa-x", "vadusa-2-n", "vadusa@2")),
+        *(
+            (f"mtp-viterbi{rest}", "not written as mtp-viterbi-4-5")
+            for rest in ("-3-beam", "-3-2-1", "-3-prev")
+        ),
+        ("vadusa", "tau is missing"),
+        ("vadusa-2-n4-chain", "no nodes to choose"),
+        ("mtp-viterbi", "heads is missing"),
+        ("vadusa-0-chain", "tau must be"),
+        ("mtp-viterbi-5", "1..4 heads"),
+        ("mtp-viterbi-3-14", "vocabulary has 13"),
+        ("mtp-viterbi-3-0", "candidates must be"),
+        ("vadusa-2-n0", "nodes must be a whole number ≥ 1"),
+        ("dcar@n4", "chunk_scorer"),
+        ("best-of-2-4", "with chunk_scorer"),
+    ],
+)
 def test_names_that_cannot_be_are_refused(models, name, message):
     with pytest.raises(ConfigError, match=message):
         make_methods([name], models["all"])
 
 
-@pytest.mark.parametrize("which, name, message", [
-    ("bare", "far", "far_decoder"), ("bare", "dcar", "policies"), ("bare", "sd@draft", "needs a draft model"),
-    ("bare", "vadusa-2", "`dcar fit-verifiers`"), ("bare", "mtp-viterbi-3", "`dcar fit-verifiers`"),
-    ("bare", "entropy@2", "'entropy@2' needs statistics .* `dcar fit-verifiers`"),
-    ("one head", "sd", "0 additional heads"), ("one head", "entropy-1", "base head only"),
-    ("one head", "vadusa-2-chain", "base head only"), ("scored", "best-of-2", "num_candidates is missing"),
-    ("scored", "best-of-99-4", "chunk sizes"), ("scored", "best-of-2-1", "num_candidates .* ≥ 2"),
-    ("scored", "dcar@n0", "num_candidates .* ≥ 1"),
-])
+@pytest.mark.parametrize(
+    "which, name, message",
+    [
+        ("bare", "far", "far_decoder"),
+        ("bare", "dcar", "policies"),
+        ("bare", "sd@draft", "needs a draft model"),
+        ("bare", "vadusa-2", "`dcar fit-verifiers`"),
+        ("bare", "mtp-viterbi-3", "`dcar fit-verifiers`"),
+        ("bare", "entropy@2", "'entropy@2' needs statistics .* `dcar fit-verifiers`"),
+        ("one head", "sd", "0 additional heads"),
+        ("one head", "entropy-1", "base head only"),
+        ("one head", "vadusa-2-chain", "base head only"),
+        ("scored", "best-of-2", "num_candidates is missing"),
+        ("scored", "best-of-99-4", "chunk sizes"),
+        ("scored", "best-of-2-1", "num_candidates .* ≥ 2"),
+        ("scored", "dcar@n0", "num_candidates .* ≥ 1"),
+    ],
+)
 def test_methods_without_their_models_are_refused(models, which, name, message):
     with pytest.raises(ConfigError, match=message):
         make_methods([name], models[which])
@@ -121,12 +192,27 @@ def test_models_belong_together():
 
 
 def test_every_verifier_runs_under_its_name(models, prompts):
-    names = ["sd", "sd@draft", "ssd-0.4", "ssd-0.4@draft:2", "pcg-0.42", "pcg-0.42@draft", "typical", "topk-verify-50",
-             "vadusa-1-chain", "vadusa-2-n4", "mtp-viterbi-3", "entropy@2"]
+    names = [
+        "sd",
+        "sd@draft",
+        "ssd-0.4",
+        "ssd-0.4@draft:2",
+        "pcg-0.42",
+        "pcg-0.42@draft",
+        "typical",
+        "topk-verify-50",
+        "vadusa-1-chain",
+        "vadusa-2-n4",
+        "mtp-viterbi-3",
+        "entropy@2",
+    ]
     entries = make_methods(names, models["all"])
     assert [e.name for e in entries] == names
     assert len({tuple(sorted(e.identity.items())) + (e.name,) for e in entries}) == len(names)
-    assert entries[8].identity == {"decoder": models["all"].decoder.checksum(), "tree": "0 0.0 0.0.0"}
+    assert entries[8].identity == {
+        "decoder": models["all"].decoder.checksum(),
+        "tree": "0 0.0 0.0.0",
+    }
     assert len(entries[9].method.ranks.paths) == 4
     for entry in entries:
         assert entry.identity["decoder"] == models["all"].decoder.checksum()
@@ -139,15 +225,26 @@ def test_every_verifier_runs_under_its_name(models, prompts):
 
 
 def test_rules_and_dials_by_name(models):
-    names = ["end-on-confident-2-4", "dcar@a@d0.5", "dcar@a", "dcar@b@d-1@t0.4", "dcar-sampled@d0.5"]
+    names = [
+        "end-on-confident-2-4",
+        "dcar@a@d0.5",
+        "dcar@a",
+        "dcar@b@d-1@t0.4",
+        "dcar-sampled@d0.5",
+    ]
     entries = make_methods(names, models["two policies"])
     assert [e.name for e in entries] == [*names[:-1], "dcar-sampled@a@d0.5", "dcar-sampled@b@d0.5"]
     sure, turned, plain, cold, *_ = (e.method.schedule for e in entries)
     assert sure.sizes == (2, 3, 4)
-    assert (turned.dial, plain.dial, cold.dial) == (0.5, 0.0, -1.0) and entries[3].sampling.temperature == 0.4
+    assert (turned.dial, plain.dial, cold.dial) == (0.5, 0.0, -1.0) and entries[
+        3
+    ].sampling.temperature == 0.4
     assert entries[1].identity == {**entries[2].identity, "dial": "0.5"}
     (shuffled,) = make_methods(["dcar-shuffled@b@d-1"], models["two policies"])
-    assert parse_method(shuffled.name).family == "dcar-shuffled" and shuffled.method.schedule.schedule.dial == -1.0
+    assert (
+        parse_method(shuffled.name).family == "dcar-shuffled"
+        and shuffled.method.schedule.schedule.dial == -1.0
+    )
     several = make_methods(["dcar", "dcar-sampled@b"], models["two policies"])
     assert [e.name for e in several] == ["dcar@a", "dcar@b", "dcar-sampled@b"]
 
@@ -159,23 +256,57 @@ def test_draws_stand_in_names_of_methods_that_can_tell_them_apart(models, prompt
     schedules = [entry.method.schedule for entry in entries]
     seen = [(s.num_candidates, getattr(s, "dial", None)) for s in schedules]
     assert seen == [(1, 0.0), (4, 0.0), (4, 0.5), (4, None)]
-    assert four.identity == {**one.identity, "num_candidates": "4"} and turned.identity["dial"] == "0.5"
-    assert fixed.identity["chunk_scorer"] == both.policies[""].chunk_scorer.checksum() and schedules[3].candidates == 2
+    assert (
+        four.identity == {**one.identity, "num_candidates": "4"}
+        and turned.identity["dial"] == "0.5"
+    )
+    assert (
+        fixed.identity["chunk_scorer"] == both.policies[""].chunk_scorer.checksum()
+        and schedules[3].candidates == 2
+    )
     results = decode(both.decoder, prompts[:2], four.method, SamplingConfig(max_tokens=20))
     assert all(r.method == "dcar@n4" and r.tokens for r in results)
 
 
 def test_the_checksum_of_a_model_is_computed_once_for_its_weights(monkeypatch):
-    decoder, far, draft = tiny_decoder(), tiny_decoder(heads=1, seed=5), build_draft(tiny_decoder()).eval()
+    decoder, far, draft = (
+        tiny_decoder(),
+        tiny_decoder(heads=1, seed=5),
+        build_draft(tiny_decoder()).eval(),
+    )
     policy, hashed, checksum = scored_policy(decoder), [], Checkpoint.checksum
     statistics = tiny_statistics(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer)
-    monkeypatch.setattr(Checkpoint, "checksum", lambda model: hashed.append(model) or checksum(model))
+    monkeypatch.setattr(
+        Checkpoint, "checksum", lambda model: hashed.append(model) or checksum(model)
+    )
     everything = Models(decoder, far, {"": policy}, draft, statistics)
-    names = ["far", "car-2", "car-3", "dcar", "dcar@n4", "dcar-sampled", "best-of-2-4", "sd@draft", "ssd-0.4@draft",
-             "pcg-0.42", "vadusa-2", "mtp-viterbi-3", "entropy-0.8", "car-2@t0.5"]
+    names = [
+        "far",
+        "car-2",
+        "car-3",
+        "dcar",
+        "dcar@n4",
+        "dcar-sampled",
+        "best-of-2-4",
+        "sd@draft",
+        "ssd-0.4@draft",
+        "pcg-0.42",
+        "vadusa-2",
+        "mtp-viterbi-3",
+        "entropy-0.8",
+        "car-2@t0.5",
+    ]
     before = make_methods(names, everything)
-    assert len(hashed) == len(set(hashed)) and set(hashed) == {decoder, far, policy, policy.chunk_scorer, draft}
-    assert before[1].identity["decoder"] == checksum(decoder) and before[0].identity["decoder"] == checksum(far)
+    assert len(hashed) == len(set(hashed)) and set(hashed) == {
+        decoder,
+        far,
+        policy,
+        policy.chunk_scorer,
+        draft,
+    }
+    assert before[1].identity["decoder"] == checksum(decoder) and before[0].identity[
+        "decoder"
+    ] == checksum(far)
     with torch.no_grad():
         decoder.norm.bias[0] += 1e-3  # trained
         far.norm.bias = torch.nn.Parameter(far.norm.bias + 1e-3)  # replaced
@@ -184,7 +315,9 @@ def test_the_checksum_of_a_model_is_computed_once_for_its_weights(monkeypatch):
     assert hashed[5:] == [far, decoder, policy, policy.chunk_scorer]
     for name, a, b in zip(names, before, after, strict=True):
         assert a.identity["decoder"] != b.identity["decoder"], name
-        assert ("policy" in a.identity) == (a.identity.get("policy") != b.identity.get("policy")), name
+        assert ("policy" in a.identity) == (a.identity.get("policy") != b.identity.get("policy")), (
+            name
+        )
 
 
 def test_a_policy_of_another_decoder_is_refused():
@@ -208,20 +341,26 @@ def test_draft_of_another_decoder_is_refused(tmp_path):
 
 
 def test_any_decoder_of_the_same_ids_may_draft(tmp_path):
-    target, small = tiny_decoder(num_layers=3), tiny_decoder(heads=1, seed=5, num_layers=1, hidden_size=16)
+    target, small = (
+        tiny_decoder(num_layers=3),
+        tiny_decoder(heads=1, seed=5, num_layers=1, hidden_size=16),
+    )
     target.save_pretrained(tmp_path / "target")
     small.save_pretrained(tmp_path / "small")
     models = load_models(str(tmp_path / "target"), "", [], draft=str(tmp_path / "small"))
     (entry,) = make_methods(["sd@draft:2"], models)
     assert entry.identity["draft_model"] == small.checksum()
     build_draft(target, 1, 1).save_pretrained(tmp_path / "draft")
-    alone = load_models(str(tmp_path / "draft"), "", [])  # "draft only" is a row of the papers' tables
+    # "draft only" is a row of the papers' tables
+    alone = load_models(str(tmp_path / "draft"), "", [])
     assert alone.decoder.config.num_layers == 2 and len(make_methods(["car-1"], alone)) == 1
 
 
 def test_groups_are_bound_to_the_decoder():
     decoder = tiny_decoder()
-    heads, draft = make_methods(["pcg-0.1", "pcg-0.1@draft"], Models(decoder, draft=build_draft(decoder)))
+    heads, draft = make_methods(
+        ["pcg-0.1", "pcg-0.1@draft"], Models(decoder, draft=build_draft(decoder))
+    )
     assert heads.identity["groups"] == draft.identity["groups"]
     with torch.no_grad():
         decoder.speech_embedding.weight.mul_(1.5)

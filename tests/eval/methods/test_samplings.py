@@ -15,27 +15,46 @@ from eval.methods.sweeps import expand_names, read_samplings
 COMMON = SamplingConfig(temperature=0.8, top_k=10, max_tokens=20, max_tokens_per_text_unit=4)
 
 
-@pytest.mark.parametrize(("name", "method", "own"), [
-    ("car-5@t0.4", "car-5", {"temperature": 0.4}), ("dcar@t0", "dcar", {"temperature": 0.0}),
-    ("sd@t0.8-k10", "sd", {"temperature": 0.8, "top_k": 10}),
-    ("ssd-0.4@draft@t0.6", "ssd-0.4@draft", {"temperature": 0.6}),
-    ("car-3@t0.8-k10-p0.9", "car-3", {"temperature": 0.8, "top_k": 10, "top_p": 0.9}),
-    ("sd@draft:4@t1-k0", "sd@draft:4", {"temperature": 1.0, "top_k": 0}),
-    ("dcar@range-2-3@t0.4", "dcar@range-2-3", {"temperature": 0.4}),
-    ("entropy@3.0@t0-p0.5", "entropy@3.0", {"temperature": 0.0, "top_p": 0.5}),
-    ("car-5@tuned", "car-5", {"tuned": True}),
-    ("car-5", "car-5", {}), ("dcar@tall", "dcar@tall", {}), ("far", "far", {}),
-])
+@pytest.mark.parametrize(
+    ("name", "method", "own"),
+    [
+        ("car-5@t0.4", "car-5", {"temperature": 0.4}),
+        ("dcar@t0", "dcar", {"temperature": 0.0}),
+        ("sd@t0.8-k10", "sd", {"temperature": 0.8, "top_k": 10}),
+        ("ssd-0.4@draft@t0.6", "ssd-0.4@draft", {"temperature": 0.6}),
+        ("car-3@t0.8-k10-p0.9", "car-3", {"temperature": 0.8, "top_k": 10, "top_p": 0.9}),
+        ("sd@draft:4@t1-k0", "sd@draft:4", {"temperature": 1.0, "top_k": 0}),
+        ("dcar@range-2-3@t0.4", "dcar@range-2-3", {"temperature": 0.4}),
+        ("entropy@3.0@t0-p0.5", "entropy@3.0", {"temperature": 0.0, "top_p": 0.5}),
+        ("car-5@tuned", "car-5", {"tuned": True}),
+        ("car-5", "car-5", {}),
+        ("dcar@tall", "dcar@tall", {}),
+        ("far", "far", {}),
+    ],
+)
 def test_names_say_their_sampling_and_are_written_back(name, method, own):
     spec, plain = MethodSpec.parse(name), MethodSpec.parse(method)
     assert (spec.method, spec.settings, spec.sampling) == (plain.method, plain.settings, own)
-    assert {type(value) for key, value in own.items() if key == "temperature"} <= {float}  # records are found by it
+    # records are found by it
+    assert {type(value) for key, value in own.items() if key == "temperature"} <= {float}
     assert str(spec) == name == (f"{method}@{spec.word}" if own else method)
     assert "temperature" not in own or read_samplings([spec.word])[0].sampling == own
 
 
-@pytest.mark.parametrize("name", ["car-5@t", "car-5@t-1", "car-5@t0.4-x", "car-5@t0.4k10", "car-5@t0.4-p0.9-k10",
-                                  "car-5@t0.4@t0.5", "sd@t0.4@draft", "car-5@t.4", "car-5@tuned-2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "car-5@t",
+        "car-5@t-1",
+        "car-5@t0.4-x",
+        "car-5@t0.4k10",
+        "car-5@t0.4-p0.9-k10",
+        "car-5@t0.4@t0.5",
+        "sd@t0.4@draft",
+        "car-5@t.4",
+        "car-5@tuned-2",
+    ],
+)
 def test_malformed_samplings_are_refused_before_anything_is_loaded(name):
     with pytest.raises(ConfigError, match="method '") as error:
         CompareConfig(methods=[name])
@@ -53,12 +72,27 @@ def test_impossible_samplings_are_refused_and_named():
 def test_every_kind_takes_a_sampling_and_what_it_leaves_open_is_the_common_one():
     models = tiny_tools().models
     models.draft = tiny_decoder(heads=1, seed=3)
-    names = ["far", "car-3", "random-2-3", "dcar", "dcar-sampled", "entropy-0.8", "sd", "ssd-0.4", "pcg-0.1", "typical",
-             "vadusa-1-chain", "topk-verify-2", "sd@draft:2"]
+    names = [
+        "far",
+        "car-3",
+        "random-2-3",
+        "dcar",
+        "dcar-sampled",
+        "entropy-0.8",
+        "sd",
+        "ssd-0.4",
+        "pcg-0.1",
+        "typical",
+        "vadusa-1-chain",
+        "topk-verify-2",
+        "sd@draft:2",
+    ]
     plain = make_methods(names, models, COMMON)
     own = make_methods([f"{n}@t0.5-p0.9" for n in names], models, COMMON)
     assert [e.sampling for e in plain] == [COMMON] * len(names)
-    assert {e.sampling for e in own} == {SamplingConfig(0.5, 10, 0.9, max_tokens=20, max_tokens_per_text_unit=4)}
+    assert {e.sampling for e in own} == {
+        SamplingConfig(0.5, 10, 0.9, max_tokens=20, max_tokens_per_text_unit=4)
+    }
     for a, b in zip(plain, own, strict=True):
         assert b.name == f"{a.name}@t0.5-p0.9"
         assert b.identity == {**a.identity, "sampling": "temperature 0.5, top_k 10, top_p 0.9"}
@@ -68,7 +102,9 @@ def test_every_kind_takes_a_sampling_and_what_it_leaves_open_is_the_common_one()
 def test_a_name_that_stands_for_several_rows_samples_them_all():
     models = tiny_tools().models
     policies = {"a": models.policies[""], "b": models.policies[""]}
-    entries = make_methods(["dcar@t0.4", "dcar@b@t0"], Models(models.decoder, policies=policies), COMMON)
+    entries = make_methods(
+        ["dcar@t0.4", "dcar@b@t0"], Models(models.decoder, policies=policies), COMMON
+    )
     assert [e.name for e in entries] == ["dcar@a@t0.4", "dcar@b@t0.4", "dcar@b@t0"]
     with pytest.raises(ConfigError, match="twice: car-1@t0.4"):
         make_methods(["car-1@t0.4", "car-1@t0.40"], models, COMMON)
@@ -81,24 +117,56 @@ def test_policies_are_not_called_like_samplings(tmp_path):
     models = tiny_tools().models
     models.policies[""].save_pretrained(tmp_path / "t0.4")
     for name in ("t0.4", "tuned", "t-1", "n4", "d0.3", "a@n4", "a@t1"):
-        with pytest.raises(ConfigError, match="would read as a sampling, a number of candidates or a dial"):
+        with pytest.raises(
+            ConfigError, match="would read as a sampling, a number of candidates or a dial"
+        ):
             load_models(str(tmp_path / "car"), "", [f"{name}={tmp_path / 't0.4'}"])
-    named = load_models(str(tmp_path / "car"), "", [f"{name}={tmp_path / 't0.4'}" for name in ("tall", "range-2-3")])
+    named = load_models(
+        str(tmp_path / "car"), "", [f"{name}={tmp_path / 't0.4'}" for name in ("tall", "range-2-3")]
+    )
     assert [e.name for e in make_methods(["dcar"], named)] == ["dcar@tall", "dcar@range-2-3"]
 
 
-# --- sweeps in braces -----------------------------------------------------------------------------------------------
+# --- sweeps in braces -----------------------------------------------------------------------------
 
 
 def test_braces_expand_in_order():
-    assert expand_names(["far", "ssd-{0,0.1, 0.4}", "car-1"]) == ["far", "ssd-0", "ssd-0.1", "ssd-0.4", "car-1"]
-    assert expand_names(["{ssd,pcg}-{0,1}@heads"]) == ["ssd-0@heads", "ssd-1@heads", "pcg-0@heads", "pcg-1@heads"]
-    assert expand_names(["car-{1,5}@t{0,0.4}"]) == ["car-1@t0", "car-1@t0.4", "car-5@t0", "car-5@t0.4"]
+    assert expand_names(["far", "ssd-{0,0.1, 0.4}", "car-1"]) == [
+        "far",
+        "ssd-0",
+        "ssd-0.1",
+        "ssd-0.4",
+        "car-1",
+    ]
+    assert expand_names(["{ssd,pcg}-{0,1}@heads"]) == [
+        "ssd-0@heads",
+        "ssd-1@heads",
+        "pcg-0@heads",
+        "pcg-1@heads",
+    ]
+    assert expand_names(["car-{1,5}@t{0,0.4}"]) == [
+        "car-1@t0",
+        "car-1@t0.4",
+        "car-5@t0",
+        "car-5@t0.4",
+    ]
     assert expand_names([]) == []
 
 
-@pytest.mark.parametrize("bad", ["ssd-{0,1", "ssd-0,1}", "ssd-{0,{1,2}}", "ssd-{}", "ssd-{0}", "ssd-{0,}", "ssd-{,1}",
-                                 "ssd-{0,1}}", "ssd-}0,1{"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "ssd-{0,1",
+        "ssd-0,1}",
+        "ssd-{0,{1,2}}",
+        "ssd-{}",
+        "ssd-{0}",
+        "ssd-{0,}",
+        "ssd-{,1}",
+        "ssd-{0,1}}",
+        "ssd-}0,1{",
+    ],
+)
 def test_broken_braces_are_refused_and_named(bad):
     with pytest.raises(ConfigError) as error:
         expand_names(["far", bad])

@@ -1,4 +1,5 @@
-"""A method as a mapping and as a compact name: both say the same, and records are found by the name."""
+"""A method as a mapping and as a compact name: both say the same, and records are found by the
+name."""
 
 from pathlib import Path
 
@@ -20,24 +21,50 @@ from eval.methods.spec import MethodSpec
 from eval.methods.sweeps import read_methods
 
 SAME = [
-    ("ssd-0.4@draft:4@t0.8", {"method": "ssd", "beta": 0.4, "draft": "draft", "length": 4, "temperature": 0.8}),
-    ("far", {"method": "far"}), ("car-5@t0", {"method": "car", "size": 5, "temperature": 0}),
+    (
+        "ssd-0.4@draft:4@t0.8",
+        {"method": "ssd", "beta": 0.4, "draft": "draft", "length": 4, "temperature": 0.8},
+    ),
+    ("far", {"method": "far"}),
+    ("car-5@t0", {"method": "car", "size": 5, "temperature": 0}),
     ("random-2-2-3", {"method": "random", "sizes": [2, 2, 3]}),
     ("end-on-confident-4-7", {"method": "end-on-confident", "longest": 7, "shortest": 4}),
     ("best-of-10-4", {"method": "best-of", "size": 10, "num_candidates": 4}),
-    ("dcar", {"method": "dcar", "policy": None}), ("dcar-sampled@d0", {"method": "dcar-sampled", "dial": 0}),
-    ("dcar@2-3@n4@d-0.5@t1-k0", {"method": "dcar", "policy": "2-3", "num_candidates": 4, "dial": -0.5,
-                                 "temperature": 1.0, "top_k": 0}),
+    ("dcar", {"method": "dcar", "policy": None}),
+    ("dcar-sampled@d0", {"method": "dcar-sampled", "dial": 0}),
+    (
+        "dcar@2-3@n4@d-0.5@t1-k0",
+        {
+            "method": "dcar",
+            "policy": "2-3",
+            "num_candidates": 4,
+            "dial": -0.5,
+            "temperature": 1.0,
+            "top_k": 0,
+        },
+    ),
     ("entropy-0.8", {"method": "entropy", "threshold": 0.8}),
     ("entropy@3.0", {"method": "entropy", "tokens_per_pass": 3.0}),
     ("mtp-viterbi-4", {"method": "mtp-viterbi", "heads": 4}),
     ("mtp-viterbi-4-5", {"method": "mtp-viterbi", "heads": 4, "candidates": "5"}),
-    ("sd:4", {"method": "sd", "length": 4}), ("sd@heads", {"method": "sd", "draft": "heads"}),
+    ("sd:4", {"method": "sd", "length": 4}),
+    ("sd@heads", {"method": "sd", "draft": "heads"}),
     ("ssd-0-eos:2", {"method": "ssd", "beta": 0, "eos": True, "length": 2}),
-    ("ssd-0", {"method": "ssd", "beta": 0, "eos": False}), ("pcg--0.2", {"method": "pcg", "theta": -0.2}),
-    ("typical-0.09-0.4", {"method": "typical", "delta": 0.4}), ("typical", {"method": "typical"}),
-    ("topk-verify-50-eos@t0.8-k10-p0.9", {"method": "topk-verify", "k": 50, "eos": True, "temperature": 0.8,
-                                          "top_k": 10, "top_p": 0.9}),
+    ("ssd-0", {"method": "ssd", "beta": 0, "eos": False}),
+    ("pcg--0.2", {"method": "pcg", "theta": -0.2}),
+    ("typical-0.09-0.4", {"method": "typical", "delta": 0.4}),
+    ("typical", {"method": "typical"}),
+    (
+        "topk-verify-50-eos@t0.8-k10-p0.9",
+        {
+            "method": "topk-verify",
+            "k": 50,
+            "eos": True,
+            "temperature": 0.8,
+            "top_k": 10,
+            "top_p": 0.9,
+        },
+    ),
     ("vadusa-2-n32", {"method": "vadusa", "tau": 2, "nodes": 32}),
     ("vadusa-2-chain", {"method": "vadusa", "tau": 2, "chained": True}),
     ("ssd-1e-05", {"method": "ssd", "beta": 0.00001}),
@@ -51,8 +78,12 @@ def test_a_mapping_and_its_name_are_one_method(name, mapping):
 
 
 def test_a_number_has_one_spelling():
-    for name, canonical in [("ssd-1e-3@heads", "ssd-0.001@heads"), ("ssd-0.40", "ssd-0.4"), ("car-1@t1.0", "car-1@t1"),
-                            ("car-05@t0.40", "car-5@t0.4")]:
+    for name, canonical in [
+        ("ssd-1e-3@heads", "ssd-0.001@heads"),
+        ("ssd-0.40", "ssd-0.4"),
+        ("car-1@t1.0", "car-1@t1"),
+        ("car-05@t0.40", "car-5@t0.4"),
+    ]:
         assert str(MethodSpec.parse(name)) == canonical
 
 
@@ -69,25 +100,50 @@ def test_names_in_recipes_keep_their_spelling():
 
 
 def test_lists_in_a_mapping_are_a_sweep():
-    found = read_methods([{"method": "ssd", "beta": [0, 0.2], "temperature": [0, 0.4]}, "car-{1,2}",
-                          {"method": "random", "sizes": [2, 3], "temperature": [0.5, 1]}])
-    assert [str(spec) for spec in found] == ["ssd-0@t0", "ssd-0@t0.4", "ssd-0.2@t0", "ssd-0.2@t0.4", "car-1", "car-2",
-                                             "random-2-3@t0.5", "random-2-3@t1"]
+    found = read_methods(
+        [
+            {"method": "ssd", "beta": [0, 0.2], "temperature": [0, 0.4]},
+            "car-{1,2}",
+            {"method": "random", "sizes": [2, 3], "temperature": [0.5, 1]},
+        ]
+    )
+    assert [str(spec) for spec in found] == [
+        "ssd-0@t0",
+        "ssd-0@t0.4",
+        "ssd-0.2@t0",
+        "ssd-0.2@t0.4",
+        "car-1",
+        "car-2",
+        "random-2-3@t0.5",
+        "random-2-3@t1",
+    ]
 
 
-@pytest.mark.parametrize(("mapping", "message"), [
-    ({"method": "ssd", "betta": 0.4}, "'ssd' has no betta; it has the settings beta, eos, draft, length and"),
-    ({"method": "ssd"}, "'ssd': beta is missing; write ssd-0.4"),
-    ({"method": "ssd", "beta": "much"}, "'ssd': beta must be a number ≥ 0; not 'much'"),
-    ({"method": "ssd", "beta": True}, "beta must be"), ({"method": "ssd", "beta": []}, "sweeps over nothing"),
-    ({"method": "car", "size": 2.5}, "'car': size must be a whole number ≥ 1; not 2.5"),
-    ({"method": "sd", "draft": "model"}, "'sd': draft must be one of heads, draft"),
-    ({"method": "far", "size": 1}, "has no size; it has the settings temperature, top_k, top_p"),
-    ({"method": "car", "size": 2, "top_p": 0.9}, "'car': top_p without temperature"),
-    ({"method": "car", "size": 2, "temperature": -1}, "'car': temperature must be"),
-    ({"method": "ssd-0.4"}, "in a mapping the method is ssd"), ({"method": "speculative"}, "unknown method"),
-    ({"beta": 0.4}, "names no method"), ({"method": 3}, "names no method"),
-])
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        (
+            {"method": "ssd", "betta": 0.4},
+            "'ssd' has no betta; it has the settings beta, eos, draft, length and",
+        ),
+        ({"method": "ssd"}, "'ssd': beta is missing; write ssd-0.4"),
+        ({"method": "ssd", "beta": "much"}, "'ssd': beta must be a number ≥ 0; not 'much'"),
+        ({"method": "ssd", "beta": True}, "beta must be"),
+        ({"method": "ssd", "beta": []}, "sweeps over nothing"),
+        ({"method": "car", "size": 2.5}, "'car': size must be a whole number ≥ 1; not 2.5"),
+        ({"method": "sd", "draft": "model"}, "'sd': draft must be one of heads, draft"),
+        (
+            {"method": "far", "size": 1},
+            "has no size; it has the settings temperature, top_k, top_p",
+        ),
+        ({"method": "car", "size": 2, "top_p": 0.9}, "'car': top_p without temperature"),
+        ({"method": "car", "size": 2, "temperature": -1}, "'car': temperature must be"),
+        ({"method": "ssd-0.4"}, "in a mapping the method is ssd"),
+        ({"method": "speculative"}, "unknown method"),
+        ({"beta": 0.4}, "names no method"),
+        ({"method": 3}, "names no method"),
+    ],
+)
 def test_what_is_no_method_is_refused_by_the_setting(mapping, message):
     with pytest.raises(ConfigError, match=message):
         read_methods([mapping])
@@ -96,19 +152,35 @@ def test_what_is_no_method_is_refused_by_the_setting(mapping, message):
 
 
 def test_a_comparison_takes_mappings_in_yaml_and_on_the_command_line(tmp_path):
-    (tmp_path / "r.yaml").write_text("methods:\n  - car-1\n  - {method: ssd, beta: [0, 0.4], length: 2}\nlimit: 2\n")
-    config = load_config(CompareConfig, ["--config", str(tmp_path / "r.yaml"), f"out={tmp_path / 'out'}"])
+    (tmp_path / "r.yaml").write_text(
+        "methods:\n  - car-1\n  - {method: ssd, beta: [0, 0.4], length: 2}\nlimit: 2\n"
+    )
+    config = load_config(
+        CompareConfig, ["--config", str(tmp_path / "r.yaml"), f"out={tmp_path / 'out'}"]
+    )
     assert config.methods == ["car-1", {"method": "ssd", "beta": [0, 0.4], "length": 2}]
     save_config(config, tmp_path / "saved.yaml")
     assert load_config(CompareConfig, ["--config", str(tmp_path / "saved.yaml")]) == config
-    assert load_config(CompareConfig, ["methods=[{method: car, size: 2}]"]).methods == [{"method": "car", "size": 2}]
+    assert load_config(CompareConfig, ["methods=[{method: car, size: 2}]"]).methods == [
+        {"method": "car", "size": 2}
+    ]
     tools = tiny_tools()
-    settings = dict(limit=2, resamples=100, timing_utterances=0, audio_samples=0, reasons_utterances=0, report=False,
-                    device="cpu", out=str(tmp_path / "out"))
+    settings = dict(
+        limit=2,
+        resamples=100,
+        timing_utterances=0,
+        audio_samples=0,
+        reasons_utterances=0,
+        report=False,
+        device="cpu",
+        out=str(tmp_path / "out"),
+    )
     by_mapping = run(CompareConfig(methods=config.methods, **settings), tools)
     records = (tmp_path / "out" / "records.jsonl").read_bytes()
     by_name = run(CompareConfig(methods=["car-1", "ssd-{0,0.4}:2"], **settings), tools)
-    assert (tmp_path / "out" / "records.jsonl").read_bytes() == records and by_name["rows"] == by_mapping["rows"]
+    assert (tmp_path / "out" / "records.jsonl").read_bytes() == records and by_name[
+        "rows"
+    ] == by_mapping["rows"]
 
 
 def test_every_kind_is_built_from_its_settings():
@@ -119,27 +191,37 @@ def test_every_kind_is_built_from_its_settings():
 
 def test_the_documentation_lists_every_setting():
     page = (Path(__file__).parents[3] / "docs/methods.md").read_text(encoding="utf-8")
-    table = page[page.index("| method | settings"):].partition("\n\n")[0]
+    table = page[page.index("| method | settings") :].partition("\n\n")[0]
     for kind in KINDS.values():
         (row,) = (line for line in table.splitlines() if f"`{kind.prefix}`" in line)
         assert all(f"`{s.name}`" in row for s in kind.settings), kind.prefix
 
 
 def test_identities_are_those_of_before():
-    """Records of earlier versions are found by name, identity and sampling, whatever their keys are set by."""
+    """Records of earlier versions are found by name, identity and sampling, whatever their keys
+    are set by."""
     decoder = tiny_decoder()
-    models = Models(decoder, tiny_decoder(heads=1, seed=5), {"": scored_policy(decoder)}, build_draft(decoder).eval(),
-                    tiny_statistics(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer))
+    models = Models(
+        decoder,
+        tiny_decoder(heads=1, seed=5),
+        {"": scored_policy(decoder)},
+        build_draft(decoder).eval(),
+        tiny_statistics(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer),
+    )
     own, draft = {"decoder": decoder.checksum()}, {"draft_model": models.draft.checksum()}
     policy = {**own, "policy": models.policies[""].checksum()}
     expected = {
-        "car-3": own, "far": {"decoder": models.far_decoder.checksum()},
+        "car-3": own,
+        "far": {"decoder": models.far_decoder.checksum()},
         "ssd-0.4-eos@draft:2": {**own, "draft": "draft:2", "eos_strict": "False", **draft},
         "ssd-1": {**own, "draft": "heads:3", "eos_strict": "True"},
         "typical": {**own, "draft": "heads:3", "eos_strict": "True"},
-        "entropy-1": {**own, "threshold": "1.0"}, "entropy@3.0": {**own, "threshold": "2.5"},
+        "entropy-1": {**own, "threshold": "1.0"},
+        "entropy@3.0": {**own, "threshold": "2.5"},
         "vadusa-1-chain": {**own, "tree": "0 0.0 0.0.0"},
-        "dcar": policy, "dcar@d0": policy, "dcar@n4@d1": {**policy, "dial": "1.0", "num_candidates": "4"},
+        "dcar": policy,
+        "dcar@d0": policy,
+        "dcar@n4@d1": {**policy, "dial": "1.0", "num_candidates": "4"},
         "car-1@t1": {**own, "sampling": "temperature 1, top_k 7, top_p 1"},
     }
     entries = make_methods(list(expected), models, SamplingConfig(0.9, 7, max_tokens=20))

@@ -11,7 +11,17 @@ from eval.methods.kinds import KINDS
 from eval.report.plots import plot_errors
 from eval.results.store import RESYNTHESIS
 
-NAMES = ["dcar", "dcar@d0.5", "dcar@n2", "dcar@n4", "dcar@n4@d0.5", "dcar@n8", "dcar@n16", "dcar@t0.4", "dcar@n4@t0.4"]
+NAMES = [
+    "dcar",
+    "dcar@d0.5",
+    "dcar@n2",
+    "dcar@n4",
+    "dcar@n4@d0.5",
+    "dcar@n8",
+    "dcar@n16",
+    "dcar@t0.4",
+    "dcar@n4@t0.4",
+]
 
 
 @pytest.fixture
@@ -29,16 +39,25 @@ def drawn(monkeypatch) -> list[dict]:
 
 
 def row(name: str, place: int) -> dict:
-    return {"method": name, "kind": "method", "tokens_per_pass": 5 + 0.3 * place, "wer": 0.1, "wer_ci": [0.09, 0.11]}
+    return {
+        "method": name,
+        "kind": "method",
+        "tokens_per_pass": 5 + 0.3 * place,
+        "wer": 0.1,
+        "wer_ci": [0.09, 0.11],
+    }
 
 
 def test_every_number_of_draws_has_a_shade_and_a_mark(drawn, tmp_path):
-    plot_errors([row(name, i) for i, name in enumerate(NAMES)], "tokens_per_pass", tmp_path / "plot.png")
+    plot_errors(
+        [row(name, i) for i, name in enumerate(NAMES)], "tokens_per_pass", tmp_path / "plot.png"
+    )
     looks = [(line["color"], line["marker"], line["ls"]) for line in drawn]
     assert len(looks) == len(set(looks)) == 7  # families, each drawn once
     one, cold, two, four, cold_four, eight, sixteen = looks  # in the order of draws
     assert one[:2] == cold[:2] == (parse_method("dcar").style.color, "D") and one[2] != cold[2]
-    assert four[:2] == cold_four[:2] and four[2] == one[2] != cold_four[2]  # another sampling: other dashes
+    # another sampling: other dashes
+    assert four[:2] == cold_four[:2] and four[2] == one[2] != cold_four[2]
     assert [look[1] for look in (two, four, eight, sixteen)] == [(n, 1, 0) for n in (2, 4, 8, 16)]
     shades = [rgb_to_hsv(*to_rgb(look[0])) for look in (one, two, four, eight, sixteen)]
     assert all(shade[0] == pytest.approx(shades[0][0], abs=0.02) for shade in shades)
@@ -46,20 +65,33 @@ def test_every_number_of_draws_has_a_shade_and_a_mark(drawn, tmp_path):
 
 
 @pytest.mark.parametrize(("floor", "where"), [(0.01, " (below)"), (0.105, ""), (0.3, " (above)")])
-def test_a_floor_that_is_far_away_is_told_at_the_border(monkeypatch, recwarn, tmp_path, floor, where):
+def test_a_floor_that_is_far_away_is_told_at_the_border(
+    monkeypatch, recwarn, tmp_path, floor, where
+):
     """Recordings may be understood less well than what a decoder says of them."""
     texts, text = [], Axes.text
-    monkeypatch.setattr(Axes, "text", lambda self, *a, **more: texts.append(a[2]) or text(self, *a, **more))
+    monkeypatch.setattr(
+        Axes, "text", lambda self, *a, **more: texts.append(a[2]) or text(self, *a, **more)
+    )
     reference = {"method": RESYNTHESIS, "kind": "reference", "wer": floor}
-    plot_errors([row("dcar", 0), row("dcar@d0.5", 1), reference], "tokens_per_pass", tmp_path / "plot.png")
+    plot_errors(
+        [row("dcar", 0), row("dcar@d0.5", 1), reference], "tokens_per_pass", tmp_path / "plot.png"
+    )
     assert f"recordings resynthesised from their tokens: {100 * floor:.1f} %{where}" in texts
     assert not [str(w.message) for w in recwarn if "layout" in str(w.message)]
 
 
 def test_other_methods_have_another_hue_or_mark_than_those_of_several_draws():
     others = {(kind.style.color, kind.style.marker) for kind in KINDS.values()}
-    looks = [(style.color, style.marker) for style in (
-        parse_method(f"{kind}@n{n}").style for kind in KINDS if KINDS[kind].policies for n in range(2, 33))]
+    looks = [
+        (style.color, style.marker)
+        for style in (
+            parse_method(f"{kind}@n{n}").style
+            for kind in KINDS
+            if KINDS[kind].policies
+            for n in range(2, 33)
+        )
+    ]
     assert len({*looks, *others}) == len(looks) + len(others)
     assert parse_method("vadusa-2-n4").style == KINDS["vadusa"].style  # its nodes
     assert parse_method("vadusa-2-n4").label == "VADUSA (n4)"

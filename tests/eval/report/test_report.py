@@ -1,4 +1,5 @@
-"""The report is one file that opens: well-formed, self-contained, escaped, every embedded sound and picture decodes."""
+"""The report is one file that opens: well-formed, self-contained, escaped, every embedded sound
+and picture decodes."""
 
 import base64
 import csv
@@ -23,7 +24,13 @@ from eval.report.listen import legend, marked, timeline
 from eval.report.page import FORMAT_VERSION, main, write_report
 from eval.report.plots import read_log, series
 from eval.report.sections import matrix
-from eval.report.summary import best_sentence, names_sentence, terminal_text, unsteady_times, verdict
+from eval.report.summary import (
+    best_sentence,
+    names_sentence,
+    terminal_text,
+    unsteady_times,
+    verdict,
+)
 from eval.report.table import column_groups, main_columns, rival_sentences
 from eval.results.pareto import sentence
 
@@ -74,11 +81,34 @@ def folder(tmp_path_factory):
     tools = tiny_tools()
     tools.aligner = PhonemeAligner(np.full((TEXT_VOCAB_SIZE, 12), 1 / 12))
     object.__setattr__(tools.items[0], "text", "ash <script>alert(1)</script> & \"birch\" 'elm'")
-    spoken(out, tools, methods=["far", "car-2", "dcar"], timing_utterances=1, reasons_utterances=6, audio_samples=2,
-           references=True)
-    (out / "log.jsonl").write_text("".join(json.dumps({
-        "step": s, "reward_sampled": s / 10, "reward_forced": 0.5, "entropy": 1.0, "kl": 0.1, "loss": 2.0,
-    }) + "\n" for s in range(10)) + json.dumps({"step": 10, "eval_wer": 0.2}) + "\n" + '{"step": 11, "rew')
+    spoken(
+        out,
+        tools,
+        methods=["far", "car-2", "dcar"],
+        timing_utterances=1,
+        reasons_utterances=6,
+        audio_samples=2,
+        references=True,
+    )
+    (out / "log.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {
+                    "step": s,
+                    "reward_sampled": s / 10,
+                    "reward_forced": 0.5,
+                    "entropy": 1.0,
+                    "kl": 0.1,
+                    "loss": 2.0,
+                }
+            )
+            + "\n"
+            for s in range(10)
+        )
+        + json.dumps({"step": 10, "eval_wer": 0.2})
+        + "\n"
+        + '{"step": 11, "rew'
+    )
     return out
 
 
@@ -126,10 +156,15 @@ def test_report_is_one_file_that_opens(folder, result):
     # the comparison twice, why chunks end, four training curves
     assert kinds.count(("img", "image/png")) == 2 + 1 + 4 + heard
     assert kinds.count(("audio", "audio/ogg")) >= 2 * 5
-    assert not re.search(r"url\(|@import|fetch\(|https?:", (folder / "report.html").read_text().split("<body>")[0])
+    assert not re.search(
+        r"url\(|@import|fetch\(|https?:", (folder / "report.html").read_text().split("<body>")[0]
+    )
     assert len(set(page.ids)) == len(page.ids) and set(page.links) <= set(page.ids)
-    assert {"errors-and-speed", "who-wins-at-equal-speed", "listen", "could-it-be-chance"} <= set(page.links)
-    assert "<script>alert(1)</script>" in page.text and "speaker & 0" in page.text  # escaped: it is text, no code
+    assert {"errors-and-speed", "who-wins-at-equal-speed", "listen", "could-it-be-chance"} <= set(
+        page.links
+    )
+    # escaped: it is text, no code
+    assert "<script>alert(1)</script>" in page.text and "speaker & 0" in page.text
 
 
 def test_the_summary_comes_first(folder, result):
@@ -138,26 +173,47 @@ def test_the_summary_comes_first(folder, result):
         row["speedup_vs_far_quartiles"] = None
     text = written(folder, result)
     heard, image = text.index("<audio"), text.index("Word errors at equal")
-    assert text.index("<p class=best><strong>") < heard < image < text.index("<table") < text.index("class=section")
+    assert (
+        text.index("<p class=best><strong>")
+        < heard
+        < image
+        < text.index("<table")
+        < text.index("class=section")
+    )
     assert text.index("class=section") < text.index('aria-label="Could it be chance?"')
     assert "class=warn" not in text
     bare = {"known": False, "checkpoint": "runs/far", "shipped": False}
-    warned = written(folder, {**result, "training": {"far": bare, "decoder": bare, "differences": []}})
+    warned = written(
+        folder, {**result, "training": {"far": bare, "decoder": bare, "differences": []}}
+    )
     written(folder, result)
-    assert warned.index("<p class=best><strong>") < warned.index("<p class=warn>Whether FAR") < warned.index("<audio")
+    assert (
+        warned.index("<p class=best><strong>")
+        < warned.index("<p class=warn>Whether FAR")
+        < warned.index("<audio")
+    )
 
 
 def test_every_table_is_csv_too(folder, result):
-    """In the page and as files beside it, with the cells that the page shows; those of an earlier page are gone."""
+    """In the page and as files beside it, with the cells that the page shows; those of an
+    earlier page are gone."""
     beside = folder / "report_tables"
     beside.mkdir(exist_ok=True)
     (beside / "old.csv").write_text("x")
     text = write_report(folder).read_text()
     tables = {path.stem: list(csv.reader(path.open(encoding="utf-8"))) for path in beside.iterdir()}
-    assert {"errors-and-speed", "could-it-be-chance", "voices-lengths-and-loops", "at-equal-time"} <= set(tables)
+    assert {
+        "errors-and-speed",
+        "could-it-be-chance",
+        "voices-lengths-and-loops",
+        "at-equal-time",
+    } <= set(tables)
     assert set(re.findall(r'download="([a-z0-9-]+)\.csv"', text)) == set(tables)
     rows = result["rows"]
-    assert [line[0] for line in tables["errors-and-speed"]] == ["method", *(r["method"] for r in rows)]
+    assert [line[0] for line in tables["errors-and-speed"]] == [
+        "method",
+        *(r["method"] for r in rows),
+    ]
     assert tables["errors-and-speed"][3][1] == f"{100 * rows[2]['wer']:.2f}"
     assert text.count("<table") == len(tables)
     kept = tables["last-kept-and-first-dropped-token"][1:]
@@ -167,7 +223,8 @@ def test_every_table_is_csv_too(folder, result):
 
 def test_columns_that_are_empty_everywhere_are_left_out(result):
     titles = dict(column_groups(result["rows"]))
-    assert "p random" not in [t for t, _ in titles["Could it be chance?"]]  # no random sizes in this comparison
+    # no random sizes in this comparison
+    assert "p random" not in [t for t, _ in titles["Could it be chance?"]]
     assert {"p FAR", "p bestCAR"} <= {t for t, _ in titles["Could it be chance?"]}
     shown = [t for columns in titles.values() for t, _ in columns]
     assert set(shown) == {t for t, _ in main_columns(result["rows"])}
@@ -177,22 +234,37 @@ def test_best_at_which_speed():
     def row(method, wer, speed):
         return {"method": method, "kind": "method", "wer": wer, "speedup_vs_far": speed}
 
-    rows = [row("far", 0.3, 1.0), row("car-2", 0.1, 1.5), row("car-3", 0.15, 2.0), row("car-4", 0.18, 2.2),
-            row("dcar", 0.2, 2.5), row("sd", 0.4, 0.9), {"method": "recording", "kind": "reference", "wer": 0.01}]
+    rows = [
+        row("far", 0.3, 1.0),
+        row("car-2", 0.1, 1.5),
+        row("car-3", 0.15, 2.0),
+        row("car-4", 0.18, 2.2),
+        row("dcar", 0.2, 2.5),
+        row("sd", 0.4, 0.9),
+        {"method": "recording", "kind": "reference", "wer": 0.01},
+    ]
     long = row("random-4-5-6-7-8-9-10-11-12-13-14-15-16", 0.25, 3.0)
     said = best_sentence([*rows, long], "speedup_vs_far")
     assert re.findall(r"([\w…-]+) \(([\d.]+) %, ([\d.]+) × FAR\)", said) == [
-        ("car-2", "10.0", "1.50"), ("car-3", "15.0", "2.00"), ("car-4", "18.0", "2.20"), ("dcar", "20.0", "2.50"),
-        ("random-4…16", "25.0", "3.00")]
+        ("car-2", "10.0", "1.50"),
+        ("car-3", "15.0", "2.00"),
+        ("car-4", "18.0", "2.20"),
+        ("dcar", "20.0", "2.50"),
+        ("random-4…16", "25.0", "3.00"),
+    ]
     assert "No method is faster" in best_sentence(rows[:1], "speedup_vs_far")
 
 
 def test_the_verdict_is_the_same_everywhere_and_says_method_minus_baseline(folder, result):
     said = verdict(result)
-    times, tokens = ({p["axis"]: p for p in result["equal_speed"] if (p["a"], p["b"]) == ("dcar", "car")}[axis]
-                     for axis in ("speedup_vs_far", "tokens_per_pass"))
+    times, tokens = (
+        {p["axis"]: p for p in result["equal_speed"] if (p["a"], p["b"]) == ("dcar", "car")}[axis]
+        for axis in ("speedup_vs_far", "tokens_per_pass")
+    )
     assert len(said) == 2 and said[0] == sentence(tokens) and said[1] == sentence(times)
-    assert tokens["shared"] is None or tokens["difference"] == pytest.approx(tokens["wer_a"] - tokens["wer_b"])
+    assert tokens["shared"] is None or tokens["difference"] == pytest.approx(
+        tokens["wer_a"] - tokens["wer_b"]
+    )
     page, text = parsed(write_report(folder)).text, terminal_text(result, folder)
     assert all(s in page and s in " ".join(text.split()) for s in said)
     assert not verdict({**result, "rows": [r for r in result["rows"] if r["method"] != "dcar"]})
@@ -206,7 +278,14 @@ def test_a_terminal_of_a_hundred_columns_shows_it_all(result):
     text = terminal_text({**result, "rows": [*result["rows"], wide]}, Path("runs/compare"))
     assert max(map(len, text.splitlines())) <= 100
     table = [re.split(r"  +", line) for line in text.splitlines()]
-    assert table[0] == ["method", "WER %", "95 % interval", "tokens a pass", "RTF end to end", "× FAR"]
+    assert table[0] == [
+        "method",
+        "WER %",
+        "95 % interval",
+        "tokens a pass",
+        "RTF end to end",
+        "× FAR",
+    ]
     rows = {cells[0]: cells for cells in table[2:] if len(cells) == 6}
     assert {"far", "car-2", "dcar"} <= rows.keys()
     for row in result["rows"]:
@@ -218,42 +297,84 @@ def test_a_terminal_of_a_hundred_columns_shows_it_all(result):
     for name in ("compare.txt", "report.html", "config.yaml"):
         assert f"runs/compare/{name}" in text
     assert "dcar demo" not in text
-    starter = {**result, "corpus": {"corpus": {"kind": "starter"}}}  # whose voices and tokens the page has
+    # whose voices and tokens the page has
+    starter = {**result, "corpus": {"corpus": {"kind": "starter"}}}
     assert "dcar demo decoder=runs/car" in terminal_text(starter, Path("runs/compare"))
 
 
 def test_rivals_meet_at_the_same_sampling():
     def pair(a: str, b: str) -> dict:
         test = {"difference": 0.1, "ci": [0.05, 0.15], "p": 0.01}
-        return {"axis": "tokens_per_pass", "a": a, "b": b, "shared": [2.0, 2.0], "at": 2.0, "wer_a": 0.3, "wer_b": 0.2,
-                "detectable": 0.1, "average": test, "range_a": [1, 2], "range_b": [2, 3], **test}
+        return {
+            "axis": "tokens_per_pass",
+            "a": a,
+            "b": b,
+            "shared": [2.0, 2.0],
+            "at": 2.0,
+            "wer_a": 0.3,
+            "wer_b": 0.2,
+            "detectable": 0.1,
+            "average": test,
+            "range_a": [1, 2],
+            "range_b": [2, 3],
+            **test,
+        }
 
-    said = rival_sentences({"equal_speed": [pair("car", "dcar"), pair("car", "dcar@t0"), pair("car@t0", "dcar@t0"),
-                                            pair("dcar@t0", "sd@t0"), pair("far", "sd@t0")]})
-    assert len(said) == 3 and [s.count("(T 0)") for s in said] == [0, 2, 2] and "SD (T 0)" in said[2]
+    said = rival_sentences(
+        {
+            "equal_speed": [
+                pair("car", "dcar"),
+                pair("car", "dcar@t0"),
+                pair("car@t0", "dcar@t0"),
+                pair("dcar@t0", "sd@t0"),
+                pair("far", "sd@t0"),
+            ]
+        }
+    )
+    assert (
+        len(said) == 3 and [s.count("(T 0)") for s in said] == [0, 2, 2] and "SD (T 0)" in said[2]
+    )
 
 
 def test_the_names_are_explained_that_were_compared():
     def explained(*methods: str) -> set[str]:
         said = names_sentence([{"method": name, "kind": "method"} for name in methods])
-        return {name for name in ("far is", "car-k", "dcar lets", "random-…", "best-of-k-n", "@n") if name in said}
+        return {
+            name
+            for name in ("far is", "car-k", "dcar lets", "random-…", "best-of-k-n", "@n")
+            if name in said
+        }
 
     assert explained("far", "dcar@a", "sd") == {"far is", "dcar lets"} and explained("sd") == set()
-    assert explained("random-3-4-5", "best-of-10-4", "dcar@n4") == {"random-…", "best-of-k-n", "dcar lets", "@n"}
+    assert explained("random-3-4-5", "best-of-10-4", "dcar@n4") == {
+        "random-…",
+        "best-of-k-n",
+        "dcar lets",
+        "@n",
+    }
 
 
 def test_times_that_differ_from_sentence_to_sentence_are_said():
     row = {"method": "car-2", "timed_n": 10, "speedup_vs_far_quartiles": [1.9, 2.1]}
-    assert not unsteady_times([row, {"method": "far", "speedup_vs_far_quartiles": None}], "speedup_vs_far")
-    said = unsteady_times([row, {**row, "method": "car-6", "timed_n": 2, "speedup_vs_far_quartiles": [4.0, 6.3]}],
-                          "speedup_vs_far")
+    assert not unsteady_times(
+        [row, {"method": "far", "speedup_vs_far_quartiles": None}], "speedup_vs_far"
+    )
+    said = unsteady_times(
+        [row, {**row, "method": "car-6", "timed_n": 2, "speedup_vs_far_quartiles": [4.0, 6.3]}],
+        "speedup_vs_far",
+    )
     assert "(2)" in said and "car-6 lie outside 4.00 to 6.30 × FAR" in said
 
 
 def test_a_difference_that_is_written_as_nothing_is_neither_better_nor_worse():
     def looks(difference: float, p: float) -> list[tuple[str, str]]:
-        pair = {"a": "car", "b": "dcar", "shared": [1.0, 2.0], "axis": "tokens_per_pass",
-                "average": {"difference": difference, "ci": [-0.1, 0.1], "p": p}}
+        pair = {
+            "a": "car",
+            "b": "dcar",
+            "shared": [1.0, 2.0],
+            "axis": "tokens_per_pass",
+            "average": {"difference": difference, "ci": [-0.1, 0.1], "p": p},
+        }
         (_, _, right), (_, left, _) = matrix("t", [pair], ["car", "dcar"]).rows
         return [(right, right.look), (left, left.look)]
 
@@ -264,7 +385,9 @@ def test_a_difference_that_is_written_as_nothing_is_neither_better_nor_worse():
 
 def test_two_tables_of_one_title_are_refused(folder, monkeypatch):
     assert Table("A table", ["a"], [["<1>"]]).csv == "a\n<1>\n"
-    monkeypatch.setattr("eval.report.page.curves_section", lambda log: Table("Errors and speed", ["a"], []))
+    monkeypatch.setattr(
+        "eval.report.page.curves_section", lambda log: Table("Errors and speed", ["a"], [])
+    )
     with pytest.raises(DataError, match="two tables have one title"):
         write_report(folder)
 
@@ -286,7 +409,8 @@ def test_training_log(folder, tmp_path):
     log = read_log(folder / "log.jsonl")
     assert len(log) == 11
     assert series(log, "eval_wer") == ([10.0], [0.2])
-    assert series([*log, {"step": 10, "eval_wer": 0.1}], "eval_wer") == ([10.0], [0.2])  # of the best
+    # of the best
+    assert series([*log, {"step": 10, "eval_wer": 0.1}], "eval_wer") == ([10.0], [0.2])
     for line in ("x", "{}", '{"step": "4"}'):
         (tmp_path / "bad.jsonl").write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
         with pytest.raises(DataError, match="bad.jsonl:2"):
@@ -303,7 +427,12 @@ def test_what_a_resumed_run_repeats_counts_once(tmp_path):
 def test_marked_words():
     assert marked("The cat sat.", "the cat sat") == [("span", "the cat sat")]
     assert marked("the cat sat", "the dog sat down") == [
-        ("span", "the"), ("del", "cat"), ("ins", "dog"), ("span", "sat"), ("ins", "down")]
+        ("span", "the"),
+        ("del", "cat"),
+        ("ins", "dog"),
+        ("span", "sat"),
+        ("ins", "down"),
+    ]
     assert marked("the cat", "") == [("del", "the cat")]
     assert marked("a", "b") == [("del", "a"), ("ins", "b")]
 

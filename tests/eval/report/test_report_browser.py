@@ -1,5 +1,5 @@
-"""The report in a real browser: nothing is cut off on a desktop or a phone, buttons sort tables, light and dark, keys.
-Skipped without a browser."""
+"""The report in a real browser: nothing is cut off on a desktop or a phone, buttons sort tables,
+light and dark, keys. Skipped without a browser."""
 
 import json
 
@@ -49,7 +49,8 @@ def test_tables_sort_and_say_so(desktop, comparison):  # noqa: F811
 
 
 def test_p_below_a_thousandth_sorts_first(desktop):
-    """It is written <0.001, not 0.000, and stands before all others; methods without a p stay last."""
+    """It is written <0.001, not 0.000, and stands before all others; methods without a p stay
+    last."""
     p = desktop.execute_script("""
         const table = document.querySelectorAll("table.sortable")[1];
         const column = [...table.tHead.rows[0].cells].findIndex(cell => cell.textContent.startsWith("p FAR"));
@@ -63,9 +64,12 @@ def test_p_below_a_thousandth_sorts_first(desktop):
 
 @pytest.mark.parametrize("width", ["desktop", "phone"])
 def test_nothing_is_wider_than_the_screen(width, request):
-    """Tables and pictures scroll in boxes of their own, which fade where there is more; all sections unfolded."""
+    """Tables and pictures scroll in boxes of their own, which fade where there is more; all
+    sections unfolded."""
     browser = request.getfixturevalue(width)
-    browser.execute_script("for (const folded of document.querySelectorAll('details')) folded.open = true")
+    browser.execute_script(
+        "for (const folded of document.querySelectorAll('details')) folded.open = true"
+    )
     browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
     assert not too_wide(browser)
     scrolled = browser.execute_script(SCROLLED)
@@ -82,15 +86,17 @@ def test_a_link_unfolds_its_section(page):
 
 def test_no_column_of_this_comparison_has_to_be_scrolled_to(desktop):
     """On a desktop, the p columns among them; the papers' tables are folded and may."""
-    desktop.execute_script("for (const id of ['could-it-be-chance', 'voices-lengths-and-loops']) "
-                           "document.getElementById(id).open = true")
+    desktop.execute_script(
+        "for (const id of ['could-it-be-chance', 'voices-lengths-and-loops']) "
+        "document.getElementById(id).open = true"
+    )
     scrolled = {label for label, _ in desktop.execute_script(SCROLLED)}
     assert not {"Errors and speed", "Could it be chance?", "Voices, lengths and loops"} & scrolled
 
 
 def test_a_phone_shows_figures_beside_the_names(phone):
-    """The column of names stays where it is and leaves the most of the screen to figures; scrolled to its end a table
-    no longer fades."""
+    """The column of names stays where it is and leaves the most of the screen to figures;
+    scrolled to its end a table no longer fades."""
     name, right, fades = phone.execute_async_script("""
         const box = document.querySelector(".scroll"), cell = box.querySelector("tbody th"), done = arguments[0];
         box.scrollLeft = box.scrollWidth;
@@ -100,8 +106,14 @@ def test_a_phone_shows_figures_beside_the_names(phone):
 
 
 def test_a_phone_shows_the_first_picture_in_a_size_that_can_be_read(phone):
-    """Its smallest print is 6.5 points on 7.4 inches: at 560 pixels 7 of them, at the width of the phone not 5."""
-    assert phone.execute_script("return document.querySelector('.wide img').getBoundingClientRect().width") >= 560
+    """Its smallest print is 6.5 points on 7.4 inches: at 560 pixels 7 of them, at the width of
+    the phone not 5."""
+    assert (
+        phone.execute_script(
+            "return document.querySelector('.wide img').getBoundingClientRect().width"
+        )
+        >= 560
+    )
 
 
 def test_the_keyboard_reaches_results_tables_and_buttons(desktop):
@@ -117,8 +129,10 @@ def test_the_keyboard_reaches_results_tables_and_buttons(desktop):
     seen = []
     for _ in range(4):
         desktop.switch_to.active_element.send_keys(Keys.TAB)
-        seen.append(desktop.execute_script("""const e = document.activeElement;
-            return [e.className || e.tagName, parseFloat(getComputedStyle(e).outlineWidth)]"""))
+        seen.append(
+            desktop.execute_script("""const e = document.activeElement;
+            return [e.className || e.tagName, parseFloat(getComputedStyle(e).outlineWidth)]""")
+        )
     assert [kind for kind, _ in seen] == ["wide", "scroll", "BUTTON", "BUTTON"]
     assert all(outline >= 2 for _, outline in seen)
 

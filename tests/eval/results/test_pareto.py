@@ -5,21 +5,38 @@ import pytest
 
 from dcar.errors import DataError
 from eval.report.table import rival_sentences
-from eval.results.pareto import Curve, compare_curves, equal_speed, pareto_front, sentence, speed_axis
+from eval.results.pareto import (
+    Curve,
+    compare_curves,
+    equal_speed,
+    pareto_front,
+    sentence,
+    speed_axis,
+)
 from eval.results.stats import paired_contrast, paired_test
 
 
 def test_front_equals_brute_force():
     rng = np.random.default_rng(0)
     for trial in range(200):
-        speeds, errors = (rng.integers(0, 6, 8).astype(float) for _ in range(2))  # few values, so there are ties
-        brute = {i for i in range(8) if not any(
-            speeds[j] >= speeds[i] and errors[j] <= errors[i] and (speeds[j] > speeds[i] or errors[j] < errors[i])
-            for j in range(8))}
+        # few values, so there are ties
+        speeds, errors = (rng.integers(0, 6, 8).astype(float) for _ in range(2))
+        brute = {
+            i
+            for i in range(8)
+            if not any(
+                speeds[j] >= speeds[i]
+                and errors[j] <= errors[i]
+                and (speeds[j] > speeds[i] or errors[j] < errors[i])
+                for j in range(8)
+            )
+        }
         front = pareto_front(speeds.tolist(), errors.tolist())
         assert set(front) == brute, trial
         assert len(front) == len(brute)
-        assert sorted(front, key=lambda i: (speeds[i], errors[i])) == sorted(front, key=lambda i: speeds[i])
+        assert sorted(front, key=lambda i: (speeds[i], errors[i])) == sorted(
+            front, key=lambda i: speeds[i]
+        )
         assert [speeds[i] for i in front] == sorted(speeds[i] for i in front)
 
 
@@ -28,10 +45,15 @@ def test_weights_interpolate_and_integrate():
     values = np.array([10.0, 20.0, 0.0])  # of a, b, c: sorted by speed
     assert curve.methods == ["a", "b", "c"]
     for speed in (1.0, 1.25, 2.0, 3.1, 4.0):
-        assert curve.weights_at(speed) @ values == pytest.approx(np.interp(speed, [1, 2, 4], values))
+        assert curve.weights_at(speed) @ values == pytest.approx(
+            np.interp(speed, [1, 2, 4], values)
+        )
     fine = np.linspace(1.5, 3.7, 200_001)
-    assert curve.mean_weights(1.5, 3.7) @ values == pytest.approx(np.interp(fine, [1, 2, 4], values).mean(), rel=1e-5)
-    assert curve.mean_weights(1, 4) @ values == pytest.approx((15 * 1 + 10 * 2) / 3)  # trapezoids rule-based
+    assert curve.mean_weights(1.5, 3.7) @ values == pytest.approx(
+        np.interp(fine, [1, 2, 4], values).mean(), rel=1e-5
+    )
+    # trapezoids rule-based
+    assert curve.mean_weights(1, 4) @ values == pytest.approx((15 * 1 + 10 * 2) / 3)
     assert curve.weights_at(2.5).sum() == pytest.approx(1)
 
 
@@ -52,7 +74,9 @@ def counts_of(rates: dict[str, float], utterances: int = 40) -> dict:
 
 def test_known_difference_at_equal_speed():
     a, b = Curve("ssd", {"ssd-0": 1.0, "ssd-1": 3.0}), Curve("car", {"car-1": 2.0, "car-2": 4.0})
-    got = compare_curves(a, b, counts_of({"ssd-0": 0.1, "ssd-1": 0.3, "car-1": 0.15, "car-2": 0.25}), resamples=200)
+    got = compare_curves(
+        a, b, counts_of({"ssd-0": 0.1, "ssd-1": 0.3, "car-1": 0.15, "car-2": 0.25}), resamples=200
+    )
     assert (got["shared"], got["at"]) == ([2.0, 3.0], 2.5)
     assert got["wer_a"] == pytest.approx(0.25)  # 0.1 + 0.75 · 0.2
     assert got["wer_b"] == pytest.approx(0.175)  # 0.15 + 0.25 · 0.1
@@ -72,14 +96,17 @@ def test_a_point_is_compared_with_a_line_and_lines_apart_are_not():
     apart = compare_curves(line, Curve("sd", {"sd": 0.9}), counts, resamples=200)
     assert apart["shared"] is None
     assert sentence({**apart, "axis": "tokens_per_pass"}) == (
-        "CAR-k (1.00–2.00) and SD (0.90) have no tokens a pass in common: nothing to compare.")
-    near = compare_curves(line, Curve("sd", {"sd": 0.98}), counts, resamples=200)  # within what clocks can tell
+        "CAR-k (1.00–2.00) and SD (0.90) have no tokens a pass in common: nothing to compare."
+    )
+    # within what clocks can tell
+    near = compare_curves(line, Curve("sd", {"sd": 0.98}), counts, resamples=200)
     assert near["difference"] == pytest.approx(0.1)
     assert near["wer_a"] == pytest.approx(0.5)
 
 
 def test_intervals_are_paired_and_hold_their_level():
-    """Difference of two curves between noisy settings that share the difficulty of the utterances."""
+    """Difference of two curves between noisy settings that share the difficulty of the
+    utterances."""
     a, b = Curve("a", {"a-1": 1.0, "a-2": 2.0}), Curve("b", {"b-1": 1.0, "b-2": 2.0})
     hits, widths, unpaired = 0, [], []
     for trial in range(150):
@@ -90,9 +117,18 @@ def test_intervals_are_paired_and_hold_their_level():
         got = compare_curves(a, b, counts, resamples=300)
         hits += got["ci"][0] <= 0.0 <= got["ci"][1]  # at 1.5 both curves have 1.5 · hard errors
         widths.append(got["ci"][1] - got["ci"][0])
-        unpaired.append(compare_curves(a, b, {**counts, "b-1": (rng.permutation(counts["b-1"][0]), counts["b-1"][1]),
-                                              "b-2": (rng.permutation(counts["b-2"][0]), counts["b-2"][1])},
-                                       resamples=300)["ci"])
+        unpaired.append(
+            compare_curves(
+                a,
+                b,
+                {
+                    **counts,
+                    "b-1": (rng.permutation(counts["b-1"][0]), counts["b-1"][1]),
+                    "b-2": (rng.permutation(counts["b-2"][0]), counts["b-2"][1]),
+                },
+                resamples=300,
+            )["ci"]
+        )
     assert 0.88 <= hits / 150 <= 0.99
     assert np.mean(widths) < 0.8 * np.mean([high - low for low, high in unpaired])
 
@@ -100,26 +136,46 @@ def test_intervals_are_paired_and_hold_their_level():
 def test_contrast_of_two_is_the_paired_test():
     rng = np.random.default_rng(3)
     ea, eb, words = rng.poisson(1.0, 50), rng.poisson(1.4, 50), rng.integers(5, 15, 50)
-    assert paired_contrast([ea, eb, ea], [words] * 3, [1.0, -1.0, 0.0]) == paired_test(ea, words, eb, words)
+    assert paired_contrast([ea, eb, ea], [words] * 3, [1.0, -1.0, 0.0]) == paired_test(
+        ea, words, eb, words
+    )
     with pytest.raises(DataError, match="pair them"):
         paired_contrast([ea, eb[:9]], [words, words[:9]], [1.0, -1.0])
 
 
 def rows_of(points: dict[str, tuple[float, float]]) -> list[dict]:
-    return [{"method": m, "kind": "method", "speedup_vs_far": x, "tokens_per_pass": 1.0, "wer": y}
-            for m, (x, y) in points.items()]
+    return [
+        {"method": m, "kind": "method", "speedup_vs_far": x, "tokens_per_pass": 1.0, "wer": y}
+        for m, (x, y) in points.items()
+    ]
 
 
 def test_all_pairs_and_their_sentences():
-    points = {"far": (1.0, 0.5), "car-1": (1.0, 0.4), "car-2": (2.0, 0.2), "dcar": (1.5, 0.3), "sd": (0.5, 0.5)}
+    points = {
+        "far": (1.0, 0.5),
+        "car-1": (1.0, 0.4),
+        "car-2": (2.0, 0.2),
+        "dcar": (1.5, 0.3),
+        "sd": (0.5, 0.5),
+    }
     rows = rows_of(points)
     assert speed_axis(rows) == "speedup_vs_far"
-    pairs = equal_speed(rows, counts_of({m: y for m, (_, y) in points.items()}), "speedup_vs_far", resamples=200)
-    assert [(p["a"], p["b"]) for p in pairs] == [("car", "far"), ("dcar", "far"), ("sd", "far"), ("dcar", "car"),
-                                                 ("sd", "car"), ("sd", "dcar")]  # method, baseline
+    pairs = equal_speed(
+        rows, counts_of({m: y for m, (_, y) in points.items()}), "speedup_vs_far", resamples=200
+    )
+    assert [(p["a"], p["b"]) for p in pairs] == [
+        ("car", "far"),
+        ("dcar", "far"),
+        ("sd", "far"),
+        ("dcar", "car"),
+        ("sd", "car"),
+        ("sd", "dcar"),
+    ]  # method, baseline
     said = rival_sentences({"equal_speed": pairs})
     assert len(said) == 2  # car against far, dcar against car; what shares no speed is left out
-    assert said[1].startswith("At equal time (1.50 × FAR) DCAR makes 30.0 % word errors and CAR-k 30.0 %: +0.0 points")
+    assert said[1].startswith(
+        "At equal time (1.50 × FAR) DCAR makes 30.0 % word errors and CAR-k 30.0 %: +0.0 points"
+    )
     assert "could be chance" in said[1]
     assert rival_sentences({"equal_speed": []}) == []
     untimed = [{**r, "speedup_vs_far": None} for r in rows]

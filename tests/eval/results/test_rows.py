@@ -1,4 +1,5 @@
-"""Rows of a comparison: counts by hand, what each method is measured against, acceptance, lengths, variety."""
+"""Rows of a comparison: counts by hand, what each method is measured against, acceptance,
+lengths, variety."""
 
 import numpy as np
 import pytest
@@ -9,22 +10,55 @@ from hypothesis import strategies as st
 from dcar.errors import DataError
 from dcar.tokens.warping import code_distances, warped_distances
 from eval.report.table import table_text
-from eval.results.rows import FEWEST, MOST_BINS, acceptance, by_length, length_bins, make_rows, strict_baseline
+from eval.results.rows import (
+    FEWEST,
+    MOST_BINS,
+    acceptance,
+    by_length,
+    length_bins,
+    make_rows,
+    strict_baseline,
+)
 from eval.results.store import check_rounds
 from eval.results.variety import longest_run, loops, repeated_stretch, variety
 
 
 def test_corpus_counts_by_hand():
-    first = dict(truncated=True, draft_passes=3, rounds_proposed=[2, 2], rounds_accepted=[2, 0], proposed=4, accepted=2)
-    records = [made_record("car-2", uid, seed=seed, words=words, characters=words, hypothesis=heard,
-                           reference_duration=1.0, **(first if uid == "a" else {}))
-               for uid, seed, words, heard in (("a", 0, [1, 1, 0, 4], "x"), ("a", 1, [0, 0, 0, 4], "x"),
-                                               ("b", 0, [0, 0, 9, 6], ""), ("b", 1, [1, 0, 0, 6], "x"))]
+    first = dict(
+        truncated=True,
+        draft_passes=3,
+        rounds_proposed=[2, 2],
+        rounds_accepted=[2, 0],
+        proposed=4,
+        accepted=2,
+    )
+    records = [
+        made_record(
+            "car-2",
+            uid,
+            seed=seed,
+            words=words,
+            characters=words,
+            hypothesis=heard,
+            reference_duration=1.0,
+            **(first if uid == "a" else {}),
+        )
+        for uid, seed, words, heard in (
+            ("a", 0, [1, 1, 0, 4], "x"),
+            ("a", 1, [0, 0, 0, 4], "x"),
+            ("b", 0, [0, 0, 9, 6], ""),
+            ("b", 1, [1, 0, 0, 6], "x"),
+        )
+    ]
     (row,) = make_rows(records, ["car-2"], resamples=200)
     assert row["wer"] == 12 / 20
     assert row["wer_capped"] == (2 + 0 + 6 + 1) / 20
     assert (row["n"], row["seeds"], row["empty_transcripts"]) == (2, 2, 1)
-    assert (row["tokens_per_pass"], row["truncation_rate"], row["duration_ratio"]) == (2.0, 0.5, 2.0)
+    assert (row["tokens_per_pass"], row["truncation_rate"], row["duration_ratio"]) == (
+        2.0,
+        0.5,
+        2.0,
+    )
     assert (row["target_passes"], row["draft_passes"], row["acceptance_rate"]) == (5.0, 1.5, 0.5)
     assert [p["rate"] for p in row["acceptance_by_position"]] == [0.5, 1.0]
     lines = table_text([row], made_result([row])).splitlines()
@@ -32,20 +66,44 @@ def test_corpus_counts_by_hand():
 
 
 def test_errors_are_tested_at_the_same_sampling_and_speeds_on_one_clock():
-    errors = {"far": 5, "car-1": 4, "car-2": 3, "far@t0": 4, "car-1@t0": 3, "car-2@t0": 2, "dcar@t0": 1,
-              "car-2@t0.4": 2}
+    errors = {
+        "far": 5,
+        "car-1": 4,
+        "car-2": 3,
+        "far@t0": 4,
+        "car-1@t0": 3,
+        "car-2@t0": 2,
+        "dcar@t0": 1,
+        "car-2@t0.4": 2,
+    }
     records = [made_record(m, uid, e) for m, e in errors.items() for uid in "abc"]
-    times = [{"method": m, "id": uid, "lm": lm, "vocoder": 0.0, "audio": 1.0, "policy": 0.0, "tokens": 10}
-             for m, lm in (("far", 4.0), ("far@t0", 2.0), ("car-1", 3.0), ("dcar@t0", 1.0)) for uid in "abc"]
+    times = [
+        {
+            "method": m,
+            "id": uid,
+            "lm": lm,
+            "vocoder": 0.0,
+            "audio": 1.0,
+            "policy": 0.0,
+            "tokens": 10,
+        }
+        for m, lm in (("far", 4.0), ("far@t0", 2.0), ("car-1", 3.0), ("dcar@t0", 1.0))
+        for uid in "abc"
+    ]
     rows = {r["method"]: r for r in make_rows(records, list(errors), times, resamples=200)}
     assert rows["dcar@t0"]["difference_vs_far"] == pytest.approx(0.1 - 0.4)
     assert rows["dcar@t0"]["difference_vs_car1"] == pytest.approx(0.1 - 0.3)
     assert rows["dcar@t0"]["best_car"] == "car-2@t0" and rows["car-2"]["best_car"] == "car-2"
     assert rows["car-2"]["difference_vs_far"] == pytest.approx(0.3 - 0.5)
-    assert rows["car-2@t0.4"]["difference_vs_far"] is rows["car-2@t0.4"]["difference_vs_car1"] is None
+    assert (
+        rows["car-2@t0.4"]["difference_vs_far"] is rows["car-2@t0.4"]["difference_vs_car1"] is None
+    )
     assert rows["dcar@t0"]["speedup_vs_far"] == 4 and rows["far@t0"]["speedup_vs_far"] == 2
     cold = [m for m in errors if m.endswith("@t0")]
-    only = {r["method"]: r for r in make_rows([r for r in records if r["method"] in cold], cold, times, resamples=200)}
+    only = {
+        r["method"]: r
+        for r in make_rows([r for r in records if r["method"] in cold], cold, times, resamples=200)
+    }
     assert only["dcar@t0"]["speedup_vs_far"] == 2 and only["dcar@t0"]["speedup_vs_car1"] is None
 
 
@@ -53,26 +111,42 @@ DRAFTED = ["sd", "sd@heads", "ssd-0.4", "ssd-0.4@heads", "car-3"]
 COLD = ["sd", "sd@draft", "sd@t0.6", "sd@draft@t0.4", "ssd-0.4@t0.6", "ssd-0.4@draft@t0.6"]
 
 
-@pytest.mark.parametrize(("method", "methods", "baseline"), [
-    ("ssd-0.4", DRAFTED, "sd"), ("ssd-0.4@heads", DRAFTED, "sd@heads"), ("pcg-0.5@draft", DRAFTED, "sd"),
-    ("ssd-0.4-eos@draft", [*DRAFTED, "sd@draft"], "sd@draft"), ("ssd-0.4-eos", DRAFTED, "sd"),
-    ("vadusa-2", DRAFTED, "sd"), ("ssd-0.4", ["car-3"], None), ("car-3", DRAFTED, None), ("sd", DRAFTED, None),
-    ("ssd-0.4@t0.6", COLD, "sd@t0.6"), ("ssd-0.4@draft@t0.6", COLD, "sd@t0.6"),
-    ("ssd-0.4@draft@t0.4", COLD, "sd@draft@t0.4"),
-    ("ssd-0.4@draft@t0.6", [*COLD, "sd@draft@t0.6"], "sd@draft@t0.6"),
-    ("ssd-0.4@t0.2", COLD, None),  # not the distribution of another temperature
-    ("ssd-0.4", COLD, "sd"), ("sd@t0.6", COLD, None),
-])
+@pytest.mark.parametrize(
+    ("method", "methods", "baseline"),
+    [
+        ("ssd-0.4", DRAFTED, "sd"),
+        ("ssd-0.4@heads", DRAFTED, "sd@heads"),
+        ("pcg-0.5@draft", DRAFTED, "sd"),
+        ("ssd-0.4-eos@draft", [*DRAFTED, "sd@draft"], "sd@draft"),
+        ("ssd-0.4-eos", DRAFTED, "sd"),
+        ("vadusa-2", DRAFTED, "sd"),
+        ("ssd-0.4", ["car-3"], None),
+        ("car-3", DRAFTED, None),
+        ("sd", DRAFTED, None),
+        ("ssd-0.4@t0.6", COLD, "sd@t0.6"),
+        ("ssd-0.4@draft@t0.6", COLD, "sd@t0.6"),
+        ("ssd-0.4@draft@t0.4", COLD, "sd@draft@t0.4"),
+        ("ssd-0.4@draft@t0.6", [*COLD, "sd@draft@t0.6"], "sd@draft@t0.6"),
+        ("ssd-0.4@t0.2", COLD, None),  # not the distribution of another temperature
+        ("ssd-0.4", COLD, "sd"),
+        ("sd@t0.6", COLD, None),
+    ],
+)
 def test_relaxed_verifiers_are_measured_against_their_own_sd(method, methods, baseline):
     assert strict_baseline(method, methods) == baseline
 
 
-# --- acceptance: counted by hand; a method that miscounts is refused --------------------------------------------------
+# --- acceptance: counted by hand; a method that miscounts is refused ------------------------------
 
 
 def rounds_of(uid: str, rounds: list[tuple[int, int]]) -> dict:
-    return {"id": uid, "proposed": sum(p for p, _ in rounds), "accepted": sum(a for _, a in rounds),
-            "rounds_proposed": [p for p, _ in rounds], "rounds_accepted": [a for _, a in rounds]}
+    return {
+        "id": uid,
+        "proposed": sum(p for p, _ in rounds),
+        "accepted": sum(a for _, a in rounds),
+        "rounds_proposed": [p for p, _ in rounds],
+        "rounds_accepted": [a for _, a in rounds],
+    }
 
 
 def test_counted_by_hand():
@@ -92,7 +166,10 @@ def test_counted_by_hand():
 
 def test_what_was_never_judged_has_no_rate():
     got = acceptance([rounds_of("a", [(5, 1), (5, 0)])], resamples=100)
-    assert [(p["position"], p["rate"]) for p in got["acceptance_by_position"]] == [(1, 0.5), (2, 0.0)]
+    assert [(p["position"], p["rate"]) for p in got["acceptance_by_position"]] == [
+        (1, 0.5),
+        (2, 0.0),
+    ]
     assert set(acceptance([rounds_of("a", [])]).values()) == {None}
 
 
@@ -103,7 +180,7 @@ def test_miscounting_methods_are_named(proposed, accepted):
     check_rounds("utt-1", "ssd-0.4", [3, 2], [3, 0])
 
 
-# --- errors by length of the utterance --------------------------------------------------------------------------------
+# --- errors by length of the utterance ------------------------------------------------------------
 
 
 def counted(method: str, uid: str, wrong: int, words: int, seed: int = 0) -> dict:
@@ -130,8 +207,11 @@ def test_bins_share_evenly_and_one_is_none():
 
 
 def test_rates_of_bins_are_corpus_rates_over_seeds():
-    records = [counted("a", f"u{i}", wrong, words, seed) for seed in (0, 1)
-               for i, (wrong, words) in enumerate([(1, 4), (0, 5), (0, 5), (3, 20), (2, 22), (seed, 30)])]
+    records = [
+        counted("a", f"u{i}", wrong, words, seed)
+        for seed in (0, 1)
+        for i, (wrong, words) in enumerate([(1, 4), (0, 5), (0, 5), (3, 20), (2, 22), (seed, 30)])
+    ]
     found = by_length(records, ["a"], resamples=200)
     assert found["bins"] == [{"words": [4, 5], "n": 3}, {"words": [20, 30], "n": 3}]
     short, long = found["methods"]["a"]
@@ -139,7 +219,7 @@ def test_rates_of_bins_are_corpus_rates_over_seeds():
     assert short["ci"][0] <= short["wer"] <= short["ci"][1]
 
 
-# --- runs, loops, and how lively a method speaks ----------------------------------------------------------------------
+# --- runs, loops, and how lively a method speaks --------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -162,20 +242,35 @@ def said(uid: str, tokens: list[int], seed: int = 0) -> dict:
 
 
 def test_fields_of_a_row_by_hand(distances):
-    records = [said("a", [1, 2]), said("a", [3, 2], 1), said("a", [1, 2], 2), said("b", [4, 4, 4]),
-               said("b", [4], 1), said("b", [], 2), said("c", [7] * 30), said("c", [], 1), said("c", [], 2)]
+    records = [
+        said("a", [1, 2]),
+        said("a", [3, 2], 1),
+        said("a", [1, 2], 2),
+        said("b", [4, 4, 4]),
+        said("b", [4], 1),
+        said("b", [], 2),
+        said("c", [7] * 30),
+        said("c", [], 1),
+        said("c", [], 2),
+    ]
     row = variety(records, distances, resamples=200)
     between = warped_distances([([1, 2], [3, 2])], distances)[0]
-    assert row["variety"] == pytest.approx((2 * between / 3 + 0.0) / 2)  # c has no pair: all but one are silent
+    # c has no pair: all but one are silent
+    assert row["variety"] == pytest.approx((2 * between / 3 + 0.0) / 2)
     assert row["variety_ci"][0] <= row["variety"] <= row["variety_ci"][1]
     assert row["duration_spread"] == pytest.approx((0.0 + np.std([3, 1], ddof=1) / 2) / 2)
-    assert row["longest_run_max"] == 30 and row["longest_run"] == pytest.approx((1 + 1 + 1 + 3 + 1 + 0 + 30) / 9)
+    assert row["longest_run_max"] == 30 and row["longest_run"] == pytest.approx(
+        (1 + 1 + 1 + 3 + 1 + 0 + 30) / 9
+    )
     assert row["loop_rate"] == pytest.approx(1 / 9)
 
 
 def test_what_cannot_be_computed_is_none(distances):
     once = variety([said("a", [1, 2]), said("b", [3])], distances)
-    assert once["variety"] is once["variety_ci"] is once["duration_spread"] is None and once["loop_rate"] == 0
+    assert (
+        once["variety"] is once["variety_ci"] is once["duration_spread"] is None
+        and once["loop_rate"] == 0
+    )
     twice = variety([said("a", [1, 2]), said("a", [3])], None)
     assert twice["variety"] is None and twice["duration_spread"] is not None
     alike = variety([said("a", [1, 2]), said("a", [1, 2], 1)], distances)

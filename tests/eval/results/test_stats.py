@@ -1,4 +1,5 @@
-"""Bootstrap intervals, paired tests and detectable differences against closed forms and known cases."""
+"""Bootstrap intervals, paired tests and detectable differences against closed forms and known
+cases."""
 
 import math
 
@@ -11,7 +12,8 @@ from eval.results.stats import detectable_difference, paired_test, utterances_ne
 
 
 def test_interval_of_equal_lengths_is_that_of_a_mean():
-    """With equal reference lengths the corpus rate is a mean, whose bootstrap error is known: sd / sqrt(U)."""
+    """With equal reference lengths the corpus rate is a mean, whose bootstrap error is known: sd
+    / sqrt(U)."""
     rng = np.random.default_rng(0)
     errors = rng.poisson(1.0, 200)
     got = corpus_interval(errors, np.full(200, 10), resamples=20_000)
@@ -50,7 +52,8 @@ def test_paired_test_is_antisymmetric():
 
 
 def test_pairing_finds_what_separate_intervals_hide():
-    """The utterances differ a lot, the methods by one word each: only the paired test can see it."""
+    """The utterances differ a lot, the methods by one word each: only the paired test can see
+    it."""
     rng = np.random.default_rng(2)
     hard = rng.integers(0, 12, 80)
     words = np.full(80, 15)
@@ -75,11 +78,19 @@ def test_detectable_difference_is_what_80_percent_of_experiments_find():
     assert utterances_needed(100, 0.02, 0.01) == 400  # four times as many halve it
     rng = np.random.default_rng(3)
     utterances, words = 100, np.full(100, 10)
-    spread = math.sqrt(2 * 2.0 / utterances) / 10  # standard error of the difference of two Poisson(2) means
+    # standard error of the difference of two Poisson(2) means
+    spread = math.sqrt(2 * 2.0 / utterances) / 10
     shift = 10 * detectable_difference(spread)
     found = [
-        paired_test(rng.poisson(2.0 + shift, utterances), words, rng.poisson(2.0, utterances), words,
-                    resamples=300).p_value < 0.05 for _ in range(200)
+        paired_test(
+            rng.poisson(2.0 + shift, utterances),
+            words,
+            rng.poisson(2.0, utterances),
+            words,
+            resamples=300,
+        ).p_value
+        < 0.05
+        for _ in range(200)
     ]
     assert 0.7 <= np.mean(found) <= 0.92
 

@@ -1,4 +1,5 @@
-"""What is inside the clock of a comparison: everything that a method needs, and no capture of a graph."""
+"""What is inside the clock of a comparison: everything that a method needs, and no capture of a
+graph."""
 
 import pytest
 from compare_worker import SHORT, tiny_tools
@@ -36,21 +37,29 @@ def clock(monkeypatch):
 
 
 def timed(tools, out):
-    return timing.time_methods(tools.items, tools.vocoder, make_methods(METHODS, tools.models, SHORT), 0, 6, out)
+    return timing.time_methods(
+        tools.items, tools.vocoder, make_methods(METHODS, tools.models, SHORT), 0, 6, out
+    )
 
 
 def test_no_graph_is_captured_inside_the_clock(tmp_path, clock, monkeypatch):
-    """The first utterance alone does not meet every shape: later ones have other texts and lengths."""
+    """The first utterance alone does not meet every shape: later ones have other texts and
+    lengths."""
     monkeypatch.setattr(engine, "COLUMN_BLOCK", 8)
     monkeypatch.setattr(timing, "on_gpu", lambda entry: True)
     tools = tiny_tools()
     records = timed(tools, tmp_path)
     assert len(records) == 24 and len(clock) == 4 + 2 * 24
     first, second = clock[4::2], clock[5::2]
-    assert [c[:2] for c in first] == [c[:2] for c in second] == [(r["id"], r["method"]) for r in records]
+    assert (
+        [c[:2] for c in first]
+        == [c[:2] for c in second]
+        == [(r["id"], r["method"]) for r in records]
+    )
     assert sum(c[2] for c in first) > 0 and sum(c[2] for c in second) == 0
     summary = timing.summarize(records, "dcar-sampled")
-    assert summary["policy_share"] is None and summary["lm_rtf"] > 0  # the host's clock says nothing of a GPU's policy
+    # the host's clock says nothing of a GPU's policy
+    assert summary["policy_share"] is None and summary["lm_rtf"] > 0
 
 
 def test_the_cpu_warms_up_once(tmp_path, clock):
@@ -61,12 +70,27 @@ def test_the_cpu_warms_up_once(tmp_path, clock):
 
 
 def test_speedup_is_the_quotient_of_the_times_in_the_table():
-    times = [{"method": m, "id": str(i), "lm": lm, "vocoder": 1.0, "audio": 2.0, "tokens": 9, "policy": None}
-             for m, values in (("far", (4, 6, 100)), ("car-2", (2, 2, 4))) for i, lm in enumerate(values)]
+    times = [
+        {
+            "method": m,
+            "id": str(i),
+            "lm": lm,
+            "vocoder": 1.0,
+            "audio": 2.0,
+            "tokens": 9,
+            "policy": None,
+        }
+        for m, values in (("far", (4, 6, 100)), ("car-2", (2, 2, 4)))
+        for i, lm in enumerate(values)
+    ]
     far, car = timing.summarize(times, "far"), timing.summarize(times, "car-2")
     assert (far["rtf"], car["rtf"]) == (3.5, 1.5)
     assert timing.speedup(car, far, "rtf") == 3.5 / 1.5 and timing.speedup(car, far, "lm_rtf") == 3
-    assert timing.speedup(car, None, "rtf") is timing.speedup(car, timing.summarize(times, "car-1"), "rtf") is None
+    assert (
+        timing.speedup(car, None, "rtf")
+        is timing.speedup(car, timing.summarize(times, "car-1"), "rtf")
+        is None
+    )
     quartiles = timing.speedup_quartiles(times, "car-2", "far")
     assert quartiles == pytest.approx([2.0, 11.2667], abs=1e-3)  # of 5/3, 7/3, 101/5
     assert timing.speedup_quartiles(times, "car-2", "car-1") is None

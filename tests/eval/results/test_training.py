@@ -1,4 +1,5 @@
-"""A comparison says where FAR was trained otherwise than CAR, from what stands beside the checkpoints."""
+"""A comparison says where FAR was trained otherwise than CAR, from what stands beside the
+checkpoints."""
 
 import json
 from copy import deepcopy
@@ -15,13 +16,30 @@ from dcar.train.car import run as train
 from eval.results.training import compare_training, training_note, training_summary
 
 ORIGIN = {
-    "steps": 1000, "processes": 1,
-    "data": {"corpus": {"kind": "starter", "path": None}, "fingerprint": "f1",
-             "counts": {"train": {"utterances": 1878, "seconds": 6423.13, "speakers": 24}},
-             "files": {"train/data-00000.arrow": "d1", "train/state.json": "s1"}},
-    "config": {"data": "runs/prepared", "out": "runs/car", "batch_size": 16, "learning_rate": 1e-3, "seed": 0,
-               "init_from": "", "max_steps": 1000, "head_positions": 0.25,
-               "model": {"hidden_size": 192, "num_attention_heads": 4, "num_prediction_heads": 7, "head_blocks": 4}},
+    "steps": 1000,
+    "processes": 1,
+    "data": {
+        "corpus": {"kind": "starter", "path": None},
+        "fingerprint": "f1",
+        "counts": {"train": {"utterances": 1878, "seconds": 6423.13, "speakers": 24}},
+        "files": {"train/data-00000.arrow": "d1", "train/state.json": "s1"},
+    },
+    "config": {
+        "data": "runs/prepared",
+        "out": "runs/car",
+        "batch_size": 16,
+        "learning_rate": 1e-3,
+        "seed": 0,
+        "init_from": "",
+        "max_steps": 1000,
+        "head_positions": 0.25,
+        "model": {
+            "hidden_size": 192,
+            "num_attention_heads": 4,
+            "num_prediction_heads": 7,
+            "head_blocks": 4,
+        },
+    },
 }
 
 
@@ -39,8 +57,13 @@ def checkpoint(folder: Path, *changes: tuple[str, object]) -> str:
     return str(folder)
 
 
-HEADS = [("config/model/num_prediction_heads", 1), ("config/head_positions", 1.0),
-         ("config/out", "runs/far"), ("config/data", "/elsewhere"), ("config/seed", 3)]
+HEADS = [
+    ("config/model/num_prediction_heads", 1),
+    ("config/head_positions", 1.0),
+    ("config/out", "runs/far"),
+    ("config/data", "/elsewhere"),
+    ("config/seed", 3),
+]
 
 
 def test_what_far_and_car_are_meant_to_differ_in_is_no_difference(tmp_path):
@@ -49,28 +72,52 @@ def test_what_far_and_car_are_meant_to_differ_in_is_no_difference(tmp_path):
     assert found["decoder"]["facts"]["steps"] == 1000
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (("steps", 400), "steps 400 against 1000"),
-    (("processes", 8), "processes 8 against 1"),
-    (("data/corpus", {"kind": "libritts", "path": "/data"}), "corpus libritts (/data) against starter"),
-    (("data/counts/train", {"utterances": 100, "seconds": 360.0}),
-     "trained on 100 utterances of 0.10 h against 1878 utterances of 1.78 h"),
-    (("config/learning_rate", 5e-4), "learning_rate 0.0005 against 0.001"),
-    (("config/init_from", "starter"), "started from starter against from scratch"),
-    (("config/model/hidden_size", 256), "model.hidden_size 256 against 192"),
-    (("config/model/num_attention_heads", 8), "model.num_attention_heads 8 against 4"),
-    (("config/input_corruption", 0.1), "input_corruption 0.1 against not set"),
-    (("resumed", [{"step": 400, "changed": {"max_steps": [400, 1000], "learning_rate": [1e-2, 1e-3]}}]),
-     "changed when resumed: learning_rate 0.01 → 0.001 at step 400 against not set"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("steps", 400), "steps 400 against 1000"),
+        (("processes", 8), "processes 8 against 1"),
+        (
+            ("data/corpus", {"kind": "libritts", "path": "/data"}),
+            "corpus libritts (/data) against starter",
+        ),
+        (
+            ("data/counts/train", {"utterances": 100, "seconds": 360.0}),
+            "trained on 100 utterances of 0.10 h against 1878 utterances of 1.78 h",
+        ),
+        (("config/learning_rate", 5e-4), "learning_rate 0.0005 against 0.001"),
+        (("config/init_from", "starter"), "started from starter against from scratch"),
+        (("config/model/hidden_size", 256), "model.hidden_size 256 against 192"),
+        (("config/model/num_attention_heads", 8), "model.num_attention_heads 8 against 4"),
+        (("config/input_corruption", 0.1), "input_corruption 0.1 against not set"),
+        (
+            (
+                "resumed",
+                [
+                    {
+                        "step": 400,
+                        "changed": {"max_steps": [400, 1000], "learning_rate": [1e-2, 1e-3]},
+                    }
+                ],
+            ),
+            "changed when resumed: learning_rate 0.01 → 0.001 at step 400 against not set",
+        ),
+    ],
+)
 def test_a_difference_is_named(tmp_path, change, said):
-    found = compare_training(checkpoint(tmp_path / "car"), checkpoint(tmp_path / "far", *HEADS, change))
+    found = compare_training(
+        checkpoint(tmp_path / "car"), checkpoint(tmp_path / "far", *HEADS, change)
+    )
     assert found["differences"] == [said]
-    assert training_note(found).startswith("Warning: FAR was not trained as CAR was") and said in training_note(found)
+    assert training_note(found).startswith(
+        "Warning: FAR was not trained as CAR was"
+    ) and said in training_note(found)
 
 
 def test_what_they_started_from_counts(tmp_path):
-    """CAR and FAR cannot start from the same weights, so it is the training of those that is compared."""
+    """CAR and FAR cannot start from the same weights, so it is the training of those that is
+    compared."""
+
     def tuned(name: str, origin: str) -> str:
         return checkpoint(tmp_path / name, ("config/init_from", origin))
 
@@ -80,7 +127,9 @@ def test_what_they_started_from_counts(tmp_path):
     car, far = checkpoint(tmp_path / "car"), checkpoint(tmp_path / "far", *HEADS)
     assert compare_training(tuned("e", car), tuned("f", far))["differences"] == []
     short = checkpoint(tmp_path / "short", ("steps", 10))
-    assert compare_training(tuned("g", car), tuned("h", short))["differences"] == ["before that, steps 10 against 1000"]
+    assert compare_training(tuned("g", car), tuned("h", short))["differences"] == [
+        "before that, steps 10 against 1000"
+    ]
     (said,) = compare_training(tuned("i", car), tuned("j", "/gone"))["differences"]
     assert "beside /gone and" in said
     itself = tuned("k", str(tmp_path / "k"))
@@ -88,9 +137,13 @@ def test_what_they_started_from_counts(tmp_path):
 
 
 def test_the_same_rows_prepared_elsewhere_are_the_same_data(tmp_path):
-    """The fingerprint counts times of files, so a copied corpus has another one; state.json has a name by chance."""
+    """The fingerprint counts times of files, so a copied corpus has another one; state.json has
+    a name by chance."""
     car = checkpoint(tmp_path / "car")
-    copied = [("data/fingerprint", "f2"), ("data/files", {"train/data-00000.arrow": "d1", "train/state.json": "s2"})]
+    copied = [
+        ("data/fingerprint", "f2"),
+        ("data/files", {"train/data-00000.arrow": "d1", "train/state.json": "s2"}),
+    ]
     assert compare_training(car, checkpoint(tmp_path / "copied", *copied))["differences"] == []
     other = [("data/fingerprint", "f2"), ("data/files", {"train/data-00000.arrow": "d2"})]
     (said,) = compare_training(car, checkpoint(tmp_path / "other", *other))["differences"]
@@ -111,7 +164,9 @@ def test_what_is_not_known_is_said(tmp_path):
     assert found["differences"] == []
     assert "not known" in training_note(found) and "bare" in training_note(found)
     assert "shipped decoders" in training_note(compare_training("starter", "starter"))
-    assert "FAR decoder (starter)" in training_note(compare_training(str(tmp_path / "bare"), "starter"))
+    assert "FAR decoder (starter)" in training_note(
+        compare_training(str(tmp_path / "bare"), "starter")
+    )
     (tmp_path / "bare" / "provenance.json").write_text('{"steps": 3}')
     with pytest.raises(CheckpointError, match="does not say what"):
         training_summary(str(tmp_path / "bare"), "far")
@@ -122,13 +177,17 @@ def test_what_training_writes_is_understood(tmp_path):
     for name, shape, steps in (("car", {}, 3), ("far", {"num_prediction_heads": 1}, 2)):
         train(train_config(data, tmp_path / name, shape, max_steps=steps))
     found = compare_training(str(tmp_path / "car"), str(tmp_path / "far"))
-    assert found["decoder"]["known"] and found["decoder"]["facts"]["trained on"].startswith("9 utterances")
+    assert found["decoder"]["known"] and found["decoder"]["facts"]["trained on"].startswith(
+        "9 utterances"
+    )
     assert found["differences"] == ["steps 2 against 3"]
 
 
 def test_table_json_and_report_say_it(tmp_path, caplog):
     tools = tiny_tools(count=2)
-    tools.training = compare_training(checkpoint(tmp_path / "car"), checkpoint(tmp_path / "far", ("steps", 400)))
+    tools.training = compare_training(
+        checkpoint(tmp_path / "car"), checkpoint(tmp_path / "far", ("steps", 400))
+    )
     spoken(tmp_path / "out", tools, methods=["far", "car-2"], report=True)
     assert "steps 400 against 1000" in caplog.text
     for name in ("compare.json", "compare.txt", "report.html"):

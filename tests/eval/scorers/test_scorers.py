@@ -29,10 +29,18 @@ def test_filter_bank_is_kaldi_s() -> None:
     """Against lhotse's implementation of the same, which needs no torchaudio."""
     kaldi = pytest.importorskip("lhotse.features.kaldi.layers")
     wave = chirp(0.7, 1, RATE)
-    layer = kaldi.Wav2LogFilterBank(sampling_rate=RATE, num_filters=80, low_freq=20.0, high_freq=8000.0, dither=0.0,
-                                    snip_edges=True, use_energy=False, norm_filters=False,
-                                    torchaudio_compatible_mel_scale=True,
-                                    energy_floor=1e-10)
+    layer = kaldi.Wav2LogFilterBank(
+        sampling_rate=RATE,
+        num_filters=80,
+        low_freq=20.0,
+        high_freq=8000.0,
+        dither=0.0,
+        snip_edges=True,
+        use_energy=False,
+        norm_filters=False,
+        torchaudio_compatible_mel_scale=True,
+        energy_floor=1e-10,
+    )
     reference = layer(torch.from_numpy(wave)[None])[0].numpy()
     ours = kaldi_fbank(wave)
     assert ours.shape == reference.shape == (68, 80)
@@ -46,8 +54,15 @@ def save_wavlm(folder: Path) -> Path:
 
     torch.manual_seed(0)
     config = WavLMConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=[8] * 7,
-        num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, tdnn_dim=[8, 8, 8, 8, 12], xvector_output_dim=10,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        conv_dim=[8] * 7,
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        tdnn_dim=[8, 8, 8, 8, 12],
+        xvector_output_dim=10,
         num_labels=2,
     )
     WavLMForXVector(config).eval().save_pretrained(folder)
@@ -56,23 +71,32 @@ def save_wavlm(folder: Path) -> Path:
 
 
 def save_eres2net(path: Path, **metadata: str) -> Path:
-    """The mean over time of the features, through one matrix: x [N, T, 80] -> embedding [N, 6], with the metadata that
-    sherpa-onnx writes."""
+    """The mean over time of the features, through one matrix: x [N, T, 80] -> embedding [N, 6],
+    with the metadata that sherpa-onnx writes."""
     import onnx
     from onnx import TensorProto, helper
 
     matrix = np.random.default_rng(0).standard_normal((80, 6)).astype(np.float32)
-    nodes = [helper.make_node("Mul", ["x", "x"], ["power"]),
-             helper.make_node("ReduceMean", ["power"], ["mean"], axes=[1], keepdims=0),
-             helper.make_node("MatMul", ["mean", "w"], ["embedding"])]
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], ["power"]),
+        helper.make_node("ReduceMean", ["power"], ["mean"], axes=[1], keepdims=0),
+        helper.make_node("MatMul", ["mean", "w"], ["embedding"]),
+    ]
     graph = helper.make_graph(
-        nodes, "speaker", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "T", 80])],
+        nodes,
+        "speaker",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "T", 80])],
         [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["N", 6])],
         [helper.make_tensor("w", TensorProto.FLOAT, matrix.shape, matrix.tobytes(), raw=True)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    facts = {"framework": "3d-speaker", "sample_rate": "16000", "normalize_samples": "1",
-             "feature_normalize_type": "global-mean", "output_dim": "6"} | metadata
+    facts = {
+        "framework": "3d-speaker",
+        "sample_rate": "16000",
+        "normalize_samples": "1",
+        "feature_normalize_type": "global-mean",
+        "output_dim": "6",
+    } | metadata
     for key, value in facts.items():
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value
@@ -87,10 +111,14 @@ def test_wavlm(tmp_path: Path) -> None:
     wave = chirp(1.0, 1, RATE)
     embedding = encoder.embed(wave, RATE)
     assert embedding.shape == (10,) and np.linalg.norm(embedding) == pytest.approx(1, abs=1e-5)
-    model, extractor = WavLMForXVector.from_pretrained(tmp_path / "sv").eval(), AutoFeatureExtractor.from_pretrained(
-        tmp_path / "sv")
+    model, extractor = (
+        WavLMForXVector.from_pretrained(tmp_path / "sv").eval(),
+        AutoFeatureExtractor.from_pretrained(tmp_path / "sv"),
+    )
     with torch.no_grad():
-        reference = model(**extractor(wave, sampling_rate=RATE, return_tensors="pt")).embeddings[0].numpy()
+        reference = (
+            model(**extractor(wave, sampling_rate=RATE, return_tensors="pt")).embeddings[0].numpy()
+        )
     np.testing.assert_allclose(embedding, reference / np.linalg.norm(reference), atol=1e-5)
     with pytest.raises(AudioError, match="silent"):
         encoder.embed(np.zeros(RATE, np.float32), RATE)
@@ -101,8 +129,12 @@ def test_eres2net(tmp_path: Path) -> None:
     wave = chirp(1.0, 1, RATE)
     features = kaldi_fbank(wave)
     features -= features.mean(0)
-    expected = (features**2).mean(0) @ np.random.default_rng(0).standard_normal((80, 6)).astype(np.float32)
-    np.testing.assert_allclose(encoder.embed(wave, RATE), expected / np.linalg.norm(expected), atol=1e-4)
+    expected = (features**2).mean(0) @ np.random.default_rng(0).standard_normal((80, 6)).astype(
+        np.float32
+    )
+    np.testing.assert_allclose(
+        encoder.embed(wave, RATE), expected / np.linalg.norm(expected), atol=1e-4
+    )
     with pytest.raises(CheckpointError, match=r"'sample_rate': '8000'.*a 3D-Speaker export has"):
         ERes2NetEncoder(save_eres2net(tmp_path / "slow.onnx", sample_rate="8000"))
     (tmp_path / "junk.onnx").write_bytes(b"junk")
@@ -129,54 +161,73 @@ def test_similarity_with_the_prompt_s_recording(tmp_path: Path) -> None:
 
 
 def save_utmos(folder: Path) -> str:
-    """A package of SpeechMOS' names and signatures, and weights for it: 10 · mean level + 2. Returns its setting."""
+    """A package of SpeechMOS' names and signatures, and weights for it: 10 · mean level + 2.
+    Returns its setting."""
     package = folder / "clone" / "speechmos" / "utmos22" / "strong"
     package.mkdir(parents=True)
     for place in (package, package.parent, package.parent.parent):
         (place / "__init__.py").write_text("")
     (package / "model.py").write_text(
         "import torch\nclass UTMOS22Strong(torch.nn.Module):\n"
-        "    def __init__(self):\n        super().__init__()\n        self.out = torch.nn.Linear(1, 1)\n"
+        "    def __init__(self):\n        super().__init__()\n        self.out = "
+        "torch.nn.Linear(1, 1)\n"
         "    def forward(self, wave, sr):\n        assert sr == 16000 and wave.ndim == 2\n"
         "        return self.out(wave.abs().mean(1, keepdim=True))[:, 0]\n"
     )
-    torch.save({"out.weight": torch.full((1, 1), 10.0), "out.bias": torch.full((1,), 2.0)}, folder / "w.pt")
+    torch.save(
+        {"out.weight": torch.full((1, 1), 10.0), "out.bias": torch.full((1,), 2.0)}, folder / "w.pt"
+    )
     return f"utmos:{folder / 'clone'}#{folder / 'w.pt'}"
 
 
 def test_utmos_from_a_clone(tmp_path: Path) -> None:
-    """The clone's package has the name of another installed one; neither may be seen in the place of the other."""
+    """The clone's package has the name of another installed one; neither may be seen in the
+    place of the other."""
     setting = save_utmos(tmp_path)
     before = list(sys.path)
     (scorer,) = load_scorers([setting]).values()
     assert sys.path == before and not any(n.startswith("speechmos.utmos22") for n in sys.modules)
     wave = chirp(0.5, 1, RATE)
-    assert scorer(wave, RATE, NOBODY) == pytest.approx(10 * float(np.abs(wave).mean()) + 2, abs=1e-4)
+    assert scorer(wave, RATE, NOBODY) == pytest.approx(
+        10 * float(np.abs(wave).mean()) + 2, abs=1e-4
+    )
     torch.save({"out.weight": torch.zeros(2, 2)}, tmp_path / "w.pt")
-    for bad, error, said in ((setting, CheckpointError, "not the weights of UTMOS22"),
-                             (f"utmos:{tmp_path}#{tmp_path / 'w.pt'}", AssetError, "git clone -b v1.2.0"),
-                             ("utmos:onlyaclone", ConfigError, "utmos:CLONE#WEIGHTS.pt")):
+    for bad, error, said in (
+        (setting, CheckpointError, "not the weights of UTMOS22"),
+        (f"utmos:{tmp_path}#{tmp_path / 'w.pt'}", AssetError, "git clone -b v1.2.0"),
+        ("utmos:onlyaclone", ConfigError, "utmos:CLONE#WEIGHTS.pt"),
+    ):
         with pytest.raises(error, match=said):
             load_scorers([bad])
 
 
-# --------------------------------------------------------------------------------------------------- in a comparison
+# --------------------------------------------------------------------------------------------------
 
 
 def test_scorers_of_a_comparison(tmp_path: Path) -> None:
-    """Tiny models in the real formats, by their settings, through a comparison: each scores what the vocoder said."""
-    settings = [save_utmos(tmp_path), f"wavlm:{save_wavlm(tmp_path / 'sv')}",
-                f"eres2net:{save_eres2net(tmp_path / 'm.onnx')}"]
+    """Tiny models in the real formats, by their settings, through a comparison: each scores what
+    the vocoder said."""
+    settings = [
+        save_utmos(tmp_path),
+        f"wavlm:{save_wavlm(tmp_path / 'sv')}",
+        f"eres2net:{save_eres2net(tmp_path / 'm.onnx')}",
+    ]
     tools = tiny_tools(count=3)
     prompts = PromptAudio.of_items(tools.items, lambda uid: (chirp(0.7, len(uid), RATE), RATE))
     tools.scorers = load_scorers(settings, prompts)
     assert [(s.name, s.kind) for s in tools.scorers.values()] == [
-        ("utmos22-strong", "quality"), ("wavlm:sv", "similarity"), ("eres2net:m", "similarity")]
+        ("utmos22-strong", "quality"),
+        ("wavlm:sv", "similarity"),
+        ("eres2net:m", "similarity"),
+    ]
     result = spoken(tmp_path / "out", tools, methods=["car-1"], references=True)
     item = tools.items[0]
     wave = tools.vocoder.synthesize([item.reference_tokens], [0])[0]
-    first = next(r for r in records_of(tmp_path / "out")
-                 if r["id"] == item.prompt.utterance_id and r["method"] == "recording")
+    first = next(
+        r
+        for r in records_of(tmp_path / "out")
+        if r["id"] == item.prompt.utterance_id and r["method"] == "recording"
+    )
     for name, scorer in tools.scorers.items():
         assert first["scores"][name] == pytest.approx(scorer(wave, 24_000, item.speaker_embedding))
     row = next(r for r in result["rows"] if r["method"] == "recording")["scores"]["utmos22-strong"]
@@ -197,7 +248,9 @@ def test_scorers_that_cannot_be_used() -> None:
 def test_noise_quality_equals_the_package() -> None:
     dnsmos = pytest.importorskip("speechmos.dnsmos")
     wave = (0.1 * np.random.default_rng(0).standard_normal(40_000)).astype(np.float32)
-    assert NoiseQuality()(wave, RATE) == pytest.approx(float(dnsmos.run(wave, RATE)["ovrl_mos"]), abs=1e-3)
+    assert NoiseQuality()(wave, RATE) == pytest.approx(
+        float(dnsmos.run(wave, RATE)["ovrl_mos"]), abs=1e-3
+    )
 
 
 def test_prosody_of_known_glides_and_gaps() -> None:
@@ -208,9 +261,12 @@ def test_prosody_of_known_glides_and_gaps() -> None:
     glide = np.sin(2 * np.pi * np.cumsum(150 * 2 ** (semitones / 12)) / RATE).astype(np.float32)
     level = np.sin(2 * np.pi * 150 * seconds).astype(np.float32)
     spread, pauses = scorers["pitch spread"], scorers["pauses"]
-    assert spread(glide, RATE, NOBODY) == pytest.approx(semitones.std(), abs=0.1)  # uniform over six: 1.73
+    # uniform over six: 1.73
+    assert spread(glide, RATE, NOBODY) == pytest.approx(semitones.std(), abs=0.1)
     assert spread(level, RATE, NOBODY) == pytest.approx(0.0, abs=0.1)
     gap, closure = np.zeros(RATE // 2, np.float32), np.zeros(RATE // 10, np.float32)
-    assert pauses(np.concatenate((gap, level, gap, level, gap)), RATE, NOBODY) == pytest.approx(0.5 / 3.5, abs=0.03)
+    assert pauses(np.concatenate((gap, level, gap, level, gap)), RATE, NOBODY) == pytest.approx(
+        0.5 / 3.5, abs=0.03
+    )
     assert pauses(np.concatenate((level, closure, level)), RATE, NOBODY) == 0.0
     assert [s(wave, RATE, NOBODY) for s in (pauses, spread) for wave in (gap, NOBODY)] == [None] * 4

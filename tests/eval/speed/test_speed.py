@@ -18,7 +18,9 @@ from eval.speed.run import SpeedConfig, executed, load_all, main, random_policie
 
 @pytest.fixture
 def measured(capsys):
-    """Measures a tiny model by the clock of the processor: the lines that are printed, and the object of the last."""
+    """Measures a tiny model by the clock of the processor: the lines that are printed, and the
+    object of the last."""
+
     def run(*settings: str) -> tuple[list[str], dict]:
         main(["sizes=[tiny]", "clock=cpu", *settings])
         out = capsys.readouterr().out.splitlines()
@@ -31,13 +33,24 @@ def test_last_line_is_one_json(measured):
     out, result = measured("--quick", "repeats=1")
     assert out[0].startswith("machine:")
     assert next(i for i, line in enumerate(out) if "floor" in line) < next(
-        i for i, line in enumerate(out) if line.startswith("CAR-1"))
+        i for i, line in enumerate(out) if line.startswith("CAR-1")
+    )
     ratios = result["ratios"]
     assert set(ratios["car_k_over_k_times_car_1"]["tiny"]) == {str(k) for k in range(2, 8)}
     shares = ratios["decision_over_pass"]["tiny"]
-    assert set(shares) == {"bottleneck", "full"} and set(shares["full"]) == {str(k) for k in range(1, 8)}
-    for name in ("batch8_over_batch1", "batch32_over_batch1", "floor_share_far", "dcar_speedup_over_mean_chunk",
-                 "dcar_over_own_bound", "far_over_hf_generate", "sd_over_hf_assisted", "growth_over_kv_model"):
+    assert set(shares) == {"bottleneck", "full"} and set(shares["full"]) == {
+        str(k) for k in range(1, 8)
+    }
+    for name in (
+        "batch8_over_batch1",
+        "batch32_over_batch1",
+        "floor_share_far",
+        "dcar_speedup_over_mean_chunk",
+        "dcar_over_own_bound",
+        "far_over_hf_generate",
+        "sd_over_hf_assisted",
+        "growth_over_kv_model",
+    ):
         assert ratios[name]["tiny"] > 0, name
     card = result["models"]["tiny"]
     assert card["peers_same_tokens"]["sd"] and card["peers_same_tokens"]["hf assisted"]
@@ -47,12 +60,23 @@ def test_last_line_is_one_json(measured):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(measured, dtype):
-    asked = ["--quick", "parts=[steps]", "num_candidates=3", "heads=shared", "num_prediction_heads=12"]
-    out, result = measured(*asked, f"dtype={dtype}", "policy_reads=candidates", "repeats=5", "chunks=[1,10]")
+    asked = [
+        "--quick",
+        "parts=[steps]",
+        "num_candidates=3",
+        "heads=shared",
+        "num_prediction_heads=12",
+    ]
+    out, result = measured(
+        *asked, f"dtype={dtype}", "policy_reads=candidates", "repeats=5", "chunks=[1,10]"
+    )
     card = result["models"]["tiny"]
     decided, plain = card["ms_per_decided_step"]["after the draw"], card["ms_per_step"]
     share = result["ratios"]["decision_over_pass"]["tiny"]["after the draw"]
-    assert share == {k: pytest.approx(decided[k] / plain[k] - 1) for k in ("1", "10")} and share["10"] > -0.5
+    assert (
+        share == {k: pytest.approx(decided[k] / plain[k] - 1) for k in ("1", "10")}
+        and share["10"] > -0.5
+    )
     (row,) = (line for line in out if line.startswith("CAR-10"))
     assert f"{decided['10']:.3f}" in row
     (policy,) = random_policies(tiny_decoder().bfloat16(), reads="candidates").values()
@@ -64,12 +88,17 @@ def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(measured, dtyp
 def test_methods_are_timed_at_two_batches(measured):
     """All families, and what a round of each costs against a step of FAR in the same engine."""
     result = measured("--quick", "repeats=1", "tokens=12", "parts=[methods]")[1]
-    methods, ratios = result["models"]["tiny"]["methods"], result["ratios"]["round_over_far_step"]["tiny"]
+    methods, ratios = (
+        result["models"]["tiny"]["methods"],
+        result["ratios"]["round_over_far_step"]["tiny"],
+    )
     left_out = {"far", "dcar", "dcar-shuffled", "best-of", "pcg-mel"}
     assert {parse_method(name).kind for name in methods} == set(KINDS) - left_out
     assert all(of[batch] > 0 for of in methods.values() for batch in ("1", "32"))
     assert methods["car-1"]["tokens_per_pass"] == 1 < methods["car-7"]["tokens_per_pass"]
-    assert {name: of["ms_per_round"] / methods["car-1"]["ms_per_round"] for name, of in methods.items()} == ratios
+    assert {
+        name: of["ms_per_round"] / methods["car-1"]["ms_per_round"] for name, of in methods.items()
+    } == ratios
 
 
 def test_the_whole_step_can_be_compiled(monkeypatch, measured):
@@ -83,7 +112,8 @@ def test_the_whole_step_can_be_compiled(monkeypatch, measured):
 
 
 def test_rounds_after_the_end_count_where_the_host_looks_seldom():
-    """On a GPU an engine executes whole blocks of rounds, so the time of a round is that of all of them."""
+    """On a GPU an engine executes whole blocks of rounds, so the time of a round is that of all
+    of them."""
     engine = Engine(tiny_decoder(), ChunkMethod(FixedChunk(1)), SamplingConfig())
     assert [executed(engine, n) for n in (1, 9)] == [1, 9]
     engine.exact = False
@@ -93,19 +123,24 @@ def test_rounds_after_the_end_count_where_the_host_looks_seldom():
 def test_every_run_speaks_the_same_number_of_tokens():
     model, load = tiny_decoder(), Load(5, 3, 11)
     for k in (1, 2, 4):
-        (result,) = decode(model, load.prompts(model, 1), ChunkMethod(FixedChunk(k)), load.sampling())
+        (result,) = decode(
+            model, load.prompts(model, 1), ChunkMethod(FixedChunk(k)), load.sampling()
+        )
         assert len(result.tokens) == 11
         assert result.target_passes == -(-11 // k)
 
 
 def test_hugging_face_speaks_the_same_tokens():
-    """The peer of the benchmark is the same model: greedy tokens agree with ours, for every cache and a draft."""
+    """The peer of the benchmark is the same model: greedy tokens agree with ours, for every
+    cache and a draft."""
     from eval.speed.hf_peer import CausalLMPeer, generate
 
     for bos in (True, False):
         model, load = tiny_decoder(bos=bos), Load(5, 3, 12)
         prompt = load.prompts(model, 1)[0]
-        greedy = SamplingConfig(temperature=0, min_tokens=30, max_tokens=12, max_tokens_per_text_unit=12)
+        greedy = SamplingConfig(
+            temperature=0, min_tokens=30, max_tokens=12, max_tokens_per_text_unit=12
+        )
         expected = decode(model, [prompt], ChunkMethod(FixedChunk(1)), greedy)[0].tokens
         peer, draft = CausalLMPeer(model), CausalLMPeer(build_draft(model).eval())
         assert generate(peer, prompt, 12) == expected
@@ -114,7 +149,8 @@ def test_hugging_face_speaks_the_same_tokens():
 
 
 def test_both_sides_of_speculation_draft_alike():
-    """`sd` and assisted generation get the same draft model and length: the target reads as often in both."""
+    """`sd` and assisted generation get the same draft model and length: the target reads as
+    often in both."""
     from eval.methods.registry import Models, make_methods
     from eval.speed.hf_peer import CausalLMPeer, generate
 
@@ -125,14 +161,17 @@ def test_both_sides_of_speculation_draft_alike():
             layer.down.weight.mul_(0.5)
     draft, load = build_draft(model).eval(), Load(5, 3, 40)
     prompt = load.prompts(model, 1)[0]
-    greedy = SamplingConfig(temperature=0, min_tokens=99, max_tokens=40, max_tokens_per_text_unit=40)
+    greedy = SamplingConfig(
+        temperature=0, min_tokens=99, max_tokens=40, max_tokens_per_text_unit=40
+    )
     (entry,) = make_methods(["sd@draft"], Models(model, draft=draft))
     ours = decode(model, [prompt], entry.method, greedy)[0]
     assert 0 < ours.accepted < ours.proposed  # or the draft length could not show
     peer, passes = CausalLMPeer(model), []
     peer.register_forward_hook(lambda *_: passes.append(1))
     assert generate(peer, prompt, 40, assistant=CausalLMPeer(draft), draft_length=3) == ours.tokens
-    assert abs(len(passes) - (ours.target_passes - 1)) <= 2  # there the prompt is read together with the first draft
+    # there the prompt is read together with the first draft
+    assert abs(len(passes) - (ours.target_passes - 1)) <= 2
     few = len(passes)
     generate(peer, prompt, 40, assistant=CausalLMPeer(draft), draft_length=1)
     assert len(passes) - few > few
@@ -142,8 +181,11 @@ def test_half_precision_halves_the_card(capsys):
     cards = {}
     for dtype in ("float32", "bfloat16"):
         models = load_all(SpeedConfig(dtype=dtype, sizes=["tiny"]), "tiny")
-        assert all(p.dtype == getattr(torch, dtype) for m in (models.decoder, models.draft, *models.policies.values())
-                   for p in m.parameters())
+        assert all(
+            p.dtype == getattr(torch, dtype)
+            for m in (models.decoder, models.draft, *models.policies.values())
+            for p in m.parameters()
+        )
         cards[dtype] = print_card("tiny", models.decoder, models.policies, torch.device("cpu"))
         assert f"heads, {dtype}" in capsys.readouterr().out
     for name in ("weight_bytes", "kv_bytes_per_token"):
@@ -152,9 +194,20 @@ def test_half_precision_halves_the_card(capsys):
 
 def test_sixteen_shared_heads_are_measured_beside_their_bound(measured):
     """The bytes that they read do not grow with k, so neither does the bound of k × CAR-1."""
-    out, result = measured("dtype=bfloat16", "num_prediction_heads=16", "heads=shared", "tie_heads=true",
-                           "head_width=32", "chunks=[1,7,16]", "parts=[steps]", "tokens=33", "repeats=1")
-    kept, bound = (result["ratios"][name]["tiny"] for name in ("car_k_over_k_times_car_1", "car_k_bound"))
+    out, result = measured(
+        "dtype=bfloat16",
+        "num_prediction_heads=16",
+        "heads=shared",
+        "tie_heads=true",
+        "head_width=32",
+        "chunks=[1,7,16]",
+        "parts=[steps]",
+        "tokens=33",
+        "repeats=1",
+    )
+    kept, bound = (
+        result["ratios"][name]["tiny"] for name in ("car_k_over_k_times_car_1", "car_k_bound")
+    )
     assert set(kept) == set(bound) == {"7", "16"}
     card = result["models"]["tiny"]
     for k in (7, 16):
@@ -173,12 +226,21 @@ def test_policy_and_draft_survive_rounding(tmp_path):
     policy = random_policies(model)["bottleneck"]
     policy.config.base_checksum = model.checksum()
     policy.save_pretrained(tmp_path / "policy")
-    models = load_all(SpeedConfig(decoder=str(tmp_path / "car"), policy=str(tmp_path / "policy"),
-                                  draft=str(tmp_path / "draft"), dtype="bfloat16"), "starter")
+    models = load_all(
+        SpeedConfig(
+            decoder=str(tmp_path / "car"),
+            policy=str(tmp_path / "policy"),
+            draft=str(tmp_path / "draft"),
+            dtype="bfloat16",
+        ),
+        "starter",
+    )
     assert list(models.policies) == ["trained"] and models.draft.norm.weight.dtype == torch.bfloat16
     tiny_decoder(seed=1).save_pretrained(tmp_path / "other")
     with pytest.raises(CheckpointError, match="trained for the decoder"):
-        load_all(SpeedConfig(decoder=str(tmp_path / "other"), policy=str(tmp_path / "policy")), "starter")
+        load_all(
+            SpeedConfig(decoder=str(tmp_path / "other"), policy=str(tmp_path / "policy")), "starter"
+        )
 
 
 @pytest.mark.parametrize("kind", ["independent", "shared"])
@@ -186,26 +248,43 @@ def test_what_a_step_reads(kind):
     model = tiny_decoder(4, kind=kind)
     sizes = read_sizes(model)
     embeddings = model.text_embedding.weight.numel() + model.speech_embedding.weight.numel()
-    assert sizes["far"] + sizes["heads"] + 3 * sizes["head"] + embeddings == sum(p.numel() for p in model.parameters())
+    assert sizes["far"] + sizes["heads"] + 3 * sizes["head"] + embeddings == sum(
+        p.numel() for p in model.parameters()
+    )
 
 
 def test_random_policies_choose_among_all_sizes():
     load, model = Load(6, 4, 60), tiny_decoder()
     for policy in random_policies(model).values():
-        (result,) = decode(model, load.prompts(model), ChunkMethod(PolicyChunk(policy, "sample")), load.sampling())
+        (result,) = decode(
+            model, load.prompts(model), ChunkMethod(PolicyChunk(policy, "sample")), load.sampling()
+        )
         assert set(result.actions[1:]) == {1, 2, 3, 4}
 
 
 def test_runs_are_interleaved_and_the_first_round_is_dropped():
     calls: list[str] = []
-    seconds = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2, torch.device("cpu"))
+    seconds = interleaved(
+        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2, torch.device("cpu")
+    )
     assert "".join(calls) == "abbaab"
     assert {k: len(v) for k, v in seconds.items()} == {"a": 2, "b": 2}
 
 
-@pytest.mark.parametrize("bad", [{"sizes": ["huge"]}, {"repeats": 0}, {"threads": 0}, {"tokens": -1},
-                                 {"parts": ["all"]}, {"clock": "sun"},
-                                 {"clock": "cpu", "device": "cuda"}, {"dtype": "float8"}, {"policy": "runs/policy"}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"sizes": ["huge"]},
+        {"repeats": 0},
+        {"threads": 0},
+        {"tokens": -1},
+        {"parts": ["all"]},
+        {"clock": "sun"},
+        {"clock": "cpu", "device": "cuda"},
+        {"dtype": "float8"},
+        {"policy": "runs/policy"},
+    ],
+)
 def test_bad_settings_are_refused(bad):
     with pytest.raises(ConfigError):
         SpeedConfig(**bad)

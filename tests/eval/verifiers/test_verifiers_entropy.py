@@ -24,19 +24,25 @@ from eval.verifiers.statistics import INFO, TENSORS, VerifierStatistics
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 
 
-# ------------------------------------------------------------------------------------------------------------- the rule
+# --------------------------------------------------------------------------------------------------
 
 
 def test_entropy_is_that_of_the_distribution_before_warping():
-    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0], [math.log(3), 0.0, -1e9, -1e9]])
+    logits = torch.tensor(
+        [[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0], [math.log(3), 0.0, -1e9, -1e9]]
+    )
     expected = [math.log(4), 0.0, -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))]
     assert entropies(logits).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_first_uncertain_head_ends_the_chunk():
     entropy = torch.tensor([[0.1, 0.2, 0.3], [0.1, 0.9, 0.1], [0.9, 0.1, 0.1], [0.5, 0.5, 0.5]])
-    assert chunk_sizes(entropy, 0.5).tolist() == [4, 2, 1, 4]  # up to the threshold, and the base head always
-    assert chunk_sizes(entropy, 0.0).tolist() == [1, 1, 1, 1] and chunk_sizes(entropy, math.inf).tolist() == [4] * 4
+    # up to the threshold, and the base head always
+    assert chunk_sizes(entropy, 0.5).tolist() == [4, 2, 1, 4]
+    assert (
+        chunk_sizes(entropy, 0.0).tolist() == [1, 1, 1, 1]
+        and chunk_sizes(entropy, math.inf).tolist() == [4] * 4
+    )
 
 
 @pytest.mark.parametrize("threshold", [-0.1, math.nan])
@@ -45,12 +51,22 @@ def test_impossible_thresholds_are_refused(threshold):
         EntropyChunk(threshold)
 
 
-# ------------------------------------------------------------------------------------------------------- the statistics
+# --------------------------------------------------------------------------------------------------
 
 
 def test_command_writes_and_shows(files, capsys):
-    fitting.main([f"decoder={files / 'decoder'}", f"data={files / 'data'}", f"out={files / 'again'}", "prompt_tokens=5",
-                  "thresholds=6", "ranks=4", "sampling.max_tokens=40", "sampling.min_tokens=20"])
+    fitting.main(
+        [
+            f"decoder={files / 'decoder'}",
+            f"data={files / 'data'}",
+            f"out={files / 'again'}",
+            "prompt_tokens=5",
+            "thresholds=6",
+            "ranks=4",
+            "sampling.max_tokens=40",
+            "sampling.min_tokens=20",
+        ]
+    )
     shown = capsys.readouterr().out
     assert "token pairs occur" in shown and "head 4:" in shown and "tokens per pass" in shown
     one, two = (VerifierStatistics.from_pretrained(files / name) for name in ("stats", "again"))
@@ -64,7 +80,15 @@ def test_decoders_on_language_models_are_fitted_alike(files, tmp_path, capsys):
     model = tiny_backbone(tokenizer="tiny@abc", phonemes=PHONEME_VERSION)
     model.save_pretrained(tmp_path / "decoder")
     arguments = [f"decoder={tmp_path / 'decoder'}", f"data={files / 'data'}", "prompt_tokens=5"]
-    fitting.main([*arguments, f"out={tmp_path / 'stats'}", "thresholds=3", "ranks=4", "sampling.max_tokens=20"])
+    fitting.main(
+        [
+            *arguments,
+            f"out={tmp_path / 'stats'}",
+            "thresholds=3",
+            "ranks=4",
+            "sampling.max_tokens=20",
+        ]
+    )
     assert "head 4:" in capsys.readouterr().out
     models = load_models(str(tmp_path / "decoder"), "", [], statistics=str(tmp_path / "stats"))
     names = ["vadusa-2", "mtp-viterbi-3", "entropy@2.0"]
@@ -91,7 +115,9 @@ def test_rank_accuracy_equals_its_definition(files):
     for depth in (1, 2, 3):
         hits = []
         for item in items:
-            hidden = states(model, item.prompt, item.reference_tokens)[len(item.prompt.prompt_ids) :]
+            hidden = states(model, item.prompt, item.reference_tokens)[
+                len(item.prompt.prompt_ids) :
+            ]
             for t in range(len(hidden) - depth):
                 ids = model.heads(hidden[t], depth + 1)[-1].argsort(descending=True)[:4]
                 hits.append(warp(model.heads(hidden[t + depth], 1)[-1], sampling)[ids])
@@ -103,7 +129,9 @@ def test_teacher_forcing_yields_the_states_of_decoding(files):
     items = load_prompts(files / "data", "dev", model, 5, 0)
     for hidden, item in zip(fitting.teacher_forced(model, items, 2), items, strict=True):
         assert len(hidden) == len(item.reference_tokens) + 1
-    spoken = decode(model, [items[0].prompt], ChunkMethod(FixedChunk(2)), SAMPLING, record_hidden=True)[0]
+    spoken = decode(
+        model, [items[0].prompt], ChunkMethod(FixedChunk(2)), SAMPLING, record_hidden=True
+    )[0]
     items[0].reference_tokens[:] = spoken.tokens
     hidden = next(iter(fitting.teacher_forced(model, items, 2)))
     wanted = spoken.hidden[spoken.prompt_length - 1 :]
@@ -127,7 +155,9 @@ def test_a_wished_length_is_met_on_the_data_it_was_fitted_on(files):
 
 def test_threshold_by_interpolation():
     found = tiny_statistics()
-    assert [found.threshold_for(n) for n in (1.0, 1.5, 2.0, 3.0, 4.0)] == pytest.approx([0.0, 0.5, 1.0, 2.5, 3.0])
+    assert [found.threshold_for(n) for n in (1.0, 1.5, 2.0, 3.0, 4.0)] == pytest.approx(
+        [0.0, 0.5, 1.0, 2.5, 3.0]
+    )
     for wrong in (0.5, 4.1):
         with pytest.raises(ConfigError, match="range from 1.00 to 4.00"):
             found.threshold_for(wrong)
@@ -137,7 +167,10 @@ def test_saved_statistics_are_loaded_strictly(tmp_path):
     found = tiny_statistics()
     found.save_pretrained(tmp_path)
     loaded = VerifierStatistics.from_pretrained(tmp_path)
-    assert loaded.checksum() == found.checksum() and (loaded.decoder, loaded.states) == (found.decoder, 14)
+    assert loaded.checksum() == found.checksum() and (loaded.decoder, loaded.states) == (
+        found.decoder,
+        14,
+    )
     with pytest.raises(CheckpointError, match="dcar fit-verifiers"):
         VerifierStatistics.from_pretrained(tmp_path / "nowhere")
     about = json.loads((tmp_path / INFO).read_text())
@@ -145,7 +178,9 @@ def test_saved_statistics_are_loaded_strictly(tmp_path):
     with pytest.raises(CheckpointError, match="not the file"):
         VerifierStatistics.from_pretrained(tmp_path)
     (tmp_path / INFO).write_text(json.dumps({**about, "format_version": 0}))
-    with pytest.raises(CheckpointError, match="format version 0, this program reads 1; make them again with"):
+    with pytest.raises(
+        CheckpointError, match="format version 0, this program reads 1; make them again with"
+    ):
         VerifierStatistics.from_pretrained(tmp_path)
     (tmp_path / INFO).write_text(json.dumps(about))
     (tmp_path / TENSORS).write_bytes(b"broken")
@@ -154,7 +189,9 @@ def test_saved_statistics_are_loaded_strictly(tmp_path):
 
 
 def test_statistics_of_another_decoder_are_refused(files):
-    with pytest.raises(CheckpointError, match="fit them for this decoder with `dcar fit-verifiers`"):
+    with pytest.raises(
+        CheckpointError, match="fit them for this decoder with `dcar fit-verifiers`"
+    ):
         Models(tiny_decoder(seed=1), statistics=VerifierStatistics.from_pretrained(files / "stats"))
 
 
@@ -163,10 +200,13 @@ def test_wrong_settings_of_the_fit(files, tmp_path):
         fitting.main([])
     with pytest.raises(ConfigError, match="thresholds must be a whole number ≥ 2; not 1"):
         fitting.main(["thresholds=1"])
-    tiny_decoder(heads=1, text_vocab_size=TEXT_VOCAB_SIZE, tokenizer="tiny@abc",
-                 phonemes=PHONEME_VERSION).save_pretrained(tmp_path / "far")
+    tiny_decoder(
+        heads=1, text_vocab_size=TEXT_VOCAB_SIZE, tokenizer="tiny@abc", phonemes=PHONEME_VERSION
+    ).save_pretrained(tmp_path / "far")
     with pytest.raises(ConfigError, match="base head only"):
         fitting.main([f"decoder={tmp_path / 'far'}", f"data={files / 'data'}", f"out={tmp_path}"])
     tiny_decoder(tokenizer="other@1").save_pretrained(tmp_path / "foreign")
     with pytest.raises(DataError, match="prepare the corpus with the decoder's own"):
-        fitting.main([f"decoder={tmp_path / 'foreign'}", f"data={files / 'data'}", f"out={tmp_path}"])
+        fitting.main(
+            [f"decoder={tmp_path / 'foreign'}", f"data={files / 'data'}", f"out={tmp_path}"]
+        )

@@ -1,4 +1,5 @@
-"""Similarity groups of PCG: against brute force, by blocks, both ways, on disk, refused where they do not belong."""
+"""Similarity groups of PCG: against brute force, by blocks, both ways, on disk, refused where
+they do not belong."""
 
 import pytest
 import torch
@@ -15,14 +16,19 @@ def embedding_of(codes: int = 40, width: int = 6, seed: int = 0) -> torch.Tensor
 
 
 def sets_of(groups: TokenGroups) -> list[tuple[int, ...]]:
-    return [tuple(groups.group_tokens[a:b].tolist()) for a, b in
-            zip(groups.group_start, groups.group_start[1:], strict=False)]
+    return [
+        tuple(groups.group_tokens[a:b].tolist())
+        for a, b in zip(groups.group_start, groups.group_start[1:], strict=False)
+    ]
 
 
 def brute_force(embedding: torch.Tensor, theta: float) -> set[tuple[int, ...]]:
     unit = embedding.double() / embedding.double().norm(dim=1, keepdim=True)
     cosine = unit @ unit.T
-    return {tuple(j for j in range(len(unit)) if j == i or float(cosine[i, j]) > theta) for i in range(len(unit))}
+    return {
+        tuple(j for j in range(len(unit)) if j == i or float(cosine[i, j]) > theta)
+        for i in range(len(unit))
+    }
 
 
 @pytest.mark.parametrize("theta", [-0.5, 0.0, 0.3, 0.42, 0.9])
@@ -39,7 +45,9 @@ def test_both_ways_agree(theta):
     groups = build_groups(embedding_of(), theta, specials=2)
     found = sets_of(groups)
     for token in range(len(groups.token_start) - 1):
-        mine = groups.token_groups[groups.token_start[token] : groups.token_start[token + 1]].tolist()
+        mine = groups.token_groups[
+            groups.token_start[token] : groups.token_start[token + 1]
+        ].tolist()
         assert mine == [k for k, ids in enumerate(found) if token in ids]
         assert float(groups.share[token]) == 1 / len(mine)
     assert found[-2:] == [(40,), (41,)]  # EOS and other specials keep to themselves
@@ -48,14 +56,16 @@ def test_both_ways_agree(theta):
 
 def test_size_of_the_blocks_changes_nothing():
     whole = build_groups(embedding_of(), 0.3)
-    blocks = build_groups(embedding_of(), 0.3, memory_bytes=40 * groups_module.BYTES_PER_CELL * 15)  # 15 codes each
+    # 15 codes each
+    blocks = build_groups(embedding_of(), 0.3, memory_bytes=40 * groups_module.BYTES_PER_CELL * 15)
     assert sets_of(whole) == sets_of(blocks)
     assert torch.equal(whole.token_groups, blocks.token_groups)
 
 
 def test_extremes_of_theta():
     table = embedding_of()
-    assert build_groups(table, 1.0).count == 41  # nothing is more alike than the same; 3 and 7 are not merged
+    # nothing is more alike than the same; 3 and 7 are not merged
+    assert build_groups(table, 1.0).count == 41
     assert sets_of(build_groups(table.abs(), -0.99)) == [tuple(range(40)), (40,)]
     for theta in (-1.0, 1.01, float("nan")):
         with pytest.raises(ConfigError, match=r"cosine in \(-1, 1\]"):
@@ -71,4 +81,7 @@ def test_groups_that_would_not_fit_are_refused():
 def test_half_precision_embeddings_give_the_groups_of_their_values():
     table = embedding_of().half()
     assert sets_of(build_groups(table, 0.3)) == sets_of(build_groups(table.float(), 0.3))
-    assert build_groups(table, 0.3).embedding_checksum == build_groups(table.float(), 0.3).embedding_checksum
+    assert (
+        build_groups(table, 0.3).embedding_checksum
+        == build_groups(table.float(), 0.3).embedding_checksum
+    )

@@ -1,4 +1,5 @@
-"""PCG by mel frames: groups, distributions of one step, decoding against the oracle, and the statistics it needs."""
+"""PCG by mel frames: groups, distributions of one step, decoding against the oracle, and the
+statistics it needs."""
 
 import math
 from types import SimpleNamespace
@@ -37,7 +38,10 @@ def sounding(**changes) -> VerifierStatistics:
     counts = torch.full((CODES,), 5)
     counts[list(UNHEARD)] = 0
     generator = torch.Generator().manual_seed(0)  # few directions and a common level, as in speech
-    means = torch.randn(CODES, 3, generator=generator) @ torch.randn(3, MEL_BANDS, generator=generator) - 6
+    means = (
+        torch.randn(CODES, 3, generator=generator) @ torch.randn(3, MEL_BANDS, generator=generator)
+        - 6
+    )
     return tiny_statistics(mel_means=means * (counts > 0)[:, None], mel_counts=counts, **changes)
 
 
@@ -50,8 +54,13 @@ def expected_groups(found: VerifierStatistics, theta: float) -> list[list[int]]:
     for t in range(CODES):
         ids = [t]
         if t in heard:
-            ids = [s for s in heard if s == t or centred[t] @ centred[s] > theta * math.sqrt(
-                centred[t] @ centred[t] * (centred[s] @ centred[s]))]
+            ids = [
+                s
+                for s in heard
+                if s == t
+                or centred[t] @ centred[s]
+                > theta * math.sqrt(centred[t] @ centred[t] * (centred[s] @ centred[s]))
+            ]
         if ids not in groups:
             groups.append(ids)
     return [*groups, [EOS]]
@@ -62,7 +71,10 @@ def groups_of(theta: float) -> TokenGroups:
 
 
 def sets_of(groups: TokenGroups) -> list[list[int]]:
-    return [groups.group_tokens[a:b].tolist() for a, b in zip(groups.group_start, groups.group_start[1:], strict=False)]
+    return [
+        groups.group_tokens[a:b].tolist()
+        for a, b in zip(groups.group_start, groups.group_start[1:], strict=False)
+    ]
 
 
 @pytest.mark.parametrize("theta", [-0.5, 0.0, 0.6, 0.99])
@@ -78,7 +90,9 @@ class FixedState:
 
     def __init__(self, count: int, exact: bool):
         self.exact = exact
-        self.keys = torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(1))
+        self.keys = torch.randint(
+            -(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(1)
+        )
 
     def sample(self, probs, u):
         return sample(probs, u)
@@ -98,30 +112,57 @@ def test_a_step_emits_groups_of_the_targets_distribution_and_residual_tokens_of_
     """Acceptance and residual, drawn 40,000 times, against enumeration in loops."""
     count, groups = 40_000, groups_of(0.5)
     generator = torch.Generator().manual_seed(2)
-    q, p = (torch.softmax(1.5 * torch.randn(CODES + 1, generator=generator), 0).double() for _ in range(2))
+    q, p = (
+        torch.softmax(1.5 * torch.randn(CODES + 1, generator=generator), 0).double()
+        for _ in range(2)
+    )
     ids, size = sets_of(groups), CODES + 1
     mine = [[k for k in range(len(ids)) if t in ids[k]] for t in range(size)]
-    q_c, p_c = ([sum(float(probs[t]) / len(mine[t]) for t in group) for group in ids] for probs in (q, p))
+    q_c, p_c = (
+        [sum(float(probs[t]) / len(mine[t]) for t in group) for group in ids] for probs in (q, p)
+    )
     over = [max(0.0, a - b) for a, b in zip(q_c, p_c, strict=True)]
-    behind = torch.tensor([sum(over[k] / sum(over) / q_c[k] for k in mine[t]) * float(q[t]) / len(mine[t])
-                           for t in range(size)], dtype=torch.float64)
-    keeps = torch.tensor([sum(min(1.0, q_c[k] / p_c[k]) for k in mine[t]) / len(mine[t]) for t in range(size)])
+    behind = torch.tensor(
+        [
+            sum(over[k] / sum(over) / q_c[k] for k in mine[t]) * float(q[t]) / len(mine[t])
+            for t in range(size)
+        ],
+        dtype=torch.float64,
+    )
+    keeps = torch.tensor(
+        [sum(min(1.0, q_c[k] / p_c[k]) for k in mine[t]) / len(mine[t]) for t in range(size)]
+    )
 
     state, method = FixedState(count, exact), ByMel("pcg-mel", HeadDrafter(1), groups)
     at = torch.full((count,), 7)
     x = sample(p.expand(count, -1), uniform(state.keys, "token", at))
-    accepted = method.accept(q.expand(count, 1, -1), p.expand(count, 1, -1), x[:, None], EOS,
-                             Uniforms(state, at[:, None]))[:, 0]
-    instead = method.following(q.expand(count, -1), p.expand(count, -1), x, EOS, Uniforms(state, at), ~accepted)
+    accepted = method.accept(
+        q.expand(count, 1, -1),
+        p.expand(count, 1, -1),
+        x[:, None],
+        EOS,
+        Uniforms(state, at[:, None]),
+    )[:, 0]
+    instead = method.following(
+        q.expand(count, -1), p.expand(count, -1), x, EOS, Uniforms(state, at), ~accepted
+    )
     for token in range(size):
         drawn = x == token
-        assert stats.binomtest(int(accepted[drawn].sum()), int(drawn.sum()), min(1, float(keeps[token]))
-                               ).pvalue > FALSE_ALARM
+        assert (
+            stats.binomtest(
+                int(accepted[drawn].sum()), int(drawn.sum()), min(1, float(keeps[token]))
+            ).pvalue
+            > FALSE_ALARM
+        )
     counts = instead[~accepted].bincount(minlength=size).double()
     possible = behind > 1e-12
     assert counts[~possible].sum() == 0 and float(behind.sum()) == pytest.approx(1)
-    assert stats.chisquare(counts[possible], counts.sum() * behind[possible] / behind[possible].sum()
-                           ).pvalue > FALSE_ALARM
+    assert (
+        stats.chisquare(
+            counts[possible], counts.sum() * behind[possible] / behind[possible].sum()
+        ).pvalue
+        > FALSE_ALARM
+    )
     assert 0.1 < float(accepted.double().mean()) < 0.99
 
 
@@ -136,12 +177,14 @@ def test_decoding_equals_the_oracle():
     assert 0.05 < sum(s.accepted for s in spoken) / sum(s.proposed for s in spoken) < 0.99
 
 
-# ------------------------------------------------------------------------------------------- names and what they need
+# ------------------------------------------------------------------------------------------- names
 
 
 def test_names_and_mappings():
     decoder = tiny_decoder()
-    models = Models(decoder, statistics=sounding(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer))
+    models = Models(
+        decoder, statistics=sounding(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer)
+    )
     by_sound, by_embedding = make_methods(["pcg-mel-0.5", "pcg-0.5"], models)
     assert type(by_sound.method) is ByMel and by_sound.name == "pcg-mel-0.5"
     assert by_sound.identity["groups"] != by_embedding.identity["groups"]
@@ -152,10 +195,14 @@ def test_names_and_mappings():
 
 def test_missing_statistics_are_refused():
     decoder = tiny_decoder()
-    with pytest.raises(ConfigError, match="'pcg-mel' needs statistics of the decoder: .* `dcar fit-verifiers`"):
+    with pytest.raises(
+        ConfigError, match="'pcg-mel' needs statistics of the decoder: .* `dcar fit-verifiers`"
+    ):
         make_methods(["pcg-mel-0.5"], Models(decoder))
     deaf = tiny_statistics(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer)
-    with pytest.raises(ConfigError, match="no mean mel frames; measure them again .*mel_utterances"):
+    with pytest.raises(
+        ConfigError, match="no mean mel frames; measure them again .*mel_utterances"
+    ):
         make_methods(["pcg-mel-0.5"], Models(decoder, statistics=deaf))
 
 
@@ -163,22 +210,34 @@ def test_frames_are_saved_with_the_other_statistics(tmp_path):
     found = sounding()
     found.save_pretrained(tmp_path)
     loaded = VerifierStatistics.from_pretrained(tmp_path)
-    assert torch.equal(loaded.mel_means, found.mel_means) and torch.equal(loaded.mel_counts, found.mel_counts)
+    assert torch.equal(loaded.mel_means, found.mel_means) and torch.equal(
+        loaded.mel_counts, found.mel_counts
+    )
     assert loaded.centred_mel().isnan().any(1).nonzero()[:, 0].tolist() == list(UNHEARD)
     assert torch.allclose(loaded.centred_mel().nanmean(0), torch.zeros(MEL_BANDS), atol=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------------- measuring them
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     """A manifest of tones, prepared at two speeds by a tokenizer that hears their pitch."""
     path = tmp_path_factory.mktemp("mel")
-    waves = [np.concatenate([tone(0.4, 150 + 90 * i), 0.1 * tone(0.4, 900 - 120 * i)]) for i in range(5)]
+    waves = [
+        np.concatenate([tone(0.4, 150 + 90 * i), 0.1 * tone(0.4, 900 - 120 * i)]) for i in range(5)
+    ]
     manifest = write_manifest(path / "corpus", [{} for _ in waves], waves)
-    toy_prepare(toy_settings(manifest, path / "prepared", corpus="jsonl", speeds=[1.0, 1.1], dev_fraction=0.0,
-                             test_fraction=0.0))
+    toy_prepare(
+        toy_settings(
+            manifest,
+            path / "prepared",
+            corpus="jsonl",
+            speeds=[1.0, 1.1],
+            dev_fraction=0.0,
+            test_fraction=0.0,
+        )
+    )
     return path
 
 

@@ -27,7 +27,8 @@ def test_chains(kind, by):
 def test_trees(tree):
     spoken = [s for tau in (1, 2, 3) for s in hold(vadusa(tau, tree), SAMPLINGS)]
     assert {0, 1, 2} <= {n for s in spoken for n in s.rounds_accepted}
-    assert any(s.truncated and s.emitted[-1] <= s.rounds_accepted[-1] for s in spoken)  # a limit inside a path
+    # a limit inside a path
+    assert any(s.truncated and s.emitted[-1] <= s.rounds_accepted[-1] for s in spoken)
 
 
 def test_ends_in_trees():
@@ -36,19 +37,26 @@ def test_ends_in_trees():
 
     def case(read):
         model = target(end=0.5)
-        with torch.no_grad():  # hidden states of little content: all heads draft what the base head says
+        # hidden states of little content: all heads draft what the base head says
+        with torch.no_grad():
             model.norm.weight.mul_(0.3)
             model.heads.block_weight.zero_()
             model.heads.block_bias.fill_(-1e4)
         return read(model), Vadusa(3, RankTree(paths)), oracle.vadusa(3, paths)
 
-    spoken = hold(case, {"flat": SamplingConfig(temperature=1.5, top_k=4, max_tokens=12)}, [dict(group_size=40)])
+    spoken = hold(
+        case,
+        {"flat": SamplingConfig(temperature=1.5, top_k=4, max_tokens=12)},
+        [dict(group_size=40)],
+    )
     assert sum(s.accepted for s in spoken) > 20 and not all(s.truncated for s in spoken)
 
 
 def test_a_long_way_to_the_residual_of_groups():
     """A draft so near that thinning seldom passes: the residual is enumerated."""
-    spoken = hold(chains("pcg", "draft", noise=0.05), {"plain": SAMPLINGS["plain"]}, [dict(group_size=40)])
+    spoken = hold(
+        chains("pcg", "draft", noise=0.05), {"plain": SAMPLINGS["plain"]}, [dict(group_size=40)]
+    )
     assert any(s.accepted < s.proposed for s in spoken)
 
 
@@ -63,19 +71,25 @@ def test_viterbi():
 OTHERS = {
     "qwen2": lambda: tiny_backbone(kind="qwen2", seed=1),
     "llama, no BOS": lambda: tiny_backbone(kind="llama", bos=False),
-    "shared heads, no BOS": lambda: tiny_decoder(kind="shared", bos=False)}
+    "shared heads, no BOS": lambda: tiny_decoder(kind="shared", bos=False),
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_decoders(name):
     """Language models, shared heads, and prompts without BOS: chunks, drafts and trees."""
+
     def chunks(read):
         return read(OTHERS[name]()), ChunkMethod(FixedChunk(3)), oracle.fixed(3)
 
     def drafts(read):
         model = OTHERS[name]()
         draft = read(imperfect_draft(model))
-        return read(model), rule_of("ssd", ModelDrafter(draft, 3), None), oracle.tolerant(0.4, draft=draft)
+        return (
+            read(model),
+            rule_of("ssd", ModelDrafter(draft, 3), None),
+            oracle.tolerant(0.4, draft=draft),
+        )
 
     def tree(read):
         return read(OTHERS[name]()), Vadusa(2, BUSH), oracle.vadusa(2, BUSH.paths)

@@ -1,4 +1,5 @@
-"""One step of each acceptance rule: its distribution by enumeration, and what the code draws by statistics."""
+"""One step of each acceptance rule: its distribution by enumeration, and what the code draws by
+statistics."""
 
 import math
 
@@ -20,10 +21,13 @@ EOS = VOCABULARY - 1
 SAMPLINGS = [SamplingConfig(), SamplingConfig(temperature=0.6, top_k=4), SamplingConfig(top_p=0.8)]
 
 
-def random_distributions(seed: int, sampling: SamplingConfig = SAMPLINGS[0], size: int = VOCABULARY,
-                         ) -> tuple[Tensor, Tensor]:
-    """Target distribution q and draft distribution p [V], float64; warped, so that some tokens are impossible in one or
-    both."""
+def random_distributions(
+    seed: int,
+    sampling: SamplingConfig = SAMPLINGS[0],
+    size: int = VOCABULARY,
+) -> tuple[Tensor, Tensor]:
+    """Target distribution q and draft distribution p [V], float64; warped, so that some tokens
+    are impossible in one or both."""
     generator = torch.Generator().manual_seed(seed)
     q, p = (warp(1.5 * torch.randn(size, generator=generator), sampling).double() for _ in range(2))
     return q / q.sum(), p / p.sum()
@@ -39,16 +43,24 @@ def assert_drawn_from(tokens: Tensor, probs: Tensor) -> None:
     counts = tokens.bincount(minlength=len(probs)).double()
     assert counts[probs <= 1e-12].sum() == 0
     possible = probs > 1e-12
-    assert stats.chisquare(counts[possible], len(tokens) * probs[possible] / probs[possible].sum()).pvalue > FALSE_ALARM
+    assert (
+        stats.chisquare(
+            counts[possible], len(tokens) * probs[possible] / probs[possible].sum()
+        ).pvalue
+        > FALSE_ALARM
+    )
 
 
 class Numbers:
-    """What a rule asks of the state of a batch: random numbers, here of `count` utterances; shapes may follow data."""
+    """What a rule asks of the state of a batch: random numbers, here of `count` utterances;
+    shapes may follow data."""
 
     exact, sample = True, staticmethod(sample)
 
     def __init__(self, count: int):
-        self.keys = torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(0))
+        self.keys = torch.randint(
+            -(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(0)
+        )
 
     def uniform(self, stream: str, positions: Tensor) -> Tensor:
         return uniform(self.keys, stream, positions)
@@ -64,8 +76,11 @@ def numbers_of(count: int) -> Uniforms:
     return Uniforms(Numbers(count), torch.full((count,), 7))
 
 
-def first_tokens(kind: str, groups: TokenGroups, q: Tensor, p: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The token that a draft of one leaves at its position, and whether the draft was accepted, `count` times."""
+def first_tokens(
+    kind: str, groups: TokenGroups, q: Tensor, p: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
+    """The token that a draft of one leaves at its position, and whether the draft was accepted,
+    `count` times."""
     method, draws = rule_of(kind, HeadDrafter(1), groups), numbers_of(count)
     q, p = q.expand(count, -1), p.expand(count, -1)
     x = sample(p, draws("token"))
@@ -74,7 +89,7 @@ def first_tokens(kind: str, groups: TokenGroups, q: Tensor, p: Tensor, count: in
     return torch.where(accepted, x, method.following(q, p, x, EOS, draws, ~accepted)), accepted
 
 
-# --- SD and SSD ---------------------------------------------------------------------------------------------------
+# --- SD and SSD -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -85,7 +100,9 @@ def test_distribution_of_one_sd_step_is_the_targets(seed, sampling):
     accepted = torch.zeros_like(p)
     accepted[drawn] = p[drawn] * sd.acceptance(q[drawn], p[drawn])
     assert float(accepted.sum()) == pytest.approx(1 - distance(p, q), abs=1e-12)
-    assert torch.allclose(accepted + (1 - accepted.sum()) * sd.residual(q, p), q, atol=1e-12, rtol=0)
+    assert torch.allclose(
+        accepted + (1 - accepted.sum()) * sd.residual(q, p), q, atol=1e-12, rtol=0
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -108,7 +125,7 @@ def test_equal_distributions_leave_no_residual_but_a_distribution_to_draw_from()
     assert torch.equal(sd.residual(q, q), q)
 
 
-# --- what the methods draw, against their distributions -------------------------------------------------------------
+# --- what the methods draw, against their distributions -------------------------------------------
 
 
 def expected_distribution(kind: str, q: Tensor, p: Tensor, groups: TokenGroups) -> Tensor:
@@ -121,17 +138,31 @@ def expected_distribution(kind: str, q: Tensor, p: Tensor, groups: TokenGroups) 
     if kind == "sd":
         return torch.tensor(q, dtype=torch.float64)
     if kind in ("ssd", "ssd-eos"):
-        accept = [min(1.0, ratio[x] + (0.4 if x != EOS or kind == "ssd-eos" else 0.0)) for x in range(size)]
+        accept = [
+            min(1.0, ratio[x] + (0.4 if x != EOS or kind == "ssd-eos" else 0.0))
+            for x in range(size)
+        ]
         behind = [residual] * size
     elif kind == "pcg":
-        members = [groups.group_tokens[a:b].tolist() for a, b in
-                   zip(groups.group_start, groups.group_start[1:], strict=False)]
+        members = [
+            groups.group_tokens[a:b].tolist()
+            for a, b in zip(groups.group_start, groups.group_start[1:], strict=False)
+        ]
         of = [[k for k in range(len(members)) if t in members[k]] for t in range(size)]
-        q_c, p_c = ([sum(probs[t] / len(of[t]) for t in ids) for ids in members] for probs in (q, p))
-        accept = [sum(min(1.0, q_c[k] / p_c[k]) if p_c[k] else 0.0 for k in of[x]) / len(of[x]) for x in range(size)]
+        q_c, p_c = (
+            [sum(probs[t] / len(of[t]) for t in ids) for ids in members] for probs in (q, p)
+        )
+        accept = [
+            sum(min(1.0, q_c[k] / p_c[k]) if p_c[k] else 0.0 for k in of[x]) / len(of[x])
+            for x in range(size)
+        ]
         over = [max(0.0, a - b) for a, b in zip(q_c, p_c, strict=True)]
-        behind = [[sum(over[k] / sum(over) * q[t] / len(of[t]) / q_c[k] for k in of[t] if q_c[k])
-                   for t in range(size)]] * size
+        behind = [
+            [
+                sum(over[k] / sum(over) * q[t] / len(of[t]) / q_c[k] for k in of[t] if q_c[k])
+                for t in range(size)
+            ]
+        ] * size
     else:
         if kind == "typical":
             entropy = -sum(a * math.log(a) for a in q if a)
@@ -140,7 +171,10 @@ def expected_distribution(kind: str, q: Tensor, p: Tensor, groups: TokenGroups) 
             fits = [q[x] > 0 and sum(a > q[x] for a in q) < 2 for x in range(size)]
         accept = [ratio[x] if x == EOS else float(fits[x]) for x in range(size)]
         behind = [residual if x == EOS else q for x in range(size)]
-    out = [p[t] * accept[t] + sum(p[x] * (1 - accept[x]) * behind[x][t] for x in range(size)) for t in range(size)]
+    out = [
+        p[t] * accept[t] + sum(p[x] * (1 - accept[x]) * behind[x][t] for x in range(size))
+        for t in range(size)
+    ]
     return torch.tensor(out, dtype=torch.float64)
 
 
@@ -163,17 +197,28 @@ def test_emitted_token_has_the_distribution_of_the_rule(kind, seed):
     assert 0 < accepted.sum() < len(accepted)
 
 
-@pytest.mark.parametrize("kind, late, early", [
-    ("sd", 0.3, 0.05), ("pcg", 0.3, 0.05),  # kept
-    ("ssd", 0.075, 0.05), ("ssd-eos", 0.075, 0.17),  # starved where the draft ends late; the paper's rule rushes, too
-    ("typical", 0.05, 0.05), ("topk", 0.05, 0.05)])
+@pytest.mark.parametrize(
+    "kind, late, early",
+    [
+        ("sd", 0.3, 0.05),
+        ("pcg", 0.3, 0.05),  # kept
+        # starved where the draft ends late; the paper's rule rushes, too
+        ("ssd", 0.075, 0.05),
+        ("ssd-eos", 0.075, 0.17),
+        ("typical", 0.05, 0.05),
+        ("topk", 0.05, 0.05),
+    ],
+)
 def test_what_becomes_of_the_end_of_speech(kind, late, early):
-    """The figures of docs/methods.md: a draft that ends too seldom, and the same two distributions exchanged."""
+    """The figures of docs/methods.md: a draft that ends too seldom, and the same two
+    distributions exchanged."""
     often = torch.tensor([0.3875, 0.3125, 0, 0, 0, 0.3], dtype=torch.float64)
     seldom = torch.tensor([0.3875, 0.5625, 0, 0, 0, 0.05], dtype=torch.float64)
     groups = small_groups()
     for q, p, expected in ((often, seldom, late), (seldom, often, early)):
-        assert float(expected_distribution(kind, q, p, groups)[EOS]) == pytest.approx(expected, abs=1e-9)
+        assert float(expected_distribution(kind, q, p, groups)[EOS]) == pytest.approx(
+            expected, abs=1e-9
+        )
         tokens, _ = first_tokens(kind, groups, q, p, 20_000)
         assert float((tokens == EOS).double().mean()) == pytest.approx(expected, abs=0.02)
 
@@ -187,7 +232,7 @@ def test_the_distributions_of_the_rules_differ_enough_to_be_told_apart():
         assert float(expected[kind].sum()) == pytest.approx(1, abs=1e-9)
 
 
-# --- groups -------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -195,9 +240,15 @@ def test_group_distribution_is_the_targets_and_rejection_is_total_variation(seed
     q, p = random_distributions(seed, SAMPLINGS[seed % 3])
     groups = small_groups(seed)
     q_c, p_c = (pcg.coarse(pcg.weighted(probs[None], groups), groups)[0] for probs in (q, p))
-    assert float(q_c.sum()) == pytest.approx(1, abs=1e-12) and float(p_c.sum()) == pytest.approx(1, abs=1e-12)
-    asked = pcg.group_mass([q[None], p[None]], torch.arange(groups.count)[None], groups, groups.largest)
-    assert torch.allclose(asked[0][0], q_c, atol=1e-12) and torch.allclose(asked[1][0], p_c, atol=1e-12)
+    assert float(q_c.sum()) == pytest.approx(1, abs=1e-12) and float(p_c.sum()) == pytest.approx(
+        1, abs=1e-12
+    )
+    asked = pcg.group_mass(
+        [q[None], p[None]], torch.arange(groups.count)[None], groups, groups.largest
+    )
+    assert torch.allclose(asked[0][0], q_c, atol=1e-12) and torch.allclose(
+        asked[1][0], p_c, atol=1e-12
+    )
     accepted = torch.where(p_c > 0, p_c * sd.acceptance(q_c, p_c.clamp(min=1e-300)), 0.0)
     refused = 1 - float(accepted.sum())
     assert refused == pytest.approx(distance(q_c, p_c), abs=1e-12)
@@ -214,7 +265,9 @@ def test_thinning_draws_from_the_enumerated_residual(seed):
     groups = small_groups(seed)
     count = 40_000
     refused = torch.ones(count, dtype=torch.bool)
-    tokens, trials = pcg.thinned_residual(q.expand(count, -1), p.expand(count, -1), groups, numbers_of(count), refused)
+    tokens, trials = pcg.thinned_residual(
+        q.expand(count, -1), p.expand(count, -1), groups, numbers_of(count), refused
+    )
     done = trials <= pcg.TRIALS
     assert_drawn_from(tokens[done], pcg.enumerated_residual(q[None], p[None], groups)[0])
     q_c, p_c = (pcg.coarse(pcg.weighted(probs[None], groups), groups)[0] for probs in (q, p))
@@ -250,18 +303,25 @@ def test_singletons_and_zero_tolerance_are_sd_and_one_group_is_the_draft():
     refused = int((~accepted).sum())  # only EOS tells the two groups apart
     assert stats.binomtest(refused, 40_000, abs(float(q[EOS] - p[EOS]))).pvalue > FALSE_ALARM
     codes = tokens[accepted & (tokens != EOS)]
-    assert_drawn_from(codes, torch.cat((p[:EOS] / p[:EOS].sum(), torch.zeros(1, dtype=torch.float64))))
+    assert_drawn_from(
+        codes, torch.cat((p[:EOS] / p[:EOS].sum(), torch.zeros(1, dtype=torch.float64)))
+    )
 
 
-# --- the relaxed rules --------------------------------------------------------------------------------------------
+# --- the relaxed rules ----------------------------------------------------------------------------
 
 
 def test_typical_threshold_by_hand():
     q = torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0, 0, 0]])
-    assert threshold(q, 0.09, 0.3).tolist() == pytest.approx([0.3 / 4, 0.09])  # exp(-H) is 1/4 and 1
+    # exp(-H) is 1/4 and 1
+    assert threshold(q, 0.09, 0.3).tolist() == pytest.approx([0.3 / 4, 0.09])
 
 
 def test_among_likeliest_prefers_lower_ids_among_equals_and_refuses_the_impossible():
     q = torch.tensor([0.4, 0.3, 0.3, 0.0])
     hits = {k: [bool(among_likeliest(q, torch.tensor(x), k)) for x in range(4)] for k in (1, 2, 9)}
-    assert hits == {1: [True, False, False, False], 2: [True, True, False, False], 9: [True, True, True, False]}
+    assert hits == {
+        1: [True, False, False, False],
+        2: [True, True, False, False],
+        9: [True, True, True, False],
+    }

@@ -31,7 +31,7 @@ def random_tree(seed: int, nodes: int = 12, depth: int = 3, ranks: int = 4) -> R
     return RankTree(tuple(sorted(paths, key=lambda p: (len(p), p))))
 
 
-# ---------------------------------------------------------------------------------------------------------------- trees
+# --------------------------------------------------------------------------------------------------
 
 
 def test_tree_shapes_that_cannot_be():
@@ -45,8 +45,18 @@ def test_greedy_construction_is_the_best_tree_of_its_size(seed):
     accuracy = torch.rand(2, 3, generator=torch.Generator().manual_seed(seed)) / 2
     every = [*itertools.product(range(3)), *itertools.product(range(3), range(3))]
     for budget in (1, 2, 3, 4, 12):
-        best = max((expected_accepted(nodes, accuracy) for nodes in itertools.combinations(every, budget)
-                    if all(len(n) == 1 or n[:1] in nodes for n in nodes)), default=None) if budget < 5 else None
+        best = (
+            max(
+                (
+                    expected_accepted(nodes, accuracy)
+                    for nodes in itertools.combinations(every, budget)
+                    if all(len(n) == 1 or n[:1] in nodes for n in nodes)
+                ),
+                default=None,
+            )
+            if budget < 5
+            else None
+        )
         tree = build_tree(accuracy, budget)
         assert len(tree.paths) == budget
         if best is not None:
@@ -54,28 +64,35 @@ def test_greedy_construction_is_the_best_tree_of_its_size(seed):
 
 
 def test_what_a_tree_is_worth():
-    """The expected accepted length under independent depths, by enumerating which rank the base head draws."""
+    """The expected accepted length under independent depths, by enumerating which rank the base
+    head draws."""
     accuracy = torch.tensor([[0.5, 0.2, 0.0], [0.4, 0.3, 0.1]])
     tree = build_tree(accuracy, 100)
-    assert tree.paths == ((0,), (1,), *itertools.product((0, 1), (0, 1, 2)))  # the worthless rank is left out
+    # the worthless rank is left out
+    assert tree.paths == ((0,), (1,), *itertools.product((0, 1), (0, 1, 2)))
     small = RankTree(((0,), (1,), (0, 0)))
     misses = [1 - row.sum() for row in accuracy]
     total = 0.0
     for first, p in enumerate([*accuracy[0], misses[0]]):
         for second, q in enumerate([*accuracy[1], misses[1]]):
-            length = 0 if (first,) not in small.paths else 2 if (first, second) in small.paths else 1
+            length = (
+                0 if (first,) not in small.paths else 2 if (first, second) in small.paths else 1
+            )
             total += float(p * q) * length
     assert expected_accepted(small.paths, accuracy) == pytest.approx(total)
 
 
 def test_nodes_carry_the_ranked_ids_of_their_head():
-    logits = torch.tensor([[[0.0, 3.0, 2.0, 1.0, -1.0], [5.0, 1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 2.0, 3.0, 4.0]]])
+    logits = torch.tensor(
+        [[[0.0, 3.0, 2.0, 1.0, -1.0], [5.0, 1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 2.0, 3.0, 4.0]]]
+    )
     tree = RankTree(((0,), (2,), (0, 1), (0, 1, 3)))
     assert tree.tokens(logits, tree.places()).tolist() == [[1, 3, 4, 1]]
-    assert tree.tokens(torch.zeros(1, 3, 100), tree.places()).tolist() == [[0, 2, 1, 3]]  # of equals the lowest ids
+    # of equals the lowest ids
+    assert tree.tokens(torch.zeros(1, 3, 100), tree.places()).tolist() == [[0, 2, 1, 3]]
 
 
-# ----------------------------------------------------------------------------------------------------------- acceptance
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tau", [1, 2, 3])
@@ -88,8 +105,10 @@ def test_a_candidate_is_accepted_iff_it_is_among_the_samples(tau):
     candidates, samples = tree.tokens(logits, tree.places()), torch.randint(0, 5, (rows, 11, tau))
     unended = torch.randint(0, eos, (rows, 11))
     path, counts = accept(candidates, samples, shape, eos, unended)
-    expected = [accepted_path(c, s, parents, eos, u)
-                for c, s, u in zip(candidates.tolist(), samples.tolist(), unended.tolist(), strict=True)]
+    expected = [
+        accepted_path(c, s, parents, eos, u)
+        for c, s, u in zip(candidates.tolist(), samples.tolist(), unended.tolist(), strict=True)
+    ]
     assert [p[:n] for p, n in zip(path.tolist(), counts.tolist(), strict=True)] == expected
     assert all(not any(p[n:]) for p, n in zip(path.tolist(), counts.tolist(), strict=True))
     assert {len(p) for p in expected} == {0, 1, 2, 3}
@@ -101,7 +120,9 @@ def one_node_distribution(q, children, tau, eos):
     draws = torch.tensor(list(itertools.product(range(len(q)), repeat=tau)))  # [N, tau]
     samples = draws[:, None].expand(-1, len(children) + 1, -1)
     unended = torch.zeros_like(samples[:, :, 0])  # children of one node lead equally far
-    path, counts = accept(torch.tensor(children).expand(len(draws), -1), samples, tree, eos, unended)
+    path, counts = accept(
+        torch.tensor(children).expand(len(draws), -1), samples, tree, eos, unended
+    )
     token = torch.where(counts > 0, torch.tensor(children)[path[:, 0]], draws[:, 0])
     weight = q[draws].prod(-1)
     return torch.zeros(len(q), dtype=torch.float64).index_add_(0, token, weight)
@@ -110,8 +131,8 @@ def one_node_distribution(q, children, tau, eos):
 @pytest.mark.parametrize("tau", [1, 2, 3, 4])
 @pytest.mark.parametrize("children", [[1, 3], [1, 4], [4, 1]])
 def test_distribution_of_one_node(tau, children):
-    """The closed form; tau = 1 is the base distribution whatever the candidates; the distance grows as the theory
-    says."""
+    """The closed form; tau = 1 is the base distribution whatever the candidates; the distance
+    grows as the theory says."""
     q = torch.tensor([0.15, 0.3, 0.15, 0.02, 0.38], dtype=torch.float64)
     out = one_node_distribution(q, children, tau, eos=4)
     going = [c for c in children if c != 4]
@@ -131,39 +152,57 @@ OTHER_DEEP = ((0,), (1,), (2,), (0, 2), (0, 1), (1, 1))  # with the end, 2, amon
 
 
 def ends_in_a_round(paths, all_probs, tau):
-    """Probability that each node of a tree of tokens is emitted, and that the end follows it, by enumerating all draws
-    of a round: two codes, end 2, distributions by the tokens before."""
+    """Probability that each node of a tree of tokens is emitted, and that the end follows it, by
+    enumerating all draws of a round: two codes, end 2, distributions by the tokens before."""
     tree = DraftTree([paths.index(p[:-1]) if p[:-1] else -1 for p in paths])
     nodes, options = [(), *paths], []
     for node in nodes:
         probs = all_probs[node]
         if any(p[:-1] == node for p in paths):
-            rows = [(*s, u, probs[list(s)].prod() * probs[u] / probs[:2].sum())
-                    for s in itertools.product(range(3), repeat=tau) for u in range(2)]
+            rows = [
+                (*s, u, probs[list(s)].prod() * probs[u] / probs[:2].sum())
+                for s in itertools.product(range(3), repeat=tau)
+                for u in range(2)
+            ]
         else:  # nothing is compared with its samples; the first is the next root
             rows = [(*[s] * tau, 0, probs[s]) for s in range(3)]
         options.append(torch.tensor(rows, dtype=torch.float64))
     index = torch.cartesian_prod(*[torch.arange(len(o)) for o in options])
-    draws = torch.stack([o[i] for o, i in zip(options, index.T, strict=True)], dim=1)  # [N, 1 + m, tau + 2]
-    weight, samples, unended = draws[..., -1].prod(-1), draws[..., :tau].long(), draws[..., tau].long()
+    # [N, 1 + m, tau + 2]
+    draws = torch.stack([o[i] for o, i in zip(options, index.T, strict=True)], dim=1)
+    weight, samples, unended = (
+        draws[..., -1].prod(-1),
+        draws[..., :tau].long(),
+        draws[..., tau].long(),
+    )
     tokens = torch.tensor([p[-1] for p in paths])
     path, counts = accept(tokens.expand(len(index), -1), samples, tree, 2, unended)
     found = {}
     for node in nodes:
         place = nodes.index(node)
-        on_path = counts >= len(node) if not node else (counts >= len(node)) & (path[:, len(node) - 1] == place - 1)
+        on_path = (
+            counts >= len(node)
+            if not node
+            else (counts >= len(node)) & (path[:, len(node) - 1] == place - 1)
+        )
         if not (2 in node or on_path.sum() == 0):
             child = tokens[path[:, min(len(node), tree.depth - 1)]]
             following = torch.where(counts > len(node), child, samples[:, place, 0])
-            found[node] = (float(weight[on_path].sum()), float(weight[on_path & (following == 2)].sum()))
+            found[node] = (
+                float(weight[on_path].sum()),
+                float(weight[on_path & (following == 2)].sum()),
+            )
     return found
 
 
 @pytest.mark.parametrize("paths", [DEEP, OTHER_DEEP])
 def test_the_end_keeps_its_distribution_behind_every_node_of_a_deep_tree(paths):
-    """The branch that leads furthest is chosen as if none ended: to prefer what goes on would starve the end."""
+    """The branch that leads furthest is chosen as if none ended: to prefer what goes on would
+    starve the end."""
     rng = torch.Generator().manual_seed(0)
-    all_probs = {node: 0.1 + torch.rand(3, dtype=torch.float64, generator=rng) for node in [(), *paths]}
+    all_probs = {
+        node: 0.1 + torch.rand(3, dtype=torch.float64, generator=rng) for node in [(), *paths]
+    }
     all_probs |= {(0, 0): torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)}
     all_probs = {node: probs / probs.sum() for node, probs in all_probs.items()}
     found = ends_in_a_round(paths, all_probs, 2)
@@ -172,14 +211,24 @@ def test_the_end_keeps_its_distribution_behind_every_node_of_a_deep_tree(paths):
         assert ended / reached == pytest.approx(float(all_probs[node][2]), abs=1e-12), node
 
 
-# ------------------------------------------------------------------------------------------------------------- decoding
+# --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", [
-    SAMPLING, SamplingConfig(temperature=0.7, top_k=4, max_tokens=40), SamplingConfig(temperature=0, max_tokens=40),
-    SamplingConfig(min_tokens=12, max_tokens=30, top_p=0.9)], ids=["plain", "top-k", "greedy", "minimum"])
-@pytest.mark.parametrize("tree", [chain(3), BUSH, random_tree(3), random_tree(4, 40, 3, 8)],
-                         ids=lambda t: f"{len(t.paths)} nodes")
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SAMPLING,
+        SamplingConfig(temperature=0.7, top_k=4, max_tokens=40),
+        SamplingConfig(temperature=0, max_tokens=40),
+        SamplingConfig(min_tokens=12, max_tokens=30, top_p=0.9),
+    ],
+    ids=["plain", "top-k", "greedy", "minimum"],
+)
+@pytest.mark.parametrize(
+    "tree",
+    [chain(3), BUSH, random_tree(3), random_tree(4, 40, 3, 8)],
+    ids=lambda t: f"{len(t.paths)} nodes",
+)
 def test_tau_one_speaks_like_plain_decoding_token_by_token(decoder, prompts, tree, sampling):
     expected = plain(decoder, prompts, sampling, seed=5)
     got = decode(decoder, prompts, Vadusa(1, tree), sampling, seed=5)
@@ -191,15 +240,21 @@ def test_tau_one_speaks_like_plain_decoding_token_by_token(decoder, prompts, tre
 
 
 def test_a_right_draft_is_accepted_whole(decoder, prompts):
-    """Heads that say what the base head will say at temperature 0 make every round as long as the tree is deep."""
-    with torch.no_grad():  # hidden states without content: all heads have one distribution each, all alike
+    """Heads that say what the base head will say at temperature 0 make every round as long as
+    the tree is deep."""
+    # hidden states without content: all heads have one distribution each, all alike
+    with torch.no_grad():
         decoder.norm.weight.zero_()
         decoder.norm.bias.fill_(1.0)
         decoder.heads.block_weight.zero_()
         decoder.heads.block_bias.fill_(-1e4)
         decoder.heads.projection.copy_(decoder.heads.base.weight.T.expand(3, -1, -1))
-    result = decode(decoder, prompts[:1], Vadusa(1, chain(3)), SamplingConfig(temperature=0, max_tokens=13,
-                                                                              min_tokens=20))[0]
+    result = decode(
+        decoder,
+        prompts[:1],
+        Vadusa(1, chain(3)),
+        SamplingConfig(temperature=0, max_tokens=13, min_tokens=20),
+    )[0]
     assert result.emitted == [1, 4, 4, 4] and (result.proposed, result.accepted) == (9, 9)
 
 
@@ -208,9 +263,21 @@ def test_tolerance_has_the_distribution_of_one_node():
     model, tau = tiny_decoder(heads=2, seed=3), 3
     prompt, sampling = Prompt("u", (1, 2, 3), (4,)), SamplingConfig(max_tokens=2, temperature=1.5)
     children = model.heads(states(model, prompt)[-1], 2)[-1].topk(3).indices.tolist()
-    expected = sequence_distribution(model, prompt, sampling, 2, lambda q, prompt, tokens: (
-        one_node_distribution(q, children, tau, EOS) if tokens else q))
-    drawn = decode(model, [prompt], Vadusa(tau, RankTree(((0,), (1,), (2,)))), sampling, seed=1, group_size=6000)
+    expected = sequence_distribution(
+        model,
+        prompt,
+        sampling,
+        2,
+        lambda q, prompt, tokens: one_node_distribution(q, children, tau, EOS) if tokens else q,
+    )
+    drawn = decode(
+        model,
+        [prompt],
+        Vadusa(tau, RankTree(((0,), (1,), (2,)))),
+        sampling,
+        seed=1,
+        group_size=6000,
+    )
     assert goodness(drawn, expected, EOS) > FALSE_ALARM
     assert sum(p * len(drawn) >= 10 for p in expected.values()) > 50
 

@@ -15,7 +15,7 @@ SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 CODES = 12
 
 
-# ---------------------------------------------------------------------------------------------------------- transitions
+# --------------------------------------------------------------------------------------------------
 
 UTTERANCES = [[0, 1, 1, 2], [0, 1, 0], [3]]
 
@@ -26,13 +26,25 @@ def transitions(alpha=0.01, codes=4):
 
 def matrix(table):
     """Q of all states, from row to column."""
-    return table.log_prob(torch.arange(table.states)[None], torch.arange(table.states - 1)[None])[0].exp()
+    return table.log_prob(torch.arange(table.states)[None], torch.arange(table.states - 1)[None])[
+        0
+    ].exp()
 
 
 def test_bigrams_with_ends_and_starts_counted_by_hand():
     keys, counts = count_bigrams(UTTERANCES, 4)
     found = {(int(k) // 6, int(k) % 6): int(c) for k, c in zip(keys, counts, strict=True)}
-    assert found == {(5, 0): 2, (5, 3): 1, (0, 1): 2, (1, 1): 1, (1, 2): 1, (1, 0): 1, (0, 4): 1, (2, 4): 1, (3, 4): 1}
+    assert found == {
+        (5, 0): 2,
+        (5, 3): 1,
+        (0, 1): 2,
+        (1, 1): 1,
+        (1, 2): 1,
+        (1, 0): 1,
+        (0, 4): 1,
+        (2, 4): 1,
+        (3, 4): 1,
+    }
 
 
 def test_smoothed_rows_are_distributions_and_the_formula_holds():
@@ -40,7 +52,11 @@ def test_smoothed_rows_are_distributions_and_the_formula_holds():
     q = matrix(transitions(alpha))
     assert torch.allclose(q.sum(-1), torch.ones(6), atol=1e-6)
     assert q[4].tolist() == [0, 0, 0, 0, 1]  # behind the end only the end
-    for i, (row, total) in {0: ([0, 2, 0, 0, 1], 3), 5: ([2, 0, 0, 1, 0], 3), 1: ([1, 1, 1, 0, 0], 3)}.items():
+    for i, (row, total) in {
+        0: ([0, 2, 0, 0, 1], 3),
+        5: ([2, 0, 0, 1, 0], 3),
+        1: ([1, 1, 1, 0, 0], 3),
+    }.items():
         expected = (torch.tensor(row) + alpha) / (total + alpha * 5)
         assert torch.allclose(q[i], expected, atol=1e-6)
 
@@ -52,7 +68,7 @@ def test_transitions_that_cannot_be_counted():
         count_bigrams([], 4)
 
 
-# ----------------------------------------------------------------------------------------------------------- the choice
+# --------------------------------------------------------------------------------------------------
 
 
 def all_probs(n, vocabulary, seed):
@@ -67,18 +83,23 @@ def test_choice_equals_brute_force_over_the_union(n, k, seed):
     probs[:, :, 4] *= [0.02, 1, 3, 0][seed % 4]  # ends: hardly, sometimes, often, never
     tokens, score = choose(probs, probs.topk(k).indices, table)
     for b in range(2):
-        path, weight, _ = best_path(probs[b].tolist(), matrix(table)[:5].tolist(), probs[b].topk(k).indices.tolist())
+        path, weight, _ = best_path(
+            probs[b].tolist(), matrix(table)[:5].tolist(), probs[b].topk(k).indices.tolist()
+        )
         assert math.exp(float(score[b])) == pytest.approx(weight, rel=1e-4)
         assert tokens[b].tolist() == path
 
 
-# ------------------------------------------------------------------------------------------------------------- decoding
+# --------------------------------------------------------------------------------------------------
 
 
 def spoken_table(alpha=0.5):
     rng = random.Random(0)
-    return Transitions(*count_bigrams([[rng.randrange(CODES) for _ in range(20)] for _ in range(30)], CODES),
-                       CODES + 2, alpha)
+    return Transitions(
+        *count_bigrams([[rng.randrange(CODES) for _ in range(20)] for _ in range(30)], CODES),
+        CODES + 2,
+        alpha,
+    )
 
 
 def test_nothing_follows_an_end_in_any_path():
@@ -86,7 +107,8 @@ def test_nothing_follows_an_end_in_any_path():
     for seed in range(200):
         probs = all_probs(4, 13, seed)
         probs[:, :, 12] *= 3
-        if seed % 2:  # as behind top-k: zeros in the lattice, but the best of every head is possible
+        # as behind top-k: zeros in the lattice, but the best of every head is possible
+        if seed % 2:
             probs.masked_fill_(probs < probs.topk(2).values[..., -1:], 0)
         tokens, score = choose(probs, probs.topk(6).indices, table)
         assert score.isfinite().all()

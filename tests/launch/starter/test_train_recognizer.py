@@ -1,4 +1,5 @@
-"""Training of the recogniser on an encoder's states: it learns, resumes, keeps what the encoder said, refuses."""
+"""Training of the recogniser on an encoder's states: it learns, resumes, keeps what the encoder
+said, refuses."""
 
 import json
 import shutil
@@ -36,13 +37,22 @@ def spoken(text: str) -> np.ndarray:
 
 def write_spoken(folder, name: str, count: int, seed: int):
     rng = np.random.default_rng(seed)
-    texts = [" ".join("".join(rng.choice(["a", "b"], rng.integers(1, 4))) for _ in range(2)) for _ in range(count)]
-    return write_manifest(folder / name, [{"text": t} for t in texts], [spoken(t) for t in texts], name=f"{name}.jsonl")
+    texts = [
+        " ".join("".join(rng.choice(["a", "b"], rng.integers(1, 4))) for _ in range(2))
+        for _ in range(count)
+    ]
+    return write_manifest(
+        folder / name,
+        [{"text": t} for t in texts],
+        [spoken(t) for t in texts],
+        name=f"{name}.jsonl",
+    )
 
 
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory):
-    """Manifests to train on and to validate; what the encoder says of a recording is kept for all tests."""
+    """Manifests to train on and to validate; what the encoder says of a recording is kept for
+    all tests."""
     folder, said, hears = tmp_path_factory.mktemp("speech"), {}, train_recognizer.encoder_states
 
     def kept(encoder, samples, rate):
@@ -60,18 +70,32 @@ SHAPE = ["model.hidden_size=16", "model.dilations=[1,2]"]
 
 def settings(speech, out, **changes) -> dict:
     train, dev = map(str, speech)
-    return dict(train_manifest=train, dev_manifest=dev, out=str(out), longest_span=2, bf16=False, half_weights=False,
-                **SMALL) | changes
+    return (
+        dict(
+            train_manifest=train,
+            dev_manifest=dev,
+            out=str(out),
+            longest_span=2,
+            bf16=False,
+            half_weights=False,
+            **SMALL,
+        )
+        | changes
+    )
 
 
 def config_of(speech, out, **changes) -> TrainEncoderRecognizerConfig:
-    return TrainEncoderRecognizerConfig(**settings(speech, out, **changes),
-                                        model=EncoderRecognizerConfig(hidden_size=16, dilations=(1, 2)))
+    return TrainEncoderRecognizerConfig(
+        **settings(speech, out, **changes),
+        model=EncoderRecognizerConfig(hidden_size=16, dilations=(1, 2)),
+    )
 
 
 def test_the_command_learns_and_leaves_everything_behind(speech, tmp_path):
     out = tmp_path / "ear"
-    options = settings(speech, out, max_steps=120, eval_steps=60, save_steps=60, half_weights="true")
+    options = settings(
+        speech, out, max_steps=120, eval_steps=60, save_steps=60, half_weights="true"
+    )
     main([*arguments(options), *SHAPE])
     ear = load_recognizer(f"encoder:{out}")
     assert isinstance(ear, EncoderRecognizer) and ear.config.dilations == (1, 2)
@@ -85,7 +109,9 @@ def test_the_command_learns_and_leaves_everything_behind(speech, tmp_path):
     assert not (out / "states").exists()  # a hundred times the size of the model
 
 
-def test_resumed_training_equals_one_that_never_stopped_and_the_encoder_hears_once(speech, tmp_path, monkeypatch):
+def test_resumed_training_equals_one_that_never_stopped_and_the_encoder_hears_once(
+    speech, tmp_path, monkeypatch
+):
     whole, out = run(config_of(speech, tmp_path / "whole")), tmp_path / "halves"
     monkeypatch.setattr(train_recognizer, "SHARD", 10)
     monkeypatch.setattr(train_recognizer.shutil, "rmtree", lambda folder: None)
@@ -97,7 +123,9 @@ def test_resumed_training_equals_one_that_never_stopped_and_the_encoder_hears_on
     sorted((out / "states").glob("*.npy"))[1].unlink()
     heard = []
     hears = train_recognizer.encoder_states
-    monkeypatch.setattr(train_recognizer, "encoder_states", lambda *of: heard.append(1) or hears(*of))
+    monkeypatch.setattr(
+        train_recognizer, "encoder_states", lambda *of: heard.append(1) or hears(*of)
+    )
     assert run(config_of(speech, out)).checksum() == whole.checksum()
     assert 0 < len(heard) <= 10
     assert run(config_of(speech, tmp_path / "other", seed=1)).checksum() != whole.checksum()
@@ -110,11 +138,15 @@ def test_what_training_sees_of_an_utterance_is_its_address_alone(speech, tmp_pat
     texts = StateTexts(recordings, kept, config)
     first, again, later = (texts[e, 0]["frames"] for e in (0, 0, 1))
     assert np.array_equal(first, again) and not np.array_equal(first, later) and kept[0].all()
-    assert "".join(" abcdefghijklmnopqrstuvwxyz'"[s - 1] for s in texts[0, 0]["text"]) == recordings[0].text
+    assert (
+        "".join(" abcdefghijklmnopqrstuvwxyz'"[s - 1] for s in texts[0, 0]["text"])
+        == recordings[0].text
+    )
     seen = np.stack([texts[e, 0]["frames"] for e in range(60)])
     spans = (seen == 0).all(-1).sum(-1)
     assert spans.min() == 1 and spans.max() == 4  # one span in a hundred states
-    assert seen[(seen != 0).any(-1)].mean() == pytest.approx(1.0, abs=0.01)  # the rest grows by what is hidden
+    # the rest grows by what is hidden
+    assert seen[(seen != 0).any(-1)].mean() == pytest.approx(1.0, abs=0.01)
     assert (seen[(seen != 0).any(-1)] == 0).mean() == pytest.approx(0.25, abs=0.01)
 
 
@@ -126,13 +158,27 @@ def test_what_does_not_belong_together_is_refused(speech, tmp_path, monkeypatch)
     [file] = (tmp_path / "states").glob("*.npy")
     np.save(file, np.load(file)[:-3])
     for error, message, ask in (
-        (CheckpointError, "another recogniser.*resume=false",
-         lambda: run(TrainEncoderRecognizerConfig(**settings(speech, out)))),
-        (DataError, "absent.jsonl", lambda: run(config_of((tmp_path / "absent.jsonl", speech[1]), tmp_path / "x"))),
-        (TextError, r"does not know the characters \[' '\]", lambda: StateTexts(recordings, [], small_alphabet)),
+        (
+            CheckpointError,
+            "another recogniser.*resume=false",
+            lambda: run(TrainEncoderRecognizerConfig(**settings(speech, out))),
+        ),
+        (
+            DataError,
+            "absent.jsonl",
+            lambda: run(config_of((tmp_path / "absent.jsonl", speech[1]), tmp_path / "x")),
+        ),
+        (
+            TextError,
+            r"does not know the characters \[' '\]",
+            lambda: StateTexts(recordings, [], small_alphabet),
+        ),
         (ConfigError, "dropout must be", lambda: config_of(speech, out, dropout=1.0)),
-        (CheckpointError, r"holds \d+ states where \d+ belong; remove it",
-         lambda: kept_states(recordings, tmp_path / "states")),
+        (
+            CheckpointError,
+            r"holds \d+ states where \d+ belong; remove it",
+            lambda: kept_states(recordings, tmp_path / "states"),
+        ),
     ):
         with pytest.raises(error, match=message):
             ask()
@@ -149,10 +195,12 @@ def test_rows_that_cannot_be_trained_on(speech, caplog):
     path.write_text("\n".join([json.dumps(good)] * 20 + [json.dumps(fast)]))
     assert len(load_recordings(path)) == 20
     assert "fast.jsonl:21" in caplog.text and "too short" in caplog.text
-    for bad, error, message in ((fast, DataError, r"(?s)cannot be aligned.*fast\.jsonl:1: .*too short"),
-                                (good | {"text": "…"}, DataError, r"fast\.jsonl:1: .*no words"),
-                                (good | {"audio": "no.wav"}, AudioError, r"fast\.jsonl:1: .*no\.wav"),
-                                ({"text": "a"}, DataError, r"fast\.jsonl:1: fields missing")):
+    for bad, error, message in (
+        (fast, DataError, r"(?s)cannot be aligned.*fast\.jsonl:1: .*too short"),
+        (good | {"text": "…"}, DataError, r"fast\.jsonl:1: .*no words"),
+        (good | {"audio": "no.wav"}, AudioError, r"fast\.jsonl:1: .*no\.wav"),
+        ({"text": "a"}, DataError, r"fast\.jsonl:1: fields missing"),
+    ):
         path.write_text(json.dumps(bad))
         with pytest.raises(error, match=message):
             load_recordings(path)

@@ -44,7 +44,8 @@ class ScaledAdam(Optimizer):
         betas: decay of the first and second moments.
         clipping_scale: clip gradients above this multiple of the median norm; None = no clipping.
         clipping_update_period: how many steps the median looks back.
-        scalar_lr_scale: step of the learned scale, and of tensors with a single element, relative to lr.
+        scalar_lr_scale: step of the learned scale, and of tensors with a single element, relative
+            to lr.
         min_rms: RMS below which a tensor is no longer treated as smaller.
         max_rms: RMS that a tensor may not grow beyond.
     """

@@ -41,7 +41,8 @@ NO_DEVICE = re.compile(
 )
 # Messages of gloo, NCCL and torch's stores for another process that is gone or does not answer.
 GONE = re.compile(
-    r"gloo|nccl|connection (closed|reset|refused|was)|failed to (recv|send|connect)|timed? ?out|socket|"
+    r"gloo|nccl|connection (closed|reset|refused|was)|failed to (recv|send|connect)|"
+    r"timed? ?out|socket|"
     r"monitoredBarrier|broken pipe",
     re.IGNORECASE,
 )

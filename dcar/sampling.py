@@ -263,7 +263,7 @@ def repetition_aware(logits: Tensor, history: Tensor, config: SamplingConfig) ->
     repeated, it draws from f instead, without u where repetition_mask. Summing over u, with the set
     R of repeated tokens:
 
-        q(v) = n(v) [v not in R] + f(v) sum_{u in R} n(u)                                  without the mask
+        q(v) = n(v) [v not in R] + f(v) sum_{u in R} n(u)                without the mask
         q(v) = n(v) [v not in R] + f(v) sum_{u in R, u != v} n(u) / (1 - f(u))             with it
 
     Where f(u) = 1 nothing but u can be drawn, masked or not: there q(u) = n(u) = 1 (CosyVoice's

@@ -62,8 +62,10 @@ class MultiTokenHeads(PredictionHeads):
         vocab_size: output ids (speech codes and EOS).
         num_heads: K, base head included.
         blocks: residual blocks per additional head.
-        share_blocks: apply one block `blocks` times, as Medusa's released code does by accident (`[block] * n`).
-        zero_init: start the blocks' weights at zero (Medusa), so that every head begins near a linear one.
+        share_blocks: apply one block `blocks` times, as Medusa's released code does by accident
+            (`[block] * n`).
+        zero_init: start the blocks' weights at zero (Medusa), so that every head begins near a
+            linear one.
         base_bias: give the base head a bias, as some pretrained output layers have.
     """
 

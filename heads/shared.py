@@ -1,7 +1,8 @@
 """Shared heads: one stack of residual blocks for all offsets, conditioned on how far ahead it
 predicts.
 
-    z_k = h + e_k;   for each block  z_k <- z_k + Down(SiLU(Up(z_k) (1 + s_k) + b_k));   logits_k = Out(LayerNorm(z_k))
+    z_k = h + e_k;   for each block  z_k <- z_k + Down(SiLU(Up(z_k) (1 + s_k) + b_k))
+    logits_k = Out(LayerNorm(z_k))
 
 Head 1 (the base head) is a linear layer, as in `heads.multi_token`. Only e_k [D] and, in every
 block, s_k and b_k [w] belong to one offset; a step reads all other weights once for all k tokens,

@@ -1,7 +1,7 @@
 """`dcar distil`: training sentences as a decoder speaks them, to train a decoder on that predicts
 many tokens at once.
 
-    dcar distil --config distil_starter                    # the shipped corpus, spoken by the shipped decoder
+    dcar distil --config distil_starter     # the shipped corpus, spoken by the shipped decoder
     dcar distil data=runs/prepared decoder=runs/car out=runs/distilled
     accelerate launch -m launch.distil data=runs/prepared decoder=runs/car out=runs/distilled
     dcar train --config car_starter:distilled data=runs/distilled init_from=runs/car

@@ -122,9 +122,12 @@ def transcribe(records: Sequence[RolloutRecord], recognizer: Recognizer) -> None
     ready = [
         r for r in records if r.wave is not None and r.transcript is None and r.failure is None
     ]
-    for record, text in told(
-        ready, lambda rows: recognizer.transcribe([r.wave for r in rows], rows[0].sample_rate)
-    ):  # type: ignore[misc]
+
+    def texts(rows: Sequence[RolloutRecord]) -> list[str]:
+        waves = [r.wave for r in rows if r.wave is not None]
+        return recognizer.transcribe(waves, rows[0].sample_rate)
+
+    for record, text in told(ready, texts):
         record.hear(text)
     for record in ready:
         if record.is_silent:

@@ -1,6 +1,7 @@
 """The maths of DCPO: advantages, clipped surrogate, exact KL (paper eq. 2–4).
 
-    J = 1/G Σ_i 1/M_i Σ_m { min(ρ A_i, clip(ρ, 1 − ε, 1 + ε) A_i) − β KL(π_θ ‖ π_ref) },  ρ = π_θ(a_m) / π_old(a_m)
+    J = 1/G Σ_i 1/M_i Σ_m { min(ρ A_i, clip(ρ, 1 − ε, 1 + ε) A_i) − β KL(π_θ ‖ π_ref) }
+    ρ = π_θ(a_m) / π_old(a_m)
 
 Shapes: R rollouts (groups of G adjacent rows), M decisions of the longest rollout, K actions (chunk
 sizes 1..K; action index 0 keeps one token), S speech positions. A rollout's positions without a

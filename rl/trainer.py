@@ -96,8 +96,10 @@ class Prepared:
 class DCPOTrainer(ResilientTrainer):
     """Trains a chunk policy on rollouts of a frozen decoder.
 
-        trainer = DCPOTrainer(model="starter", reward_funcs=["token_likelihood", my_reward], args=args,
-                              train_dataset=dataset, decoder="starter")
+        trainer = DCPOTrainer(
+            model="starter", reward_funcs=["token_likelihood", my_reward], args=args,
+            train_dataset=dataset, decoder="starter",
+        )
 
     model: a policy, or its folder; None: a new one, as `args.policy_…` say. reward_funcs: one or
     several of built-in names, dotted paths and functions `(completions, **columns) -> list[float]`

@@ -25,6 +25,7 @@ def run(*command: str, within: Path = ROOT, status: int = 0) -> str:
 
 def test_style() -> None:
     run("-m", "ruff", "check", "--no-cache", ".")
+    run("-m", "ruff", "format", "--check", "--no-cache", ".")
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Recipes: YAML files of settings, by path or, if they ship, by name; `NAME:VARIANT` takes one of a
 recipe's variants.
 
-    dcar train --config car_starter                     # launch/recipes/car_starter.yaml, from any folder
+    dcar train --config car_starter    # launch/recipes/car_starter.yaml, from any folder
     dcar train --config launch/recipes/car_starter.yaml:far
     dcar train --config mine.yaml
 

@@ -3,15 +3,15 @@ file and line.
 
 | kind | what is at `path` | split comes from |
 | --- | --- | --- |
-| folder | recordings, `NAME.wav` beside `NAME.txt`; or a table with a header (CSV, TSV) | folder or column, if there |
-| starter | the corpus shipped with the project (default), or a folder of parquet files like it | file name |
-| ljspeech | folder with `metadata.csv` (`id|text|normalized`) and `wavs/` | lists of ids, if there |
-| jsonl | manifest(s): `id, audio, text, speaker[, prompt_audio, prompt_text, split]` | row or file name |
-| libritts | `subset/speaker/chapter/*.wav` with `.normalized.txt` beside each (or one subset) | subset |
+| folder | recordings, `NAME.wav` and `NAME.txt`; or a table (CSV, TSV) | folder, or column |
+| starter | the shipped corpus (default), or a folder of parquet files like it | file name |
+| ljspeech | folder with `metadata.csv` (`id|text|normalized`) and `wavs/` | lists of ids |
+| jsonl | `id, audio, text, speaker[, prompt_audio, prompt_text, split]` | row or file name |
+| libritts | `subset/speaker/chapter/*.wav` and `.normalized.txt` (or one subset) | subset |
 | libriheavy, lhotse | cut manifest(s), `*.jsonl` or `*.jsonl.gz` | file name |
-| unicats | list `utterance-id prompt-id` of LibriTTS ids; `audio_root` is the LibriTTS folder | test |
+| unicats | list `utterance-id prompt-id`; `audio_root` is the LibriTTS folder | test |
 | seed-tts-eval | `meta.lst`: `id|prompt text|prompt wav|text[|wav]` | test |
-| datasets | Hugging Face `save_to_disk` folder, parquet file(s), or hub name (`org/name[:config]`) | split or folder |
+| datasets | `save_to_disk` folder, parquet file(s), `org/name[:config]` | split or folder |
 
 Reading never stops at a bad row: what no row may hold, whatever its format, is found here, behind
 every reader, and a reader that cannot go on ends with a bad row as well. `read_corpus` returns

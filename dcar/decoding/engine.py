@@ -391,9 +391,11 @@ def decode(
         model: decoder in eval mode; its device and dtype are used.
         method: what is proposed and what is kept (a `ChunkMethod`, or a verifier of `eval`).
         seed: with it, every draw is addressed by utterance id, member of the group, and position.
-        share_token_draws: give the members of a group common random numbers for tokens (actions keep their own).
-        record_hidden: return the hidden states of all consumed positions on the model's device, and what decisions
-            after the draw saw: ordinary tensors that a policy can be trained on.
+        share_token_draws: give the members of a group common random numbers for tokens; actions
+            keep their own.
+        record_hidden: return the hidden states of all consumed positions, on the model's device,
+            and the features that decisions after the draw read: ordinary tensors, on which a
+            policy can be trained.
         batch_size: utterances decoded at once (times group_size rows); no effect on the tokens.
 
     Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been

@@ -3,7 +3,7 @@ follow it.
 
     reader = reader_of(decoder)
     cache, hidden = reader.prefill(*batch_of(prompts, config, device))
-    hidden = reader.read(cache, tokens)             # [B, m] -> [B, m, D]; the caller moves cache.lengths on
+    hidden = reader.read(cache, tokens)     # [B, m] -> [B, m, D]; the caller moves cache.lengths on
     logits = reader.heads(hidden[:, -1], k)         # [B, k, V + 1]
 
 The layers are run on the ragged cache of heads/layers.py, with the operations of one backend.

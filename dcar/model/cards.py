@@ -35,6 +35,7 @@ def model_card(
     run = source.get("config") or {}
     chosen = ", ".join(f"{name} {run[name]}" for name in settings if name in run)
     listed = "\n".join(f"- {name}: {value}" for name, value in facts)
+    steps, processes = source.get("steps", "?"), source.get("processes", "?")
     return f"""---
 library_name: dcar
 tags: [{", ".join(["text-to-speech", "chunk-wise-autoregressive", *tags])}]
@@ -45,7 +46,7 @@ license: {license}
 {summary}
 
 {listed}
-- run: {source.get("steps", "?")} steps on {source.get("processes", "?")} process(es), {source.get("revision", "?")}
+- run: {steps} steps on {processes} process(es), {source.get("revision", "?")}
 - settings: {chosen or "not recorded"}
 
 | metric ({metrics_of}) | value |

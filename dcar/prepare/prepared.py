@@ -1,9 +1,11 @@
 """A prepared corpus on disk: its columns, how it is written (whole or not at all) and read
 (checked).
 
-<dir>/prepared.json      corpus, tokenizer name and checksum, phoneme inventory version, counts, digests of the files
-<dir>/{train,dev,test}/  Hugging Face datasets with the columns of `features()`, and columns.feather: a few numbers a
-                         row, with which commands choose the rows that they read (dcar/prepare/columns.py)
+<dir>/prepared.json      corpus, name and checksum of the tokenizer, version of the phonemes,
+                         counts, digests of the files
+<dir>/{train,dev,test}/  Hugging Face datasets with the columns of `features()`, and
+                         columns.feather: a few numbers for each row, by which commands choose the
+                         rows that they read (columns.py)
 
 Ids are stored in the smallest unsigned integers that hold their vocabulary. Loading a split
 compares the sizes of its files with prepared.json and, once a process, the digests of those below
@@ -182,11 +184,16 @@ def _describe_dataset(folder: Path, columns: datasets.Features, made_from: str) 
     import datasets
 
     datasets.DatasetInfo(features=columns).write_to_directory(str(folder))
-    write_json(folder / "state.json", {
-        "_data_files": [{"filename": TABLE}], "_fingerprint": hashlib.sha256(made_from.encode()).hexdigest()[:16],
-        "_format_columns": None, "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False,
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": TABLE}],
+        "_fingerprint": hashlib.sha256(made_from.encode()).hexdigest()[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
         "_split": None,
-    })  # fmt: skip
+    }
+    write_json(folder / "state.json", state)
 
 
 def partial_folder(out: Path) -> Path:

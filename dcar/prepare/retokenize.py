@@ -1,7 +1,7 @@
 """`dcar prepare mode=retokenize`: a prepared corpus with a language model's own text tokens in the
 place of phonemes.
 
-    dcar prepare mode=retokenize data=runs/prepared decoder=runs/cosyvoice2 out=runs/prepared_cosyvoice2
+    dcar prepare mode=retokenize data=runs/prepared decoder=runs/cosyvoice2 out=runs/prepared_2
 
 Everything behind it (training, DCPO, comparison) reads it as any other.
 """

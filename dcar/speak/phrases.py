@@ -35,9 +35,12 @@ _ENGLISH = frozenset("the and to that this with for you they have are from it my
 # ones.
 _FOREIGN = frozenset(
     """
-    und der das nicht ist ich sie wir mit ein eine einen auf für aber auch dem zu von sich wie haben wird sind
-    le les une est et dans pas que qui nous vous avec sur du des je il elle ce cette ne au mais ou sont
-    el los las por una para como pero más muy del es en lo su se yo está gli di che non sono della nel questo anche più
+    und der das nicht ist ich sie wir mit ein eine einen auf für aber auch dem zu von sich
+    wie haben wird sind
+    le les une est et dans pas que qui nous vous avec sur du des je il elle ce cette ne au mais
+    ou sont
+    el los las por una para como pero más muy del es en lo su se yo está gli di che non sono
+    della nel questo anche più
     het een niet maar ook zijn wij naar voor dat uma não com você seu sua
 """.split()
 )

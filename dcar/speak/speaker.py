@@ -88,7 +88,7 @@ class Spoken:
 class Speaker:
     """Text-to-speech with a decoder, policy, tokenizer and vocoder that belong together.
 
-    model = dcar.load("starter")                          # or your own: "runs/car", policy="runs/policy"
+    model = dcar.load("starter")                          # or "runs/car", policy="runs/policy"
     model.generate("The tide came in.", prompt="voice.wav").save("out.wav")
     model.generate("Longer chunks.", policy="starter", dial=0.5, temperature=0.8, seed=1)
     for piece in model.stream("The tide came in."):       # samples as they become available
@@ -189,10 +189,9 @@ class Speaker:
             if method == "far":
                 other.decoder = self._far()
             other.method = make_method(method, policy, other.decoder, dial, num_candidates)
-        changed = {"temperature": temperature, "top_k": top_k}
-        other.sampling = replace(
-            self.sampling, **{k: v for k, v in changed.items() if v is not None}
-        )  # type: ignore
+        settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
+        changed = {name: value for name, value in settings.items() if value is not None}
+        other.sampling = replace(self.sampling, **changed)
         other.seed = self.seed if seed is None else seed
         return other
 

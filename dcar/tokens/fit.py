@@ -2,7 +2,8 @@
 carry.
 
     dcar fit-tokenizer corpus=starter path=dcar/assets/starter_corpus out=dcar/assets/tokenizer
-    dcar fit-tokenizer encoder=hubert:/models/hubert-large-ll60k vocab_size=2048 sample_hours=73 max_frames=1000000 \
+    dcar fit-tokenizer encoder=hubert:/models/hubert-large-ll60k vocab_size=2048 sample_hours=73 \\
+        max_frames=1000000 \\
         standardize=false corpus=libritts path=/data/LibriTTS out=runs/hubert-km2048
 
 The papers quantise HuBERT-Large (second line); the default encoder is whisper-base's, because it

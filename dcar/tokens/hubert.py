@@ -1,7 +1,8 @@
 """HuBERT states and their k-means codes: the papers' speech tokens (HuBERT-Large, last layer, 2048
 codes, 50 Hz).
 
-    dcar fit-tokenizer encoder=hubert:facebook/hubert-large-ll60k vocab_size=2048 sample_hours=73 max_frames=1000000 \
+    dcar fit-tokenizer encoder=hubert:facebook/hubert-large-ll60k vocab_size=2048 sample_hours=73 \\
+        max_frames=1000000 \\
         standardize=false corpus=libritts path=/data/LibriTTS out=runs/hubert-km2048
 
 Departures from fairseq's simple_kmeans: the waveform is padded by 80 zeros, so that there are

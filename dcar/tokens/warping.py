@@ -3,7 +3,8 @@
 Dynamic time warping over the distances d of the tokenizer's centroids, in the symmetric form of
 Sakoe & Chiba (1978):
 
-    D(i, j) = min(D(i−1, j) + d(i, j),  D(i−1, j−1) + 2 d(i, j),  D(i, j−1) + d(i, j)),   distance = D(n, m) / (n + m)
+    D(i, j) = min(D(i−1, j) + d(i, j),  D(i−1, j−1) + 2 d(i, j),  D(i, j−1) + d(i, j))
+    distance = D(n, m) / (n + m)
 
 so that every path weighs n + m. d is the Euclidean distance of two centroids, divided by the mean
 over all pairs of different codes: 0 is the same speech, token by token but for their lengths; 1 is

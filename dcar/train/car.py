@@ -3,7 +3,8 @@
     accelerate launch -m dcar.train --config launch/recipes/car_starter.yaml out=runs/car
     dcar train --config launch/recipes/car_starter.yaml max_steps=2000
 
-    accelerate launch -m dcar.train backbone.path=runs/cosyvoice2 backbone.train=lora data=… out=runs/car_lora
+    accelerate launch -m dcar.train backbone.path=runs/cosyvoice2 backbone.train=lora \\
+        data=… out=runs/car_lora
 
 The last line trains heads on a pretrained language model (dcar/model/backbones) with LoRA, frozen,
 or jointly.

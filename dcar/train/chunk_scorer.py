@@ -1,7 +1,7 @@
 """Train a chunk scorer: how well the tokens of a chunk go together (heads/chunk_scorer.py), on a
 frozen decoder.
 
-    dcar train-chunk-scorer --config launch/recipes/chunk_scorer_starter.yaml decoder=runs/car out=runs/chunk_scorer
+    dcar train-chunk-scorer --config chunk_scorer_starter decoder=runs/car out=runs/chunk_scorer
     accelerate launch -m dcar.train.chunk_scorer --config launch/recipes/chunk_scorer_starter.yaml
 
 At a share of the positions of every utterance the decoder's heads sample a chunk (temperature 1,

@@ -278,8 +278,8 @@ class ResilientTrainer(Trainer):
         made = super().create_scheduler(num_training_steps, optimizer)
         self._groups = [
             {k: v for k, v in group.items() if k != "params" and not torch.is_tensor(v)}
-            for group in self.optimizer.param_groups
-        ]  # type: ignore[union-attr]
+            for group in self.optimizer.param_groups  # type: ignore[union-attr]
+        ]
         return made
 
     def check_resume(self, checkpoint: Path) -> bool:

@@ -3,7 +3,7 @@ other projects'.
 
 | setting | speaks | needs |
 | --- | --- | --- |
-| `starter` or a folder | tokens of the tokenizer it was trained on (`dcar.vocoder.model.TokenVocoder`) | – |
+| `starter` or a folder | tokens of the tokenizer it was trained on (`TokenVocoder`) | – |
 | `xcodec2:FOLDER` | X-codec2 codes | transformers |
 | `speechtokenizer:FOLDER` | first layer of SpeechTokenizer | package speechtokenizer |
 | `cosyvoice:FOLDER` | S³ tokens, in the voice of a prompt | CosyVoice on PYTHONPATH |

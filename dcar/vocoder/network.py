@@ -1,9 +1,9 @@
 """The vocoder: speech tokens + a voice -> 24 kHz waveform, on one CPU thread far faster than real
 time.
 
-    tokens + voice ── acoustic model ──>        log-mel, F0, voicing          (dcar/vocoder/acoustic.py)
-    log-mel + voice ── equaliser ──>            log-mel, as bright as the prompt  (dcar/vocoder/equalizer.py)
-    log-mel + pitch ── renderer, 100 Hz ── inverse STFT ──> wave              (dcar/vocoder/renderer.py)
+    tokens + voice ── acoustic model ──>        log-mel, F0, voicing     (acoustic.py)
+    log-mel + voice ── equaliser ──>            log-mel, as bright as the prompt   (equalizer.py)
+    log-mel + pitch ── renderer, 100 Hz ── inverse STFT ──> wave   (renderer.py)
 
 Two networks, because they learn different things from different amounts of data. What a token
 sounds like in a voice takes hours of speech, but a spectrogram is target enough: no waves, no

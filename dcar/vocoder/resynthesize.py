@@ -2,7 +2,8 @@
 as training speech for the reward recogniser (which must know the sound of the vocoder) and for
 measuring what tokens and vocoder lose.
 
-    dcar prepare mode=resynthesize data=runs/prepared split=train vocoder=runs/vocoder/export out=runs/resynthesis
+    dcar prepare mode=resynthesize data=runs/prepared split=train \\
+        vocoder=runs/vocoder/export out=runs/spoken
 
 The result is a corpus of kind jsonl: a manifest `<out>/train.jsonl` and recordings
 `<out>/train/NUMBER.wav`. `dcar score audio=<out>/train.jsonl` measures it.

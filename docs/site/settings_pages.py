@@ -24,7 +24,8 @@ def cell(text: str) -> str:
 
 def code(text: str) -> str:
     """A text as code inside of a table."""
-    return f"<code>{html.escape(text).replace('|', '&#124;').replace('*', '&#42;').replace('_', '&#95;')}</code>"
+    escaped = html.escape(text).replace("|", "&#124;").replace("*", "&#42;").replace("_", "&#95;")
+    return f"<code>{escaped}</code>"
 
 
 def row(s: Setting) -> str:

@@ -2,8 +2,8 @@
 Tables 2 and 3)
 
     dcar fit-verifiers --config verifiers_starter:mel decoder=starter data=starter
-    dcar analyse what=swap data=starter decoder=starter statistics=runs/verifiers_mel theta=[0.6,0.42,0.3] \\
-      theta_mel=[0.98,0.95,0.9]
+    dcar analyse what=swap data=starter decoder=starter statistics=runs/verifiers_mel \\
+        theta=[0.6,0.42,0.3] theta_mel=[0.98,0.95,0.9]
 
 Texts are spoken by next-token decoding (`car-1`). Then every token whose own group G(t) has other
 members gives way to one of these, drawn uniformly and without regard to the model's probabilities.

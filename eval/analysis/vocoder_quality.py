@@ -1,7 +1,8 @@
 """`dcar analyse what=vocoder`: what tokens and vocoder lose of words and voices, before any decoder
 adds errors of its own.
 
-    dcar analyse what=vocoder data=runs/prepared vocoder=runs/vocoder/export split=test out=runs/vocoder_quality
+    dcar analyse what=vocoder data=runs/prepared vocoder=runs/vocoder/export \\
+        split=test out=runs/vocoder_quality
 
 The split's recordings and their own tokens, spoken by the vocoder in the voice of another utterance
 of the speaker, are transcribed. A resynthesis is of the right voice if its speaker embedding is

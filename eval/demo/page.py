@@ -27,14 +27,16 @@ from eval.report.listen import spectrum_picture
 
 logger = logging.getLogger(__name__)
 
-STYLE = """@media (max-width: 640px) {  /* on a phone a picture keeps its size, so that it can be read, and scrolls */
+STYLE = """/* on a phone a picture keeps its size, so that it can be read, and scrolls */
+@media (max-width: 640px) {
   .picture .image-frame { overflow-x: auto; justify-content: flex-start !important; }
   .picture img { width: 46rem !important; max-width: none !important; height: auto !important; }
 }"""
 EXAMPLE = "The tide came in before the boats were ready."
 INTRODUCTION = """# DCAR: how many tokens a step?
-Let two methods say the same sentence, and listen to what speed costs. All speech is synthetic; use your own voice, or
-that of someone who agrees. Limits: {characters} characters; {seconds} s and {megabytes:g} MB of a recorded voice."""
+Let two methods say the same sentence, and listen to what speed costs. All speech is synthetic;
+use your own voice, or that of someone who agrees. Limits: {characters} characters; {seconds} s and
+{megabytes:g} MB of a recorded voice."""
 METHODS = (
     "far: one token a step; car-k: k tokens; dcar: a policy chooses how many, @n4: among "
     "four candidates"

@@ -1,6 +1,6 @@
 """A method with its settings, and its compact name.
 
-    MethodSpec.from_mapping({"method": "ssd", "beta": 0.4, "draft": "draft", "length": 4, "temperature": 0.8})
+    MethodSpec.from_mapping({"method": "ssd", "beta": 0.4, "length": 4, "temperature": 0.8})
     MethodSpec.parse("ssd-0.4@draft:4@t0.8")    # the same
     str(spec)                                   # ssd-0.4@draft:4@t0.8
 

@@ -3,7 +3,8 @@
 The drafted token x stands for one of its groups, K ~ w(., x). The group, not the token, is tested
 as in SD:
 
-    accept x iff u < min(1, Q_c(K) / P_c(K)),   Q_c(k) = sum over t in G_k of q(t) w(k, t),   P_c likewise,
+    accept x iff u < min(1, Q_c(K) / P_c(K)),
+    Q_c(k) = sum over t in G_k of q(t) w(k, t),   P_c likewise,
 
 with weights w(k, t) = 1 / N(t). A refused token gives way to one of a group drawn from norm(max(0,
 Q_c - P_c)), by thinning: draw y ~ q and K' ~ w(., y) until K' passes with 1 - P_c(K') / Q_c(K').

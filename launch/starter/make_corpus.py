@@ -7,7 +7,7 @@ reads more than half of the training sentences through hibari, its small distill
 step, `speak`, can be interrupted and run on another machine. The last one, `trim`, keeps the
 training speech that ships: the first 8 utterances of every voice.
 
-    python launch/starter/make_corpus.py plan  sentences=launch/starter/sentences.txt voices=DIR out=work
+    python launch/starter/make_corpus.py plan  sentences=sentences.txt voices=DIR out=work
     python launch/starter/make_corpus.py speak model=kokoro-int8.onnx work=work processes=2
     python launch/starter/make_corpus.py pack  work=work out=corpus
     python launch/starter/make_corpus.py trim  corpus=corpus each=8 out=dcar/assets/starter_corpus
@@ -16,7 +16,7 @@ The vocoder was trained on more voices than these: `blend` plans utterances of m
 training voices, and `speak` and `pack` make a second corpus of them (not shipped).
 
     python launch/starter/make_corpus.py blend plan=work count=1004 out=blends
-    python launch/starter/make_corpus.py blend plan=work voices=DIR each=2 seed=1 count=1302 out=more
+    python launch/starter/make_corpus.py blend plan=work voices=DIR each=2 count=1302 out=work2
 
 The decoders were trained on more sentences than these: `add` plans a second file of sentences in
 the fast voice, each at a speed of its own between 0.8 and 1.25.

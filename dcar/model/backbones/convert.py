@@ -1,9 +1,11 @@
 """Make a decoder of a pretrained language model: its weights, a speech embedding, and K heads.
 
-    dcar convert-backbone kind=cosyvoice2 source=pretrained_models/CosyVoice2-0.5B out=runs/cosyvoice2
+    dcar convert-backbone kind=cosyvoice2 \\
+        source=pretrained_models/CosyVoice2-0.5B out=runs/cosyvoice2
     dcar convert-backbone kind=cosyvoice source=pretrained_models/CosyVoice-300M out=runs/cosyvoice
     dcar convert-backbone kind=llasa source=HKUSTAudio/Llasa-1B out=runs/llasa_1b heads=7
-    dcar convert-backbone kind=causal-lm source=Qwen/Qwen2.5-0.5B speech_vocab_size=2048 phonemes=true bos=true \
+    dcar convert-backbone kind=causal-lm source=Qwen/Qwen2.5-0.5B \\
+      speech_vocab_size=2048 phonemes=true bos=true \\
       out=runs/qwen
 
 The base head is the model's own output layer, so before any training car-1 speaks as the model

@@ -3,9 +3,9 @@ beside it.
 
 Three ways to train, `backbone.train` of `dcar train`:
 
-    heads   the language model and its own output layer stay as they are; only the additional heads learn (Medusa-1).
-            What the base head says, and so car-1 and every lossless verifier's target, does not change.
-    lora    low-rank adapters on the language model, and all heads; the speech embedding too where it is new
+    heads   only the additional heads are trained (Medusa-1). The language model and its output
+            layer are frozen, so car-1 and the target of every lossless verifier do not change.
+    lora    low-rank adapters on the language model, all heads, and the speech embedding if new
     joint   everything
 
 Checkpoints of a run hold the adapters in place. At its end the adapters are merged into the

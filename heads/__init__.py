@@ -1,2 +1,2 @@
-"""Small pure-torch modules that read hidden states: Transformer layers, multi-token heads, the
+"""Small PyTorch modules that read hidden states: Transformer layers, multi-token heads, the
 chunk policy."""

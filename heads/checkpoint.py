@@ -1,8 +1,9 @@
-"""Saving and loading a model directory: config.json + model.safetensors, strict in both directions.
+"""Saving and loading of model directories: config.json and model.safetensors, strict in both
+directions.
 
-Used by every model of this project. Nothing is pickled; a missing, extra or misshapen tensor is an
-error, never a silent re-initialisation; `checksum` names the weights, so that a policy, a draft or
-groups of similar tokens can refuse a model that they were not made for.
+Every model of this project is stored this way. Nothing is pickled. A missing, extra or misshapen
+tensor is an error, never a silent re-initialisation. `checksum` identifies the weights, so that a
+policy, a draft model or groups of similar tokens can refuse a decoder that they were not made for.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ FORMAT_VERSION = 1  # of model directories, whatever the model
 
 
 def tensors_checksum(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 (hex) of names, dtypes, shapes and float32 bytes, independent of file layout and
-    stored precision."""
+    """Return the SHA-256 (hex) of names, dtypes, shapes and float32 bytes, independent of file
+    layout and stored precision."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().to("cpu")
@@ -43,8 +44,8 @@ def tensors_checksum(tensors: dict[str, Tensor]) -> str:
 
 
 def not_finite(tensors: dict[str, Tensor]) -> list[str]:
-    """The names of the tensors that hold NaN or infinity, in one pass over each and without a
-    copy."""
+    """Return the names of the tensors that hold NaN or infinity, in one pass over each and
+    without a copy."""
     return [
         name
         for name, t in tensors.items()
@@ -55,8 +56,8 @@ def not_finite(tensors: dict[str, Tensor]) -> list[str]:
 
 
 def misfit(expected: dict[str, Tensor], found: dict[str, Tensor]) -> str:
-    """How the tensors found differ from those of a model: missing, unexpected and misshapen
-    ones; "" if they fit."""
+    """Describe how the given tensors differ from those of a model: missing, unexpected and
+    misshapen ones; "" if they fit."""
     missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     shapes = [
         f"{name} {tuple(found[name].shape)} instead of {tuple(tensor.shape)}"
@@ -69,26 +70,25 @@ def misfit(expected: dict[str, Tensor], found: dict[str, Tensor]) -> str:
 
 
 def check_trained_for(bound: str, checksum: str, what: str, command: str) -> None:
-    """CheckpointError where a model was trained for the decoder with checksum `bound` ("" = for
-    any), not this one. what: the model is called; command: trains one."""
+    """Raise CheckpointError if a model was trained for the decoder with checksum `bound` ("" =
+    any) rather than this one. what: the kind of model; command: the command that trains one."""
     if bound and bound != checksum:
         raise CheckpointError(
             f"this {what} was trained for the decoder {bound[:12]}…, not for {checksum[:12]}…: "
-            "load its own "
-            f"decoder, or train a {what} for this one with `{command}`"
+            f"load that decoder, or train a {what} for this one with `{command}`"
         )
 
 
 STORED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-"""Types in which weights may be stored."""
+"""Data types in which weights may be stored."""
 LARGEST = 2**24
 """Upper bound of all sizes in a configuration, so that a damaged number cannot build layers
 without end."""
 
 
 def wrong_types(config_class: type, values: dict[str, Any]) -> list[str]:
-    """The values of a configuration that are not of the type that its dataclass declares, as
-    "name: value"."""
+    """Return the values of a configuration that do not have the type declared by its dataclass,
+    as "name: value"."""
     hints = typing.get_type_hints(config_class)
     return [
         f"{name}: {str(value)[:40]!r}"
@@ -115,8 +115,8 @@ def _fits(value: Any, hint: Any) -> bool:
 def read_config(
     directory: str | Path, remedy: str = "give the directory that save_pretrained wrote"
 ) -> dict[str, Any]:
-    """config.json as it stands. CheckpointError, which ends with `remedy`, where it cannot be
-    read or is no mapping."""
+    """Return the content of config.json. Raises CheckpointError, ending in `remedy`, if it
+    cannot be read or is no mapping."""
     path = Path(directory) / CONFIG
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -132,13 +132,11 @@ def read_config(
 
 
 def load_config(directory: str | Path, model_type: str, config_class: type) -> Any:
-    """The configuration of a model of this type, strictly: CheckpointError for another type or
+    """Load the configuration of a model of this type. Raises CheckpointError for another type or
     format version, for settings that are unknown or missing, and for impossible values."""
     path, raw = Path(directory) / CONFIG, read_config(directory)
     if (kind := raw.pop("model_type", None)) != model_type:
-        raise CheckpointError(
-            f"{path}: this is a '{kind}' checkpoint, but a '{model_type}' is needed here"
-        )
+        raise CheckpointError(f"{path}: a '{kind}' checkpoint, but a '{model_type}' is needed here")
     check_format(
         path,
         raw.pop("format_version", None),
@@ -164,7 +162,8 @@ def load_config(directory: str | Path, model_type: str, config_class: type) -> A
 
 
 class CheckpointConfig:
-    """What trackers of transformers (`report_to`) ask of a model's configuration, a dataclass."""
+    """Methods that the trackers of transformers (`report_to`) expect of a model's configuration,
+    a dataclass."""
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)  # type: ignore[call-overload]
@@ -174,7 +173,7 @@ class CheckpointConfig:
 
 
 class Checkpoint(nn.Module):
-    """Mixin of a module that is built from one dataclass config and saved as a directory."""
+    """Mixin for modules that are built from one dataclass config and saved as a directory."""
 
     config_class: ClassVar[type]
     model_type: ClassVar[str]
@@ -182,11 +181,11 @@ class Checkpoint(nn.Module):
     _kept_checksum: str | None = None
 
     def checksum(self) -> str:
-        """The name of the weights, or of those that they had at `keep_checksum`."""
+        """Checksum of the weights, or of the weights at the time of `keep_checksum`."""
         return self._kept_checksum or tensors_checksum(self.state_dict())
 
     def keep_checksum(self) -> None:
-        """Keep the checksum of the present weights, for a model that is to be rounded and not
+        """Keep the checksum of the present weights, for a model that will be rounded and not
         trained any more."""
         self._kept_checksum = self.checksum()
 
@@ -194,10 +193,10 @@ class Checkpoint(nn.Module):
         self, directory: str | Path, *, half: bool = False, card: str | None = None
     ) -> None:
         """Write config, weights and, if given, the model card README.md. float32 weights are stored
-        in float16 where that loses nothing, as of a part that came from such a file; half: all of
-        them.
+        in float16 if that is lossless, as for a part loaded from such a file; with `half`, all of
+        them are.
 
-        CheckpointError, and nothing is written, where a weight is not finite."""
+        Raises CheckpointError, and writes nothing, if a weight is not finite."""
         path = Path(directory)
         tensors = {k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}
         tensors = {
@@ -211,8 +210,8 @@ class Checkpoint(nn.Module):
         }
         if bad := not_finite(tensors):
             raise CheckpointError(
-                f"{path}: {', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} not finite, and "
-                "such a model is not saved; train it again from the last good checkpoint"
+                f"{path}: not saved, because weights are not finite: {', '.join(bad[:3])}; train "
+                "again from the last good checkpoint"
             )
         self.save_config(path)
         part = path / (WEIGHTS + ".part")
@@ -222,7 +221,7 @@ class Checkpoint(nn.Module):
             (path / "README.md").write_text(card, encoding="utf-8")
 
     def save_config(self, directory: str | Path) -> None:
-        """Write config.json alone, where something else writes the weights."""
+        """Write config.json alone, for callers that write the weights themselves."""
         path = Path(directory)
         path.mkdir(parents=True, exist_ok=True)
         config = {
@@ -239,8 +238,8 @@ class Checkpoint(nn.Module):
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, device: str | torch.device = "cpu") -> Self:
-        """Load a model in float32, in eval mode. CheckpointError if anything is missing or does
-        not fit."""
+        """Load a model in float32, in eval mode. Raises CheckpointError if anything is missing
+        or does not fit."""
         path = Path(directory) / WEIGHTS
         config = cls.load_config(directory)
         try:
@@ -263,9 +262,9 @@ class Checkpoint(nn.Module):
             AssertionError,
         ) as error:  # sizes that no layer can have
             raise CheckpointError(
-                f"{path.parent / CONFIG}: no model can be made of these settings "
-                f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); copy the "
-                "model again"
+                f"{path.parent / CONFIG}: no model can be built from these settings "
+                f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); copy "
+                "the model again"
             ) from error
         expected = model.state_dict()
         if differences := misfit(expected, tensors):
@@ -279,13 +278,13 @@ class Checkpoint(nn.Module):
             if expected[n].is_floating_point() and t.dtype not in STORED
         ]:
             raise CheckpointError(
-                f"{path}: weights that are no numbers of a model ({', '.join(odd[:3])}); copy it "
-                "again"
+                f"{path}: tensors that are not floating point ({', '.join(odd[:3])}); copy the "
+                "model again"
             )
         if bad := not_finite(tensors):
             raise CheckpointError(
-                f"{path}: {', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} not finite: the "
-                "training that wrote it broke; take an earlier checkpoint, or train again"
+                f"{path}: weights are not finite: {', '.join(bad[:3])}; the training that wrote "
+                "them diverged: use an earlier checkpoint, or train again"
             )
         tensors = {n: t.to(expected[n].dtype) for n, t in tensors.items()}
         model.load_state_dict(tensors, strict=True, assign=True)
@@ -294,7 +293,7 @@ class Checkpoint(nn.Module):
 
     def restore_buffers(self) -> None:
         """Recompute non-persistent buffers after loading; models that have such buffers override
-        it."""
+        this method."""
 
 
 def weights_signature(module: nn.Module) -> Hashable:

@@ -1,18 +1,17 @@
-"""The chunk scorer: density ratio of a chunk's joint distribution to the product of the heads'
-distributions.
+"""Chunk scorer: the density ratio between a chunk's joint distribution and the product of the
+heads' distributions.
 
-The heads draw the tokens of a chunk independently given the hidden state, so a chunk may not be
-speech: a phoneme twice, another one skipped. For every prefix x_1..x_a of a drawn chunk,
+The heads draw the tokens of a chunk independently, given the hidden state, so a chunk may not be
+plausible speech: a phoneme may be repeated or skipped. For every prefix x_1..x_a of a drawn chunk,
 
     r_a = log p(x_1..x_a | h) - sum_{j <= a} log q_j(x_j | h)
 
-is the log-ratio of its probability in speech (p) and under the heads (q). A binary classifier of
-recorded against drawn chunks learns this number as its logit: logistic regression on two equally
-frequent classes estimates the ratio of their densities (Sugiyama et al., Density Ratio Estimation
-in Machine Learning, 2012; for replaced tokens, ELECTRA, 2020). It reads embeddings of the drawn
-tokens, which the heads do not, and costs a recurrent layer over at most K tokens, while
-verification by the decoder costs a pass. It is not from the papers on CAR and DCAR.
-"""
+is the log-ratio of its probability in speech (p) and under the heads (q). A binary classifier that
+separates recorded from drawn chunks learns this number as its logit: logistic regression on two
+equally frequent classes estimates the ratio of their densities (Sugiyama et al., Density Ratio
+Estimation in Machine Learning, 2012; for replaced tokens, ELECTRA, 2020). It reads embeddings of
+the drawn tokens, which the heads do not, and costs a recurrent layer over at most K tokens, while
+verification by the decoder costs a pass. It is not part of the papers on CAR and DCAR."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ class ChunkScorerConfig:
             for name in ("hidden_size", "num_heads", "vocab_size", "embedding_size", "width")
         }
         if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
-            raise CheckpointError(f"a chunk scorer of {', '.join(wrong)}: must be at least 1")
+            raise CheckpointError(f"chunk scorer with {', '.join(wrong)}: must be at least 1")
 
 
 @contextmanager
@@ -55,12 +54,11 @@ def ieee_products(device: torch.device) -> Iterator[None]:
     """Compute float32 products and recurrent layers on a GPU in full precision, whatever the
     process is set to.
 
-    cuDNN's recurrent layers use TF32 by default, and commands that decode set it for products. That
-    moves the scores by 5e-4 nats (measured), and they decide where chunks end; in full precision so
-    small a network costs no more. The settings are put back at the end: PyTorch refuses
-    `torch.backends.cudnn.flags` where recurrent layers and convolutions differ, and other libraries
-    use it.
-    """
+    cuDNN's recurrent layers use TF32 by default, and commands that decode enable it for products.
+    That moves the scores by 5e-4 nats (measured), and they decide where chunks end; for so small a
+    network, full precision costs nothing. The settings are restored at the end.
+    `torch.backends.cudnn.flags` is not used, because PyTorch refuses it if recurrent layers and
+    convolutions differ, and other libraries set them."""
     if device.type != "cuda":
         yield
         return
@@ -76,7 +74,7 @@ def ieee_products(device: torch.device) -> Iterator[None]:
 
 
 class ChunkScorer(Checkpoint):
-    """Log-ratio r_a of every prefix of a chunk; a GRU over its tokens that begins from the
+    """Log-ratio r_a of every prefix of a chunk: a GRU over its tokens that starts from the
     hidden state."""
 
     config_class, model_type = ChunkScorerConfig, "dcar-chunk-scorer"
@@ -98,7 +96,7 @@ class ChunkScorer(Checkpoint):
     @torch.no_grad()
     def start_embedding(self, embedding: Tensor) -> None:
         """Initialise with the principal components of the decoder's token embeddings [≥ V, D],
-        at unit deviation."""
+        with standard deviation 1."""
         rows = embedding[: self.config.vocab_size].float()
         left, scales, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
         size = min(self.config.embedding_size, left.shape[1])
@@ -112,10 +110,12 @@ class ChunkScorer(Checkpoint):
         candidates: Tensor,
         recurrent: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """What each token adds to the log-ratio of its chunk: hidden [B, D] before the chunk,
-        tokens [B, n] with n ≤ K, candidates [B, n, 3] (`candidate_features`) -> [B, n] nats; r_a
-        is the sum of the first a. Tokens after the end of speech add nothing. `recurrent`: the
-        weights of the recurrent layer, for `torch.compile`, which knows no such layers."""
+        """Return the contribution [B, n], in nats, of each token to the log-ratio of its chunk; r_a
+        is the sum of the first a.
+
+        hidden: [B, D] before the chunk; tokens: [B, n], n ≤ K; candidates: [B, n, 3]
+        (`candidate_features`). Tokens after the end of speech contribute nothing. recurrent: the
+        weights of the recurrent layer, for `torch.compile`, which does not support such layers."""
         n = tokens.shape[1]
         inputs = torch.cat((self.embedding(tokens), candidates.to(self.offset.dtype)), -1)
         hidden = hidden.to(self.offset.dtype)
@@ -135,15 +135,15 @@ class ChunkScorer(Checkpoint):
         return added * before_end(tokens, self.config.vocab_size - 1)
 
     def check_base(self, checksum: str) -> None:
-        """CheckpointError if it was trained for a decoder with another checksum."""
+        """Raise CheckpointError if it was trained for a decoder with another checksum."""
         check_trained_for(
             self.config.base_checksum, checksum, "chunk_scorer", "dcar train-chunk-scorer"
         )
 
 
 def unrolled(weights: Sequence[Tensor], x: Tensor, state: Tensor) -> Tensor:
-    """What a GRU of one layer computes with these weights (`all_weights`), in plain operators: x
-    [B, n, width], state [B, width] -> [B, n, width]."""
+    """Compute a one-layer GRU with these weights (`all_weights`) in plain operators: x [B, n,
+    width], state [B, width] -> [B, n, width]."""
     of_input, of_state, input_bias, state_bias = weights
     states = []
     for given in nn.functional.linear(x, of_input, input_bias).unbind(1):
@@ -156,21 +156,23 @@ def unrolled(weights: Sequence[Tensor], x: Tensor, state: Tensor) -> Tensor:
 
 
 def before_end(tokens: Tensor, eos: int) -> Tensor:
-    """Mask [..., n], 1 or 0, of the tokens [..., n] up to and including the first end of speech."""
+    """Return a mask [..., n], 1 or 0, of the tokens [..., n] up to and including the first end
+    of speech."""
     ends = (tokens == eos).to(torch.int32)
     return (ends.cumsum(-1) - ends == 0).float()
 
 
 LogRatios = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""`ChunkScorer.forward`, or what computes the same."""
+"""`ChunkScorer.forward`, or a function that computes the same."""
 
 
 def scored_features(
     chunk_scorer: LogRatios | None, hidden: Tensor, logits: Tensor, tokens: Tensor
 ) -> Tensor:
-    """`candidate_features` of the tokens [..., n] drawn from logits [..., n, V] and, with a
-    chunk scorer, the score that each token adds: hidden [..., D] -> [..., n, F] float32, F = 3
-    or 4. With several candidates, tokens [..., N, n], -> [..., N, n, F]."""
+    """Return the features [..., n, F], float32, of the tokens [..., n] drawn from logits [...,
+    n, V]: those of `candidate_features` and, with a chunk scorer, the contribution of each
+    token, given hidden [..., D]; F is 3 or 4. With N candidates, tokens [..., N, n], they are
+    [..., N, n, F]."""
     features = candidate_features(logits, tokens)
     if chunk_scorer is None:
         return features

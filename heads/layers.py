@@ -2,8 +2,7 @@
 
 Both the CAR decoder (dcar/model/car.py) and the chunk policy (heads/policy.py) are stacks of these
 layers. The cache follows one protocol: a pass writes the new positions after each row's length, a
-change of `lengths` rolls back, `gather` keeps the accepted path of a tree.
-"""
+change of `lengths` rolls back, and `gather` keeps the accepted path of a tree."""
 
 from __future__ import annotations
 
@@ -15,13 +14,12 @@ from torch import Tensor, nn
 
 
 class RotaryTable:
-    """Cosine and sine of rotary position embedding (Su et al. 2021) for whole positions in [-reach,
-    reach).
+    """Cosine and sine of rotary position embedding (Su et al. 2021) for integer positions in
+    [-reach, reach).
 
     Positions are multiplied by `scale` before the rotation, so that two streams of different rates
     (phonemes and speech tokens) can share one axis. The table is built once per device and only
-    read after that.
-    """
+    read after that."""
 
     def __init__(
         self, head_dim: int, scale: float = 1.0, reach: int = 8192, base: float = 10_000.0
@@ -54,14 +52,14 @@ class RotaryTable:
         return self._tables[device]
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [B, S] int64 -> cosine and signed sine, each [B, 1, S, D] float32."""
+        """Return cosine and signed sine, each [B, 1, S, D] float32, of positions [B, S] int64."""
         cos, sin = self.table(positions.device)
         index = positions + self.reach
         return cos[index].unsqueeze(1), sin[index].unsqueeze(1)
 
     def span(self, start: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The same for positions start .. start + count - 1 of one row: views [1, 1, S, D],
-        nothing is copied."""
+        """Return cosine and signed sine of positions start .. start + count - 1 of one row, as
+        views [1, 1, S, D] without a copy."""
         cos, sin = self.table(device)
         first = start + self.reach
         return cos[None, None, first : first + count], sin[None, None, first : first + count]
@@ -129,32 +127,32 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Speech positions that a row can hold."""
+        """Number of speech positions that a row can hold."""
         return self.kv.shape[2] - self.prefix
 
     @property
     def whole(self) -> bool:
-        """True if there is a single row without padding, as far as that can be asked for free."""
+        """True if there is a single row without padding, as far as that is known without a read
+        from the device."""
         return self.exact and self.batch == 1 and int(self.prefix_lengths) == self.prefix
 
     def columns(self, new: int) -> int:
-        """Columns that attention reads when `new` positions are appended; ValueError past the
-        capacity."""
+        """Return the number of columns that attention reads when `new` positions are appended.
+        Raises ValueError past the capacity."""
         if self.longest + new > self.capacity:
             raise ValueError(
                 f"KV cache full: {self.longest} + {new} positions exceed its capacity of "
-                f"{self.capacity}; "
-                "decode with a larger capacity (SamplingConfig.max_tokens bounds it)"
+                f"{self.capacity}; decode with a larger capacity (SamplingConfig.max_tokens "
+                "bounds it)"
             )
         return self.prefix + self.longest + new
 
     def mask(self, new: int, tree: Tensor | None = None) -> Tensor:
-        """Boolean mask [B, 1, new, columns]: text, the row's own past, and causally the new
-        positions.
+        """Return a boolean mask [B, 1, new, columns]: text, the row's own past, and, causally, the
+        new positions.
 
-        `tree` [B or 1, new, new] replaces causality among the new positions (row i may see column
-        j), for tree attention; it must contain the diagonal.
-        """
+        `tree` [B or 1, new, new] replaces causality among the new positions (row i may attend to
+        column j), for tree attention; it must contain the diagonal."""
         column = torch.arange(self.columns(new), device=self.lengths.device)
         text = column < self.prefix_lengths[:, None]  # [B, total]
         speech = column - self.prefix
@@ -199,7 +197,7 @@ class KVCache:
 
 
 class TransformerLayer(nn.Module):
-    """Pre-norm attention and feed-forward with rotary positions. x [B, S, D] -> [B, S, D]."""
+    """Pre-norm attention and feed-forward layer with rotary positions: x [B, S, D] -> [B, S, D]."""
 
     def __init__(self, hidden_size: int, num_heads: int, ffn_size: int, dropout: float = 0.0):
         super().__init__()
@@ -213,7 +211,8 @@ class TransformerLayer(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        """mask: boolean, broadcast to [B, H, S, S], True = may attend; None: causal."""
+        """Apply the layer. mask: boolean, broadcast to [B, H, S, S], True = may attend; None:
+        causal."""
         batch, length, width = x.shape
         qkv = (
             self.qkv(self.attention_norm(x))

@@ -17,40 +17,40 @@ from torch import Tensor, nn
 
 
 class PredictionHeads(nn.Module):
-    """Distributions of the next K tokens from one hidden state: a linear base head, and K - 1
+    """Distributions of the next K tokens from one hidden state: a linear base head and K - 1
     additional heads."""
 
     def __init__(self, hidden_size: int, vocab_size: int, num_heads: int, base_bias: bool):
         super().__init__()
         if num_heads < 1:
             raise ValueError(
-                f"num_heads counts the base head too and must be at least 1, not {num_heads}"
+                f"num_heads includes the base head and must be at least 1, not {num_heads}"
             )
         self.num_heads = num_heads
         self.base = nn.Linear(hidden_size, vocab_size, bias=base_bias)
 
     def forward(self, hidden: Tensor, k: int | None = None, additional: bool = False) -> Tensor:
-        """Logits of heads 1..k (default all): hidden [..., D] -> [..., k, vocabulary].
+        """Return logits [..., k, vocabulary] of heads 1..k (default: all) for hidden [..., D].
 
-        With `additional`, those of the additional heads alone, each at states of its own: hidden [K
-        - 1, n, D] -> [K - 1, n, vocabulary]. Training asks for the two apart, since a copy that
-        joins them is as large as the logits, and by a call of the module, since ZeRO-3 gathers the
-        parameters of modules that are called.
-        """
+        With `additional`, return those of the additional heads alone, each at states of its own:
+        hidden [K - 1, n, D] -> [K - 1, n, vocabulary]. Training computes the two apart, because a
+        tensor that joins them would be a copy as large as the logits; and by a call of the module,
+        because ZeRO-3 gathers the parameters of modules that are called."""
         if additional:
             return self._each(hidden)
         k = self.num_heads if k is None else k
         if not 1 <= k <= self.num_heads:
-            raise ValueError(f"asked for {k} heads of a model that has {self.num_heads}")
+            raise ValueError(f"{k} heads requested of a model that has {self.num_heads}")
         base = self.base(hidden).unsqueeze(-2)
         return base if k == 1 else torch.cat((base, self._additional(hidden, k)), dim=-2)
 
     def _additional(self, hidden: Tensor, k: int) -> Tensor:
-        """Logits of heads 2..k, k > 1: hidden [..., D] -> [..., k - 1, vocabulary]."""
+        """Return logits [..., k - 1, vocabulary] of heads 2..k, k > 1, for hidden [..., D]."""
         raise NotImplementedError
 
     def _each(self, hidden: Tensor) -> Tensor:
-        """Logits of the first n additional heads: hidden [n, rows, D] -> [n, rows, vocabulary]."""
+        """Return logits [n, rows, vocabulary] of the first n additional heads for hidden [n,
+        rows, D]."""
         raise NotImplementedError
 
 

@@ -1,18 +1,18 @@
-"""The chunk policy of DCAR: how many of the heads' tokens to keep.
+"""Chunk policy of DCAR: decides how many of the heads' tokens to keep.
 
-`forward(hidden, candidates=…)` gives the log-probs of the ends of the next chunk, for every
-position at once, as training needs them. `dcar.decoding.policy.PolicyReader` gives the same step by
-step, while utterances are decoded. `save_pretrained` and `from_pretrained` write and read a policy.
+`forward(hidden, candidates=…)` returns the log-probabilities of the ends of the next chunk for
+every position at once, as training needs them. `dcar.decoding.policy.PolicyReader` computes the
+same step by step while utterances are decoded. `save_pretrained` and `from_pretrained` write and
+read a policy.
 
 The paper's policy (§4.2 and App. C.2, `reads` "hidden") is one causal Transformer layer over the
-hidden states of the speech positions, then a linear layer over the actions 1..K; it decides before
-tokens are drawn. Its layer is as wide as the decoder (`width=None`); a bottleneck (for example 256)
-reads the same states through a projection at little cost.
+hidden states of the speech positions, followed by a linear layer over the actions 1..K; it decides
+before tokens are drawn. Its layer is as wide as the decoder (`width=None`); a bottleneck (for
+example 256) reads the same states through a projection at little cost.
 
-Not the paper's: a policy that decides after the draw, from the candidates ("candidates",
-heads/candidates.py). It may hold a chunk scorer (heads/chunk_scorer.py), trained before it, which
-says how well the candidates go together.
-"""
+A second kind, which is not in the paper, decides after the draw, from the candidates ("candidates",
+heads/candidates.py). It may hold a chunk scorer (heads/chunk_scorer.py), trained before the policy,
+that scores how well the tokens of a candidate fit together."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from heads.layers import RotaryTable, TransformerLayer
 
 READS = ("hidden", "candidates")
 NEVER = -1e9
-"""Score of a size that is masked out: probability 0, and finite, so that sums over distributions
-are."""
+"""Score of a size that is masked out: its probability is 0, and the score is finite, so that
+sums over distributions are finite too."""
 
 
 @dataclass
@@ -53,9 +53,7 @@ class ChunkPolicyConfig(CheckpointConfig):
 
     def __post_init__(self) -> None:
         if self.reads not in READS:
-            raise CheckpointError(
-                f"a policy reads {' or '.join(READS)}, not '{self.reads}'; train one of these"
-            )
+            raise CheckpointError(f"policy: reads must be {' or '.join(READS)}, not '{self.reads}'")
         sizes = {
             "hidden_size": self.hidden_size,
             "num_actions": self.num_actions,
@@ -64,19 +62,19 @@ class ChunkPolicyConfig(CheckpointConfig):
             "ffn_size": self.ffn_size or 1,
         }
         if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
-            raise CheckpointError(f"a policy of {', '.join(wrong)}: must be at least 1")
+            raise CheckpointError(f"policy: {', '.join(wrong)} must be at least 1")
         if (
             self.layer_width % self.num_attention_heads
             or self.layer_width // self.num_attention_heads % 2
         ):
             raise CheckpointError(
-                f"a policy's width {self.layer_width} must be num_attention_heads "
+                f"policy: width {self.layer_width} must be num_attention_heads "
                 f"{self.num_attention_heads} times an even number"
             )
         if self.chunk_scorer_width and not self.after_draw:
             raise CheckpointError(
-                "a policy that decides before the draw sees no candidates, so none go together: a "
-                "chunk scorer is for one that reads candidates"
+                "policy: a chunk scorer needs candidates, but reads=hidden decides before they "
+                "are drawn; set reads=candidates, or remove the chunk scorer"
             )
         if wrong := [
             str(size)
@@ -84,7 +82,7 @@ class ChunkPolicyConfig(CheckpointConfig):
             if not 1 <= size <= self.num_actions
         ]:
             raise CheckpointError(
-                f"a policy of {self.num_actions} actions cannot keep {', '.join(wrong)} tokens"
+                f"policy: {self.num_actions} actions cannot keep {', '.join(wrong)} tokens"
             )
 
     @property
@@ -93,22 +91,22 @@ class ChunkPolicyConfig(CheckpointConfig):
 
     @property
     def after_draw(self) -> bool:
-        """Whether it sees the candidates."""
+        """True if the policy reads the candidates."""
         return self.reads != "hidden"
 
     @property
     def features(self) -> int:
-        """What it sees of each candidate."""
+        """Number of features that the policy reads of each token of a candidate."""
         return len(FEATURES) + (self.chunk_scorer_width > 0)
 
     @property
     def reach(self) -> int:
-        """The longest chunk that it may ask for."""
+        """Longest chunk that the policy can choose."""
         return max(self.sizes, default=self.num_actions)
 
 
 def shape_of(chunk_scorer: ChunkScorer | None) -> dict[str, int]:
-    """What a `ChunkPolicyConfig` says of the chunk scorer that its policy holds."""
+    """Return the settings of a `ChunkPolicyConfig` that describe the policy's chunk scorer."""
     if chunk_scorer is None:
         return {}
     shape = chunk_scorer.config
@@ -120,7 +118,7 @@ def shape_of(chunk_scorer: ChunkScorer | None) -> dict[str, int]:
 
 
 class ChunkPolicy(Checkpoint):
-    """pi(a | h_1..h_t) or pi(a | candidates): logits of chunk sizes 1..K at every speech
+    """Policy pi(a | h_1..h_t) or pi(a | candidates): logits of chunk sizes 1..K at every speech
     position; action a is column a - 1."""
 
     config_class = ChunkPolicyConfig
@@ -164,21 +162,20 @@ class ChunkPolicy(Checkpoint):
         nn.init.zeros_(self.output.bias)
 
     def candidate_features(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-        """Its features [..., n, F] of the tokens [..., n] that were drawn from logits [..., n,
-        V] after the hidden states [..., D]."""
+        """Return the policy's features [..., n, F] of the tokens [..., n] drawn from logits
+        [..., n, V] after the hidden states [..., D]."""
         return scored_features(self.chunk_scorer, hidden, logits, tokens)
 
     def forward(
         self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None
     ) -> Tensor:
-        """Log-probs of the ends of a chunk, float32: column a - 1 keeps a tokens.
+        """Return log-probabilities of the ends of a chunk, float32; column a - 1 keeps a tokens.
 
-        hidden [B, S, D] of the speech positions -> [B, S, K], each position seeing those before it;
-        with the positions [B, M] of decisions -> [B, M, K]. A policy that reads candidates needs
-        their `candidate_features` at every decision: [B, M, n, F], or [B, M, N, n, F] of N chunks
-        drawn side by side -> [B, M, N, K], joint log-probs of chunk and end. Padding may stand at
-        the end. ValueError without candidates.
-        """
+        hidden [B, S, D] of the speech positions -> [B, S, K], where each position attends to those
+        before it; with the positions [B, M] of decisions -> [B, M, K]. A policy that reads
+        candidates needs their `candidate_features` at every decision: [B, M, n, F], or, for N
+        candidates, [B, M, N, n, F] -> [B, M, N, K], joint log-probabilities of candidate and end.
+        Rows may be padded at the end. Raises ValueError without candidates."""
         scores = self.end_scores(hidden, positions, candidates)
         several = candidates is not None and candidates.dim() == 5
         return log_probs_of_scores(scores, candidates if several else None).view_as(scores)
@@ -186,8 +183,8 @@ class ChunkPolicy(Checkpoint):
     def end_scores(
         self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None
     ) -> Tensor:
-        """The scores behind `forward`, of the same shape: without the chunk scorer's shares, not
-        normalised."""
+        """Return the scores that `forward` normalises, of the same shape, without the resampling
+        weights of the chunk scorer."""
         action_logits = None
         if self.layer is not None:
             x = self.input(self.input_norm(hidden))
@@ -200,14 +197,15 @@ class ChunkPolicy(Checkpoint):
         return self.score(action_logits, candidates)
 
     def score(self, action_logits: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """Scores [..., K]: the layer's own action logits [..., K], or those of the candidates
-        [..., n, F], of which there may be less than K (longer chunks are never chosen)."""
+        """Return scores [..., K]: the layer's own action logits [..., K], or those of the
+        candidates [..., n, F], of which there may be fewer than K (longer chunks are never
+        chosen)."""
         if self.scores is None:
             assert action_logits is not None
             scores = action_logits
         else:
             if candidates is None:
-                raise ValueError(f"a policy that reads {self.config.reads} needs the candidates")
+                raise ValueError(f"a policy with reads={self.config.reads} needs the candidates")
             scores = self.scores(candidates.to(self.scores.linear.weight.dtype))
             scores = nn.functional.pad(
                 scores, (0, self.config.num_actions - scores.shape[-1]), value=NEVER
@@ -217,28 +215,28 @@ class ChunkPolicy(Checkpoint):
     def log_probs(
         self, action_logits: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0
     ) -> Tensor:
-        """Log-probs of the next size [B, K], float32, from the action logits of its layer; with
-        candidates [B, N, n, F] of N chunks drawn side by side, of candidate and size together
-        [B, N K] (`joint_log_probs`). `dial`: see `with_dial`."""
+        """Return log-probabilities of the next size [B, K], float32, given the action logits of
+        the layer; with N candidates [B, N, n, F], of candidate and size together [B, N K]
+        (`joint_log_probs`). dial: see `with_dial`."""
         return log_probs_of_scores(
             with_dial(self.score(action_logits, candidates).float(), dial), candidates
         )
 
     def restore_buffers(self) -> None:
-        """Which sizes [K] are never chosen."""
+        """Recompute the mask [K] of sizes that are never chosen."""
         chosen = self.config.sizes or range(1, self.config.num_actions + 1)
         self.unused = torch.tensor(
             [size not in chosen for size in range(1, self.config.num_actions + 1)]
         )
 
     def check_base(self, checksum: str) -> None:
-        """CheckpointError if the policy was trained for a decoder with another checksum."""
+        """Raise CheckpointError if the policy was trained for a decoder with another checksum."""
         check_trained_for(self.config.base_checksum, checksum, "policy", "dcar train-policy")
 
 
 def log_probs_of_scores(scores: Tensor, candidates: Tensor | None) -> Tensor:
-    """Log-probs, float32, of sizes, scores [..., K] -> [..., K], or of candidate and size
-    together where candidates [..., N, n, F] were seen, scores [..., N, K] -> [..., N K]."""
+    """Return log-probabilities, float32, of sizes, scores [..., K] -> [..., K], or, with
+    candidates [..., N, n, F], of candidate and size together, scores [..., N, K] -> [..., N K]."""
     return (
         scores.float().log_softmax(-1)
         if candidates is None

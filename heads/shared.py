@@ -5,10 +5,9 @@ predicts.
     logits_k = Out(LayerNorm(z_k))
 
 Head 1 (the base head) is a linear layer, as in `heads.multi_token`. Only e_k [D] and, in every
-block, s_k and b_k [w] belong to one offset; a step reads all other weights once for all k tokens,
-while independent heads have weights each. Out is a separate layer, initialised from the base head,
-or the base head itself (`tie`). The blocks start as the identity.
-"""
+block, s_k and b_k [w] belong to one offset. A step reads all other weights once for all k tokens,
+whereas independent heads have separate weights. Out is a separate layer, initialised from the base
+head, or the base head itself (`tie`). The blocks start as the identity."""
 
 from __future__ import annotations
 
@@ -102,8 +101,8 @@ class SharedHeads(PredictionHeads):
         )
 
     def _stack(self, z: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        """Logits [..., vocabulary] of states z [..., D] with their offsets; scale and shift
-        [block, ..., w]."""
+        """Return logits [..., vocabulary] of states z [..., D] with their offsets; scale and
+        shift: [block, ..., w]."""
         assert self.norm is not None
         for up, down, s, b in zip(self.up, self.down, scale.unbind(), shift.unbind(), strict=True):
             z = z + down(F.silu(up(z) * (1 + s) + b))

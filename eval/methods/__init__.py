@@ -1,1 +1,1 @@
-"""The methods of a comparison by name."""
+"""Methods of a comparison, by name."""

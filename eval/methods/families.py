@@ -1,12 +1,13 @@
-"""Which rows of a comparison are one method at several settings: a family is one line of the plot.
+"""Families of methods: the rows of a comparison that are one method at several settings, one line
+of a plot.
 
-`ssd-0.2` and `ssd-0.4` are the family ssd at β = 0.2 and 0.4; words behind a name (`ssd-0.4@heads`)
-make a family of its own, because they change the method and not its setting. The names behind
-`dcar@` are settings: policies, and the dial of a policy (`dcar@d0.3`); how many chunks it chooses
-among makes a family (`dcar@n4`). A sampling of its own makes a family too: `car-3@t0.4` and
-`car-5@t0.4` are the family car@t0.4, one line by k beside the line of the common sampling, and the
-methods at their own best sampling, whichever that is for each, are the family car@tuned. What a
-kind of method is called and how it is drawn stands in its entry of KINDS (eval/methods/kinds.py).
+`ssd-0.2` and `ssd-0.4` are the family ssd at β = 0.2 and 0.4. Words after a name (`ssd-0.4@heads`)
+make a separate family, because they change the method and not its setting. The names after `dcar@`
+are settings: policies, and the dial of a policy (`dcar@d0.3`); the number of candidates makes a
+family (`dcar@n4`). A method's own sampling makes a family too: `car-3@t0.4` and `car-5@t0.4` are
+the family car@t0.4, a line by k in addition to that of the common sampling. The methods at their
+own best sampling, which may differ, are the family car@tuned. Label and style of a kind of method
+are in its entry of KINDS (eval/methods/kinds.py).
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ ANY_DRAFT = (MethodSetting("draft", str, "@", None, word=True), LENGTH)
 
 @dataclass(frozen=True)
 class MethodName:
-    """What a row's method is for tables and plots. base: its name without a sampling; words:
-    what makes it a family of its own within its kind, ("eos", "draft") of ssd-0.4-eos@draft;
-    settings: what varies within the family, numbers or names; sampling: t0.4, tuned, or empty
-    for the common one; sampled: the same for a reader, T 0.4; num_candidates: that a policy
-    chooses among."""
+    """Description of a row's method for tables and plots. base: its name without a sampling;
+    words: what makes it a separate family within its kind, ("eos", "draft") of
+    ssd-0.4-eos@draft; settings: what varies within the family, numbers or names; sampling: t0.4,
+    tuned, or empty for the common one; sampled: the same for a reader, T 0.4; num_candidates:
+    candidates of a policy."""
 
     base: str
     kind: str
@@ -44,22 +45,22 @@ class MethodName:
 
     @property
     def family(self) -> str:
-        """ssd, ssd@heads, ssd@heads@t0.4; `parse_method` reads it too."""
+        """Name of the family: ssd, ssd@heads, ssd@heads@t0.4; `parse_method` reads it too."""
         return at_sampling("@".join([self.kind, *self.words]), self.sampling)
 
     @property
     def entry(self) -> MethodKind | None:
-        """What the project knows of the kind."""
+        """Entry of the kind in KINDS, if there is one."""
         return KINDS.get(self.kind)
 
     @property
     def style(self) -> Style:
-        """How it is drawn; families that differ by their sampling alone look alike."""
+        """Drawing style; families that differ only by their sampling look alike."""
         return (self.entry.style if self.entry else OTHER).of_candidates(self.num_candidates)
 
     @property
     def label(self) -> str:
-        """What a reader calls the family: SSD, SSD (heads), SSD (heads, T 0.4)."""
+        """Label of the family: SSD, SSD (heads), SSD (heads, T 0.4)."""
         words = (
             [f"{self.num_candidates} candidates"] if self.num_candidates > 1 else list(self.words)
         )
@@ -69,13 +70,13 @@ class MethodName:
 
     @property
     def setting(self) -> str:
-        """The setting as text, 0.4 or 2-3-4; empty where there is none."""
+        """Setting as text, 0.4 or 2-3-4; empty if there is none."""
         return "-".join(f"{s:g}" if isinstance(s, float) else s for s in self.settings)
 
 
 def parse_method(name: str) -> MethodName:
-    """Describe the method, or the family, of this name. If KINDS does not have its kind (a
-    plug-in's, or another version's), the numbers are settings and what follows them makes
+    """Describe the method or family with this name. If KINDS does not contain its kind (that of
+    a plug-in or another version), the numbers are settings, and the text after them makes
     families; an unreadable name is its own kind."""
     try:
         prefix = prefix_of(name) or re.split(rf"[@:]|-(?={NUMBER}(?:[-@:]|$))", name, maxsplit=1)[0]
@@ -110,8 +111,8 @@ def parse_method(name: str) -> MethodName:
 
 
 def short_name(name: str) -> str:
-    """A method's name as it is said in a sentence: random-4…16 for random-4-5-6-…-16, of four
-    sizes or more that follow each other."""
+    """Return a method's name for use in a sentence: random-4…16 for random-4-5-6-…-16, if at
+    least four sizes are consecutive."""
 
     def ends(m: re.Match[str]) -> str:
         sizes = [int(size) for size in m[0].split("-")]
@@ -122,13 +123,13 @@ def short_name(name: str) -> str:
 
 
 def at_sampling(name: str, sampling: str) -> str:
-    """The name of a method at a sampling: far@t0.4; empty: the common one."""
+    """Return the name of a method at a sampling, as far@t0.4; empty: the common one."""
     return f"{name}@{sampling}" if sampling else name
 
 
 def group_families(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of methods (no references) by family, in the order of KINDS, then of candidates, each
-    sorted by its setting."""
+    """Group rows of methods (not references) by family, in the order of KINDS, then of
+    candidates, each sorted by its setting."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["kind"] == "method":

@@ -1,9 +1,9 @@
-"""The kinds of methods that ship, as data: settings, compact name, label and style of each.
+"""Kinds of methods that ship, as data: settings, compact name, label and style of each.
 
-A setting says where it stands in the compact name: `mark` precedes its value (`-0.4`, `@draft`,
-`:4`, `@n8`), or is all that is written of a flag (`-eos`). The settings of a kind are listed in the
-order in which their values are written. How a method is built from its settings stands in
-eval/methods/registry.py, how names are read in eval/methods/spec.py.
+A setting defines its place in the compact name: `mark` precedes its value (`-0.4`, `@draft`, `:4`,
+`@n8`), or is all that is written of a flag (`-eos`). The settings of a kind are listed in the order
+in which their values are written. eval/methods/registry.py builds methods from their settings;
+eval/methods/spec.py parses names.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from eval.verifiers.sd import SpeculativeDecoding
 
 @dataclass(frozen=True)
 class MethodSetting:
-    """A setting of a kind of method. default: ... if it is required, None if it may be left
-    open. word: methods that differ in it are separate families, not points on one line of a
-    plot."""
+    """Setting of a kind of method. default: ... if it is required, None if it may be omitted.
+    word: methods that differ in it are separate families, not points on one line of a plot."""
 
     name: str
     type: Any = float
@@ -37,7 +36,7 @@ class MethodSetting:
     form: str = ""  # format specification of the value
 
     def written(self, value: Any) -> str:
-        """Write the setting as in a compact name."""
+        """Return the setting as in a compact name."""
         if self.type is bool:
             return self.mark
         return "".join(
@@ -59,7 +58,7 @@ def option(
 
 @dataclass(frozen=True)
 class Style:
-    """Label and drawing style of a kind of method. `symbol`: its setting; `marker`: a shape of
+    """Label and drawing style of a kind of method. symbol: of its setting; marker: a shape of
     matplotlib."""
 
     label: str
@@ -68,8 +67,8 @@ class Style:
     symbol: str = ""
 
     def of_candidates(self, num_candidates: int) -> Style:
-        """Return the style of the method that chooses among so many candidates: the same hue,
-        darker, and a star of as many points."""
+        """Return the style of a method that chooses among so many candidates: the same hue,
+        darker, and a star with as many points."""
         if num_candidates == 1:
             return self
         strength = max(0.3, 1 - 0.15 * math.log2(num_candidates))
@@ -79,7 +78,7 @@ class Style:
 
 @dataclass(frozen=True)
 class MethodKind:
-    """A kind of method. Its compact names are the prefix followed by the settings in order."""
+    """Kind of method. Its compact names are the prefix followed by the settings in order."""
 
     prefix: str
     example: str  # a name, as it is written
@@ -121,7 +120,7 @@ SAMPLING = (
     _of_sampling("top_p", float, "-p", "g"),
     option("tuned", bool, "@tuned", False),
 )
-"""Settings that end every name: car-5@t0.8-k10-p0.9; car-5@tuned is a row at the best sampling
+"""Settings that end every name: car-5@t0.8-k10-p0.9. car-5@tuned is a row at the best sampling
 of a tuned.json."""
 SIZE = option("size", int, minimum=1)
 ASKED = (

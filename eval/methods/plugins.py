@@ -3,12 +3,12 @@
     [project.entry-points."dcar.methods"]          # in the pyproject.toml of your package
     calm = "my_package.rules:Calm"
 
-Then `calm-2.0` is a method: the numbers behind the name are the constructor's arguments, which a
-mapping calls by their names, {method: calm, nats: 2.0}. Without installing anything
+Then `calm-2.0` is a method: the numbers after the name are the constructor's arguments, which a
+mapping gives by name, {method: calm, nats: 2.0}. Without an installation,
 `my_package.rules.Calm-2.0` is the same. A class is one of
 
 - a chunk rule: has `choose` (extend `dcar.ChunkRule`),
-- a verifier of drafted chains: extends `eval.verifiers.chain.ChainVerifier`; its names also take
+- a verifier of drafted chains: extends `eval.verifiers.chain.ChainVerifier`; its names also accept
   @draft and :LENGTH,
 - any other method: has `propose` and `keep` (extend `dcar.decoding.Method`).
 
@@ -42,13 +42,13 @@ _PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?=[-@:]|$)")
 
 @cache
 def installed() -> dict[str, EntryPoint]:
-    """Entry points of installed packages, by the name of the method."""
+    """Return the entry points of installed packages, by the name of the method."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def imported(what: str, path: str, point: EntryPoint | None) -> Any:
-    """What an entry point or else a dotted path names. ConfigError that says of `what` that it
-    cannot be imported."""
+    """Import the object that an entry point or else a dotted path names. Raises ConfigError,
+    which names `what`, if that fails."""
     module, _, attribute = path.rpartition(".")
     try:
         return point.load() if point else getattr(importlib.import_module(module), attribute)
@@ -60,8 +60,7 @@ def imported(what: str, path: str, point: EntryPoint | None) -> Any:
 
 
 def prefix_of(name: str) -> str:
-    """What a method's name begins with: the longest prefix of KINDS and of installed methods,
-    else nothing."""
+    """Return the longest prefix of a method's name that is in KINDS or installed, else None."""
     known = (
         p
         for p in (*KINDS, *installed())
@@ -71,10 +70,11 @@ def prefix_of(name: str) -> str:
 
 
 def find_kind(name: str) -> MethodKind:
-    """The kind of a method by its name without a sampling: what ships, an installed one, or a class
-    by its path.
+    """Return the kind of a method by its name without a sampling: a shipped one, an installed one,
+    or a class by its path.
 
-    ConfigError for an unknown name, and for a class that cannot be imported or is no method.
+    Raises ConfigError for an unknown name, and for a class that cannot be imported or is not a
+    method.
     """
     prefix, dotted = prefix_of(name), _PATH.match(name)
     if prefix in KINDS:
@@ -95,7 +95,7 @@ def find_kind(name: str) -> MethodKind:
         is_chain or "choose" in can or {"propose", "keep"} <= can
     ):
         raise ConfigError(
-            f"method '{name}': {made!r} is no class of a method: extend dcar.ChunkRule or "
+            f"method '{name}': {made!r} is not the class of a method: extend dcar.ChunkRule or "
             "eval.verifiers.chain.ChainVerifier"
         )
     style = getattr(made, "style", Style(""))
@@ -105,8 +105,8 @@ def find_kind(name: str) -> MethodKind:
 
 
 def _numbers(made: type[Any], kind: Any = NUMBER) -> tuple[MethodSetting, ...]:
-    """Return the numbers that a constructor takes, in order; a name with another meaning in a
-    mapping ends on _."""
+    """Return the settings that a constructor's arguments define, in order; a name with another
+    meaning in a mapping gets a trailing underscore."""
     return tuple(
         MethodSetting(
             p.name + "_" * (p.name in TAKEN),
@@ -122,8 +122,8 @@ def _numbers(made: type[Any], kind: Any = NUMBER) -> tuple[MethodSetting, ...]:
 
 
 def _chain_numbers(made: type[ChainVerifier]) -> list[MethodSetting]:
-    """Return those of a verifier, as many as its `numbers` allows; the first two arguments are
-    name and drafter."""
+    """Return the settings of a verifier, as many as its `numbers` allows; the first two
+    arguments are name and drafter."""
     found = _numbers(made, float)[2 : 2 + max(made.numbers)]
     least = min(made.numbers)
     return [
@@ -133,7 +133,7 @@ def _chain_numbers(made: type[ChainVerifier]) -> list[MethodSetting]:
 
 
 def plugged(made: type[Any], name: str, arguments: Iterable[Any]) -> tuple[Method, dict[str, str]]:
-    """Build a chunk rule or another method; also return what its tokens depend on."""
+    """Build a chunk rule or another method; also return the facts that its tokens depend on."""
     method = made(
         *(n for value in arguments for n in (value if isinstance(value, list) else [value]))
     )

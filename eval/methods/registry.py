@@ -1,7 +1,7 @@
-"""The methods that a comparison can run: what builds each from its settings
+"""Methods that a comparison can run: the functions that build each from its settings
 (eval/methods/kinds.py), and its models.
 
-A class of your own comes in by an entry point of the group "dcar.methods", or by its dotted path in
+A class of your own is found by an entry point of the group "dcar.methods", or by its dotted path in
 the list of methods (eval/methods/plugins.py).
 """
 
@@ -48,8 +48,8 @@ from heads.policy import ChunkPolicy
 
 @dataclass
 class Models:
-    """The decoders and policies of a comparison; a policy's key is its name, "" for the only
-    one. `draft` is the draft model of the methods that are called …@draft."""
+    """Decoders and policies of a comparison. A policy's key is its name, "" for the only one.
+    `draft` is the draft model of methods named …@draft."""
 
     decoder: AnyDecoder
     far_decoder: AnyDecoder | None = None
@@ -77,9 +77,9 @@ class Models:
             )
 
     def checksum(self, model: Checkpoint) -> str:
-        """The checksum of one of these models. It reads all weights, so it is computed once for
-        them, and again where they were replaced or trained (but not where one was written
-        through `.data`)."""
+        """Return the checksum of one of these models. It reads all weights, so it is computed
+        once, and again if they were replaced or trained (but not if one was written through
+        `.data`)."""
         signature = weights_signature(model)
         if model not in self._checksums or self._checksums[model][0] != signature:
             self._checksums[model] = signature, model.checksum()
@@ -92,8 +92,8 @@ DEFAULT_LENGTH = 3  # of a draft, the best in both papers
 
 @dataclass(frozen=True)
 class Entry:
-    """One method, ready to run. `identity` is all that its tokens depend on besides `sampling`,
-    which it names where it is the method's own and not the comparison's."""
+    """Method that is ready to run. `identity` is everything that its tokens depend on besides
+    `sampling`, which it contains if the sampling is the method's own and not the comparison's."""
 
     name: str
     decoder: AnyDecoder
@@ -115,7 +115,7 @@ class Entry:
         return engine.decode(prompts, seed=seed)
 
     def sampled(self, word: str, sampling: SamplingConfig) -> Entry:
-        """The same method with a sampling of its own, which stands in its name as `word`."""
+        """Return the same method with its own sampling, which its name contains as `word`."""
         own = (
             f"temperature {sampling.temperature:g}, top_k {sampling.top_k}, top_p "
             f"{sampling.top_p:g}"
@@ -163,8 +163,7 @@ def _random(name: str, models: Models, sizes: list[int]) -> Entry:
     if sizes != sorted(sizes):
         ordered = "-".join(map(str, sorted(sizes)))
         raise ConfigError(
-            f"method '{name}': sizes stand in order, twice where they are drawn twice as often: "
-            "write "
+            f"method '{name}': write sizes in order, and twice if they are drawn twice as often: "
             f"random-{ordered}"
         )
     return _chunks(name, models, RandomChunk(sizes, name))
@@ -174,8 +173,7 @@ def _end_on_confident(name: str, models: Models, shortest: int, longest: int) ->
     _check_sizes(name, models, longest)
     if shortest >= longest:
         raise ConfigError(
-            f"method '{name}': write the shortest and the longest chunk at its end, as in "
-            "end-on-confident-4-7"
+            f"method '{name}': give the shortest and the longest chunk, as in end-on-confident-4-7"
         )
     return _chunks(name, models, EndOnConfident(range(shortest, longest + 1), name))
 
@@ -187,9 +185,8 @@ def _best_of(name: str, models: Models, size: int, num_candidates: int) -> Entry
     )
     if scorer is None:
         raise ConfigError(
-            f"method '{name}' asks how well tokens go together: give in `policies` one that was "
-            "trained "
-            "with chunk_scorer"
+            f"method '{name}' needs a chunk scorer: give in `policies` one that was trained with "
+            "chunk_scorer"
         )
     return _chunks(
         name,
@@ -212,8 +209,7 @@ def _policy(
     if own is None:
         known = ", ".join(f"dcar@{n}" for n in models.policies if n) or "only 'dcar' itself"
         raise ConfigError(
-            f"method '{name}': no such policy; known: {known} (behind it how many chunks are "
-            "drawn, "
+            f"method '{name}': no such policy; known: {known} (after it the number of candidates, "
             "as in @n4, and a dial, as in @d0.3)"
         )
     asked = PolicyChunk(own, mode, name, dial=dial, num_candidates=num_candidates)
@@ -244,7 +240,7 @@ def _by_heads(
     from_settings: Callable[..., tuple[Method, dict[str, str]]],
     **settings: Any,
 ) -> Entry:
-    """A method that needs the decoder, and perhaps the statistics fitted to it."""
+    """Build a method that needs the decoder, and perhaps the statistics fitted to it."""
     return _entry(name, models, *from_settings(name, models.decoder, models.statistics, **settings))
 
 
@@ -258,8 +254,8 @@ def _chain(
     eos: bool = False,
     **numbers: float | None,
 ) -> Entry:
-    """A verifier of drafted chains. Without a length, as many tokens as there are heads to draft
-    with, 3 at most."""
+    """Build a verifier of drafted chains. Without a length, it drafts as many tokens as there
+    are heads to draft with, at most 3."""
     most = models.decoder.config.num_prediction_heads - 1
     length = length or (DEFAULT_LENGTH if draft == "draft" else min(DEFAULT_LENGTH, most))
     about = {"draft": f"{draft}:{length}", "eos_strict": str(not eos)}
@@ -286,7 +282,7 @@ def _chain(
 
 
 def _plugged(made: type[Any], name: str, models: Models, /, **numbers: Any) -> Entry:
-    """A chunk rule or another method, from outside this project."""
+    """Build a chunk rule or another method from outside this project."""
     return _entry(name, models, *plugged(made, name, numbers.values()))
 
 
@@ -303,8 +299,8 @@ BUILDERS: dict[str, Callable[..., Entry]] = {
     "mtp-viterbi": partial(_by_heads, from_settings=mtp_viterbi.from_settings),
     "vadusa": partial(_by_heads, from_settings=vadusa.from_settings),
 }
-"""(name, models, the settings of KINDS by keyword) -> the row; classes of verifiers and plug-ins
-need none."""
+"""Functions (name, models, the settings of KINDS by keyword) -> row. Classes of verifiers and
+plug-ins need none."""
 
 
 def _build(spec: MethodSpec, models: Models) -> Entry:
@@ -317,7 +313,7 @@ def _build(spec: MethodSpec, models: Models) -> Entry:
 
 
 def _rows(spec: MethodSpec, models: Models) -> list[MethodSpec]:
-    """Return one method for each policy if it asks one and does not say which."""
+    """Return one method for each policy if the method needs one and does not name it."""
     if not find_kind(spec.method).policies or "policy" in spec.settings:
         return [spec]
     if not models.policies:
@@ -338,10 +334,10 @@ def _own(spec: MethodSpec, common: SamplingConfig) -> SamplingConfig:
 def make_methods(
     methods: Sequence[str | Mapping[str, Any]], models: Models, sampling: SamplingConfig = UNCHANGED
 ) -> list[Entry]:
-    """Return the entries of these names and mappings, in order. ConfigError for an unknown,
+    """Return the entries of these names and mappings, in order. Raises ConfigError for an unknown,
     impossible or repeated method.
 
-    sampling: that of methods without one of their own, and of what those leave open.
+    sampling: used by methods without their own, and for the settings that those omit.
     """
     entries: list[Entry] = []
     for spec in read_methods(methods):

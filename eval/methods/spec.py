@@ -1,12 +1,12 @@
-"""A method with its settings, and its compact name.
+"""Method with its settings, and its compact name.
 
-    MethodSpec.from_mapping({"method": "ssd", "beta": 0.4, "length": 4, "temperature": 0.8})
-    MethodSpec.parse("ssd-0.4@draft:4@t0.8")    # the same
-    str(spec)                                   # ssd-0.4@draft:4@t0.8
+    MethodSpec.from_mapping({"method": "ssd", "beta": 0.4, "draft": "draft", "temperature": 0.8})
+    MethodSpec.parse("ssd-0.4@draft@t0.8")      # the same
+    str(spec)                                   # ssd-0.4@draft@t0.8
 
 The name contains the settings that were given, with numbers as Python writes them; stored records
-are looked up by it. A temperature, top-k and top-p at its end (`car-5@t0.8-k10-p0.9`) belong to the
-method; what it leaves open comes from the comparison's common sampling.
+are looked up by it. Temperature, top-k and top-p at its end (`car-5@t0.8-k10-p0.9`) belong to the
+method; those that it omits come from the comparison's common sampling.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NUMBER = r"-?\d{1,20}(?:\.\d{1,20})?(?:e[-+]?\d{1,3})?"
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method with the settings that were given and those of its sampling ({"tuned": True} in
-    the names of rows at the method's best sampling). Build it with `parse` or `from_mapping`."""
+    """Method with the settings that were given and those of its sampling ({"tuned": True} in the
+    names of rows at the method's best sampling). Build it with `parse` or `from_mapping`."""
 
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -36,7 +36,8 @@ class MethodSpec:
 
     @classmethod
     def parse(cls, name: str, of: MethodKind | None = None) -> MethodSpec:
-        """Parse a compact name. ConfigError for one that is unknown, malformed or incomplete.
+        """Parse a compact name. Raises ConfigError for one that is unknown, malformed or
+        incomplete.
 
         of: the kind, if the name may be that of a family (`ssd@eos`), in which required settings
         may be missing.
@@ -53,8 +54,8 @@ class MethodSpec:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> MethodSpec:
-        """Build a method from {"method": …, setting: value, …}. ConfigError for an unknown,
-        impossible or missing setting."""
+        """Build a method from {"method": …, setting: value, …}. Raises ConfigError for an
+        unknown, impossible or missing setting."""
         given = {key: value for key, value in mapping.items() if value is not None}
         method = given.pop("method", None)
         if not isinstance(method, str):
@@ -77,7 +78,8 @@ class MethodSpec:
         sampling = _checked(SAMPLING, given, name, complete)
         if sampling and not {"temperature", "tuned"} & sampling.keys():
             raise ConfigError(
-                f"method '{name}': {', '.join(sampling)} without temperature; give it too"
+                f"method '{name}': {', '.join(sampling)} without temperature; set the temperature "
+                "too"
             )
         return cls(
             kind.prefix, _checked(kind.settings, given, name, complete, kind.example), sampling
@@ -93,15 +95,15 @@ class MethodSpec:
 
     @property
     def word(self) -> str:
-        """The sampling as it is written in the name, t0.4-k10 or tuned; empty for the common
-        one."""
+        """Sampling as in the name, t0.4-k10 or tuned; empty for the common one."""
         return "".join(
             s.written(self.sampling[s.name]) for s in SAMPLING if s.name in self.sampling
         )[1:]
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Every setting of the method by name, defaults included, as its builder takes them."""
+        """Return every setting of the method by name, including defaults, as its builder expects
+        them."""
         given = ((s, self.settings.get(s.name, s.default)) for s in find_kind(self.method).settings)
         return {s.name: float(v) if s.type is float and isinstance(v, int) else v for s, v in given}
 
@@ -129,7 +131,7 @@ def _number(text: str) -> int | float:
 
 
 def _value(s: MethodSetting, text: str) -> Any:
-    """Convert the text of a setting in a compact name to what YAML would give."""
+    """Convert the text of a setting in a compact name to the value that YAML would yield."""
     if s.type in (bool, str):
         return text or True
     if typing.get_origin(s.type) is list:
@@ -144,8 +146,8 @@ def _checked(
     complete: bool,
     example: str = "",
 ) -> dict[str, Any]:
-    """Return the given settings in order, converted. ConfigError for one that is impossible or
-    missing."""
+    """Return the given settings in order, converted. Raises ConfigError for one that is
+    impossible or missing."""
     # positional, so those before a given one are written too
     numbers = [s.name for s in known if s.mark == "-"]
     before = numbers[: max((i for i, s in enumerate(numbers) if s in given), default=0)]

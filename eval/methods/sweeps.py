@@ -20,8 +20,8 @@ _GROUP = re.compile(r"\{([^{}]*)\}")
 
 
 def read_methods(methods: Iterable[str | Mapping[str, Any]]) -> list[MethodSpec]:
-    """Read methods in order, sweeps expanded; the last setting varies fastest. ConfigError for
-    what is no method."""
+    """Read methods in order, with sweeps expanded; the last setting varies fastest. Raises
+    ConfigError for an entry that is not a method."""
     return [
         spec
         for method in methods
@@ -34,8 +34,8 @@ def read_methods(methods: Iterable[str | Mapping[str, Any]]) -> list[MethodSpec]
 
 
 def read_samplings(words: Sequence[str]) -> list[MethodSpec]:
-    """Read samplings, t0.4-k10, as those of next-token decoding, with sweeps expanded.
-    ConfigError for what is none."""
+    """Read samplings, such as t0.4-k10, as those of next-token decoding, with sweeps expanded.
+    Raises ConfigError for one that cannot be read."""
     found = []
     for word in expand_names(words):
         try:
@@ -52,13 +52,13 @@ def _points(mapping: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Return the mappings of a sweep; `sizes` is one value although it is a list."""
     swept = [v if isinstance(v, list) and k != "sizes" else [v] for k, v in mapping.items()]
     if not all(swept):
-        raise ConfigError(f"method {dict(mapping)}: an empty list sweeps over nothing")
+        raise ConfigError(f"method {dict(mapping)}: empty list of values")
     return (dict(zip(mapping, chosen, strict=True)) for chosen in itertools.product(*swept))
 
 
 def expand_names(names: Sequence[str]) -> list[str]:
-    """All names in order, every brace group replaced by each of its alternatives; the last group
-    varies fastest.
+    """Return all names in order, with every brace group replaced by each of its alternatives; the
+    last group varies fastest.
 
     Raises ConfigError for a brace without its partner, a group in a group, or a group without two
     alternatives.

@@ -1,15 +1,15 @@
-"""Verification of a drafted chain x_1 … x_m by one pass of the decoder: what SD, SSD, PCG and their
-kin share.
+"""Verification of a drafted chain x_1 … x_m in one pass of the decoder: the part that SD, SSD, PCG
+and related methods share.
 
-q are the probabilities of the target (the decoder's base head), p those that a draft token was
-drawn from. Both are taken after `dcar.sampling.warp`, and EOS is forbidden in both at the same
-positions. The pass reads [last emitted token, x_1 … x_m] and gives q_1 … q_{m+1}. Tokens are
-accepted from the left. The first refused one is replaced. If none is refused, a bonus token is
-drawn from q_{m+1}, except after an accepted EOS.
+q are the probabilities of the target (the decoder's base head); p are those from which a draft
+token was drawn. Both are taken after `dcar.sampling.warp`, and EOS is forbidden in both at the same
+positions. The pass reads [last emitted token, x_1 … x_m] and yields q_1 … q_{m+1}. Tokens are
+accepted from left to right, and the first rejected one is replaced. If none is rejected, a bonus
+token is drawn from q_{m+1}, except after an accepted EOS.
 
-Random numbers: x_i and the bonus token take number "token" of their position, as next-token
-decoding does. So a perfect draft reproduces next-token decoding token by token. A token depends on
-numbers of its own and earlier positions only.
+Random numbers: x_i and the bonus token use the number "token" of their position, as next-token
+decoding does. A perfect draft therefore reproduces next-token decoding token by token. A token
+depends only on the numbers of its own and earlier positions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from heads.layers import at
 
 @dataclass(frozen=True)
 class Uniforms:
-    """Uniform numbers in [0, 1) of positions [B] or [B, m], counted from the first generated
-    token: `uniform("accept")` gives the first one of each position, which is looked up; others
+    """Uniform random numbers in [0, 1) of positions [B] or [B, m], counted from the first
+    generated token. `uniform("accept")` looks up the first number of each position; further ones
     are computed."""
 
     state: BatchState
@@ -44,28 +44,28 @@ class Uniforms:
         return self.state.further(stream, self.positions, number)
 
     def several(self, stream: str, count: int) -> Tensor:
-        """The first `count` numbers of each position: [B, n] for positions [B]."""
+        """Return the first `count` numbers [B, n] of each of the positions [B]."""
         number = torch.arange(count, device=self.positions.device)
         return self.state.further(stream, self.positions[:, None].expand(-1, count), number)
 
 
 class ChainVerifier(Method):
-    """A method that verifies drafted chains. A subclass answers two questions about probabilities
-    after temperature, top-k and top-p, for all rows, by tensor operations alone.
+    """Method that verifies drafted chains. A subclass defines two rules on probabilities after
+    temperature, top-k and top-p, for all rows at once and by tensor operations alone.
 
-    `accept`: which draft tokens pass, each seen by itself. `replacement`: the distribution of the
-    token in the place of the first refused one (or `following`, the token itself). A subclass is
-    built as `cls(name, drafter, *arguments(decoder, statistics, numbers))`, with the numbers that
-    stand in its name.
+    `accept`: which draft tokens pass, each considered on its own. `replacement`: the distribution
+    of the token that replaces the first rejected one (or `following`, which draws the token
+    itself). A subclass is built as `cls(name, drafter, *arguments(decoder, statistics, numbers))`,
+    where `numbers` are those in its compact name.
     """
 
     numbers: tuple[int, ...] = (0,)
-    """Possible counts of numbers in its name."""
+    """Possible counts of numbers in the compact name."""
     relaxes_end = False
-    """True if its name may end on -eos: it is then built with eos_strict=False, and its rule
-    holds for EOS too."""
+    """True if the name may end in -eos. The verifier is then built with eos_strict=False, and
+    its rule applies to EOS too."""
     identity: Mapping[str, str] = {}
-    """Facts that its tokens depend on besides its name, its draft and the decoder."""
+    """Facts that the tokens depend on in addition to the name, the draft and the decoder."""
     streams = ("token", "accept", "residual")
     keeps_probs = True
 
@@ -76,26 +76,26 @@ class ChainVerifier(Method):
     def arguments(
         cls, decoder: AnyDecoder, statistics: VerifierStatistics | None, numbers: tuple[float, ...]
     ) -> tuple[Any, ...]:
-        """Return what the constructor takes after the drafter; asked once for all objects of a
-        method. statistics: those of the decoder, if it has been measured."""
+        """Return the constructor's arguments after the drafter; called once for all objects of a
+        method. statistics: those of the decoder, if they were measured."""
         return numbers
 
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
-        """q, p [B, m, V], tokens [B, m] -> whether each token passes, bool [B, m]. Padding may
-        say anything."""
+        """Return which tokens pass, bool [B, m], given q, p [B, m, V] and tokens [B, m]. The
+        result for padding is ignored."""
         raise NotImplementedError
 
     def replacement(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int) -> Tensor:
-        """q, p [B, V] and the tokens [B] at one position of each row -> the distribution [B, V]
-        of what replaces a refused one; it is drawn at number "residual". Rows without a refused
-        token may say anything."""
+        """Return the distribution [B, V] of the token that replaces a rejected one, given q, p
+        [B, V] and the tokens [B] at one position of each row. It is drawn with the number
+        "residual". The result for rows without a rejected token is ignored."""
         raise NotImplementedError
 
     def following(
         self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms, refused: Tensor
     ) -> Tensor:
-        """Draw the tokens [B] after the accepted ones: the replacement in `refused` [B] rows,
-        and from q in the others."""
+        """Draw the tokens [B] after the accepted ones: the replacement in rows where `refused`
+        [B], and from q in the others."""
         probs = torch.where(refused[:, None], self.replacement(q, p, tokens, eos), q)
         return uniform.state.sample(
             probs, torch.where(refused, uniform("residual"), uniform("token"))

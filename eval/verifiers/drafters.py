@@ -1,7 +1,7 @@
-"""Where the draft comes from: the decoder's own additional heads, or a small draft model.
+"""Sources of drafts: the decoder's own additional heads, or a small draft model.
 
-Both draw x_i from a distribution after `dcar.sampling.warp` with the run's sampling, EOS forbidden
-as for the target, and hand that distribution over; both stop after a drafted EOS.
+Both draw x_i from a distribution after `dcar.sampling.warp` with the sampling of the run, with EOS
+forbidden as for the target, and return that distribution. Both stop after a drafted EOS.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from heads.layers import at
 
 
 class Drafter(Protocol):
-    """Proposes a chain for every row. What it keeps for each row is in the state."""
+    """Source of a drafted chain for every row. Its data for each row are in the state."""
 
     length: int  # most tokens of a draft
 
     def start(self, state: BatchState) -> None:
-        """Allocate what it keeps for each row."""
+        """Allocate the data that the drafter keeps for each row."""
 
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
-        """Set what it keeps for rows [R], into which utterances have been admitted."""
+        """Set the data of rows [R] into which utterances have been admitted."""
 
     def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:
-        """Draft up to counts [B] tokens after the emitted ones, with distributions; most: no
-        count is larger."""
+        """Draft up to counts [B] tokens after the emitted ones, with their distributions. most:
+        upper bound of the counts."""
 
     def keep(self, state: BatchState, hidden: Tensor) -> None:
-        """Take note of the target's hidden states [B, D] of the last accepted tokens (of the
-        token before the draft where none was accepted)."""
+        """Record the target's hidden states [B, D] of the last accepted tokens (of the token
+        before the draft if none was accepted)."""
 
 
 class HeadDrafter:
-    """Self-speculation: heads 2 … m + 1 of the hidden state that the last emitted token was drawn
-    from.
+    """Self-speculation: drafts by heads 2 … m + 1 at the hidden state from which the last emitted
+    token was drawn.
 
     That token was drawn from the base head (or its residual), so head 1 + i predicts the i-th token
-    after it. The heads do not see the token, nor each other: p_i is the distribution of head 1 + i
-    given the state. Costs no pass.
+    after it. The heads see neither the token nor each other: p_i is the distribution of head 1 + i
+    given the state. Drafting needs no pass.
     """
 
     def __init__(self, length: int):
@@ -57,9 +57,8 @@ class HeadDrafter:
     def start(self, state: BatchState) -> None:
         if (heads := state.reader.config.num_prediction_heads) <= self.length:
             raise ConfigError(
-                f"a draft of {self.length} tokens by the heads needs {self.length + 1} of them, "
-                "but this "
-                f"decoder has {heads}"
+                f"a draft of {self.length} tokens by the heads needs {self.length + 1} heads, but "
+                f"this decoder has {heads}"
             )
         state.own["drawn_from"] = torch.zeros_like(state.states[:, 0])
 
@@ -78,11 +77,11 @@ class HeadDrafter:
 
 
 class ModelDrafter:
-    """A draft model with its own KV cache, kept in step with the target's.
+    """Drafts by a draft model with its own KV cache, kept in step with the target's.
 
-    A draft of m tokens costs m passes: the first reads what was emitted since (the correction or
-    bonus token, and x_m of the last draft where all of it was accepted), the others x_1 … x_{m-1}.
-    What was refused is cut off the cache.
+    A draft of m tokens needs m passes. The first reads the tokens emitted since the last draft (the
+    correction or bonus token, and x_m of the last draft if all of it was accepted); the others read
+    x_1 … x_{m-1}. Rejected tokens are removed from the cache.
     """
 
     def __init__(self, draft: AnyDecoder | Reader, length: int):
@@ -123,8 +122,8 @@ class ModelDrafter:
         return Draft(torch.stack(tokens, 1), real, torch.stack(probs, 1), passes=real)
 
     def _catch_up(self, state: BatchState, rows: Tensor) -> Tensor:
-        """Read the emitted tokens that the draft model has not read, one or two, in these rows;
-        its hidden states [B, D]."""
+        """Read the emitted tokens, one or two, that the draft model has not read in these rows.
+        Return its hidden states [B, D]."""
         reader, cache = state.shared["draft"], state.caches["draft"]
         # The last emitted token was not drafted, so the draft model cannot have read it; after it
         # nothing is valid.

@@ -1,19 +1,20 @@
-"""Dynamic chunking without training: keep an additional head's token while the head is sure of it.
+"""Dynamic chunking without training: keep an additional head's token as long as the head is
+certain.
 
     a = 1 + number of leading heads k = 2, 3, … with H(p_k(. | h)) <= h,    H in nats
 
 The base head's token is always kept; the first head whose entropy exceeds the threshold ends the
-chunk. This is what a learned policy must beat: it, too, adapts the chunk to the context, and it
+chunk. This is the baseline for a learned policy: it also adapts the chunk to the context, and it
 needs neither rewards nor training.
 
-H is the entropy of the head's own distribution before warping. Temperature and top-k change what is
-drawn, not what the head knows: the threshold then belongs to the decoder and not to the sampling,
-and it keeps its meaning at temperature 0, where every warped distribution has entropy 0.
-`entropy-0.8` names the threshold; `entropy@3.0` the tokens per pass that it shall give, and takes
-the threshold that gave them on development data (statistics.py).
+H is the entropy of the head's own distribution before warping. Temperature and top-k change the
+draw, not the certainty of the head: the threshold therefore belongs to the decoder and not to the
+sampling, and it keeps its meaning at temperature 0, where every warped distribution has entropy 0.
+`entropy-0.8` names the threshold. `entropy@3.0` names the desired tokens per pass, and uses the
+threshold that yielded them on development data (statistics.py).
 
-All heads are evaluated at every step, for the chunk's size depends on them; a policy decides
-before. That is the price of the rule, and timings contain it.
+All heads are evaluated at every step, because the size of the chunk depends on them, whereas a
+policy decides before. That is the price of the rule, and timings include it.
 """
 
 from __future__ import annotations
@@ -30,22 +31,25 @@ ENTROPY = FEATURES.index("entropy")
 
 
 def entropies(logits: Tensor) -> Tensor:
-    """Entropy in nats of the distributions before warping: logits [..., K, V + 1] -> [..., K]."""
+    """Return the entropies [..., K], in nats, of the distributions before warping, given logits
+    [..., K, V + 1]."""
     return candidate_features(logits, logits.argmax(-1))[..., ENTROPY]
 
 
 def chunk_sizes(entropy: Tensor, threshold: float) -> Tensor:
-    """1 + the leading additional heads that are sure enough: entropy [..., K - 1] of heads 2..K
-    -> sizes [...]."""
+    """Return sizes [...]: 1 + the number of leading additional heads whose entropy is at most
+    the threshold, given the entropies [..., K - 1] of heads 2..K."""
     return 1 + (entropy <= threshold).cumprod(-1).sum(-1)
 
 
 class EntropyChunk(ChunkRule):
-    """Chunk sizes by the entropies of the additional heads."""
+    """Chunk rule: sizes by the entropies of the additional heads."""
 
     def __init__(self, threshold: float, name: str | None = None):
         if not threshold >= 0:
-            raise ConfigError(f"the entropy threshold is in nats and at least 0, not {threshold}")
+            raise ConfigError(
+                f"entropy: the threshold is in nats and must be at least 0, not {threshold}"
+            )
         self.threshold = threshold
         self.name = name or f"entropy-{threshold:g}"
 
@@ -65,7 +69,7 @@ def from_settings(
     threshold: float | None,
     tokens_per_pass: float | None,
 ) -> tuple[Method, dict[str, str]]:
-    """Return the method of these settings, of which one is given, and what its tokens depend on.
+    """Return the method with one of these settings, and the facts that its tokens depend on.
 
     threshold: in nats; tokens_per_pass: on development data.
     """
@@ -82,7 +86,6 @@ def from_settings(
     assert limit is not None
     if decoder.config.num_prediction_heads < 2:
         raise ConfigError(
-            f"method '{name}' chooses among additional heads, but this decoder has the base head "
-            "only"
+            f"method '{name}' needs additional heads, but this decoder has only the base head"
         )
     return ChunkMethod(EntropyChunk(limit, name)), {"threshold": repr(limit)}

@@ -1,4 +1,4 @@
-"""MTP with Viterbi (arXiv 2410.13839): one path through the candidates of n heads, weighed by token
+"""MTP with Viterbi (arXiv 2410.13839): one path through the proposals of n heads, weighted by token
 transitions.
 
 Head t proposes its k best ids; C is the union over the n heads. With S_t(j) the probabilities of
@@ -6,21 +6,22 @@ head t and Q(j | i) the transitions of the training tokens,
 
     delta_1(j) = S_1(j),    delta_t(j) = S_t(j) max_i delta_{t-1}(i) Q(j | i),    i, j in C,
 
-and the best path is emitted whole: n tokens a pass, nothing is verified. S is taken after
+and the whole best path is emitted: n tokens per pass, without verification. S is taken after
 temperature, top-k and top-p, as for every method here. At temperature 0 it is one-hot, and the path
-is each head's best id.
+consists of each head's best id.
 
-A path is cut at its first end of speech e. Nothing but e follows it, and there S_t(e) counts as at
-least what an earlier head gave e: speech that has ended by one position has ended by the next. So a
-later head whose probabilities were cut by top-k or temperature cannot make an end impossible.
+A path is cut at its first end of speech e. Only e can follow e, and S_t(e) counts as at least the
+probability that an earlier head gave e: speech that has ended by one position has ended by the
+next. A later head whose probabilities were cut by top-k or temperature therefore cannot make an end
+impossible.
 
 The states of Q are the codes 0..V-1, the end of speech V and the start of an utterance V + 1. With
-c_ij the number of times that j stands behind i in the training tokens,
+c_ij the number of times that j follows i in the training tokens,
 
     Q(j | i) = (c_ij + alpha) / (c_i + alpha (V + 1)),
 
-over codes and end. Behind the end stands only the end. Transitions into it are counted where
-utterances end, those from the start where they begin.
+over codes and end. Only the end follows the end. Transitions into it are counted at the ends of
+utterances, those from the start at their beginnings.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ ALPHA = 0.01  # smoothing of the transitions
 
 
 def count_bigrams(utterances: Sequence[Sequence[int]], codes: int) -> tuple[Tensor, Tensor]:
-    """Pairs that occur, start and end of speech included: keys previous * (codes + 2) + next
-    ascending, and counts.
+    """Count the pairs that occur, including start and end of speech. Return keys previous * (codes
+    + 2) + next, ascending, and counts.
 
-    DataError for a token outside the codebook, and without an utterance.
+    Raises DataError for a token outside the codebook, and if there are no utterances.
     """
     if not utterances:
-        raise DataError("no utterances to count transitions in; give a split that is not empty")
+        raise DataError("no utterances to count transitions in; choose a split that is not empty")
     found: list[np.ndarray] = []
     states = codes + 2
     for i, tokens in enumerate(utterances):
@@ -67,12 +68,12 @@ def count_bigrams(utterances: Sequence[Sequence[int]], codes: int) -> tuple[Tens
 
 
 class Transitions:
-    """log Q as above, looked up among the pairs that occur: no table of V² numbers, which may be
-    too large."""
+    """Table of log Q as above, looked up among the pairs that occur: a dense table of V² numbers
+    may be too large."""
 
     def __init__(self, keys: Tensor, counts: Tensor, states: int, alpha: float = ALPHA):
-        """keys, counts: as `count_bigrams` gives them. alpha > 0, or a token may have no
-        successor."""
+        """Make the table. keys, counts: as returned by `count_bigrams`. alpha > 0, or a token
+        may have no successor."""
         self.states, self.end, self.start, self.alpha = states, states - 2, states - 1, alpha
         self.keys, self.counts = keys, counts.double()
         # c_i
@@ -88,7 +89,8 @@ class Transitions:
         return self
 
     def log_prob(self, previous: Tensor, following: Tensor) -> Tensor:
-        """log Q(following | previous) of all pairs: ids [B, a], [B, b] -> [B, a, b] float32."""
+        """Return log Q(following | previous) of all pairs, [B, a, b] float32, given ids [B, a]
+        and [B, b]."""
         i, j = previous[:, :, None], following[:, None, :]
         wanted = i * self.states + j
         place = torch.searchsorted(self.keys, wanted).clamp(max=len(self.keys) - 1)
@@ -98,10 +100,11 @@ class Transitions:
 
 
 def best_path(emission: Tensor, transition: Tensor) -> tuple[Tensor, Tensor]:
-    """Viterbi: delta_t(j) = log S_t(j) + max_i [delta_{t-1}(i) + log Q(j | i)], then backtracking.
+    """Find the best path by Viterbi: delta_t(j) = log S_t(j) + max_i [delta_{t-1}(i) + log Q(j |
+    i)], then backtracking.
 
-    emission [B, n, m] log S, transition [B, m, m] log Q (from row to column). Returns states [B, n]
-    and the path's score [B]; among equals the lowest state wins.
+    emission: [B, n, m] log S; transition: [B, m, m] log Q (from row to column). Return states [B,
+    n] and the path's score [B]; of equal paths, the one with the lowest state.
     """
     delta = emission[:, 0]
     origins: list[Tensor] = []
@@ -116,9 +119,9 @@ def best_path(emission: Tensor, transition: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def choose(probs: Tensor, proposed: Tensor, transitions: Transitions) -> tuple[Tensor, Tensor]:
-    """Tokens of the best path through the candidates, [B, n], and its score [B].
+    """Return the tokens [B, n] of the best path through the proposed ids, and its score [B].
 
-    probs [B, n, V + 1]; proposed [B, n, k] ids.
+    probs: [B, n, V + 1]; proposed: [B, n, k] ids.
     """
     # [B, n] of the state behind an end
     ended = probs[:, :, transitions.end].cummax(-1).values.double().log()
@@ -135,8 +138,8 @@ def choose(probs: Tensor, proposed: Tensor, transitions: Transitions) -> tuple[T
 def _with_ended(
     ids: Tensor, emission: Tensor, transition: Tensor, ended: Tensor, end: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The lattice with one more state, "has ended": it follows the end and itself, and nothing
-    else follows the end."""
+    """Add a state "has ended" to the lattice: it follows the end and itself, and nothing else
+    follows the end."""
     never = -torch.inf
     is_end = ids == end  # [B, m]
     into = torch.where(is_end, 0.0, never).to(transition.dtype)[:, :, None]
@@ -149,7 +152,7 @@ def _with_ended(
 
 
 class MTPViterbi(Method):
-    """Decoding method: n tokens a pass, chosen together by `choose`."""
+    """Decoding method: n tokens per pass, chosen together by `choose`."""
 
     streams = ()
     logged = ("actions",)
@@ -185,7 +188,7 @@ def from_settings(
     heads: int,
     candidates: int,
 ) -> tuple[Method, dict[str, str]]:
-    """Return the method of these settings, and what its tokens depend on."""
+    """Return the method with these settings, and the facts that its tokens depend on."""
     if heads > decoder.config.num_prediction_heads:
         raise ConfigError(
             f"method '{name}': this decoder has 1..{decoder.config.num_prediction_heads} heads"
@@ -193,7 +196,7 @@ def from_settings(
     if candidates > decoder.config.output_size:
         raise ConfigError(
             f"method '{name}': {candidates} candidates of each head, but the vocabulary has "
-            f"{decoder.config.output_size} tokens; take 1 to as many"
+            f"{decoder.config.output_size} tokens; choose at most as many"
         )
     table = needed(statistics, name)
     transitions = Transitions(table.bigram_keys, table.bigram_counts, table.states)

@@ -1,25 +1,27 @@
 """PCG: speculative decoding verified by groups of acoustically similar tokens (arXiv 2511.13732).
 
-The drafted token x stands for one of its groups, K ~ w(., x). The group, not the token, is tested
-as in SD:
+The drafted token x represents one of its groups, K ~ w(., x). The group, instead of the token, is
+tested as in SD:
 
     accept x iff u < min(1, Q_c(K) / P_c(K)),
     Q_c(k) = sum over t in G_k of q(t) w(k, t),   P_c likewise,
 
-with weights w(k, t) = 1 / N(t). A refused token gives way to one of a group drawn from norm(max(0,
-Q_c - P_c)), by thinning: draw y ~ q and K' ~ w(., y) until K' passes with 1 - P_c(K') / Q_c(K').
-Given its group, that y already has the distribution of equation 10, so no second draw is needed.
+with weights w(k, t) = 1 / N(t). A rejected token is replaced by one of a group drawn from
+norm(max(0, Q_c - P_c)), by thinning: draw y ~ q and K' ~ w(., y) until K' passes with probability 1
+- P_c(K') / Q_c(K'). Given its group, that y already has the distribution of equation 10, so no
+second draw is needed.
 
 The emitted group has the distribution Q_c. The token inside it does not follow q, unless every
-group is a singleton: then this is SD.
+group is a singleton, which is SD.
 
-The groups (section 2.1): G(t) = {t' : cos(E_t, E_t') > theta} with E the target's input embeddings
-of the speech codes; the distinct sets among them are the groups. A token may be in several: S(t)
-are its groups, N(t) their number, 1 / N(t) its weight in each. EOS, like every id that is no speech
-code, is a group of its own.
+The groups (section 2.1): G(t) = {t' : cos(E_t, E_t') > theta}, where E are the target's input
+embeddings of the speech codes; the distinct sets among them are the groups. A token may be in
+several: S(t) are its groups, N(t) is their number, and 1 / N(t) is its weight in each. EOS, like
+every id that is not a speech code, is a group of its own.
 
-`pcg-mel-θ` groups by sound (Table 3): E_t is the mean log-mel frame of the recordings where t was
-spoken, centred on the mean over all codes. A code that never occurred is a group of its own.
+`pcg-mel-θ` groups by sound (Table 3): E_t is the mean log-mel frame of the recordings at the
+positions of t, centred on the mean over all codes. A code that never occurred is a group of its
+own.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ class TokenGroups:
         return len(self.group_start) - 1
 
     def most(self, group: Tensor, state: BatchState) -> int:
-        """A bound on the sizes of these groups."""
+        """Return an upper bound of the sizes of these groups."""
         return state.most(self.sizes[group], self.largest) if state.exact else self.largest
 
     def to(self, device: torch.device) -> TokenGroups:
@@ -102,21 +104,20 @@ class TokenGroups:
 def build_groups(
     embedding: Tensor, theta: float, specials: int = 1, memory_bytes: int = MEMORY_BYTES
 ) -> TokenGroups:
-    """Groups of the codes whose embeddings [codes, D] are given; ids codes .. codes + specials - 1
+    """Build the groups of the codes with embeddings [codes, D]. Ids codes .. codes + specials - 1
     are singletons, as are codes whose embedding is NaN.
 
-    Similarities are computed for as many codes at a time as `memory_bytes` of working memory allow,
-    against all others; what stays is the distinct groups. float32 embeddings are read in place,
-    others are converted whole.
+    Similarities are computed for as many codes at a time as fit into `memory_bytes` of working
+    memory, against all others; only the distinct groups are kept. float32 embeddings are read in
+    place, others are converted as a whole.
 
-    Raises ConfigError for theta outside (-1, 1], or where the groups themselves need more than
+    Raises ConfigError for theta outside (-1, 1], or if the groups themselves need more than
     `memory_bytes`.
     """
     if not -1 < theta <= 1:
         raise ConfigError(
-            f"the similarity threshold theta of PCG is a cosine in (-1, 1], not {theta}; the "
-            "paper uses "
-            "0.38 to 0.45"
+            f"pcg: the similarity threshold theta is a cosine in (-1, 1], not {theta}; the paper "
+            "uses 0.38 to 0.45"
         )
     codes = len(embedding)
     seen: set[bytes] = set()  # digests of the sets of ids so far
@@ -132,9 +133,9 @@ def build_groups(
         # while the two CSR halves are made, each entry takes 24 bytes
         if 6 * stored > memory_bytes:
             raise ConfigError(
-                f"groups at theta = {theta} are too large: over {stored >> 20} MiB of memberships "
-                "after "
-                f"{done} of {codes} codes; raise theta, or memory_bytes ({memory_bytes >> 20} MiB)"
+                f"pcg: groups at theta = {theta} are too large: over {stored >> 20} MiB of "
+                f"memberships after {done} of {codes} codes; raise theta, or memory_bytes "
+                f"({memory_bytes >> 20} MiB)"
             )
     members += [torch.tensor([codes + i], dtype=torch.int32) for i in range(specials)]
     sizes, group_tokens = torch.tensor([len(ids) for ids in members]), torch.cat(members)
@@ -165,8 +166,8 @@ def build_groups(
 def similar_codes(
     embedding: Tensor, theta: float, memory_bytes: int = MEMORY_BYTES
 ) -> Iterator[tuple[int, Sequence[Tensor]]]:
-    """Blocks of codes in order: how many codes are done, and for each of the block's the ids of
-    G(t), ascending."""
+    """Iterate over blocks of codes in order: the number of codes done so far, and the ids of
+    G(t), ascending, for each code of the block."""
     table = embedding.detach().to(torch.float32)
     rows = max(1, memory_bytes // (len(table) * BYTES_PER_CELL))
     scale = torch.cat([1 / block.norm(dim=1).clamp(min=1e-30) for block in table.split(rows)])
@@ -181,13 +182,14 @@ def similar_codes(
 
 
 def weighted(probs: Tensor, groups: TokenGroups) -> Tensor:
-    """probs(t) w(k, t) = probs(t) / N(t), the share of t's mass that each of its groups gets:
-    [..., V], float64."""
+    """Return probs(t) w(k, t) = probs(t) / N(t), the share of t's mass that each of its groups
+    receives: [..., V], float64."""
     return probs * groups.share
 
 
 def pick_group(tokens: Tensor, u: Tensor, groups: TokenGroups) -> Tensor:
-    """K ~ w(., x): one of the groups of each token, all alike: tokens, u [...] -> [...]."""
+    """Draw K ~ w(., x), one of the groups of each token with equal probability: tokens, u [...]
+    -> [...]."""
     start = groups.token_start[tokens]
     size = groups.token_start[tokens + 1] - start
     return groups.token_groups[start + (u * size).long()].long()
@@ -196,8 +198,8 @@ def pick_group(tokens: Tensor, u: Tensor, groups: TokenGroups) -> Tensor:
 def group_mass(
     probs: Sequence[Tensor], group: Tensor, groups: TokenGroups, most: int
 ) -> list[Tensor]:
-    """Q_c(k) = sum over t in G_k of probs[b, t] / N(t), for each [B, V] of probs and the groups
-    k [B, n] of its rows, none of them larger than `most`: [B, n], float64."""
+    """Return Q_c(k) = sum over t in G_k of probs[b, t] / N(t), [B, n] float64, for each [B, V]
+    of probs and the groups k [B, n] of its rows, none of them larger than `most`."""
     member = torch.arange(most, device=group.device)
     # [B, n, most]
     place = (groups.group_start[group][..., None] + member).clamp(max=len(groups.ids) - 1)
@@ -207,14 +209,14 @@ def group_mass(
 
 
 def coarse(share: Tensor, groups: TokenGroups) -> Tensor:
-    """Probabilities of all groups, Q_c or P_c, from `weighted` shares: [B, V] -> [B, M]."""
+    """Return the probabilities [B, M] of all groups, Q_c or P_c, given `weighted` shares [B, V]."""
     out = torch.zeros(len(share), groups.count, dtype=torch.float64, device=share.device)
     return out.index_add(1, groups.owner, share.index_select(1, groups.ids))
 
 
 def enumerated_residual(q: Tensor, p: Tensor, groups: TokenGroups) -> Tensor:
-    """Probabilities of the token after a refusal: sum over k of R(k) q(t) w(k, t) / Q_c(k), with
-    R = norm(max(0, Q_c - P_c)).
+    """Return the probabilities of the token after a rejection: sum over k of R(k) q(t) w(k, t) /
+    Q_c(k), with R = norm(max(0, Q_c - P_c)).
 
     q, p [B, V] -> [B, V], by one product over all memberships.
     """
@@ -229,9 +231,9 @@ def enumerated_residual(q: Tensor, p: Tensor, groups: TokenGroups) -> Tensor:
 def thinned_residual(
     q: Tensor, p: Tensor, groups: TokenGroups, uniform: Uniforms, refused: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Draw from `enumerated_residual` by thinning: tokens [B], and the trials [B] that it took,
-    TRIALS + 1 where none of TRIALS passed (the token then is undefined). Rows that are not
-    `refused` [B] may have any token."""
+    """Draw from `enumerated_residual` by thinning. Return tokens [B] and the number of trials
+    [B], TRIALS + 1 if none of TRIALS passed (the token is then undefined). The tokens of rows
+    that are not `refused` [B] are arbitrary."""
     tokens = torch.zeros(len(q), dtype=torch.long, device=q.device)
     trials = torch.full_like(tokens, TRIALS + 1)
     numbers = uniform.several("residual", 3 * TRIALS)  # three a trial
@@ -252,7 +254,7 @@ def thinned_residual(
 
 
 class GroupVerifier(ChainVerifier):
-    """`pcg-θ`."""
+    """Verifier `pcg-θ`."""
 
     numbers = (1,)
     streams = ("token", "accept", "group")
@@ -264,7 +266,7 @@ class GroupVerifier(ChainVerifier):
 
     @classmethod
     def code_vectors(cls, decoder: AnyDecoder, statistics: VerifierStatistics | None) -> Tensor:
-        """Return the vectors [codes, D] whose cosines make the groups."""
+        """Return the vectors [codes, D] whose cosines define the groups."""
         return decoder.speech_embedding.weight[: decoder.config.speech_vocab_size]
 
     @classmethod
@@ -304,7 +306,8 @@ class GroupVerifier(ChainVerifier):
 
 
 class MelGroupVerifier(GroupVerifier):
-    """`pcg-mel-θ`. ConfigError unless the statistics hold the mean mel frames of the codes."""
+    """Verifier `pcg-mel-θ`. Raises ConfigError unless the statistics contain the mean mel frames
+    of the codes."""
 
     @classmethod
     def code_vectors(cls, decoder: AnyDecoder, statistics: VerifierStatistics | None) -> Tensor:

@@ -1,22 +1,22 @@
 """Relaxed rules: SSD's tolerance, Medusa's typical acceptance, top-k verification of Llasa+. None
 is lossless.
 
-An end of speech is judged by SD's rule unless asked otherwise (`eos_strict`). Its probability is
-still not kept: a token that passes where the target would have ended delays it.
+An end of speech is judged by SD's rule unless `eos_strict` is false. Its probability is still not
+preserved: a token that passes where the target would have ended delays it.
 
-SSD (Interspeech 2025, Algorithm 1): accept x_i iff r < min(1, q(x_i) / p(x_i)) + beta; the rest as
-in SD. beta = 0 is SD, beta >= 1 is the draft alone. The total variation of one step from the target
+SSD (Interspeech 2025, Algorithm 1): accept x_i iff r < min(1, q(x_i) / p(x_i)) + beta; otherwise as
+in SD. beta = 0 is SD; beta >= 1 is the draft alone. The total variation of one step from the target
 equals the acceptance that beta adds. The paper makes no exception for EOS: its rule is `ssd-β-eos`.
-Without tolerance for EOS, where q(EOS) > p(EOS), EOS needs the residual, and the other tokens'
-tolerance leaves less of it: out(EOS) = min(p, q)(EOS) + refused mass * residual(EOS) <= q(EOS).
+Without tolerance for EOS, where q(EOS) > p(EOS), EOS needs the residual, and the tolerance for
+other tokens leaves less of it: out(EOS) = min(p, q)(EOS) + rejected mass * residual(EOS) <= q(EOS).
 
 Typical acceptance (Cai et al. 2024, arXiv 2401.10774, section 2.3.1), on a chain: accept x iff q(x)
-> min(epsilon, delta * exp(-H(q))), H the entropy of q in nats. So the threshold falls where the
-target itself is undecided. A refused token gives way to a draw from q.
+> min(epsilon, delta * exp(-H(q))), where H is the entropy of q in nats. The threshold thus falls
+where the target itself is uncertain. A rejected token is replaced by a draw from q.
 
-Top-k verification (arXiv 2508.06262): accept x iff it is among the k likeliest tokens of the base
-head; a refused token gives way to a draw from it. The k likeliest are those after sampling's top-k
-and top-p: a token that could not have been sampled is never accepted.
+Top-k verification (arXiv 2508.06262): accept x iff it is among the k most likely tokens of the base
+head; a rejected token is replaced by a draw from it. The k most likely are those after top-k and
+top-p of the sampling: a token that could not have been sampled is never accepted.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ EPSILON, DELTA = 0.09, 0.3  # of Medusa's code; 0.3 is the square root of 0.09
 
 
 def tolerant(q_x: Tensor, p_x: Tensor, beta: float | Tensor) -> Tensor:
-    """SSD's probability of accepting x: min(1, min(1, q(x) / p(x)) + beta)."""
+    """Return SSD's probability of accepting x: min(1, min(1, q(x) / p(x)) + beta)."""
     return (sd.acceptance(q_x, p_x) + beta).clamp(max=1)
 
 
 def threshold(q: Tensor, epsilon: float, delta: float) -> Tensor:
-    """Of typical acceptance, min(epsilon, delta * exp(-H(q))): q [..., V] -> [...]."""
+    """Return the threshold [...] of typical acceptance, min(epsilon, delta * exp(-H(q))), for q
+    [..., V]."""
     entropy = torch.special.entr(q).sum(-1)
     return (delta * torch.exp(-entropy)).clamp(max=epsilon)
 
 
 def among_likeliest(q: Tensor, tokens: Tensor, k: int) -> Tensor:
-    """Whether x is one of the k likeliest (of equals the lowest ids) and possible: q [..., V],
-    tokens [...] -> bool."""
+    """Return whether x is one of the k most likely tokens (of equal ones, those with the lowest
+    ids) and possible: q [..., V], tokens [...] -> bool."""
     return (rank(q, tokens) < k) & (sd.of(q, tokens) > 0)
 
 
 class TolerantDecoding(sd.SpeculativeDecoding):
-    """`ssd-β`: no tolerance for EOS; `ssd-β-eos`: the paper's rule."""
+    """Verifier `ssd-β`, without tolerance for EOS, or `ssd-β-eos`, the paper's rule."""
 
     numbers, relaxes_end = (1,), True
 
@@ -70,10 +71,11 @@ class TolerantDecoding(sd.SpeculativeDecoding):
 
 
 class RelaxedVerifier(sd.SpeculativeDecoding):
-    """Accept by a yes-or-no rule on q; a refused token gives way to a draw from q.
+    """Verifier that accepts by a yes-or-no rule on q; a rejected token is replaced by a draw from
+    q.
 
-    Such a rule would end utterances whenever the draft does, so EOS is judged by SD's, residual
-    included. Behind a refused EOS it may still be drawn from q once more.
+    Such a rule would end utterances whenever the draft does, so EOS is judged by SD's rule,
+    including the residual. After a rejected EOS it may still be drawn from q.
     """
 
     relaxes_end = True
@@ -83,7 +85,7 @@ class RelaxedVerifier(sd.SpeculativeDecoding):
         self.eos_strict = eos_strict
 
     def plausible(self, q: Tensor, tokens: Tensor) -> Tensor:
-        """q [B, m, V], tokens [B, m] -> bool [B, m]."""
+        """Return which tokens pass the rule, bool [B, m], given q [B, m, V] and tokens [B, m]."""
         raise NotImplementedError
 
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
@@ -96,7 +98,7 @@ class RelaxedVerifier(sd.SpeculativeDecoding):
 
 
 class TypicalAcceptance(RelaxedVerifier):
-    """`typical`, `typical-ε-δ`."""
+    """Verifier `typical` or `typical-ε-δ`."""
 
     numbers = (0, 2)
 
@@ -112,8 +114,7 @@ class TypicalAcceptance(RelaxedVerifier):
         if not 0 < epsilon <= 1 or not 0 < delta < float("inf"):
             raise ConfigError(
                 f"{name}: typical acceptance needs 0 < epsilon <= 1 and delta > 0, not {epsilon} "
-                "and "
-                f"{delta}; Medusa uses {EPSILON} and {DELTA}"
+                f"and {delta}; Medusa uses {EPSILON} and {DELTA}"
             )
         self.epsilon, self.delta = epsilon, delta
 
@@ -122,7 +123,7 @@ class TypicalAcceptance(RelaxedVerifier):
 
 
 class TopKVerify(RelaxedVerifier):
-    """`topk-verify-k`."""
+    """Verifier `topk-verify-k`."""
 
     numbers = (1,)
 

@@ -1,8 +1,8 @@
-"""What verifying methods know of a decoder and its data: rank accuracies, token transitions,
-entropy thresholds, and how its codes sound.
+"""Statistics of a decoder and its data that verifiers need: rank accuracies, token transitions,
+entropy thresholds, and mean mel frames of its codes.
 
-`dcar fit-verifiers` measures them; a folder holds statistics.safetensors and statistics.json.
-They belong to one decoder and are refused for any other.
+`dcar fit-verifiers` measures them; a folder holds statistics.safetensors and statistics.json. They
+belong to one decoder and are rejected for any other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MEL_BANDS = 80
 
 @dataclass
 class VerifierStatistics:
-    """Measured on training tokens (bigrams) and development utterances (the rest)."""
+    """Statistics measured on training tokens (bigrams) and development utterances (the rest)."""
 
     decoder: str  # checksum of the decoder
     tokenizer: str  # CARConfig.tokenizer
@@ -62,7 +62,7 @@ class VerifierStatistics:
         return {name: getattr(self, name).contiguous() for name in NAMES}
 
     def checksum(self, *names: str) -> str:
-        """Of all tensors, or of those named."""
+        """Return the checksum of all tensors, or of those named."""
         return tensors_checksum(
             {n: t for n, t in self.tensors().items() if not names or n in names}
         )
@@ -85,8 +85,8 @@ class VerifierStatistics:
 
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> VerifierStatistics:
-        """CheckpointError if a file is missing, broken, of another version, or does not belong
-        to the other one."""
+        """Load statistics. Raises CheckpointError if a file is missing, broken, of another
+        version, or does not belong to the other one."""
         path = Path(directory)
         try:
             about = json.loads((path / INFO).read_text())
@@ -118,7 +118,7 @@ class VerifierStatistics:
             ) from error
 
     def check_decoder(self, checksum: str, config: CARConfig) -> None:
-        """CheckpointError unless these statistics were measured on this decoder and its
+        """Raise CheckpointError unless these statistics were measured on this decoder and its
         tokenizer."""
         if (self.decoder, self.tokenizer, self.states) != (
             checksum,
@@ -127,36 +127,32 @@ class VerifierStatistics:
         ):
             raise CheckpointError(
                 f"these statistics were measured on the decoder {self.decoder[:12]}… with tokens "
-                "of "
-                f"'{self.tokenizer[:40]}', not on {checksum[:12]}… with "
-                f"'{config.tokenizer[:40]}'; fit them for this "
-                "decoder with `dcar fit-verifiers`"
+                f"of '{self.tokenizer[:40]}', not on {checksum[:12]}… with "
+                f"'{config.tokenizer[:40]}'; fit them for this decoder with `dcar fit-verifiers`"
             )
 
     def centred_mel(self) -> Tensor:
         """Return the mean log-mel frame of every code minus that of all codes, float32 [V,
-        MEL_BANDS]; NaN where a code never occurred. ConfigError if none was measured."""
+        MEL_BANDS]; NaN for a code that never occurred. Raises ConfigError if none were measured."""
         if not len(self.mel_means):
             raise ConfigError(
-                "these statistics hold no mean mel frames; measure them again with `dcar "
-                "fit-verifiers "
-                "mel_utterances=1000` on a prepared corpus that has its recordings"
+                "these statistics contain no mean mel frames; measure them again with `dcar "
+                "fit-verifiers mel_utterances=1000` on a prepared corpus with recordings"
             )
         heard = self.mel_counts > 0
         centred = self.mel_means - self.mel_means[heard].mean(0)
         return torch.where(heard[:, None], centred, torch.nan)
 
     def threshold_for(self, length: float) -> float:
-        """The entropy threshold whose measured mean chunk length is `length`, between neighbours
-        linearly."""
+        """Return the entropy threshold whose measured mean chunk length is `length`,
+        interpolated linearly. Raises ConfigError for a length outside the measured range."""
         # sampling noise may bend the curve a little
         lengths = self.entropy_lengths.double().cummax(0).values
         low, high = float(lengths[0]), float(lengths[-1])
         if not low <= length <= high:
             raise ConfigError(
-                f"no entropy threshold gives {length:g} tokens per pass: with this decoder they "
-                "range "
-                f"from {low:.2f} to {high:.2f}; ask for a length in between"
+                f"no entropy threshold yields {length:g} tokens per pass: with this decoder they "
+                f"range from {low:.2f} to {high:.2f}; choose a length in between"
             )
         right = min(max(1, int((lengths < length).sum())), len(lengths) - 1)
         share = (length - lengths[right - 1]) / (lengths[right] - lengths[right - 1]).clamp(
@@ -167,11 +163,11 @@ class VerifierStatistics:
 
 
 def needed(statistics: VerifierStatistics | None, name: str) -> VerifierStatistics:
-    """The statistics, or a ConfigError that says how to get them."""
+    """Return the statistics. Raises ConfigError, with the command that makes them, if there are
+    none."""
     if statistics is None:
         raise ConfigError(
             f"method '{name}' needs statistics of the decoder: make them with `dcar "
-            "fit-verifiers` and "
-            "give their folder as `statistics`"
+            "fit-verifiers` and give their folder as `statistics`"
         )
     return statistics

@@ -1,34 +1,34 @@
 """VADUSA (Li et al., arXiv 2410.21951): a tree of the heads' candidates, accepted by tolerant
 sampling.
 
-Behind a token drawn from the base head at state h stands a tree. Its nodes at depth d are best ids
-of head d + 1 at h. One pass of the decoder reads the tree and gives the base head's probabilities q
-at every node. tau samples of each are drawn. **A candidate is accepted iff it is among the tau
-samples at its parent** and its parent is accepted. The longest accepted path is emitted, then the
-first sample at its end, which is the next root.
+A tree follows each token drawn from the base head at state h. Its nodes at depth d are the best ids
+of head d + 1 at h. One pass of the decoder reads the tree and yields the base head's probabilities
+q at every node. tau samples are drawn from each. **A node is accepted iff its token is among the
+tau samples at its parent** and its parent is accepted. The longest accepted path is emitted,
+followed by the first sample at its end, which is the next root.
 
 tau = 1 is lossless: every node draws one token from q, and it is emitted whether or not the tree
-held it. That draw has the address (token stream, position) of plain decoding, so `vadusa-1` gives
-the tokens of car-1. tau > 1 moves mass to the candidates. The end of speech e keeps its
-probability, whatever tau: the first sample alone decides whether a node ends, and which branch
-leads furthest is asked as if none did (`accept`). With qC the base mass of a node's children C
-other than e, where all of them lead equally far,
+contained it. That draw has the address (token stream, position) of plain decoding, so `vadusa-1`
+yields the tokens of car-1. tau > 1 moves mass to the nodes of the tree. The end of speech e keeps
+its probability, whatever tau is: the first sample alone decides whether a node ends, and the branch
+that leads furthest is chosen as if none did (`accept`). With qC the base mass of a node's children
+C other than e, if all of them lead equally far,
 
     out(e) = q(e),    out(v) = (1 - qC)^(tau - 1) q(v)  for v not in C,
     out(c) = q(c) + (1 - q(e) - qC) q(c) / qC * (1 - (1 - qC)^(tau - 1))  for c in C,
 
 at total variation (1 - q(e) - qC)(1 - (1 - qC)^(tau - 1)) from q.
 
-The paper's text was not available to us: the rule is read from how later papers of its authors
-describe it (docs/methods.md).
+The paper's text was not available to us: the rule follows the description in later papers by its
+authors (docs/methods.md).
 
-Which ranks of which heads the tree holds: Medusa's greedy construction from measured accuracy
+The ranks and heads in the tree are chosen by Medusa's greedy construction from measured accuracy
 (`build_tree`). A node is its path of ranks: (0, 2) is the third-ranked id of the second draft head
-behind the best id of the first. accuracy[d, i] is the probability that the base head draws the i-th
-ranked id of draft head d + 1, given that the path to it is right. Taking the depths as independent,
-a node is worth the product along its path, and the expected number of accepted drafts is the sum
-over nodes. No node is worth more than its parent, so taking the best node whose parent is present,
-again and again, gives the best tree of its size.
+after the best id of the first. accuracy[d, i] is the probability that the base head draws the i-th
+ranked id of draft head d + 1, given that the path to it is right. If depths are taken as
+independent, a node is worth the product along its path, and the expected number of accepted drafts
+is the sum over nodes. No node is worth more than its parent, so adding the best node whose parent
+is present, again and again, yields the best tree of its size.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True)
 class RankTree:
-    """Paths of ranks, every path after its own beginning, shorter paths first."""
+    """Paths of ranks; every path comes after its own prefix, shorter paths first."""
 
     paths: tuple[Path, ...]
 
@@ -64,30 +64,32 @@ class RankTree:
         return DraftTree([index.get(path[:-1], -1) for path in self.paths], device)
 
     def places(self, device: torch.device | str = "cpu") -> Tensor:
-        """The draft head, from 0 on, and the rank of every node: [2, nodes]."""
+        """Return the draft head, counted from 0, and the rank of every node: [2, nodes]."""
         return torch.tensor([[len(path) - 1, path[-1]] for path in self.paths], device=device).T
 
     def tokens(self, logits: Tensor, places: Tensor) -> Tensor:
-        """The nodes' ids: logits of the draft heads [B, depths, V] and `places` on their device
-        -> [B, nodes]."""
+        """Return the nodes' ids [B, nodes], given logits of the draft heads [B, depths, V] and
+        `places` on their device."""
         ranked = likeliest(logits, max(map(max, self.paths)) + 1)[1]  # [B, depths, ranks]
         return ranked[:, places[0], places[1]]
 
 
 def chain(depth: int) -> RankTree:
-    """One path of the best id of each head."""
+    """Return the tree that is a single path: the best id of each head."""
     return RankTree(tuple((0,) * d for d in range(1, depth + 1)))
 
 
 def build_tree(accuracy: Tensor, budget: int) -> RankTree:
-    """The tree of at most `budget` nodes with the largest expected number of accepted drafts.
+    """Build the tree of at most `budget` nodes with the largest expected number of accepted drafts.
 
-    accuracy [depths, ranks] as above. Nodes that are worth nothing are left out. At equal worth the
-    shorter path, then the smaller ranks. ConfigError for a budget below 1, or where nothing is
-    worth anything.
+    accuracy: [depths, ranks] as above. Nodes without worth are left out. Of equal nodes, the
+    shorter path and then the smaller ranks come first. Raises ConfigError for a budget below 1, or
+    if no node has any worth.
     """
     if budget < 1:
-        raise ConfigError(f"a tree of {budget} nodes drafts nothing; give a budget of at least 1")
+        raise ConfigError(
+            f"vadusa: a tree of {budget} nodes drafts nothing; choose at least 1 node"
+        )
     table = accuracy.double().tolist()
     heap: list[tuple[float, int, Path]] = []
 
@@ -105,16 +107,15 @@ def build_tree(accuracy: Tensor, budget: int) -> RankTree:
         push_children(path, -negative)
     if not chosen:
         raise ConfigError(
-            "every rank of the first draft head has accuracy 0, so no candidate is worth "
-            "verifying; "
-            "train the additional heads, or use a chain"
+            "vadusa: every rank of the first draft head has accuracy 0, so no candidate is worth "
+            "verifying; train the additional heads, or use a chain"
         )
     return RankTree(tuple(sorted(chosen, key=lambda path: (len(path), path))))
 
 
 def expected_accepted(paths: Sequence[Path], accuracy: Tensor) -> float:
-    """Expected number of accepted drafts under the independence of depths: the sum of the nodes'
-    worths."""
+    """Return the expected number of accepted drafts if depths are independent: the sum of the
+    nodes' worths."""
     table = accuracy.double()
     return sum(
         float(torch.stack([table[d, rank] for d, rank in enumerate(path)]).prod()) for path in paths
@@ -137,18 +138,18 @@ def hits(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int) -> tupl
 def accept(
     candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int, unended: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The accepted path: a node is accepted iff its token is among the tau samples at its parent,
-    which is accepted.
+    """Return the accepted path: a node is accepted iff its token is among the tau samples at its
+    parent, and the parent is accepted.
 
-    candidates [B, m] tokens of the nodes; samples [B, 1 + m, tau] of the base head behind the root
-    (index 0) and every node. Returns nodes [B, depth] from the root on, padded with 0, and how many
-    there are [B]. Of accepted siblings the one that leads furthest is taken, then the one of the
+    candidates: [B, m] tokens of the nodes; samples: [B, 1 + m, tau] of the base head after the root
+    (index 0) and every node. Return nodes [B, depth] from the root on, padded with 0, and their
+    number [B]. Of accepted siblings, the one that leads furthest is taken, then the one of the
     earliest sample.
 
-    A branch that ends leads nowhere, so to prefer the longest would be to avoid ends. Therefore
-    "furthest" is asked as if no node ended: unended [B, 1 + m] are draws from q without e, which
-    stand there for a first sample that is e. The choice then knows nothing of the ends, and each
-    node ends with probability q(e). tau = 1 gives None: there one sample is at most one child.
+    A branch that ends leads nowhere, so preferring the longest would avoid ends. "Furthest" is
+    therefore determined as if no node ended: unended [B, 1 + m] are draws from q without e, which
+    replace a first sample that is e. The choice then does not depend on the ends, and each node
+    ends with probability q(e). For tau = 1, unended is None: one sample is at most one child.
     """
     accepted, earliest = hits(candidates, samples, tree, eos)
     preference = samples.shape[-1] - earliest
@@ -176,7 +177,8 @@ def accept(
 class Vadusa(Method):
     """Decoding method: draft a tree by the additional heads, accept by `accept`.
 
-    Accounting: a round proposes as many tokens as the tree is deep, for no more can be accepted.
+    Accounting: a round proposes as many tokens as the tree is deep, because no more can be
+    accepted.
     """
 
     tree: DraftTree
@@ -184,9 +186,8 @@ class Vadusa(Method):
     def __init__(self, tau: int, tree: RankTree, name: str | None = None):
         if tau < 1:
             raise ConfigError(
-                f"VADUSA with tau = {tau}: a candidate is compared with at least one sample of "
-                "the base "
-                "head; give tau >= 1 (1 is lossless)"
+                f"vadusa: tau must be at least 1 (1 is lossless), not {tau}: it is the number of "
+                "samples of the base head that a node is compared with"
             )
         self.tau, self.ranks, self.name = tau, tree, name or f"vadusa-{tau}"
         self.tree = tree.shape()
@@ -202,7 +203,7 @@ class Vadusa(Method):
         state.own["drawn_from"] = torch.zeros_like(state.states[:, 0])
 
     def propose(self, state: BatchState) -> Draft:
-        """Candidates for the positions after the root, from the state that the root was drawn
+        """Draft tokens for the positions after the root, from the state that the root was drawn
         from."""
         depth = self.tree.depth
         logits = state.heads(state.own["drawn_from"], depth + 1)[:, 1:]  # [B, depths, V + 1]
@@ -232,8 +233,8 @@ class Vadusa(Method):
         return Kept(tokens, accepted + 1, cached=accepted, path=path)
 
     def _samples(self, state: BatchState, states: Tensor, m: int) -> tuple[Tensor, Tensor | None]:
-        """tau samples of q at the states [B, 1 + m, D] of the root and m nodes -> [B, 1 + m, tau];
-        and for tau > 1 one without the end [B, 1 + m].
+        """Draw tau samples of q at the states [B, 1 + m, D] of the root and m nodes, [B, 1 + m,
+        tau]; and, for tau > 1, one without the end, [B, 1 + m].
 
         The first is the one that plain decoding draws at this position; the others are independent
         between nodes.
@@ -264,19 +265,20 @@ def from_settings(
     nodes: int | None,
     chained: bool,
 ) -> tuple[Method, dict[str, str]]:
-    """Return the method of these settings, and what its tokens depend on.
+    """Return the method with these settings, and the facts that its tokens depend on.
 
-    nodes: of the tree, NODES for None; chained: the best id of each head instead of a tree.
+    nodes: of the tree, None = NODES; chained: the best id of each head instead of a tree.
     """
     heads = decoder.config.num_prediction_heads
     if heads < 2:
         raise ConfigError(
-            f"method '{name}' drafts by the additional heads, but this decoder has the base head "
-            "only"
+            f"method '{name}' drafts by the additional heads, but this decoder has only the base "
+            "head"
         )
     if nodes and chained:
         raise ConfigError(
-            f"method '{name}': a chain has no nodes to choose; write vadusa-2-n32 or vadusa-2-chain"
+            f"method '{name}': the number of nodes has no effect on a chain; write vadusa-2-n32 "
+            "or vadusa-2-chain"
         )
     tree = (
         chain(heads - 1)

@@ -1,1 +1,1 @@
-"""One HTML page of a comparison, its tables and figures."""
+"""HTML page of a comparison, with its tables and figures."""

@@ -1,8 +1,7 @@
-"""What a page of results is made of: sections of texts, tables, pictures and bars, which the
-template draws.
+"""Building blocks of a page of results: sections of texts, tables, pictures and bars, which the
+template renders.
 
-Blocks hold plain data; `templates/page.html` is the only place that knows HTML, and escapes what it
-is given.
+Blocks hold plain data. Only `templates/page.html` contains HTML, and it escapes its input.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def data_uri(data: bytes, mime: str) -> str:
 
 
 def file_uri(path: Path) -> str:
-    """A file as a data URI; DataError if it is missing."""
+    """Return a file as a data URI. Raises DataError if it is missing."""
     try:
         return data_uri(path.read_bytes(), MIME[path.suffix])
     except OSError as error:
@@ -36,14 +35,14 @@ def file_uri(path: Path) -> str:
 
 
 def slug(title: str) -> str:
-    """A title as an anchor and as the name of a file: letters and digits, joined by hyphens."""
+    """Return a title as an anchor and file name: letters and digits, joined by hyphens."""
     return "-".join(re.findall(r"[a-z0-9]+", title.lower()))
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with its caption. One that would be too small on a phone is `wide`: it scrolls
-    in a box there."""
+    """Picture with its caption. One that would be too small on a phone is `wide`: it scrolls in
+    a box there."""
 
     title: str
     source: str
@@ -54,7 +53,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Bar:
-    """One line of blocks (weight of the width, colour, tooltip)."""
+    """Line of blocks (share of the width, colour, tooltip)."""
 
     label: str
     blocks: Sequence[tuple[float, str, str]]
@@ -62,7 +61,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Folded:
-    """Blocks that are shown when asked for."""
+    """Blocks that are shown on request."""
 
     title: str
     blocks: Sequence[Any]
@@ -70,7 +69,7 @@ class Folded:
 
 
 class Cell(str):
-    """The text of a table's cell, with the class that colours it and a tooltip."""
+    """Text of a table's cell, with the class that colours it and a tooltip."""
 
     look = hint = ""
 
@@ -83,8 +82,8 @@ class Cell(str):
 
 @dataclass(frozen=True)
 class Table:
-    """A table that can be sorted, given as CSV too. classes: one per row, or none; look: a class
-    of the whole."""
+    """Sortable table, also available as CSV. classes: one per row, or none; look: a class of the
+    whole table."""
 
     title: str
     head: Sequence[str]
@@ -111,7 +110,7 @@ class Table:
 @dataclass(frozen=True)
 class Section:
     """Blocks under a heading, which the list of sections links to. A text is a paragraph of
-    small print, a list of texts a list; pictures of a tuple stand side by side."""
+    small print, a list of texts a list; the pictures of a tuple are placed side by side."""
 
     title: str
     blocks: Sequence[Any]
@@ -122,7 +121,7 @@ class Section:
 
 
 def tables_of(blocks: Sequence[Any]) -> Iterator[Table]:
-    """All tables among blocks, also those within others."""
+    """Return all tables among blocks, including nested ones."""
     for block in blocks:
         if isinstance(block, Table):
             yield block
@@ -131,8 +130,8 @@ def tables_of(blocks: Sequence[Any]) -> Iterator[Table]:
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> None:
-    """Every table as a CSV file in `folder`; files of an earlier page that this one has not are
-    removed."""
+    """Write every table as a CSV file in `folder`, and remove the files of an earlier page that
+    this one does not have."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.csv"):
         old.unlink()

@@ -1,6 +1,5 @@
-"""The part of the report to listen to: every sample with its players, its chunks, and what the
-recogniser heard; and a spectrogram with what was spoken in it: where each pass ended, how many
-tokens it gave, and the phonemes."""
+"""Listening section of the report: every sample with its players, its chunks and its transcript;
+and a spectrogram that shows where each pass ended, how many tokens it kept, and the phonemes."""
 
 from __future__ import annotations
 
@@ -29,21 +28,21 @@ HINTS = {RECORDING: "as recorded", RESYNTHESIS: "the recording's own tokens thro
 
 
 def shade(size: int) -> str:
-    """The colour of a chunk of so many tokens."""
+    """Return the colour of a chunk of so many tokens."""
     return CHUNK_COLORS[min(size, len(CHUNK_COLORS)) - 1]
 
 
 def ink(size: int) -> str:
-    """The colour of what is written on that shade."""
+    """Return the text colour on that shade."""
     return "white" if size > 3 else "#1c2126"
 
 
 def timeline(emitted: Sequence[int], actions: Sequence[int]) -> Bar:
-    """Chunks along time: a block's width is what was spoken in one pass, its shade the size that
-    was asked for.
+    """Return the chunks along time: a block's width is the length of the speech from one pass, its
+    shade the size that was chosen.
 
-    A method that verifies drafts asks for no size (`actions` is empty): there the shade is what was
-    spoken.
+    A method that verifies drafts chooses no size (`actions` is empty): there the shade is the
+    number of tokens kept.
     """
     return Bar(
         f"{len(emitted)} chunks",
@@ -56,8 +55,8 @@ def timeline(emitted: Sequence[int], actions: Sequence[int]) -> Bar:
 
 
 def marked(reference: str, hypothesis: str) -> list[tuple[str, str]]:
-    """What was heard in pieces (tag, words): "ins" wrong or extra words, "del" missing ones,
-    "span" the right ones."""
+    """Return the transcript in pieces (tag, words): "ins" wrong or extra words, "del" missing
+    ones, "span" correct ones."""
     a, b = (reading.split() for reading in closest_readings(reference, hypothesis))
     parts = []
     for tag, a0, a1, b0, b1 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
@@ -73,7 +72,7 @@ def marked(reference: str, hypothesis: str) -> list[tuple[str, str]]:
 
 
 def legend(samples: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """(colour, sizes) of the chunks in samples; sizes that share a colour are one entry."""
+    """Return (colour, sizes) of the chunks in samples; sizes that share a colour are one entry."""
     named: dict[str, list[int]] = {}
     for size in sorted({a for s in samples for v in s["voices"] for a in v["actions"] or ()}):
         named.setdefault(shade(size), []).append(size)
@@ -84,7 +83,7 @@ def legend(samples: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def listening(result: dict[str, Any], folder: Path) -> dict[str, Any] | None:
-    """What the template shows of the samples whose audio was kept; None where there are none."""
+    """Return the template's data on the samples whose audio was kept; None if there are none."""
     samples = result["samples"]
     if not samples:
         return None
@@ -133,9 +132,9 @@ def spectrum_picture(
     colors: str = "magma",
     width: float = 10.0,
 ) -> np.ndarray:
-    """[height, width, 3] uint8: the spectrogram up to 8 kHz with a line where every chunk ends;
-    under it the phonemes, where there are any, and a block for every chunk, as wide as it lasts
-    and darker the more tokens it has."""
+    """Draw a picture [height, width, 3] uint8: the spectrogram up to 8 kHz with a line at the
+    end of every chunk; under it the phonemes, if known, and a block for every chunk, as wide as
+    it lasts and darker for more tokens."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -158,7 +157,7 @@ def spectrum_picture(
 
 
 def save_picture(path: Path, picture: np.ndarray) -> None:
-    """Write a picture [height, width, 3] as PNG of few colours, small enough to be embedded a
+    """Write a picture [height, width, 3] as PNG with few colours, small enough to be embedded a
     dozen times."""
     from PIL import Image
 
@@ -186,8 +185,8 @@ def _spectrogram(panel: Any, wave: np.ndarray, rate: int, colors: str) -> None:
 def _phonemes(
     panel: Any, phonemes: Sequence[Sound], ends: Sequence[float], inches: float, strength: float
 ) -> None:
-    """inches: of a second; strength: of the lines where chunks end. What has no room for its
-    letters is written a line lower than what stands before it."""
+    """Write the phonemes under the spectrogram. inches: per second; strength: of the lines where
+    chunks end. A phoneme without enough room is written one line lower."""
     low, before = False, -1.0
     for start, end, phoneme in phonemes:
         middle = (start + end) / 2

@@ -1,11 +1,11 @@
-"""One self-contained report.html of a comparison: verdict, speech to listen to, a picture, a table;
-the rest folded.
+"""Self-contained report.html of a comparison: verdict, audio samples, a picture, a table; the rest
+folded.
 
     dcar report compare=runs/quickstart training_log=runs/quickstart/policy/log.jsonl
 
-The file needs nothing beside it and no network: plots, sounds and the CSV of every table are
-embedded; `report_tables/` beside it has the same CSV as files. It follows the reader's light or
-dark scheme, is worked by keyboard, and reads well on a phone.
+The file needs no other file and no network: plots, sounds and the CSV of every table are embedded;
+`report_tables/` next to it contains the same CSV as files. It follows the reader's light or dark
+scheme, can be used by keyboard, and is readable on a phone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ReportConfig:
     compare: str = setting(
         "runs/compare", "Folder of a comparison (compare.json, audio/).", place="folder"
     )
-    training_log: str | None = setting(None, "log.jsonl of DCPO.")
+    training_log: str | None = setting(None, "log.jsonl of a DCPO run.")
     out: str | None = setting(
         None, "File to write; null = report.html in the folder.", place="file"
     )
@@ -51,8 +51,8 @@ class ReportConfig:
 def write_report(
     compare: str | Path, training_log: str | Path | None = None, out: str | Path | None = None
 ) -> Path:
-    """Write the report of the comparison in folder `compare`, and beside it the CSV of its
-    tables (NAME_tables/); returns its path. DataError if there is no comparison."""
+    """Write the report of the comparison in folder `compare`, and next to it the CSV of its
+    tables (NAME_tables/). Return its path. Raises DataError if there is no comparison."""
     folder = Path(compare)
     result = read_comparison(folder)
     log = read_log(Path(training_log)) if training_log else []
@@ -68,7 +68,7 @@ def write_report(
         jinja2.TemplateError,
     ) as error:
         raise DataError(
-            f"{folder}: no report can be made of compare.json and what lies beside it "
+            f"{folder}: no report can be made from compare.json and the files next to it "
             f"({type(error).__name__}: {error}); run the comparison again, finished records are "
             "kept"
         ) from error
@@ -79,8 +79,8 @@ def write_report(
 
 
 def read_comparison(folder: Path) -> dict[str, Any]:
-    """compare.json of a comparison's folder; DataError where it is missing, broken or of another
-    format."""
+    """Read compare.json of a comparison's folder. Raises DataError if it is missing, broken or
+    of another format."""
     try:
         result = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -101,12 +101,14 @@ def read_comparison(folder: Path) -> dict[str, Any]:
 def page(
     result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]]
 ) -> tuple[str, list[Table]]:
-    """The whole HTML text, and its tables; `folder` holds the files that `result` names."""
+    """Return the whole HTML text, and its tables; `folder` holds the files that `result` names."""
     head, curves = summary(result, folder), curves_section(log)
     sections = [*_tables(result), *folded_sections(result, folder), *([curves] if curves else [])]
     tables = list(tables_of(sections))
     if len({table.name for table in tables}) < len(tables):
-        raise ValueError(f"two tables have one title: {sorted(table.name for table in tables)}")
+        raise ValueError(
+            f"two tables have the same title: {sorted(table.name for table in tables)}"
+        )
     shown = {k: v for k, v in result.items() if k not in ABOVE}
     text = (
         templates("eval.report", autoescape=True)
@@ -123,8 +125,8 @@ def page(
 
 
 def _tables(result: dict[str, Any]) -> list[Section]:
-    """The rows of the comparison, in tables that fit on a screen, and what they mean; the first
-    is not folded."""
+    """Return the rows of the comparison in tables that fit on a screen, with explanations; the
+    first is not folded."""
     rows = result["rows"]
     kinds = [
         "reference"

@@ -1,7 +1,8 @@
-"""Our measured rows beside the papers': the same method, model and machine named on both sides.
+"""Our measured rows next to the papers': the same method, with model and machine named on both
+sides.
 
 Absolute error rates of different models, voices and recognisers do not compare. What may compare is
-what a method does to its own baseline, so every number also stands relative to one-token decoding
+a method's effect on its own baseline, so every number is also given relative to one-token decoding
 on the same model.
 """
 
@@ -22,20 +23,20 @@ Printed = dict[str, Any]  # a table of a paper, or a row of it
 SETUPS: list[Printed] = load_yaml(
     (files("eval.report") / "paper_results.yaml").read_text(encoding="utf-8")
 )
-"""What the papers report: `paper_results.yaml`, the only place of the project that holds these
-figures."""
+"""Results of the papers, from `paper_results.yaml`, the only file of the project that contains
+these figures."""
 
 
 def speedup(result: Printed) -> float | None:
-    """Against the table's baseline, as printed or as a ratio of printed times; None where the
-    paper has neither."""
+    """Return the speed-up against the table's baseline, as printed or as a ratio of printed
+    times; None if the paper has neither."""
     return result["times"][0] / result["times"][1] if "times" in result else result.get("speedup")
 
 
 def beside_papers(rows: Sequence[Row]) -> list[tuple[Printed, list[tuple[Printed, Row]]]]:
-    """The tables with a method of this comparison, and of each the results with the row that
-    does the same: of the same setting, where the paper gives one, and as much of the rest of its
-    name as there is."""
+    """Return the tables with a method of this comparison, and for each result the row of the
+    same method: with the same setting, if the paper gives one, and the best match of the rest of
+    its name."""
     found = []
     for setup in SETUPS:
         pairs = [
@@ -75,7 +76,7 @@ LEGEND = (
 
 
 def cells(setup: Printed, result: Printed, row: Row, rows: Sequence[Row]) -> list[str]:
-    """The table cells of a result and the row beside it, under HEAD."""
+    """Return the table cells of a result and its row, under HEAD."""
     base = next((r["wer"] for r in rows if r["method"] == setup["wer_baseline"]), None)
     speed = row.get(f"lm_speedup_vs_{setup['speed_baseline'].replace('-', '')}")
     return [
@@ -93,8 +94,7 @@ def cells(setup: Printed, result: Printed, row: Row, rows: Sequence[Row]) -> lis
 
 
 def behind(setup: Printed) -> str:
-    """What stands behind a table of a paper: its model and data, and the baselines on both
-    sides."""
+    """Return the setup of a paper's table: its model and data, and the baselines on both sides."""
     return (
         "There: {model}; {data}; WER by {recognizer}; {machine}. Baseline: {baseline_name} "
         "({baseline_wer} %); "
@@ -103,8 +103,8 @@ def behind(setup: Printed) -> str:
 
 
 def papers_section(result: dict[str, Any]) -> Section | None:
-    """Our numbers beside the papers', table by table, each folded; nothing where no paper has
-    one of the methods."""
+    """Return our numbers next to the papers', table by table, each folded; nothing if no paper
+    has one of the methods."""
     tables = beside_papers(result["rows"])
     if not tables:
         return None

@@ -1,7 +1,7 @@
-"""The pictures: WER against speed with the Pareto front, why chunks end, and the curves of a DCPO
-run.
+"""Pictures: WER against speed with the Pareto front, features at chunk ends, and the curves of a
+DCPO run.
 
-One family of methods is one line through its settings. What lies on the Pareto front is ringed: no
+One family of methods is one line through its settings. Points on the Pareto front are ringed: no
 other method is as fast with fewer errors.
 """
 
@@ -53,7 +53,7 @@ PLOTS = ("compare_speed.png", "compare.png")
 def panels(
     size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Any, Any]:
-    """A figure of this size in inches, and its panels [rows, columns]."""
+    """Return a figure of this size in inches, and its panels [rows, columns]."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, dpi=170, layout="constrained")
@@ -67,8 +67,8 @@ def panels(
 
 
 def draw_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Draw what the rows allow; plots of an earlier run that they do not allow are removed.
-    Returns the paths."""
+    """Draw the plots that the rows allow, and remove those of an earlier run that they do not
+    allow. Return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, axis in zip(PLOTS, (speed_axis(rows), "tokens_per_pass"), strict=True):
@@ -80,8 +80,8 @@ def draw_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
-    """WER with 95 % intervals against `axis` (a key of AXIS_LABELS), a line per family, the
-    Pareto front behind."""
+    """Plot WER with 95 % intervals against `axis` (a key of AXIS_LABELS), a line per family,
+    with the Pareto front."""
     figure, [[axes]] = panels((8.4, 5.2))
     measured = [r for r in rows if r.get(axis) is not None]
     families = [
@@ -181,8 +181,8 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
 
 
 def draw_reasons(reasons: Mapping[str, Any], folder: Path) -> None:
-    """A line a method: how often it kept how many tokens, and quartiles of log-probability and
-    entropy of the last token that it kept and the first that it dropped. The picture of an
+    """Draw one line per method: how often it kept how many tokens, and quartiles of
+    log-probability and entropy of the last token kept and the first dropped. The picture of an
     earlier comparison is removed."""
     (folder / REASONS).unlink(missing_ok=True)
     found = {name: of for name, of in reasons.items() if of["decisions"]}
@@ -251,11 +251,11 @@ def draw_reasons(reasons: Mapping[str, Any], folder: Path) -> None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Lines of a trainer's log.jsonl. Where a run was resumed from step S, lines of later steps
-    above that place are left out, and so is an incomplete last line of a running job. DataError
-    without a log."""
+    """Read the lines of a trainer's log.jsonl. If a run was resumed from step S, lines of later
+    steps before that place are skipped, and so is the incomplete last line of a running job.
+    Raises DataError without a log."""
     if not path.is_file():
-        raise DataError(f"{path}: cannot read the training log, there is no such file")
+        raise DataError(f"{path}: the training log does not exist")
     log: list[dict[str, Any]] = []
     # TypeError where it is no number
     for line in read_jsonl(path, "line of the log", lambda line: line["step"] + 0):
@@ -267,8 +267,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def series(log: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
-    """Steps and values of one logged quantity; of a step the first (a run ends with a second
-    evaluation, of its best checkpoint, not of its last step)."""
+    """Return steps and values of one logged quantity; if a step occurs twice, its first value (a
+    run ends with a second evaluation, of its best checkpoint instead of its last step)."""
     found: dict[float, float] = {}
     for line in log:
         if isinstance(line.get(key), int | float) and not isinstance(line.get(key), bool):
@@ -277,7 +277,7 @@ def series(log: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[f
 
 
 def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:
-    """The panels that the log can fill; nothing without a log."""
+    """Return the panels for which the log has data; nothing without a log."""
     logged = {key for entry in log for key in entry}
     pictures = []
     for title, known in CURVES.items():

@@ -1,4 +1,4 @@
-"""The folded sections of the report: equal speed, length, acceptance, sameness, reasons, the
+"""Folded sections of the report: equal speed, length, acceptance, variety, chunk ends, the
 papers."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ KEPT_NOTE = (
 
 
 def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
-    """All sections that this comparison has something for; `folder` holds its pictures."""
+    """Return all sections for which this comparison has data; `folder` holds its pictures."""
     rows = result["rows"]
     spoken = [r for r in rows if r["kind"] == "method"]
     verifying = spoken if any(r["acceptance_rate"] is not None for r in spoken) else []
@@ -93,7 +93,7 @@ def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
 def rows_section(
     title: str, columns: Sequence[Column], rows: Sequence[Row], *texts: str
 ) -> Section | None:
-    """A table of the columns that have values, with texts under it; nothing without rows."""
+    """Return a table of the columns that have values, with texts under it; nothing without rows."""
     return (
         Section(title, [table_of(title, filled_columns(columns, rows), rows), *texts])
         if rows
@@ -104,7 +104,8 @@ def rows_section(
 def binned(
     title: str, found: dict[str, Any] | None, name: Callable[[dict[str, Any]], str], which: str
 ) -> Section | None:
-    """Error rates with a column a bin, which has a name; nothing where there are not two."""
+    """Return error rates with one named column per bin; nothing if there are fewer than two
+    bins."""
     if not found:
         return None
     head = ["method"]
@@ -136,7 +137,8 @@ def _words(b: dict[str, Any]) -> str:
 
 
 def chunk_section(rows: Sequence[Row], folder: Path) -> Section | None:
-    """WER against tokens a pass, where the picture of the summary is against the measured speed."""
+    """Return WER against tokens per pass, if the picture of the summary is against the measured
+    speed."""
     if not speed_axis(rows):
         return None
     title, front = (
@@ -160,8 +162,8 @@ def chunk_section(rows: Sequence[Row], folder: Path) -> Section | None:
 
 
 def equal_speed_section(result: dict[str, Any]) -> Section | None:
-    """Who wins at equal speed: sentences against fixed chunks and the policy, all pairs as a
-    matrix, then in words."""
+    """Return the comparison at equal speed: sentences against fixed chunks and the policy, all
+    pairs as a matrix, then in words."""
     pairs = result["equal_speed"]
     if not pairs:
         return None
@@ -180,7 +182,7 @@ def equal_speed_section(result: dict[str, Any]) -> Section | None:
 
 
 def matrix(title: str, pairs: Sequence[dict[str, Any]], families: Sequence[str]) -> Table:
-    """Mean WER differences of all pairs of families, row minus column."""
+    """Return mean WER differences of all pairs of families, row minus column."""
     found = {(p["a"], p["b"]): p for p in pairs}
     present = [f for f in families if any(f in key for key in found)]
     labels = [parse_method(f).label for f in present]
@@ -218,7 +220,7 @@ def _difference(found: dict[tuple[str, str], dict[str, Any]], row: str, column: 
 
 
 def reasons_section(result: Mapping[str, Any], folder: Path) -> Section | None:
-    """Why chunks end; nothing of comparisons that did not note it."""
+    """Return the section on chunk ends; nothing for comparisons without these data."""
     found = {name: of for name, of in result["reasons"].items() if of["decisions"]}
     if not found:
         return None

@@ -40,7 +40,7 @@ NUM_CANDIDATES = (
 
 
 def summary(result: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What the template shows above the first table; `folder` holds the pictures."""
+    """Return the template's data above the first table; `folder` holds the pictures."""
     rows = result["rows"]
     axis = speed_axis(rows) or "tokens_per_pass"
     training = result["training"]
@@ -65,9 +65,9 @@ def summary(result: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def verdict(result: dict[str, Any]) -> list[str]:
-    """DCAR against CAR-k at equal tokens a pass and at equal time, a sentence each; none where
-    one of the two was not compared. Of several policies the first that chooses among most
-    candidates, whatever its errors."""
+    """Compare DCAR with CAR-k at equal tokens per pass and at equal time, a sentence each; none
+    if one of the two was not compared. Of several policies, the first of those with most
+    candidates is taken, whatever its errors."""
     families = [parse_method(family) for family in group_families(result["rows"])]
     policies = [
         name
@@ -83,8 +83,8 @@ def verdict(result: dict[str, Any]) -> list[str]:
 
 
 def terminal_text(result: dict[str, Any], folder: Path) -> str:
-    """What `dcar compare` ends with, in lines of at most WIDTH columns: a table, the verdict,
-    commands to try next."""
+    """Return the last output of `dcar compare`, in lines of at most WIDTH columns: a table, the
+    verdict, commands to try next."""
     rows, config = result["rows"], result["config"]
     axis = speed_axis(rows) or "tokens_per_pass"
     said = [
@@ -139,7 +139,7 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
 
 
 def chance(result: dict[str, Any]) -> str:
-    """Which differences so many utterances cannot show."""
+    """Return a sentence on the differences that so many utterances cannot show."""
     power = result["power"]
     return (
         (
@@ -153,7 +153,7 @@ def chance(result: dict[str, Any]) -> str:
 
 
 def names_sentence(rows: Sequence[Row]) -> str:
-    """What the names of the paper's methods stand for, of those that were compared."""
+    """Return a sentence on the names of the paper's methods that were compared."""
     names = [parse_method(r["method"]) for r in rows if r["kind"] == "method"]
     kinds = {name.kind for name in names}
     said = "; ".join(
@@ -168,8 +168,8 @@ def names_sentence(rows: Sequence[Row]) -> str:
 
 
 def best_sentence(rows: Sequence[Row], axis: str) -> str:
-    """Which method makes the fewest word errors, how fast it is, and which are faster: the
-    Pareto front in words."""
+    """Return the Pareto front in words: the method with fewest word errors, its speed, and the
+    faster ones."""
     unit = SPEED_AXES[axis][1] or " tokens a pass"
     said = [
         f"{short_name(r['method'])} ({100 * r['wer']:.1f} %, {r[axis]:.2f}{unit})"
@@ -181,8 +181,7 @@ def best_sentence(rows: Sequence[Row], axis: str) -> str:
 
 
 def unsteady_times(rows: Sequence[Row], axis: str) -> str:
-    """A warning where the speed-up of a method differs much from sentence to sentence; else
-    nothing."""
+    """Return a warning if the speed-up of a method varies much between sentences; else nothing."""
     name = f"{axis}_quartiles"
     wild = [r for r in rows if r.get(name) and r[name][1] > UNSTEADY * r[name][0]]
     if not wild:

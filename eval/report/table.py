@@ -1,4 +1,4 @@
-"""The tables of a comparison as text, and the notes that make them readable on their own."""
+"""Tables of a comparison as text, and the notes that explain them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONVENTION = (
     "FAR: FAR's "
     "RTF / the method's."
 )
-"""Stated once below every table, in every form of it."""
+"""Note printed once below every table."""
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -42,7 +42,7 @@ def interval(ends: Sequence[float] | None, digits: int = 2, scale: float = 100) 
 
 
 def _of(key: str, form: Callable[..., str] = number, *more: Any) -> Callable[[Row], str]:
-    """The text of a row's field."""
+    """Return a function that formats a row's field."""
     return lambda r: form(r.get(key), *more)
 
 
@@ -89,12 +89,12 @@ MEANINGS = {
     "the recording's. cut %: speech that only the limit on length ended; loop %: that "
     "says a piece over and over.",
 }
-"""The tables of the report, and what a reader needs to know of their columns."""
+"""Tables of the report, and explanations of their columns."""
 
 
 def main_columns(rows: Sequence[Row]) -> list[Column]:
-    """The whole table: name, sampling where rows differ in it, and every column that has a
-    value."""
+    """Return the columns of the whole table: name, sampling if rows differ in it, and every
+    column that has a value."""
     return [
         METHOD,
         *sampling_columns(rows),
@@ -103,7 +103,7 @@ def main_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def column_groups(rows: Sequence[Row]) -> list[tuple[str, list[Column]]]:
-    """The whole table in parts that fit on a screen: (title, columns)."""
+    """Return the whole table in parts that fit on a screen: (title, columns)."""
     groups = zip(
         MEANINGS,
         (ERRORS, [*ERRORS[:2], *TESTS], [*VOICE, *_scores(rows), VARIETY, *SHAPE]),
@@ -118,7 +118,7 @@ def column_groups(rows: Sequence[Row]) -> list[tuple[str, list[Column]]]:
 
 
 def _scores(rows: Sequence[Row]) -> list[Column]:
-    """Mean and interval of every scorer."""
+    """Return columns for mean and interval of every scorer."""
 
     def columns(name: str) -> list[Column]:
         return [
@@ -130,13 +130,13 @@ def _scores(rows: Sequence[Row]) -> list[Column]:
 
 
 def filled_columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
-    """The columns in which some row has a value."""
+    """Return the columns in which some row has a value."""
     return [(title, of) for title, of in columns if any(of(r) != "–" for r in rows)]
 
 
 def sampling_columns(rows: Sequence[Row]) -> list[Column]:
-    """What rows differ in of temperature, top-k and top-p; nothing where all have the common
-    sampling."""
+    """Return those of temperature, top-k and top-p in which rows differ; nothing if all have the
+    common sampling."""
 
     def general(value: float | None) -> str:
         return "–" if value is None else f"{value:g}"
@@ -149,7 +149,7 @@ def sampling_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def lively_columns(rows: Sequence[Row]) -> list[Column]:
-    """Columns of the table of what greediness costs: sameness, loops and cuts beside the errors."""
+    """Return the columns of the table on variety: distances, loops and cuts next to the errors."""
     return [
         METHOD,
         *sampling_columns(rows),
@@ -164,15 +164,15 @@ def lively_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def lively_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows of that table: all methods, where sentences were spoken more than once; else
-    none."""
+    """Return the rows of that table: all methods, if sentences were generated more than once;
+    else none."""
     spoken = [r for r in rows if r["kind"] == "method"]
     return spoken if any(r["duration_spread"] is not None for r in spoken) else []
 
 
 def pass_columns(rows: Sequence[Row]) -> list[Column]:
-    """Columns of the second table: passes, and acceptance by as many positions as some method
-    reached."""
+    """Return the columns of the second table: passes, and acceptance by as many positions as
+    some method reached."""
 
     def at(position: int) -> Callable[[Row], str]:
         return lambda r: next(
@@ -200,15 +200,15 @@ def pass_columns(rows: Sequence[Row]) -> list[Column]:
 def table_of(
     title: str, columns: Sequence[Column], rows: Sequence[Row], classes: Sequence[str] = ()
 ) -> Table:
-    """Rows under columns (title, text of a row)."""
+    """Return rows as texts under columns (title, text of a row)."""
     return Table(
         title, [t for t, _ in columns], [[of(r) for _, of in columns] for r in rows], classes
     )
 
 
 def aligned(table: Table) -> list[str]:
-    """A table as lines of equal length; the first column stands to the left, the others to the
-    right."""
+    """Format a table as lines of equal length; the first column is left-aligned, the others
+    right-aligned."""
     cells = [table.head, *table.rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
@@ -218,7 +218,8 @@ def aligned(table: Table) -> list[str]:
 
 
 def short_table(rows: Sequence[Row]) -> list[str]:
-    """What a terminal of 100 columns shows: errors, tokens a pass, and speed end to end."""
+    """Return the table for a terminal of 100 columns: errors, tokens per pass, and speed end to
+    end."""
 
     def name(row: Row) -> str:
         whole = short_name(row["method"])
@@ -237,7 +238,8 @@ def short_table(rows: Sequence[Row]) -> list[str]:
 
 
 def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
-    """compare.txt: the tables, who wins at equal speed, and the notes."""
+    """Return the content of compare.txt: the tables, the comparison at equal speed, and the
+    notes."""
     tables = [table_of("", main_columns(rows), rows)]
     spoken = [r for r in rows if r["kind"] == "method"]
     if any(r["acceptance_rate"] is not None or r["draft_passes"] for r in spoken):
@@ -275,14 +277,14 @@ def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
 
 
 def corpus_kind(header: dict[str, Any]) -> str:
-    """The kind of corpus whose prompts were spoken (docs/data.md); unknown for utterances made
-    in a notebook."""
+    """Return the kind of corpus that the prompts come from (docs/data.md); unknown for
+    utterances made in a notebook."""
     return header["corpus"].get("corpus", {}).get("kind", "unknown")
 
 
 def rival_sentences(header: dict[str, Any]) -> list[str]:
-    """What is said of every family against fixed chunks and against the policy of the same
-    sampling, at equal measured time (else at equal tokens a pass), where both reach one."""
+    """Compare every family with fixed chunks and with the policy of the same sampling, at equal
+    measured time (else at equal tokens per pass), if both reach one."""
     pairs = header["equal_speed"]
     found = []
     for p in pairs:
@@ -298,8 +300,8 @@ def rival_sentences(header: dict[str, Any]) -> list[str]:
 
 
 def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
-    """What the columns mean and what the experiment can and cannot show; also printed in the
-    report."""
+    """Return notes on the columns, and on what the experiment can and cannot show; also printed
+    in the report."""
     spoken = [r for r in rows if r["kind"] == "method"]
     meanings = {
         "similarity": "cosine to the voice of the prompt",

@@ -1,1 +1,1 @@
-"""What a comparison found: records, rows, tests, curves."""
+"""Results of a comparison: records, rows, tests, curves."""

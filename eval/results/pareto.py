@@ -1,11 +1,11 @@
-"""Who wins at equal speed-up: the Pareto front, and two families compared at the same speed.
+"""Comparison at equal speed-up: the Pareto front, and two families of methods at the same speed.
 
-Two methods at two speeds say nothing about each other unless one is better in both. A family is
-therefore read as a curve, WER against speed, straight between the settings that were measured, and
+Two methods at two speeds cannot be ranked unless one is better in both respects. A family is
+therefore read as a curve, WER against speed, linear between the settings that were measured, and
 two families are compared where both curves exist: in the middle of the shared range, and on average
 over it. Both are weighted sums of measured corpus rates, so their intervals come from the same
-paired bootstrap over utterances as everything else. The speeds are taken as measured, those within
-SAME_SPEED as one; where curves are compared depends on speeds alone, never on the errors.
+paired bootstrap over utterances as all others. The speeds are taken as measured, those within
+SAME_SPEED as equal; where curves are compared depends on speeds alone, never on the errors.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SPEED_AXES = {
 
 
 def pareto_front(speeds: Sequence[float], errors: Sequence[float]) -> list[int]:
-    """Indices of the points that no other beats, from slow to fast.
+    """Return the indices of the points that no other dominates, from slow to fast.
 
-    A point is beaten by one that is at least as fast and makes no more errors, and is better in one
-    of the two.
+    A point is dominated by one that is at least as fast and makes no more errors, and is better in
+    one of the two.
     """
     front: list[int] = []
     for i in sorted(range(len(speeds)), key=lambda i: (-speeds[i], errors[i])):
@@ -50,23 +50,23 @@ def pareto_front(speeds: Sequence[float], errors: Sequence[float]) -> list[int]:
 
 
 def front_rows(rows: Sequence[dict[str, Any]], axis: str) -> list[dict[str, Any]]:
-    """Methods on the Pareto front of word errors against `axis` (a key of SPEED_AXES), from slow
-    to fast."""
+    """Return the methods on the Pareto front of word errors against `axis` (a key of
+    SPEED_AXES), from slow to fast."""
     points = [r for r in rows if r["kind"] == "method" and r.get(axis) is not None]
     return [points[i] for i in pareto_front([r[axis] for r in points], [r["wer"] for r in points])]
 
 
 class Curve:
-    """A family as a function of speed: settings sorted by speed [M], those of the same speed
-    averaged. The same is what clocks cannot tell apart (SAME_SPEED): else a line from setting to
+    """Family as a function of speed: settings sorted by speed [M], those of equal speed averaged.
+    Speeds that clocks cannot tell apart (SAME_SPEED) are equal; otherwise a line from setting to
     setting would follow their noise.
 
-    knots: the speeds [K] between which it is straight, each the mean of its settings; belongs: the
-    knot of every setting [M]. Beyond its ends it is level.
+    knots: the speeds [K] between which it is linear, each the mean of its settings; belongs: the
+    knot of every setting [M]. Beyond its ends it is constant.
     """
 
     def __init__(self, family: str, points: Mapping[str, float]):
-        """points: speed of each method, of one at least."""
+        """Make the curve of at least one method. points: speed of each method."""
         self.family, self.methods = family, sorted(points, key=lambda m: (points[m], m))
         self.speeds = [points[m] for m in self.methods]
         groups: list[list[float]] = []
@@ -79,13 +79,12 @@ class Curve:
         self.belongs = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
 
     def weights_at(self, speed: float) -> np.ndarray:
-        """[M] weights of the measured settings whose sum is the curve at this speed."""
+        """Return weights [M] of the measured settings whose sum is the curve at this speed."""
         hats = np.array([np.interp(speed, self.knots, row) for row in np.eye(len(self.knots))])
         return (hats / np.bincount(self.belongs))[self.belongs]
 
     def mean_weights(self, low: float, high: float) -> np.ndarray:
-        """[M] weights whose sum is the curve's mean between two speeds, exactly: it is straight
-        between settings."""
+        """Return weights [M] whose sum is exactly the curve's mean between two speeds."""
         if low == high:
             return self.weights_at(low)
         stops = np.unique([low, high, *[s for s in self.knots if low < s < high]])
@@ -97,12 +96,12 @@ class Curve:
 def compare_curves(
     a: Curve, b: Curve, counts: Mapping[str, Counts], resamples: int = RESAMPLES
 ) -> dict[str, Any]:
-    """WER of two families at the same speed, a - b (method - baseline), with paired bootstrap
-    intervals.
+    """Compare the WER of two families at the same speed, a - b (method - baseline), with paired
+    bootstrap intervals.
 
     counts: per method, errors and reference words of the same utterances in the same order. Without
-    a shared speed (SAME_SPEED, 3 %, is no difference: clocks do not agree better) the result holds
-    the two ranges only.
+    a shared speed (differences up to SAME_SPEED, 3 %, are ignored, because clocks do not agree
+    better) the result contains only the two ranges.
     """
     low, high = max(a.speeds[0], b.speeds[0]), min(a.speeds[-1], b.speeds[-1])
     if high < low <= high * (1 + SAME_SPEED):
@@ -152,8 +151,8 @@ def equal_speed(
     axis: str,
     resamples: int = RESAMPLES,
 ) -> list[dict[str, Any]]:
-    """Every pair of families compared at equal `axis` (a key of SPEED_AXES); of two the earlier
-    in the order of KINDS is the baseline b."""
+    """Compare every pair of families at equal `axis` (a key of SPEED_AXES). The earlier in the
+    order of KINDS is the baseline b."""
     curves = [
         Curve(family, {r["method"]: float(r[axis]) for r in members})
         for family, members in group_families([r for r in rows if r.get(axis) is not None]).items()
@@ -165,8 +164,8 @@ def equal_speed(
 
 
 def speed_axis(rows: Sequence[dict[str, Any]]) -> str | None:
-    """The measured speed-up, end to end, that all timed methods have: against FAR, else CAR-1;
-    None without timings."""
+    """Return the measured speed-up, end to end, that all timed methods have: against FAR, else
+    CAR-1; None without timings."""
     return next(
         (
             axis
@@ -178,7 +177,7 @@ def speed_axis(rows: Sequence[dict[str, Any]]) -> str | None:
 
 
 def sentence(pair: dict[str, Any]) -> str:
-    """The comparison in words, whatever it says."""
+    """Return the comparison as a sentence."""
     a, b = (parse_method(pair[side]).label for side in "ab")
     equal, unit = SPEED_AXES[pair["axis"]]
     if pair["shared"] is None:
@@ -204,7 +203,7 @@ def sentence(pair: dict[str, Any]) -> str:
 
 
 def speed_range(ends: Sequence[float]) -> str:
-    """1.30–2.05, or one number."""
+    """Return a range as text: 1.30–2.05, or one number."""
     return f"{ends[0]:.2f}" if ends[0] == ends[1] else f"{ends[0]:.2f}–{ends[1]:.2f}"
 
 

@@ -1,6 +1,5 @@
-"""From records to the rows of a comparison, one a method: error rates and tests, passes and
-acceptance, speed. And to word error rates by length of the utterance and by kind of text: which
-method breaks on what."""
+"""Rows of a comparison, made from records, one per method: error rates and tests, passes and
+acceptance, speed; and word error rates by length of the utterance and by kind of text."""
 
 from __future__ import annotations
 
@@ -22,27 +21,27 @@ from eval.results.variety import variety
 Row = dict[str, Any]
 Sums = Mapping[str, tuple[float, float]]
 Measure = Callable[[Record], tuple[float, float] | None]
-"""What a record counts, and of how many; None where there is nothing to count."""
+"""Function that returns the count in a record and the total that it is out of; None if there is
+nothing to count."""
 
 MOST_BINS = 4
 FEWEST = 3  # utterances of a bin
 
 
 def wrong(record: Record, field: str = "words") -> tuple[float, float]:
-    """Wrong words, or characters, and those of the reference."""
+    """Return the number of wrong words, or characters, and of those in the reference."""
     s, d, i, n = record[field]
     return s + d + i, n
 
 
 def scored(record: Record, name: str) -> tuple[float, float] | None:
-    """What a scorer gave, once; None where it had nothing to score."""
+    """Return a scorer's score and a count of 1; None if it had nothing to score."""
     score = record["scores"][name]
     return None if score is None else (score, 1)
 
 
 def by_utterance(records: Sequence[Record], of: Measure = wrong) -> dict[str, tuple[float, float]]:
-    """What is counted, summed over the seeds and prompts of each utterance, in the order of
-    their ids."""
+    """Sum a measure over the seeds and prompts of each utterance, in the order of their ids."""
     sums: dict[str, tuple[float, float]] = {}
     for r in records:
         if (counted := of(r)) is not None:
@@ -52,19 +51,21 @@ def by_utterance(records: Sequence[Record], of: Measure = wrong) -> dict[str, tu
 
 
 def counts_of(records: Sequence[Record]) -> tuple[list[float], list[float]]:
-    """Wrong words and reference words of each utterance, in the order of their ids."""
+    """Return the wrong words and the reference words of each utterance, in the order of their
+    ids."""
     sums = by_utterance(records).values()
     return [count for count, _ in sums], [total for _, total in sums]
 
 
 def corpus_rate(sums: Sums, resamples: int) -> Interval:
-    """All that was counted / all there was, with its interval by the bootstrap over utterances."""
+    """Return the summed counts divided by the summed totals, with the interval of the bootstrap
+    over utterances."""
     return corpus_interval(*zip(*sums.values(), strict=True), resamples=resamples)
 
 
 def compare_records(a: Sequence[Record], b: Sequence[Record], resamples: int) -> PairedTest:
-    """The paired test of the word errors of two methods' records, a - b, on the utterances that
-    both spoke."""
+    """Test the word errors of two methods' records, a - b, paired by the utterances that both
+    have."""
     mine, theirs = by_utterance(a), by_utterance(b)
     shared = [i for i in mine if i in theirs]
     return paired_test(
@@ -84,14 +85,14 @@ def make_rows(
     scorers: Sequence[str] = (),
     distances: np.ndarray | None = None,
 ) -> list[Row]:
-    """One row per method, in the order of `methods`; reference rows (recording, resynthesis) have
-    no passes or times.
+    """Make one row per method, in the order of `methods`. Reference rows (recording, resynthesis)
+    have no passes or times.
 
-    Errors are tested against baselines of the same sampling (FAR, CAR-1, the best CAR-k, …; none
-    where it was not spoken), times against one FAR and one CAR-1 for all rows, those of the common
-    sampling where they are there. Error counts of an utterance are summed over its seeds and
-    prompts before anything is resampled. scorers: names of the scores that the records carry, for
-    `row["scores"]`. distances: of the codes [V, V], for `row["variety"]`.
+    Errors are tested against baselines of the same sampling (FAR, CAR-1, the best CAR-k, …; none if
+    it was not run), times against one FAR and one CAR-1 for all rows, those of the common sampling
+    if present. Error counts of an utterance are summed over its seeds and prompts before anything
+    is resampled. scorers: names of the scores in the records, for `row["scores"]`. distances: of
+    the codes [V, V], for `row["variety"]`.
     """
     grouped = by_method(records)
     rows = [
@@ -145,8 +146,8 @@ def make_rows(
 
 
 def strict_baseline(method: str, methods: Sequence[str]) -> str | None:
-    """The lossless method that a relaxed verifier is measured against: `sd` with the same kind
-    of draft, else `sd`, at the verifier's own sampling: what it relaxes is the target's
+    """Return the lossless method that a relaxed verifier is compared with: `sd` with the same
+    kind of draft, else `sd`, at the verifier's own sampling, because it relaxes the target's
     distribution at that temperature."""
     name = parse_method(method)
     if name.entry is None or not name.entry.verifies or name.kind == "sd":
@@ -220,8 +221,9 @@ def _row(
 def _scores(
     records: Sequence[Record], scorers: Sequence[str], resamples: int
 ) -> dict[str, dict[str, Any]]:
-    """By scorer: mean over the records that have a score, its bootstrap interval over utterances
-    (all seeds of one stay together), and how many utterances and records that are."""
+    """Return, by scorer, the mean over the records that have a score, its bootstrap interval
+    over utterances (all seeds of one stay together), and the numbers of these utterances and
+    records."""
     found = {}
     for name in scorers:
         sums = by_utterance(records, partial(scored, name=name))
@@ -236,16 +238,17 @@ def _scores(
 
 
 def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) -> dict[str, Any]:
-    """The fields of a table row that describe verification; None where the method verifies nothing.
+    """Return the fields of a table row that describe verification; None if the method verifies
+    nothing.
 
     acceptance_rate and its interval: accepted / drafted tokens, bootstrap over utterances.
-    acceptance_by_position: dicts of position (from 1), judged, accepted (counts), rate; up to the
-    last position that was ever judged. Every verifying pass checks drafted tokens in order and
-    stops at the first that it rejects, so the i-th is judged only where the i - 1 before it were
-    accepted. The rate at i = accepted at i / judged at i; it falls with i where the drafter's
-    guesses get worse, and says how long a draft is worth its cost. A tree of candidates offers
-    several tokens a position and a pass counts as one: its rate at depth i is the share of passes
-    that got past depth i of those that reached it.
+    acceptance_by_position: dicts of position (from 1), judged, accepted (counts) and rate, up to
+    the last position that was ever judged. Every verifying pass checks drafted tokens in order and
+    stops at the first rejection, so the i-th is judged only if the i - 1 before it were accepted.
+    The rate at i is accepted at i / judged at i; it falls with i if the draft gets worse, and shows
+    up to which length a draft is worth its cost. A tree offers several tokens per position, and a
+    pass counts as one: its rate at depth i is the share of the passes reaching depth i that got
+    past it.
     """
     sums = by_utterance(
         records, lambda r: (r["accepted"], r["proposed"]) if r["proposed"] else None
@@ -284,8 +287,8 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
 
 
 def power_statement(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """What this experiment could detect between a method and the best CAR, from the median
-    paired standard error."""
+    """Return the difference that this experiment could detect between a method and the best CAR,
+    from the median paired standard error."""
     found = [r["detectable_difference"] for r in rows if r.get("detectable_difference")]
     best = next((r for r in rows if r["method"] == r.get("best_car")), None)
     if not found or best is None or best["wer"] <= 0:
@@ -306,10 +309,10 @@ def power_statement(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 
 def length_bins(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Ranges of words, shortest and longest included, that share the utterances out about evenly.
+    """Return ranges of words, inclusive, that divide the utterances about evenly.
 
-    At most MOST_BINS, each of at least FEWEST utterances; those of one length are never parted. One
-    bin or none where there is nothing to set apart.
+    There are at most MOST_BINS, each of at least FEWEST utterances; utterances of one length are
+    never separated. The result has one range or none if there is nothing to separate.
     """
     ordered = sorted(lengths)
     count = min(MOST_BINS, len(ordered) // FEWEST)
@@ -328,11 +331,11 @@ def length_bins(lengths: Sequence[int]) -> list[tuple[int, int]]:
 def by_length(
     records: Sequence[dict[str, Any]], methods: Sequence[str], resamples: int = RESAMPLES
 ) -> dict[str, Any] | None:
-    """`bins` (words: shortest and longest, n: utterances) and, by method, corpus WER and its 95 %
-    interval in each.
+    """Return `bins` (words: shortest and longest, n: utterances) and, by method, corpus WER and its
+    95 % interval in each.
 
-    The length is that of the reference, in words as the normaliser of WER counts them. None where
-    the utterances are too few, or too alike, for two bins.
+    The length is that of the reference, in words as counted by the normaliser of WER. None if the
+    utterances are too few or too similar for two bins.
     """
     words = {r["id"]: r["words"][3] for r in records}
     bins = [
@@ -348,8 +351,8 @@ def by_category(
     categories: Mapping[str, str],
     resamples: int = RESAMPLES,
 ) -> dict[str, Any] | None:
-    """The same by kind of text: `bins` (category, n: utterances), in order of their names.
-    categories: by utterance id. None where there are not two."""
+    """Return the same by kind of text: `bins` (category, n: utterances), in the order of their
+    names. categories: by utterance id. None if there are fewer than two."""
     bins = [
         (
             {"category": name or "none"},
@@ -366,7 +369,8 @@ def _binned(
     bins: Sequence[tuple[dict[str, Any], list[str]]],
     resamples: int,
 ) -> dict[str, Any] | None:
-    """bins: what is said of each, and the ids of its utterances."""
+    """Return the rates in each bin. bins: the description of each, and the ids of its
+    utterances."""
     if len(bins) < 2:
         return None
     spoken, found = by_method(records), {}

@@ -1,5 +1,5 @@
-"""Paired tests of corpus error rates by the bootstrap of `dcar.text.bootstrap`, and what
-difference could be seen at all."""
+"""Paired tests of corpus error rates by the bootstrap of `dcar.text.bootstrap`, and the smallest
+difference that can be detected."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def paired_test(
     *,
     resamples: int = RESAMPLES,
 ) -> PairedTest:
-    """Is method a's corpus rate different from b's? Entry i of all four lists [U] is the same
-    utterance."""
+    """Test whether method a's corpus rate differs from b's. Entry i of all four lists [U] is the
+    same utterance."""
     return paired_contrast(
         [errors_a, errors_b], [words_a, words_b], [1.0, -1.0], resamples=resamples
     )
@@ -53,8 +53,8 @@ def paired_contrast(
     *,
     resamples: int = RESAMPLES,
 ) -> PairedTest:
-    """Is the weighted sum of several methods' corpus rates, sum_m weights[m] · rate_m, different
-    from zero?
+    """Test whether the weighted sum of several methods' corpus rates, sum_m weights[m] · rate_m,
+    differs from zero.
 
     errors, words [M, U]: entry [m][u] is method m on utterance u. Every resample draws the same
     utterances for all methods. Points interpolated between methods are such sums, and so is the
@@ -82,15 +82,15 @@ def paired_contrast(
 
 
 def detectable_difference(standard_error: float) -> float:
-    """Smallest true difference found at significance 5 % (two-sided) with probability 80 %:
-    (z_0.975 + z_0.8) · SE = 2.80 SE."""
+    """Return the smallest true difference that is found at significance 5 % (two-sided) with
+    probability 80 %: (z_0.975 + z_0.8) · SE = 2.80 SE."""
     normal = NormalDist()
     return (normal.inv_cdf((1 + LEVEL) / 2) + normal.inv_cdf(POWER)) * standard_error
 
 
 def utterances_needed(utterances: int, detectable: float, wanted: float) -> int:
-    """How many utterances (with as many seeds each) would detect `wanted`: the error falls with
-    the square root."""
+    """Return the number of utterances (with as many seeds each) that would detect `wanted`: the
+    error falls with the square root."""
     if wanted <= 0:
         raise DataError(f"the difference to detect must be positive, not {wanted}")
     return int(np.ceil(utterances * (detectable / wanted) ** 2))

@@ -1,12 +1,12 @@
 """Batch-1 timing of methods: one clock, methods interleaved, warm-up excluded, the vocoder measured
-beside the LM.
+separately from the LM.
 
 RTF = compute time / audio time, lower is better; end to end: language model (with policy, draft and
 verification) and vocoder. Every method, verifiers included, runs in the same engine. For every
-utterance all methods run one after the other, in an order that rotates, so that a machine that
-slows down slows all of them. On a GPU each speaks an utterance once before it is timed on it,
-because the step is captured as a graph when it first meets a shape. An interrupted timing
-continues; if any method, its sampling or the machine changed, all of it is taken again, because
+utterance all methods run one after the other, in an order that rotates, so that a slowdown of the
+machine affects all of them. On a GPU each decodes an utterance once before it is timed on it,
+because the step is captured as a graph at the first use of a shape. An interrupted timing
+continues. If any method, its sampling or the machine changed, everything is timed again, because
 times of two sessions do not compare.
 """
 
@@ -29,13 +29,13 @@ from eval.results.store import RECORD_VERSION, RecordStore, read_jsonl
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def on_gpu(entry: Entry) -> bool:
-    """Return whether it decodes on a GPU, where steps are captured as graphs."""
+    """Return whether a method decodes on a GPU, where steps are captured as graphs."""
     return entry.decoder.norm.weight.device.type == "cuda"
 
 
@@ -49,10 +49,10 @@ def time_methods(
     identity: Any = None,
     progress: Callable[[], Any] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """Time every method on `utterances` of the items. Returns one record per (utterance, method):
-    seconds of lm and vocoder, of audio, and tokens; kept in timings/.
+    """Time every method on `utterances` of the items. Return one record per (utterance, method):
+    seconds of LM and vocoder, of audio, and tokens. Records are kept in timings/.
 
-    identity: of the vocoder and whatever else the times depend on.
+    identity: of the vocoder and everything else that the times depend on.
     """
     timed = [[e.name, e.identity, vars(e.sampling)] for e in entries]
     session = digest_of([RECORD_VERSION, timed, seed, machine(), identity])[:16]
@@ -106,8 +106,8 @@ def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int) -> dic
 
 
 def summarize(records: Sequence[dict[str, Any]], method: str) -> dict[str, float | None]:
-    """Medians over utterances of one method; None where it was not timed, as the policy's share
-    on a GPU."""
+    """Return medians over utterances of one method; None for what was not timed, such as the
+    policy's share on a GPU."""
     mine = [r for r in records if r["method"] == method and r["audio"] > 0]
     found = {
         "lm_rtf": [r["lm"] / r["audio"] for r in mine],
@@ -121,16 +121,15 @@ def summarize(records: Sequence[dict[str, Any]], method: str) -> dict[str, float
 
 
 def speedup(row: dict[str, Any], baseline: dict[str, Any] | None, rtf: str) -> float | None:
-    """The baseline's `rtf` / the method's: the quotient of the two times that stand in the
-    table."""
+    """Return the baseline's `rtf` / the method's: the quotient of the two times in the table."""
     return baseline[rtf] / row[rtf] if baseline and baseline[rtf] and row[rtf] else None
 
 
 def speedup_quartiles(
     records: Sequence[dict[str, Any]], method: str, baseline: str
 ) -> list[float] | None:
-    """First and third quartile over utterances of the baseline's time / the method's, end to
-    end: how far single utterances lie apart."""
+    """Return the first and third quartile over utterances of the baseline's time / the method's,
+    end to end: the spread between utterances."""
 
     def seconds(name: str) -> dict[str, float]:
         return {

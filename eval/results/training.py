@@ -1,8 +1,8 @@
-"""What two decoders of a comparison were trained on, and where that differs.
+"""Training data of a comparison's two decoders, and their differences.
 
-FAR stands for next-token prediction, CAR for chunks. Between two checkpoints that saw other data,
-or more of it, the difference of their errors says nothing of the method. Provenance beside a
-checkpoint says what it was trained on, and a comparison says aloud where that differs or is not
+FAR represents next-token prediction, CAR chunks. If two checkpoints were trained on different data,
+or on more of it, the difference of their errors is not one of the methods. The provenance next to a
+checkpoint records what it was trained on, and a comparison prints any difference, or that it is not
 known.
 """
 
@@ -32,21 +32,22 @@ NO_EFFECT = {
     "max_steps",
     "init_from",
 }
-"""Settings of a run that do not change what is learned, but for chance; max_steps, for which the
-steps taken stand; and init_from, for which stands what that decoder was trained on: CAR and FAR
-cannot start from the same weights."""
+"""Settings of a run that do not change what is learned, except by chance; max_steps, which is
+replaced by the steps taken; and init_from, which is replaced by the training of that decoder:
+CAR and FAR cannot start from the same weights."""
 
 Summary = dict[str, Any]
 
 
 def training_summary(checkpoint: str, starter: Shipped, deep: int = 4) -> Summary:
-    """What provenance.json beside a checkpoint says of its training: `checkpoint`, `shipped`,
-    `known`, and where known `facts` that change what is learned (steps, processes, corpus, size,
-    settings by dotted name), `rows` (two digests of what was trained on), and `started`: the same
-    of the decoder that it started from (None: from scratch), `deep` times at most.
+    """Return the facts in the provenance.json of a checkpoint about its training: `checkpoint`,
+    `shipped`, `known`, and, if known, `facts` that change what is learned (steps, processes,
+    corpus, size, settings by dotted name), `rows` (two digests of the training data), and
+    `started`: the same for the decoder that it started from (None: from scratch), at most `deep`
+    times.
 
     checkpoint: a folder of `dcar train`, one of its checkpoint-N, or "starter": the shipped asset
-    called `starter`. CheckpointError for a provenance.json that cannot be read.
+    called `starter`. Raises CheckpointError for a provenance.json that cannot be read.
     """
     folder = resolve(checkpoint, starter)
     path = next(
@@ -92,9 +93,9 @@ def training_summary(checkpoint: str, starter: Shipped, deep: int = 4) -> Summar
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{path}: does not say what {checkpoint} was trained on ({type(error).__name__}: "
-            f"{error}); `dcar train` writes it: copy it from there, or remove it, and the "
-            "comparison says that the training is not known"
+            f"{path}: cannot read the training data of {checkpoint} ({type(error).__name__}: "
+            f"{error}); copy the file again from the folder that `dcar train` wrote, or remove "
+            "it, and the comparison reports that the training is not known"
         ) from error
     origin = settings.get("init_from") if deep else None
     return {
@@ -115,15 +116,16 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _of_heads(name: str) -> bool:
-    """Whether a setting concerns the additional heads, which is what CAR and FAR are meant to
-    differ in."""
+    """Return whether a setting concerns the additional heads, in which CAR and FAR differ by
+    intent."""
     last = name.rsplit(".", 1)[-1]
     return "head" in last and last != "num_attention_heads"
 
 
 def differences(far: Summary | None, car: Summary | None) -> list[str]:
-    """Where the training of FAR differs from that of CAR, one phrase each, also before both
-    started from what they did. The shipped ones were trained alike, as their cards say."""
+    """Return the differences between the training of FAR and that of CAR, one phrase each,
+    including those before the decoders that both started from. The shipped ones were trained
+    alike, as their cards say."""
     if far is None or car is None:
         ours, theirs = (
             f"started from {s['checkpoint']}" if s else "from scratch" for s in (far, car)
@@ -152,10 +154,10 @@ def differences(far: Summary | None, car: Summary | None) -> list[str]:
 
 
 def training_note(training: dict[str, Any] | None) -> str | None:
-    """The sentence of table and report; None where there is no FAR, or FAR and CAR were trained
-    alike.
+    """Return the sentence for table and report; None if there is no FAR, or FAR and CAR were
+    trained alike.
 
-    training: `far` and `decoder` as `training_summary` gives them, and their `differences`.
+    training: `far` and `decoder` as returned by `training_summary`, and their `differences`.
     """
     if not training:
         return None
@@ -186,13 +188,13 @@ def training_note(training: dict[str, Any] | None) -> str | None:
 
 
 def both_shipped(training: dict[str, Any]) -> bool:
-    """Whether FAR and CAR are the decoders that ship with the package."""
+    """Return whether FAR and CAR are the decoders that ship with the package."""
     return training["far"]["shipped"] and training["decoder"]["shipped"]
 
 
 def compare_training(decoder: str, far_decoder: str) -> dict[str, Any]:
-    """Both summaries, and their differences, for compare.json. CheckpointError as in
-    `training_summary`."""
+    """Return both summaries and their differences, for compare.json. Raises CheckpointError as
+    `training_summary` does."""
     far, car = training_summary(far_decoder, "far"), training_summary(decoder, "decoder")
     known = far["known"] and car["known"]
     return {"far": far, "decoder": car, "differences": differences(far, car) if known else []}

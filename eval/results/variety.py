@@ -1,11 +1,11 @@
-"""What greediness costs: how far the renderings of one sentence lie apart, and whether speech
+"""Cost of low temperatures: how different the renderings of one sentence are, and whether speech
 loops.
 
-Fewer word errors at a low temperature are bought with sameness, which no word error rate shows.
-Renderings are what a method makes of one utterance with other seeds or other prompts. Two are
+Fewer word errors at a low temperature come with less variety, which no word error rate shows.
+Renderings are a method's outputs for one utterance with other seeds or other prompts. Two are
 compared by dynamic time warping of their tokens over the distances of the tokenizer's centroids
-(dcar/tokens/warping.py): 0 is the same speech, token by token but for their lengths; 1 is as far as
-two codes taken at random.
+(dcar/tokens/warping.py): 0 is the same speech, token by token except for their lengths; 1 is the
+distance of two codes taken at random.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LOOP_LENGTH = 25
 
 
 def longest_run(tokens: Sequence[int]) -> int:
-    """How often one token stands behind itself at most; 0 for no tokens."""
+    """Return the length of the longest run of one token; 0 for no tokens."""
     return repeated_stretch(tokens, 1) if len(tokens) else 0
 
 
 def repeated_stretch(tokens: Sequence[int], period: int) -> int:
-    """Tokens of the longest stretch that repeats itself after `period` tokens; `period` where
-    nothing does."""
+    """Return the length in tokens of the longest stretch that repeats itself after `period`
+    tokens; `period` if nothing does."""
     ids = np.asarray(tokens)
     same = np.concatenate(([False], ids[period:] == ids[:-period], [False])).astype(np.int8)
     edges = np.flatnonzero(np.diff(same))
@@ -40,8 +40,8 @@ def repeated_stretch(tokens: Sequence[int], period: int) -> int:
 
 
 def loops(tokens: Sequence[int]) -> bool:
-    """Whether the same 1 … LOOP_PERIOD tokens come three times or more in a row, over
-    LOOP_LENGTH tokens or more."""
+    """Return whether the same 1 … LOOP_PERIOD tokens occur at least three times in a row, over
+    at least LOOP_LENGTH tokens."""
     return any(
         repeated_stretch(tokens, p) >= max(3 * p, LOOP_LENGTH)
         for p in range(1, min(LOOP_PERIOD, len(tokens) - 1) + 1)
@@ -51,11 +51,11 @@ def loops(tokens: Sequence[int]) -> bool:
 def variety(
     records: Sequence[dict[str, Any]], distances: np.ndarray | None, resamples: int = RESAMPLES
 ) -> dict[str, Any]:
-    """The fields of a method's row that say how lively it speaks; None where they cannot be
+    """Return the fields of a method's row that describe its variety; None for those that cannot be
     computed.
 
-    variety and its interval: mean over utterances of the mean distance of two renderings (pairs of
-    which one is silent left out), bootstrap over utterances; needs `distances` [V, V] and two
+    variety and its interval: mean over utterances of the mean distance of two renderings (without
+    pairs of which one is silent), bootstrap over utterances; needs `distances` [V, V] and two
     renderings. duration_spread: standard deviation of an utterance's duration over its renderings,
     divided by its mean, averaged over utterances. longest_run: mean over records, and
     longest_run_max. loop_rate: share of records that loop (`loops`).

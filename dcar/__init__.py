@@ -24,7 +24,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """What people use most, imported when it is asked for: `import dcar` alone loads no torch."""
+    """Import the most used names on first access: `import dcar` alone loads no torch."""
     if name not in _WHERE:
         raise AttributeError(f"module 'dcar' has no attribute '{name}'")
     return getattr(import_module(_WHERE[name]), name)

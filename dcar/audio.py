@@ -1,11 +1,11 @@
-"""Audio in and out: float32 mono waveforms [samples] in −1…1, always passed with their sample rate
-in Hz.
+"""Reading and writing audio: float32 mono waveforms [samples] in −1…1, always passed with their
+sample rate in Hz.
 
-Anything libsndfile reads (wav, flac, ogg vorbis/opus, mp3) comes in from a path or from encoded
-bytes. What would spoil training in silence is an error here: no bytes, no samples, a recording that
-was cut off, NaN, infinity, digital silence. A length that the header does not give, as in files
-written to a pipe, is found by decoding. What can be repaired (several channels, a lower sample
-rate) is repaired, with a note in the log: a warning the first time a kind of repair happens in a
+Anything that libsndfile reads (wav, flac, ogg vorbis/opus, mp3) is read from a path or from encoded
+bytes. Anything that would silently spoil training is an error: no bytes, no samples, a recording
+that was cut off, NaN, infinity, digital silence. A length that the header does not give, as in
+files written to a pipe, is found by decoding. Several channels and a lower sample rate are
+converted, with a note in the log: a warning the first time that a kind of conversion occurs in a
 process, debug level afterwards, so that a corpus of stereo files does not fill the log.
 """
 
@@ -33,36 +33,37 @@ from dcar.storage import replacing
 logger = logging.getLogger(__name__)
 
 ENCODER_SAMPLE_RATE = 16_000
-"""Sample rate in Hz of what speech tokenizers, recognisers, speaker encoders and scorers read."""
+"""Sample rate in Hz of speech tokenizers, recognisers, speaker encoders and scorers."""
 SILENCE_PEAK = 1e-4
 """A waveform whose largest magnitude is below this (−80 dBFS) counts as silent."""
 LOUDEST = 100.0
-"""No recording is 40 dB above full scale; float files may hold anything."""
+"""Largest plausible magnitude: no recording is 40 dB above full scale, but float files may
+contain any number."""
 MIN_SAMPLE_RATE = 4_000
 MAX_SAMPLE_RATE = 384_000
 CUT_TOLERANCE = 0.02
-"""Seconds that a recording may lack of what its header promises; some programs write headers
-that are a little off."""
+"""Seconds by which a recording may be shorter than its header states; some programs write
+headers that are slightly off."""
 _BLOCK = 1 << 22
-"""Samples decoded at once: a header may promise more than there is memory."""
+"""Samples decoded at once: a header may promise more than fits into memory."""
 _UNKNOWN = 0x7FFF0000
-"""Sizes from here on are written by programs that do not know the length yet (streams)."""
+"""Smallest of the sizes written by programs that do not know the length yet (streams)."""
 _REPAIRED = re.compile(
     r"^ *(?:data|SSND|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)", re.MULTILINE
 )
-"""What libsndfile notes in its log where it takes fewer bytes than the header of a wav, aiff,
-au, caf, rf64 or w64 file promises."""
+"""Note in libsndfile's log if it reads fewer bytes than the header of a wav, aiff, au, caf, rf64
+or w64 file promises."""
 _ENDLESS = 1 << 48
-"""Samples from here on are no length: libsndfile gives 2^63 where a FLAC header says that it is
-not known."""
+"""Smallest number of samples that is not a length: libsndfile returns 2^63 if a FLAC header
+leaves it open."""
 _CHUNKED = {
     b"RIFF": (12, "<I", b"data"),
     b"RF64": (12, "<I", b"data"),
     b"FORM": (12, ">I", b"SSND"),
     b"caff": (8, ">q", b"data"),
 }
-"""First bytes of a format -> where its first chunk begins, how chunks store their size, which
-one holds the samples."""
+"""First bytes of a format -> offset of its first chunk, encoding of chunk sizes, name of the
+chunk with the samples."""
 _OGG_PAGE = 27 + 255 + 255 * 255  # bytes of the longest page
 
 _FORMATS = {
@@ -93,12 +94,13 @@ def _name(source: str | Path | bytes, where: str | None) -> str:
 def load_audio(
     source: str | Path | bytes, sample_rate: int | None = None, *, where: str | None = None
 ) -> tuple[np.ndarray, int]:
-    """Waveform [samples] float32 mono and its sample rate in Hz, from a path or from the bytes of
-    an audio file.
+    """Return the waveform [samples] float32 mono and its sample rate in Hz, given a path or the
+    bytes of an audio file.
 
-    Resampled to `sample_rate` if given; channels are averaged. `where` names the audio in messages
-    (a manifest line, say). Raises AudioError: missing or unreadable file, 0 bytes, no samples,
-    fewer samples than the header promises, NaN or infinity, samples far beyond full scale, silence.
+    It is resampled to `sample_rate` if given; channels are averaged. `where` names the audio in
+    messages (a manifest line, say). Raises AudioError: missing or unreadable file, 0 bytes, no
+    samples, fewer samples than the header promises, NaN or infinity, samples far beyond full scale,
+    silence.
     """
     name = _name(source, where)
     if (len(source) if isinstance(source, bytes) else _file_size(source, name)) == 0:
@@ -108,25 +110,24 @@ def load_audio(
         promised = _promised_frames(file, len(samples), source)
     if promised is None:
         raise AudioError(
-            f"{name}: is cut off: the last page of the Ogg file is missing or incomplete; copy it "
-            "again, "
-            "or convert it if it was recorded from a stream"
+            f"{name}: cut off: the last page of the Ogg file is missing or incomplete; copy it "
+            "again, or convert it if it was recorded from a stream"
         )
     if promised - len(samples) > CUT_TOLERANCE * rate:
         raise AudioError(
-            f"{name}: is cut off: its header promises {promised / rate:.2f} s, the file holds "
-            f"{len(samples) / rate:.2f} s; copy it again, or convert it if that is all there is"
+            f"{name}: cut off: its header promises {promised / rate:.2f} s, but the file contains "
+            f"{len(samples) / rate:.2f} s; copy it again, or convert it if nothing is missing"
         )
     return _checked(samples, rate, sample_rate, name)
 
 
 def _file_size(path: str | Path, name: str) -> int:
-    """Bytes of an audio file; AudioError where there is none, or something that is no file (a
-    pipe would never end)."""
+    """Return the size of an audio file in bytes. Raises AudioError if there is none, or it is
+    not a regular file (a pipe would never end)."""
     try:
         state = Path(path).stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a path with NUL
-        raise AudioError(f"{name}: there is no such audio file; check the path") from None
+        raise AudioError(f"{name}: this audio file does not exist; check the path") from None
     except OSError as error:
         raise AudioError(
             f"{name}: cannot be opened ({error.strerror}); check the path and its permissions"
@@ -141,8 +142,8 @@ def _file_size(path: str | Path, name: str) -> int:
 
 
 class _Sequential(sf.SoundFile):
-    """An audio file that is read from start to end. soundfile itself seeks after every read,
-    which fails at the end of a FLAC file of unknown length."""
+    """Audio file that is read from start to end. soundfile itself seeks after every read, which
+    fails at the end of a FLAC file of unknown length."""
 
     def seekable(self) -> bool:
         return False
@@ -150,8 +151,8 @@ class _Sequential(sf.SoundFile):
 
 @contextlib.contextmanager
 def _opened(source: str | Path | bytes, name: str) -> Iterator[sf.SoundFile]:
-    """An audio file to read from; AudioError for whatever libsndfile or soundfile raise
-    meanwhile."""
+    """Open an audio file for reading. Raises AudioError for any error of libsndfile or soundfile
+    within the block."""
     try:
         with _sound_file(source) as file:
             yield file
@@ -169,7 +170,8 @@ def _opened(source: str | Path | bytes, name: str) -> Iterator[sf.SoundFile]:
 
 
 def _sound_file(source: str | Path | bytes) -> sf.SoundFile:
-    """A file, or its copy with the number of samples in the header if the header lacks it."""
+    """Return a file, or a copy of it with the number of samples in the header if the header
+    lacks it."""
     try:
         file = _Sequential(io.BytesIO(source) if isinstance(source, bytes) else str(source))
     except sf.LibsndfileError:  # which caf files of unknown length raise
@@ -183,8 +185,8 @@ def _sound_file(source: str | Path | bytes) -> sf.SoundFile:
 
 
 def _with_size(source: str | Path | bytes) -> bytes | None:
-    """A wav, rf64, aiff, au or caf file whose header gives no length, with the size of the
-    samples that follow. None for other files, and where nothing or only other chunks follow."""
+    """Return a wav, rf64, aiff, au or caf file whose header gives no length, with the size of
+    the samples that follow. None for other files, and if nothing or only other chunks follow."""
     head = _bytes_of(source, 0, 4)
     if head != b".snd" and head not in _CHUNKED:
         return None
@@ -216,7 +218,7 @@ def _with_size(source: str | Path | bytes) -> bytes | None:
 
 
 def _chunks(data: bytes, at: int, kind: str) -> Iterator[tuple[bytes, int, int]]:
-    """Name, start and size of the chunks of a file from `at` on."""
+    """Iterate over name, start and size of the chunks of a file, starting at `at`."""
     head = 4 + struct.calcsize(kind)
     while at + head <= len(data):
         [size] = struct.unpack_from(kind, data, at + 4)
@@ -225,7 +227,7 @@ def _chunks(data: bytes, at: int, kind: str) -> Iterator[tuple[bytes, int, int]]
 
 
 def _decode(file: sf.SoundFile, source: str | Path | bytes) -> np.ndarray:
-    """All samples [samples, channels] float32, block by block."""
+    """Decode all samples [samples, channels] float32, block by block."""
     samples = _read_all(file)
     if _is_estimate(file, source) and len(samples) >= file.frames:
         # libsndfile reads no further than its estimate of the length, which is wrong where the
@@ -245,13 +247,14 @@ def _read_all(file: sf.SoundFile) -> np.ndarray:
 
 
 def _is_estimate(file: sf.SoundFile, source: str | Path | bytes) -> bool:
-    """True for an mp3 without the table that encoders write at the start: libsndfile estimates
-    its length."""
+    """Return True for an mp3 without the table that encoders write at the start: libsndfile
+    estimates its length."""
     return file.format == "MP3" and not re.search(rb"Xing|Info|VBRI", _bytes_of(source, 0, 4096))
 
 
 def _with_mp3_table(data: bytes) -> bytes:
-    """An mp3 file with a table before its first frame that gives it a length which no file has."""
+    """Return an mp3 file with a table before its first frame that gives it a length beyond that
+    of any file."""
     tags = 0
     if data[:3] == b"ID3":  # seven bits of every byte count
         tags = 10 + sum(byte << 7 * place for place, byte in enumerate(reversed(data[6:10])))
@@ -283,8 +286,8 @@ def _with_mp3_table(data: bytes) -> bytes:
 
 
 def _promised_frames(file: sf.SoundFile, held: int, source: str | Path | bytes) -> float | None:
-    """How many samples the header of a recording promises of which `held` were decoded; None if
-    its end is missing."""
+    """Return the number of samples that the header of a recording promises, of which `held` were
+    decoded; None if its end is missing."""
     if file.format == "OGG":
         return held if _ogg_ends(source) else None
     # without the table that encoders write at the start, the length is only estimated
@@ -298,7 +301,7 @@ def _promised_frames(file: sf.SoundFile, held: int, source: str | Path | bytes) 
 
 
 def _ogg_ends(source: str | Path | bytes) -> bool:
-    """Whether the last page of an Ogg file is whole and marked as the last one (RFC 3533,
+    """Return whether the last page of an Ogg file is whole and marked as the last one (RFC 3533,
     section 6)."""
     tail = _bytes_of(source, -_OGG_PAGE, _OGG_PAGE)
     page = tail.rfind(b"OggS\0")
@@ -309,8 +312,8 @@ def _ogg_ends(source: str | Path | bytes) -> bool:
 
 
 def _bytes_of(source: str | Path | bytes, start: int, count: int | None = None) -> bytes:
-    """`count` bytes of a file from `start` on (from the end, where it is negative), all if
-    `count` is None."""
+    """Return `count` bytes of a file from `start` on (from the end, if negative), all if `count`
+    is None."""
     if isinstance(source, bytes):
         return source[start:][:count]
     with open(source, "rb") as file:
@@ -319,8 +322,8 @@ def _bytes_of(source: str | Path | bytes, start: int, count: int | None = None) 
 
 
 def audio_seconds(source: str | Path | bytes) -> float | None:
-    """Duration in seconds of an audio file (path or bytes), from its header or, where that does
-    not give it, by decoding; None where the file is not readable."""
+    """Return the duration in seconds of an audio file (path or bytes), from its header or, if
+    that does not give it, by decoding; None if the file is not readable."""
     try:
         if not isinstance(source, bytes):
             _file_size(source, str(source))
@@ -331,7 +334,7 @@ def audio_seconds(source: str | Path | bytes) -> float | None:
 
 
 def _known_frames(file: sf.SoundFile, source: str | Path | bytes) -> int | None:
-    """Samples of a file by its header, None where only decoding finds them."""
+    """Return the number of samples of a file by its header, None if only decoding finds it."""
     return None if file.frames >= _ENDLESS or _is_estimate(file, source) else file.frames
 
 
@@ -344,16 +347,18 @@ def load_segment(
     *,
     where: str | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Waveform [samples] float32 of one stretch of a recording (seconds), of one channel, and its
-    rate in Hz.
+    """Return the waveform [samples] float32 of one stretch of a recording (seconds), of one
+    channel, and its rate in Hz.
 
-    Only the stretch is decoded where the format can seek (wav, flac, ogg). Raises AudioError as
-    `load_audio`, and where the stretch or the channel is not in the recording.
+    Only the stretch is decoded if the format can seek (wav, flac, ogg). Raises AudioError as
+    `load_audio` does, and if the stretch or the channel is not in the recording.
     """
     name = _name(str(path), where)
     _file_size(path, name)
     if not (math.isfinite(start) and math.isfinite(duration)):
-        raise AudioError(f"{name}: a stretch from {start} of {duration} s; correct the manifest")
+        raise AudioError(
+            f"{name}: impossible stretch from {start} of {duration} s; correct the manifest"
+        )
     with _opened(str(path), name) as file:
         rate, first = file.samplerate, round(start * file.samplerate)
         count, channels = round(duration * rate), file.channels
@@ -368,7 +373,7 @@ def load_segment(
             )
         if not 0 <= channel < channels:
             raise AudioError(
-                f"{name}: channel {channel} of a recording with {channels}; correct the manifest"
+                f"{name}: no channel {channel} in a recording with {channels}; correct the manifest"
             )
         if len(decoded):
             samples = decoded[first : first + count, channel : channel + 1]
@@ -377,9 +382,8 @@ def load_segment(
             samples = file.read(count, dtype="float32", always_2d=True)[:, channel : channel + 1]
         if min(first + count, frames) - first - len(samples) > CUT_TOLERANCE * rate:
             raise AudioError(
-                f"{name}: is cut off: {len(samples) / rate:.2f} s of a stretch of {duration:.2f} "
-                "s are "
-                "there; copy it again"
+                f"{name}: cut off: {len(samples) / rate:.2f} s of a stretch of {duration:.2f} s "
+                "are present; copy it again"
             )
     return _checked(samples, rate, sample_rate, name)
 
@@ -387,10 +391,10 @@ def load_segment(
 def _checked(
     samples: np.ndarray, rate: int, sample_rate: int | None, name: str
 ) -> tuple[np.ndarray, int]:
-    """[samples, channels] → mono waveform, refused if it is empty, not finite or silent, at the
-    wanted rate."""
+    """Return samples [samples, channels] as a mono waveform at the wanted rate. Raises
+    AudioError if it is empty, not finite or silent."""
     if len(samples) == 0:
-        raise AudioError(f"{name}: the audio holds no samples; copy or record it again")
+        raise AudioError(f"{name}: the audio has no samples; copy or record it again")
     if not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
         raise AudioError(
             f"{name}: sample rate {rate} Hz is outside {MIN_SAMPLE_RATE}…{MAX_SAMPLE_RATE} Hz; "
@@ -405,9 +409,8 @@ def _checked(
     loudest = float(np.abs(samples).max())
     if loudest > LOUDEST:
         raise AudioError(
-            f"{name}: samples of up to {loudest:g}, full scale is 1; the file is damaged, or its "
-            "numbers "
-            "are those of integers: scale and save it again"
+            f"{name}: samples of up to {loudest:g}, but full scale is 1; the file is damaged, or "
+            "contains unscaled integers: scale and save it again"
         )
     if samples.shape[1] > 1:
         _note("channels", f"{name}: {samples.shape[1]} channels averaged to one")
@@ -428,8 +431,8 @@ def _checked(
 
 
 def resample(wave: np.ndarray, from_hz: float, to_hz: float) -> np.ndarray:
-    """`wave` [samples] at `to_hz`, round(samples · to / from) samples, band-limited by soxr
-    (high quality)."""
+    """Return `wave` [samples] at `to_hz`, round(samples · to / from) samples, band-limited by
+    soxr (high quality)."""
     if from_hz <= 0 or to_hz <= 0:
         raise AudioError(f"cannot resample from {from_hz} Hz to {to_hz} Hz: rates must be positive")
     wave = np.asarray(wave, dtype=np.float32)
@@ -446,7 +449,7 @@ def resample(wave: np.ndarray, from_hz: float, to_hz: float) -> np.ndarray:
 
 
 def check_suffix(path: str | Path) -> None:
-    """AudioError where a name does not end as `save_audio` writes files."""
+    """Raise AudioError unless `save_audio` can write files with this suffix."""
     if Path(path).suffix.lower() not in _FORMATS:
         raise AudioError(
             f"{path}: unknown audio suffix {Path(path).suffix!r}; use one of {', '.join(_FORMATS)}"
@@ -455,11 +458,11 @@ def check_suffix(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def audio_writer(path: str | Path, sample_rate: int) -> Iterator[Callable[[np.ndarray], None]]:
-    """What adds samples [n] in −1…1 to an audio file, which is in memory at no time, as a whole or
-    not at all.
+    """Open an audio file to which samples [n] in −1…1 are appended; it is never in memory as a
+    whole, and appears complete or not at all.
 
-    AudioError where it cannot be written, `path` ends as no format does, or its format cannot store
-    the rate.
+    Raises AudioError if it cannot be written, `path` has an unknown suffix, or its format cannot
+    store the rate.
     """
     check_suffix(path)
     kind, subtype = _FORMATS[Path(path).suffix.lower()]
@@ -485,8 +488,8 @@ def audio_writer(path: str | Path, sample_rate: int) -> Iterator[Callable[[np.nd
 def save_audio(path: str | Path, wave: np.ndarray, sample_rate: int) -> None:
     """Write `wave` [samples] as wav, flac (16 bit), ogg, opus or mp3, by the suffix of `path`.
 
-    Samples beyond ±1 are clipped with a note. The file appears complete or not at all; AudioError
-    as `audio_writer`, and for a wrong shape, NaN or infinity.
+    Samples beyond ±1 are clipped with a note. The file appears complete or not at all. Raises
+    AudioError as `audio_writer` does, and for a wrong shape, NaN or infinity.
     """
     wave = np.asarray(wave, dtype=np.float32)
     if wave.ndim != 1 or wave.size == 0:
@@ -494,7 +497,9 @@ def save_audio(path: str | Path, wave: np.ndarray, sample_rate: int) -> None:
             f"{path}: a mono waveform [samples] with samples is needed, got shape {wave.shape}"
         )
     if not np.isfinite(wave).all():
-        raise AudioError(f"{path}: the waveform holds NaN or infinite samples; nothing was written")
+        raise AudioError(
+            f"{path}: the waveform contains NaN or infinite samples; nothing was written"
+        )
     if float(np.abs(wave).max()) > 1.0:
         _note("clipped", f"{path}: samples beyond ±1 clipped")
         wave = np.clip(wave, -1.0, 1.0)

@@ -143,8 +143,8 @@ RECIPES = {
 
 
 def jobs() -> dict[str, tuple[str, str]]:
-    """Every job as it is called, `prepare` or `prepare mode=retokenize` -> (module, what it
-    does)."""
+    """Return every job as it is called, `prepare` or `prepare mode=retokenize` -> (module,
+    description)."""
     found: dict[str, tuple[str, str]] = {}
     for name, entry in COMMANDS.items():
         key, values = CHOICES.get(name, ("", {"": entry}))
@@ -156,8 +156,8 @@ def jobs() -> dict[str, tuple[str, str]]:
 
 
 def resolve(words: list[str]) -> tuple[str, str, list[str]]:
-    """(the job as it is called, its module, its arguments) of the words behind `dcar`.
-    ConfigError for no such job."""
+    """Return (job as it is called, its module, its arguments), given the words after `dcar`.
+    Raises ConfigError for an unknown job."""
     name, *rest = words
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -174,7 +174,7 @@ def resolve(words: list[str]) -> tuple[str, str, list[str]]:
 
 
 def usage() -> str:
-    """Commands by task, one line each."""
+    """Return the commands by task, one line each."""
     lines = [
         "usage: dcar COMMAND [--config RECIPE] [key=value …]   (dcar COMMAND --help lists its "
         "settings)"
@@ -190,7 +190,7 @@ def usage() -> str:
 
 
 def recipes_text() -> str:
-    """Recipes and their variants by command, one line each."""
+    """Return recipes and their variants by command, one line each."""
     lines = ["usage: dcar COMMAND --config NAME[:VARIANT] [key=value …]"]
     for kind, command in RECIPES.items():
         lines += ["", f"dcar {command}:"] if kind != "finetune" else []
@@ -206,12 +206,12 @@ def recipes_text() -> str:
 
 
 def kind_of(recipe: str) -> str:
-    """The longest prefix of a recipe's name that is in RECIPES."""
+    """Return the longest prefix of a recipe's name that is in RECIPES."""
     return max((kind for kind in RECIPES if recipe.startswith(f"{kind}_")), key=len)
 
 
 def choices_text(name: str) -> str:
-    """The part of --help about the jobs of a command that has several."""
+    """Return the part of --help on the jobs of a command that has several."""
     key, values = CHOICES.get(name, ("", {}))
     rows = [f"  {key}={value:13} {text}" for value, (_, text) in values.items()]
     return (
@@ -228,7 +228,7 @@ def choices_text(name: str) -> str:
 
 
 def call(arguments: list[str]) -> object:
-    """Import the module of a command and run it; its exit status, or None."""
+    """Import the module of a command and run it. Return its exit status, or None."""
     first, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     shown = {
         "-h": usage,
@@ -256,7 +256,7 @@ def call(arguments: list[str]) -> object:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command; exits where its status is not 0."""
+    """Run a command; exit if its status is not 0."""
     arguments = sys.argv[1:] if arguments is None else arguments
     name = f"dcar {arguments[0]}" if arguments and arguments[0] in COMMANDS else "dcar"
     if status := run_command(name, lambda: call(arguments)):

@@ -1,8 +1,8 @@
-"""`dcar doctor`: is this installation able to run the main job? `dcar doctor FOLDER`: are its files
-as written?
+"""`dcar doctor`: check whether this installation can run the main job. `dcar doctor FOLDER`: check
+whether its files are as written.
 
-One line a check; exit status 1 if any fails. Of a folder, every manifest.json, provenance.json,
-prepared.json and compare.json below it that lists digests is recomputed.
+It prints one line per check, and exits with status 1 if any fails. In a folder, the digests listed
+in every manifest.json, provenance.json, prepared.json and compare.json below it are recomputed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _versions() -> str:
 
 
 def _extras() -> str:
-    """Optional packages: what they are for, and how to get the absent ones."""
+    """Describe optional packages: their purpose, and how to install the absent ones."""
     lines = []
     for extra, (package, purpose) in EXTRAS.items():
         try:
@@ -110,8 +110,8 @@ LISTS = (MANIFEST, "provenance.json", "prepared.json", "compare.json")
 
 
 def verify(folder: str | Path) -> dict[Path, tuple[int, list[str]]]:
-    """Every list of digests under a folder: how many files it has, and their faults. DataError
-    where there is none."""
+    """Check every list of digests under a folder. Return its number of files and their faults.
+    Raises DataError if there is no list."""
     folder = Path(folder)
     found: dict[Path, tuple[int, list[str]]] = {}
     for path in sorted(p for name in LISTS for p in folder.rglob(name)):
@@ -131,17 +131,16 @@ def verify(folder: str | Path) -> dict[Path, tuple[int, list[str]]]:
             )
     if not found:
         raise DataError(
-            f"{folder}: no list of digests here ({', '.join(LISTS)}); give the folder of a run, "
-            "of a "
-            "prepared corpus or of a comparison that this version has written"
+            f"{folder}: no list of digests ({', '.join(LISTS)}); give the folder of a run, of a "
+            "prepared corpus or of a comparison written by this version"
         )
     return found
 
 
 @dataclass
 class DoctorConfig:
-    """Whether this installation is able to run the main job, or the files of a folder are as
-    they were written."""
+    """Check whether this installation can run the main job, or whether the files of a folder are
+    as they were written."""
 
     folder: str = setting(
         "",
@@ -153,7 +152,7 @@ class DoctorConfig:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`dcar doctor [FOLDER]`; status 1 where something is wrong."""
+    """Run `dcar doctor [FOLDER]`. Return status 1 if a check fails."""
     if folder := load_config(DoctorConfig, arguments).folder:
         verdicts = verify(folder)
         for path, (files, found) in verdicts.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class DCARError(Exception):
-    """Base of every error that this project raises on purpose; the command line prints it
+    """Base class of every error that this project raises on purpose; the command line prints it
     without a traceback."""
 
 
@@ -38,8 +38,8 @@ class CheckpointError(DCARError):
 
 
 class StorageError(DCARError):
-    """Something could not be written: the disk is full, or refuses; the message says what, where
-    and what is free."""
+    """Something could not be written, because the disk is full or refuses it; the message says
+    what, where and how much space is free."""
 
 
 class BusyError(DCARError):
@@ -53,7 +53,7 @@ class TrainingError(DCARError):
 
 class ProcessError(DCARError):
     """Another process of this run is gone or does not answer; the message gives the rank that
-    noticed and at what."""
+    noticed and the operation."""
 
 
 class StoppedError(DCARError):
@@ -70,8 +70,8 @@ class RewardError(DCARError):
 
 
 def check_format(file: Any, found: Any, known: int, error: type[DCARError], remedy: str) -> None:
-    """Raise `error` unless a file that was read has the format version `known`, the only one that
-    this program reads.
+    """Raise `error` unless a file has the format version `known`, the only one that this program
+    reads.
 
     found: the version that the file names, None if it names none. remedy: what to do instead.
     """
@@ -82,7 +82,7 @@ def check_format(file: Any, found: Any, known: int, error: type[DCARError], reme
 
 
 class _UnfinishedError(DCARError):
-    """`finished` holds the results of the utterances that were complete."""
+    """Base class of errors in decoding. finished: results of the utterances that were complete."""
 
     def __init__(self, message: str, finished: Sequence[Any] = ()):
         super().__init__(message)
@@ -90,8 +90,9 @@ class _UnfinishedError(DCARError):
 
 
 class DistributionError(_UnfinishedError):
-    """A model gave no distribution over the next token (NaN, or no mass anywhere): its weights
-    are broken, or its number type is too small. The message names utterance and position."""
+    """A model returned no distribution over the next token (NaN, or no mass anywhere): its
+    weights are broken, or the range of its number type is too small. The message names utterance
+    and position."""
 
 
 class EngineError(_UnfinishedError):

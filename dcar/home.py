@@ -1,4 +1,4 @@
-"""The user's home folder: `~` in settings, the folder for caches, and what takes its place for a
+"""Home folder of the user: `~` in settings, the folder for caches, and their substitutes for a
 user without one."""
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ TILDE = re.compile(r"(?:^|(?<=[=:,]))~[\w.-]*(?=[/,]|$)")
 
 
 def substitute() -> Path:
-    """The folder in place of a home folder, of this user alone."""
+    """Return the folder that replaces a home folder, for this user alone."""
     return Path(tempfile.gettempdir()) / f"dcar-{os.getuid()}"
 
 
 def settle_home() -> None:
-    """Give a user without a home folder (in a container: neither HOME nor an entry in passwd)
-    one in the temporary folder, and one who cannot write to ~/.cache a folder for caches there,
-    with a note. Libraries and processes that this one starts read HOME and XDG_CACHE_HOME."""
+    """Set up a home folder in the temporary folder for a user without one (in a container:
+    neither HOME nor an entry in passwd), and a folder for caches there for one who cannot write
+    to ~/.cache, with a note. Libraries and child processes read HOME and XDG_CACHE_HOME."""
     home = os.path.expanduser("~")
     if home == "~":
         variable, lacking = "HOME", "this user has no home folder"
@@ -47,27 +47,27 @@ def settle_home() -> None:
 
 
 def _writable(path: Path) -> bool:
-    """Whether a folder is writable, or can be made."""
+    """Return whether a folder is writable, or can be made."""
     return os.access(next(p for p in (path, *path.parents) if p.exists()), os.W_OK | os.X_OK)
 
 
 def cache_folder(name: str) -> Path:
-    """The folder `name` for files that can be made again, in `$XDG_CACHE_HOME` or ~/.cache."""
+    """Return the folder `name` for files that can be made again, in `$XDG_CACHE_HOME` or
+    ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / name
 
 
 def expand(text: str) -> str:
-    """A text with the home folder for every `~` or `~user` with which a path begins: at the
-    start, and after `=`, `:` or `,`, as in name=~/policy and hubert:~/model. ConfigError for a
+    """Replace every `~` or `~user` with which a path begins by the home folder: at the start,
+    and after `=`, `:` or `,`, as in name=~/policy and hubert:~/model. Raises ConfigError for a
     user without a home folder."""
 
     def home(found: re.Match[str]) -> str:
         folder = os.path.expanduser(found[0])
         if found[0] == "~" and folder in ("~", str(substitute())):
             raise ConfigError(
-                f"'{text}': this user has no home folder that ~ could stand for; write out the "
-                "path, or "
-                "set HOME"
+                f"'{text}': ~ cannot be replaced, because this user has no home folder; write out "
+                "the path, or set HOME"
             )
         return folder
 

@@ -1,10 +1,10 @@
-"""From logits to a token: one warp and one source of randomness for every decoder.
+"""Sampling of a token from logits: one warp and one source of randomness for every decoder.
 
 `warp` turns logits into the distribution that is sampled from; every "lossless" claim in this
-project is relative to it. `sample` draws from it at a given number. `uniform` makes that number
+project is relative to it. `sample` draws from it at a given number. `uniform` computes that number
 from an address (seed, utterance, stream, position, draw): batch size, order and the number of
-processes never change a result, and two methods that ask for the same token of the same utterance
-see the same draw.
+processes never change a result, and two methods that draw the same token of the same utterance use
+the same number.
 """
 
 from __future__ import annotations
@@ -34,43 +34,46 @@ STREAMS = {
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How the next token is drawn, and when an utterance must end."""
+    """Settings of the draw of the next token, and limits of an utterance."""
 
     temperature: float = setting(
-        1.0, "Flattens (above 1) or sharpens the distribution; 0 = the likeliest token.", minimum=0
+        1.0,
+        "Temperature of the softmax: above 1 flattens the distribution, below 1 sharpens it; 0 = "
+        "the most likely token.",
+        minimum=0,
     )
-    top_k: int = setting(0, "Draw among so many tokens, the likeliest; 0 = all.", minimum=0)
+    top_k: int = setting(0, "Number of most likely tokens to draw from; 0 = all.", minimum=0)
     top_p: float = setting(
         1.0,
-        "Draw among the fewest tokens that have this share of the mass; 1 = all.",
+        "Probability mass to draw from: the fewest tokens that hold it; 1 = all.",
         above=0,
         maximum=1,
     )
-    min_tokens: int = setting(1, "No end of speech before so many tokens.", minimum=0)
-    max_tokens: int = setting(1500, "Most speech tokens of an utterance.", minimum=1)
+    min_tokens: int = setting(1, "Minimum number of speech tokens of an utterance.", minimum=0)
+    max_tokens: int = setting(1500, "Maximum number of speech tokens of an utterance.", minimum=1)
     # as in VALL-E implementations: phonemes rarely last 0.3 s
     max_tokens_per_text_unit: float = setting(
-        16.0, "Most speech tokens per phoneme (or other unit of text).", above=0
+        16.0, "Maximum number of speech tokens per phoneme (or other unit of text).", above=0
     )
     # Repetition-aware sampling (VALL-E 2; CosyVoice: 10, 0.1, with top_p 0.8 and top_k 25): a token
     # drawn from the nucleus that makes up repetition_share of the last repetition_window tokens is
     # drawn again from the whole distribution.
     repetition_window: int = setting(
-        0, "Repetition-aware sampling over so many tokens (CosyVoice: 10); 0 = off.", minimum=0
+        0, "Window of repetition-aware sampling, in tokens (CosyVoice: 10); 0 = off.", minimum=0
     )
     repetition_share: float = setting(
         0.1, "Share of the window at which a token counts as repeated.", above=0, maximum=1
     )
     repetition_mask: bool = setting(
-        False, "A repeated token cannot be drawn again (CosyVoice since 2026)."
+        False, "Whether a repeated token is excluded from the second draw (CosyVoice since 2026)."
     )
 
     def __post_init__(self):
         check(self)
         if self.repetition_window and self.temperature == 0:
             raise ConfigError(
-                "repetition-aware sampling draws twice, and temperature 0 draws nothing: set "
-                "repetition_window=0 or a temperature above 0"
+                "repetition_window: repetition-aware sampling draws twice, but temperature=0 does "
+                "not draw: set repetition_window=0 or a temperature above 0"
             )
 
 
@@ -78,7 +81,8 @@ MEMBER_ADDRESS = re.compile(r".*#[0-9]+", re.DOTALL)
 
 
 def member_address(utterance_id: str, member: int = 0) -> str:
-    """The address of a member of an utterance's group: `utterance#g`, for member 0 the id alone.
+    """Return the address of a member of an utterance's group: `utterance#g`, for member 0 the id
+    alone.
 
     If the id itself ends like a member's address ("x#1"), member 0 gets its number too ("x#1#0"),
     so that addresses are unique.
@@ -93,8 +97,8 @@ def member_address(utterance_id: str, member: int = 0) -> str:
 def utterance_keys(
     seed: int, utterance_ids: Sequence[str], members: Sequence[int] | None = None
 ) -> Tensor:
-    """A 64-bit key per utterance (or member of its group) and seed, int64 [B]; independent of
-    Python's hash seed."""
+    """Return a 64-bit key per utterance (or member of its group) and seed, int64 [B];
+    independent of Python's hash seed."""
     numbers = [0] * len(utterance_ids) if members is None else members
     names = [
         member_address(name, member) for name, member in zip(utterance_ids, numbers, strict=True)
@@ -106,12 +110,12 @@ def utterance_keys(
 def group_keys(
     seed: int, utterance_ids: Sequence[str], members: Sequence[int], share_token_draws: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Keys of rows, each a member of its utterance's group: for draws of tokens [B], and for all
-    others [B].
+    """Return keys of rows, each a member of its utterance's group: for draws of tokens [B], and for
+    all others [B].
 
     Member 0 draws as the utterance itself, the others by addresses of their own (`member_address`).
-    With share_token_draws the members draw tokens with common random numbers and differ by their
-    decisions only.
+    With share_token_draws the members draw tokens with common random numbers and differ only by
+    their decisions.
     """
     keys = utterance_keys(seed, utterance_ids, members)
     return (utterance_keys(seed, utterance_ids) if share_token_draws else keys), keys
@@ -121,7 +125,7 @@ GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed integer: the incr
 
 
 def _step(index: int | Tensor) -> int | Tensor:
-    """index * GOLDEN modulo 2^64, signed; tensors wrap by themselves."""
+    """Return index * GOLDEN modulo 2^64, signed; tensors wrap by themselves."""
     if isinstance(index, Tensor):
         return index * GOLDEN
     return (index * GOLDEN + 2**63) % 2**64 - 2**63
@@ -132,20 +136,21 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 (Steele et al. 2014); int64 arithmetic wraps as intended."""
+    """Apply the finaliser of SplitMix64 (Steele et al. 2014); int64 arithmetic wraps as
+    intended."""
     x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9 as a signed integer
     x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
     return x ^ _shift(x, 31)
 
 
 BELOW_ONE = 1 - 2.0**-40
-"""The largest uniform number: u times a sum is less than the sum, whatever the rounding."""
+"""Largest uniform number: u times a sum is less than the sum, whatever the rounding."""
 
 
 def uniform(keys: Tensor, stream: str, position: Tensor, draw: int | Tensor = 0) -> Tensor:
-    """Uniform numbers in [0, 1), float64, as a pure function of their address.
+    """Return uniform numbers in [0, 1), float64, as a pure function of their address.
 
-    keys [B] from `utterance_keys`; position [B, …]; the result has the shape of position.
+    keys: [B] from `utterance_keys`; position: [B, …]; the result has the shape of position.
     """
     keys = keys.view(-1, *[1] * (position.dim() - 1))
     state = _mix(keys + _step(STREAMS[stream]))
@@ -155,13 +160,13 @@ def uniform(keys: Tensor, stream: str, position: Tensor, draw: int | Tensor = 0)
 
 
 def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Tensor]:
-    """A stable top-k: the k largest of values [..., V] and their ids, both [..., k], descending;
-    among ties the lowest id comes first, and NaN counts as largest. Without `ordered` the same ids,
-    but ties among them in any order.
+    """Return a stable top-k: the k largest of values [..., V] and their ids, both [..., k],
+    descending. Of ties the lowest id comes first, and NaN counts as largest. Without `ordered`,
+    return the same ids, with ties among them in any order.
 
     torch.topk does not define the order of ties, so it gets keys without ties: on the CPU only for
-    rows with ties among their largest values, on a GPU for all, because looking for ties would
-    synchronise.
+    rows with ties among their largest values, on a GPU for all rows, because a search for ties
+    would synchronise.
     """
     size = min(k + 1, values.shape[-1])  # one more, to see a tie at the cut
     if values.dtype == torch.float64:
@@ -180,8 +185,8 @@ def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Ten
 
 
 def first_of_equals(values: Tensor, size: int) -> Tensor:
-    """Ids [..., size] of the largest of values [..., V] of at most 32 bits, in the order of
-    `likeliest`: value and id are packed into one integer, so there are no ties."""
+    """Return ids [..., size] of the largest of values [..., V] of at most 32 bits, in the order
+    of `likeliest`: value and id are packed into one integer, so there are no ties."""
     values = values.to(torch.float32)
     # one NaN, one zero
     bits = (values.masked_fill(values.isnan(), torch.nan) + 0.0).view(torch.int32)
@@ -193,7 +198,7 @@ def first_of_equals(values: Tensor, size: int) -> Tensor:
 
 
 def rank(values: Tensor, ids: Tensor) -> Tensor:
-    """The ranks of ids in the order of `likeliest`: values [..., V], ids [...] -> [...]."""
+    """Return the ranks [...] of ids [...] in the order of `likeliest`, given values [..., V]."""
     mine = values.gather(-1, ids[..., None])
     earlier = torch.arange(values.shape[-1], device=values.device) < ids[..., None]
     return ((values > mine) | (values == mine) & earlier).sum(-1)
@@ -210,14 +215,14 @@ def warp(
     eos: int | None = None,
     history: Tensor | None = None,
 ) -> Tensor:
-    """The distribution that is sampled from: logits [..., V] -> probabilities [..., V], float32.
+    """Return the distribution that is sampled from, [..., V] float32, given logits [..., V].
 
     Order: forbid EOS (where `forbidden` [...] is true) -> temperature -> top-k -> top-p -> softmax.
-    Among equals the lowest ids are kept; temperature 0 is a one-hot at the argmax, likewise. Where
-    EOS is forbidden and nothing else is possible (all other logits are -inf), all other ids count
-    as equally likely: an utterance that must not end goes on. With a repetition_window the
+    Of equal values the lowest ids are kept; likewise, temperature 0 is a one-hot at the argmax. If
+    EOS is forbidden and nothing else is possible (all other logits are -inf), all other ids are
+    equally likely: an utterance that must not end continues. With a repetition_window the
     distribution depends on the tokens before, `history` [..., repetition_window] (-1 = none; see
-    `BatchState.histories`). NaN logits give NaN; the caller checks.
+    `BatchState.histories`). NaN logits yield NaN; the caller checks.
     """
     if logits.dtype != torch.float32:
         logits = logits.to(torch.float32)
@@ -229,9 +234,9 @@ def warp(
     if config.repetition_window:
         if history is None:
             raise ConfigError(
-                "repetition-aware sampling needs the tokens before each position, which this "
-                "method does "
-                "not pass on: set repetition_window=0, or use another method"
+                "repetition_window: repetition-aware sampling needs the tokens before each "
+                "position, which this method does not provide: set repetition_window=0, or use "
+                "another method"
             )
         return repetition_aware(logits / config.temperature, history, config)
     if config.temperature == 0:
@@ -255,21 +260,21 @@ def warp(
 
 
 def repetition_aware(logits: Tensor, history: Tensor, config: SamplingConfig) -> Tensor:
-    """The distribution of CosyVoice's repetition-aware sampling, written down: logits [..., V],
-    history [..., W] -> [..., V].
+    """Return the distribution [..., V] of CosyVoice's repetition-aware sampling, given logits [...,
+    V] and history [..., W].
 
     The procedure draws u from the nucleus distribution n (the most probable tokens whose
     predecessors hold less than top_p of the whole distribution f, at most top_k of them); if u is
-    repeated, it draws from f instead, without u where repetition_mask. Summing over u, with the set
-    R of repeated tokens:
+    repeated, it draws from f instead, without u if repetition_mask is set. Summing over u, with the
+    set R of repeated tokens:
 
         q(v) = n(v) [v not in R] + f(v) sum_{u in R} n(u)                without the mask
         q(v) = n(v) [v not in R] + f(v) sum_{u in R, u != v} n(u) / (1 - f(u))             with it
 
-    Where f(u) = 1 nothing but u can be drawn, masked or not: there q(u) = n(u) = 1 (CosyVoice's
-    procedure fails). An explicit distribution given the tokens before: what verifies drafts against
-    q (Leviathan et al. 2023) stays lossless. Source: VALL-E 2 §4.3 and FunAudioLLM/CosyVoice,
-    cosyvoice/utils/common.py (ras_sampling, nucleus_sampling).
+    If f(u) = 1, only u can be drawn, masked or not: then q(u) = n(u) = 1 (CosyVoice's procedure
+    fails). Because the distribution is explicit given the tokens before, verification of drafts
+    against q (Leviathan et al. 2023) stays lossless. Source: VALL-E 2 §4.3 and
+    FunAudioLLM/CosyVoice, cosyvoice/utils/common.py (ras_sampling, nucleus_sampling).
     """
     full = logits.to(torch.float64).softmax(-1)
     ordered, order = full.sort(dim=-1, descending=True, stable=True)
@@ -298,31 +303,31 @@ def repetition_aware(logits: Tensor, history: Tensor, config: SamplingConfig) ->
 
 
 def histories(history: Tensor, tokens: Tensor) -> Tensor:
-    """The window of W tokens before each of the tokens [B, m] and after the last, given the
-    first window [B, W]: [B, m + 1, W]."""
+    """Return the window of W tokens before each of the tokens [B, m] and after the last, [B, m +
+    1, W], given the first window [B, W]."""
     return torch.cat((history, tokens), dim=1).unfold(1, history.shape[1], 1)
 
 
 def sample(probs: Tensor, u: Tensor) -> Tensor:
-    """Inverse of the cumulative distribution at u: distribution [..., V], u [...] -> ids [...].
-    An id of zero mass is never drawn; where the distribution is none (NaN, or without mass) the
+    """Return ids [...], the inverse of the cumulative distribution at u: distribution [..., V],
+    u [...]. An id of zero mass is never drawn; if there is no distribution (NaN, or no mass) the
     id is V. u is at most BELOW_ONE."""
     shape = torch.broadcast_shapes(probs.shape[:-1], u.shape)  # searchsorted does not broadcast
     return sample_several(probs.expand(*shape, -1), u.expand(shape).unsqueeze(-1)).squeeze(-1)
 
 
 def sample_several(probs: Tensor, u: Tensor) -> Tensor:
-    """The same, several times from every distribution: distribution [..., V], u [..., N] -> ids
-    [..., N]."""
+    """Return ids [..., N], drawn like `sample` at several numbers from every distribution:
+    distribution [..., V], u [..., N]."""
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     # ids whose cumulative sum is <= u
     return torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True)
 
 
 def shifted(u: Tensor, several: int) -> Tensor:
-    """N = `several` numbers from each u [...] in [0, 1), at equal distances around the circle:
-    [..., N]. The first is u; each is uniform by itself, and together they are spread, so that
-    the chunks drawn at them differ."""
+    """Return N = `several` numbers [..., N] for each u [...] in [0, 1), at equal distances
+    around the circle. The first is u; each is uniform by itself, and together they are spread,
+    so that the chunks drawn at them differ."""
     if several == 1:
         return u.unsqueeze(-1)
     steps = torch.arange(several, device=u.device, dtype=u.dtype) / several

@@ -1,5 +1,4 @@
-"""Atomic file writes, files of one object a line, manifests of digests, and errors of a full
-disk."""
+"""Atomic file writes, JSON lines, manifests of digests, and errors of a full disk."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from dcar.errors import DataError, StorageError
 MANIFEST = "manifest.json"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
 LONGEST_LINE = 1 << 26
-"""Bytes of a line of a manifest; cuts may hold their audio."""
+"""Maximum number of bytes of a line of a manifest; cuts may contain their audio."""
 # Messages of torch and safetensors, which have their own streams, for a failed write.
 STREAMS = (
     "No space left",
@@ -37,7 +36,7 @@ STREAMS = (
 
 
 def gigabytes(size: float) -> str:
-    """Bytes as a person reads them."""
+    """Return a number of bytes as readable text."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}"
@@ -45,7 +44,7 @@ def gigabytes(size: float) -> str:
 
 
 def is_write_failure(error: BaseException) -> bool:
-    """Whether an error (or what caused it) says that a file could not be written."""
+    """Return whether an error (or its cause) means that a file could not be written."""
     if isinstance(error, OSError) and error.errno in FULL:
         return True
     if isinstance(error, (OSError, RuntimeError, SafetensorError)) and any(
@@ -58,8 +57,8 @@ def is_write_failure(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def writing(what: str | Path, needed: int = 0) -> Iterator[None]:
-    """Raise StorageError where the writes inside fail: what could not be written, how many bytes
-    are free and, if known, how many bytes it takes. Other errors pass."""
+    """Raise StorageError if a write inside the block fails: what could not be written, how many
+    bytes are free and, if known, how many it takes. Other errors pass."""
     try:
         yield
     except StorageError:
@@ -71,14 +70,13 @@ def writing(what: str | Path, needed: int = 0) -> Iterator[None]:
         room = f"{gigabytes(shutil.disk_usage(folder).free)} are free in {folder}"
         takes = f", about {gigabytes(needed)} are needed" if needed else ""
         raise StorageError(
-            f"{what}: could not be written ({str(error).splitlines()[0]}); {room}{takes}. Make "
-            "room and "
-            "run the same command: it goes on from what was finished"
+            f"{what}: could not be written ({str(error).splitlines()[0]}); {room}{takes}. Free "
+            "some space and run the same command: it resumes from what was finished"
         ) from error
 
 
 def sync(path: Path) -> None:
-    """fsync a file or a folder."""
+    """Call fsync on a file or a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -88,13 +86,12 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | Path, by_several: bool = False) -> Iterator[Path]:
-    """A temporary path beside `path`. What is written there takes the place of `path` at the end of
-    the block; where the block fails it is removed, and `path` is as it was. The folder is made
-    where it is missing.
+    """Yield a temporary path next to `path`. The file written there replaces `path` at the end of
+    the block; if the block fails it is removed, and `path` is unchanged. A missing folder is made.
 
-    A killed process leaves it; the same path is taken when the command is run again, so nothing
-    stays. by_several: processes may write this file at the same time, and each has a path of its
-    own."""
+    A killed process leaves the temporary file, which the next run of the command overwrites.
+    by_several: processes may write this file at the same time, and each has its own path.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = f".{os.getpid()}-{threading.get_ident()}" * by_several
@@ -108,7 +105,7 @@ def replacing(path: str | Path, by_several: bool = False) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file so that it is either the old one or the whole new one, also after a
+    """Write a text file so that it is either the old one or the whole new one, even after a
     power cut."""
     path = Path(path)
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
@@ -119,12 +116,12 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def text_lines(file: Path) -> Iterator[tuple[int, str, str | None]]:
-    """(line number from 1, text, what is wrong with it) of the lines that are not blank; `.gz`
-    files are unpacked.
+    """Iterate over (line number from 1, text, fault) of the lines that are not blank; `.gz` files
+    are unpacked.
 
     Only line feeds end a line: U+2028 and the other separators of Unicode belong to it. A byte
-    order mark at the start is no part of the first line. A file that cannot be read further (cut
-    off, damaged, no permission) ends with a line that says so.
+    order mark at the start is not part of the first line. A file that cannot be read further (cut
+    off, damaged, no permission) ends with a line whose fault says so.
     """
     number = 0
     try:
@@ -162,10 +159,10 @@ def text_lines(file: Path) -> Iterator[tuple[int, str, str | None]]:
 
 
 def json_lines(file: Path, what: str, fix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """("file:line", object) of every line of a file of JSON lines that is not blank.
+    """Iterate over ("file:line", object) of every line of a file of JSON lines that is not blank.
 
-    DataError for a line that is not an object (`what` it should be, and how to `fix` it), and for a
-    file that cannot be read.
+    Raises DataError for a line that is not an object (`what` it should be, and how to `fix` it),
+    and for a file that cannot be read.
     """
     for number, text, fault in text_lines(file):
         row = None
@@ -182,12 +179,12 @@ def json_lines(file: Path, what: str, fix: str) -> Iterator[tuple[str, dict[str,
 
 
 def digest_of(value: Any) -> str:
-    """SHA-256 of what JSON can hold."""
+    """Return the SHA-256 of a value that JSON can represent."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def files_of(folder: Path) -> list[str]:
-    """All files under a folder but its manifest, relative to it, sorted."""
+    """Return all files under a folder except its manifest, relative to it, sorted."""
     return sorted(
         str(p.relative_to(folder))
         for p in folder.rglob("*")
@@ -196,7 +193,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 def digest(path: Path) -> dict[str, Any]:
-    """Size in bytes and SHA-256 of a file."""
+    """Return size in bytes and SHA-256 of a file."""
     with path.open("rb") as file:
         return {
             "size": os.fstat(file.fileno()).st_size,
@@ -205,13 +202,13 @@ def digest(path: Path) -> dict[str, Any]:
 
 
 def step_of(folder: Path) -> int:
-    """The step of a folder checkpoint-N."""
+    """Return the step of a folder checkpoint-N."""
     return int(folder.name.split("-")[1])
 
 
 def seal(folder: Path, files: Mapping[str, Any], **facts: Any) -> None:
-    """Write the manifest of `files` (name -> `digest`), and `facts` about them: from now on the
-    folder is complete."""
+    """Write the manifest of `files` (name -> `digest`), and `facts` about them, which marks the
+    folder as complete."""
     for name in files:
         sync(folder / name)
     for inner in {(folder / name).parent for name in files}:
@@ -229,8 +226,8 @@ def unseal(folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder; None if there is none. A broken one counts as that of a folder
-    that is not complete."""
+    """Return the manifest of a folder; None if there is none. A broken one counts as that of an
+    incomplete folder."""
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -245,8 +242,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def faults(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """What differs between a folder and its manifest: files that are missing, of another size,
-    of another digest."""
+    """Return the differences between a folder and its manifest: files that are missing, of
+    another size, of another digest."""
     if not manifest.get("complete"):
         return ["it was cut off while it was written"]
     if not isinstance(manifest.get("files"), dict) or not manifest["files"]:
@@ -259,9 +256,9 @@ def differing(
     files: Mapping[str, Any],
     digest_of: Callable[[Path], Mapping[str, Any] | None] = digest,
 ) -> list[str]:
-    """What differs between a folder and a list of its files (name -> `digest`): a line for each
-    file that is missing, of another size or of another digest. Where the size agrees,
-    `digest_of` is asked; None = the size is enough."""
+    """Return the differences between a folder and a list of its files (name -> `digest`): a line
+    for each file that is missing, of another size or of another digest. If the size agrees,
+    `digest_of` computes the digest; None = the size is enough."""
     found = []
     for name, expected in files.items():
         path = folder / name

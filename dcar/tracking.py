@@ -28,7 +28,7 @@ PACKAGES = (
 
 
 def machine() -> str:
-    """The processor (or GPU) that figures were taken on."""
+    """Return the name of the processor (or GPU) that figures were measured on."""
     import torch  # whoever only writes a file need not wait for it
 
     if torch.cuda.is_available():
@@ -44,8 +44,8 @@ def machine() -> str:
 
 
 def provenance(**inputs: Any) -> dict[str, Any]:
-    """Versions, machine, source revision, command line and the given inputs, for the file beside
-    a checkpoint."""
+    """Return versions, machine, source revision, command line and the given inputs, for the file
+    next to a checkpoint."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -75,8 +75,8 @@ def provenance(**inputs: Any) -> dict[str, Any]:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write JSON so that the file is either the old one or the whole new one; DataError where it
-    cannot be written."""
+    """Write JSON so that the file is either the old one or the whole new one. Raises DataError
+    if it cannot be written."""
     try:
         write_text(path, json.dumps(value, indent=2, default=float) + "\n")
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Settings of a command: `load_config` builds its dataclass from YAML files and `key=value`,
-`save_config` keeps it.
+"""Settings of a command: `load_config` builds its dataclass from YAML files and `key=value`;
+`save_config` writes it.
 
-An unknown key, a wrong type or a value outside its bounds is an error that says where it is and
-what is allowed. The resolved configuration is saved with the results of a run, which it reproduces.
+An unknown key, a wrong type or a value outside its bounds is an error that names the place and the
+allowed values. The resolved configuration is saved with the results of a run, and reproduces it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class HelpShown(SystemExit):
-    """`--help` was printed; `schema` is the dataclass that the command takes its settings from."""
+    """Exit after `--help` was printed. schema: the dataclass of the command's settings."""
 
     def __init__(self, schema: type) -> None:
         super().__init__(0)
@@ -46,13 +46,14 @@ class HelpShown(SystemExit):
 
 
 def schema_of(main: Callable[[list[str]], object]) -> type:
-    """The schema of a command, asked of its `main`. ConfigError where its `--help` shows none."""
+    """Return the schema of a command, found by calling its `main` with --help. Raises
+    ConfigError if that shows none."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             main(["--help"])
     except HelpShown as shown:
         return shown.schema
-    raise ConfigError(f"{main.__module__}.main(['--help']) shows the settings of no schema")
+    raise ConfigError(f"{main.__module__}.main(['--help']) shows no settings")
 
 
 def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
@@ -78,8 +79,8 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
             )
         if known[given.key].group:
             raise ConfigError(
-                f"{given.where}: {given.key} is a group of settings: give {given.key}.…, not a "
-                "value"
+                f"{given.where}: {given.key} is a group of settings: set {given.key}.…, not the "
+                "group itself"
             )
         values[given.key] = given
     converted = {}
@@ -90,7 +91,9 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
             converted[key] = found if s.meaning.prose else at_home(found)
             if s.meaning.place:
                 if converted[key] == "" and s.default not in ("", None):
-                    raise ConfigError(f"{key} is empty: give a {s.meaning.place}, or leave it out")
+                    raise ConfigError(
+                        f"{key} is empty: give a {s.meaning.place}, or omit the setting"
+                    )
                 check_place(key, converted[key], s.meaning.place)
         except ConfigError as error:
             raise ConfigError(f"{given.where}: {error}") from error
@@ -105,7 +108,7 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
 
 
 def _given(schema: type, arguments: Sequence[str]) -> list[Given]:
-    """All settings of files and command line, in increasing priority."""
+    """Return all settings of files and command line, in increasing priority."""
     known = settings_of(schema)
     groups = frozenset(key for key, s in known.items() if s.group)
     files, pairs = split_arguments(arguments, known)
@@ -128,8 +131,8 @@ def _nearest(key: str, known: dict[str, Setting]) -> str:
 
 
 def _build(schema: type, instance: Any, prefix: str, values: dict[str, Any], top: type) -> Any:
-    """`schema` with these values, the rest from `instance` (defaults of a group) or its own
-    defaults."""
+    """Build `schema` with these values, and the others from `instance` (defaults of a group) or
+    its own defaults."""
     given: dict[str, Any] = {}
     for s in settings_of(top).values():
         if s.key.rpartition(".")[0] == prefix and s.group:
@@ -144,7 +147,8 @@ def _build(schema: type, instance: Any, prefix: str, values: dict[str, Any], top
 
 
 def _located(message: str, values: dict[str, Given]) -> str:
-    """The message of a schema's own check, after the places of the settings that it names."""
+    """Return the message of a schema's own check, after the places of the settings that it
+    names."""
     places = [
         given.where
         for key, given in values.items()
@@ -154,7 +158,7 @@ def _located(message: str, values: dict[str, Given]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A configuration, or a part of one, in YAML's types, with the keys that users write."""
+    """Return a configuration, or a part of one, in YAML's types, with the keys that users write."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         known = settings_of(type(value))
         return {s.key: plain(getattr(value, s.path[0])) for s in known.values() if len(s.path) == 1}
@@ -168,7 +172,7 @@ def plain(value: Any) -> Any:
 
 
 def save_config(config: Any, path: str | Path) -> None:
-    """Write the resolved configuration as YAML, whole or not at all."""
+    """Write the resolved configuration as YAML, atomically."""
     write_text(path, dump_yaml(plain(config), sort_keys=False))
 
 
@@ -179,7 +183,7 @@ LEFT = 36  # widest column of keys
 
 
 def program() -> str:
-    """How the command that runs was called: `dcar train`, or `python -m dcar.train`."""
+    """Return the command as it was called: `dcar train`, or `python -m dcar.train`."""
     if sys.argv[0].startswith("dcar "):
         return sys.argv[0]
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
@@ -189,7 +193,7 @@ def program() -> str:
 
 
 def default_text(value: Any) -> str:
-    """A default as a user would type it; … where a setting has none."""
+    """Return a default as a user would type it; … if a setting has none."""
     if value is MISSING or value == "":
         return "…" if value is MISSING else ""
     shown = dump_yaml(plain(value), default_flow_style=True, width=10**6)
@@ -198,7 +202,7 @@ def default_text(value: Any) -> str:
 
 
 def _rows(settings: list[Setting]) -> list[str]:
-    """`key=default`, the help text and the allowed values."""
+    """Return rows of `key=default`, the help text and the allowed values."""
     names = [f"{s.key}={default_text(s.default)}" for s in settings]
     left = min(LEFT, max(map(len, names), default=0))
     lines = []
@@ -218,11 +222,12 @@ def _rows(settings: list[Setting]) -> list[str]:
 
 
 def help_text(schema: type) -> str:
-    """Usage, what the command does, and its settings: key=default, help text, allowed values;
-    groups with a heading.
+    """Return usage, the purpose of the command, and its settings: key=default, help text, allowed
+    values; groups with a heading.
 
     Settings of another project's dataclass come last, one line each: the first sentence of their
-    help."""
+    help.
+    """
     known = settings_of(schema)
     unused: frozenset[str] = getattr(schema, "UNUSED", frozenset())
     words = [s.key.upper() for s in known.values() if s.meaning.positional]

@@ -1,9 +1,9 @@
-"""Parse YAML files and command lines into settings, each with its place (file and line, or the
+"""Parsing of YAML files and command lines into settings, each with its place (file and line, or the
 command line).
 
-A plain word means what YAML 1.2's core schema says, in recipes, on the command line and in saved
-settings. PyYAML implements YAML 1.1, in which `010` is eight, `1:30` is ninety, and `no` is false.
-Merge keys (`<<`), which version 1.2 dropped, are kept, since recipes use them.
+Plain words follow YAML 1.2's core schema, in recipes, on the command line and in saved settings.
+PyYAML implements YAML 1.1, in which `010` is eight, `1:30` is ninety, and `no` is false. Merge keys
+(`<<`), which version 1.2 dropped, are kept, because recipes use them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dcar.config.schema import Setting, Spelled, unspelled
 from dcar.errors import ConfigError
 
 MOST_NODES = 10_000
-"""Most values of a document with its aliases expanded, against documents that expand without
-end."""
+"""Maximum number of values in a document with its aliases expanded, as a guard against documents
+that expand without end."""
 MOST_BYTES = 1_000_000
 NULLS = ("null", "Null", "NULL", "~")
 TAG = "tag:yaml.org,2002:"
@@ -41,8 +41,8 @@ BASES = {"0o": 8, "0x": 16}
 
 @dataclass(frozen=True)
 class Given:
-    """A setting that a user has given: its key as written, its value, and where (file:line, or
-    the command line)."""
+    """Setting given by the user: its key as written, its value, and its place (file:line, or the
+    command line)."""
 
     key: str
     value: Any
@@ -50,8 +50,8 @@ class Given:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads the core schema; numbers and truth values are `Spelled`, names of a mapping are text
-    as written."""
+    """Loader for the core schema. Numbers and truth values are `Spelled`; names of a mapping are
+    text as written."""
 
     yaml_implicit_resolvers = {"<": [(f"{TAG}merge", re.compile("<<$"))]}
 
@@ -65,12 +65,12 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts quotes around every text that YAML 1.1 or 1.2 would read as something else."""
+    """Dumper that quotes every text that YAML 1.1 or 1.2 would read as something else."""
 
 
 def _text(dumper: _Dumper, text: str) -> ScalarNode:
-    """A text; in double quotes where it holds a line break of Unicode, which PyYAML loses
-    otherwise."""
+    """Represent a text, in double quotes if it contains a Unicode line break, which PyYAML would
+    lose otherwise."""
     style = '"' if re.search("[\x85\u2028\u2029]", text) else None
     return dumper.represent_scalar(f"{TAG}str", text, style)
 
@@ -82,7 +82,7 @@ def _spelled(loader: _Loader, node: ScalarNode) -> Spelled:
     text = loader.construct_scalar(node)
     kind = node.tag.removeprefix(TAG)
     if not re.fullmatch(CORE[kind][0], text):  # after an explicit tag
-        raise ValueError(f"'{text}' is no {kind}")
+        raise ValueError(f"'{text}' is not a valid {kind}")
     if kind == "bool":
         return Spelled(text, text.lower() == "true")
     if kind == "float":
@@ -100,10 +100,10 @@ for kind, (pattern, first) in CORE.items():
 
 
 def _size(node: Node, sizes: dict[int, int], above: frozenset[int]) -> int:
-    """Number of values below a node, aliases expanded. ConfigError for a recursive alias or a
-    repeated key."""
+    """Count the values below a node, with aliases expanded. Raises ConfigError for a recursive
+    alias or a repeated key."""
     if id(node) in above:
-        raise ConfigError(f"line {node.start_mark.line + 1}: an alias that contains itself")
+        raise ConfigError(f"line {node.start_mark.line + 1}: alias that contains itself")
     if id(node) not in sizes:
         children: list[Node] = []
         if isinstance(node, SequenceNode):
@@ -112,13 +112,13 @@ def _size(node: Node, sizes: dict[int, int], above: frozenset[int]) -> int:
             children = [part for pair in node.value for part in pair]
             names = [key.value for key, _ in node.value if isinstance(key, ScalarNode)]
             if twice := [name for name in names if names.count(name) > 1 and name != "<<"]:
-                raise ConfigError(f"line {node.start_mark.line + 1}: '{twice[0]}' stands twice")
+                raise ConfigError(f"line {node.start_mark.line + 1}: '{twice[0]}' is given twice")
         if len(children) > 2 * MOST_NODES:
-            raise ConfigError(f"more than {MOST_NODES} values: this is no recipe")
+            raise ConfigError(f"more than {MOST_NODES} values: not a recipe")
         sizes[id(node)] = 1 + sum(_size(part, sizes, above | {id(node)}) for part in children)
     if sizes[id(node)] > MOST_NODES:
         raise ConfigError(
-            f"line {node.start_mark.line + 1}: its aliases stand for more than {MOST_NODES} values"
+            f"line {node.start_mark.line + 1}: aliases expand to more than {MOST_NODES} values"
         )
     return sizes[id(node)]
 
@@ -133,8 +133,8 @@ def _lines(node: Node, prefix: str, found: dict[str, int]) -> dict[str, int]:
 
 
 def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
-    """A YAML document, its numbers and truth values `Spelled`, and the line of every key, nested
-    ones as a.b. ConfigError if it is not valid."""
+    """Parse a YAML document. Return its content, with numbers and truth values `Spelled`, and
+    the line of every key, nested ones as a.b. Raises ConfigError if it is not valid."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -152,18 +152,19 @@ def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
 
 
 def load_yaml(text: str) -> Any:
-    """A YAML document in Python's types. ConfigError if it is not valid."""
+    """Parse a YAML document into Python's types. Raises ConfigError if it is not valid."""
     return unspelled(parse_yaml(text)[0])
 
 
 def dump_yaml(value: Any, **options: Any) -> str:
-    """A value of YAML's types as a document that `load_yaml` and readers of YAML 1.1 read alike."""
+    """Return a value of YAML's types as a document that `load_yaml` and readers of YAML 1.1 read
+    alike."""
     return yaml.dump(value, Dumper=_Dumper, allow_unicode=True, **options)
 
 
 def read_yaml(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The mapping in a YAML file and the line of every key. ConfigError if it cannot be read or
-    is something else."""
+    """Return the mapping in a YAML file and the line of every key. Raises ConfigError if it
+    cannot be read or is not a mapping."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -174,21 +175,23 @@ def read_yaml(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
             f"{path}: not UTF-8 text ({error.reason} at byte {error.start})"
         ) from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot read it ({error})") from error
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
     if len(raw) > MOST_BYTES:
-        raise ConfigError(f"{path}: more than {MOST_BYTES} bytes: this is no recipe")
+        raise ConfigError(f"{path}: more than {MOST_BYTES} bytes: not a recipe")
     try:
         loaded, lines = parse_yaml(text)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{path}: a recipe is a mapping of settings, one `key: value` a line")
+        raise ConfigError(
+            f"{path}: a recipe must be a mapping of settings, one `key: value` per line"
+        )
     return loaded, lines
 
 
 def file_settings(named: str | Path, groups: frozenset[str]) -> list[Given]:
-    """The settings of a recipe, those of its variant last; mappings under one of `groups` (keys,
-    a.b) are flattened. ConfigError for an unknown variant."""
+    """Return the settings of a recipe, those of its variant last; mappings under one of `groups`
+    (keys, a.b) are flattened. Raises ConfigError for an unknown variant."""
     path, variant = recipe_file(named)
     loaded, lines = read_yaml(path)
     variants = loaded.pop("variants", {})
@@ -199,7 +202,7 @@ def file_settings(named: str | Path, groups: frozenset[str]) -> list[Given]:
         )
     if variant and variant not in variants:
         raise ConfigError(
-            f"{path}: no variant '{variant}'; there are: {', '.join(map(str, variants)) or 'none'}"
+            f"{path}: no variant '{variant}'; available: {', '.join(map(str, variants)) or 'none'}"
         )
 
     def flat(mapping: dict[Any, Any], within: str) -> Iterator[Given]:
@@ -218,8 +221,8 @@ def file_settings(named: str | Path, groups: frozenset[str]) -> list[Given]:
 def leaves(
     mapping: dict[Any, Any], groups: frozenset[str], where: Callable[[str], str], prefix: str = ""
 ) -> Iterator[Given]:
-    """The settings of a mapping, those of its `groups` flattened. where: key -> the place to
-    name."""
+    """Return the settings of a mapping, with its `groups` flattened. where: function from a key
+    to the place to name."""
     for name, value in mapping.items():
         key = f"{prefix}{name}"
         if key in groups and isinstance(value, dict):
@@ -234,11 +237,11 @@ COMMAND_LINE = "the command line"
 def split_arguments(
     arguments: Sequence[str], names: Mapping[str, Setting]
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """The files of --config, and (key, text) of everything else, both in order. ConfigError for
-    what is neither.
+    """Return the files of --config, and (key, text) of everything else, both in order. Raises
+    ConfigError for an argument that is neither.
 
-    names: settings and groups by key. key=value, --key=value and --key value are the same, with -
-    for _ in the key; the value of a bool may be left out.
+    names: settings and groups by key. key=value, --key=value and --key value are equivalent, with -
+    for _ in the key; the value of a bool may be omitted.
     """
     files: list[str] = []
     pairs: list[tuple[str, str]] = []
@@ -289,8 +292,8 @@ def split_arguments(
 
 
 def typed(text: str, is_text: bool) -> Any:
-    """A value of the command line as YAML parses it. Text settings take it as it was typed,
-    unless it is in quotes."""
+    """Parse a value of the command line as YAML. Text settings take it as typed, unless it is
+    quoted."""
     if is_text and not text.lstrip().startswith(("'", '"')):
         return None if text in NULLS else text
     try:

@@ -1,5 +1,5 @@
-"""Recipes: YAML files of settings, by path or, if they ship, by name; `NAME:VARIANT` takes one of a
-recipe's variants.
+"""Recipes: YAML files of settings, found by path or, for shipped ones, by name; `NAME:VARIANT`
+selects one of a recipe's variants.
 
     dcar train --config car_starter    # launch/recipes/car_starter.yaml, from any folder
     dcar train --config launch/recipes/car_starter.yaml:far
@@ -26,15 +26,15 @@ PREFIX = "launch/recipes/"
 
 @cache
 def folder() -> Path:
-    """The folder of the shipped recipes; `launch` is found by name, because this package may not
-    import it."""
+    """Return the folder of the shipped recipes; `launch` is found by name, because this package
+    may not import it."""
     spec = importlib.util.find_spec("launch")
     return Path((spec and spec.submodule_search_locations or [""])[0]) / "recipes"
 
 
 def recipe_file(named: str | Path) -> tuple[Path, str]:
-    """File and variant of `FILE`, `NAME`, `FILE:VARIANT` or `NAME:VARIANT`. ConfigError where
-    there is no such file."""
+    """Return file and variant of `FILE`, `NAME`, `FILE:VARIANT` or `NAME:VARIANT`. Raises
+    ConfigError if there is no such file."""
     named = expand(str(named))
     front, _, behind = named.rpartition(":")
     for name, variant in ((named, ""), (front, behind)):
@@ -48,13 +48,13 @@ def recipe_file(named: str | Path) -> tuple[Path, str]:
     near = difflib.get_close_matches(Path(named).name.removesuffix(".yaml"), known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ConfigError(
-        f"{named}: no such file, nor a shipped recipe{hint} (`dcar --recipes` lists them)"
+        f"{named}: neither a file nor a shipped recipe{hint} (`dcar --recipes` lists them)"
     )
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A shipped recipe: its name, the first sentence of its head comment, and variant -> its
+    """Shipped recipe: its name, the first sentence of its head comment, and variant -> its
     comment."""
 
     name: str
@@ -64,7 +64,7 @@ class Recipe:
 
 @cache
 def shipped() -> list[Recipe]:
-    """All recipes that ship, by name."""
+    """Return all shipped recipes by name."""
     found = []
     for path in sorted(folder().glob("*.yaml")):
         text = path.read_text(encoding="utf-8")

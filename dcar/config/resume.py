@@ -1,4 +1,4 @@
-"""The settings that may change when a run is resumed: one rule for all trainers."""
+"""Settings that may change when a run is resumed: one rule for all trainers."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ NO_EFFECT = frozenset(
         "guidance",
     }
 )
-"""Settings that do not change what is learned. Of data, decoder and guidance the contents are
-compared, not the names. No other setting may change within a run."""
+"""Settings that do not change what is learned. The contents of data, decoder and guidance are
+compared, not their names. No other setting may change within a run."""
 
 
 def settings_stamp(config: Any) -> dict[str, Any]:
@@ -81,12 +81,13 @@ def settings_stamp(config: Any) -> dict[str, Any]:
 def changed_settings(
     where: str | Path, before: Mapping[str, Any], now: Mapping[str, Any], step: int, steps: int
 ) -> dict[str, list[Any]]:
-    """The settings that take effect from here on in a resumed run: name -> [former value, value].
+    """Return the settings that take effect from here on in a resumed run: name -> [former value,
+    value].
 
-    where: the checkpoint, of `step` steps; steps: those of the whole run; before, now: what the
-    checkpoint records of its run (`settings`, `data`), and what the resumed run would.
-    CheckpointError for other data, fewer steps, a setting that cannot change within a run, and one
-    that no step is left to be trained with.
+    where: the checkpoint, after `step` steps; steps: those of the whole run; before, now: records
+    (`settings`, `data`) of the checkpoint's run and of the resumed one. Raises CheckpointError for
+    other data, fewer steps, a setting that cannot change within a run, and one that could take
+    effect only in steps that are already done.
     """
     start_again = (
         "choose another out, or start again with resume=false (DCPO: resume_from_checkpoint=never)"
@@ -94,13 +95,13 @@ def changed_settings(
     old, new = (run.get("data") or {} for run in (before, now))
     if changed := [name for name in old.keys() & new.keys() - {"path"} if old[name] != new[name]]:
         raise CheckpointError(
-            f"{where}: trained on other data than there are now in {new.get('path', 'place')} "
+            f"{where}: trained on data other than those now in {new.get('path', 'place')} "
             f"({', '.join(sorted(changed))} changed); {start_again}"
         )
     if step > steps:
         raise CheckpointError(
-            f"{where}: has {step} steps, more than the {steps} that this run is to have; set "
-            f"max_steps to {step} or more, {start_again}"
+            f"{where}: has {step} steps, but max_steps of this run is {steps}; set max_steps to "
+            f"{step} or more, {start_again}"
         )
     old, new = (run.get("settings") or {} for run in (before, now))
     found = {

@@ -1,4 +1,4 @@
-"""Settings are fields of a dataclass that declare default, help text, bounds and choices once.
+"""Schemas: dataclasses whose fields declare default, help text, bounds and choices once.
 
     @dataclass
     class TrainConfig:
@@ -29,7 +29,7 @@ from dcar.home import expand
 
 
 class Meaning(str):
-    """The help text of a setting, with everything else that its field declares.
+    """Help text of a setting, with everything else that its field declares.
 
     It is a str, under the key "help" of a field's metadata, because transformers.HfArgumentParser
     and trl.TrlParser, which read our dataclasses too, pass that metadata to argparse.
@@ -63,13 +63,14 @@ def setting(
     choices: Iterable[str] = (),
     **more: Any,
 ) -> Any:
-    """A field of a schema. Without a default it has to be given; for other keywords see `Meaning`.
+    """Declare a field of a schema. Without a default it is required; for other keywords see
+    `Meaning`.
 
     default: a value, a list or dict (copied), or the dataclass (or function) that makes a group of
     settings.
     """
     if unknown := more.keys() - Meaning.__annotations__.keys():
-        raise TypeError(f"setting() does not know {', '.join(unknown)}")
+        raise TypeError(f"setting() got unknown keywords: {', '.join(unknown)}")
     signs = (("≥", minimum), (">", above), ("≤", maximum), ("<", below))
     text = Meaning(meaning)
     vars(text).update(
@@ -86,13 +87,14 @@ def setting(
 
 
 def seed_setting(default: Any, meaning: str) -> Any:
-    """A seed (or several), within what torch, numpy and transformers all take."""
+    """Declare a seed (or several), within the range that torch, numpy and transformers all
+    accept."""
     return setting(default, meaning, minimum=0, maximum=2**32 - 1)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a schema, wherever it is nested."""
+    """Setting of a schema, at any depth of nesting."""
 
     key: str  # as users write it, "model.hidden_size"
     path: tuple[str, ...]  # its attributes, from the schema on
@@ -103,14 +105,15 @@ class Setting:
 
 
 def meaning_of(given: dataclasses.Field) -> Meaning:
-    """What a field declares; fields of other projects' dataclasses have a help text at most."""
+    """Return the declaration of a field; fields of other projects' dataclasses have at most a
+    help text."""
     text = given.metadata.get("help", "")
     return text if isinstance(text, Meaning) else Meaning(text)
 
 
 @cache
 def hints_of(schema: Any) -> dict[str, Any]:
-    """Types of a schema's fields by name."""
+    """Return the types of a schema's fields by name."""
     return typing.get_type_hints(schema)
 
 
@@ -133,7 +136,7 @@ def _walk(schema: type, instance: Any, prefix: str, path: tuple[str, ...]) -> It
 
 @cache
 def settings_of(schema: Any) -> dict[str, Setting]:
-    """All settings of a schema by key, groups before their members."""
+    """Return all settings of a schema by key, groups before their members."""
     return {s.key: s for s in _walk(schema, None, "", ())}
 
 
@@ -157,15 +160,15 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Spelled:
-    """A number or truth value of a YAML document with its spelling, which settings that are text
-    keep: 010, 1.10."""
+    """Number or truth value of a YAML document with its spelling, which text settings keep: 010,
+    1.10."""
 
     text: str
     value: int | float | bool
 
 
 def unspelled(value: Any) -> Any:
-    """A value of YAML in Python's types, without the spelling of its numbers."""
+    """Return a value of YAML in Python's types, without the spelling of its numbers."""
     if isinstance(value, dict):
         return {key: unspelled(of) for key, of in value.items()}
     if isinstance(value, list):
@@ -174,11 +177,11 @@ def unspelled(value: Any) -> Any:
 
 
 class Mismatch(Exception):
-    """A value does not have the type of its setting."""
+    """Error: a value does not have the type of its setting."""
 
 
 def kind(hint: Any) -> str:
-    """A type in words: whole number, text, list of numbers, whole number or null, …"""
+    """Return a type in words: whole number, text, list of numbers, whole number or null, …"""
     origin, members = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(
@@ -192,7 +195,7 @@ def kind(hint: Any) -> str:
 
 
 def allowed(hint: Any, meaning: Meaning) -> str:
-    """The allowed values of a setting, for --help: its type with bounds, or its choices."""
+    """Return the allowed values of a setting, for --help: its type with bounds, or its choices."""
     if meaning.choices:
         return "list of " * (typing.get_origin(hint) in (list, tuple)) + " | ".join(meaning.choices)
     first, *others = kind(hint).split(" or ") if meaning.bounds else [kind(hint)]
@@ -200,9 +203,10 @@ def allowed(hint: Any, meaning: Meaning) -> str:
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """Convert `value`, as YAML gives it, to the type `hint`; Mismatch where that is not possible.
+    """Convert `value`, as parsed from YAML, to the type `hint`. Raises Mismatch if that is not
+    possible.
 
-    Numbers are not truncated: 2.5 is no int. A single value is accepted for a list of one.
+    Numbers are not truncated: 2.5 is not an int. A single value is accepted for a list of one.
     """
     origin, members = typing.get_origin(hint) or hint, typing.get_args(hint)
     if hint is Any:
@@ -264,8 +268,8 @@ def _number(value: Any, hint: type) -> Any:
 
 
 def fitting(key: str, value: Any, hint: Any, meaning: Meaning) -> Any:
-    """`value` converted to the type of its setting and checked. ConfigError that says what it
-    must be."""
+    """Convert `value` to the type of its setting, and check it. Raises ConfigError that states
+    what it must be."""
     expected = f"one of {', '.join(meaning.choices)}" if meaning.choices else allowed(hint, meaning)
     expected = "a " * expected.startswith(("whole", "number", "list", "mapping")) + expected
     try:
@@ -283,7 +287,7 @@ def fitting(key: str, value: Any, hint: Any, meaning: Meaning) -> Any:
 
 
 def at_home(value: Any) -> Any:
-    """A value, and the items of a list, with the home folder in place of `~`."""
+    """Replace `~` by the home folder in a value, and in the items of a list."""
     if isinstance(value, list | tuple):
         return type(value)(map(at_home, value))
     return expand(value) if isinstance(value, str) and not isinstance(value, enum.Enum) else value
@@ -296,8 +300,8 @@ def _shown(value: Any) -> str:
 
 
 def check(config: Any) -> None:
-    """Check every field of a schema against its declaration; ConfigError. For `__post_init__` of
-    schemas that are also built without `load_config`; groups inside check themselves."""
+    """Check every field of a schema against its declaration; for `__post_init__` of schemas that
+    are also built without `load_config`. Groups inside check themselves. Raises ConfigError."""
     schema: Any = type(config)
     hints = hints_of(schema)
     for f in dataclasses.fields(config):
@@ -307,7 +311,7 @@ def check(config: Any) -> None:
 
 
 def check_place(key: str, value: Any, place: str) -> None:
-    """ConfigError where a folder is a file, a file is a folder, or something above them is a
+    """Raise ConfigError if a folder is a file, a file is a folder, or something above them is a
     file."""
     if not value:
         return
@@ -316,13 +320,12 @@ def check_place(key: str, value: Any, place: str) -> None:
         if path.exists() and path.is_dir() != (place == "folder"):
             raise ConfigError(
                 f"{key}: {_shown(str(value))} is a {'file' if place == 'folder' else 'folder'}, "
-                "and a "
-                f"{place} belongs there"
+                f"but must be a {place}"
             )
         above = next((p for p in path.parents if p.exists()), None)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key}: {_shown(str(value))} cannot be a {place} ({error})") from error
     if above is not None and not above.is_dir():
         raise ConfigError(
-            f"{key}: {_shown(str(value))} lies below {above}, which is a file; give another {place}"
+            f"{key}: {_shown(str(value))} is below {above}, which is a file; choose another {place}"
         )

@@ -1,1 +1,1 @@
-"""Recordings with their texts, one file a format."""
+"""Readers of corpora, one module per format."""

@@ -1,11 +1,11 @@
-"""Lhotse cut manifests (`*.jsonl` or `*.jsonl.gz`, one cut a line), LibriHeavy's among them, read
+"""Lhotse cut manifests (`*.jsonl` or `*.jsonl.gz`, one cut per line), including LibriHeavy's, read
 as documented.
 
 A cut is a stretch (`start`, `duration`, seconds) of a `recording` whose `sources` name the audio.
-Its words stand in `supervisions`: as `text`, or, in LibriHeavy's full manifests, as `custom.texts`
+Its words are in `supervisions`: as `text`, or, in LibriHeavy's full manifests, as `custom.texts`,
 of which the first has case and punctuation. Only cuts of one channel of one plain audio file are
-read; whatever lhotse would compute (mixtures, padding, speed changes, precomputed features) is a
-bad row, so that nothing is spoken that the manifest does not say.
+read. Everything that lhotse would compute (mixtures, padding, speed changes, precomputed features)
+is a bad row.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from dcar.errors import DataError
 
 
 def cut_parts(root: Path, audio_root: Path | None = None) -> list[Part]:
-    """One manifest, or every `*.jsonl` and `*.jsonl.gz` of a folder. `audio_root`: what relative
-    audio paths are relative to; if not given they are looked for from the manifest's folder
-    upwards."""
+    """Return the parts of one manifest, or of every `*.jsonl` and `*.jsonl.gz` of a folder.
+    `audio_root`: folder that relative audio paths start from; by default they are searched for
+    from the manifest's folder upwards."""
     files = [root] if root.is_file() else files_in(root, ".jsonl", ".jsonl.gz")
     if not files:
         raise DataError(f"{root}: no cut manifest (*.jsonl, *.jsonl.gz) in this folder")
@@ -50,15 +50,16 @@ def cut_parts(root: Path, audio_root: Path | None = None) -> list[Part]:
 
 
 def split_of_manifest(name: str) -> str | None:
-    """train, dev or test from the name of a cut manifest (`libriheavy_cuts_small.jsonl.gz`,
-    `cuts_dev.jsonl`)."""
+    """Return train, dev or test, from the name of a cut manifest
+    (`libriheavy_cuts_small.jsonl.gz`, `cuts_dev.jsonl`)."""
     label = re.sub(r"(?i)\.jsonl(\.gz)?$", "", name).rpartition("cuts_")[2]
     # subsets of LibriHeavy
     return "train" if label in ("small", "medium", "large") else known_split(label)
 
 
 class _AudioRoots:
-    """Where the audio of a manifest is: the first place that holds a file is kept for the rest."""
+    """Search for the audio of a manifest: the first folder that contains a file is used for the
+    rest."""
 
     def __init__(self, manifest: Path, audio_root: Path | None) -> None:
         folder = manifest.resolve().parent
@@ -81,7 +82,8 @@ class _AudioRoots:
 
 
 def cut_utterance(roots: _AudioRoots, split: str | None, text: str, source: str) -> Utterance:
-    """Of a line of a manifest; BadRow for everything that is not read."""
+    """Return the utterance of a line of a manifest. Raises BadRow for everything that is not
+    supported."""
     try:
         cut = json.loads(text)
     except (ValueError, RecursionError) as broken:
@@ -112,7 +114,7 @@ def cut_utterance(roots: _AudioRoots, split: str | None, text: str, source: str)
 
 
 def _words(cut: dict[str, Any]) -> tuple[str, str]:
-    """Text and speaker of the cut's supervisions, in the order in which they are spoken."""
+    """Return text and speaker of the cut's supervisions, in the order of speech."""
     supervisions = sorted(cut.get("supervisions") or [], key=lambda s: float(s["start"]))
     if not supervisions:
         raise BadRow("has no supervision, so no text; trim cuts to supervisions first")

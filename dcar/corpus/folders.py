@@ -1,8 +1,7 @@
-"""What people have: a folder of recordings with their texts beside them, or a table with a header
-(CSV, TSV).
+"""Plain folders: recordings with their texts next to them, or a table with a header (CSV, TSV).
 
 Recordings without a text are read with an empty one, which validation reports, unless `dcar prepare
-transcribe=…` has a recogniser write it.
+transcribe=…` transcribes them.
 """
 
 from __future__ import annotations
@@ -51,29 +50,27 @@ AUDIO_COLUMNS = (
 
 
 def folder_parts(root: Path) -> list[Part]:
-    """A table, or a folder: with one table in it, or with recordings, each `NAME.wav` beside
-    `NAME.txt`."""
+    """Return the parts of a table, or of a folder with one table in it or with recordings, each
+    `NAME.wav` next to `NAME.txt`."""
     tables = [root] if root.is_file() else files_in(root, ".csv", ".tsv")
     if len(tables) > 1:
         raise DataError(
-            f"{root}: holds {len(tables)} tables ({', '.join(t.name for t in tables[:5])}); give "
-            "one as "
-            "path"
+            f"{root}: contains {len(tables)} tables ({', '.join(t.name for t in tables[:5])}); "
+            "give one as path"
         )
     if tables:
         return [file_part(tables[0], _table)]
     recordings, texts = recordings_in(root, (*READ, *NOT_READ))
     if not recordings:
         raise DataError(
-            f"{root}: no recordings in it ({', '.join(READ)}) and no table (.csv, .tsv)"
+            f"{root}: contains no recordings ({', '.join(READ)}) and no table (.csv, .tsv)"
         )
     tops = {top for f in recordings for top in f.relative_to(root).parts[:-1][:1]}
     splits = {top for top in tops if _split_of_folder(top)}
     if splits and tops - splits:
         logger.warning(
-            "%s: the folders %s are taken as splits, the others (%s) as speakers; rename a "
-            "speaker whose "
-            "name is that of a split",
+            "%s: the folders %s are read as splits, the others (%s) as speakers; rename a speaker "
+            "whose name is that of a split",
             root,
             ", ".join(sorted(splits)),
             ", ".join(sorted(tops - splits)[:5]),
@@ -85,8 +82,9 @@ def folder_parts(root: Path) -> list[Part]:
 def recordings_in(
     root: Path, endings: tuple[str, ...] = READ
 ) -> tuple[list[Path], dict[str, Path]]:
-    """The recordings in a folder and in those in it, and the text of each that has one, by the
-    recording's path without its suffix; `NAME.normalized.txt` comes before `NAME.txt`."""
+    """Return the recordings in a folder and its subfolders, and the text of each that has one,
+    by the recording's path without its suffix; `NAME.normalized.txt` takes precedence over
+    `NAME.txt`."""
     files = files_in(root, *endings, ".txt", deep=True)
     texts = {
         str(f)[: -len(end)]: f
@@ -98,14 +96,15 @@ def recordings_in(
 
 
 def read_beside(recording: Path, texts: Mapping[str, Path]) -> str:
-    """The text of a recording, "" if there is none. UnicodeDecodeError if it is not UTF-8."""
+    """Return the text of a recording, "" if there is none. Raises UnicodeDecodeError if it is
+    not UTF-8."""
     text = texts.get(str(recording.with_suffix("")))
     return " ".join(text.read_text(encoding="utf-8-sig").split()) if text else ""
 
 
 def _split_of_folder(name: str) -> str | None:
-    """The split of a folder that is named exactly as one, or as a subset of LibriTTS; Testa and
-    dev_patel are speakers."""
+    """Return the split of a folder whose name is exactly that of a split, or of a subset of
+    LibriTTS; Testa and dev_patel are speakers."""
     return known_split(name) if name.isalpha() or name.lower() in SUBSETS else None
 
 
@@ -116,7 +115,7 @@ def _recordings(root: Path, recordings: Sequence[Path], texts: Mapping[str, Path
     for file in sorted(set(texts.values()) - spoken):
         if file.stem.lower() not in ("readme", "license", "licence"):
             yield Problem(
-                _name(root, file), str(file), "a text without a recording of that name beside it"
+                _name(root, file), str(file), "text without a recording of the same name next to it"
             )
 
 
@@ -169,12 +168,12 @@ def _table(file: Path) -> Iterator[Row]:
         if audio is None:
             raise DataError(
                 f"{file}:1: no column with recordings ({', '.join(AUDIO_COLUMNS)}); the first "
-                "line is a "
-                f"header, and it says {', '.join(header)[:100]}"
+                f"line must be a header, and it contains {', '.join(header)[:100]}"
             )
 
         def place(recording: str) -> Path:
-            """Beside the table, or in the folder where such corpora keep them."""
+            """Return the path next to the table, or in the folder where such corpora keep
+            recordings."""
             return first_file(
                 [
                     file.parent / folder / f"{recording}{end}"
@@ -216,13 +215,13 @@ def _table(file: Path) -> Iterator[Row]:
 def _records(
     handle: TextIO, delimiter: str, quoted: bool, is_row: Callable[[list[str]], bool]
 ) -> Iterator[tuple[int, list[str], str]]:
-    """(line number, cells, what is wrong) of the records of a table. Fields stand in quotes in
-    tables separated by commas or semicolons (RFC 4180), and by others if their header has quotes
-    (`quoted`); else a quote is a character of the text as any other, and a record is a line.
+    """Iterate over (line number, cells, fault) of the records of a table. Fields may be quoted in
+    tables separated by commas or semicolons (RFC 4180), and in others if their header has quotes
+    (`quoted`); otherwise a quote is an ordinary character, and a record is a line.
 
-    A quote that is not closed would take the rows after it into its field. Where one of them
-    `is_row` by itself, or the quote ends before something else than a delimiter, the line is wrong,
-    and reading continues at the next one.
+    A quote that is not closed would swallow the following rows. If one of these `is_row` by itself,
+    or the quote ends before something other than a delimiter, the line is faulty, and reading
+    continues at the next one.
     """
     if delimiter in "\t|" and not quoted:
         yield from (

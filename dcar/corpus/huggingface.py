@@ -39,11 +39,11 @@ _ID_COLUMNS = ("id", "utterance_id", "segment_id")
 
 
 def dataset_parts(path: str, streaming: bool = False) -> list[Part]:
-    """One part a split; streamed, one part a file of a split.
+    """Return one part per split, or, when streamed, one per file of a split.
 
     path: a `save_to_disk` folder, parquet file(s), or a hub name (`org/name[:config]`). Streaming
-    keeps nothing on disk (a `save_to_disk` folder is memory-mapped in either case). DataError if it
-    cannot be opened or lacks the columns.
+    stores nothing on disk (a `save_to_disk` folder is memory-mapped in either case). Raises
+    DataError if it cannot be opened or lacks the columns.
     """
     loaded = _open(path, streaming)
     splits = loaded if isinstance(loaded, Mapping) else {None: loaded}
@@ -67,7 +67,8 @@ def dataset_parts(path: str, streaming: bool = False) -> list[Part]:
 
 
 def _columns(rows: Any, path: str) -> dict[str, str]:
-    """Which column is audio, text, speaker, id and split; "" = none of the last three."""
+    """Return the names of the columns of audio, text, speaker, id and split; "" for any of the
+    last three that is absent."""
     import datasets
 
     features = rows.features
@@ -135,7 +136,8 @@ def _stored(rows: Any, path: str, name: str | None) -> Iterator[Row]:
 
 
 def _each(rows: Any) -> Iterator[Mapping[str, Any] | str]:
-    """The rows of a dataset in order; in the place of one that cannot be read, why."""
+    """Iterate over the rows of a dataset in order; a row that cannot be read is replaced by the
+    reason."""
     for start in range(0, len(rows), READ_AT_ONCE):
         block = rows.select(range(start, min(start + READ_AT_ONCE, len(rows))))
         try:
@@ -166,7 +168,7 @@ def _streamed(
             )
             if (found := encoded_audio(row[audio])) is None:
                 yield Problem(
-                    default, source, f"column {audio!r} holds neither audio bytes nor a path"
+                    default, source, f"column {audio!r} contains neither audio bytes nor a path"
                 )
             else:
                 yield _utterance(row, columns, found, default, split, source)
@@ -174,12 +176,12 @@ def _streamed(
         # a shard is read as a whole: what is behind a damaged row cannot be either
         cause = f"{type(error).__name__}: {error}"
         raise DataError(
-            f"{label}: the stream broke off ({cause}); run again, it continues"
+            f"{label}: the stream broke off ({cause}); run again to continue"
         ) from error
 
 
 def _open(path: str, streaming: bool) -> Any:
-    """Dataset(s) by split, or one without splits, of a save_to_disk folder, parquet file or
+    """Open dataset(s) by split, or one without splits, of a save_to_disk folder, parquet file or
     folder, or hub name."""
     import datasets
 
@@ -222,10 +224,10 @@ def _open(path: str, streaming: bool) -> Any:
 
 
 def _parquet_by_split(local: Path) -> dict[str, list[Path]]:
-    """The files of every split, all under "" where nothing names one. A split is named by the
-    file (`train-00000-of-00002.parquet`) or by a folder (`default/train/0000.parquet`, as the
-    hub converts data sets); above it may be the folder of a configuration. DataError for several
-    configurations."""
+    """Return the files of every split, all under "" if nothing names one. A split is named by
+    the file (`train-00000-of-00002.parquet`) or by a folder (`default/train/0000.parquet`, as
+    the hub converts data sets), which may be in the folder of a configuration. Raises DataError
+    for several configurations."""
     single = local.is_file()
     files = [local] if single else files_in(local, ".parquet", deep=True)
     if not files or single and local.suffix.lower() != ".parquet":
@@ -239,9 +241,8 @@ def _parquet_by_split(local: Path) -> dict[str, list[Path]]:
     if not any(map(known_split, splits)):
         if len(folders := {file.parent for file in files}) > 1:
             logger.warning(
-                "%s: the parquet files of %d folders are read as one corpus without splits, as no "
-                "name is "
-                "that of a split; give one folder as path to read it alone",
+                "%s: the parquet files of %d folders are read as one corpus without splits, "
+                "because no name is that of a split; give one folder as path to read it alone",
                 local,
                 len(folders),
             )
@@ -249,15 +250,15 @@ def _parquet_by_split(local: Path) -> dict[str, list[Path]]:
     if len(above) > 1:
         names = ", ".join(str(place.relative_to(local)) for place in sorted(above))
         raise DataError(
-            f"{local}: holds {len(above)} configurations ({names}); give one as path, such as "
+            f"{local}: contains {len(above)} configurations ({names}); give one as path, such as "
             f"{max(above)}"
         )
     return splits
 
 
 def _split_of_file(file: Path, root: Path) -> tuple[str, Path]:
-    """The split that a parquet file belongs to, or what stands in its place, and the folder of
-    its configuration."""
+    """Return the split that a parquet file belongs to, or the name in its place, and the folder
+    of its configuration."""
     label = file.stem.split("-0")[0]
     if known_split(label):
         return label, file.parent

@@ -36,8 +36,8 @@ SPLIT_LISTS = ("train", "dev", "val", "valid", "validation", "test")
 
 
 def starter_parts(root: Path) -> list[Part]:
-    """train.parquet, dev.parquet and test.parquet with columns id, text, speaker, duration,
-    audio."""
+    """Return the parts of train.parquet, dev.parquet and test.parquet with columns id, text,
+    speaker, duration, audio."""
     files = [
         root / f"{s}.parquet" for s in ("train", "dev", "test") if (root / f"{s}.parquet").is_file()
     ]
@@ -94,8 +94,8 @@ def _starter(file: Path) -> Iterator[Row]:
 
 
 def ljspeech_parts(root: Path) -> list[Part]:
-    """`metadata.csv` (`id|text[|normalized]`) and `wavs/`; `train.txt`, `dev.txt` (or `val.txt`,
-    …) and `test.txt` beside them say which ids are of which split."""
+    """Return the parts of `metadata.csv` (`id|text[|normalized]`) and `wavs/`; `train.txt`,
+    `dev.txt` (or `val.txt`, …) and `test.txt` next to them list the ids of each split."""
     metadata = root / "metadata.csv"
     if not metadata.is_file():
         raise DataError(f"{root}: no metadata.csv; an LJSpeech folder has metadata.csv and wavs/")
@@ -157,32 +157,35 @@ def _ljspeech(metadata: Path, lists: Sequence[Path]) -> Iterator[Row]:
             yield Problem(
                 name,
                 source,
-                "not in metadata.csv; a list of ids has one of its first fields a line",
+                "not in metadata.csv; each line of a list of ids must begin with one of its first "
+                "fields",
             )
 
 
 def _id_of(field: str) -> str:
-    """The id in the first field of a line, which may name the file instead (`wavs/ID.wav`,
-    `/data/wavs/ID`)."""
+    """Return the id in the first field of a line, which may name the file instead
+    (`wavs/ID.wav`, `/data/wavs/ID`)."""
     path = re.sub(r"^(?:.*/)?wavs/|^\./", "", field.strip().replace("\\", "/"))
     stem, suffix = os.path.splitext(path)
     return stem if suffix.lower() in READ else path
 
 
 def _listed_ids(lists: Sequence[Path]) -> dict[str, tuple[str, str]]:
-    """Id -> its split and where that is said. A line is an id, or what lists for other programs
-    begin with (`wavs/ID.wav|text`). DataError for an id in two places or a line that cannot be
-    read."""
+    """Return id -> its split and the place that lists it. A line is an id, or begins with one as
+    in lists for other programs (`wavs/ID.wav|text`). Raises DataError for an id in two places or
+    a line that cannot be read."""
     found: dict[str, tuple[str, str]] = {}
     for file in lists:
         for line, text, error in text_lines(file):
             source = f"{file}:{line}"
             name = _id_of(text.split("|")[0])
             if error is not None or not name:
-                raise DataError(f"{source}: {error or 'no id'}; one id of metadata.csv a line")
+                raise DataError(
+                    f"{source}: {error or 'no id'}; write one id of metadata.csv per line"
+                )
             if name in found:
                 raise DataError(
-                    f"{source}: {name} stands in {found[name][1]} as well; an utterance has one "
+                    f"{source}: {name} is also listed in {found[name][1]}; an utterance has one "
                     "split"
                 )
             found[name] = (canonical_split(file.stem), source)
@@ -190,7 +193,7 @@ def _listed_ids(lists: Sequence[Path]) -> dict[str, tuple[str, str]]:
 
 
 def jsonl_parts(root: Path) -> list[Part]:
-    """One manifest, or every `*.jsonl` of a folder."""
+    """Return the parts of one manifest, or of every `*.jsonl` of a folder."""
     files = files_in(root, ".jsonl") if root.is_dir() else [root]
     if not files:
         raise DataError(f"{root}: no .jsonl manifest in this folder")
@@ -198,8 +201,8 @@ def jsonl_parts(root: Path) -> list[Part]:
 
 
 def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
-    """Of a line of the manifest `file`, which paths are relative to and which may name the
-    split. BadRow."""
+    """Return the utterance of a line of the manifest `file`, which paths are relative to and
+    whose name may give the split. Raises BadRow."""
     try:
         row: Any = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as broken:
@@ -234,10 +237,11 @@ def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
 
 
 def seed_tts_parts(list_file: Path) -> list[Part]:
-    """seed-tts-eval `meta.lst`: `id|prompt text|prompt wav|text[|wav]`, paths relative to the list.
+    """Return the part of a seed-tts-eval `meta.lst`: `id|prompt text|prompt wav|text[|wav]`, with
+    paths relative to the list.
 
-    Without the fifth field the recording is `wavs/<id>.wav` beside the list, as the published test
-    sets have it.
+    Without the fifth field the recording is `wavs/<id>.wav` next to the list, as in the published
+    test sets.
     """
     if not list_file.is_file():
         raise DataError(f"{list_file}: not a file; give the list (meta.lst) of seed-tts-eval")

@@ -35,28 +35,27 @@ TEXT = ".normalized.txt"
 
 
 def libritts_parts(root: Path, subsets: Sequence[str] = ()) -> list[Part]:
-    """One part a subset: those of the corpus folder `root` (all, or those named), or `root` itself
-    if it is one.
+    """Return one part per subset: those of the corpus folder `root` (all, or those named), or
+    `root` itself if it is one.
 
-    DataError where a subset that was asked for is not there, or nothing has this layout.
+    Raises DataError if a requested subset is missing, or nothing has this layout.
     """
     found = _subsets(root)
     if found == [root] and subsets and list(subsets) != [root.name]:
         raise DataError(
-            f"{root}: is the subset {root.name}; give the folder above it to choose subsets"
+            f"{root}: is itself the subset {root.name}; give the folder above it to choose subsets"
         )
     absent = sorted(set(subsets) - {p.name for p in found})
     if absent:
         raise DataError(
-            f"{root}: no subset {', '.join(absent)} (there: {', '.join(p.name for p in found)}); "
-            "LibriTTS "
-            f"has {', '.join(SUBSETS)}: unpack them from https://www.openslr.org/60"
+            f"{root}: no subset {', '.join(absent)} (found: {', '.join(p.name for p in found)}); "
+            f"LibriTTS has {', '.join(SUBSETS)}: unpack them from https://www.openslr.org/60"
         )
     return [Part(p.name, partial(_subset, p)) for p in found if not subsets or p.name in subsets]
 
 
 def _subsets(root: Path) -> list[Path]:
-    """The subsets in a corpus folder, or the folder itself if it is one."""
+    """Return the subsets in a corpus folder, or the folder itself if it is one."""
     found = [root] if _is_subset(root) else [p for p in sorted(root.iterdir()) if _is_subset(p)]
     if not found:
         raise DataError(
@@ -73,7 +72,7 @@ def _is_subset(folder: Path) -> bool:
 
 
 def _subset(subset: Path) -> Iterator[Row]:
-    """Rows chapter by chapter, so that only one chapter's names are held."""
+    """Iterate over rows chapter by chapter, so that only one chapter's names are in memory."""
     split, companions = canonical_split(subset.name), 0
     for speaker in sorted(p for p in subset.iterdir() if p.is_dir()):
         for chapter in sorted(p for p in speaker.iterdir() if p.is_dir()):
@@ -109,8 +108,8 @@ def _transcript(path: Path) -> str:
 
 
 def unicats_parts(list_file: Path, libritts: Path | None) -> list[Part]:
-    """Test set B of UniCATS: lines `utterance-id prompt-id`; both are LibriTTS ids, found below
-    `libritts`.
+    """Return the part of test set B of UniCATS: lines `utterance-id prompt-id`; both are LibriTTS
+    ids, found below `libritts`.
 
     The list is https://cpdu.github.io/unicats/resources/testsetB_utt2prompt (500 utterances, 37
     speakers).
@@ -123,7 +122,7 @@ def unicats_parts(list_file: Path, libritts: Path | None) -> list[Part]:
     if not list_file.is_file():
         raise DataError(f"{list_file}: not a file; give the list testsetB_utt2prompt")
     if not libritts.is_dir():
-        raise DataError(f"{libritts}: there is no such LibriTTS folder; correct audio_root")
+        raise DataError(f"{libritts}: this LibriTTS folder does not exist; correct audio_root")
     return [file_part(list_file, line_rows, partial(_unicats, libritts, _subsets(libritts)))]
 
 
@@ -148,19 +147,19 @@ def _unicats(root: Path, subsets: Sequence[Path], text: str, source: str) -> Utt
 
 
 def _by_id(root: Path, subsets: Sequence[Path], name: str) -> tuple[Path, str]:
-    """(wav, transcript) of an utterance, whose id SPEAKER_CHAPTER_PARAGRAPH_SENTENCE names its
-    own folders; LookupError with the reason if it is not there."""
+    """Return (wav, transcript) of an utterance, whose id SPEAKER_CHAPTER_PARAGRAPH_SENTENCE
+    names its folders. Raises LookupError with the reason if it is missing."""
     names = name.split("_")
     if len(names) < 3:
-        raise LookupError(f"{name!r} is no LibriTTS id (SPEAKER_CHAPTER_PARAGRAPH_SENTENCE)")
+        raise LookupError(f"{name!r} is not a LibriTTS id (SPEAKER_CHAPTER_PARAGRAPH_SENTENCE)")
     for subset in subsets:
         wav = first_file([subset / names[0] / names[1] / f"{name}.wav"])
         if wav.is_file():
             text = first_file([wav.with_name(f"{name}{ending}") for ending in (TEXT, TEXT.upper())])
             if not text.is_file():
-                raise LookupError(f"{name} has no {text.name} beside it in {subset.name}")
+                raise LookupError(f"{name} has no {text.name} next to it in {subset.name}")
             return wav, _transcript(text)
     there = ", ".join(p.name for p in subsets)
     raise LookupError(
-        f"{name} is in none of the subsets {there} of {root}; unpack the one it is in"
+        f"{name} is in none of the subsets {there} of {root}; unpack the subset that contains it"
     )

@@ -13,10 +13,10 @@ file and line.
 | seed-tts-eval | `meta.lst`: `id|prompt text|prompt wav|text[|wav]` | test |
 | datasets | `save_to_disk` folder, parquet file(s), `org/name[:config]` | split or folder |
 
-Reading never stops at a bad row: what no row may hold, whatever its format, is found here, behind
-every reader, and a reader that cannot go on ends with a bad row as well. `read_corpus` returns
-utterances and problems, `load_corpus` raises one error that lists them all, `corpus_parts` gives
-the pieces of a corpus to be read one row at a time. Validation decodes every recording and
+Reading never stops at a bad row. Rows are checked here, after every reader and independently of the
+format, and a reader that cannot continue ends with a bad row as well. `read_corpus` returns
+utterances and problems, `load_corpus` raises one error that lists them all, and `corpus_parts`
+returns the parts of a corpus, to be read one row at a time. Validation decodes every recording and
 phonemises every text; every bad row is reported with file and line.
 """
 
@@ -87,11 +87,11 @@ WITH_AUDIO_ROOT: dict[str, Callable[[Path, Path | None], list[Part]]] = {
 KINDS = (*READERS, "libritts", *WITH_AUDIO_ROOT, "datasets")
 MIN_PROMPT_SECONDS = 1.0
 LONGEST_NAME = 1000
-"""Characters of an id or a speaker."""
+"""Maximum number of characters of an id or a speaker."""
 LONGEST_PATH, LONGEST_PART = 4095, 255
-"""Bytes of a path and of one folder or file in it, as Linux allows them."""
+"""Maximum number of bytes of a path, and of one folder or file in it, on Linux."""
 Decoded = tuple[np.ndarray, int]
-"""A waveform [samples] and its rate in Hz."""
+"""Waveform [samples] and its rate in Hz."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _HALF = re.compile(r"[\ud800-\udfff]")  # a lone surrogate, which no file can store
 
@@ -104,22 +104,23 @@ def corpus_parts(
     subsets: Sequence[str] = (),
     streaming: bool = False,
 ) -> list[Part]:
-    """The pieces of a corpus in a fixed order; nothing is read before a piece's rows are asked for.
+    """Return the parts of a corpus in a fixed order; nothing is read before a part's rows are
+    requested.
 
-    audio_root: the LibriTTS folder of a `unicats` list; what relative paths of cut manifests are
-    relative to. subsets: of `libritts`, all if empty. streaming: do not keep a `datasets` corpus on
-    disk. Raises DataError if the corpus as a whole is unusable: unknown kind, no such path, not
-    this layout, a setting that the kind does not have.
+    audio_root: the LibriTTS folder of a `unicats` list, or the folder that relative paths of cut
+    manifests start from. subsets: of `libritts`, all if empty. streaming: do not store a `datasets`
+    corpus on disk. Raises DataError if the corpus as a whole is unusable: unknown kind, no such
+    path, not this layout, a setting that the kind does not have.
     """
     if kind not in KINDS:
         raise DataError(f"unknown corpus kind {kind!r}; one of {', '.join(KINDS)}")
     if audio_root is not None and kind not in WITH_AUDIO_ROOT:
         raise DataError(
-            f"audio_root is for unicats, libriheavy and lhotse; a {kind} corpus says where its "
-            "audio is"
+            f"audio_root is for unicats, libriheavy and lhotse; a {kind} corpus names its audio "
+            "itself"
         )
     if subsets and kind != "libritts":
-        raise DataError(f"subsets are those of libritts, not of a {kind} corpus")
+        raise DataError(f"subsets is a setting of libritts, not of a {kind} corpus")
     if path is None and kind != "starter":
         raise DataError(
             f"a corpus of kind {kind!r} needs a path"
@@ -127,7 +128,7 @@ def corpus_parts(
         )
     root = Path(path) if path is not None else shipped("corpus")
     if kind != "datasets" and not root.exists():
-        raise DataError(f"{root}: there is no such {kind} corpus; check the path")
+        raise DataError(f"{root}: this {kind} corpus does not exist; check the path")
     if kind == "datasets":
         parts = dataset_parts(str(path), streaming)
     elif kind == "libritts":
@@ -147,7 +148,8 @@ def read_corpus(
     audio_root: str | Path | None = None,
     subsets: Sequence[str] = (),
 ) -> tuple[list[Utterance], list[Problem]]:
-    """All utterances of a corpus (of one split, if given) and the rows that could not be read.
+    """Return all utterances of a corpus (of one split, if given) and the rows that could not be
+    read.
 
     Raises DataError if the corpus as a whole is unusable (see `corpus_parts`) or empty.
     """
@@ -170,7 +172,8 @@ def read_corpus(
 def load_corpus(
     kind: str, path: str | Path | None = None, split: str | None = None
 ) -> list[Utterance]:
-    """Utterances of a corpus; raises DataError listing every row that could not be read."""
+    """Return the utterances of a corpus. Raises DataError listing every row that could not be
+    read."""
     utterances, problems = read_corpus(kind, path, split)
     if problems:
         raise DataError(
@@ -181,7 +184,7 @@ def load_corpus(
 
 
 def checked_rows(read: Callable[[], Iterator[Row]], name: str) -> Iterator[Row]:
-    """The rows of a reader, those that cannot be used as problems; a reader that breaks off (a
+    """Iterate over the rows of a reader, unusable ones as problems; a reader that breaks off (a
     folder without permission, a file that is gone) ends with a problem."""
     try:
         for row in read():
@@ -196,7 +199,7 @@ def checked_rows(read: Callable[[], Iterator[Row]], name: str) -> Iterator[Row]:
 
 
 def _fault(u: Utterance) -> str | None:
-    """What makes an utterance unusable before its audio and its text are looked at."""
+    """Return the reason why an utterance is unusable, before its audio and its text are checked."""
     for label in ("id", "speaker", "split", "text", "prompt_text"):
         value = getattr(u, label) or ""
         if "text" not in label and len(value) > LONGEST_NAME:
@@ -253,13 +256,13 @@ def validate_corpus(
     num_workers: int = 1,
     progress: bool = False,
 ) -> list[Problem]:
-    """Every bad row in corpus order: repeated id, text that cannot be spoken, audio that is
+    """Return every bad row in corpus order: repeated id, text that cannot be spoken, audio that is
     missing, unreadable, not finite or silent, duration outside min_seconds…max_seconds, a prompt
     that is unreadable or shorter than 1 s.
 
     One row may have several problems. All audio is decoded, `num_workers` files at a time.
-    Recordings of fewer samples a second than speech encoders read are no problem, but a warning
-    says how many there are.
+    Recordings with a lower sample rate than speech encoders use are not a problem, but a warning
+    states their number.
     """
     if not 0 <= min_seconds < max_seconds:
         raise DataError(
@@ -297,11 +300,9 @@ def validate_corpus(
                 low.append(rate)
     if low:
         logger.warning(
-            "%d of %d recordings have fewer than %d samples a second (the lowest %d): what speech "
-            "has above "
-            "half of that is missing, and their tokens may lose words; `dcar analyse "
-            "what=vocoder` says how "
-            "many",
+            "%d of %d recordings have a sample rate below %d Hz (lowest %d): they lack all sound "
+            "above half their rate, and their tokens may lose words; measure that with `dcar "
+            "analyse what=vocoder`",
             len(low),
             len(utterances),
             ENCODER_SAMPLE_RATE,
@@ -313,8 +314,8 @@ def validate_corpus(
 def examine(
     u: Utterance, min_seconds: float, max_seconds: float
 ) -> tuple[list[Problem], Decoded | None, Decoded | None]:
-    """Problems of an utterance, and its audio and its prompt's as decoded (waveform, rate), None
-    if there is none."""
+    """Return the problems of an utterance, and its audio and its prompt's as decoded (waveform,
+    rate), None if there is none."""
     problems = []
     decoded = prompt = None
 

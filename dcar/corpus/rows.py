@@ -1,4 +1,4 @@
-"""What every reader of a corpus yields: utterances and bad rows, and the helpers that readers
+"""Output of every reader of a corpus, utterances and bad rows, and the helpers that readers
 share."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dcar.storage import text_lines
 logger = logging.getLogger(__name__)
 
 READ = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au")
-"""How the names of recordings end, in small letters or capitals."""
+"""Suffixes of recordings, in small letters or capitals."""
 _SPLIT = re.compile(
     r"(train(?:ing)?|dev(?:elopment)?|val(?:id(?:ation)?)?|test(?:ing)?|eval(?:uation)?)"
     r"(?:[-_. 0-9].*)?",
@@ -31,23 +31,23 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def encoded_audio(value: Any) -> str | bytes | None:
-    """What a cell of an Audio column of `datasets` holds: encoded bytes, or else a path; None
-    where it has neither."""
+    """Return the content of a cell of an Audio column of `datasets`: encoded bytes, or else a
+    path; None if it has neither."""
     found = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else None
     return found if isinstance(found, str | bytes) else None
 
 
 @dataclass(frozen=True)
 class StoredAudio:
-    """Audio bytes that stay in a memory-mapped dataset until they are asked for."""
+    """Audio bytes that stay in a memory-mapped dataset until they are read."""
 
     rows: Any = field(repr=False, compare=False)  # a datasets.Dataset
     index: int
     column: str
 
     def read(self) -> str | bytes:
-        """Encoded bytes, or the path of the file where the dataset stores only that. AudioError
-        if it has neither."""
+        """Return the encoded bytes, or the path of the file if the dataset stores only that.
+        Raises AudioError if it has neither."""
         try:
             value = self.rows[self.index][self.column]
         except (OSError, ValueError, LookupError) as error:  # pyarrow's errors are among them
@@ -56,14 +56,14 @@ class StoredAudio:
             ) from None
         if (found := encoded_audio(value)) is None:
             raise AudioError(
-                f"row {self.index}: column {self.column!r} holds neither audio bytes nor a path"
+                f"row {self.index}: column {self.column!r} contains neither audio bytes nor a path"
             )
         return found
 
 
 @dataclass(frozen=True)
 class AudioSegment:
-    """A stretch of a longer recording: `start` and `duration` in seconds, one channel of it."""
+    """Stretch of a longer recording: `start` and `duration` in seconds, one of its channels."""
 
     path: str
     start: float
@@ -74,7 +74,7 @@ class AudioSegment:
 @dataclass(frozen=True)
 class Utterance:
     """One sentence of speech. `audio`: path, encoded bytes, StoredAudio or AudioSegment; `duration`
-    in seconds, if the corpus says. A segment's waveform is its own stretch only.
+    in seconds, if the corpus gives it. A segment's waveform is only its own stretch.
 
     `source` is "file:line" (rows are counted from 1) for messages.
     """
@@ -94,7 +94,7 @@ class Utterance:
         return self.audio.read() if isinstance(self.audio, StoredAudio) else self.audio
 
     def load(self, sample_rate: int | None = None) -> tuple[np.ndarray, int]:
-        """Waveform [samples] float32 and its rate; AudioError names the row."""
+        """Return the waveform [samples] float32 and its rate. An AudioError names the row."""
         where = f"{self.source}: utterance {self.id}"
         try:
             audio = self._audio()
@@ -114,7 +114,7 @@ class Utterance:
         )
 
     def seconds(self) -> float | None:
-        """Duration in seconds: what the corpus says, else what the header of the audio says;
+        """Return the duration in seconds, from the corpus or else from the header of the audio;
         None if it has no readable one (which validation then reports)."""
         if self.duration is not None:
             return self.duration
@@ -125,7 +125,7 @@ class Utterance:
         return audio.duration if isinstance(audio, AudioSegment) else audio_seconds(audio)
 
     def load_prompt(self, sample_rate: int | None = None) -> tuple[np.ndarray, int] | None:
-        """Waveform and rate of the prompt recording, None if the row names none."""
+        """Return waveform and rate of the prompt recording, None if the row names none."""
         if self.prompt_audio is None:
             return None
         return load_audio(
@@ -135,7 +135,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Problem:
-    """One bad row: what is wrong and what to do about it."""
+    """Bad row: what is wrong and what to do about it."""
 
     id: str
     source: str
@@ -152,21 +152,23 @@ class Problem:
 
 
 def describe(problems: list[Problem], limit: int | None = None) -> str:
-    """All problems (or the first `limit`), one a line, for a report or an error message."""
+    """Return all problems (or the first `limit`), one per line, for a report or an error
+    message."""
     shown = problems if limit is None else problems[:limit]
     rest = len(problems) - len(shown)
     return "\n".join([f"  {p}" for p in shown] + ([f"  … and {rest} more"] if rest else []))
 
 
 def canonical_split(name: str) -> str:
-    """train, dev or test for the usual names of splits ("train-clean-100", "validation"); other
-    names are kept, such as "validated" of Common Voice, which holds all three."""
+    """Return train, dev or test for the usual names of splits ("train-clean-100", "validation").
+    Other names are returned as they are, such as "validated" of Common Voice, which contains all
+    three."""
     return known_split(name) or name
 
 
 def known_split(name: str) -> str | None:
-    """See `canonical_split`; None for other names. What follows the name of a split is separated
-    from it, as `datasets` has it: by one of `-_.`, a space or a digit."""
+    """Return the split as `canonical_split` does; None for other names. Text after the name of a
+    split is separated from it as in `datasets`: by one of `-_.`, a space or a digit."""
     found = _SPLIT.fullmatch(name)
     starts = {"train": "train", "dev": "dev", "val": "dev", "test": "test", "eval": "test"}
     return (
@@ -181,10 +183,10 @@ Row = Utterance | Problem
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a corpus that is read in order: a file, a subset, a shard on a hub.
+    """Part of a corpus that is read in order: a file, a subset, a shard on a hub.
 
-    `costly` says that passing over rows costs as much as reading them (a remote stream), so that
-    processes share such a corpus by parts and not by rows. `stamp` changes when what the part holds
+    `costly` is true if skipping rows costs as much as reading them (a remote stream), so that
+    processes share such a corpus by parts and not by rows. `stamp` changes when the part's content
     changes.
     """
 
@@ -195,9 +197,9 @@ class Part:
 
 
 def files_in(folder: Path, *endings: str, deep: bool = False) -> list[Path]:
-    """The files of a folder (deep: of those in it too) whose names end so, in small letters or
-    capitals, sorted. Those that macOS writes beside them (`._NAME`) are left out, with a
-    warning."""
+    """Return the files of a folder (deep: also of its subfolders) with one of these suffixes, in
+    small letters or capitals, sorted. The files that macOS writes next to them (`._NAME`) are
+    skipped with a warning."""
     found = [
         p
         for p in (folder.rglob("*") if deep else folder.iterdir())
@@ -209,36 +211,35 @@ def files_in(folder: Path, *endings: str, deep: bool = False) -> list[Path]:
 
 
 def is_companion(path: Path) -> bool:
-    """True for a file in which macOS keeps the attributes of another on disks and in archives
-    that have none."""
+    """Return True for a file in which macOS keeps the attributes of another, on disks and in
+    archives that have none."""
     return path.name.startswith("._")
 
 
 def warn_of_companions(folder: Path, count: int) -> None:
     if count:
         logger.warning(
-            "%s: %d files named ._NAME are left out; macOS writes them beside NAME, and they hold "
-            "neither "
-            "audio nor text",
+            "%s: %d files named ._NAME are skipped; macOS writes them next to NAME, and they "
+            "contain neither audio nor text",
             folder,
             count,
         )
 
 
 def file_stamp(path: Path) -> str:
-    """Size and time of change of a file, to notice that it changed."""
+    """Return size and time of change of a file, to detect changes."""
     state = path.stat()
     return f"{state.st_size}:{state.st_mtime_ns}"
 
 
 def file_part(file: Path, read: Callable[..., Iterator[Row]], *rest: Any) -> Part:
-    """A file that `read(file, *rest)` gives the rows of."""
+    """Return the part of a file whose rows are `read(file, *rest)`."""
     return Part(file.name, partial(read, file, *rest), file_stamp(file))
 
 
 def first_file(places: Sequence[Path]) -> Path:
-    """The first place where a file is, its suffix in capitals or small letters if it is not as
-    given; the first of all, for messages, where there is none."""
+    """Return the first of several places at which a file exists, with its suffix in capitals or
+    small letters if necessary; if there is none, the first place, for messages."""
     # os.path: no error for what cannot be a path (too long, without permission)
     names = (
         stem + end
@@ -249,8 +250,8 @@ def first_file(places: Sequence[Path]) -> Path:
 
 
 class BadRow(Exception):
-    """A reader finds that a row cannot be used: why and what to do, and the row's id where it
-    has one."""
+    """Error of a reader: the row cannot be used; why and what to do, and the row's id if it has
+    one."""
 
     def __init__(self, message: str, id: str = ""):
         super().__init__(message)
@@ -258,7 +259,7 @@ class BadRow(Exception):
 
 
 def row_of(source: str, make: Callable[..., Utterance], *given: Any) -> Row:
-    """What `make(*given, source)` gives; a problem where it raises BadRow."""
+    """Return `make(*given, source)`, or a problem if it raises BadRow."""
     try:
         return make(*given, source)
     except BadRow as bad:
@@ -266,7 +267,7 @@ def row_of(source: str, make: Callable[..., Utterance], *given: Any) -> Row:
 
 
 def line_rows(file: Path, make: Callable[[str, str], Utterance]) -> Iterator[Row]:
-    """A row for every line of a list or manifest, as `make(text, source)` reads it (see
+    """Iterate over a row for every line of a list or manifest, made by `make(text, source)` (see
     `row_of`)."""
     for line, text, error in text_lines(file):
         source = f"{file}:{line}"
@@ -274,8 +275,7 @@ def line_rows(file: Path, make: Callable[[str, str], Utterance]) -> Iterator[Row
 
 
 def require_strings(row: Mapping[str, Any], keys: Iterable[str]) -> None:
-    """BadRow where strings that a row must have are absent, of another type, or (all but text)
-    empty."""
+    """Raise BadRow if required strings are absent, of another type, or (all but text) empty."""
     name = row["id"] if isinstance(row.get("id"), str) else ""
     if absent := [k for k in keys if row.get(k) is None]:
         raise BadRow(f"fields missing: {', '.join(absent)}", name)

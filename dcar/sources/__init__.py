@@ -1,2 +1,2 @@
-"""Where files come from: hubs, packages of the registry, and what ships (the only place that
+"""Sources of files: hubs, packages of the registry, and shipped assets (the only package that
 knows asset paths)."""

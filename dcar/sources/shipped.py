@@ -1,4 +1,4 @@
-"""What ships inside the package: the starter corpus and the models trained on it."""
+"""Assets that ship inside the package: the starter corpus and the models trained on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = {
 
 
 def shipped(name: str) -> Path:
-    """Path of a shipped asset; AssetError if this installation lacks it."""
+    """Return the path of a shipped asset. Raises AssetError if this installation lacks it."""
     path = ASSETS / NAMES[name]
     if not path.exists():
         raise AssetError(
@@ -37,8 +37,8 @@ def shipped(name: str) -> Path:
 
 
 def resolve(path_or_starter: str, name: str) -> Path:
-    """A path that a user gave, or the shipped asset for "starter"; "starter-t0.4": that for
-    temperature 0.4, if any."""
+    """Return a path as given, or that of the shipped asset for "starter"; "starter-t0.4": that
+    for temperature 0.4, if any."""
     if path_or_starter == "starter":
         return shipped(name)
     other = f"{name}-t0.4"

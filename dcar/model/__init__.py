@@ -1,1 +1,2 @@
-"""Decoders: CAR with K heads, drafts of it, pretrained language models; `load` knows them all."""
+"""Decoders: CAR with K heads, draft models made from it, pretrained language models. `load`
+loads all of them."""

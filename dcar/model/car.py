@@ -1,14 +1,14 @@
-"""The CAR decoder: a decoder-only Transformer over text and speech tokens with K prediction heads
+"""CAR decoder: a decoder-only Transformer over text and speech tokens with K prediction heads
 (paper §3.1).
 
-One sequence: text, then speech. Text positions see all text; speech positions see all text and
-earlier speech. The last hidden state at speech position t predicts the tokens at t + 1 … t + K, one
-by each head. FAR is the same model with K = 1, trained as such.
+One sequence: text, then speech. Text positions attend to all text; speech positions attend to all
+text and to earlier speech. The last hidden state at speech position t predicts the tokens at t + 1
+… t + K, one by each head. FAR is the same model with K = 1, trained as such.
 
 Departures from the paper, whose code base numbers positions sinusoidally: rotary positions,
 numbered separately for text and speech, with speech positions multiplied by `speech_position_scale`
 (about phonemes per speech token), so that the diagonal of the alignment is near from the first
-step. It learns to align within minutes on a CPU.
+step. The model learns to align within minutes on a CPU.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from heads.layers import RotaryTable, TransformerLayer
 
 IGNORE = -100
 LOGITS = 2**28
-"""Logits that training holds at once: 1 GiB in float32, as long as the cross entropy is computed
-a few times that."""
+"""Maximum number of logits that training holds at once: 1 GiB in float32, while the cross
+entropy is computed a few times that."""
 
 
 class SpeechVocabulary(CheckpointConfig):
-    """The speech vocabulary of every decoder's configuration: V codes 0 … V − 1, then EOS; heads
+    """Speech vocabulary of every decoder's configuration: V codes 0 … V − 1, then EOS; heads
     predict both."""
 
     speech_vocab_size: int
@@ -53,57 +53,62 @@ class SpeechVocabulary(CheckpointConfig):
 
 @dataclass
 class CARConfig(SpeechVocabulary):
-    """Shape of a decoder. Defaults are the paper's (App. C.1); V codes, EOS = V, BOS = V + 1
-    where `bos`."""
+    """Shape of a decoder. Defaults are the paper's (App. C.1); V codes, EOS = V, BOS = V + 1 if
+    `bos`."""
 
     text_vocab_size: int = setting(
-        512, "Units of text, phonemes of this project by default.", minimum=1
+        512, "Number of text units, by default the phonemes of this project.", minimum=1
     )
     speech_vocab_size: int = setting(
-        2048, "Codes of the speech tokenizer; taken from the data.", minimum=1
+        2048, "Number of codes of the speech tokenizer; taken from the data.", minimum=1
     )
     hidden_size: int = setting(
         1024, "Width of the layers, a multiple of num_attention_heads.", minimum=1
     )
-    num_layers: int = setting(12, "Transformer layers.", minimum=1, maximum=1000)
+    num_layers: int = setting(12, "Number of Transformer layers.", minimum=1, maximum=1000)
     num_attention_heads: int = setting(
-        8, "Attention heads of a layer; an even number of dimensions each.", minimum=1
+        8, "Number of attention heads per layer; each has an even number of dimensions.", minimum=1
     )
     ffn_size: int = setting(4096, "Width of the feed-forward layers.", minimum=1)
     num_prediction_heads: int = setting(
-        7, "Tokens predicted at once (K); 1 = FAR.", minimum=1, maximum=1000
+        7,
+        "Number of prediction heads K, the tokens predicted at once; 1 = FAR.",
+        minimum=1,
+        maximum=1000,
     )
     heads: str = setting(
         "independent",
-        "independent: each with weights of its own, the paper's; shared: one stack for "
-        "all offsets, which is read once for any number of tokens.",
+        "Kind of prediction heads. independent: each with its own weights, as in the paper; "
+        "shared: one stack for all offsets, which is read once for any number of tokens.",
         choices=HEAD_KINDS,
     )
     head_blocks: int = setting(
         4,
-        "Residual blocks of every additional head, or of the shared stack.",
+        "Number of residual blocks of every additional head, or of the shared stack.",
         minimum=1,
         maximum=1000,
     )
     share_head_blocks: bool = setting(
-        False, "The blocks of an independent head share their weights."
+        False, "Whether the blocks of an independent head share their weights."
     )
-    zero_init_heads: bool = setting(True, "Blocks of the heads start as the identity.")
+    zero_init_heads: bool = setting(True, "Whether the blocks of the heads start as the identity.")
     head_width: int = setting(
-        0, "Width inside the blocks of shared heads; 0 = twice hidden_size.", minimum=0
+        0, "Inner width of the blocks of shared heads; 0 = twice hidden_size.", minimum=0
     )
-    tie_heads: bool = setting(False, "The base head is the output layer of shared heads too.")
-    dropout: float = setting(
-        0.1, "Share of activations dropped while training.", minimum=0, below=1
+    tie_heads: bool = setting(
+        False, "Whether the base head is also the output layer of shared heads."
     )
+    dropout: float = setting(0.1, "Dropout rate of activations in training.", minimum=0, below=1)
     # True: the prompt is another utterance of the speaker, without its text, closed by BOS. False:
     # the layout of the paper, the prompt is the beginning of the same token stream and its text
     # stands before the target's.
     bos: bool = setting(
-        False, "Prompt: another utterance, without its text; false: the paper's, with its text."
+        False,
+        "Layout of the prompt: true = another utterance, without its text; false = the paper's, "
+        "with its text.",
     )
     speech_position_scale: float = setting(
-        1.0, "Factor of speech positions: about phonemes per speech token.", above=0
+        1.0, "Factor of speech positions, about the number of phonemes per speech token.", above=0
     )
     # so that data of another one is refused
     tokenizer: str = setting("", "Name and checksum of the speech tokenizer; taken from the data.")
@@ -114,22 +119,22 @@ class CARConfig(SpeechVocabulary):
         check_kind(self.heads, self.share_head_blocks, self.head_width, self.tie_heads)
 
     def check_heads(self) -> None:
-        """ConfigError where hidden_size does not fit num_attention_heads."""
+        """Raise ConfigError unless hidden_size fits num_attention_heads."""
         if (
             self.hidden_size % self.num_attention_heads
             or self.hidden_size // self.num_attention_heads % 2
         ):
             raise ConfigError(
                 f"hidden_size {self.hidden_size} must be num_attention_heads "
-                f"{self.num_attention_heads} "
-                "times an even number: rotary positions turn pairs of dimensions"
+                f"{self.num_attention_heads} times an even number, because rotary positions "
+                "rotate pairs of dimensions"
             )
 
 
 @dataclass
 class CAROutput:
-    """loss: scalar to minimise; head_losses, head_accuracies [K]: mean cross entropy (nats),
-    top-1 share per head."""
+    """Output of training. loss: scalar to minimise; head_losses, head_accuracies [K]: mean cross
+    entropy (nats) and top-1 share of each head."""
 
     loss: Tensor
     head_losses: Tensor
@@ -138,11 +143,11 @@ class CAROutput:
 
 
 def head_targets(speech: Tensor, lengths: Tensor, heads: int, eos: int) -> Tensor:
-    """Targets of the first K heads: head k at position t predicts y_{t+k}.
+    """Return targets [B, S, K] of the first K heads: head k at position t predicts y_{t+k}.
 
-    speech [B, S] ids, lengths [B] tokens without EOS -> [B, S, K]. EOS is the target at the
-    position after the last token and past that: a far head that missed EOS should still stop. Rows
-    of padding, t >= length, are IGNORE.
+    speech: [B, S] ids; lengths: [B] tokens without EOS. EOS is the target at the position after the
+    last token and at all later ones: a far head that missed EOS should still stop. Padding, t >=
+    length, is IGNORE.
     """
     padding = torch.arange(speech.shape[1], device=speech.device) >= lengths[:, None]
     ahead = F.pad(speech.masked_fill(padding, eos), (0, heads), value=eos).unfold(1, heads, 1)[
@@ -152,9 +157,9 @@ def head_targets(speech: Tensor, lengths: Tensor, heads: int, eos: int) -> Tenso
 
 
 def disjoint_shares(heads: int, positions: int, share: float, device: torch.device) -> Tensor:
-    """For each head a random share of the positions, as indices [heads, n]: all equally likely,
-    and of different heads different ones as far as there are enough, so that their errors do not
-    add up."""
+    """Draw a random share of the positions for each head, as indices [heads, n]. All positions
+    are equally likely, and different heads get different ones as far as there are enough, so
+    that their errors do not add up."""
     n = max(1, round(share * positions))
     places = torch.arange(heads * n, device=device) % positions
     return torch.randperm(positions, device=device)[places].view(heads, n)
@@ -163,11 +168,11 @@ def disjoint_shares(heads: int, positions: int, share: float, device: torch.devi
 def cross_entropy(
     read: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, width: int, accuracies: bool
 ) -> tuple[Tensor, Tensor]:
-    """Sums over the positions of n heads: cross entropy (nats) and, if `accuracies`, how many
-    targets are the likeliest ids, each [n].
+    """Return sums over the positions of n heads, each [n]: cross entropy (nats) and, if
+    `accuracies`, the number of targets that are the most likely ids.
 
-    read: [n, P, D] -> logits [n, P, width]; hidden [n, P, D]; targets [n, P], IGNORE where there is
-    none. Where the logits would be more than LOGITS, they are computed piece by piece, and again in
+    read: function [n, P, D] -> logits [n, P, width]; hidden: [n, P, D]; targets: [n, P], IGNORE for
+    none. If the logits would be more than LOGITS, they are computed piece by piece, and again in
     the backward pass.
     """
 
@@ -195,7 +200,7 @@ def cross_entropy(
 
 
 class SpeechDecoder(Checkpoint):
-    """Base class of decoders: the loss of their heads."""
+    """Base class of decoders, with the loss of their heads."""
 
     config: Any
     heads: Any
@@ -209,8 +214,8 @@ class SpeechDecoder(Checkpoint):
         speech_lengths: Tensor,
         prompt_lengths: Tensor,
     ) -> Tensor:
-        """Hidden states [B, S, D] of the speech positions of complete sequences, without a
-        cache."""
+        """Return hidden states [B, S, D] of the speech positions of complete sequences, without
+        a cache."""
         raise NotImplementedError
 
     def forward(
@@ -226,17 +231,17 @@ class SpeechDecoder(Checkpoint):
         states: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> CAROutput:
-        """Teacher-forced loss of all heads (paper eq. 1): sum_k lambda_k * mean_t CE(head k at t,
-        y_{t+k}).
+        """Return the teacher-forced loss of all heads (paper eq. 1): sum_k lambda_k * mean_t
+        CE(head k at t, y_{t+k}).
 
-        text_ids [B, N]; speech_ids [B, S] = prompt (closed by BOS where the config has it) +
-        target, no EOS; speech_lengths [B] with prompt; prompt_lengths [B]: positions before
-        prompt_lengths - 1 carry no loss. `speech_inputs` [B, S] is read in place of speech_ids
-        where the input is noisy; the targets stay clean. `head_positions` < 1 trains each
-        additional head on a random share of the positions: an unbiased estimate of its mean at less
-        cost. `states` [B, S, D]: a frozen trunk's hidden states, where they were computed before.
-        `positions` [P]: those that carry loss, as indices b * S + t, where the host knows them
-        (`with_positions`); the heads then compute no others.
+        text_ids [B, N]; speech_ids [B, S] = prompt (closed by BOS if the config has it) + target,
+        no EOS; speech_lengths [B] with prompt; prompt_lengths [B]: positions before prompt_lengths
+        - 1 carry no loss. `speech_inputs` [B, S] is read in place of speech_ids if the input is
+        noisy; the targets stay clean. `head_positions` < 1 trains each additional head on a random
+        share of the positions: an unbiased estimate of its mean at less cost. `states` [B, S, D]: a
+        frozen trunk's hidden states, if they were computed before. `positions` [P]: those that
+        carry loss, as indices b * S + t, if the host knows them (`with_positions`); the heads then
+        compute no others.
         """
         heads, hidden = self.heads, states
         weights = [1.0] * heads.num_heads if head_weights is None else list(head_weights)
@@ -272,8 +277,9 @@ class SpeechDecoder(Checkpoint):
     def _sums_of_heads(
         self, hidden: Tensor, targets: Tensor, share: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Cross entropy and right ids, summed, and the number of targets, each [K]: hidden [P,
-        D], targets [K, P]. `share`: of the positions for each additional head."""
+        """Return cross entropy and number of correct ids, both summed, and the number of
+        targets, each [K]: hidden [P, D], targets [K, P]. share: of the positions for each
+        additional head."""
         heads, first, others = self.heads, targets[:1], targets[1:]
         parts = [(lambda states: heads(states, 1).squeeze(-2), hidden[None], first)]
         if heads.num_heads > 1:
@@ -291,7 +297,7 @@ class SpeechDecoder(Checkpoint):
 
 
 class CARDecoder(SpeechDecoder):
-    """Text and speech prompt in, the distributions of the next K speech tokens out."""
+    """Decoder: text and speech prompt in, distributions of the next K speech tokens out."""
 
     config_class = CARConfig
     model_type = "dcar-decoder"
@@ -318,9 +324,9 @@ class CARDecoder(SpeechDecoder):
 
     @torch.no_grad()
     def start_from_codebook(self, codebook: np.ndarray) -> None:
-        """Speech embeddings and output layers from the tokenizer's centroids [V, P] instead of
-        random rows, at the same spread (`dcar.tokens.kmeans`); BOS and EOS stay as drawn. Raises
-        ConfigError where there are not V codes."""
+        """Initialise speech embeddings and output layers from the tokenizer's centroids [V, P]
+        instead of random rows, at the same spread (`dcar.tokens.kmeans`); BOS and EOS stay
+        random. Raises ConfigError unless there are V codes."""
         codes, width = len(codebook), self.config.hidden_size
         if codes != self.config.speech_vocab_size:
             raise ConfigError(
@@ -333,14 +339,16 @@ class CARDecoder(SpeechDecoder):
         heads.start_outputs(output)
 
     def gradient_checkpointing_enable(self) -> None:
-        """Recompute each layer's activations in the backward pass; memory for a third more time."""
+        """Recompute each layer's activations in the backward pass: less memory for a third more
+        time."""
         self.gradient_checkpointing = True
 
     # --- training ---------------------------------------------------------------------------------
 
     def freeze_trunk(self) -> None:
         """Train only the additional heads from now on (Medusa-1): the base head and everything
-        before it are frozen and run without dropout; the hidden states get dropout instead."""
+        before it are frozen and run without dropout; dropout is applied to the hidden states
+        instead."""
         self.trunk_is_frozen = True
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(
@@ -363,8 +371,8 @@ class CARDecoder(SpeechDecoder):
         speech_lengths: Tensor,
         prompt_lengths: Tensor,
     ) -> Tensor:
-        """Hidden states [B, S, D] of the speech positions of complete sequences, without a
-        cache."""
+        """Return hidden states [B, S, D] of the speech positions of complete sequences, without
+        a cache."""
         # With BOS the target's own positions start at 0 (BOS), so that the alignment does not
         # depend on the prompt.
         origin = prompt_lengths - 1 if self.config.bos else torch.zeros_like(prompt_lengths)
@@ -400,5 +408,5 @@ class CARDecoder(SpeechDecoder):
 
     @property
     def inputs(self) -> tuple[nn.Module, ...]:
-        """The modules before the layers."""
+        """Return the modules before the layers."""
         return self.text_embedding, self.speech_embedding

@@ -21,11 +21,11 @@ def model_card(
     settings: Sequence[str] = (),
     license: str = "apache-2.0",
 ) -> str:
-    """README.md with front matter for the Hub.
+    """Return the text of README.md with front matter for the Hub.
 
-    facts: (name, value) in the order they are listed. source: what `provenance` recorded, with
-    `metrics` and `config`; settings: names of `config` that are worth showing. What was not
-    recorded is said to be so, not left out.
+    facts: (name, value) in the order in which they are listed. source: record of `provenance`, with
+    `metrics` and `config`; settings: names in `config` that are worth showing. Facts that were not
+    recorded are listed as such, not left out.
     """
     metrics = source.get("metrics") or {}
     rows = (
@@ -60,14 +60,14 @@ license: {license}
 
 
 def short(value: Any) -> str:
-    """A number for people: four decimals, lists too."""
+    """Format a number, or a list of numbers, with four decimals."""
     if isinstance(value, list):
         return "[" + ", ".join(short(v) for v in value) + "]"
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def decoder_card(decoder: Checkpoint, source: Mapping[str, Any]) -> str:
-    """README.md of a decoder: shape, identity, data, and the dev metrics of its run."""
+    """Return README.md of a decoder: shape, identity, data, and the dev metrics of its run."""
     config = decoder.config
     data = source.get("data") or {}
     corpus = data.get("corpus") or {}

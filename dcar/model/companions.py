@@ -1,4 +1,4 @@
-"""Load what a decoder speaks with: the encoder of its texts, and a chunk policy."""
+"""Companions of a decoder: the encoder of its texts, and a chunk policy."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from heads.policy import ChunkPolicy
 
 
 def load_policy(directory: str | Path, device: str | torch.device = "cpu") -> ChunkPolicy:
-    """A policy in eval mode; "starter" is the shipped one, "starter-t0.4" the one trained at
-    temperature 0.4. CheckpointError if the folder holds none."""
+    """Load a policy in eval mode; "starter" is the shipped one, "starter-t0.4" the one trained
+    at temperature 0.4. Raises CheckpointError if the folder contains none."""
     return ChunkPolicy.from_pretrained(resolve(str(directory), "policy"), device)
 
 
 def text_encoder(directory: str | Path, starter: Shipped = "decoder") -> Callable[[str], list[int]]:
-    """What turns text into the ids that the decoder in `directory` reads: its own tokenizer, or
-    phonemes."""
+    """Return the function that encodes text as ids for the decoder in `directory`: its own
+    tokenizer, or phonemes."""
     directory = resolve(str(directory), starter)
     config = load_decoder_config(directory)
     if not config.phonemes.startswith(TEXT_TOKENIZER):

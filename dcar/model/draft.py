@@ -1,10 +1,10 @@
 """Draft models for speculative decoding: a smaller decoder with the vocabulary of its target.
 
-Two kinds. `dcar train-draft` makes a draft of the target's own layers (SSD, Interspeech 2025,
-section 3: the bottom two and the top six of 24). It consumes the target's embeddings and belongs to
-that target; any other refuses it. Any other decoder with the same text ids, speech ids and prompt
-layout may draft as well: LLaSA-1B for LLaSA-8B, a small CAR for a large one. Both are decoders:
-alone they decode like any with one head.
+There are two kinds. `dcar train-draft` makes a draft model from the target's own layers (SSD,
+Interspeech 2025, section 3: the bottom two and the top six of 24). It uses the target's embeddings
+and belongs to that target; any other rejects it. Any other decoder with the same text ids, speech
+ids and prompt layout may draft as well: LLaSA-1B for LLaSA-8B, a small CAR for a large one. Both
+are decoders: alone they decode like any with one head.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from dcar.text.inventory import TEXT_TOKENIZER
 from heads.checkpoint import check_trained_for
 
 AnyDecoder = CARDecoder | BackboneDecoder
-"""A decoder with weights of its own, drafts included; `dcar.decoding.reader.Reader` decodes with
-them."""
+"""Decoder with its own weights, including draft models; `dcar.decoding.reader.Reader` decodes
+with them."""
 
 BOTTOM_SHARE, TOP_SHARE = 2 / 24, 6 / 24
-"""The paper's shares of the target's depth."""
+"""Shares of the target's depth in the paper."""
 
 SHARED = ("speech_vocab_size", "text_vocab_size", "bos", "tokenizer", "phonemes")
-"""What draft and target must have in common: their ids and the layout of the prompt."""
+"""Settings that draft model and target must have in common: their ids and the layout of the
+prompt."""
 
 
 @dataclass
 class InheritedConfig:
-    """What the configuration of a draft says of the target that it was made for."""
+    """Settings of a draft model that identify the target that it was made for."""
 
     num_prediction_heads: int = 1
     target_checksum: str = ""  # of the decoder whose layers and embeddings it inherited
@@ -44,17 +45,17 @@ class InheritedConfig:
 
 @dataclass
 class DraftConfig(InheritedConfig, CARConfig):
-    """Shape of a draft model made of a CAR decoder."""
+    """Shape of a draft model made from a CAR decoder."""
 
 
 @dataclass
 class BackboneDraftConfig(InheritedConfig, BackboneConfig):
-    """Shape of a draft model made of a pretrained language model."""
+    """Shape of a draft model made from a pretrained language model."""
 
 
 class DraftDecoder(CARDecoder):
-    """p(y_{t+1} | y_1..y_t, x) at a fraction of the target's cost. Decodes like any CARDecoder
-    with one head."""
+    """Draft model: p(y_{t+1} | y_1..y_t, x) at a fraction of the target's cost. Decodes like any
+    CARDecoder with one head."""
 
     config_class = DraftConfig
     model_type = "dcar-draft"
@@ -62,7 +63,8 @@ class DraftDecoder(CARDecoder):
 
 
 class BackboneDraft(BackboneDecoder):
-    """The same of a pretrained language model. Decodes like any BackboneDecoder with one head."""
+    """Draft model made from a pretrained language model. Decodes like any BackboneDecoder with
+    one head."""
 
     config_class = BackboneDraftConfig
     model_type = "dcar-backbone-draft"
@@ -72,9 +74,9 @@ class BackboneDraft(BackboneDecoder):
 def check_draft(
     draft: AnyDecoder, target: AnyDecoder, checksum: Callable[[], str] | None = None
 ) -> None:
-    """ConfigError where the vocabularies of draft and target differ, CheckpointError where the
-    draft was made of another decoder's layers. checksum: gives the target's, where it was
-    computed before."""
+    """Raise ConfigError if the vocabularies of draft model and target differ, and
+    CheckpointError if the draft model was made from another decoder's layers. checksum: function
+    that returns the target's, if it was computed before."""
     check_vocabulary(draft.config, target.config)
     if isinstance(draft, DraftDecoder | BackboneDraft):
         found = target.checksum() if checksum is None else checksum()
@@ -87,7 +89,7 @@ def check_vocabulary(
     what: str = "draft model",
     remedy: str = "train a draft for this target with `dcar train-draft`",
 ) -> None:
-    """ConfigError where another decoder (`what` it is called) and the target have different
+    """Raise ConfigError if another decoder (called `what`) and the target have different
     vocabularies."""
     for name in SHARED:
         if name == "text_vocab_size" and target.phonemes.startswith(TEXT_TOKENIZER):
@@ -97,18 +99,17 @@ def check_vocabulary(
         expected, found = getattr(target, name), getattr(other, name)
         if found != expected:
             raise ConfigError(
-                f"the {what} has {name} {found!r}, the target {expected!r}: both must speak about "
-                "the "
+                f"the {what} has {name} {found!r}, the target {expected!r}: both must use the "
                 f"same ids; {remedy}"
             )
 
 
 def build_draft(target: AnyDecoder, bottom: int = 0, top: int = 0) -> DraftDecoder | BackboneDraft:
-    """An untrained draft of the target's first `bottom` and last `top` layers (0 = the paper's
-    shares of the depth).
+    """Build an untrained draft model from the target's first `bottom` and last `top` layers (0 =
+    the paper's shares of the depth).
 
     Its embeddings, top layers and final norm are frozen copies; its bottom layers and head start as
-    copies and are to be trained. ConfigError where the target is too shallow, or has adapters that
+    copies and are trained. Raises ConfigError if the target is too shallow, or has adapters that
     are not merged.
     """
     trained, frozen = inherited_layers(target.config.num_layers, bottom, top)
@@ -124,9 +125,8 @@ def build_draft(target: AnyDecoder, bottom: int = 0, top: int = 0) -> DraftDecod
     if isinstance(target, BackboneDecoder):
         if target.config.lora:
             raise ConfigError(
-                "the target has adapters that are not merged: give the decoder that `dcar train` "
-                "left in "
-                "its folder, not a checkpoint of the run"
+                "the target has adapters that are not merged: give the decoder in the folder of a "
+                "finished `dcar train`, not a checkpoint of the run"
             )
         # transformers fills in the kinds of the layers again; a list of the target's length would
         # not fit
@@ -152,17 +152,17 @@ def build_draft(target: AnyDecoder, bottom: int = 0, top: int = 0) -> DraftDecod
 def inherited_layers(
     depth: int, bottom: int = 0, top: int = 0
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Indices of the target's layers that a draft inherits: its first `bottom` and its last `top`
-    of `depth`.
+    """Return the indices of the target's layers that a draft model inherits: its first `bottom` and
+    its last `top` of `depth`.
 
-    0 stands for the paper's share of the depth, rounded, at least one: 2 + 6 of 24, 1 + 3 of 12, 1
-    + 2 of 8. ConfigError where that is more than the target has.
+    0 means the paper's share of the depth, rounded, at least one: 2 + 6 of 24, 1 + 3 of 12, 1 + 2
+    of 8. Raises ConfigError if that is more than the target has.
     """
     bottom = bottom or max(1, round(BOTTOM_SHARE * depth))
     top = top or max(1, round(TOP_SHARE * depth))
     if bottom < 1 or top < 1 or bottom + top > depth:
         raise ConfigError(
-            f"a draft of {bottom} bottom and {top} top layers cannot be taken from {depth} layers; "
-            "choose at least one of each and no more than there are"
+            f"a draft model of {bottom} bottom and {top} top layers cannot be made from {depth} "
+            "layers; choose at least one of each, and no more than there are"
         )
     return tuple(range(bottom)), tuple(range(depth - top, depth))

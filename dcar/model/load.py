@@ -1,4 +1,5 @@
-"""Load decoders and drafts of either kind; "starter" is what ships with the package."""
+"""Loading of decoders and draft models of either kind; "starter" is the one that ships with the
+package."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from dcar.sources.shipped import resolve
 from heads.checkpoint import read_config
 
 Shipped = Literal["decoder", "far"]
-"""Which of the shipped decoders "starter" means: the one with seven heads, or the next-token
-decoder."""
+"""Name of the shipped decoder that "starter" stands for: the one with several heads, or the
+next-token decoder."""
 
 
 def _class_of(directory: str | Path) -> type[CARDecoder] | type[BackboneDecoder]:
@@ -28,9 +29,8 @@ def _class_of(directory: str | Path) -> type[CARDecoder] | type[BackboneDecoder]
     ).get("model_type")
     if kind in ("qwen2", "llama", "mistral", "qwen3"):
         raise CheckpointError(
-            f"{directory}: this is a '{kind}' language model as it was published; make a decoder "
-            "of "
-            f"it first: dcar convert-backbone kind=… source={directory} out=…"
+            f"{directory}: a published '{kind}' language model; make a decoder from it first: "
+            f"dcar convert-backbone kind=… source={directory} out=…"
         )
     known = {c.model_type: c for c in (BackboneDecoder, BackboneDraft, DraftDecoder)}
     return known.get(str(kind), CARDecoder)
@@ -42,11 +42,11 @@ def load_decoder(
     starter: Shipped = "decoder",
     dtype: str | None = None,
 ) -> AnyDecoder:
-    """A decoder or a draft of either kind, in eval mode, by what its config.json says.
-    CheckpointError if it is none.
+    """Load a decoder or a draft model of either kind, in eval mode, as its config.json says. Raises
+    CheckpointError if it is neither.
 
-    directory "starter" is the shipped decoder called `starter`. dtype: the setting of commands that
-    decode (`chosen_dtype`); None = float32, to be trained or compared with others.
+    directory: "starter" is the shipped decoder called `starter`. dtype: the setting of commands
+    that decode (`chosen_dtype`); None = float32, for training or comparison with others.
     """
     folder = resolve(str(directory), starter)
     decoder = _class_of(folder).from_pretrained(folder)
@@ -56,6 +56,6 @@ def load_decoder(
 
 
 def load_decoder_config(directory: str | Path, starter: Shipped = "decoder") -> DecoderConfig:
-    """Its configuration alone."""
+    """Load only the configuration of a decoder."""
     folder = resolve(str(directory), starter)
     return _class_of(folder).load_config(folder)

@@ -1,9 +1,8 @@
-"""The precision of decoding: the type of a decoder's weights, and how a GPU multiplies float32
-numbers.
+"""Precision of decoding: the type of a decoder's weights, and float32 products on a GPU.
 
 Every command that decodes has the setting `dtype`. In bfloat16 a step reads half the bytes.
 Whatever the type, distributions, features of candidates, scores of chunk ends and the chunk scorer
-are computed in float32. A policy that is trained keeps its float32 weights, and speaks as a rounded
+are computed in float32. A policy in training keeps its float32 weights, and decodes as a rounded
 copy.
 """
 
@@ -26,7 +25,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 
 
 def dtype_setting() -> Any:
-    """The field `dtype` of a command's settings."""
+    """Declare the field `dtype` of a command's settings."""
     return setting(
         "auto",
         "Type of the decoder's weights: float32, bfloat16, or auto = bfloat16 on a GPU, float32 on "
@@ -51,7 +50,7 @@ def chosen_dtype(dtype: str, device: str | torch.device) -> torch.dtype:
 
 def cast_decoder(decoder: AnyDecoder, dtype: torch.dtype) -> AnyDecoder:
     """Round the weights of a decoder that is not trained any more, in place. Its checksum stays
-    that of the weights before, so that what was trained for it still fits. Of a language model,
+    that of the weights before, so that models trained for it still fit. For a language model,
     see `cast_backbone`."""
     if decoder.norm.weight.dtype == dtype:
         return decoder
@@ -63,7 +62,7 @@ def cast_decoder(decoder: AnyDecoder, dtype: torch.dtype) -> AnyDecoder:
 
 def matched_policy(policy: ChunkPolicy, decoder: AnyDecoder) -> ChunkPolicy:
     """Return the policy in the type of the hidden states that it reads: a rounded copy with the
-    same checksum, or the policy itself where the types agree or it reads candidates only."""
+    same checksum, or the policy itself if the types agree or it reads candidates only."""
     last = decoder.heads.base if isinstance(decoder, BackboneDecoder) else decoder.norm
     dtype = last.weight.dtype
     if policy.layer is None or policy.output.weight.dtype == dtype:
@@ -74,8 +73,8 @@ def matched_policy(policy: ChunkPolicy, decoder: AnyDecoder) -> ChunkPolicy:
 
 
 def precision_of(decoder: AnyDecoder) -> dict[str, str]:
-    """Describe for provenance in which precision a decoder computes: the type of its layers, and
-    float32 products in full ("ieee") or in TF32."""
+    """Describe, for provenance, the precision in which a decoder computes: the type of its
+    layers, and float32 products in full ("ieee") or in TF32."""
     weight = decoder.norm.weight
     tf32 = weight.device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return {
@@ -85,8 +84,8 @@ def precision_of(decoder: AnyDecoder) -> dict[str, str]:
 
 
 def precision_identity(decoder: AnyDecoder) -> dict[str, str]:
-    """Name the precision where tokens may differ from those of full float32: bfloat16 or tf32.
-    Records made in full float32 name none."""
+    """Return the name of the precision if tokens may differ from those of full float32: bfloat16
+    or tf32; else an empty one."""
     precision = precision_of(decoder)
     name = precision["dtype"] if precision["dtype"] != "float32" else precision["float32_products"]
     return {} if name == "ieee" else {"precision": name}

@@ -2,7 +2,7 @@
 initials.
 
 Whether the full stop also ends the sentence depends on what follows: a capital, or one of the words
-that begin sentences where a name could follow as well ("J. Then" is no initial).
+that begin sentences where a name could follow as well ("J. Then" is not an initial).
 """
 
 from __future__ import annotations

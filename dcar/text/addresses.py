@@ -1,7 +1,7 @@
 """Addresses in words: e-mail and IP addresses, URLs, file names, and the states, ZIP codes and
-streets of the post.
+streets of postal addresses.
 
-"j.doe@example.org" → "J dot doe at example dot org". This comes before every other rule of
+"j.doe@example.org" → "J dot doe at example dot org". These rules precede all others of
 `dcar.text.spoken`: full stops, slashes and hyphens of an address are read out, while those of a
 sentence are pauses.
 """
@@ -65,8 +65,8 @@ _IP = re.compile(
 
 
 def addresses(text: str, is_word: Callable[[str], bool]) -> str:
-    """`text` with its addresses in words; `is_word`: whether the lexicon has a word. Single
-    letters get LETTER."""
+    """Return `text` with its addresses in words. is_word: whether the lexicon has a word. Single
+    letters are marked with LETTER."""
     text = re.sub(r"<((?:https?://|mailto:|ftp://|[\w.+-]+@)[^\s<>]+)>", r" \1 ", text)
     text = _EMAIL.sub(lambda m: f" {_dictated(m[1], is_word)} ", text)
     text = _URL.sub(
@@ -184,8 +184,8 @@ _STREET = (
 
 
 def places(text: str) -> str:
-    """`text` with states, ZIP codes and compass directions in words, where the context shows what
-    they are.
+    """Return `text` with states, ZIP codes and compass directions in words, where the context
+    identifies them.
 
     A ZIP code is read digit by digit after a state. Ambiguous ones such as "MD" and "OK" are states
     only before one.
@@ -215,6 +215,6 @@ def places(text: str) -> str:
 
 
 def _after_distance(m: re.Match[str]) -> bool:
-    """Whether a distance precedes: "20 km SE of the town", not "a letter E of hers"."""
+    """Return whether a distance precedes: "20 km SE of the town", not "a letter E of hers"."""
     distance = r"\d\s?(?:km|m|mi|miles?|kilometers|kilometres|meters|metres|yards) $"
     return re.search(distance, m.string[: m.start()]) is not None

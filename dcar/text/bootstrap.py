@@ -1,8 +1,9 @@
-"""Intervals of corpus error rates by the bootstrap.
+"""Bootstrap intervals of corpus error rates.
 
-A corpus WER is a ratio of sums, sum of errors / sum of reference words, so its uncertainty comes
-from resampling utterances (Bisani & Ney 2004). All seeds of an utterance stay together: they share
-the text and its difficulty, and treating them as independent would make every interval too narrow.
+A corpus WER is a ratio of sums, sum of errors / sum of reference words, so its uncertainty is
+estimated by resampling utterances (Bisani & Ney 2004). All seeds of an utterance stay together:
+they share the text and its difficulty, and treating them as independent would make every interval
+too narrow.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """A corpus rate, its bootstrap standard error and percentile interval, all fractions."""
+    """Corpus rate, its bootstrap standard error and percentile interval, all fractions."""
 
     value: float
     low: float
@@ -31,8 +32,8 @@ class Interval:
 
 @lru_cache(maxsize=4)
 def _weights(utterances: int, resamples: int, seed: int) -> np.ndarray:
-    """How often each utterance is drawn in each resample: [R, U]. The same for all methods, so
-    they can be paired."""
+    """Return how often each utterance is drawn in each resample, [R, U]. It is the same for all
+    methods, so they can be paired."""
     rng = np.random.default_rng([seed, utterances])
     drawn = rng.integers(0, utterances, size=(resamples, utterances))
     rows = np.arange(resamples)[:, None] * utterances
@@ -41,14 +42,14 @@ def _weights(utterances: int, resamples: int, seed: int) -> np.ndarray:
 
 
 def resampled_rates(errors: np.ndarray, words: np.ndarray, resamples: int, seed: int) -> np.ndarray:
-    """The corpus rate [R] of every resample of errors and words [U]."""
+    """Return the corpus rate [R] of every resample of errors and words [U]."""
     weights = _weights(len(errors), resamples, seed)
     return (weights @ errors) / (weights @ words)
 
 
 def checked(errors: Sequence[float], words: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Both as float64 [U]. DataError for lists of unequal length, without utterances, or of ones
-    without words."""
+    """Return both as float64 [U]. Raises DataError for lists of unequal length, without
+    utterances, or with utterances without words."""
     e, w = np.asarray(errors, np.float64), np.asarray(words, np.float64)
     if e.shape != w.shape or e.ndim != 1:
         raise DataError(
@@ -66,10 +67,10 @@ def checked(errors: Sequence[float], words: Sequence[float]) -> tuple[np.ndarray
 def corpus_interval(
     errors: Sequence[float], words: Sequence[float], *, resamples: int = RESAMPLES
 ) -> Interval:
-    """Corpus rate with a 95 % percentile bootstrap interval over utterances.
+    """Return the corpus rate with a 95 % percentile bootstrap interval over utterances.
 
-    errors, words [U]: summed over the seeds of each utterance. One utterance gives an interval of
-    zero width, which says nothing; report it with its n.
+    errors, words [U]: summed over the seeds of each utterance. A single utterance has an interval
+    of zero width, which is meaningless; report it with its n.
     """
     e, w = checked(errors, words)
     rates = resampled_rates(e, w, resamples, seed=0)

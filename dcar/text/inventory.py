@@ -1,14 +1,15 @@
-"""The phoneme inventory: symbols, their ids, and the version that prepared corpora and models
-carry.
+"""Phoneme inventory: symbols, their ids, and the version that prepared corpora and models carry.
 
 Choices, for a small TTS model:
-* one symbol a phoneme, stress folded into the vowel ("ˈæ" is one symbol), so that text stays short
-  and a vowel's stress can not be separated from it;
-* primary stress is kept, secondary stress is written as none: vowel quality already tells the two
-  apart, and the rarest secondary vowels occur some hundred times in a lexicon of 124 000 words, too
+* one symbol per phoneme, with stress folded into the vowel ("ˈæ" is one symbol), so that text stays
+  short
+  and a vowel's stress cannot be separated from it;
+* primary stress is kept, secondary stress is written as none: vowel quality already distinguishes
+  the
+  two, and the rarest secondary vowels occur some hundred times in a lexicon of 124 000 words, too
   few to learn from hours of speech;
 * a space between words, and the phrase marks `, . ? !`; every utterance ends in one of the last
-  three (a full stop is added), which tells the decoder where speech ends;
+  three (a full stop is added), which shows the decoder where speech ends;
 * 61 symbols in a fixed order, id 0 is padding. The version string is stored with prepared data and
   models.
 """

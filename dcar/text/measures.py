@@ -199,7 +199,7 @@ PER = "|".join(re.escape(u) for u in sorted(_PER, key=len, reverse=True))
 
 
 def attributive(m: re.Match[str]) -> bool:
-    """Whether an amount describes the noun that follows: "a $5 bill", "a 5 km run"."""
+    """Return whether an amount describes the noun that follows: "a $5 bill", "a 5 km run"."""
     return (
         re.search(
             rf"\b[Aa]n?\s+(?:(?:{NUM})\s?(?:ft|in|mm?|cm|yd)?\s?(?:by|x)\s?)*$",
@@ -211,12 +211,13 @@ def attributive(m: re.Match[str]) -> bool:
 
 
 def per(m: re.Match[str]) -> str:
-    """What stands behind the slash of a rate: "/hr" → " per hour"."""
+    """Return the words for the part of a rate after the slash: "/hr" → " per hour"."""
     return f" per {_PER[m['per']]}"
 
 
 def _units(name: str, single: bool) -> str:
-    """A unit by its name, in the plural unless `single`: "mile per hour" → "miles per hour"."""
+    """Return the name of a unit, in the plural unless `single`: "mile per hour" → "miles per
+    hour"."""
     found = re.match(r"(.*?)( per .*| of .*|$)", name)
     assert found is not None
     head, rest = found.groups()
@@ -230,7 +231,7 @@ def _units(name: str, single: bool) -> str:
 
 
 def unit_names(unit: str) -> tuple[str, ...]:
-    """What the sign of a unit is called, in the singular and the plural; nothing for another
+    """Return the name of a unit's sign, in the singular and the plural; nothing for another
     sign."""
     return (_units(UNITS[unit], True), _units(UNITS[unit], False)) if unit in UNITS else ()
 
@@ -294,8 +295,8 @@ def count_of(count: int, unit: str) -> str:
 
 
 def duration(m: re.Match[str]) -> str:
-    """`3h 5m 10s`: letters that stand side by side are hours, minutes and seconds, alone an m is
-    a meter."""
+    """`3h 5m 10s`: letters next to each other are hours, minutes and seconds; alone, m is a
+    meter."""
     parts = [
         (m[key], name) for key, name in (("h", "hour"), ("m", "minute"), ("s", "second")) if m[key]
     ]
@@ -335,7 +336,7 @@ def parts_of_an_inch(m: re.Match[str]) -> str:
 
 
 def _closes(m: re.Match[str]) -> bool:
-    """Whether a quotation mark after a number closes a quotation."""
+    """Return whether a quotation mark after a number closes a quotation."""
     return len(re.findall(r'(?<!\d)"', m.string[: m.start()])) % 2 == 1
 
 

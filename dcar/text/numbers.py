@@ -17,18 +17,18 @@ def _words(number: int, kind: str) -> str:
 
 
 def cardinal(number: int) -> str:
-    """The words of a whole number: 1234 → "one thousand two hundred thirty four"."""
+    """Return the words of a whole number: 1234 → "one thousand two hundred thirty four"."""
     return _words(number, "cardinal")
 
 
 def ordinal(number: int) -> str:
-    """The ordinal of a whole number: 23 → "twenty third"."""
+    """Return the ordinal of a whole number: 23 → "twenty third"."""
     return _words(number, "ordinal")
 
 
 def year(number: int) -> str:
-    """A year in words: 1905 → "nineteen oh five", 2001 → "two thousand one", 2024 → "twenty
-    twenty four"."""
+    """Return a year in words: 1905 → "nineteen oh five", 2001 → "two thousand one", 2024 →
+    "twenty twenty four"."""
     century, rest = divmod(number, 100)
     if number % 1000 < 10:
         return cardinal(number)
@@ -38,13 +38,13 @@ def year(number: int) -> str:
 
 
 def digits(text: str) -> str:
-    """Digit by digit: "555-0134" → "five five five zero one three four"."""
+    """Read digit by digit: "555-0134" → "five five five zero one three four"."""
     return " ".join(_ONES[int(c)] for c in text if c.isdigit())
 
 
 def whole(text: str) -> str:
-    """A whole number with optional thousands commas; digit by digit where it begins with 0 or is
-    very long."""
+    """Return a whole number, with optional thousands commas, in words; digit by digit if it
+    begins with 0 or is very long."""
     plain = text.replace(",", "")
     if len(plain) > 15 or (len(plain) > 1 and plain.startswith("0")):
         return digits(plain)
@@ -52,7 +52,8 @@ def whole(text: str) -> str:
 
 
 def number(text: str) -> str:
-    """A decimal or whole number with optional thousands commas: "3.14" → "three point one four"."""
+    """Return a decimal or whole number, with optional thousands commas, in words: "3.14" →
+    "three point one four"."""
     before, point, fraction = text.partition(".")
     return (whole(before) if before else "zero") + (
         f" point {digits(fraction)}" if point and fraction else ""
@@ -60,13 +61,13 @@ def number(text: str) -> str:
 
 
 def plural(words: str) -> str:
-    """Of a number in words: "nineteen ninety" → "nineteen nineties"."""
+    """Return the plural of a number in words: "nineteen ninety" → "nineteen nineties"."""
     return words[:-1] + "ies" if words.endswith("y") else words + "s"
 
 
 def roman(text: str) -> int | None:
-    """The value of a well-formed Roman numeral ("XIV", "xiv"), None for anything else ("IIX",
-    "MIXER")."""
+    """Return the value of a well-formed Roman numeral ("XIV", "xiv"), None for anything else
+    ("IIX", "MIXER")."""
     letters = text.upper()
     if not _ROMAN_FORM.fullmatch(letters):
         return None

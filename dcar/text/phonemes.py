@@ -1,5 +1,5 @@
-"""Text → phoneme ids: spoken form (`dcar.text.spoken`), American English pronunciations (gruut), a
-closed inventory (`dcar.text.inventory`).
+"""Phonemes: spoken form of a text (`dcar.text.spoken`), American English pronunciations (gruut),
+ids of a closed inventory (`dcar.text.inventory`).
 
 Words come from gruut's lexicon (homographs by part of speech), possessives from their base word,
 everything else from gruut's grapheme-to-phoneme model. Nothing is downloaded. gruut is imported at
@@ -31,18 +31,19 @@ _VOICELESS = frozenset({"p", "t", "k", "f", "θ"})
 
 
 _lock = threading.Lock()
-"""Of gruut's models, which serve one thread at a time."""
+"""Lock for gruut's models, which serve one thread at a time."""
 
 
 def _gruut_file(name: str) -> Path:
-    """A file of gruut's English models. AssetError where it, or gruut, is missing."""
+    """Return the path of a file of gruut's English models. Raises AssetError if it, or gruut, is
+    missing."""
     package_dir("gruut", "pip install 'gruut==2.4.0'")
     return packaged_file("gruut_lang_en", name, None, "pip install --force-reinstall gruut_lang_en")
 
 
 @functools.cache
 def _lexicon() -> dict[str, dict[str, str]]:
-    """Lower-case word -> role -> phonemes behind spaces."""
+    """Return the lexicon: lower-case word -> role -> phonemes separated by spaces."""
     words: dict[str, dict[str, str]] = {}
     file = f"file:{_gruut_file('lexicon.db')}?mode=ro"
     with contextlib.closing(sqlite3.connect(file, uri=True)) as rows:
@@ -70,7 +71,7 @@ def _guesser() -> Any:
 
 
 def _tags(words: list[str]) -> list[str]:
-    """Penn part-of-speech tags of the words and marks of one sentence."""
+    """Return the Penn part-of-speech tags of the words and marks of one sentence."""
     with _lock:
         return list(_tagger()(words))
 
@@ -92,7 +93,7 @@ def _find(word: str, tag: str) -> list[str] | None:
 
 
 def _pronounce(word: str, tag: str) -> list[str]:
-    """gruut phonemes of one word, with gruut's stress marks."""
+    """Return gruut's phonemes of one word, with gruut's stress marks."""
     if len(word) == 1 and word.isupper():
         tag = "letter"
     found = _find(word.lower(), tag)
@@ -105,18 +106,19 @@ def _pronounce(word: str, tag: str) -> list[str]:
     if found is None:
         found = _guess(word.lower().replace("'", ""))
     if not found:
-        raise TextError(f"no pronunciation for the word {word!r}; spell it as it is said")
+        raise TextError(f"no pronunciation for the word {word!r}; spell it as it is pronounced")
     return found
 
 
 def in_lexicon(word: str) -> bool:
-    """Whether the lexicon has a lower-case word; other words get a predicted pronunciation."""
+    """Return whether the lexicon has a lower-case word; other words get a predicted
+    pronunciation."""
     return word in _lexicon()
 
 
 def _forget_lock() -> None:
-    """A forked child may inherit a lock that another thread of the parent held: give it a fresh
-    one."""
+    """Replace the lock in a forked child, which may inherit one that another thread of the
+    parent held."""
     global _lock
     _lock = threading.Lock()
 
@@ -139,17 +141,18 @@ def _check(text: str) -> str:
 
 
 def normalize_text(text: str) -> str:
-    """Spoken form of `text`: numbers, dates, money, abbreviations as words; marks `, . ? !` (see
-    `dcar.text.spoken`).
+    """Return the spoken form of `text`: numbers, dates, money, abbreviations as words; marks `, . ?
+    !` (see `dcar.text.spoken`).
 
-    Raises TextError for empty or unspeakable text, for other scripts, and beyond MAX_CHARACTERS.
+    Raises TextError for empty or unspeakable text, for other scripts, and for more than
+    MAX_CHARACTERS.
     """
     return spoken.expand(_check(text), in_lexicon)
 
 
 def phonemes_of(spoken_text: str) -> list[str]:
-    """Symbols of PHONEMES for text that `normalize_text` returned. Thread-safe. TextError for a
-    word without a pronunciation."""
+    """Return symbols of PHONEMES for text that `normalize_text` returned. Thread-safe. Raises
+    TextError for a word without a pronunciation."""
     symbols: list[str] = []
     for sentence in re.findall(r"[^.?!]+[.?!]?", spoken_text):
         tokens = re.findall(r"[A-Za-z']+|[,.?!]", sentence)
@@ -177,7 +180,7 @@ def _symbol(gruut_phoneme: str) -> str:
 
 
 def encode_phonemes(phonemes: list[str]) -> list[int]:
-    """Ids in PHONEMES."""
+    """Return the ids of phonemes in PHONEMES."""
     return [_IDS[p] for p in phonemes]
 
 
@@ -194,6 +197,6 @@ def _cached_ids(text: str) -> tuple[int, ...]:
 
 
 def text_to_ids(text: str) -> list[int]:
-    """Phoneme ids of `text` (a fresh list; results are cached). Raises TextError: what is wrong,
-    how to repair it."""
+    """Return the phoneme ids of `text` (a fresh list; results are cached). Raises TextError that
+    says what is wrong and how to repair it."""
     return list(_cached_ids(_check(text)))

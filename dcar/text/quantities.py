@@ -126,12 +126,12 @@ def year_of_date(text: str) -> str:
 
 
 def _american(first: int, second: int) -> tuple[int, int]:
-    """Month and day, in US order unless that is no month."""
+    """Return month and day, in US order unless the first number is not a month."""
     return (first, second) if first <= 12 else (second, first)
 
 
 def _in_numbers(month: int, day: int, year_text: str | None) -> str | None:
-    """A date that is written in numbers; None where these are none."""
+    """Return a date written in numbers; None if the numbers are not a date."""
     return (
         date(MONTHS[month - 1], str(day), year_text)
         if 1 <= month <= 12 and 1 <= day <= 31
@@ -149,7 +149,7 @@ def numeric_date(m: re.Match[str]) -> str:
 
 
 def day_and_month(m: re.Match[str]) -> str:
-    """ "on 5/6" → "on May sixth", in US order unless that is no month."""
+    """ "on 5/6" → "on May sixth", in US order unless the first number is not a month."""
     first, second = int(m["a"]), int(m["b"])
     words = None if (first, second) in PAIRS else _in_numbers(*_american(first, second), None)
     return f"{m['before']}{words}" if words else m[0]
@@ -221,7 +221,8 @@ def toll_free(m: re.Match[str]) -> str:
 
 
 def telephone(m: re.Match[str]) -> str:
-    """Digit by digit, with a leading "plus", and 1-800 as "one eight hundred"."""
+    """Read a telephone number digit by digit, with a leading "plus", and 1-800 as "one eight
+    hundred"."""
     words = digits(m[0])
     if free := re.match(r"1[-. ](800|900)[-. ]", m[0]):
         words = f"one {cardinal(int(free[1][0]))} hundred {digits(m[0][free.end() :])}"

@@ -1,12 +1,12 @@
-"""Texts as words that can be compared: the reading of a text, and the others that its spelling
-allows.
+"""Readings: texts as words that can be compared. A text has a canonical reading, and others that
+its spelling allows.
 
-A text is read by `dcar.text.spoken`, as it is for speech; then contractions are expanded, British
+A text is read by `dcar.text.spoken`, as for synthesis; then contractions are expanded, British
 spellings made American, and "and" inside numbers dropped. That is its canonical reading, which
-depends on this text alone. Where people would say something else as well ("1,500", "911", "11:00",
-"she's", "FBI"), `closest_readings` also tries these readings and takes, of both texts, those with
-the fewest errors. Only spellings have several readings: "fifteen hundred" in words is not "one
-thousand five hundred".
+depends on this text alone. For spellings with several common readings ("1,500", "911", "11:00",
+"she's", "FBI"), `closest_readings` also tries the others and takes, of both texts, those with the
+fewest errors. Only spellings have several readings: "fifteen hundred" in words is not "one thousand
+five hundred".
 """
 
 from __future__ import annotations
@@ -168,11 +168,11 @@ _READ_OUT = re.compile(
 
 
 def spoken_words(text: str) -> str:
-    """Lower-case words as they are spoken, separated by single spaces; apostrophes inside words are
-    kept.
+    """Return the lower-case words of a text as spoken, separated by single spaces; apostrophes
+    inside words are kept.
 
     Numerals, money, percentages, clock times and abbreviations become words, hyphens become spaces,
-    punctuation and accents are dropped. Never raises: what has no letters or digits becomes the
+    punctuation and accents are dropped. Never raises: a text without letters or digits becomes the
     empty string.
     """
     text = _tidy(text)
@@ -188,11 +188,11 @@ def spoken_words(text: str) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def normalize_transcript(text: str) -> str:
-    """Canonical reading of a reference or hypothesis, in the form in which words are compared; see
-    NORMALIZER.
+    """Return the canonical reading of a reference or hypothesis, in the form in which words are
+    compared; see NORMALIZER.
 
-    `spoken_words`, then contractions expanded, British spellings made American, "and" inside
-    numbers dropped, and apostrophes removed. May be empty; never raises.
+    This is `spoken_words`, with contractions expanded, British spellings made American, "and"
+    inside numbers dropped, and apostrophes removed. May be empty; never raises.
     """
     text = re.sub(r"\bo k\b", "okay", re.sub(r"\bper cent\b", "percent", spoken_words(text)))
     words: list[str] = []
@@ -217,7 +217,7 @@ def normalize_transcript(text: str) -> str:
 
 
 def _tidy(text: str) -> str:
-    """The text with plain apostrophes and spaces; in small letters where all of it is in
+    """Return the text with plain apostrophes and spaces, in lower case if all of it is in
     capitals."""
     # a narrow space may group digits
     text = re.sub(r"[ \t\r\n]+", " ", text.translate(_APOSTROPHES)).strip()
@@ -239,7 +239,7 @@ _HALF = r"(?P<half>\s?[AaPp]\.?[Mm]\b\.?)?"
 
 
 def _readings_of_number(text: str) -> list[str]:
-    """What "1,500", "911", "2.05" or "1905" may be called."""
+    """Return the possible readings of "1,500", "911", "2.05" or "1905"."""
     whole, _, fraction = text.partition(".")
     plain = whole.replace(",", "")
     if fraction:
@@ -438,7 +438,7 @@ Arc = tuple[int, int, tuple[str, ...]]
 
 @functools.lru_cache(maxsize=8192)
 def _other_readings(text: str) -> tuple[tuple[str, ...], tuple[Arc, ...]]:
-    """The words of the canonical reading, and what may be said in place of some of them."""
+    """Return the words of the canonical reading, and the alternatives to some of them."""
     words, text = tuple(normalize_transcript(text).split()), _tidy(text)
     arcs: dict[Arc, None] = {}
     for spot in _spots(text):
@@ -455,7 +455,8 @@ def _other_readings(text: str) -> tuple[tuple[str, ...], tuple[Arc, ...]]:
 
 
 def _spots(text: str) -> Iterator[list[str]]:
-    """For each place with several readings: the texts in which it is written as one of them."""
+    """Return, for each place with several readings, the texts in which it is written as one of
+    them."""
     rules = _RULES if re.search(r"\d", text) else _RULES_OF_WORDS
     found = sorted(
         (m.start(), m.end(), other)
@@ -476,7 +477,7 @@ def _spots(text: str) -> Iterator[list[str]]:
 
 
 def _difference(words: Sequence[str], others: tuple[str, ...]) -> Arc:
-    """Where and how other words differ."""
+    """Return where and how other words differ."""
     most = min(len(words), len(others))
     start = next((i for i in range(most) if words[i] != others[i]), most)
     tail = next((i for i in range(most - start) if words[-1 - i] != others[-1 - i]), most - start)
@@ -490,8 +491,8 @@ _ERROR = 10_000  # of a cost: errors first, then as few other readings as possib
 
 
 def closest_readings(reference: str, hypothesis: str) -> tuple[str, str]:
-    """The readings of both texts with the fewest word errors between them; the canonical ones where
-    there is no better.
+    """Return the readings of both texts with the fewest word errors between them; the canonical
+    ones if none are better.
 
     Words are separated by single spaces. Which of several equally good readings is taken depends on
     nothing but the two texts.
@@ -506,7 +507,7 @@ def closest_readings(reference: str, hypothesis: str) -> tuple[str, str]:
 
 
 def _graph(words: Sequence[str], arcs: Sequence[Arc]) -> list[list[Edge]]:
-    """The edges into each node, nodes in such an order that edges come from earlier ones; the
+    """Return the edges into each node, in an order such that edges come from earlier nodes; the
     last node is the end."""
     nodes: list[list[Edge]] = []
     node_at: list[int] = []
@@ -526,8 +527,8 @@ def _graph(words: Sequence[str], arcs: Sequence[Arc]) -> list[list[Edge]]:
 
 
 def _closest(ref: list[list[Edge]], hyp: list[list[Edge]]) -> tuple[str, str]:
-    """Levenshtein distance between all paths of two graphs at once, and the words of the best
-    two paths."""
+    """Return the Levenshtein distance between all paths of two graphs at once, and the words of
+    the best two paths."""
     cost: list[list[int]] = [[0] * len(hyp) for _ in ref]
     came: dict[tuple[int, int], tuple[int, int, str, str]] = {}
     for u, before_u in enumerate(ref):

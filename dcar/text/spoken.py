@@ -3,8 +3,8 @@ initialisms as words.
 
 gruut can expand numbers too, but it reads "12/03" with today's year, "$5 million" as "five dollars
 million", "St. Louis" as "Street Louis" and spells "THE" as three letters; a training corpus needs a
-reading that is the same every day and every time. So the text is expanded here by rules that can be
-read, and gruut only pronounces words.
+reading that is always the same. The text is therefore expanded here by explicit rules, and gruut
+only pronounces words.
 
 The result is plain: words of a-z, A-Z and apostrophes, and the phrase marks `, . ? !`. A single
 capital other than "I" is a letter to be spelled ("N B A"), never the article, which is written "a".
@@ -476,19 +476,19 @@ _ORDERED = [(re.compile(pattern), replacement) for pattern, replacement in _RULE
 
 
 def _parts(text: str) -> str:
-    """A version: "2.10" → "two point ten"."""
+    """Read a version: "2.10" → "two point ten"."""
     return " point ".join(map(whole, text.split(".")))
 
 
 def _formula(text: str) -> str:
-    """A chemical formula: letters one by one, numbers as numbers."""
+    """Read a chemical formula: letters one by one, numbers as numbers."""
     return " ".join(
         part + (LETTER if part == "A" else "") for part in re.findall(r"\d+|[A-Z]", text.upper())
     )
 
 
 def _disguised(m: re.Match[str], is_word: Callable[[str], bool]) -> str:
-    """A word in which digits stand for letters: "Se7en" → "Seven"."""
+    """Return a word in which digits replace letters: "Se7en" → "Seven"."""
     for seven in "tv":
         word = m[0].translate(str.maketrans("013457", "oieas" + seven))
         if is_word(word.lower()):
@@ -497,8 +497,8 @@ def _disguised(m: re.Match[str], is_word: Callable[[str], bool]) -> str:
 
 
 def _initialisms(text: str, is_word: Callable[[str], bool]) -> str:
-    """Spell "U.S.A.", "IBM", "UK"; read "NASA" and a shouted "STOP" as words; tell the article
-    "a" from the letter."""
+    """Spell "U.S.A.", "IBM", "UK"; read "NASA" and a shouted "STOP" as words; distinguish the
+    article "a" from the letter."""
 
     def dotted(m: re.Match[str]) -> str:
         ends = m[0] not in ("P.S.", "N.B.") and re.match(
@@ -539,11 +539,11 @@ def _initialisms(text: str, is_word: Callable[[str], bool]) -> str:
 
 
 def _fold(text: str) -> str:
-    """Compatibility forms, accents and other scripts' digits to ASCII; a lone Greek letter to its
-    name.
+    """Convert compatibility forms, accents and other scripts' digits to ASCII, and a lone Greek
+    letter to its name.
 
-    Raises TextError where letters remain that English phonemes cannot say: leaving words out would
-    be a wrong reading.
+    Raises TextError if letters remain that have no English phonemes: leaving words out would be a
+    wrong reading.
     """
     for _ in range(2):  # text from web pages may have been escaped twice
         text = re.sub(
@@ -575,15 +575,14 @@ def _fold(text: str) -> str:
     if foreign := sorted({c for c in out if c.isalpha() and not c.isascii()}):
         shown = repr(text if len(text) <= 60 else text[:57] + "...")
         raise TextError(
-            f"text holds letters that English phonemes cannot say ({' '.join(foreign[:8])}): "
-            f"{shown}; "
-            "transliterate them or remove the utterance"
+            f"the text contains letters without English phonemes ({' '.join(foreign[:8])}): "
+            f"{shown}; transliterate them or remove the utterance"
         )
     return out
 
 
 def unread_signs(text: str) -> list[str]:
-    """The signs of a text that are left out because they have no reading, emojis for example,
+    """Return the signs of a text that are left out because they have no reading, such as emojis,
     each once."""
     return [
         c
@@ -597,8 +596,8 @@ def unread_signs(text: str) -> list[str]:
 
 
 def _ascii(c: str) -> str:
-    """A character as ASCII if it is a digit or an accented letter; signs without a reading
-    become spaces."""
+    """Return a character as ASCII if it is a digit or an accented letter; signs without a
+    reading become spaces."""
     if c.isascii() or c in "–—£€¥₹₩¢°":
         return c
     if (value := unicodedata.decimal(c, None)) is not None:
@@ -626,12 +625,12 @@ def _phrase_marks(text: str) -> str:
 
 
 def expand(text: str, is_word: Callable[[str], bool]) -> str:
-    """Spoken form of `text`: words of letters and apostrophes, phrase marks `, . ? !`, single
-    spaces.
+    """Return the spoken form of `text`: words of letters and apostrophes, phrase marks `, . ? !`,
+    single spaces.
 
-    `is_word(lower-case word)` says whether the pronunciation lexicon knows a word; it decides if
-    capitals are an initialism. Raises TextError if nothing speakable is in the text or if it is
-    written in another script.
+    `is_word(lower-case word)` tests whether the pronunciation lexicon contains a word; it decides
+    whether capitals are an initialism. Raises TextError if the text contains nothing speakable or
+    is in another script.
     """
     # addresses first, then abbreviations: the rules below write letters with stops of their own
     # ("five P M. He left")

@@ -3,9 +3,8 @@ totals.
 
 Both texts of a comparison are read by `dcar.text.readings`, which makes different spellings of the
 same spoken words equal ("20" and "twenty", "colour" and "color", "don't" and "do not"), so that a
-recogniser is not punished for its orthography. Where a spelling can be said in several ways, the
-two readings with the fewest errors are compared. The name of the normaliser is stored with every
-score.
+recogniser is not penalised for its orthography. If a spelling has several readings, the two
+readings with the fewest errors are compared. The name of the normaliser is stored with every score.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ class WordErrors:
 
     @property
     def errors(self) -> int:
-        """substitutions + deletions + insertions"""
+        """Sum of substitutions, deletions and insertions."""
         return self.substitutions + self.deletions + self.insertions
 
     @property
     def rate(self) -> float:
-        """Error rate of this utterance; it may exceed 1. The caller caps it where it is a
-        reward."""
+        """Error rate of this utterance, which may exceed 1. Callers that use it as a reward cap
+        it."""
         return self.errors / self.reference_words
 
 
@@ -49,10 +48,10 @@ class WordErrors:
 class WERScore:
     """Corpus-level error rate: (S + D + I) / N summed over utterances, never a mean of rates.
 
-    `coverage` is the share of utterances that had a transcript at all; the others are left out of
-    the counts. An empty transcript is a transcript (all words deleted); `empty` counts them.
-    `utterances` keeps the counts of each utterance, None where there was no transcript, for
-    bootstrap intervals and paired tests.
+    `coverage` is the share of utterances that have a transcript; the others are left out of the
+    counts. An empty transcript is a transcript (all words deleted); `empty` counts them.
+    `utterances` keeps the counts of each utterance, None if there was no transcript, for bootstrap
+    intervals and paired tests.
     """
 
     wer: float
@@ -67,19 +66,19 @@ class WERScore:
 
 
 def word_errors(reference: str, hypothesis: str) -> WordErrors:
-    """Word edit counts between the closest readings of two texts (`closest_readings`).
+    """Count the word edits between the closest readings of two texts (`closest_readings`).
 
     `reference_words` counts the words of the canonical reading of the reference
     (`normalize_transcript`), so that it is the same against every hypothesis and methods can be
-    compared; the reading that has the fewest errors may be a few words longer or shorter. An empty
+    compared; the reading with the fewest errors may be a few words longer or shorter. An empty
     hypothesis has the canonical words deleted. Raises TextError if the reference has no words.
     """
     return _errors(reference, hypothesis, characters=False)
 
 
 def word_costs(reference: str, hypothesis: str) -> np.ndarray:
-    """Word errors by position: the share of every character of `spoken_words(reference)` in the
-    word errors [characters].
+    """Return word errors by position: the share of every character of `spoken_words(reference)` in
+    the word errors [characters].
 
     A deleted or substituted word costs 1, spread over its letters; an inserted word costs 1 at the
     letter before it, or at the first. They add up to the word errors between the spoken words;
@@ -105,14 +104,14 @@ def word_costs(reference: str, hypothesis: str) -> np.ndarray:
 
 
 def character_errors(reference: str, hypothesis: str) -> WordErrors:
-    """Character edit counts (spaces included) between the readings that `word_errors` compares;
-    `reference_words` counts the characters of the canonical reading."""
+    """Count the character edits (spaces included) between the readings that `word_errors`
+    compares; `reference_words` counts the characters of the canonical reading."""
     return _errors(reference, hypothesis, characters=True)
 
 
 def id_errors(reference: Sequence[int], hypothesis: Sequence[int]) -> WordErrors:
-    """Edit counts between two sequences of ids, phonemes for example; `reference_words` counts
-    those of the reference, at least one."""
+    """Count the edits between two sequences of ids, phonemes for example; `reference_words`
+    counts those of the reference, at least one."""
     ref, hyp = " ".join(map(str, reference)), " ".join(map(str, hypothesis))
     if not hyp:
         return WordErrors(0, len(reference), 0, len(reference), empty_hypothesis=True)
@@ -120,8 +119,8 @@ def id_errors(reference: Sequence[int], hypothesis: Sequence[int]) -> WordErrors
 
 
 def corpus_wer(errors: Sequence[WordErrors | None]) -> WERScore:
-    """Sum the counts of a corpus; None stands for an utterance without a transcript (it lowers
-    `coverage` only).
+    """Sum the counts of a corpus; None represents an utterance without a transcript (it only lowers
+    `coverage`).
 
     The rate is NaN if no utterance has a transcript. With the results of `character_errors` it is
     the CER.
@@ -141,7 +140,8 @@ def corpus_wer(errors: Sequence[WordErrors | None]) -> WERScore:
 
 
 def score_corpus(references: Sequence[str], hypotheses: Sequence[str | None]) -> WERScore:
-    """Corpus WER of paired texts; a None hypothesis means that no transcript could be made."""
+    """Return the corpus WER of paired texts; a None hypothesis means that no transcript could be
+    made."""
     pairs = zip(references, hypotheses, strict=True)
     return corpus_wer([None if hyp is None else word_errors(ref, hyp) for ref, hyp in pairs])
 
@@ -159,7 +159,8 @@ def _errors(reference: str, hypothesis: str, characters: bool) -> WordErrors:
 
 
 def _edit_counts(ref: str, hyp: str, units: int, characters: bool = False) -> WordErrors:
-    """Edit counts of two texts as they are; `units`: of the reference's canonical reading."""
+    """Count the edits between two texts as they are. units: of the reference's canonical
+    reading."""
     ref_units, hyp_units = (len(text) if characters else len(text.split()) for text in (ref, hyp))
     if ref == hyp or not ref or not hyp:  # nothing to align
         same = ref == hyp

@@ -2,10 +2,10 @@
 particular.
 
 LLaSA is a Llama whose vocabulary ends with the codes of X-codec 2 (`<|s_0|>` … `<|s_65535|>`) and
-eight marks. Its prompt is a chat: "Convert the text to speech:" and the text between two marks from
-the user, then the mark of speech generation from the assistant, behind which the codes follow. Here
-the speech rows of its embedding and output layers become tables of their own, and the chat around
-the text becomes a fixed prefix and suffix of ids.
+eight marks. Its prompt is a chat: the user writes "Convert the text to speech:" and the text
+between two marks; the assistant answers with the mark of speech generation, followed by the codes.
+Here the speech rows of its embedding and output layers become tables of their own, and the chat
+around the text becomes a fixed prefix and suffix of ids.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ INSTRUCTION = "Convert the text to speech:"
 
 
 class SpeechIds(NamedTuple):
-    """Where speech lives in a vocabulary: the ids of the V codes, of the end and of the start of
-    speech."""
+    """Ids of speech in a vocabulary: the V codes, the end and the start of speech."""
 
     codes: list[int]
     end: int
@@ -39,7 +38,7 @@ class SpeechIds(NamedTuple):
 
 
 class TextTokenizer:
-    """Byte-pair ids of a text; `name` identifies tokenizer and version, for `config.phonemes`."""
+    """Byte-pair encoder of text; `name` identifies tokenizer and version, for `config.phonemes`."""
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
@@ -59,15 +58,15 @@ class TextTokenizer:
         return cls(from_hub(AutoTokenizer.from_pretrained, source, "a text tokenizer"))
 
     def __call__(self, text: str) -> list[int]:
-        """Ids of a text without special tokens around it. TextError if there are none."""
+        """Return the ids of a text, without special tokens. Raises TextError if there are none."""
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if not ids:
-            raise TextError("there is nothing to speak in this text; give some words")
+            raise TextError("the text has no tokens; give at least one word")
         return list(ids)
 
 
 def llasa_ids(tokenizer: Any, where: str) -> SpeechIds:
-    """Ids of LLaSA's speech tokens; CheckpointError where the tokenizer has none."""
+    """Return the ids of LLaSA's speech tokens. Raises CheckpointError if the tokenizer has none."""
     vocabulary = tokenizer.get_vocab()
     marks = (TEXT_START, TEXT_END, SPEECH_START, SPEECH_END, SPEECH.format(0))
     if missing := [m for m in marks if m not in vocabulary]:
@@ -83,10 +82,10 @@ def llasa_ids(tokenizer: Any, where: str) -> SpeechIds:
 
 
 def llasa_template(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids before and behind the text in LLaSA's chat; the start of speech, which ends it, is left
-    out.
+    """Return the ids before and after the text in LLaSA's chat, without the start of speech that
+    ends it.
 
-    Some chat templates write today's date: the one of the conversion stays.
+    Some chat templates write today's date: that of the conversion is kept.
     """
     chat = [
         {"role": "user", "content": INSTRUCTION + TEXT_START + TEXT_END},
@@ -109,12 +108,12 @@ def llasa_template(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def load_causal_lm(
     model: str | Path, speech: SpeechIds | None, speech_vocab_size: int = 0, **settings: Any
 ) -> BackboneDecoder:
-    """A decoder with the weights of a causal language model, on disk or on the Hub; its additional
-    heads are new.
+    """Build a decoder with the weights of a causal language model, on disk or on the Hub; its
+    additional heads are new.
 
-    speech: where the model keeps speech; None for a model of text alone, which then learns
-    `speech_vocab_size` codes from scratch. `settings` go into BackboneConfig. Raises AssetError
-    where the model is not there, CheckpointError where ids or vocabulary do not fit.
+    speech: ids of speech in the model; None for a model of text alone, which then learns
+    `speech_vocab_size` codes from scratch. `settings` are passed to BackboneConfig. Raises
+    AssetError if the model is missing, CheckpointError if ids or vocabulary do not fit.
     """
     from transformers import AutoModelForCausalLM
 
@@ -127,7 +126,8 @@ def load_causal_lm(
     codes = len(speech.codes) if speech else speech_vocab_size
     if codes < 1:
         raise ConfigError(
-            "speech_vocab_size is not set: give the number of codes that the model shall speak"
+            "speech_vocab_size is not set: give the number of speech codes that the model will "
+            "generate"
         )
     if speech_vocab_size and codes != speech_vocab_size:
         raise CheckpointError(

@@ -1,17 +1,17 @@
-"""Make a decoder of a pretrained language model: its weights, a speech embedding, and K heads.
+"""Conversion of a pretrained language model into a decoder: its weights, a speech embedding, and K
+heads.
 
     dcar convert-backbone kind=cosyvoice2 \\
         source=pretrained_models/CosyVoice2-0.5B out=runs/cosyvoice2
     dcar convert-backbone kind=cosyvoice source=pretrained_models/CosyVoice-300M out=runs/cosyvoice
     dcar convert-backbone kind=llasa source=HKUSTAudio/Llasa-1B out=runs/llasa_1b heads=7
     dcar convert-backbone kind=causal-lm source=Qwen/Qwen2.5-0.5B \\
-      speech_vocab_size=2048 phonemes=true bos=true \\
-      out=runs/qwen
+        speech_vocab_size=2048 phonemes=true bos=true out=runs/qwen
 
-The base head is the model's own output layer, so before any training car-1 speaks as the model
-does. The additional heads start from it (their blocks near the identity, Medusa's initialisation)
-and have to be trained: `dcar train backbone.path=…`. Leaves behind: the decoder, its text
-tokenizer, and a model card.
+The base head is the model's own output layer, so before any training car-1 generates the same as
+the model. The additional heads start from it (their blocks near the identity, Medusa's
+initialisation) and have to be trained: `dcar train backbone.path=…`. The output folder contains the
+decoder, its text tokenizer, and a model card.
 """
 
 from __future__ import annotations
@@ -53,35 +53,40 @@ class ConvertConfig:
         meaning="Folder of the published model (causal-lm and llasa: or its name on the Hub)."
     )
     out: str = setting(meaning="Folder to write.", place="folder")
-    heads: int = setting(7, "K, base head included.", minimum=1)
+    heads: int = setting(7, "Number of prediction heads K, base head included.", minimum=1)
     head_kind: str = setting(
         "independent",
-        "Of the decoder's `heads`: independent, or shared, one stack for all offsets.",
+        "Kind of prediction heads (setting `heads` of a decoder): independent, or shared, one "
+        "stack for all offsets.",
         choices=HEAD_KINDS,
     )
     head_blocks: int = setting(
-        4, "Residual blocks of every additional head, or of the shared stack.", minimum=1
+        4, "Number of residual blocks of every additional head, or of the shared stack.", minimum=1
     )
     head_width: int = setting(
-        0, "Width inside the blocks of shared heads; 0 = twice the model's.", minimum=0
+        0, "Inner width of the blocks of shared heads; 0 = twice the model's.", minimum=0
     )
-    tie_heads: bool = setting(False, "The base head is the output layer of shared heads too.")
+    tie_heads: bool = setting(
+        False, "Whether the base head is also the output layer of shared heads."
+    )
     bos: bool = setting(
         False,
-        "Speaker prompt without its text, closed by the start symbol; false: zero-shot layout.",
+        "Layout of the prompt: true = another utterance without its text, closed by the start "
+        "symbol; false = zero-shot.",
     )
     tokenizer: str = setting(
-        "", "name@checksum of the speech tokenizer; empty = of the first corpus trained on."
+        "", "name@checksum of the speech tokenizer; empty = that of the first corpus trained on."
     )
     phonemes: bool = setting(
-        False, "causal-lm: text is phonemes of this project instead of the model's own tokens."
+        False,
+        "causal-lm: whether text is phonemes of this project instead of the model's own tokens.",
     )
     speech_vocab_size: int = setting(
-        0, "Codes; checked against the model where it has speech already.", minimum=0
+        0, "Number of speech codes; checked against the model if it has speech already.", minimum=0
     )
     first_speech_id: int = setting(
         -1,
-        "causal-lm: id of code 0 in its vocabulary; -1 = the model knows no speech yet.",
+        "causal-lm: id of code 0 in its vocabulary; -1 = the model has no speech yet.",
         minimum=-1,
     )
     start_id: int = setting(
@@ -94,12 +99,13 @@ class ConvertConfig:
         "", "cosyvoice2: folder with Qwen2's config.json; empty = CosyVoice-BlankEN by llm.pt."
     )
     text_tokenizer: str = setting(
-        "openai/whisper-large-v3", "cosyvoice: Whisper's, which its folder does not hold."
+        "openai/whisper-large-v3",
+        "cosyvoice: Whisper's text tokenizer, which CosyVoice's folder does not contain.",
     )
     copy_output: bool = setting(
-        True, "Additional heads start from the base head instead of at random."
+        True, "Whether additional heads start from the base head instead of at random."
     )
-    seed: int = seed_setting(0, "Of additional heads.")
+    seed: int = seed_setting(0, "Random seed for the additional heads.")
 
     def __post_init__(self):
         check(self)

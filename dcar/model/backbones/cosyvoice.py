@@ -1,14 +1,15 @@
-"""Language models of CosyVoice from their `llm.pt` (FunAudioLLM/CosyVoice, cosyvoice/llm/llm.py).
+"""Language models of CosyVoice, loaded from their `llm.pt` (FunAudioLLM/CosyVoice,
+cosyvoice/llm/llm.py).
 
 CosyVoice 2 (class Qwen2LM): sos, text (prompt text first), task id, speech. Here the task id is the
 start symbol of speech, which closes the prefix (`bos` false), and sos its first vector. Of the V +
 3 outputs the first V + 1 are kept: codes and end of speech. The other two (one unused, one that
-asks for more text in streaming) are never right where the text is complete; leaving them out
+requests more text in streaming) are never right if the text is complete; leaving them out
 conditions the distribution on that.
 
 CosyVoice-300M (class TransformerLM): sos, speaker vector, text, task id, speech. The speaker vector
-is left out, as CosyVoice itself does in instruct mode: the voice comes from the prompt's speech.
-The layer that made it of an x-vector is dropped.
+is left out, as in CosyVoice's own instruct mode: the voice comes from the prompt's speech. The
+layer that made it from an x-vector is dropped.
 """
 
 from __future__ import annotations
@@ -61,15 +62,15 @@ NAMES = (  # tensors of CosyVoice-300M -> of `CosyVoiceLM`
 
 
 def read_tensors(path: Path, fix: str) -> dict[str, Tensor]:
-    """The tensors of an llm.pt; nothing in the file is executed. AssetError, CheckpointError,
-    which end with `fix`."""
+    """Return the tensors of an llm.pt; nothing in the file is executed. Raises AssetError or
+    CheckpointError, ending in `fix`."""
     loaded = read_weights(path, "the language model of CosyVoice", fix)
     # training adds `epoch` and `step`
     return {k: v for k, v in loaded.items() if isinstance(v, Tensor)}
 
 
 def check_cosyvoice2(path: Path, tensors: dict[str, Tensor]) -> None:
-    """CheckpointError that names the version found, unless it is CosyVoice 2."""
+    """Raise CheckpointError, naming the version found, unless it is CosyVoice 2."""
     if any(k.startswith(("text_encoder.", "llm.encoders.")) for k in tensors):
         raise CheckpointError(
             f"{path}: expected CosyVoice 2 (keys {TRUNK}*), found CosyVoice 1 (CosyVoice-300M: "
@@ -100,8 +101,8 @@ def check_tensors(
     more_outputs: int,
     fix: str,
 ) -> None:
-    """CheckpointError where tensors of speech or other `needed` ones are missing, or those of
-    speech do not fit together: there are as many outputs as speech embeddings, and
+    """Raise CheckpointError if tensors of speech or other `needed` ones are missing, or those of
+    speech do not fit together: there must be as many outputs as speech embeddings, and
     `more_outputs`."""
     if missing := [k for k in (*SPEECH, *needed) if k not in tensors]:
         raise CheckpointError(
@@ -120,8 +121,8 @@ def check_tensors(
 
 
 def read_architecture(folder: Path, embeddings: Tensor) -> dict[str, Any]:
-    """Configuration of the Qwen2 inside, from `folder`/config.json; its vocabulary is that of
-    the weights."""
+    """Return the configuration of the Qwen2 inside, from `folder`/config.json; its vocabulary is
+    that of the weights."""
     path = folder / "config.json"
     architecture = read_config(
         folder, f"{FIX}, or give architecture=<folder with Qwen2's config.json>"
@@ -141,11 +142,11 @@ def read_architecture(folder: Path, embeddings: Tensor) -> dict[str, Any]:
 def load_cosyvoice2(
     source: Path, architecture: Path, speech_vocab_size: int = 0, **settings: Any
 ) -> BackboneDecoder:
-    """A decoder with CosyVoice 2's weights; its additional heads are new.
+    """Build a decoder with CosyVoice 2's weights; its additional heads are new.
 
     source: folder of CosyVoice2-0.5B, or an llm.pt. architecture: folder with Qwen2's config.json.
-    speech_vocab_size: if given, what the checkpoint must have. `settings` go into BackboneConfig.
-    AssetError, CheckpointError.
+    speech_vocab_size: if given, required of the checkpoint. `settings` are passed to
+    BackboneConfig. Raises AssetError, CheckpointError.
     """
     path = source / "llm.pt" if source.is_dir() else source
     tensors = read_tensors(path, FIX)
@@ -173,11 +174,10 @@ def decoder_of(
     wanted: int,
     **settings: Any,
 ) -> BackboneDecoder:
-    """A decoder with the weights of an llm.pt of either version.
+    """Build a decoder with the weights of an llm.pt of either version.
 
-    trunk: its language model's, by our names; codes: how many it has, which must be the `wanted`
-    ones where those are given (0 = any). CheckpointError where they are others, or the trunk does
-    not fit.
+    trunk: weights of its language model, by our names; codes: number of its codes, which must equal
+    `wanted` unless that is 0. Raises CheckpointError if it does not, or the trunk does not fit.
     """
     if wanted and wanted != codes:
         raise CheckpointError(
@@ -205,20 +205,22 @@ def decoder_of(
 
 
 def load_trunk(decoder: BackboneDecoder, trunk: dict[str, Tensor], where: str) -> None:
-    """Fill the language model; CheckpointError for anything missing, left over or misshapen."""
+    """Fill the language model. Raises CheckpointError for anything missing, left over or
+    misshapen."""
     if differences := misfit(decoder.backbone.state_dict(), trunk):
         raise CheckpointError(
             f"{where}: the weights do not fit their configuration: {differences}; give the "
-            "config.json of this very checkpoint"
+            "config.json of the same checkpoint"
         )
     decoder.backbone.load_state_dict({k: v.float() for k, v in trunk.items()})
 
 
 def load_cosyvoice1(source: Path, speech_vocab_size: int = 0, **settings: Any) -> BackboneDecoder:
-    """A decoder with the weights of CosyVoice-300M (-SFT, -Instruct); its additional heads are new.
+    """Build a decoder with the weights of CosyVoice-300M (-SFT, -Instruct); its additional heads
+    are new.
 
-    source: its folder, or an llm.pt. speech_vocab_size: if given, what the checkpoint must have.
-    `settings` go into BackboneConfig. AssetError, CheckpointError.
+    source: its folder, or an llm.pt. speech_vocab_size: if given, required of the checkpoint.
+    `settings` are passed to BackboneConfig. Raises AssetError, CheckpointError.
     """
     path = source / "llm.pt" if source.is_dir() else source
     tensors = read_tensors(path, FIX_300M)
@@ -242,7 +244,7 @@ def load_cosyvoice1(source: Path, speech_vocab_size: int = 0, **settings: Any) -
 
 
 def check_cosyvoice1(path: Path, tensors: dict[str, Tensor]) -> None:
-    """CheckpointError that says what was found, unless it is the language model of
+    """Raise CheckpointError, naming what was found, unless it is the language model of
     CosyVoice-300M."""
     if any(k.startswith("llm.model.") for k in tensors):
         raise CheckpointError(
@@ -267,14 +269,14 @@ def check_cosyvoice1(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def check_yaml(path: Path) -> None:
-    """CheckpointError where cosyvoice.yaml says what the weights do not show and `CosyVoiceLM`
-    does not do; a warning where the file is not there."""
+    """Raise CheckpointError if cosyvoice.yaml has settings that the weights do not show and
+    `CosyVoiceLM` does not support; warn if the file is missing."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError:
         logger.warning(
-            "%s is not there: taken as of CosyVoice-300M (causal text encoder, ReLU in the "
-            "language model)",
+            "%s is missing: assuming CosyVoice-300M (causal text encoder, ReLU in the language "
+            "model)",
             path,
         )
         return
@@ -296,7 +298,7 @@ def check_yaml(path: Path) -> None:
 
 
 def read_sizes(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The architecture, from the shapes of the weights."""
+    """Return the architecture, from the shapes of the weights."""
 
     def stack(prefix: str) -> dict[str, int]:
         first = f"{prefix}.encoders.0."

@@ -1,16 +1,16 @@
-"""The language model of CosyVoice-300M, with the interface that `BackboneDecoder` has of models of
+"""Language model of CosyVoice-300M, with the interface that `BackboneDecoder` expects of models of
 `transformers`.
 
-Text goes through an encoder of its own (six causal blocks and a linear layer), speech codes through
-a table; both, with the symbols between them, are one causal sequence for fourteen Transformer
-blocks. Attention knows relative positions only (Dai et al. 2019, arXiv 1901.02860, section 3.3),
-which suits a ragged cache: columns need positions, not offsets. Decoding
-(dcar/decoding/language.py) calls the parts of the blocks on such a cache.
+Text passes through its own encoder (six causal blocks and a linear layer), speech codes through a
+table; both, with the symbols between them, are one causal sequence for fourteen Transformer blocks.
+Attention uses relative positions only (Dai et al. 2019, arXiv 1901.02860, section 3.3), which suits
+a ragged cache: columns need positions, not offsets. Decoding (dcar/decoding/language.py) calls the
+parts of the blocks on such a cache.
 
-Written from cosyvoice/llm/llm.py (TransformerLM), cosyvoice/transformer/encoder.py and attention.py
-of FunAudioLLM/CosyVoice. The sizes come from the checkpoint, what the weights do not show from its
-cosyvoice.yaml: Swish in the text encoder, ReLU in the language model, positions see themselves and
-what is before (static_chunk_size 1).
+Written after cosyvoice/llm/llm.py (TransformerLM), cosyvoice/transformer/encoder.py and
+attention.py of FunAudioLLM/CosyVoice. The sizes come from the checkpoint. Facts that the weights do
+not show come from its cosyvoice.yaml: Swish in the text encoder, ReLU in the language model,
+positions attend to themselves and earlier ones (static_chunk_size 1).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MODEL_TYPE = "cosyvoice-lm"
 
 
 class Distances(NamedTuple):
-    """What attention knows of positions: row d of `table` [n, D] stands for a key d positions
-    before the query."""
+    """Relative positions for attention: row d of `table` [n, D] is for a key d positions before
+    the query."""
 
     table: Tensor  # [n, D], sine and cosine in turn
     # int64 [B or 1, m, C], distance of key c from query m; 0 where the key is behind it (masked
@@ -37,21 +37,22 @@ class Distances(NamedTuple):
 
 
 def sinusoids(count: int, width: int, device: torch.device) -> Tensor:
-    """Sine and cosine in turn of the distances 0 .. count - 1: [count, width] float32."""
+    """Return alternating sine and cosine of the distances 0 .. count - 1: [count, width]
+    float32."""
     frequency = torch.exp(torch.arange(0, width, 2, device=device) * (-math.log(10_000.0) / width))
     angle = torch.arange(count, device=device)[:, None] * frequency
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(1)
 
 
 def distances(positions: Tensor, width: int) -> Distances:
-    """Of a sequence whose positions are [B or 1, S], below S."""
+    """Return the distances in a sequence whose positions are [B or 1, S], below S."""
     index = (positions[..., None] - positions[:, None]).clamp(0, positions.shape[1] - 1)
     return Distances(sinusoids(positions.shape[1], width, positions.device), index)
 
 
 class RelativeAttention(nn.Module):
-    """score(i, j) = ((q_i + u) · k_j + (q_i + v) · W r_{i−j}) / √d, r the sinusoids of a
-    distance."""
+    """Attention with score(i, j) = ((q_i + u) · k_j + (q_i + v) · W r_{i−j}) / √d, where r are
+    the sinusoids of a distance."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -63,13 +64,13 @@ class RelativeAttention(nn.Module):
         self.pos_bias_v = nn.Parameter(torch.zeros(heads, width // heads))
 
     def forward(self, x: Tensor, relative: Distances, mask: Tensor) -> Tensor:
-        """x [B, m, D]; mask boolean [B or 1, 1, m, m], True = may attend."""
+        """Apply attention to x [B, m, D]. mask: boolean [B or 1, 1, m, m], True = may attend."""
         q, k, v = (part.transpose(1, 2) for part in self.project(x))  # [B, H, m, d]
         bias = self.position_scores(q, relative).masked_fill(~mask, -torch.inf)
         return self.linear_out(self.attend(q, k, v, bias).transpose(1, 2).flatten(2))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values: x [..., D] -> three times [..., H, d]."""
+        """Return queries, keys and values, three times [..., H, d], of x [..., D]."""
         return (
             self.linear_q(x).unflatten(-1, (self.heads, -1)),
             self.linear_k(x).unflatten(-1, (self.heads, -1)),
@@ -77,18 +78,18 @@ class RelativeAttention(nn.Module):
         )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """q [B, H, m, d], k and v [B, H, C, d], bias [B, H, m, C]: scores of positions and, as
-        -inf, the mask."""
+        """Attend with q [B, H, m, d], k and v [B, H, C, d] and bias [B, H, m, C]: scores of
+        positions and, as -inf, the mask."""
         return F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, attn_mask=bias)
 
     def position_scores(self, q: Tensor, relative: Distances) -> Tensor:
-        """What positions add to the scores of q [B, H, m, d]: [B, H, m, C]."""
+        """Return the share of positions in the scores of q [B, H, m, d]: [B, H, m, C]."""
         by_distance = self._by_distance(q + self.pos_bias_v[:, None], relative.table.to(q.dtype))
         index = relative.behind[:, None].expand(len(q), self.heads, -1, -1)
         return by_distance.gather(3, index) / math.sqrt(q.shape[-1])
 
     def _by_distance(self, q: Tensor, table: Tensor) -> Tensor:
-        """q [B, H, m, d] · W r_n for every row of the table [n, D] -> [B, H, m, n]."""
+        """Return q [B, H, m, d] · W r_n for every row of the table [n, D]: [B, H, m, n]."""
         (batch, heads, m, size), (n, width) = q.shape, table.shape
         # multiplications of the two orders, over D
         few = batch * m * (width + heads * n) < n * (width + batch * m)
@@ -112,7 +113,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and feed-forward. x [B, m, D] -> [B, m, D]."""
+    """Pre-norm attention and feed-forward block: x [B, m, D] -> [B, m, D]."""
 
     def __init__(self, width: int, heads: int, ffn_size: int, activation: str):
         super().__init__()
@@ -126,7 +127,7 @@ class Block(nn.Module):
 
 
 def blocks(shape: dict[str, Any], activation: str) -> nn.ModuleList:
-    """The blocks of an encoder or language model by the names that configurations of
+    """Build the blocks of an encoder or language model, by the names that configurations of
     `transformers` use."""
     return nn.ModuleList(
         Block(
@@ -140,8 +141,8 @@ def blocks(shape: dict[str, Any], activation: str) -> nn.ModuleList:
 
 
 class TextEncoder(nn.Module):
-    """Text ids -> vectors of the language model's width. Causal, so padding behind a text
-    changes nothing before it."""
+    """Encoder of text ids as vectors of the language model's width. It is causal, so padding
+    after a text changes nothing before it."""
 
     def __init__(self, vocab_size: int, shape: dict[str, Any], output_size: int):
         super().__init__()
@@ -153,11 +154,11 @@ class TextEncoder(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The table, whose type is that of all vectors."""
+        """Embedding table, whose type is that of all vectors."""
         return self.embedding.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids [..., N] -> [..., N, D]."""
+        """Return vectors [..., N, D] of ids [..., N]."""
         x = self.input_norm(self.input(self.embedding(ids.view(-1, ids.shape[-1]))))
         x = x * math.sqrt(x.shape[-1])
         position = torch.arange(x.shape[1], device=x.device)[None]
@@ -172,7 +173,7 @@ class Hidden(NamedTuple):
 
 
 class CosyVoiceLM(nn.Module):
-    """The language model without its output layer. `embed_tokens` is the whole text encoder."""
+    """Language model without its output layer. `embed_tokens` is the whole text encoder."""
 
     def __init__(self, architecture: dict[str, Any]):
         super().__init__()
@@ -185,7 +186,8 @@ class CosyVoiceLM(nn.Module):
         self.gradient_checkpointing = False
 
     def gradient_checkpointing_enable(self, settings: dict[str, Any]) -> None:
-        """As of models of `transformers`; settings go to torch.utils.checkpoint."""
+        """Enable checkpointing as models of `transformers` do; settings are passed to
+        torch.utils.checkpoint."""
         self.gradient_checkpointing, self._checkpoint_settings = True, settings
 
     def forward(
@@ -195,9 +197,9 @@ class CosyVoiceLM(nn.Module):
         attention_mask: Tensor | None = None,
         use_cache: bool = False,
     ) -> Hidden:
-        """inputs_embeds [B, m, D], their positions [B or 1, m], mask [B, 1, m, m]; without the
-        last two one plain sequence. Decoding with a cache is `dcar.decoding.language`'s
-        business; use_cache must be False."""
+        """Return the hidden states of inputs_embeds [B, m, D] with their positions [B or 1, m]
+        and mask [B, 1, m, m]; without the last two, of one plain sequence. use_cache must be
+        False: `dcar.decoding.language` decodes with a cache."""
         if position_ids is None:
             position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
         if attention_mask is None:

@@ -2,14 +2,14 @@
 `CARDecoder`.
 
 One sequence, causal throughout, as such models were trained: prefix (text with its template), then
-speech. Speech has an embedding table and heads of its own, whether the source kept speech ids in
-its vocabulary (LLaSA) or beside it (CosyVoice 2): ids are 0..V-1 codes, V = EOS, V + 1 = start of
-speech, V + 2 = start of the sequence (where there is one). What decoding, stage one, DCPO, export
-and the comparison use of a decoder is the same here.
+speech. Speech has its own embedding table and heads, whether the source kept speech ids in its
+vocabulary (LLaSA) or outside it (CosyVoice 2): ids are 0..V-1 codes, V = EOS, V + 1 = start of
+speech, V + 2 = start of the sequence (if there is one). Decoding, stage one, DCPO, export and the
+comparison use the same interface as for `CARDecoder`.
 
 Training runs the language model as it is. Decoding computes its layers itself, with its modules and
-on our own ragged cache (dcar/decoding/language.py), so only architectures whose layers it knows can
-be used.
+on our own ragged cache (dcar/decoding/language.py), so only architectures whose layers it supports
+can be used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TEXT_TOKENIZER_FOLDER = "text_tokenizer"  # beside a decoder whose text is not p
 
 
 def _named(name: str) -> Any:
-    """A property: a number of the language model, by the name that `transformers` has for it."""
+    """Make a property that reads a number of the language model, by its name in `transformers`."""
     return property(lambda self: int(self.architecture[name]))
 
 
@@ -108,8 +108,8 @@ class BackboneConfig(SpeechVocabulary):
 
 
 def check_architecture(architecture: dict[str, Any]) -> None:
-    """CheckpointError where decoding (dcar/decoding/language.py) does not know what the language
-    model computes."""
+    """Raise CheckpointError if decoding (dcar/decoding/language.py) does not support the
+    language model's architecture."""
     kind = architecture.get("model_type")
     if kind not in (*ROTARY, MODEL_TYPE):
         raise CheckpointError(
@@ -119,9 +119,9 @@ def check_architecture(architecture: dict[str, Any]) -> None:
 
 
 def language_model(architecture: dict[str, Any]) -> Any:
-    """An untrained language model without its output layer. CheckpointError where it is of
-    another type than those supported, attends within a window, or changes its rotary frequencies
-    with the length of a sequence."""
+    """Build an untrained language model without its output layer. Raises CheckpointError if its
+    type is not supported, it attends within a window, or its rotary frequencies change with the
+    length of a sequence."""
     from transformers import AutoConfig, AutoModel
 
     check_architecture(architecture)
@@ -152,8 +152,8 @@ def language_model(architecture: dict[str, Any]) -> Any:
 
 
 class BackboneDecoder(SpeechDecoder):
-    """Text and speech prompt in, distributions of the next K speech tokens out; see `CARDecoder`
-    for the methods."""
+    """Decoder on a language model: text and speech prompt in, distributions of the next K speech
+    tokens out. See `CARDecoder` for the methods."""
 
     config_class = BackboneConfig
     model_type = "dcar-backbone-decoder"
@@ -179,7 +179,8 @@ class BackboneDecoder(SpeechDecoder):
 
     @property
     def inputs(self) -> tuple[nn.Module, ...]:
-        """The modules before the layers: text embedding, others of the model, speech embedding."""
+        """Return the modules before the layers: text embedding, others of the model, speech
+        embedding."""
         before = [
             module
             for name, module in self.backbone.named_children()
@@ -188,13 +189,14 @@ class BackboneDecoder(SpeechDecoder):
         return (*before, self.speech_embedding)
 
     def restore_buffers(self) -> None:
-        """Rotary frequencies are not part of a checkpoint; compute them again after loading."""
+        """Recompute the rotary frequencies, which are not part of a checkpoint."""
         rotary = getattr(self.backbone, "rotary_emb", None)
         if rotary is not None:
             self.backbone.rotary_emb = type(rotary)(config=self.backbone.config)
 
     def gradient_checkpointing_enable(self) -> None:
-        """Recompute each layer's activations in the backward pass; memory for a third more time."""
+        """Recompute each layer's activations in the backward pass: less memory for a third more
+        time."""
         self.backbone.gradient_checkpointing_enable({"use_reentrant": False})
 
     # --- training ---------------------------------------------------------------------------------
@@ -207,8 +209,8 @@ class BackboneDecoder(SpeechDecoder):
         speech_lengths: Tensor,
         prompt_lengths: Tensor,
     ) -> Tensor:
-        """Hidden states [B, S, D] of the speech positions of complete sequences, without a
-        cache; positions follow each row's own text."""
+        """Return hidden states [B, S, D] of the speech positions of complete sequences, without
+        a cache; positions follow each row's own text."""
         prefix, lengths = text_prefix(
             self.config, self.backbone.embed_tokens, self.speech_embedding, text_ids, text_lengths
         )
@@ -233,8 +235,8 @@ def text_prefix(
     text_ids: Tensor,
     text_lengths: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Vectors [B, N', D] of text with template and special symbols, and how many of them are
-    real [B]."""
+    """Return vectors [B, N', D] of text with template and special symbols, and the number [B] of
+    them that are not padding."""
     device = text_ids.device
     texts = embed_text(text_ids)
     marks = torch.arange(config.start, embed_speech.num_embeddings, device=device)
@@ -256,7 +258,7 @@ def text_prefix(
 
 
 def peft_config(settings: dict[str, Any]):
-    """The `LoraConfig` of peft for `LoraSettings` (dcar/model/backbones/lora.py)."""
+    """Return the `LoraConfig` of peft for `LoraSettings` (dcar/model/backbones/lora.py)."""
     from peft import LoraConfig
 
     return LoraConfig(
@@ -269,8 +271,8 @@ def peft_config(settings: dict[str, Any]):
 
 
 def inject(backbone: nn.Module, settings: dict[str, Any]) -> None:
-    """Put LoRA adapters into the language model, in place. ConfigError where no layer has a
-    target's name."""
+    """Insert LoRA adapters into the language model, in place. Raises ConfigError if no layer has
+    a target's name."""
     from peft import inject_adapter_in_model
 
     names = {name.rpartition(".")[2] for name, _ in backbone.named_modules()}
@@ -279,7 +281,7 @@ def inject(backbone: nn.Module, settings: dict[str, Any]) -> None:
             n.rpartition(".")[2] for n, m in backbone.named_modules() if isinstance(m, nn.Linear)
         }
         raise ConfigError(
-            f"lora targets {unknown} are no layers of this model; it has {sorted(linear)}"
+            f"lora.targets: {unknown} are not layers of this model; it has {sorted(linear)}"
         )
     inject_adapter_in_model(peft_config(settings), backbone)
 

@@ -1,16 +1,16 @@
-"""LoRA on the language model of a decoder (Hu et al. 2021, by `peft`), with the heads trained
-beside it.
+"""LoRA on the language model of a decoder (Hu et al. 2021, by `peft`), trained together with the
+heads.
 
-Three ways to train, `backbone.train` of `dcar train`:
+`backbone.train` of `dcar train` selects what is trained:
 
     heads   only the additional heads are trained (Medusa-1). The language model and its output
             layer are frozen, so car-1 and the target of every lossless verifier do not change.
     lora    low-rank adapters on the language model, all heads, and the speech embedding if new
     joint   everything
 
-Checkpoints of a run hold the adapters in place. At its end the adapters are merged into the
-weights, so that everything behind it reads a plain decoder, and written beside it in peft's own
-layout (`adapter/`), named as for the published causal model, with the heads in a file of their own.
+Checkpoints of a run contain the adapters in place. At its end the adapters are merged into the
+weights, so that every later command reads a plain decoder, and also written in peft's own layout
+(`adapter/`), named as for the published causal model, with the heads in a separate file.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ ADAPTER, HEADS = "adapter_model.safetensors", "heads.safetensors"
 
 @dataclass
 class LoraSettings:
-    """Adapters: y = W x + (alpha / rank) B A dropout(x)."""
+    """Settings of adapters: y = W x + (alpha / rank) B A dropout(x)."""
 
     rank: int = setting(16, "Rank of B A.", minimum=1)
-    alpha: float = setting(32.0, "Scale: alpha / rank.", above=0)
-    dropout: float = setting(0.0, "Share of inputs dropped while training.", minimum=0, below=1)
+    alpha: float = setting(32.0, "Scale of the adapters: alpha / rank.", above=0)
+    dropout: float = setting(
+        0.0, "Dropout rate of the adapters' inputs in training.", minimum=0, below=1
+    )
     targets: list[str] = setting(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         "Layers of the language model that get adapters.",
@@ -44,10 +46,10 @@ class LoraSettings:
 
 
 def add_lora(decoder: BackboneDecoder, settings: LoraSettings) -> BackboneDecoder:
-    """Give a decoder untrained adapters (B = 0: it computes what it did before)."""
+    """Add untrained adapters to a decoder (B = 0, so its output does not change)."""
     if decoder.config.lora:
         raise ConfigError(
-            "this decoder has adapters already; merge them first, or go on with its own run"
+            "lora: this decoder already has adapters; merge them first, or resume its own run"
         )
     if settings.rank < 1 or not settings.targets:
         raise ConfigError("lora needs a rank of at least 1 and at least one target layer")
@@ -57,7 +59,8 @@ def add_lora(decoder: BackboneDecoder, settings: LoraSettings) -> BackboneDecode
 
 
 def set_trainable(decoder: BackboneDecoder, mode: str) -> None:
-    """Freeze what `mode` (joint, lora, heads) does not train; see the top of this file."""
+    """Freeze everything that `mode` (joint, lora, heads) does not train; see the top of this
+    file."""
     if (mode == "lora") != bool(decoder.config.lora):
         raise ConfigError(
             f"backbone.train={mode}, but the decoder has "
@@ -65,16 +68,14 @@ def set_trainable(decoder: BackboneDecoder, mode: str) -> None:
         )
     if mode == "heads" and decoder.config.num_prediction_heads == 1:
         raise ConfigError(
-            "backbone.train=heads trains the additional heads, and this decoder has none; convert "
-            "the "
-            "model with heads=7, or train lora or joint"
+            "backbone.train=heads trains the additional heads, but this decoder has none; convert "
+            "the model with heads=7, or train lora or joint"
         )
     new = decoder.config.source == "text-lm"
     if mode == "heads" and new:
         raise ConfigError(
-            "backbone.train=heads freezes the language model, and this one has never seen speech: "
-            "train "
-            "lora or joint"
+            "backbone.train=heads freezes the language model, but this one was never trained on "
+            "speech: train lora or joint"
         )
     for name, parameter in decoder.named_parameters():
         if mode == "joint":
@@ -112,7 +113,8 @@ def save_adapter(decoder: BackboneDecoder, directory: str | Path) -> None:
 
 
 def merge(decoder: BackboneDecoder) -> BackboneDecoder:
-    """A decoder without adapters that computes the same: W + (alpha / rank) B A, in float32."""
+    """Return a decoder without adapters that computes the same: W + (alpha / rank) B A, in
+    float32."""
     scale = decoder.config.lora["alpha"] / decoder.config.lora["rank"]
     merged: dict[str, Tensor] = {}
     state = decoder.state_dict()

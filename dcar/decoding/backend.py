@@ -1,8 +1,8 @@
-"""The operations of a decoding step. `Backend` computes them in PyTorch;
-`dcar.decoding.cpu.backend` in C, on a CPU.
+"""Operations of a decoding step. `Backend` computes them in PyTorch; `dcar.decoding.cpu.backend` in
+C, on a CPU.
 
-A reader gets its backend once, when it is made (dcar/decoding/readers.py); nothing else asks where
-it runs.
+A reader gets its backend once, when it is made (dcar/decoding/readers.py); no other code depends on
+the device.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from heads.policy import ChunkPolicyConfig
 
 
 class Decision(NamedTuple):
-    """Chunks drawn side by side, the policy's distribution over their ends, and the likeliest
-    end if it is known."""
+    """Candidates, the policy's distribution over their ends, and the most likely end if it is
+    known."""
 
     tokens: Tensor  # [B, N, n]
     candidates: Tensor  # [B, N, n, F], as `ChunkPolicy.candidate_features`
@@ -33,14 +33,14 @@ class Decision(NamedTuple):
 
 
 class LinearEnds(Protocol):
-    """The linear map from features of a chunk's n tokens to the scores of its ends."""
+    """Linear map from features of a chunk's n tokens to the scores of its ends."""
 
     weight: Tensor  # [n F, n]
     bias: Tensor  # [n]
 
 
 class Backend:
-    """The operations in PyTorch, on any device."""
+    """Operations in PyTorch, on any device."""
 
     copies = False
     """True if prepared operations hold copies of weights, so that they must be prepared again
@@ -56,7 +56,8 @@ class Backend:
         return Stack(layers, last, first)
 
     def heads(self, heads: Heads) -> Callable[..., Tensor]:
-        """Prepare multi-token heads: called as `PredictionHeads.forward`."""
+        """Prepare multi-token heads. Return a function with the arguments of
+        `PredictionHeads.forward`."""
         return heads
 
     def chunk_scorer(self, chunk_scorer: ChunkScorer) -> LogRatios:
@@ -89,7 +90,7 @@ class Backend:
     def decision(
         self, shape: ChunkPolicyConfig, ends: LinearEnds, chunk_scorer: ChunkScorer | None
     ) -> Callable[..., Decision | None] | None:
-        """Return what makes a whole decision after the draw in one call (see
-        `PolicyReader.decide`), if there is such a thing. ends: the scores of a chunk's ends as
-        one product with the features of its tokens."""
+        """Return a function that makes a whole decision after the draw in one call (see
+        `PolicyReader.decide`), if the backend has one. ends: the scores of a chunk's ends as one
+        product with the features of its tokens."""
         return None

@@ -1,16 +1,16 @@
-"""Chunk-wise decoding: the heads propose the next tokens, a schedule says how many are kept.
+"""Chunk-wise decoding: the heads propose the next tokens, and a schedule decides how many are kept.
 
 FAR and CAR-k keep a fixed number (DCAR paper §3.1), `RandomChunk` draws one from a range (the
-paper's ablation), DCAR asks the policy (§4.2). Nothing is verified: what is kept is emitted, and
-the next pass reads the whole chunk.
+paper's ablation), and DCAR uses the policy (§4.2). Nothing is verified: the kept tokens are
+emitted, and the next pass reads the whole chunk.
 
-Not the paper's: schedules after the draw see all candidates before they choose where the chunk
-ends: policies that read them (heads/candidates.py), and rule-based ones such as `EndOnConfident`.
-Dropped tokens are drawn again from another distribution at the same random number. So the emitted
-tokens do not follow the heads' distribution, on purpose.
+Schedules after the draw, which are not in the paper, read all candidates before they choose where
+the chunk ends: policies that read candidates (heads/candidates.py), and rules such as
+`EndOnConfident`. Dropped tokens are drawn again from another distribution at the same random
+number, so the emitted tokens do not follow the heads' distribution, by intent.
 
-Several chunks may be drawn side by side from the same distributions, of which the one with the best
-joint score is kept (heads/chunk_scorer.py): importance resampling from the product of the heads'
+Several candidates may be drawn from the same distributions, of which the one with the best joint
+score is kept (heads/chunk_scorer.py): importance resampling from the product of the heads'
 distributions towards their joint distribution.
 """
 
@@ -36,7 +36,7 @@ from heads.policy import ChunkPolicy
 
 
 class Choice(NamedTuple):
-    """The choice of a schedule for every row."""
+    """Choice of a schedule for every row."""
 
     sizes: Tensor  # [B] in 1..K
     log_probs: Tensor | None = None  # [B] of what was chosen, from a policy
@@ -44,13 +44,13 @@ class Choice(NamedTuple):
 
 
 class ChunkRule:
-    """Decides how many of the heads' next tokens are kept: the schedule of a `ChunkMethod`.
-    Override `choose`.
+    """Rule that decides how many of the heads' next tokens are kept: the schedule of a
+    `ChunkMethod`. Override `choose`.
 
-    `candidates`: tokens that are drawn before it decides; 0 = it decides first, and only the kept
-    ones are drawn. `num_candidates`: N, chunks drawn side by side. `streams`: the random numbers
-    that `choose` looks up besides those of the tokens ("chunk" is free for a rule of your own). A
-    rule holds settings only; what it keeps for each row is in `BatchState.own`.
+    `candidates`: tokens drawn before it decides; 0 = it decides first, and only the kept ones are
+    drawn. `num_candidates`: N, candidates drawn side by side. `streams`: the random numbers that
+    `choose` looks up besides those of the tokens ("chunk" is free for a rule of your own). A rule
+    contains settings only; its data for each row are in `BatchState.own`.
     """
 
     name = "rule"
@@ -59,11 +59,11 @@ class ChunkRule:
     streams: Sequence[str] = ()
     has_log_probs = False
     features = len(FEATURES)
-    """Numbers that it sees of each candidate (`candidate_features`)."""
+    """Number of features of each token of a candidate (`candidate_features`)."""
 
     def largest(self, heads: int) -> int:
-        """The longest chunk that it may choose, of a decoder with so many heads. ConfigError if
-        it has too few."""
+        """Return the longest chunk that the rule may choose, given the decoder's number of
+        heads. Raises ConfigError if there are too few."""
         if self.candidates:
             check_size(self.candidates, heads)
         return self.candidates or heads
@@ -83,29 +83,29 @@ class ChunkRule:
         """See `Method.observe`."""
 
     def draw_and_choose(self, state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor, Choice]:
-        """Draw N chunks side by side from logits [B, n, V + 1] and choose: chunks [B, N, n],
+        """Draw N candidates from logits [B, n, V + 1] and choose. Return candidates [B, N, n],
         their features [B, N, n, F], and the choice."""
         chunks = draw_chunks(state, logits, self.num_candidates)
         candidates = self.candidate_features(state, logits, chunks)
         return chunks, candidates, self.choose(state, candidates)
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
-        """The features [B, N, n, F] that `choose` gets of chunks [B, N, n] drawn from logits [B,
-        n, V + 1]."""
+        """Return the features [B, N, n, F] that `choose` receives for candidates [B, N, n] drawn
+        from logits [B, n, V + 1]."""
         return candidate_features(logits, tokens)
 
     def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
         """Choose the sizes [B] in 1..K of the next chunk of every row, by tensor operations alone.
 
-        candidates [B, N, n, 3]: of each drawn token its log-probability, that of the likeliest
-        token, and the entropy in nats, all at temperature 1; None where it decides first.
+        candidates: [B, N, n, 3], for each drawn token its log-probability, that of the most likely
+        token, and the entropy in nats, all at temperature 1; None for a rule that decides first.
         state.last_hidden [B, D]: the decoder's state.
         """
         raise NotImplementedError
 
 
 class Scheduled:
-    """Forwards the events of a batch to a `schedule`."""
+    """Mixin that forwards the events of a batch to a `schedule`."""
 
     schedule: ChunkRule
 
@@ -125,8 +125,8 @@ class Scheduled:
 
 
 class ChunkMethod(Scheduled, Method):
-    """Emit the tokens of heads 1..a for the size a that the schedule gives; heads sample
-    independently given h."""
+    """Method that emits the tokens of heads 1..a for the size a chosen by the schedule; heads
+    sample independently given h."""
 
     def __init__(self, schedule: ChunkRule):
         self.schedule = schedule
@@ -179,9 +179,9 @@ def draw_chunk(state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_chunks(state: BatchState, logits: Tensor, num_candidates: int) -> Tensor:
-    """Draw several chunks [B, N, k] from the same logits [B, k, V + 1]. The first is that of
-    `draw_chunk`; the others use random numbers `shifted` from its own, so the marginal
-    distribution of each is the heads', too."""
+    """Draw several candidates [B, N, k] from the same logits [B, k, V + 1]. The first is that of
+    `draw_chunk`; the others use random numbers `shifted` from its own, so each has the heads'
+    marginal distribution too."""
     if not state.sampling.repetition_window:
         return state.draw(logits, num_candidates).mT
     position = state.next_positions(logits.shape[1])
@@ -194,8 +194,8 @@ def draw_chunks(state: BatchState, logits: Tensor, num_candidates: int) -> Tenso
 def _without_repetition(
     state: BatchState, logits: Tensor, position: Tensor, u: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and distributions at random numbers u [B, k] in repetition-aware sampling, where
-    the distribution of a token depends on those before it in the chunk."""
+    """Return tokens and distributions at random numbers u [B, k] in repetition-aware sampling,
+    where the distribution of a token depends on those before it in the chunk."""
     tokens, probs = position[:, :0], []
     for j in range(logits.shape[1]):
         history = state.histories(tokens)
@@ -206,8 +206,8 @@ def _without_repetition(
 
 
 class FixedChunk(ChunkRule):
-    """Always k tokens: CAR-k; k = 1 is next-token decoding (on a model trained with one head,
-    FAR)."""
+    """Rule that always keeps k tokens: CAR-k; k = 1 is next-token decoding (on a model trained
+    with one head, FAR)."""
 
     def __init__(self, size: int, name: str | None = None):
         self.size = size
@@ -225,11 +225,11 @@ class FixedChunk(ChunkRule):
 
 
 class _ListedSizes(ChunkRule):
-    """A rule that chooses among the sizes of a list."""
+    """Rule that chooses among the sizes of a list."""
 
     def __init__(self, sizes: Sequence[int], name: str):
         if not sizes:
-            raise ConfigError("a schedule by rule needs the sizes that it chooses among")
+            raise ConfigError("a chunk rule needs at least one size to choose from")
         self.sizes, self.name = tuple(sizes), name
 
     def largest(self, heads: int) -> int:
@@ -242,8 +242,9 @@ class _ListedSizes(ChunkRule):
 
 
 class RandomChunk(_ListedSizes):
-    """A size drawn uniformly from a list at every step: what a policy must beat. A size that is
-    listed twice is drawn twice as often, so that the shares can be those of a policy."""
+    """Rule that draws a size uniformly from a list at every step: a baseline for policies. A
+    size that is listed twice is drawn twice as often, so that the shares can be those of a
+    policy."""
 
     streams = ("chunk",)
 
@@ -256,8 +257,8 @@ class RandomChunk(_ListedSizes):
 
 
 class EndOnConfident(_ListedSizes):
-    """End the chunk on the likeliest of the tokens drawn: argmax over the sizes a of log
-    p_a(x_a). Rule-based, not a paper's; what a policy after the draw must beat."""
+    """Rule that ends the chunk on the most likely of the drawn tokens: argmax over the sizes a
+    of log p_a(x_a). A baseline for policies after the draw; not from a paper."""
 
     def __init__(self, sizes: Sequence[int], name: str | None = None):
         super().__init__(
@@ -272,18 +273,15 @@ class EndOnConfident(_ListedSizes):
 
 
 class BestOfChunk(ChunkRule):
-    """Always k tokens, of the candidate chunk with the highest joint score: argmax over them of
-    r_k. What a policy with as many candidates must beat; not a paper's."""
+    """Rule that always keeps k tokens, of the candidate with the highest joint score: argmax
+    over candidates of r_k. A baseline for policies with as many candidates; not from a paper."""
 
     def __init__(
         self, size: int, num_candidates: int, chunk_scorer: ChunkScorer, name: str | None = None
     ):
         self.name = name or f"best-of-{size}-{num_candidates}"
         if num_candidates < 2:
-            raise ConfigError(
-                f"{self.name}: the best of {num_candidates} candidates is no choice; give at "
-                "least 2"
-            )
+            raise ConfigError(f"{self.name}: needs at least 2 candidates, not {num_candidates}")
         self.candidates, self.num_candidates, self.chunk_scorer = size, num_candidates, chunk_scorer
         self.features = len(FEATURES) + 1
 
@@ -308,14 +306,14 @@ class BestOfChunk(ChunkRule):
 
 
 class PolicyChunk(ChunkRule):
-    """The learned policy of DCAR: argmax ("greedy") or drawn ("sample").
+    """Learned policy of DCAR: argmax ("greedy") or draw ("sample").
 
-    `forced` fixes the size of some members of a group (utterance id -> a size for every member, 0 =
-    the policy decides), as the chase half of DCPO needs; their log-probabilities under the policy
-    are recorded all the same. Other utterances follow the policy. `dial` shifts a trained policy to
+    `forced` fixes the size for some members of a group (utterance id -> a size for every member, 0
+    = the policy decides), as the chase half of DCPO needs; their log-probabilities under the policy
+    are recorded nevertheless. Other utterances follow the policy. `dial` shifts a trained policy to
     longer (above 0) or shorter chunks: nats added to the score of a size for each of its tokens.
-    `num_candidates`: chunks drawn side by side, for a policy that holds a chunk scorer; candidate
-    and size are chosen together (`heads.candidates.joint_log_probs`).
+    `num_candidates`: number of candidates, for a policy with a chunk scorer; candidate and size are
+    chosen together (`heads.candidates.joint_log_probs`).
     """
 
     has_log_probs = True
@@ -332,7 +330,7 @@ class PolicyChunk(ChunkRule):
         if mode not in ("greedy", "sample"):
             raise ConfigError(f"policy mode must be 'greedy' or 'sample', not '{mode}'")
         if not math.isfinite(dial):
-            raise ConfigError(f"the dial of a policy is a finite number, not {dial}")
+            raise ConfigError(f"dial must be a finite number, not {dial}")
         check_num_candidates(policy, num_candidates)
         self.policy, self.mode, self.forced, self.dial, self.num_candidates = (
             policy,
@@ -387,13 +385,14 @@ class PolicyChunk(ChunkRule):
             state.shared["policy"].cover(state.cache.capacity)
 
     def forced_size(self, utterance_id: str, member: int) -> int:
-        """The forced size of a member of a group, 0 where the policy decides."""
+        """Return the forced size of a member of a group, 0 if the policy decides."""
         sizes = (self.forced or {}).get(utterance_id)
         if sizes is None:
             return 0
         if member >= len(sizes):
             raise ConfigError(
-                f"{utterance_id}: {len(sizes)} forced sizes for a larger group; give one per member"
+                f"{utterance_id}: {len(sizes)} forced sizes for a larger group; give one for each "
+                "member"
             )
         return sizes[member]
 
@@ -470,12 +469,12 @@ class PolicyChunk(ChunkRule):
 
 
 class ShuffledChunk(PolicyChunk):
-    """The sizes that a policy chose, in random order: a control that keeps how often chunks are
-    long, but not when.
+    """Rule that uses the sizes chosen by a policy in random order: a control that preserves how
+    often chunks are long, but not when.
 
     Every utterance is decoded with the policy, then again with the same sizes shuffled (starting
-    over if it has become longer); the policy still chooses among several chunks drawn side by side,
-    given the size. It takes twice the passes that are counted.
+    over if it has become longer); the policy still chooses among several candidates, given the
+    size. This takes twice the passes that are counted.
     """
 
     def __init__(self, schedule: PolicyChunk, name: str | None = None):
@@ -506,7 +505,7 @@ class ShuffledChunk(PolicyChunk):
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
         super().admit(state, rows, admitted)
         if any(admitted.members):
-            raise ConfigError(f"{self.name}: speaks every utterance once; groups are for policies")
+            raise ConfigError(f"{self.name}: decodes every utterance once; groups are for policies")
         results = state.shared["unshuffled"].decode(admitted.prompts, seed=admitted.seed)
         sizes, counts = pad([result.actions for result in results], rows.device)
         place = torch.arange(sizes.shape[1], device=rows.device).expand_as(sizes)
@@ -524,12 +523,12 @@ class ShuffledChunk(PolicyChunk):
 def choose_end(
     log_probs: Tensor, u: Tensor | None, forced: Tensor | None, k: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Sizes [B] in 1..k, their log-probabilities [B], and which of N candidates is kept [B], None
-    of one.
+    """Return sizes [B] in 1..k, their log-probabilities [B], and the candidate kept [B], None for a
+    single one.
 
-    log_probs [B, N k] of candidate and size (`joint_log_probs`), from which one is drawn at u [B],
-    or the likeliest taken without them. Where a size is `forced` [B] (0 = none), the candidate
-    alone is chosen.
+    log_probs: [B, N k] of candidate and size (`joint_log_probs`), from which one is drawn at u [B];
+    without u, the most likely is taken. If a size is `forced` [B] (0 = none), only the candidate is
+    chosen.
     """
     several, open_to = log_probs.shape[1] > k, log_probs
     if forced is not None and several:
@@ -552,7 +551,8 @@ def choose_end(
 
 
 def check_policy(policy: ChunkPolicy, heads: int) -> None:
-    """ConfigError for a policy that may ask for more tokens than a decoder's `heads` predict."""
+    """Raise ConfigError for a policy that may choose more tokens than a decoder's `heads`
+    predict."""
     if policy.config.num_actions > heads:
         raise ConfigError(
             f"the policy chooses among 1..{policy.config.num_actions} tokens, but the decoder has "
@@ -561,20 +561,20 @@ def check_policy(policy: ChunkPolicy, heads: int) -> None:
 
 
 def check_num_candidates(policy: ChunkPolicy, num_candidates: int) -> None:
-    """ConfigError for a number of chunks that this policy cannot choose among."""
+    """Raise ConfigError for a number of candidates that this policy cannot choose among."""
     if num_candidates < 1:
-        raise ConfigError(f"a policy chooses among 1 candidate or more, not {num_candidates}")
+        raise ConfigError(f"num_candidates must be at least 1, not {num_candidates}")
     if num_candidates > 1 and policy.chunk_scorer is None:
         raise ConfigError(
-            f"{num_candidates} candidates: this policy cannot choose among them; train one with "
-            "chunk_scorer=…"
+            f"num_candidates={num_candidates}: this policy cannot choose among candidates; train "
+            "one with chunk_scorer=…"
         )
 
 
 def check_size(size: int, heads: int) -> None:
-    """ConfigError for a chunk of more tokens than a decoder's heads predict."""
+    """Raise ConfigError for a chunk of more tokens than a decoder's heads predict."""
     if not 1 <= size <= heads:
         raise ConfigError(
-            f"chunk size {size} needs {size} heads, but this decoder predicts 1..{heads} tokens a "
-            "step"
+            f"chunk size {size} needs {size} heads, but this decoder predicts 1..{heads} tokens "
+            "per step"
         )

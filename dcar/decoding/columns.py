@@ -1,5 +1,5 @@
-"""Places that a pass writes in a ragged KV cache, what its positions attend to, and their rotary
-embeddings.
+"""Columns of a ragged KV cache that a pass writes and attends to, and rotary embeddings of its
+positions.
 
 `Columns` is flat, N = rows × new positions, so that layers can be run one by one or as one call of
 C, for a decoder or a policy.
@@ -16,7 +16,7 @@ from torch import Tensor
 from heads.layers import KVCache, RotaryTable
 
 STEP = 512
-"""Rotary and mask tables grow by so many positions, so that they are seldom rebuilt."""
+"""Number of positions by which rotary and mask tables grow, so that they are seldom rebuilt."""
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -24,7 +24,7 @@ def round_up(number: int, multiple: int) -> int:
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask (True = may attend) as an additive one: converted once, not in every
+    """Convert a boolean mask (True = may attend) to an additive one, once instead of in every
     layer's attention."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
@@ -39,8 +39,8 @@ class RotaryCache:
 
     def cover(self, first: int, last: int) -> bool:
         """Extend the table to positions first..last, which may be negative (a prompt before
-        BOS). True if it moved to another address. ValueError for positions beyond the rotary
-        table."""
+        BOS). Return True if it moved to another address. Raises ValueError for positions beyond
+        the rotary table."""
         if self.first <= first and last <= self.last:
             return False
         most = self._table.reach
@@ -56,20 +56,21 @@ class RotaryCache:
         return True
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [N] -> cosine and signed sine, each [N, 3, 1, D/H]."""
+        """Return cosine and signed sine, each [N, 3, 1, D/H], of positions [N]."""
         index = positions - self.first
         return self.cos.index_select(0, index), self.sin.index_select(0, index)
 
 
 class CausalMask:
-    """The causal mask of one row without padding, as a view of one table, so that nothing is
-    computed in a step: new position i of `new` does not see the last new - 1 - i columns."""
+    """Causal mask of one row without padding, as a view of one table, so that nothing is
+    computed in a step: new position i of `new` does not attend to the last new - 1 - i columns."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self._table = torch.zeros(0, 0, device=device, dtype=dtype)
 
     def __call__(self, new: int, columns: int) -> Tensor | None:
-        """Additive mask [1, 1, new, columns]; None for a single position, which sees everything."""
+        """Return an additive mask [1, 1, new, columns]; None for a single position, which
+        attends to everything."""
         if new == 1:
             return None
         rows, width = self._table.shape
@@ -84,12 +85,12 @@ class CausalMask:
 
 @dataclass
 class Columns:
-    """Places of the keys and values of N new positions in a cache, and what these positions attend
-    to.
+    """Columns for the keys and values of N new positions in a cache, and the columns that these
+    positions attend to.
 
-    They are `new` positions of each of `rows` rows, or the `real` ones among these. A position sees
-    its row's columns up to its own, except padding_from to padding_to (the padding of its text); in
-    a tree, what `tree` allows.
+    They are `new` positions of each of `rows` rows, or the `real` ones among these. A position
+    attends to its row's columns up to its own, except padding_from to padding_to (the padding of
+    its text); in a tree, to those that `tree` allows.
     """
 
     kv: Tensor  # [layers, rows or more, columns, 2, H, D/H]: the whole storage
@@ -109,18 +110,18 @@ class Columns:
     writes_only: bool = False
 
     def write(self, layer: int, keys_values: Tensor) -> None:
-        """Store [N, 2, H, D/H]."""
+        """Write keys and values [N, 2, H, D/H]."""
         kv = self.kv[layer]
         kv.view(-1, *kv.shape[2:]).index_copy_(0, self.index, keys_values)
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, H, last, D/H]."""
+        """Return keys and values [B, H, last, D/H]."""
         window = self.kv[layer, : self.rows, : self.last]
         return window[:, :, 0].transpose(1, 2), window[:, :, 1].transpose(1, 2)
 
     def fold(self, queries: Tensor) -> Tensor:
-        """Queries by row, for attention: [N, H, D/H] -> [B, H, new, D/H]; with `ends` [B, H,
-        D/H] -> [B, H, 1, D/H]."""
+        """Arrange queries by row, for attention: [N, H, D/H] -> [B, H, new, D/H]; with `ends`
+        [B, H, D/H] -> [B, H, 1, D/H]."""
         if self.ends is not None:
             return queries[:, :, None]
         if self.real is not None:
@@ -129,14 +130,14 @@ class Columns:
         return queries.unflatten(0, (self.rows, self.new)).transpose(1, 2)
 
     def flat(self, attended: Tensor) -> Tensor:
-        """The way back: [B, H, new, D/H] -> [N, D]."""
+        """Undo `fold`: [B, H, new, D/H] -> [N, D]."""
         y = attended.transpose(1, 2).flatten(2).flatten(0, 1)
         return y if self.real is None or self.ends is not None else y.index_select(0, self.real)
 
 
 def real_positions(counts: Tensor, new: int) -> Tensor:
-    """Indices of those of the rows × new positions that are not padding; counts [B] of each row.
-    Their number depends on the data: for a CPU."""
+    """Return the indices of those of the rows × new positions that are not padding, given counts
+    [B] of each row. Their number depends on the data: only for a CPU."""
     return (torch.arange(new) < counts[:, None]).view(-1).nonzero()[:, 0]
 
 

@@ -1,4 +1,4 @@
-"""The end of an utterance: its first EOS, or the length limit of its text."""
+"""End of an utterance: its first EOS, or the length limit of its text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dcar.sampling import SamplingConfig
 
 
 def length_limit(prompt: Prompt, sampling: SamplingConfig) -> int:
-    """The most tokens that may be generated, proportional to the length of the text."""
+    """Return the maximum number of tokens to generate, proportional to the length of the text."""
     return min(
         sampling.max_tokens, math.ceil(sampling.max_tokens_per_text_unit * len(prompt.text_ids))
     )
 
 
 def distribution_error(utterance_id: str, position: int) -> DistributionError:
-    """Return the error for an utterance that has no distribution at a position (on a GPU, some
+    """Return the error for an utterance without a distribution at a position (on a GPU, some
     steps after it)."""
     return DistributionError(
         f"{utterance_id}: there is no distribution for token {position}, or for the size of the "

@@ -1,8 +1,8 @@
-"""Decode utterances: admit them into the rows of a `BatchState`, call the step, look at `alive` now
-and then.
+"""Decoding of utterances: admit them into the rows of a `BatchState`, call the step, read `alive`
+now and then.
 
-`decode` speaks a list of prompts. An `Engine` does so again and again with the same buffers (and
-CUDA graphs), and yields tokens while they are decoded. Rows that finish are replaced by waiting
+`decode` decodes a list of prompts. An `Engine` does so repeatedly with the same buffers (and CUDA
+graphs), and yields tokens while they are decoded. Rows that finish are replaced by waiting
 utterances, whatever the method. The host never waits for a step: on a GPU it synchronises every
 `SYNC_EVERY` steps.
 """
@@ -31,10 +31,11 @@ from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, group_keys
 
 SYNC_EVERY = 8
-"""Steps between two synchronisations with a GPU; on a CPU, where they are free, every step is
-one."""
+"""Number of steps between two synchronisations with a GPU. On a CPU, where they are free, there
+is one after every step."""
 COLUMN_BLOCK = 128
-"""With fixed shapes attention reads a multiple of so many columns: one graph for each multiple."""
+"""Block of columns: with fixed shapes attention reads a multiple of it, and there is one graph
+for each multiple."""
 
 
 class Progress(NamedTuple):
@@ -48,7 +49,7 @@ class Progress(NamedTuple):
 
 @dataclass
 class Slot:
-    """The utterance in a row, as far as the host knows it since it last looked."""
+    """Utterance in a row, as known to the host since its last synchronisation."""
 
     index: int
     prompt: Prompt
@@ -61,12 +62,11 @@ class Slot:
 
 
 class Engine:
-    """A decoder, a method and a sampling, with buffers for `rows` utterances at once. Not
-    thread-safe.
+    """Decoder, method and sampling, with buffers for `rows` utterances at once. Not thread-safe.
 
-    The weights of the decoder must not change. Those of a policy may: the present ones are taken at
-    every run. Buffers grow to what a run needs. Raises ConfigError if method, decoder and sampling
-    do not fit together.
+    The weights of the decoder must not change. Those of a policy may: the present ones are used in
+    every run. Buffers grow to the needs of a run. Raises ConfigError if method, decoder and
+    sampling do not fit together.
     """
 
     def __init__(
@@ -80,8 +80,9 @@ class Engine:
         graphs: bool | None = None,
         compile: bool = False,
     ):
-        """record_hidden: results have the hidden states of all consumed positions; graphs: CUDA
-        graphs (None = on a GPU); compile: `torch.compile` the step as a whole."""
+        """Prepare the engine. record_hidden: results include the hidden states of all consumed
+        positions; graphs: CUDA graphs (None = on a GPU); compile: `torch.compile` the step as a
+        whole."""
         self.reader, self.method, self.sampling, self.rows = (
             reader_of(model),
             method,
@@ -92,7 +93,7 @@ class Engine:
         self.record_hidden, self.device = record_hidden, self.reader.device
         if record_hidden and method.tree is not None:
             raise ConfigError(
-                f"{method.name}: hidden states are not recorded of a method that drafts trees"
+                f"{method.name}: record_hidden is not supported for methods that draft trees"
             )
         self.graphs = StepGraphs(graphs, self.device)
         self.exact = self.device.type == "cpu" and not compile
@@ -114,7 +115,7 @@ class Engine:
         group_size: int = 1,
         share_token_draws: bool = False,
     ) -> list[DecodeResult]:
-        """Speak every prompt `group_size` times; see `decode`."""
+        """Decode every prompt `group_size` times; see `decode`."""
         started = self.clock()
         if self._state is not None:
             self._state.seconds["policy"] = 0.0
@@ -142,13 +143,13 @@ class Engine:
         stream: bool = False,
         in_order: bool = False,
     ) -> Iterator[Progress]:
-        """Decode the prompts; yield each result when it is complete, and with `stream` also the new
-        tokens of unfinished utterances whenever the host looks. The longest texts are admitted
-        first, or with `in_order` the first prompts.
+        """Decode the prompts. Yield each result when it is complete, and with `stream` also the new
+        tokens of unfinished utterances whenever the host synchronises. The longest texts are
+        admitted first, or with `in_order` the first prompts.
 
         Raises TextError or DataError for a prompt that the model cannot read (nothing has been
-        decoded then), EngineError if there is no memory, or DistributionError if the model gives no
-        distribution for some token: what had finished is in its `finished`.
+        decoded then), EngineError if there is no memory, or DistributionError if the model returns
+        no distribution for some token; the results finished before are in its `finished`.
         """
         for prompt in prompts:
             check_prompt(prompt, self.reader.config)
@@ -194,7 +195,7 @@ class Engine:
             ) from error
 
     def _prepare(self, prompts: Sequence[Prompt]) -> BatchState:
-        """The state, with room for these prompts."""
+        """Return the state, with room for these prompts."""
         bos = int(self.reader.config.bos)
         need = max(
             (len(p.prompt_ids) + bos + length_limit(p, self.sampling) for p in prompts), default=1
@@ -270,7 +271,7 @@ class Engine:
     def _advance(
         self, state: BatchState, slots: Sequence[Slot | None], used: int, forbids: bool
     ) -> None:
-        """One step of the rows in use."""
+        """Run one step of the rows in use."""
         busy = [slot for slot in slots if slot is not None]
         longest = max(slot.longest for slot in busy)
         view = state.first(used if self.exact else self._bucket(used))
@@ -289,7 +290,7 @@ class Engine:
             slot.longest = min(slot.longest + self.width, self._room[0])
 
     def _bucket(self, used: int) -> int:
-        """Rows of a step with fixed shapes: the next power of two."""
+        """Return the number of rows of a step with fixed shapes: the next power of two."""
         return min(self.rows, 1 << (used - 1).bit_length())
 
     # --- results ----------------------------------------------------------------------------------
@@ -355,8 +356,8 @@ class Engine:
         return result
 
     def _compact(self, state: BatchState, slots: list[Slot | None], used: int) -> int:
-        """When no utterance waits and half of the rows are empty, move the others together.
-        Returns the rows in use."""
+        """Move rows together when no utterance waits and half of the rows are empty. Return the
+        number of rows in use."""
         busy = [i for i, slot in enumerate(slots) if slot is not None]
         if len(busy) > used // 2:
             return used
@@ -368,7 +369,7 @@ class Engine:
 
 
 def _ordinary(tensor: Tensor) -> Tensor:
-    """A copy that is no inference tensor."""
+    """Return a copy that is not an inference tensor."""
     return torch.empty_like(tensor).copy_(tensor)
 
 
@@ -384,12 +385,12 @@ def decode(
     record_hidden: bool = False,
     batch_size: int = 32,
 ) -> list[DecodeResult]:
-    """Speak every prompt `group_size` times; results in the order of the prompts, members of a
-    group adjacent.
+    """Decode every prompt `group_size` times. Return results in the order of the prompts, members
+    of a group adjacent.
 
     Args:
         model: decoder in eval mode; its device and dtype are used.
-        method: what is proposed and what is kept (a `ChunkMethod`, or a verifier of `eval`).
+        method: proposes and keeps tokens (a `ChunkMethod`, or a verifier of `eval`).
         seed: with it, every draw is addressed by utterance id, member of the group, and position.
         share_token_draws: give the members of a group common random numbers for tokens; actions
             keep their own.
@@ -399,7 +400,7 @@ def decode(
         batch_size: utterances decoded at once (times group_size rows); no effect on the tokens.
 
     Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been
-    decoded then. DistributionError if the model gives no distribution for some token; its
+    decoded then. Raises DistributionError if the model returns no distribution for some token; its
     `finished` are the utterances that were complete.
     """
     if not prompts:

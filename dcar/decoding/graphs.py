@@ -13,18 +13,17 @@ from dcar.errors import EngineError
 
 
 class StepGraphs:
-    """Runs steps, each a function of tensors at fixed addresses.
+    """Runner of steps, each a function of tensors at fixed addresses.
 
-    Disabled (the default away from CUDA): a step is simply called. Enabled: the first call with a
+    Disabled (the default except on CUDA): a step is simply called. Enabled: the first call with a
     key warms the step up and captures it, later calls replay it.
     """
 
     def __init__(self, enabled: bool | None, device: torch.device):
         if enabled and device.type != "cuda":
             raise EngineError(
-                f"CUDA graphs were asked for on device '{device}'; move the model to a CUDA "
-                "device, or "
-                "set graphs=false"
+                f"CUDA graphs were requested on device '{device}'; move the model to a CUDA "
+                "device, or set graphs=false"
             )
         self.enabled = device.type == "cuda" if enabled is None else enabled
         self.device = device
@@ -36,7 +35,7 @@ class StepGraphs:
         return len(self._graphs)
 
     def reset(self) -> None:
-        """Forget the graphs: a buffer moves."""
+        """Discard the graphs, because a buffer moves."""
         self._graphs.clear()
 
     def run(
@@ -78,7 +77,7 @@ class StepGraphs:
             raise
         except RuntimeError as error:
             raise EngineError(
-                f"this step cannot be captured as a CUDA graph ({error}); switch graphs off: "
+                f"this step cannot be captured as a CUDA graph ({error}); disable graphs: "
                 "graphs=false"
             ) from error
         return graph

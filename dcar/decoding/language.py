@@ -1,9 +1,9 @@
-"""The reader of language models: forward passes in few kernels, on the ragged cache.
+"""Reader of language models: forward passes in few kernels, on the ragged cache.
 
 The layers of Llama, Qwen2, Qwen3 and Mistral and of `cosyvoice-lm` are computed here, with the
 modules of the model itself: projections are called, so that adapters of peft and merged weights
-both work, and no weight is copied. What these models compute is known, so `transformers` has no
-part in a pass; its forward, which training uses, is the reference of the tests.
+both work, and no weight is copied. The computation of these models is fixed, so `transformers` has
+no part in a pass; its forward, which training uses, is the reference of the tests.
 
 Rows are flat within the layers: N = batch × new positions.
 """
@@ -25,22 +25,22 @@ from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder, text_p
 from heads.layers import KVCache
 
 REACH = 8192
-"""Positions of a row, text and speech together, that the tables cover."""
+"""Maximum number of positions of a row, text and speech together, that the tables cover."""
 
 
 def rms_norm(norm: Any, x: Tensor) -> Tensor:
-    """x [..., D], as an RMSNorm module of `transformers` computes it, in one kernel."""
+    """Normalise x [..., D] as an RMSNorm module of `transformers` does, in one kernel."""
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 def attend(
     columns: Columns, layer: int, queries: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """Grouped-query attention (Ainslie et al. 2023): queries [N, H, d] -> [N, H d].
+    """Compute grouped-query attention (Ainslie et al. 2023): queries [N, H, d] -> [N, H d].
 
-    The H / K queries that share keys and values become positions of a single head. So keys and
-    values are not repeated, and every backend of `scaled_dot_product_attention` can be used: not
-    all of them take grouped queries and a mask. mask: see `grouped`.
+    The H / K queries that share keys and values become positions of a single head. Keys and values
+    are thus not repeated, and every backend of `scaled_dot_product_attention` can be used: not all
+    of them support grouped queries with a mask. mask: see `grouped`.
     """
     keys, values = columns.read(layer)  # [B, K, columns, d]
     shared, size = keys.shape[1], queries.shape[2]
@@ -51,8 +51,8 @@ def attend(
 
 
 def grouped(mask: Tensor | None, groups: int) -> Tensor | None:
-    """An additive mask [B or 1, 1, m, columns] for the queries of `attend`: [B or 1, 1, m ×
-    groups, columns]."""
+    """Return an additive mask [B or 1, 1, m, columns] for the queries of `attend`: [B or 1, 1, m
+    × groups, columns]."""
     return mask if mask is None or mask.shape[2] == 1 else mask.repeat_interleave(groups, dim=2)
 
 
@@ -73,8 +73,9 @@ class RotaryLayers:
         self._rotary = torch.stack((rotation, identity), 2).to(device, dtype)  # [REACH, 2, 2, d]
 
     def _angles(self, positions: Tensor, rotated: int, plain: int) -> tuple[Tensor, Tensor]:
-        """Cosine and signed sine for positions [N], each [N, heads, d]: of `rotated` heads and,
-        the identity, of `plain` ones, so that queries, keys and values are rotated at once."""
+        """Return cosine and signed sine for positions [N], each [N, heads, d]: of `rotated`
+        heads and, the identity, of `plain` ones, so that queries, keys and values are rotated at
+        once."""
         both = self._rotary.index_select(0, positions)
         heads = torch.cat(
             (both[:, :, :1].expand(-1, -1, rotated, -1), both[:, :, 1:].expand(-1, -1, plain, -1)),
@@ -83,8 +84,8 @@ class RotaryLayers:
         return heads[:, 0], heads[:, 1]
 
     def read(self, x: Tensor, positions: Tensor, columns: Columns, cache: KVCache) -> Tensor:
-        """New positions after each row's past: x [N, D], positions [B, m] -> [N, D]. Keys and
-        values are written."""
+        """Run new positions after each row's past: x [N, D], positions [B, m] -> [N, D]. Keys
+        and values are written."""
         size = self._rotary.shape[-1]
         shared = columns.kv.shape[4]
         heads = self._layers[0].self_attn.num_key_value_groups * shared
@@ -108,8 +109,8 @@ class RotaryLayers:
 
 
 def key_positions(cache: KVCache, positions: Tensor, columns: int) -> Tensor:
-    """Positions [B, columns] of the keys in a cache to which those at `positions` [B, m] were
-    appended; empty columns have any position."""
+    """Return positions [B, columns] of the keys in a cache to which those at `positions` [B, m]
+    were appended; those of empty columns are arbitrary."""
     column = torch.arange(columns, device=positions.device)
     known = torch.where(
         column < cache.prefix, column, column - cache.prefix + cache.prefix_lengths[:, None]
@@ -123,8 +124,8 @@ def key_positions(cache: KVCache, positions: Tensor, columns: int) -> Tensor:
 
 
 class RelativeLayers:
-    """The blocks of `cosyvoice-lm`, whose attention knows relative positions, with what is
-    before and after them."""
+    """Blocks of `cosyvoice-lm`, whose attention uses relative positions, with the modules before
+    and after them."""
 
     def __init__(self, backbone: CosyVoiceLM, device: torch.device, dtype: torch.dtype):
         self._backbone = backbone
@@ -151,8 +152,8 @@ class RelativeLayers:
 
 
 class LanguageReader(Reader):
-    """The reader of a `BackboneDecoder`. Hidden states have the type of the heads, keys and
-    values that of the layers."""
+    """Reader of a `BackboneDecoder`. Hidden states have the type of the heads, keys and values
+    that of the layers."""
 
     config: BackboneConfig
 
@@ -186,8 +187,7 @@ class LanguageReader(Reader):
         if cache.kv.shape[2] > REACH:
             raise ValueError(
                 f"{cache.prefix} positions of text and {cache.capacity} of speech exceed the "
-                f"{REACH} that "
-                "language models can be decoded with; shorten the text"
+                f"{REACH} positions that decoding of language models supports; shorten the text"
             )
 
     @torch.no_grad()
@@ -232,7 +232,8 @@ class LanguageReader(Reader):
         return self._embedding(tokens).to(self.dtype)
 
     def _run(self, cache: KVCache, x: Tensor, positions: Tensor, tree: Tensor | None) -> Tensor:
-        """x [B, m, D] at positions [B, m] after each row's past -> hidden states [B, m, D]."""
+        """Return hidden states [B, m, D] of x [B, m, D] at positions [B, m] after each row's
+        past."""
         columns = columns_of(cache, x.shape[1], self._causal, tree=tree)
         hidden = self._layers.read(x.flatten(0, 1), positions, columns, cache)
         return hidden.view(x.shape).to(self.hidden_dtype)

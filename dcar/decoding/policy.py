@@ -1,5 +1,5 @@
-"""The chunk policy in a decoding step: a copy of its weights, and only the query of the last
-position. It computes what heads/policy.py does, which stays the reference."""
+"""Chunk policy in a decoding step: a copy of its weights, and only the query of the last
+position. It computes the same as heads/policy.py, which is the reference."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class FusedEnds:
     sizes. Call `load` first."""
 
     def __init__(self, scores: EndScores, unused: Tensor, reach: int):
-        """reach: candidates that it reads. unused [K]: masked sizes; those above `reach` are
-        masked, too."""
+        """Allocate the product. reach: candidate tokens that it reads; unused [K]: masked sizes;
+        those above `reach` are masked, too."""
         self._ends, self._actions = reach, len(unused)
         blank = torch.zeros(reach, scores.features, device=unused.device)
         self._constant = end_features(blank)  # [reach, 4F + 3]
@@ -56,16 +56,16 @@ class FusedEnds:
             self.bias.copy_((self._never.unsqueeze(-1) + self._constant @ weight).flatten())
 
     def __call__(self, candidates: Tensor) -> Tensor:
-        """candidates [B, N, reach, F] -> scores [B, N, K], float32."""
+        """Return scores [B, N, K], float32, of candidates [B, N, reach, F]."""
         # not a matrix product, which a GPU may compute in TF32
         scores = (candidates.flatten(2).unsqueeze(-1) * self.weight).sum(2) + self.bias
         return nn.functional.pad(scores, (0, self._actions - self._ends), value=NEVER)
 
 
 class PolicyReader:
-    """A policy's next decisions.
+    """Reader of a policy, which computes its next decisions.
 
-    The weights are a copy, at addresses that never change (CUDA graphs read them); `load` takes
+    The weights are a copy, at addresses that never change (CUDA graphs read them); `load` copies
     those of another policy of the same shape, or of the same one after an update.
     """
 
@@ -92,13 +92,13 @@ class PolicyReader:
         self._prepare()
 
     def load(self, policy: ChunkPolicy) -> None:
-        """Copy the present weights of this policy. ConfigError for one of another shape."""
+        """Copy the present weights of this policy. Raises ConfigError for one of another shape."""
         mine = self.policy
         for name in SHAPE:
             if (new := getattr(policy.config, name)) != (old := getattr(mine.config, name)):
                 raise ConfigError(
-                    f"a policy with {name}={new} cannot take the place of one with {old}; build an "
-                    "engine for it"
+                    f"a policy with {name}={new} cannot replace one with {old}; build an engine "
+                    "for it"
                 )
         pairs = list(zip(mine.parameters(), policy.parameters(), strict=True))
         if all(
@@ -115,12 +115,12 @@ class PolicyReader:
             self._ends.load(mine.scores)
 
     def cover(self, capacity: int) -> None:
-        """Prepare for so many positions. ValueError for more than the rotary table has."""
+        """Prepare for so many positions. Raises ValueError for more than the rotary table has."""
         assert self.rotary is not None
         self.rotary.cover(0, capacity - 1)
 
     def _prepare(self) -> None:
-        """Prepare the operations of the weights that it holds."""
+        """Prepare operations with the weights of this reader."""
         mine, backend = self.policy, self._backend
         self._chunk_scorer = (
             None if mine.chunk_scorer is None else backend.chunk_scorer(mine.chunk_scorer)
@@ -175,7 +175,7 @@ class PolicyReader:
         dial: float,
     ) -> Decision | None:
         """Make a whole decision after the draw in one call, if the backend can: draw tokens from
-        logits [B, n, V + 1] at numbers u [B, n, N]. None where `candidate_features` and
+        logits [B, n, V + 1] at numbers u [B, n, N]. Return None if `candidate_features` and
         `log_probs` must be called."""
         return self._decide and self._decide(hidden, logits, u, sampling, forbidden, eos, dial)
 

@@ -1,5 +1,4 @@
-"""`Reader`: what decodes with the weights of a decoder. It reads a prompt and then tokens that
-follow it.
+"""`Reader` decodes with the weights of a decoder. It reads a prompt and then tokens that follow it.
 
     reader = reader_of(decoder)
     cache, hidden = reader.prefill(*batch_of(prompts, config, device))
@@ -7,8 +6,8 @@ follow it.
     logits = reader.heads(hidden[:, -1], k)         # [B, k, V + 1]
 
 The layers are run on the ragged cache of heads/layers.py, with the operations of one backend.
-`CARReader` is that of this project's own layers, `LanguageReader` (dcar/decoding/language.py) that
-of language models; `readers.py` makes them.
+`CARReader` is the reader of this project's own layers, `LanguageReader` (dcar/decoding/language.py)
+that of language models; `readers.py` makes them.
 """
 
 from __future__ import annotations
@@ -30,12 +29,13 @@ from heads.policy import ChunkPolicy
 
 Layout = tuple[Tensor, Tensor]
 """Attention among the tokens of a tree, bool [B or 1, m, m], and their positions [B or 1, m]
-from the end of the past on (`DraftTree.layout`)."""
+counted from the end of the past (`DraftTree.layout`)."""
 
 
 class Reader:
-    """A decoder in eval mode, prepared for decoding. Its weights must not change (see
-    `readers.reader_of`). What raises here is implemented by `CARReader` and `LanguageReader`.
+    """Decoder in eval mode, prepared for decoding. Its weights must not change (see
+    `readers.reader_of`). Methods that raise here are implemented by `CARReader` and
+    `LanguageReader`.
 
     device, dtype: of the layers, and so of keys and values. hidden_dtype: of the hidden states that
     the heads read.
@@ -47,7 +47,7 @@ class Reader:
     hidden_dtype: torch.dtype
     backend: Backend
     heads: Callable[..., Tensor]
-    """Logits of hidden states; see `PredictionHeads.forward`."""
+    """Return logits of hidden states; see `PredictionHeads.forward`."""
 
     def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
         """Make an empty cache with room for `text` columns of text and `capacity` speech
@@ -55,20 +55,20 @@ class Reader:
         raise NotImplementedError
 
     def text_room(self, units: int) -> int:
-        """Columns that a text of so many units takes in the cache. They are a multiple of the
-        vectors of a CPU, so that sums over the columns of a row are rounded alike whatever the
-        texts of the others."""
+        """Return the number of columns that a text of so many units occupies in the cache. It is
+        a multiple of the vectors of a CPU, so that sums over the columns of a row are rounded
+        alike whatever the texts of the others."""
         return round_up(units, 16)
 
     def cover(self, cache: KVCache) -> None:
-        """Prepare for all positions of a cache. ValueError for more than the tables have."""
+        """Prepare for all positions of a cache. Raises ValueError for more than the tables have."""
         raise NotImplementedError
 
     def prefill(
         self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor
     ) -> tuple[KVCache, Tensor]:
-        """Read text [B, N] and speech prompt [B, P]. Return a cache that holds them, and the
-        hidden states [B, P, D] of the prompt."""
+        """Read text [B, N] and speech prompt [B, P]. Return a cache with their keys and values,
+        and the hidden states [B, P, D] of the prompt."""
         raise NotImplementedError
 
     def read(
@@ -78,11 +78,11 @@ class Reader:
         layout: Layout | None = None,
         real: Tensor | None = None,
     ) -> Tensor:
-        """Read tokens [B, m] that follow each row's past -> hidden states [B, m, D]; keys and
+        """Read tokens [B, m] that follow each row's past. Return hidden states [B, m, D]; keys and
         values are written. The caller advances the cache, and has called `cover`.
 
         `layout` makes the tokens a tree. `real` (`real_positions`): the positions that are not
-        padding; the others may be skipped, their hidden states mean nothing.
+        padding; the others may be skipped, and their hidden states are undefined.
         """
         raise NotImplementedError
 
@@ -96,7 +96,7 @@ class Reader:
 
 
 class CARReader(Reader):
-    """The reader of a `CARDecoder`."""
+    """Reader of a `CARDecoder`."""
 
     def __init__(self, model: CARDecoder, backend: Backend):
         self.config, self._text_embedding, self._embedding = (

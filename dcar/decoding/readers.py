@@ -1,5 +1,5 @@
-"""The reader of a decoder, with the operations for where its weights are: made once, and kept
-while they stay the same."""
+"""Readers of decoders, with the operations for the device of their weights; each is kept until
+the weights change."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _readers: WeakKeyDictionary[nn.Module, tuple[object, Reader]] = WeakKeyDictionar
 
 def reader_of(model: AnyDecoder | Reader) -> Reader:
     """Return the reader of a decoder. It is made once, and again after the weights were
-    replaced, moved or trained (but not if one was written through `.data`). ConfigError for a
-    decoder of other layers."""
+    replaced, moved or trained (but not if one was written through `.data`). Raises ConfigError
+    for a decoder of other layers."""
     if isinstance(model, Reader):
         return model
     signature = weights_signature(model)

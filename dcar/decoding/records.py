@@ -1,8 +1,7 @@
 """Inputs and outputs of decoding, the same for every method.
 
-`Prompt` is one utterance to speak: ids of its text and the speech tokens of a voice. `PromptBatch`
-holds several of them, padded. `DecodeResult` is the outcome: tokens, chunk sizes, decisions, and
-what it cost.
+`Prompt` is one utterance to decode: ids of its text and the speech tokens of a voice. `PromptBatch`
+is a padded batch of them. `DecodeResult` is the outcome: tokens, chunk sizes, decisions, and costs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from heads.candidates import select_draw
 
 @dataclass(frozen=True)
 class Prompt:
-    """One utterance to speak: its text and the speech tokens of the prompt (BOS is added by the
+    """Utterance to decode: its text and the speech tokens of the prompt (BOS is added by the
     decoder).
 
     Ids may be given as any sequence of integers (a list, an array); they are kept as tuples, so
@@ -38,7 +37,7 @@ class Prompt:
 
 
 class PromptBatch(NamedTuple):
-    """The arguments of `prefill`."""
+    """Arguments of `prefill`."""
 
     text_ids: Tensor  # [B, N]
     text_lengths: Tensor  # [B]
@@ -49,7 +48,7 @@ class PromptBatch(NamedTuple):
 def batch_of(
     prompts: Sequence[Prompt], config: DecoderConfig, device: torch.device | str
 ) -> PromptBatch:
-    """The prompts as a batch for a model of this configuration."""
+    """Return the prompts as a batch for a model of this configuration."""
     bos = (config.speech_vocab_size + 1,) if config.bos else ()
     return PromptBatch(
         *pad([p.text_ids for p in prompts], device),
@@ -58,10 +57,10 @@ def batch_of(
 
 
 def check_prompt(prompt: Prompt, config: DecoderConfig) -> None:
-    """Typed errors for a prompt that the model cannot read."""
+    """Raise TextError or DataError for a prompt that the model cannot read."""
     if not prompt.text_ids:
         raise TextError(
-            f"{prompt.utterance_id}: the text has no phonemes; give words that can be spoken"
+            f"{prompt.utterance_id}: the text has no phonemes; give words that can be pronounced"
         )
     if max(prompt.text_ids) >= config.text_vocab_size:
         raise DataError(
@@ -84,11 +83,10 @@ def check_prompt(prompt: Prompt, config: DecoderConfig) -> None:
 
 @dataclass
 class DecodeResult:
-    """The outcome of decoding one utterance, and what it cost.
+    """Outcome of decoding one utterance, and its costs.
 
-    A chunk is one decision: actions[m] tokens were asked for at speech position
-    decision_positions[m] (0-based, the prompt included), emitted[m] were kept before EOS or the
-    length limit.
+    A chunk is one decision: actions[m] tokens were chosen at speech position decision_positions[m]
+    (0-based, the prompt included), and emitted[m] were kept before EOS or the length limit.
     """
 
     utterance_id: str
@@ -111,9 +109,9 @@ class DecodeResult:
     hidden: Tensor | None = None
     prompt_length: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    """lm, policy; a batch's time is split evenly. That of the policy is the host's: on a GPU the
-    time of launches. Where a decision after the draw is one call, the draw counts as the
-    policy's."""
+    """Times of lm and policy; a batch's time is split evenly. That of the policy is the host's:
+    on a GPU, the time of launches. If a decision after the draw is one call, the draw counts as
+    the policy's."""
     # per pass that verified a draft: tokens drafted,
     rounds_proposed: list[int] = field(default_factory=list)
     # and how many of them, from the first on, were accepted
@@ -125,7 +123,7 @@ class DecodeResult:
 
     @property
     def chosen_candidates(self) -> Tensor | None:
-        """The `candidates` of the chunks that were chosen: [decisions, n, F]."""
+        """Features (`candidates`) of the candidates that were chosen: [decisions, n, F]."""
         if self.candidates is None:
             return None
         return select_draw(self.candidates, torch.tensor(self.chosen) if self.chosen else None)

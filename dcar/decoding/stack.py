@@ -1,6 +1,6 @@
-"""Transformer layers for decoding: flat rows, few kernels, one write to the cache for a layer.
+"""Transformer layers for decoding: flat rows, few kernels, one write to the cache per layer.
 
-They compute what heads/layers.py does; sums may be rounded in another order. Rows are flat: N =
+They compute the same as heads/layers.py; sums may be rounded in another order. Rows are flat: N =
 batch × new positions.
 """
 

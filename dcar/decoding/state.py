@@ -1,7 +1,7 @@
-"""The state of a batch while it is decoded: fixed buffers on the device, one place a row.
+"""State of a batch while it is decoded: fixed buffers on the device, one place per row.
 
 Everything that a step reads or writes is here, so that a step is a program of tensors at fixed
-addresses: nothing is allocated from step to step, and the host need not know what happened.
+addresses: nothing is allocated from step to step, and the host need not know the outcome.
 `first(n)` is the same state of its first n rows.
 """
 
@@ -20,21 +20,21 @@ from dcar.sampling import SamplingConfig, histories, sample, shifted, uniform
 from heads.layers import KVCache
 
 LOGGED = ("emitted", "cached", "proposed", "actions", "chosen")
-"""Whole numbers that are logged of every pass."""
+"""Integers that are logged for every pass."""
 
 
 ACTION_STREAMS = ("policy", "chunk", "shuffle")
-"""Streams whose numbers are those of decisions, which members of a group never share."""
+"""Streams of the random numbers of decisions, which members of a group never share."""
 
 
 class BatchState:
-    """The buffers that a step works on. B rows; a row that holds no utterance, or a finished one,
-    is not `alive`.
+    """Buffers that a step works on. B rows; a row without an utterance, or with a finished one, is
+    not `alive`.
 
-    `own`: what the method keeps for each row, [B, …] by name; `shared`: what it keeps for all rows
-    (tables on the device, a policy); `caches`: keys and values of a draft model or a policy.
-    `exact`: reading a value is free (eager on a CPU), so that shapes may follow the data; otherwise
-    all shapes are fixed.
+    `own`: the method's data for each row, [B, …] by name; `shared`: its data for all rows (tables
+    on the device, a policy); `caches`: keys and values of a draft model or a policy. `exact`:
+    reading a value is free (eager on a CPU), so that shapes may follow the data; otherwise all
+    shapes are fixed.
     """
 
     def __init__(
@@ -51,8 +51,9 @@ class BatchState:
         record_hidden: bool = False,
         exact: bool = True,
     ):
-        """width: most tokens that a round emits; draft_length: positions that a pass reads after
-        the pending ones; keeps_probs: the drafted tokens have distributions."""
+        """Allocate the buffers. width: maximum number of tokens that a round emits;
+        draft_length: positions that a pass reads after the pending ones; keeps_probs: the
+        drafted tokens have distributions."""
         self.reader, self.sampling, self.exact = reader, sampling, exact
         self.eos, self.width, self.draft_length = reader.config.eos, width, draft_length
         device, size, ids = reader.device, reader.config.hidden_size, reader.config.output_size
@@ -123,7 +124,7 @@ class BatchState:
         return self._views[n]
 
     def _by_row(self) -> list[tuple[str, Tensor | dict[str, Tensor]]]:
-        """The attributes that have one entry for each row."""
+        """Return the attributes that have one entry for each row."""
         dicts = ("keys", "numbers", "own")
         return [
             (name, value)
@@ -132,7 +133,7 @@ class BatchState:
         ]
 
     def allocate_numbers(self, streams: Sequence[str]) -> None:
-        """Make room for the uniform numbers of these streams."""
+        """Allocate the uniform numbers of these streams."""
         for stream in streams:
             self.numbers[stream] = torch.zeros(
                 self.tokens.shape, dtype=torch.float64, device=self.tokens.device
@@ -146,9 +147,9 @@ class BatchState:
         hidden: Tensor,
         keys: Sequence[Tensor],
     ) -> None:
-        """Start utterances in rows [R]: most tokens [R], lengths of their prompts [R], hidden
-        states [R, D] of the last position of these, and keys [R] of random numbers for tokens
-        and for all else."""
+        """Start utterances in rows [R], given the maximum number of tokens [R], lengths of their
+        prompts [R], hidden states [R, D] of the last prompt position, and keys [R] of random
+        numbers for tokens and for everything else."""
         for tensor in (self.passes, self.draft_passes, self.draft_counts, self.highest):
             tensor[rows] = 0
         self.positions[rows], self.alive[rows] = self.offsets, True
@@ -174,8 +175,8 @@ class BatchState:
         return cache
 
     def facts(self, n: int) -> Tensor:
-        """Return what the host reads of the first n rows [4, n]: highest id drawn, tokens
-        emitted, tokens left, speech positions."""
+        """Return the values that the host reads of the first n rows [4, n]: highest id drawn,
+        tokens emitted, tokens left, speech positions."""
         return torch.stack(
             (self.highest[:n], self.generated[:n], self.remaining[:n], self.cache.lengths[:n])
         )
@@ -191,8 +192,8 @@ class BatchState:
             cache.kv[:, target] = cache.kv[:, source]
 
     def changing(self, trees: bool) -> list[Tensor]:
-        """The tensors that a step changes, so that it cannot be run twice. Tokens and logs are
-        only ever written ahead, and so are keys and values, unless drafts are trees."""
+        """Return the tensors that a step changes, so that it cannot be run twice. Tokens and
+        logs are only ever written ahead, and so are keys and values, unless drafts are trees."""
         kept = (
             self.positions,
             self.remaining,
@@ -212,7 +213,7 @@ class BatchState:
 
     @property
     def generated(self) -> Tensor:
-        """Tokens emitted so far [B]."""
+        """Number of tokens emitted so far [B]."""
         return self.positions[:, 0]
 
     @property
@@ -221,33 +222,33 @@ class BatchState:
         return self.states[:, 0]
 
     def most(self, counts: Tensor, bound: int) -> int:
-        """The largest of counts [B], or a bound on it where it is not known without waiting for
-        the device."""
+        """Return the largest of counts [B], or an upper bound if it is not known without waiting
+        for the device."""
         return min(int(counts.max()), bound) if self.exact else bound
 
     def heads(self, states: Tensor, k: int) -> Tensor:
-        """Logits [..., k, V + 1] of heads 1..k."""
+        """Return logits [..., k, V + 1] of heads 1..k."""
         return self.reader.heads(states, k)
 
     def next_positions(self, count: int) -> Tensor:
-        """Generated positions [B, k] of the next tokens."""
+        """Return the generated positions [B, k] of the next tokens."""
         return self.positions[:, :count]
 
     def forbidden(self, positions: Tensor) -> Tensor | None:
-        """Return where EOS is masked: positions [B] or [B, k], counted from the first generated
-        token."""
+        """Return where EOS is masked, given positions [B] or [B, k], counted from the first
+        generated token."""
         return positions < self.sampling.min_tokens if self.forbids else None
 
     def probs(self, logits: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
-        """The warped distributions of the tokens at generated positions [B] or [B, k]: logits
-        [B, …, V] -> [B, …, V]."""
+        """Return the warped distributions [B, …, V] of the tokens at generated positions [B] or
+        [B, k], given logits [B, …, V]."""
         return self.reader.backend.probs(
             logits, self.sampling, self.forbidden(positions), self.eos, history
         )
 
     def draw(self, logits: Tensor, num_candidates: int = 1) -> Tensor:
-        """Draw the next tokens [B, k, N], N of each distribution, at the `shifted` random
-        numbers of its position: logits [B, k, V]. Not for repetition-aware sampling."""
+        """Draw the next tokens [B, k, N], N from each distribution, at the `shifted` random
+        numbers of its position, given logits [B, k, V]. Not for repetition-aware sampling."""
         positions = self.next_positions(logits.shape[1])
         u = shifted(self.uniform("token", positions), num_candidates)
         tokens, valid = self.reader.backend.tokens(
@@ -256,30 +257,31 @@ class BatchState:
         return tokens if valid else self.checked(tokens)
 
     def sample(self, probs: Tensor, u: Tensor) -> Tensor:
-        """Draw from distributions [B, …, V] at numbers u [B, …], and note where there is none."""
+        """Draw from distributions [B, …, V] at numbers u [B, …], and record where there is no
+        distribution."""
         return self.checked(sample(probs, u))
 
     def checked(self, tokens: Tensor) -> Tensor:
-        """Note whether all tokens [B, …] that were drawn are ids; return ids. A row in which one
-        is not is an error when the host next looks."""
+        """Record whether all drawn tokens [B, …] are ids, and return ids. A row with one that is
+        not becomes an error at the next synchronisation."""
         highest = tokens if tokens.dim() == 1 else tokens.flatten(1).amax(1)
         torch.maximum(self.highest, highest, out=self.highest)
         return tokens.clamp(max=self.eos)
 
     def uniform(self, stream: str, positions: Tensor) -> Tensor:
-        """`dcar.sampling.uniform` at generated positions [B] or [B, k] for the first number of a
-        position, looked up in a table."""
+        """Return `dcar.sampling.uniform` at generated positions [B] or [B, k] for the first
+        number of a position, looked up in a table."""
         index = positions if positions.dim() == 2 else positions[:, None]
         return self.numbers[stream].gather(1, index).view(positions.shape)
 
     def further(self, stream: str, positions: Tensor, number: int | Tensor) -> Tensor:
-        """The same for other numbers of a position, computed from their addresses."""
+        """Return further numbers of a position, computed from their addresses."""
         return uniform(self.keys["token"], stream, positions, number)
 
     def histories(self, tokens: Tensor | None = None) -> Tensor | None:
-        """The `history` argument of `warp`: the window of tokens before the next token and after
-        each of the drafted tokens [B, m], [B, m + 1, W], -1 where there are none. None without a
-        repetition_window."""
+        """Return the `history` argument of `warp`: the window of tokens before the next token
+        and after each of the drafted tokens [B, m], [B, m + 1, W], with -1 for none. None
+        without a repetition_window."""
         window = self.sampling.repetition_window
         if not window:
             return None
@@ -290,7 +292,7 @@ class BatchState:
         return recent[:, None] if tokens is None else histories(recent, tokens)
 
     def clock(self) -> float:
-        """Seconds, of a step that is not waited for 0."""
+        """Return the time in seconds; 0 if steps are not waited for."""
         return time.perf_counter() if self.exact else 0.0
 
 

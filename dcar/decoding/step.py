@@ -1,6 +1,6 @@
 """The one decoding step, the same for every method, on any device.
 
-    keep     the method says which tokens are emitted, given the hidden states of what was read
+    keep     the method selects the tokens to emit, given the hidden states of what was read
     emit     they are stored up to EOS and the length limit
     propose  the method may draft tokens for the next pass
     read     one pass of the decoder over the emitted tokens that were not read yet, and the draft
@@ -53,36 +53,37 @@ class Draft:
 
 
 class Method:
-    """A way of decoding. It holds settings and constant tensors only; what it keeps for each row
-    is in `BatchState.own`, so one object serves any number of batches. A subclass overrides
-    `keep`, and `propose` if it drafts."""
+    """Decoding method. It contains settings and constant tensors only; its data for each row are
+    in `BatchState.own`, so one object serves any number of batches. A subclass overrides `keep`,
+    and `propose` if it drafts."""
 
     name = "method"
     draft_length = 0
-    """Most positions that `propose` returns."""
+    """Maximum number of positions that `propose` returns."""
     keeps_probs = False
     """True if its drafts have distributions."""
     streams: Sequence[str] = ("token",)
-    """The streams of random numbers that it looks up by `BatchState.uniform`."""
+    """Streams of random numbers that it looks up by `BatchState.uniform`."""
     tree: DraftTree | None = None
-    """The shape of its drafts, if they are trees."""
+    """Shape of its drafts, if they are trees."""
     logged: Sequence[str] = ()
-    """Those of `actions`, `log_probs` and `chosen` that its results have."""
+    """Those of `actions`, `log_probs` and `chosen` that its results contain."""
 
     def width(self, heads: int) -> int:
-        """Most tokens that a round emits, of a decoder with so many heads. ConfigError if it has
-        too few."""
+        """Return the maximum number of tokens that a round emits, given the decoder's number of
+        heads. Raises ConfigError if there are too few."""
         return 1
 
     def start(self, state: BatchState) -> None:
-        """Allocate what it keeps for each row, once for a state. ConfigError if the decoder does
-        not fit."""
+        """Allocate the method's data for each row, once for a state. Raises ConfigError if the
+        decoder does not fit."""
 
     def refresh(self, state: BatchState) -> None:
-        """Take the present weights of what it asks (a policy). Called before every run."""
+        """Load the present weights of the models that the method uses (a policy). Called before
+        every run."""
 
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
-        """Set what it keeps for rows [R], into which utterances have been admitted."""
+        """Set the method's data for rows [R] into which utterances have been admitted."""
 
     def keep(self, state: BatchState) -> Kept:
         """Return the tokens to emit, given `state.states` [B, 1 + m, D]: hidden states of the
@@ -97,7 +98,7 @@ class Method:
     def observe(
         self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None
     ) -> None:
-        """Take note of a pass: hidden [B, m, D], of which counts [B] are new (those of
+        """Process the hidden states [B, m, D] of a pass, of which counts [B] are new (those of
         `real_positions`, if given), before the cache moves on."""
 
 
@@ -153,7 +154,7 @@ def emit(state: BatchState, kept: Kept) -> Tensor:
 
 
 def log(state: BatchState, kept: Kept, counts: Tensor) -> None:
-    """Note what happened in this pass: the `LOGGED` numbers, and log-probabilities of a policy."""
+    """Log this pass: the `LOGGED` numbers, and log-probabilities of a policy."""
     facts = [
         counts,
         kept.cached,

@@ -16,9 +16,9 @@ import torch
 class DraftTree:
     """Shape of a tree of m drafted tokens, the same for all rows of a batch.
 
-    parents [m]: index of each node's parent, which must stand before it; -1 for a child of the
-    root, the last emitted token. depths [m]: 1 for those children. ancestors [m, m]: whether node j
-    lies on the path to node i (itself included). layout: attention mask [1, 1 + m, 1 + m] (row sees
+    parents [m]: index of each node's parent, which must come before it; -1 for a child of the root,
+    the last emitted token. depths [m]: 1 for those children. ancestors [m, m]: whether node j is on
+    the path to node i (itself included). layout: attention mask [1, 1 + m, 1 + m] (row attends to
     column) and positions [1 + m] of the root and the nodes.
     """
 
@@ -30,8 +30,8 @@ class DraftTree:
         for node, parent in enumerate(parents):
             if not -1 <= parent < node:
                 raise ValueError(
-                    f"node {node} has parent {parent}: parents stand before children, -1 is the "
-                    "root"
+                    f"node {node} has parent {parent}: parents must come before children, -1 is "
+                    "the root"
                 )
             depths.append(1 if parent < 0 else depths[parent] + 1)
             if parent >= 0:

@@ -1,1 +1,1 @@
-"""`dcar speak`: text and a voice → audio, while it is decoded if wished."""
+"""`dcar speak`: text and a voice → audio, optionally while it is decoded."""

@@ -1,5 +1,5 @@
-"""Split a text into phrases that are decoded one by one: sentences, and clauses of too long
-sentences.
+"""Division of a text into phrases that are decoded one by one: sentences, and clauses of sentences
+that are too long.
 
 A long sentence is split at a comma (semicolons, colons, dashes and brackets are commas in the
 spoken form) or, if none is near the middle, before a conjunction or a relative pronoun. Paragraphs,
@@ -54,17 +54,17 @@ _CONJUNCTION = re.compile(
 
 @dataclass(frozen=True)
 class Phrase:
-    """A text that is decoded at once, and the silence after it in seconds (0 after the last)."""
+    """Text that is decoded at once, and the silence after it in seconds (0 after the last)."""
 
     text: str
     pause: float
 
 
 def phrases(text: str) -> list[Phrase]:
-    """The sentences of a text in spoken form, long ones by their clauses.
+    """Return the sentences of a text in spoken form, long ones divided into their clauses.
 
-    TextError if there is nothing to speak, or a sentence is too long for the model and has no place
-    to breathe.
+    Raises TextError if there are no words, or if a sentence is too long for the model and cannot be
+    divided.
     """
     found: list[Phrase] = []
     for block in _sentences_by_block(text):
@@ -76,7 +76,7 @@ def phrases(text: str) -> list[Phrase]:
 
 
 def note_what_is_not_read(text: str) -> None:
-    """Warn of signs that are left out, and where a text does not look English, because it is
+    """Warn of signs that are left out, and of a text that does not look English, because it is
     read with English pronunciation."""
     if signs := unread_signs(text):
         logger.warning("note: signs without a reading are left out: %s", " ".join(signs[:8]))
@@ -90,31 +90,31 @@ def note_what_is_not_read(text: str) -> None:
         and (unknown > 0.5 * len(words) or foreign >= 2 and foreign + unknown > 0.35 * len(words))
     ):
         logger.warning(
-            "note: this text does not look English (%d of its first %d words); only English is "
-            "spoken, so "
-            "it is read with English sounds",
+            "note: this text does not look English (%d of its first %d words); it is read with "
+            "English pronunciation, the only one supported",
             max(foreign, unknown),
             len(words),
         )
 
 
 def split_sentences(text: str) -> list[str]:
-    """Sentences of a text in spoken form. An empty line ends one, and so do headings and items of a
-    list; other line breaks do not.
+    """Return the sentences of a text in spoken form. An empty line ends one, and so do headings and
+    items of a list; other line breaks do not.
 
-    TextError if there is nothing to speak, if the text has more than MAX_TEXT characters, or a
+    Raises TextError if there are no words, if the text has more than MAX_TEXT characters, or a
     sentence more than MAX_CHARACTERS.
     """
     return [sentence for block in _sentences_by_block(text) for sentence in block]
 
 
 def _sentences_by_block(text: str) -> list[list[str]]:
-    """By paragraph, heading and item."""
+    """Return the sentences of each paragraph, heading and item."""
     if not isinstance(text, str) or not _sayable(text):
         return [_sentences(text)]
     if len(text) > MAX_TEXT:
         raise TextError(
-            f"text has {len(text)} characters, the limit is {MAX_TEXT}; speak it part by part"
+            f"the text has {len(text)} characters, but the limit is {MAX_TEXT}; divide it into "
+            "parts"
         )
     return [
         [sentence for piece in _pieces(block) for sentence in _sentences(piece)]
@@ -125,8 +125,8 @@ def _sentences_by_block(text: str) -> list[list[str]]:
 
 
 def _blocks(paragraph: str) -> Iterator[str]:
-    """The blocks of a paragraph: headings and list items apart, without their markers; lines
-    without a word end a block."""
+    """Return the blocks of a paragraph: headings and list items separately, without their
+    markers; lines without a word end a block."""
     lines = paragraph.splitlines()
     marks = [_MARKER.match(line) for line in lines]
     listed = len([m for m in marks if m]) > 1 or any(marks[:1])
@@ -147,8 +147,8 @@ def _blocks(paragraph: str) -> Iterator[str]:
 
 
 def _is_heading(lines: list[str]) -> bool:
-    """Whether the first line of a paragraph is a heading: shorter than the others, without
-    punctuation at its end, and the next line starts like a sentence."""
+    """Return whether the first line of a paragraph is a heading: shorter than the others,
+    without punctuation at its end, and the next line starts like a sentence."""
     first, *rest = (line.strip() for line in lines)
     return (
         bool(rest)
@@ -159,17 +159,17 @@ def _is_heading(lines: list[str]) -> bool:
 
 
 def _sayable(text: str) -> bool:
-    """Whether there is a letter or digit (a line of asterisks has none)."""
+    """Return whether there is a letter or digit (a line of asterisks has none)."""
     return any(c.isalnum() for c in text)
 
 
 def _sentences(text: str) -> list[str]:
-    """Sentences of a text of at most MAX_CHARACTERS."""
+    """Return the sentences of a text of at most MAX_CHARACTERS."""
     sentences = [
         s.strip() for s in re.split(r"(?<=[.?!])\s+", normalize_text(text)) if re.search(r"\w", s)
     ]
     if not sentences:
-        raise TextError("there is nothing to speak in this text; give some words")
+        raise TextError("the text has no words; give at least one")
     return sentences
 
 
@@ -199,8 +199,8 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _is_end(before: str, after: str) -> bool:
-    """Whether a sentence ends between two parts: "Dr." and "Smith came." read differently apart
-    and together."""
+    """Return whether a sentence ends between two parts: "Dr." and "Smith came." read differently
+    apart and together."""
     before, after = before[-MAX_CHARACTERS // 2 :], after[: MAX_CHARACTERS // 2]
     try:
         return _sentences(before + after) == _sentences(before) + _sentences(after)
@@ -209,24 +209,23 @@ def _is_end(before: str, after: str) -> bool:
 
 
 def split_clauses(sentence: str) -> list[str]:
-    """A sentence in spoken form as clauses of at most MAX_PHONEMES, of similar length; TextError
-    if it has none."""
+    """Divide a sentence in spoken form into clauses of at most MAX_PHONEMES, of similar length.
+    Raises TextError if it has none."""
     length = len(phonemes_of(sentence))
     if length <= MAX_PHONEMES:
         return [sentence]
     cut = _cut(sentence)
     if cut is None:
         raise TextError(
-            f"a sentence has {length} phonemes and neither comma nor conjunction to breathe at, "
-            "more than "
-            f"{MAX_PHONEMES}; split it with full stops or commas: {sentence[:60]}…"
+            f"a sentence has {length} phonemes, more than {MAX_PHONEMES}, and neither comma nor "
+            f"conjunction to split it at; add full stops or commas: {sentence[:60]}…"
         )
     return split_clauses(sentence[: cut.start()]) + split_clauses(sentence[cut.end() :])
 
 
 def _cut(sentence: str) -> re.Match[str] | None:
-    """Where to split: at the comma nearest to the middle, else before a conjunction; far from
-    the middle only if there is nothing nearer."""
+    """Return the place to split: the comma nearest to the middle, else before a conjunction; far
+    from the middle only if there is nothing nearer."""
     middle = len(sentence) / 2
     nearest = [
         min(kind.finditer(sentence), key=lambda m: abs(m.start() - middle), default=None)

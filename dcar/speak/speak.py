@@ -1,5 +1,5 @@
-"""`dcar speak`: text and a voice in, a waveform and the timeline of its chunks out, written as
-it is spoken."""
+"""`dcar speak`: text and a voice in, a waveform and the timeline of its chunks out, written
+while it is decoded."""
 
 from __future__ import annotations
 
@@ -34,17 +34,16 @@ class SpeakConfig:
 
     text: str = setting(
         "",
-        "What is said; several sentences are spoken one by one. - = from standard input.",
+        "Text to speak; several sentences are decoded one by one. - = standard input.",
         positional=True,
         prose=True,
     )
     file: str = setting("", "Text file to read aloud instead (UTF-8).", place="file")
     voice: str = setting(
         "",
-        "A shipped voice by its name, or a recording of 1 s or more; empty = the first shipped "
-        "voice.",
+        "Name of a shipped voice, or a recording of 1 s or more; empty = the first shipped voice.",
     )
-    voices: bool = setting(False, "List the shipped voices, and speak nothing.")
+    voices: bool = setting(False, "Whether to list the shipped voices and exit.")
     out: str = setting(
         "",
         "File to write; the suffix chooses the format. Empty = out.wav, and none with stream.",
@@ -56,16 +55,16 @@ class SpeakConfig:
         "dcar, dcar-sampled, car-K, or far; empty = dcar with the shipped decoder, a "
         f"policy, a dial or num_candidates, else car-{FIXED_SIZE}.",
     )
-    decoder: str = setting("starter", "Directory of a decoder (far: of a FAR decoder).")
+    decoder: str = setting("starter", "Folder of a decoder (far: of a FAR decoder).")
     policy: str = setting(
-        POLICY, "Directory of an exported policy, or starter, which was trained at temperature 1."
+        POLICY, "Folder of an exported policy, or starter, which was trained at temperature 1."
     )
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
     dial: float = setting(
         0.0,
-        "Turns the policy: above 0 to longer chunks and less time, below 0 to shorter ones; "
-        "nats a token.",
+        "Shift of the policy in nats per token: above 0 to longer chunks and less time, below 0 "
+        "to shorter ones.",
         minimum=DIALS[0],
         maximum=DIALS[1],
     )
@@ -76,23 +75,22 @@ class SpeakConfig:
         minimum=0,
     )
     dtype: str = dtype_setting()
-    seed: int = seed_setting(0, "Of the draws.")
+    seed: int = seed_setting(0, "Random seed for the draws.")
     stream: bool = setting(
         False,
-        "Write 16-bit mono samples to standard output while speaking (… | aplay "
-        "-r 24000 -f S16_LE); the timeline goes to standard error.",
+        "Whether to write 16-bit mono samples to standard output during decoding (… | aplay -r "
+        "24000 -f S16_LE); the timeline goes to standard error.",
     )
-    sampling: SamplingConfig = setting(lambda: SAMPLING, "How tokens are drawn.")
+    sampling: SamplingConfig = setting(lambda: SAMPLING, "Sampling of tokens.")
 
 
 def read_text(options: SpeakConfig) -> str:
-    """What is to be said. ConfigError where it is given twice or not at all, TextError where it
-    cannot be read."""
+    """Return the text to speak. Raises ConfigError if it is given twice or not at all, TextError
+    if it cannot be read."""
     if bool(options.text) == bool(options.file):
         raise ConfigError(
-            'give what to say, one of: dcar speak "a text", dcar speak --file FILE.txt, or … | '
-            "dcar "
-            "speak -"
+            'give a text in one of these ways: dcar speak "a text", dcar speak --file FILE.txt, '
+            "or … | dcar speak -"
         )
     if not options.file and options.text != "-":
         return options.text
@@ -119,11 +117,9 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if options.stream and sys.stdout.isatty():
         raise ConfigError(
-            "--stream writes raw samples, and standard output is a terminal; pipe them into a "
-            "player "
-            "(… --stream | aplay -r 24000 -f S16_LE) or a file (… --stream > out.raw), or leave "
-            "--stream "
-            "out"
+            "--stream writes raw samples, but standard output is a terminal; pipe them into a "
+            "player (… --stream | aplay -r 24000 -f S16_LE) or a file (… --stream > out.raw), or "
+            "omit --stream"
         )
     text = read_text(options)
     parts = phrases(text)  # what cannot be spoken or written is refused before models are loaded

@@ -53,7 +53,7 @@ CACHED_ENGINES = 2  # of two methods, for comparisons
 
 @dataclass(frozen=True)
 class Spoken:
-    """A waveform, and how each of its phrases was decoded."""
+    """Waveform, and how each of its phrases was decoded."""
 
     audio: np.ndarray  # [samples] float32, pauses included
     sample_rate: int
@@ -68,20 +68,21 @@ class Spoken:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """For every phrase its speech tokens."""
+        """Speech tokens of every phrase."""
         return [list(result.tokens) for result in self.results]
 
     @property
     def chunks(self) -> list[list[int]]:
-        """For every phrase the number of tokens that each pass yielded, in order."""
+        """Number of tokens from each pass, in order, for every phrase."""
         return [[n for n in result.emitted if n] for result in self.results]
 
     def save(self, path: str | Path) -> None:
-        """Write an audio file; the suffix chooses the format. AudioError where it is unknown."""
+        """Write an audio file; the suffix selects the format. Raises AudioError if it is
+        unknown."""
         save_audio(path, self.audio, self.sample_rate)
 
     def timeline(self) -> str:
-        """Every phrase with its chunks, to be printed."""
+        """Return every phrase with its chunks, as text."""
         return timeline_of(self.phrases, self.results, self.token_rate)
 
 
@@ -106,8 +107,8 @@ class Speaker:
         seed: int = 0,
         recordings: PromptAudio | None = None,
     ) -> None:
-        """encode: text → ids that the decoder reads. recordings: audio of voices, for vocoders
-        that read prompts."""
+        """Combine loaded models. encode: text → ids that the decoder reads. recordings: audio of
+        voices, for vocoders that read prompts."""
         self.decoder, self.encode, self.method = decoder, encode, method
         self.tokenizer, self.vocoder, self.sampling, self.seed = tokenizer, vocoder, sampling, seed
         self._recordings = PromptAudio([]) if recordings is None else recordings
@@ -130,18 +131,18 @@ class Speaker:
         num_candidates: int = 0,
         dtype: str = "auto",
     ) -> Speaker:
-        """Each by folder, or "starter" for what ships (of policies also "starter-t0.4", trained at
-        temperature 0.4); tokenizer and vocoder also by the names of `dcar.tokens.load` and
-        `dcar.vocoder.load`.
+        """Load each model by folder, or "starter" for the shipped one (of policies also
+        "starter-t0.4", trained at temperature 0.4); tokenizer and vocoder also by the names of
+        `dcar.tokens.load` and `dcar.vocoder.load`.
 
-        method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the
+        method: dcar, dcar-sampled (the policy's choice is drawn), car-K, or far (with "starter" the
         shipped FAR decoder); a chunk rule of your own (`dcar.ChunkRule`) or any other `Method`; ""
-        = dcar where a policy, dial or number of candidates is given, or the shipped policy was
-        trained for the decoder, else `fixed_method`. dial: of the policy, above 0 for longer chunks
-        and less time, below for shorter ones (`PolicyChunk`). num_candidates: chunks drawn side by
-        side for the policy; 0 = `NUM_CANDIDATES` where it can choose among them, else 1. dtype:
-        type of the decoder's weights (`dcar.model.precision`). AssetError, CheckpointError,
-        ConfigError or DataError where something is missing or does not belong together.
+        = dcar if a policy, dial or number of candidates is given, or the shipped policy was trained
+        for the decoder, else `fixed_method`. dial: of the policy, above 0 for longer chunks and
+        less time, below for shorter ones (`PolicyChunk`). num_candidates: number of candidates for
+        the policy; 0 = `NUM_CANDIDATES` if it can choose among them, else 1. dtype: type of the
+        decoder's weights (`dcar.model.precision`). Raises AssetError, CheckpointError, ConfigError
+        or DataError if something is missing or does not belong together.
         """
         asked = policy != POLICY or dial or num_candidates
         which: Shipped = "far" if method == "far" else "decoder"
@@ -178,9 +179,9 @@ class Speaker:
         num_candidates: int = 0,
         dial: float = 0.0,
     ) -> Speaker:
-        """The same models with other settings; the others stay. A policy, a dial or a number of
-        candidates implies method dcar. ConfigError or CheckpointError for what does not belong
-        together."""
+        """Return a speaker with the same models and other settings. A policy, a dial or a number
+        of candidates implies method dcar. Raises ConfigError or CheckpointError for a
+        combination that does not fit."""
         other = copy(self)
         policy = self._policy if policy is None else policy
         if policy is not self._policy or dial or num_candidates:
@@ -198,19 +199,19 @@ class Speaker:
     def generate(
         self, text: str, prompt: str | Path | Voice | None = None, **settings: Any
     ) -> Spoken:
-        """Speak a text with the voice of `prompt`: a recording of a second or more, or a shipped
-        voice by its name; None = the first shipped one.
+        """Speak a text with the voice of `prompt`: a recording of a second or more, or the name of
+        a shipped voice; None = the first shipped one.
 
-        Sentences are spoken one by one, long ones clause by clause. settings: policy ("starter", a
+        Sentences are decoded one by one, long ones clause by clause. settings: policy ("starter", a
         folder or a `ChunkPolicy`), method, temperature, top_k, seed, num_candidates, dial, as in
-        `using`. TextError, AudioError, DataError; DistributionError of a broken model.
+        `using`. Raises TextError, AudioError, DataError; DistributionError for a broken model.
         """
         return self.join(text, list(self.sentences(text, prompt, **settings)))
 
     def voice(self, prompt: str | Path | Voice | None) -> Voice:
-        """The voice of a `prompt` of `generate`, which also takes the result, so that a
-        recording is read once. AudioError where the recording cannot be used, ConfigError for an
-        unknown name."""
+        """Return the voice for a `prompt` of `generate`, which also accepts the result, so that
+        a recording is read once. Raises AudioError if the recording cannot be used, ConfigError
+        for an unknown name."""
         if prompt is None:
             voice = shipped_voice("", self.tokenizer)
         else:
@@ -222,8 +223,8 @@ class Speaker:
     def sentences(
         self, text: str, prompt: str | Path | Voice | None = None, **settings: Any
     ) -> Iterator[Piece]:
-        """As `generate`, one piece a phrase, so that a long text is never in memory as a whole.
-        Text and prompt are checked at the call, before the first piece."""
+        """Generate one piece per phrase, otherwise as `generate`, so that a long text is never
+        in memory as a whole. Text and prompt are checked at the call, before the first piece."""
         model = self.using(**settings)
         parts, voice = model._phrases(text), model.voice(prompt)
         if isinstance(model.vocoder, TokenVocoder):
@@ -239,7 +240,7 @@ class Speaker:
         return phrases(text)
 
     def _by_phrase(self, parts: list[Phrase], voice: Voice) -> Iterator[Piece]:
-        """For vocoders that read a phrase as a whole."""
+        """Generate one piece per phrase, for vocoders that need whole phrases."""
         prompts = self._prompts(parts, voice)
         for start in range(0, len(parts), PHRASES_AT_ONCE):
             now = slice(start, start + PHRASES_AT_ONCE)
@@ -258,18 +259,17 @@ class Speaker:
     def stream(
         self, text: str, prompt: str | Path | Voice | None = None, **settings: Any
     ) -> Iterator[Piece]:
-        """As `generate`, in pieces as soon as they are final; concatenated they are its waveform
-        (up to rounding).
+        """Generate pieces as soon as they are final, otherwise as `generate`; concatenated, they
+        are its waveform (up to rounding).
 
-        Text, prompt and models are checked at the call, before the first piece. ConfigError if the
-        vocoder cannot stream.
+        Text, prompt and models are checked at the call, before the first piece. Raises ConfigError
+        if the vocoder cannot stream.
         """
         model = self.using(**settings)
         if not isinstance(model.vocoder, TokenVocoder):
             raise ConfigError(
-                "a stream needs this project's own vocoder, which can be asked for a piece at a "
-                "time; "
-                "speak without --stream (Speaker.generate) with another one"
+                "streaming needs this project's own vocoder, which synthesises piece by piece; "
+                "with another one omit --stream (use Speaker.generate)"
             )
         return model._stream(model._phrases(text), model.voice(prompt))
 
@@ -277,7 +277,7 @@ class Speaker:
         return sum(p.numel() for p in self.decoder.parameters()) < SMALL
 
     def join(self, text: str, pieces: list[Piece]) -> Spoken:
-        """All pieces of `text` (of `sentences` or `stream`) as one."""
+        """Join all pieces of `text` (of `sentences` or `stream`)."""
         parts, results = (
             phrases(text),
             [piece.result for piece in pieces if piece.result is not None],
@@ -310,8 +310,8 @@ class Speaker:
 
     @contextmanager
     def _engine(self) -> Iterator[Engine]:
-        """An engine that decodes one phrase at a time. It serves one text at a time, so another
-        thread gets its own."""
+        """Return an engine that decodes one phrase at a time. It serves one text at a time, so
+        another thread gets its own."""
         key = reader_of(self.decoder), self.method, self.sampling
         engine = self._engines.pop(key, None) or Engine(*key)
         yield engine
@@ -330,7 +330,7 @@ class Speaker:
 
 
 def whole_phrases(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """One piece a phrase."""
+    """Return one piece per phrase."""
     held: list[np.ndarray] = []
     for piece in pieces:
         held.append(piece.samples)
@@ -342,21 +342,19 @@ def whole_phrases(pieces: Iterator[Piece]) -> Iterator[Piece]:
 def make_method(
     name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: float = 0.0, num_candidates: int = 0
 ) -> Method:
-    """The method of a name: far and car-K keep a fixed number of tokens a step; dcar asks the
-    policy with this `dial` and `num_candidates` (0: as in `Speaker.load`). A chunk rule or a
-    method is used as it is."""
+    """Return the method with a name: far and car-K keep a fixed number of tokens per step; dcar
+    uses the policy with this `dial` and `num_candidates` (0: as in `Speaker.load`). A chunk rule
+    or a method is used as it is."""
     for setting, value in (("dial", dial), ("num_candidates", num_candidates)):
         if value and not (isinstance(name, str) and name.startswith("dcar")):
             raise ConfigError(
-                f"{setting}={value:g} is for a policy, and method '{getattr(name, 'name', name)}' "
-                "asks "
-                "none: leave it out, or choose dcar"
+                f"{setting}={value:g} is for a policy, but method '{getattr(name, 'name', name)}' "
+                "uses none: omit it, or choose dcar"
             )
     if not DIALS[0] <= dial <= DIALS[1]:
         raise ConfigError(
-            f"dial={dial:g}: a policy can be turned from {DIALS[0]:g} to {DIALS[1]:g}; for chunks "
-            "of one "
-            "size choose car-K"
+            f"dial={dial:g} must be between {DIALS[0]:g} and {DIALS[1]:g}; for chunks of one size "
+            "choose car-K"
         )
     if not isinstance(name, str):
         return ChunkMethod(cast(ChunkRule, name)) if hasattr(name, "choose") else cast(Method, name)
@@ -378,19 +376,19 @@ def make_method(
 
 
 def shipped_policy_fits(decoder: AnyDecoder) -> bool:
-    """Whether `POLICY` was trained for this decoder; a large one is not asked for its checksum,
-    which takes long."""
+    """Return whether `POLICY` was trained for this decoder. The checksum of a large decoder,
+    which takes long, is not computed."""
     policy, own = load_policy(POLICY).config, decoder.config
     alike = (policy.hidden_size, policy.num_actions) == (own.hidden_size, own.num_prediction_heads)
     return alike and policy.base_checksum == decoder.checksum()
 
 
 load = Speaker.load
-"""`dcar.load`: the models by folder or name, ready to speak."""
+"""Load the models of a speaker, by folder or name (`dcar.load`)."""
 
 
 def timeline_of(texts: Sequence[str], results: Sequence[DecodeResult], rate: float) -> str:
-    """Every phrase with its chunks."""
+    """Return every phrase with its chunks, as text."""
     return "\n".join(
         f"{phrase}\n{timeline(result, rate)}" + "  (cut by the length guard)" * result.truncated
         for phrase, result in zip(texts, results, strict=True)
@@ -398,7 +396,7 @@ def timeline_of(texts: Sequence[str], results: Sequence[DecodeResult], rate: flo
 
 
 def timeline(result: DecodeResult, rate: float) -> str:
-    """The chunks of an utterance as text: their sizes in order, and a histogram."""
+    """Return the chunks of an utterance as text: their sizes in order, and a histogram."""
     sizes = ("" if max(result.emitted, default=0) < 10 else " ").join(
         str(n) for n in result.emitted if n
     )

@@ -1,5 +1,5 @@
-"""Streaming: audio of utterances while they are decoded, synthesised on a second core where
-there is one."""
+"""Streaming: audio of utterances while they are decoded, synthesised on a second core if there
+is one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from dcar.vocoder.streaming import StreamingVocoder, reach
 T = TypeVar("T")
 
 FIRST = 8
-"""Tokens of the first piece: 0.16 s, enough until the next one."""
+"""Number of tokens of the first piece: 0.16 s, enough until the next one."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The next samples [n] of a stream; the last of a phrase has its result, and from a Speaker
-    ends with its pause."""
+    """Next samples [n] of a stream. The last piece of a phrase has its result, and from a
+    Speaker ends with its pause."""
 
     samples: np.ndarray
     rate: int
@@ -35,8 +35,8 @@ class Piece:
 
 
 def in_one_thread(iterator: Iterator[T]) -> Iterator[T]:
-    """Run an iterator with one torch thread: decoder and vocoder have a core each, and the steps
-    of a small decoder are too short for several threads."""
+    """Run an iterator with one torch thread: decoder and vocoder have one core each, and the
+    steps of a small decoder are too short for several threads."""
     while True:
         before = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -57,12 +57,12 @@ def stream_audio(
     speakers: Sequence[np.ndarray],
     every: int = 25,
 ) -> Iterator[Piece]:
-    """Decode the prompts in their order, as many at once as the engine has rows, and yield audio
-    once it is final.
+    """Decode the prompts in order, as many at once as the engine has rows, and yield audio once it
+    is final.
 
     speakers: voice features [F] of each prompt; every: tokens between two calls of the vocoder, at
-    least 1 (25 = half a second); the first call has as many as it needs for some audio. The pieces
-    of a prompt come in order; those of several prompts are interleaved. Errors: those of
+    least 1 (25 = half a second); the first call has as many as are needed for some audio. The
+    pieces of a prompt come in order; those of several prompts are interleaved. Raises the errors of
     `Engine.run`.
     """
     first = max(reach(vocoder) + FIRST, every)

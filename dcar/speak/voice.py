@@ -1,4 +1,4 @@
-"""Voices: from a recording, and shipped ones."""
+"""Voices: from a recording, or shipped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_PROMPT_SECONDS = 20  # longer prompts are not better
 
 @dataclass
 class Voice:
-    """A prompt for decoder and vocoder: speech tokens, voice features [F], and a function that
+    """Prompt for decoder and vocoder: speech tokens, voice features [F], and a function that
     loads the recording."""
 
     tokens: tuple[int, ...]
@@ -38,9 +38,10 @@ class Voice:
 def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
     """Load a prompt recording (any format and rate) and compute its voice features.
 
-    Silence before and after the speech is left out, and of more than MAX_PROMPT_SECONDS the first
-    that hold speech are read. The prompt is the middle of them, or the nearest stretch that is not
-    a pause. A note says what was taken. AudioError if there is less than a second.
+    Silence before and after the speech is removed, and of a recording longer than
+    MAX_PROMPT_SECONDS only the first part with speech is read. The prompt is the middle of it, or
+    the nearest stretch that is not a pause. A note states which part was used. Raises AudioError if
+    there is less than a second.
     """
     from dcar.voices.encoder import SpeakerEncoder
 
@@ -97,8 +98,8 @@ def _load(path: str | Path, part: SpeechPart) -> Recorded:
 
 @cache
 def starter_voices(split: str = "test") -> dict[str, Voice]:
-    """Voices of the starter corpus by the names of their speakers, each from its first
-    utterance. Those of "test" were never trained on, those of "dev" were."""
+    """Return the voices of the starter corpus by the names of their speakers, each from its
+    first utterance. Those of "test" were never trained on, those of "dev" were."""
     from dcar.prepare.prepared import load_prepared
 
     voices: dict[str, Voice] = {}
@@ -109,15 +110,15 @@ def starter_voices(split: str = "test") -> dict[str, Voice]:
 
 
 def voice_of(row: Mapping[str, Any], start: int, prompt_tokens: int = 50) -> Voice:
-    """The voice of a row of a prepared corpus, with its tokens from `start` on as prompt."""
+    """Return the voice of a row of a prepared corpus, with its tokens from `start` on as prompt."""
     return Voice(
         tuple(row["speech"][start : start + prompt_tokens]), np.asarray(row["voice"], np.float32)
     )
 
 
 def voices_text() -> str:
-    """The shipped voices, one a line. Their names say the accent (a, American; b, British) and f
-    or m."""
+    """Return the shipped voices, one per line. Their names give the accent (a, American; b,
+    British) and f or m."""
     lines = []
     for split, what in (("test", "the models were never trained on it"), ("dev", "trained on")):
         for name in starter_voices(split):
@@ -136,13 +137,12 @@ def voices_text() -> str:
 
 
 def find_voice(named: str | Path, tokenizer) -> Voice:
-    """Return the voice of a recording, or a shipped voice by its name. ConfigError or AudioError
-    if there is none."""
+    """Return the voice of a recording, or a shipped voice by its name. Raises ConfigError or
+    AudioError if there is none."""
     path = Path(named)
     if path.is_dir():
         raise ConfigError(
-            f"voice {named}: this is a folder; give one recording, for example {path}/NAME.wav. A "
-            "folder "
+            f"voice {named}: a folder; give one recording, for example {path}/NAME.wav. A folder "
             "of recordings can tune a decoder: see docs/your_voice.md"
         )
     if path.exists() or path.suffix or len(path.parts) > 1:
@@ -154,15 +154,14 @@ def find_voice(named: str | Path, tokenizer) -> Voice:
 
 
 def shipped_voice(name: str, tokenizer) -> Voice:
-    """A voice that ships, "" = the first. ConfigError where there is none of that name, or its
-    tokens are those of another tokenizer."""
+    """Return a shipped voice, "" = the first. Raises ConfigError if there is none with that
+    name, or its tokens are those of another tokenizer."""
     from dcar.prepare.prepared import prepared_info
 
     if tokenizer.checksum != prepared_info(shipped("prepared"))["tokenizer"]["checksum"]:
         raise ConfigError(
-            "the shipped voices are tokens of the shipped tokenizer, and this model has another: "
-            "give "
-            "--voice RECORDING.wav (in Python prompt=)"
+            "the shipped voices are tokens of the shipped tokenizer, but this model has another: "
+            "give --voice RECORDING.wav (in Python prompt=)"
         )
     voices = starter_voices()
     name = name or next(iter(voices))

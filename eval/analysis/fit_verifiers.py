@@ -1,16 +1,16 @@
-"""Measure what verifying methods need to know of a decoder: `dcar fit-verifiers`.
+"""Statistics of a decoder for verifying methods: `dcar fit-verifiers`.
 
     dcar fit-verifiers --config launch/recipes/verifiers_starter.yaml out=runs/verifiers
 
 - Token transitions (mtp-viterbi): bigram counts of the training split.
 - Rank accuracies (vadusa): how often the base head would draw the i-th best id of each draft head,
-  on development utterances along the true tokens. Not counted but summed as probabilities of the
-  base head, which is the same expectation with less noise.
-- Entropy thresholds (entropy@LENGTH): development utterances are *spoken* with thresholds from all
-  over the range, and the tokens per pass are measured; along the true tokens the entropies are
-  lower, and lengths would come out wrong.
+  on development utterances along the true tokens. They are sums of probabilities of the base head
+  instead of counts, which is the same expectation with less noise.
+- Entropy thresholds (entropy@LENGTH): development utterances are *decoded* with thresholds from the
+  whole range, and the tokens per pass are measured; along the true tokens the entropies are lower,
+  and lengths would be wrong.
 - Mean mel frames (pcg-mel): of every code over recordings of the training split, one log-mel frame
-  a token; only with `mel_utterances`.
+  per token; only with `mel_utterances`.
 
 Writes statistics.safetensors, statistics.json and config.yaml; the folder is the `statistics` of a
 comparison.
@@ -60,26 +60,30 @@ class FitConfig:
     )
     data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/verifiers", "Folder to write.", place="folder")
-    train_split: str = setting("train", "For token transitions and mean mel frames.")
+    train_split: str = setting("train", "Split for token transitions and mean mel frames.")
     mel_utterances: int = setting(
         0,
-        "Recordings of `train_split` for the mean mel frame of every code, which pcg-mel "
-        "needs; 0 = none.",
+        "Number of recordings of `train_split` for the mean mel frame of every code, which "
+        "pcg-mel needs; 0 = none.",
         minimum=0,
     )
-    split: str = setting("dev", "For rank accuracies and entropy thresholds.")
-    utterances: int = setting(64, "Of `split`; 0 = all.", minimum=0)
-    prompt_tokens: int = setting(50, "As in training.", minimum=1)
-    ranks: int = setting(10, "Best ids of each draft head that a tree may use.", minimum=1)
-    thresholds: int = setting(
-        12, "Points of the curve from entropy threshold to tokens per pass.", minimum=2
+    split: str = setting("dev", "Split for rank accuracies and entropy thresholds.")
+    utterances: int = setting(64, "Number of utterances of `split`; 0 = all.", minimum=0)
+    prompt_tokens: int = setting(
+        50, "Length of the speaker prompt in tokens, as in training.", minimum=1
     )
-    batch_size: int = setting(32, "Utterances read or spoken at once.", minimum=1)
-    seed: int = seed_setting(0, "Of speech.")
+    ranks: int = setting(
+        10, "Number of best ids of each draft head that a tree may use.", minimum=1
+    )
+    thresholds: int = setting(
+        12, "Number of points of the curve from entropy threshold to tokens per pass.", minimum=2
+    )
+    batch_size: int = setting(32, "Number of utterances read or decoded at once.", minimum=1)
+    seed: int = seed_setting(0, "Random seed for decoding.")
     device: str = setting("cpu", "cpu or cuda.")
     dtype: str = dtype_setting()
     sampling: SamplingConfig = setting(
-        SamplingConfig, "As in the comparison that will use the statistics."
+        SamplingConfig, "Sampling of tokens, as in the comparison that will use the statistics."
     )
 
     def __post_init__(self) -> None:
@@ -90,8 +94,8 @@ class FitConfig:
 def teacher_forced(
     model: AnyDecoder, items: Sequence[PromptItem], batch_size: int = 16
 ) -> Iterator[Tensor]:
-    """For every item: hidden [n, D] of the last prompt position and all tokens. hidden[t]
-    predicts by head k token t + k - 1, the end behind the last. The prompts are those of
+    """Return hidden [n, D] of the last prompt position and all tokens, for every item. hidden[t]
+    predicts token t + k - 1 by head k, and the end after the last. The prompts are those of
     decoding."""
     device, config = model.norm.weight.device, model.config
     bos = (config.speech_vocab_size + 1,) if config.bos else ()
@@ -113,11 +117,11 @@ def teacher_forced(
 def rank_accuracy(
     model: AnyDecoder, states: Sequence[Tensor], sampling: SamplingConfig, ranks: int
 ) -> Tensor:
-    """acc[d - 1, i] = E_t[ q(i-th best id of head d + 1 at t | hidden at t + d) ], q the warped
-    probabilities of the base head: [K - 1, R].
+    """Return acc[d - 1, i] = E_t[ q(i-th best id of head d + 1 at t | hidden at t + d) ], where q
+    are the warped probabilities of the base head: [K - 1, R].
 
     states: those of every utterance (`teacher_forced`). The mean runs over positions whose d true
-    tokens behind the root still belong to the utterance.
+    tokens after the root still belong to the utterance.
     """
     heads = model.config.num_prediction_heads
     ranks = min(ranks, model.config.output_size)
@@ -143,8 +147,8 @@ def entropy_curve(
     seed: int,
     batch_size: int,
 ) -> tuple[Tensor, Tensor]:
-    """Thresholds [T] in nats and the tokens per pass [T] with each, from speaking the items with
-    it.
+    """Return thresholds [T] in nats and the tokens per pass [T] with each, from decoding the items
+    with it.
 
     The thresholds are 0 and quantiles of max(H_2..H_k) along the true tokens, up to the entropy of
     equal probabilities.
@@ -170,13 +174,13 @@ def entropy_curve(
 
 
 def mean_mel(data: str, split: str, codes: int, limit: int) -> tuple[Tensor, Tensor]:
-    """Mean log-mel frame of every code, float32 [V, MEL_BANDS], and how often it occurred, int64
-    [V].
+    """Return the mean log-mel frame of every code, float32 [V, MEL_BANDS], and the number of its
+    occurrences, int64 [V].
 
-    Of the utterances of a prepared split that have recordings, `limit` at most, spread evenly. A
-    token has one frame, centred on it, with a window of two tokens (at least 43 ms). Frames are
-    natural-log magnitudes at about 24 kHz. DataError if there are no recordings, or if one does not
-    have the length of its tokens.
+    They are taken from at most `limit` utterances of a prepared split that have recordings, spread
+    evenly. A token has one frame, centred on it, with a window of two tokens (at least 43 ms).
+    Frames are natural-log magnitudes at about 24 kHz. Raises DataError if there are no recordings,
+    or if one does not have the length of its tokens.
     """
     rows, sources = load_prepared(data, split), source_utterances(data)
     places = [
@@ -186,9 +190,8 @@ def mean_mel(data: str, split: str, codes: int, limit: int) -> tuple[Tensor, Ten
     ]
     if not places:
         raise DataError(
-            f"{data}: split {split} has no recordings, so how codes sound cannot be measured; "
-            "prepare a "
-            "corpus with audio, or leave out mel_utterances"
+            f"{data}: split {split} has no recordings for mean mel frames; prepare a corpus with "
+            "audio, or omit mel_utterances"
         )
     token_rate = float(prepared_info(data)["tokenizer"]["rate_hz"])
     hop = round(SAMPLE_RATE / token_rate)
@@ -231,13 +234,12 @@ def fit(
     seed: int = 0,
     batch_size: int = 32,
 ) -> VerifierStatistics:
-    """All statistics of a decoder with several heads; ConfigError for one with the base head
-    only."""
+    """Measure all statistics of a decoder with several heads. Raises ConfigError for one with
+    only the base head."""
     if model.config.num_prediction_heads < 2:
         raise ConfigError(
-            "these statistics are about additional heads, but this decoder has the base head "
-            "only; give "
-            "one trained with several heads"
+            "these statistics describe additional heads, but this decoder has only the base head; "
+            "give one trained with several heads"
         )
     keys, counts = count_bigrams(train_tokens, model.config.speech_vocab_size)
     states = list(teacher_forced(model, items, batch_size))
@@ -286,7 +288,7 @@ def run(config: FitConfig) -> VerifierStatistics:
 
 
 def summary(statistics: VerifierStatistics) -> str:
-    """What was measured, for people."""
+    """Return the statistics as readable text."""
     accuracy = statistics.rank_accuracy
     lines = [
         f"{len(statistics.bigram_keys)} of {statistics.states**2} token pairs occur, "

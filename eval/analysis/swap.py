@@ -1,18 +1,18 @@
-"""`dcar analyse what=swap`: are the tokens of a PCG group interchangeable? (arXiv 2511.13732,
-Tables 2 and 3)
+"""`dcar analyse what=swap`: test whether the tokens of a PCG group are interchangeable (arXiv
+2511.13732, Tables 2 and 3).
 
     dcar fit-verifiers --config verifiers_starter:mel decoder=starter data=starter
     dcar analyse what=swap data=starter decoder=starter statistics=runs/verifiers_mel \\
         theta=[0.6,0.42,0.3] theta_mel=[0.98,0.95,0.9]
 
-Texts are spoken by next-token decoding (`car-1`). Then every token whose own group G(t) has other
-members gives way to one of these, drawn uniformly and without regard to the model's probabilities.
-Both are voiced and transcribed; the change of word errors and similarity is what the groups cost
-where nothing is verified. Next to it stand the tokens a pass of PCG with these groups, and the word
-errors of its own speech. PCG by embeddings and PCG by mel frames are compared at equal tokens a
-pass, as in `dcar compare`.
+Texts are decoded token by token (`car-1`). Then every token whose own group G(t) has other members
+is replaced by one of these, drawn uniformly and independently of the model's probabilities. Both
+versions are synthesised and transcribed; the change of word errors and similarity is the cost of
+the groups without verification. The table also gives the tokens per pass of PCG with these groups,
+and the word errors of its speech. PCG by embeddings and PCG by mel frames are compared at equal
+tokens per pass, as in `dcar compare`.
 
-The paper does not say over what the size of groups is averaged: here over the spoken tokens, of
+The paper does not say over what the size of groups is averaged: here over the generated tokens, of
 their own groups.
 
 Writes swap.json, config.yaml and records/: speech that was transcribed once is not transcribed
@@ -62,40 +62,41 @@ class SwapConfig:
 
     decoder: str = setting("runs/car", "CAR checkpoint; starter = the shipped one.")
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
-    split: str = setting("test", "Split whose texts are spoken.")
+    split: str = setting("test", "Split whose texts are decoded.")
     theta: list[float] = setting([0.6, 0.42, 0.3], "Thresholds of groups by embeddings.")
     theta_mel: list[float] = setting([], "Thresholds of groups by mel frames.")
     statistics: str | None = setting(
         None, "Folder of `dcar fit-verifiers mel_utterances=…`, for theta_mel."
     )
-    draft: str | None = setting(None, "Draft model of PCG; none = the heads draft.")
-    limit: int = setting(200, "Utterances; 0 = the whole split.", minimum=0)
+    draft: str | None = setting(None, "Folder of PCG's draft model; empty = the heads draft.")
+    limit: int = setting(200, "Number of utterances; 0 = the whole split.", minimum=0)
     seeds: list[int] = seed_setting(
-        [0], "Every utterance is spoken, and its tokens swapped, once with each."
+        [0], "Random seeds: every utterance is decoded, and its tokens swapped, once with each."
     )
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
-    batch_size: int = setting(16, "Utterances decoded at once.", minimum=1)
+    batch_size: int = setting(16, "Number of utterances decoded at once.", minimum=1)
     vocoder: str = setting(
         "", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one."
     )
-    judge: str = setting("moonshine", "Recogniser.")
+    judge: str = setting("moonshine", "Recogniser that transcribes the speech.")
     similarity: str = setting(
-        "resemblyzer", "Of voices; or wavlm:…, eres2net:… (eval/scorers/load.py)."
+        "resemblyzer",
+        "Speaker encoder for similarities; or wavlm:…, eres2net:… (eval/scorers/load.py).",
     )
     device: str = setting("cpu", "cpu or cuda.")
     dtype: str = dtype_setting()
     out: str = setting("runs/swap", "Folder to write.", place="folder")
-    sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn.")
+    sampling: SamplingConfig = setting(SamplingConfig, "Sampling of tokens.")
 
     def __post_init__(self) -> None:
         check(self)
         if not (self.seeds and (self.theta or self.theta_mel)):
-            raise ConfigError("swap needs seeds and theta or theta_mel, at least one of each")
+            raise ConfigError("swap needs at least one of seeds, and of theta or theta_mel")
 
 
 def own_groups(vectors: Tensor, theta: float) -> list[list[int]]:
-    """Return G(t) of every code t, ascending ids, t among them; vectors [codes, D], a row of NaN
-    is like no other."""
+    """Return G(t) of every code t, ascending ids including t, given vectors [codes, D]; a row of
+    NaN is similar to no other."""
     return [ids.tolist() for _, block in similar_codes(vectors, theta) for ids in block]
 
 
@@ -114,8 +115,8 @@ def swap(tokens: Sequence[int], groups: Sequence[Sequence[int]], key: Tensor) ->
 
 
 class Judge:
-    """Voices and transcribes tokens. A result is kept by all that it depends on, so it is made
-    once."""
+    """Synthesis and transcription of tokens. A result is stored under everything that it depends
+    on, so it is made once."""
 
     def __init__(self, config: SwapConfig, decoder: Any, items: Sequence[PromptItem]):
         prompts = PromptAudio.of_items(items, corpus_recordings(config.data))
@@ -159,8 +160,8 @@ class Judge:
 
 
 class Scored:
-    """The judged utterances of one row, seeds summed for each utterance: word errors and
-    reference words [U], similarity [seeds, U], NaN where there was no voice."""
+    """Judged utterances of one row, seeds summed for each utterance: word errors and reference
+    words [U], similarity [seeds, U], NaN for silence."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class Scored:
         spoken: Sequence[Sequence[Sequence[int]]],
         bar: tqdm,
     ):
-        """spoken: tokens by seed and utterance."""
+        """Judge tokens by seed and utterance."""
         found = []
         for tokens in spoken:
             for item, ids in zip(items, tokens, strict=True):
@@ -180,8 +181,8 @@ class Scored:
         self.errors, self.words, self.similarity = errors.sum(0), words.sum(0), similar
 
     def about(self, other: Scored) -> dict[str, Any]:
-        """Word error rate, similarity, and how they differ from those of another row, with its
-        95 % interval."""
+        """Return word error rate, similarity, and their differences from those of another row,
+        with 95 % intervals."""
         test = paired_test(self.errors, self.words, other.errors, other.words)
         return {
             "wer": self.errors.sum() / self.words.sum(),
@@ -212,8 +213,8 @@ def measured(
     spoken: dict[str, list[list[DecodeResult]]],
     groups: dict[str, list[list[int]]],
 ) -> dict[str, Any]:
-    """Swap, transcribe and compare: a row for next-token decoding and one for each of `groups`.
-    spoken: by method, seed and utterance."""
+    """Swap, transcribe and compare. Return a row for next-token decoding and one for each of
+    `groups`. spoken: tokens by method, seed and utterance."""
     keys = [utterance_keys(seed, [item.prompt.utterance_id for item in items]) for seed in seeds]
     tokens = {
         name: [[r.tokens for r in results] for results in by_seed]
@@ -250,8 +251,8 @@ def measured(
 
 
 def run(config: SwapConfig) -> dict[str, Any]:
-    """Measure and write swap.json and config.yaml into `config.out`. ConfigError, DataError,
-    CheckpointError."""
+    """Measure and write swap.json and config.yaml into `config.out`. Raises ConfigError,
+    DataError, CheckpointError."""
     models = load_models(
         config.decoder,
         "",
@@ -292,13 +293,13 @@ def run(config: SwapConfig) -> dict[str, Any]:
 
 
 def tokens_per_pass(results: Sequence[Sequence[DecodeResult]]) -> float:
-    """Return tokens a pass of the target over all seeds and utterances."""
+    """Return the tokens per pass of the target over all seeds and utterances."""
     flat = [r for by_seed in results for r in by_seed]
     return sum(len(r.tokens) for r in flat) / sum(r.target_passes for r in flat)
 
 
 def table(result: dict[str, Any]) -> str:
-    """Format the rows: groups, what swapping changes, and what PCG with these groups gives."""
+    """Format the rows: groups, the change by swapping, and the results of PCG with these groups."""
     lines = [
         f"{result['n']} utterances, seeds {result['seeds']}; recogniser {result['judge']}",
         f"{'':18} {'':>7} {'':>7} | swapped: {'':19} | PCG itself:",

@@ -1,21 +1,21 @@
-"""`dcar analyse what=vocoder`: what tokens and vocoder lose of words and voices, before any decoder
-adds errors of its own.
+"""`dcar analyse what=vocoder`: measure the words and voices that tokens and vocoder lose, before
+any decoder adds errors of its own.
 
     dcar analyse what=vocoder data=runs/prepared vocoder=runs/vocoder/export \\
         split=test out=runs/vocoder_quality
 
-The split's recordings and their own tokens, spoken by the vocoder in the voice of another utterance
-of the speaker, are transcribed. A resynthesis is of the right voice if its speaker embedding is
-nearest to that voice's mean embedding over its recordings: among the voices of this split, and
-among all voices of the corpus. The shipped voices of the test split are in no training data, so
-there the first is the share of unseen voices that come through.
+The split's recordings are transcribed, and so are their own tokens, synthesised by the vocoder in
+the voice of another utterance of the speaker. A resynthesis has the right voice if its speaker
+embedding is nearest to that voice's mean embedding over its recordings: among the voices of this
+split, and among all voices of the corpus. The shipped voices of the test split are in no training
+data, so there the first is the share of unseen voices that are reproduced.
 
-The vocoder is told the voice by the same encoder, and may have been trained to please it
-(`voice_weight`): there these shares flatter.
+The vocoder gets the voice from the same encoder, and may have been trained to please it
+(`voice_weight`): then these shares flatter it.
 
-Where there is one voice to choose from, as in a corpus of one speaker, the right one cannot be
-missed: those shares are null (– in the table), and the similarity to the voice's mean embedding is
-what is left.
+If there is only one voice to choose from, as in a corpus of one speaker, the right one cannot be
+missed: those shares are null (– in the table), and only the similarity to the voice's mean
+embedding remains.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ class VocoderQualityConfig:
     data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     split: str = setting("test", "Split that is resynthesised.")
-    judge: str = setting("moonshine", "Recogniser.")
-    prompt_tokens: int = setting(50, "Length of the speaker prompt.", minimum=1)
-    limit: int = setting(0, "Utterances at most; 0 = the whole split.", minimum=0)
-    batch_size: int = setting(16, "Utterances spoken at once.", minimum=1)
+    judge: str = setting("moonshine", "Recogniser that transcribes the speech.")
+    prompt_tokens: int = setting(50, "Length of the speaker prompt in tokens.", minimum=1)
+    limit: int = setting(0, "Maximum number of utterances; 0 = the whole split.", minimum=0)
+    batch_size: int = setting(16, "Number of utterances synthesised at once.", minimum=1)
     out: str = setting("runs/vocoder_quality", "Folder to write.", place="folder")
-    seed: int = seed_setting(0, "Of prompts.")
+    seed: int = seed_setting(0, "Random seed for the choice of prompts.")
 
 
 def nearest_voice(
     embeddings: np.ndarray, voices: dict[str, np.ndarray], names: Sequence[str]
 ) -> list[str]:
-    """Of unit-norm embeddings [N, D]: the one of `names` whose mean in `voices` has the largest
-    cosine."""
+    """Return the name whose mean embedding in `voices` has the largest cosine, for each of the
+    unit-norm embeddings [N, D]."""
     means = np.stack([voices[name] / np.linalg.norm(voices[name]) for name in names])
     return [names[i] for i in (embeddings @ means.T).argmax(1)]
 
 
 def _voices(data: str) -> dict[str, np.ndarray]:
-    """Mean embedding of every speaker over its recordings in all splits."""
+    """Return the mean embedding of every speaker over its recordings in all splits."""
     found: dict[str, list[Any]] = {}
     for split in prepared_info(data)["counts"]:
         rows = load_prepared(data, split)
@@ -81,8 +81,8 @@ def _voices(data: str) -> dict[str, np.ndarray]:
 
 
 def run(config: VocoderQualityConfig) -> dict[str, Any]:
-    """Measure and write vocoder_quality.json and config.yaml into `config.out`; DataError for an
-    empty split."""
+    """Measure and write vocoder_quality.json and config.yaml into `config.out`. Raises DataError
+    for an empty split."""
     split = load_split(config.data, config.split)
     items = make_prompts(
         split, config.prompt_tokens, config.seed, rows=range(len(split))[: config.limit or None]

@@ -1,1 +1,1 @@
-"""`dcar demo`: a page to play with, on this machine."""
+"""`dcar demo`: an interactive page on this machine."""

@@ -57,8 +57,8 @@ def handler(
     studio: Studio, failure: Callable[[str], Exception]
 ) -> Callable[..., tuple[Any, Any, str]]:
     """Make the function of a button: (text, voice, recording, method, temperature, seed) →
-    (rate, samples), picture, facts. failure: makes what the page shows of the message of an
-    error that a user can act on."""
+    (rate, samples), picture, facts. failure: function that makes the page's message from that of
+    an error."""
 
     def speak(
         text: str, voice: str, recording: str | None, method: str, temperature: float, seed: float

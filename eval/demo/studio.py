@@ -1,5 +1,5 @@
-"""What the page does, without the page: text, voice and method in; speech, a picture and facts out,
-within limits.
+"""Work of the demo page without the page: text, voice and method in; speech, a picture and facts
+out, within limits.
 
 Anyone who reaches the page can send anything, so every limit is checked here and not in the
 browser.
@@ -25,10 +25,9 @@ from dcar.speak.voice import MAX_PROMPT_SECONDS, Voice, shipped_voice, starter_v
 from eval.methods.registry import Entry, Models, make_methods
 
 POLICIES = (f"dcar@n{NUM_CANDIDATES}", "dcar", f"dcar@n{2 * NUM_CANDIDATES}", "dcar-sampled")
-"""Uses of a policy, the first that is possible being the start of the page; @n: candidates that
-it chooses among."""
+"""Uses of a policy; the first possible one is the page's default. @n: number of candidates."""
 VERIFIERS = ("sd", "ssd-0.4", "pcg-0.42", "vadusa-2", "typical", "topk-verify-5", "entropy-1")
-"""Methods that need no more than the heads of the decoder."""
+"""Methods that need only the heads of the decoder."""
 TEMPERATURES = (0.0, 1.5)
 
 
@@ -36,17 +35,19 @@ TEMPERATURES = (0.0, 1.5)
 class DemoConfig:
     """Settings of `dcar demo`."""
 
-    decoder: str = setting("starter", "Directory of a decoder of the shipped tokens.")
-    far_decoder: str = setting("starter", "Directory of a FAR decoder of them; empty = none.")
-    policy: str = setting(POLICY, "Directory of an exported policy of the decoder; empty = none.")
+    decoder: str = setting("starter", "Folder of a decoder of the shipped tokens.")
+    far_decoder: str = setting(
+        "starter", "Folder of a FAR decoder of the shipped tokens; empty = none."
+    )
+    policy: str = setting(POLICY, "Folder of an exported policy of the decoder; empty = none.")
     vocoder: str = setting("starter", "Folder of this project's own vocoder.")
     dtype: str = dtype_setting()
     host: str = setting(
-        "127.0.0.1", "Address to listen on; 0.0.0.0 lets everyone in who can reach this machine."
+        "127.0.0.1", "Address to listen on; 0.0.0.0 admits everyone who can reach this machine."
     )
     port: int = setting(7860, "Port to listen on.", minimum=1, maximum=65535)
-    characters: int = setting(600, "Longest text that is spoken.", minimum=1)
-    megabytes: float = setting(10.0, "Largest recording of a voice.", above=0)
+    characters: int = setting(600, "Maximum length of a text in characters.", minimum=1)
+    megabytes: float = setting(10.0, "Maximum size of a recording of a voice.", above=0)
 
     def __post_init__(self) -> None:
         check(self)
@@ -56,8 +57,8 @@ class Studio:
     """Models that belong together, and the voices and methods that can be chosen."""
 
     def __init__(self, config: DemoConfig) -> None:
-        """Load what the settings name. AssetError, CheckpointError or DataError if something is
-        missing or does not belong together."""
+        """Load the models that the settings name. Raises AssetError, CheckpointError or
+        DataError if something is missing or does not belong together."""
         self.config, self.voices = config, list(starter_voices())
         self._speakers = [
             Speaker.load(folder, vocoder=config.vocoder, method=method, dtype=config.dtype)
@@ -94,14 +95,14 @@ class Studio:
         seed: int = 0,
     ) -> tuple[Spoken, str]:
         """Speak a text by a method of `methods` (default `start`) with a shipped voice or that
-        of a recording, one request at a time. Returns the speech and a sentence of facts.
+        of a recording, one request at a time. Return the speech and a sentence of facts. Raises
         TextError, AudioError or ConfigError for input that is wrong or beyond the limits."""
         method, (low, high) = method or self.start, TEMPERATURES
         if len(text) > self.config.characters:
             raise TextError(
-                f"the text has {len(text)} characters, this page speaks {self.config.characters} "
-                "at most; "
-                f"shorten it, or use `dcar speak`, which speaks {MAX_TEXT}"
+                f"the text has {len(text)} characters, but this page accepts at most "
+                f"{self.config.characters}; shorten it, or use `dcar speak`, which accepts "
+                f"{MAX_TEXT}"
             )
         if method not in self.methods:
             raise ConfigError(f"unknown method '{method[:40]}'; choose {', '.join(self.methods)}")
@@ -131,16 +132,15 @@ class Studio:
         ):
             if value > most:
                 raise AudioError(
-                    f"the recording has {value:.1f} {unit}, this page takes {most:g} {unit} at "
-                    "most; cut "
-                    "it, a few seconds of one voice are enough"
+                    f"the recording has {value:.1f} {unit}, but this page accepts at most "
+                    f"{most:g} {unit}; shorten it, a few seconds of one voice are enough"
                 )
         return speaker.voice(path)
 
 
 def chunk_spans(spoken: Spoken) -> list[tuple[float, float, int]]:
-    """Start and end in seconds, and tokens, of every chunk; the pauses between phrases belong to
-    none."""
+    """Return start and end in seconds, and tokens, of every chunk; the pauses between phrases
+    belong to none."""
     spans, at = [], 0.0
     for chunks, pause in zip(spoken.chunks, spoken.pauses, strict=True):
         for tokens in chunks:
@@ -151,7 +151,7 @@ def chunk_spans(spoken: Spoken) -> list[tuple[float, float, int]]:
 
 
 def facts(spoken: Spoken, method: str, seconds: float) -> str:
-    """Say what was spoken, and how fast."""
+    """Return a sentence on what was generated, and how fast."""
     tokens = sum(len(r.tokens) for r in spoken.results)
     passes = sum(r.target_passes for r in spoken.results)
     cut = " Cut off by the length limit." if any(r.truncated for r in spoken.results) else ""

@@ -1,1 +1,1 @@
-"""`dcar analyse what=speed`: what a decoding step costs against what the machine allows."""
+"""`dcar analyse what=speed`: cost of a decoding step compared with the limit of the machine."""

@@ -1,9 +1,9 @@
-"""A CARDecoder behind Hugging Face's `generate`: the same weights and the same mathematics, another
-decoding loop.
+"""Wrapper of a CARDecoder for Hugging Face's `generate`: the same weights and the same mathematics,
+another decoding loop.
 
-The peer of the speed benchmark. Speech codes, EOS and BOS keep their ids, text ids come after them;
-the input is one row, text then speech prompt. EOS is never generated, so that every run speaks the
-number of tokens that is asked for.
+It is the reference of the speed benchmark. Speech codes, EOS and BOS keep their ids, text ids come
+after them; the input is one row, text then speech prompt. EOS is never generated, so that every run
+has the requested number of tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dcar.model.draft import AnyDecoder
 from heads.layers import rotate
 
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
-"""What transformers calls the cache: the first name from 5.24 on."""
+"""Name of the cache in transformers: the first name from 5.24 on."""
 
 
 def extend(
@@ -59,8 +59,8 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
     _supports_sdpa = True
 
     def __init__(self, decoder: AnyDecoder):
-        """ConfigError for a decoder on a language model, which Hugging Face's loop decodes as it
-        is."""
+        """Wrap a decoder. Raises ConfigError for a decoder on a language model, which Hugging
+        Face's loop decodes as it is."""
         if not isinstance(decoder, CARDecoder):
             raise ConfigError(
                 "the peer of `what=speed` is made of a CARDecoder, not of a "
@@ -88,7 +88,7 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
         self.offset = decoder.speech_embedding.num_embeddings  # text ids come after all speech ids
 
     def read(self, prompt: Prompt) -> Tensor:
-        """Input ids [1, text + speech prompt]; the model remembers where the text ends."""
+        """Return input ids [1, text + speech prompt]; the model stores where the text ends."""
         bos = (self.decoder.config.speech_vocab_size + 1,) if self.decoder.config.bos else ()
         self.text, self.prompt = len(prompt.text_ids), len(prompt.prompt_ids) + len(bos)
         ids = [self.offset + t for t in prompt.text_ids] + [*prompt.prompt_ids, *bos]
@@ -170,8 +170,8 @@ def generate(
     assistant: CausalLMPeer | None = None,
     draft_length: int = 3,
 ) -> list[int]:
-    """Speak exactly `tokens` tokens greedily with Hugging Face's loop; an assistant drafts
-    `draft_length` tokens for every pass, however sure it is."""
+    """Generate exactly `tokens` tokens greedily with Hugging Face's loop; an assistant drafts
+    `draft_length` tokens for every pass, whatever its confidence."""
     ids = peer.read(prompt)
     # not compiled, which transformers would do with a static cache on a GPU: this forward asks for
     # lengths as numbers

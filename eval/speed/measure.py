@@ -1,4 +1,4 @@
-"""What the speed benchmark measures with: repeats, equal work, the card of what a step has to
+"""Measuring tools of the speed benchmark: repeats, equal work, the bytes that a step has to
 read."""
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def interleaved(
     device: torch.device,
     now: Callable[[], float] = time.perf_counter,
 ) -> dict[Any, list[float]]:
-    """Seconds of each run, `repeats` times, one after the other in rotating order; the first
-    round is a warm-up."""
+    """Return the seconds of each run, `repeats` times, one after the other in rotating order;
+    the first round is a warm-up."""
     names = list(runs)
     seconds: dict[Any, list[float]] = {name: [] for name in names}
     for turn in range(repeats + 1):
@@ -43,17 +43,17 @@ def interleaved(
 
 
 def read_sizes(model: AnyDecoder) -> dict[str, int]:
-    """Parameters that one batch-1 step reads: the trunk with the base head; what additional
-    heads share, where one of them is kept; and each of them. Of the embedding tables it reads
-    only rows, so they do not count."""
+    """Return the parameters that one batch-1 step reads: the trunk with the base head; those
+    shared by additional heads, if one of them is kept; and those of each. Of the embedding
+    tables it reads only rows, so they do not count."""
     trunk = sum(p.numel() for p in (*model.layers.parameters(), *model.norm.parameters()))
     costs = head_costs(model.heads)
     return {"far": trunk + model.heads.base.weight.numel(), "heads": costs.once, "head": costs.each}
 
 
 def read_rate(device: torch.device, dtype: torch.dtype, parameters: int) -> float:
-    """GB/s of reading `parameters` weights again and again, as a small model that fits a cache
-    does."""
+    """Measure GB/s of reading `parameters` weights again and again, as for a small model that
+    fits a cache."""
     matrix = torch.ones(max(1, parameters // 1024), 1024, device=device, dtype=dtype)
     vector = torch.ones(1024, device=device, dtype=dtype)
     times_each = 1 if device.type == "cpu" else 20  # or the launch of one product would count
@@ -66,8 +66,8 @@ def read_rate(device: torch.device, dtype: torch.dtype, parameters: int) -> floa
 def print_card(
     name: str, model: AnyDecoder, policies: Mapping[str, ChunkPolicy], device: torch.device
 ) -> dict[str, Any]:
-    """What a step of this model reads, and the least time in which this machine reads it:
-    `floor_ms` by k."""
+    """Print the bytes that a step of this model reads, and the least time in which this machine
+    reads them: `floor_ms` by k."""
     sizes, costs = read_sizes(model), head_costs(model.heads)
     total, k_max = sum(p.numel() for p in model.parameters()), model.config.num_prediction_heads
     dtype = model.norm.weight.dtype
@@ -106,7 +106,7 @@ def print_card(
 
 @dataclass(frozen=True)
 class Load:
-    """What is spoken: a text of `text` units after a prompt of `prompt` tokens, exactly `tokens`
+    """Work of a run: a text of `text` units after a prompt of `prompt` tokens, exactly `tokens`
     tokens long."""
 
     text: int

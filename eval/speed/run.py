@@ -1,13 +1,13 @@
-"""How fast decoding is on this machine, next to how fast it could be.
+"""Speed of decoding on this machine, compared with its limit.
 
     dcar analyse what=speed --quick                     # under a minute on two cores
     dcar analyse what=speed decoder=runs/car policy=runs/dcpo/export
 
-First a card of what each step has to read and what the machine can read, hence a floor; then the
-measurements, all in the same engine: CAR-k and DCAR at batch 1, batches, lengths, verifiers, and
-Hugging Face's `generate` on the same weights. Repeats are interleaved and medians printed; every
-run speaks a fixed number of tokens (EOS is forbidden), so no method gains by stopping early. The
-last line is one JSON object.
+It first prints the bytes that each step has to read and the read rate of the machine, hence a
+floor; then the measurements, all in the same engine: CAR-k and DCAR at batch 1, batches, lengths,
+verifiers, and Hugging Face's `generate` on the same weights. Repeats are interleaved and medians
+printed; every run generates a fixed number of tokens (EOS is forbidden), so no method gains by
+stopping early. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -72,66 +72,74 @@ SIZES: dict[str, dict[str, Any]] = {
     ),  # launch/recipes/car_starter.yaml
     "paper": dict(bos=True),
 }
-"""Shapes of random models, used where no checkpoint is given; CARConfig's defaults are the
-paper's."""
+"""Shapes of random models, used if no checkpoint is given; CARConfig's defaults are the paper's."""
 
 
 @dataclass
 class SpeedConfig:
     """Settings of the speed benchmark."""
 
-    decoder: str = setting("", "Checkpoint measured in the place of the random starter model.")
-    policy: str = setting("", "Its policy; empty = random ones, bottleneck and full width.")
+    decoder: str = setting("", "Checkpoint to measure in place of the random starter model.")
+    policy: str = setting(
+        "", "Policy of the checkpoint; empty = random ones, bottleneck and full width."
+    )
     draft: str = setting(
-        "", "Its draft model; empty = made of the decoder's own layers, untrained."
+        "", "Draft model of the checkpoint; empty = made from the decoder's own layers, untrained."
     )
     dtype: str = dtype_setting()
-    sizes: list[str] = setting(["starter", "paper"], "Models that are measured.", choices=SIZES)
+    sizes: list[str] = setting(["starter", "paper"], "Sizes of models to measure.", choices=SIZES)
     heads: str = setting(
         "independent",
         "Kind of the random models' heads: independent, or shared.",
         choices=HEAD_KINDS,
     )
-    num_prediction_heads: int = setting(7, "Heads of the random models.", minimum=1)
-    head_width: int = setting(
-        0, "Width inside the blocks of shared heads; 0 = twice the model's.", minimum=0
+    num_prediction_heads: int = setting(
+        7, "Number of prediction heads of the random models.", minimum=1
     )
-    tie_heads: bool = setting(False, "The base head is the output layer of shared heads too.")
+    head_width: int = setting(
+        0, "Inner width of the blocks of shared heads; 0 = twice the model's.", minimum=0
+    )
+    tie_heads: bool = setting(
+        False, "Whether the base head is also the output layer of shared heads."
+    )
     chunks: list[int] = setting(
         [],
-        "Sizes of CAR-k that are measured; empty = all (at paper size with quick 1, 3, 7).",
+        "Chunk sizes k of CAR-k to measure; empty = all (at paper size with quick 1, 3, 7).",
         minimum=1,
     )
-    quick: bool = setting(False, "Under a minute on two cores.")
-    repeats: int = setting(5, "Interleaved runs of everything.", minimum=1)
+    quick: bool = setting(False, "Whether to take less than a minute on two cores.")
+    repeats: int = setting(5, "Number of interleaved runs of everything.", minimum=1)
     policy_reads: str = setting(
         "hidden",
-        "What the random policies see: hidden states (the paper's, before the draw), "
-        "or candidates, with a chunk scorer.",
+        "Input of the random policies: hidden states (the paper's, before the draw), or "
+        "candidates, with a chunk scorer.",
         choices=("hidden", "candidates"),
     )
     num_candidates: int = setting(
-        1, "Candidates that DCAR draws side by side, for policies with a chunk scorer.", minimum=1
+        1, "Number of candidates of DCAR, for policies with a chunk scorer.", minimum=1
     )
     device: str = setting("cpu", "cpu or cuda.")
     parts: list[str] = setting(
         ["steps", "growth", "peers"],
-        "Growth: by batch and length; peers: Hugging Face on the "
-        "same weights; methods: all of them at batch 1 and 32.",
+        "Further measurements. growth: by batch and length; peers: Hugging Face on the same "
+        "weights; methods: all of them at batch 1 and 32.",
         choices=("steps", "growth", "peers", "methods"),
     )
     tokens: int = setting(
-        0, "Speech tokens of a run; 0 = 210, with quick 60 (paper size: 15).", minimum=0
+        0, "Number of speech tokens of a run; 0 = 210, with quick 60 (paper size: 15).", minimum=0
     )
-    graphs: bool = setting(True, "CUDA graphs, on a GPU.")
-    compile: bool = setting(False, "The whole step through torch.compile.")
+    graphs: bool = setting(True, "Whether to use CUDA graphs on a GPU.")
+    compile: bool = setting(False, "Whether to compile the whole step with torch.compile.")
     clock: str = setting(
         "wall",
-        "cpu: processor time of this process, for a CPU on which other jobs run.",
+        "Clock. cpu: processor time of this process, for a CPU on which other jobs run.",
         choices=CLOCKS,
     )
     threads: int = setting(
-        1, "Of torch; with more, whatever else runs decides the times of small models.", minimum=1
+        1,
+        "Number of torch threads; with more than one, other processes influence the times of "
+        "small models.",
+        minimum=1,
     )
 
     def __post_init__(self) -> None:
@@ -144,9 +152,9 @@ class SpeedConfig:
 
 
 def random_policies(model: AnyDecoder, reads: str = "hidden") -> dict[str, ChunkPolicy]:
-    """Untrained policies, which choose among all sizes alike: a bottleneck of 256 (half the
-    width of a small model) and the paper's full width; one that reads candidates is as
-    launch/recipes/dcpo_starter.yaml makes it."""
+    """Make untrained policies that choose among all sizes with equal probability: a bottleneck
+    of 256 (half the width of a small model) and the paper's full width; one that reads
+    candidates is as in launch/recipes/dcpo_starter.yaml."""
     width, most = model.config.hidden_size, model.config.num_prediction_heads
     shape = dict(
         hidden_size=width, num_actions=most, num_attention_heads=model.config.num_attention_heads
@@ -176,9 +184,9 @@ def random_policies(model: AnyDecoder, reads: str = "hidden") -> dict[str, Chunk
 
 
 def load_all(config: SpeedConfig, size: str) -> Models:
-    """What is measured, in the dtype asked for: checkpoints where they are given (the size
-    "starter" only), random weights elsewhere. The draft model is one for all that drafts by a
-    model, the peer included; without a checkpoint it is made of the decoder's own layers."""
+    """Load the models to measure, in the given dtype: checkpoints if given (the size "starter"
+    only), random weights otherwise. All methods with a draft model, the reference included, use
+    the same one; without a checkpoint it is made from the decoder's own layers."""
     if size == "starter" and config.decoder:
         models = load_models(
             config.decoder,
@@ -210,14 +218,14 @@ def load_all(config: SpeedConfig, size: str) -> Models:
 
 
 def is_brief(config: SpeedConfig, size: str) -> bool:
-    """Whether only steps are measured, because all of it would take minutes."""
+    """Return whether only steps are measured, because everything would take minutes."""
     return config.quick and size == "paper"
 
 
 @dataclass
 class Measurement:
-    """One model that is measured, and where its figures go: `card` is its own, `ratios`
-    [name][size] are of all."""
+    """Model that is measured, and its results: `card` is its own, `ratios` [name][size] are
+    common to all."""
 
     config: SpeedConfig
     size: str
@@ -271,8 +279,8 @@ class Measurement:
         loads: Mapping[Any, Load] | None = None,
     ) -> dict[Any, dict[Any, Timed]]:
         """Time a round at batch 1 of each method of each way, all interleaved. The prefill of a
-        way, with the first round of its first method, is measured by itself and taken off.
-        `loads`: by way, if they differ."""
+        way, with the first round of its first method, is measured separately and subtracted.
+        loads: by way, if they differ."""
         prompts = {way: (loads or {}).get(way, self.load).prompts(self.decoder) for way in ways}
         engines = {
             (way, k): self.engine(method, (loads or {}).get(way))
@@ -301,7 +309,7 @@ class Measurement:
 
 
 class Timed(NamedTuple):
-    """What speaking an utterance took."""
+    """Time and passes of decoding an utterance."""
 
     ms: float  # of a round, without the prefill
     seconds: float  # of the whole
@@ -309,8 +317,8 @@ class Timed(NamedTuple):
 
 
 def executed(engine: Engine, rounds: int) -> int:
-    """Rounds that an engine executes to complete an utterance of so many: on a GPU it looks
-    every few rounds only."""
+    """Return the number of rounds that an engine executes to complete an utterance of so many:
+    on a GPU it synchronises only every few rounds."""
     return rounds if engine.exact else round_up(rounds, SYNC_EVERY)
 
 
@@ -319,7 +327,8 @@ def _car(k: int) -> ChunkMethod:
 
 
 def _steps(m: Measurement) -> None:
-    """CAR-k at batch 1, without a policy and where one decides on every chunk; DCAR."""
+    """Measure CAR-k at batch 1, without a policy and with one that decides on every chunk; and
+    DCAR."""
     card, heads, floor, n = (
         m.card,
         m.decoder.config.num_prediction_heads,
@@ -336,7 +345,7 @@ def _steps(m: Measurement) -> None:
     chosen, speaker = [k for k in asked if k <= heads], m.prompts[0].utterance_id
 
     def forced(policy: ChunkPolicy, k: int) -> ChunkMethod:
-        """It decides, and k tokens are kept whatever it says."""
+        """Let the policy decide, but keep k tokens whatever it chooses."""
         return ChunkMethod(PolicyChunk(policy, forced={speaker: [k]}, num_candidates=n))
 
     ways: dict[str, dict[int, Method]] = {"": {k: _car(k) for k in chosen}}
@@ -372,8 +381,8 @@ def _steps(m: Measurement) -> None:
 
 
 def _dcar(m: Measurement, name: str, dcar: Timed, far: float) -> None:
-    """DCAR against FAR in the same engine: far ms a step, dcar.ms a round. The first chunk comes
-    with the prefill."""
+    """Compare DCAR with FAR in the same engine: far ms per step, dcar.ms per round. The first
+    chunk comes with the prefill."""
     result, kept = dcar.result, far / dcar.ms
     mean = (len(result.tokens) - result.emitted[0]) / max(1, result.target_passes - 1)
     print(f"DCAR ({name} policy): {mean:.2f} tokens a step, {kept * mean:.2f} × FAR")
@@ -392,8 +401,8 @@ def _dcar(m: Measurement, name: str, dcar: Timed, far: float) -> None:
 
 
 def _growth(m: Measurement, window: int = 40) -> None:
-    """Cost against batch, and against length: the prompt makes the length, `window` tokens are
-    spoken after it."""
+    """Measure cost by batch, and by length: the prompt makes the length, and `window` tokens are
+    generated after it."""
     model, card, quick = m.decoder, m.card, m.config.quick
     batches = {b: m.load.prompts(model, b) for b in ([1, 8, 32] if quick else [1, 8, 32, 128])}
     seconds = m.time(
@@ -422,9 +431,9 @@ def _growth(m: Measurement, window: int = 40) -> None:
 
 
 def _peers(m: Measurement) -> None:
-    """Greedy next-token decoding of the same weights: the engine, and Hugging Face `generate`
-    with a dynamic and a static cache; and with the same draft model and draft length on both
-    sides, `sd` and assisted generation."""
+    """Compare greedy next-token decoding of the same weights: the engine, and Hugging Face
+    `generate` with a dynamic and a static cache; and, with the same draft model and draft
+    length, `sd` and assisted generation."""
     from eval.speed.hf_peer import CausalLMPeer, generate
 
     t, (prompt,), draft = m.load.tokens, m.prompts, m.models.draft
@@ -477,8 +486,8 @@ def _peers(m: Measurement) -> None:
 
 
 def made_up_statistics(model: AnyDecoder) -> VerifierStatistics:
-    """Statistics that nobody measured, for the times of methods that need some: every lower rank
-    half as likely."""
+    """Return invented statistics for timing methods that need some: every lower rank is half as
+    likely."""
     codes, depths = model.config.speech_vocab_size, model.config.num_prediction_heads - 1
     keys, counts = count_bigrams([[(7 * i) % codes for i in range(4 * codes)]], codes)
     accuracy = (0.5 ** torch.arange(1, 11)).repeat(depths, 1)
@@ -495,8 +504,8 @@ def made_up_statistics(model: AnyDecoder) -> VerifierStatistics:
 
 
 def _methods(m: Measurement) -> None:
-    """Every family of methods at batch 1 and 32. Of random weights it is the time of a round
-    that says something, not how much of a draft is accepted."""
+    """Measure every family of methods at batch 1 and 32. With random weights only the time of a
+    round is meaningful, not the acceptance of drafts."""
     model, heads, n = m.decoder, m.decoder.config.num_prediction_heads, m.config.num_candidates
     dcar = "dcar-sampled" + (f"@n{n}" if n > 1 else "")
     names = [
@@ -565,7 +574,7 @@ PARTS: dict[str, Callable[[Measurement], None]] = {
 
 
 def run(config: SpeedConfig) -> dict[str, Any]:
-    """Measure and print; returns the object of the last line."""
+    """Measure and print. Return the object of the last line."""
     started, cpu_started = time.perf_counter(), time.process_time()
     torch.set_num_threads(config.threads)
     device = torch.device(config.device)

@@ -1,7 +1,7 @@
-"""The operations of a decoding step in C, for float32 layers and heads of widths that the C code
-reads.
+"""Operations of a decoding step in C, for float32 layers and heads of supported widths.
 
-What it does not support (another sampling, a row without a distribution) is computed in PyTorch.
+Operations that it does not support (another sampling, a row without a distribution) are computed in
+PyTorch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from heads.layers import TransformerLayer
 from heads.policy import NEVER, ChunkPolicyConfig
 
 MOST_KEPT = 64
-"""The largest top-k of distributions.c."""
+"""Largest top-k of distributions.c."""
 
 
 class _Warping(ctypes.Structure):
@@ -61,7 +61,7 @@ def serves(logits: Tensor, sampling: SamplingConfig) -> bool:
 
 
 class CPUBackend(Backend):
-    """The operations in C."""
+    """Operations in C."""
 
     copies = True
 
@@ -119,8 +119,8 @@ class CPUBackend(Backend):
         tokens: Tensor | None = None,
     ) -> bool:
         """Write `warp` of logits [..., V] to probs [..., V], and tokens [..., N] drawn from it
-        at numbers u [..., N]. False if the C code does not support this sampling, or a row has
-        no distribution."""
+        at numbers u [..., N]. Return False if the C code does not support this sampling, or a
+        row has no distribution."""
         if not serves(logits, sampling):
             return False
         size, logits = logits.shape[-1], logits.contiguous()

@@ -1,4 +1,4 @@
-"""The chunk scorer of a policy in C: a GRU over at most K tokens, within the whole decision
+"""Chunk scorer of a policy in C: a GRU over at most K tokens, within the whole decision
 (chunk_scorer.c)."""
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class _ChunkScorer(ctypes.Structure):
 
 
 class NativeChunkScorer:
-    """The weights of `ChunkScorer`, copied, for run_decision."""
+    """Weights of a `ChunkScorer`, copied, for run_decision."""
 
     @torch.no_grad()
     def __init__(self, chunk_scorer: ChunkScorer):
-        """chunk_scorer: one that `reads_chunk_scorer` accepts."""
+        """Copy the weights of a chunk scorer that `reads_chunk_scorer` accepts."""
         config, self._weights = chunk_scorer.config, (weights := Weights())
         # The input of SiLU is a sum over parts, and the part of a token is constant.
         embedding, seen = chunk_scorer.token.weight.tensor_split((config.embedding_size,), 1)
@@ -58,8 +58,8 @@ class NativeChunkScorer:
 
 
 def reads_chunk_scorer(chunk_scorer: ChunkScorer) -> bool:
-    """Return whether the C code reads this chunk scorer: as heads/chunk_scorer.py makes it, with
-    a width that fills vectors."""
+    """Return whether the C code supports this chunk scorer: as heads/chunk_scorer.py makes it,
+    with a width that fills vectors."""
     parts = (
         chunk_scorer.token,
         chunk_scorer.state,

@@ -33,10 +33,11 @@ class _Heads(ctypes.Structure):
 
 
 class NativeHeads:
-    """Logits of heads 1..k, called as `PredictionHeads.forward`."""
+    """Function that returns logits of heads 1..k, with the arguments of
+    `PredictionHeads.forward`."""
 
     def __init__(self, library: ctypes.CDLL, heads: Heads):
-        """heads: ones that `reads_heads` accepts."""
+        """Copy the weights of heads that `reads_heads` accepts."""
         self._run, self._weights = library.run_heads, (weights := Weights())
         self._size, self._out, self._most = (
             heads.base.in_features,
@@ -60,10 +61,11 @@ class NativeHeads:
                 part.out = weights.linear(heads.out.weight)
 
     def __call__(self, hidden: Tensor, k: int | None = None) -> Tensor:
-        """hidden [..., D] -> [..., k, vocabulary], 1 <= k <= the heads there are (the default)."""
+        """Return logits [..., k, vocabulary] of hidden [..., D], 1 <= k <= the number of heads
+        (the default)."""
         k = self._most if k is None else k
         if not 1 <= k <= self._most:
-            raise ValueError(f"asked for {k} heads of a model that has {self._most}")
+            raise ValueError(f"{k} heads requested of a model that has {self._most}")
         if hidden.dtype != torch.float32 or hidden.shape[-1] != self._size:
             raise TypeError(
                 f"hidden states {tuple(hidden.shape)} of {hidden.dtype} cannot be read by float32 "
@@ -85,8 +87,8 @@ class NativeHeads:
 
 
 def reads_heads(heads: Heads) -> bool:
-    """Return whether the C code reads these heads: a base head alone, or shared ones, of widths
-    that fill vectors."""
+    """Return whether the C code supports these heads: a base head alone, or shared ones, of
+    widths that fill vectors."""
     parts: list[nn.Module] = [heads.base]
     if isinstance(heads, SharedHeads):
         parts += [

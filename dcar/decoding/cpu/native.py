@@ -41,7 +41,7 @@ SOURCES = tuple(
         "distributions.c",
     )
 )
-"""The first one is compiled and includes the others."""
+"""Source files; the first one is compiled and includes the others."""
 
 # Tuned for some processors (AMD's Zen), gcc fuses multiplications and additions in one loop and not
 # in its twin for another number of rows; then a row's result would depend on how many others there
@@ -50,10 +50,10 @@ TUNE = ("-mtune=haswell",) if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ("-O2", "-march=native", *TUNE, "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 
 LANES = 16
-"""Widths that are a multiple of it fill the vectors of every processor; the C code reads no
+"""Widths that are a multiple of it fill the vectors of every processor; the C code supports no
 others."""
 PANEL = 32
-"""Output columns that are stored together; see linear.c."""
+"""Number of output columns that are stored together; see linear.c."""
 
 POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 
@@ -64,7 +64,7 @@ def members(kind: Any, names: str) -> list[tuple[str, Any]]:
 
 
 class Linear(ctypes.Structure):
-    """A linear layer, as in linear.c."""
+    """Linear layer, as in linear.c."""
 
     _fields_ = [*members(POINTER, "weight bias"), *members(LONG, "out size")]
 
@@ -78,7 +78,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # what each function returns a
 
 
 class NativeError(Exception):
-    """The C code is not available; the message says why."""
+    """Error: the C code is not available; the message says why."""
 
 
 class Weights:
@@ -148,7 +148,7 @@ def kernels() -> ctypes.CDLL | None:
 
 
 def load(flags: Sequence[str] = FLAGS) -> ctypes.CDLL:
-    """Load the C code. NativeError if there is no C compiler, or it fails."""
+    """Load the C code. Raises NativeError if there is no C compiler, or it fails."""
     path = _compiled(flags)
     try:
         library = ctypes.CDLL(str(path))
@@ -167,7 +167,7 @@ def _compiled(flags: Sequence[str]) -> Path:
     the cache.
 
     Its name ends in the digest of its content. A file that another user owns or may write, or whose
-    digest differs, is rebuilt, not loaded; a folder of another user is refused (NativeError).
+    digest differs, is rebuilt, not loaded; a folder of another user raises NativeError.
     """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
@@ -184,7 +184,7 @@ def _compiled(flags: Sequence[str]) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
             raise NativeError(
-                f"{folder} belongs to somebody else, who could change what is run; set "
+                f"{folder} belongs to another user, who could change the code that is run; set "
                 "XDG_CACHE_HOME"
             )
         if folder.stat().st_mode & 0o022:  # as a lax umask made it
@@ -192,7 +192,7 @@ def _compiled(flags: Sequence[str]) -> Path:
         for library in sorted(folder.glob(f"{name}*.so")):
             if _is_ours(library):
                 return library
-            logger.warning("%s is damaged, or others may write it; it is compiled again", library)
+            logger.warning("%s is damaged, or writable by others; it is compiled again", library)
             library.unlink(missing_ok=True)
         # processes that start together each build their own
         with tempfile.TemporaryDirectory(dir=folder) as build:
@@ -207,7 +207,7 @@ def _compiled(flags: Sequence[str]) -> Path:
             return made.replace(folder / f"{name}{_digest(made.read_bytes())}.so")
     except OSError as error:
         raise NativeError(
-            f"no place for compiled kernels in {folder} ({error}); set XDG_CACHE_HOME"
+            f"{folder}: no space for compiled kernels ({error}); set XDG_CACHE_HOME"
         ) from error
 
 
@@ -225,7 +225,8 @@ def _is_ours(library: Path) -> bool:
 
 
 def _processor() -> str:
-    """Return what -march=native depends on: a home folder may be shared by unlike machines."""
+    """Return the facts that -march=native depends on: a home folder may be shared by unlike
+    machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -32,7 +32,7 @@ class _Layer(ctypes.Structure):
 
 
 class _Pass(ctypes.Structure):
-    """The arguments of run_layers, as in layers.c."""
+    """Arguments of run_layers, as in layers.c."""
 
     _fields_ = [
         ("layers", ctypes.POINTER(_Layer)),
@@ -137,8 +137,8 @@ class CPUStack(Stack):
 def reads_stack(
     layers: Sequence[TransformerLayer], last: Sequence[nn.Module], first: Sequence[nn.Module]
 ) -> bool:
-    """Return whether the C code reads these layers: as heads/layers.py makes them, with widths
-    that fill vectors."""
+    """Return whether the C code supports these layers: as heads/layers.py makes them, with
+    widths that fill vectors."""
     parts: list[nn.Module] = [
         part
         for layer in layers

@@ -125,13 +125,13 @@ def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Box]) -> B
 
 PICTURES = {
     "words.png": (
-        "Does a policy beat fixed sizes? Temperature 1.0, no top-k",
+        "Temperature 1.0, no top-k",
         "tokens/pass",
-        "tokens a pass",
+        "tokens per pass",
         (6.8, 4.4),
     ),
     "every_method.png": (
-        "How does every method do?",
+        "Every method",
         "× FAR",
         "times as fast as FAR, end to end",
         (7.4, 6.4),

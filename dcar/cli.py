@@ -101,7 +101,7 @@ CHOICES = {
             ),
             "join": (
                 "dcar.prepare.join",
-                "prepared corpora as one, with sentences put behind each other, for long texts",
+                "prepared corpora as one, with sentences joined, for long texts",
             ),
             "resynthesize": (
                 "dcar.vocoder.resynthesize",

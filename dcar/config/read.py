@@ -280,7 +280,7 @@ def split_arguments(
             bare = ""
         else:
             text = (
-                " (a text that begins with a hyphen stands behind --)"
+                " (a text that begins with a hyphen goes after --)"
                 if bare and argument.startswith("-")
                 else ""
             )

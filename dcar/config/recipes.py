@@ -36,8 +36,8 @@ def recipe_file(named: str | Path) -> tuple[Path, str]:
     """Return file and variant of `FILE`, `NAME`, `FILE:VARIANT` or `NAME:VARIANT`. Raises
     ConfigError if there is no such file."""
     named = expand(str(named))
-    front, _, behind = named.rpartition(":")
-    for name, variant in ((named, ""), (front, behind)):
+    front, _, variant_name = named.rpartition(":")
+    for name, variant in ((named, ""), (front, variant_name)):
         for path in (Path(name), folder() / f"{name}.yaml", folder() / name.removeprefix(PREFIX)):
             # False for what can be no path, which Path.is_file raises for
             if name and os.path.isfile(path):

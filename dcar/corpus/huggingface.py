@@ -72,7 +72,7 @@ def _columns(rows: Any, path: str) -> dict[str, str]:
     import datasets
 
     features = rows.features
-    if features is None:  # a streamed dataset without a declared schema: its first row tells
+    if features is None:  # a streamed dataset without a declared schema: its first row shows them
         features = dict.fromkeys(next(iter(rows), {}))
 
     def first(names: tuple[str, ...]) -> str:
@@ -173,7 +173,7 @@ def _streamed(
             else:
                 yield _utterance(row, columns, found, default, split, source)
     except (OSError, ValueError) as error:
-        # a shard is read as a whole: what is behind a damaged row cannot be either
+        # a shard is read as a whole: the rows after a damaged one cannot be read either
         cause = f"{type(error).__name__}: {error}"
         raise DataError(
             f"{label}: the stream broke off ({cause}); run again to continue"

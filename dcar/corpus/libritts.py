@@ -96,7 +96,7 @@ def _subset(subset: Path) -> Iterator[Row]:
 
 def _utterance(wav: Path, text: Path | None, speaker: str, split: str, source: str) -> Utterance:
     if text is None:
-        raise BadRow(f"no transcript {wav.stem}{TEXT} beside it", wav.stem)
+        raise BadRow(f"no transcript {wav.stem}{TEXT} next to it", wav.stem)
     try:
         return Utterance(wav.stem, _transcript(text), speaker, str(wav), split=split, source=source)
     except (UnicodeDecodeError, OSError) as error:

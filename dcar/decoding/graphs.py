@@ -67,7 +67,7 @@ class StepGraphs:
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads may use the device meanwhile: DCPO's rewards are taken beside the
+            # Other threads may use the device meanwhile: DCPO's rewards are computed next to the
             # rollouts.
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"

@@ -23,7 +23,7 @@ MAX_TEXT = 100_000  # characters of a whole text; a sentence has MAX_CHARACTERS 
 MAX_PHONEMES = 200  # of what is decoded at once; the starter decoder has seen about 100
 PAUSE_SECONDS = 0.15  # between sentences
 BREATH_SECONDS = 0.08  # between clauses of one sentence
-PARAGRAPH_SECONDS = 0.5  # behind a paragraph, a heading, an item of a list
+PARAGRAPH_SECONDS = 0.5  # after a paragraph, a heading, an item of a list
 MIN_SHARE = 0.25  # of a sentence that a cut must leave on either side, if another kind of cut can
 
 _PARAGRAPH = re.compile(r"\n\s*\n")

@@ -60,7 +60,7 @@ class Spoken:
     phrases: list[str]  # in spoken form
     results: list[DecodeResult]  # one a phrase
     token_rate: float  # speech tokens a second
-    pauses: list[float]  # seconds of silence behind each phrase
+    pauses: list[float]  # seconds of silence after each phrase
 
     @property
     def seconds(self) -> float:

@@ -161,7 +161,7 @@ _PATTERNS = {unit: re.escape(unit) for unit in UNITS} | {
     unit: pattern for unit, (_, pattern) in _LETTERS.items()
 }
 UNIT = "|".join(_PATTERNS[u] for u in sorted(_PATTERNS, key=len, reverse=True))
-# What may stand behind a slash: "5 g/L", "$3/kg", "7 L/100 km", "20 m/s".
+# Units that may follow a slash: "5 g/L", "$3/kg", "7 L/100 km", "20 m/s".
 _PER = {unit: name for unit, name in UNITS.items() if "/" not in unit} | {
     "s": "second",
     "d": "day",

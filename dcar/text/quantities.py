@@ -14,7 +14,7 @@ from dcar.text.numbers import TENS, cardinal, digits, number, ordinal, plural, r
 MONTH = (
     "(?P<month>" + "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?)"
 )
-# behind a time of day
+# after a time of day
 ZONE = r"(?:[ECMP] ?T|[ECMP][SD]T|GMT|UTC|BST|CES?T|IST|JST|Eastern|Central|Mountain|Pacific)\b"
 
 CURRENCIES = {

@@ -149,7 +149,7 @@ _POWERS: list[tuple[str, str]] = [
     (r"(?<=\d)(\s?)M[Ω\u2126](?!\w)", r"\1Mohm"),
     (r"\bN[·⋅]m\b", "Nm"),
 ]
-# 1 000 000: groups of three digits behind spaces; one group alone may be another number unless the
+# 1 000 000: groups of three digits after spaces; one group alone may be another number unless the
 # space is a narrow or a fixed one, or the group is 000.
 _GROUPS = re.compile(
     r"(?<![\w.,+(/:-])(?<!\d\s)[1-9]\d{0,2}(?:(?:[\u00a0\u2009\u202f]\d{3})+|(?:\s\d{3}){2,}|\s000)"
@@ -226,7 +226,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     # versions, before their stops become decimal points
     (r"\b[vV]\.?\s?(\d+(?:\.\d+)+)(?![\w])", lambda m: f"version {_parts(m[1])}"),
     (r"\b([Vv]ersion)\s(\d+(?:\.\d+)+)(?![\w])", lambda m: f"{m[1]} {_parts(m[2])}"),
-    # powers of ten, and signs that would be lost when the number behind them has become words
+    # powers of ten, and signs that would be lost once the number after them is in words
     (
         rf"(?<![\w.,])({ms.NUM})(?:e([+-]?\d{{1,3}})|E([+-]\d{{1,3}}))(?![\w.])",
         lambda m: f"{m[1]} times 10^{(m[2] or m[3]).replace('+', '')}",

@@ -1,4 +1,4 @@
-"""`dcar score`: any audio and its text, measured: word errors by recognisers, similarity to a
+"""`dcar score`: measure any audio with its text: word errors by recognisers, similarity to a
 prompt, quality.
 
     dcar score audio=recordings/ recognizers=[moonshine,whisper-base] scorers=[dnsmos]
@@ -6,13 +6,13 @@ prompt, quality.
     dcar score audio=list.jsonl prompt=voice.wav out=scores.jsonl
 
 `audio` is one file, a folder (the text of `a/b.wav` is in `a/b.txt` or `a/b.normalized.txt`, or in
-`metadata.csv` as LJSpeech has it), or a list: JSON lines with `audio`, `text` and, if it is not the
-same for all, `prompt_audio`, paths relative to the list. Prints one JSON line a file, and a last
-one with `summary`: corpus WER with its 95 % interval by recogniser, mean of every scorer and how
-many were scored.
+`metadata.csv` as in LJSpeech), or a list: JSON lines with `audio`, `text` and, if it is not the
+same for all, `prompt_audio`, with paths relative to the list. Prints one JSON line per file, and a
+last one with `summary`: corpus WER with its 95 % interval by recogniser, the mean of every scorer
+and the number scored.
 
 All files and texts are checked before models are loaded. Those that cannot be measured (silent or
-damaged audio, a text without words) are left out, named in the log and in the summary's `left_out`,
+damaged audio, a text without words) are skipped, named in the log and in the summary's `left_out`,
 and the exit status is 1.
 """
 
@@ -50,9 +50,9 @@ from eval.scorers.load import SIMILARITIES, load_scorers
 logger = logging.getLogger(__name__)
 
 MIN_SECONDS = 0.1
-"""Shorter files hold no word, and recognisers fail at them."""
+"""Minimum duration: shorter files contain no word, and recognisers fail on them."""
 SHOWN = 20
-"""Files left out that the log names; the summary names all."""
+"""Number of skipped files that the log names; the summary names all."""
 
 
 @dataclass
@@ -60,17 +60,18 @@ class ScoreConfig:
     """Settings of `dcar score`."""
 
     audio: str = setting("", "A file, a folder with transcripts, or a list of JSON lines.")
-    text: str = setting("", "What is said, where audio is one file.", prose=True)
+    text: str = setting("", "Text of the audio, if it is one file.", prose=True)
     prompt: str = setting("", "Recording of the voice that similarities compare with.")
     recognizers: list[str] = setting(
         ["moonshine"],
-        "What hears the words, by names that dcar.recognition.load lists; empty = none.",
+        "Recognisers that transcribe, by names that dcar.recognition.load lists; empty = none.",
     )
     scorers: list[str] = setting(
-        ["dnsmos"], "Similarities, qualities, prosody, by names that eval.scorers.load lists."
+        ["dnsmos"],
+        "Scorers of similarity, quality and prosody, by names that eval.scorers.load lists.",
     )
-    out: str = setting("", "Write the lines to this file too.", place="file")
-    batch_size: int = setting(16, "Files that a recogniser hears at once.", minimum=1)
+    out: str = setting("", "File to write the lines to as well.", place="file")
+    batch_size: int = setting(16, "Number of files transcribed at once.", minimum=1)
     device: str = setting("cpu", "cpu or cuda.")
 
     def __post_init__(self) -> None:
@@ -81,8 +82,7 @@ class ScoreConfig:
 
 @dataclass(frozen=True)
 class Item:
-    """A file to be measured; text and prompt are empty where there are none. `fault`: why its
-    text cannot be read."""
+    """File to measure; text and prompt may be empty. `fault`: why its text cannot be read."""
 
     audio: Path
     text: str
@@ -91,8 +91,8 @@ class Item:
 
 
 def items_of(config: ScoreConfig) -> list[Item]:
-    """What `audio` names, in order. DataError if that is nothing, ConfigError for settings that
-    do not go together."""
+    """Return the items that `audio` names, in order. Raises DataError if there are none,
+    ConfigError for settings that do not fit together."""
     if not config.audio:
         raise ConfigError("audio is not set: give audio=FILE, FOLDER or LIST.jsonl")
     path = Path(config.audio)
@@ -103,7 +103,7 @@ def items_of(config: ScoreConfig) -> list[Item]:
     else:
         found = [Item(path, config.text, config.prompt)]
     if config.text and (path.is_dir() or path.suffix.lower() == ".jsonl"):
-        raise ConfigError("text is what one file says; a folder or a list has its own texts")
+        raise ConfigError("text is for a single file; a folder or a list has its own texts")
     if not found:
         raise DataError(f"{path}: no audio in it ({', '.join(READ)})")
     return found
@@ -147,10 +147,10 @@ def _list(file: Path, config: ScoreConfig) -> Iterator[Item]:
 def measurable(
     items: Sequence[Item], words: bool, voices: bool
 ) -> tuple[list[Item], list[dict[str, str]]]:
-    """The items that can be measured, and those that cannot: `audio` and `reason`. All audio is
-    decoded.
+    """Return the items that can be measured, and those that cannot: `audio` and `reason`. All audio
+    is decoded.
 
-    words: their texts are compared with transcripts. voices: they are compared with prompts.
+    words: their texts are compared with transcripts. voices: they are compared with prompts. Raises
     DataError if none is left.
     """
     prompt_fault = cache(_audio_fault)
@@ -205,20 +205,20 @@ def _audio_fault(file: str | Path) -> str:
 
 
 def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
-    """One row a file, then the summary. DataError, ConfigError."""
+    """Return one row per file, then the summary. Raises DataError, ConfigError."""
     items, recordings, encoder = items_of(config), PromptAudio([]), cache(SpeakerEncoder)
     compared = [spec for spec in config.scorers if spec.partition(":")[0] in SIMILARITIES]
     if compared and not any(item.prompt for item in items):
         raise ConfigError(
-            f"{', '.join(compared)}: similar to whom? give prompt=RECORDING, or prompt_audio in "
-            "the list"
+            f"{', '.join(compared)}: nothing to compare with; give prompt=RECORDING, or "
+            "prompt_audio in the list"
         )
     items, left_out = measurable(items, bool(config.recognizers), bool(compared))
     scorers = load_scorers(config.scorers, recordings, config.device)
 
     @cache
     def voice_of(prompt: str) -> np.ndarray:
-        """Its features, by which scorers that compare recordings find it."""
+        """Return the voice features by which scorers that compare recordings find a prompt."""
         features = encoder().embed(*load_audio(prompt))
         recordings.add(features, partial(load_audio, prompt))
         return features
@@ -258,7 +258,7 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
 
 
 def _hear(recognizer: Recognizer, sounds: Sequence[tuple[np.ndarray, int]]) -> list[str]:
-    """Transcripts in order; files of one rate are heard together."""
+    """Return transcripts in order; files of one rate are transcribed together."""
     heard = [""] * len(sounds)
     for rate in sorted({rate for _, rate in sounds}):
         rows = [i for i, (_, own) in enumerate(sounds) if own == rate]
@@ -272,8 +272,8 @@ def _hear(recognizer: Recognizer, sounds: Sequence[tuple[np.ndarray, int]]) -> l
 def summary(
     rows: Sequence[dict[str, Any]], errors: dict[str, list[WordErrors]], scorers: Sequence[str]
 ) -> dict[str, Any]:
-    """Of all rows: corpus WER with interval by recogniser, mean and count by scorer (None where
-    none was scored)."""
+    """Summarise all rows: corpus WER with interval by recogniser, mean and count by scorer (None
+    if none was scored)."""
     words = {}
     for name, found in errors.items():
         interval = corpus_interval([e.errors for e in found], [e.reference_words for e in found])

@@ -141,12 +141,12 @@ def spectrum_picture(
     rows = 3 if phonemes else 2
     figure = Figure(figsize=(width, 3.1 + 0.3 * rows), dpi=110, layout="constrained")
     canvas = FigureCanvasAgg(figure)
-    heard, *below = figure.subplots(rows, 1, sharex=True, height_ratios=(6, *[0.9] * (rows - 1)))
+    spectrum, *below = figure.subplots(rows, 1, sharex=True, height_ratios=(6, *[0.9] * (rows - 1)))
     dark, ends = colors == "magma", [end for _, end, _ in chunks]
     strength = 0.6 if len(ends) <= CLOSE * width else 0.15
-    _spectrogram(heard, wave, rate, colors)
+    _spectrogram(spectrum, wave, rate, colors)
     line = "white" if dark else "#c8442b"
-    heard.vlines(ends, *heard.get_ylim(), color=line, lw=0.6, alpha=strength)
+    spectrum.vlines(ends, *spectrum.get_ylim(), color=line, lw=0.6, alpha=strength)
     if phonemes:
         _phonemes(below[0], phonemes, ends, width / max(1e-3, len(wave) / rate), strength)
     _blocks(below[-1], chunks)

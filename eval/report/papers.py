@@ -93,7 +93,7 @@ def cells(setup: Printed, result: Printed, row: Row, rows: Sequence[Row]) -> lis
     ]
 
 
-def behind(setup: Printed) -> str:
+def setup_text(setup: Printed) -> str:
     """Return the setup of a paper's table: its model and data, and the baselines on both sides."""
     return (
         "There: {model}; {data}; WER by {recognizer}; {machine}. Baseline: {baseline_name} "
@@ -137,6 +137,6 @@ def papers_section(result: dict[str, Any]) -> Section | None:
         )
         remarks = [setup["remarks"]] if "remarks" in setup else []
         blocks.append(
-            Folded(f"{setup['paper']}, {setup['table']}", [behind(setup), table, *remarks])
+            Folded(f"{setup['paper']}, {setup['table']}", [setup_text(setup), table, *remarks])
         )
     return Section("Beside the papers", [*blocks, LEGEND])

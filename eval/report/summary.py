@@ -1,5 +1,5 @@
-"""What a comparison says in a few sentences: the verdict, for the terminal and the head of the
-report; what to beware of; and what to try next."""
+"""Summary of a comparison in a few sentences: the verdict, for the terminal and the head of the
+report; caveats; and commands to try next."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ NAMES = {
     "score",
     "dcar": "dcar lets a learned policy choose how many tokens it keeps, pass by pass",
 }
-NUM_CANDIDATES = (
-    "behind @n stands the number of candidates, drawn side by side, that the policy chooses among"
-)
+NUM_CANDIDATES = "@n gives the number of candidates that the policy chooses among"
 
 
 def summary(result: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -106,7 +104,7 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
         (f"python -m webbrowser {shlex.quote(str(folder / 'report.html'))}", "listen, see why"),
         (
             f"dcar compare --config {shlex.quote(str(folder / 'config.yaml'))} {more}",
-            "goes on from here",
+            "continues from here",
         ),
     ]
     if corpus_kind(result) == "starter":  # the page knows the shipped tokens alone
@@ -163,7 +161,8 @@ def names_sentence(rows: Sequence[Row]) -> str:
         ]
     )
     return (
-        f"{said}. Word errors: of 100 words, how many a recogniser hears wrong, misses or adds."
+        f"{said}. Word errors: of 100 words, how many are wrong, missing or added in the "
+        "transcript."
     ).lstrip(". ")
 
 

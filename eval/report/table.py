@@ -85,9 +85,8 @@ MEANINGS = {
     "CAR-1, the best fixed "
     "size or random sizes. Above 0.05 it could be chance.",
     "Voices, lengths and loops": "voice: likeness to the voice of the prompt, 1 at most. length: "
-    "of the speech beside "
-    "the recording's. cut %: speech that only the limit on length ended; loop %: that "
-    "says a piece over and over.",
+    "of the speech relative to the recording's. cut %: speech ended only by the limit on "
+    "length; loop %: speech that repeats a piece over and over.",
 }
 """Tables of the report, and explanations of their columns."""
 

@@ -26,8 +26,8 @@ SAME_SPEED = 0.03
 SPEED_AXES = {
     "speedup_vs_far": ("time", " × FAR"),
     "speedup_vs_car1": ("time", " × CAR-1"),
-    # what is equal, and the unit behind its number
-    "tokens_per_pass": ("tokens a pass", ""),
+    # the quantity, and the unit after its number
+    "tokens_per_pass": ("tokens per pass", ""),
 }
 
 

@@ -1,9 +1,9 @@
-"""One record per (method, seed, utterance): made once, appended to a file at once, never made
-again.
+"""Records of a comparison, one per (method, seed, utterance): made once and appended to a file at
+once.
 
-The work is cut into units (seed, batch of utterances, method) that do not depend on the number of
-processes; process p of n takes every n-th. Each process appends to its own shard, so an
-interruption loses at most the utterance in flight. Whoever starts again reads all shards, whatever
+The work is divided into units (seed, batch of utterances, method) that do not depend on the number
+of processes; process p of n takes every n-th. Each process appends to its own shard, so an
+interruption loses at most the utterance in progress. A resumed run reads all shards, whatever
 number of processes wrote them.
 """
 
@@ -340,9 +340,9 @@ class Maker:
             tokens = [r.tokens for r in results]
         decoded = time.perf_counter()
         rows = [row for row, i in enumerate(unit.indices) if i in missing]
-        # One at a time: a recogniser may hear the last bits, and those of a batch depend on who
-        # shares it. What is heard of tokens is a function of the tokens and the voice, whatever the
-        # method, the batch, or an earlier run.
+        # One at a time: a transcript may depend on the last bits of a waveform, and these depend on
+        # the batch. It must be a function of the tokens and the voice, whatever the method, the
+        # batch, or an earlier run.
         waves = voice(
             self.tools.vocoder,
             [tokens[row] for row in rows],

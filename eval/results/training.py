@@ -84,8 +84,8 @@ def training_summary(checkpoint: str, starter: Shipped, deep: int = 4) -> Summar
             },
             **({"changed when resumed:": ", ".join(changed)} if changed else {}),
         }
-        # a fingerprint counts times of files too, so a copied corpus has another one: the same rows
-        # are enough; their tables alone, for what datasets writes beside them has names by chance
+        # a fingerprint includes times of files, so a copied corpus has another one: equal tables are
+        # enough, because the names of the other files that datasets writes are random
         tables = sorted(
             f"{name} {value}"
             for name, value in data["files"].items()
@@ -136,7 +136,7 @@ def differences(far: Summary | None, car: Summary | None) -> list[str]:
         return (
             []
             if alike
-            else [f"what is beside {far['checkpoint']} and {car['checkpoint']} does not say it all"]
+            else [f"the provenance of {far['checkpoint']} and {car['checkpoint']} is incomplete"]
         )
     a, b = far["facts"], car["facts"]
     found = [
@@ -174,7 +174,7 @@ def training_note(training: dict[str, Any] | None) -> str | None:
         )
     if unknown:
         return (
-            f"Whether FAR and CAR were trained on the same data is not known: no {FILE} beside "
+            f"Whether FAR and CAR were trained on the same data is not known: no {FILE} next to "
             f"{' and '.join(unknown)}."
         )
     if training["differences"]:

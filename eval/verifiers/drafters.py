@@ -103,7 +103,7 @@ class ModelDrafter:
     def propose(self, state: BatchState, counts: Tensor, most: int) -> Draft:
         reader, cache = state.shared["draft"], state.caches["draft"]
         hidden = self._catch_up(state, counts > 0)
-        # rows whose chain goes on, and its length
+        # rows whose chain continues, and its length
         drafting, real = counts > 0, torch.zeros_like(counts)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []

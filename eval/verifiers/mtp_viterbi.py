@@ -123,7 +123,7 @@ def choose(probs: Tensor, proposed: Tensor, transitions: Transitions) -> tuple[T
 
     probs: [B, n, V + 1]; proposed: [B, n, k] ids.
     """
-    # [B, n] of the state behind an end
+    # [B, n] of the state after an end
     ended = probs[:, :, transitions.end].cummax(-1).values.double().log()
     ids = proposed.flatten(1).sort(dim=-1).values
     repeated = F.pad(ids[:, 1:] == ids[:, :-1], (1, 0))

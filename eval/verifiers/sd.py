@@ -15,26 +15,26 @@ from eval.verifiers.chain import ChainVerifier, Uniforms
 
 
 def acceptance(q_x: Tensor, p_x: Tensor) -> Tensor:
-    """Probability of accepting x: min(1, q(x) / p(x)). Shapes alike; p(x) > 0 for every token
-    that was drawn."""
+    """Return the probability of accepting x, min(1, q(x) / p(x)). Shapes agree; p(x) > 0 for
+    every token that was drawn."""
     return (q_x / p_x).clamp(max=1)
 
 
 def residual(q: Tensor, p: Tensor) -> Tensor:
-    """Probabilities behind a refusal, norm(max(0, q - p)): [..., V]. Where rounding leaves
-    nothing of it, q itself."""
+    """Return the probabilities after a rejection, norm(max(0, q - p)): [..., V]. If rounding
+    leaves none, return q itself."""
     excess = (q - p).clamp(min=0)
     mass = excess.sum(-1, keepdim=True)
     return torch.where(mass > 0, excess / mass, q)
 
 
 def of(probs: Tensor, tokens: Tensor) -> Tensor:
-    """The probabilities of tokens [...] among probs [..., V]."""
+    """Return the probabilities [...] of tokens [...] among probs [..., V]."""
     return probs.gather(-1, tokens[..., None])[..., 0]
 
 
 class SpeculativeDecoding(ChainVerifier):
-    """`sd`: the output has exactly the target's distribution."""
+    """Verifier `sd`: the output has exactly the target's distribution."""
 
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
         return uniform("accept") < acceptance(of(q, tokens), of(p, tokens))

@@ -139,9 +139,9 @@ class VerifierStatistics:
                 "these statistics contain no mean mel frames; measure them again with `dcar "
                 "fit-verifiers mel_utterances=1000` on a prepared corpus with recordings"
             )
-        heard = self.mel_counts > 0
-        centred = self.mel_means - self.mel_means[heard].mean(0)
-        return torch.where(heard[:, None], centred, torch.nan)
+        occurs = self.mel_counts > 0
+        centred = self.mel_means - self.mel_means[occurs].mean(0)
+        return torch.where(occurs[:, None], centred, torch.nan)
 
     def threshold_for(self, length: float) -> float:
         """Return the entropy threshold whose measured mean chunk length is `length`,

@@ -155,15 +155,15 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
     elif config.kind == "llasa":
         text = TextTokenizer.from_pretrained(config.source)
         ids = llasa_ids(text.tokenizer, config.source)
-        before, behind = llasa_template(text.tokenizer)
+        prefix, suffix = llasa_template(text.tokenizer)
         decoder = load_causal_lm(
             config.source,
             ids,
             config.speech_vocab_size,
             source="llasa",
             phonemes=text.name,
-            text_prefix=before,
-            text_suffix=behind,
+            text_prefix=prefix,
+            text_suffix=suffix,
             **settings,
         )
     else:

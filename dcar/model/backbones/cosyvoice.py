@@ -38,7 +38,7 @@ SPEECH = (
     "llm_decoder.weight",
     "llm_decoder.bias",
 )
-# folder beside llm.pt with the configuration and text tokenizer of Qwen2
+# folder next to llm.pt with the configuration and text tokenizer of Qwen2
 BLANK = "CosyVoice-BlankEN"
 FIX = (
     "download FunAudioLLM/CosyVoice2-0.5B and give its folder, which holds llm.pt and "

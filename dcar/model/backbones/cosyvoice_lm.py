@@ -31,7 +31,7 @@ class Distances(NamedTuple):
     the query."""
 
     table: Tensor  # [n, D], sine and cosine in turn
-    # int64 [B or 1, m, C], distance of key c from query m; 0 where the key is behind it (masked
+    # int64 [B or 1, m, C], distance of key c from query m; 0 where the key comes after it (masked
     # anyway)
     behind: Tensor
 

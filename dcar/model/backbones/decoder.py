@@ -38,7 +38,7 @@ UNUSED = {
 # models of transformers whose layers decoding computes
 ROTARY = ("llama", "qwen2", "qwen3", "mistral")
 FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
-TEXT_TOKENIZER_FOLDER = "text_tokenizer"  # beside a decoder whose text is not phonemes
+TEXT_TOKENIZER_FOLDER = "text_tokenizer"  # in the folder of a decoder whose text is not phonemes
 
 
 def _named(name: str) -> Any:
@@ -70,7 +70,7 @@ class BackboneConfig(SpeechVocabulary):
     bos: bool = False
     sequence_start: bool = False  # the prefix begins with a vector of its own (CosyVoice's sos)
     text_prefix: tuple[int, ...] = ()  # ids before and
-    text_suffix: tuple[int, ...] = ()  # behind the text: the model's template
+    text_suffix: tuple[int, ...] = ()  # after the text: the model's template
     lora: dict[str, Any] | None = None  # adapters on the language model, see lora.py
     tokenizer: str = ""
     phonemes: str = ""  # the text tokenizer's name and checksum, see dcar/prepare/retokenize.py

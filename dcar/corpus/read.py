@@ -327,7 +327,7 @@ def examine(
             try:
                 text_to_ids(text)
             except TextError as error:
-                hint = "" if text.strip() else ", or transcribe the recordings: transcribe=whisper-base"
+                hint = "" if text.strip() else ", or set transcribe=whisper-base"
                 report(f"utterance {u.id}: {label}: {error}{hint}")
     try:
         decoded = u.load()

@@ -84,8 +84,8 @@ def training_summary(checkpoint: str, starter: Shipped, deep: int = 4) -> Summar
             },
             **({"changed when resumed:": ", ".join(changed)} if changed else {}),
         }
-        # a fingerprint includes times of files, so a copied corpus has another one: equal tables are
-        # enough, because the names of the other files that datasets writes are random
+        # a fingerprint includes times of files, so a copied corpus has another one: equal tables
+        # are enough, because the names of the other files that datasets writes are random
         tables = sorted(
             f"{name} {value}"
             for name, value in data["files"].items()

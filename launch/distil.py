@@ -47,6 +47,7 @@ from dcar.prepare.prepared import (
     prepared_info,
     read_json,
     save_splits,
+    without_residual,
 )
 from dcar.process import run_claimed, run_command
 from dcar.prompts.chooser import PromptChooser
@@ -386,7 +387,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
             **named,
         }
 
-    train = teacher.rows
+    train = without_residual(teacher.rows)
     columns = train.features.copy()
     columns |= {
         "recorded": columns["speech"],
@@ -409,11 +410,12 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
         "settings": asdict(config),
         "precision": teacher.precision,
     }
+    tokenizer = {name: value for name, value in info["tokenizer"].items() if name != "layers"}
     splits = (
-        (split, train if split == "train" else load_prepared(config.data, split))
+        (split, train if split == "train" else without_residual(load_prepared(config.data, split)))
         for split in info["counts"]
     )
-    save_splits(out, splits, {**info, "distilled": distilled})
+    save_splits(out, splits, {**info, "tokenizer": tokenizer, "distilled": distilled})
     logger.info(
         "%s: %d of %d sentences are spoken by a decoder, %d keep their recording",
         out,

@@ -168,6 +168,17 @@ class ToyTokenizer:
         )
 
 
+class ToyLayers(ToyTokenizer):
+    """Three layers at the rate of the recordings: the codes of `ToyTokenizer`, and these plus 1
+    and plus 2."""
+
+    layers, sample_rate = 3, 16_000
+
+    def encode_layers(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
+        steps = np.arange(self.layers)[:, None]
+        return [(codes + steps) % self.vocab_size for codes in self.encode(waves, sample_rate)]
+
+
 class ToyEncoder:
     name = "toy-voice"
 

@@ -25,9 +25,11 @@ from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import (
     COLUMNS,
+    RESIDUAL_COLUMNS,
     check_out_dir,
     load_prepared,
     prepared_info,
+    residual_of,
     save_splits,
     tokenizer_identity,
 )
@@ -109,7 +111,7 @@ def joined(
         texts.append(text)
         ids += [SPACE, *text_ids] if ids else text_ids
         speech += row["speech"]
-    return {
+    made = {
         **rows[0],
         "id": "+".join(row["id"] for row in rows),
         "text": " ".join(texts),
@@ -118,6 +120,11 @@ def joined(
         "duration": sum(row["duration"] for row in rows),
         "audio": "",
     }
+    if "residual" in made:
+        made["residual"] = (
+            np.concatenate([residual_of(row) for row in rows], axis=1).ravel().tolist()
+        )
+    return made
 
 
 def join(config: JoinConfig) -> Path:
@@ -125,6 +132,7 @@ def join(config: JoinConfig) -> Path:
     from datasets import concatenate_datasets
 
     out, infos = Path(config.out), [prepared_info(folder) for folder in config.data]
+    layers = infos[0]["tokenizer"].get("layers")
     for folder, info in zip(config.data, infos, strict=True):
         check_out_dir(out, read=folder)
         if info["phonemes"]["version"] != PHONEME_VERSION:
@@ -138,9 +146,16 @@ def join(config: JoinConfig) -> Path:
                 f"{folder}: tokens of {tokenizer_identity(info)}, those of {config.data[0]} are of "
                 f"{tokenizer_identity(infos[0])}; prepare it again with that tokenizer"
             )
+        if info["tokenizer"].get("layers") != layers:
+            raise DataError(
+                f"{folder}: has {info['tokenizer'].get('layers', 1)} layers of codes, "
+                f"{config.data[0]} has "
+                f"{layers or 1}; prepare it again with the same residual and tokenizer"
+            )
+    columns = [*COLUMNS, *(RESIDUAL_COLUMNS if layers else ())]
 
     def rows_of(folder: str, split: str) -> Dataset:
-        return load_prepared(folder, split).select_columns(list(COLUMNS))
+        return load_prepared(folder, split).select_columns(columns)
 
     def made(split: str) -> Dataset:
         if split != "train":

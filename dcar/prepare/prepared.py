@@ -23,6 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dcar.errors import DataError, check_format
 from dcar.prepare.columns import FILE, Split, columns_of, identity, scan, write_columns
 from dcar.sources.shipped import resolve
@@ -59,6 +61,13 @@ COLUMNS: dict[str, str | list[str]] = {
     "prompt_speech": [SPEECH_TOKEN],
     "prompt_voice": ["float32"],
 }
+RESIDUAL_COLUMNS: dict[str, str | list[str]] = {
+    # codes [layers - 1, T] of the other layers, row by row, see residual_of
+    "residual": [SPEECH_TOKEN],
+    "prompt_residual": [SPEECH_TOKEN],
+}
+"""Columns of a corpus that was prepared with `residual=true`; prepared.json then has
+tokenizer.layers."""
 
 
 def integer_type(size: int) -> str:
@@ -66,8 +75,13 @@ def integer_type(size: int) -> str:
     return "uint8" if size <= 1 << 8 else "uint16" if size <= 1 << 16 else "uint32"
 
 
-def features(speech_size: int, text_size: int = TEXT_VOCAB_SIZE) -> datasets.Features:
-    """Columns of a prepared split, by the number of speech codes and of text ids."""
+def features(
+    speech_size: int, text_size: int = TEXT_VOCAB_SIZE, residual: bool = False
+) -> datasets.Features:
+    """Return the columns of a prepared split.
+
+    speech_size: speech codes of a layer. text_size: text ids. residual: with `RESIDUAL_COLUMNS`.
+    """
     import datasets
 
     types = {SPEECH_TOKEN: integer_type(speech_size), TEXT_ID: integer_type(text_size)}
@@ -76,7 +90,7 @@ def features(speech_size: int, text_size: int = TEXT_VOCAB_SIZE) -> datasets.Fea
             name: datasets.List(datasets.Value(types.get(kind[0], kind[0])))
             if isinstance(kind, list)
             else datasets.Value(kind)
-            for name, kind in COLUMNS.items()
+            for name, kind in (COLUMNS | RESIDUAL_COLUMNS if residual else COLUMNS).items()
         }
     )
 
@@ -127,7 +141,8 @@ def assemble(
     """
     building = work / f"building.{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
-    columns = features(record["tokenizer"]["vocab_size"])
+    made_by = record["tokenizer"]
+    columns = features(made_by["vocab_size"], residual="layers" in made_by)
     counts: dict[str, dict[str, float]] = {}
     try:
         for split, files in shards.items():
@@ -254,9 +269,36 @@ def recording_of(row: Mapping[str, Any]) -> tuple[str, float]:
     return row["id"].removesuffix(copy_name("", speed)), speed
 
 
+def residual_of(row: Mapping[str, Any], prompt: bool = False) -> np.ndarray:
+    """Return the codes [layers - 1, T] int64 of the layers after the first of a prepared row.
+
+    prompt: of the row's own prompt instead. Raises DataError if there are none, or if their number
+    is not a multiple of the number of speech tokens T.
+    """
+    name = "prompt_residual" if prompt else "residual"
+    codes, frames = row.get(name, ()), len(row["prompt_speech" if prompt else "speech"])
+    if not len(codes):
+        raise DataError(
+            f"utterance {row['id']}: has no codes in the column {name!r}; prepare the corpus with "
+            "residual=true and a codec of several layers"
+        )
+    if not frames or len(codes) % frames:
+        raise DataError(
+            f"utterance {row['id']}: {len(codes)} codes in the column {name!r} for {frames} speech "
+            "tokens; prepare the corpus again"
+        )
+    return np.asarray(codes, dtype=np.int64).reshape(-1, frames)
+
+
+def without_residual(rows: datasets.Dataset) -> datasets.Dataset:
+    """Return a data set without `RESIDUAL_COLUMNS`, for speech that was not made by the codec."""
+    stored = [name for name in RESIDUAL_COLUMNS if name in rows.column_names]
+    return rows.remove_columns(stored) if stored else rows
+
+
 NEEDED: dict[str, dict[str, Any]] = {
     "phonemes": {"version": str, "size": int},
-    "tokenizer": {"name": str, "checksum": str, "vocab_size": int},
+    "tokenizer": {"name": str, "checksum": str, "vocab_size": int, "layers": int | None},
     "corpus": {"kind": str, "path": str | None, "audio_root": str | None, "subsets": list | None},
 }
 """What readers of a prepared corpus take from prepared.json, besides counts and files."""

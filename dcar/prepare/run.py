@@ -151,6 +151,7 @@ def _write_chunks(
                     pool,
                     bar,
                     found.loaded,
+                    config.residual,
                 )
                 files[file] = write_shard(table, work / file)
             write_json(
@@ -217,7 +218,14 @@ def _assemble(
             f"no usable utterance in the splits {', '.join(config.splits)}; {len(problems)} rows "
             "are bad"
         )
-    made_by = {k: getattr(tokenizer, k) for k in ("name", "checksum", "vocab_size", "rate_hz")}
+    stored = (
+        "name",
+        "checksum",
+        "vocab_size",
+        "rate_hz",
+        *(("layers",) if config.residual else ()),
+    )
+    made_by = {k: getattr(tokenizer, k) for k in stored}
     assemble(
         Path(config.out),
         work,

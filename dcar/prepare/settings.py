@@ -15,6 +15,7 @@ from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import prepared_info, split_faults
 from dcar.prepare.shards import Encoder
 from dcar.text.inventory import PHONEME_VERSION
+from dcar.tokens.base import LayeredTokenizer
 
 if TYPE_CHECKING:
     from dcar.tokens.base import SpeechTokenizer
@@ -51,6 +52,9 @@ class PrepareConfig:
     )
     tokenizer: str = setting(
         "starter", "Name or folder of the speech tokenizer (starter: the shipped one)."
+    )
+    residual: bool = setting(
+        False, "Also store the codes of the tokenizer's other layers (codec:NAME@8)."
     )
     transcribe: str = setting(
         "",
@@ -173,19 +177,12 @@ def corpus_record(config: PrepareConfig) -> dict[str, Any]:
     return record
 
 
-# where, whether and how fast to write; the tokenizer is in by its checksum
+# where, whether and how fast to write; the tokenizer is in by its checksum, `residual` by its
+# layers
 NOT_IN_FINGERPRINT = (
-    "out",
-    "tokenizer",
-    "path",
-    "transcribe",
-    "validate",
-    "skip_bad",
-    "batch_seconds",
-    "compress",
-    "num_proc",
-    "wait_seconds",
-)
+    "out", "tokenizer", "residual", "path", "transcribe", "validate", "skip_bad", "batch_seconds",
+    "compress", "num_proc", "wait_seconds",
+)  # fmt: skip
 # of what is computed; how it is stored (FORMAT_VERSION) leaves fingerprints as they are
 CONTENT_VERSION = 2
 
@@ -201,7 +198,31 @@ def settings_stamp(
         if speaker_encoder
         else "default"
     )
-    return [CONTENT_VERSION, settings, tokenizer.name, tokenizer.checksum, PHONEME_VERSION, encoder]
+    stamp = [
+        CONTENT_VERSION,
+        settings,
+        tokenizer.name,
+        tokenizer.checksum,
+        PHONEME_VERSION,
+        encoder,
+    ]
+    return [*stamp, {"layers": layers}] if (layers := stored_layers(config, tokenizer)) else stamp
+
+
+def stored_layers(config: PrepareConfig, tokenizer: SpeechTokenizer) -> int:
+    """Return the number of layers that are stored with `residual=true`, 0 without it.
+
+    Raises ConfigError if the tokenizer has no other layer than the first.
+    """
+    if not config.residual:
+        return 0
+    if not isinstance(tokenizer, LayeredTokenizer) or tokenizer.layers < 2:
+        raise ConfigError(
+            f"residual: tokenizer {config.tokenizer} ({tokenizer.name}) has one layer; name a "
+            "codec "
+            "with several, as in tokenizer=codec:kyutai/mimi@8"
+        )
+    return tokenizer.layers
 
 
 def finished(config: PrepareConfig, fingerprint: str) -> PrepareReport | None:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -26,7 +27,7 @@ from dcar.errors import AudioError, DataError
 from dcar.prepare.prepared import RESUME, copy_name, features, read_json
 from dcar.storage import differing, digest, replacing
 from dcar.text.phonemes import text_to_ids
-from dcar.tokens.base import SpeechTokenizer, by_length
+from dcar.tokens.base import LayeredTokenizer, SpeechTokenizer, by_length, input_rate
 from dcar.voices.features import EMBEDDING_DIM, speaker_features
 from dcar.voices.speech import find_speech
 
@@ -77,9 +78,9 @@ class Sound(NamedTuple):
         """Without the silence before and after the speech, as prompts are used."""
         return Sound(find_speech(*self).cut(*self), self.rate)
 
-    def for_encoders(self) -> Sound:
-        """At ENCODER_SAMPLE_RATE; voice features use the recording's own rate."""
-        return Sound(resample(self.wave, self.rate, ENCODER_SAMPLE_RATE), ENCODER_SAMPLE_RATE)
+    def for_encoders(self, rate: int = ENCODER_SAMPLE_RATE) -> Sound:
+        """At the rate of an encoder; voice features use the recording's own rate."""
+        return Sound(resample(self.wave, self.rate, rate), rate)
 
 
 Loaded = tuple[tuple[np.ndarray, int], tuple[np.ndarray, int] | None]
@@ -116,82 +117,84 @@ def tokenise(
     pool: ThreadPoolExecutor,
     bar: Any,
     loaded: Mapping[str, Loaded] | None = None,
+    residual: bool = False,
 ) -> pa.Table:
     """The rows of one shard, in the order of `jobs`; audio goes through the tokenizer in batches of
     similar length.
 
     loaded: recordings by `Utterance.source`, where they were decoded already; else they are read
-    here.
+    here. residual: also store the layers after the first, of a `LayeredTokenizer`.
     """
     import pyarrow as pa
 
-    def hear(job: Job) -> tuple[Job, Sound, np.ndarray, Sound | None]:
-        """The recording at the job's speed, its waveform [samples] for encoders, and the
-        prompt's recording."""
+    rate = input_rate(tokenizer)
+
+    def hear(job: Job) -> tuple[Job, Sound, np.ndarray, np.ndarray, Sound | None]:
+        """The recording at the job's speed, its waveform [samples] for the speaker encoder and
+        for the tokenizer, and the prompt's recording."""
         u = job.utterance
         audio, prompt = (u.load(), u.load_prompt()) if loaded is None else loaded[u.source]
         sound = Sound(*audio)
+        wave = sound.for_encoders().at_speed(job.speed).wave
+        same = rate == ENCODER_SAMPLE_RATE
+        spoken = wave if same else sound.for_encoders(rate).at_speed(job.speed).wave
         return (
             job,
             sound.at_speed(job.speed),
-            sound.for_encoders().at_speed(job.speed).wave,
+            wave,
+            spoken,
             None if prompt is None else Sound(*prompt).of_speech(),
         )
 
     heard = list(pool.map(hear, jobs))
     # a slowed copy may be longer than the limit that its original keeps: it is left out
     longest = max_seconds * ENCODER_SAMPLE_RATE
-    kept = [
-        (job, sound, wave, prompt)
-        for job, sound, wave, prompt in heard
-        if job.speed == 1.0 or len(wave) <= longest
-    ]
+    kept = [found for found in heard if found[0].speed == 1.0 or len(found[2]) <= longest]
     if left_out := len(heard) - len(kept):
         logger.info("%d slowed copies are longer than %g s and left out", left_out, max_seconds)
         bar.update(left_out)
-    speech = _encode(
-        [wave for _, _, wave, _ in kept],
-        [_place(job) for job, *_ in kept],
-        tokenizer,
-        batch_seconds,
-        bar,
+    encode = partial(
+        _encode, tokenizer=tokenizer, rate=rate, batch_seconds=batch_seconds, residual=residual
+    )
+    speech = encode(
+        [spoken for _, _, _, spoken, _ in kept], [_place(job) for job, *_ in kept], bar=bar
     )
     prompted = [
-        (f"{_place(job)} (prompt)", p.for_encoders().wave) for job, _, _, p in kept if p is not None
+        (f"{_place(job)} (prompt)", p.for_encoders(rate).wave)
+        for job, *_, p in kept
+        if p is not None
     ]
-    prompt_speech = iter(
-        _encode(
-            [wave for _, wave in prompted],
-            [place for place, _ in prompted],
-            tokenizer,
-            batch_seconds,
-        )
-    )
+    prompt_speech = iter(encode([wave for _, wave in prompted], [place for place, _ in prompted]))
     rows: list[dict[str, Any]] = []
-    for (job, sound, wave, prompt), tokens in zip(kept, speech, strict=True):
+    for (job, sound, wave, _, prompt), codes in zip(kept, speech, strict=True):
         u = job.utterance
+        prompt_codes = np.empty((1, 0), np.int64) if prompt is None else next(prompt_speech)
         rows.append(
             {
                 "id": job.id,
                 "text": u.text,
                 "speaker": job.speaker,
                 "text_ids": text_to_ids(u.text),
-                "speech": tokens,
+                "speech": codes[0],
                 "voice": _voice(speaker_encoder, sound, wave, _place(job)),
                 "duration": len(wave) / ENCODER_SAMPLE_RATE,
                 "speed": job.speed,
                 "audio": os.path.abspath(u.audio) if isinstance(u.audio, str) else "",
                 "source": u.source,
                 "prompt_text": u.prompt_text or "",
-                "prompt_speech": [] if prompt is None else next(prompt_speech),
+                "prompt_speech": prompt_codes[0],
                 "prompt_voice": []
                 if prompt is None
                 else _voice(
                     speaker_encoder, prompt, prompt.for_encoders().wave, f"{_place(job)} (prompt)"
                 ),
+                "residual": codes[1:].ravel(),
+                "prompt_residual": prompt_codes[1:].ravel(),
             }
         )
-    return pa.Table.from_pylist(rows, schema=features(tokenizer.vocab_size).arrow_schema)
+    return pa.Table.from_pylist(
+        rows, schema=features(tokenizer.vocab_size, residual=residual).arrow_schema
+    )
 
 
 def _place(job: Job) -> str:
@@ -202,22 +205,41 @@ def _encode(
     waves: list[np.ndarray],
     places: list[str],
     tokenizer: SpeechTokenizer,
+    rate: int,
     batch_seconds: float,
+    residual: bool,
     bar: Any = None,
 ) -> list[np.ndarray]:
-    """Tokens of every waveform, checked, in the given order."""
-    out: list[np.ndarray] = [np.empty(0, np.int64)] * len(waves)
-    for batch in by_length([len(wave) for wave in waves], batch_seconds * ENCODER_SAMPLE_RATE):
-        encoded = tokenizer.encode([waves[i] for i in batch], ENCODER_SAMPLE_RATE)
+    """Tokens [1, T] of every waveform, with `residual` codes [layers, T]; checked, in the given
+    order."""
+    out: list[np.ndarray] = [np.empty((0, 0), np.int64)] * len(waves)
+    for batch in by_length([len(wave) for wave in waves], batch_seconds * rate):
+        encoded = _layers([waves[i] for i in batch], tokenizer, rate, residual)
         if len(encoded) != len(batch):
             raise DataError(
                 f"tokenizer {tokenizer.name} gave {len(encoded)} results for {len(batch)} waveforms"
             )
-        for i, tokens in zip(batch, encoded, strict=True):
-            out[i] = check_tokens(tokens, len(waves[i]) / ENCODER_SAMPLE_RATE, tokenizer, places[i])
+        for i, layers in zip(batch, encoded, strict=True):
+            out[i] = np.stack(
+                [
+                    check_tokens(tokens, len(waves[i]) / rate, tokenizer, places[i])
+                    for tokens in layers
+                ]
+            )
         if bar is not None:
             bar.update(len(batch))
     return out
+
+
+def _layers(
+    waves: list[np.ndarray], tokenizer: SpeechTokenizer, rate: int, residual: bool
+) -> list[list[np.ndarray]]:
+    """Return the codes [T] of every layer of every waveform; without `residual` of the first
+    layer."""
+    if not residual:
+        return [[tokens] for tokens in tokenizer.encode(waves, rate)]
+    assert isinstance(tokenizer, LayeredTokenizer)
+    return [list(codes) for codes in tokenizer.encode_layers(waves, rate)]
 
 
 def check_tokens(

@@ -15,6 +15,7 @@ import numpy as np
 from dcar.audio import ENCODER_SAMPLE_RATE, load_audio
 from dcar.errors import AudioError, ConfigError
 from dcar.sources.shipped import shipped
+from dcar.tokens.base import input_rate
 from dcar.vocoder.base import Recorded
 from dcar.voices.features import speaker_features
 from dcar.voices.speech import FRAME_RATE, SpeechPart, find_speech, most_speech
@@ -58,7 +59,9 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
         part.cut(wave, rate),
         part.cut(resampled, ENCODER_SAMPLE_RATE),
     )
-    tokens = tokenizer.encode([resampled], ENCODER_SAMPLE_RATE)[0]
+    encoded_rate = input_rate(tokenizer)
+    encoded, _ = load_audio(path, encoded_rate)
+    tokens = tokenizer.encode([part.cut(encoded, encoded_rate)], encoded_rate)[0]
     middle = max(0, (len(tokens) - prompt_tokens) // 2)
     frames = (
         (np.arange(len(tokens)) * FRAME_RATE / tokenizer.rate_hz)

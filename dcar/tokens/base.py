@@ -31,6 +31,29 @@ class SpeechTokenizer(Protocol):
         ...
 
 
+@runtime_checkable
+class LayeredTokenizer(SpeechTokenizer, Protocol):
+    """A tokenizer that also encodes residual layers (`dcar.tokens.rvq.RVQCodec`).
+
+    layers: number of codebooks of `vocab_size` codes each; the first one makes the speech tokens.
+    sample_rate: rate in Hz of the waveforms that it encodes; others are resampled.
+    """
+
+    layers: int
+    sample_rate: int
+
+    def encode_layers(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
+        """Return codes [layers, T] int64 of every waveform; the first row is what `encode`
+        returns."""
+        ...
+
+
+def input_rate(tokenizer: SpeechTokenizer) -> int:
+    """Return the rate in Hz of the waveforms that a tokenizer is given: a codec's own, else 16
+    kHz."""
+    return tokenizer.sample_rate if isinstance(tokenizer, LayeredTokenizer) else ENCODER_SAMPLE_RATE
+
+
 def check_waveform(wave: np.ndarray, where: str) -> np.ndarray:
     """`wave` as contiguous float32 [samples]. Raises AudioError if it is not mono, is empty or
     not finite."""

@@ -1,5 +1,5 @@
-"""Speech tokenizers of other projects behind `SpeechTokenizer`: S³, X-codec2, the first layer of
-SpeechTokenizer.
+"""Speech tokenizers of other projects behind `SpeechTokenizer`: S³ and X-codec2; for codecs with
+layers see `rvq`.
 
 Each is given one waveform at a time, padded with zeros to whole tokens, so that there are
 ceil(seconds · rate_hz) tokens and no batch can change a code. Packages are imported where they are
@@ -19,10 +19,9 @@ from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
 from dcar.home import cache_folder
 from dcar.sources.hub import from_hub, read_weights
 from dcar.tokens.base import fitted, heard_by
-from heads.checkpoint import read_config, tensors_checksum
+from heads.checkpoint import tensors_checksum
 
 S3_PIP = "pip install s3tokenizer==0.3.0 torchaudio"
-SPEECHTOKENIZER_PIP = "pip install speechtokenizer==1.0.1 torchaudio"
 
 
 class CodecTokenizer:
@@ -49,15 +48,15 @@ class CodecTokenizer:
         )
         with torch.inference_mode():
             codes = self.codes(torch.from_numpy(fitted(wave, count * hop)), count)
-        if len(codes) < count:
+        if (found := codes.shape[-1]) < count:
             raise AudioError(
-                f"{self.name}: {len(codes)} tokens, expected {count}; is it the right model file?"
+                f"{self.name}: {found} tokens, expected {count}; is it the right model file?"
             )
-        return codes[:count].cpu().numpy().astype(np.int64)
+        return codes[..., :count].cpu().numpy().astype(np.int64)
 
     def codes(self, wave: Any, count: int) -> Any:
-        """Codes [≥ count] of a waveform of whole tokens, a float32 tensor [samples] at
-        `sample_rate`."""
+        """Codes [≥ count], of an RVQ codec [layers, ≥ count], of a waveform of whole tokens, a
+        float32 tensor [samples] at `sample_rate`."""
         raise NotImplementedError
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
@@ -181,48 +180,3 @@ class XCodec2Tokenizer(CodecTokenizer):
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         return self.model.decode(audio_codes=codes[None, None].to(self.device)).audio_values
-
-
-class SpeechTokenizerFirstLayer(CodecTokenizer):
-    """First residual layer of SpeechTokenizer (distilled from HuBERT): 1024 codes at 50 Hz."""
-
-    name = "speechtokenizer-rvq1"
-    max_seconds = 60.0
-
-    def __init__(self, folder: str | Path, device: str = "cpu") -> None:
-        """folder: with the published `config.json` and `SpeechTokenizer.pt`. AssetError without
-        them or the package."""
-        folder = Path(folder)
-        if not (folder / "config.json").is_file():
-            raise AssetError(
-                f"{folder}: no config.json of SpeechTokenizer; run `hf download "
-                "fnlp/SpeechTokenizer "
-                "--local-dir FOLDER` and give the folder that holds config.json and "
-                "SpeechTokenizer.pt"
-            )
-        try:
-            from speechtokenizer.model import SpeechTokenizer as Model
-        except ImportError as error:
-            raise AssetError(
-                f"SpeechTokenizer needs its package ({error}); run: {SPEECHTOKENIZER_PIP}"
-            ) from error
-        config = read_config(folder, "copy config.json and SpeechTokenizer.pt again")
-        weights = read_weights(folder / "SpeechTokenizer.pt", "SpeechTokenizer's state dict")
-        try:
-            model = Model(config)
-            model.load_state_dict(weights)
-            self.rate_hz = config["sample_rate"] / float(np.prod(config["strides"]))
-            self.vocab_size = int(config["codebook_size"])
-        except (RuntimeError, TypeError, KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"{folder}: the weights do not fit config.json "
-                f"({str(error).splitlines()[0][:120]}); "
-                "copy both files again"
-            ) from error
-        super().__init__(model, device, config["sample_rate"])
-
-    def codes(self, wave: Any, count: int) -> Any:
-        return self.model.encode(wave[None, None].to(self.device), n_q=1)[0, 0]
-
-    def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        return self.model.decode(codes[None, None].to(self.device))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from dcar.errors import CheckpointError
 from dcar.sources.shipped import resolve
-from dcar.tokens import codec
+from dcar.tokens import codec, rvq
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.codebook import read_kmeans
 from dcar.tokens.hubert import HubertEncoder, shared_hubert
@@ -20,16 +21,20 @@ def load_tokenizer(name_or_dir: str | Path = "starter", device: str = "cpu") -> 
     - `starter`, the one that ships with the project; a folder that `dcar fit-tokenizer` wrote
     - `s3:NAME[@FILE]` S³ of CosyVoice; NAME is speech_tokenizer_v1 (50 Hz),
       speech_tokenizer_v1_25hz or speech_tokenizer_v2_25hz (FSQ, 6561 codes), FILE its .onnx or .pt
-    - `xcodec2:FOLDER`, `speechtokenizer:FOLDER`
+    - `xcodec2:FOLDER`
+    - `speechtokenizer:FOLDER[@LAYERS]`; `codec:FOLDER_OR_NAME[@LAYERS]` for EnCodec, Mimi and DAC
+      of transformers: an `rvq.RVQCodec`, whose tokens are the codes of its first layer. LAYERS (1
+      by default) is the number of layers that it encodes and decodes
 
     Raises CheckpointError or AssetError with the command that helps.
     """
     spec = str(name_or_dir)
     kind, _, rest = spec.partition(":")
-    codecs = {
+    codecs: dict[str, Callable[[str, str], SpeechTokenizer]] = {
         "s3": codec.S3Tokenizer,
         "xcodec2": codec.XCodec2Tokenizer,
-        "speechtokenizer": codec.SpeechTokenizerFirstLayer,
+        "speechtokenizer": rvq.SpeechTokenizerCodec,
+        "codec": rvq.load_codec,
     }
     if rest and kind in codecs:
         return codecs[kind](rest, device)

@@ -1,6 +1,6 @@
-"""Other projects' vocoders: X-codec2, SpeechTokenizer's first layer, CosyVoice.
+"""Other projects' vocoders: X-codec2, the first layer of codecs with residual layers, CosyVoice.
 
-The first two carry the voice in their tokens (SpeechTokenizer's first layer hardly: it sounds like
+The first two carry the voice in their tokens (the first layer hardly: SpeechTokenizer's sounds like
 one voice), so the speaker features are not used. CosyVoice takes the voice from a recording. It is
 no package on an index: its code is found on PYTHONPATH. The calls follow its own inference
 (`cosyvoice.cli.cosyvoice.CosyVoice.inference_vc`). Tests here run them against modules of the same
@@ -29,7 +29,7 @@ class OneByOne:
     name: str
     vocab_size: int
     sample_rate: int
-    token_rate: int
+    token_rate: float
     tokenizer_name: str  # or what it begins with
     tokenizer_checksum = ""
 
@@ -79,9 +79,9 @@ class OneByOne:
 
 
 class CodecVocoder(OneByOne):
-    """The decoder of a codec: X-codec2 (LLaSA's codes), or SpeechTokenizer from its first layer
-    alone, which has words in one neutral voice. Its encoder makes the tokens: they are those of
-    these weights."""
+    """The decoder of a codec: X-codec2 (LLaSA's codes), or SpeechTokenizer, EnCodec, Mimi or DAC
+    from the first layer alone, which has words in one neutral voice at best. The codec's own
+    encoder, with these weights, made the tokens."""
 
     def __init__(self, codec: CodecTokenizer) -> None:
         self.codec, self.vocab_size, self.tokenizer_checksum = (
@@ -90,7 +90,7 @@ class CodecVocoder(OneByOne):
             codec.checksum,
         )
         self.name = self.tokenizer_name = codec.name
-        self.sample_rate, self.token_rate = codec.sample_rate, int(codec.rate_hz)
+        self.sample_rate, self.token_rate = codec.sample_rate, codec.rate_hz
 
     def speak(self, tokens: torch.Tensor, speaker: np.ndarray) -> torch.Tensor:
         return self.codec.decode(tokens)

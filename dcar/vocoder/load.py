@@ -6,6 +6,7 @@ other projects'.
 | `starter` or a folder | tokens of the tokenizer it was trained on (`TokenVocoder`) | – |
 | `xcodec2:FOLDER` | X-codec2 codes | transformers |
 | `speechtokenizer:FOLDER` | first layer of SpeechTokenizer | package speechtokenizer |
+| `codec:FOLDER_OR_NAME` | first layer of EnCodec, Mimi or DAC | transformers |
 | `cosyvoice:FOLDER` | S³ tokens, in the voice of a prompt | CosyVoice on PYTHONPATH |
 
 All offer what a comparison asks of a vocoder: `sample_rate`, `token_rate`,
@@ -16,11 +17,13 @@ from a recording, not from features: it looks it up by the features that it is g
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dcar.errors import ConfigError
 from dcar.sources.shipped import resolve
-from dcar.tokens.codec import SpeechTokenizerFirstLayer, XCodec2Tokenizer
+from dcar.tokens.codec import CodecTokenizer, XCodec2Tokenizer
+from dcar.tokens.rvq import SpeechTokenizerCodec, load_codec
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.codec import CodecVocoder, CosyVoiceVocoder
 from dcar.vocoder.model import TokenVocoder
@@ -49,11 +52,16 @@ def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | Non
                 f"{spec}: this vocoder takes the voice from a recording; give the prompts' audio"
             )
         return CosyVoiceVocoder(rest, prompts)
-    codecs = {"xcodec2": XCodec2Tokenizer, "speechtokenizer": SpeechTokenizerFirstLayer}
+    codecs: dict[str, Callable[[str, str], CodecTokenizer]] = {
+        "xcodec2": XCodec2Tokenizer,
+        "speechtokenizer": SpeechTokenizerCodec,
+        "codec": load_codec,
+    }
     if kind in codecs:
         return CodecVocoder(codecs[kind](rest, device))
     raise ConfigError(
-        f"vocoder {spec!r}: choose a folder, starter, xcodec2:, speechtokenizer: or cosyvoice:"
+        f"vocoder {spec!r}: choose a folder, starter, xcodec2:, speechtokenizer:, codec: or "
+        "cosyvoice:"
     )
 
 

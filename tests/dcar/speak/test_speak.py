@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile as sf
 import torch
+from tiny_codecs import save_codec
 from tiny_data import CODES, tiny_tokenizer, tiny_vocoder
 from tiny_decoders import policy_of, tiny_decoder
 from tones import chirp
@@ -469,6 +470,14 @@ def test_a_voice_is_taken_from_speech(models, tmp_path, caplog, before, pause, a
     plain = read_voice(tmp_path / "plain.wav", tokenizer)
     assert plain.features[:256] @ voice.features[:256] > 0.95
     np.testing.assert_allclose(voice.features[256:], plain.features[256:], atol=0.2)
+
+
+def test_a_codec_encodes_a_voice_at_its_own_rate(tmp_path):
+    sf.write(tmp_path / "voice.wav", chirp(1.5, 3), 24_000)
+    codec = load_tokenizer(f"codec:{save_codec('encodec', tmp_path / 'codec')}")
+    voice = read_voice(tmp_path / "voice.wav", codec, prompt_tokens=1000)
+    recorded, rate = voice.recording()
+    assert voice.tokens == tuple(codec.encode([recorded], rate)[0].tolist()) and rate == 24_000
 
 
 # --- texts ----------------------------------------------------------------------------------------

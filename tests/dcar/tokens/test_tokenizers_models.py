@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_codecs import needs, save_speechtokenizer, save_xcodec2
+from tiny_codecs import needs, save_xcodec2
 from tiny_corpora import write_manifest
 from tones import chirp
 
@@ -208,16 +208,6 @@ def test_s3_without_the_package_or_the_file(tmp_path, monkeypatch):
 
 def test_xcodec2(tmp_path):
     check(load_tokenizer(f"xcodec2:{save_xcodec2(tmp_path)}"), 50, 64)
-
-
-def test_speechtokenizer_first_layer(tmp_path, monkeypatch):
-    needs("speechtokenizer", monkeypatch)
-    tokenizer = load_tokenizer(f"speechtokenizer:{save_speechtokenizer(tmp_path)}")
-    check(tokenizer, 50, 8)
-    wave = chirp(0.5, 3, RATE)
-    # of all layers the first
-    wanted = tokenizer.model.encode(torch.from_numpy(wave)[None, None])[0, 0]
-    np.testing.assert_array_equal(tokenizer.encode([wave], RATE)[0], wanted.numpy())
 
 
 def test_pickles_are_never_unpickled(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_codecs import needs, save_speechtokenizer, save_xcodec2
+from tiny_codecs import needs, save_codec, save_speechtokenizer, save_xcodec2
 from tiny_data import tiny_vocoder
 from tones import chirp
 
@@ -81,6 +81,15 @@ def test_speechtokenizer(tmp_path, monkeypatch):
         16_000,
         320,
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "per_token"),
+    [("encodec", 24_000, 240), ("mimi", 16_000, 1_280), ("dac", 24_000, 320)],
+)
+def test_first_layer_of_a_codec(kind: str, rate: int, per_token: int, tmp_path):
+    spec = f"codec:{save_codec(kind, tmp_path)}"
+    check_codec(load_vocoder(spec), load_tokenizer(f"{spec}@4"), rate, per_token)
 
 
 # ------------------------------------------------------------------------ vocoders that hear a prom

@@ -121,6 +121,10 @@ CHOICES = {
                 "eval.analysis.swap",
                 "what speech loses where PCG's groups stand in for their tokens",
             ),
+            "heads": (
+                "eval.analysis.heads",
+                "which head predicts a token best, and what the first layer attends to",
+            ),
         },
     ),
 }

@@ -152,8 +152,8 @@ def text_lines(file: Path) -> Iterator[tuple[int, str, str | None]]:
             number + 1,
             "",
             (
-                f"the file is {cause}: everything after line {number} is lost, earlier lines may be "
-                "wrong; copy it again"
+                f"the file is {cause}: everything after line {number} is lost, and "
+                "lines before it may be wrong; copy it again"
             ),
         )
 

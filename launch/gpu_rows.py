@@ -1,14 +1,14 @@
-"""Every figure of the docs that needs a GPU, in six minutes of one card and one process, most
-important first.
+"""Every figure of the docs that needs a GPU, in one process, most important first.
 
     python -m launch.gpu_rows                            # device=cpu rehearses it with tiny sizes
     python -m launch.gpu_rows parts=[methods,steps,rounds] minutes=3
 
-`methods` speaks with the shipped decoder and vocoder; everything else measures models of paper size
-with random weights, because times need no others. Output of a part is in <out>/<part>.log. What it
-measured is in <out>/rows.md as soon as it ends; the same command measures what is missing.
-`stage-two` trains a policy for the decoder of `stage-one`. Nothing is downloaded, and no recogniser
-is needed.
+`methods` speaks with the shipped decoder and vocoder; everything else measures models of the
+papers' sizes with random weights (`launch.gpu_parts`), because times need no others. Output of a
+part is in <out>/<part>.log. What it measured is in <out>/rows.md as soon as it ends; the same
+command measures what is missing. `stage-two` trains a policy for the decoder of `stage-one`.
+`hours` computes from the measured rates how long this card takes for each stage of the DCAR paper's
+recipe (`launch.gpu_hours`). Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import re
 import sys
 import time
 import traceback
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -46,18 +46,35 @@ from dcar.tracking import machine, write_json
 from eval.analysis.fit_verifiers import fit
 from eval.methods.registry import load_models, make_methods
 from eval.results.timing import speedup, summarize, time_methods
+from launch.gpu_hours import hours
+from launch.gpu_parts import (
+    Bench,
+    Found,
+    clocked,
+    memory,
+    prepare_found,
+    recognisers_found,
+    rollouts_found,
+    vocoder_found,
+)
 
-# what, measured, a floor or an aim or another figure to compare it with
-Rows = list[tuple[str, str, str]]
-Part = tuple[list[str], Callable[[list[str], Path], Rows]]
+Part = tuple[list[str], Callable[[list[str], Path], Found]]
 """Arguments, and what measures with them, given these and <out>/<part>."""
 RECIPES = Path(__file__).parent / "recipes"
+SHAPES = {
+    "rollouts": rollouts_found,
+    "prepare": prepare_found,
+    "recognisers": recognisers_found,
+    "vocoder": vocoder_found,
+}
 PARTS = (
     "methods",
     "steps",
     "rounds",
-    "peers",
     "stage-one",
+    *SHAPES,
+    "hours",
+    "peers",
     "stage-two",
     "growth",
     "compiled",
@@ -108,7 +125,7 @@ def loudness(
     return [None if wave is None else 0.0 * float(np.abs(wave).mean()) for wave in audio]
 
 
-def methods_rows(device: str, utterances: int, methods: Sequence[str], out: Path) -> Rows:
+def methods_rows(device: str, utterances: int, methods: Sequence[str], out: Path) -> Found:
     """Time the methods of the quickstart end to end, decoder and vocoder, with what ships.
 
     In float32, so that tokens are the CPU's and their word errors are known. car-1 stands in for
@@ -138,7 +155,7 @@ def methods_rows(device: str, utterances: int, methods: Sequence[str], out: Path
         items, vocoder_for(models.decoder, data, items, "", device), entries, 0, utterances, out
     )
     found = {e.name: summarize(records, e.name) for e in entries}
-    rows = Rows()
+    rows = []
     for name, of in found.items():
         mine = [r for r in records if r["method"] == name]
         a_pass = sum(r["tokens"] for r in mine) / sum(r["passes"] for r in mine)
@@ -150,13 +167,13 @@ def methods_rows(device: str, utterances: int, methods: Sequence[str], out: Path
                 f"{' and '.join(times)} × {entries[0].name}; {a_pass:.2f} tokens a pass",
             )
         )
-    return rows
+    return Found(rows)
 
 
-def speed_rows(size: str, arguments: list[str], out: Path) -> Rows:
+def speed_rows(size: str, arguments: list[str], out: Path) -> Found:
     """Run `dcar analyse what=speed` for one size."""
     found = eval.speed.run.run(load_config(eval.speed.run.SpeedConfig, arguments))
-    card, ratios, rows = found["models"][size], found["ratios"], Rows()
+    card, ratios, rows = found["models"][size], found["ratios"], list[tuple[str, str, str]]()
     for k, ms in card.get("ms_per_step", {}).items():
         floor, decided = card["floor_ms"][k], card["ms_per_decided_step"]
         rows.append(
@@ -195,11 +212,12 @@ def speed_rows(size: str, arguments: list[str], out: Path) -> Rows:
                 f"{of['tokens_per_pass']:.2f} tokens a pass",
             )
         )
-    return rows + [
+    rows += [
         (name, shown(ratios[name][size]), f"aim {aim}")
         for name, aim in AIMS.items()
         if name in ratios
     ]
+    return Found(rows)
 
 
 def shown(ratio: float | Mapping[str, Any]) -> str:
@@ -213,18 +231,28 @@ def shown(ratio: float | Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in several.items())
 
 
-def stage_one_rows(arguments: list[str], out: Path) -> Rows:
-    """Train; take the rate of the progress bar when it was full for the first time, before the
-    model was evaluated."""
-    dcar.train.car.main(arguments)
-    shown = re.search(r"(\d+)/\1 \[.*?([\d.]+)(s/it|it/s)", out.with_suffix(".log").read_text())
-    if shown is None:
-        raise DCARError(f"{out.with_suffix('.log')} shows no rate of steps")
-    ms = 1e3 * float(shown[2]) if shown[3] == "s/it" else 1e3 / float(shown[2])
-    return [("stage one, ms a step of 16 utterances", f"{ms:.0f}", "")]
+def stage_one_rows(
+    runs: Mapping[str, list[str]], steps: int, arguments: list[str], out: Path
+) -> Found:
+    """Train once for each of `runs` (name: further arguments), timing the second half of the
+    steps."""
+    found = Found([])
+    for number, (name, more) in enumerate(runs.items()):
+        folder = out.with_name(f"{out.name}-{number}" if number else out.name)
+        with clocked(steps) as clock:
+            dcar.train.car.main(
+                [*arguments, *more, f"max_steps={steps}", f"out={folder}", "resume=false"]
+            )
+        rate = clock["tokens"] / clock["seconds"]
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        found.rows.append(
+            (f"stage one, {name}, speech tokens a second", f"{rate:.0f}", memory(device))
+        )
+        found.rates["stage_one"] = max(rate, found.rates.get("stage_one", 0.0))
+    return found
 
 
-def stage_two_rows(rollouts: int, arguments: list[str], out: Path) -> Rows:
+def stage_two_rows(rollouts: int, arguments: list[str], out: Path) -> Found:
     """Train; take the last step, because the first ones capture graphs."""
     rl.train.main(arguments)
     lines = [
@@ -237,14 +265,33 @@ def stage_two_rows(rollouts: int, arguments: list[str], out: Path) -> Rows:
     }
     # these run side by side
     step = max(spent["rollout"], spent.get("vocoder", 0) + spent.get("asr", 0))
-    return [
-        (
-            "stage two, seconds of a step",
-            ", ".join(f"{name} {s:.2f}" for name, s in spent.items()),
-            "",
-        ),
-        ("rollouts with rewards, a second", f"{rollouts / step:.1f}", f"{rollouts} a step"),
-    ]
+    return Found(
+        [
+            (
+                "stage two, seconds of a step",
+                ", ".join(f"{name} {s:.2f}" for name, s in spent.items()),
+                "",
+            ),
+            ("rollouts with rewards, a second", f"{rollouts / step:.1f}", f"{rollouts} a step"),
+        ]
+    )
+
+
+def hours_rows(arguments: list[str], out: Path) -> Found:
+    """Compute the hours of each stage of the recipe from the rates that the other parts have
+    measured."""
+    kept = [out.with_name(f"{name}.json") for name in PARTS if name != "hours"]
+    rates = [json.loads(path.read_text())["rates"] for path in kept if path.exists()]
+    return Found(
+        [(f"{stage}, hours", spent, work) for stage, spent, work in hours(dict(ChainMap(*rates)))]
+    )
+
+
+def shape_rows(
+    found: Callable[[Bench], Found], bench: Bench, arguments: list[str], out: Path
+) -> Found:
+    """Measure with a function of `launch.gpu_parts`."""
+    return found(bench)
 
 
 def parts(config: RowsConfig) -> dict[str, Part]:
@@ -289,12 +336,17 @@ def parts(config: RowsConfig) -> dict[str, Part]:
             [a.replace("bfloat16", "float32") for a in made[name][0]],
             measured,
         )
+    runs = {
+        "plain, batches of 10,000 tokens": ["max_tokens=10000"],
+        "plain, 40,000 tokens": ["max_tokens=40000"],
+        "compiled, 40,000 tokens": ["max_tokens=40000", "compile=true"],
+    }
+    tiny_runs = {"plain, batches of 1,000 tokens": ["max_tokens=1000"]}
     made["stage-one"] = (
         [
             "--config",
             f"{RECIPES / 'car_paper.yaml'}",
             data,
-            f"out={out / 'stage-one'}",
             "gradient_accumulation=1",
             "workers=0",
             *(
@@ -304,15 +356,17 @@ def parts(config: RowsConfig) -> dict[str, Part]:
                     "model.num_attention_heads=2",
                     "model.ffn_size=64",
                     "model.head_blocks=1",
-                    "max_steps=2",
                     "bf16=false",
                 ]
                 if tiny
-                else ["max_steps=40", "batch_size=16"]
+                else []
             ),
         ],
-        stage_one_rows,
+        partial(stage_one_rows, tiny_runs if tiny else runs, 4 if tiny else 40),
     )
+    for name, found in SHAPES.items():
+        made[name] = [f"device={config.device}"], partial(shape_rows, found, Bench(config.device))
+    made["hours"] = [], hours_rows
     made["stage-two"] = (
         [
             "--config",
@@ -343,16 +397,22 @@ def parts(config: RowsConfig) -> dict[str, Part]:
     return made
 
 
-def measure(part: Part, out: Path) -> Rows:
+def measure(part: Part, out: Path) -> Found:
     """Run a part; what it prints is in <out>.log. DCARError with its cause if it fails."""
     arguments, run_part = part
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     with (
         out.with_suffix(".log").open("w", buffering=1) as log,
         redirect_stdout(log),
         redirect_stderr(log),
     ):
         try:
-            return run_part(arguments, out)
+            found = run_part(arguments, out)
+            if on_gpu and not any("GiB" in other for *_, other in found.rows):
+                found.rows.append(("peak memory", memory("cuda"), ""))
+            return found
         except (Exception, SystemExit) as error:  # whatever fails, the other parts are measured
             traceback.print_exc()
             raise DCARError(
@@ -394,7 +454,11 @@ def run(config: RowsConfig) -> int:
     every, missing = parts(config), 0
     for name in config.parts:
         kept, part = out / f"{name}.json", every[name]
-        if kept.exists() and json.loads(kept.read_text())["arguments"] == part[0]:
+        if (
+            name != "hours"
+            and kept.exists()
+            and json.loads(kept.read_text())["arguments"] == part[0]
+        ):
             print(f"== {name}: measured before", flush=True)
             continue
         kept.unlink(missing_ok=True)
@@ -403,17 +467,23 @@ def run(config: RowsConfig) -> int:
             if started >= ends:
                 raise DCARError("the time is up; the same command continues here")
             print(f"== {name}: {' '.join(part[0])}", flush=True)
-            rows = measure(part, out / name)
+            found = measure(part, out / name)
         except DCARError as error:
             missing += 1
             print(f"{name}: {error}", flush=True)
             continue
         write_json(
-            kept, {"arguments": part[0], "seconds": time.monotonic() - started, "rows": rows}
+            kept,
+            {
+                "arguments": part[0],
+                "seconds": time.monotonic() - started,
+                "rows": found.rows,
+                "rates": found.rates,
+            },
         )
         write_text(out / "rows.md", table(out, config.parts))
         print(
-            "\n".join(f"  {what}: {measured}  [{other}]" for what, measured, other in rows),
+            "\n".join(f"  {what}: {measured}  [{other}]" for what, measured, other in found.rows),
             flush=True,
         )
     print(

@@ -221,9 +221,9 @@ def _row(
 def _scores(
     records: Sequence[Record], scorers: Sequence[str], resamples: int
 ) -> dict[str, dict[str, Any]]:
-    """Return, by scorer, the mean over the records that have a score, its bootstrap interval
-    over utterances (all seeds of one stay together), and the numbers of these utterances and
-    records."""
+    """Return, by scorer, the mean over the records that have a score, its interval and standard
+    error by the bootstrap over utterances (all seeds of one stay together), and the numbers of
+    utterances and records."""
     found = {}
     for name in scorers:
         sums = by_utterance(records, partial(scored, name=name))
@@ -231,6 +231,7 @@ def _scores(
         found[name] = {
             "mean": mean and mean.value,
             "ci": mean and [mean.low, mean.high],
+            "standard_error": mean and mean.standard_error,
             "n": len(sums),
             "records": sum(count for _, count in sums.values()),
         }

@@ -9,7 +9,8 @@ UTMOS), and prosody (spread of the pitch, pauses).
 
 | quality | what is loaded |
 | --- | --- |
-| `dnsmos` | the packaged network |
+| `dnsmos` | the packaged network of P.835, overall quality |
+| `dnsmos-p808` | the packaged network of P.808 |
 | `utmos:CLONE#WEIGHTS.pt` | UTMOS22 strong learner of tarepan/SpeechMOS |
 
 | prosody | what is measured |
@@ -43,13 +44,21 @@ from dcar.sources.hub import from_hub, read_weights
 from dcar.tokens.base import check_waveform
 from dcar.vocoder.base import PromptAudio
 from eval.methods.plugins import imported
-from eval.scorers.metrics import NoiseQuality, Pauses, PitchSpread, SpeakerSimilarity, onnx_session
+from eval.scorers.metrics import (
+    ListeningQuality,
+    NoiseQuality,
+    Pauses,
+    PitchSpread,
+    SpeakerSimilarity,
+    onnx_session,
+)
 
 SIMILARITIES = ("resemblyzer", "wavlm", "eres2net")
 Similarity = Callable[[np.ndarray, int, np.ndarray], float | None]
 Quality = Callable[[np.ndarray, int], float | None]
 PACKAGED: dict[str, tuple[str, Callable[[], Quality]]] = {
     "dnsmos": ("quality", NoiseQuality),
+    "dnsmos-p808": ("quality", ListeningQuality),
     "pitch-spread": ("prosody", PitchSpread),
     "pauses": ("prosody", Pauses),
 }

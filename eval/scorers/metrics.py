@@ -2,10 +2,10 @@
 is.
 
 Speaker similarity: cosine of Resemblyzer embeddings of the waveform and of the prompt (SECS). Noise
-quality: DNSMOS P.835 overall (Reddy et al. 2022). It predicts how listeners rate *noise-suppressed
-recordings*; it is no measure of naturalness. Liveliness: spread of the pitch, and pauses. Fewer
-word errors may be bought with monotony, which no recogniser hears. Neither number is better when it
-is larger: read them against those of the recordings.
+quality: DNSMOS P.835 overall (Reddy et al. 2022) and P.808 (Reddy et al. 2021). They predict how
+listeners rate *noise-suppressed recordings*; they are no measure of naturalness. Liveliness: spread
+of the pitch, and pauses. Fewer word errors may be bought with monotony, which no recogniser hears.
+Neither number is better when it is larger: read them against those of the recordings.
 """
 
 from __future__ import annotations
@@ -54,24 +54,19 @@ class SpeakerSimilarity:
         return speaker_similarity(embedding, speaker[: len(embedding)])
 
 
-class NoiseQuality:
-    """DNSMOS P.835 overall score, 1 to 5, from the network that the package speechmos carries.
+class _DNSMOS:
+    """Mean of a network of the package speechmos over windows of 9.01 s, one a second.
 
-    The package itself evaluates a second network (P.808) that is not reported here, which doubles
-    the cost; the window, the hop and the calibration are its own.
+    The package itself evaluates both networks; window, hop and calibration are its own.
     """
 
-    name = "dnsmos-p835-overall (speechmos)"
+    name: str
+    file: str
     sample_rate, window_seconds = ENCODER_SAMPLE_RATE, 9.01
-    # P.835 overall raw score -> calibrated score (speechmos.dnsmos.DNSMOS.get_polyfit_val)
-    calibration = Polynomial([0.04602535, 1.11546468, -0.06766283])
 
     def __init__(self) -> None:
-        path = (
-            Path(package_dir("speechmos", "pip install speechmos==0.0.1.1"))
-            / "dnsmos_models"
-            / "sig_bak_ovr.onnx"
-        )
+        package = package_dir("speechmos", "pip install speechmos==0.0.1.1")
+        path = Path(package) / "dnsmos_models" / self.file
         if not path.is_file():
             raise AssetError(
                 f"{path}: the DNSMOS network is missing; run `pip install --force-reinstall "
@@ -79,24 +74,53 @@ class NoiseQuality:
             )
         self._session = onnx_session(path)
 
+    def rate(self, audio: np.ndarray) -> float:
+        """Return the rating of one window [samples] float32."""
+        raise NotImplementedError
+
+    def run(self, inputs: np.ndarray) -> np.ndarray:
+        """Return the outputs of the network for one input, [outputs]."""
+        return self._session.run(None, {"input_1": inputs[None].astype(np.float32)})[0][0]
+
     def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
-        """Score of a float32 mono waveform [samples], not empty. Short ones are repeated."""
-        audio = np.clip(resample(wave, sample_rate, self.sample_rate), -1.0, 1.0).astype(np.float32)
+        """Rate a float32 mono waveform [samples], not empty. Short ones are repeated."""
+        audio = resample(wave, sample_rate, self.sample_rate)
+        audio = np.clip(audio, -1.0, 1.0).astype(np.float32)
         window = int(self.window_seconds * self.sample_rate)
         while len(audio) < window:
             audio = np.concatenate([audio, audio])
         hops = int(len(audio) // self.sample_rate - self.window_seconds) + 1
         starts = [h * self.sample_rate for h in range(hops)]
-        pieces = [
-            audio[s : int((s / self.sample_rate + self.window_seconds) * self.sample_rate)]
-            for s in starts
-        ]
-        raw = [
-            self._session.run(None, {"input_1": p[None]})[0][0][2]
-            for p in pieces
-            if len(p) >= window
-        ]
-        return float(np.mean([self.calibration(float(r)) for r in raw]))
+        ends = [int((h + self.window_seconds) * self.sample_rate) for h in range(hops)]
+        pieces = [audio[start:end] for start, end in zip(starts, ends, strict=True)]
+        return float(np.mean([self.rate(piece) for piece in pieces if len(piece) >= window]))
+
+
+class NoiseQuality(_DNSMOS):
+    """DNSMOS P.835 overall score, 1 to 5 (Reddy et al. 2022)."""
+
+    name = "dnsmos-p835-overall (speechmos)"
+    file = "sig_bak_ovr.onnx"
+    # P.835 overall raw score -> calibrated score (speechmos.dnsmos.DNSMOS.get_polyfit_val)
+    calibration = Polynomial([0.04602535, 1.11546468, -0.06766283])
+
+    def rate(self, audio: np.ndarray) -> float:
+        return self.calibration(float(self.run(audio)[2]))
+
+
+class ListeningQuality(_DNSMOS):
+    """DNSMOS P.808 score, 1 to 5 (Reddy et al. 2021): one rating of the whole, by listeners."""
+
+    name = "dnsmos-p808 (speechmos)"
+    file = "model_v8.onnx"
+
+    def rate(self, audio: np.ndarray) -> float:
+        import librosa
+
+        mel = librosa.feature.melspectrogram(
+            y=audio[:-160], sr=self.sample_rate, n_fft=321, hop_length=160, n_mels=120
+        )
+        return float(self.run((librosa.power_to_db(mel, ref=np.max).T + 40) / 40)[0])
 
 
 class PitchSpread:

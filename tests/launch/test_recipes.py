@@ -124,7 +124,7 @@ def test_a_variant_of_a_paper_s_recipe_says_which_row_it_is(recipe):
 
 
 def test_the_index_lists_every_paper_recipe_and_nothing_that_is_not_there():
-    index = (ROOT / "docs" / "results.md").read_text()
+    index = (ROOT / "docs" / "papers.md").read_text()
     named = set(re.findall(r"`((?:[a-z0-9]+_)+[a-z0-9]+(?::[\w-]+)?)`", index)) & {
         n for n in NAMES
     } | {
@@ -152,7 +152,7 @@ def test_paper_recipes_feed_each_other():
     texts = [(recipes.folder() / f"{name.partition(':')[0]}.yaml").read_text() for name in names]
     said = {
         m
-        for text in [*texts, (ROOT / "docs" / "results.md").read_text()]
+        for text in [*texts, (ROOT / "docs" / "papers.md").read_text()]
         for m in re.findall(r"(?:out=|export |… )(runs/\w+)", text)
     }
     wanted = {

@@ -20,7 +20,7 @@ from eval.scorers.load import (
     load_scorers,
     load_similarity,
 )
-from eval.scorers.metrics import NoiseQuality
+from eval.scorers.metrics import ListeningQuality, NoiseQuality
 
 RATE, NOBODY = 16_000, np.zeros(0, np.float32)
 
@@ -232,6 +232,12 @@ def test_scorers_of_a_comparison(tmp_path: Path) -> None:
         assert first["scores"][name] == pytest.approx(scorer(wave, 24_000, item.speaker_embedding))
     row = next(r for r in result["rows"] if r["method"] == "recording")["scores"]["utmos22-strong"]
     assert row["n"] == 3 and 2 < row["ci"][0] <= row["mean"] <= row["ci"][1]
+    given = [
+        r["scores"]["utmos22-strong"]
+        for r in records_of(tmp_path / "out")
+        if r["method"] == "recording"
+    ]
+    assert row["standard_error"] == pytest.approx(np.std(given) / len(given) ** 0.5, rel=0.1)
 
 
 def test_scorers_that_cannot_be_used() -> None:
@@ -245,11 +251,15 @@ def test_scorers_that_cannot_be_used() -> None:
     assert broken(np.zeros(0, np.float32), RATE, NOBODY) is None
 
 
-def test_noise_quality_equals_the_package() -> None:
+def test_predicted_quality_equals_the_package() -> None:
     dnsmos = pytest.importorskip("speechmos.dnsmos")
     wave = (0.1 * np.random.default_rng(0).standard_normal(40_000)).astype(np.float32)
-    assert NoiseQuality()(wave, RATE) == pytest.approx(
-        float(dnsmos.run(wave, RATE)["ovrl_mos"]), abs=1e-3
+    there = dnsmos.run(wave, RATE)
+    assert NoiseQuality()(wave, RATE) == pytest.approx(float(there["ovrl_mos"]), abs=1e-3)
+    assert ListeningQuality()(wave, RATE) == pytest.approx(float(there["p808_mos"]), abs=1e-3)
+    long = np.tile(wave, 5)  # several windows
+    assert ListeningQuality()(long, RATE) == pytest.approx(
+        float(dnsmos.run(long, RATE)["p808_mos"]), abs=1e-3
     )
 
 

@@ -43,6 +43,10 @@ TASKS = {
             "dcar.train.token_recognizer",
             "phonemes from speech tokens, for rewards",
         ),
+        "train-residual": (
+            "dcar.train.residual",
+            "further layers of a codec from its first one, for a vocoder",
+        ),
         "train-vocoder": ("dcar.vocoder.training.train", "tokens + voice -> waveform"),
         "convert-backbone": (
             "dcar.model.backbones.convert",
@@ -140,6 +144,7 @@ RECIPES = {
     "profile": "profile",
     "dcpo": "train-policy",
     "token_recognizer": "train-recognizer",
+    "residual": "train-residual",
     "verifiers": "fit-verifiers",
     "tune": "tune",
     "compare": "compare",

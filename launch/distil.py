@@ -297,6 +297,7 @@ class Teacher:
             vocoder,
             [candidates[i].tokens for i in chosen],
             [items[i].speaker_embedding for i in chosen],
+            [items[i].text for i in chosen],
         )
         for i, wave in zip(chosen, waves, strict=True):
             wer = similarity = None

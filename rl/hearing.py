@@ -80,7 +80,10 @@ def synthesise(records: Sequence[RolloutRecord], vocoder: Vocoder) -> None:
     """Give every rollout its waveform; where the vocoder fails, or gives no finite numbers, the
     cause is noted."""
     waves = voice_each(
-        vocoder, [r.result.tokens for r in records], [r.item.speaker_embedding for r in records]
+        vocoder,
+        [r.result.tokens for r in records],
+        [r.item.speaker_embedding for r in records],
+        [r.item.text for r in records],
     )
     for record, wave in zip(records, waves, strict=True):
         record.sample_rate = vocoder.sample_rate

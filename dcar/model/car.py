@@ -120,15 +120,16 @@ class CARConfig(SpeechVocabulary):
 
     def check_heads(self) -> None:
         """Raise ConfigError unless hidden_size fits num_attention_heads."""
-        if (
-            self.hidden_size % self.num_attention_heads
-            or self.hidden_size // self.num_attention_heads % 2
-        ):
-            raise ConfigError(
-                f"hidden_size {self.hidden_size} must be num_attention_heads "
-                f"{self.num_attention_heads} times an even number, because rotary positions "
-                "rotate pairs of dimensions"
-            )
+        check_width(self.hidden_size, self.num_attention_heads)
+
+
+def check_width(hidden_size: int, num_attention_heads: int) -> None:
+    """Raise ConfigError if layers of this width cannot have this number of attention heads."""
+    if hidden_size % num_attention_heads or hidden_size // num_attention_heads % 2:
+        raise ConfigError(
+            f"hidden_size {hidden_size} must be num_attention_heads {num_attention_heads} times an "
+            "even number, because rotary positions rotate pairs of dimensions"
+        )
 
 
 @dataclass

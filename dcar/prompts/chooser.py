@@ -36,8 +36,12 @@ class PromptChooser:
         return int(others[-1]) if other == index else other
 
     def crop(self, tokens: Sequence[int], rng: np.random.Generator) -> list[int]:
-        """At most `prompt_tokens` consecutive tokens; instead of silence the nearest that are
-        speech.
+        """At most `prompt_tokens` consecutive tokens, from `start` on."""
+        start = self.start(tokens, rng)
+        return list(tokens[start : start + self.prompt_tokens])
+
+    def start(self, tokens: Sequence[int], rng: np.random.Generator) -> int:
+        """Draw where a crop begins; instead of silence the nearest place that is speech.
 
         Silence is known by its few codes: a crop of the starter tokenizer has 3 to 12 different
         ones in silence, 20 to 42 in speech.
@@ -46,9 +50,8 @@ class PromptChooser:
         start = int(rng.integers(max(1, len(tokens) - length + 1)))
         crop = tokens[start : start + length]
         if len(crop) == len(tokens) or len(set(crop)) >= VARIETY * length:
-            return crop
+            return start
         windows = np.sort(np.lib.stride_tricks.sliding_window_view(tokens, length), axis=1)
         codes = np.count_nonzero(np.diff(windows), axis=1) + 1
         spoken = np.flatnonzero(codes >= VARIETY * codes.max())
-        start = spoken[np.abs(spoken - start).argmin()]
-        return tokens[start : start + length]
+        return int(spoken[np.abs(spoken - start).argmin()])

@@ -43,6 +43,7 @@ from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import PromptAudio, Vocoder
 from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.model import TokenVocoder
+from dcar.vocoder.voicing import synthesize
 from heads.policy import ChunkPolicy
 
 Policy = str | Path | ChunkPolicy
@@ -246,8 +247,11 @@ class Speaker:
             now = slice(start, start + PHRASES_AT_ONCE)
             with self._engine() as engine:
                 results = engine.decode(prompts[now], seed=self.seed)
-            waves = self.vocoder.synthesize(
-                [r.tokens for r in results], np.stack([voice.features] * len(results))
+            waves = synthesize(
+                self.vocoder,
+                [r.tokens for r in results],
+                np.stack([voice.features] * len(results)),
+                [part.text for part in parts[now]],
             )
             for i, (part, wave, result) in enumerate(
                 zip(parts[now], waves, results, strict=True), start

@@ -63,27 +63,13 @@ CHOICE = "eval.scorers.spoken"
 is named here instead of imported, and loaded where `spoken.sentences` asks for it."""
 
 
-class CARTrainer(BucketedTrainer):
-    """The Trainer with the paper's optimiser, and a loss and accuracy per head."""
+class RunTrainer(BucketedTrainer):
+    """Trainer of a run with `RunSettings`: the paper's optimiser or AdamW, batches by tokens,
+    any number of processes."""
 
-    collate = staticmethod(with_positions)
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        model: CARDecoder,
-        train: SpeechDataset,
-        dev: SpeechDataset,
-        own: int = 0,
-    ):
-        """own: how many of the training rows are not replayed; the replayed ones stand behind
-        them. 0 = all."""
-        if config.spoken.sentences and sharding():
-            raise ConfigError(
-                "spoken.sentences needs the whole decoder in one process, which FSDP or DeepSpeed "
-                "do not "
-                "have: set it to 0, or launch with launch/accelerate/multi_gpu.yaml"
-            )
+    def __init__(self, config: Any, model: Any, train: Any, dev: Any):
+        """config: a `RunSettings` with the shape `model`. ConfigError if the optimiser or the
+        compiler cannot work on sharded weights."""
         if config.optimizer == "scaled_adam" and sharding():
             raise ConfigError(
                 "scaled_adam scales the steps of a tensor by its root mean square, and FSDP or "
@@ -98,9 +84,8 @@ class CARTrainer(BucketedTrainer):
                 "it to "
                 "false, or launch with launch/accelerate/multi_gpu.yaml"
             )
-        self.own, self.workers = own, config.workers
+        self.workers = config.workers
         self.batch_setting = "max_tokens" if config.max_tokens else "batch_size"
-        self.choice: Any = None  # the `SpokenChoice`, where the best step is chosen by what it says
         with meeting_others():
             on_cpus = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
             if int(os.environ.get("WORLD_SIZE", 1)) > 1 and on_cpus and not dist.is_initialized():
@@ -119,8 +104,6 @@ class CARTrainer(BucketedTrainer):
                 ddp_timeout=round(60 * config.wait_minutes),
                 ddp_find_unused_parameters=False,
             )
-        if config.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
         for parameter in model.parameters():
             # additional heads that there are none of get no gradient, which DDP waits for
             if not parameter.numel():
@@ -149,17 +132,7 @@ class CARTrainer(BucketedTrainer):
                 self.args.process_index,
                 self.args.world_size,
             )
-        if not (shuffle and config.replay):
-            return super().sampler(lengths, shuffle)
-        return ReplayBatchSampler(
-            lengths,
-            self.own,
-            config.batch_size,
-            config.replay_share,
-            config.seed,
-            self.args.process_index,
-            self.args.world_size,
-        )
+        return super().sampler(lengths, shuffle)
 
     def create_optimizer(self, model=None):
         if self.optimizer is None and self.config.optimizer == "scaled_adam":
@@ -175,6 +148,69 @@ class CARTrainer(BucketedTrainer):
             optimizer = optimizer or self.create_optimizer()
             self.lr_scheduler = eden(optimizer, per_epoch, warmup_batches=self.config.warmup_steps)
         return super().create_scheduler(num_training_steps, optimizer)
+
+    def _corrupt(self, speech_ids: Tensor) -> Tensor:
+        """Replace a share of the codes by random ones: the model learns to recover from its own
+        errors. BOS stays."""
+        # of a backbone too: `run` writes its shape there
+        codes = self.config.model.speech_vocab_size
+        hit = torch.rand(speech_ids.shape, device=speech_ids.device) < self.config.input_corruption
+        hit &= speech_ids < codes
+        return torch.where(hit, torch.randint_like(speech_ids, codes), speech_ids)
+
+    def write_model(self) -> None:
+        part = self.out / EXPORT
+        self.save_model(str(part))
+        self.accelerator.wait_for_everyone()
+        # ZeRO-3 would shard the next language model, which one process alone loads, too
+        unset_hf_deepspeed_config()
+        if self.is_world_process_zero():
+            for path in sorted(part.iterdir()):  # whole files take the places of older ones
+                sync(path)
+                path.replace(self.out / path.name)
+            part.rmdir()
+
+
+class CARTrainer(RunTrainer):
+    """The Trainer of a decoder, with a loss and accuracy per head."""
+
+    collate = staticmethod(with_positions)
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: CARDecoder,
+        train: SpeechDataset,
+        dev: SpeechDataset,
+        own: int = 0,
+    ):
+        """own: how many of the training rows are not replayed; the replayed ones stand behind
+        them. 0 = all."""
+        if config.spoken.sentences and sharding():
+            raise ConfigError(
+                "spoken.sentences needs the whole decoder in one process, which FSDP or DeepSpeed "
+                "do not "
+                "have: set it to 0, or launch with launch/accelerate/multi_gpu.yaml"
+            )
+        self.own = own
+        self.choice: Any = None  # the `SpokenChoice`, where the best step is chosen by what it says
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
+        super().__init__(config, model, train, dev)
+
+    def sampler(self, lengths: Sequence[int], shuffle: bool) -> BucketBatchSampler:
+        config = self.config
+        if not (shuffle and config.replay):
+            return super().sampler(lengths, shuffle)
+        return ReplayBatchSampler(
+            lengths,
+            self.own,
+            config.batch_size,
+            config.replay_share,
+            config.seed,
+            self.args.process_index,
+            self.args.world_size,
+        )
 
     def prepare_data(self) -> None:
         if self.config.keep_states:
@@ -205,15 +241,6 @@ class CARTrainer(BucketedTrainer):
         # Trainer divides by accumulated batches
         return (output.loss, output) if return_outputs else output.loss
 
-    def _corrupt(self, speech_ids: Tensor) -> Tensor:
-        """Replace a share of the codes by random ones: the model learns to recover from its own
-        errors. BOS stays."""
-        # of a backbone too: `run` writes its shape there
-        codes = self.config.model.speech_vocab_size
-        hit = torch.rand(speech_ids.shape, device=speech_ids.device) < self.config.input_corruption
-        hit &= speech_ids < codes
-        return torch.where(hit, torch.randint_like(speech_ids, codes), speech_ids)
-
     def dev_metrics(self) -> dict[str, float]:
         """Teacher-forced loss (nats) and accuracy of every head."""
 
@@ -242,20 +269,11 @@ class CARTrainer(BucketedTrainer):
         return metrics, step
 
     def write_model(self) -> None:
-        part = self.out / EXPORT
-        self.save_model(str(part))
-        self.accelerator.wait_for_everyone()
-        # ZeRO-3 would shard the next language model, which one process alone loads, too
-        unset_hf_deepspeed_config()
-        if self.is_world_process_zero():
-            for path in sorted(part.iterdir()):  # whole files take the places of older ones
-                sync(path)
-                path.replace(self.out / path.name)
-            part.rmdir()
-            if issubclass(self.kind, BackboneDecoder):
-                finish_backbone(
-                    self.kind.from_pretrained(self.out), Path(self.config.backbone.path), self.out
-                )
+        super().write_model()
+        if self.is_world_process_zero() and issubclass(self.kind, BackboneDecoder):
+            finish_backbone(
+                self.kind.from_pretrained(self.out), Path(self.config.backbone.path), self.out
+            )
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
         rows, longest = inputs["speech_ids"].shape

@@ -34,7 +34,11 @@ class Vocoder(Protocol):
     def synthesize(
         self, token_lists: Sequence[Sequence[int]], speaker: np.ndarray
     ) -> list[np.ndarray]:
-        """One float32 waveform per token list; speaker [B, F] voice features of the prompts."""
+        """One float32 waveform per token list; speaker [B, F] voice features of the prompts.
+
+        A vocoder whose attribute `reads_text` is true takes the texts as a third argument; see
+        `dcar.vocoder.voicing.synthesize`.
+        """
         ...
 
 

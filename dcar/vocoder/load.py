@@ -8,11 +8,12 @@ other projects'.
 | `speechtokenizer:FOLDER` | first layer of SpeechTokenizer | package speechtokenizer |
 | `codec:FOLDER_OR_NAME` | first layer of EnCodec, Mimi or DAC | transformers |
 | `cosyvoice:FOLDER` | S³ tokens, in the voice of a prompt | CosyVoice on PYTHONPATH |
+| `residual:FOLDER` | first layer of a codec, in the voice of a prompt | `dcar train-residual` |
 
 All offer what a comparison asks of a vocoder: `sample_rate`, `token_rate`,
-`check_tokenizer(identity)` and `synthesize(token_lists, speaker)`. The last one takes the voice
-from a recording, not from features: it looks it up by the features that it is given
-(`PromptAudio`).
+`check_tokenizer(identity)` and `synthesize(token_lists, speaker)`. The last two take the voice from
+a recording, which they find by the features (`PromptAudio`). The last one also reads the texts
+(`dcar.vocoder.voicing.synthesize`).
 """
 
 from __future__ import annotations
@@ -23,25 +24,27 @@ from typing import Any
 from dcar.errors import ConfigError
 from dcar.sources.shipped import resolve
 from dcar.tokens.codec import CodecTokenizer, XCodec2Tokenizer
+from dcar.tokens.load import load_tokenizer
 from dcar.tokens.rvq import SpeechTokenizerCodec, load_codec
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.codec import CodecVocoder, CosyVoiceVocoder
 from dcar.vocoder.model import TokenVocoder
+from dcar.vocoder.residual import ResidualModel, ResidualVocoder
 from heads.checkpoint import tensors_checksum
 
 
 def hears_prompts(spec: str) -> bool:
     """Whether the vocoder of a setting takes the voice from recordings (`prompts` of
     `load_vocoder`)."""
-    return str(spec).partition(":")[0] == "cosyvoice"
+    return str(spec).partition(":")[0] in ("cosyvoice", "residual")
 
 
 def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | None = None) -> Any:
     """The vocoder of a setting (see the module's table; empty is `starter`), on `device`, ready to
     synthesise.
 
-    prompts: recordings of the voices, for `cosyvoice`. Raises AssetError, CheckpointError,
-    ConfigError.
+    prompts: recordings of the voices, for `cosyvoice` and `residual`. Raises AssetError,
+    CheckpointError, ConfigError.
     """
     kind, _, rest = str(spec).partition(":")
     if not rest:
@@ -51,7 +54,10 @@ def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | Non
             raise ConfigError(
                 f"{spec}: this vocoder takes the voice from a recording; give the prompts' audio"
             )
-        return CosyVoiceVocoder(rest, prompts)
+        if kind == "cosyvoice":
+            return CosyVoiceVocoder(rest, prompts)
+        model = ResidualModel.from_pretrained(rest, device)
+        return ResidualVocoder(model, load_tokenizer(model.config.codec, device), prompts)
     codecs: dict[str, Callable[[str, str], CodecTokenizer]] = {
         "xcodec2": XCodec2Tokenizer,
         "speechtokenizer": SpeechTokenizerCodec,
@@ -60,8 +66,9 @@ def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | Non
     if kind in codecs:
         return CodecVocoder(codecs[kind](rest, device))
     raise ConfigError(
-        f"vocoder {spec!r}: choose a folder, starter, xcodec2:, speechtokenizer:, codec: or "
-        "cosyvoice:"
+        f"vocoder {spec!r}: choose a folder, starter, xcodec2:, speechtokenizer:, codec:, "
+        "cosyvoice: "
+        "or residual:"
     )
 
 
@@ -70,4 +77,6 @@ def vocoder_identity(vocoder: Any, spec: str) -> str:
     own checksum."""
     if isinstance(vocoder, TokenVocoder):
         return tensors_checksum(vocoder.state_dict())
+    if isinstance(vocoder, ResidualVocoder):
+        return vocoder.checksum
     return f"{spec} {getattr(vocoder, 'tokenizer_checksum', '')}".strip()

@@ -4,7 +4,7 @@ costing the others."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -15,10 +15,22 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
+def synthesize(
+    vocoder: Any,
+    token_lists: Sequence[Sequence[int]],
+    speaker: np.ndarray,
+    texts: Sequence[str],
+) -> list[np.ndarray]:
+    """Return the waveforms of `Vocoder.synthesize`, which receives the texts if it `reads_text`."""
+    more = (texts,) if getattr(vocoder, "reads_text", False) else ()
+    return vocoder.synthesize(token_lists, speaker, *more)
+
+
 def voice(
     vocoder: Vocoder,
     token_lists: Sequence[Sequence[int]],
     speakers: Sequence[np.ndarray],
+    texts: Sequence[str],
     batch: int = 16,
     progress: str = "",
     call: Callable = lambda function, inputs: function(inputs),
@@ -26,14 +38,17 @@ def voice(
     """Waveforms [samples] in the order of the token lists, empty for an empty list; raises what the
     vocoder raises.
 
-    speakers: voice features [F] of each. `batch` lists of similar length are spoken at a time.
-    progress: name of a bar, which is drawn where one is given. call: makes a call of the vocoder
-    for some indices.
+    speakers: voice features [F] of each. texts: what each speaks. `batch` lists of similar length
+    are spoken at a time. progress: name of a bar, which is drawn if one is given. call: makes a
+    call of the vocoder for some indices.
     """
 
     def speak(rows: list[int]) -> list[np.ndarray]:
-        return vocoder.synthesize(
-            [token_lists[i] for i in rows], np.stack([speakers[i] for i in rows])
+        return synthesize(
+            vocoder,
+            [token_lists[i] for i in rows],
+            np.stack([speakers[i] for i in rows]),
+            [texts[i] for i in rows],
         )
 
     waves: list = [np.zeros(0, np.float32)] * len(token_lists)
@@ -51,11 +66,14 @@ def voice(
 
 
 def voice_each(
-    vocoder: Vocoder, token_lists: Sequence[Sequence[int]], speakers: Sequence[np.ndarray]
+    vocoder: Vocoder,
+    token_lists: Sequence[Sequence[int]],
+    speakers: Sequence[np.ndarray],
+    texts: Sequence[str],
 ) -> list[np.ndarray | Exception]:
     """As `voice`; where an utterance cannot be synthesised its exception stands in the place of
     its waveform."""
-    return voice(vocoder, token_lists, speakers, call=isolate)
+    return voice(vocoder, token_lists, speakers, texts, call=isolate)
 
 
 def isolate(function: Callable[[list[T]], Sequence[U]], inputs: Sequence[T]) -> list[U | Exception]:

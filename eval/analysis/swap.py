@@ -46,6 +46,7 @@ from dcar.text.wer import NORMALIZER, word_errors
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.load import vocoder_identity
+from dcar.vocoder.voicing import synthesize
 from eval.methods.registry import Models, load_models, make_methods
 from eval.results.pareto import equal_speed, sentence
 from eval.results.stats import paired_test
@@ -148,7 +149,8 @@ class Judge:
                 "similarity": None,
             }
             if tokens:
-                wave = self.vocoder.synthesize([list(tokens)], item.speaker_embedding[None])[0]
+                voice = item.speaker_embedding[None]
+                wave = synthesize(self.vocoder, [list(tokens)], voice, [item.text])[0]
                 record["heard"] = self.recognizer.transcribe([wave], self.vocoder.sample_rate)[0]
                 record["similarity"] = self.similarity(
                     wave, self.vocoder.sample_rate, item.speaker_embedding

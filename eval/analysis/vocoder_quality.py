@@ -144,6 +144,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
             vocoder,
             [item.reference_tokens for item in items],
             [item.speaker_embedding for item in items],
+            texts,
             config.batch_size,
             f"speak with {config.vocoder}",
         ),

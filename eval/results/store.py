@@ -347,6 +347,7 @@ class Maker:
             self.tools.vocoder,
             [tokens[row] for row in rows],
             [items[row].speaker_embedding for row in rows],
+            [items[row].text for row in rows],
             batch=1,
         )
         vocoder_seconds = (time.perf_counter() - decoded) / len(rows)

@@ -24,6 +24,7 @@ from dcar.prompts.items import PromptItem
 from dcar.storage import digest_of
 from dcar.tracking import machine
 from dcar.vocoder.base import Vocoder
+from dcar.vocoder.voicing import synthesize
 from eval.methods.registry import Entry
 from eval.results.store import RECORD_VERSION, RecordStore, read_jsonl
 
@@ -89,7 +90,7 @@ def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int) -> dic
     (result,) = entry.decode([item.prompt], seed, batch_size=1)
     synchronize(device)
     spoken = time.perf_counter()
-    vocoder.synthesize([result.tokens], item.speaker_embedding[None])
+    synthesize(vocoder, [result.tokens], item.speaker_embedding[None], [item.text])
     synchronize(device)
     finished = time.perf_counter()
     # A decision is part of a step, which is measured only where it is waited for: on a CPU.

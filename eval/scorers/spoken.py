@@ -97,6 +97,7 @@ class SpokenJudge:
             self.vocoder,
             [r.tokens for r in results],
             [i.speaker_embedding for i in self.items],
+            [i.text for i in self.items],
             VOCODER_BATCH,
         )
         transcripts = [

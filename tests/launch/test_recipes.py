@@ -17,6 +17,7 @@ from test_quickstart import NAMES, ROOT, read
 from tiny_backbones import CODES, architecture, tiny_backbone
 from tiny_data import counting, tiny_tokenizer, write_prepared
 from tiny_decoders import tiny_decoder
+from tiny_residual import LAYERS, write_residual
 from tiny_training import log_of
 
 from dcar.cli import kind_of
@@ -32,6 +33,7 @@ from dcar.text.inventory import PHONEME_VERSION
 from dcar.train.car import run as train
 from dcar.train.chunk_scorer import run as train_chunk_scorer
 from dcar.train.draft import run as train_draft
+from dcar.train.residual import run as train_residual
 from dcar.train.token_recognizer import run as train_token_recognizer
 from eval.analysis.fit_verifiers import fit
 from eval.compare.run import CompareConfig
@@ -326,6 +328,22 @@ def test_two_updates_of_a_token_recogniser(recipe, data, tmp_path):
         2,
         4,
     )
+    losses(tmp_path)
+
+
+@pytest.mark.parametrize("recipe", of("residual"))
+def test_two_updates_of_a_residual_model(recipe, tmp_path):
+    data = write_residual(tmp_path / "data", train=18, dev=4)
+    trained = train_residual(
+        read(
+            recipe,
+            f"data={data}",
+            f"out={tmp_path}",
+            *TWO_UPDATES,
+            *(f"model.{name}={size}" for name, size in SMALL.items()),
+        )
+    )
+    assert trained.config.codec_layers == LAYERS and trained.config.prompt_tokens == 5
     losses(tmp_path)
 
 

@@ -54,6 +54,7 @@ from dcar.prompts.chooser import PromptChooser
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.load import vocoder_for
 from dcar.prompts.together import check_together
+from dcar.recognition.base import transcripts
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.storage import digest, digest_of, writing
@@ -299,12 +300,14 @@ class Teacher:
             [items[i].speaker_embedding for i in chosen],
             [items[i].text for i in chosen],
         )
-        for i, wave in zip(chosen, waves, strict=True):
-            wer = similarity = None
-            if self.recognizer is not None:
-                wer = word_errors(
-                    items[i].text, self.recognizer.transcribe([wave], vocoder.sample_rate)[0]
-                ).rate
+        wers: list[float | None] = [None] * len(chosen)
+        if self.recognizer is not None:
+            texts = transcripts(self.recognizer, waves, vocoder.sample_rate)
+            wers = [
+                word_errors(items[i].text, text).rate for i, text in zip(chosen, texts, strict=True)
+            ]
+        for i, wave, wer in zip(chosen, waves, wers, strict=True):
+            similarity = None
             if self.similarity is not None:
                 similarity = self.similarity(wave, vocoder.sample_rate, items[i].speaker_embedding)
             candidates[i] = replace(candidates[i], wer=wer, similarity=similarity)

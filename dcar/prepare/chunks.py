@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.corpus.read import (
     AudioSegment,
     Problem,
@@ -324,15 +325,19 @@ def _audio_stamp(audio: str | bytes | StoredAudio | AudioSegment | None) -> byte
     )
 
 
+TRANSCRIBED_TOGETHER = 64
+"""Recordings that are read and transcribed together."""
+
+
 def with_transcripts(
-    rows: list[Utterance], recognizer: str, file: str, processes: int
+    rows: list[Utterance], recognizer: str, file: str, processes: int, device: str = "cpu"
 ) -> list[Utterance]:
     """The rows, those without a text with what `recognizer` (a name, "" = none) heard; their source
     says so.
 
-    file: JSON lines with id, text and by, read first and written when all were heard; "" = none.
-    What cannot be heard keeps its empty text. ConfigError where several processes would listen;
-    DataError for a file that is none.
+    device: of the recogniser. file: JSON lines with id, text and by, read first and written when
+    all were heard; "" = none. What cannot be heard keeps its empty text. ConfigError where several
+    processes would listen; DataError for a file that is none.
     """
     if not recognizer or all(u.text.strip() for u in rows):
         return rows
@@ -346,14 +351,17 @@ def with_transcripts(
             )
         from dcar.recognition.load import load_recognizer
 
-        listener = load_recognizer(recognizer)
-        for u in tqdm(unheard, "transcribe", unit="utt"):
-            try:
-                wave, rate = u.load()
-                [text] = listener.transcribe([wave], rate)
-            except AudioError:
-                continue  # validation says what is wrong with it
-            known[u.id] = {"id": u.id, "text": text.strip(), "by": recognizer}
+        listener = load_recognizer(recognizer, device)
+        with tqdm(desc="transcribe", total=len(unheard), unit="utt") as bar:
+            for start in range(0, len(unheard), TRANSCRIBED_TOGETHER):
+                batch = unheard[start : start + TRANSCRIBED_TOGETHER]
+                waves = {u.id: wave for u in batch if (wave := _sound(u)) is not None}
+                texts = listener.transcribe(list(waves.values()), ENCODER_SAMPLE_RATE)
+                known |= {
+                    id_: {"id": id_, "text": text.strip(), "by": recognizer}
+                    for id_, text in zip(waves, texts, strict=True)
+                }
+                bar.update(len(batch))
         if file:
             write_text(
                 file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in known.values())
@@ -372,6 +380,14 @@ def with_transcripts(
         )
         for u in rows
     ]
+
+
+def _sound(u: Utterance) -> np.ndarray | None:
+    """Return the waveform at 16 kHz, None if it cannot be read: validation reports the cause."""
+    try:
+        return u.load(ENCODER_SAMPLE_RATE)[0]
+    except AudioError:
+        return None
 
 
 def _read_transcripts(file: Path) -> dict[str, dict[str, str]]:

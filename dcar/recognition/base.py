@@ -6,17 +6,21 @@ that is empty or not finite raises AudioError.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+import torch
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
-from dcar.tokens.base import check_waveform
+from dcar.tokens.base import by_length, check_waveform
 
 SHORTEST = ENCODER_SAMPLE_RATE // 10
 """Samples that a recogniser needs, one analysis window; shorter waveforms are padded with
 silence."""
+
+GPU_BATCH_SECONDS = 300.0
+"""Padded audio in one batch on a GPU: 6 GB for the convolutions of HuBERT-Large, by arithmetic."""
 
 
 @runtime_checkable
@@ -36,6 +40,35 @@ def to_recognizer_rate(wave: np.ndarray, sample_rate: int) -> np.ndarray:
     AudioError."""
     wave = resample(check_waveform(wave, "recognizer"), sample_rate, ENCODER_SAMPLE_RATE)
     return np.pad(wave, (0, SHORTEST - len(wave))) if len(wave) < SHORTEST else wave
+
+
+def transcripts(recognizer: Recognizer, waves: Sequence[np.ndarray], sample_rate: int) -> list[str]:
+    """Return the transcript of every waveform, "" for one without samples.
+
+    See `Recognizer.transcribe`.
+    """
+    spoken = [i for i, wave in enumerate(waves) if len(wave)]
+    texts = [""] * len(waves)
+    for i, text in zip(
+        spoken, recognizer.transcribe([waves[i] for i in spoken], sample_rate), strict=True
+    ):
+        texts[i] = text
+    return texts
+
+
+def batches(
+    waves: Sequence[np.ndarray],
+    device: str | torch.device,
+    cpu_seconds: float = 0.0,
+    equal: bool = False,
+) -> Iterator[list[int]]:
+    """Yield indices of waveforms at 16 kHz in order of length, in batches for a device.
+
+    A batch holds at most GPU_BATCH_SECONDS of padded audio, on a CPU `cpu_seconds`, where 0 means
+    one waveform at a time. equal: see `by_length`.
+    """
+    seconds = cpu_seconds if torch.device(device).type == "cpu" else GPU_BATCH_SECONDS
+    return by_length([len(wave) for wave in waves], seconds * ENCODER_SAMPLE_RATE, equal)
 
 
 def ctc_collapse(best: Sequence[int], dropped: Container[int]) -> list[int]:

@@ -8,18 +8,19 @@ length of the audio. Trained by `launch/starter/train_recognizer.py`. CTC: Grave
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.config import check, setting
 from dcar.errors import CheckpointError
-from dcar.recognition.base import SHORTEST, to_recognizer_rate
+from dcar.recognition.base import SHORTEST, batches, to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, WindowCTC, spelled
 from dcar.sources.packages import WHISPER_BASE_SHA256
 from dcar.tokens.whisper import MAX_SECONDS, SAMPLES_PER_TOKEN, WhisperEncoder
@@ -59,8 +60,8 @@ class EncoderRecognizerConfig:
 
 
 class EncoderRecognizer(WindowCTC, CTCRecognizer):
-    """See the module. The encoder runs on the CPU, waveform by waveform; what reads it, where
-    its weights are."""
+    """See the module. The encoder runs on the device of the weights: one waveform at a time on the
+    CPU, in batches on a GPU."""
 
     config_class, model_type = EncoderRecognizerConfig, "dcar-encoder-recognizer"
     config: EncoderRecognizerConfig
@@ -69,7 +70,6 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
     def __init__(self, config: EncoderRecognizerConfig):
         super().__init__(config.hidden_size, config.dilations, len(config.alphabet) + 1)
         self.config, self.name = config, "encoder-ctc"
-        self.encoder = WhisperEncoder(TAIL_SECONDS)
         self.states_norm = nn.LayerNorm(WhisperEncoder.state_size)
         self.states_in = nn.Linear(WhisperEncoder.state_size, config.hidden_size)
 
@@ -79,15 +79,16 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
 
     def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, Tensor]]:
         weight = self.output.weight
-        for index, wave in enumerate(waves):
-            states = torch.from_numpy(encoder_states(self.encoder, wave, sample_rate)).to(weight)
+        encoder = WhisperEncoder(TAIL_SECONDS, device=weight.device)
+        ready = [to_recognizer_rate(wave, sample_rate) for wave in waves]
+        for rows in batches(ready, weight.device):
+            states = encoder_states(encoder, [ready[i] for i in rows], ENCODER_SAMPLE_RATE)
+            lengths = [len(one) for one in states]
             with torch.inference_mode():
-                yield (
-                    index,
-                    self.frames(states[None], torch.tensor([len(states)], device=weight.device))[
-                        0
-                    ].cpu(),
-                )
+                padded = pad_sequence(states, batch_first=True).to(weight.dtype)
+                log_probs = self.frames(padded, torch.tensor(lengths, device=weight.device)).cpu()
+            for row, i in enumerate(rows):
+                yield i, log_probs[row, : lengths[row]]
 
     def spell(self, symbols: list[int]) -> str:
         return " ".join("".join(self.config.alphabet[s - 1] for s in symbols).split())
@@ -101,14 +102,22 @@ def state_count(samples: int) -> int:
     return -(-max(samples, SHORTEST) // SAMPLES_PER_TOKEN)
 
 
-def encoder_states(encoder: WhisperEncoder, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-    """States [T, 512] float32 of a waveform of any length, T = ceil(seconds · 50): what is
-    longer than the encoder's window is heard in pieces of 28 s. Raises AudioError for an empty
-    or non-finite waveform."""
-    wave = to_recognizer_rate(wave, sample_rate)
-    piece = int(MAX_SECONDS - 1) * ENCODER_SAMPLE_RATE
-    pieces = [wave[start : start + piece] for start in range(0, len(wave), piece)]
-    return np.concatenate([encoder(one, ENCODER_SAMPLE_RATE) for one in pieces])
+def encoder_states(
+    encoder: WhisperEncoder, waves: Sequence[np.ndarray], sample_rate: int
+) -> list[Tensor]:
+    """Return the states [T, 512] float32 of waveforms of any length, T = ceil(seconds · 50).
+
+    They are on the encoder's device. Waveforms longer than the encoder's window are read in pieces
+    of 28 s. Raises AudioError for an empty or non-finite waveform.
+    """
+    ready = [to_recognizer_rate(wave, sample_rate) for wave in waves]
+    size = int(MAX_SECONDS - 1) * ENCODER_SAMPLE_RATE
+    pieces = [wave[start : start + size] for wave in ready for start in range(0, len(wave), size)]
+    states = (
+        torch.from_numpy(one) if isinstance(one, np.ndarray) else one
+        for one in encoder.batch(pieces, ENCODER_SAMPLE_RATE)
+    )
+    return [torch.cat([next(states) for _ in range(0, len(wave), size)]) for wave in ready]
 
 
 def load_encoder_recognizer(

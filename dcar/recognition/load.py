@@ -19,7 +19,7 @@ from dcar.sources.shipped import resolve, shipped
 
 
 def load_recognizer(name: str, device: str = "cpu") -> Recognizer:
-    """A recogniser by name:
+    """Load a recogniser by name. All but `moonshine` and `whisper-base` run on `device`.
 
     - `moonshine`, `whisper-base`; `starter` (ships with the project)
     - `encoder:FOLDER` of `launch/starter/train_recognizer.py`

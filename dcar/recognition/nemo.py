@@ -20,15 +20,13 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import AssetError
-from dcar.recognition.base import to_recognizer_rate
+from dcar.recognition.base import batches, to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, spelled
 from dcar.sources.packages import pip_extra
-from dcar.tokens.base import by_length
 
-BATCH_SECONDS = 20.0
-"""Padded audio in one batch at most, but for a single waveform."""
+CPU_BATCH_SECONDS = 20.0
+"""Padded audio in one batch on a CPU."""
 
 
 @contextlib.contextmanager
@@ -89,11 +87,9 @@ class _Nemo:
 
     def _heard(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[list[int], Any]]:
         """(indices, what the model gives for them) in order of length."""
-        ready = [torch.from_numpy(to_recognizer_rate(wave, sample_rate)) for wave in waves]
-        for indices in by_length(
-            [len(wave) for wave in ready], BATCH_SECONDS * ENCODER_SAMPLE_RATE
-        ):
-            rows = [ready[i] for i in indices]
+        ready = [to_recognizer_rate(wave, sample_rate) for wave in waves]
+        for indices in batches(ready, self.device, CPU_BATCH_SECONDS):
+            rows = [torch.from_numpy(ready[i]) for i in indices]
             with torch.inference_mode():
                 given = self._model(
                     input_signal=pad_sequence(rows, batch_first=True).to(self.device),
@@ -119,8 +115,9 @@ class NemoCTCRecognizer(_Nemo, CTCRecognizer):
         self, waves: list[np.ndarray], sample_rate: int
     ) -> Iterator[tuple[int, torch.Tensor]]:
         for indices, (log_probs, frames, _) in self._heard(waves, sample_rate):
+            on_cpu, counts = log_probs.cpu(), frames.tolist()
             for row, index in enumerate(indices):
-                yield index, log_probs[row, : int(frames[row])].cpu()
+                yield index, on_cpu[row, : counts[row]]
 
     def spell(self, symbols: list[int]) -> str:
         if self._subwords is not None:

@@ -18,14 +18,19 @@ import torch
 from torch import Tensor
 
 from dcar.audio import ENCODER_SAMPLE_RATE
-from dcar.recognition.base import to_recognizer_rate
+from dcar.recognition.base import batches, to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, spelled
 from dcar.sources.hub import from_hub
 from dcar.sources.packages import moonshine_files, whisper_base_dir
 
+CPU_WINDOWS = 4
+GPU_WINDOWS = 16
+"""Windows of 30 s that Whisper transcribes at once; keys and values of whisper-large-v3 take 245 MB
+a window in float16."""
+
 
 class _OneByOne(ABC):
-    """Transcribes one waveform at a time."""
+    """Transcribes one waveform at a time on the CPU, by a runtime other than PyTorch."""
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
         """See `Recognizer.transcribe`."""
@@ -130,12 +135,12 @@ class WhisperRecognizer(_OneByOne):
         return " ".join(segment.text.strip() for segment in segments)
 
 
-class WhisperHFRecognizer(_OneByOne):
-    """Whisper, greedy, English, without timestamps, one waveform at a time; audio over 30 s is cut
+class WhisperHFRecognizer:
+    """Whisper, greedy, English, without timestamps, in batches of windows; longer audio is cut
     every 30 s.
 
-    The number of text tokens is capped by duration (8 per second + 8): on noise the model would go
-    on inventing.
+    The number of text tokens is capped by duration (8 per second + 8), because on noise the model
+    would invent text without end. float32 on a CPU, float16 on a GPU.
     """
 
     window_seconds = 30
@@ -143,43 +148,70 @@ class WhisperHFRecognizer(_OneByOne):
     def __init__(self, source: str | Path, device: str = "cpu") -> None:
         from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
-        self.name, self.device = f"whisper-hf:{Path(str(source)).name}", device
+        self.name, self.device = f"whisper-hf:{Path(str(source)).name}", torch.device(device)
         self._processor: Any = from_hub(
             WhisperProcessor.from_pretrained, source, "a Whisper processor"
         )
-        dtype = torch.float32 if device == "cpu" else torch.float16
+        on_cpu = self.device.type == "cpu"
+        dtype = torch.float32 if on_cpu else torch.float16
+        self._windows = CPU_WINDOWS if on_cpu else GPU_WINDOWS
         model: Any = from_hub(
             WhisperForConditionalGeneration.from_pretrained, source, "a Whisper model", dtype=dtype
         )
         self._model = model.to(device).eval()
 
-    def _transcribe(self, wave: np.ndarray) -> str:
+    def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
+        """See `Recognizer.transcribe`."""
         size = self.window_seconds * ENCODER_SAMPLE_RATE
-        texts = [self._window(wave[start : start + size]) for start in range(0, len(wave), size)]
-        return " ".join(text for text in texts if text)
+        ready = [to_recognizer_rate(wave, sample_rate) for wave in waves]
+        starts = [(i, start) for i, wave in enumerate(ready) for start in range(0, len(wave), size)]
+        windows = [ready[i][start : start + size] for i, start in starts]
+        texts = [""] * len(windows)
+        # Windows of similar length have texts of similar length: few rows wait for a longer one.
+        order = sorted(range(len(windows)), key=lambda i: len(windows[i]))
+        for first in range(0, len(order), self._windows):
+            rows = order[first : first + self._windows]
+            for row, text in zip(
+                rows, self._transcribe_windows([windows[i] for i in rows]), strict=True
+            ):
+                texts[row] = text
+        parts: list[list[str]] = [[] for _ in waves]
+        for (i, _), text in zip(starts, texts, strict=True):
+            parts[i].append(text)
+        return [" ".join(filter(None, of_wave)) for of_wave in parts]
 
-    def _window(self, wave: np.ndarray) -> str:
-        features = self._processor(
-            wave, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt"
+    def _transcribe_windows(self, windows: list[np.ndarray]) -> list[str]:
+        """Return the texts of windows of at most 30 s, transcribed in one batch."""
+        features = self._processor.feature_extractor(
+            windows, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt", device=str(self.device)
         ).input_features
         options: dict[str, Any] = {}
         if getattr(self._model.generation_config, "is_multilingual", False):
             options = {"language": "en", "task": "transcribe"}
         limit = self._model.config.max_target_positions - 8  # the start tokens count too
+        most = [min(_most_tokens(window), limit) for window in windows]
         with torch.inference_mode():
             ids = self._model.generate(
                 features.to(self.device, self._model.dtype),
                 do_sample=False,
                 num_beams=1,
-                max_new_tokens=min(_most_tokens(wave), limit),
+                max_new_tokens=max(most),
                 **options,
             )
-        return str(self._processor.batch_decode(ids, skip_special_tokens=True)[0]).strip()
+        cut = [row[:n] for row, n in zip(ids.tolist(), most, strict=True)]
+        return [
+            text.strip() for text in self._processor.batch_decode(cut, skip_special_tokens=True)
+        ]
 
 
 class CTCHFRecognizer(CTCRecognizer):
-    """A CTC model of transformers (`HubertForCTC`, `Wav2Vec2ForCTC`, `WavLMForCTC`), one
-    waveform at a time."""
+    """A CTC model of transformers (`HubertForCTC`, `Wav2Vec2ForCTC`, `WavLMForCTC`), float32.
+
+    One waveform at a time on a CPU, batches on a GPU. Models that normalise each frame by itself
+    (`feat_extract_norm` "layer") read padded batches with a mask, which changes log-probabilities
+    by rounding only (1e-4). Those that normalise over time ("group") read waveforms of equal length
+    together, because padding would change every frame.
+    """
 
     def __init__(self, source: str | Path, device: str = "cpu") -> None:
         from transformers import AutoModelForCTC, Wav2Vec2Processor
@@ -192,6 +224,7 @@ class CTCHFRecognizer(CTCRecognizer):
             AutoModelForCTC.from_pretrained, source, "a CTC model", dtype=torch.float32
         )
         self._model = model.to(device).eval()
+        self._pads = getattr(model.config, "feat_extract_norm", "group") == "layer"
         tokenizer = self._processor.tokenizer
         self.blank = int(tokenizer.pad_token_id)  # the blank is the padding symbol
         self._marks = set(tokenizer.all_special_ids) - {tokenizer.word_delimiter_token_id}
@@ -200,16 +233,21 @@ class CTCHFRecognizer(CTCRecognizer):
         self._capitals = "A" in symbols and "a" not in symbols
 
     def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, Tensor]]:
-        for index, wave in enumerate(waves):
-            wave = to_recognizer_rate(wave, sample_rate)
+        ready = [to_recognizer_rate(wave, sample_rate) for wave in waves]
+        for rows in batches(ready, self.device, equal=not self._pads):
             inputs = self._processor(
-                wave, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt"
-            ).input_values
+                [ready[i] for i in rows],
+                sampling_rate=ENCODER_SAMPLE_RATE,
+                padding=True,
+                return_attention_mask=self._pads,
+                return_tensors="pt",
+            ).to(self.device)
             with torch.inference_mode():
-                yield (
-                    index,
-                    self._model(inputs.to(self.device)).logits[0].float().log_softmax(-1).cpu(),
-                )
+                log_probs = self._model(**inputs).logits.float().log_softmax(-1).cpu()
+            lengths = torch.tensor([len(ready[i]) for i in rows])
+            frames = self._model._get_feat_extract_output_lengths(lengths).tolist()
+            for row, i in enumerate(rows):
+                yield i, log_probs[row, : frames[row]]
 
     def spell(self, symbols: list[int]) -> str:
         return " ".join(

@@ -91,12 +91,13 @@ def heard_by(
     return resample(wave, sample_rate, rate), -(-len(wave) * rate // (sample_rate * hop))
 
 
-def by_length(lengths: Sequence[int], most: float) -> Iterator[list[int]]:
-    """Indices in order of length, in batches of at most `most` samples with their padding, or of
-    a single waveform."""
+def by_length(lengths: Sequence[int], most: float, equal: bool = False) -> Iterator[list[int]]:
+    """Yield indices in order of length, in batches of at most `most` samples with their padding, or
+    of a single waveform; with `equal`, only waveforms of one length share a batch."""
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * lengths[i] > most:
+        full = (len(batch) + 1) * lengths[i] > most
+        if batch and (full or (equal and lengths[i] != lengths[batch[0]])):
             yield batch
             batch = []
         batch.append(i)

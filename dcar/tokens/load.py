@@ -45,7 +45,7 @@ def load_tokenizer(name_or_dir: str | Path = "starter", device: str = "cpu") -> 
         if card["type"] == HubertEncoder.kind:
             encoder = shared_hubert(str(card["encoder"]), int(card["layer"]), device)
         else:
-            encoder = WhisperEncoder(card["tail_seconds"])
+            encoder = WhisperEncoder(card["tail_seconds"], device=device)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder}: tokenizer.json does not say what encoder it is for ({error!r}); restore "

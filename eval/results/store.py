@@ -25,7 +25,7 @@ from dcar.audio import OPUS_RATES, resample, save_audio
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, DataError, check_format
 from dcar.prompts.items import PromptItem
-from dcar.recognition.base import Recognizer
+from dcar.recognition.base import Recognizer, transcripts
 from dcar.storage import digest_of
 from dcar.text.wer import NORMALIZER, WordErrors, character_errors, word_errors
 from dcar.tokens.alignment import PhonemeAligner
@@ -230,8 +230,27 @@ def plan(
     return units
 
 
+@dataclass(frozen=True)
+class Spoken:
+    """A waveform [samples], its rate in Hz, and its transcript."""
+
+    wave: np.ndarray
+    rate: int
+    text: str
+
+
+VOICED_TOGETHER = 16
+"""Utterances of a unit that a GPU voices and transcribes together."""
+
+
 class Maker:
-    """Makes the missing records of units: decode, vocode, transcribe, score."""
+    """Makes the missing records of units: decode, vocode, transcribe, score.
+
+    A transcript may depend on the last bits of a waveform, and those on the batch. So on a CPU
+    utterances are voiced and transcribed one at a time, and a transcript is a function of tokens
+    and voice, whatever the method, the batch or an earlier run. On a GPU they are voiced and
+    transcribed in batches of `together`, the same ones in every run.
+    """
 
     def __init__(
         self,
@@ -247,6 +266,8 @@ class Maker:
         self.tools, self.audio, self.out, self.store = tools, audio, out, store
         self.entries = {e.name: e for e in entries}
         self.first_seed = seeds[0]
+        on_cpu = next(tools.models.decoder.parameters()).device.type == "cpu"
+        self.together = 1 if on_cpu else VOICED_TOGETHER
         self._items = [digest_of(_describe(item)) for item in tools.items]
         self._methods = {
             name: digest_of([name, e.identity, asdict(e.sampling)])
@@ -324,7 +345,11 @@ class Maker:
             assert self.tools.recording is not None
             for i in missing:
                 wave, rate = self.tools.recording(self.tools.items[i].prompt.utterance_id)
-                self._finish(unit, i, wave, rate, {}, {})
+                started = time.perf_counter()
+                [text] = transcripts(self.tools.asr, [wave], rate)
+                self._finish(
+                    unit, i, Spoken(wave, rate, text), {}, {"asr": time.perf_counter() - started}
+                )
                 progress(1)
             return
         # The whole batch is decoded even if a part is missing: always the same tensors, the same
@@ -338,46 +363,53 @@ class Maker:
                 [i.prompt for i in items], unit.seed, len(items)
             )
             tokens = [r.tokens for r in results]
-        decoded = time.perf_counter()
-        rows = [row for row, i in enumerate(unit.indices) if i in missing]
-        # One at a time: a transcript may depend on the last bits of a waveform, and these depend on
-        # the batch. It must be a function of the tokens and the voice, whatever the method, the
-        # batch, or an earlier run.
+        decode_seconds = (time.perf_counter() - started) / len(items)
+        for start in range(0, len(items), self.together):
+            rows = range(len(items))[start : start + self.together]
+            wanted = [row for row in rows if unit.indices[row] in missing]
+            if not wanted:
+                continue
+            spoken, seconds = self._spoken(
+                [tokens[row] for row in rows], [items[row] for row in rows]
+            )
+            for row in wanted:
+                facts: Record = {"tokens": tokens[row]}
+                if results is not None:
+                    facts |= _facts(results[row], unit.method)
+                self._finish(
+                    unit,
+                    unit.indices[row],
+                    spoken[row - start],
+                    facts,
+                    {"decode": decode_seconds, **seconds},
+                )
+                progress(1)
+
+    def _spoken(
+        self, tokens: Sequence[Sequence[int]], items: Sequence[PromptItem]
+    ) -> tuple[list[Spoken], dict[str, float]]:
+        """Voice and transcribe tokens; return also the seconds that both took an utterance."""
+        started = time.perf_counter()
+        rate = self.tools.vocoder.sample_rate
         waves = voice(
             self.tools.vocoder,
-            [tokens[row] for row in rows],
-            [items[row].speaker_embedding for row in rows],
-            [items[row].text for row in rows],
-            batch=1,
+            tokens,
+            [item.speaker_embedding for item in items],
+            [item.text for item in items],
+            self.together,
         )
-        vocoder_seconds = (time.perf_counter() - decoded) / len(rows)
-        for row, wave in zip(rows, waves, strict=True):
-            i = unit.indices[row]
-            seconds = {"decode": (decoded - started) / len(items), "vocoder": vocoder_seconds}
-            facts: Record = {"tokens": tokens[row]}
-            if results is not None:
-                r = results[row]
-                check_rounds(r.utterance_id, unit.method, r.rounds_proposed, r.rounds_accepted)
-                facts |= {
-                    "truncated": r.truncated,
-                    "passes": r.target_passes,
-                    "draft_passes": r.draft_passes,
-                    "proposed": r.proposed,
-                    "accepted": r.accepted,
-                    "rounds_proposed": r.rounds_proposed,
-                    "rounds_accepted": r.rounds_accepted,
-                    "emitted": r.emitted,
-                    "actions": r.actions,
-                }
-            self._finish(unit, i, wave, self.tools.vocoder.sample_rate, facts, seconds)
-            progress(1)
+        voiced = time.perf_counter()
+        texts = transcripts(self.tools.asr, waves, rate)
+        seconds = {
+            "vocoder": (voiced - started) / len(items),
+            "asr": (time.perf_counter() - voiced) / len(items),
+        }
+        return [Spoken(wave, rate, text) for wave, text in zip(waves, texts, strict=True)], seconds
 
     def _finish(
-        self, unit: Unit, index: int, wave: np.ndarray, rate: int, facts: Record, seconds: dict
+        self, unit: Unit, index: int, spoken: Spoken, facts: Record, seconds: dict[str, float]
     ) -> None:
-        item = self.tools.items[index]
-        started = time.perf_counter()
-        hypothesis = self.tools.asr.transcribe([wave], rate)[0] if len(wave) else ""
+        item, wave, rate = self.tools.items[index], spoken.wave, spoken.rate
         record: Record = {
             "version": RECORD_VERSION,
             "method": unit.method,
@@ -385,13 +417,12 @@ class Maker:
             "id": item.prompt.utterance_id,
             "fingerprint": self.fingerprint(unit.method, index),
             "text": item.text,
-            "hypothesis": hypothesis,
+            "hypothesis": spoken.text,
             "duration": len(wave) / rate,
             "reference_duration": item.duration,
             **facts,
         }
         record = scored(record)
-        seconds["asr"] = time.perf_counter() - started
         if self.tools.similarity is not None:
             similarity = (
                 self.tools.similarity(wave, rate, item.speaker_embedding) if len(wave) else None
@@ -406,6 +437,22 @@ class Maker:
         record["seconds"] = seconds
         self.store.append(record)
         self.done[unit.method, unit.seed, item.prompt.utterance_id] = record
+
+
+def _facts(result: DecodeResult, method: str) -> Record:
+    """Return what a record keeps of decoding; DataError for rounds that cannot be."""
+    check_rounds(result.utterance_id, method, result.rounds_proposed, result.rounds_accepted)
+    return {
+        "truncated": result.truncated,
+        "passes": result.target_passes,
+        "draft_passes": result.draft_passes,
+        "proposed": result.proposed,
+        "accepted": result.accepted,
+        "rounds_proposed": result.rounds_proposed,
+        "rounds_accepted": result.rounds_accepted,
+        "emitted": result.emitted,
+        "actions": result.actions,
+    }
 
 
 _NUMBER = int | float

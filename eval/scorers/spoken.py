@@ -25,7 +25,7 @@ from dcar.errors import CheckpointError
 from dcar.model.car import CARDecoder
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
-from dcar.recognition.base import Recognizer
+from dcar.recognition.base import Recognizer, transcripts
 from dcar.recognition.load import load_recognizer
 from dcar.storage import replacing, sync, write_text, writing
 from dcar.text.bootstrap import corpus_interval
@@ -100,13 +100,8 @@ class SpokenJudge:
             [i.text for i in self.items],
             VOCODER_BATCH,
         )
-        transcripts = [
-            self.recognizer.transcribe([wave], self.vocoder.sample_rate)[0] if len(wave) else ""
-            for wave in waves
-        ]
-        found = [
-            word_errors(item.text, text) for item, text in zip(self.items, transcripts, strict=True)
-        ]
+        texts = transcripts(self.recognizer, waves, self.vocoder.sample_rate)
+        found = [word_errors(item.text, text) for item, text in zip(self.items, texts, strict=True)]
         return [e.errors for e in found], [e.reference_words for e in found]
 
 

@@ -139,12 +139,13 @@ def kept_states(recordings: Sequence[Recording], folder: Path) -> list[np.ndarra
         shard = recordings[start : start + SHARD]
         path = folder / f"{_identity(shard)}.npy"
         if not path.is_file():
-            found = np.concatenate(
-                [
-                    encoder_states(encoder, recording.samples(), ENCODER_SAMPLE_RATE)
-                    for recording in shard
-                ]
-            ).astype(np.float16)
+            waves = [recording.samples() for recording in shard]
+            found = (
+                torch.cat(encoder_states(encoder, waves, ENCODER_SAMPLE_RATE))
+                .cpu()
+                .numpy()
+                .astype(np.float16)
+            )
             with writing(path, found.nbytes), replacing(path) as part, part.open("wb") as file:
                 np.save(file, found)
         table = np.load(path, mmap_mode="r")

@@ -17,122 +17,17 @@ analyse what=vocoder` has a second one.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
-from dcar.errors import CheckpointError
-from dcar.sources.packages import whisper_base_dir
+from dcar.tokens.whisper_states import whisper_base_states
 from dcar.voices.encoder import LOUDNESS_DBFS, SpeakerEncoder
 from dcar.voices.features import SAMPLE_RATE
 
-_DTYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}
 _LOUDNESS = 10 ** (LOUDNESS_DBFS / 20)  # Resemblyzer raises speech to this root mean square
-
-
-def ctranslate2_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Variables of a CTranslate2 `model.bin` (binary version 6) whose names begin with `prefix`, as
-    float32 tensors.
-
-    CheckpointError if the file is another version or ends too early.
-    """
-    data = path.read_bytes()
-    at = 0
-
-    def number(form: str) -> int:
-        nonlocal at
-        (value,) = struct.unpack_from("<" + form, data, at)
-        at += struct.calcsize("<" + form)
-        return int(value)
-
-    def string() -> str:
-        nonlocal at
-        length = number("H")
-        at += length
-        return data[at - length : at].rstrip(b"\0").decode()
-
-    weights: dict[str, Tensor] = {}
-    try:
-        if (version := number("I")) != 6:
-            raise CheckpointError(
-                f"{path}: CTranslate2 binary version {version}; this reader knows version 6"
-            )
-        string(), number("I")  # name and revision of the model's kind
-        for _ in range(number("I")):
-            name, dims = string(), [number("I") for _ in range(number("B"))]
-            kind, size = _DTYPES[number("B")], number("I")
-            if name.startswith(prefix):
-                values = np.frombuffer(data, kind, size // np.dtype(kind).itemsize, at).astype(
-                    np.float32
-                )
-                weights[name.removeprefix(prefix)] = torch.from_numpy(values.reshape(dims))
-            at += size
-    except (struct.error, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path}: not a readable CTranslate2 model: {error}") from error
-    return weights
-
-
-class WhisperStates(nn.Module):
-    """Whisper's encoder as a differentiable function: features [B, F, 80] -> states of chosen
-    layers, each [B, F/2, D].
-
-    weights: those of `encoder/` in a CTranslate2 model. layers: after which the states are wanted,
-    1-based; the last layer's are behind the final norm, as in `dcar.tokens.whisper.WhisperEncoder`.
-    Frozen.
-    """
-
-    def __init__(self, weights: dict[str, Tensor], layers: Sequence[int]):
-        super().__init__()
-        self.heads = int(weights["num_heads"])
-        self.depth = sum(name.endswith("/ffn/linear_0/weight") for name in weights)
-        if not layers or not all(1 <= layer <= self.depth for layer in layers):
-            raise CheckpointError(f"layers {list(layers)} of an encoder of {self.depth}")
-        self.layers = tuple(sorted(layers))
-        self.weights = nn.ParameterDict(
-            {name: nn.Parameter(value, requires_grad=False) for name, value in weights.items()}
-        )
-
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self.weights[f"{name}/weight"], self.weights[f"{name}/bias"])
-
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        gamma = self.weights[f"{name}/gamma"]
-        return F.layer_norm(x, gamma.shape, gamma, self.weights[f"{name}/beta"])
-
-    def forward(self, features: Tensor) -> list[Tensor]:
-        x = features.transpose(1, 2)
-        for name, stride in (("conv1", 1), ("conv2", 2)):
-            x = F.gelu(
-                F.conv1d(
-                    x,
-                    self.weights[f"{name}/weight"],
-                    self.weights[f"{name}/bias"],
-                    stride,
-                    padding=1,
-                )
-            )
-        x = x.transpose(1, 2)
-        x = x + self.weights["position_encodings/encodings"][: x.shape[1]]
-        found = []
-        for i in range(self.layers[-1]):
-            attention, ffn = f"layer_{i}/self_attention", f"layer_{i}/ffn"
-            h = self._linear(self._norm(x, f"{attention}/layer_norm"), f"{attention}/linear_0")
-            q, k, v = (
-                part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in h.chunk(3, dim=2)
-            )
-            h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-            x = x + self._linear(h, f"{attention}/linear_1")
-            h = F.gelu(self._linear(self._norm(x, f"{ffn}/layer_norm"), f"{ffn}/linear_0"))
-            x = x + self._linear(h, f"{ffn}/linear_1")
-            if i + 1 in self.layers:
-                found.append(self._norm(x, "layer_norm") if i + 1 == self.depth else x)
-        return found
 
 
 class WordLoss(nn.Module):
@@ -153,9 +48,7 @@ class WordLoss(nn.Module):
         from faster_whisper.feature_extractor import FeatureExtractor
 
         extract = FeatureExtractor()
-        self.states = WhisperStates(
-            ctranslate2_weights(whisper_base_dir() / "model.bin", "encoder/"), self.LAYERS
-        )
+        self.states = whisper_base_states(self.LAYERS)
         features = [
             extract(resample(wave, SAMPLE_RATE, ENCODER_SAMPLE_RATE), padding=0).T[
                 : log_mel.shape[1]

@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch) -> Path:
         sf.write(tmp_path / f"{name}.wav", tone(1.2), RATE)
     (tmp_path / "one.txt").write_text("This was written.")
     (tmp_path / "two.wav").write_bytes(b"no audio")
-    monkeypatch.setattr(load, "load_recognizer", lambda name: Listener())
+    monkeypatch.setattr(load, "load_recognizer", lambda name, device: Listener())
     Listener.heard = 0
     return tmp_path
 

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from fake_gpu import fake_gpu
 from tones import noise
 
 from dcar.corpus.read import load_corpus
@@ -22,6 +23,7 @@ from dcar.recognition.encoder import (
 from dcar.recognition.load import load_recognizer
 from dcar.text.wer import score_corpus
 from dcar.tokens.whisper import WhisperEncoder
+from dcar.tokens.whisper_states import _mel_filters, shared_states
 from dcar.vocoder.resynthesize import ResynthesizeConfig, run
 
 RATE = 16_000
@@ -41,7 +43,7 @@ def tiny(seed: int = 0, alphabet: str = " ab") -> EncoderRecognizer:
 @pytest.mark.parametrize("text", ["a b", "aa"])
 def test_texts_are_told_by_what_it_makes_of_the_states(text):
     model, wave = tiny(), noise(0.12)  # six states
-    states = torch.from_numpy(encoder_states(WhisperEncoder(), wave, RATE))
+    states = encoder_states(WhisperEncoder(), [wave], RATE)[0]
     assert states.shape == (6, 512) and state_count(len(wave)) == 6
     probs = model(states[None], torch.tensor([6]))[0].detach()
     assert np.exp(probs.numpy()).sum(-1) == pytest.approx(1.0)
@@ -73,14 +75,28 @@ def test_a_waveform_says_the_same_in_any_company_and_much_the_same_at_another_ra
 
 def test_what_is_longer_than_the_encoder_hears_is_heard_in_pieces(monkeypatch):
     whisper, wave = WhisperEncoder(), noise(3.5, 3)
+    [whole] = encoder_states(whisper, [wave], RATE)
     monkeypatch.setattr(encoder, "MAX_SECONDS", 3.0)  # pieces of two seconds
-    states = encoder_states(whisper, wave, RATE)
-    assert len(states) == state_count(len(wave)) == 175
+    states, short = encoder_states(whisper, [wave, wave[:8000]], RATE)
+    assert len(states) == state_count(len(wave)) == 175 and len(short) == 25
     assert np.array_equal(
-        states, np.concatenate([whisper(wave[:32_000], RATE), whisper(wave[32_000:], RATE)])
+        states, np.concatenate(whisper.batch([wave[:32_000], wave[32_000:]], RATE))
     )
-    monkeypatch.undo()
-    assert not np.array_equal(states, encoder_states(whisper, wave, RATE))
+    assert not torch.equal(states, whole)
+
+
+def test_batches_on_a_gpu_give_what_single_waveforms_give_on_the_cpu(monkeypatch):
+    model, waves = tiny(4), [noise(0.7, 1), noise(0.3, 2), np.zeros(10, np.float32), noise(0.7, 3)]
+    alone = dict(model._log_probs(waves, RATE))
+    texts = model.transcribe(waves, RATE)
+    with fake_gpu(monkeypatch) as device:
+        model.to(device)
+        together = dict(model._log_probs(waves, RATE))
+        assert model.transcribe(waves, RATE) == texts
+    shared_states.cache_clear()
+    _mel_filters.cache_clear()
+    for i in range(len(waves)):
+        torch.testing.assert_close(together[i], alone[i], atol=1e-3, rtol=1e-3)
 
 
 def test_what_cannot_be_heard_or_spelled_is_refused():

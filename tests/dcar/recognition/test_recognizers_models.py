@@ -1,7 +1,10 @@
 """Recognisers of transformers on tiny random models saved in the real formats."""
 
 import json
+import math
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +12,8 @@ import torch
 from tones import noise
 
 from dcar.errors import AssetError, CheckpointError, TextError
-from dcar.recognition.base import Recognizer
+from dcar.recognition import pretrained
+from dcar.recognition.base import Recognizer, batches
 from dcar.recognition.load import load_recognizer
 
 RATE = 16_000
@@ -57,43 +61,57 @@ def save_whisper(folder: Path) -> Path:
     return folder
 
 
-def test_whisper_of_transformers(tmp_path):
+def slow_greedy(folder: Path, wave: np.ndarray, most: int) -> str:
+    """At most `most` tokens of a window, by a loop over the model without a cache."""
     from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
-    folder = save_whisper(tmp_path / "whisper-tiny-random")
-    recognizer = load_recognizer(f"whisper:{folder}")
-    assert (
-        isinstance(recognizer, Recognizer) and recognizer.name == "whisper-hf:whisper-tiny-random"
-    )
-    wave = noise(1.0)
-    [text] = recognizer.transcribe([wave], RATE)
-    # a slow greedy loop over the same model
     model = WhisperForConditionalGeneration.from_pretrained(folder).eval()
     processor = WhisperProcessor.from_pretrained(folder)
     features = processor(wave, sampling_rate=RATE, return_tensors="pt").input_features
     ids = [model.config.decoder_start_token_id]
     with torch.no_grad():
-        while len(ids) <= 16:  # 8 + 8 · 1 s
+        while len(ids) <= most:
             ids.append(
                 int(model(features, decoder_input_ids=torch.tensor([ids])).logits[0, -1].argmax())
             )
             if ids[-1] == model.config.eos_token_id:
                 break
-    assert text == processor.decode(ids, skip_special_tokens=True).strip() and text
-    both = recognizer.transcribe([np.concatenate([np.tile(noise(1.0, 3), 30), wave])], RATE)[0]
+    return processor.decode(ids, skip_special_tokens=True).strip()
+
+
+def test_whisper_of_transformers(tmp_path):
+    folder = save_whisper(tmp_path / "whisper-tiny-random")
+    recognizer = load_recognizer(f"whisper:{folder}")
+    assert (
+        isinstance(recognizer, Recognizer) and recognizer.name == "whisper-hf:whisper-tiny-random"
+    )
+    # two batches
+    waves = [noise(seconds, i) for i, seconds in enumerate((1.0, 0.2, 3.0, 0.2, 2.0, 1.5))]
+    texts = recognizer.transcribe(waves, RATE)
+    assert texts == [
+        slow_greedy(folder, wave, 8 + math.ceil(8 * len(wave) / RATE)) for wave in waves
+    ]
+    # the caps are those of each length
+    assert all(texts) and len({len(text) for text in texts}) > 2
+    assert texts == [recognizer.transcribe([wave], RATE)[0] for wave in waves]
+    long = np.tile(noise(1.0, 3), 30)
+    both = recognizer.transcribe([waves[1], np.concatenate([long, waves[0]]), waves[0]], RATE)
     # cut at 30 s
-    assert both == " ".join(recognizer.transcribe([np.tile(noise(1.0, 3), 30), wave], RATE))
+    assert both == [texts[1], f"{recognizer.transcribe([long], RATE)[0]} {texts[0]}", texts[0]]
+    assert recognizer.transcribe([], RATE) == []
 
 
-@pytest.mark.parametrize("family", ["Hubert", "Wav2Vec2", "WavLM"])
-def test_ctc_of_transformers(family: str, tmp_path):
+def save_ctc(folder: Path, family: str, norm: str = "group") -> tuple[Any, list[str]]:
+    """Save a random CTC model in the real format; return it with its symbols."""
     import transformers
     from transformers import Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor, Wav2Vec2Processor
 
     symbols = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ABC"]
-    (tmp_path / "vocab.json").write_text(json.dumps({s: i for i, s in enumerate(symbols)}))
-    tokenizer = Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json"))
-    Wav2Vec2Processor(Wav2Vec2FeatureExtractor(), tokenizer).save_pretrained(tmp_path / "m")
+    folder.mkdir()
+    (folder / "vocab.json").write_text(json.dumps({s: i for i, s in enumerate(symbols)}))
+    tokenizer = Wav2Vec2CTCTokenizer(str(folder / "vocab.json"))
+    extractor = Wav2Vec2FeatureExtractor(return_attention_mask=norm == "layer")
+    Wav2Vec2Processor(extractor, tokenizer).save_pretrained(folder)
     torch.manual_seed(2)
     config = getattr(transformers, f"{family}Config")(
         vocab_size=len(symbols),
@@ -106,11 +124,41 @@ def test_ctc_of_transformers(family: str, tmp_path):
         num_conv_pos_embedding_groups=2,
         pad_token_id=0,
         ctc_loss_reduction="sum",
+        feat_extract_norm=norm,
+        do_stable_layer_norm=norm == "layer",
     )
     model = getattr(transformers, f"{family}ForCTC")(config).eval()
     with torch.no_grad():
         model.lm_head.weight.mul_(50)
-    model.save_pretrained(tmp_path / "m")
+    model.save_pretrained(folder)
+    return model, symbols
+
+
+@pytest.mark.parametrize("norm", ["group", "layer"])
+@pytest.mark.parametrize("family", ["Hubert", "Wav2Vec2", "WavLM"])
+def test_ctc_batches_give_what_single_waveforms_give(family: str, norm: str, tmp_path, monkeypatch):
+    save_ctc(tmp_path / "m", family, norm)
+    recognizer = load_recognizer(f"ctc:{tmp_path / 'm'}")
+    waves = [noise(seconds, i) for i, seconds in enumerate((0.8, 0.3, 0.8, 0.5, 0.05))]
+    sizes, run = [], recognizer._model.forward
+
+    def counted(**inputs: torch.Tensor) -> Any:
+        sizes.append(len(inputs["input_values"]))
+        return run(**inputs)
+
+    monkeypatch.setattr(recognizer._model, "forward", counted)
+    alone = dict(recognizer._log_probs(waves, RATE))
+    assert sizes == [1] * 5  # on a CPU
+    monkeypatch.setattr(pretrained, "batches", partial(batches, cpu_seconds=20.0))  # as on a GPU
+    together = dict(recognizer._log_probs(waves, RATE))
+    assert sorted(sizes[5:]) == ([5] if norm == "layer" else [1, 1, 1, 2])
+    for i in range(len(waves)):
+        torch.testing.assert_close(together[i], alone[i], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Hubert", "Wav2Vec2", "WavLM"])
+def test_ctc_of_transformers(family: str, tmp_path):
+    model, symbols = save_ctc(tmp_path / "m", family)
     recognizer = load_recognizer(f"ctc:{tmp_path / 'm'}")
     waves = [noise(0.8, 1), noise(0.5, 2)]
     texts = recognizer.transcribe(waves, RATE)

@@ -3,7 +3,6 @@ vocoder's words."""
 
 import itertools
 import json
-import struct
 
 import numpy as np
 import pytest
@@ -11,21 +10,14 @@ import torch
 from tiny_data import tiny_vocoder, write_prepared
 from tiny_vocoder import harmonic, toy_config, toy_data
 
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import ConfigError
 from dcar.prepare.prepared import load_prepared
-from dcar.sources.packages import whisper_base_dir
-from dcar.tokens.whisper import WhisperEncoder, _model
 from dcar.vocoder.acoustic import VocoderConfig
 from dcar.vocoder.renderer import mel_transform
-from dcar.vocoder.training.losses import VoiceLoss, WhisperStates, WordLoss, ctranslate2_weights
+from dcar.vocoder.training.losses import VoiceLoss, WordLoss
 from dcar.vocoder.training.trainer import Trainer
 from dcar.voices.features import SAMPLE_RATE
 from eval.analysis.vocoder_quality import VocoderQualityConfig, nearest_voice, run, table
-
-
-@pytest.fixture(scope="module")
-def weights() -> dict[str, torch.Tensor]:
-    return ctranslate2_weights(whisper_base_dir() / "model.bin", "encoder/")
 
 
 def chirps(count: int, seconds: float = 1.0) -> torch.Tensor:
@@ -37,49 +29,6 @@ def chirps(count: int, seconds: float = 1.0) -> torch.Tensor:
         for i, f0 in enumerate(pitch)
     ]
     return torch.from_numpy(np.stack(waves).astype(np.float32))
-
-
-def test_states_are_those_of_the_tokenizers_encoder(weights):
-    encoder = WhisperEncoder(tail_seconds=0.0)
-    wave = harmonic(np.linspace(100, 300, 16_000), 16_000 / 24_000)  # taken as one second at 16 kHz
-    features = _model(1).feature_extractor(wave, padding=0)
-    wanted = encoder(wave, 16_000)
-    (got,) = WhisperStates(weights, [6])(torch.from_numpy(features.T[None].copy()).float())
-    assert got.shape == (1, 50, 512)
-    assert np.abs(got[0].numpy() - wanted).max() < 1e-3
-
-
-def test_layers_that_are_not_there_are_refused(weights):
-    with pytest.raises(CheckpointError, match=r"layers \[7\] of an encoder of 6"):
-        WhisperStates(weights, [7])
-
-
-def _variable(name: str, values: np.ndarray, kind: int) -> bytes:
-    text = name.encode() + b"\0"
-    dims = struct.pack(f"<B{values.ndim}I", values.ndim, *values.shape)
-    return (
-        struct.pack("<H", len(text))
-        + text
-        + dims
-        + struct.pack("<BI", kind, values.nbytes)
-        + values.tobytes()
-    )
-
-
-def test_reading_a_model_file(tmp_path):
-    half = np.arange(6, dtype=np.float16).reshape(2, 3)
-    body = _variable("encoder/a", half, 4) + _variable("decoder/b", np.ones(2, np.float32), 0)
-    head = struct.pack("<IH2sII", 6, 2, b"S\0", 3, 2)
-    path = tmp_path / "model.bin"
-    path.write_bytes(head + body)
-    found = ctranslate2_weights(path, "encoder/")
-    assert list(found) == ["a"] and torch.equal(found["a"], torch.arange(6.0).view(2, 3))
-    path.write_bytes((head + body)[:-30])
-    with pytest.raises(CheckpointError, match="not a readable CTranslate2 model"):
-        ctranslate2_weights(path)
-    path.write_bytes(struct.pack("<I", 5) + head[4:] + body)
-    with pytest.raises(CheckpointError, match="version 5"):
-        ctranslate2_weights(path)
 
 
 def test_loss_is_zero_at_the_truth_grows_with_the_error_and_teaches_only_inside_the_mask():

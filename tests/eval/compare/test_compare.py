@@ -38,6 +38,7 @@ from eval.results.store import (
     RESYNTHESIS,
     Maker,
     RecordStore,
+    Unit,
     choose_items,
 )
 from eval.scorers.load import Scorer
@@ -346,6 +347,36 @@ def test_processes_share_what_is_noted_and_a_missing_share_is_an_error(tmp_path)
         len(path.read_text().splitlines()) for path in sorted((tmp_path / "two/reasons").iterdir())
     ] == [2, 1]
     assert two.told(tmp_path / "two") == both.told(tmp_path / "one")
+
+
+def test_batches_of_a_gpu_give_the_records_of_single_utterances_and_are_always_the_same(tmp_path):
+    tools = tiny_tools(count=5)
+    entries, unit = (
+        make_methods(["car-2"], tools.models, SHORT),
+        Unit("car-2", 0, (0, 1, 2, 3, 4), 0),
+    )
+
+    def made(folder: Path, together: int, done: list[dict] | None = None) -> list[dict]:
+        store = RecordStore(folder)
+        store.open()
+        maker = Maker(tools, entries, [0], (), tmp_path, store, done or ())
+        assert maker.together == 1  # on a CPU
+        maker.together = together
+        maker.run(unit, lambda count: None)
+        return [
+            {k: v for k, v in record.items() if k != "seconds"} for record in maker.done.values()
+        ]
+
+    alone = made(tmp_path / "alone", 1)
+    assert len(alone) == 5 and any(record["hypothesis"] for record in alone)
+    assert made(tmp_path / "together", 2) == alone
+    before = tools.asr.calls
+    assert (
+        made(tmp_path / "again", 2, [r | {"seconds": {}} for r in alone if r["id"] != "utt<1>"])[-1]
+        == alone[1]
+    )
+    # its whole batch, nothing else
+    assert tools.asr.calls == before + sum(bool(r["duration"]) for r in alone[:2])
 
 
 def test_unfinished_shards_are_an_error_not_a_result(tmp_path, monkeypatch):

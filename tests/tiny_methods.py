@@ -1,4 +1,5 @@
-"""Methods of every kind for tiny decoders, with the oracle's rules: cases for tests/held.py."""
+"""Methods of every kind for tiny decoders: cases for tests/held.py, with the oracle's rules, and
+all on one decoder."""
 
 import random
 from typing import Any
@@ -6,22 +7,28 @@ from typing import Any
 import oracle
 import torch
 from held import Case, target
-from tiny_decoders import policy_of
+from tiny_decoders import policy_of, tiny_decoder
 from tiny_verifiers import imperfect_draft, rule_of
 
 from dcar.decoding import (
     BestOfChunk,
     ChunkMethod,
     ChunkRule,
+    EndOnConfident,
     FixedChunk,
+    Method,
     PolicyChunk,
+    RandomChunk,
     ShuffledChunk,
 )
+from dcar.model.car import CARDecoder
 from eval.verifiers.drafters import HeadDrafter, ModelDrafter
 from eval.verifiers.entropy import EntropyChunk
 from eval.verifiers.mtp_viterbi import MTPViterbi, Transitions, count_bigrams
-from eval.verifiers.pcg import build_groups
-from eval.verifiers.vadusa import RankTree, Vadusa
+from eval.verifiers.pcg import GroupVerifier, build_groups
+from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance
+from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.vadusa import RankTree, Vadusa, chain
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 THETA = 0.1
@@ -137,3 +144,40 @@ KINDS: dict[str, Case] = {
     "mtp-viterbi": viterbi,
 }
 """One of each kind: each keeps something else for a row."""
+
+
+def every_method(device: torch.device | str = "cpu") -> tuple[CARDecoder, dict[str, Method]]:
+    """A decoder on a device, and one method of every kind by name."""
+    model = tiny_decoder()
+    groups = build_groups(model.speech_embedding.weight[:12], THETA)
+    before, after = policy_of(16).to(device), scored(width=16).to(device)
+    assert after.chunk_scorer is not None
+    heads, models = HeadDrafter(3), ModelDrafter(imperfect_draft(model).to(device), 3)
+    rules: list[ChunkRule] = [
+        FixedChunk(1),
+        FixedChunk(4),
+        RandomChunk([1, 2, 4]),
+        EndOnConfident([2, 3, 4]),
+        BestOfChunk(3, 2, after.chunk_scorer),
+        EntropyChunk(1.0),
+        PolicyChunk(before, name="dcar, before the draw"),
+        PolicyChunk(before, "sample"),
+        PolicyChunk(after, name="dcar, after the draw"),
+        PolicyChunk(after, "sample", "dcar, of three chunks", num_candidates=3),
+        ShuffledChunk(PolicyChunk(after)),
+    ]
+    transitions = Transitions(*count_bigrams(UTTERANCES, 12), 14)
+    verifiers: list[Method] = [
+        SpeculativeDecoding("sd", heads),
+        SpeculativeDecoding("sd@draft", models),
+        TolerantDecoding("ssd", heads, 0.4),
+        TolerantDecoding("ssd@draft", models, 0.2, eos_strict=False),
+        GroupVerifier("pcg", heads, groups),
+        GroupVerifier("pcg@draft", models, groups),
+        TypicalAcceptance("typical", heads),
+        TopKVerify("top-k", heads, 2),
+        Vadusa(1, BUSH, "vadusa, a tree"),
+        Vadusa(3, chain(3), "vadusa, a chain"),
+    ]
+    methods = [*map(ChunkMethod, rules), MTPViterbi(3, transitions, 2), *verifiers]
+    return model.to(device), {method.name: method for method in methods}

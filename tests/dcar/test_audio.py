@@ -64,7 +64,7 @@ def test_stereo_is_averaged_with_one_warning(tmp_path, caplog):
         load_audio(tmp_path / "b.wav")
     np.testing.assert_allclose(wave, (left + right) / 2, atol=1e-6)
     assert [r.levelname for r in caplog.records] == ["WARNING", "DEBUG"]
-    assert "a.wav: 2 channels averaged" in caplog.text
+    assert "a.wav: 2 channels" in caplog.text
 
 
 def test_8_khz_is_resampled_with_a_note(tmp_path, caplog):
@@ -94,20 +94,20 @@ def test_every_broken_file_is_named_with_its_fault(tmp_path):
         sf.write(tmp_path / f"{name}.wav", wave, RATE, subtype="FLOAT")
     sf.write(tmp_path / "low.wav", tone(rate=2_000), 2_000)
     for name, message in (
-        ("missing", "no such audio file"),
-        ("folder", "is a folder"),
+        ("missing", "no such"),
+        ("folder", "a folder"),
         ("zero", "0 bytes"),
-        ("text", "not readable as audio"),
-        ("cut", "not readable as audio|no samples"),
+        ("text", "readable"),
+        ("cut", "readable|no samples"),
         ("empty", "no samples"),
-        ("nan", "10 of 8000 samples are NaN"),
-        ("inf", "1 of 8000 samples are NaN or infinite"),
+        ("nan", "10 of 8000 .*NaN"),
+        ("inf", " 1 of 8000 .*infinite"),
         ("silent", "silent"),
         ("quiet", "silent"),
-        ("cancel", "channels, which cancel"),
-        ("low", "sample rate 2000 Hz"),
-        ("huge", "full scale is 1"),
-        ("integers", "full scale is 1"),
+        ("cancel", "channels"),
+        ("low", "2000 Hz"),
+        ("huge", "full scale"),
+        ("integers", "full scale"),
     ):
         with pytest.raises(AudioError, match=message) as error:
             load_audio(tmp_path / f"{name}.wav")
@@ -115,9 +115,9 @@ def test_every_broken_file_is_named_with_its_fault(tmp_path):
 
 
 def test_broken_bytes_and_where(tmp_path):
-    with pytest.raises(AudioError, match="manifest.jsonl:7: the audio file has 0 bytes"):
+    with pytest.raises(AudioError, match="manifest.jsonl:7: .*0 bytes"):
         load_audio(b"", where="manifest.jsonl:7")
-    with pytest.raises(AudioError, match=r"audio in memory \(5 bytes\): not readable"):
+    with pytest.raises(AudioError, match=r"\(5 bytes\)"):
         load_audio(b"hello")
     assert len(load_audio(encoded(tone()))[0]) == 8000
 
@@ -142,11 +142,11 @@ def test_resample_rejects_nonsense():
 
 def test_save_rejects_and_leaves_nothing(tmp_path):
     for name, wave, rate, message in (
-        ("a.xyz", tone(), RATE, "unknown audio suffix"),
+        ("a.xyz", tone(), RATE, "'.xyz'"),
         ("a.wav", np.full(10, np.nan), RATE, "NaN"),
         ("a.wav", np.zeros((2, 10)), RATE, "mono"),
         ("a.wav", np.zeros(0), RATE, "mono"),
-        ("a.opus", tone(rate=22_050), 22_050, "Opus cannot store"),
+        ("a.opus", tone(rate=22_050), 22_050, "22050"),
     ):
         with pytest.raises(AudioError, match=message):
             save_audio(tmp_path / name, wave, rate)
@@ -162,7 +162,7 @@ def test_full_disk_keeps_the_earlier_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(audio.os, "replace", full)
-    with pytest.raises(AudioError, match="No space left on device"):
+    with pytest.raises(AudioError, match="a.wav: .*Errno 28"):
         save_audio(path, tone(hz=100), RATE)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["a.wav"]
@@ -198,7 +198,7 @@ def test_a_recording_that_was_cut_off_is_no_shorter_one(kind: str, subtype: str,
         cut = whole[: int(len(whole) * share)]
         (tmp_path / "cut").write_bytes(cut)
         for source in (cut, tmp_path / "cut"):
-            with pytest.raises(AudioError, match="is cut off|not readable as audio"):
+            with pytest.raises(AudioError, match="cut off|readable"):
                 load_audio(source)
 
 
@@ -210,7 +210,7 @@ def test_headers_that_are_a_little_off_or_do_not_know_are_read(tmp_path):
     for claimed in (size + 36, 0xFFFFFFFF, 0x7FFFF000):
         written = whole[:place] + claimed.to_bytes(4, "little") + whole[place + 4 :]
         assert len(load_audio(written)[0]) == RATE
-    with pytest.raises(AudioError, match=r"promises 1.50 s, the file holds 1.00 s"):
+    with pytest.raises(AudioError, match=r"1.50 s.* 1.00 s"):
         load_audio(whole[:place] + (size * 3 // 2).to_bytes(4, "little") + whole[place + 4 :])
 
 
@@ -237,7 +237,7 @@ def test_a_length_that_the_header_does_not_give_is_found_by_decoding(kind: str, 
         assert audio_seconds(source) == 1
         np.testing.assert_allclose(load_audio(source)[0], tone(1.0), atol=1e-4)
     np.testing.assert_allclose(load_segment(file, 0.25, 0.5)[0], tone(1.0)[4000:12_000], atol=1e-4)
-    with pytest.raises(AudioError, match=r"not in the recording of 1.00 s"):
+    with pytest.raises(AudioError, match=r"0.75…1.25 s .* 1.00 s"):
         load_segment(file, 0.75, 0.5)
 
 
@@ -270,12 +270,12 @@ def test_an_mp3_of_changing_bitrate_without_a_table_is_read_to_its_end():
 def test_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path, message in [
-        (tmp_path / "pipe", "a pipe or a device"),
-        (Path("/dev/zero"), "a pipe or a device"),
-        (tmp_path / ("x" * 10_000), "File name too long"),
-        (tmp_path / "a\0b", "no such audio"),
-        (tmp_path / "pipe" / "a.wav", "no such audio"),
-        (tmp_path / "\ud800", "no such audio"),
+        (tmp_path / "pipe", "pipe"),
+        (Path("/dev/zero"), "pipe"),
+        (tmp_path / ("x" * 10_000), "xxx"),
+        (tmp_path / "a\0b", "no such"),
+        (tmp_path / "pipe" / "a.wav", "no such"),
+        (tmp_path / "\ud800", "no such"),
     ]:
         with pytest.raises(AudioError, match=message):
             load_audio(path)

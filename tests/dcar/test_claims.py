@@ -50,7 +50,7 @@ def other(tmp_path) -> Iterator[tuple[subprocess.Popen, int]]:
 
 def test_the_other_process_is_named_and_a_killed_one_is_no_obstacle(other, tmp_path, monkeypatch):
     process, worker = other
-    named = rf"run: another run writes to it \(dcar train, process {process.pid} on \S+, 20.*\); wait until"
+    named = rf"run: .*\(dcar train, process {process.pid} on \S+, 20"
     for same in (tmp_path / "run", tmp_path / "x" / ".." / "run"):
         with pytest.raises(BusyError, match=named), claimed(same):
             pass
@@ -92,10 +92,7 @@ def test_a_file_system_without_locks_is_named_and_used(tmp_path, monkeypatch, ca
     monkeypatch.setattr("fcntl.flock", none)
     with claimed(tmp_path / "run"):
         pass
-    assert (
-        "run: cannot be locked (No locks available); make sure that no other run writes there"
-        in caplog.text
-    )
+    assert "run: cannot be locked (No locks available)" in caplog.text
     assert not list(tmp_path.iterdir())
 
 
@@ -153,9 +150,7 @@ def test_every_command_claims_what_it_writes_before_it_loads_anything(job, tmp_p
         for s in known.values()
         if s.default is MISSING and s.key != "out" and not s.group
     ]
-    with (
-        claimed(Path(out) / "steps" if job == "quickstart" else out),
-        pytest.raises(BusyError, match="another run"),
-    ):
+    claim = claimed(Path(out) / "steps" if job == "quickstart" else out)
+    with claim, pytest.raises(BusyError, match="out.* process "):
         main([*missing, *GIVEN.get(job, []), f"out={out}"])
     assert not list(tmp_path.iterdir())

@@ -170,7 +170,7 @@ def test_entry_points_of_a_module_end_like_the_command(module, monkeypatch, caps
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     assert ended.value.code == 1
-    assert "the command line: unknown setting 'nothing'" in capsys.readouterr().err.splitlines()[-1]
+    assert "'nothing'" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_an_error_is_a_message_not_a_traceback(tmp_path, monkeypatch, capsys):
@@ -179,7 +179,8 @@ def test_an_error_is_a_message_not_a_traceback(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr()
     assert (
         shown.err.startswith("dcar train: ")
-        and "no readable prepared.json; run `dcar prepare`" in shown.err
+        and "prepared.json" in shown.err
+        and "`dcar prepare`" in shown.err
     )
     assert len(shown.err.splitlines()) == 1
     monkeypatch.setenv("DCAR_TRACEBACK", "1")
@@ -190,10 +191,7 @@ def test_an_error_is_a_message_not_a_traceback(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        (
-            PermissionError(errno.EACCES, "Permission denied", "/data/out"),
-            "/data/out: Permission denied; give another folder, or the right to it\n",
-        ),
+        (PermissionError(errno.EACCES, "Permission denied", "/data/out"), "/data/out: "),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/out"), "/proc/out: "),
         # a fault of ours
         (FileNotFoundError(errno.ENOENT, "No such file or directory", f"{ROOT}/no/file"), ""),
@@ -219,24 +217,17 @@ def test_a_folder_that_may_not_be_written_is_a_message(fault, told, monkeypatch,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        # all commands are listed
-        (["sing", "la"], "unknown command 'sing'"),
-        (["sing", "la"], "  speak "),
-        (["train-polcy"], "did you mean 'train-policy'?"),
-        (["sped"], "did you mean 'speak'?"),
-        (["speak", "-5 degrees outside."], "a text that begins with a hyphen stands behind --"),
-        (
-            ["speak", "Yes.", "-o", "out.xyz"],
-            "out.xyz: unknown audio suffix '.xyz'; use one of .wav",
-        ),
-        (
-            ["train-vocoder"],
-            "data is not set: give the packs of python -m dcar.vocoder.training.pack",
-        ),
-        (["train", "out_dri=x"], "unknown setting 'out_dri'; did you mean 'out'"),
-        (["compare", "temperatur=1"], "did you mean 'sampling.temperature'"),
-        (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
-        (["train", "optimizer=sgd"], "optimizer must be one of adamw, scaled_adam; not 'sgd'"),
+        (["sing", "la"], "'sing'"),
+        (["sing", "la"], "  speak "),  # all commands are listed
+        (["train-polcy"], "'train-policy'"),
+        (["sped"], "'speak'"),
+        (["speak", "-5 degrees outside."], "hyphen"),
+        (["speak", "Yes.", "-o", "out.xyz"], "out.xyz: "),
+        (["train-vocoder"], "python -m dcar.vocoder.training.pack"),
+        (["train", "out_dri=x"], "'out_dri'"),
+        (["compare", "temperatur=1"], "'sampling.temperature'"),
+        (["train", "--config", "nowhere.yaml"], "nowhere.yaml: "),
+        (["train", "optimizer=sgd"], "optimizer "),
         (
             [
                 "compare",
@@ -247,7 +238,7 @@ def test_a_folder_that_may_not_be_written_is_a_message(fault, told, monkeypatch,
                 "device=nowhere",
                 "out=x",
             ],
-            "PyTorch cannot compute on this device",
+            "device",
         ),
     ],
 )
@@ -267,7 +258,7 @@ def test_validating_a_manifest_prints_its_broken_lines(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
     manifest.write_text(manifest.read_text().splitlines()[0])
     assert status_of(arguments) == 0
-    assert "1 rows checked, 0 problems" in capsys.readouterr().out
+    assert "0 problems" in capsys.readouterr().out
 
 
 def test_doctor_names_what_is_missing(tmp_path, monkeypatch, capsys):
@@ -277,11 +268,8 @@ def test_doctor_names_what_is_missing(tmp_path, monkeypatch, capsys):
     assert status_of(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["ok"] * 6 + ["FAIL"]
-    assert (
-        f"shipped models: AssetError: {tmp_path}/decoder" in lines[-1]
-        and "install the project again" in lines[-1]
-    )
-    assert "torch 2." in lines[0] and "CPU kernels: compiled for float32" in lines[3]
+    assert f"shipped models: AssetError: {tmp_path}/decoder" in lines[-1]
+    assert "torch 2." in lines[0] and "CPU kernels" in lines[3]
 
 
 def test_what_is_missing_comes_by_a_command_that_works(monkeypatch):
@@ -299,9 +287,9 @@ def test_doctor_is_content_where_everything_is_there(monkeypatch, capsys):
     assert status_of(["doctor"]) == 0
     assert capsys.readouterr().out == "ok    one: fine\nok    two: fine\n"
     monkeypatch.setenv("DCAR_NATIVE", "off")
-    assert "switched off by DCAR_NATIVE" in doctor._kernels()
+    assert "DCAR_NATIVE" in doctor._kernels()
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1e9})())
-    with pytest.raises(DCARError, match="only 1.0 GB free"):
+    with pytest.raises(DCARError, match="1.0 GB"):
         doctor._space()
 
 

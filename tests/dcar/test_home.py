@@ -29,11 +29,9 @@ def test_a_user_without_a_home_folder_has_one_in_the_temporary_folder(temporary,
     folder = temporary / f"dcar-{os.getuid()}"
     assert Path.home() == folder and folder.stat().st_mode & 0o777 == 0o700
     assert home.cache_folder("x") == folder / ".cache" / "x"
-    assert [r.message for r in caplog.records] == [
-        f"this user has no home folder: caches go to {folder}; set HOME to a folder that is kept"
-    ]
-    # results are not caches
-    with pytest.raises(ConfigError, match="no home folder that ~ could stand for"):
+    [record] = caplog.records
+    assert str(folder) in record.message and "HOME" in record.message
+    with pytest.raises(ConfigError, match="'~/run': .*HOME"):  # results are not caches
         home.expand("~/run")
 
 
@@ -47,7 +45,7 @@ def test_a_home_folder_that_cannot_be_written_keeps_its_name_and_caches_go_elsew
         home.cache_folder("x").parent == temporary / f"dcar-{os.getuid()}"
         and home.expand("~/a") == "/home/me/a"
     )
-    assert "/home/me/.cache cannot be written" in caplog.text
+    assert "/home/me/.cache" in caplog.text
     monkeypatch.setenv("XDG_CACHE_HOME", "~/caches")
     home.settle_home()
     assert home.cache_folder("x") == Path("/home/me/caches/x")

@@ -197,12 +197,12 @@ def test_a_policy_takes_it_along(tmp_path):
     before = policy.scores(policy.candidate_features(hidden, logits, tokens))
     sums = policy.candidate_features(hidden, logits, tokens)[..., 3].cumsum(-1)
     assert torch.allclose(before, sums, atol=1e-4)  # a nat for a nat
-    with pytest.raises(CheckpointError, match="before the draw"):
+    with pytest.raises(CheckpointError, match="chunk scorer"):
         ChunkPolicyConfig(4, LENGTH, 8, 2, reads="hidden", **shape_of(chunk_scorer))
     chunk_scorer.check_base("aa")
     with pytest.raises(CheckpointError, match="train-chunk-scorer"):
         chunk_scorer.check_base("bb")
     with pytest.raises(CheckpointError, match="width 0"):
         small(width=0)
-    with pytest.raises(CheckpointError, match="a policy of num_actions 0: must be at least 1"):
+    with pytest.raises(CheckpointError, match="num_actions 0"):
         ChunkPolicyConfig(4, 0)

@@ -36,7 +36,7 @@ def test_the_formula_and_that_no_offset_depends_on_how_many_are_asked_for(change
     for head, logits in enumerate(heads(own, additional=True), start=2):
         assert torch.allclose(logits, heads(own[head - 2])[:, head - 1], atol=1e-5)
     for k in (0, 6):
-        with pytest.raises(ValueError, match=f"asked for {k} heads of a model that has 5"):
+        with pytest.raises(ValueError, match=f"{k} heads .* 5"):
             heads(hidden, k)
     z = hidden + heads.offset[2]
     for i in range(heads.blocks):
@@ -81,7 +81,7 @@ def test_a_base_head_alone_has_no_stack():
     heads = made(heads=1)
     assert {name for name, p in heads.named_parameters() if p.numel()} == {"base.weight"}
     assert heads(torch.randn(2, 16)).shape == (2, 1, 11)
-    with pytest.raises(ValueError, match="must be at least 1"):
+    with pytest.raises(ValueError, match="num_heads "):
         made(heads=0)
 
 
@@ -104,8 +104,8 @@ def test_a_decoder_has_the_heads_of_its_configuration(tmp_path):
     "settings, message",
     [
         (dict(heads="medusa"), "independent"),
-        (dict(head_width=8), "set heads=shared"),
-        (dict(tie_heads=True), "set heads=shared"),
+        (dict(head_width=8), "heads=shared"),
+        (dict(tie_heads=True), "heads=shared"),
         (dict(heads="shared", share_head_blocks=True), "head_blocks=1"),
     ],
 )

@@ -221,19 +221,14 @@ def test_fingerprints_know_command_and_content(tmp_path):
 @pytest.mark.parametrize(
     ("step", "code", "message", "finished"),
     [
-        (
-            "d",
-            "raise SystemExit(7)",
-            "step 'd' failed with status 7. What was finished is kept",
-            "abc",
-        ),
+        ("d", "raise SystemExit(7)", "'d' .*status 7", "abc"),
         (
             "c",
             "import sys; print('cause', file=sys.stderr); sys.exit(1)",
-            "step 'c' failed with status 1; its output is in {out}/c.log",
+            "'c' .*status 1.*{out}/c.log",
             "a",
         ),
-        ("a", "pass", "step 'a' ended without writing {out}/a.txt", ""),
+        ("a", "pass", "'a' .*{out}/a.txt", ""),
     ],
 )
 def test_a_failing_step_is_named_and_the_finished_ones_stay(chain, step, code, message, finished):
@@ -254,7 +249,7 @@ def test_a_step_that_failed_takes_its_neighbour_down(chain):
     chain.code["b"] = "raise SystemExit(1)"
     chain.code["c"] = "import time; time.sleep(60)"
     begun = time.monotonic()
-    with pytest.raises(DCARError, match="step 'b' failed"):
+    with pytest.raises(DCARError, match="'b' .*status 1"):
         chain.run()
     assert time.monotonic() - begun < 30
 

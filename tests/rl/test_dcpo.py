@@ -118,7 +118,7 @@ def test_a_run_begins_with_a_policy_that_is_given(tmp_path):
     assert all(
         torch.equal(a, b) for a, b in zip(begun.parameters(), policy.parameters(), strict=True)
     )
-    with pytest.raises(CheckpointError, match="was trained for the decoder"):
+    with pytest.raises(CheckpointError, match="policy .*dcar train-policy"):
         make_policy(DCPOConfig(**settings), base, tiny_decoder(seed=1).checksum())
     for name, value in (("range_prior", 1.0), ("chunk_scorer", "starter")):
         with pytest.raises(ConfigError, match=name):
@@ -217,7 +217,7 @@ def test_a_recogniser_that_does_not_hear_the_recordings_is_refused(tmp_path, rew
     with pytest.raises(RewardError) as refused:
         start()
     for way_out in (
-        "recogniser toy makes",
+        " toy ",
         "max_reward_wer=0.5",
         "recognizer=moonshine",
         "[wer,range_penalty]",
@@ -259,7 +259,7 @@ def test_prompt_batches_cover_every_epoch_and_repeat_windows():
     assert [[a[2] for a in b] for b in alone] == [
         [a[2] for a in x] + [a[2] for a in y] for x, y in zip(first, second, strict=True)
     ]
-    with pytest.raises(ConfigError, match="fewer than the 24 of one update"):
+    with pytest.raises(ConfigError, match="22 .*24 .*per_device_train_batch_size"):
         PromptBatches(22, 6, 2, 2, seed=4, processes=2)
 
 
@@ -421,11 +421,11 @@ def test_resumed_run_equals_one_that_never_stopped(tmp_path, whole, stop):
 
 
 def test_checkpoint_of_another_policy_is_refused(tmp_path, six):
-    with pytest.raises(CheckpointError, match="another run"):
+    with pytest.raises(CheckpointError, match="checkpoint-6: .*width=32"):
         toy_trainer(tmp_path, policy_width=16).train(
             resume_from_checkpoint=str(six / "checkpoint-6")
         )
-    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+    with pytest.raises(CheckpointError, match="empty: "):
         toy_trainer(tmp_path / "empty").train(resume_from_checkpoint=True)
 
 
@@ -448,23 +448,25 @@ def test_failed_rewards_are_counted_and_stop_the_run_past_a_threshold(tmp_path):
     shares = [line["failed_rewards"] for line in log_of(tmp_path / "a", "loss")]
     assert max(shares) > 0
     assert all(p.isfinite().all() for p in trainer.policy.parameters())
-    with pytest.raises(RewardError, match="the first: RuntimeError: the toy vocoder broke"):
+    with pytest.raises(
+        RewardError, match="max_failed_rewards .*RuntimeError: the toy vocoder broke"
+    ):
         toy_trainer(tmp_path / "b", {"vocoder": ToyVocoder(lambda tokens: True)}).train()
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (["num_generation=4"], "did you mean 'num_generations'"),
-        (["num_generations=2.5"], "num_generations must be a whole number ≥ 2; not 2.5"),
-        (["epsilon_high=0.3"], "no use for"),
-        (["num_generations=5"], "must be a multiple of num_generations 5"),
-        (["use_vllm=true"], "no use for"),
-        (["forced_rows=sometimes"], "must be one of policy_ratio"),
-        (["loss_type=cispo"], "must be one of grpo"),
-        (["chunk_range=[0,2]"], "chunk_range must be a list of whole numbers ≥ 1"),
-        (["speed"], "write options as key=value"),
-        (["--config", "missing.yaml"], "missing.yaml: no such file"),
+        (["num_generation=4"], "'num_generation'.*'num_generations'"),
+        (["num_generations=2.5"], "num_generations .*2.5"),
+        (["epsilon_high=0.3"], "epsilon_high .*DCPO"),
+        (["num_generations=5"], "per_device_train_batch_size .*num_generations 5"),
+        (["use_vllm=true"], "use_vllm .*DCPO"),
+        (["forced_rows=sometimes"], "forced_rows .*policy_ratio"),
+        (["loss_type=cispo"], "loss_type .*grpo"),
+        (["chunk_range=[0,2]"], r"chunk_range .*\[0, 2\]"),
+        (["speed"], "'speed'"),
+        (["--config", "missing.yaml"], "missing.yaml: "),
     ],
 )
 def test_wrong_settings(tmp_path, setting, message):
@@ -531,21 +533,21 @@ def test_a_recipe_reads_as_trl_reads_it_and_is_saved_with_the_keys_of_this_proje
 
 def test_wrong_combinations_name_the_way_out(tmp_path):
     for changes, message in [
-        ({"chunk_range": []}, "chunk_range is empty"),
-        ({"chunk_range": [2, 9]}, "cannot keep 9 tokens"),
-        ({"reward_weights": [1.0]}, "1 reward_weights for 2 rewards"),
-        ({"reward_funcs": ["mos"]}, "unknown 'mos'"),
+        ({"chunk_range": []}, "chunk_range .*`guidance`"),
+        ({"chunk_range": [2, 9]}, "chunk_range .*9"),
+        ({"reward_weights": [1.0]}, "1 reward_weights .*2"),
+        ({"reward_funcs": ["mos"]}, "reward_funcs: .*'mos'"),
         ({"policy_heads": 5}, "policy_width, policy_heads"),
         (
             {"reward_funcs": ["log_likelihood"]},
-            r"no likelihoods.*reward_funcs=\[wer,range_penalty\]",
+            r"log_likelihood: .*reward_funcs=\[wer,range_penalty\]",
         ),
-        ({"range_prior": 2.0, "chunk_range": [], "forced_rows": "none"}, "leave range_prior out"),
-        ({"range_prior": 2.0, "policy": "some"}, "leave range_prior out"),
+        ({"range_prior": 2.0, "chunk_range": [], "forced_rows": "none"}, "range_prior"),
+        ({"range_prior": 2.0, "policy": "some"}, "range_prior"),
     ]:
         with pytest.raises(ConfigError, match=message):
             toy_trainer(tmp_path, **changes)
-    with pytest.raises(ConfigError, match="decoder is not set"):
+    with pytest.raises(ConfigError, match="^decoder "):
         main([f"out={tmp_path}", "use_cpu=true"])
 
 
@@ -554,7 +556,7 @@ def test_guidance_profile_gives_the_range_and_must_fit_the_decoder(tmp_path):
     profile.write_text(json.dumps({"range": [3, 2], "base_checksum": ""}))
     settings = {"chunk_range": [], "guidance": str(profile)}
     assert toy_trainer(tmp_path, **settings).args.chunk_range == [2, 3]
-    with pytest.raises(CheckpointError, match="of another decoder"):
+    with pytest.raises(CheckpointError, match="profile.json .*`dcar profile`"):
         guidance_range(toy_config(tmp_path, **settings), "another")
 
 
@@ -579,7 +581,7 @@ def test_what_is_no_guidance_profile_is_refused(tmp_path, content):
     profile = tmp_path / "profile.json"
     if content is not None:
         profile.write_bytes(content)
-    with pytest.raises(ConfigError, match=f"guidance {profile}: .*run `dcar profile` first"):
+    with pytest.raises(ConfigError, match=f"guidance {profile}: .*`dcar profile`"):
         guidance_range(toy_config(tmp_path, chunk_range=[], guidance=str(profile)), "")
 
 
@@ -714,9 +716,7 @@ def test_a_finished_run_repeated_trains_no_step(tmp_path, changes):
 
 def test_a_policy_that_is_not_finite_speaks_no_rollouts_and_is_not_exported(tmp_path, monkeypatch):
     monkeypatch.setattr("rl.config.check", lambda config: None)  # such settings are refused by now
-    with pytest.raises(
-        TrainingError, match="step 1: the weights are not finite .* and are not saved"
-    ):
+    with pytest.raises(TrainingError, match="step 1: .*weights .*input_norm.weight"):
         trained(tmp_path, learning_rate=float("inf"), save_steps=2)
     assert latest_checkpoint(tmp_path) is None and not (tmp_path / "policy").exists()
 
@@ -730,10 +730,7 @@ class Poison(TrainerCallback):
 
 
 def test_a_broken_update_names_step_tensor_and_prompts(tmp_path):
-    with pytest.raises(
-        TrainingError,
-        match="step 2: the gradient is not finite .output.weight.*on 4 prompts of up to",
-    ):
+    with pytest.raises(TrainingError, match="step 2: .*gradient .*output.weight.* 4 prompts"):
         trained(tmp_path, {"callbacks": [Poison()]})
     assert not (tmp_path / "policy").exists()
 
@@ -743,11 +740,13 @@ def test_dcpo_goes_on_from_the_next_older_checkpoint(tmp_path, six, caplog):
     (tmp_path / "checkpoint-6" / "dcpo.safetensors").write_bytes(b"cut")
     (tmp_path / "checkpoint-5" / "rng_state.pth").unlink()
     directory = trained(tmp_path)
-    assert "checkpoint-6 is passed over: dcpo.safetensors has 3 of" in caplog.text
-    assert "checkpoint-5 is passed over: rng_state.pth is missing" in caplog.text
+    assert "checkpoint-6 is passed over: dcpo.safetensors " in caplog.text
+    assert "checkpoint-5 is passed over: rng_state.pth " in caplog.text
     assert checksum_of(directory) == checksum_of(six / "policy")
     (tmp_path / "checkpoint-3" / "optimizer.pt").unlink()
-    with pytest.raises(CheckpointError, match="not complete: optimizer.pt is missing"):
+    with pytest.raises(
+        CheckpointError, match="resume_from_checkpoint: .*checkpoint-3 .*optimizer.pt"
+    ):
         trained(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
@@ -755,15 +754,12 @@ def test_changed_settings_are_those_of_a_resumed_run_or_refused(tmp_path, six):
     shutil.copytree(six, tmp_path, dirs_exist_ok=True)
     saved = (tmp_path / "config.yaml").read_text()
     for changes, why in (
-        (
-            {"optimizer": "natural", "learning_rate": 0.1},
-            "optimizer='adam' .here 'natural'., which cannot change",
-        ),
-        ({"max_steps": 4}, "has 6 steps, more than the 4"),
+        ({"optimizer": "natural", "learning_rate": 0.1}, "optimizer='adam' .here 'natural'"),
+        ({"max_steps": 4}, "checkpoint-6: .*max_steps to 6"),
         ({"epsilon": 0.1}, "epsilon=0.2 .here 0.1."),
         ({"reward_funcs": ["wer"]}, r"reward_funcs=\['wer', 'range_penalty'\]"),
         ({"adam_beta1": 0.5}, "adam_b"),
-        ({"learning_rate": 1e-4}, "learning_rate=0.003 .here 0.0001., and all 6 steps are done"),
+        ({"learning_rate": 1e-4}, "learning_rate=0.003 .here 0.0001.*max_steps"),
     ):
         with pytest.raises(CheckpointError, match=why):
             trained(tmp_path, **changes)
@@ -793,9 +789,7 @@ def test_a_signal_in_a_dcpo_step_saves_and_leaves(tmp_path, six):
     stopped = tmp_path / "stopped"
     # in the rollouts of some step
     signals = Fails(range(6, 7), lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(
-        StoppedError, match="SIGTERM: .* is saved; the same command goes on from it"
-    ) as caught:
+    with pytest.raises(StoppedError, match="SIGTERM: .*checkpoint-2") as caught:
         trained(stopped, {"recognizer": signals}, save_steps=4)
     assert caught.value.status == 75 and latest_checkpoint(stopped) is not None
     assert trained(stopped, save_steps=4).is_dir()
@@ -812,9 +806,7 @@ def test_past_the_threshold_the_state_is_saved_and_the_same_command_goes_on(tmp_
 
     settings = dict(save_steps=5, eval_strategy="no")
     broken = tmp_path / "broken"
-    with pytest.raises(
-        RewardError, match="fell off the bus.*The last good checkpoint is .*checkpoint-[1-4]"
-    ):
+    with pytest.raises(RewardError, match="fell off.*checkpoint-[1-4]"):
         trained(broken, {"recognizer": Fails(range(9, 99), dies)}, **settings)
     saved = latest_checkpoint(broken)
     assert saved is not None and 0 < int(saved.name[11:]) < 5

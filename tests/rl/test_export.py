@@ -64,7 +64,7 @@ def test_directory_holds_policy_card_and_provenance(run):
     assert policy.checksum() == ChunkPolicy.from_pretrained(run / "run" / "policy").checksum()
     assert policy.config.chunk_range == (2, 3) and policy.config.num_actions == 4
     policy.check_base(tiny_decoder().checksum())
-    with pytest.raises(CheckpointError, match="was trained for the decoder"):
+    with pytest.raises(CheckpointError, match="policy .*dcar train-policy"):
         policy.check_base(tiny_decoder(seed=1).checksum())
     card = (out / "README.md").read_text()
     for text in (
@@ -280,14 +280,14 @@ def test_the_shipped_policy_goes_by_its_name(tmp_path):
 
 def test_export_refuses_what_does_not_fit(run):
     tiny_decoder(seed=1).save_pretrained(run / "other")
-    with pytest.raises(CheckpointError, match="was trained for the decoder"):
+    with pytest.raises(CheckpointError, match="policy .*dcar train-policy"):
         main([f"run={run / 'run'}", f"decoder={run / 'other'}", f"out={run / 'out'}"])
     assert not (run / "out").exists()
-    with pytest.raises(ConfigError, match="give decoder="):
+    with pytest.raises(ConfigError, match="decoder=.*program=false"):
         main([f"run={run / 'run'}", f"out={run / 'out'}"])
-    with pytest.raises(CheckpointError, match="neither a finished DCPO run"):
+    with pytest.raises(CheckpointError, match="base/x: .*`dcar train-policy`"):
         main([f"run={run / 'base' / 'x'}", "program=false"])
     with pytest.raises(CheckpointError, match="'dcar-decoder' checkpoint"):
         main([f"run={run / 'base'}", "program=false", f"out={run / 'out'}"])
-    with pytest.raises(ConfigError, match="run is not set"):
+    with pytest.raises(ConfigError, match="^run "):
         main(["program=false"])

@@ -146,7 +146,7 @@ def test_recognisers_of_nemo_give_rewards(tmp_path):
     assert all(
         one.alignments[ctc].characters == len(text) for one, text in zip(heard, texts, strict=True)
     )
-    with pytest.raises(ConfigError, match="nemo-transducer:save_transducer gives no likelihoods"):
+    with pytest.raises(ConfigError, match="log_likelihood: .*nemo-transducer:save_transducer"):
         LikelihoodReward(transducer)
 
 
@@ -209,7 +209,7 @@ def test_rewards_add_with_weights_and_one_failure_is_enough():
     records = [record(0, range(10), [2] * 5), record(1, range(10), [1] * 10)]
     total, parts = score(records, [faster, Sometimes()], [2 / 0.3, 0.5])
     assert total[0] == pytest.approx(2 * 0.5 + 0.5) and math.isnan(total[1])
-    assert parts[1, 0] == 0 and "sometimes gave no finite number" in records[1].failure
+    assert parts[1, 0] == 0 and "sometimes" in records[1].failure
     records = [record()]
     assert (
         np.isnan(score(records, [Broken()], [1.0])[0]).all()
@@ -241,8 +241,8 @@ def test_a_total_is_the_sum_of_the_rewards_that_apply():
     )
     np.testing.assert_array_equal(totals, [c[2] for c in cases])
     assert [bool(r.failure) for r in records] == [math.isnan(c[2]) for c in cases]
-    assert records[3].failure == "no reward applies to it: all gave None"
-    assert records[5].failure == "<lambda>_2 gave no finite number"
+    assert "None" in records[3].failure
+    assert records[5].failure.startswith("<lambda>_2 ")
 
 
 def test_every_reward_has_a_name_of_its_own_in_the_log():
@@ -300,7 +300,7 @@ def test_log_likelihood_is_scaled_and_has_a_floor():
     records[2].wave = None
     values = ask(LikelihoodReward(CTC([-0.5, -float("inf"), 0])), records)
     assert values[:2] == pytest.approx([-0.05, -1.0]) and math.isnan(values[2])
-    with pytest.raises(ConfigError, match="no likelihoods"):
+    with pytest.raises(ConfigError, match="log_likelihood: .*scripted"):
         LikelihoodReward(Scripted([]))
 
 
@@ -424,7 +424,7 @@ def test_a_function_gets_the_columns_that_it_names_and_none_is_missing():
     def voiceless(completions, **columns):
         return [0.0 for _ in columns["audio"]]
 
-    for reward, why in ((few, "gave 1 numbers for 2 rollouts"), (voiceless, "KeyError: 'audio'")):
+    for reward, why in ((few, "few: ValueError: "), (voiceless, "KeyError: 'audio'")):
         silent = [record(0), record(1)]
         assert np.isnan(score(silent, [reward], [1.0])[0]).all() and why in silent[0].failure
     assert needs_audio(loudness) and not needs_audio(faster)
@@ -446,10 +446,10 @@ def test_dotted_paths_name_functions(tmp_path, monkeypatch):
         "mine_here.energy",
     ]
     for wrong, why in (
-        ("mos", "unknown 'mos'; known are wer"),
-        ("toy_world.none", "cannot import toy_world.none"),
-        ("no_such_module.f", "No module named"),
-        ("toy_world.UNITS", "cannot be called"),
+        ("mos", "reward_funcs: .*'mos'.* wer"),
+        ("toy_world.none", "reward_funcs: .*toy_world.none"),
+        ("no_such_module.f", "reward_funcs: .*'no_such_module'"),
+        ("toy_world.UNITS", "reward_funcs: .*'red'"),
     ):
         with pytest.raises(ConfigError, match=why):
             imported([wrong])
@@ -498,11 +498,11 @@ def test_a_recogniser_that_fails_is_asked_again_with_breaks(monkeypatch):
     ("calls", "message"),
     [
         ([CRASH], "RuntimeError: CUDA error"),
-        ([lambda waves: ["red"] * (len(waves) + 1)], "faulty gave . answers for . waveforms"),
-        ([lambda waves: []], "faulty gave 0 answers"),
-        ([lambda waves: [None] * len(waves)], "faulty answered None, which is no str"),
-        ([lambda waves: [float("nan")] * len(waves)], "faulty answered nan, which is no str"),
-        ([lambda waves: time.sleep(1)], "faulty did not answer within 0.3 s"),
+        ([lambda waves: ["red"] * (len(waves) + 1)], "faulty .*[0-9] answers"),
+        ([lambda waves: []], "faulty .*0 answers"),
+        ([lambda waves: [None] * len(waves)], "faulty .*None"),
+        ([lambda waves: [float("nan")] * len(waves)], "faulty .*nan"),
+        ([lambda waves: time.sleep(1)], "faulty .*0.3 s"),
     ],
 )
 def test_what_a_recogniser_cannot_answer_is_masked_and_counted(calls, message):
@@ -547,8 +547,8 @@ def test_likelihoods_are_asked_for_with_the_same_patience():
     reward = LikelihoodReward(RetryingRecognizer(faulty, QUICK), scale=2.0)
     records = [replace(record(i), wave=np.ones(3, np.float32), sample_rate=50) for i in range(2)]
     assert ask(reward, records) == [-1.0, -1.0] and faulty.asked == 2
-    with pytest.raises(ConfigError, match="gives no likelihoods"):
+    with pytest.raises(ConfigError, match="log_likelihood: .*faulty"):
         LikelihoodReward(RetryingRecognizer(Faulty(good), QUICK))
     nan = Likely(lambda waves: [float("nan")] * len(waves))
     totals, _ = score(records, [LikelihoodReward(RetryingRecognizer(nan, QUICK))], [1.0])
-    assert np.isnan(totals).all() and records[0].failure == "log_likelihood gave no finite number"
+    assert np.isnan(totals).all() and records[0].failure.startswith("log_likelihood ")

@@ -93,9 +93,9 @@ def test_a_reward_of_ones_own_trains(files):
     args = DCPOConfig(str(files / "more"), **SMALL)
     again = DCPOTrainer(str(files / "policy"), toy_world.faster, args, dataset, **parts)
     assert again.policy.checksum() == trainer.policy.checksum()
-    with pytest.raises(DataError, match="no column text"):
+    with pytest.raises(DataError, match="column text"):
         DCPOTrainer(None, toy_world.faster, args, dataset.remove_columns("text"), **parts)
-    with pytest.raises(ConfigError, match="data is not set"):
+    with pytest.raises(ConfigError, match="^data "):
         args = DCPOConfig(
             str(files / "x"), **{**SMALL, "eval_strategy": "epoch", "save_strategy": "epoch"}
         )

@@ -52,10 +52,10 @@ def test_what_is_not_heard_is_not_loaded(tmp_path, monkeypatch):
     trainer = made(config_of(tmp_path))
     assert trainer.recognizer.name == "starter"
     assert "reward" in "".join(trainer.evaluate())
-    with pytest.raises(ConfigError, match="was not loaded"):
+    with pytest.raises(ConfigError, match="starter .*recognizer="):
         Unheard("starter").transcribe([np.zeros(9, np.float32)], 16_000)
     for more in ("reward_funcs=[cer]", "metric_for_best_model=eval_wer"):
-        with pytest.raises(AssetError, match="needs NeMo"):
+        with pytest.raises(AssetError, match="starter .*NeMo"):
             made(config_of(tmp_path, more))
 
 
@@ -67,15 +67,13 @@ def test_likelihood_of_tokens_is_by_a_recogniser_of_the_same_tokens(tmp_path):
     assert made.locates and not made.needs_audio and made.scale == 0.2
     assert made.recognizer.checksum() == load_token_recognizer("starter").checksum()
     other = write_prepared(tmp_path / "other")
-    with pytest.raises(
-        CheckpointError, match="other: has tokens of tiny@abc.*dcar train-recognizer"
-    ):
+    with pytest.raises(CheckpointError, match="other: .*tiny@abc.*dcar train-recognizer"):
         reward(f"data={other}")
     TokenRecognizer(
         TokenRecognizerConfig(CODES, 61, 8, (1,), "tiny@abc", PHONEME_VERSION)
     ).save_pretrained(tmp_path / "own")
     assert not reward(f"data={other}", f"token_recognizer={tmp_path / 'own'}").locates
-    with pytest.raises(ConfigError, match="token_likelihood has to know.*give data="):
+    with pytest.raises(ConfigError, match="token_likelihood .*data="):
         reward()
 
 

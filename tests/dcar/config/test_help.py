@@ -30,13 +30,11 @@ def test_every_setting_of_every_command_is_declared_with_a_meaning(name, monkeyp
     flat = " ".join(shown.split())
     for key, s in settings_of(schema).items():
         if s.group:
-            assert s.meaning.endswith(".") and f"{key}: {s.meaning}" in flat
+            assert s.meaning and f"{key}: {s.meaning}" in flat
         elif s.path[-1] not in unused:
             assert f"  {key}=" in shown, key
             if s.meaning.declared:
-                assert s.meaning and s.meaning[-1] in ".…" and allowed(s.hint, s.meaning) in flat, (
-                    key
-                )
+                assert s.meaning and allowed(s.hint, s.meaning) in flat, key
             else:
                 assert s.meaning, key  # another project's
 
@@ -94,5 +92,5 @@ def test_help_needs_no_settings_and_prints_to_standard_output(capsys):
     with pytest.raises(SystemExit) as end:
         load_config(Toy, ["word", "--help"])
     assert end.value.code == 0 and "usage:" in capsys.readouterr().out
-    with pytest.raises(DCARError, match="word is not set"):
+    with pytest.raises(DCARError, match="^word "):
         load_config(Toy, [])

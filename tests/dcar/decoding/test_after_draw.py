@@ -157,9 +157,9 @@ def test_refuses_what_cannot_be_chosen_among():
         ("chunk_scorer", lambda: PolicyChunk(candidates_policy(), num_candidates=4)),
         ("not 0", lambda: PolicyChunk(scored(), num_candidates=0)),
         ("at least 2", lambda: BestOfChunk(3, 1, scored().chunk_scorer)),
-        ("'greedy' or 'sample', not 'best'", lambda: PolicyChunk(candidates_policy(), "best")),
-        ("dial .* finite number", lambda: PolicyChunk(candidates_policy(), dial=float("nan"))),
-        ("needs the sizes", lambda: RandomChunk([])),
+        ("'greedy' .*'sample'.*'best'", lambda: PolicyChunk(candidates_policy(), "best")),
+        ("dial .*nan", lambda: PolicyChunk(candidates_policy(), dial=float("nan"))),
+        ("sizes", lambda: RandomChunk([])),
     ):
         with pytest.raises(ConfigError, match=message):
             ask()

@@ -122,10 +122,10 @@ def test_shared_heads_equal_pytorch(native, settings):
             assert torch.equal(logits(hidden[:rows], k), whole[:rows, :k])
     assert torch.equal(logits(hidden.view(5, 6, SIZE), 2), whole.view(5, 6, 6, IDS)[:, :, :2])
     for k in (0, 7):
-        with pytest.raises(ValueError, match=f"asked for {k} heads of a model that has 6"):
+        with pytest.raises(ValueError, match=f"{k} heads .* 6"):
             logits(hidden, k)
     for bad in (hidden[:, 1:], hidden.double()):
-        with pytest.raises(TypeError, match="cannot be read by float32 heads"):
+        with pytest.raises(TypeError, match=r"\(30, 4[78]\) .*float32"):
             logits(bad, 2)
 
 
@@ -271,5 +271,5 @@ def test_decisions_equal_pytorch(native, several, reach, dial, threads, monkeypa
             banned = None if where is None else where[1:2]
             alone = policy.decide(hidden[1:2], logits[1:2], u[1:2], config, banned, EOS, dial)
             assert alone is not None and torch.equal(alone.log_probs[0], made.log_probs[1])
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match=r"\(3, 48\)"):
         policy.decide(hidden, logits[:, 1:], u[:, 1:], config, None, EOS, dial)

@@ -201,10 +201,7 @@ def test_every_run_takes_the_present_weights_of_a_policy(decoder, prompts, make)
         method.schedule.policy = policy if turn else copy.deepcopy(policy)
     assert len({line[1:] for line in spoken}) > len(prompts)
     method.schedule.policy = ChunkPolicy(ChunkPolicyConfig(32, 3, 16, 2))
-    with pytest.raises(
-        ConfigError,
-        match="num_actions=3 cannot take the place of one with 4; build an engine for it",
-    ):
+    with pytest.raises(ConfigError, match="num_actions=3 .*4"):
         engine.decode(prompts)
 
 
@@ -215,10 +212,10 @@ def test_prompts_that_the_model_cannot_read(decoder):
     """Nothing is decoded before all prompts have been checked."""
     without, method = tiny_decoder(bos=False), ChunkMethod(FixedChunk(1))
     for model, text, speech, error, message in (
-        (decoder, (), (1,), TextError, "no phonemes"),
-        (decoder, (25,), (1,), DataError, "outside the model"),
+        (decoder, (), (1,), TextError, "phonemes"),
+        (decoder, (25,), (1,), DataError, "text id 25"),
         (decoder, (1,), (12,), DataError, "codebook"),
-        (without, (1,), (), DataError, "at least one prompt"),
+        (without, (1,), (), DataError, "BOS"),
     ):
         with pytest.raises(error, match=f"bad: .*{message}"):
             next(
@@ -236,19 +233,17 @@ def test_a_prompt_takes_ids_of_any_sequence_and_keeps_tuples():
 
 SCORED = scored()
 REFUSED = {
-    "needs 5 heads, but this decoder predicts 1..4": ChunkMethod(FixedChunk(5)),
-    "needs 9 heads": ChunkMethod(EndOnConfident([2, 9])),
-    "needs 6 heads": ChunkMethod(RandomChunk([1, 6])),
-    "reads chunks of at most 4 tokens": ChunkMethod(BestOfChunk(9, 2, SCORED.chunk_scorer)),
-    "chooses among 1..5 tokens, but the decoder has 4": ChunkMethod(
-        PolicyChunk(ChunkPolicy(ChunkPolicyConfig(32, 5)))
-    ),
-    "needs 7 heads": ChunkMethod(PolicyChunk(policy_of(), forced={"a": [7]})),
-    "draft of 4 tokens by the heads needs 5 of them": SpeculativeDecoding("sd", HeadDrafter(4)),
-    "size 6 needs 6 heads": Vadusa(2, chain(5)),
-    "size 7 needs 7 heads": MTPViterbi(7, Transitions(*count_bigrams([[0]], 12), 14)),
-    "hidden states are not recorded of a method that drafts trees": Vadusa(2, chain(2)),
-    "vadusa-2: repetition|repetition-aware sampling needs": Vadusa(2, chain(2)),
+    "5 heads, .* 1..4": ChunkMethod(FixedChunk(5)),
+    "9 heads": ChunkMethod(EndOnConfident([2, 9])),
+    "6 heads": ChunkMethod(RandomChunk([1, 6])),
+    "best-of-9-2.* 4 tokens": ChunkMethod(BestOfChunk(9, 2, SCORED.chunk_scorer)),
+    "1..5 tokens, .*4": ChunkMethod(PolicyChunk(ChunkPolicy(ChunkPolicyConfig(32, 5)))),
+    "7 heads": ChunkMethod(PolicyChunk(policy_of(), forced={"a": [7]})),
+    "draft of 4 .* 5 .* 4": SpeculativeDecoding("sd", HeadDrafter(4)),
+    "size 6 ": Vadusa(2, chain(5)),
+    "size 7 ": MTPViterbi(7, Transitions(*count_bigrams([[0]], 12), 14)),
+    "vadusa-2: hidden": Vadusa(2, chain(2)),
+    "repetition_window=0": Vadusa(2, chain(2)),
 }
 
 
@@ -256,18 +251,13 @@ REFUSED = {
 def test_methods_that_do_not_fit(decoder, prompts, message):
     sampling = SamplingConfig(repetition_window=3) if "repetition" in message else SAMPLING
     with pytest.raises(ConfigError, match=message):
-        decode(
-            decoder, prompts, REFUSED[message], sampling, record_hidden="not recorded" in message
-        )
+        decode(decoder, prompts, REFUSED[message], sampling, record_hidden="hidden" in message)
 
 
 def test_groups_that_do_not_fit(decoder, prompts):
     few = ChunkMethod(PolicyChunk(policy_of(), "sample", forced={"utt1": [2, 3, 0, 0]}))
     shuffled = ChunkMethod(ShuffledChunk(PolicyChunk(policy_of())))
-    for method, size, message in (
-        (few, 5, "utt1: 4 forced sizes.*one per member"),
-        (shuffled, 2, "every utterance once"),
-    ):
+    for method, size, message in ((few, 5, "utt1: 4 "), (shuffled, 2, "dcar-shuffled")):
         with pytest.raises(ConfigError, match=message):
             decode(decoder, prompts, method, SAMPLING, group_size=size)
 
@@ -278,13 +268,9 @@ def test_groups_that_do_not_fit(decoder, prompts):
         (
             torch.OutOfMemoryError("CUDA out of memory"),
             EngineError,
-            "with 1 rows of .* positions .*lower the batch size",
+            "1 rows .*batch size.*max_tokens",
         ),
-        (
-            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-            EngineError,
-            "2 utterances are finished and kept",
-        ),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), EngineError, "2 utterances"),
         (RuntimeError("shape mismatch"), RuntimeError, "^shape mismatch$"),
     ],
 )  # is not taken for memory
@@ -319,11 +305,11 @@ def test_engines_that_cannot_be(decoder, prompts):
         ChunkMethod(FixedChunk(1)),
         SamplingConfig(max_tokens=9000, max_tokens_per_text_unit=9000),
     )
-    with pytest.raises(EngineError, match="out of memory with 1000000000 rows"):
+    with pytest.raises(EngineError, match=" 1000000000 rows"):
         Engine(decoder, method, SAMPLING, 10**9).decode(prompts)
-    with pytest.raises(EngineError, match="exceed the 8192 of the rotary table; lower max_tokens"):
+    with pytest.raises(EngineError, match=" 8192 .*max_tokens"):
         decode(decoder, prompts, method, long)
-    with pytest.raises(EngineError, match="on device 'cpu'.*graphs=false"):
+    with pytest.raises(EngineError, match="'cpu'.*graphs=false"):
         Engine(decoder, method, SAMPLING, graphs=True)
     assert (
         decode(decoder, [], method, SAMPLING) == Engine(decoder, method, SAMPLING).decode([]) == []
@@ -355,9 +341,7 @@ def test_an_utterance_without_a_distribution_is_named_with_its_position(prompts,
     read = sound.index(token) // 2 * 2 + 2
     engine = Engine(broken(token), method, sampling, 3)
     engine.exact = not fixed
-    with pytest.raises(
-        DistributionError, match="utt3: there is no distribution for token"
-    ) as raised:
+    with pytest.raises(DistributionError, match="utt3: .*token") as raised:
         engine.decode([prompts[3]] * 2)
     assert f"token {read}," in str(raised.value) or fixed
 
@@ -366,9 +350,7 @@ def test_the_others_of_a_batch_are_not_blamed_and_the_finished_are_kept(prompts)
     """Utterance 5 has a prompt that breaks; the one beside it is complete."""
     token = next(t for t in prompts[5].prompt_ids if t not in prompts[2].prompt_ids)
     sampling = SamplingConfig(temperature=0, max_tokens=2)
-    with pytest.raises(
-        DistributionError, match="utt5: there is no distribution for token 0"
-    ) as raised:
+    with pytest.raises(DistributionError, match="utt5: .*token 0") as raised:
         decode(
             broken(token),
             [prompts[2], prompts[5]],
@@ -379,9 +361,7 @@ def test_the_others_of_a_batch_are_not_blamed_and_the_finished_are_kept(prompts)
     assert raised.value.finished == []  # the longest text is first
     short = replace(prompts[5], text_ids=prompts[5].text_ids[:2])
     for rows in (1, 2):
-        with pytest.raises(
-            DistributionError, match="utt5: there is no distribution for token 0"
-        ) as raised:
+        with pytest.raises(DistributionError, match="utt5: .*token 0") as raised:
             decode(
                 broken(token),
                 [prompts[2], short],
@@ -412,7 +392,7 @@ def test_verifiers_report_it_too(prompts, kind):
         "vadusa": lambda: Vadusa(2, chain(3)),
         "mtp-viterbi": lambda: MTPViterbi(2, table),
     }.get(kind, lambda: rule_of(kind, HeadDrafter(2), groups))()
-    with pytest.raises(DistributionError, match="utt5: there is no distribution for token 0"):
+    with pytest.raises(DistributionError, match="utt5: .*token 0"):
         decode(model, [prompts[2], prompts[5]], method, SamplingConfig(max_tokens=2), batch_size=2)
 
 

@@ -28,12 +28,12 @@ def test_without_a_compiler_pytorch_computes_and_the_log_says_so(fresh, monkeypa
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
     assert kernels() is None
-    assert "no C compiler" in caplog.text and "install one" in caplog.text
+    assert "C compiler" in caplog.text
     assert type(cpu_backend(torch.float32)) is Backend
 
 
 def test_a_compiler_that_fails_is_quoted(fresh, monkeypatch):
-    with pytest.raises(NativeError, match="could not compile kernels.c: .*no-such-flag"):
+    with pytest.raises(NativeError, match="kernels.c: .*no-such-flag"):
         load(("-fno-such-flag",))
     monkeypatch.setenv("DCAR_NATIVE", "off")
     assert kernels() is None
@@ -42,7 +42,7 @@ def test_a_compiler_that_fails_is_quoted(fresh, monkeypatch):
 def test_a_cache_that_cannot_be_written_is_named(fresh, monkeypatch):
     (fresh / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
-    with pytest.raises(NativeError, match="set XDG_CACHE_HOME"):
+    with pytest.raises(NativeError, match="file/dcar .*XDG_CACHE_HOME"):
         load()
 
 
@@ -64,7 +64,7 @@ def test_a_library_that_is_not_as_it_was_built_is_never_loaded(fresh, harm, capl
         and not again.is_symlink()
         and again.stat().st_mode & 0o22 == 0
     )
-    assert "is damaged, or others may write it" in caplog.text
+    assert str(library) in caplog.text
 
 
 def test_the_folder_of_kernels_is_this_user_s_alone(fresh, monkeypatch):
@@ -73,7 +73,7 @@ def test_the_folder_of_kernels_is_this_user_s_alone(fresh, monkeypatch):
     module._compiled(module.FLAGS)
     assert (fresh / "dcar").stat().st_mode & 0o777 == 0o700
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    with pytest.raises(NativeError, match="belongs to somebody else"):
+    with pytest.raises(NativeError, match=f"{fresh}/dcar .*XDG_CACHE_HOME"):
         module._compiled(module.FLAGS)
 
 

@@ -141,7 +141,7 @@ def test_a_reader_is_made_anew_where_weights_have_changed():
     assert reader_of(model) is not reader
     check(reader_of(model), plain_of(model))
     model.layers[1] = nn.Identity()
-    with pytest.raises(ConfigError, match="no reader for the layers of a CARDecoder"):
+    with pytest.raises(ConfigError, match="CARDecoder"):
         reader_of(model)
 
 
@@ -149,5 +149,5 @@ def test_a_cache_refuses_more_than_it_holds():
     reader = reader_of(tiny_decoder())
     cache, _ = prefilled(reader, capacity=8)
     cache.longest = 6
-    with pytest.raises(ValueError, match="6 . 3 positions exceed its capacity of 8"):
+    with pytest.raises(ValueError, match="6 . 3 .*8"):
         reader.read(cache, torch.zeros(3, 3, dtype=torch.long))

@@ -9,7 +9,7 @@ from typing import Any
 import fake_gpu
 import pytest
 import torch
-from every_method import PROMPTS, SAMPLINGS, every_method
+from tiny_methods import every_method
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dcar.decoding.readers
@@ -22,6 +22,18 @@ from eval.methods.registry import Models, make_methods
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 NAMES = list(every_method()[1])
+PROMPTS = [
+    Prompt("a", (1, 2, 3, 4, 5, 6), ()),
+    Prompt("b", (4, 5, 6, 7), (1, 2, 3, 4)),
+    Prompt("c", (7, 8, 9, 1, 2, 3, 4, 5), (5, 6)),
+    Prompt("d", (3,), (1,)),
+    Prompt("e", (3, 2, 5, 6, 1, 2, 3, 4, 5, 3, 2, 1), (1,)),
+]
+SAMPLINGS = {
+    "plain": SamplingConfig(temperature=0.9, max_tokens=30),
+    "greedy": SamplingConfig(temperature=0, max_tokens=20),
+    "top-k": SamplingConfig(temperature=0.8, top_k=5, min_tokens=5, max_tokens=20),
+}
 RECORDS = (
     "tokens",
     "truncated",
@@ -29,11 +41,11 @@ RECORDS = (
     "draft_passes",
     "emitted",
     "actions",
-    "chosen",
     "rounds_accepted",
     "rounds_proposed",
     "prompt_length",
 )
+"""Without `chosen`: equal candidates score equally up to rounding, so either may be chosen."""
 
 
 def records(results) -> list[dict[str, Any]]:

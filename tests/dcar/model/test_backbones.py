@@ -66,14 +66,14 @@ def test_recorded_states_are_those_of_the_plain_model(kind, bos, cosyvoice):
 @pytest.mark.parametrize(
     "kind, changes, message",
     [
-        ("mistral", {"sliding_window": 8}, "full attention in every layer"),
+        ("mistral", {"sliding_window": 8}, "'mistral' .*sliding_window"),
         (
             "qwen2",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "of type 'dynamic'",
+            "'dynamic'",
         ),
-        ("gpt_neox", {}, "give one of type llama, qwen2, qwen3, mistral or cosyvoice-lm"),
-        ("no-such-model", {}, "'no-such-model' cannot be decoded"),
+        ("gpt_neox", {}, "'gpt_neox' .*llama, qwen2, qwen3, mistral or cosyvoice-lm"),
+        ("no-such-model", {}, "'no-such-model'"),
     ],
 )
 def test_architectures_that_cannot_be_used_are_refused(kind, changes, message):
@@ -87,7 +87,7 @@ def test_a_published_model_of_another_type_is_refused(tmp_path):
 
     shape = AutoConfig.for_model("gpt2", vocab_size=20, n_embd=8, n_layer=1, n_head=2)
     AutoModelForCausalLM.from_config(shape).save_pretrained(str(tmp_path / "gpt2"))
-    with pytest.raises(CheckpointError, match="'gpt2' cannot be decoded"):
+    with pytest.raises(CheckpointError, match="'gpt2'"):
         convert(
             ConvertConfig(
                 "causal-lm",
@@ -227,41 +227,35 @@ def test_cosyvoice2_speaks_with_the_distribution_of_its_own_inference(tmp_path):
             lambda t, f: rewritten(
                 f, {"text_encoder.embed.0": torch.zeros(2), "llm.encoders.0.w": torch.zeros(2)}
             ),
-            "found CosyVoice 1 .*kind=cosyvoice",
+            "CosyVoice 1 .*kind=cosyvoice",
         ),
-        (lambda t, f: rewritten(f, t, **{"llm_embedding.weight": None}), "found CosyVoice 3"),
-        (
-            lambda t, f: rewritten(f, t, **{"llm_decoder.bias": None}),
-            r"missing \['llm_decoder.bias'\]",
-        ),
-        (
-            lambda t, f: rewritten(f, {"weight": torch.zeros(2)}),
-            "expected the tensors of CosyVoice 2",
-        ),
+        (lambda t, f: rewritten(f, t, **{"llm_embedding.weight": None}), "CosyVoice 3"),
+        (lambda t, f: rewritten(f, t, **{"llm_decoder.bias": None}), r"\['llm_decoder.bias'\]"),
+        (lambda t, f: rewritten(f, {"weight": torch.zeros(2)}), "'llm_embedding.weight'"),
         (
             lambda t, f: rewritten(f, t, **{"llm_decoder.weight": torch.zeros(4, 32)}),
-            "shapes do not fit together",
+            r"llm_decoder.weight \(4, 32\)",
         ),
         (
             lambda t, f: rewritten(f, t, **{"llm.model.model.norm.weight": torch.zeros(3)}),
-            "do not fit their configuration",
+            r"norm.weight \(3,",
         ),
         (
             lambda t, f: rewritten(f, t, **{"llm.model.model.layers.2.x": torch.zeros(3)}),
             "unexpected",
         ),
-        (lambda t, f: rewritten(f, t, extra=torch.nn.Linear(1, 1)), "only weights are loaded"),
+        (lambda t, f: rewritten(f, t, extra=torch.nn.Linear(1, 1)), "llm.pt: .*CosyVoice2-0.5B"),
+        (lambda t, f: (f / "llm.pt").write_bytes(b"not a checkpoint"), "llm.pt: .*CosyVoice2-0.5B"),
         (
-            lambda t, f: (f / "llm.pt").write_bytes(b"not a checkpoint"),
-            "download FunAudioLLM/CosyVoice2-0.5B",
+            lambda t, f: (f / "llm.pt").unlink(),
+            "llm.pt: [^:;]*; download FunAudioLLM/CosyVoice2-0.5B",
         ),
-        (lambda t, f: (f / "llm.pt").unlink(), "is missing; download FunAudioLLM/CosyVoice2-0.5B"),
-        (lambda t, f: torch.save([1, 2], f / "llm.pt"), "a list, expected a dictionary"),
+        (lambda t, f: torch.save([1, 2], f / "llm.pt"), "llm.pt: .* list, "),
         (
             lambda t, f: (f / "CosyVoice-BlankEN" / "config.json").write_text(
                 '{"model_type": "llama"}'
             ),
-            "expected model_type",
+            "config.json: .*model_type",
         ),
         (
             lambda t, f: (f / "CosyVoice-BlankEN" / "config.json").write_text(
@@ -269,13 +263,13 @@ def test_cosyvoice2_speaks_with_the_distribution_of_its_own_inference(tmp_path):
             ),
             "hidden_size None",
         ),
-        (lambda t, f: None, "expected 6561 speech codes, found 12"),
+        (lambda t, f: None, "6561 .*12"),
     ],
 )
 def test_other_checkpoints_are_refused_by_name(tmp_path, damage, message):
     damage(write_cosyvoice2(tmp_path), tmp_path)
     codes = 6561 if "6561" in message else 0
-    with pytest.raises(AssetError if "is missing" in message else CheckpointError, match=message):
+    with pytest.raises(AssetError if "[^:;]" in message else CheckpointError, match=message):
         convert(
             ConvertConfig(
                 "cosyvoice2", str(tmp_path), str(tmp_path / "out"), speech_vocab_size=codes
@@ -360,14 +354,8 @@ def test_speech_ids_by_hand_and_a_model_without_speech(tmp_path):
     )
     by_hand = dict(first_speech_id=first, speech_vocab_size=99, start_id=5, eos_id=6)
     for error, message, kind, folder, settings in (
-        (
-            CheckpointError,
-            "expected 99 speech codes, found 12",
-            "llasa",
-            source,
-            dict(speech_vocab_size=99),
-        ),
-        (CheckpointError, "outside the vocabulary", "causal-lm", source, by_hand),
+        (CheckpointError, "99 .*12", "llasa", source, dict(speech_vocab_size=99)),
+        (CheckpointError, "vocabulary of 320", "causal-lm", source, by_hand),
         (
             ConfigError,
             "start_id",
@@ -375,19 +363,13 @@ def test_speech_ids_by_hand_and_a_model_without_speech(tmp_path):
             source,
             dict(first_speech_id=first, speech_vocab_size=9),
         ),
-        (ConfigError, "speech_vocab_size is not set", "causal-lm", source, {}),
-        (
-            AssetError,
-            "there is no such folder with a text tokenizer",
-            "causal-lm",
-            str(tmp_path / "nothing"),
-            {},
-        ),
+        (ConfigError, "speech_vocab_size", "causal-lm", source, {}),
+        (AssetError, "/nothing: ", "causal-lm", str(tmp_path / "nothing"), {}),
     ):
         with pytest.raises(error, match=message):
             convert(ConvertConfig(kind, folder, out, **settings))
     write_cosyvoice2(tmp_path)  # whose tokenizer knows no speech
-    with pytest.raises(CheckpointError, match="expected LLaSA's tokenizer, missing"):
+    with pytest.raises(CheckpointError, match="SPEECH_GENERATION_START"):
         convert(ConvertConfig("llasa", str(tmp_path / "CosyVoice-BlankEN"), out))
 
 
@@ -419,13 +401,13 @@ def test_a_corpus_with_the_models_own_text(tmp_path, monkeypatch):
     items = make_prompts(Split.of(rows), 5, seed=0, bos=False)
     # the prompt's text stands before the target's
     assert items[0].prompt.text_ids == tuple(2 * encode("a red house"))
-    with pytest.raises(DataError, match="choose another folder"):
+    with pytest.raises(DataError, match=f"{data}: .* out"):
         retokenize(RetokenizeConfig(str(data), str(tmp_path / "out"), str(data)))
-    with pytest.raises(TextError, match="nothing to speak"):
+    with pytest.raises(TextError):
         encode("")
     _, other = write_llasa(tmp_path / "llasa")
     other.save_pretrained(str(tmp_path / "out" / "text_tokenizer"))
-    with pytest.raises(CheckpointError, match="but the decoder was trained with"):
+    with pytest.raises(CheckpointError, match=f"text_tokenizer: .*{encode.name}"):
         text_encoder(tmp_path / "out")
 
 

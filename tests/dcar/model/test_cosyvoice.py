@@ -185,18 +185,18 @@ def yaml(folder: Path, old: str, new: str) -> None:
     [
         (
             lambda f, t: rewritten(f, {"llm.model.model.norm.weight": torch.ones(2)}),
-            "found CosyVoice 2 or 3 .*cosyvoice2",
+            "CosyVoice 2 or 3 .*cosyvoice2",
         ),
         (
             lambda f, t: rewritten(f, t, **{"llm_decoder.bias": torch.zeros(3)}),
-            "shapes do not fit together",
+            r"llm_decoder.bias \(3,\)",
         ),
-        (lambda f, t: rewritten(f, t, **{"llm.after_norm.bias": None}), r"missing \['norm.bias'\]"),
+        (lambda f, t: rewritten(f, t, **{"llm.after_norm.bias": None}), r"\['norm.bias'\]"),
         (
             lambda f, t: yaml(f, "static_chunk_size: 1", "static_chunk_size: 0"),
-            "expected static_chunk_size .*'0', '1'",
+            "static_chunk_size .*'0', '1'",
         ),
-        (lambda f, t: yaml(f, "linear_legacy", "linear"), "expected input_layer"),
+        (lambda f, t: yaml(f, "linear_legacy", "linear"), "input_layer"),
         (
             lambda f, t: yaml(
                 f, "        use_cnn", "        activation_type: 'gelu'\n        use_cnn"
@@ -207,7 +207,7 @@ def yaml(folder: Path, old: str, new: str) -> None:
             lambda f, t: tiny_text_tokenizer(["<|more|>"]).save_pretrained(str(f / "whisper")),
             "text_tokenizer=",
         ),
-        (lambda f, t: (f / "llm.pt").write_bytes(b"broken"), "download FunAudioLLM/CosyVoice-300M"),
+        (lambda f, t: (f / "llm.pt").write_bytes(b"broken"), "llm.pt: .*CosyVoice-300M"),
     ],
 )
 def test_other_checkpoints_are_refused(tmp_path, damage, message):

@@ -123,7 +123,7 @@ def test_new_speech_is_trained_with_adapters_and_not_frozen():
     decoder = add_lora(tiny_backbone(source="text-lm"), SMALL)
     set_trainable(decoder, "lora")
     assert decoder.speech_embedding.weight.requires_grad
-    with pytest.raises(ConfigError, match="never seen speech"):
+    with pytest.raises(ConfigError, match="backbone.train=heads"):
         set_trainable(tiny_backbone(source="text-lm"), "heads")
 
 
@@ -142,12 +142,12 @@ def test_a_frozen_model_in_bfloat16_trains_float32_adapters():
 def test_what_does_not_fit_is_refused():
     for message, ask in (
         (
-            r"lora targets \['query'\] are no layers of this model; it has .*'q_proj'",
+            r"\['query'\] .*'q_proj'",
             lambda: add_lora(tiny_backbone(), LoraSettings(targets=["query"])),
         ),
-        ("adapters already", lambda: add_lora(add_lora(tiny_backbone(), SMALL), SMALL)),
-        ("rank of at least 1", lambda: add_lora(tiny_backbone(), LoraSettings(rank=0))),
-        ("the decoder has no adapters", lambda: set_trainable(tiny_backbone(), "lora")),
+        ("adapters", lambda: add_lora(add_lora(tiny_backbone(), SMALL), SMALL)),
+        ("rank ", lambda: add_lora(tiny_backbone(), LoraSettings(rank=0))),
+        ("backbone.train=lora", lambda: set_trainable(tiny_backbone(), "lora")),
     ):
         with pytest.raises(ConfigError, match=message):
             ask()
@@ -329,33 +329,29 @@ def test_settings_that_contradict_each_other_are_refused(qwen, data, tmp_path):
     for error, message, ask in (
         (
             ConfigError,
-            "`model` describes a decoder from scratch",
+            "`model` .*backbone.path",
             lambda: run(settings(qwen, data, tmp_path, model=CARConfig(num_layers=2))),
         ),
         (
             ConfigError,
-            "init_from and backbone.path",
+            "init_from .*backbone.path",
             lambda: run(settings(qwen, data, tmp_path, init_from="runs/car")),
         ),
-        (
-            ConfigError,
-            "lose small updates",
-            lambda: BackboneTraining(train="joint", dtype="bfloat16"),
-        ),
+        (ConfigError, "backbone.dtype", lambda: BackboneTraining(train="joint", dtype="bfloat16")),
         (ConfigError, "joint, lora, heads", lambda: BackboneTraining(train="full")),
         (
             DataError,
-            "run dcar prepare mode=retokenize",
+            "dcar prepare mode=retokenize",
             lambda: run(settings(tmp_path / "bpe", data, tmp_path / "x")),
         ),
         (
             DataError,
-            "the speech tokenizer is tiny@abc, but .* has s3@1",
+            "tiny@abc, .* s3@1",
             lambda: run(settings(tmp_path / "s3", data, tmp_path / "x")),
         ),
         (
             CheckpointError,
-            "one is on a pretrained language model|lora is",
+            "lora .*resume=false",
             lambda: run(settings(qwen, data, tmp_path / "run", "joint", max_steps=2)),
         ),
     ):

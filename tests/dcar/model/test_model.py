@@ -49,7 +49,7 @@ def test_loss_is_the_sum_of_head_losses_computed_by_hand(made):
     assert torch.allclose(
         weighted, sum(w * x for w, x in zip([1, 0.5, 0.25, 0.125], by_hand, strict=True)), atol=1e-4
     )
-    with pytest.raises(ConfigError, match="3 head weights for 4 heads"):
+    with pytest.raises(ConfigError, match="3 .* 4 heads"):
         decoder(**inputs, head_weights=[1, 1, 1])
 
 
@@ -152,7 +152,7 @@ def test_first_k_heads_do_not_depend_on_the_others():
     assert full.shape == (2, 3, 5, 11)
     for k in range(1, 6):
         assert torch.allclose(heads(hidden, k), full[..., :k, :], atol=1e-6)
-    with pytest.raises(ValueError, match="asked for 6 heads"):
+    with pytest.raises(ValueError, match="6 heads"):
         heads(hidden, 6)
     own = torch.randn(4, 7, 16)  # states of their own
     for head, logits in enumerate(heads(own, additional=True), start=2):
@@ -218,30 +218,18 @@ def edited(removed: str = "", **changes):
     [
         (edited(num_layers=3), "missing"),
         (edited(hidden_size=64), "shapes"),
-        (edited(colour=1), "unknown settings"),
-        (edited("dropout"), r"missing settings \['dropout'\]"),
-        (
-            edited(format_version=2),
-            "config.json: format version 2, this program reads 1; train the model again",
-        ),
-        (edited("format_version"), "format version None, this program reads 1"),
-        (lambda p: (p / "model.safetensors").write_bytes(b"\0" * 100), "cannot read the weights"),
-        (lambda p: (p / "model.safetensors").unlink(), "cannot read the weights"),
-        (lambda p: (p / "config.json").write_text("{"), "cannot read the model's configuration"),
-        (
-            lambda p: (p / "config.json").write_bytes(b'{"phonemes": "caf\xe9"}'),
-            "cannot read the model's configuration",
-        ),
-        (
-            lambda p: (p / "config.json").write_text("[1, 2]"),
-            "a model's configuration is a mapping, not \\[1, 2\\]",
-        ),
-        (
-            lambda p: (p / "config.json").write_text("null"),
-            "a model's configuration is a mapping, not null",
-        ),
-        (edited(dropout=5), "impossible settings \\(dropout must be"),
-        (edited(hidden_size="wide"), "hidden_size must be a"),
+        (edited(colour=1), "config.json: .*'colour'"),
+        (edited("dropout"), r"config.json: .*\['dropout'\]"),
+        (edited(format_version=2), "config.json: .*version 2.* 1"),
+        (edited("format_version"), "config.json: .*version None.* 1"),
+        (lambda p: (p / "model.safetensors").write_bytes(b"\0" * 100), "model.safetensors: "),
+        (lambda p: (p / "model.safetensors").unlink(), "model.safetensors: "),
+        (lambda p: (p / "config.json").write_text("{"), "config.json: "),
+        (lambda p: (p / "config.json").write_bytes(b'{"phonemes": "caf\xe9"}'), "config.json: "),
+        (lambda p: (p / "config.json").write_text("[1, 2]"), "config.json: .*\\[1, 2\\]"),
+        (lambda p: (p / "config.json").write_text("null"), "config.json: .*null"),
+        (edited(dropout=5), "config.json: .*\\(dropout"),
+        (edited(hidden_size="wide"), "config.json: .*hidden_size"),
         (edited(speech_position_scale=10**30), "speech_position_scale"),
         (edited(speech_position_scale=10**400), "speech_position_scale"),
     ],
@@ -262,11 +250,9 @@ def test_a_policy_is_no_decoder_knows_its_base_and_begins_uniform(decoder, tmp_p
     probs = policy(torch.randn(2, 5, 32)).softmax(-1)
     assert torch.allclose(probs, torch.full_like(probs, 1 / 7))
     policy.save_pretrained(tmp_path)
-    with pytest.raises(
-        CheckpointError, match="'dcar-chunk-policy' checkpoint, but a 'dcar-decoder'"
-    ):
+    with pytest.raises(CheckpointError, match="'dcar-chunk-policy' .*'dcar-decoder'"):
         CARDecoder.from_pretrained(tmp_path)
     loaded = ChunkPolicy.from_pretrained(tmp_path)
     loaded.check_base(decoder.checksum())
-    with pytest.raises(CheckpointError, match="was trained for the decoder"):
+    with pytest.raises(CheckpointError, match="policy .*dcar train-policy"):
         loaded.check_base(tiny_decoder(seed=1).checksum())

@@ -179,16 +179,12 @@ def test_every_command_refuses_another_word(config):
         if config in (guidance.ProfileConfig, fit_verifiers.FitConfig)
         else []
     )
-    with pytest.raises(
-        ConfigError, match="dtype must be one of auto, float32, bfloat16; not 'float16'"
-    ):
+    with pytest.raises(ConfigError, match="dtype .*'float16'"):
         load_config(config, [*needed, "dtype=float16"])
 
 
 def test_python_callers_get_the_same_error():
-    with pytest.raises(
-        ConfigError, match="dtype must be one of auto, float32, bfloat16; not 'half'"
-    ):
+    with pytest.raises(ConfigError, match="dtype .*'half'"):
         Speaker.load("starter", dtype="half")
 
 
@@ -207,7 +203,7 @@ def test_a_rounded_decoder_keeps_its_name_and_its_policies(tmp_path):
     assert weights_of(spoken) == {HALF} and weights_of(own) == {torch.float32}
     assert spoken.checksum() == own.checksum() and matched_policy(spoken, half) is spoken
     spoken.check_base(half.checksum())
-    with pytest.raises(CheckpointError, match="was trained for the decoder"):
+    with pytest.raises(CheckpointError, match="policy .*dcar train-policy"):
         other.check_base(half.checksum())
     assert matched_policy(own, exact) is own and weights_of(
         load_decoder(tmp_path, dtype="auto")

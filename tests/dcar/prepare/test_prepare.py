@@ -129,9 +129,7 @@ def test_shards_of_another_corpus_or_tokenizer_are_never_reused(corpus, tmp_path
     other.checksum = "sha-other"
     toy_prepare(toy_settings(corpus, out), other)
     assert sum(map(len, other.batches)) == 15
-    with pytest.raises(
-        DataError, match=r"tokens of toy \(sha-other\), but the tokenizer in use is toy \(sha-toy\)"
-    ):
+    with pytest.raises(DataError, match=r"toy \(sha-other\).* toy \(sha-toy\)"):
         load_prepared(out, "train", tokenizer=ToyTokenizer())
 
 
@@ -146,7 +144,7 @@ def test_the_disk_fills_up(corpus, tmp_path, monkeypatch):
         real(table, path, **kwargs)
 
     monkeypatch.setattr(pq, "write_table", full)
-    with pytest.raises(DataError, match="No space left on device.*finished shards are kept"):
+    with pytest.raises(DataError, match="train-000001.parquet: .*Errno 28"):
         toy_prepare(toy_settings(corpus, tmp_path / "p"))
     assert [p.suffix for p in (tmp_path / ".p.partial").glob("*/*.parquet*")] == [".parquet"]
     rest = ToyTokenizer()
@@ -174,7 +172,7 @@ def test_two_processes_share_the_shards(corpus, tmp_path, stream):
 def test_rank_comes_from_the_launcher(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(DataError, match=r"waited 0.2 s for process 0 to validate"):
+    with pytest.raises(DataError, match=r"0.2 s for process 0 .*validated.json"):
         toy_prepare(toy_settings(corpus, tmp_path / "p", wait_seconds=0.2))
     with pytest.raises(ConfigError, match="process 2 of 2"):
         toy_prepare(toy_settings(corpus, tmp_path / "p"), process_index=2)
@@ -185,7 +183,7 @@ def test_validate_reports_and_writes_nothing(tmp_path):
     report = toy_prepare(toy_settings(corpus, tmp_path / "p", validate=True))
     assert report.exit_code == 1
     assert "15 rows checked, 1 problems" in report.text()
-    assert "train.parquet:1: utterance train_0: text: text is empty" in report.text()
+    assert "train.parquet:1: utterance train_0: text: " in report.text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
     assert (
         toy_prepare(
@@ -201,9 +199,7 @@ def test_bad_rows_stop_the_run_unless_skipped(tmp_path):
         tmp_path / "p",
     )
     for _ in range(2):  # the verdict of the first attempt is kept, and still a verdict
-        with pytest.raises(
-            DataError, match=r"(?s)1 problems .*skip_bad.*train.parquet:1.*not readable"
-        ):
+        with pytest.raises(DataError, match=r"(?s)skip_bad.*train.parquet:1"):
             toy_prepare(toy_settings(corpus, out))
     report = toy_prepare(toy_settings(corpus, out, skip_bad=True))
     assert [p.id for p in report.problems] == ["train_0"]
@@ -225,9 +221,9 @@ def test_a_damaged_verdict_is_removed_and_made_again(tmp_path):
     (verdict,) = (tmp_path / ".p.partial").glob("*/validated.json")
     for written in ("", "{", "[1]", "{}", '{"problems": 3}', '{"problems": [{"ident": 1}]}'):
         verdict.write_text(written)
-        with pytest.raises(DataError, match="validated.json: damaged, and removed; run again"):
+        with pytest.raises(DataError, match="validated.json: "):
             toy_prepare(toy_settings(corpus, out))
-        with pytest.raises(DataError, match="1 problems .*skip_bad"):
+        with pytest.raises(DataError, match="skip_bad"):
             toy_prepare(toy_settings(corpus, out))
 
 
@@ -236,21 +232,17 @@ def test_broken_manifest_lines_can_be_repaired_or_removed(tmp_path):
     rows = manifest.read_text()
     manifest.write_text(rows + "{broken")
     settings = toy_settings(manifest, tmp_path / "p", corpus="jsonl")
-    with pytest.raises(DataError, match=r"m.jsonl:7: not valid JSON"):
+    with pytest.raises(DataError, match=r"m.jsonl:7: "):
         toy_prepare(settings)
     manifest.write_text(rows)
     counts = toy_prepare(settings).counts
     assert {s: n["utterances"] for s, n in counts.items()} == {"train": 4, "dev": 1, "test": 1}
     manifest.write_text("{broken")
     assert toy_prepare(replace(settings, validate=True)).exit_code == 1
-    with pytest.raises(
-        DataError, match="no usable utterance is left in the corpus: of 1 rows 1 are bad"
-    ):
+    with pytest.raises(DataError, match="of 1 rows 1 "):
         toy_prepare(replace(settings, skip_bad=True))
     manifest.write_text(rows)
-    with pytest.raises(
-        DataError, match="0 are bad; 6 last longer or shorter than filter_seconds says"
-    ):
+    with pytest.raises(DataError, match="of 6 rows 0 .*6 .*filter_seconds"):
         toy_prepare(replace(settings, filter_seconds=(15, 20)))
 
 
@@ -333,13 +325,13 @@ def test_copies_only_of_speakers_with_little_speech(tmp_path):
 @pytest.mark.parametrize(
     ("tokens", "rate", "message"),
     [
-        (np.array([], np.int64), 50, "no token"),
-        (np.full(50, 64), 50, r"tokens 64…64 are outside the vocabulary 0…63"),
-        (np.full(50, -1), 50, "outside the vocabulary"),
-        (np.full(30, 3), 50, "30 tokens for 1.00 s, expected about 50"),
-        (np.full(50, 3.0), 50, "not integers"),
-        (np.full((50, 1), 3), 50, "not integers"),
-        (np.full(50, 3), 25, "50 tokens for 1.00 s, expected about 25 at 25 Hz"),
+        (np.array([], np.int64), 50, "toy .*1.00 s"),
+        (np.full(50, 64), 50, r"64…64 .* 0…63"),
+        (np.full(50, -1), 50, "-1.* 0…63"),
+        (np.full(30, 3), 50, "30 tokens .*50 Hz"),
+        (np.full(50, 3.0), 50, "toy .*float64"),
+        (np.full((50, 1), 3), 50, r"toy .*\(50, 1\)"),
+        (np.full(50, 3), 25, "50 tokens .*25 Hz"),
     ],
 )
 def test_tokens_are_checked(tokens, rate, message, monkeypatch):
@@ -358,7 +350,7 @@ def test_tokens_are_checked(tokens, rate, message, monkeypatch):
             lambda self, wave: np.full(-(-len(wave) // 320), 64),
             r"train.parquet:\d+: utterance train_\d+: tokens 64",
         ),
-        (ToyTokenizer, "encode", lambda self, waves, rate: [], "0 results for"),
+        (ToyTokenizer, "encode", lambda self, waves, rate: [], "toy .*0 results"),
         (ToyEncoder, "embed", lambda self, wave, rate: np.full(256, np.nan), "speaker embedding"),
     ],
 )
@@ -374,10 +366,10 @@ def test_a_tokenizer_or_encoder_that_misbehaves(
 def test_a_folder_of_something_else_is_not_overwritten(corpus, tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "thesis.tex").write_text("years of work")
-    with pytest.raises(DataError, match="choose a new folder"):
+    with pytest.raises(DataError, match=f"{tmp_path / 'p'}: .*prepared.json"):
         toy_prepare(toy_settings(corpus, tmp_path / "p"))
     (tmp_path / "f").write_text("")
-    with pytest.raises(DataError, match="is a file"):
+    with pytest.raises(DataError, match=f"{tmp_path / 'f'}: "):
         toy_prepare(toy_settings(corpus, tmp_path / "f"))
 
 
@@ -413,20 +405,17 @@ def test_impossible_settings(changes):
 
 
 def test_missing_splits(corpus, tmp_path, caplog):
-    with pytest.raises(DataError, match=r"none of the splits other .*it has dev, test, train"):
+    with pytest.raises(DataError, match=r"splits other .*dev, test, train"):
         toy_prepare(toy_settings(corpus, tmp_path / "p", splits=("other",)))
     assert list(
         toy_prepare(toy_settings(corpus, tmp_path / "p", splits=("train", "other"))).counts
     ) == ["train"]
-    assert "has no split other" in caplog.text
+    assert "split other" in caplog.text
     manifest = write_manifest(
         tmp_path, [{"split": s} for s in ("train", "validated", "other", "other")], [tone(0.6)]
     )
     toy_prepare(toy_settings(manifest, tmp_path / "q", corpus="jsonl"))
-    assert (
-        "3 rows of other splits than train, dev and test are left out: other (2), validated (1)"
-        in caplog.text
-    )
+    assert "other (2), validated (1)" in caplog.text
 
 
 def test_reading_from_several_threads(corpus, tmp_path):

@@ -50,9 +50,9 @@ def test_a_row_names_its_recording(name: str, speed: float):
 
 
 def test_loading_checks_versions(out, monkeypatch):
-    with pytest.raises(DataError, match="no readable prepared.json; run `dcar prepare`"):
+    with pytest.raises(DataError, match="p/none: .*prepared.json.*`dcar prepare`"):
         load_prepared(out / "none", "train")
-    with pytest.raises(DataError, match="no split 'other'; it has train, dev, test"):
+    with pytest.raises(DataError, match="'other'.* train, dev, test"):
         load_prepared(out, "other")
     whole = json.loads((out / "prepared.json").read_text())
     lacking = {
@@ -60,11 +60,8 @@ def test_loading_checks_versions(out, monkeypatch):
         for name in ("phonemes", "tokenizer", "counts")
     }
     for written, message in (
-        *(
-            (json.dumps(info), f"prepared.json is incomplete, it lacks {name}")
-            for name, info in lacking.items()
-        ),
-        *((broken, "no readable prepared.json") for broken in ("[]", "null", b"caf\xe9", "{")),
+        *((json.dumps(info), f"prepared.json .*{name}") for name, info in lacking.items()),
+        *((broken, "prepared.json") for broken in ("[]", "null", b"caf\xe9", "{")),
         (json.dumps({**whole, "format_version": 99}), "format version 99"),
     ):
         (out / "prepared.json").write_bytes(
@@ -74,9 +71,7 @@ def test_loading_checks_versions(out, monkeypatch):
             load_prepared(out, "dev")
     (out / "prepared.json").write_text(json.dumps(whole))
     monkeypatch.setattr(prepared, "PHONEME_VERSION", "dcar-en-us-2")
-    with pytest.raises(
-        DataError, match=f"inventory {PHONEME_VERSION}, this program has dcar-en-us-2"
-    ):
+    with pytest.raises(DataError, match=f"{PHONEME_VERSION}.*dcar-en-us-2"):
         load_prepared(out, "dev")
 
 
@@ -88,22 +83,15 @@ def test_loading_reads_what_was_written(corpus, out):
     assert load_prepared(out, "train").num_rows == 10
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 4
-    for broken, message in (
-        (bytes(flipped), "another digest"),
-        (whole[:-100], "bytes"),
-        (b"", "has 0 of"),
-    ):
+    for broken, message in ((bytes(flipped), "digest"), (whole[:-100], "bytes"), (b"", "has 0 of")):
         arrow.write_bytes(broken)
-        with pytest.raises(
-            DataError,
-            match=rf"train/{arrow.name} .*{message}.*not as it was written; prepare again",
-        ):
+        with pytest.raises(DataError, match=rf"train/{arrow.name} .*{message}.*`dcar doctor`"):
             load_prepared(out, "train")
         assert load_prepared(out, "dev").num_rows == 3  # another split is as it was
     arrow.write_bytes(whole)
     assert load_prepared(out, "train").num_rows == 10
     (out / "train" / "state.json").unlink()
-    with pytest.raises(DataError, match="train/state.json is missing"):
+    with pytest.raises(DataError, match="train/state.json "):
         load_prepared(out, "train")
     (out / "train" / "state.json").write_text(state)
     arrow.write_bytes(whole[:-100])
@@ -141,9 +129,7 @@ def test_a_broken_list_of_files_or_another_format_is_not_finished_work(
 ):
     info = json.loads((out / "prepared.json").read_text())
     (out / "prepared.json").write_text(json.dumps({**info, **changes}))
-    with pytest.raises(
-        DataError, match="lacks files|lists no file|without size|cannot be read|format version 2"
-    ):
+    with pytest.raises(DataError, match=f"{out}.*prepare again"):
         load_prepared(out, "train")
     toy_prepare(toy_settings(corpus, out))  # made again
     assert load_prepared(out, "train").num_rows == 10

@@ -62,12 +62,12 @@ def test_what_was_heard_is_marked_and_can_be_corrected(folder):
     }
     assert Listener.heard == 1
     kept.write_text('{"id": 1}')
-    with pytest.raises(DataError, match="not a list of transcripts"):
+    with pytest.raises(DataError, match="prepared.transcripts.jsonl: "):
         toy_prepare(PrepareConfig(**settings))
 
 
 def test_where_nothing_can_listen(folder):
-    with pytest.raises(ConfigError, match="2 recordings are to be heard first"):
+    with pytest.raises(ConfigError, match="2 recordings"):
         toy_prepare(
             PrepareConfig(
                 out=str(folder / "p"), corpus="folder", path=str(folder), transcribe="any"

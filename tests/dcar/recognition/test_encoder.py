@@ -104,11 +104,11 @@ def test_what_cannot_be_heard_or_spelled_is_refused():
     for broken in (np.zeros(0, np.float32), np.full(400, np.nan, np.float32)):
         with pytest.raises(AudioError):
             model.transcribe([broken], RATE)
-    with pytest.raises(TextError, match=r"does not know the characters \['c'\]"):
+    with pytest.raises(TextError, match=r"\['c'\]"):
         model.log_likelihood([noise(0.2)], RATE, ["abc"])
-    with pytest.raises(TextError, match="no words"):
+    with pytest.raises(TextError, match="log_likelihood: "):
         model.align([noise(0.2)], RATE, ["…"])
-    with pytest.raises(ValueError, match="1 waveforms but 2 texts"):
+    with pytest.raises(ValueError, match="1 .*2 "):
         model.log_likelihood([noise(0.2)], RATE, ["a", "b"])
     assert model.log_likelihood([noise(0.1)], RATE, ["abababab"]) == [-np.inf]  # five states
 
@@ -125,9 +125,7 @@ def test_a_folder_holds_it_whole_and_another_encoder_is_refused(tmp_path):
     (tmp_path / "ear/config.json").write_text(
         json.dumps(settings | {"encoder": "whisper-large 123 tail=0.5"})
     )
-    with pytest.raises(
-        CheckpointError, match=r"reads the states of whisper-large.*launch.starter.train_recognizer"
-    ):
+    with pytest.raises(CheckpointError, match=r"config.json: .*whisper-large.*whisper-base"):
         load_recognizer(f"encoder:{tmp_path / 'ear'}")
     with pytest.raises(CheckpointError, match="config.json"):
         load_recognizer(f"encoder:{tmp_path / 'absent'}")

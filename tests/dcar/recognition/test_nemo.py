@@ -150,9 +150,9 @@ def test_transducer_equals_greedy_search_by_definition(transducer):
 def test_missing_or_broken_models_name_the_way_out(tmp_path):
     (tmp_path / "broken.nemo").write_bytes(b"not a tar file")
     for name, message in (
-        (f"nemo:{tmp_path / 'absent.nemo'}", "no such recogniser"),
-        (f"nemo:{tmp_path / 'broken.nemo'}", "cannot restore"),
-        ("siri", "choose moonshine"),
+        (f"nemo:{tmp_path / 'absent.nemo'}", "absent.nemo: "),
+        (f"nemo:{tmp_path / 'broken.nemo'}", "broken.nemo: "),
+        ("siri", "'siri'.*moonshine"),
     ):
         with pytest.raises(AssetError, match=message):
             load_recognizer(name)
@@ -195,7 +195,7 @@ def test_archives_are_checked_where_python_knows_no_filters(name, by, tmp_path, 
         == b"abc"
     )
     for bad in (tarfile.TarInfo(name), link("in")):
-        with pytest.raises(tarfile.ExtractError, match="not a plain file inside the archive"):
+        with pytest.raises(tarfile.ExtractError, match=f"^({name}|in): "):
             take(pack(tmp_path / "bad.tar", bad, tarfile.TarInfo("in/config")), tmp_path / "a/b")
     assert (
         not list(tmp_path.rglob("evil"))

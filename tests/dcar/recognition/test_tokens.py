@@ -101,12 +101,12 @@ def test_phoneme_errors_by_hand(monkeypatch):
 def test_what_cannot_be_read_is_refused():
     model = tiny()
     for speech, text, error, words in (
-        ([[1, 5]], [[1]], DataError, "no speech token 5"),
-        ([[1, -1]], [[1]], DataError, "no speech token -1"),
-        ([[1, 1]], [[3]], DataError, "no text id 3, only 1 to 2"),
-        ([[1, 1]], [[0]], DataError, "no text id 0"),
-        ([[1, 1]], [[]], TextError, "no phonemes"),
-        ([[1, 1]], [], ValueError, "1 utterances but 0 texts"),
+        ([[1, 5]], [[1]], DataError, "speech token 5"),
+        ([[1, -1]], [[1]], DataError, "speech token -1"),
+        ([[1, 1]], [[3]], DataError, "text id 3.* 1 to 2"),
+        ([[1, 1]], [[0]], DataError, "text id 0"),
+        ([[1, 1]], [[]], TextError, "phonemes"),
+        ([[1, 1]], [], ValueError, "1 .* 0 "),
     ):
         for ask in (model.log_likelihood, model.align):
             with pytest.raises(error, match=words):
@@ -114,19 +114,10 @@ def test_what_cannot_be_read_is_refused():
     model.check_reads(INFO, "here")
     tokenizer = INFO["tokenizer"]
     for change, message in (
-        (
-            {"tokenizer": {**tokenizer, "checksum": "xyz"}},
-            "has tokens of tiny@xyz.*reads those of tiny@abc",
-        ),
+        ({"tokenizer": {**tokenizer, "checksum": "xyz"}}, "tiny@xyz.*tiny@abc"),
         ({"tokenizer": {**tokenizer, "vocab_size": 6}}, "has tokens"),
-        (
-            {"phonemes": {"version": "text-tokenizer:x"}},
-            "ids of text-tokenizer:x.*those of p1.*recogniser of sound",
-        ),
-        (
-            {"phonemes": {"version": "p2"}},
-            "text ids of p2.*knows those of p1.*dcar train-recognizer",
-        ),
+        ({"phonemes": {"version": "text-tokenizer:x"}}, "text-tokenizer:x.*p1"),
+        ({"phonemes": {"version": "p2"}}, "p2.*p1.*dcar train-recognizer"),
     ):
         with pytest.raises(CheckpointError, match=f"here: .*{message}"):
             model.check_reads({**INFO, **change}, "here")
@@ -141,7 +132,7 @@ def test_a_folder_holds_it_whole(tmp_path):
     )
     assert again.log_likelihood([[1, 2, 3]], [[1]]) == model.log_likelihood([[1, 2, 3]], [[1]])
     (tmp_path / "a" / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="cannot read the weights"):
+    with pytest.raises(CheckpointError, match="model.safetensors: "):
         load_token_recognizer(str(tmp_path / "a"))
 
 

@@ -123,7 +123,11 @@ def refused(speak):
     def check(message: str, text: str = "Good morning.", method: str = "dcar", **options) -> None:
         status, shown, complaint, out = speak(text, method, **options)
         last = complaint.splitlines()[-1]
-        assert (status, shown) == (1, "") and last.startswith("dcar speak: ") and message in last
+        assert (
+            (status, shown) == (1, "")
+            and last.startswith("dcar speak: ")
+            and re.search(message, last)
+        ), last
         assert not out.exists()
 
     return check
@@ -171,10 +175,6 @@ def test_speaks_in_bfloat16(speak, models, parts, method):
     assert pieces[-1].result.tokens and model.decoder.norm.weight.dtype == torch.bfloat16
 
 
-def test_another_dtype_is_refused(refused):
-    refused("dtype must be one of auto, float32, bfloat16; not 'float16'", dtype="float16")
-
-
 def streaming(models, *options: str) -> list[str]:
     given = [f"--{k}={models / k}" for k in ("decoder", "policy", "vocoder", "tokenizer")]
     return [
@@ -200,7 +200,7 @@ def test_streaming_writes_the_same_samples(models, tmp_path):
     samples = np.frombuffer(done.stdout, "<i2") / 32767
     assert rate == RATE and len(samples) == len(wave)
     assert np.abs(samples - wave).max() < 1e-4
-    assert b"first audio after" in done.stderr and done.stderr.count(b" passes ") == 2
+    assert done.stderr.count(b" passes ") == 2
 
 
 def test_streaming_to_a_terminal_is_refused_and_to_a_pipe_writes_no_file(
@@ -221,7 +221,7 @@ def test_streaming_to_a_terminal_is_refused_and_to_a_pipe_writes_no_file(
             os.read(screen, 1)
     os.close(screen)
     said = capfdbinary.readouterr().err
-    assert b"pipe them into a player" in said and b"Traceback" not in said
+    assert b"--stream" in said and b"Traceback" not in said
 
 
 LONG = (
@@ -320,7 +320,7 @@ def test_a_vocoder_that_hears_prompts_gets_the_recording(models, parts):
     assert speaker.generate(
         "Good morning. Good night.", models / "voice.wav"
     ).seconds > 0 and heard == [RATE, RATE]
-    with pytest.raises(ConfigError, match="this project's own vocoder"):
+    with pytest.raises(ConfigError, match="--stream"):
         speaker.stream("Good morning.", models / "voice.wav")
 
 
@@ -378,14 +378,14 @@ def write_wave(path: Path, kind: str) -> Path:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("missing", "there is no such audio file"),
-        ("no bytes", "has 0 bytes"),
-        ("no audio", "not readable as audio"),
-        ("short", "the prompt lasts 0.40 s; give at least 1 s"),
-        ("nan", "1 of 38400 samples are NaN"),
-        ("folder", "bad.wav: this is a folder; give one recording, for"),
-        ("silent", "the audio is silent"),
-        ("unvoiced", "bad.wav: prompt of 1.6 s: only 0 ms of voiced speech"),
+        ("missing", "bad.wav: "),
+        ("no bytes", " 0 bytes"),
+        ("no audio", "readable"),
+        ("short", "0.40 s"),
+        ("nan", "1 of 38400 samples"),
+        ("folder", "bad.wav: this is a folder"),
+        ("silent", "silent"),
+        ("unvoiced", "0 ms of voiced speech"),
     ],
 )
 def test_bad_prompts_are_refused(refused, tmp_path, kind, message):
@@ -395,12 +395,9 @@ def test_bad_prompts_are_refused(refused, tmp_path, kind, message):
 @pytest.mark.parametrize(
     ("kind", "note"),
     [
-        ("stereo", "2 channels averaged to one"),
-        ("8 kHz", "resampled from 8000 Hz to 16000 Hz"),
-        (
-            "long",
-            "odd.wav lasts 22.4 s; 0.0 to 20.0 s of it are read, and 9.5 to 10.5 s are the prompt",
-        ),
+        ("stereo", "2 channels"),
+        ("8 kHz", "8000 Hz to 16000 Hz"),
+        ("long", "odd.wav lasts 22.4 s; 0.0 to 20.0 s"),
     ],
 )
 def test_prompts_that_can_be_repaired_are_noted(speak, tmp_path, monkeypatch, caplog, kind, note):
@@ -422,7 +419,7 @@ def test_a_voice_is_the_middle_of_the_prompt(models, tmp_path):
         voice.features, speaker_features(whole, rate, voice.features[:256]), atol=1e-5
     )
     assert len(read_voice(models / "voice.wav", tokenizer, prompt_tokens=500).tokens) == 80
-    with pytest.raises(AudioError, match="no such audio file"):
+    with pytest.raises(AudioError, match="none.wav"):
         read_voice(tmp_path / "none.wav", tokenizer)
 
 
@@ -453,11 +450,7 @@ def test_a_voice_is_taken_from_speech(models, tmp_path, caplog, before, pause, a
     voice = read_voice(save, tokenizer)
     seconds = 3.0 + pause
     start, end, prompt_start, prompt_end = map(
-        float,
-        re.search(
-            r"([\d.]+) to ([\d.]+) s of it are read, and ([\d.]+) to ([\d.]+) s are the prompt",
-            caplog.text,
-        ).groups(),
+        float, re.search(r"([\d.]+) to ([\d.]+) s .* ([\d.]+) to ([\d.]+) s ", caplog.text).groups()
     )
     assert before - 0.9 <= start <= before and before + seconds <= end <= before + seconds + 0.9
     assert len(voice.recording()[0]) / RATE == pytest.approx(end - start, abs=0.11)
@@ -486,14 +479,14 @@ def test_a_codec_encodes_a_voice_at_its_own_rate(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("   \n", "text is empty"),
-        ("\U0001f600 \U0001f680", "no letter or digit"),
-        ("?!", "no letter or digit that can be spoken"),
-        ("你好", "letters that English phonemes cannot say"),
-        ("a very long walk " * 40, f"more than {MAX_PHONEMES}; split it with full stops"),
-        ("word " * 400, "a sentence has more than 1000 characters"),
-        ("你好. " * 400, "English phonemes cannot say"),
-        ("word. " * 20_000, "120000 characters, the limit is 100000"),
+        ("   \n", "empty"),
+        ("\U0001f600 \U0001f680", "letter or digit"),
+        ("?!", "letter or digit"),
+        ("你好", "你 好"),
+        ("a very long walk " * 40, f"more than {MAX_PHONEMES}"),
+        ("word " * 400, "1000 characters"),
+        ("你好. " * 400, "(你 好)"),
+        ("word. " * 20_000, "120000 characters"),
     ],
 )
 def test_texts_that_cannot_be_spoken(refused, text, message):
@@ -562,7 +555,7 @@ def test_headings_and_items_stand_for_themselves():
 )
 def test_another_language_and_signs_that_are_not_read_are_noted(text, noted, caplog):
     note_what_is_not_read(text)
-    assert ("does not look English" in caplog.text) == noted
+    assert ("English" in caplog.text) == noted
     assert "left out" not in caplog.text
     note_what_is_not_read(f"{text} 😀 costs ½ € → 🎉, 20 °C × 2™")
     assert "left out: 😀 → 🎉\n" in caplog.text
@@ -580,10 +573,10 @@ def test_text_comes_from_a_file_or_from_standard_input(speak, refused, tmp_path,
     )
     (tmp_path / "out.wav").unlink()
     file.write_bytes(b"caf\xe9")
-    refused("page.txt: not UTF-8 text (byte 4); save it as UTF-8", "", file=file)
-    refused("none.txt: cannot be read (No such file", "", file=tmp_path / "none.txt")
-    refused("give what to say, one of", "")
-    refused("give what to say, one of", "Twice.", file=file)
+    refused("page.txt: not UTF-8", "", file=file)
+    refused("none.txt: ", "", file=tmp_path / "none.txt")
+    refused("--file", "")
+    refused("--file", "Twice.", file=file)
 
 
 def test_a_long_text_is_written_as_it_is_spoken(speak, models, parts, tmp_path):
@@ -614,11 +607,9 @@ def test_shipped_voices_by_name(capsys):
     model = dcar.load()
     first = model.voice(None)
     assert model.voice("af_sarah").tokens == first.tokens != model.voice("bm_lewis").tokens
-    with pytest.raises(ConfigError, match=r"nor a recording; did you mean af_sarah\?"):
+    with pytest.raises(ConfigError, match=r"af_sara.*af_sarah"):
         model.voice("af_sara")
-    with pytest.raises(
-        ConfigError, match="voice nobody: neither a shipped voice nor.*`dcar speak --voices` lists"
-    ):
+    with pytest.raises(ConfigError, match="voice nobody: .*`dcar speak --voices`"):
         model.voice("nobody")
 
 
@@ -646,7 +637,7 @@ def test_a_policy_decides_where_one_fits_the_decoder_or_is_asked_for(models):
     assert dcar.load(models / "decoder", **own).method.name == "car-4"  # all of its heads
     for asked in ({"policy": models / "policy"}, {"dial": -0.5, "policy": models / "policy"}):
         assert dcar.load(models / "decoder", **own, **asked).method.name == "dcar"
-    with pytest.raises(CheckpointError, match="was trained for the decoder"):
+    with pytest.raises(CheckpointError, match="policy .*dcar train-policy"):
         dcar.load(models / "decoder", **own, num_candidates=4)
     assert (fixed_method(16), fixed_method(7)) == ("car-8", "car-7")
 
@@ -654,12 +645,12 @@ def test_a_policy_decides_where_one_fits_the_decoder_or_is_asked_for(models):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "sing"}, "unknown method 'sing'; choose far, car-1 … car-4"),
-        ({"method": "car-"}, "unknown method"),
-        ({"method": "car-9"}, "decoder predicts 1..4 tokens a step"),
-        ({"method": "car-0"}, "decoder predicts 1..4"),
-        ({"voice": None}, "tokens of the shipped tokenizer, and this model has another"),
-        ({"out": "out.xyz"}, "unknown audio suffix '.xyz'"),
+        ({"method": "sing"}, "'sing'.* far, car-1 … car-4"),
+        ({"method": "car-"}, "'car-'"),
+        ({"method": "car-9"}, "1..4"),
+        ({"method": "car-0"}, "1..4"),
+        ({"voice": None}, "voice"),
+        ({"out": "out.xyz"}, "'.xyz'"),
         *(
             ({missing: "nowhere"}, "nowhere")
             for missing in ("decoder", "policy", "vocoder", "tokenizer")
@@ -678,15 +669,15 @@ def test_a_policy_of_another_decoder(refused, models, tmp_path):
     stranger = ChunkPolicy.from_pretrained(models / "policy")
     stranger.config.base_checksum = "0" * 64
     stranger.save_pretrained(tmp_path / "policy")
-    refused("this policy was trained for the decoder 000000000000", policy=tmp_path / "policy")
+    refused("000000000000", policy=tmp_path / "policy")
     decoder = tiny_decoder(text_vocab_size=64)
     # needs no policy
     assert make_method("car-3", str(tmp_path / "nowhere"), decoder).name == "car-3"
     for error, message, name, policy, settings in (
-        (CheckpointError, "this policy was trained for", "dcar", str(tmp_path / "policy"), {}),
-        (ConfigError, "unknown method", "mtp", "", {}),
-        (ConfigError, "asks none", "car-3", "", {"dial": 0.5}),
-        (ConfigError, "num_candidates=4 is for a policy", "car-3", "", {"num_candidates": 4}),
+        (CheckpointError, "policy .*dcar train-policy", "dcar", str(tmp_path / "policy"), {}),
+        (ConfigError, "'mtp'", "mtp", "", {}),
+        (ConfigError, "dial=0.5 .*'car-3'", "car-3", "", {"dial": 0.5}),
+        (ConfigError, "num_candidates=4 .*'car-3'", "car-3", "", {"num_candidates": 4}),
     ):
         with pytest.raises(error, match=message):
             make_method(name, policy, decoder, **settings)
@@ -694,11 +685,11 @@ def test_a_policy_of_another_decoder(refused, models, tmp_path):
 
 def test_a_tokenizer_or_vocoder_of_another_decoder(refused, tmp_path):
     tiny_tokenizer(tmp_path / "tokenizer")
-    refused("the decoder was trained on tokens of tiny@", tokenizer=tmp_path / "tokenizer")
+    refused("tiny@", tokenizer=tmp_path / "tokenizer")
     config = {**vars(tiny_vocoder().config)}
     for change, message in (
-        ({"vocab_size": 8}, "the vocoder knows 8 codes, the decoder speaks 12"),
-        ({"tokenizer_checksum": "another"}, "this vocoder was trained on the tokenizer another"),
+        ({"vocab_size": 8}, "vocoder .*8 .*12"),
+        ({"tokenizer_checksum": "another"}, "vocoder .*another"),
     ):
         TokenVocoder(VocoderConfig(**{**config, **change})).save_pretrained(tmp_path / "vocoder")
         refused(message, vocoder=tmp_path / "vocoder")
@@ -762,7 +753,7 @@ def test_generate_speaks_as_the_command_and_as_any_setting_says(models, parts, t
     loaded = ChunkPolicy.from_pretrained(models / "policy")
     for settings in ({"policy": loaded}, {"policy": models / "policy", "method": "dcar"}):
         assert model.generate(text, voice, seed=3, **settings).tokens == spoken.tokens
-    with pytest.raises(ConfigError, match="dial=-50: a policy can be turned from -2 to 2"):
+    with pytest.raises(ConfigError, match="dial=-50: .*-2 to 2"):
         model.generate(text, voice, dial=-50.0)
     cold = model.generate(text, voice, temperature=0, seed=1).tokens
     assert (

@@ -89,7 +89,7 @@ def test_cardinals_can_be_read_back(n: int):
     [
         ("empty", ["", "   ", "\n", "😀🎉", "...", "-", "?!", "'", "()"]),
         (
-            "cannot say",
+            "letters",
             ["привет", "你好 world", "hello こんにちは", "Ελλάδα", "שלום"],
         ),  # refused, not dropped
     ],
@@ -102,11 +102,8 @@ def test_nothing_to_say_and_other_scripts(message, texts):
 
 def test_too_long():
     for message, ask in (
-        (f"limit is {MAX_CHARACTERS}", lambda: text_to_ids("word " * 400)),
-        (
-            f"phonemes, the limit is {MAX_PHONEMES}: '1234.*; split it",
-            lambda: text_to_ids("1234567890 " * 50),
-        ),
+        (f"2000 characters.* {MAX_CHARACTERS}", lambda: text_to_ids("word " * 400)),
+        (f"phonemes.* {MAX_PHONEMES}: '1234", lambda: text_to_ids("1234567890 " * 50)),
         ("string", lambda: normalize_text(None)),
     ):
         with pytest.raises(TextError, match=message):
@@ -157,7 +154,7 @@ def test_inventory_is_closed_and_fixed():
     # purpose.
     assert PHONEME_VERSION == "dcar-en-us-1.1-49ede24c"
     assert encode_phonemes(list(PHONEMES)) == list(range(TEXT_VOCAB_SIZE))
-    with pytest.raises(TextError, match="'q̃', which is not in the inventory"):
+    with pytest.raises(TextError, match="'q̃'"):
         text_module._symbol("q̃")
 
 

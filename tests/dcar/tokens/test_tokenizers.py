@@ -85,7 +85,7 @@ def test_damaged_or_foreign_tokenizer_is_refused(tokenizer, tmp_path):
         with pytest.raises(CheckpointError, match=message):
             load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.safetensors").write_bytes(b"short")
-    with pytest.raises(CheckpointError, match="not a complete"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: "):
         load_tokenizer(tmp_path)
 
 
@@ -95,11 +95,11 @@ def test_bad_audio_and_too_little_audio(tokenizer):
         (np.zeros(0, np.float32), "empty"),
         (np.where(np.arange(len(good)) == 7, np.nan, good), "NaN"),
         (np.stack([good, good]), "mono"),
-        (np.zeros(30 * RATE, np.float32), "cut it"),
+        (np.zeros(30 * RATE, np.float32), "29 s"),
     ):
         with pytest.raises(AudioError, match=message):
             tokenizer.encode([bad], RATE)
-    with pytest.raises(ConfigError, match="too few"):
+    with pytest.raises(ConfigError, match="10 .*512"):
         KMeansTokenizer.fit([(good, RATE)], WhisperEncoder(), vocab_size=512)
 
 
@@ -237,5 +237,5 @@ def test_projected_codes_carry_more_of_the_phonemes(tmp_path):
     loaded = load_tokenizer(tmp_path)
     assert loaded.checksum == sharp.checksum != plain.checksum
     np.testing.assert_array_equal(loaded.quantize(rows[0][0]), sharp.quantize(rows[0][0]))
-    with pytest.raises(CheckpointError, match="projection has shape"):
+    with pytest.raises(CheckpointError, match=r"projection .*\(9, 24\)"):
         plain.projected(sharp.projection[:9], sharp.centroids)

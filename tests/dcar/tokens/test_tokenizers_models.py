@@ -106,7 +106,7 @@ def test_hubert_codes(kmeans, tmp_path):
     loaded = load_tokenizer(tmp_path)
     assert loaded.checksum == kmeans.checksum
     np.testing.assert_array_equal(loaded.encode([chirp(0.5, 3)], 24_000)[0], codes)
-    with pytest.raises(AudioError, match="cut it to at most 60"):
+    with pytest.raises(AudioError, match="61.0 s .*60 s"):
         kmeans.encode([np.full(61 * RATE, 0.1, np.float32)], RATE)
 
 
@@ -139,15 +139,13 @@ def test_wrong_kmeans_for_the_encoder(kmeans, tmp_path):
     kmeans.save_pretrained(tmp_path / "tok")
     other = save_hubert(tmp_path / "other", seed=1)
     wider = save_hubert(tmp_path / "wider", hidden=48)
-    with pytest.raises(
-        CheckpointError, match=r"centroids have shape \(16, 32\).* 48 dimensions.*fit-tokenizer"
-    ):
+    with pytest.raises(CheckpointError, match=r"\(16, 32\).* 48 .*fit-tokenizer"):
         KMeansTokenizer(HubertEncoder(wider), kmeans.centroids, kmeans.mean, kmeans.scale)
     card = json.loads((tmp_path / "tok" / "tokenizer.json").read_text())
     for change, message in (
-        ({"encoder": str(other)}, "fitted on an encoder with SHA-256 .*other has .*fit-tokenizer"),
+        ({"encoder": str(other)}, "SHA-256 .*other .*fit-tokenizer"),
         ({"layer": 1}, "checksum"),
-        ({"layer": "last"}, "does not say what encoder"),
+        ({"layer": "last"}, "tokenizer.json "),
     ):
         (tmp_path / "tok" / "tokenizer.json").write_text(json.dumps(card | change))
         with pytest.raises(CheckpointError, match=message):
@@ -159,11 +157,11 @@ def test_encoders_not_there_or_not_right(hubert, tmp_path, monkeypatch):
     slow = save_hubert(tmp_path / "slow", rate=8000)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for error, message, source, *layer in (
-        (AssetError, "no such folder with a HuBERT feature extractor", tmp_path / "absent"),
-        (CheckpointError, "not a HuBERT", tmp_path / "empty"),
-        (CheckpointError, "wants 8000 Hz, HuBERT hears 16000 Hz", slow),
-        (ConfigError, "layer 7 of a model with 2", hubert, 7),
-        (AssetError, r"hf download nobody/hubert --local-dir FOLDER", "nobody/hubert"),
+        (AssetError, "absent: ", tmp_path / "absent"),
+        (CheckpointError, "empty: .*HuBERT", tmp_path / "empty"),
+        (CheckpointError, "slow: .*8000 Hz.*16000 Hz", slow),
+        (ConfigError, "layer 7 .* 2", hubert, 7),
+        (AssetError, "hf download nobody/hubert ", "nobody/hubert"),
     ):
         with pytest.raises(error, match=message):
             HubertEncoder(source, *layer)
@@ -199,7 +197,7 @@ def test_s3(name: str, rate: int, codes: int, tmp_path, monkeypatch):
 
 
 def test_s3_without_the_package_or_the_file(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="choose speech_tokenizer_v1,"):
+    with pytest.raises(ConfigError, match="speech_tokenizer_v9: .*speech_tokenizer_v1,"):
         load_tokenizer("s3:speech_tokenizer_v9")
     monkeypatch.setitem(sys.modules, "s3tokenizer", None)
     with pytest.raises(AssetError, match="pip install s3tokenizer"):
@@ -218,7 +216,7 @@ def test_pickles_are_never_unpickled(tmp_path):
             return (Path(tmp_path / "ran").touch, ())
 
     torch.save({"weight": Trap()}, tmp_path / "model.pt")
-    with pytest.raises(CheckpointError, match="more than tensors"):
+    with pytest.raises(CheckpointError, match="model.pt: "):
         read_weights(tmp_path / "model.pt", "weights")
     assert not (tmp_path / "ran").exists()
     with pytest.raises(AssetError, match="missing"):

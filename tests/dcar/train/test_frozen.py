@@ -131,14 +131,17 @@ def test_settings_that_contradict_each_other_are_refused(base, data, tmp_path):
         )
 
     for message, ask in (
-        ("freeze_trunk trains additional heads", lambda: config(init_from="")),
-        ("freeze_trunk trains additional heads", lambda: config({"num_prediction_heads": 1})),
-        ("keep_states keeps", lambda: config(keep_states=True, freeze_trunk=False)),
-        ("keep_states keeps", lambda: config(keep_states=True, input_corruption=0.1)),
-        ("num_layers is 2, here 3", lambda: run(config({**SHARED, "num_layers": 3}))),
+        ("freeze_trunk .*init_from.*num_prediction_heads", lambda: config(init_from="")),
+        (
+            "freeze_trunk .*init_from.*num_prediction_heads",
+            lambda: config({"num_prediction_heads": 1}),
+        ),
+        ("keep_states", lambda: config(keep_states=True, freeze_trunk=False)),
+        ("keep_states", lambda: config(keep_states=True, input_corruption=0.1)),
+        ("num_layers .*2.*3", lambda: run(config({**SHARED, "num_layers": 3}))),
         # only with a frozen trunk
         (
-            "num_prediction_heads is 3, here 5",
+            "num_prediction_heads .*3.*5",
             lambda: run(config({"num_prediction_heads": 5}, freeze_trunk=False)),
         ),
     ):

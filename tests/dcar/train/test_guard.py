@@ -29,31 +29,15 @@ def test_all_finite_looks_at_values_not_at_their_squares():
 @pytest.mark.parametrize(
     ("changes", "model", "message"),
     [
-        (
-            {"learning_rate": math.inf},
-            {},
-            "step 2: the weights are not finite since the update before",
-        ),
-        ({}, {"speech_position_scale": math.nan}, "step 1: the loss is nan"),
-        (
-            {"learning_rate": math.inf, "save_steps": 1},
-            {},
-            "step 1: the weights are not finite .* and are not saved",
-        ),
-        (
-            {"learning_rate": math.inf, "max_steps": 1},
-            {},
-            "step 1: the weights are not finite .* and are not saved",
-        ),
-        (
-            {"optimizer": "scaled_adam", "learning_rate": math.inf},
-            {},
-            "step 2: the weights are not finite",
-        ),
+        ({"learning_rate": math.inf}, {}, "step 2: .*weights.*text_embedding"),
+        ({}, {"speech_position_scale": math.nan}, "step 1: .*loss .*nan"),
+        ({"learning_rate": math.inf, "save_steps": 1}, {}, "step 1: .*weights.*text_embedding"),
+        ({"learning_rate": math.inf, "max_steps": 1}, {}, "step 1: .*weights.*text_embedding"),
+        ({"optimizer": "scaled_adam", "learning_rate": math.inf}, {}, "step 2: .*weights"),
         (
             {"gradient_accumulation": 2},
             {"speech_position_scale": math.nan},
-            "step 1: the loss is nan, nan",
+            "step 1: .*loss .*nan, nan",
         ),
     ],
 )
@@ -91,12 +75,9 @@ def test_the_error_names_step_tensor_batch_and_the_last_good_checkpoint(
                 model.norm.bias.grad[0] = math.inf
 
     with_callback(monkeypatch, Poison())
-    said = (
-        "step 5: the gradient is not finite .norm.bias.*a batch of 4 utterances of up to [0-9]+ "
-        "speech tokens and "
-        "[0-9]+ phonemes.*checkpoint-4"
-    )
-    with pytest.raises(TrainingError, match=said):
+    with pytest.raises(
+        TrainingError, match="step 5: .*gradient.*norm.bias.* 4 utterances.*checkpoint-4"
+    ):
         run(tiny_config(data, tmp_path, save_steps=2))
     assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
     assert all(math.isfinite(line["loss"]) for line in log_of(tmp_path, "loss"))
@@ -148,9 +129,7 @@ def test_a_signal_saves_at_the_end_of_the_step(
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         with_callback(patch, Signal(step, number))
-        with pytest.raises(
-            StoppedError, match=f"{number.name}.*checkpoint-{step} is saved"
-        ) as caught:
+        with pytest.raises(StoppedError, match=f"{number.name}.*checkpoint-{step}") as caught:
             run(tiny_config(data, tmp_path / "stopped"))
     assert caught.value.status == status and signal.getsignal(number) == before
     assert latest_checkpoint(tmp_path / "stopped") == tmp_path / "stopped" / f"checkpoint-{step}"
@@ -181,11 +160,7 @@ def test_out_of_memory_names_batch_length_and_setting(error, data, tmp_path, mon
         raise error
 
     monkeypatch.setattr(CARDecoder, "forward", forward)
-    said = (
-        "computing the gradients of step 1: no memory for a batch of 4 utterances of up to [0-9]+ "
-        "speech tokens "
-        "and [0-9]+ phonemes .*Lower batch_size and raise gradient accumulation"
-    )
+    said = "step 1: .* 4 utterances of .*[0-9]+ phonemes .*batch_size .*gradient accumulation"
     kind, message = (
         (RuntimeError, "^shapes do not fit$")
         if str(error).startswith("shapes")

@@ -118,9 +118,9 @@ def test_texts_that_do_not_fit_into_their_tokens_are_left_out_or_refused(data, c
     config = config_of(data, "unused")
     speech = [[1, 2], *[[1, 2, 3]] * 40]  # two alike need a token between them
     texts = TokenTexts(split_of(speech, [[1, 1]] * 41), config, "here")
-    assert "here: 1 utterances have fewer tokens" in caplog.text
+    assert "here: 1 utterances" in caplog.text
     assert len(texts) == 40 and texts.frames[0] == [1, 2, 3] and list(texts.lengths) == [3] * 40
-    with pytest.raises(DataError, match="here: 3 of 43 utterances have fewer tokens"):
+    with pytest.raises(DataError, match="here: 3 of 43 "):
         TokenTexts(split_of([*speech, *[[1, 2]] * 2], [[1, 1]] * 43), config, "here")
 
 
@@ -130,14 +130,14 @@ def test_what_does_not_belong_together_is_refused(data, tmp_path):
     other = write_prepared(
         tmp_path / "other", train=12, checksum="xyz", speech=counting, text=phonemes
     )
-    with pytest.raises(CheckpointError, match="another token recogniser.*resume=false"):
+    with pytest.raises(CheckpointError, match="tiny@abc.*tiny@xyz.*resume=false"):
         run(config_of(other, out, max_steps=4))
     info = json.loads((other / "prepared.json").read_text())
     info["phonemes"]["version"] = "text-tokenizer:abc"
     (other / "prepared.json").write_text(json.dumps(info))
-    with pytest.raises(DataError, match="those of a language model, not phonemes"):
+    with pytest.raises(DataError, match="other: .*mode=retokenize"):
         run(config_of(other, tmp_path / "x"))
-    with pytest.raises(ConfigError, match="input_corruption must be"):
+    with pytest.raises(ConfigError, match="input_corruption"):
         config_of(data, out, input_corruption=1.0)
 
 

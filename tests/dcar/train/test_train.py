@@ -81,13 +81,13 @@ def test_speech_embeddings_can_start_from_the_tokenizers_codebook(tmp_path):
         assert likeness[0] > 0.8 > 0.4 > likeness[1], (name, likeness)
         assert float(tables[0].std() / tables[1].std()) == pytest.approx(1, abs=0.1)
     assert run(config).config.speech_vocab_size == CODES
-    with pytest.raises(ConfigError, match="init_from and backbone.path name other weights"):
+    with pytest.raises(ConfigError, match="codebook_init .*init_from .*backbone.path"):
         tiny_config(data, tmp_path / "run", codebook_init=True, init_from="x")
     (tmp_path / "tokenizer" / "tokenizer.json").rename(tmp_path / "gone.json")
-    with pytest.raises(DataError, match="is not there any more"):
+    with pytest.raises(DataError, match=f"{config.data}: "):
         run(dataclasses.replace(config, out=str(tmp_path / "other")))
     codec = write_prepared(tmp_path / "codec", spec="s3:speech_tokenizer_v1")
-    with pytest.raises(ConfigError, match="no k-means codebook"):
+    with pytest.raises(ConfigError, match="codec: .*codebook_init=false"):
         run(tiny_config(codec, tmp_path / "codec_run", codebook_init=True))
 
 
@@ -225,12 +225,9 @@ def test_changed_settings_are_those_of_a_resumed_run_or_refused(data, tmp_path):
     assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
     saved = (tmp_path / "config.yaml").read_text()
     for refused, why in (
-        (
-            {"optimizer": "scaled_adam"},
-            "optimizer='adamw' .here 'scaled_adam'., which cannot change",
-        ),
-        ({"learning_rate": 0.03}, "learning_rate=0.02 .here 0.03., and all 6 steps are done"),
-        ({"max_steps": 4}, "has 6 steps, more than the 4"),
+        ({"optimizer": "scaled_adam"}, "optimizer='adamw' .here 'scaled_adam'"),
+        ({"learning_rate": 0.03}, "learning_rate=0.02 .here 0.03.*max_steps"),
+        ({"max_steps": 4}, "checkpoint-6: .*max_steps to 6"),
         ({"seed": 3}, "seed=0 .here 3."),
     ):
         with pytest.raises(CheckpointError, match=why):
@@ -248,9 +245,9 @@ def test_resuming_another_model_s_run_is_refused(data, trained):
     other = dataclasses.replace(
         config, model=dataclasses.replace(config.model, num_layers=1, ffn_size=48)
     )
-    with pytest.raises(CheckpointError, match="num_layers is 2, here 1") as caught:
+    with pytest.raises(CheckpointError, match="num_layers .*2.* 1") as caught:
         run(other)
-    assert "ffn_size is 64, here 48" in str(caught.value) and "hidden_size" not in str(caught.value)
+    assert "ffn_size" in str(caught.value) and "hidden_size" not in str(caught.value)
 
 
 def test_going_on_with_other_data_is_refused(tmp_path):
@@ -263,10 +260,7 @@ def test_going_on_with_other_data_is_refused(tmp_path):
     shutil.rmtree(folder)
     write_prepared(folder, train=6, dev=2)
     for steps in (2, 3):
-        with pytest.raises(
-            CheckpointError,
-            match=r"trained on other data than there are now .*prepared.json changed",
-        ):
+        with pytest.raises(CheckpointError, match=r"checkpoint-2: .*data .*prepared.json"):
             run(dataclasses.replace(config, max_steps=steps))
     assert run(dataclasses.replace(config, resume=False)).checksum() != first.checksum()
 
@@ -368,11 +362,11 @@ def test_one_process_trains_on_one_gpu(data, tmp_path, monkeypatch, caplog):
 
 def test_starting_weights_of_another_model(trained, data, tmp_path):
     _, _, out = trained
-    with pytest.raises(ConfigError, match="hidden_size is 32, here 48") as caught:
+    with pytest.raises(ConfigError, match="hidden_size .*32.* 48") as caught:
         run(tiny_config(data, tmp_path, {"hidden_size": 48, "dropout": 0.0}, init_from=str(out)))
     assert "num_layers" not in str(caught.value)
     other = write_prepared(tmp_path / "other", checksum="def")
-    with pytest.raises(ConfigError, match="tokenizer is 'tiny@abc', here 'tiny@def'"):
+    with pytest.raises(ConfigError, match="tokenizer .*'tiny@abc'.*'tiny@def'"):
         run(tiny_config(other, tmp_path, {"dropout": 0.0}, init_from=str(out)))
-    with pytest.raises(CheckpointError, match="cannot read the model's configuration"):
+    with pytest.raises(CheckpointError, match="nothing/config.json: "):
         run(tiny_config(data, tmp_path, init_from=str(tmp_path / "nothing")))

@@ -97,18 +97,18 @@ def test_begins_from_the_chunk_scorer_of_another_decoder(data, decoder, tmp_path
         torch.allclose(a, b, atol=1e-6)
         for a, b in zip(again.parameters(), first.parameters(), strict=True)
     )
-    with pytest.raises(CheckpointError, match="another shape"):
+    with pytest.raises(CheckpointError, match="first: .*num_heads=3"):
         run(config_of(data, decoder, tmp_path / "x", init_from=str(tmp_path / "first"), width=8))
 
 
 def test_what_does_not_belong_together_is_refused(data, decoder, tmp_path):
     out = tmp_path / "out"
     run(config_of(data, decoder, out, max_steps=2, save_steps=1))
-    with pytest.raises(CheckpointError, match="another chunk scorer.*resume=false"):
+    with pytest.raises(CheckpointError, match="checkpoint-2: .*width .*16.* 8.*resume=false"):
         run(config_of(data, decoder, out, width=8))
     one = tmp_path / "one"
     train_decoder(tiny_config(data, one, model={"num_prediction_heads": 1}, max_steps=1))
-    with pytest.raises(ConfigError, match="one token a pass"):
+    with pytest.raises(ConfigError, match="decoder .*/one "):
         run(config_of(data, one, tmp_path / "x"))
     other = write_prepared(tmp_path / "data", train=12, checksum="xyz", speech=counting)
     with pytest.raises((CheckpointError, DataError), match="xyz"):

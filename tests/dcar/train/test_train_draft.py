@@ -35,7 +35,7 @@ def test_inherited_layers():
     assert {depth: inherited_layers(depth) for depth in shares} == shares
     assert inherited_layers(6, bottom=2, top=3) == ((0, 1), (3, 4, 5))
     for depth, bottom, top in ((1, 0, 0), (4, 3, 2), (4, -1, 2)):
-        with pytest.raises(ConfigError, match="cannot be taken"):
+        with pytest.raises(ConfigError, match="bottom .*top"):
             inherited_layers(depth, bottom, top)
 
 
@@ -116,21 +116,21 @@ def test_what_does_not_belong_together_is_refused(data, target, tmp_path):
     other = CARDecoder.from_pretrained(target)
     with torch.no_grad():
         other.norm.weight[0] += 1
-    with pytest.raises(CheckpointError, match="dcar train-draft"):
+    with pytest.raises(CheckpointError, match="draft .*dcar train-draft"):
         check_draft(draft, other)
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(CheckpointError, match="another draft: target_checksum"):
+    with pytest.raises(CheckpointError, match="checkpoint-1: .*target_checksum"):
         run(TrainDraftConfig(**settings(data, tmp_path / "other", tmp_path / "draft")))
     foreign = write_prepared(tmp_path / "foreign", checksum="xyz", speech=counting)
-    with pytest.raises(DataError, match="the decoder's own speech tokenizer"):
+    with pytest.raises(DataError, match="foreign: .*tiny@xyz.*tiny@abc"):
         run(TrainDraftConfig(**settings(foreign, target, tmp_path / "x")))
-    with pytest.raises(ConfigError, match="cannot be taken"):
+    with pytest.raises(ConfigError, match="bottom .*top"):
         run(
             TrainDraftConfig(
                 **settings(data, target, tmp_path / "x", bottom_layers=3, top_layers=2)
             )
         )
-    with pytest.raises(ConfigError, match="bottom_layers must be a whole number ≥ 0"):
+    with pytest.raises(ConfigError, match="bottom_layers"):
         TrainDraftConfig(bottom_layers=-1)
 
 
@@ -169,7 +169,7 @@ def test_middle_layers_are_left_out(kind, inherited, language_model):
             "backbone",
             "heads.base.weight",
         }
-        with pytest.raises(ConfigError, match="adapters that are not merged"):
+        with pytest.raises(ConfigError, match="adapters"):
             build_draft(add_lora(load_decoder(language_model), LoraSettings(rank=2)))
 
 
@@ -248,7 +248,7 @@ def test_vocabularies_of_one_text_tokenizer_may_be_padded_differently():
         tiny_backbone(1, architecture=architecture(vocab_size=70), **names),
     )
     check_draft(draft, target)
-    with pytest.raises(ConfigError, match="text_vocab_size 70, the target 64"):
+    with pytest.raises(ConfigError, match="text_vocab_size 70.* 64"):
         check_draft(tiny_backbone(1, architecture=architecture(vocab_size=70)), tiny_backbone())
     with pytest.raises(ConfigError, match="phonemes"):
         check_draft(draft, tiny_backbone(phonemes="text-tokenizer:xyz"))

@@ -143,9 +143,7 @@ def test_token_budgets_of_few_utterances_and_of_too_long_ones():
     batches = [list(TokenBatchSampler([9, 3, 5], 10, 0, rank, 2)) for rank in (0, 1)]
     assert {i for of in batches for batch in of for _, i in batch} == {0, 1, 2}
     assert len(batches[0]) == len(batches[1]) == len(TokenBatchSampler([9, 3, 5], 10, 0, 0, 2))
-    with pytest.raises(
-        ConfigError, match="max_tokens=8 is less than the longest training utterance, which has 9"
-    ):
+    with pytest.raises(ConfigError, match="max_tokens=8 .* 9 "):
         TokenBatchSampler([9, 3, 5], 8, 0)
 
 
@@ -156,7 +154,7 @@ def test_a_run_with_a_token_budget_resumes_bit_for_bit(data, tmp_path):
     whole = run(config)
     (tmp_path / "out" / "checkpoint-6").rename(tmp_path / "gone")
     assert run(config).checksum() == whole.checksum()
-    with pytest.raises(ConfigError, match="leave max_tokens out"):
+    with pytest.raises(ConfigError, match="replay .*batch_size .*max_tokens"):
         dataclasses.replace(config, replay="starter")
 
 
@@ -208,7 +206,7 @@ def test_compile_is_handed_on_and_refused_where_weights_are_sharded(data, tmp_pa
     trainer_of(config, model)
     assert model._compiled_call_impl is not None
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match="compile=true compiles whole models"):
+    with pytest.raises(ConfigError, match="compile=true"):
         trainer_of(config, tiny_decoder(text_vocab_size=64))
 
 

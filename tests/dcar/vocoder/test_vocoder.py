@@ -231,7 +231,7 @@ def test_what_cannot_be_spoken_is_a_data_error():
     """Whole or streamed: on a CPU the same."""
     model, one = TokenVocoder(VocoderConfig(**TINY)), voice()[None]
     for ids in ([3, 16], [-1]):
-        with pytest.raises(DataError, match="outside 0..15"):
+        with pytest.raises(DataError, match=f"token {ids[-1]} .*0..15"):
             model.synthesize([ids], one)
     for speaker in (one[:, :256], one.repeat(2, 1), one * float("nan")):
         with pytest.raises(DataError, match="speaker features"):
@@ -322,7 +322,7 @@ def test_from_pretrained_is_strict(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     with pytest.raises(CheckpointError):
         TokenVocoder.from_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="cannot read the model's configuration"):
+    with pytest.raises(CheckpointError, match="nowhere/config.json: "):
         TokenVocoder.from_pretrained(tmp_path / "nowhere")
 
 
@@ -376,9 +376,9 @@ def test_packs_are_joined_with_voices_of_their_own(tmp_path):
         assert torch.equal(here.tokens, there.tokens) and torch.equal(here.log_f0, there.log_f0)
         assert torch.equal(part.wave(here), joined.wave(there))
         assert torch.equal(part.states[here.positions], joined.states[there.positions])
-    with pytest.raises(DataError, match="some packs hold states"):
+    with pytest.raises(DataError, match="states=true"):
         VocoderData.join([a, dataclasses.replace(b, states=None)])
-    with pytest.raises(DataError, match="different tokenizers"):
+    with pytest.raises(DataError, match="tokenizers"):
         VocoderData.join([a, dataclasses.replace(b, tokenizer_checksum="another")])
 
 
@@ -395,7 +395,7 @@ def test_embeddings_start_from_the_codebook_and_learn_the_states_behind_the_toke
     assert torch.corrcoef(torch.stack(distances))[0, 1] > 0.8
     errors = [float(trainer.step()["states"]) for _ in range(60)]
     assert errors[0] > 0.9 and np.mean(errors[-10:]) < 0.7  # 1 = knowing nothing
-    with pytest.raises(ConfigError, match="tokens of 16 codes, but vocab_size is 17"):
+    with pytest.raises(ConfigError, match="pack.safetensors: .*16 .*vocab_size .*17"):
         trainer_of(dataclasses.replace(config, vocoder={**TINY, "vocab_size": 17}), data)
 
 
@@ -467,12 +467,12 @@ def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_pa
     assert len(set(data.tokens.tolist())) > 3
     pack_training_data(corpus, tmp_path / "train.safetensors", validation_splits=("test",))
     assert not VocoderData.load(tmp_path / "train.safetensors", "cpu").validation.any()
-    with pytest.raises(DataError, match="has no split other"):
+    with pytest.raises(DataError, match="split other"):
         pack_training_data(corpus, tmp_path / "none.safetensors", train_splits=("other",))
     for tokenizer, error, message in (
-        (listener(1), DataError, "but the tokenizer in use is"),
-        (ToyTokenizer(), ConfigError, "has no states to keep"),
-        (ours, DataError, "u0 gives other tokens now"),
+        (listener(1), DataError, "whisper-base-kmeans"),
+        (ToyTokenizer(), ConfigError, "states"),
+        (ours, DataError, "m.jsonl:1: u0 "),
     ):
         monkeypatch.setattr(pack, "load_tokenizer", lambda spec, tokenizer=tokenizer: tokenizer)
         if tokenizer is ours:
@@ -554,7 +554,7 @@ def test_training_goes_on_from_an_exported_vocoder(data, tmp_path):
     other = dataclasses.replace(data, tokenizer_checksum="another")
     kept = trainer_of(dataclasses.replace(config, vocoder={}), other).generator.config
     assert kept.tokenizer_checksum == "another" and kept.acoustic_size == sizes.acoustic_size
-    with pytest.raises(ConfigError, match="another size"):
+    with pytest.raises(ConfigError, match="start from .*export: "):
         trainer_of(dataclasses.replace(config, vocoder={**TINY, "acoustic_size": 40}), data)
 
 
@@ -596,15 +596,9 @@ def test_tokens_of_25_hz(tmp_path):
 
     TokenVocoder(VocoderConfig(**TINY)).save_pretrained(tmp_path / "fast")
     for message, changes in (
-        (
-            "25 tokens a second of 4 frames, but the vocoder is to have 50 of 2",
-            {"vocoder": {**TINY, "token_rate": 50}},
-        ),
-        (
-            "of 4 frames, but the vocoder is to have 25 of 8",
-            {"vocoder": {**TINY, "hop": 120, "window": 720}},
-        ),
-        ("speaks 50 tokens a second, the pack has 25", {"init_from": str(tmp_path / "fast")}),
+        ("pack.safetensors: 25 .*4 .*50 .*2", {"vocoder": {**TINY, "token_rate": 50}}),
+        ("pack.safetensors: 25 .*4 .*25 .*8", {"vocoder": {**TINY, "hop": 120, "window": 720}}),
+        ("init_from .*50 .*25", {"init_from": str(tmp_path / "fast")}),
     ):
         with pytest.raises(ConfigError, match=message):
             trainer_of(toy_config(tmp_path, **changes), data)
@@ -618,11 +612,11 @@ def test_what_is_no_pack_is_refused(tmp_path):
     }
     path.write_bytes(b"nothing")
     for message, ask in (
-        ("not a readable training pack", lambda: VocoderData.load(path, "cpu")),
-        ("nothing to pack", lambda: write_pack(tmp_path / "y", [], [], "")),
+        ("pack.safetensors: .*dcar.vocoder.training.pack", lambda: VocoderData.load(path, "cpu")),
+        ("/y: ", lambda: write_pack(tmp_path / "y", [], [], "")),
         *(
             (
-                "rates of 100, 50, 25",
+                "pack.safetensors: .*100, 50, 25",
                 lambda rate=rate: write_pack(path, [wave], rows["train"], "", rate),
             )
             for rate in (12.5, 75, 0)
@@ -639,7 +633,7 @@ def test_what_is_no_pack_is_refused(tmp_path):
     with safe_open(path, "pt") as file:
         header, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
     save_file(tensors, path, metadata={**header, "token_rate": "25"})
-    with pytest.raises(DataError, match="belong to other audio"):
+    with pytest.raises(DataError, match="pack.safetensors: 24000 .*48000"):
         VocoderData.load(path, "cpu")
 
 
@@ -706,10 +700,10 @@ def test_a_finished_run_is_not_trained_again_and_another_shape_is_refused(data, 
     assert run(config).joinpath("model.safetensors").read_bytes() == before
     for changes, why in (
         (dict(max_steps=3, vocoder={**TINY, "acoustic_size": 40}), "'acoustic_size': 40"),
-        (dict(max_steps=1), "has 2 steps, more than the 1"),
+        (dict(max_steps=1), "checkpoint.pt: .*max_steps to 2"),
         (dict(max_steps=3, seed=9), "seed=0"),
-        (dict(learning_rate=1e-2), "and all 2 steps are done"),
-        (dict(learning_rate=1e-2, max_minutes=1e-9), "and all 2 steps are done"),
+        (dict(learning_rate=1e-2), "checkpoint.pt: .*learning_rate=0.001 .*max_steps"),
+        (dict(learning_rate=1e-2, max_minutes=1e-9), "learning_rate=0.001 .*max_steps"),
     ):
         with pytest.raises(CheckpointError, match=why):
             run(dataclasses.replace(config, **changes))

@@ -26,7 +26,7 @@ def test_our_own_by_folder(tmp_path):
     own.save_pretrained(tmp_path)
     assert load_vocoder(str(tmp_path)).config == own.config
     assert load_vocoder("").sample_rate == 24_000  # the shipped one
-    with pytest.raises(ConfigError, match="choose a folder, starter, xcodec2"):
+    with pytest.raises(ConfigError, match="'griffin:lim'.*starter, xcodec2"):
         load_vocoder("griffin:lim")
 
 
@@ -55,12 +55,12 @@ def check_codec(vocoder: Any, tokenizer: Any, rate: int, per_token: int) -> None
     other = vocoder.synthesize([[0] * len(tokens[0])], VOICES[:1])[0]
     assert np.abs(other - wave).max() > 0  # the tokens matter
     with pytest.raises(
-        DataError, match=f"token {vocoder.vocab_size} is outside 0..{vocoder.vocab_size - 1}"
+        DataError, match=f"token {vocoder.vocab_size} .*0..{vocoder.vocab_size - 1}"
     ):
         vocoder.synthesize([[0, vocoder.vocab_size]], VOICES[:1])
-    with pytest.raises(CheckpointError, match="not of whisper-base-kmeans"):
+    with pytest.raises(CheckpointError, match="xcodec2 .*whisper-base-kmeans@abc"):
         vocoder.check_tokenizer("whisper-base-kmeans@abc")
-    with pytest.raises(DataError, match="1 utterances but 2 voices"):
+    with pytest.raises(DataError, match="1 .*2 voices"):
         vocoder.synthesize([[0]], VOICES)
 
 
@@ -68,7 +68,7 @@ def test_xcodec2(tmp_path):
     folder = save_xcodec2(tmp_path)
     vocoder, tokenizer = load_vocoder(f"xcodec2:{folder}"), load_tokenizer(f"xcodec2:{folder}")
     check_codec(vocoder, tokenizer, 16_000, 320)
-    with pytest.raises(CheckpointError, match="speaks tokens of xcodec2"):
+    with pytest.raises(CheckpointError, match="xcodec2 .*xcodec2@another"):
         vocoder.check_tokenizer("xcodec2@another")
 
 
@@ -107,9 +107,9 @@ def test_prompts_are_found_by_their_features():
     features, audio = prompts()
     np.testing.assert_array_equal(audio(features[1])[0], chirp(1.0, 4))
     np.testing.assert_array_equal(audio(features[0].astype(np.float64))[0], chirp(1.0, 3))
-    with pytest.raises(DataError, match="no prompt recording belongs to these voice features"):
+    with pytest.raises(DataError, match="load_vocoder"):
         audio(features[0] + 1)
-    with pytest.raises(ConfigError, match="takes the voice from a recording"):
+    with pytest.raises(ConfigError, match="cosyvoice:x: "):
         load_vocoder("cosyvoice:x")
 
 
@@ -155,7 +155,7 @@ class CosyVoice2:
 
 def test_cosyvoice(tmp_path, monkeypatch):
     features, audio = prompts()
-    with pytest.raises(AssetError, match="clone https://github.com/FunAudioLLM/CosyVoice"):
+    with pytest.raises(AssetError, match="https://github.com/FunAudioLLM/CosyVoice"):
         load_vocoder(f"cosyvoice:{tmp_path}", prompts=audio)
     package, cli, project = (
         types.ModuleType(n) for n in ("cosyvoice", "cosyvoice.cli", "cosyvoice.cli.cosyvoice")
@@ -164,7 +164,7 @@ def test_cosyvoice(tmp_path, monkeypatch):
     for module in (package, cli, project):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     (tmp_path / "cosyvoice2.yaml").write_text("")
-    with pytest.raises(AssetError, match=r"flow.pt: missing; .*modelscope download"):
+    with pytest.raises(AssetError, match=r"flow.pt: .*modelscope download"):
         load_vocoder(f"cosyvoice:{tmp_path}", prompts=audio)
     for name in ("flow.pt", "hift.pt"):
         torch.save({"w": torch.zeros(1)}, tmp_path / name)
@@ -173,8 +173,8 @@ def test_cosyvoice(tmp_path, monkeypatch):
     assert (vocoder.token_rate, vocoder.vocab_size) == (25, 6561)
     one, two = vocoder.synthesize([[6560, 3], [6560, 3]], features)
     assert len(one) == 2 * 960 and np.abs(one[:960]).min() > 0 and np.abs(one - two).max() > 1e-6
-    with pytest.raises(CheckpointError, match="speaks tokens of s3"):
+    with pytest.raises(CheckpointError, match="cosyvoice .*hubert-kmeans@abc"):
         vocoder.check_tokenizer("hubert-kmeans@abc")
     torch.save({"w": Path("/")}, tmp_path / "hift.pt")
-    with pytest.raises(CheckpointError, match="more than tensors"):
+    with pytest.raises(CheckpointError, match="hift.pt: "):
         load_vocoder(f"cosyvoice:{tmp_path}", prompts=audio)

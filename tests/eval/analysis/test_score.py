@@ -115,17 +115,17 @@ def test_what_cannot_be_measured_is_refused(folder, tmp_path):
         with pytest.raises(error, match=match):
             list(run(ScoreConfig(**{"audio": str(folder), **settings})))
 
-    refused(ConfigError, "audio is not set", audio="")
-    refused(ConfigError, "nothing would be measured", recognizers=[], scorers=[])
-    refused(ConfigError, "resemblyzer: similar to whom", scorers=["resemblyzer"])
-    refused(ConfigError, "choose dnsmos", scorers=["dnsmoss"])
-    refused(ConfigError, "has its own texts", text="A red house.")
+    refused(ConfigError, "^audio ", audio="")
+    refused(ConfigError, "recognizers .*scorers", recognizers=[], scorers=[])
+    refused(ConfigError, "resemblyzer: .*prompt=", scorers=["resemblyzer"])
+    refused(ConfigError, "'dnsmoss'.* dnsmos", scorers=["dnsmoss"])
+    refused(ConfigError, "^text ", text="A red house.")
     (tmp_path / "empty").mkdir()
-    refused(DataError, "no audio in it", audio=str(tmp_path / "empty"))
+    refused(DataError, "empty: ", audio=str(tmp_path / "empty"))
     for line, why in (
-        ('{"text": "Hi."}', "not an object with audio and text"),
-        ("caf\xe9", "not UTF-8"),
-        ('{"audio": "said/a.wav", "text": 5}', "the text is 5"),
+        ('{"text": "Hi."}', "audio .*text"),
+        ("caf\xe9", "UTF-8"),
+        ('{"audio": "said/a.wav", "text": 5}', "text .*5"),
     ):
         (tmp_path / "bad.jsonl").write_text(line + "\n", encoding="latin-1")
         refused(DataError, f"bad.jsonl:1: .*{why}", audio=str(tmp_path / "bad.jsonl"))
@@ -136,12 +136,12 @@ def test_files_that_cannot_be_measured_are_left_out_by_name(folder, tmp_path, ca
     """Before models are loaded; the others are measured, and the exit status is not 0."""
     good = (folder / "a.wav").read_bytes()
     faults = {
-        "letter": (b"a letter", b"Hi.", "not readable as audio"),
-        "mute": (good, b"", "no words in its text ''"),
+        "letter": (b"a letter", b"Hi.", "readable"),
+        "mute": (good, b"", "text ''"),
         "dots": (good, "…".encode(), "no words"),
-        "latin": (good, b"caf\xe9", "not UTF-8 .byte 4.*save it as"),
+        "latin": (good, b"caf\xe9", "UTF-8 .byte 4"),
         "alone": (good, None, "no words"),
-        "empty": (b"", b"Hi.", "has 0 bytes"),
+        "empty": (b"", b"Hi.", "0 bytes"),
     }
     for name, (sound, text, _) in faults.items():
         (folder / f"{name}.wav").write_bytes(sound)
@@ -151,8 +151,8 @@ def test_files_that_cannot_be_measured_are_left_out_by_name(folder, tmp_path, ca
         sf.write(folder / f"{name}.wav", wave, RATE)
         (folder / f"{name}.txt").write_text("Hi.")
     expected = {name: why for name, (_, _, why) in faults.items()} | {
-        "silent": "is silent",
-        "short": "lasts 0.05",
+        "silent": "silent",
+        "short": "0.05",
     }
     assert main([f"audio={folder}", "scorers=[]"]) == 1
     a, b, last = map(json.loads, capsys.readouterr().out.splitlines())
@@ -188,8 +188,5 @@ def test_files_that_cannot_be_measured_are_left_out_by_name(folder, tmp_path, ca
         "there is no such audio file",
     ]
     monkeypatch.setattr(module, "load_recognizer", None)
-    with pytest.raises(
-        DataError,
-        match="none of 1 files can be measured:\nnowhere.wav: there is no such audio file",
-    ):
+    with pytest.raises(DataError, match="nowhere.wav: "):
         list(run(ScoreConfig(audio="nowhere.wav", text="Hi.")))

@@ -102,7 +102,7 @@ def test_analysis_end_to_end_and_resumed(analysis, tmp_path):
 
 
 def test_wrong_settings(analysis):
-    with pytest.raises(ConfigError, match="at least one of each"):
+    with pytest.raises(ConfigError, match="seeds .*theta_mel"):
         SwapConfig(**{**analysis, "theta": []})
-    with pytest.raises(ConfigError, match="`dcar fit-verifiers`"):
+    with pytest.raises(ConfigError, match="'pcg-mel' .*`dcar fit-verifiers`"):
         run(SwapConfig(**{**analysis, "theta_mel": [0.9]}))

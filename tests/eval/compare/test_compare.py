@@ -339,7 +339,7 @@ def test_processes_share_what_is_noted_and_a_missing_share_is_an_error(tmp_path)
         for folder, i in (("two", 0), ("two", 1), ("one", 0))
     )
     one.note(0, 2)
-    with pytest.raises(DataError, match="nothing was noted of car-3; a process stopped early"):
+    with pytest.raises(DataError, match="reasons: .*car-3"):
         one.told(tmp_path / "two")
     two.note(1, 2)
     both.note(0, 1)
@@ -381,14 +381,14 @@ def test_batches_of_a_gpu_give_the_records_of_single_utterances_and_are_always_t
 
 def test_unfinished_shards_are_an_error_not_a_result(tmp_path, monkeypatch):
     monkeypatch.setattr("eval.results.store.Maker.run", lambda self, unit, progress: None)
-    with pytest.raises(DataError, match="run the comparison again"):
+    with pytest.raises(DataError, match="recording, seed 0, utt<0>"):
         run(tiny_config(tmp_path), tiny_tools())
 
 
 def test_full_disk_is_a_clear_error(tmp_path):
     store = RecordStore(tmp_path)
     store.shard = Path("/dev/full")
-    with pytest.raises(DataError, match="finished records are kept"):
+    with pytest.raises(DataError, match="/dev/full: .*Errno 28"):
         store.append({"a": 1})
 
 
@@ -421,7 +421,7 @@ def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):
 
     decoded = Entry.decode
     monkeypatch.setattr(Entry, "decode", miscounting)
-    with pytest.raises(DataError, match="counts wrongly"):
+    with pytest.raises(DataError, match="sd .*`rounds_proposed`"):
         spoken(tmp_path / "b", methods=["sd"])
 
 
@@ -432,9 +432,7 @@ def test_records_of_another_version_are_refused(tmp_path):
     shard.write_text(
         "".join(json.dumps({**r, "version": RECORD_VERSION - 1}) + "\n" for r in records)
     )
-    with pytest.raises(
-        DataError, match=rf"records: format version 2, this program reads {RECORD_VERSION}; choose"
-    ):
+    with pytest.raises(DataError, match=rf"records: .*version 2.* {RECORD_VERSION}; .*`out`"):
         spoken(tmp_path, methods=["car-1"])
 
 
@@ -443,13 +441,13 @@ def test_limits_are_nested_and_ids_unique():
     small, large = (choose_items(items, n) for n in (4, 9))
     assert {i.prompt.utterance_id for i in small} < {i.prompt.utterance_id for i in large}
     assert len(choose_items(items, 0)) == 12
-    with pytest.raises(DataError, match="equal id"):
+    with pytest.raises(DataError, match=" id"):
         choose_items([items[0], items[0]], 0)
 
 
 def test_command_reports_errors_with_a_status(tmp_path, capsys):
     assert run_command("eval.compare", lambda: main(["metods=[far]"])) == 1
-    assert "did you mean 'methods'" in capsys.readouterr().err
+    assert "'methods'" in capsys.readouterr().err
     assert (
         run_command("eval.compare", lambda: main([f"data={tmp_path}/nowhere", f"out={tmp_path}"]))
         == 1
@@ -483,5 +481,5 @@ def test_processes_that_do_not_see_each_other_are_refused(tmp_path, monkeypatch)
         "eval.compare.processes.PartialState", lambda **_: SimpleNamespace(num_processes=1)
     )
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="2 processes were launched but Accelerate sees 1"):
+    with pytest.raises(ConfigError, match="2 processes .*ACCELERATE_USE_CPU"):
         run(CompareConfig(out=str(tmp_path)))

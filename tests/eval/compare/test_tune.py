@@ -156,7 +156,7 @@ def test_prompts_replicate_where_seeds_are_one(tmp_path):
     # intervals: 6 utterances, not 24
     assert (row["n"], row["seeds"], row["prompts"], row["records"]) == (6, 2, 2, 24)
     assert row["variety"] > 0 and result["prompt_seeds"] == [0, 7]
-    assert "prompts of seeds 0, 7" in (tmp_path / "compare.txt").read_text()
+    assert "seeds 0, 7" in (tmp_path / "compare.txt").read_text()
     assert "What greediness costs" in (tmp_path / "report.html").read_text()
     assert transcribed(tmp_path, replicated(), prompt_seeds=[0, 7], **asked) == 0
     assert transcribed(tmp_path, **asked) == 0  # the prompts of today are the first of two
@@ -178,17 +178,17 @@ def test_an_utterance_with_the_same_prompt_again_is_spoken_once(tmp_path):
     spoken(tmp_path, replace(tiny_tools(), other_prompts={7: others}), **asked)
     (shard,) = (tmp_path / "records").glob("*.jsonl")
     assert len(shard.read_text().splitlines()) == 6 + 3 and len(records_of(tmp_path)) == 12
-    with pytest.raises(ConfigError, match="gives the prompts of 0"):
+    with pytest.raises(ConfigError, match="prompt_seeds: 7 "):
         spoken(tmp_path, replace(tiny_tools(alone), other_prompts={7: tiny_items()}), **asked)
-    with pytest.raises(ConfigError, match="no prompts were loaded"):
+    with pytest.raises(ConfigError, match=r"prompt_seeds \[7\]: .*`other_prompts`"):
         spoken(tmp_path, tiny_tools(alone), **asked)
     assert alone.calls == 0
 
 
 def test_prompt_seeds_are_checked_and_loaded(monkeypatch, tmp_path):
-    with pytest.raises(ConfigError, match="prompt_seeds must differ"):
+    with pytest.raises(ConfigError, match=r"prompt_seeds .*\[1, 1\]"):
         tiny_config(tmp_path, prompt_seeds=[1, 1])
-    with pytest.raises(ConfigError, match="at least one of each"):
+    with pytest.raises(ConfigError, match="methods, seeds and prompt_seeds"):
         tiny_config(tmp_path, prompt_seeds=[])
     asked = []
 
@@ -289,12 +289,12 @@ def test_at_equal_errors_the_livelier_sampling_is_taken(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ({"samplings": []}, "nothing to choose"),
-        ({"samplings": ["t0.4", "t0.40"]}, "must differ"),
-        ({"samplings": ["0.4"]}, "write temperature"),
+        ({"samplings": []}, "samplings"),
+        ({"samplings": ["t0.4", "t0.40"]}, r"samplings .*\['t0.4', 't0.4'\]"),
+        ({"samplings": ["0.4"]}, "'0.4'"),
         ({"methods": ["car-1@t0"]}, "without"),
-        ({"tuned": "x"}, "writes that file"),
-        ({"texts": "hard"}, "never on texts that"),
+        ({"tuned": "x"}, "^tuned "),
+        ({"texts": "hard"}, "^texts "),
         ({"limit": -1}, "limit"),
         ({"samplings": ["t{0"]}, "brace"),
     ],
@@ -305,9 +305,9 @@ def test_bad_searches_are_refused(bad, words, tmp_path):
 
 
 def test_the_command(tmp_path):
-    with pytest.raises(ConfigError, match="write temperature|write its sampling"):
+    with pytest.raises(ConfigError, match="'t-1'"):
         main(["samplings=[t-1]"])
-    with pytest.raises(DataError, match="dcar prepare"):
+    with pytest.raises(DataError, match="nowhere: .*`dcar prepare`"):
         main([f"data={tmp_path}/nowhere", f"out={tmp_path}"])
     config = load_config(TuneConfig, ["--config", "tune_starter"])
     assert (config.split, config.sampling.top_k, config.methods) == ("dev", 10, [])
@@ -343,12 +343,10 @@ def test_a_comparison_sets_every_method_beside_its_best(tuned, tmp_path):
     assert rows["dcar@tuned"]["best_car"] in ("car-1@tuned", "car-3@tuned")
     about = result["tuned"]
     assert about["missing"] == ["far"] and about["split"] == "dev" and not about["same_split"]
-    assert "common sampling only: far." in (tmp_path / "compare.txt").read_text()
+    assert "only: far." in (tmp_path / "compare.txt").read_text()
     assert "CAR-k (own best)" in (tmp_path / "report.html").read_text()
     same = spoken(tmp_path, methods=["car-1"], tuned=str(source / "tuned.json"), split="dev")
-    assert (
-        same["tuned"]["same_split"] and "which favours it" in (tmp_path / "compare.txt").read_text()
-    )
+    assert same["tuned"]["same_split"]
 
 
 def test_draws_and_dials_are_tuned_and_taken_by_a_comparison(tmp_path):
@@ -409,13 +407,13 @@ def test_tuned_of_other_models_is_refused(tuned, tmp_path):
     decoder = replace(
         tools, models=Models(other, policies={"": tiny_policy(base=other.checksum())})
     )
-    with pytest.raises(CheckpointError, match="'car-1' was tuned with other models.*decoder"):
+    with pytest.raises(CheckpointError, match="tuned.json: 'car-1' .*decoder"):
         spoken(tmp_path, decoder, methods=["car-1"], tuned=source)
     base = tools.models.decoder
     policy = replace(tools, models=Models(base, policies={"": tiny_policy(3, base.checksum())}))
-    with pytest.raises(CheckpointError, match="'dcar' was tuned with other models.*policy"):
+    with pytest.raises(CheckpointError, match="tuned.json: 'dcar' .*policy"):
         spoken(tmp_path, policy, methods=["car-1", "dcar"], tuned=source)
-    with pytest.raises(ConfigError, match="none of the methods"):
+    with pytest.raises(ConfigError, match="tuned.json .*car-1, car-2, car-3"):
         spoken(tmp_path, methods=["far"], tuned=source)
     assert not (tmp_path / "records").exists()  # before anything was spoken
 
@@ -452,8 +450,5 @@ def test_broken_tuned_files_are_named(tmp_path, content):
 
 def test_tuned_files_of_another_format_are_refused(tmp_path):
     (tmp_path / "tuned.json").write_text(json.dumps({**ABOUT, "format_version": 2, "methods": {}}))
-    with pytest.raises(
-        DataError,
-        match=r"tuned\.json: format version 2, this program reads 1; run `dcar tune` again",
-    ):
+    with pytest.raises(DataError, match=r"tuned\.json: .*version 2.* 1; .*`dcar tune`"):
         load_tuned(tmp_path / "tuned.json")

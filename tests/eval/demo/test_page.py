@@ -42,9 +42,9 @@ def test_a_button_gives_sound_picture_and_facts(studio):
 def test_a_mistake_is_shown_and_nothing_else_is_hidden(studio, monkeypatch, tmp_path):
     bad = tmp_path / "bad.wav"
     bad.write_text("no sound")
-    with pytest.raises(Shown, match=r"^voice bad\.wav: not readable"):
+    with pytest.raises(Shown, match=r"^voice bad\.wav: "):
         handler(studio, Shown)("Yes.", "", str(bad), "car-2", 0.8, 0)
-    with pytest.raises(Shown, match="text is empty"):
+    with pytest.raises(Shown, match="^text "):
         handler(studio, Shown)(None, "", None, "car-2", 0.8, None)
     monkeypatch.setattr(studio, "speak", lambda *a, **k: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -70,7 +70,7 @@ def test_what_cannot_be_served_is_refused_before_models_are_loaded(monkeypatch):
     monkeypatch.setattr("eval.demo.page.load_gradio", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
-        with pytest.raises(ConfigError, match="give another port"):
+        with pytest.raises(ConfigError, match=f"port={taken}"):
             main([f"port={taken}", "decoder=nowhere"])
 
 
@@ -122,7 +122,7 @@ def test_requests_that_go_round_the_page_are_refused_too(address, tmp_path):
         ("word " * 50, None, "car-3", "250 characters"),
         ("Yes.", None, "car-99", "not in the list"),
         ("Yes.", bad, "car-3", r"^voice bad\.wav"),
-        ("Yes.", long, "car-3", "21.0 s, this page"),
+        ("Yes.", long, "car-3", "21.0 s"),
     ):
         with pytest.raises((AppError, ValueError), match=said):
             client.predict(text, "af_sarah", recording, method, 0.8, 0, api_name="/speak_a")

@@ -55,19 +55,19 @@ def test_voices_are_different_people(studio, tmp_path):
 @pytest.mark.parametrize(
     ("request_", "error", "said"),
     [
-        ({"text": "word " * 13}, TextError, "65 characters, this page speaks 60"),
-        ({"text": " "}, TextError, "text is empty"),
-        ({"method": "car-99"}, ConfigError, "unknown method 'car-99'; choose dcar"),
-        ({"method": "random-1-7"}, ConfigError, "unknown method"),
-        ({"method": "dcar@n99"}, ConfigError, "unknown method"),
-        ({"method": "dcar@other@d0.5"}, ConfigError, "unknown method"),
-        ({"method": "dcar@d1"}, ConfigError, "unknown method"),
-        ({"method": "os.path.Class"}, ConfigError, "unknown method"),  # nothing is imported
-        ({"voice": "nobody"}, ConfigError, "voice nobody: neither a shipped voice"),
+        ({"text": "word " * 13}, TextError, "65 .*60"),
+        ({"text": " "}, TextError, "^text "),
+        ({"method": "car-99"}, ConfigError, "'car-99'.* dcar"),
+        ({"method": "random-1-7"}, ConfigError, "'random-1-7'"),
+        ({"method": "dcar@n99"}, ConfigError, "'dcar@n99'"),
+        ({"method": "dcar@other@d0.5"}, ConfigError, "'dcar@other@d0.5'"),
+        ({"method": "dcar@d1"}, ConfigError, "'dcar@d1'"),
+        ({"method": "os.path.Class"}, ConfigError, "'os.path.Class'"),  # nothing is imported
+        ({"voice": "nobody"}, ConfigError, "voice nobody: .*`dcar speak --voices`"),
         # no file is read
-        ({"voice": "/etc/hostname"}, ConfigError, "voice /etc/hostname: neither a shipped voice"),
-        ({"temperature": 9.0}, ConfigError, "between 0 and 1.5"),
-        ({"temperature": float("nan")}, ConfigError, "between 0 and 1.5"),
+        ({"voice": "/etc/hostname"}, ConfigError, "voice /etc/hostname: .*`dcar speak --voices`"),
+        ({"temperature": 9.0}, ConfigError, "temperature .*1.5"),
+        ({"temperature": float("nan")}, ConfigError, "temperature .*1.5"),
     ],
 )
 def test_what_is_beyond_the_limits_is_refused(studio, request_, error, said):
@@ -76,15 +76,15 @@ def test_what_is_beyond_the_limits_is_refused(studio, request_, error, said):
 
 
 def test_recordings_beyond_the_limits_are_refused(studio, tmp_path):
-    with pytest.raises(AudioError, match="21.0 s, this page takes 20 s at most"):
+    with pytest.raises(AudioError, match="21.0 s.*20 s"):
         studio.speak("Yes.", recording=tone(tmp_path / "long.flac", 21))
     (tmp_path / "large.wav").write_bytes(bytes(1_200_000))
-    with pytest.raises(AudioError, match=r"1\.2 MB, this page takes 1 MB"):
+    with pytest.raises(AudioError, match=r"1\.2 MB.* 1 MB"):
         studio.speak("Yes.", recording=tmp_path / "large.wav")
     (tmp_path / "text.wav").write_text("no sound")
     with pytest.raises(AudioError, match=r"text\.wav"):
         studio.speak("Yes.", recording=tmp_path / "text.wav")
-    with pytest.raises(AudioError, match="at least 1 s"):
+    with pytest.raises(AudioError, match="short.wav: .*0.40 s"):
         studio.speak("Yes.", recording=tone(tmp_path / "short.wav", 0.4))
     with pytest.raises(AudioError, match=r"gone\.wav"):
         studio.speak("Yes.", recording=tmp_path / "gone.wav")

@@ -154,19 +154,16 @@ def test_a_mapping_names_the_arguments_of_the_constructor():
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("gone", "cannot be imported"),
-        ("plugged.none.Calm", "cannot be imported"),
-        ("plugged.rules.Gone-2", "imported"),
-        ("plugged.rules.nothing", "is no class of a method"),
-        ("plugged.rules.Loudness", "is no class of a method"),
-        ("calm-1-2", "it has the settings nats and"),
-        ("calm-x", "not written as calm"),
-        ("at-least", "threshold is missing"),
-        (
-            {"method": "calm", "threshold": 1},
-            "has no threshold; it has the settings nats and temperature",
-        ),
-        ({"method": "calm", "nats": "much"}, "nats must be"),
+        ("gone", "plugged.rules.*Gone"),
+        ("plugged.none.Calm", "plugged.none"),
+        ("plugged.rules.Gone-2", "Gone"),
+        ("plugged.rules.nothing", "dcar.ChunkRule"),
+        ("plugged.rules.Loudness", "dcar.ChunkRule"),
+        ("calm-1-2", "calm-1-2.*nats"),
+        ("calm-x", "calm-x.*nats"),
+        ("at-least", "at-least.*: threshold"),
+        ({"method": "calm", "threshold": 1}, "calm.* threshold.*nats"),
+        ({"method": "calm", "nats": "much"}, "nats .*'much'"),
         ({"method": "calmer"}, "calm, at-least, gone"),
         ("calmer", "calm, at-least, gone"),
     ],
@@ -192,7 +189,7 @@ def test_scorers_by_entry_point_and_by_path():
             "quality",
             0.5,
         )
-    with pytest.raises(ConfigError, match="cannot be imported"):
+    with pytest.raises(ConfigError, match="'plugged.rules.Gone'"):
         load_scorers(["plugged.rules.Gone"])
-    with pytest.raises(ConfigError, match="no callable"):
+    with pytest.raises(ConfigError, match="'plugged.rules.nothing'"):
         load_scorers(["plugged.rules.nothing"])

@@ -93,65 +93,65 @@ def test_names_say_what_they_mean(models, name, kind, drafter, length, settings)
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("sd-0.1", "it has the settings draft, length and temperature"),
-        ("sd@model", "draft must be one of heads, draft"),
-        ("sd:0", "length must be a whole number ≥ 1"),
-        ("sd:x", "not written as sd"),
-        ("ssd", "beta is missing"),
-        ("ssd-a", "not written as ssd-0.4; it has the settings beta, eos, draft, length"),
-        ("topk-50", "unknown method"),
-        ("ssd--0.1", "beta must be a number ≥ 0"),
-        ("pcg-1.5", "theta must be .* ≤ 1"),
-        ("pcg--1", "theta must be .* > -1"),
-        ("pcg-0.4-eos", "it has the settings theta, draft, length"),
-        ("typical-0-0.3", "epsilon must be a number > 0"),
-        ("typical-0.1--1", "delta must be a number > 0"),
-        ("topk-verify", "k is missing; write topk-verify-50"),
-        ("topk-verify-2.5", "k must be a whole number"),
+        ("sd-0.1", "draft, length and temperature"),
+        ("sd@model", "draft .*'model'"),
+        ("sd:0", ": length "),
+        ("sd:x", "'sd:x' .*draft"),
+        ("ssd", ": beta .*ssd-0.4"),
+        ("ssd-a", "'ssd-a' .*ssd-0.4.*beta, eos, draft, length"),
+        ("topk-50", "'topk-50'.*topk-verify-50"),
+        ("ssd--0.1", ": beta .*-0.1"),
+        ("pcg-1.5", ": theta .*1.5"),
+        ("pcg--1", ": theta .*-1$"),
+        ("pcg-0.4-eos", "theta, draft, length"),
+        ("typical-0-0.3", ": epsilon "),
+        ("typical-0.1--1", ": delta "),
+        ("topk-verify", ": k .*topk-verify-50"),
+        ("topk-verify-2.5", ": k .*2.5"),
         ("topk-verify-0", "≥ 1"),
-        ("sd:4", "3 additional heads"),
-        ("ssd-nan", "not written as ssd-0.4"),
-        ("ssd-1e999", "beta must be finite"),
-        ("car-99", "chunk sizes of this"),
-        ("car-2@d1", "not written as car-3"),
-        ("random-2-3@n4", "not written as random-2-3-4"),
+        ("sd:4", "'sd:4': .* 3 "),
+        ("ssd-nan", "'ssd-nan' .*ssd-0.4"),
+        ("ssd-1e999", ": beta .*inf"),
+        ("car-99", "'car-99': .*1..4"),
+        ("car-2@d1", "'car-2@d1' .*car-3"),
+        ("random-2-3@n4", "'random-2-3@n4' .*random-2-3-4"),
         ("car-9", "1..4"),
-        ("car-0", "size must be a whole number ≥ 1"),
-        ("car", "size is missing"),
-        ("random-", "not written as random"),
-        ("speculative", "methods are written far, car-3"),
-        ("far-2", "not written as far"),
-        ("dcar@x", "no such policy"),
-        ("dcar@x@d1", "no such policy"),
-        ("dcar@d", "no such policy"),
-        ("random-4-2", "write random-2-4"),
-        ("random-3-2-2", "write random-2-2-3"),
-        ("end-on-confident-3", "longest is missing"),
-        ("end-on-confident-3-3", "shortest and the longest"),
+        ("car-0", ": size .*0"),
+        ("car", ": size .*car-3"),
+        ("random-", "'random-' .*random-2-3-4"),
+        ("speculative", "'speculative'.* far, car-3"),
+        ("far-2", "'far-2' .*temperature"),
+        ("dcar@x", "dcar@.*'dcar'"),
+        ("dcar@x@d1", "dcar@.*'dcar'"),
+        ("dcar@d", "dcar@.*'dcar'"),
+        ("random-4-2", "random-2-4$"),
+        ("random-3-2-2", "random-2-2-3$"),
+        ("end-on-confident-3", ": longest .*end-on-confident-4-7"),
+        ("end-on-confident-3-3", "-3-3.*end-on-confident-4-7"),
         ("end-on-confident-3-9", "1..4"),
-        ("entropy", "write entropy-0.8"),
-        ("entropy-0.8@3.0", "write entropy-0.8"),
-        ("entropy--1", "threshold must be a number ≥ 0"),
-        ("entropy-inf", "not written as entropy-0.8"),
+        ("entropy", ": .*entropy-0.8"),
+        ("entropy-0.8@3.0", ": .*entropy-0.8"),
+        ("entropy--1", ": threshold .*-1"),
+        ("entropy-inf", "entropy-0.8; .*threshold"),
         *(
-            (wrong, "not written as entropy-0.8")
+            (wrong, "entropy-0.8; .*threshold")
             for wrong in ("entropy-x", "entropy@", "entropy-nan")
         ),
-        *((wrong, "not written as vadusa-2") for wrong in ("vadusa-x", "vadusa-2-n", "vadusa@2")),
+        *((wrong, "vadusa-2; .*tau") for wrong in ("vadusa-x", "vadusa-2-n", "vadusa@2")),
         *(
-            (f"mtp-viterbi{rest}", "not written as mtp-viterbi-4-5")
+            (f"mtp-viterbi{rest}", "mtp-viterbi-4-5; .*heads")
             for rest in ("-3-beam", "-3-2-1", "-3-prev")
         ),
-        ("vadusa", "tau is missing"),
-        ("vadusa-2-n4-chain", "no nodes to choose"),
-        ("mtp-viterbi", "heads is missing"),
-        ("vadusa-0-chain", "tau must be"),
+        ("vadusa", ": tau .*vadusa-2"),
+        ("vadusa-2-n4-chain", "-n4-chain.*vadusa-2-n32"),
+        ("mtp-viterbi", ": heads .*mtp-viterbi-4-5"),
+        ("vadusa-0-chain", ": tau .*0"),
         ("mtp-viterbi-5", "1..4 heads"),
-        ("mtp-viterbi-3-14", "vocabulary has 13"),
-        ("mtp-viterbi-3-0", "candidates must be"),
-        ("vadusa-2-n0", "nodes must be a whole number ≥ 1"),
+        ("mtp-viterbi-3-14", "14 candidates .*13"),
+        ("mtp-viterbi-3-0", ": candidates .*0"),
+        ("vadusa-2-n0", ": nodes .*0"),
         ("dcar@n4", "chunk_scorer"),
-        ("best-of-2-4", "with chunk_scorer"),
+        ("best-of-2-4", "policies.*chunk_scorer"),
     ],
 )
 def test_names_that_cannot_be_are_refused(models, name, message):
@@ -164,17 +164,17 @@ def test_names_that_cannot_be_are_refused(models, name, message):
     [
         ("bare", "far", "far_decoder"),
         ("bare", "dcar", "policies"),
-        ("bare", "sd@draft", "needs a draft model"),
+        ("bare", "sd@draft", "'sd@draft' .*`dcar train-draft`"),
         ("bare", "vadusa-2", "`dcar fit-verifiers`"),
         ("bare", "mtp-viterbi-3", "`dcar fit-verifiers`"),
-        ("bare", "entropy@2", "'entropy@2' needs statistics .* `dcar fit-verifiers`"),
-        ("one head", "sd", "0 additional heads"),
-        ("one head", "entropy-1", "base head only"),
-        ("one head", "vadusa-2-chain", "base head only"),
-        ("scored", "best-of-2", "num_candidates is missing"),
-        ("scored", "best-of-99-4", "chunk sizes"),
-        ("scored", "best-of-2-1", "num_candidates .* ≥ 2"),
-        ("scored", "dcar@n0", "num_candidates .* ≥ 1"),
+        ("bare", "entropy@2", "'entropy@2' .*`dcar fit-verifiers`"),
+        ("one head", "sd", "'sd': .* 0 "),
+        ("one head", "entropy-1", "'entropy-1' .*heads"),
+        ("one head", "vadusa-2-chain", "'vadusa-2-chain' .*heads"),
+        ("scored", "best-of-2", ": num_candidates .*best-of-10-4"),
+        ("scored", "best-of-99-4", "1..4"),
+        ("scored", "best-of-2-1", "num_candidates .*not 1"),
+        ("scored", "dcar@n0", "num_candidates .*not 0"),
     ],
 )
 def test_methods_without_their_models_are_refused(models, which, name, message):
@@ -185,7 +185,7 @@ def test_methods_without_their_models_are_refused(models, which, name, message):
 def test_models_belong_together():
     with pytest.raises(ConfigError, match="twice"):
         make_methods(["car-1", "car-1"], Models(tiny_decoder()))
-    with pytest.raises(CheckpointError, match="trained for"):
+    with pytest.raises(CheckpointError, match="policy .*000000000000"):
         Models(tiny_decoder(), policies={"": tiny_policy(base="0" * 64)})
     with pytest.raises(ConfigError, match="speech_vocab_size"):
         Models(tiny_decoder(), tiny_decoder(heads=1, speech_vocab_size=13))
@@ -321,17 +321,17 @@ def test_the_checksum_of_a_model_is_computed_once_for_its_weights(monkeypatch):
 
 
 def test_a_policy_of_another_decoder_is_refused():
-    with pytest.raises(CheckpointError, match="this policy was trained for the decoder 0000"):
+    with pytest.raises(CheckpointError, match="policy .*0000"):
         Models(tiny_decoder(), policies={"": tiny_policy(base="0" * 64)})
 
 
 def test_draft_of_another_decoder_is_refused(tmp_path):
     mine, other = tiny_decoder(), tiny_decoder(seed=1)
-    with pytest.raises(CheckpointError, match="was trained for the decoder"):
+    with pytest.raises(CheckpointError, match="draft .*dcar train-draft"):
         Models(mine, draft=build_draft(other))
-    with pytest.raises(ConfigError, match="text_vocab_size 21, the target 20"):
+    with pytest.raises(ConfigError, match="text_vocab_size 21.* 20"):
         Models(mine, draft=build_draft(tiny_decoder(text_vocab_size=21)))
-    with pytest.raises(ConfigError, match="bos False, the target True"):
+    with pytest.raises(ConfigError, match="bos False.*True"):
         Models(mine, draft=tiny_decoder(bos=False))
     mine.save_pretrained(tmp_path / "decoder")
     build_draft(mine).save_pretrained(tmp_path / "draft")

@@ -252,7 +252,7 @@ def test_best_at_which_speed():
         ("dcar", "20.0", "2.50"),
         ("random-4…16", "25.0", "3.00"),
     ]
-    assert "No method is faster" in best_sentence(rows[:1], "speedup_vs_far")
+    assert best_sentence(rows[:1], "speedup_vs_far").count("%") == 1
 
 
 def test_the_verdict_is_the_same_everywhere_and_says_method_minus_baseline(folder, result):
@@ -363,7 +363,7 @@ def test_times_that_differ_from_sentence_to_sentence_are_said():
         [row, {**row, "method": "car-6", "timed_n": 2, "speedup_vs_far_quartiles": [4.0, 6.3]}],
         "speedup_vs_far",
     )
-    assert "(2)" in said and "car-6 lie outside 4.00 to 6.30 × FAR" in said
+    assert "(2)" in said and "car-6" in said and "4.00 to 6.30" in said
 
 
 def test_a_difference_that_is_written_as_nothing_is_neither_better_nor_worse():
@@ -388,20 +388,22 @@ def test_two_tables_of_one_title_are_refused(folder, monkeypatch):
     monkeypatch.setattr(
         "eval.report.page.curves_section", lambda log: Table("Errors and speed", ["a"], [])
     )
-    with pytest.raises(DataError, match="two tables have one title"):
+    with pytest.raises(DataError, match="compare.json .*errors-and-speed"):
         write_report(folder)
 
 
 def test_missing_pieces_and_other_formats_are_named(tmp_path, folder, result, capsys):
-    with pytest.raises(DataError, match="dcar compare"):
+    with pytest.raises(DataError, match="compare.json: .*`dcar compare`"):
         write_report(tmp_path)
     (tmp_path / "compare.json").write_text((folder / "compare.json").read_text())
     with pytest.raises(DataError, match=r"compare_speed\.png"):
         main([f"compare={tmp_path}"])
     main([f"compare={folder}", f"training_log={folder}/log.jsonl"])
-    assert "Try next:" in capsys.readouterr().out
+    assert "report.html" in capsys.readouterr().out
     for version in (1, FORMAT_VERSION + 1, None):
-        with pytest.raises(DataError, match="run the comparison again"):
+        with pytest.raises(
+            DataError, match=f"compare.json: .*version {version}.* {FORMAT_VERSION}"
+        ):
             written(tmp_path, {**result, "format_version": version})
 
 

@@ -1,5 +1,7 @@
 """Pareto front by brute force; families at equal speed on curves whose difference is known."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -139,7 +141,7 @@ def test_contrast_of_two_is_the_paired_test():
     assert paired_contrast([ea, eb, ea], [words] * 3, [1.0, -1.0, 0.0]) == paired_test(
         ea, words, eb, words
     )
-    with pytest.raises(DataError, match="pair them"):
+    with pytest.raises(DataError, match="50, 9"):
         paired_contrast([ea, eb[:9]], [words, words[:9]], [1.0, -1.0])
 
 
@@ -173,10 +175,14 @@ def test_all_pairs_and_their_sentences():
     ]  # method, baseline
     said = rival_sentences({"equal_speed": pairs})
     assert len(said) == 2  # car against far, dcar against car; what shares no speed is left out
-    assert said[1].startswith(
-        "At equal time (1.50 × FAR) DCAR makes 30.0 % word errors and CAR-k 30.0 %: +0.0 points"
-    )
-    assert "could be chance" in said[1]
+    assert re.findall(r"DCAR|CAR-k|[+]?\d+\.\d+", said[1])[:6] == [
+        "1.50",
+        "DCAR",
+        "30.0",
+        "CAR-k",
+        "30.0",
+        "+0.0",
+    ]
     assert rival_sentences({"equal_speed": []}) == []
     untimed = [{**r, "speedup_vs_far": None} for r in rows]
     assert speed_axis(untimed) is None

@@ -175,7 +175,7 @@ def test_what_was_never_judged_has_no_rate():
 
 @pytest.mark.parametrize(("proposed", "accepted"), [([3], [4]), ([3], [-1]), ([3, 3], [1])])
 def test_miscounting_methods_are_named(proposed, accepted):
-    with pytest.raises(DataError, match="utt-1: ssd-0.4 .* counts wrongly"):
+    with pytest.raises(DataError, match="utt-1: ssd-0.4 .*`rounds_proposed`"):
         check_rounds("utt-1", "ssd-0.4", proposed, accepted)
     check_rounds("utt-1", "ssd-0.4", [3, 2], [3, 0])
 

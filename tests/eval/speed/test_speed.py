@@ -107,7 +107,7 @@ def test_the_whole_step_can_be_compiled(monkeypatch, measured):
     compiled: list = []
     measured("--quick", "repeats=1", "tokens=12", "parts=[growth]", "compile=true", "graphs=false")
     assert compiled
-    with pytest.raises(EngineError, match="CUDA graphs were asked for"):
+    with pytest.raises(EngineError, match="'cpu'.*graphs=false"):
         Engine(tiny_decoder(), ChunkMethod(FixedChunk(1)), SamplingConfig(), graphs=True)
 
 
@@ -237,7 +237,7 @@ def test_policy_and_draft_survive_rounding(tmp_path):
     )
     assert list(models.policies) == ["trained"] and models.draft.norm.weight.dtype == torch.bfloat16
     tiny_decoder(seed=1).save_pretrained(tmp_path / "other")
-    with pytest.raises(CheckpointError, match="trained for the decoder"):
+    with pytest.raises(CheckpointError, match="policy .*dcar train-policy"):
         load_all(
             SpeedConfig(decoder=str(tmp_path / "other"), policy=str(tmp_path / "policy")), "starter"
         )
@@ -288,5 +288,5 @@ def test_runs_are_interleaved_and_the_first_round_is_dropped():
 def test_bad_settings_are_refused(bad):
     with pytest.raises(ConfigError):
         SpeedConfig(**bad)
-    with pytest.raises(ConfigError, match="did you mean 'repeats'"):
+    with pytest.raises(ConfigError, match="'repeat'.*'repeats'"):
         main(["repeat=3"])

@@ -47,7 +47,7 @@ def test_the_first_uncertain_head_ends_the_chunk():
 
 @pytest.mark.parametrize("threshold", [-0.1, math.nan])
 def test_impossible_thresholds_are_refused(threshold):
-    with pytest.raises(ConfigError, match="at least 0"):
+    with pytest.raises(ConfigError, match=f"threshold .*{threshold}"):
         EntropyChunk(threshold)
 
 
@@ -68,7 +68,7 @@ def test_command_writes_and_shows(files, capsys):
         ]
     )
     shown = capsys.readouterr().out
-    assert "token pairs occur" in shown and "head 4:" in shown and "tokens per pass" in shown
+    assert "head 4:" in shown
     one, two = (VerifierStatistics.from_pretrained(files / name) for name in ("stats", "again"))
     assert one.checksum() == two.checksum()  # the same run again gives the same numbers
     assert one.info["sampling"]["max_tokens"] == 40 and one.info["provenance"]["split"] == "dev"
@@ -159,7 +159,7 @@ def test_threshold_by_interpolation():
         [0.0, 0.5, 1.0, 2.5, 3.0]
     )
     for wrong in (0.5, 4.1):
-        with pytest.raises(ConfigError, match="range from 1.00 to 4.00"):
+        with pytest.raises(ConfigError, match=f"{wrong} .*1.00 to 4.00"):
             found.threshold_for(wrong)
 
 
@@ -171,42 +171,40 @@ def test_saved_statistics_are_loaded_strictly(tmp_path):
         found.decoder,
         14,
     )
-    with pytest.raises(CheckpointError, match="dcar fit-verifiers"):
+    with pytest.raises(CheckpointError, match="nowhere: .*dcar fit-verifiers"):
         VerifierStatistics.from_pretrained(tmp_path / "nowhere")
     about = json.loads((tmp_path / INFO).read_text())
     (tmp_path / INFO).write_text(json.dumps({**about, "tensors": "0" * 64}))
-    with pytest.raises(CheckpointError, match="not the file"):
+    with pytest.raises(CheckpointError, match="statistics.safetensors .*statistics.json"):
         VerifierStatistics.from_pretrained(tmp_path)
     (tmp_path / INFO).write_text(json.dumps({**about, "format_version": 0}))
     with pytest.raises(
-        CheckpointError, match="format version 0, this program reads 1; make them again with"
+        CheckpointError, match="statistics.json: .*version 0.* 1; .*`dcar fit-verifiers"
     ):
         VerifierStatistics.from_pretrained(tmp_path)
     (tmp_path / INFO).write_text(json.dumps(about))
     (tmp_path / TENSORS).write_bytes(b"broken")
-    with pytest.raises(CheckpointError, match="cannot read"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: .*header"):
         VerifierStatistics.from_pretrained(tmp_path)
 
 
 def test_statistics_of_another_decoder_are_refused(files):
-    with pytest.raises(
-        CheckpointError, match="fit them for this decoder with `dcar fit-verifiers`"
-    ):
+    with pytest.raises(CheckpointError, match="statistics .*'tiny@abc'.*`dcar fit-verifiers`"):
         Models(tiny_decoder(seed=1), statistics=VerifierStatistics.from_pretrained(files / "stats"))
 
 
 def test_wrong_settings_of_the_fit(files, tmp_path):
-    with pytest.raises(ConfigError, match="decoder is not set"):
+    with pytest.raises(ConfigError, match="^decoder "):
         fitting.main([])
-    with pytest.raises(ConfigError, match="thresholds must be a whole number ≥ 2; not 1"):
+    with pytest.raises(ConfigError, match="thresholds "):
         fitting.main(["thresholds=1"])
     tiny_decoder(
         heads=1, text_vocab_size=TEXT_VOCAB_SIZE, tokenizer="tiny@abc", phonemes=PHONEME_VERSION
     ).save_pretrained(tmp_path / "far")
-    with pytest.raises(ConfigError, match="base head only"):
+    with pytest.raises(ConfigError, match="heads"):
         fitting.main([f"decoder={tmp_path / 'far'}", f"data={files / 'data'}", f"out={tmp_path}"])
     tiny_decoder(tokenizer="other@1").save_pretrained(tmp_path / "foreign")
-    with pytest.raises(DataError, match="prepare the corpus with the decoder's own"):
+    with pytest.raises(DataError, match="data: .*tiny@abc.*other@1"):
         fitting.main(
             [f"decoder={tmp_path / 'foreign'}", f"data={files / 'data'}", f"out={tmp_path}"]
         )

@@ -62,9 +62,9 @@ def test_smoothed_rows_are_distributions_and_the_formula_holds():
 
 
 def test_transitions_that_cannot_be_counted():
-    with pytest.raises(DataError, match="utterance 1 has a token outside the codebook of 4"):
+    with pytest.raises(DataError, match="utterance 1 .* 4"):
         count_bigrams([[0], [4]], 4)
-    with pytest.raises(DataError, match="no utterances"):
+    with pytest.raises(DataError, match="split"):
         count_bigrams([], 4)
 
 

@@ -78,7 +78,7 @@ def test_sentences_become_a_corpus_and_its_first_utterances_of_every_voice(tmp_p
             f"out={work}",
         ]
     )
-    with pytest.raises(SystemExit, match="is not Kokoro-82M int8"):
+    with pytest.raises(SystemExit, match="Kokoro-82M"):
         script.main(speak)
     monkeypatch.setattr(script, "MODEL_SHA256_PREFIX", hashlib.sha256(b"weights").hexdigest()[:8])
     script.main(speak)
@@ -180,7 +180,7 @@ def test_a_corpus_of_training_speech_alone_is_packed(tmp_path):
     (tmp_path / "jobs.jsonl").write_text("".join(json.dumps(job) + "\n" for job in jobs))
     for job in jobs[:2]:
         save_audio(tmp_path / "speech" / f"{job['id']}.ogg", np.full(2400, 0.1, np.float32), 24_000)
-    with pytest.raises(SystemExit, match="1 utterances were not spoken, the first is blend_2"):
+    with pytest.raises(SystemExit, match="1 .*blend_2"):
         script.main(["pack", f"work={tmp_path}", f"out={tmp_path / 'corpus'}"])
     script.main(["pack", f"work={tmp_path}", f"out={tmp_path / 'corpus'}", "partial=true"])
     assert [p.name for p in (tmp_path / "corpus").iterdir()] == ["train.parquet"]

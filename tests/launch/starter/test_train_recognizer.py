@@ -172,22 +172,18 @@ def test_what_does_not_belong_together_is_refused(speech, tmp_path, monkeypatch)
             "absent.jsonl",
             lambda: run(config_of((tmp_path / "absent.jsonl", speech[1]), tmp_path / "x")),
         ),
-        (
-            TextError,
-            r"does not know the characters \[' '\]",
-            lambda: StateTexts(recordings, [], small_alphabet),
-        ),
-        (ConfigError, "dropout must be", lambda: config_of(speech, out, dropout=1.0)),
+        (TextError, r"\[' '\]", lambda: StateTexts(recordings, [], small_alphabet)),
+        (ConfigError, "dropout", lambda: config_of(speech, out, dropout=1.0)),
         (
             CheckpointError,
-            r"holds \d+ states where \d+ belong; remove it",
+            r"states/.*\.npy: ",
             lambda: kept_states(recordings, tmp_path / "states"),
         ),
     ):
         with pytest.raises(error, match=message):
             ask()
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match="an encoder recogniser is small.*not with FSDP"):
+    with pytest.raises(ConfigError, match="multi_gpu.yaml.*FSDP"):
         run(config_of(speech, tmp_path / "y"))
     assert torch.is_grad_enabled()
 
@@ -198,12 +194,12 @@ def test_rows_that_cannot_be_trained_on(speech, caplog):
     path = speech[0].with_name("fast.jsonl")
     path.write_text("\n".join([json.dumps(good)] * 20 + [json.dumps(fast)]))
     assert len(load_recordings(path)) == 20
-    assert "fast.jsonl:21" in caplog.text and "too short" in caplog.text
+    assert "fast.jsonl:21" in caplog.text
     for bad, error, message in (
-        (fast, DataError, r"(?s)cannot be aligned.*fast\.jsonl:1: .*too short"),
-        (good | {"text": "…"}, DataError, r"fast\.jsonl:1: .*no words"),
+        (fast, DataError, r"(?s)fast\.jsonl:1: .*1.50 s"),
+        (good | {"text": "…"}, DataError, r"fast\.jsonl:1: .*'…'"),
         (good | {"audio": "no.wav"}, AudioError, r"fast\.jsonl:1: .*no\.wav"),
-        ({"text": "a"}, DataError, r"fast\.jsonl:1: fields missing"),
+        ({"text": "a"}, DataError, r"fast\.jsonl:1: .*id, audio, speaker"),
     ):
         path.write_text(json.dumps(bad))
         with pytest.raises(error, match=message):

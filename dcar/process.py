@@ -17,7 +17,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,6 +56,52 @@ SMALL = 100_000_000
 def cores() -> int:
     """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def own_device(device: str) -> str:
+    """Return the device of this process for a setting `device`.
+
+    `auto` is a GPU if there is one. Of several GPUs, process n of a machine (LOCAL_RANK of the
+    launcher) uses number n; if there are more processes than GPUs, they share them in turn.
+    """
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device != "cuda":
+        return device
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    return f"cuda:{local_rank % max(1, torch.cuda.device_count())}"
+
+
+def workers(count: int) -> int:
+    """Return a number of worker threads: `count`, or, if that is 0, one for each core that this
+    process has when the processes of a launch share the cores of the machine."""
+    return count or max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+@contextlib.contextmanager
+def worker_pool(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Provide threads that compute with one torch thread each; what they have not begun when the
+    block is left is cancelled."""
+    import torch
+
+    pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def one_ahead(items: Iterable[T]) -> Iterator[T]:
+    """Yield the items in order. The next one is made in a thread while the caller uses the present
+    one, and no more than that one."""
+    iterator, end = iter(items), object()
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(next, iterator, end)
+        while (item := following.result()) is not end:
+            following = thread.submit(next, iterator, end)
+            yield item  # type: ignore[misc]
 
 
 @contextlib.contextmanager

@@ -182,6 +182,8 @@ class ToyLayers(ToyTokenizer):
 class ToyEncoder:
     name = "toy-voice"
 
-    def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-        spectrum = np.abs(np.fft.rfft(wave, 1024))[:256]
-        return (spectrum / np.linalg.norm(spectrum)).astype(np.float32)
+    def windows(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
+        return np.abs(np.fft.rfft(wave, 1024))[:256]
+
+    def embed_windows(self, windows: list[np.ndarray]) -> np.ndarray:
+        return np.stack([w / np.linalg.norm(w) for w in windows]).astype(np.float32)

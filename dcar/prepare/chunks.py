@@ -47,6 +47,7 @@ from dcar.errors import AudioError, ConfigError, DataError
 from dcar.prepare.prepared import read_json
 from dcar.prepare.settings import SPLITS, PrepareConfig, PrepareReport, corpus_record, wait
 from dcar.prepare.shards import Chunk, Contents, Job, Loaded
+from dcar.process import own_device, workers
 from dcar.storage import digest_of, json_lines, write_text
 from dcar.tracking import write_json
 
@@ -66,7 +67,11 @@ class WholeCorpus:
         )
         heard = f"{config.out}.transcripts.jsonl" if config.out else ""
         kept = with_transcripts(
-            [u for u in utterances if in_range(u, config)], config.transcribe, heard, processes
+            [u for u in utterances if in_range(u, config)],
+            config.transcribe,
+            heard,
+            processes,
+            own_device(config.device),
         )
         self.checked, self.filtered = (
             len(utterances) + len(self.problems),
@@ -93,11 +98,12 @@ class WholeCorpus:
 
     def validate(self) -> list[Problem]:
         """All bad rows."""
+        config = self.config
         return self.problems + validate_corpus(
             self.rows,
-            self.config.min_seconds,
-            self.config.max_seconds,
-            num_workers=self.config.num_proc,
+            config.min_seconds,
+            config.max_seconds,
+            num_workers=workers(config.num_proc),
             progress=self.progress,
         )
 

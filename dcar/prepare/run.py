@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache, partial
@@ -35,8 +36,19 @@ from dcar.prepare.settings import (
     settings_stamp,
     wait,
 )
-from dcar.prepare.shards import Contents, Encoder, check_chunk, read_chunk, tokenise, write_shard
-from dcar.process import run_claimed
+from dcar.prepare.shards import (
+    Chunk,
+    Contents,
+    Encoder,
+    HeardJob,
+    check_chunk,
+    hear,
+    read_chunk,
+    tokenise,
+    write_shard,
+)
+from dcar.process import one_ahead, own_device, run_claimed, worker_pool, workers
+from dcar.tokens.base import input_rate
 from dcar.tracking import write_json
 
 if TYPE_CHECKING:
@@ -81,7 +93,7 @@ def run(
     if tokenizer is None:
         from dcar.tokens.load import load_tokenizer  # its packages are heavy
 
-        tokenizer = load_tokenizer(config.tokenizer)
+        tokenizer = load_tokenizer(config.tokenizer, own_device(config.device))
     fingerprint = corpus.fingerprint(settings_stamp(config, tokenizer, speaker_encoder))
 
     done = partial(finished, config, fingerprint)
@@ -123,35 +135,26 @@ def _write_chunks(
     def encoder() -> Encoder:
         from dcar.voices.encoder import SpeakerEncoder  # as heavy
 
-        return speaker_encoder or SpeakerEncoder()
+        return speaker_encoder or SpeakerEncoder(own_device(config.device))
 
     chunks = corpus.chunks(rank, world)
     total = sum(chunk.rows for chunk in chunks) if isinstance(chunks, list) else None
     with (
         tqdm(desc="tokenise", total=total, unit="utt", disable=not (progress and rank == 0)) as bar,
-        ThreadPoolExecutor(config.num_proc) as pool,
+        worker_pool(workers(config.num_proc)) as pool,
     ):
-        for name, rows, contents in chunks:
+        for (name, rows, _), found, heard in one_ahead(
+            _read(chunks, config, work, input_rate(tokenizer), encoder, pool)
+        ):
             mine.append(name)
-            if read_chunk(work, name):
+            if found is None:
                 bar.update(rows)
                 continue
-            found = contents if isinstance(contents, Contents) else contents(pool)
-            shards = {
-                split: f"{split}-{name}.parquet" for split, jobs in found.jobs.items() if jobs
-            }
+            shards = {split: f"{split}-{name}.parquet" for split in heard}
             files = {}
             for split, file in shards.items():
                 table = tokenise(
-                    found.jobs[split],
-                    tokenizer,
-                    encoder(),
-                    config.max_seconds,
-                    config.batch_seconds,
-                    pool,
-                    bar,
-                    found.loaded,
-                    config.residual,
+                    heard[split], tokenizer, encoder(), config.batch_seconds, bar, config.residual
                 )
                 files[file] = write_shard(table, work / file)
             write_json(
@@ -166,6 +169,29 @@ def _write_chunks(
             )
     write_json(work / f"done-{rank}-of-{world}.json", {"chunks": mine})
     return mine
+
+
+def _read(
+    chunks: Iterable[Chunk],
+    config: PrepareConfig,
+    work: Path,
+    rate: int,
+    encoder: Callable[[], Encoder],
+    pool: ThreadPoolExecutor,
+) -> Iterator[tuple[Chunk, Contents | None, dict[str, list[HeardJob]]]]:
+    """Yield each chunk, what it holds, and its recordings by split; None and nothing if its shards
+    are there."""
+    for chunk in chunks:
+        if read_chunk(work, chunk.name):
+            yield chunk, None, {}
+            continue
+        found = chunk.contents if isinstance(chunk.contents, Contents) else chunk.contents(pool)
+        heard = {
+            split: hear(jobs, encoder(), rate, config.max_seconds, pool, found.loaded)
+            for split, jobs in found.jobs.items()
+            if jobs
+        }
+        yield chunk, found._replace(loaded=None), heard
 
 
 def _all_chunks(work: Path, world: int, wait_seconds: float) -> list[str]:

@@ -89,7 +89,17 @@ class PrepareConfig:
     compress: bool = setting(
         False, "Files of half the size, which are read into memory instead of being memory-mapped."
     )
-    num_proc: int = setting(1, "Threads that read and check audio.", minimum=1)
+    num_proc: int = setting(
+        0,
+        "Threads that read, check and analyse audio ahead of the models; 0 = one for each core of "
+        "this process.",
+        minimum=0,
+    )
+    device: str = setting(
+        "auto",
+        "Device of tokenizer and speaker encoder: cpu, cuda, or auto = a GPU if there is one. "
+        "Process n of a machine uses GPU n.",
+    )
     wait_seconds: float = setting(3600.0, "How long to wait for other processes.", above=0)
 
     def __post_init__(self) -> None:
@@ -181,7 +191,7 @@ def corpus_record(config: PrepareConfig) -> dict[str, Any]:
 # layers
 NOT_IN_FINGERPRINT = (
     "out", "tokenizer", "residual", "path", "transcribe", "validate", "skip_bad", "batch_seconds",
-    "compress", "num_proc", "wait_seconds",
+    "compress", "num_proc", "device", "wait_seconds",
 )  # fmt: skip
 # of what is computed; how it is stored (FORMAT_VERSION) leaves fingerprints as they are
 CONTENT_VERSION = 2

@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -28,7 +27,7 @@ from dcar.prepare.prepared import RESUME, copy_name, features, read_json
 from dcar.storage import differing, digest, replacing
 from dcar.text.phonemes import text_to_ids
 from dcar.tokens.base import LayeredTokenizer, SpeechTokenizer, by_length, input_rate
-from dcar.voices.features import EMBEDDING_DIM, speaker_features
+from dcar.voices.features import EMBEDDING_DIM, prompt_statistics, with_embedding
 from dcar.voices.speech import find_speech
 
 if TYPE_CHECKING:
@@ -38,9 +37,15 @@ logger = logging.getLogger(__name__)
 
 
 class Encoder(Protocol):
-    """A speaker encoder: waveform [samples] at a rate in Hz → [256]."""
+    """A speaker encoder: what its network reads of a waveform is made by the workers."""
 
-    def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray: ...
+    def windows(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
+        """Return windows [N, …] of a waveform [samples] at a rate in Hz."""
+        ...
+
+    def embed_windows(self, windows: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the embeddings [B, 256] of the windows of B waveforms."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -108,86 +113,110 @@ class Chunk(NamedTuple):
     contents: Contents | Callable[[ThreadPoolExecutor], Contents]
 
 
-def tokenise(
+@dataclass(frozen=True)
+class Heard:
+    """What models and vocoder read of one recording; made in the workers, without any model."""
+
+    place: str  # for messages
+    wave: np.ndarray  # float32 [samples] at the tokenizer's `input_rate`
+    seconds: float
+    windows: np.ndarray  # of the speaker encoder, [N, …]
+    statistics: np.ndarray  # float32 [42], `prompt_statistics` of the recording at its own rate
+
+    @classmethod
+    def of(cls, place: str, sound: Sound, speed: float, rate: int, encoder: Encoder) -> Heard:
+        """Analyse `sound`, played `speed` times faster. AudioError names `place`."""
+        wave = sound.for_encoders().at_speed(speed).wave
+        same = rate == ENCODER_SAMPLE_RATE
+        tokenized = wave if same else sound.for_encoders(rate).at_speed(speed).wave
+        try:
+            windows = encoder.windows(wave, ENCODER_SAMPLE_RATE)
+            statistics = prompt_statistics(*sound.at_speed(speed))
+            return cls(place, tokenized, len(wave) / ENCODER_SAMPLE_RATE, windows, statistics)
+        except AudioError as error:
+            raise AudioError(f"{place}: {error}") from error
+
+
+class HeardJob(NamedTuple):
+    """A row of the output before the models have read it; no speech if it is left out."""
+
+    job: Job
+    text_ids: list[int]
+    speech: Heard | None
+    prompt: Heard | None
+
+
+def hear(
     jobs: Sequence[Job],
-    tokenizer: SpeechTokenizer,
-    speaker_encoder: Encoder,
+    encoder: Encoder,
+    rate: int,
     max_seconds: float,
-    batch_seconds: float,
     pool: ThreadPoolExecutor,
-    bar: Any,
     loaded: Mapping[str, Loaded] | None = None,
+) -> list[HeardJob]:
+    """Read the recordings of a shard in the workers, in the order of `jobs`.
+
+    A slowed copy of more than `max_seconds` is left out. rate: the tokenizer's `input_rate`.
+    loaded: recordings by `Utterance.source`, if they were decoded already.
+    """
+
+    def one(job: Job) -> HeardJob:
+        u, place = job.utterance, _place(job)
+        audio, prompt = (u.load(), u.load_prompt()) if loaded is None else loaded[u.source]
+        speech = Heard.of(place, Sound(*audio), job.speed, rate, encoder)
+        if job.speed != 1.0 and speech.seconds > max_seconds:
+            return HeardJob(job, [], None, None)
+        spoken = None
+        if prompt is not None:
+            spoken = Heard.of(f"{place} (prompt)", Sound(*prompt).of_speech(), 1.0, rate, encoder)
+        return HeardJob(job, text_to_ids(u.text), speech, spoken)
+
+    return list(pool.map(one, jobs))
+
+
+def tokenise(
+    heard: Sequence[HeardJob],
+    tokenizer: SpeechTokenizer,
+    encoder: Encoder,
+    batch_seconds: float,
+    bar: Any,
     residual: bool = False,
 ) -> pa.Table:
-    """The rows of one shard, in the order of `jobs`; audio goes through the tokenizer in batches of
-    similar length.
+    """Return the rows of one shard, in the order of `heard`; audio goes through the tokenizer in
+    batches of similar length.
 
-    loaded: recordings by `Utterance.source`, where they were decoded already; else they are read
-    here. residual: also store the layers after the first, of a `LayeredTokenizer`.
+    residual: also store the layers after the first, of a `LayeredTokenizer`.
     """
     import pyarrow as pa
 
-    rate = input_rate(tokenizer)
-
-    def hear(job: Job) -> tuple[Job, Sound, np.ndarray, np.ndarray, Sound | None]:
-        """The recording at the job's speed, its waveform [samples] for the speaker encoder and
-        for the tokenizer, and the prompt's recording."""
-        u = job.utterance
-        audio, prompt = (u.load(), u.load_prompt()) if loaded is None else loaded[u.source]
-        sound = Sound(*audio)
-        wave = sound.for_encoders().at_speed(job.speed).wave
-        same = rate == ENCODER_SAMPLE_RATE
-        spoken = wave if same else sound.for_encoders(rate).at_speed(job.speed).wave
-        return (
-            job,
-            sound.at_speed(job.speed),
-            wave,
-            spoken,
-            None if prompt is None else Sound(*prompt).of_speech(),
-        )
-
-    heard = list(pool.map(hear, jobs))
-    # a slowed copy may be longer than the limit that its original keeps: it is left out
-    longest = max_seconds * ENCODER_SAMPLE_RATE
-    kept = [found for found in heard if found[0].speed == 1.0 or len(found[2]) <= longest]
+    kept = [(row, row.speech) for row in heard if row.speech is not None]
     if left_out := len(heard) - len(kept):
-        logger.info("%d slowed copies are longer than %g s and left out", left_out, max_seconds)
+        logger.info("%d slowed copies are longer than max_seconds and left out", left_out)
         bar.update(left_out)
-    encode = partial(
-        _encode, tokenizer=tokenizer, rate=rate, batch_seconds=batch_seconds, residual=residual
-    )
-    speech = encode(
-        [spoken for _, _, _, spoken, _ in kept], [_place(job) for job, *_ in kept], bar=bar
-    )
-    prompted = [
-        (f"{_place(job)} (prompt)", p.for_encoders(rate).wave)
-        for job, *_, p in kept
-        if p is not None
-    ]
-    prompt_speech = iter(encode([wave for _, wave in prompted], [place for place, _ in prompted]))
+    speech = _encode([sound for _, sound in kept], tokenizer, batch_seconds, residual, bar)
+    voices = _voices([sound for _, sound in kept], encoder)
+    prompts = [row.prompt for row, _ in kept if row.prompt is not None]
+    prompt_speech = iter(_encode(prompts, tokenizer, batch_seconds, residual))
+    prompt_voices = iter(_voices(prompts, encoder))
     rows: list[dict[str, Any]] = []
-    for (job, sound, wave, _, prompt), codes in zip(kept, speech, strict=True):
-        u = job.utterance
-        prompt_codes = np.empty((1, 0), np.int64) if prompt is None else next(prompt_speech)
+    for (row, sound), codes, voice in zip(kept, speech, voices, strict=True):
+        job, u = row.job, row.job.utterance
+        prompt_codes = np.empty((1, 0), np.int64) if row.prompt is None else next(prompt_speech)
         rows.append(
             {
                 "id": job.id,
                 "text": u.text,
                 "speaker": job.speaker,
-                "text_ids": text_to_ids(u.text),
+                "text_ids": row.text_ids,
                 "speech": codes[0],
-                "voice": _voice(speaker_encoder, sound, wave, _place(job)),
-                "duration": len(wave) / ENCODER_SAMPLE_RATE,
+                "voice": voice,
+                "duration": sound.seconds,
                 "speed": job.speed,
                 "audio": os.path.abspath(u.audio) if isinstance(u.audio, str) else "",
                 "source": u.source,
                 "prompt_text": u.prompt_text or "",
                 "prompt_speech": prompt_codes[0],
-                "prompt_voice": []
-                if prompt is None
-                else _voice(
-                    speaker_encoder, prompt, prompt.for_encoders().wave, f"{_place(job)} (prompt)"
-                ),
+                "prompt_voice": [] if row.prompt is None else next(prompt_voices),
                 "residual": codes[1:].ravel(),
                 "prompt_residual": prompt_codes[1:].ravel(),
             }
@@ -202,33 +231,29 @@ def _place(job: Job) -> str:
 
 
 def _encode(
-    waves: list[np.ndarray],
-    places: list[str],
+    heard: Sequence[Heard],
     tokenizer: SpeechTokenizer,
-    rate: int,
     batch_seconds: float,
     residual: bool,
     bar: Any = None,
 ) -> list[np.ndarray]:
-    """Tokens [1, T] of every waveform, with `residual` codes [layers, T]; checked, in the given
-    order."""
-    out: list[np.ndarray] = [np.empty((0, 0), np.int64)] * len(waves)
-    for batch in by_length([len(wave) for wave in waves], batch_seconds * rate):
-        encoded = _layers([waves[i] for i in batch], tokenizer, rate, residual)
+    """Return tokens [1, T] of every waveform, with `residual` codes [layers, T]; checked, in the
+    given order."""
+    out: dict[int, np.ndarray] = {}
+    rate = input_rate(tokenizer)
+    for batch in by_length([len(sound.wave) for sound in heard], batch_seconds * rate):
+        encoded = _layers([heard[i].wave for i in batch], tokenizer, rate, residual)
         if len(encoded) != len(batch):
             raise DataError(
                 f"tokenizer {tokenizer.name} gave {len(encoded)} results for {len(batch)} waveforms"
             )
         for i, layers in zip(batch, encoded, strict=True):
-            out[i] = np.stack(
-                [
-                    check_tokens(tokens, len(waves[i]) / rate, tokenizer, places[i])
-                    for tokens in layers
-                ]
-            )
+            seconds = len(heard[i].wave) / rate
+            checked = [check_tokens(codes, seconds, tokenizer, heard[i].place) for codes in layers]
+            out[i] = np.stack(checked)
         if bar is not None:
             bar.update(len(batch))
-    return out
+    return [out[i] for i in range(len(heard))]
 
 
 def _layers(
@@ -276,18 +301,21 @@ def check_tokens(
     return tokens.astype(np.int64)
 
 
-def _voice(speaker_encoder: Encoder, sound: Sound, wave: np.ndarray, where: str) -> np.ndarray:
-    """The vocoder's voice features [298] of all that was recorded; they begin with the speaker
-    embedding [256] of the waveform at ENCODER_SAMPLE_RATE."""
-    embedding = np.asarray(speaker_encoder.embed(wave, ENCODER_SAMPLE_RATE), dtype=np.float32)
-    if embedding.shape != (EMBEDDING_DIM,) or not np.isfinite(embedding).all():
+def _voices(heard: Sequence[Heard], encoder: Encoder) -> list[np.ndarray]:
+    """Return the vocoder's voice features [298] of all that was recorded; they begin with the
+    speaker embedding [256]."""
+    if not heard:
+        return []
+    found = np.asarray(encoder.embed_windows([h.windows for h in heard]), dtype=np.float32)
+    if found.shape != (len(heard), EMBEDDING_DIM):
         raise DataError(
-            f"{where}: speaker embedding {embedding.shape}, expected {EMBEDDING_DIM} finite numbers"
+            f"speaker embeddings {found.shape} of {len(heard)} recordings, expected "
+            f"{EMBEDDING_DIM} numbers each"
         )
-    try:
-        return speaker_features(*sound, embedding)
-    except AudioError as error:
-        raise AudioError(f"{where}: {error}") from error
+    for sound, embedding in zip(heard, found, strict=True):
+        if not np.isfinite(embedding).all():
+            raise DataError(f"{sound.place}: speaker embedding is not finite; is there speech?")
+    return [with_embedding(e, h.statistics) for e, h in zip(found, heard, strict=True)]
 
 
 def write_shard(table: pa.Table, file: Path) -> dict[str, Any]:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError
+
+BATCH_SECONDS, CPU_BATCH_SECONDS = 120.0, 0.0
+"""Seconds of audio that an encoder reads at once, with padding. On a CPU that is one waveform:
+the activations of more do not fit its caches (a HuBERT of 4 layers: half as fast in batches of
+40 s)."""
 
 
 @runtime_checkable
@@ -91,6 +98,12 @@ def heard_by(
     return resample(wave, sample_rate, rate), -(-len(wave) * rate // (sample_rate * hop))
 
 
+def batch_samples(device: str, sample_rate: int) -> float:
+    """Return how many samples of audio an encoder on `device` reads at once."""
+    on_cpu = torch.device(device).type == "cpu"
+    return (CPU_BATCH_SECONDS if on_cpu else BATCH_SECONDS) * sample_rate
+
+
 def by_length(lengths: Sequence[int], most: float, equal: bool = False) -> Iterator[list[int]]:
     """Yield indices in order of length, in batches of at most `most` samples with their padding, or
     of a single waveform; with `equal`, only waveforms of one length share a batch."""
@@ -108,3 +121,19 @@ def by_length(lengths: Sequence[int], most: float, equal: bool = False) -> Itera
 def fitted(wave: np.ndarray, samples: int) -> np.ndarray:
     """`wave` cut, or filled with zeros, to so many samples."""
     return np.pad(wave[:samples], (0, max(0, samples - len(wave))))
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Compute float32 products, convolutions and recurrent layers of a GPU in full precision in the
+    block: in TF32, which cuDNN uses by default, codes would differ from those of a CPU."""
+    cudnn: Any = torch.backends.cudnn
+    parts: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    before = [part.fp32_precision for part in parts]
+    try:
+        for part in parts:
+            part.fp32_precision = "ieee"
+        yield
+    finally:
+        for part, precision in zip(parts, before, strict=True):
+            part.fp32_precision = precision

@@ -1,9 +1,9 @@
 """Speech tokenizers of other projects behind `SpeechTokenizer`: S³ and X-codec2; for codecs with
 layers see `rvq`.
 
-Each is given one waveform at a time, padded with zeros to whole tokens, so that there are
-ceil(seconds · rate_hz) tokens and no batch can change a code. Packages are imported where they are
-used. Weights are read without unpickling.
+A waveform is padded with zeros to whole tokens, so that there are ceil(seconds · rate_hz). On a
+GPU, waveforms with the same number of tokens share a batch; none is padded for another one.
+Packages are imported where they are used. Weights are read without unpickling.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
 from dcar.home import cache_folder
 from dcar.sources.hub import from_hub, read_weights
-from dcar.tokens.base import fitted, heard_by
+from dcar.tokens.base import batch_samples, by_length, fitted, full_float32, heard_by
 from heads.checkpoint import tensors_checksum
 
 S3_PIP = "pip install s3tokenizer==0.3.0 torchaudio"
@@ -39,24 +39,31 @@ class CodecTokenizer:
 
     def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
         """Codes [T] int64 of every waveform [samples] float32 mono; T = ceil(seconds · rate_hz)."""
-        return [self._encode(wave, sample_rate) for wave in waves]
-
-    def _encode(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
         hop = round(self.sample_rate / self.rate_hz)
-        wave, count = heard_by(
-            self.name, wave, sample_rate, self.max_seconds, hop, self.sample_rate
-        )
-        with torch.inference_mode():
-            codes = self.codes(torch.from_numpy(fitted(wave, count * hop)), count)
+        heard = [
+            heard_by(self.name, wave, sample_rate, self.max_seconds, hop, self.sample_rate)
+            for wave in waves
+        ]
+        lengths = [count * hop for _, count in heard]
+        out: dict[int, np.ndarray] = {}
+        for batch in by_length(lengths, batch_samples(self.device, self.sample_rate), equal=True):
+            values = np.stack([fitted(heard[i][0], lengths[i]) for i in batch])
+            out |= zip(batch, self._encode(values, lengths[batch[0]] // hop), strict=True)
+        return [out[i] for i in range(len(waves))]
+
+    def _encode(self, waves: np.ndarray, count: int) -> np.ndarray:
+        """Return the codes of waveforms [B, samples] of `count` tokens each; see `codes`."""
+        with torch.inference_mode(), full_float32():
+            codes = self.codes(torch.from_numpy(waves), count)
         if (found := codes.shape[-1]) < count:
             raise AudioError(
                 f"{self.name}: {found} tokens, expected {count}; is it the right model file?"
             )
         return codes[..., :count].cpu().numpy().astype(np.int64)
 
-    def codes(self, wave: Any, count: int) -> Any:
-        """Codes [≥ count], of an RVQ codec [layers, ≥ count], of a waveform of whole tokens, a
-        float32 tensor [samples] at `sample_rate`."""
+    def codes(self, waves: torch.Tensor, count: int) -> torch.Tensor:
+        """Return codes [B, ≥ count], of an RVQ codec [B, layers, ≥ count], of waveforms of whole
+        tokens, float32 [B, samples] at `sample_rate`."""
         raise NotImplementedError
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
@@ -140,12 +147,12 @@ class S3Tokenizer(CodecTokenizer):
         )
         self._mel = s3tokenizer.log_mel_spectrogram
 
-    def codes(self, wave: Any, count: int) -> Any:
-        mel = self._mel(wave, n_mels=self.mels).to(self.device)
-        codes, lengths = self.model.quantize(
-            mel[None], torch.tensor([mel.shape[1]], device=self.device)
-        )
-        return codes[0, : int(lengths[0])]
+    def codes(self, waves: torch.Tensor, count: int) -> torch.Tensor:
+        # a spectrum is scaled by its own peak
+        mels = torch.stack([self._mel(wave, n_mels=self.mels) for wave in waves])
+        lengths = torch.full((len(mels),), mels.shape[2])
+        codes, lengths = self.model.quantize(mels.to(self.device), lengths.to(self.device))
+        return codes[:, : int(lengths[0])]
 
 
 class XCodec2Tokenizer(CodecTokenizer):
@@ -167,16 +174,14 @@ class XCodec2Tokenizer(CodecTokenizer):
         self.name, self.extractor = "xcodec2", SeamlessM4TFeatureExtractor()
         self.hop = model.config.hop_length
 
-    def codes(self, wave: Any, count: int) -> Any:
+    def codes(self, waves: torch.Tensor, count: int) -> torch.Tensor:
         # transformers pads past the end by up to one token
-        wave = torch.nn.functional.pad(wave, (0, self.hop))
-        edges = torch.nn.functional.pad(wave, (self.hop // 2, self.hop // 2))
-        features = self.extractor(
-            edges.numpy(), sampling_rate=self.sample_rate, return_tensors="pt"
-        )
-        return self.model.encode(
-            wave[None, None].to(self.device), input_features=features.input_features.to(self.device)
-        ).audio_codes[0, 0]
+        waves = torch.nn.functional.pad(waves, (0, self.hop))
+        edges = list(torch.nn.functional.pad(waves, (self.hop // 2, self.hop // 2)).numpy())
+        features = self.extractor(edges, sampling_rate=self.sample_rate, return_tensors="pt")
+        inputs = features.input_features.to(self.device)
+        found = self.model.encode(waves[:, None].to(self.device), input_features=inputs)
+        return found.audio_codes[:, 0]
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         return self.model.decode(audio_codes=codes[None, None].to(self.device)).audio_values

@@ -36,11 +36,11 @@ from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.corpus.read import KINDS, Utterance, load_corpus
 from dcar.errors import ConfigError, DataError
-from dcar.process import run_claimed
+from dcar.process import one_ahead, own_device, run_claimed
 from dcar.text.phonemes import text_to_ids
 from dcar.tokens.alignment import fit_alignment, phoneme_states, smoothed, viterbi
 from dcar.tokens.base import SpeechTokenizer
-from dcar.tokens.kmeans import KMeansTokenizer, StateEncoder, fit_centroids
+from dcar.tokens.kmeans import KMeansTokenizer, StateEncoder, fit_centroids, of_one_rate
 from dcar.tokens.whisper import WhisperEncoder
 from dcar.tracking import write_json
 
@@ -79,7 +79,9 @@ class FitTokenizerConfig:
     report_utterances: int = setting(
         600, "Most utterances in the report; 0 for no report.", minimum=0
     )
-    device: str = setting("cpu", "Of a HuBERT encoder: cpu or cuda.")
+    device: str = setting(
+        "auto", "Device of a HuBERT encoder: cpu, cuda, or auto = a GPU if there is one."
+    )
     threads: int = setting(1, "Threads of the encoder.", minimum=1)
     seed: int = seed_setting(0, "Seed of the utterance order and of k-means.")
 
@@ -97,11 +99,11 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
         name: getattr(config, name)
         for name in ("vocab_size", "max_frames", "seed", "standardize", "passes", "sample_hours")
     }
-    encoder: StateEncoder = WhisperEncoder(threads=config.threads)
+    encoder: StateEncoder = WhisperEncoder(threads=config.threads, device=own_device(config.device))
     if config.encoder != encoder.name:
         from dcar.tokens.hubert import parse_encoder, shared_hubert
 
-        encoder = shared_hubert(*parse_encoder(config.encoder), config.device)
+        encoder = shared_hubert(*parse_encoder(config.encoder), own_device(config.device))
     tokenizer = KMeansTokenizer.fit(waves, encoder, **settings)
     if config.projection_size:
         tokenizer = sharpen(tokenizer, shuffled, config)
@@ -239,7 +241,9 @@ def describe_codes(tokenizer: SpeechTokenizer, utterances: Sequence[Utterance]) 
     code_entropy_bits, phoneme_bits with its chance level phoneme_bits_wrong_text, speaker_bits with
     speaker_bits_wrong_speaker.
     """
-    codes = [tokenizer.encode([wave], rate)[0] for wave, rate in (u.load() for u in utterances)]
+    waves = (u.load() for u in utterances)
+    batches = one_ahead(of_one_rate(waves))
+    codes = [row for batch, rate in batches for row in tokenizer.encode(batch, rate)]
     every = np.concatenate(codes)
     counts = np.bincount(every, minlength=tokenizer.vocab_size)
     share = counts[counts > 0] / counts.sum()

@@ -8,22 +8,30 @@ codes, 50 Hz).
 Departures from fairseq's simple_kmeans: the waveform is padded by 80 zeros, so that there are
 ceil(seconds · 50) states instead of one or two fewer, and states may be standardised before k-means
 (`standardize`).
+
+A GPU encodes waveforms in batches. HuBERT-Large normalises its convolutions frame by frame and
+takes an attention mask: batches of different lengths give the states of single waveforms up to
+rounding (1e-4 in float32). HuBERT-base normalises its first convolution over the time of a
+waveform, so padding would change every state: only waveforms with as many frames share a batch.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sources.hub import from_hub
-from dcar.tokens.base import fitted, heard_by
+from dcar.tokens.base import batch_samples, by_length, fitted, full_float32, heard_by
 from heads.checkpoint import tensors_checksum
 
 MAX_SECONDS = 60.0
@@ -31,7 +39,7 @@ MAX_SECONDS = 60.0
 
 
 class HubertEncoder:
-    """States of one layer of a HuBERT model of `transformers`, one waveform at a time, float32."""
+    """States of one layer of a HuBERT model of `transformers`, in full float32 on any device."""
 
     kind, name = "hubert-kmeans", "hubert"
 
@@ -70,6 +78,7 @@ class HubertEncoder:
             window = (window - 1) * step + kernel
         self.stride, self.padding = stride, window - stride
         self.rate_hz = ENCODER_SAMPLE_RATE / stride
+        self.padded = model.config.feat_extract_norm == "layer"
         self.sha256 = tensors_checksum(self.model.state_dict())
 
     @property
@@ -82,14 +91,42 @@ class HubertEncoder:
     def __call__(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
         """States [T, D] float32, T = ceil(seconds · rate_hz). AudioError for bad audio or more
         than MAX_SECONDS."""
+        return self.batch([wave], sample_rate)[0].cpu().numpy()
+
+    def batch(self, waves: Sequence[np.ndarray], sample_rate: int) -> list[Tensor]:
+        """Return the states [T, D] float32 of every waveform [samples], on the encoder's device.
+
+        At most `batch_samples` are encoded at once. AudioError for bad audio or more than
+        MAX_SECONDS.
+        """
+        inputs = [self._input(wave, sample_rate) for wave in waves]
+        lengths = [len(values) for values in inputs]
+        out: dict[int, Tensor] = {}
+        most = batch_samples(self.device, ENCODER_SAMPLE_RATE)
+        for batch in by_length(lengths, most, equal=not self.padded):
+            out |= zip(batch, self._states([inputs[i] for i in batch]), strict=True)
+        return [out[i] for i in range(len(waves))]
+
+    def _input(self, wave: np.ndarray, sample_rate: int) -> Tensor:
+        """Return what the model reads of a waveform: float32 [stride · T + padding]."""
         wave, frames = heard_by("hubert", wave, sample_rate, MAX_SECONDS, self.stride)
         if self.normalize:
             wave = (wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)
         wave = fitted(wave, frames * self.stride + self.padding)
-        with torch.inference_mode():
-            inputs = torch.from_numpy(wave.astype(np.float32))[None].to(self.device)
-            states = self.model(inputs, output_hidden_states=True).hidden_states[self.layer][0]
-        return states[:frames].float().cpu().numpy()
+        return torch.from_numpy(wave.astype(np.float32))
+
+    def _states(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the states [T, D] of inputs that share a batch."""
+        lengths = torch.tensor([len(values) for values in inputs])
+        values = pad_sequence(list(inputs), batch_first=True)  # [B, S]
+        mask = None
+        if len(lengths.unique()) > 1:
+            mask = (torch.arange(values.shape[1]) < lengths[:, None]).long().to(self.device)
+        with torch.inference_mode(), full_float32():
+            found = self.model(values.to(self.device), mask, output_hidden_states=True)
+        states = found.hidden_states[self.layer].float()
+        frames = ((lengths - self.padding) // self.stride).tolist()
+        return [row[:count] for row, count in zip(states, frames, strict=True)]
 
 
 @lru_cache(maxsize=2)

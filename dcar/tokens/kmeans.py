@@ -5,19 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
+from torch import Tensor
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import CheckpointError, ConfigError
+from dcar.process import one_ahead
+from dcar.tokens.base import full_float32
 from dcar.tokens.codebook import FORMAT_VERSION
 
 logger = logging.getLogger(__name__)
+
+States = Any
+"""What is computed of states: a NumPy array, or a tensor on the device of its encoder."""
+FIT_BATCH = 32
+"""Waveforms that `KMeansTokenizer.fit` encodes at once."""
 
 
 class StateEncoder(Protocol):
@@ -42,12 +52,19 @@ class StateEncoder(Protocol):
         """States [T, state_size] float32 of one waveform, T = ceil(seconds · rate_hz)."""
         ...
 
+    def batch(self, waves: Sequence[np.ndarray], sample_rate: int) -> Sequence[States]:
+        """Return the states [T, state_size] float32 of every waveform, arrays or tensors on the
+        encoder's device: those of single waveforms up to rounding."""
+        ...
+
 
 class KMeansTokenizer:
     """k-means codes of an encoder's standardised states.
 
     code = argmin_v || (state - mean) / scale - centroid_v ||², first index on ties; with a
-    projection, the standardised state times it takes the state's place (`dcar.tokens.fit`).
+    projection, the standardised state times it takes the state's place (`dcar.tokens.fit`). NumPy
+    quantises arrays; tensors are quantised on their device, in full float32. The codes of both
+    differ only where two centroids are equally near up to rounding, 1e-5 of the squared norms.
     """
 
     def __init__(
@@ -102,7 +119,9 @@ class KMeansTokenizer:
         )
         self.vocab_size = int(self.centroids.shape[0])
         self.provenance = dict(provenance or {})
-        self._half_norms = 0.5 * (self.centroids.astype(np.float64) ** 2).sum(1)
+        half_norms = 0.5 * (self.centroids.astype(np.float64) ** 2).sum(1)
+        self._arrays = self.mean, self.scale, self.projection, self.centroids, half_norms
+        self._tensors: dict[torch.device, tuple[Tensor | None, ...]] = {}
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
@@ -135,24 +154,42 @@ class KMeansTokenizer:
     def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
         """Codes [T] int64 of every waveform [samples] float32 mono; T = ceil(seconds · rate_hz).
 
-        A waveform's codes do not depend on the others. Raises AudioError (see the encoder).
+        A waveform's codes do not depend on the others, except for rounding in an encoder that pads
+        batches. Raises AudioError (see the encoder).
         """
-        return [self.quantize(self.encoder(wave, sample_rate)) for wave in waves]
+        codes = [self.quantize(states) for states in self.encoder.batch(waves, sample_rate)]
+        return [c.cpu().numpy() if isinstance(c, Tensor) else c for c in codes]
 
-    def coordinates(self, states: np.ndarray) -> np.ndarray:
+    def coordinates(self, states: States) -> States:
         """States [T, D] in the space of the centroids [T, P]: standardised and, with a
         projection, projected."""
-        standardised = (states - self.mean) / self.scale
-        return standardised if self.projection is None else standardised @ self.projection
+        mean, scale, projection, _, _ = self._beside(states)
+        with full_float32():
+            standardised = (states - mean) / scale
+            return standardised if projection is None else standardised @ projection
 
-    def quantize(self, states: np.ndarray) -> np.ndarray:
+    def quantize(self, states: States) -> States:
         """Nearest centroid of every state: [T, D] → [T] int64."""
         return self.nearest(self.coordinates(states))
 
-    def nearest(self, coordinates: np.ndarray) -> np.ndarray:
+    def nearest(self, coordinates: States) -> States:
         """Code of every place in the space of the centroids: [T, P] → [T] int64."""
+        _, _, _, centroids, half_norms = self._beside(coordinates)
         # ||x - c||² = ||x||² - 2 (x·c - ||c||²/2); the first term does not depend on the code.
-        return np.argmax(coordinates @ self.centroids.T - self._half_norms, axis=1).astype(np.int64)
+        with full_float32():
+            return (coordinates @ centroids.T - half_norms).argmax(1)
+
+    def _beside(self, states: States) -> tuple[Any, ...]:
+        """Return mean, scale, projection, centroids and half of their squared norms (float64), as
+        arrays for an array, or as tensors on the device of a tensor."""
+        if not isinstance(states, Tensor):
+            return self._arrays
+        if states.device not in self._tensors:
+            self._tensors[states.device] = tuple(
+                None if array is None else torch.from_numpy(array).to(states.device)
+                for array in self._arrays
+            )
+        return self._tensors[states.device]
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `tokenizer.safetensors` and `tokenizer.json` (rate, sizes, encoder digest,
@@ -216,8 +253,7 @@ class KMeansTokenizer:
         )
         collected: list[np.ndarray] = []
         frames, seconds = 0, 0.0
-        for wave, sample_rate in waves:
-            states = encoder(wave, sample_rate)
+        for wave, sample_rate, states in states_of(waves, encoder):
             if share < 1:
                 states = states[draw.random(len(states)) < share]
             collected.append(states)
@@ -241,6 +277,28 @@ class KMeansTokenizer:
                 "sample_hours": sample_hours,
             },
         )
+
+
+def states_of(
+    waves: Iterable[tuple[np.ndarray, int]], encoder: StateEncoder
+) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
+    """Yield each waveform with its rate and its encoder states [T, D], in the order of a stream.
+
+    FIT_BATCH waveforms of one rate are encoded at once, while the next ones are read in a thread.
+    """
+    for batch, sample_rate in one_ahead(of_one_rate(waves)):
+        for wave, states in zip(batch, encoder.batch(batch, sample_rate), strict=True):
+            array = states.cpu().numpy() if isinstance(states, Tensor) else states
+            yield wave, sample_rate, array
+
+
+def of_one_rate(
+    waves: Iterable[tuple[np.ndarray, int]],
+) -> Iterator[tuple[list[np.ndarray], int]]:
+    """Yield batches of consecutive waveforms with their common rate."""
+    for sample_rate, group in groupby(waves, key=lambda pair: pair[1]):
+        while batch := [wave for wave, _ in islice(group, FIT_BATCH)]:
+            yield batch, sample_rate
 
 
 def fit_centroids(

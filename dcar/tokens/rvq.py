@@ -60,7 +60,7 @@ class RVQCodec(CodecTokenizer):
 
         T = ceil(seconds · rate_hz). Raises AudioError for waveforms that cannot be encoded.
         """
-        return [self._encode(wave, sample_rate) for wave in waves]
+        return super().encode(waves, sample_rate)
 
     def decode(self, codes: Tensor) -> Tensor:
         """Return the waveform [samples] of codes [T] int64 of the first layer alone."""
@@ -157,8 +157,8 @@ class SpeechTokenizerCodec(RVQCodec):
             ) from error
         super().__init__(source, model, *sizes, layers, device)
 
-    def codes(self, wave: Tensor, count: int) -> Tensor:
-        return self.model.encode(wave[None, None].to(self.device), n_q=self.layers)[:, 0]
+    def codes(self, waves: Tensor, count: int) -> Tensor:
+        return self.model.encode(waves[:, None].to(self.device), n_q=self.layers).transpose(0, 1)
 
     def sound(self, codes: Tensor) -> Tensor:
         return self.model.decode(codes.transpose(0, 1))[:, 0]
@@ -183,9 +183,9 @@ class EncodecCodec(RVQCodec):
         if _causal(config) and config.norm_type == "weight_norm":
             self.padded_from = config.kernel_size  # the reflected padding at the start looks ahead
 
-    def codes(self, wave: Tensor, count: int) -> Tensor:
-        found = self.model.encode(wave[None, None].to(self.device), bandwidth=self.bandwidth)
-        return found.audio_codes[0, 0, : self.layers]
+    def codes(self, waves: Tensor, count: int) -> Tensor:
+        found = self.model.encode(waves[:, None].to(self.device), bandwidth=self.bandwidth)
+        return found.audio_codes[0, :, : self.layers]
 
     def sound(self, codes: Tensor) -> Tensor:
         return self.model.decode(codes[None], [None]).audio_values[:, 0]
@@ -207,9 +207,9 @@ class MimiCodec(RVQCodec):
         if _causal(config) and config.pad_mode == "constant":
             self.padded_from = 1
 
-    def codes(self, wave: Tensor, count: int) -> Tensor:
-        found = self.model.encode(wave[None, None].to(self.device), num_quantizers=self.layers)
-        return found.audio_codes[0]
+    def codes(self, waves: Tensor, count: int) -> Tensor:
+        found = self.model.encode(waves[:, None].to(self.device), num_quantizers=self.layers)
+        return found.audio_codes
 
     def sound(self, codes: Tensor) -> Tensor:
         return self.model.decode(codes).audio_values[:, 0]
@@ -226,9 +226,9 @@ class DacCodec(RVQCodec):
         sizes = config.sampling_rate, config.hop_length, config.codebook_size
         super().__init__(source, model, *sizes, config.n_codebooks, layers, device)
 
-    def codes(self, wave: Tensor, count: int) -> Tensor:
-        found = self.model.encode(wave[None, None].to(self.device), n_quantizers=self.layers)
-        return found.audio_codes[0]
+    def codes(self, waves: Tensor, count: int) -> Tensor:
+        found = self.model.encode(waves[:, None].to(self.device), n_quantizers=self.layers)
+        return found.audio_codes
 
     def sound(self, codes: Tensor) -> Tensor:
         return self.model.decode(audio_codes=codes).audio_values

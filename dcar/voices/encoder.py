@@ -8,23 +8,33 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError
 from dcar.sources.packages import resemblyzer_weights
-from dcar.tokens.base import check_waveform
+from dcar.tokens.base import check_waveform, full_float32
 from dcar.voices.speech import without_silence
 
 logger = logging.getLogger(__name__)
 
 LOUDNESS_DBFS = -30
+WINDOWS_HZ, LEAST_COVERAGE = 1.3, 0.75
+"""Windows a second, and the share of the last one that must be audio: Resemblyzer's defaults."""
+MOST_WINDOWS = 256
+"""Windows that the network reads at once."""
 
 
 class SpeakerEncoder:
-    """Resemblyzer's LSTM encoder on the CPU (or `device`), weights verified by digest."""
+    """Resemblyzer's LSTM encoder on the CPU (or `device`), weights verified by digest.
+
+    `windows` prepares a recording on the CPU, in any thread; `embed_windows` runs the network on
+    those of many recordings at once. It computes in full float32 on any device.
+    """
 
     name = "resemblyzer-0.1.4"
 
@@ -46,6 +56,20 @@ class SpeakerEncoder:
         does; where its voice detector finds no speech at all the whole waveform is embedded and a
         note is logged. Raises AudioError for an empty, silent, non-finite or non-mono waveform.
         """
+        return self.embed_all([wave], [sample_rate])[0]
+
+    def embed_all(self, waves: Sequence[np.ndarray], rates: Sequence[int]) -> np.ndarray:
+        """Return the embeddings [B, 256] of waveforms with their rates in Hz; see `embed`."""
+        found = self.embed_windows(list(map(self.windows, waves, rates)))
+        if not np.isfinite(found).all():
+            raise AudioError(
+                "speaker encoder: the waveform has no usable spectrum; give a prompt with speech"
+            )
+        return found
+
+    def windows(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
+        """Return what the network reads of a waveform, overlapping windows of its mel spectrum:
+        float32 [N, 160, 40]. AudioError as `embed`."""
         wave = check_waveform(wave, "speaker encoder")
         if not np.abs(wave).max() > 1e-6:
             raise AudioError("speaker encoder: the waveform is silent; give a prompt with speech")
@@ -66,14 +90,24 @@ class SpeakerEncoder:
                 seconds,
             )
             voiced = wave
-        embedding = np.asarray(
-            self.network.embed_utterance(voiced.astype(np.float32)), dtype=np.float32
-        )
-        if not np.isfinite(embedding).all():
-            raise AudioError(
-                "speaker encoder: the waveform has no usable spectrum; give a prompt with speech"
-            )
-        return embedding
+        return self._mel_windows(voiced.astype(np.float32))
+
+    def _mel_windows(self, wave: np.ndarray) -> np.ndarray:
+        """Return the mel windows [N, 160, 40] of `VoiceEncoder.embed_utterance`."""
+        parts, frames = self.network.compute_partial_slices(len(wave), WINDOWS_HZ, LEAST_COVERAGE)
+        padded = np.pad(wave, (0, max(0, parts[-1].stop - len(wave))))
+        mel = self._audio.wav_to_mel_spectrogram(padded)
+        return np.stack([mel[window] for window in frames])
+
+    def embed_windows(self, windows: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the embeddings [B, 256] of the `windows` of recordings: the mean over those of a
+        recording, of unit norm; NaN for one without a usable spectrum."""
+        parts = torch.from_numpy(np.concatenate(windows)).split(MOST_WINDOWS)
+        with torch.inference_mode(), full_float32():
+            found = torch.cat([self.network(part.to(self.network.device)) for part in parts])
+        ends = np.cumsum([len(part) for part in windows])[:-1]
+        means = np.stack([part.mean(0) for part in np.split(found.cpu().numpy(), ends)])
+        return np.asarray(means / np.linalg.norm(means, axis=1, keepdims=True), dtype=np.float32)
 
 
 def speaker_similarity(a: np.ndarray, b: np.ndarray) -> float:

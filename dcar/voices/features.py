@@ -159,13 +159,16 @@ def _smooth(log_f0: np.ndarray, voiced: np.ndarray, device: torch.device) -> tup
 def speaker_features(wave: np.ndarray, sample_rate: int, embedding: np.ndarray) -> np.ndarray:
     """What the vocoder knows of a voice, from a prompt: float32 [298].
 
-    `[0:256]` the unit-norm speaker embedding, `[256]` mean and `[257]` standard deviation of log F0
-    (Hz) over voiced frames, `[258:298]` the mean log-mel envelope of voiced frames (40 bands, its
-    own mean removed, so the prompt's level does not matter). Bands above what `sample_rate` can
-    hold are set to the highest one below: what a prompt of 16 kHz does not say of them is not that
-    they are silent. wave: float32 [samples] at `sample_rate` Hz, at least about a second. Raises
-    AudioError when the prompt has less than 0.1 s of voiced speech or the embedding is malformed.
+    `[0:256]` the unit-norm speaker embedding, `[256:298]` the `prompt_statistics`. wave: float32
+    [samples] at `sample_rate` Hz, at least about a second. Raises AudioError when the prompt has
+    less than 0.1 s of voiced speech or the embedding is malformed.
     """
+    return with_embedding(embedding, prompt_statistics(wave, sample_rate))
+
+
+def with_embedding(embedding: np.ndarray, statistics: np.ndarray) -> np.ndarray:
+    """Return the features [298] of a voice from its speaker embedding [256] and its
+    `prompt_statistics` [42]. AudioError if the embedding is malformed."""
     embedding = np.asarray(embedding, dtype=np.float32)
     if embedding.shape != (EMBEDDING_DIM,) or abs(float(np.linalg.norm(embedding)) - 1) > 0.02:
         raise AudioError(
@@ -173,6 +176,18 @@ def speaker_features(wave: np.ndarray, sample_rate: int, embedding: np.ndarray) 
             f"{embedding.shape} and norm {np.linalg.norm(embedding):.3f}; embed the prompt with "
             "dcar.voices.encoder.SpeakerEncoder"
         )
+    return np.concatenate([embedding, statistics])
+
+
+def prompt_statistics(wave: np.ndarray, sample_rate: int) -> np.ndarray:
+    """Return pitch and spectral envelope of a voice, from a prompt [samples]: float32 [42].
+
+    `[0]` mean and `[1]` standard deviation of log F0 (Hz) over voiced frames, `[2:42]` the mean
+    log-mel envelope of voiced frames (40 bands, its own mean removed, so the prompt's level does
+    not matter). Bands above what `sample_rate` can hold are set to the highest one below: their
+    absence from a prompt of 16 kHz does not mean that they are silent. AudioError when the prompt
+    has less than 0.1 s of voiced speech.
+    """
     if wave.ndim != 1 or not np.isfinite(wave).all():
         raise AudioError(
             "prompt: expected one channel of finite samples; load it with dcar.audio.load_audio"
@@ -186,7 +201,7 @@ def speaker_features(wave: np.ndarray, sample_rate: int, embedding: np.ndarray) 
             "speech; use a prompt with at least a second of clear speech"
         )
     statistics = voice_statistics(signal, log_f0, voiced, sample_rate / 2)
-    return np.concatenate([embedding, statistics.numpy()]).astype(np.float32)
+    return np.asarray(statistics.numpy(), dtype=np.float32)
 
 
 def voice_statistics(

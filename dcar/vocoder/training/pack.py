@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,10 +30,10 @@ from dcar.corpus.rows import Utterance
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import load_prepared, prepared_info, recording_of
 from dcar.prepare.recordings import source_utterances
-from dcar.process import claimed, run_command
+from dcar.process import claimed, own_device, run_command
 from dcar.tokens.base import fitted
 from dcar.tokens.codebook import codebook_of
-from dcar.tokens.kmeans import KMeansTokenizer
+from dcar.tokens.kmeans import KMeansTokenizer, states_of
 from dcar.tokens.load import load_tokenizer
 from dcar.voices.features import (
     EMBEDDING_DIM,
@@ -314,22 +314,25 @@ def pack_training_data(
     train_splits: Sequence[str] = ("train",),
     validation_splits: Sequence[str] = ("dev",),
     states: bool = False,
+    device: str = "cpu",
 ) -> None:
     """Write a pack from a prepared corpus: its tokens, speeds and speaker embeddings, and the
     corpus' own audio.
 
     prepared_dir: what `dcar prepare` wrote; prepare it with several `speeds` where voices are few
     (rows played at another speed are voices of their own). states: also keep what the tokens were
-    before they were quantised, for the acoustic model to learn from; the k-means tokenizer hears
-    the corpus again for that. Pitch and the rest of the speaker features are computed when the pack
-    is unpacked. A corpus without validation splits is joined with one that has them
+    before they were quantised, for the acoustic model to learn from; the k-means tokenizer reads
+    the corpus again for that, on `device`. Pitch and the rest of the speaker features are computed
+    when the pack is unpacked. A corpus without validation splits is joined with one that has them
     (`VocoderData.join`). Raises AudioError or DataError with the id of an unusable utterance,
     DataError where no training split was prepared, ConfigError where `states` asks for those of
     another kind of tokenizer.
     """
     utterances, info = source_utterances(prepared_dir), prepared_info(prepared_dir)
     codebook = codebook_of(info["tokenizer"], prepared_dir)
-    listener: Any = load_tokenizer(info["tokenizer"]["spec"]) if states else None
+    listener: Any = (
+        load_tokenizer(info["tokenizer"]["spec"], own_device(device)) if states else None
+    )
     if states and not isinstance(listener, KMeansTokenizer):
         raise ConfigError(
             f"{prepared_dir}: tokenizer {info['tokenizer']['spec']} has no states to keep; leave "
@@ -338,6 +341,7 @@ def pack_training_data(
         )
     recordings: list[np.ndarray] = []
     rows: list[PackRow] = []
+    sources: list[Utterance] = []
     # place of a recording, its seconds, and the rate that it came with
     known: dict[str, tuple[int, float, int]] = {}
     rate_hz = float(info["tokenizer"]["rate_hz"])
@@ -368,7 +372,7 @@ def pack_training_data(
                     "corpus again"
                 )
             embedding = np.asarray(row["voice"][:EMBEDDING_DIM], dtype=np.float32)
-            heard = None if listener is None else _states(listener, utterance, speed, tokens)
+            sources.append(utterance)
             rows.append(
                 PackRow(
                     recording,
@@ -377,24 +381,36 @@ def pack_training_data(
                     embedding,
                     row["speaker"],
                     split in validation_splits,
-                    heard,
-                    rate,
+                    rate=rate,
                 )
             )
+    if listener is not None:
+        rows = list(_with_states(listener, sources, rows))
     write_pack(out, recordings, rows, info["tokenizer"]["checksum"], rate_hz, codebook)
 
 
-def _states(
-    listener: KMeansTokenizer, utterance: Utterance, speed: float, tokens: np.ndarray
-) -> np.ndarray:
-    """float16 [T, P] in the space of the centroids; DataError if they do not give `tokens`."""
+def _with_states(
+    listener: KMeansTokenizer, sources: Sequence[Utterance], rows: Sequence[PackRow]
+) -> Iterator[PackRow]:
+    """Yield the rows with their states, float16 [T, P] in the space of the centroids. DataError if
+    those give other tokens than a row has, up to one in a hundred where batches or devices round
+    differently."""
+    waves = (_played(utterance, row.speed) for utterance, row in zip(sources, rows, strict=True))
+    found = tqdm(states_of(waves, listener.encoder), desc="states", unit="row", total=len(rows))
+    for utterance, row, (_, _, states) in zip(sources, rows, found, strict=True):
+        coordinates = listener.coordinates(states)
+        codes = listener.nearest(coordinates)
+        if len(codes) != len(row.tokens) or (codes != row.tokens).sum() > 1 + len(codes) // 100:
+            raise DataError(
+                f"{utterance.source}: {utterance.id} gives other tokens now; prepare it again"
+            )
+        yield replace(row, states=coordinates.astype(np.float16))
+
+
+def _played(utterance: Utterance, speed: float) -> tuple[np.ndarray, int]:
+    """Return a recording at a speed, and its rate."""
     wave, rate = utterance.load(ENCODER_SAMPLE_RATE)
-    coordinates = listener.coordinates(listener.encoder(resample(wave, rate * speed, rate), rate))
-    if not np.array_equal(listener.nearest(coordinates), tokens):
-        raise DataError(
-            f"{utterance.source}: {utterance.id} gives other tokens now; prepare the corpus again"
-        )
-    return coordinates.astype(np.float16)
+    return resample(wave, rate * speed, rate), rate
 
 
 @dataclass
@@ -405,12 +421,16 @@ class PackConfig:
     prepared: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting(meaning="Pack to write (.safetensors).", place="file")
     states: bool = setting(False, "Keep what the tokens were before they were quantised.")
+    device: str = setting(
+        "auto",
+        "Device of the tokenizer that computes states: cpu, cuda, or auto = a GPU if there is one.",
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
     config = load_config(PackConfig, arguments)
     with claimed(config.out):
-        pack_training_data(config.prepared, config.out, states=config.states)
+        pack_training_data(config.prepared, config.out, states=config.states, device=config.device)
 
 
 if __name__ == "__main__":

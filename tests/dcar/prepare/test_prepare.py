@@ -4,6 +4,7 @@ faults and restarts."""
 import json
 import multiprocessing
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tones import noise
 
 from dcar.errors import ConfigError, DataError
 from dcar.prepare import prepared
+from dcar.prepare import run as run_module
 from dcar.prepare.prepared import load_prepared
 from dcar.prepare.recordings import source_utterances
 from dcar.prepare.run import PrepareConfig
@@ -46,7 +48,8 @@ def test_the_whole_way(corpus, tmp_path):
         assert row["speech"] == ToyTokenizer()._codes(wave).tolist()
         assert row["text_ids"] == text_to_ids(row["text"])
         assert row["duration"] == pytest.approx(len(wave) / 16_000)
-        np.testing.assert_allclose(row["voice"][:256], ToyEncoder().embed(wave, 16_000), atol=1e-6)
+        [embedding] = ToyEncoder().embed_windows([ToyEncoder().windows(wave, 16_000)])
+        np.testing.assert_allclose(row["voice"][:256], embedding, atol=1e-6)
         assert (row["speed"], row["audio"], row["prompt_speech"], row["prompt_text"]) == (
             1.0,
             "",
@@ -82,7 +85,9 @@ def test_run_again_does_nothing_and_changes_are_noticed(corpus, tmp_path):
     out = tmp_path / "p"
     toy_prepare(toy_settings(corpus, out))
     again = ToyTokenizer()
-    report = toy_prepare(toy_settings(corpus, out, num_proc=3, batch_seconds=50), again)
+    report = toy_prepare(
+        toy_settings(corpus, out, num_proc=3, batch_seconds=50, device="cpu"), again
+    )
     assert report.counts["train"]["utterances"] == 10 and again.batches == []
     toy_prepare(toy_settings(corpus, out, limit=2), again)
     assert load_prepared(out, "train").num_rows == 2
@@ -350,8 +355,19 @@ def test_tokens_are_checked(tokens, rate, message, monkeypatch):
             lambda self, wave: np.full(-(-len(wave) // 320), 64),
             r"train.parquet:\d+: utterance train_\d+: tokens 64",
         ),
-        (ToyTokenizer, "encode", lambda self, waves, rate: [], "toy .*0 results"),
-        (ToyEncoder, "embed", lambda self, wave, rate: np.full(256, np.nan), "speaker embedding"),
+        (ToyTokenizer, "encode", lambda self, waves, rate: [], "0 results for"),
+        (
+            ToyEncoder,
+            "embed_windows",
+            lambda self, windows: np.full((len(windows), 256), np.nan),
+            "train_0: speaker embedding",
+        ),
+        (
+            ToyEncoder,
+            "embed_windows",
+            lambda self, windows: np.ones((1, 9)),
+            "speaker embeddings .1, 9. of 4 recordings",
+        ),
     ],
 )
 def test_a_tokenizer_or_encoder_that_misbehaves(
@@ -388,7 +404,7 @@ def test_a_folder_of_something_else_is_not_overwritten(corpus, tmp_path):
         {"filter_seconds": (20.0, 3.0)},
         {"shard_size": 0},
         {"copies_below": -1},
-        {"num_proc": 0},
+        {"num_proc": -1},
         {"batch_seconds": 0},
         # was once ignored: every speaker got copies
         {"stream": True, "copies_below": 3, "speeds": (1.0, 0.9)},
@@ -418,8 +434,33 @@ def test_missing_splits(corpus, tmp_path, caplog):
     assert "other (2), validated (1)" in caplog.text
 
 
+def test_the_next_shard_is_read_while_one_is_encoded(corpus, tmp_path, monkeypatch):
+    read, seen = [], []
+    hear = run_module.hear
+
+    def noted(jobs, *args):
+        found = hear(jobs, *args)
+        read.append(len(jobs))
+        return found
+
+    class Waiting(ToyTokenizer):
+        def encode(self, waves, sample_rate):
+            shard, deadline = len(self.batches), time.monotonic() + 10
+            while len(read) < min(shard + 2, 5) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.05)  # time for more, which must not be read
+            seen.append(len(read))
+            return super().encode(waves, sample_rate)
+
+    monkeypatch.setattr(run_module, "hear", noted)
+    toy_prepare(toy_settings(corpus, tmp_path / "p", batch_seconds=50), Waiting())
+    assert seen == [2, 3, 4, 5, 5]
+
+
 def test_reading_from_several_threads(corpus, tmp_path):
     toy_prepare(toy_settings(corpus, tmp_path / "p", num_proc=4))
+    toy_prepare(toy_settings(corpus, tmp_path / "one", num_proc=1))
+    assert rows_of(tmp_path / "p") == rows_of(tmp_path / "one")
     with ThreadPoolExecutor(4) as pool:
         sizes = list(pool.map(lambda _: load_prepared(tmp_path / "p", "dev").num_rows, range(8)))
     assert sizes == [3] * 8

@@ -31,8 +31,14 @@ RATE = 16_000
 
 
 def save_hubert(
-    folder: Path, seed: int = 0, hidden: int = 32, rate: int = RATE, normalize: bool = True
+    folder: Path,
+    seed: int = 0,
+    hidden: int = 32,
+    rate: int = RATE,
+    normalize: bool = True,
+    large: bool = True,
 ) -> Path:
+    """large: the architecture of HuBERT-Large, else that of HuBERT-base."""
     from transformers import HubertConfig, HubertModel, Wav2Vec2FeatureExtractor
 
     torch.manual_seed(seed)
@@ -44,8 +50,8 @@ def save_hubert(
         conv_dim=[16] * 7,
         num_conv_pos_embeddings=16,
         num_conv_pos_embedding_groups=2,
-        do_stable_layer_norm=True,
-        feat_extract_norm="layer",
+        do_stable_layer_norm=large,
+        feat_extract_norm="layer" if large else "group",
     )
     HubertModel(config).eval().save_pretrained(folder)
     Wav2Vec2FeatureExtractor(sampling_rate=rate, do_normalize=normalize).save_pretrained(folder)
@@ -76,6 +82,10 @@ def check(tokenizer: SpeechTokenizer, rate: int, codes: int) -> np.ndarray:
     assert [len(c) for c in found] == [-(-rate // 2), -(-rate // 2), -(-rate * 3 // 100)]
     assert all(0 <= c.min() and c.max() < codes for c in found)
     np.testing.assert_array_equal(tokenizer.encode(waves[::-1], 24_000)[-1], found[0])
+    with pytest.MonkeyPatch.context() as patch:  # batches, as on a GPU
+        patch.setattr("dcar.tokens.base.CPU_BATCH_SECONDS", 120.0)
+        for wave, codes_of_batch in zip(waves, tokenizer.encode(waves, 24_000), strict=True):
+            np.testing.assert_array_equal(tokenizer.encode([wave], 24_000)[0], codes_of_batch)
     return found[0]
 
 
@@ -108,6 +118,62 @@ def test_hubert_codes(kmeans, tmp_path):
     np.testing.assert_array_equal(loaded.encode([chirp(0.5, 3)], 24_000)[0], codes)
     with pytest.raises(AudioError, match="61.0 s .*60 s"):
         kmeans.encode([np.full(61 * RATE, 0.1, np.float32)], RATE)
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_hubert_batches_give_the_states_and_codes_of_single_waveforms(large, tmp_path, monkeypatch):
+    """Where padding would change states, only equal lengths share a batch."""
+    encoder = HubertEncoder(save_hubert(tmp_path, large=large))
+    waves = [chirp(s, i, RATE) for i, s in enumerate((0.5, 0.31, 0.5, 1.2, 0.03, 0.5))]
+    waves[2] = waves[2][:-1]  # as many frames as its neighbours
+    sizes = []
+    forward = encoder.model.forward
+
+    def counted(values, *args, **kwargs):
+        sizes.append(len(values))
+        return forward(values, *args, **kwargs)
+
+    monkeypatch.setattr(encoder.model, "forward", counted)
+    encoder.batch(waves, RATE)
+    assert sizes == [1] * 6  # on a CPU
+    sizes.clear()
+    monkeypatch.setattr("dcar.tokens.base.CPU_BATCH_SECONDS", 120.0)
+    together = encoder.batch(waves, RATE)
+    assert sizes == ([6] if large else [1, 1, 3, 1])
+    alone = [encoder(wave, RATE) for wave in waves]
+    for states, single in zip(together, alone, strict=True):
+        np.testing.assert_allclose(states.numpy(), single, atol=1e-4)
+    centroids = np.concatenate(alone)[::7]
+    mean, scale = np.zeros(32, np.float32), np.ones(32, np.float32)
+    codes = KMeansTokenizer(encoder, centroids, mean, scale).encode(waves, RATE)
+    for found, single in zip(codes, alone, strict=True):
+        nearest = ((single[:, None] - centroids) ** 2).sum(-1).argmin(1)
+        np.testing.assert_array_equal(found, nearest)
+
+
+def test_hubert_batches_are_bounded_and_name_a_bad_waveform(hubert, monkeypatch):
+    encoder = HubertEncoder(hubert)
+    monkeypatch.setattr("dcar.tokens.base.CPU_BATCH_SECONDS", 1.0)
+    waves = [chirp(0.4, i, RATE) for i in range(5)]
+    states = encoder.batch(waves, RATE)
+    np.testing.assert_allclose(states[4].numpy(), encoder(waves[4], RATE), atol=1e-4)
+    assert encoder.batch([], RATE) == []
+    with pytest.raises(AudioError, match="hubert: the waveform is empty"):
+        encoder.batch([waves[0], np.zeros(0, np.float32)], RATE)
+
+
+def test_tensors_and_arrays_are_quantised_alike_and_ties_take_the_first_code(kmeans):
+    rng = np.random.default_rng(0)
+    for projection in (None, rng.standard_normal((32, 8)).astype(np.float32)):
+        different = rng.standard_normal((32, 32 if projection is None else 8)).astype(np.float32)
+        centroids = np.concatenate([different, different])
+        mean, scale = rng.standard_normal(32), rng.random(32) + 0.5
+        tokenizer = KMeansTokenizer(kmeans.encoder, centroids, mean, scale, projection=projection)
+        states = rng.standard_normal((500, 32)).astype(np.float32)
+        codes = tokenizer.quantize(torch.from_numpy(states))
+        assert codes.dtype == torch.int64
+        np.testing.assert_array_equal(codes.numpy(), tokenizer.quantize(states))
+        assert codes.max() < 32
 
 
 def test_fit_command_on_a_sampled_share(hubert, tmp_path):

@@ -457,7 +457,7 @@ def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_pa
     ours = listener(0)
     ours.save_pretrained(tmp_path / "tokenizer")
     corpus = prepared(tmp_path, 2, ours, str(tmp_path / "tokenizer"))
-    monkeypatch.setattr(pack, "load_tokenizer", lambda spec: ours)
+    monkeypatch.setattr(pack, "load_tokenizer", lambda spec, device: ours)
     pack_training_data(corpus, tmp_path / "pack.safetensors", states=True)
     data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
     assert len(data.lengths) == 3 and data.states.shape == (int(data.lengths.sum()), 4)
@@ -474,7 +474,9 @@ def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_pa
         (ToyTokenizer(), ConfigError, "states"),
         (ours, DataError, "m.jsonl:1: u0 "),
     ):
-        monkeypatch.setattr(pack, "load_tokenizer", lambda spec, tokenizer=tokenizer: tokenizer)
+        monkeypatch.setattr(
+            pack, "load_tokenizer", lambda spec, device, tokenizer=tokenizer: tokenizer
+        )
         if tokenizer is ours:
             # same length, another sound
             save_audio(tmp_path / "0.wav", 0.3 * harmonic(120.0, 1.0), RATE)

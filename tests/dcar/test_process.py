@@ -1,0 +1,89 @@
+"""Devices, threads and work ahead of the models."""
+
+import threading
+
+import pytest
+import torch
+
+from dcar.process import cores, one_ahead, own_device, worker_pool, workers
+
+
+def test_each_process_of_a_machine_has_its_own_gpu(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert own_device("cpu") == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert own_device("auto") == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert own_device("auto") == own_device("cuda") == "cuda:0"
+    assert own_device("cuda:2") == "cuda:2"
+    for local_rank, device in (("3", "cuda:3"), ("5", "cuda:1")):
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        assert own_device("auto") == device
+    assert own_device("cpu") == "cpu"
+
+
+def test_processes_share_the_cores(monkeypatch):
+    monkeypatch.setattr("dcar.process.cores", lambda: 16)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert (workers(3), workers(0)) == (3, 16)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert workers(0) == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "99")
+    assert workers(0) == 1 and cores() >= 1
+
+
+def test_one_item_is_made_ahead_and_no_more():
+    made, asked = [], threading.Semaphore(0)
+
+    def items():
+        for i in range(4):
+            made.append(i)
+            asked.release()
+            yield i
+
+    for i, item in enumerate(one_ahead(items())):
+        assert item == i
+        for _ in range(2 if i == 0 else int(i < 3)):
+            assert asked.acquire(timeout=10)
+        assert made == list(range(min(i + 2, 4)))
+    assert list(one_ahead(())) == []
+
+
+def test_an_error_ahead_arrives_after_the_items_before_it():
+    def items():
+        yield 1
+        raise KeyError
+
+    seen = []
+    with pytest.raises(KeyError):
+        seen.extend(one_ahead(items()))
+    assert seen == [1]
+
+
+def test_workers_compute_with_one_thread_and_leave_the_others_theirs():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with worker_pool(2) as pool:
+            assert set(pool.map(lambda _: torch.get_num_threads(), range(8))) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_workers_have_not_begun_is_cancelled():
+    begun = []
+    started, free = threading.Event(), threading.Event()
+
+    def work(i):
+        begun.append(i)
+        started.set()
+        free.wait(10)
+
+    with pytest.raises(KeyboardInterrupt), worker_pool(1) as pool:
+        waiting = [pool.submit(work, i) for i in range(5)]
+        assert started.wait(10)
+        threading.Timer(0.2, free.set).start()
+        raise KeyboardInterrupt
+    assert begun == [0] and all(future.cancelled() for future in waiting[1:])

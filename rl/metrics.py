@@ -129,13 +129,15 @@ def add_update(
     metrics: Metrics, out: objective.PolicyLoss, log_probs: Tensor, mask: Tensor, beta: float
 ) -> None:
     """What an update is like: mask [R, M] of the decisions that count in the loss."""
-    decisions = float(mask.sum())
-    metrics.add("entropy", float((objective.entropy(log_probs) * mask).sum()), decisions)
-    metrics.add("kl", float((out.kl * mask).sum()), decisions)
-    metrics.add("clip_fraction", float((out.clipped * mask).sum()), decisions)
+    by_decision = (torch.ones_like(mask), objective.entropy(log_probs), out.kl, out.clipped)
+    largest = out.ratio.masked_fill(mask == 0, -math.inf).max()
+    found = torch.stack([*((values * mask).sum() for values in by_decision), largest])
+    decisions, *sums, ratio = found.tolist()  # one read of the device
+    for name, total in zip(("entropy", "kl", "clip_fraction"), sums, strict=True):
+        metrics.add(name, total, decisions)
     metrics.add("beta", beta)
     if decisions:
-        metrics.add_max("ratio_max", float(out.ratio[mask > 0].max()))
+        metrics.add_max("ratio_max", ratio)
 
 
 SHOWN = {

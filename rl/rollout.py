@@ -4,10 +4,10 @@ size, and rewarded.
     decode part 1 │ decode part 2 │ …           the main thread
                   │ vocoder, ASR 1 │ vocoder, ASR 2 …   one worker thread
 
-The members of a group share one prefill. One `Engine` makes all rollouts of a run, so its buffers
-and CUDA graphs stay from step to step. Hidden states are kept, so that updates need no pass of the
-decoder. Chase-then-exceed (paper §4.4): the forced half chases the best fixed chunk sizes, the
-sampled half has to exceed them.
+On a GPU the rewards have a CUDA stream of their own. The members of a group share one prefill. One
+`Engine` makes all rollouts of a run, so its buffers and CUDA graphs stay from step to step. Hidden
+states are kept, so that updates need no pass of the decoder. Chase-then-exceed (paper §4.4): the
+forced half chases the best fixed chunk sizes, the sampled half has to exceed them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,8 +106,10 @@ class Roller:
         )
         self.recognizer = recognizer  # for rewards that ask for transcripts
         self.microbatches, self.hidden_dtype = microbatches, hidden_dtype
+        self.device = base.norm.weight.device
         # kept from step to step, and its rule
         self._engine: tuple[Engine, PolicyChunk] | None = None
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def collect(
         self,
@@ -133,7 +136,7 @@ class Roller:
                 part = self._roll(policy, items[first:last], indices[first:last], seed)
                 seconds["rollout"] += time.perf_counter() - started
                 records += part
-                pending.append(worker.submit(self._score, part, columns))
+                pending.append(worker.submit(self._score, part, columns, self._rolled()))
             scored = [p.result() for p in pending]
         for _, _, spent in scored:
             for name, value in spent.items():
@@ -189,14 +192,26 @@ class Roller:
             prompts, seed=seed, group_size=self.group_size, share_token_draws=self.share_token_draws
         )
 
+    def _rolled(self) -> torch.cuda.Event | None:
+        """Return an event after everything that has been computed so far; None on a CPU."""
+        return torch.cuda.current_stream(self.device).record_event() if self._stream else None
+
+    def _beside(self, rolled: torch.cuda.Event | None) -> AbstractContextManager:
+        """Return a context in which a GPU works next to the rollouts, after the event `rolled`."""
+        if self._stream is None or rolled is None:
+            return nullcontext()
+        self._stream.wait_event(rolled)
+        return torch.cuda.stream(self._stream)
+
     def _score(
-        self, records: list[RolloutRecord], columns: dict[str, Any]
+        self, records: list[RolloutRecord], columns: dict[str, Any], rolled: torch.cuda.Event | None
     ) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
         started = time.perf_counter()
-        if needs_sound(self.rewards):
-            synthesise(records, self.vocoder)
-        voiced = time.perf_counter()
-        totals, parts = score(records, self.rewards, self.weights, self.recognizer, **columns)
+        with self._beside(rolled):
+            if needs_sound(self.rewards):
+                synthesise(records, self.vocoder)
+            voiced = time.perf_counter()
+            totals, parts = score(records, self.rewards, self.weights, self.recognizer, **columns)
         for record in records:
             record.wave = None  # a step's audio is not needed any more
         return totals, parts, {"vocoder": voiced - started, "asr": time.perf_counter() - voiced}
@@ -217,7 +232,7 @@ class Roller:
             sizes = torch.tensor(result.actions) - 1
             return sizes + num_actions * torch.tensor(result.chosen) if result.chosen else sizes
 
-        device = self.base.norm.weight.device
+        device = self.device
         hidden = padded(lambda r: r.hidden.to(self.hidden_dtype))  # type: ignore[union-attr]
         candidates = (
             None if records[0].result.candidates is None else padded(lambda r: r.candidates)

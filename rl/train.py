@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+
 from dcar.config import load_config
 from dcar.errors import CheckpointError
 from dcar.model.precision import precision_of
@@ -136,6 +138,7 @@ def main(arguments: Sequence[str] | None = None, **parts: Any) -> None:
         config = load_config(DCPOConfig, arguments)
     with claimed(config.output_dir):
         run(config, **parts)
+    PartialState().destroy_process_group()  # NCCL warns where a program ends without
 
 
 if __name__ == "__main__":

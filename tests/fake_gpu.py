@@ -134,6 +134,7 @@ class Graph:
 
 
 replays: list[Graph] = []
+copied: list[Callable[[], Any]] = []  # what completes copies to the host that do not block
 current: GPU
 
 
@@ -183,7 +184,7 @@ class GPU(TorchDispatchMode):
         if self.graph is not None and (there or mine):
             self.note(run, args, kwargs, out)
         if not there:
-            return out
+            return self.on_its_way(out) if kwargs.get("non_blocking") else out
         return tree_map(
             lambda t: (
                 wrappers[id(t)] if id(t) in wrappers else OnGPU(t) if isinstance(t, Tensor) else t
@@ -225,6 +226,13 @@ class GPU(TorchDispatchMode):
         masks = packet in INDEXES and any(t.dtype == torch.bool for t in tensors_of(args[1]))
         if packet in WAITS or moves or masks or (packet in INDEXES and others):
             raise RuntimeError(f"{func}: operation not permitted when stream is capturing")
+
+    def on_its_way(self, copy: Tensor) -> Tensor:
+        """A copy to the host that has not arrived: garbage until its event was waited for."""
+        arrived = copy.clone()
+        copied.append(lambda: copy.copy_(arrived))
+        with torch._C._DisableTorchDispatch(), torch.inference_mode():
+            return copy.fill_(torch.nan if copy.is_floating_point() else 0)
 
     def keep_written(self, func, args, kwargs) -> None:
         """Nothing is computed while it is captured, so what is written is put back."""
@@ -286,6 +294,28 @@ class Stream:
     def wait_stream(self, other: Stream) -> None:
         pass
 
+    def wait_event(self, event: Event) -> None:
+        pass
+
+    def record_event(self) -> Event:
+        event = Event()
+        event.record(self)
+        return event
+
+
+class Event:
+    """As torch.cuda.Event."""
+
+    def __init__(self) -> None:
+        self.before: list[Callable[[], Any]] = []
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.before = list(copied)
+
+    def synchronize(self) -> None:
+        for complete in self.before:
+            complete()
+
 
 @contextmanager
 def fake_gpu(monkeypatch) -> Iterator[torch.device]:
@@ -294,11 +324,13 @@ def fake_gpu(monkeypatch) -> Iterator[torch.device]:
     gpu, cuda = GPU(), torch.cuda
     current = gpu
     replays.clear()
+    copied.clear()
     for name, value in {
         "_lazy_init": lambda: None,
         "Stream": Stream,
         "current_stream": Stream,
         "CUDAGraph": Graph,
+        "Event": Event,
         "graph_pool_handle": object,
         "graph": gpu.capture,
         "synchronize": lambda device=None: None,

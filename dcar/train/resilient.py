@@ -2,6 +2,9 @@
 its checkpoints, saves and leaves when it is asked to, and says what went wrong where a disk, the
 memory or another process fails.
 
+The host reads nothing from a GPU during a step. Losses, gradients and stop requests are checked on
+the device; the result is copied without waiting and read when the next update has been queued.
+
 Both stages train with it. Departure from documented override points: `_save_checkpoint`, the only
 place that all files of a checkpoint are written behind; tests/dcar/train/test_checkpoints.py holds
 that it is called.
@@ -14,7 +17,9 @@ import logging
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +65,28 @@ def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
     pairs = [(name, t) for name, t in named if t.is_floating_point()]
     good = all_finite(t for _, t in pairs).tolist()
     return [name for (name, _), fine in zip(pairs, good, strict=True) if not fine]
+
+
+@dataclass
+class Check:
+    """The check of one update, on its way from the device to the host."""
+
+    step: int
+    batches: list[Mapping[str, Any]]  # its micro-batches
+    losses: list[Tensor]
+    gradients: list[str]  # names of the parameters with a gradient
+    finite: Tensor  # [losses + gradients] bool, on the host
+    # [2] on the host, summed over processes: values that are not finite, stop requests
+    flags: Tensor
+    copied: torch.cuda.Event | None  # after which both are there; None if they are
+
+    def read(self) -> tuple[bool, bool]:
+        """Return whether a value is not finite on any process, and whether any was asked to
+        stop."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        broken, status = self.flags.tolist()
+        return broken > 0, status > 0
 
 
 class StopRequests:
@@ -150,6 +177,9 @@ class ResilientTrainer(Trainer):
         self._update: list[Mapping[str, Any]] = []  # the micro-batches of this update
         self._losses: list[Tensor] = []
         self._updated = False  # whether those are of an update that was made
+        self._checks: deque[Check] = deque()  # of updates, not read yet
+        # On a GPU an update is checked when the next one is queued, so the device never waits.
+        self.unread = int(self.args.device.type == "cuda")
         self._doing = "starting"
         self.add_callback(Watch(self))
 
@@ -181,31 +211,58 @@ class ResilientTrainer(Trainer):
         return metrics
 
     def look(self) -> None:
-        """Between gradients and update, on all processes alike: TrainingError where a loss or
-        gradient is not finite; notes whether anyone was asked to stop. Reads two numbers from
-        the device, once an update."""
-        checked = list(self._losses)
-        # fp16: infinite gradients are what its scaler looks for
-        if getattr(self.accelerator, "scaler", None) is None:
-            checked += [p.grad for p in self.model.parameters() if p.grad is not None]  # type: ignore[union-attr]
-        bad = (~all_finite(checked)).any()
-        flags = torch.stack(
-            [bad.float(), bad.new_tensor(self.requests.status, dtype=torch.float32)]
-        )
-        broken, status = self.accelerator.reduce(flags, "sum").tolist()  # type: ignore[union-attr]
-        if broken:
-            raise TrainingError(self._not_finite())
-        self.stopping, self._updated = status > 0, True
+        """Check losses and gradients of this update on the device, and exchange stop requests.
 
-    def _not_finite(self) -> str:
-        """The message of an update that is not finite: the step, the tensors, the batches."""
-        step = self.state.global_step + 1
+        The host reads the result now on a CPU, and after the next update on a GPU (see `settle`).
+        """
         assert self.model is not None
-        weights = not_finite(self.model.named_parameters())
-        gradients = not_finite(
-            (n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None
+        named = [(n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
+        if getattr(self.accelerator, "scaler", None) is not None:
+            named = []  # fp16: infinite gradients are what its scaler looks for
+        finite = all_finite([*self._losses, *(gradient for _, gradient in named)])
+        # filled on the device: a copy from the host would wait
+        status = torch.full((), self.requests.status, device=finite.device)
+        flags: Tensor = self.accelerator.reduce(  # type: ignore[assignment]
+            torch.stack(((~finite).any().float(), status.float())), "sum"
         )
-        losses = [f"{float(loss):g}" for loss in self._losses]
+        check = Check(
+            self.state.global_step + 1,
+            self._update,
+            self._losses,
+            [name for name, _ in named],
+            finite.to("cpu", non_blocking=True),
+            flags.to("cpu", non_blocking=True),
+            torch.cuda.Event() if finite.is_cuda else None,
+        )
+        if check.copied is not None:
+            check.copied.record()
+        self._checks.append(check)
+        self._updated = True
+        self.settle(self.unread)
+
+    def settle(self, unread: int = 0) -> None:
+        """Read the checks of all updates but the last `unread`.
+
+        All processes must call this at the same step. TrainingError if a loss or gradient was not
+        finite; sets `stopping` if a process was asked to stop.
+        """
+        while len(self._checks) > unread:
+            check = self._checks.popleft()
+            broken, stop = check.read()
+            if broken:
+                raise TrainingError(self._not_finite(check))
+            self.stopping = self.stopping or stop
+
+    def _not_finite(self, check: Check) -> str:
+        """Return the message for an update that is not finite: the step, the tensors, the
+        batches."""
+        assert self.model is not None
+        made = self.state.global_step >= check.step
+        # an update that was made broke them
+        weights = [] if made else not_finite(self.model.named_parameters())
+        finite = check.finite[len(check.losses) :].tolist()
+        gradients = [name for name, fine in zip(check.gradients, finite, strict=True) if not fine]
+        losses = [f"{float(loss):g}" for loss in check.losses]
         if weights:
             what = f"the weights are not finite since the update before ({some(weights)})"
         elif "nan" in losses or "inf" in losses or "-inf" in losses:
@@ -216,12 +273,18 @@ class ResilientTrainer(Trainer):
                 if gradients
                 else "another process saw it"
             )
-        batches = "; ".join(map(self.describe, self._update))
+        batches = "; ".join(map(self.describe, check.batches))
         return (
-            f"step {step}: {what}. The update was on {batches}. {self._last_state()} Lower the "
-            "learning rate, "
-            "lengthen the warm-up, compute in float32 instead of bf16, or check the data"
+            f"step {check.step}: {what}. The update was on {batches}. {self._last_state()} Lower "
+            "the "
+            "learning rate, lengthen the warm-up, compute in float32 instead of bf16, or check "
+            "the data"
         )
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Write a line of the log, after the updates that it reports have been checked."""
+        self.settle()
+        super().log(logs, start_time)
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
         """A batch in words: how many rows of which length."""
@@ -231,6 +294,7 @@ class ResilientTrainer(Trainer):
         """TrainingError, on all processes, where a weight is not finite: such a model is never
         written."""
         assert self.model is not None
+        self.settle()
         bad = not_finite(self.model.named_parameters())
         if float(
             self.accelerator.reduce(torch.tensor(float(len(bad)), device=self.args.device), "sum")
@@ -344,7 +408,9 @@ class ResilientTrainer(Trainer):
             # dropout and noise of its own; a resumed process goes on with what it had
             torch.manual_seed(self.args.seed + RANKS_APART * self.args.process_index)
         with self.requests.heard(), self.typed_errors():
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            made = super().train(resume_from_checkpoint, *args, **kwargs)
+            self.settle()
+            return made
 
     @contextlib.contextmanager
     def doing(self, what: str) -> Iterator[None]:

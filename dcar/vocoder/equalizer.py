@@ -58,19 +58,19 @@ class Equalizer(nn.Module):
 
     def forward(self, acoustic: AcousticModel, speaker: Tensor) -> Tensor:
         """Zero without calibration tokens. Voices are remembered: call `forget` when the acoustic
-        model has changed.
+        model has changed. The gains are on the device of the weights, wherever the speakers are.
 
         A voice is measured by itself. The last bits of a batched product depend on the rows that
         share it, and what is remembered would carry them into all that is spoken afterwards.
         """
         if not len(self.tokens):
-            return speaker.new_zeros(len(speaker), self.widen.shape[1])
+            return self.widen.new_zeros(len(speaker), self.widen.shape[1])
         if len(self._known) + len(speaker) > MOST_VOICES:
             self.forget()
         keys = [row.tobytes() for row in speaker.detach().cpu().numpy()]
         for key, row in zip(keys, speaker, strict=True):
             if key not in self._known:
-                self._known[key] = self._measure(acoustic, row[None])[0]
+                self._known[key] = self._measure(acoustic, row[None].to(self.widen.device))[0]
         return torch.stack([self._known[key] for key in keys])
 
     @torch.no_grad()

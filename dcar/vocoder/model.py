@@ -55,7 +55,7 @@ class TokenVocoder(VocoderNetwork):
         together.
         """
         device = self.renderer.head.weight.device
-        speaker = torch.as_tensor(speaker, dtype=torch.float32, device=device)
+        speaker = torch.as_tensor(speaker, dtype=torch.float32)
         lengths = [len(t) for t in token_lists]
         if speaker.shape[:1] != (len(lengths),):
             raise DataError(
@@ -68,17 +68,28 @@ class TokenVocoder(VocoderNetwork):
             alone = zip(token_lists, speaker, strict=True)
             spoken = [StreamingVocoder(self, row).push(ids, last=True) for ids, row in alone]
         else:
-            tokens = pad_sequence(
-                [torch.as_tensor(ids, dtype=torch.int64) for ids in token_lists], batch_first=True
-            )
-            waves = self.eval()(
-                tokens.to(device), torch.tensor(lengths, device=device), speaker
-            ).clamp(-1.0, 1.0)
-            samples = [n * self.config.samples_per_token for n in lengths]
-            spoken = [wave[:n].copy() for wave, n in zip(waves.cpu().numpy(), samples, strict=True)]
+            spoken = self.eval()._synthesize_padded(token_lists, speaker)
         if training:
             self.train()
         return spoken
+
+    def _synthesize_padded(
+        self, token_lists: Sequence[Sequence[int]], speaker: Tensor
+    ) -> list[np.ndarray]:
+        """See `synthesize`: everything is checked on the host, which reads nothing but the
+        waves."""
+        rows = [torch.as_tensor(ids, dtype=torch.int64) for ids in token_lists]
+        self.check_speaker(speaker, len(rows))
+        self.check_ids(torch.cat(rows))
+        gains = self.equalizer(self.acoustic, speaker)
+        padded = pad_sequence(rows, batch_first=True)
+        given = padded, torch.tensor([len(row) for row in rows]), speaker
+        device = self.renderer.head.weight.device
+        tokens, lengths, voices = (part.to(device, non_blocking=True) for part in given)
+        waves = self.speak(tokens, lengths, voices, gains)
+        samples = [len(row) * self.config.samples_per_token for row in rows]
+        pairs = zip(waves.clamp(-1.0, 1.0).cpu().numpy(), samples, strict=True)
+        return [wave[:n].copy() for wave, n in pairs]
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
         """Write config.json and model.safetensors (fp16 by default: half the size, no audible

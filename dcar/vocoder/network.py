@@ -44,16 +44,23 @@ class VocoderNetwork(nn.Module):
             self.equalizer.forget()
         return super().train(mode)
 
-    def predict(self, tokens: Tensor, mask: Tensor, speaker: Tensor) -> tuple[Tensor, Pitch]:
-        """Log-mel [B, F, bands] and pitch [B, F] of utterances: tokens [B, T], mask [B, T] (1 =
-        real token), speaker [B, 298]."""
+    def predict(
+        self, tokens: Tensor, mask: Tensor, speaker: Tensor, gains: Tensor | None = None
+    ) -> tuple[Tensor, Pitch]:
+        """Return log-mel [B, F, bands] and pitch [B, F] of utterances.
+
+        tokens [B, T], mask [B, T] (1 = real token), speaker [B, 298]; gains [B, bands] of the
+        equaliser, which must read the speakers on the host if they are not given.
+        """
+        if gains is None:
+            gains = self.equalizer(self.acoustic, speaker)
         said = self.acoustic(tokens, mask, speaker)
         log_f0 = absolute_pitch(said.deviation, speaker)
         # Padding holds the last real value, so that a row's end does not depend on what stands
         # after it.
         last = (mask.sum(1, keepdim=True).long() * self.config.frames_per_token - 1).clamp_min(0)
         frame = torch.arange(log_f0.shape[1], device=log_f0.device).expand_as(log_f0).minimum(last)
-        log_mel = said.log_mel + self.equalizer(self.acoustic, speaker)[:, None]
+        log_mel = said.log_mel + gains[:, None]
         return log_mel, Pitch(log_f0.gather(1, frame), (said.voicing > 0).float())
 
     def forward(self, tokens: Tensor, lengths: Tensor, speaker: Tensor) -> Tensor:
@@ -63,7 +70,6 @@ class VocoderNetwork(nn.Module):
         Row b is silent after lengths[b] tokens, and equals what it gives alone. Raises DataError on
         wrong shapes, ids outside the vocabulary, or speaker features that are not finite.
         """
-        config = self.config
         if tokens.dim() != 2 or lengths.shape != tokens.shape[:1]:
             raise DataError(
                 f"vocoder: tokens {list(tokens.shape)} and lengths {list(lengths.shape)} do not "
@@ -72,9 +78,17 @@ class VocoderNetwork(nn.Module):
         self.check_speaker(speaker, len(tokens))
         real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         self.check_ids(tokens[real])
+        return self.speak(tokens, lengths, speaker)
+
+    def speak(
+        self, tokens: Tensor, lengths: Tensor, speaker: Tensor, gains: Tensor | None = None
+    ) -> Tensor:
+        """Return the waveform of checked input; see `forward` and `predict`."""
+        real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         tokens, mask = tokens.masked_fill(~real, 0), real.float()
-        log_mel, pitch = self.predict(tokens, mask, speaker)
-        return self.renderer(log_mel, pitch, mask.repeat_interleave(config.frames_per_token, dim=1))
+        log_mel, pitch = self.predict(tokens, mask, speaker, gains)
+        frames = mask.repeat_interleave(self.config.frames_per_token, dim=1)
+        return self.renderer(log_mel, pitch, frames)
 
     def check_speaker(self, speaker: Tensor, rows: int) -> None:
         """DataError if these are no voice features of so many utterances."""

@@ -1,7 +1,10 @@
 """Rollouts are what `decode` speaks of each utterance alone, with the policy of the moment."""
 
+import threading
+from contextlib import nullcontext
 from dataclasses import replace
 
+import fake_gpu
 import pytest
 import torch
 from tiny_backbones import tiny_backbone
@@ -9,7 +12,8 @@ from tiny_decoders import tiny_decoder
 from toy_training import Deaf, random_policy
 from toy_world import ToyVocoder, toy_items
 
-from dcar.decoding import ChunkMethod, PolicyChunk, decode
+from dcar.decoding import ChunkMethod, Engine, PolicyChunk, decode
+from dcar.decoding.engine import SYNC_EVERY
 from dcar.decoding.reader import CARReader
 from dcar.sampling import SamplingConfig
 from rl import objective
@@ -188,3 +192,90 @@ def test_language_models_and_sampling_without_repetition(base, changes):
     made, items = roller(base(), **changes), ragged_items(2)
     policy = random_policy(made.base.config.hidden_size, std=0.5)
     check(made.collect(policy, items, range(2), 0), made, policy, items, 0)
+
+
+# --- on a GPU, or its stand-in --------------------------------------------------------------------
+
+
+def spoken(batch: RolloutBatch) -> list:
+    return [(r.result.tokens, r.result.actions) for r in batch.records]
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "dtype"), [(2, torch.float32), (1, torch.bfloat16)], ids=str
+)
+def test_a_gpu_rolls_out_what_the_cpu_does_by_graphs_that_see_every_update(
+    microbatches, dtype, monkeypatch
+):
+    """Weights change in place, as an optimiser changes them. No step is captured twice, and rounded
+    copies of weights follow. In bfloat16 the CPU rounds elsewhere, so the used engine is held to a
+    new one."""
+    items, made, captured = ragged_items(), [], {}
+    with fake_gpu.fake_gpu(monkeypatch) as device:
+        there = roller(tiny_decoder().to(device, dtype), microbatches=microbatches)
+        moved = random_policy(32, std=0.5).to(device)
+        here, policy = roller(tiny_decoder(), microbatches=microbatches), random_policy(32, std=0.5)
+        for turn in range(3):
+            got = there.collect(moved, items, range(5), seed=1)
+            made.append(spoken(got))
+            graphs = dict(there._engine[0].graphs._graphs)  # steps of new lengths are added
+            assert all(graphs[key] is graph for key, graph in captured.items())
+            captured = graphs
+            if dtype == torch.float32:
+                assert made[-1] == spoken(here.collect(policy, items, range(5), seed=1))
+            else:
+                new = roller(there.base, microbatches=microbatches)
+                assert made[-1] == spoken(new.collect(moved, items, range(5), seed=1))
+                assert new._engine[0].reader.dtype == dtype
+            for trained in (policy, moved):
+                trained.load_state_dict(random_policy(32, turn + 5, std=0.5).state_dict())
+        assert fake_gpu.replays
+        assert {
+            t.device.type for t in (got.hidden, got.positions, got.actions, got.mask, got.rewards)
+        } == {"cuda"}
+    assert made[0] != made[1] != made[2]
+
+
+def test_rewards_have_a_stream_of_their_own_that_waits_for_the_rollouts(monkeypatch):
+    used, waited, wait = [], [], fake_gpu.Stream.wait_event
+    monkeypatch.setattr(
+        fake_gpu.Stream, "wait_event", lambda own, event: (waited.append(event), wait(own, event))
+    )
+    with fake_gpu.fake_gpu(monkeypatch) as device:
+        made = roller(tiny_decoder().to(device), microbatches=2)
+        monkeypatch.setattr(
+            torch.cuda,
+            "stream",
+            lambda stream: used.append((stream, threading.current_thread().name)) or nullcontext(),
+        )
+        made.collect(random_policy(32, std=0.5).to(device), ragged_items(), range(5), seed=1)
+    beside = [stream for stream, thread in used if thread.startswith("reward")]
+    assert beside == [made._stream] * 2 and len(set(map(id, waited))) == 2
+    assert made._stream not in [
+        stream for stream, thread in used if not thread.startswith("reward")
+    ]
+    assert roller()._stream is None and roller()._rolled() is None
+
+
+def test_the_host_reads_a_rollout_a_few_times_and_nothing_in_every_pass(monkeypatch):
+    """Reads grow with the rollouts that end and the looks of the engine, one for `SYNC_EVERY`
+    passes."""
+    with fake_gpu.fake_gpu(monkeypatch) as device:
+        made, policy = (
+            roller(tiny_decoder().to(device), microbatches=1),
+            random_policy(32, std=0.5).to(device),
+        )
+        made.collect(policy, ragged_items(), range(5), seed=1)  # captures
+        read = []
+        for name in ("item", "tolist"):
+            original = getattr(fake_gpu.OnGPU, name)
+            monkeypatch.setattr(
+                fake_gpu.OnGPU,
+                name,
+                lambda self, original=original: (read.append(self.shape), original(self))[1],
+            )
+        looks, look = [], Engine._look
+        monkeypatch.setattr(Engine, "_look", lambda *given: looks.append(1) or look(*given))
+        got = made.collect(policy, ragged_items(), range(5), seed=1)
+    passes = max(r.result.target_passes for r in got.records)
+    assert len(looks) <= passes // SYNC_EVERY + 1 and len(read) <= 6 * len(got.records) + len(looks)

@@ -249,12 +249,17 @@ def text_prefix(
         before.insert(0, special[1])
     if not config.bos:
         after.append(special[0])
-    rows = [
-        torch.cat([*before, text[:length], *after])
-        for text, length in zip(texts, text_lengths.tolist(), strict=True)
+    parts = [
+        torch.cat([texts[0, :0], *rows]).expand(len(texts), -1, -1) for rows in (before, after)
     ]
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    return nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths
+    f, t, e = parts[0].shape[1], texts.shape[1], parts[1].shape[1]
+    table = torch.cat((parts[0], texts, parts[1], torch.zeros_like(texts[:, :1])), dim=1)
+    column = torch.arange(f + t + e, device=device)
+    text_end = f + text_lengths[:, None]
+    place = torch.where(column < text_end, column, column + t - text_lengths[:, None])
+    place = place.clamp(max=f + t + e)  # the row of zeros
+    lengths = text_end[:, 0] + e
+    return table.gather(1, place[..., None].expand(-1, -1, table.shape[2])), lengths
 
 
 def peft_config(settings: dict[str, Any]):

@@ -5,10 +5,13 @@ import math
 import os
 import signal
 
+import fake_gpu
 import pytest
 import torch
 from tiny_data import CODES, counting, noise, write_prepared
+from tiny_decoders import tiny_decoder
 from tiny_training import log_of, tiny_config, trainer_of
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
 from dcar.errors import StoppedError, TrainingError
@@ -16,7 +19,7 @@ from dcar.model.car import CARDecoder
 from dcar.train import car
 from dcar.train.car import CARTrainer, run
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
-from dcar.train.resilient import all_finite
+from dcar.train.resilient import Check, all_finite
 
 
 def test_all_finite_looks_at_values_not_at_their_squares():
@@ -83,20 +86,144 @@ def test_the_error_names_step_tensor_batch_and_the_last_good_checkpoint(
     assert all(math.isfinite(line["loss"]) for line in log_of(tmp_path, "loss"))
 
 
-def test_the_guard_reads_the_device_once_an_update(data, tmp_path, monkeypatch):
-    """Not at every micro-step: the numbers are added up where they are."""
-    read = []
-    original = torch.Tensor.tolist
+@pytest.fixture
+def lagging(monkeypatch):
+    """Updates are checked when the next one is queued, as on a GPU."""
+    create = CARTrainer.__init__
+
+    def late(self, *given, **named):
+        create(self, *given, **named)
+        self.unread = 1
+
+    monkeypatch.setattr(CARTrainer, "__init__", late)
+
+
+class Reads(TorchDispatchMode):
+    """Notes values that the host reads, each of which a GPU would be waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in (
+            "_local_scalar_dense",
+            "nonzero",
+            "masked_select",
+            "equal",
+        ):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Steps(TrainerCallback):
+    """Notes after each step what the host has read by then."""
+
+    def __init__(self, reads: Reads):
+        self.reads, self.of_steps = reads, []
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.reads.found.clear()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.of_steps.append(list(self.reads.found))
+
+
+@pytest.mark.usefixtures("lagging")
+@pytest.mark.parametrize("optimizer", ["adamw", "scaled_adam"])
+def test_the_host_reads_nothing_of_a_step_unless_a_line_is_logged(
+    optimizer, data, tmp_path, monkeypatch
+):
+    """Values that were copied without waiting are read one step later: the next test."""
+    reads = Reads()
+    steps, settled = Steps(reads), []
+    for name in ("tolist", "cpu", "numpy"):  # which a TorchDispatchMode does not see of CPU tensors
+        read = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor,
+            name,
+            lambda self, *given, read=read, name=name, **named: (
+                reads.found.append(name),
+                read(self, *given, **named),
+            )[1],
+        )
+    check = Check.read
     monkeypatch.setattr(
-        torch.Tensor, "tolist", lambda self: read.append(tuple(self.shape)) or original(self)
+        Check,
+        "read",
+        lambda self: (  # of what has arrived
+            settled.append(self.step),
+            check(self),
+            reads.found.remove("tolist"),
+        )[1],
     )
-    seen = []
-    look = CARTrainer.look
-    monkeypatch.setattr(
-        CARTrainer, "look", lambda self: (read.clear(), look(self), seen.append(list(read)))[0]
-    )
-    run(tiny_config(data, tmp_path, gradient_accumulation=2, max_steps=3))
-    assert seen == [[(2,)]] * 3
+    with_callback(monkeypatch, steps)
+    with reads:
+        run(
+            tiny_config(
+                data,
+                tmp_path,
+                optimizer=optimizer,
+                max_steps=4,
+                log_steps=4,
+                head_positions=0.5,
+                gradient_accumulation=2,
+            )
+        )
+    assert steps.of_steps == [[]] * 4 and settled == [1, 2, 3, 4]
+
+
+def test_what_a_gpu_found_of_an_update_is_read_when_the_next_one_is_queued(
+    data, tmp_path, monkeypatch
+):
+    """On the stand-in of a GPU, where a copy to the host is garbage until it was waited for."""
+    trainer = trainer_of(tiny_config(data, tmp_path), tiny_decoder(text_vocab_size=64))
+    trainer.unread = 1
+    with fake_gpu.fake_gpu(monkeypatch) as device:
+        trainer.model.to(device)
+        for step, value in enumerate((0.0, math.nan, 0.0)):
+            trainer.state.global_step = step
+            trainer._update, trainer._losses = [{}], [torch.tensor(0.5).to(device)]
+            for p in trainer.model.parameters():
+                p.grad = torch.zeros_like(p)
+            trainer.model.norm.bias.grad.fill_(value)
+            if step < 2:
+                trainer.look()
+        trainer.describe = lambda inputs: "a batch"
+        with pytest.raises(TrainingError, match=r"step 2: the gradient is not finite .norm.bias."):
+            trainer.look()
+
+
+@pytest.mark.usefixtures("lagging")
+@pytest.mark.parametrize(
+    ("changes", "model", "message"),
+    [
+        ({}, {"speech_position_scale": math.nan}, "step 1: the loss is nan"),
+        ({"log_steps": 4}, {"speech_position_scale": math.nan}, "step 1: the loss is nan"),
+        (
+            {"log_steps": 4, "max_steps": 1},
+            {"speech_position_scale": math.nan},
+            "step 1: the loss is nan",
+        ),
+        (
+            {"save_steps": 1, "log_steps": 4},
+            {"speech_position_scale": math.nan},
+            "step 1: the loss is nan",
+        ),
+        ({"learning_rate": math.inf, "log_steps": 4}, {}, "step 2: the loss is nan"),
+        (
+            {"learning_rate": math.inf, "save_steps": 1},
+            {},
+            "step 1: the weights are not finite .* and are not saved",
+        ),
+    ],
+)
+def test_a_check_that_is_read_late_neither_logs_nor_saves(
+    changes, model, message, data, tmp_path, monkeypatch
+):
+    test_training_that_turns_to_nan_stops(changes, model, message, data, tmp_path, monkeypatch)
+    log = tmp_path / "log.jsonl"
+    assert not log.exists() or all(math.isfinite(line["loss"]) for line in log_of(tmp_path, "loss"))
 
 
 # --- signals --------------------------------------------------------------------------------------
@@ -135,6 +262,17 @@ def test_a_signal_saves_at_the_end_of_the_step(
     assert latest_checkpoint(tmp_path / "stopped") == tmp_path / "stopped" / f"checkpoint-{step}"
     assert not why_incomplete(tmp_path / "stopped" / f"checkpoint-{step}")
     assert run(tiny_config(data, tmp_path / "stopped")).checksum() == whole
+
+
+@pytest.mark.usefixtures("lagging")
+def test_a_signal_that_is_read_late_saves_at_the_end_of_the_next_step(
+    whole, data, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        with_callback(patch, Signal(3, signal.SIGTERM))
+        with pytest.raises(StoppedError, match="SIGTERM.*checkpoint-4 is saved"):
+            run(tiny_config(data, tmp_path))
+    assert run(tiny_config(data, tmp_path)).checksum() == whole
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -109,22 +109,24 @@ def lengths() -> np.ndarray:
     return load_split(str(shipped("prepared")), "train").columns["speech_tokens"]
 
 
-@pytest.mark.parametrize(("tokens", "processes"), [(3200, 1), (3200, 2), (16000, 1)])
+@pytest.mark.parametrize(("tokens", "processes"), [(3200, 1), (3200, 2), (3200, 4), (16000, 1)])
 def test_token_budgets_waste_little_and_give_all_processes_the_same_work(
     lengths, tokens, processes
 ):
     samplers = [TokenBatchSampler(lengths, tokens, 0, rank, processes) for rank in range(processes)]
     steps = list(zip(*samplers, strict=True))
     assert len(steps) == len(samplers[0])
-    real = padded = 0
+    real = padded = waited = 0
     for step in steps:
         assert len({len(batch) for batch in step}) == 1
+        work = [len(batch) * max(lengths[i] for _, i in batch) for batch in step]
+        waited += sum(max(work) - one for one in work)
         for batch in step:
             size = [lengths[i] for _, i in batch]
             assert len(size) * max(size) <= tokens
             real, padded = real + sum(size), padded + len(size) * max(size)
     padding = 1 - real / padded
-    assert padding <= 0.05
+    assert padding <= 0.05 and waited <= 0.01 * padded
     seen = collections.Counter(i for step in steps for batch in step for _, i in batch)
     assert (
         len(seen) == len(lengths)

@@ -1,11 +1,13 @@
 """The vocoder on tiny sizes: signal features, exact lengths and padding, strict files, training,
 resume, packs."""
 
+import copy
 import dataclasses
 import json
 import math
 from pathlib import Path
 
+import fake_gpu
 import numpy as np
 import pytest
 import torch
@@ -153,6 +155,33 @@ def test_a_batch_with_padding_equals_single_utterances(calibration):
         alone = model(ids[None], torch.tensor([len(ids)]), one[None])[0]
         np.testing.assert_allclose(wave[: len(alone)], alone, atol=2e-5)
         assert not wave[(len(ids) + 1) * 480 :].any()  # one window of the last frame may ring on
+
+
+@pytest.mark.parametrize("calibration", [(), tuple(range(16))])
+def test_a_gpu_speaks_a_batch_at_once_and_the_host_reads_the_waves_alone(calibration, monkeypatch):
+    """On its stand-in. Held to one by one in float32; a CPU may speak in bfloat16."""
+    model = TokenVocoder(VocoderConfig(**TINY, calibration_tokens=calibration)).eval()
+    lists = [torch.randint(0, 16, (n,)).tolist() for n in (30, 9, 0, 1, 17)]
+    voices, read = torch.stack([voice(i, 100 + 20 * i) for i in range(5)]).numpy(), []
+    monkeypatch.setattr("dcar.vocoder.streaming.product_type", lambda device: torch.float32)
+    there = copy.deepcopy(model)  # which has measured no voice yet
+    expected = model.synthesize(lists, voices)
+    with fake_gpu.fake_gpu(monkeypatch) as device:
+        there.to(device)
+        for name in ("item", "tolist", "nonzero"):
+            original = getattr(fake_gpu.OnGPU, name)
+            monkeypatch.setattr(
+                fake_gpu.OnGPU,
+                name,
+                lambda self, original=original: (read.append(original), original(self))[1],
+            )
+        with pytest.raises(DataError, match="outside 0..15"):
+            there.synthesize([[3, 16]], voices[:1])
+        waves = there.synthesize(lists, voices)
+    assert not read
+    for wave, alone in zip(waves, expected, strict=True):
+        assert wave.shape == alone.shape
+        np.testing.assert_allclose(wave, alone, atol=2e-5)
 
 
 @pytest.mark.parametrize("bands", [40, 100, 24])

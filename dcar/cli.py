@@ -141,6 +141,7 @@ RECIPES = {
     "draft": "train-draft",
     "distil": "distil",
     "chunk_scorer": "train-chunk-scorer",
+    "vocoder": "train-vocoder",
     "profile": "profile",
     "dcpo": "train-policy",
     "token_recognizer": "train-recognizer",

@@ -105,7 +105,7 @@ def prepare_found(bench: Bench) -> Found:
     tokens = bench.rate(waves, lambda given: tokenizer.encode(given, ENCODER_SAMPLE_RATE))
     used = memory(bench.device)
     voices = bench.rate(
-        waves, lambda given: [speakers.embed(w, ENCODER_SAMPLE_RATE) for w in given]
+        waves, lambda given: speakers.embed_all(given, [ENCODER_SAMPLE_RATE] * len(given))
     )
     both = 1 / (1 / tokens + 1 / voices)
     rows = [

@@ -15,6 +15,7 @@ from tiny_data import ToyEncoder, ToyTokenizer
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.prepare.run import PrepareConfig, run
 from dcar.prepare.settings import PrepareReport
+from dcar.sources.shipped import shipped
 
 RATE = 16_000
 
@@ -129,6 +130,23 @@ def write_libritts(root: Path, subsets: dict[str, int], seconds: float = 0.5) ->
             (folder / f"{stem}.original.txt").write_text(f"Sentence {i} of {subset}!")
     (root / "LICENSE.txt").write_text("CC BY 4.0")
     (root / "doc").mkdir(exist_ok=True)
+    return root
+
+
+def write_starter_as_libritts(root: Path, utterances: dict[str, int]) -> Path:
+    """Speech of the shipped corpus in the layout of LibriTTS: its first `utterances` of each
+    split."""
+    subsets = {"train": "train-clean-100", "dev": "dev-clean", "test": "test-clean"}
+    for chapter, (split, count) in enumerate(utterances.items(), start=7000):
+        rows = pq.read_table(shipped("corpus") / f"{split}.parquet").slice(0, count).to_pylist()
+        speakers = sorted({row["speaker"] for row in rows})
+        for i, row in enumerate(rows):
+            speaker = 100 + speakers.index(row["speaker"])
+            folder = root / subsets[split] / str(speaker) / str(chapter)
+            folder.mkdir(parents=True, exist_ok=True)
+            stem = f"{speaker}_{chapter}_{i:06d}_000000"
+            sf.write(folder / f"{stem}.wav", *sf.read(io.BytesIO(row["audio"]["bytes"])))
+            (folder / f"{stem}.normalized.txt").write_text(row["text"])
     return root
 
 

@@ -19,6 +19,7 @@ from tiny_data import counting, tiny_tokenizer, write_prepared
 from tiny_decoders import tiny_decoder
 from tiny_residual import LAYERS, write_residual
 from tiny_training import log_of
+from tiny_vocoder import toy_data
 
 from dcar.cli import kind_of
 from dcar.config import recipes
@@ -35,6 +36,8 @@ from dcar.train.chunk_scorer import run as train_chunk_scorer
 from dcar.train.draft import run as train_draft
 from dcar.train.residual import run as train_residual
 from dcar.train.token_recognizer import run as train_token_recognizer
+from dcar.vocoder.model import TokenVocoder
+from dcar.vocoder.training.train import run as train_vocoder
 from eval.analysis.fit_verifiers import fit
 from eval.compare.run import CompareConfig
 from eval.compare.run import run as compare
@@ -362,6 +365,17 @@ def test_two_updates_of_a_chunk_scorer(recipe, data, tmp_path):
     )
     assert trained.config.base_checksum == decoder.checksum() and trained.config.width == 128
     assert all(0.5 < loss < 1 for loss in losses(tmp_path / "out"))  # chance is 0.69
+
+
+@pytest.mark.parametrize("recipe", of("vocoder"))
+def test_two_updates_of_a_vocoder(recipe, tmp_path):
+    toy_data(tmp_path)
+    small = ["max_steps=2", "eval_every=2", "acoustic_batch_size=2", "renderer_batch_size=2"]
+    pack = f"data={tmp_path / 'pack.safetensors'}"
+    folder = train_vocoder(
+        read(recipe, pack, f"out={tmp_path}", "device=cpu", "bf16=false", *small)
+    )
+    assert TokenVocoder.from_pretrained(folder).config.vocab_size == 2048
 
 
 # --- profile, DCPO, statistics --------------------------------------------------------------------

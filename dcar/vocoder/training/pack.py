@@ -9,6 +9,7 @@ the rate of the corpus' tokenizer.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import sys
@@ -119,6 +120,15 @@ def write_pack(
     }
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out, metadata=header)
+
+
+def pack_digest(path: str | Path) -> str:
+    """Return the SHA-256 of a pack's content. safetensors writes the header in any order, so two
+    packs of the same content may differ as files."""
+    with Path(path).open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        content = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+        return hashlib.file_digest(file, lambda: content).hexdigest()
 
 
 def whole_rate(token_rate: float, where: str | Path) -> int:
@@ -315,6 +325,7 @@ def pack_training_data(
     validation_splits: Sequence[str] = ("dev",),
     states: bool = False,
     device: str = "cpu",
+    hours: float = 0,
 ) -> None:
     """Write a pack from a prepared corpus: its tokens, speeds and speaker embeddings, and the
     corpus' own audio.
@@ -322,8 +333,9 @@ def pack_training_data(
     prepared_dir: what `dcar prepare` wrote; prepare it with several `speeds` where voices are few
     (rows played at another speed are voices of their own). states: also keep what the tokens were
     before they were quantised, for the acoustic model to learn from; the k-means tokenizer reads
-    the corpus again for that, on `device`. Pitch and the rest of the speaker features are computed
-    when the pack is unpacked. A corpus without validation splits is joined with one that has them
+    the corpus again for that, on `device`. hours: most hours of each split, evenly spread over its
+    rows; 0 = all. Pitch and the rest of the speaker features are computed when the pack is
+    unpacked. A corpus without validation splits is joined with one that has them
     (`VocoderData.join`). Raises AudioError or DataError with the id of an unusable utterance,
     DataError where no training split was prepared, ConfigError where `states` asks for those of
     another kind of tokenizer.
@@ -352,9 +364,8 @@ def pack_training_data(
             "splits=[train,…]"
         )
     for split in present:
-        for row in tqdm(
-            load_prepared(prepared_dir, split, tokenizer=listener), desc=f"pack {split}", unit="row"
-        ):
+        chosen = evenly(load_prepared(prepared_dir, split, tokenizer=listener), hours)
+        for row in tqdm(chosen, desc=f"pack {split}", unit="row"):
             utterance_id, speed = recording_of(row)
             utterance = utterances[utterance_id]
             if utterance.id not in known:
@@ -387,6 +398,14 @@ def pack_training_data(
     if listener is not None:
         rows = list(_with_states(listener, sources, rows))
     write_pack(out, recordings, rows, info["tokenizer"]["checksum"], rate_hz, codebook)
+
+
+def evenly(rows: Any, hours: float) -> Any:
+    """Return about `hours` of a prepared split, evenly spread over its rows; all of it for 0."""
+    share = 3600 * hours / sum(rows["duration"])
+    if not 0 < share < 1:
+        return rows
+    return rows.select((np.arange(round(share * len(rows))) / share).astype(int))
 
 
 def _with_states(
@@ -425,12 +444,21 @@ class PackConfig:
         "auto",
         "Device of the tokenizer that computes states: cpu, cuda, or auto = a GPU if there is one.",
     )
+    hours: float = setting(
+        0, "Most hours of each split, evenly spread over its rows; 0 = all.", minimum=0
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
     config = load_config(PackConfig, arguments)
     with claimed(config.out):
-        pack_training_data(config.prepared, config.out, states=config.states, device=config.device)
+        pack_training_data(
+            config.prepared,
+            config.out,
+            states=config.states,
+            device=config.device,
+            hours=config.hours,
+        )
 
 
 if __name__ == "__main__":

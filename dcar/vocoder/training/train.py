@@ -25,9 +25,9 @@ from dcar.config import load_config
 from dcar.config.resume import changed_settings, settings_stamp
 from dcar.errors import CheckpointError, DCARError
 from dcar.process import run_claimed
-from dcar.storage import digest, replacing
+from dcar.storage import replacing
 from dcar.tracking import write_json
-from dcar.vocoder.training.pack import VocoderData
+from dcar.vocoder.training.pack import VocoderData, pack_digest
 from dcar.vocoder.training.trainer import Trainer, TrainVocoderConfig
 
 
@@ -52,7 +52,7 @@ def run(config: TrainVocoderConfig) -> Path:
     )
     trainer.run = {
         "settings": settings_stamp(config),
-        "data": {"path": config.data, "packs": [digest(Path(path)) for path in packs]},
+        "data": {"path": config.data, "packs": [pack_digest(path) for path in packs]},
     }
     checkpoint = out / "checkpoint.pt"
     changed: dict[str, Any] = {}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_pretrained import save_whisper
 from tones import noise
 
 from dcar.errors import AssetError, CheckpointError, TextError
@@ -17,48 +18,6 @@ from dcar.recognition.base import Recognizer, batches
 from dcar.recognition.load import load_recognizer
 
 RATE = 16_000
-
-
-def save_whisper(folder: Path) -> Path:
-    import transformers
-
-    folder.mkdir(parents=True, exist_ok=True)
-    pieces = ["a", "b", "c", "Ġ", "Ġa", "ab"]
-    vocabulary = {piece: i for i, piece in enumerate([*pieces, "<|endoftext|>"])}
-    (folder / "vocab.json").write_text(json.dumps(vocabulary))
-    (folder / "merges.txt").write_text("#version: 0.2\na b\nĠ a\n")
-    tokenizer = transformers.WhisperTokenizer(vocab=vocabulary, merges=[("a", "b"), ("Ġ", "a")])
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|startoftranscript|>"]})
-    start = tokenizer.convert_tokens_to_ids("<|startoftranscript|>")
-    end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    torch.manual_seed(0)
-    config = transformers.WhisperConfig(
-        vocab_size=len(tokenizer),
-        num_mel_bins=80,
-        encoder_layers=1,
-        decoder_layers=1,
-        d_model=16,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-        max_target_positions=64,
-        pad_token_id=end,
-        bos_token_id=start,
-        eos_token_id=end,
-        decoder_start_token_id=start,
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-    )
-    model = transformers.WhisperForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        model.model.decoder.embed_tokens.weight.mul_(20)
-        model.model.decoder.embed_tokens.weight[[start, end, vocabulary["Ġ"]]] *= 0.01
-    model.save_pretrained(folder)
-    transformers.WhisperProcessor(
-        transformers.WhisperFeatureExtractor(), tokenizer
-    ).save_pretrained(folder)
-    return folder
 
 
 def slow_greedy(folder: Path, wave: np.ndarray, most: int) -> str:

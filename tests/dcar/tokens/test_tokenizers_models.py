@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_codecs import needs, save_xcodec2
 from tiny_corpora import write_manifest
+from tiny_pretrained import save_hubert
 from tones import chirp
 
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
@@ -28,34 +29,6 @@ from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.load import load_tokenizer
 
 RATE = 16_000
-
-
-def save_hubert(
-    folder: Path,
-    seed: int = 0,
-    hidden: int = 32,
-    rate: int = RATE,
-    normalize: bool = True,
-    large: bool = True,
-) -> Path:
-    """large: the architecture of HuBERT-Large, else that of HuBERT-base."""
-    from transformers import HubertConfig, HubertModel, Wav2Vec2FeatureExtractor
-
-    torch.manual_seed(seed)
-    config = HubertConfig(
-        hidden_size=hidden,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        conv_dim=[16] * 7,
-        num_conv_pos_embeddings=16,
-        num_conv_pos_embedding_groups=2,
-        do_stable_layer_norm=large,
-        feat_extract_norm="layer" if large else "group",
-    )
-    HubertModel(config).eval().save_pretrained(folder)
-    Wav2Vec2FeatureExtractor(sampling_rate=rate, do_normalize=normalize).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -465,6 +465,34 @@ def test_a_prepared_corpus_becomes_a_pack(tmp_path):
     assert np.abs(np.asarray(told) - data.speaker.numpy()).max() < 0.1
 
 
+def test_a_pack_of_some_hours_holds_an_even_share_of_each_split(tmp_path):
+    corpus = prepared(tmp_path, 9, ToyTokenizer())
+    seconds = [row["duration"] for row in load_prepared(corpus, "train")]
+    for share, count in ((0.5, len(seconds) // 2), (2.0, len(seconds))):
+        path = tmp_path / f"{share}.safetensors"
+        pack.main([f"prepared={corpus}", f"out={path}", f"hours={share * sum(seconds) / 3600}"])
+        with safe_open(path, "pt") as file:
+            recordings, held_out = file.get_tensor("recording"), file.get_tensor("validation")
+        assert int(held_out.sum()) == 1  # shorter than the hours
+        assert len(recordings) - 1 == count
+        assert recordings[~held_out].diff().max() <= 2
+
+
+def test_packs_of_one_content_have_one_digest(tmp_path):
+    """Names of the header stand in another order in every file that safetensors writes."""
+    toy_data(tmp_path)
+    path, same, other = (
+        tmp_path / name for name in ("pack.safetensors", "same.safetensors", "other.safetensors")
+    )
+    with safe_open(path, "pt") as file:
+        header, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    save_file(tensors, same, metadata=dict(reversed(header.items())))
+    save_file({**tensors, "rate": tensors["rate"] + 1}, other, metadata=header)
+    assert pack.pack_digest(path) == pack.pack_digest(same) != pack.pack_digest(other)
+    save_file(tensors, other, metadata={**header, "token_rate": "25"})
+    assert pack.pack_digest(path) != pack.pack_digest(other)
+
+
 def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_path, monkeypatch):
     """The tokenizer hears every signal at its own speed again, and must say what it said."""
 

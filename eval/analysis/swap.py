@@ -92,7 +92,7 @@ class SwapConfig:
     def __post_init__(self) -> None:
         check(self)
         if not (self.seeds and (self.theta or self.theta_mel)):
-            raise ConfigError("swap needs at least one of seeds, and of theta or theta_mel")
+            raise ConfigError("seeds and theta or theta_mel: swap needs at least one value of each")
 
 
 def own_groups(vectors: Tensor, theta: float) -> list[list[int]]:

@@ -161,7 +161,7 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_loaded(decoder, tmp_p
     decoder.save_pretrained(tmp_path / "good")
     with torch.no_grad():
         decoder.speech_embedding.weight[1, 1] = float("nan")
-    with pytest.raises(CheckpointError, match="bad: speech_embedding.weight "):
+    with pytest.raises(CheckpointError, match="bad: .*speech_embedding.weight"):
         decoder.save_pretrained(tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
     tensors = load_file(tmp_path / "good" / "model.safetensors")

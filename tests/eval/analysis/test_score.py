@@ -185,7 +185,7 @@ def test_files_that_cannot_be_measured_are_left_out_by_name(folder, tmp_path, ca
     ] == [
         "give prompt=RECORDING, or prompt_audio in the list",
         "the audio is silent (peak below 0.0001)",
-        "there is no such audio file",
+        "this audio file does not exist",
     ]
     monkeypatch.setattr(module, "load_recognizer", None)
     with pytest.raises(DataError, match="nowhere.wav: "):

@@ -10,7 +10,7 @@ from test_report import parsed
 
 from eval.methods.sweeps import expand_names
 from eval.report.page import write_report
-from eval.report.papers import SETUPS, behind, beside_papers, cells, speedup
+from eval.report.papers import SETUPS, setup_text, beside_papers, cells, speedup
 from eval.report.plots import PLOTS, draw_plots
 from eval.results.pareto import equal_speed, speed_axis
 from eval.results.rows import counts_of, make_rows
@@ -91,7 +91,7 @@ def test_derived_speedups_follow_from_printed_times():
     for s in SETUPS:
         assert all(
             s[key] for key in ("paper", "table", "model", "data", "recognizer", "machine")
-        ) and behind(s)
+        ) and setup_text(s)
 
 
 def test_rows_stand_beside_results_of_the_same_setting(comparison):

@@ -81,7 +81,7 @@ def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(measured, dtyp
     assert f"{decided['10']:.3f}" in row
     (policy,) = random_policies(tiny_decoder().bfloat16(), reads="candidates").values()
     assert policy.chunk_scorer.inner.weight.dtype == torch.float32  # as it is spoken with
-    with pytest.raises(ConfigError, match="3 candidates"):
+    with pytest.raises(ConfigError, match="num_candidates=3"):
         measured(*asked, "repeats=1", "chunks=[1]")
 
 

@@ -94,7 +94,7 @@ def test_every_broken_file_is_named_with_its_fault(tmp_path):
         sf.write(tmp_path / f"{name}.wav", wave, RATE, subtype="FLOAT")
     sf.write(tmp_path / "low.wav", tone(rate=2_000), 2_000)
     for name, message in (
-        ("missing", "no such"),
+        ("missing", "does not exist"),
         ("folder", "a folder"),
         ("zero", "0 bytes"),
         ("text", "readable"),
@@ -273,9 +273,9 @@ def test_what_is_no_file(tmp_path):
         (tmp_path / "pipe", "pipe"),
         (Path("/dev/zero"), "pipe"),
         (tmp_path / ("x" * 10_000), "xxx"),
-        (tmp_path / "a\0b", "no such"),
-        (tmp_path / "pipe" / "a.wav", "no such"),
-        (tmp_path / "\ud800", "no such"),
+        (tmp_path / "a\0b", "does not exist"),
+        (tmp_path / "pipe" / "a.wav", "does not exist"),
+        (tmp_path / "\ud800", "does not exist"),
     ]:
         with pytest.raises(AudioError, match=message):
             load_audio(path)

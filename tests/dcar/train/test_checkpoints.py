@@ -167,5 +167,5 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_loaded(decoder, tmp_p
     tensors = load_file(tmp_path / "good" / "model.safetensors")
     tensors["norm.bias"][0] = float("inf")
     save_file(tensors, tmp_path / "good" / "model.safetensors")
-    with pytest.raises(CheckpointError, match="model.safetensors: norm.bias "):
+    with pytest.raises(CheckpointError, match="model.safetensors: .*norm.bias"):
         type(decoder).from_pretrained(tmp_path / "good")

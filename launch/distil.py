@@ -1,21 +1,21 @@
-"""`dcar distil`: training sentences as a decoder speaks them, to train a decoder on that predicts
+"""`dcar distil`: resynthesise training sentences with a decoder, to train a decoder that predicts
 many tokens at once.
 
-    dcar distil --config distil_starter     # the shipped corpus, spoken by the shipped decoder
+    dcar distil --config distil_starter     # the shipped corpus and the shipped decoder
     dcar distil data=runs/prepared decoder=runs/car out=runs/distilled
     accelerate launch -m launch.distil data=runs/prepared decoder=runs/car out=runs/distilled
     dcar train --config car_starter:distilled data=runs/distilled init_from=runs/car
 
-The tokens of a recording are one way among many to say its sentence. Tokens that are predicted side
-by side cannot know which of these ways the others follow. What a decoder says varies less, so it is
-easier to predict side by side (sequence-level knowledge distillation: Kim and Rush 2016; Zhou et
-al. 2020 for parallel decoding).
+The tokens of a recording are one of many renderings of its sentence. Tokens that are predicted side
+by side cannot know which of these renderings the others follow. A decoder's output varies less, so
+it is easier to predict side by side (sequence-level knowledge distillation: Kim and Rush 2016; Zhou
+et al. 2020 for parallel decoding).
 
-Every sentence is spoken several times, recogniser scores choose one, and the result is an ordinary
-prepared corpus. Three columns say where a row comes from: `spoken_by` (a method, or "recording"),
-`score`, and `recorded`, the tokens of the recording. A row names the prompt that was heard when it
-was spoken, so that training sees all that its tokens depend on. Splits other than `train` stay
-recordings.
+Every sentence is decoded several times, scores by recognisers choose one candidate, and the result
+is an ordinary prepared corpus. Three columns give the origin of a row: `spoken_by` (a method, or
+"recording"), `score`, and `recorded`, the tokens of the recording. A row also contains the speaker
+prompt with which it was decoded, so that training uses everything that its tokens depend on. Splits
+other than `train` keep their recordings.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from rl.rewards import corpus_token_recognizer
 
 logger = logging.getLogger(__name__)
 
-BLOCK = 128  # sentences between two files, which a run that was cut off goes on from
+BLOCK = 128  # sentences per file; an interrupted run loses at most the current block
 
 
 @dataclass
@@ -80,92 +80,105 @@ class DistilConfig:
 
     data: str = setting(
         "runs/prepared",
-        "Folder written by `dcar prepare`; its split train is spoken.",
+        "Folder written by `dcar prepare`; its split train is resynthesised.",
         place="folder",
     )
     decoder: str = setting(
-        "runs/car", "Decoder that speaks; starter, here and below = the shipped one."
+        "runs/car", "Teacher decoder; starter = the shipped one, here and in the settings below."
     )
     far_decoder: str = setting("", "FAR checkpoint, for method far.")
     policies: list[str] = setting([], "Policy folders, for method dcar.")
     methods: list[str | dict[str, Any]] = setting(
-        ["car-5@t0", "car-5@t0.4-k10"], "Who speaks: names or mappings of docs/methods.md."
+        ["car-5@t0", "car-5@t0.4-k10"],
+        "Decoding methods of the candidates: names or mappings of docs/methods.md.",
     )
     samples: int = setting(
-        3, "Candidates of each method whose temperature is above 0; at 0 there is one.", minimum=1
+        3, "Candidates per sentence and method; a method at temperature 0 makes one.", minimum=1
     )
     sampling: SamplingConfig = setting(
-        SamplingConfig, "How tokens are drawn, where a method does not say."
+        SamplingConfig, "Sampling of methods that do not have their own."
     )
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
     token_recognizer: str = setting(
         "starter", "Recogniser of tokens (dcar train-recognizer); empty = none."
     )
     token_weight: float = setting(
-        1.0, "Of its log-likelihood of the text, nats a phoneme.", minimum=0
+        1.0,
+        "Weight of the token recogniser's log-likelihood of the text, in nats per phoneme.",
+        minimum=0,
     )
-    recognizer: str = setting("", "Recogniser of sound (dcar.recognition.load); empty = none.")
+    recognizer: str = setting("", "Recogniser of audio (dcar.recognition.load); empty = none.")
     wer_weight: float = setting(
-        1.0, "Of minus the word error rate that it hears, as a fraction.", minimum=0
+        1.0,
+        "Weight of the recogniser's word error rate, as a fraction; it lowers the score.",
+        minimum=0,
     )
     similarity: str = setting(
-        "", "Speaker encoder (eval/scorers/load.py), resemblyzer for one; empty = none."
+        "", "Speaker encoder (eval/scorers/load.py), for example resemblyzer; empty = none."
     )
     similarity_weight: float = setting(
-        1.0, "Of the cosine between the voice and that of the prompt.", minimum=0
+        1.0, "Weight of the cosine between the voices of candidate and prompt.", minimum=0
     )
     voiced: int = setting(
         2,
-        "Candidates of a sentence, the best by their tokens, that are voiced for recogniser and "
-        "encoder; 0 = all.",
+        "Candidates per sentence, the best by the token recogniser, that are synthesised for "
+        "recogniser and speaker encoder; 0 = all.",
         minimum=0,
     )
     vocoder: str = setting(
-        "", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one."
+        "", "Vocoder folder, or a name listed in dcar.vocoder.load; empty = the shipped one."
     )
     lowest_score: float = setting(
-        -0.3, "A sentence whose best candidate scores less keeps its recording."
+        -0.3, "Lowest score of a candidate; a sentence without a better one keeps its recording."
     )
     recordings: float = setting(
-        0.0, "Share of the sentences that keep their recording anyhow.", minimum=0, maximum=1
+        0.0,
+        "Share of the sentences that keep their recording whatever the scores.",
+        minimum=0,
+        maximum=1,
     )
     limit: int = setting(
         0,
-        "Sentences, drawn at random; 0 = all. The corpus that is written has no others.",
+        "Sentences, drawn at random, that the written corpus consists of; 0 = all.",
         minimum=0,
     )
-    batch_size: int = setting(64, "Sentences spoken at once.", minimum=1)
-    seed: int = seed_setting(0, "Of the first candidates; further ones have the seeds behind it.")
-    device: str = setting("", "cpu or cuda; empty = what accelerate chooses.")
+    batch_size: int = setting(64, "Sentences decoded at once.", minimum=1)
+    seed: int = seed_setting(
+        0,
+        "Random seed of a method's first candidate; its further candidates use the seeds after it.",
+    )
+    device: str = setting("", "Device, cpu or cuda; empty = chosen by Accelerate.")
     dtype: str = dtype_setting()
-    wait_minutes: float = setting(180.0, "How long processes wait for each other.", above=0)
+    wait_minutes: float = setting(
+        180.0, "Longest wait of processes for each other, in minutes.", above=0
+    )
     out: str = setting("runs/distilled", "Prepared corpus to write.", place="folder")
 
     def __post_init__(self) -> None:
         check(self)
         if not (self.token_recognizer or self.recognizer):
             raise ConfigError(
-                "nothing says which candidate is best: set token_recognizer, recognizer, or both"
+                "nothing decides which candidate is best: set token_recognizer, recognizer, or both"
             )
         if not self.methods:
-            raise ConfigError("methods is empty: name who speaks, as in methods=[car-5@t0]")
+            raise ConfigError("methods is empty: name at least one, as in methods=[car-5@t0]")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way in which a sentence was spoken."""
+    """One rendering of a sentence by the teacher."""
 
     spoken_by: str
     tokens: list[int]
-    seed: int = 0  # of its prompt and draws
-    truncated: bool = False  # by the length guard
-    read: float | None = None  # log-likelihood of the text given the tokens, nats a phoneme
-    wer: float | None = None  # of the sound, as a fraction
-    similarity: float | None = None  # of the sound's voice to the prompt's
+    seed: int = 0  # of its prompt and its sampling
+    truncated: bool = False  # ended by the length guard
+    read: float | None = None  # log-likelihood of the text given the tokens, nats per phoneme
+    wer: float | None = None  # of the audio, as a fraction
+    similarity: float | None = None  # cosine between the voices of audio and prompt
 
     def score(self, config: DistilConfig) -> float:
-        """The weighted sum of what is known. −inf where the length guard ended it, or it could
-        not be judged."""
+        """Return the weighted sum of the known measures. −inf if there are none, or if the
+        candidate is empty or was ended by the length guard."""
         parts = [
             (config.token_weight, self.read),
             (-config.wer_weight, self.wer),
@@ -177,25 +190,27 @@ class Candidate:
 
 
 def best(candidates: Sequence[Candidate], config: DistilConfig) -> Candidate | None:
-    """The candidate of the highest score; of equals the first. Where some were voiced, it is one
-    of them. None where none reaches `lowest_score`."""
+    """Return the candidate with the highest score, the first of equals; None if none reaches
+    `lowest_score`. If some were voiced, only these are considered."""
     voiced = [c for c in candidates if c.wer is not None or c.similarity is not None]
     chosen = max(voiced or candidates, key=lambda c: c.score(config), default=None)
     return chosen if chosen is not None and chosen.score(config) >= config.lowest_score else None
 
 
 def keeps_recording(utterance_id: str, share: float, seed: int) -> bool:
-    """Whether a sentence is among the `share` that keep their recording: the same ones in every
-    run."""
+    """Return True if a sentence is among the `share` that keep their recording; the choice is
+    the same in every run."""
     place = int.from_bytes(hashlib.sha256(f"{seed} {utterance_id}".encode()).digest()[:8], "big")
     return place < share * 2**64
 
 
 class Teacher:
-    """Speaks sentences of a corpus in every way that is asked for, and has them judged."""
+    """Decoder that makes candidates for sentences of a corpus, with the recognisers that score
+    them."""
 
     def __init__(self, config: DistilConfig, device: str):
-        """ConfigError, DataError or CheckpointError for parts that do not belong together."""
+        """Load the parts. Raises ConfigError, DataError or CheckpointError if they do not belong
+        together."""
         self.config, self.split = config, load_split(config.data, "train")
         if 0 < config.limit < len(self.split):
             drawn = np.random.default_rng(config.seed).permutation(len(self.split))[: config.limit]
@@ -208,37 +223,37 @@ class Teacher:
         self.bos, self.precision = models.decoder.config.bos, precision_of(models.decoder)
         self.chooser = PromptChooser(self.split, config.prompt_tokens)
         self.parameters = sum(p.numel() for p in models.decoder.parameters())
-        self.ways: list[tuple[Entry, int]] = [  # a method, and the seed of its prompts and draws
+        # (method, seed of its prompts and its sampling) of each candidate
+        self.ways: list[tuple[Entry, int]] = [
             (entry, config.seed + i)
             for entry in make_methods(config.methods, models, config.sampling)
             for i in range(config.samples if entry.sampling.temperature else 1)
         ]
-        self.reader = (
-            corpus_token_recognizer(config.token_recognizer, config.data, device)
-            if config.token_recognizer
-            else None
-        )
-        self.recognizer = (
-            load_recognizer(config.recognizer, device=device) if config.recognizer else None
-        )
-        self.similarity = (
-            load_similarity(config.similarity, device=device) if config.similarity else None
-        )
+        self.reader = self.recognizer = self.similarity = None
+        if config.token_recognizer:
+            self.reader = corpus_token_recognizer(config.token_recognizer, config.data, device)
+        if config.recognizer:
+            self.recognizer = load_recognizer(config.recognizer, device=device)
+        if config.similarity:
+            self.similarity = load_similarity(config.similarity, device=device)
         self.vocoder: Vocoder | None = None
         if config.recognizer or config.similarity:
-            heard = sorted({seed for _, seed in self.ways}) if hears_prompts(config.vocoder) else []
-            items = [item for seed in heard for item in self.prompts(seed)]
+            items: list[PromptItem] = []
+            if hears_prompts(config.vocoder):
+                seeds = sorted({seed for _, seed in self.ways})
+                items = [item for seed in seeds for item in self.prompts(seed)]
             self.vocoder = vocoder_for(models.decoder, config.data, items, config.vocoder, device)
 
     def prompts(self, seed: int, rows: Sequence[int] | None = None) -> list[PromptItem]:
-        """Of these rows of the split, or of all."""
+        """Return the prompts of these rows of the split, or of all."""
         return make_prompts(
             self.split, self.config.prompt_tokens, seed, self.bos, rows, self.chooser
         )
 
     @property
     def identity(self) -> str:
-        """What candidates and their parts of a score depend on; not what is chosen among them."""
+        """Digest of everything that candidates and their measures depend on, but not the choice
+        among them."""
         named = (
             "limit",
             "prompt_tokens",
@@ -257,18 +272,18 @@ class Teacher:
             self.reader and self.reader.checksum(),
             self.vocoder and vocoder_identity(self.vocoder, self.config.vocoder),
         ]
-        said = [
+        basis = [
             {name: getattr(self.config, name) for name in named},
             made,
             weights,
             digest(prepared_folder(self.config.data) / "prepared.json"),
         ]
-        return digest_of(said)[:16]
+        return digest_of(basis)[:16]
 
     def speak(self, rows: Sequence[int]) -> list[list[Candidate]]:
-        """The candidates of the sentences in these rows of the split."""
+        """Return the candidates of the sentences in these rows of the split."""
         candidates: list[list[Candidate]] = [[] for _ in rows]
-        items: list[list[PromptItem]] = [[] for _ in rows]  # of each candidate
+        items: list[list[PromptItem]] = [[] for _ in rows]  # the prompt of each candidate
         for entry, seed in self.ways:
             asked = self.prompts(seed, rows)
             results = entry.decode([i.prompt for i in asked], seed, self.config.batch_size)
@@ -281,16 +296,15 @@ class Teacher:
                     Candidate(entry.name, tokens[i], seed, bool(result.truncated), read[i])
                 )
                 items[i].append(item)
-        return (
-            candidates
-            if self.vocoder is None
-            else [self._voiced(self.vocoder, c, i) for c, i in zip(candidates, items, strict=True)]
-        )
+        if self.vocoder is None:
+            return candidates
+        return [self._voiced(self.vocoder, c, i) for c, i in zip(candidates, items, strict=True)]
 
     def _voiced(
         self, vocoder: Vocoder, candidates: list[Candidate], items: list[PromptItem]
     ) -> list[Candidate]:
-        """The candidates of a sentence, the best of them with what is heard of their sound."""
+        """Return the candidates of a sentence, the best of them with the measures of their
+        audio."""
         whole = [i for i, c in enumerate(candidates) if c.tokens and not c.truncated]
         whole.sort(key=lambda i: -(candidates[i].read or 0.0))
         chosen = whole[: self.config.voiced or None]
@@ -315,19 +329,18 @@ class Teacher:
 
 
 def run(config: DistilConfig) -> Path:
-    """Speak, judge, choose, and write the prepared corpus; what was finished before a run was cut
-    off is used again.
+    """Decode, score and choose, and write the prepared corpus. An interrupted run continues from
+    its finished blocks.
 
-    Raises ConfigError, DataError, CheckpointError, StorageError; ProcessError where other processes
-    do not come.
+    Raises ConfigError, DataError, CheckpointError, StorageError, and ProcessError if other
+    processes are missing.
     """
     out = Path(config.out)
     check_out_dir(out, read=config.data)
-    if made := prepared_info(config.data).get("distilled"):
+    if earlier := prepared_info(config.data).get("distilled"):
         raise DataError(
-            f"{config.data}: is distilled; for another round give data={made['from']}, the corpus "
-            "that it "
-            "was made from, and the new decoder"
+            f"{config.data}: is already distilled; for another round give data={earlier['from']}, "
+            "the corpus that it was made from, and the new decoder"
         )
     state, meeting = start(config)
     teacher = Teacher(config, config.device or str(state.device))
@@ -337,14 +350,14 @@ def run(config: DistilConfig) -> Path:
     with writing(out), threads_of(0, teacher.parameters, state.num_processes):
         mine = list(blocks.items())[state.process_index :: state.num_processes]
         for path, rows in tqdm(
-            mine, desc="speak and judge", unit="block", disable=not state.is_main_process
+            mine, desc="decode and score", unit="block", disable=not state.is_main_process
         ):
             if read_json(path) is None:
-                said = zip(rows, teacher.speak(rows), strict=True)
+                made = zip(rows, teacher.speak(rows), strict=True)
                 write_json(
-                    path, {str(row): [asdict(c) for c in candidates] for row, candidates in said}
+                    path, {str(row): [asdict(c) for c in candidates] for row, candidates in made}
                 )
-        meeting.wait("speaking and judging")
+        meeting.wait("decoding and scoring")
         if state.is_main_process:
             write(config, teacher, list(blocks), out)
     meeting.wait("writing the corpus")
@@ -352,7 +365,7 @@ def run(config: DistilConfig) -> Path:
 
 
 def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: Path) -> None:
-    """Choose among the candidates in the files `blocks`, and write the corpus to `out`, whole or
+    """Choose among the candidates in the files `blocks` and write the corpus to `out`, whole or
     not at all."""
     info = prepared_info(config.data)
     chosen: dict[int, Candidate] = {}
@@ -365,7 +378,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
                 chosen[int(row)] = found
 
     prompts: dict[int, PromptItem] = {}
-    # without BOS training has no prompt
+    # without BOS, training uses no prompts
     for seed in sorted({c.seed for c in chosen.values()}) if teacher.bos else ():
         rows = [row for row, c in chosen.items() if c.seed == seed]
         prompts |= dict(zip(rows, teacher.prompts(seed, rows), strict=True))
@@ -374,21 +387,19 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
         if index not in chosen:
             return {"recorded": row["speech"], "spoken_by": RECORDING, "score": math.nan}
         found = chosen[index]
-        named = (
-            {
+        prompt: dict[str, Any] = {}
+        if prompts:
+            prompt = {
                 "prompt_speech": list(prompts[index].prompt.prompt_ids),
                 "prompt_voice": prompts[index].speaker_embedding.tolist(),
             }
-            if prompts
-            else {}
-        )
         return {
             "speech": found.tokens,
             "recorded": row["speech"],
             "spoken_by": f"{found.spoken_by} seed {found.seed}",
             "score": found.score(config),
             "duration": len(found.tokens) / info["tokenizer"]["rate_hz"],
-            **named,
+            **prompt,
         }
 
     train = without_residual(teacher.rows)
@@ -421,7 +432,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
     )
     save_splits(out, splits, {**info, "tokenizer": tokenizer, "distilled": distilled})
     logger.info(
-        "%s: %d of %d sentences are spoken by a decoder, %d keep their recording",
+        "%s: %d of %d sentences are resynthesised by the decoder, %d keep their recording",
         out,
         len(chosen),
         sources.total(),

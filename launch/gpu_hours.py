@@ -1,7 +1,7 @@
 """Hours of one card for each stage of the DCAR paper's recipe, from measured rates.
 
 The work of each stage is that of the recipes `car_paper`, `dcpo_paper`, `profile_paper` and
-`compare_paper`; a test holds the numbers below equal to theirs.
+`compare_paper`; a test checks that the numbers below are those of the recipes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ LIBRITTS, SAMPLED = 585 * 3600.0, 73 * 3600.0
 """Seconds of audio: LibriTTS train, and its share that k-means reads."""
 EPOCHS, TOKEN_RATE = 20, 50
 VOCODER_STEPS = 200_000
-"""Of our vocoder; the paper trains CTX-vec2wav for 1,000,000."""
+"""Training steps of our vocoder; the paper trains CTX-vec2wav for 1,000,000."""
 SECONDS = 6.0
-"""Mean length of an utterance of LibriTTS."""
+"""Mean length of a LibriTTS utterance."""
 PROFILED = 500 * 7
 """Utterances times chunk sizes."""
 ROLLOUTS = 980 * 3
@@ -24,14 +24,15 @@ COMPARED = 500 * 12
 """Utterances times methods: FAR, CAR-1 … CAR-7, two policies, recordings and resynthesis."""
 
 Rates = Mapping[str, float]
-"""Work of a second of the card, by name (`launch.gpu_rows`): seconds of audio for `tokens`,
-`voices`, `vocoder`, `nemo` and `whisper`; speech tokens for `stage_one`; updates for
+"""Work that the card does per second, by name (`launch.gpu_rows`): seconds of audio for
+`tokens`, `voices`, `vocoder`, `nemo` and `whisper`; speech tokens for `stage_one`; updates for
 `vocoder_steps`; utterances of 5 s, as tokens, for `rollouts`."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the recipe: its work, the rates that it needs, and its seconds given these."""
+    """Stage of the recipe: its work, the rates that it needs, and a function from these to its
+    seconds."""
 
     name: str
     work: str
@@ -78,7 +79,8 @@ STAGES = (
 
 
 def hours(rates: Rates) -> list[tuple[str, str, str]]:
-    """Return (stage, hours, work) of each stage and of all; a missing rate is named."""
+    """Return (stage, hours, work) for each stage and for their sum. If rates were not measured,
+    their names take the place of the hours."""
     rows: list[tuple[str, str, str]] = []
     total, whole = 0.0, True
     for stage in STAGES:

@@ -1,7 +1,7 @@
-"""The models around the decoder at the papers' sizes, made of random weights.
+"""Models around the decoder at the papers' sizes, with random weights.
 
-Nothing is read from files: where a class loads a published model, it is given one that was made
-here (`in_place_of`).
+No files are read: classes that load a published model are given one that was built here
+(`in_place_of`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ TINY_FASTCONFORMER: Shape = dict(layers=1, width=16, channels=8, heads=2, predic
 
 @contextmanager
 def in_place_of(made: Mapping[type, Any]) -> Iterator[None]:
-    """Let `from_pretrained` of each class return an object that was made here."""
+    """Make `from_pretrained` of each class return the given object within the block."""
     with ExitStack() as stack:
         for kind, thing in made.items():
             stack.enter_context(
@@ -81,7 +81,7 @@ def in_place_of(made: Mapping[type, Any]) -> Iterator[None]:
 
 
 def hubert(device: str, tiny: bool) -> HubertEncoder:
-    """Return HuBERT-Large with random weights, as a tokenizer reads it."""
+    """Return HuBERT-Large with random weights, as an encoder of tokenizers."""
     from transformers import AutoFeatureExtractor, HubertConfig, HubertModel
     from transformers import Wav2Vec2FeatureExtractor as Extractor
 
@@ -93,7 +93,7 @@ def hubert(device: str, tiny: bool) -> HubertEncoder:
 
 
 def whisper(device: str, tiny: bool) -> Recognizer:
-    """Return Whisper of large-v3's shape with random weights."""
+    """Return Whisper in the shape of large-v3, with random weights."""
     import transformers
 
     pieces = ["a", "b", "Ġ", "<|endoftext|>", "<|startoftranscript|>"]
@@ -146,13 +146,11 @@ def hubert_ctc(device: str, tiny: bool) -> Recognizer:
 def fastconformer(device: str, tiny: bool) -> Recognizer:
     """Return NeMo's stt_en_fastconformer_transducer_large with random weights.
 
-    It writes one symbol a frame, which is more than speech has.
+    It writes one symbol per frame, which is more than speech has.
     """
     shape = TINY_FASTCONFORMER if tiny else FASTCONFORMER
-    modules, labels = (
-        "nemo.collections.asr.modules.",
-        [chr(0x4E00 + i) for i in range(shape["symbols"])],
-    )
+    modules = "nemo.collections.asr.modules."
+    labels = [chr(0x4E00 + i) for i in range(shape["symbols"])]
     width, prediction = shape["width"], shape["prediction"]
     tree: Shape = {
         "sample_rate": ENCODER_SAMPLE_RATE,

@@ -1,7 +1,8 @@
 """Rates of the models around the decoder, at the papers' sizes (`launch.gpu_models`).
 
-Times need no trained weights, but the length of a transcript does: Whisper writes as many tokens as
-it may, 8 a second, and the transducer one symbol a frame, each more than speech has.
+Times do not depend on the weights, except through the length of transcripts. Whisper writes as many
+tokens as it may, 8 per second, and the transducer one symbol per frame; both are more than speech
+has.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ VOICED_AT_ONCE = 64
 
 @dataclass
 class Found:
-    """Figures of a part: rows of the table (what, measured, a figure to compare it with), and rates
-    by name for `launch.gpu_hours`."""
+    """Figures of a part: rows of the table (name, measured figure, figure to compare with), and
+    rates by name for `launch.gpu_hours`."""
 
     rows: list[tuple[str, str, str]]
     rates: dict[str, float] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where to measure, and at which size."""
+    """Device and size of a measurement."""
 
     device: str
 
@@ -64,14 +65,16 @@ class Bench:
         return self.device == "cpu"
 
     def waves(self, count: int) -> list[np.ndarray]:
-        """Return waveforms of noise at 16 kHz, 3 to 9 s long and 6 s in the mean; tiny: 0.6 s."""
+        """Return waveforms of noise at 16 kHz, 3 to 9 s long, 6 s on average; two of 0.6 s if
+        tiny."""
         random = np.random.default_rng(0)
         seconds = np.full(2, 0.6) if self.tiny else np.linspace(3, 9, count)
         sizes = (seconds * ENCODER_SAMPLE_RATE).astype(int)
         return [(0.1 * random.standard_normal(size)).astype(np.float32) for size in sizes]
 
     def seconds(self, call: Callable[[], Any], warm_up: Callable[[], Any] | None = None) -> float:
-        """Return the seconds of a call, waited for, after a warm-up (by default the same call)."""
+        """Return the seconds that a call takes until the device is done, after a warm-up (by
+        default the same call)."""
         (warm_up or call)()
         synchronize(torch.device(self.device))
         started = time.perf_counter()
@@ -80,7 +83,7 @@ class Bench:
         return time.perf_counter() - started
 
     def rate(self, waves: Sequence[np.ndarray], call: Callable[[Any], Any]) -> float:
-        """Return the seconds of audio at 16 kHz that a call processes a second."""
+        """Return how many seconds of audio at 16 kHz a call processes per second."""
         audio = sum(map(len, waves)) / ENCODER_SAMPLE_RATE
         return audio / self.seconds(lambda: call(list(waves)), lambda: call(list(waves[::4])))
 
@@ -95,7 +98,7 @@ def memory(device: str) -> str:
 
 
 def prepare_found(bench: Bench) -> Found:
-    """Tokenise waveforms by HuBERT-Large and k-means, and embed their voices."""
+    """Measure tokenisation by HuBERT-Large and k-means, and the speaker encoder."""
     encoder = hubert(bench.device, bench.tiny)
     size = encoder.state_size
     codes = np.random.default_rng(0).standard_normal((CODES, size)).astype(np.float32)
@@ -109,9 +112,9 @@ def prepare_found(bench: Bench) -> Found:
     )
     both = 1 / (1 / tokens + 1 / voices)
     rows = [
-        ("HuBERT-Large and k-means, seconds of audio a second", f"{tokens:.0f}", used),
-        ("speaker encoder, seconds of audio a second", f"{voices:.0f}", ""),
-        ("both, seconds of audio a second", f"{both:.0f}", "aim ≥ 500"),
+        ("HuBERT-Large and k-means, seconds of audio per second", f"{tokens:.0f}", used),
+        ("speaker encoder, seconds of audio per second", f"{voices:.0f}", ""),
+        ("both, seconds of audio per second", f"{both:.0f}", "aim ≥ 500"),
         ("S³ tokenizer", "not measured", "it cannot be made without its published weights"),
     ]
     return Found(rows, {"tokens": tokens, "voices": voices})
@@ -125,10 +128,10 @@ RECOGNISERS: dict[str, tuple[str, Callable[[str, bool], Recognizer]]] = {
 
 
 def recognisers_found(bench: Bench) -> Found:
-    """Transcribe waveforms with each recogniser of the papers; NeMo only if it is installed."""
+    """Measure transcription by each recogniser of the papers; NeMo only if it is installed."""
     found, waves = Found([]), bench.waves(64)
     for name, (title, make) in RECOGNISERS.items():
-        what = f"{title}, seconds of audio a second"
+        what = f"{title}, seconds of audio per second"
         if name == "nemo" and importlib.util.find_spec("nemo") is None:
             found.rows.append((what, "not measured", "NeMo is not installed"))
             continue
@@ -142,7 +145,7 @@ def recognisers_found(bench: Bench) -> Found:
 
 
 def made_up_audio(device: str) -> VocoderData:
-    """Return training data of the vocoder: rows of noise with random tokens."""
+    """Return training data for the vocoder: rows of noise with random tokens."""
     rows, tokens = 8, 120
     count = rows * tokens
     frames = count * FRAME_RATE // TOKEN_RATE
@@ -164,7 +167,7 @@ def made_up_audio(device: str) -> VocoderData:
 
 
 def vocoder_found(bench: Bench) -> Found:
-    """Synthesise utterances of 6 s in batches, and train."""
+    """Measure the vocoder: synthesis of utterances of 6 s in batches, and training steps."""
     vocoder = TokenVocoder(VocoderConfig(vocab_size=CODES)).to(bench.device).eval()
     tokens = 25 if bench.tiny else TOKENS
     found = Found([])
@@ -173,20 +176,21 @@ def vocoder_found(bench: Bench) -> Found:
         speakers = np.random.default_rng(0).standard_normal((batch, SPEAKER_DIM)).astype(np.float32)
         seconds = bench.seconds(partial(vocoder.synthesize, spoken, speakers))
         rate = batch * tokens / TOKEN_RATE / seconds
-        found.rates["vocoder"] = rate  # that of the largest batch stays
-        what = f"vocoder, batch {batch}, seconds of audio a second"
+        found.rates["vocoder"] = rate  # the rate of the largest batch is kept
+        what = f"vocoder, batch {batch}, seconds of audio per second"
         found.rows.append((what, f"{rate:.0f}", memory(bench.device)))
     config = TrainVocoderConfig(data="random", vocoder={"vocab_size": CODES}, bf16=not bench.tiny)
     trainer = Trainer(config, made_up_audio(bench.device), torch.device(bench.device))
     steps = 1 if bench.tiny else 20
     rate = steps / bench.seconds(lambda: [trainer.step() for _ in range(steps)])
     found.rates["vocoder_steps"] = rate
-    found.rows.append(("vocoder, training steps a second", f"{rate:.1f}", memory(bench.device)))
+    found.rows.append(("vocoder, training steps per second", f"{rate:.1f}", memory(bench.device)))
     return found
 
 
 def rollouts_found(bench: Bench) -> Found:
-    """Decode and voice the rollouts of a step of DCPO, half of them with forced sizes."""
+    """Measure the rollouts of a DCPO step, half of them with forced sizes: decoding, and with
+    the vocoder."""
     torch.manual_seed(0)
     dtype = torch.float32 if bench.tiny else torch.bfloat16
     made = CARDecoder(CARConfig(**SIZES["tiny" if bench.tiny else "paper"])).eval()
@@ -209,10 +213,10 @@ def rollouts_found(bench: Bench) -> Found:
     engine = Engine(decoder, method, load.sampling(), groups * size, record_hidden=True)
     results: list[Any] = []
 
-    def speak() -> None:
+    def decode_all() -> None:
         results[:] = engine.decode(prompts, seed=0, group_size=size)
 
-    seconds = bench.seconds(speak)
+    seconds = bench.seconds(decode_all)
     used = memory(bench.device)
     vocoder = (
         TokenVocoder(VocoderConfig(vocab_size=config.speech_vocab_size)).to(bench.device).eval()
@@ -222,7 +226,7 @@ def rollouts_found(bench: Bench) -> Found:
         lambda: vocoder.synthesize([r.tokens for r in results], speakers)
     )
     rows = groups * size
-    what = f"rollouts of {load.tokens} tokens, {rows} rows, a second"
+    what = f"rollouts of {load.tokens} tokens, {rows} rows, per second"
     return Found(
         [
             (f"{what}: tokens only", f"{rows / seconds:.1f}", f"aim ≥ 400; {used}".rstrip("; ")),
@@ -234,9 +238,10 @@ def rollouts_found(bench: Bench) -> Found:
 
 @contextmanager
 def clocked(steps: int) -> Iterator[dict[str, float]]:
-    """Measure a training of `steps` steps: `seconds` and `tokens` of its second half but one step.
+    """Measure a training of `steps` steps: `seconds` and `tokens` of its second half, except the
+    last step.
 
-    A step lasts from its batch to the next one, so the last step has no end.
+    A step is timed from its batch to the next one, so the last step has no end.
     """
     original, found = CARTrainer.training_step, dict.fromkeys(("seconds", "tokens"), 0.0)
     first, last, seen, started = steps // 2, steps - 1, 0, 0.0

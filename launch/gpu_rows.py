@@ -1,11 +1,11 @@
-"""Every figure of the docs that needs a GPU, in one process, most important first.
+"""Measure every figure of the docs that needs a GPU, in one process, the most important first.
 
-    python -m launch.gpu_rows                            # device=cpu rehearses it with tiny sizes
+    python -m launch.gpu_rows                            # device=cpu: rehearsal with tiny sizes
     python -m launch.gpu_rows parts=[methods,steps,rounds] minutes=3
 
-`methods` speaks with the shipped decoder and vocoder; everything else measures models of the
-papers' sizes with random weights (`launch.gpu_parts`), because times need no others. Output of a
-part is in <out>/<part>.log. What it measured is in <out>/rows.md as soon as it ends; the same
+`methods` times the shipped decoder and vocoder. All other parts measure models of the papers' sizes
+with random weights (`launch.gpu_parts`), because times do not depend on the weights. The output of
+a part is in <out>/<part>.log, and its figures are in <out>/rows.md as soon as it ends. The same
 command measures what is missing. `stage-two` trains a policy for the decoder of `stage-one`.
 `hours` computes from the measured rates how long this card takes for each stage of the DCAR paper's
 recipe (`launch.gpu_hours`). Nothing is downloaded.
@@ -59,7 +59,7 @@ from launch.gpu_parts import (
 )
 
 Part = tuple[list[str], Callable[[list[str], Path], Found]]
-"""Arguments, and what measures with them, given these and <out>/<part>."""
+"""Arguments of a part, and the function that measures with them, given these and <out>/<part>."""
 RECIPES = Path(__file__).parent / "recipes"
 SHAPES = {
     "rollouts": rollouts_found,
@@ -87,7 +87,7 @@ AIMS = {
     "dcar_speedup_over_mean_chunk": "≥ 0.92",
     "floor_share_far": "≥ 0.3",
     "decision_over_pass": "≤ 0.10",
-    "round_over_far_step": "≤ 1.3, and the steps of a draft model",
+    "round_over_far_step": "≤ 1.3, plus the steps of a draft model",
     "far_over_hf_generate": "≥ 5",
     "batch32_over_batch1": "≥ 20",
     "growth_over_kv_model": "≤ 1.3",
@@ -97,44 +97,43 @@ AIMS = {
 
 @dataclass
 class RowsConfig:
-    """Settings of the measurement."""
+    """Settings of `launch.gpu_rows`."""
 
     out: str = setting("runs/gpu_rows", "Folder to write.", place="folder")
     device: str = setting(
         "cuda",
-        "cpu: a rehearsal with tiny sizes, whose times say nothing.",
+        "Device; cpu = a rehearsal with tiny sizes, whose times have no meaning.",
         choices=("cuda", "cpu"),
     )
-    minutes: float = setting(6.0, "After these no further part is begun.", above=0)
-    parts: list[str] = setting(list(PARTS), "What is measured, in this order.", choices=PARTS)
+    minutes: float = setting(6.0, "Minutes after which no further part is started.", above=0)
+    parts: list[str] = setting(list(PARTS), "Parts to measure, in this order.", choices=PARTS)
 
     def __post_init__(self) -> None:
         check(self)
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError(
-                f"torch {torch.__version__} finds no GPU: run this on a machine with one, with a "
-                "torch "
-                "built for CUDA (docs/install.md); device=cpu rehearses it here with tiny sizes"
+                f"torch {torch.__version__} finds no GPU: run this on a machine with one and a "
+                "torch built for CUDA (docs/install.md); device=cpu rehearses it here with tiny "
+                "sizes"
             )
 
 
 def loudness(
     completions: Sequence[Any], audio: Sequence[np.ndarray | None], sample_rate: int, **columns: Any
 ) -> list[float | None]:
-    """A reward of 0 that needs the waveform, so that rollouts are voiced without a recogniser."""
+    """Return rewards of 0 computed from the waveforms, so that rollouts are voiced without a
+    recogniser."""
     return [None if wave is None else 0.0 * float(np.abs(wave).mean()) for wave in audio]
 
 
 def methods_rows(device: str, utterances: int, methods: Sequence[str], out: Path) -> Found:
-    """Time the methods of the quickstart end to end, decoder and vocoder, with what ships.
+    """Time the methods of the quickstart end to end, decoder and vocoder, with the shipped models.
 
-    In float32, so that tokens are the CPU's and their word errors are known. car-1 stands in for
-    FAR: it does the same work in a step.
+    They run in float32, so that the tokens are those of a CPU, whose word errors are known. car-1
+    takes the place of FAR, because it does the same work per step.
     """
-    recipe, data = (
-        yaml.safe_load((RECIPES / "compare_starter.yaml").read_text()),
-        str(shipped("prepared")),
-    )
+    recipe = yaml.safe_load((RECIPES / "compare_starter.yaml").read_text())
+    data = str(shipped("prepared"))
     sampling, length = SamplingConfig(**recipe["sampling"]), recipe["prompt_tokens"]
     models = load_models("starter", "", ["starter"], device, dtype="float32")
     items = load_prompts(data, recipe["split"], models.decoder, length, 0, utterances)
@@ -158,13 +157,13 @@ def methods_rows(device: str, utterances: int, methods: Sequence[str], out: Path
     rows = []
     for name, of in found.items():
         mine = [r for r in records if r["method"] == name]
-        a_pass = sum(r["tokens"] for r in mine) / sum(r["passes"] for r in mine)
+        per_pass = sum(r["tokens"] for r in mine) / sum(r["passes"] for r in mine)
         times = [f"{speedup(of, found[entries[0].name], rtf):.2f}" for rtf in ("rtf", "lm_rtf")]
         rows.append(
             (
                 f"{name}, RTF end to end; of the decoder",
                 f"{of['rtf']:.4f}; {of['lm_rtf']:.4f}",
-                f"{' and '.join(times)} × {entries[0].name}; {a_pass:.2f} tokens a pass",
+                f"{' and '.join(times)} × {entries[0].name}; {per_pass:.2f} tokens per pass",
             )
         )
     return Found(rows)
@@ -176,40 +175,29 @@ def speed_rows(size: str, arguments: list[str], out: Path) -> Found:
     card, ratios, rows = found["models"][size], found["ratios"], list[tuple[str, str, str]]()
     for k, ms in card.get("ms_per_step", {}).items():
         floor, decided = card["floor_ms"][k], card["ms_per_decided_step"]
-        rows.append(
-            (
-                f"CAR-{k}, ms a step",
-                "; ".join(
-                    [
-                        f"{ms:.3f}",
-                        *(
-                            f"{of[k]:.3f} where a policy ({name}) decides"
-                            for name, of in decided.items()
-                        ),
-                    ]
-                ),
-                f"floor of bytes {floor:.3f} ({floor / ms:.0%})",
-            )
-        )
+        times = [f"{ms:.3f}"]
+        times += [f"{of[k]:.3f} if a policy ({name}) decides" for name, of in decided.items()]
+        bound = f"floor of bytes {floor:.3f} ({floor / ms:.0%})"
+        rows.append((f"CAR-{k}, ms per step", "; ".join(times), bound))
     for batch, rate in card.get("tokens_per_second_by_batch", {}).items():
-        rows.append((f"CAR-2, batch {batch}, tokens a second", f"{rate:.0f}", ""))
+        rows.append((f"CAR-2, batch {batch}, tokens per second", f"{rate:.0f}", ""))
     for length, ms in card.get("ms_per_step_by_length", {}).items():
-        rows.append((f"FAR after {length} tokens, ms a step", f"{ms:.3f}", ""))
+        rows.append((f"FAR after {length} tokens, ms per step", f"{ms:.3f}", ""))
     for name, rate in card.get("peers", {}).items():
         same = card["peers_same_tokens"][name]
         rows.append(
             (
-                f"greedy FAR, {name}, tokens a second",
+                f"greedy FAR, {name}, tokens per second",
                 f"{rate:.0f}",
-                "" if same else "other tokens (rounding)",
+                "" if same else "different tokens (rounding)",
             )
         )
     for name, of in card.get("methods", {}).items():
         rows.append(
             (
-                f"{name}, ms a round; tokens a second at batch 1, 32",
+                f"{name}, ms per round; tokens per second at batch 1, 32",
                 f"{of['ms_per_round']:.3f}; {of['1']:.0f}, {of['32']:.0f}",
-                f"{of['tokens_per_pass']:.2f} tokens a pass",
+                f"{of['tokens_per_pass']:.2f} tokens per pass",
             )
         )
     rows += [
@@ -221,7 +209,8 @@ def speed_rows(size: str, arguments: list[str], out: Path) -> Found:
 
 
 def shown(ratio: float | Mapping[str, Any]) -> str:
-    """Write a ratio, or several by name; of those of the chunk sizes of a policy the median."""
+    """Format a ratio, or several by name; those by chunk size of a policy are reduced to their
+    median."""
     if not isinstance(ratio, Mapping):
         return f"{ratio:.2f}"
     several = {
@@ -246,14 +235,14 @@ def stage_one_rows(
         rate = clock["tokens"] / clock["seconds"]
         device = "cuda" if torch.cuda.is_available() else "cpu"
         found.rows.append(
-            (f"stage one, {name}, speech tokens a second", f"{rate:.0f}", memory(device))
+            (f"stage one, {name}, speech tokens per second", f"{rate:.0f}", memory(device))
         )
         found.rates["stage_one"] = max(rate, found.rates.get("stage_one", 0.0))
     return found
 
 
 def stage_two_rows(rollouts: int, arguments: list[str], out: Path) -> Found:
-    """Train; take the last step, because the first ones capture graphs."""
+    """Train a policy and take the times of the last step, because the first ones capture graphs."""
     rl.train.main(arguments)
     lines = [
         line
@@ -263,23 +252,22 @@ def stage_two_rows(rollouts: int, arguments: list[str], out: Path) -> Found:
     spent = {
         name.removeprefix("seconds_"): s for name, s in last.items() if name.startswith("seconds_")
     }
-    # these run side by side
+    # decoding runs in parallel with vocoder and recogniser
     step = max(spent["rollout"], spent.get("vocoder", 0) + spent.get("asr", 0))
     return Found(
         [
             (
-                "stage two, seconds of a step",
+                "stage two, seconds per step",
                 ", ".join(f"{name} {s:.2f}" for name, s in spent.items()),
                 "",
             ),
-            ("rollouts with rewards, a second", f"{rollouts / step:.1f}", f"{rollouts} a step"),
+            ("rollouts with rewards, per second", f"{rollouts / step:.1f}", f"{rollouts} per step"),
         ]
     )
 
 
 def hours_rows(arguments: list[str], out: Path) -> Found:
-    """Compute the hours of each stage of the recipe from the rates that the other parts have
-    measured."""
+    """Compute the hours of each stage of the recipe from the rates measured by the other parts."""
     kept = [out.with_name(f"{name}.json") for name in PARTS if name != "hours"]
     rates = [json.loads(path.read_text())["rates"] for path in kept if path.exists()]
     return Found(
@@ -398,7 +386,7 @@ def parts(config: RowsConfig) -> dict[str, Part]:
 
 
 def measure(part: Part, out: Path) -> Found:
-    """Run a part; what it prints is in <out>.log. DCARError with its cause if it fails."""
+    """Run a part, with its output in <out>.log. Raises DCARError with the cause if it fails."""
     arguments, run_part = part
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -413,7 +401,7 @@ def measure(part: Part, out: Path) -> Found:
             if on_gpu and not any("GiB" in other for *_, other in found.rows):
                 found.rows.append(("peak memory", memory("cuda"), ""))
             return found
-        except (Exception, SystemExit) as error:  # whatever fails, the other parts are measured
+        except (Exception, SystemExit) as error:  # the other parts are measured in any case
             traceback.print_exc()
             raise DCARError(
                 f"{type(error).__name__}: {str(error)[:200]}; see {out.with_suffix('.log')}"
@@ -424,12 +412,10 @@ def measure(part: Part, out: Path) -> Found:
 
 
 def table(out: Path, names: Sequence[str]) -> str:
-    """Format what has been measured of these parts."""
-    where = (
-        torch.cuda.get_device_name()
-        if torch.cuda.is_available()
-        else "no GPU, tiny sizes: a rehearsal"
-    )
+    """Format the measured figures of these parts as a Markdown table."""
+    where = "no GPU, tiny sizes: a rehearsal"
+    if torch.cuda.is_available():
+        where = torch.cuda.get_device_name()
     lines = [
         f"{where}; {machine()}; torch {torch.__version__}",
         "",
@@ -438,17 +424,16 @@ def table(out: Path, names: Sequence[str]) -> str:
     ]
     for name in names:
         kept = out / f"{name}.json"
-        found = (
-            json.loads(kept.read_text())["rows"]
-            if kept.exists()
-            else [("not measured yet", "", "")]
-        )
+        found = [("not measured yet", "", "")]
+        if kept.exists():
+            found = json.loads(kept.read_text())["rows"]
         lines += [f"| {name} | {' | '.join(row)} |" for row in found]
     return "\n".join(lines) + "\n"
 
 
 def run(config: RowsConfig) -> int:
-    """Measure what is not there yet; exit status 1 if something is missing in the end."""
+    """Measure what has not been measured yet. Returns exit status 1 if a part is missing in the
+    end."""
     out, ends = Path(config.out), time.monotonic() + 60 * config.minutes
     out.mkdir(parents=True, exist_ok=True)
     every, missing = parts(config), 0
@@ -465,7 +450,7 @@ def run(config: RowsConfig) -> int:
         started = time.monotonic()
         try:
             if started >= ends:
-                raise DCARError("the time is up; the same command continues here")
+                raise DCARError("the time is up; run the same command again to continue here")
             print(f"== {name}: {' '.join(part[0])}", flush=True)
             found = measure(part, out / name)
         except DCARError as error:
@@ -495,7 +480,7 @@ def run(config: RowsConfig) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    # now, or a log that is closed later would be written
+    # configured before stderr is redirected: a handler must not keep the log of a part
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     return run_claimed(run, load_config(RowsConfig, arguments))
 

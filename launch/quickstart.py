@@ -1,17 +1,17 @@
-"""The whole pipeline on the embedded corpus, on two CPU cores: corpus -> distilled corpus -> CAR
-and FAR -> chunk scorer -> DCPO on joined sentences -> exported policy -> comparison -> report, all
-under `runs/quickstart`.
+"""Run the whole pipeline on the embedded corpus, on two CPU cores: corpus -> distilled corpus ->
+CAR and FAR -> chunk scorer -> DCPO on joined sentences -> exported policy -> comparison -> report,
+all under `runs/quickstart`.
 
     ./launch/quickstart.sh [out=…] [start=scratch] [policy_steps=…] [utterances=…]
 
-Stage one goes on from the shipped decoders, by their last recipe, for a few gentle steps, because a
-decoder that speaks clearly takes hours on two cores; `start=scratch` trains both from nothing, on
-the recordings.
+Stage one continues the training of the shipped decoders, with their last recipe and a low learning
+rate, for a few steps, because a decoder that speaks clearly takes hours on two cores.
+`start=scratch` trains both from random weights, on the recordings.
 
-Every step is the same command that a user would type (it is printed), and resumes by itself when
-interrupted. A finished step is recognised by its command and the content of its inputs, and is not
-run again; what a training left that began with others is set aside (`dcpo.1`, …), because its
-checkpoints would be refused.
+Every step is a command that a user would type (it is printed), and resumes when the quickstart is
+started again. A finished step is recognised by its command and the content of its inputs, and is
+not run again. If a training was started with other settings or inputs, its folder is renamed
+(`dcpo.1`, …), because its checkpoints could not be used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SEVEN_HEADS = [
     "vadusa-2",
     "mtp-viterbi-5",
 ]
-"""What is compared from scratch; compare_starter.yaml is for sixteen heads."""
+"""Methods of the comparison from scratch; those of compare_starter.yaml are for sixteen heads."""
 
 
 @dataclass
@@ -57,24 +57,26 @@ class QuickstartConfig:
     out: str = setting("runs/quickstart", "Folder to write.", place="folder")
     start: str = setting(
         "starter",
-        "Stage one from the shipped decoders, or from scratch.",
+        "Initial weights of stage one: the shipped decoders, or random (scratch).",
         choices=("starter", "scratch"),
     )
     train_steps: int = setting(
         0,
-        "Of stage one, for CAR and for FAR alike; 0 = 30 from the starter, 300 from scratch.",
+        "Steps of stage one, for CAR and FAR each; 0 = 30 from the starter, 300 from scratch.",
         minimum=0,
     )
     chunk_scorer_steps: int = setting(
         0,
-        "Of what tells how well tokens go together; 0 = 60 from the starter, 150 from scratch.",
+        "Training steps of the chunk scorer; 0 = 60 from the starter, 150 from scratch.",
         minimum=0,
     )
-    policy_steps: int = setting(12, "Updates of DCPO, some 512 rollouts each.", minimum=1)
+    policy_steps: int = setting(12, "Updates of DCPO, of about 512 rollouts each.", minimum=1)
     utterances: int = setting(
-        96, "Of the comparison, from speakers that were never trained on.", minimum=1
+        96,
+        "Utterances of the comparison, from speakers that are not in the training data.",
+        minimum=1,
     )
-    processes: int = setting(2, "Of DCPO and of the comparison.", minimum=1)
+    processes: int = setting(2, "Number of processes of DCPO and of the comparison.", minimum=1)
 
     def __post_init__(self):
         check(self)
@@ -85,14 +87,14 @@ class QuickstartConfig:
 
 @dataclass
 class Step:
-    """One command: what it reads (content decides whether it must run again) and what it leaves
-    behind."""
+    """Command of the pipeline: its inputs (their content decides whether it must run again) and
+    its outputs."""
 
     name: str
     command: list[str]
     outputs: list[Path]
     inputs: list[Path] = field(default_factory=list)
-    # of its checkpoints, which belong to one command and one content of its inputs
+    # folder of checkpoints, which are valid for one command and one content of the inputs
     folder: Path | None = None
 
     def fingerprint(self) -> str:
@@ -103,7 +105,7 @@ class Step:
 
 
 def content_digest(path: Path) -> str:
-    """SHA-256 of a file, or of the weights, tables and configurations in a directory."""
+    """Return the SHA-256 of a file, or of the weights, tables and configurations in a directory."""
     if path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
     kinds = {".safetensors", ".json", ".yaml", ".arrow", ".parquet"}
@@ -118,8 +120,8 @@ def content_digest(path: Path) -> str:
 
 
 def computes_bfloat16() -> bool:
-    """Whether this processor has instructions for bfloat16 (AVX-512 BF16 or AMX; Arm's count as
-    having them)."""
+    """Return True if this processor has instructions for bfloat16 (AVX-512 BF16 or AMX); every
+    processor other than x86-64 is assumed to."""
     import torch
 
     found = torch.cpu.get_capabilities()
@@ -129,7 +131,7 @@ def computes_bfloat16() -> bool:
 
 
 def launched(module: str, processes: int) -> list[str]:
-    """The command that runs a module in several processes."""
+    """Return the command that runs a module in several processes."""
     if processes == 1:
         return [sys.executable, "-m", module]
     # `accelerate launch --cpu` would silently run one process (docs/scaling.md)
@@ -152,13 +154,14 @@ def launched(module: str, processes: int) -> list[str]:
 
 
 def pipeline(config: QuickstartConfig) -> list[list[Step]]:
-    """Steps in order; the members of an inner list run side by side, and one may be empty."""
+    """Return the steps in order; the steps of an inner list, which may be empty, run side by
+    side."""
     out = Path(config.out)
     data, car, far = shipped("prepared"), out / "car", out / "far"
     distilled, chunk_scorer, verifiers = out / "distilled", out / "chunk_scorer", out / "verifiers"
     dcpo, policy, from_starter = out / "dcpo", out / "policy", config.start == "starter"
-    spoken = distilled if from_starter else data  # what decoders and chunk scorer learn
-    # what the policy speaks: joined sentences, where it can
+    spoken = distilled if from_starter else data  # training data of decoders and chunk scorer
+    # texts of the policy: joined sentences, unless stage one starts from scratch
     texts = out / "texts" if from_starter else data
     python = sys.executable
 
@@ -172,8 +175,8 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
         gently: list[str],
         *read: Path,
     ) -> Step:
-        """A training. From the starter it goes on gently, so as not to undo what the end of the
-        first one gained."""
+        """Return a training step. `gently`: settings for continuing from shipped weights, which
+        keep what the end of their training gained."""
         recipe = RECIPES / config_of.partition(":")[0]
         command = [
             python,
@@ -188,7 +191,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
             f"eval_steps={steps}",
         ]
         if not computes_bfloat16():
-            # without instructions for it a step takes ten times as long
+            # without bfloat16 instructions, a step takes ten times as long
             command.append("bf16=false")
         return Step(
             name,
@@ -330,8 +333,8 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
 
 
 def run_side_by_side(steps: Sequence[Step], folder: Path) -> None:
-    """Run steps that do not depend on each other; the first one's output is shown, the others'
-    goes to a file."""
+    """Run steps that do not depend on each other. The first one's output is shown, that of the
+    others is written to files. Raises DCARError if a step fails."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -353,8 +356,8 @@ def run_side_by_side(steps: Sequence[Step], folder: Path) -> None:
             if process.wait():
                 where = "" if step is steps[0] else f"; its output is in {folder / step.name}.log"
                 raise DCARError(
-                    f"step '{step.name}' failed with status {process.returncode}{where}. "
-                    "What was finished is kept; the same command goes on from there"
+                    f"step '{step.name}' failed with status {process.returncode}{where}. What was "
+                    "finished is kept; run the same command again to continue from there"
                 )
     finally:
         for _, process in running:
@@ -385,14 +388,14 @@ def run(config: QuickstartConfig) -> None:
             done = json.loads(record.read_text()) if record.exists() else {}
             now = step.fingerprint()
             if done.get("fingerprint") == now and all(p.exists() for p in step.outputs):
-                print(f"== {step.name}: done before ({done['seconds']:.0f} s)")
+                print(f"== {step.name}: already done ({done['seconds']:.0f} s)")
                 continue
             before = begun.read_text() if begun.exists() else done.get("fingerprint", now)
             if before != now and step.folder is not None and step.folder.exists():
                 set_aside(step.folder)
             begun.write_text(now)
             begun_with[step.name] = now
-            record.unlink(missing_ok=True)  # what it says of the outputs is about to become wrong
+            record.unlink(missing_ok=True)  # it describes outputs that are about to be replaced
             todo.append(step)
         if not todo:
             continue
@@ -411,14 +414,14 @@ def run(config: QuickstartConfig) -> None:
                 },
             )
     write_json(out / "provenance.json", provenance(config=vars(config)))
-    print(f"\n{(time.time() - started) / 60:.1f} minutes. Listen and look: {out / 'report.html'}")
-    print(f"The policy: {out / 'policy'}. The table once more: dcar report compare={out}")
+    print(f"\n{(time.time() - started) / 60:.1f} minutes. Open the report: {out / 'report.html'}")
+    print(f"The policy: {out / 'policy'}. Print the table again: dcar report compare={out}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = load_config(QuickstartConfig, arguments)
-    with claimed(Path(config.out) / "steps"):  # its last step writes to `out` itself
+    with claimed(Path(config.out) / "steps"):  # not `out`: the last step claims that itself
         run(config)
 
 

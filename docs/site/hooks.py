@@ -1,8 +1,8 @@
-"""What the site has beside docs/: commands, settings and recipes from the code, cards of models,
-changelog.
+"""Pages of the site in addition to docs/: commands, settings and recipes from the code, model
+cards, changelog.
 
-The pages of docs/ are written to be read in the repository, too. A link to a file that has no page
-here becomes its name, a link to a sound a player, a formula MathML.
+The pages of docs/ can also be read in the repository. On the site, a link to a file without a page
+becomes its name, a link to a sound becomes a player, and a formula becomes MathML.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ("CHANGELOG.md", "CONTRIBUTING.md")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 SOUND = re.compile(r"\[play\]\((audio/[\w-]+\.mp3)\)")
-RANGE = re.compile(r"(?<=\d)–(?=\d)")  # of an interval, which no line shall divide
+RANGE = re.compile(r"(?<=\d)–(?=\d)")  # a range, in which no line may break
 FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">(\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.S)
 
 
 def pages() -> dict[str, str]:
-    """Page of the site -> file of the repository, for what is outside of docs/."""
+    """Return {page of the site: file of the repository} for the files outside of docs/."""
     cards = {
         f"cards/{card.parent.name}.md": card.relative_to(ROOT).as_posix()
         for card in sorted((ROOT / "dcar/assets").glob("*/README.md"))
@@ -39,7 +39,7 @@ def pages() -> dict[str, str]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Complete the navigation by what is made of the code."""
+    """Add the pages generated from the code to the navigation."""
     cards = [page for page in pages() if page.startswith("cards/")]
     settings = [{f"dcar {job}": page_of(job)} for job in jobs()]
     config.nav = [
@@ -71,10 +71,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links of the repository to pages of the site."""
+    """Rewrite links into the repository as links to pages of the site."""
     source = pages().get(page.file.src_uri, f"docs/{page.file.src_uri}")
     parts = FENCE.split(markdown)
-    for i in range(0, len(parts), 2):  # between the blocks of code
+    for i in range(0, len(parts), 2):  # text between code blocks
         text = SOUND.sub(r'<audio controls preload="none" src="\1"></audio>', parts[i])
         parts[i] = RANGE.sub(
             "\N{WORD JOINER}–\N{WORD JOINER}", LINK.sub(lambda m: _led(m, source, page), text)
@@ -83,7 +83,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas as MathML, which browsers draw without a script."""
+    """Replace formulas by MathML, which browsers draw without a script."""
     return FORMULA.sub(lambda m: _formula(html.unescape(m[3]), m[1] == "div"), text)
 
 

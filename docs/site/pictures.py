@@ -1,7 +1,8 @@
-"""Pictures of the documentation, drawn from the tables of docs/results.md: python
-docs/site/pictures.py
+"""Draw the pictures of the documentation from the tables of docs/results.md.
 
-A picture shows the rows of the table under its heading that have words and speed, and no others.
+    python docs/site/pictures.py
+
+A picture shows those rows of the table under its heading that have both a WER and a speed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NUMBER = re.compile(r"\**(\d+(?:\.\d+)?)\**")
 
 
 def table(heading: str) -> list[dict[str, str]]:
-    """The first table under a heading of docs/results.md: a row is {column: cell}."""
+    """Return the first table under a heading of docs/results.md; a row is {column: cell}."""
     text = (DOCS / "results.md").read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
     lines = re.search(r"(?:^\|.*\n)+", text, re.M)
     if lines is None:
@@ -37,7 +38,7 @@ def table(heading: str) -> list[dict[str, str]]:
 
 
 def points(heading: str, across: str) -> list[tuple[str, float, float]]:
-    """(name, speed, WER in per cent) of every row that has both."""
+    """Return (name, speed, WER in %) of every row that has both."""
     found = []
     for row in table(heading):
         speed, words = NUMBER.fullmatch(row[across]), NUMBER.fullmatch(row["WER %"])
@@ -47,20 +48,18 @@ def points(heading: str, across: str) -> list[tuple[str, float, float]]:
 
 
 def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, float]) -> None:
-    """One picture: fixed sizes as a line, DCAR in red, every point named."""
+    """Draw one picture: fixed sizes as a line, DCAR in red, every point with its name."""
     found = points(heading, across)
     figure, axes = plt.subplots(figsize=size, dpi=125)
     fixed = [(x, y) for name, x, y in found if name.startswith("CAR-")]
     axes.plot(*zip(*fixed, strict=True), "-", color=LINE, linewidth=2, zorder=1)
     for name, x, y in found:
-        ours, on_line = name.startswith("DCAR"), name.startswith("CAR-")
-        axes.plot(
-            [x],
-            [y],
-            "*" if ours else "o",
-            markersize=13 if ours else 6,
-            color=OURS if ours else LINE if on_line else INK,
-        )
+        ours = name.startswith("DCAR")
+        color = LINE if name.startswith("CAR-") else INK
+        if ours:
+            color = OURS
+        marker, markersize = ("*", 13) if ours else ("o", 6)
+        axes.plot([x], [y], marker, markersize=markersize, color=color)
     axes.set_xlabel(label, color=INK)
     axes.set_ylabel("word error rate, %", color=INK)
     axes.margins(x=0.22, y=0.08)
@@ -70,7 +69,7 @@ def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, f
     figure.tight_layout()
     taken = [axes.transData.transform((x, y)) for _, x, y in found]
     boxes = [(x - 9, y - 9, x + 9, y + 9) for x, y in taken]
-    # no name covers the line
+    # keep names off the line
     for (a, b), (c, d) in pairwise(axes.transData.transform(point) for point in fixed):
         steps = [i / 40 for i in range(41)]
         boxes += [
@@ -84,16 +83,14 @@ def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, f
 
 
 def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Box]) -> Box:
-    """Write a name beside its point where it covers least of what is there; where it stands."""
+    """Write a name next to its point where it covers the least of what is drawn already. Returns
+    its box."""
     color = OURS if name.startswith("DCAR") else INK
     text = axes.annotate(
         name, at, xytext=(0, 0), textcoords="offset points", fontsize=8, color=color
     )
-    size, (x, y), inside = (
-        text.get_window_extent(),
-        axes.transData.transform(at),
-        axes.bbox.padded(2),
-    )
+    size, inside = text.get_window_extent(), axes.bbox.padded(2)
+    x, y = axes.transData.transform(at)
     text.remove()
     points, there = axes.figure.dpi / 72, np.array(boxes)
     best: tuple[float, tuple[int, int, int], Box] = float("inf"), (0, 0, 0), (0, 0, 0, 0)

@@ -1,7 +1,8 @@
-"""Sound of the documentation: one test sentence as recorded and as spoken: python
-docs/site/samples.py
+"""Make the audio samples of the documentation: one test sentence, recorded and synthesised.
 
-Voice and sentence are of the starter corpus' test split, which no shipped model was trained on.
+    python docs/site/samples.py
+
+Voice and sentence are from the starter corpus' test split, on which no shipped model was trained.
 Temperature 1.0, no top-k, seed 0, as in the first table of docs/results.md. MP3, 24 kHz, mono.
 """
 
@@ -26,7 +27,7 @@ METHODS = {
 
 
 def write(name: str, wave: object, rate: int) -> None:
-    """An MP3 of 16 to 32 kbit/s."""
+    """Write an MP3 file of 16 to 32 kbit/s."""
     folder = ROOT / "docs/audio"
     folder.mkdir(exist_ok=True)
     soundfile.write(folder / f"{name}.mp3", wave, rate, format="MP3", compression_level=0.8)

@@ -1,4 +1,4 @@
-"""Pages of commands, their settings and the recipes, made of what the commands themselves read."""
+"""Pages of commands, their settings and the recipes, generated from the code."""
 
 from __future__ import annotations
 
@@ -16,41 +16,38 @@ HEAD = "| setting | default | may be | meaning |\n| --- | --- | --- | --- |\n"
 
 
 def cell(text: str) -> str:
-    """A text inside of a table, read as it is but for `code`."""
+    """Return a text for a table cell: everything is shown literally except `code`."""
     parts = re.split(r"`([^`]+)`", " ".join(text.split()))
     plain = [re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(part, quote=False)) for part in parts]
     return "".join(code(parts[i]) if i % 2 else plain[i] for i in range(len(parts)))
 
 
 def code(text: str) -> str:
-    """A text as code inside of a table."""
+    """Return a text as code for a table cell."""
     escaped = html.escape(text).replace("|", "&#124;").replace("*", "&#42;").replace("_", "&#95;")
     return f"<code>{escaped}</code>"
 
 
 def row(s: Setting) -> str:
-    """One line of a table."""
-    required = s.default is MISSING
-    default = (
-        "required"
-        if required
-        else code(default_text(s.default))
-        if default_text(s.default)
-        else "empty"
-    )
+    """Return the table row of a setting."""
+    if s.default is MISSING:
+        default = "required"
+    else:
+        text = default_text(s.default)
+        default = code(text) if text else "empty"
     meaning = cell(s.meaning.replace("%%", "%"))
     return f"| {code(s.key)} | {default} | {cell(allowed(s.hint, s.meaning))} | {meaning} |\n"
 
 
 def page_of(job: str) -> str:
-    """Where the settings of a job stand: settings/prepare-retokenize.md of `prepare
+    """Return the path of a job's settings page: settings/prepare-retokenize.md for `prepare
     mode=retokenize`."""
     return f"settings/{re.sub(r' [a-z]+=', '-', job)}.md"
 
 
 def settings_page(name: str) -> str:
-    """The page of a job: what it does, its settings, those of groups behind them, those of other
-    projects last."""
+    """Return the page of a job: what it does, its settings, then those of groups, then those
+    inherited from other projects."""
     module, summary = jobs()[name]
     schema = schema_of(importlib.import_module(module).main)
     known = settings_of(schema).values()
@@ -68,17 +65,18 @@ def settings_page(name: str) -> str:
         bases = ", ".join(
             base.__name__ for base in schema.__mro__[1:-1] if not base.__name__.startswith("_")
         )
-        text += f"\n## Of {bases}\n\nAs there.\n\n{HEAD}{''.join(map(row, foreign))}"
+        text += f"\n## Settings of {bases}\n\nSee the documentation of that class.\n\n"
+        text += HEAD + "".join(map(row, foreign))
     return text
 
 
 def commands_page() -> str:
-    """Every command by task, each job with a link to its settings."""
+    """Return the page of all commands by task, each job with a link to its settings."""
     text = (
-        "# Commands\n\nOne program, `dcar COMMAND`. Settings are `key=value`, from `--config "
-        "RECIPE` or the line, "
+        "# Commands\n\nAll commands are run as `dcar COMMAND`. Settings are given as `key=value`, "
+        "in the recipe of `--config RECIPE` or on the command line, which takes precedence. "
+        "`dcar COMMAND --help` lists them, and so do the pages here.\n"
     )
-    text += "which counts more. `dcar COMMAND --help` lists them, and so do the pages here.\n"
     for task, commands in TASKS.items():
         text += f"\n## {task[0].upper() + task[1:]}\n\n| command | what it does |\n| --- | --- |\n"
         rows = {job: what for job, (_, what) in jobs().items() if job.partition(" ")[0] in commands}
@@ -89,8 +87,8 @@ def commands_page() -> str:
 
 
 def recipes_page() -> str:
-    """Every recipe and its variants by command."""
-    text = "# Recipes\n\n`--config NAME` or `--config NAME:VARIANT` takes one, from any folder.\n"
+    """Return the page of all recipes and their variants, by command."""
+    text = "# Recipes\n\nUse them by `--config NAME` or `--config NAME:VARIANT`, in any folder.\n"
     for kind, command in RECIPES.items():
         rows = ""
         for recipe in (r for r in recipes.shipped() if kind_of(r.name) == kind):

@@ -60,8 +60,8 @@ class HeadsConfig:
     split: str = setting("dev", "Split whose tokens are predicted.")
     limit: int = setting(200, "Utterances; 0 = the whole split.", minimum=0)
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
-    seed: int = seed_setting(0, "Choice of the prompts.")
-    device: str = setting("cpu", "cpu or cuda.")
+    seed: int = seed_setting(0, "Random seed for the choice of prompts.")
+    device: str = setting("cpu", "Device, cpu or cuda.")
     out: str = setting("runs/heads", "Folder to write.", place="folder")
 
     def __post_init__(self) -> None:

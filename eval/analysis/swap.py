@@ -272,7 +272,7 @@ def run(config: SwapConfig) -> dict[str, Any]:
     judge, prompts = Judge(config, models.decoder, items), [item.prompt for item in items]
     spoken = {
         entry.name: [entry.decode(prompts, seed, config.batch_size) for seed in config.seeds]
-        for entry in tqdm(entries, desc="1/2 speak", unit="method", disable=None)
+        for entry in tqdm(entries, desc="1/2 decode", unit="method", disable=None)
     }
     result = {
         "n": len(items),

@@ -146,7 +146,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
             [item.speaker_embedding for item in items],
             texts,
             config.batch_size,
-            f"speak with {config.vocoder}",
+            f"synthesise with {config.vocoder}",
         ),
         int(vocoder.sample_rate),
     )

@@ -1,1 +1,1 @@
-"""`dcar compare`: every method on the same utterances."""
+"""`dcar compare`: all methods on the same utterances."""

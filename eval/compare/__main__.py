@@ -1,4 +1,4 @@
-"""`python -m eval.compare`: the comparison."""
+"""Entry point of `python -m eval.compare`."""
 
 import sys
 

@@ -1,10 +1,10 @@
-"""Why a chunk ended where it did: the last token that was kept and the first that was dropped, over
+"""Statistics on why chunks end: compare the last token of a chunk with the first one left out, over
 many decisions.
 
-Methods that choose their chunks, by a fixed size, a rule or a policy, speak some utterances once
-more, watched: at every decision all heads draw, and what `heads.candidates` says of the tokens is
-noted, also where the schedule itself does not look. Draws are addressed, so the speech is the same
-as unwatched.
+Methods that choose their chunks, by a fixed size, a rule or a policy, decode some utterances once
+more. At every decision all heads draw, and the features of all drawn tokens (`heads.candidates`)
+are recorded, including those that the method's own rule does not look at. Random numbers are
+addressed, so the speech is the same as without recording.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from eval.results.store import Maker, Record, RecordStore, Tools
 from heads.candidates import FEATURES
 
 QUARTILES = (0.25, 0.5, 0.75)
-REASONS_VERSION = 1  # of what is noted; another one is noted again
+REASONS_VERSION = 1  # of the statistics; those of another version are made again
 
 
 class Watched(Scheduled, ChunkRule):
-    """A schedule that decides as it does, while all candidates are drawn and noted."""
+    """Wrapper of a chunk rule: decides as the rule does, and draws and records the tokens of all
+    heads."""
 
     def __init__(self, schedule: ChunkRule, heads: int):
         self.schedule, self.candidates, self.name = schedule, heads, schedule.name
@@ -49,18 +50,19 @@ class Watched(Scheduled, ChunkRule):
 
     def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
         assert candidates is not None
-        seen = self.schedule.candidates
-        return self.schedule.choose(state, candidates[:, :, :seen] if seen else None)
+        drawn = self.schedule.candidates
+        return self.schedule.choose(state, candidates[:, :, :drawn] if drawn else None)
 
 
 def chooses_chunks(entry: Entry) -> bool:
-    """Whether there is something to watch: a method of chunks, not of drafts, on a decoder of
-    more than one head."""
+    """Return True if the decisions of a method can be recorded: it chooses chunks, it does not
+    verify drafts, and its decoder has more than one head."""
     return isinstance(entry.method, ChunkMethod) and entry.decoder.config.num_prediction_heads > 1
 
 
 def watch(entry: Entry, prompts: Sequence[Prompt], seed: int) -> dict[str, Any]:
-    """What the decisions of a method of chunks saw (`summary`)."""
+    """Decode the prompts with a method that chooses chunks and return the `summary` of its
+    decisions."""
     assert isinstance(entry.method, ChunkMethod)
     watched = Watched(entry.method.schedule, entry.decoder.config.num_prediction_heads)
     return summary(
@@ -77,34 +79,35 @@ def watch(entry: Entry, prompts: Sequence[Prompt], seed: int) -> dict[str, Any]:
 
 
 def summary(results: Sequence[DecodeResult]) -> dict[str, Any]:
-    """What the decisions of watched utterances have in common.
+    """Summarise the decisions of utterances that were decoded with `Watched`.
 
-    decisions: those whose chunk was spoken whole; sizes: by size, share of them and the means of
-    the features of the last kept and the first dropped token (None where all heads were kept);
-    kept, dropped: quartiles over all of them; likeliest: share that end on the likeliest of the
-    tokens that some decision ended on.
+    decisions: number of decisions whose chunk was kept whole. sizes: for each chunk size its share,
+    and the mean features of the last kept token and of the first one left out (None if all heads
+    were kept). kept, dropped: quartiles of these features over all decisions. likeliest: share of
+    decisions that ended on the likeliest of the positions at which any decision ended (None if all
+    chunks have one size).
     """
     whole = torch.cat([torch.tensor(r.emitted) == torch.tensor(r.actions) for r in results])
     size = torch.cat([torch.tensor(r.actions) for r in results])[whole].numpy()
-    if not len(size):
+    if len(size) == 0:
         return {"decisions": 0, "sizes": [], "kept": None, "dropped": None, "likeliest": None}
-    spoken = torch.cat([r.chosen_candidates for r in results])  # type: ignore[misc]
-    seen = spoken[whole][..., : len(FEATURES)].float().cpu().numpy()  # [N, K, 3]
-    kept = seen[np.arange(len(size)), size - 1]
-    some = size < seen.shape[1]
-    dropped = seen[some, size[some]]
+    recorded = torch.cat([r.chosen_candidates for r in results])  # type: ignore[misc]
+    features = recorded[whole][..., : len(FEATURES)].float().cpu().numpy()  # [N, K, 3]
+    kept = features[np.arange(len(size)), size - 1]
+    shorter = size < features.shape[1]  # decisions that left a token out
+    dropped = features[shorter, size[shorter]]
     ends = np.unique(size)
-    likeliest = ends[seen[:, ends - 1, 0].argmax(1)] == size
+    likeliest = ends[features[:, ends - 1, 0].argmax(1)] == size
 
     def means(rows: np.ndarray) -> dict[str, float] | None:
-        return dict(zip(FEATURES, rows.mean(0).tolist(), strict=True)) if len(rows) else None
+        if len(rows) == 0:
+            return None
+        return dict(zip(FEATURES, rows.mean(0).tolist(), strict=True))
 
     def quartiles(rows: np.ndarray) -> dict[str, list[float]] | None:
-        return (
-            dict(zip(FEATURES, np.quantile(rows, QUARTILES, axis=0).T.tolist(), strict=True))
-            if len(rows)
-            else None
-        )
+        if len(rows) == 0:
+            return None
+        return dict(zip(FEATURES, np.quantile(rows, QUARTILES, axis=0).T.tolist(), strict=True))
 
     return {
         "decisions": len(size),
@@ -113,7 +116,7 @@ def summary(results: Sequence[DecodeResult]) -> dict[str, Any]:
                 "size": int(a),
                 "share": float((size == a).mean()),
                 "kept": means(kept[size == a]),
-                "dropped": means(dropped[size[some] == a]),
+                "dropped": means(dropped[size[shorter] == a]),
             }
             for a in ends
         ],
@@ -124,38 +127,43 @@ def summary(results: Sequence[DecodeResult]) -> dict[str, Any]:
 
 
 class Explanations:
-    """Why chunks end, method by method (`watch`), of `utterances` spread over all of a maker's.
-    Kept in reasons/ beside the records, found again by the fingerprints of what was spoken: like
-    records they are made once, by any process."""
+    """Statistics on why chunks end (`watch`), by method, for `utterances` evenly spaced ones of a
+    maker.
+
+    They are stored in reasons/ next to the records and found by the fingerprints of the decoded
+    utterances. Like records, they are made once, by any process.
+    """
 
     def __init__(self, maker: Maker, utterances: int, out: Path, process_index: int = 0):
         self.maker = maker
         self.chosen = spread(len(maker.tools.items), utterances)
         self.store = RecordStore(out / "reasons", process_index)
-        self.watched = (
-            [e for e in maker.entries.values() if chooses_chunks(e)] if self.chosen else []
-        )
+        self.watched: list[Entry] = []
+        if self.chosen:
+            self.watched = [e for e in maker.entries.values() if chooses_chunks(e)]
 
     def _key(self, entry: Entry) -> tuple[str, str]:
-        """The name of a method, and a digest of what its reasons depend on."""
-        said = [
+        """Return the name of a method and a digest of everything that its statistics depend on."""
+        basis = [
             REASONS_VERSION,
             self.maker.first_seed,
             *(self.maker.fingerprint(entry.name, i) for i in self.chosen),
         ]
-        return entry.name, digest_of(said)[:16]
+        return entry.name, digest_of(basis)[:16]
 
     def _noted(self) -> dict[tuple[str, str], Any]:
+        # damaged records lack a field, and are made again
         return {
             (r["of"], r["key"]): r["found"]
             for r in self.store.read()
             if {"of", "key", "found"} <= r.keys()
-        }  # others were damaged, and are noted again
+        }
 
     def note(self, share: int, shares: int) -> None:
-        """Make what no process has noted before: of all that there is to note every `shares`-th,
-        from `share` on."""
-        noted, prompts = self._noted(), [self.maker.tools.items[i].prompt for i in self.chosen]
+        """Make the statistics that are not stored yet: those of every `shares`-th method,
+        starting at `share`."""
+        noted = self._noted()
+        prompts = [self.maker.tools.items[i].prompt for i in self.chosen]
         self.store.open()
         mine = [e for e in self.watched[share::shares] if self._key(e) not in noted]
         for entry in tqdm(
@@ -170,14 +178,13 @@ class Explanations:
             )
 
     def told(self, out: Path) -> dict[str, Any]:
-        """reasons for compare.json, and their picture in `out`. DataError where a process
-        stopped early."""
+        """Return the entry `reasons` of compare.json and draw its picture in `out`. Raises
+        DataError if statistics are missing because a process stopped early."""
         noted = self._noted()
         if absent := [e.name for e in self.watched if self._key(e) not in noted]:
             raise DataError(
                 f"{out}/reasons: nothing was noted of {absent[0]}; a process stopped early; run "
-                "the "
-                "comparison again, it continues"
+                "the comparison again, it continues"
             )
         found = {e.name: noted[self._key(e)] for e in self.watched}
         draw_reasons(found, out)
@@ -185,17 +192,18 @@ class Explanations:
 
 
 def spread(size: int, count: int) -> list[int]:
-    """`count` of the indices below `size`, or all, at equal distances: ids are sorted, so over
-    speakers as well."""
+    """Return `count` evenly spaced indices below `size`, or all of them if there are fewer.
+    Utterances are sorted by id, so this covers the speakers as well."""
     return np.linspace(0, size - 1, min(count, size)).round().astype(int).tolist()
 
 
 def sample_picture(tools: Tools, record: Record, text: str, audio: Path) -> Path | None:
-    """Beside the audio of a record a picture of it: spectrogram, phonemes, and the chunks of its
-    passes. None where nothing was spoken in passes, or the phonemes cannot be told."""
+    """Save a picture next to the audio of a record and return its path: spectrogram, phonemes
+    and the chunk of each pass. None if the utterance was not decoded in passes, is empty, or its
+    phonemes cannot be aligned."""
     if tools.aligner is None or not record.get("emitted") or not record["duration"]:
         return None
-    rate = len(record["tokens"]) / record["duration"]  # tokens a second
+    rate = len(record["tokens"]) / record["duration"]  # tokens per second
     sounds = [
         (s.start / rate, s.end / rate, s.phoneme)
         for s in tools.aligner.align(record["tokens"], text)

@@ -1,4 +1,4 @@
-"""The processes of a comparison: where they wait for each other, and how many threads each has."""
+"""Processes of a comparison: barriers between them, and their numbers of threads."""
 
 from __future__ import annotations
 
@@ -18,47 +18,46 @@ from dcar.process import SMALL, cores, meeting_others
 
 
 class Meeting:
-    """A barrier that names the processes that did not come. It runs over gloo beside whatever
-    the devices use."""
+    """Barrier that names the processes that are missing. It uses gloo, independently of the
+    backend of the devices."""
 
     def __init__(self, minutes: float):
-        """Every process makes it at the same place; it waits that many minutes for the slowest
-        one."""
+        """Create the barrier; every process must do so at the same place. minutes: how long to
+        wait for the slowest process."""
         self.minutes = minutes
         self.group = None
         if dist.is_available() and dist.is_initialized():
             self.group = dist.new_group(backend="gloo", timeout=timedelta(minutes=minutes))
 
     def wait(self, doing: str) -> None:
-        """Return when all are here; ProcessError, naming this process, who is missing and at
-        what."""
+        """Wait for all processes. Raises ProcessError, which names this process, the missing
+        ones and the work just finished (`doing`)."""
         if self.group is None:
             return
         try:
             dist.monitored_barrier(self.group, timedelta(minutes=self.minutes), wait_all_ranks=True)
         except RuntimeError as error:
-            said = str(error).splitlines()[0]
+            cause = str(error).splitlines()[0]
             raise ProcessError(
-                f"process {dist.get_rank()} of {dist.get_world_size()} (pid {os.getpid()}), "
-                f"behind {doing}: not all "
-                f"came within {self.minutes:g} minutes (wait_minutes): {said}. Their own logs "
-                "have the cause. Finished "
-                "records are kept; the same command goes on, with any number of processes"
+                f"process {dist.get_rank()} of {dist.get_world_size()} (pid {os.getpid()}), after "
+                f"{doing}: not all came within {self.minutes:g} minutes (wait_minutes): {cause}. "
+                "See the logs of the other processes for the cause. Finished records are kept; "
+                "run the same command again to continue, with any number of processes"
             ) from error
 
 
 def start(config: Any) -> tuple[PartialState, Meeting]:
-    """The processes of a comparison (`device`, `wait_minutes` of its settings) and where they
-    meet. ConfigError where Accelerate sees fewer processes than were launched."""
+    """Start the processes of a comparison (settings `device` and `wait_minutes`) and return them
+    with their barrier. Raises ConfigError if Accelerate sees fewer processes than were launched."""
     on_cpu = config.device == "cpu" or not config.device and not torch.cuda.is_available()
     with meeting_others():
         state = PartialState(cpu=on_cpu, timeout=timedelta(minutes=config.wait_minutes))
         meeting = Meeting(config.wait_minutes)
     if (launched := int(os.environ.get("WORLD_SIZE", "1"))) != state.num_processes:
         raise ConfigError(
-            f"{launched} processes were launched but Accelerate sees {state.num_processes}: each "
-            "would "
-            "do all the work; on CPUs launch with --multi_gpu and ACCELERATE_USE_CPU=true"
+            f"{launched} processes were launched but Accelerate sees {state.num_processes}, so "
+            "each would do all the work; on CPUs, launch with --multi_gpu and "
+            "ACCELERATE_USE_CPU=true"
         )
     if state.num_processes > 1:
         # librosa compiles and caches kernels at its first import; two processes at once leave a
@@ -71,9 +70,12 @@ def start(config: Any) -> tuple[PartialState, Meeting]:
 
 @contextmanager
 def threads_of(threads: int, parameters: int, processes: int) -> Iterator[None]:
-    """So many torch threads. 0: one for a small decoder, whose steps take far longer where
-    threads wait for a core that another job has (the shipped decoder on two busy cores: 80 times
-    as long with two threads as with one); else as many as there are idle cores."""
+    """Run the block with `threads` torch threads per process.
+
+    0 means one thread for a small decoder, and otherwise as many as there are idle cores. The steps
+    of a small decoder take far longer when a thread waits for a core that another job uses: those
+    of the shipped decoder, on two busy cores, took 80 times as long with two threads as with one.
+    """
     before = torch.get_num_threads()
     idle = max(1, int((cores() - os.getloadavg()[0]) / processes))
     torch.set_num_threads(threads or (1 if parameters < SMALL else idle))

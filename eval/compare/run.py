@@ -3,10 +3,10 @@
     accelerate launch -m eval.compare --config launch/recipes/compare_starter.yaml limit=100
     dcar compare --config compare_starter:all out=runs/all
 
-FAR, CAR-k, DCAR and their rivals speak the same held-out texts with the same prompts, sampling and
-seeds; one vocoder turns the tokens into sound and one recogniser that took no part in training
-transcribes it. Two reference rows bound what the recogniser can tell: the recordings themselves,
-and their tokens resynthesised by the same vocoder.
+FAR, CAR-k, DCAR and other methods decode the same held-out texts with the same prompts, sampling
+and seeds. One vocoder synthesises the tokens, and one recogniser that took no part in training
+transcribes them. Two reference rows bound the word errors that the recogniser can measure: the
+recordings themselves, and their tokens resynthesised by the same vocoder.
 
 An interrupted comparison continues where it stopped, with any number of processes and with the same
 result.
@@ -82,92 +82,109 @@ class CompareConfig:
     """Settings of a comparison."""
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
-    split: str = setting("test", "Split that is spoken.")
+    split: str = setting("test", "Split whose texts are synthesised.")
     texts: str = setting(
         "",
-        "Texts without recordings, spoken with the prompts of the split in turn: a file with one "
-        "a line; hard = the shipped ones.",
+        "Texts without recordings, synthesised with the prompts of the split in turn: a file with "
+        "one text per line; hard = the shipped ones.",
     )
-    decoder: str = setting("runs/car", "CAR checkpoint; starter, here and below = the shipped one.")
+    decoder: str = setting(
+        "runs/car", "CAR checkpoint; starter = the shipped one, here and in the settings below."
+    )
     far_decoder: str | None = setting(None, "FAR checkpoint (one head); needed by method far.")
-    policies: list[str] = setting([], "Policy folders, or name=folder where there are several.")
+    policies: list[str] = setting([], "Policy folders, as name=folder if there are several.")
     draft: str | None = setting(None, "Draft model of this decoder, for sd, ssd and pcg.")
     statistics: str | None = setting(
         None, "Measured statistics that some methods need (docs/methods.md)."
     )
     methods: list[str | dict[str, Any]] = setting(
         ["car-1", "car-2", "car-3"],
-        "Names of docs/methods.md, or mappings, {method: ssd, beta: 0.4}; "
-        '"ssd-{0,0.4}" sweeps, car-5@t0.4 has its own sampling.',
+        "Method names from docs/methods.md, or mappings such as {method: ssd, beta: 0.4}; "
+        '"ssd-{0,0.4}" is a sweep, car-5@t0.4 has its own sampling.',
     )
     tuned: str | None = setting(
-        None, "tuned.json of `dcar tune`: every method at its own best sampling too."
+        None, "tuned.json of `dcar tune`: adds a row for each method at its own best sampling."
     )
-    seeds: list[int] = seed_setting([0], "Every utterance is spoken once with each.")
+    seeds: list[int] = seed_setting(
+        [0], "Sampling seeds; every utterance is decoded once with each."
+    )
     limit: int = setting(0, "Utterances; 0 = the whole split.", minimum=0)
     batch_size: int = setting(
-        16, "Utterances decoded at once; no effect on draws and words.", minimum=1
+        16, "Utterances decoded at once; no effect on tokens and words.", minimum=1
     )
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
     prompt_seeds: list[int] = seed_setting(
         [0],
-        "Which prompts are drawn, for all methods and seeds; several: "
-        "replicates. The first is that of references, audio and times.",
+        "Seeds of the choice of prompts, the same for all methods; several = replicates. The "
+        "first one is used for references, audio and timings.",
     )
     vocoder: str = setting(
-        "", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one."
+        "", "Vocoder folder, or a name listed in dcar.vocoder.load; empty = the shipped one."
     )
     asr: str = setting(
-        "moonshine", "Evaluation ASR; must not have made the speech tokens nor the reward."
+        "moonshine",
+        "Recogniser of the evaluation; it must not have made the speech tokens or the reward.",
     )
     similarity: str = setting(
-        "resemblyzer", "Of voices; or wavlm:…, eres2net:… (eval/scorers/load.py); empty = none."
+        "resemblyzer",
+        "Speaker similarity: resemblyzer, wavlm:… or eres2net:… (eval/scorers/load.py); empty = "
+        "none.",
     )
     scorers: list[str] = setting(
         [],
-        "More columns: utmos:…, wavlm:…, dnsmos, pitch-spread, pauses, … (eval/scorers/load.py).",
+        "Additional columns: utmos:…, wavlm:…, dnsmos, pitch-spread, pauses, … "
+        "(eval/scorers/load.py).",
     )
     timing_utterances: int = setting(
-        10, "Spoken by every method at batch 1; 0 = no timings.", minimum=0
+        10, "Utterances timed at batch 1 for every method; 0 = no timings.", minimum=0
     )
     audio_samples: int = setting(4, "Utterances whose audio is kept for the report.", minimum=0)
     reasons_utterances: int = setting(
-        10, "Spoken once more, watched, for why chunks end where they do; 0 = off.", minimum=0
+        10,
+        "Utterances decoded once more to record why chunks end where they do; 0 = off.",
+        minimum=0,
     )
-    references: bool = setting(True, "The rows of the recordings and of their resynthesis.")
-    resamples: int = setting(4000, "Of the bootstrap.", minimum=100)
-    device: str = setting("", "cpu or cuda; empty = what accelerate chooses.")
+    references: bool = setting(True, "Rows for the recordings and their resynthesis.")
+    resamples: int = setting(4000, "Number of bootstrap resamples.", minimum=100)
+    device: str = setting("", "Device, cpu or cuda; empty = chosen by Accelerate.")
     dtype: str = dtype_setting()
     threads: int = setting(
         0,
-        "Torch threads per process; 0 = one below 100 M parameters, else the idle cores.",
+        "Torch threads per process; 0 = one for decoders below 100 M parameters, otherwise the "
+        "idle cores.",
         minimum=0,
     )
-    training_log: str | None = setting(None, "log.jsonl of DCPO, for the curves in the report.")
+    training_log: str | None = setting(
+        None, "log.jsonl of a DCPO run, for the training curves in the report."
+    )
     report: bool = setting(True, "Write report.html.")
     wait_minutes: float = setting(
-        180.0, "How long processes wait for each other before they name who is missing.", above=0
+        180.0,
+        "Longest wait of processes for each other, in minutes; after it an error names the "
+        "missing ones.",
+        above=0,
     )
     out: str = setting("runs/compare", "Folder to write.", place="folder")
     sampling: SamplingConfig = setting(
-        SamplingConfig, "How tokens are drawn, where a method does not say."
+        SamplingConfig, "Sampling of methods that do not have their own."
     )
 
     def __post_init__(self) -> None:
         check(self)
         if not (self.methods and self.seeds and self.prompt_seeds):
             raise ConfigError(
-                "a comparison needs methods, seeds and prompt_seeds, at least one of each"
+                "methods, seeds and prompt_seeds: a comparison needs at least one of each"
             )
         for name in ("seeds", "prompt_seeds", "scorers"):
             if len(set(given := getattr(self, name))) != len(given):
                 raise ConfigError(f"{name} must differ: {given}")
-        read_methods(self.methods)  # refuses what is none before anything is loaded
+        read_methods(self.methods)  # raises for an unknown method before anything is loaded
 
 
 def load_tools(config: CompareConfig, device: str) -> Tools:
-    """Load models, vocoder, recognisers and the utterances that are spoken, of the split no
-    others; refuses parts that do not belong together."""
+    """Load models, vocoder, recogniser, scorers and the utterances of a comparison; of the
+    split, no other rows are read. Raises ConfigError, CheckpointError or DataError if parts do
+    not belong together."""
     info = prepared_info(config.data)
     models = load_models(
         config.decoder,
@@ -187,15 +204,15 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         for seed in config.prompt_seeds
     )
     if texts:
-        items, *others = (text_prompts(texts, some) for some in (items, *others))
-    heard = list(itertools.chain(items, *others))
+        items, *others = (text_prompts(texts, prompts) for prompts in (items, *others))
+    every_item = list(itertools.chain(items, *others))
     recordings = corpus_recordings(config.data)
-    # should the corpus be gone, it is said now and not at the end
+    # raise now, not at the end, if the corpus is missing
     if config.audio_samples and items:
         recordings(items[0].prompt_utterance_id)
     recorded = split.rows[:ENOUGH]
-    prompts = PromptAudio.of_items(heard, recordings)
-    vocoder = vocoder_for(models.decoder, config.data, heard, config.vocoder, device, prompts)
+    prompts = PromptAudio.of_items(every_item, recordings)
+    vocoder = vocoder_for(models.decoder, config.data, every_item, config.vocoder, device, prompts)
     asr = load_recognizer(config.asr, device=device)
     similarity = load_similarity(config.similarity, prompts, device) if config.similarity else None
     return Tools(
@@ -231,11 +248,11 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
 
 
 def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
-    """Compare; returns what compare.json holds (on every process). `tools` replaces what the config
-    would load.
+    """Run a comparison and return the content of compare.json (on every process). `tools` replaces
+    what the config would load.
 
-    Raises ConfigError, DataError, CheckpointError; what was finished before stays in `out` and is
-    used again.
+    Raises ConfigError, DataError, CheckpointError. Finished records stay in `out`, and the next run
+    uses them.
     """
     state, meeting = start(config)
     out = Path(config.out)
@@ -244,19 +261,17 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     tools = tools or load_tools(config, config.device or str(state.device))
     comparison = Comparison(config, tools, state, meeting)
     training = comparison.training
-    if (
-        state.is_main_process
-        and not (training and both_shipped(training))
-        and (said := training_note(training))
-    ):
-        logger.warning(said)  # before an hour of speaking, and again below the table
+    if state.is_main_process and not (training and both_shipped(training)):
+        # warn before an hour of decoding; the note is repeated below the table
+        if note := training_note(training):
+            logger.warning(note)
     with writing(out), threads_of(config.threads, comparison.parameters, state.num_processes):
         makers = comparison.make_records()
         explanations = Explanations(
             makers[config.prompt_seeds[0]], config.reasons_utterances, out, state.process_index
         )
         explanations.note(state.process_index, state.num_processes)
-        meeting.wait("speaking, transcribing and noting why chunks end")
+        meeting.wait("decoding, transcribing and recording why chunks end")
         result: dict[str, Any] = {}
         if state.is_main_process:
             result = comparison.finish(makers, explanations)
@@ -265,16 +280,12 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
 
 
 class Comparison:
-    """Who speaks what, and what became of it."""
+    """Comparison in progress: the methods, the records they make, and the files written from
+    these."""
 
     def __init__(self, config: CompareConfig, tools: Tools, state: PartialState, meeting: Meeting):
-        self.config, self.tools, self.state, self.meeting, self.out = (
-            config,
-            tools,
-            state,
-            meeting,
-            Path(config.out),
-        )
+        self.config, self.tools, self.state, self.meeting = config, tools, state, meeting
+        self.out = Path(config.out)
         tools.choose(config.limit, config.prompt_seeds)
         if not tools.items:
             raise DataError(
@@ -284,26 +295,26 @@ class Comparison:
         self.tuned = load_tuned(config.tuned) if config.tuned else None
         if self.tuned:
             self.entries = self.tuned.beside(self.entries)
-        bounded = config.references and not config.texts  # texts of a list have no recordings
+        # texts of a list have no recordings
+        bounded = config.references and not config.texts
         self.references = [RECORDING] if bounded and tools.recording is not None else []
         self.references += [RESYNTHESIS] if bounded else []
         self.names = [*self.references, *(e.name for e in self.entries)]
-        # what FAR and CAR were trained on, where FAR takes part
-        self.training = (
-            tools.training if any(parse_method(name).kind == "far" for name in self.names) else None
-        )
+        # training data of FAR and CAR, if FAR takes part
+        with_far = any(parse_method(name).kind == "far" for name in self.names)
+        self.training = tools.training if with_far else None
         self.parameters = sum(p.numel() for p in tools.models.decoder.parameters())
 
     def make_records(self) -> dict[int, Maker]:
-        """The makers by prompt seed, their records made. Prompts behind the first have no
-        references and no audio."""
+        """Make the records of this process and return the makers by prompt seed. Only the first
+        prompt seed has references and audio."""
         config, tools, state = self.config, self.tools, self.state
         store = RecordStore(self.out / "records", state.process_index)
         done = store.read()
-        if state.is_main_process:  # pieces of sound that a kill has left
+        if state.is_main_process:  # partial audio files of a killed run
             for part in (self.out / "audio").glob(".*"):
                 part.unlink()
-        # everyone has read before anyone writes
+        # all processes must have read before one writes
         self.meeting.wait("reading the records of earlier runs")
         store.open()
         first, kept = config.prompt_seeds[0], spread(len(tools.items), config.audio_samples)
@@ -334,11 +345,11 @@ class Comparison:
             for seed, maker in makers.items()
         ]
         total = sum(len(u.indices) for units in mine for u in units)
-        earlier: list[Record] = []  # an utterance may have the same prompt again
-        # None: no bar where there is no terminal
+        earlier: list[Record] = []  # an utterance may have the same prompt with several seeds
+        # disable=None: no bar without a terminal
         with tqdm(
             total=total,
-            desc="1/4 speak, transcribe",
+            desc="1/4 decode, transcribe",
             unit="utt",
             mininterval=1,
             disable=None if state.is_main_process else True,
@@ -352,8 +363,8 @@ class Comparison:
         return makers
 
     def finish(self, makers: dict[int, Maker], explanations: Explanations) -> dict[str, Any]:
-        """Time the methods, and write tables, pictures and the report; returns what compare.json
-        holds."""
+        """Time the methods, write tables, pictures and the report, and return the content of
+        compare.json."""
         config, tools, out, names = self.config, self.tools, self.out, self.names
         records = self._gather(makers)
         save_config(config, out / "config.yaml")
@@ -406,14 +417,14 @@ class Comparison:
             bar.update()
             result["samples"] = self._samples(makers[config.prompt_seeds[0]])
             bar.update()
-            heard = [
+            samples = [
                 voice["audio"]
                 for sample in result["samples"]
                 for voice in sample["voices"]
                 if voice["audio"]
             ]
             result["files"] = {
-                name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)
+                name: digest(out / name) for name in ("records.jsonl", "config.yaml", *samples)
             }
             write_json(out / "compare.json", result)
             write_text(out / "compare.txt", table_text(rows, result) + "\n")
@@ -424,9 +435,9 @@ class Comparison:
             return result
 
     def _gather(self, makers: dict[int, Maker]) -> list[Record]:
-        """The records of this comparison out of all shards: one per (method, seed, prompts,
-        utterance), sorted; in records.jsonl. Those of other prompts than the first say of which
-        (`prompt_seed`)."""
+        """Collect the records of this comparison from all shards, one per (method, seed,
+        prompts, utterance), sorted, and write records.jsonl. Records of further prompt seeds
+        have a field `prompt_seed`."""
         records = []
         for prompt_seed, maker in makers.items():
             maker.adopt(maker.store.read())
@@ -478,18 +489,16 @@ class Comparison:
         }
 
     def _samples(self, maker: Maker) -> list[dict[str, Any]]:
-        """The utterances whose audio was kept: text, and per method the file, the transcript and
-        the chunks."""
+        """Return the utterances whose audio was kept: text, and per method the file, the
+        transcript and the chunks."""
         tools, samples = self.tools, list[dict[str, Any]]()
         for i in maker.audio:
             item = tools.items[i]
             voices = []
             for name in self.names:
-                record, audio = (
-                    maker.done[name, maker.first_seed, item.prompt.utterance_id],
-                    maker.audio_path(name, i),
-                )
-                # one sentence is enough to learn from, and pictures are large
+                record = maker.done[name, maker.first_seed, item.prompt.utterance_id]
+                audio = maker.audio_path(name, i)
+                # pictures are large, and one sentence is enough as an example
                 picture = None if samples else sample_picture(tools, record, item.text, audio)
                 voices.append(
                     {
@@ -528,8 +537,9 @@ class Comparison:
 
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for talkative in ("faster_whisper", "matplotlib"):  # a line an utterance; a line about fonts
-        logging.getLogger(talkative).setLevel(logging.WARNING)
+    # one logs a line per utterance, the other a line about fonts
+    for verbose in ("faster_whisper", "matplotlib"):
+        logging.getLogger(verbose).setLevel(logging.WARNING)
     config = load_config(CompareConfig, arguments)
     result = run_claimed(run, config)
     state = PartialState()

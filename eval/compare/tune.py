@@ -1,14 +1,14 @@
-"""Every method at its own best sampling: development sentences spoken over methods × samplings.
+"""Find the best sampling of every method: decode dev sentences over methods × samplings.
 
     dcar tune --config launch/recipes/tune_starter.yaml
     accelerate launch -m eval.compare.tune --config launch/recipes/tune_starter.yaml out=runs/tune
 
-What holds at one temperature need not hold at another: CAR-5 loses a quarter of its word errors
-between temperature 0.8 and 0.4 where next-token decoding hardly moves. So the sampling of a method
-is chosen for that method, on other sentences than it is compared on. Writes tuned.json (which `dcar
-compare tuned=…` takes). It is a comparison of `car-5@t0.4` and its like: the same records, so an
-interrupted run continues, and more methods, samplings, seeds or utterances only add what is
-missing.
+A result at one temperature need not hold at another: between temperature 0.8 and 0.4, CAR-5 loses a
+quarter of its word errors, and next-token decoding hardly changes. The sampling of a method is
+therefore chosen for that method, on other sentences than those of the comparison. Writes tuned.json
+(for `dcar compare tuned=…`). The search is a comparison of methods such as `car-5@t0.4`, with the
+same records. An interrupted run continues, and added methods, samplings, seeds or utterances only
+cost what is missing.
 """
 
 from __future__ import annotations
@@ -42,31 +42,33 @@ class TuneConfig(CompareConfig):
     """Settings of the search for each method's sampling: those of a comparison, with other
     defaults, and `samplings`.
 
-    `sampling` is the common one, from which a sampling of the grid takes what it does not say.
+    `sampling` is the common sampling; it supplies the values that an entry of `samplings` omits.
     """
 
     split: str = setting(
-        "dev", "Split that is spoken; never the one on which the methods are compared."
+        "dev", "Split whose texts are synthesised; never the one on which the methods are compared."
     )
     methods: list[str | dict[str, Any]] = setting(
         [],
-        "Methods without a sampling; empty = car-1 … car-K, dcar, and dcar@n4 where a policy can "
-        "choose among "
-        "candidates.",
+        "Methods without a sampling; empty = car-1 … car-K, dcar, and dcar@n4 if a policy can "
+        "choose among candidates.",
     )
     samplings: list[str] = setting(
-        ["t{0,0.2,0.4,0.6,0.8,1}", "t1-k0"], "As they stand behind @ in a name."
+        ["t{0,0.2,0.4,0.6,0.8,1}", "t1-k0"],
+        "Samplings to try, in the notation that follows @ in a method's name.",
     )
     limit: int = setting(96, "Utterances; 0 = the whole split.", minimum=0)
-    similarity: str = setting("", "Of voices; empty = none.")
+    similarity: str = setting("", "Speaker similarity; empty = none.")
     timing_utterances: int = setting(
-        0, "Spoken by every method at batch 1; 0 = no timings.", minimum=0
+        0, "Utterances timed at batch 1 for every method; 0 = no timings.", minimum=0
     )
     audio_samples: int = setting(0, "Utterances whose audio is kept.", minimum=0)
     reasons_utterances: int = setting(
-        0, "Spoken once more, watched, for why chunks end where they do; 0 = off.", minimum=0
+        0,
+        "Utterances decoded once more to record why chunks end where they do; 0 = off.",
+        minimum=0,
     )
-    references: bool = setting(False, "The rows of the recordings and of their resynthesis.")
+    references: bool = setting(False, "Rows for the recordings and their resynthesis.")
     report: bool = setting(False, "Write report.html.")
     out: str = setting("runs/tune", "Folder to write.", place="folder")
 
@@ -74,25 +76,28 @@ class TuneConfig(CompareConfig):
         check(self)
         words = [own.word for own in read_samplings(self.samplings)]
         if not words:
-            raise ConfigError("samplings: nothing to choose from; write samplings=[t0,t0.4,t0.8]")
+            raise ConfigError(
+                "samplings: empty, so there is nothing to choose from; write "
+                "samplings=[t0,t0.4,t0.8]"
+            )
         if len(set(words)) != len(words):
             raise ConfigError(f"samplings must differ: {words}")
-        if said := [str(spec) for spec in read_methods(self.methods) if spec.sampling]:
+        if sampled := [str(spec) for spec in read_methods(self.methods) if spec.sampling]:
             raise ConfigError(
-                f"methods {said}: tuning gives them their samplings; write them without"
+                f"methods {sampled}: tuning chooses the samplings; write these methods without one"
             )
         if self.texts:
             raise ConfigError(
                 "texts is a setting of `dcar compare`; tune on a split, never on texts that "
-                "methods are "
-                "compared on"
+                "methods are compared on"
             )
         if self.tuned:
             raise ConfigError("tuned is a setting of `dcar compare`; `dcar tune` writes that file")
-        CompareConfig(**self.compared([f"car-1@{words[0]}"]))  # refuses what no comparison can run
+        # raises for settings that no comparison can run with
+        CompareConfig(**self.compared([f"car-1@{words[0]}"]))
 
     def compared(self, methods: Sequence[str]) -> dict[str, Any]:
-        """The settings of the comparison of these methods."""
+        """Return the settings of the comparison of these methods."""
         return {f.name: getattr(self, f.name) for f in fields(CompareConfig)} | {
             "methods": list(methods)
         }
@@ -119,8 +124,8 @@ POINT = (
 
 
 def default_methods(models: Models) -> list[str]:
-    """car-1 … car-K, the policies where there are some, and those that can choose among several
-    chunks drawn side by side with as many of them as they speak with."""
+    """Return car-1 … car-K, the policies if there are any, and the policies that can choose
+    among candidates, with the default number of them."""
     sizes = range(1, models.decoder.config.num_prediction_heads + 1)
     named = {f"dcar@{name}" if name else "dcar": policy for name, policy in models.policies.items()}
     drawn = [
@@ -132,10 +137,11 @@ def default_methods(models: Models) -> list[str]:
 
 
 def tune(config: TuneConfig, tools: Tools | None = None) -> dict[str, Any]:
-    """Speak the grid; returns what tuned.json holds (on every process). `tools` replaces what the
-    config would load.
+    """Decode the grid and return the content of tuned.json (on every process). `tools` replaces
+    what the config would load.
 
-    Raises what a comparison raises; finished records stay in `out` and are used again.
+    Raises the same errors as a comparison. Finished records stay in `out`, and the next run uses
+    them.
     """
     state, meeting = start(config)
     tools = tools or load_tools(config, config.device or str(state.device))
@@ -161,8 +167,8 @@ def tune(config: TuneConfig, tools: Tools | None = None) -> dict[str, Any]:
 
 
 def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -> dict[str, Any]:
-    """tuned.json of a comparison over methods × samplings: of every method the grid, and the
-    point of fewest errors."""
+    """Return the content of tuned.json from a comparison over methods × samplings: for every
+    method the grid and the point with the fewest word errors."""
     spoken = by_method(records)
     grids: dict[str, list[dict[str, Any]]] = {}
     for row in result["rows"]:
@@ -170,7 +176,8 @@ def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -
             grids.setdefault(parse_method(row["method"]).base, []).append(row)
     methods = {}
     for method, rows in grids.items():
-        best = min(rows, key=lambda r: (r["wer"], -r["temperature"]))  # at equal WER the livelier
+        # at equal WER, the higher temperature
+        best = min(rows, key=lambda r: (r["wer"], -r["temperature"]))
         points = []
         for row in rows:
             test = compare_records(spoken[row["method"]], spoken[best["method"]], resamples)
@@ -187,7 +194,7 @@ def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -
             "sampling": {k: best[k] for k in ("temperature", "top_k", "top_p")},
             "wer": best["wer"],
             "wer_ci": best["wer_ci"],
-            # what chance could have put first
+            # points that may be first by chance
             "not_worse": [p["name"] for p in points if p["p_to_best"] > 0.05],
             "identity": {
                 k: v for k, v in result["methods"][best["method"]].items() if k != "sampling"
@@ -213,30 +220,30 @@ def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -
     }
 
 
+def mark(tuned: dict[str, Any], sampling: str) -> str:
+    """Return the mark of a sampling in `table`, given a method's entry in tuned.json."""
+    if sampling == tuned["best"]:
+        return "*"
+    return "'" if sampling in tuned["not_worse"] else " "
+
+
 def table(found: dict[str, Any]) -> str:
-    """WER by method and sampling; * the best, ' what does not differ from it beyond chance."""
+    """Format WER by method and sampling; * marks the best, ' those that do not differ from it
+    beyond chance."""
     words = list(dict.fromkeys(p["name"] for m in found["methods"].values() for p in m["grid"]))
     wide = max(len(m) for m in found["methods"])
     lines = [
         f"{'WER %':{wide}}"
         + "".join(f"{word:>9}" for word in words)
-        + "   tokens a pass at the best"
+        + "   tokens per pass at the best"
     ]
-    for method, of in found["methods"].items():
-        marks = {
-            p["name"]: "*"
-            if p["name"] == of["best"]
-            else "'"
-            if p["name"] in of["not_worse"]
-            else " "
-            for p in of["grid"]
-        }
-        wers = {p["name"]: f"{100 * p['wer']:8.2f}{marks[p['name']]}" for p in of["grid"]}
-        speed = next(p["tokens_per_pass"] for p in of["grid"] if p["name"] == of["best"])
+    for method, tuned in found["methods"].items():
+        cells = {p["name"]: f"{100 * p['wer']:8.2f}{mark(tuned, p['name'])}" for p in tuned["grid"]}
+        best = next(p for p in tuned["grid"] if p["name"] == tuned["best"])
         lines.append(
             f"{method:{wide}}"
-            + "".join(f"{wers.get(word, '–'):>9}" for word in words)
-            + f"   {speed:.2f}"
+            + "".join(f"{cells.get(word, '–'):>9}" for word in words)
+            + f"   {best['tokens_per_pass']:.2f}"
         )
     seeds, prompts = (", ".join(map(str, found[k])) for k in ("seeds", "prompt_seeds"))
     return "\n".join(

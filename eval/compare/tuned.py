@@ -1,9 +1,9 @@
-"""tuned.json: the best sampling of every method, found by `dcar tune`, and how a comparison takes
-it.
+"""tuned.json, the best sampling of every method as found by `dcar tune`, and its use in a
+comparison.
 
-A comparison at one sampling for all favours the methods that it happens to suit. With
-`tuned=runs/tune/tuned.json` there stands, beside every row at the common sampling, the row at the
-method's own best one (`car-5@tuned`).
+A comparison at one common sampling favours the methods that it happens to suit. With
+`tuned=runs/tune/tuned.json`, every row at the common sampling is followed by one at the method's
+own best sampling (`car-5@tuned`).
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from eval.methods.registry import Entry
 FORMAT_VERSION = 1
 ABOUT = {"split": str, "utterances": int, "seeds": list, "prompt_seeds": list, "asr": str}
 SAMPLING = ("temperature", "top_k", "top_p")
-TUNED = "tuned"  # in a name: at the best sampling of a tuned.json
+TUNED = "tuned"  # after @ in a name: the best sampling of a tuned.json
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A tuned.json that was read: what it says of itself (ABOUT), and by method its identity and
-    its best sampling."""
+    """Content of a tuned.json: its header (ABOUT), and by method the identity and the best
+    sampling."""
 
     path: Path
     header: dict[str, Any]
     methods: dict[str, tuple[dict[str, Any], dict[str, Any]]]
 
     def beside(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries, and behind each of the common sampling the same method at its own best one,
-        where it was tuned.
+        """Return the entries, each entry at the common sampling followed by the same method at its
+        own best one, if it was tuned.
 
-        CheckpointError for a method that was tuned with another decoder, policy or draft;
-        ConfigError if none of the methods was tuned.
+        Raises CheckpointError if a method was tuned with another decoder, policy or draft model,
+        and ConfigError if none of the methods was tuned.
         """
         made: list[Entry] = []
         for entry in entries:
             made.append(entry)
             if "sampling" in entry.identity or entry.name not in self.methods:
                 continue
-            said, best = self.methods[entry.name]
-            # rounding does not change which sampling is best
-            named = sorted({*entry.identity, *said} - {"precision"})
-            if wrong := [k for k in named if entry.identity.get(k) != said.get(k)]:
+            tuned, best = self.methods[entry.name]
+            # precision does not change which sampling is best
+            named = sorted({*entry.identity, *tuned} - {"precision"})
+            if wrong := [k for k in named if entry.identity.get(k) != tuned.get(k)]:
                 sides = "; ".join(
-                    f"{k} {str(said.get(k))[:12]} there, {str(entry.identity.get(k))[:12]} here"
+                    f"{k} {str(tuned.get(k))[:12]} there, {str(entry.identity.get(k))[:12]} here"
                     for k in wrong
                 )
                 raise CheckpointError(
@@ -60,15 +60,15 @@ class Tuned:
             made.append(entry.sampled(TUNED, replace(entry.sampling, **best)))
         if len(made) == len(entries):
             raise ConfigError(
-                f"{self.path} has none of the methods of this comparison, it has "
+                f"{self.path} has none of the methods of this comparison, only "
                 f"{', '.join(self.methods)}; tune them (`dcar tune methods=[…]`), or leave "
                 "`tuned` out"
             )
         return made
 
     def about(self, entries: Sequence[Entry], split: str) -> dict[str, Any]:
-        """For the head of a comparison: where the samplings come from, and which methods have
-        none."""
+        """Return the entry `tuned` of compare.json: where the samplings come from, and which
+        methods have none."""
         own = {e.name for e in entries}
         common = [e.name for e in entries if "sampling" not in e.identity]
         return {
@@ -80,7 +80,7 @@ class Tuned:
 
 
 def load_tuned(path: str | Path) -> Tuned:
-    """Read a tuned.json. DataError where it is missing, damaged or of another format."""
+    """Read a tuned.json. Raises DataError if it is missing, damaged or of another format."""
     path = Path(path)
     try:
         header = json.loads(path.read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def load_tuned(path: str | Path) -> Tuned:
             for name, found in header["methods"].items()
         }
         for _, best in methods.values():
-            SamplingConfig(**best)  # refuses what is no sampling, here where the file can be named
+            SamplingConfig(**best)  # raises for an invalid sampling while the file can be named
         return Tuned(path, {k: header[k] for k in ABOUT}, methods)
     except (
         OSError,
@@ -106,7 +106,6 @@ def load_tuned(path: str | Path) -> Tuned:
         ConfigError,
     ) as error:
         raise DataError(
-            f"{path}: cannot be read ({type(error).__name__}: {error}); run `dcar tune`, which "
-            "writes it: "
-            "the records of an earlier run are kept"
+            f"{path}: cannot be read ({type(error).__name__}: {error}); run `dcar tune` to write "
+            "it again (the records of an earlier run are kept)"
         ) from error

@@ -33,13 +33,13 @@ STYLE = """/* on a phone a picture keeps its size, so that it can be read, and s
   .picture img { width: 46rem !important; max-width: none !important; height: auto !important; }
 }"""
 EXAMPLE = "The tide came in before the boats were ready."
-INTRODUCTION = """# DCAR: how many tokens a step?
-Let two methods say the same sentence, and listen to what speed costs. All speech is synthetic;
-use your own voice, or that of someone who agrees. Limits: {characters} characters; {seconds} s and
-{megabytes:g} MB of a recorded voice."""
+INTRODUCTION = """# DCAR: how many tokens per step?
+Synthesise the same sentence with two methods, and listen to what speed costs. All speech is
+synthetic; use your own voice, or that of someone who agrees. Limits: {characters} characters;
+{seconds} s and {megabytes:g} MB for a recorded voice."""
 METHODS = (
-    "far: one token a step; car-k: k tokens; dcar: a policy chooses how many, @n4: among "
-    "four candidates"
+    "far: one token per step; car-k: k tokens; dcar: a policy chooses how many; @n4: it also "
+    "chooses among four candidates"
 )
 
 
@@ -67,7 +67,7 @@ def handler(
             spoken, facts = studio.speak(
                 text or "", voice, recording, method, temperature, int(seed or 0)
             )
-        except DCARError as error:  # the user knows the name of a recording, not where it is kept
+        except DCARError as error:  # the user knows the name of a recording, not its path
             said = str(error)
             raise failure(
                 said.replace(recording, Path(recording).name) if recording else said
@@ -93,7 +93,7 @@ def build(studio: Studio) -> Any:
             elem_id="text",
         )
         with gr.Row():
-            with gr.Column():  # columns stand below each other on a phone
+            with gr.Column():  # columns are stacked on a phone
                 voice = gr.Dropdown(list(studio.voices), label="Voice", elem_id="voice")
             with gr.Column():
                 recording = gr.Audio(
@@ -101,7 +101,7 @@ def build(studio: Studio) -> Any:
                     type="filepath",
                     elem_id="recording",
                     buttons=[],
-                    label="or a recording of the voice, a second or more",
+                    label="or a recording of the voice (at least one second)",
                 )
         with gr.Row():
             for side, start in (
@@ -157,7 +157,7 @@ def serve(studio: Studio) -> Any:
     """Start to serve the page in the background, and return it. There is no share link and no
     analytics."""
     config, page = studio.config, build(studio)
-    # Gradio's own are not loaded
+    # system fonts, so that none are downloaded
     plain = load_gradio().themes.Default(font=["system-ui", "sans-serif"])
     logging.getLogger("httpx").setLevel(logging.WARNING)  # gradio polls itself
     page.launch(
@@ -170,24 +170,23 @@ def serve(studio: Studio) -> Any:
         css=STYLE,
         theme=plain,
     )
-    logger.info("http://%s:%d (Ctrl-C ends it)", config.host, config.port)
+    logger.info("http://%s:%d (press Ctrl-C to stop)", config.host, config.port)
     return page
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Serve the page until it is interrupted."""
     config = load_config(DemoConfig, arguments)
-    load_gradio()  # before models are loaded, as is what follows
+    load_gradio()  # fail before models are loaded
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         socket.create_server((config.host, config.port), family=family).close()
     except OSError as error:
         raise ConfigError(
             f"host={config.host} port={config.port}: {error.strerror or error}; another page may "
-            "be "
-            "served there: give another port"
+            "be using it: choose another port"
         ) from error
     logger.info("loading models")
     studio = Studio(config)
-    studio.speak(EXAMPLE)  # so that the first visitor need not wait
+    studio.speak(EXAMPLE)  # warm-up, so that the first visitor need not wait
     serve(studio).block_thread()

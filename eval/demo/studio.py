@@ -82,7 +82,7 @@ class Studio:
                 (self._methods[name],) = make_methods([name], models)
         self.methods = list(self._methods)
         self.start = next(name for name in (*POLICIES, fixed_method(heads)) if name in self.methods)
-        self._warm: set[str] = set()  # methods that have spoken
+        self._warm: set[str] = set()  # methods that have run
         self._lock = threading.Lock()
 
     def speak(
@@ -158,5 +158,5 @@ def facts(spoken: Spoken, method: str, seconds: float) -> str:
     return (
         f"{method}: {spoken.seconds:.2f} s of speech in {seconds:.2f} s end to end (RTF "
         f"{seconds / spoken.seconds:.2f}); {tokens} tokens in {passes} passes, "
-        f"{tokens / passes:.2f} a pass.{cut}"
+        f"{tokens / passes:.2f} per pass.{cut}"
     )

@@ -86,7 +86,7 @@ class MethodKind:
     settings: tuple[MethodSetting, ...] = ()
     made: type[Any] | None = None  # the class of a verifier of chains, or of a plug-in
     verifies: bool = False  # a pass checks drafted tokens
-    policies: bool = False  # asks a policy: one row for each, unless its name says which
+    policies: bool = False  # needs a policy: one entry per policy, unless its name contains one
 
 
 DRAFT = option("draft", str, "@", "heads", word=True, choices=("heads", "draft"))

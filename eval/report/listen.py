@@ -19,8 +19,8 @@ from eval.results.store import RECORDING, RESYNTHESIS
 CHUNK_COLORS = ["#dbe7f5", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593", "#0a386b"]
 PICTURE = "Spectrogram, phonemes and chunk ends"
 WINDOW, STEP = 1024, 256  # samples of a frame of the spectrogram, and from one to the next
-NAMED = 80  # chunks, above which their sizes are not written: they would cover each other
-# ends of chunks in an inch, above which their lines are faint: they would cover the sound
+NAMED = 80  # number of chunks above which their sizes are not written, because they would overlap
+# chunk ends per inch above which their lines are faint, so that they do not hide the picture
 CLOSE = 8.0
 Span = tuple[float, float, int]  # start and end in seconds, tokens
 Sound = tuple[float, float, str]  # start and end in seconds, phoneme (empty: silence)
@@ -47,7 +47,11 @@ def timeline(emitted: Sequence[int], actions: Sequence[int]) -> Bar:
     return Bar(
         f"{len(emitted)} chunks",
         [
-            (int(n), shade(int(a)), f"{f'{int(a)} asked, ' if actions else ''}{int(n)} spoken")
+            (
+                int(n),
+                shade(int(a)),
+                f"{int(a)} chosen, {int(n)} kept" if actions else f"{int(n)} kept",
+            )
             for n, a in zip(emitted, actions or emitted, strict=True)
             if n > 0
         ],
@@ -110,7 +114,7 @@ def _voice(voice: dict[str, Any], text: str, folder: Path) -> dict[str, Any]:
         HINTS.get(method, ""),
         f"{voice['duration']:.1f} s",
         f"{s + d + i} of {n} words wrong",
-        f"{sum(emitted) / len(emitted):.2f} tokens a pass" if emitted else "",
+        f"{sum(emitted) / len(emitted):.2f} tokens per pass" if emitted else "",
         "cut off by the length limit" if voice["truncated"] else "",
     ]
     return {
@@ -218,4 +222,4 @@ def _blocks(panel: Any, chunks: Sequence[Span]) -> None:
             )
     panel.vlines([end for _, end, _ in chunks], 0, 1, color="white", lw=0.6)
     panel.set(ylim=(0, 1), yticks=[])
-    panel.set_ylabel("tokens\na pass", fontsize=8, rotation=0, ha="right", va="center")
+    panel.set_ylabel("tokens\nper pass", fontsize=8, rotation=0, ha="right", va="center")

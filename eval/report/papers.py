@@ -68,10 +68,9 @@ def _alike(result: Printed, rows: Sequence[Row]) -> Row | None:
 
 HEAD = ["there", "WER %", "÷ base", "×", "tok/pass", "here", "WER %", "÷ base", "×", "tok/pass"]
 LEGEND = (
-    "÷ base: WER divided by that of the baseline. ×: speed-up of the language model against it; * "
-    "ratio of times "
-    "that the paper prints, computed here. here: the row of the same setting, or the nearest in "
-    "name."
+    "there: the paper's result. here: the row of this comparison with the same setting, or the one "
+    "with the nearest name. ÷ base: WER divided by that of the baseline. ×: speed-up of the "
+    "language model over the baseline; * computed here from times that the paper prints."
 )
 
 
@@ -83,7 +82,7 @@ def cells(setup: Printed, result: Printed, row: Row, rows: Sequence[Row]) -> lis
         result["name"],
         number(result["wer"]),
         number(result["wer"] / setup["baseline_wer"]),
-        f"{number(speedup(result))}{'*' * ('times' in result)}",
+        number(speedup(result)) + ("*" if "times" in result else ""),
         number(result.get("tokens_per_pass")),
         row["method"],
         number(100 * row["wer"]),
@@ -117,15 +116,13 @@ def papers_section(result: dict[str, Any]) -> Section | None:
         f"{result['utterances']} utterances, {seeds} seed{'s' if seeds > 1 else ''}; recogniser "
         f"{result['asr']}; "
         f"{result['device']}, batch 1.",
-        "Error rates of different models, voices and recognisers do not compare; compare the "
+        "Error rates of different models, voices and recognisers are not comparable; compare the "
         "columns “÷ base”.",
     ]
     blocks += [
-        f"The vocoder and the recogniser alone make {100 * row['wer']:.1f} % here (recordings "
-        "resynthesised "
-        "from their tokens), which no method can undercut by much and which pulls ratios of error "
-        "rates towards "
-        "1."
+        f"The vocoder and the recogniser alone make {100 * row['wer']:.1f} % errors here "
+        "(recordings resynthesised from their tokens). No method can be much better, so this "
+        "pulls ratios of error rates towards 1."
         for row in result["rows"]
         if row["method"] == RESYNTHESIS
     ]
@@ -139,4 +136,4 @@ def papers_section(result: dict[str, Any]) -> Section | None:
         blocks.append(
             Folded(f"{setup['paper']}, {setup['table']}", [setup_text(setup), table, *remarks])
         )
-    return Section("Beside the papers", [*blocks, LEGEND])
+    return Section("Published results", [*blocks, LEGEND])

@@ -34,7 +34,7 @@ DASHES = ["-", (0, (4, 1.5)), (0, (1.5, 1.5))]  # variants of one look: ssd, ssd
 KEPT, DROPPED = "#2f75b2", "#d9663a"
 CURVES = {
     "reward": ("reward_forced", "reward_sampled"),
-    "tokens a pass": ("tokens_per_pass",),
+    "tokens per pass": ("tokens_per_pass",),
     "entropy, nats": ("entropy",),
     "KL, nats": ("kl",),
     "share of actions outside the range": ("out_of_range",),
@@ -174,7 +174,7 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
         ms=9,
         mfc="none",
         mec="#b8860b",
-        label="Pareto front: none is\nas fast with fewer errors",
+        label="Pareto front: no method is\nas fast with fewer errors",
     )
     figure.legend(frameon=False, fontsize=8, loc="outside right upper")
     figure.savefig(path)
@@ -230,9 +230,9 @@ def draw_reasons(reasons: Mapping[str, Any], folder: Path) -> None:
         yticklabels=list(map(short_name, found)),
         ylim=(len(found) - 0.45, -0.55),
     )
-    shares.set_xlabel("chunks of so many tokens, %")
+    shares.set_xlabel("share of chunks by number of tokens, %")
     likely.set_xlabel("log-probability of the token, nats\nlikelier →")
-    sure.set_xlabel("entropy of its head, nats\n← surer")
+    sure.set_xlabel("entropy of its head, nats\n← more certain")
     likely.plot([], [], "o", color=KEPT, label="last kept")
     likely.plot([], [], "o", color=DROPPED, label="first dropped")
     figure.legend(

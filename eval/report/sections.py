@@ -26,34 +26,27 @@ from eval.results.pareto import SPEED_AXES, front_rows, sentence, speed_axis
 from eval.results.rows import Row
 
 SPEED_NOTE = (
-    "Between its measured settings a family is read as a straight line. Two families are compared "
-    "in the middle of the "
-    "speeds that both reach and on average over them; intervals and p: paired bootstrap over "
-    "utterances, the speeds "
-    "taken as measured."
+    "A family is interpolated linearly between its measured settings. Two families are compared in "
+    "the middle of the range of speeds that both reach, and on average over this range. Intervals "
+    "and p: paired bootstrap over utterances, with the speeds as measured."
 )
 MATRIX_NOTE = (
-    "Points of WER, row minus column, averaged over the shared speeds: blue where the row makes "
-    "fewer errors, red "
-    "where it makes more, bold where p < 0.05 (one pair in twenty would be by chance). · no "
-    "shared speed. The "
-    "interval is in the words above and in the tooltip."
+    "Percentage points of WER, row minus column, averaged over the shared speeds. Blue: the row "
+    "makes fewer errors; red: it makes more; bold: p < 0.05 (expected by chance for one pair in "
+    "twenty). ·: no shared speed. Intervals are in the sentences above and in the tooltips."
 )
 KEPT_CAPTION = (
-    "One line a method. Left: how often it kept how many tokens. Right: the last token that it "
-    "kept (blue) and the "
-    "first that it dropped (orange); a dot is the median, a bar holds the middle half. Where blue "
-    "lies right of "
-    "orange, chunks end on a likely token, before an unlikely one: what follows is then predicted "
-    "from firm ground. A "
-    "fixed size cannot choose, so its two colours nearly coincide."
+    "One line per method. Left: distribution of chunk sizes. Right: the last token kept (blue) and "
+    "the first one dropped (orange); dots are medians, bars span the middle half. If blue is to "
+    "the right of orange, chunks end on a likely token, before an unlikely one, so the next pass "
+    "continues from a reliable token. A fixed size cannot choose, so its two colours nearly "
+    "coincide."
 )
 KEPT_NOTE = (
-    "Means over the decisions whose chunk was spoken whole ({decisions}), in nats; log p: "
-    "log-probability of the token "
-    "drawn, by its head before temperature and top-k, those below -8 counted as -8. The first "
-    "dropped token is the one "
-    "that the next head drew; where all heads were kept there is none."
+    "Means over the decisions whose chunk was kept whole ({decisions}), in nats. log p: "
+    "log-probability of the drawn token by its head, before temperature and top-k; values below "
+    "-8 count as -8. The first dropped token is the one that the next head drew; there is none if "
+    "all heads were kept."
 )
 
 
@@ -68,7 +61,7 @@ def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
             "Errors by length of the utterance",
             result["by_length"],
             _words,
-            "of the utterances whose reference has so many words",
+            "of the utterances with this number of words in the text",
         ),
         binned(
             "Errors by category",
@@ -80,10 +73,10 @@ def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
         reasons_section(result, folder),
         rows_section("Passes and acceptance", pass_columns(spoken), verifying),
         rows_section(
-            "What greediness costs",
+            "Variety",
             lively_columns(spoken),
             lively_rows(rows),
-            "Fewer errors at a low temperature are bought with sameness: choose by both figures.",
+            "Fewer errors at a low temperature come with less variety: choose by both figures.",
         ),
         papers_section(result),
     )
@@ -94,11 +87,9 @@ def rows_section(
     title: str, columns: Sequence[Column], rows: Sequence[Row], *texts: str
 ) -> Section | None:
     """Return a table of the columns that have values, with texts under it; nothing without rows."""
-    return (
-        Section(title, [table_of(title, filled_columns(columns, rows), rows), *texts])
-        if rows
-        else None
-    )
+    if not rows:
+        return None
+    return Section(title, [table_of(title, filled_columns(columns, rows), rows), *texts])
 
 
 def binned(
@@ -126,7 +117,7 @@ def binned(
         title,
         [
             Table(title, head, rows),
-            f"WER in % {which}; n: how many those are. Intervals: bootstrap over utterances.",
+            f"WER in % {which}; n: number of utterances. Intervals: bootstrap over utterances.",
         ],
     )
 
@@ -141,10 +132,8 @@ def chunk_section(rows: Sequence[Row], folder: Path) -> Section | None:
     speed."""
     if not speed_axis(rows):
         return None
-    title, front = (
-        "Errors against chunk size",
-        ", ".join(r["method"] for r in front_rows(rows, "tokens_per_pass")),
-    )
+    title = "Errors against chunk size"
+    front = ", ".join(r["method"] for r in front_rows(rows, "tokens_per_pass"))
     return Section(
         title,
         [
@@ -152,9 +141,8 @@ def chunk_section(rows: Sequence[Row], folder: Path) -> Section | None:
                 title,
                 file_uri(folder / "compare.png"),
                 (
-                    "Against tokens a pass, which no machine distorts and which leave out what "
-                    "drafting and verifying cost. On the "
-                    f"Pareto front, from slow to fast: {front}."
+                    "Tokens per pass do not depend on the machine, and do not include the cost of "
+                    f"drafting and verifying. Pareto front, from slow to fast: {front}."
                 ),
             )
         ],
@@ -174,11 +162,11 @@ def equal_speed_section(result: dict[str, Any]) -> Section | None:
         blocks += [
             matrix(title, chosen, list(group_families(result["rows"]))),
             Folded(
-                f"All {len(chosen)} pairs in words, {title[0].lower()}{title[1:]}",
+                f"All {len(chosen)} pairs {title[0].lower()}{title[1:]}",
                 [[sentence(p) for p in chosen]],
             ),
         ]
-    return Section("Who wins at equal speed", [*blocks, MATRIX_NOTE])
+    return Section("Comparison at equal speed", [*blocks, MATRIX_NOTE])
 
 
 def matrix(title: str, pairs: Sequence[dict[str, Any]], families: Sequence[str]) -> Table:
@@ -200,20 +188,23 @@ def matrix(title: str, pairs: Sequence[dict[str, Any]], families: Sequence[str])
 def _difference(found: dict[tuple[str, str], dict[str, Any]], row: str, column: str) -> str:
     if row == column:
         return ""
-    pair, sign = (found[row, column], 1) if (row, column) in found else (found[column, row], -1)
+    if (row, column) in found:
+        pair, sign = found[row, column], 1
+    else:
+        pair, sign = found[column, row], -1
     if pair["shared"] is None:
         return Cell.of("·", "none", "no shared speed")
     mean = pair["average"]
     points = 100 * sign * mean["difference"]
     ends = sorted(100 * sign * v for v in mean["ci"])
-    none = abs(points) < 0.05  # what is written as 0.0 is neither
-    look = (
-        "even"
-        if none
-        else ("better" if points < 0 else "worse") + (" sure" if mean["p"] < 0.05 else "")
-    )
+    if abs(points) < 0.05:  # rounds to 0.0
+        text, look = "0.0", "even"
+    else:
+        text, look = f"{points:+.1f}".replace("-", "−"), "better" if points < 0 else "worse"
+        if mean["p"] < 0.05:
+            look += " sure"
     return Cell.of(
-        "0.0" if none else f"{points:+.1f}".replace("-", "−"),
+        text,
         look,
         f"{ends[0]:+.1f} to {ends[1]:+.1f}, p = {mean['p']:.3f}".replace("-", "−"),
     )
@@ -258,9 +249,8 @@ def reasons_section(result: Mapping[str, Any], folder: Path) -> Section | None:
         if of["likeliest"] is not None
     ]:
         notes.append(
-            "Chunks that end on the likeliest of the tokens that the method could end on, which "
-            "is the whole "
-            f"rule of end-on-confident: {', '.join(agreed)}."
+            "Chunks that end on the likeliest of the tokens on which the method could end, as "
+            f"end-on-confident always does: {', '.join(agreed)}."
         )
     return Section(
         "Why chunks end where they do",

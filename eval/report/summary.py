@@ -17,22 +17,20 @@ from eval.results.rows import Row
 from eval.results.training import both_shipped, training_note
 
 CAPTION = (
-    "One line per method, through its settings; bars: 95 % intervals. Lower and further right is "
-    "better. A "
-    "policy or a verifier is worth its cost where it lies below the line of CAR-k, a fixed number "
-    "of tokens a "
-    "pass. The error axis need not start at 0."
+    "One line per family of methods, through its settings; bars: 95 % intervals. Lower and further "
+    "right is better. A policy or a verifier is worth its cost if it lies below the line of CAR-k, "
+    "which keeps a fixed number of tokens per pass. The error axis may not start at 0."
 )
 WIDTH = 100  # columns of a terminal
-# the third quartile of a speed-up over the first, above which times are called unsure
+# ratio of the third to the first quartile of a speed-up, above which a warning is printed
 UNSTEADY = 1.4
 NAMES = {
-    "far": "far is next-token decoding, one token a pass, by a decoder of one head (FAR)",
-    "car": "car-k always keeps k tokens of a pass",
-    "random": "random-… keeps a number drawn at random from those in its name",
+    "far": "far is next-token decoding, one token per pass, by a decoder with one head (FAR)",
+    "car": "car-k always keeps k tokens per pass",
+    "random": "random-… keeps a random number of tokens, drawn from those in its name",
     "best-of": "best-of-k-n draws n candidates of k tokens and keeps the one with the best joint "
     "score",
-    "dcar": "dcar lets a learned policy choose how many tokens it keeps, pass by pass",
+    "dcar": "dcar keeps as many tokens of each pass as a learned policy chooses",
 }
 NUM_CANDIDATES = "@n gives the number of candidates that the policy chooses among"
 
@@ -42,7 +40,8 @@ def summary(result: dict[str, Any], folder: Path) -> dict[str, Any]:
     rows = result["rows"]
     axis = speed_axis(rows) or "tokens_per_pass"
     training = result["training"]
-    known = training and both_shipped(training)  # said among the notes instead
+    known = training and both_shipped(training)  # reported in the notes instead
+    warnings = ["" if known else training_note(training), unsteady_times(rows, axis)]
     name = "compare.png" if axis == "tokens_per_pass" else "compare_speed.png"
     return {
         "verdict": verdict(result),
@@ -51,11 +50,7 @@ def summary(result: dict[str, Any], folder: Path) -> dict[str, Any]:
         "chance": chance(result),
         "methods": sum(r["kind"] == "method" for r in rows),
         "corpus": corpus_kind(result),
-        "warnings": [
-            said
-            for said in ("" if known else training_note(training), unsteady_times(rows, axis))
-            if said
-        ],
+        "warnings": list(filter(None, warnings)),
         "picture": Picture(
             f"Word errors at equal {SPEED_AXES[axis][0]}", file_uri(folder / name), CAPTION
         ),
@@ -85,29 +80,28 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
     verdict, commands to try next."""
     rows, config = result["rows"], result["config"]
     axis = speed_axis(rows) or "tokens_per_pass"
-    said = [
+    sentences = [
         *(verdict(result) or [best_sentence(rows, axis)]),
         unsteady_times(rows, axis),
         chance(result),
     ]
-    clock = (
-        f"Here: {result['device']}, {result['threads']} torch "
-        f"thread{'s' if result['threads'] > 1 else ''}."
-    )
-    paragraphs = [" ".join(filter(None, said)), f"{CONVENTION} {clock}"]
-    more = (
-        f"limit={3 * result['utterances']}"
-        if config["limit"] == result["utterances"]
-        else f"seeds=[{','.join(map(str, range(len(result['seeds']) + 1)))}]"
-    )
+    threads = f"{result['threads']} torch thread" + ("s" if result["threads"] > 1 else "")
+    clock = f"Measured on: {result['device']}, {threads}."
+    paragraphs = [" ".join(filter(None, sentences)), f"{CONVENTION} {clock}"]
+    more = f"seeds=[{','.join(map(str, range(len(result['seeds']) + 1)))}]"
+    if config["limit"] == result["utterances"]:
+        more = f"limit={3 * result['utterances']}"
     tries = [
-        (f"python -m webbrowser {shlex.quote(str(folder / 'report.html'))}", "listen, see why"),
+        (
+            f"python -m webbrowser {shlex.quote(str(folder / 'report.html'))}",
+            "report with audio",
+        ),
         (
             f"dcar compare --config {shlex.quote(str(folder / 'config.yaml'))} {more}",
-            "continues from here",
+            "continue, more data",
         ),
     ]
-    if corpus_kind(result) == "starter":  # the page knows the shipped tokens alone
+    if corpus_kind(result) == "starter":  # the demo page supports only the shipped tokens
         policy = config["policies"][0].rpartition("=")[2] if config["policies"] else ""
         demo = {
             "decoder": config["decoder"],
@@ -117,7 +111,7 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
         tries.append(
             (
                 " ".join(["dcar demo", *(f"{k}={shlex.quote(v)}" for k, v in demo.items())]),
-                "your own text",
+                "a text of your own",
             )
         )
     width = max(len(command) for command, _ in tries)
@@ -125,7 +119,7 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
         *short_table(rows),
         "",
         *(line for p in paragraphs for line in (*textwrap.wrap(p, WIDTH), "")),
-        f"The whole table: {folder / 'compare.txt'}",
+        f"Full table: {folder / 'compare.txt'}",
         "",
         "Try next:",
         *(
@@ -139,14 +133,11 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
 def chance(result: dict[str, Any]) -> str:
     """Return a sentence on the differences that so many utterances cannot show."""
     power = result["power"]
+    if not power:
+        return ""
     return (
-        (
-            f"With {power['n']} utterances a true difference below about "
-            f"{100 * power['absolute']:.1f} points would "
-            "often be missed."
-        )
-        if power
-        else ""
+        f"With {power['n']} utterances, a true difference below about "
+        f"{100 * power['absolute']:.1f} points would often be missed."
     )
 
 
@@ -154,29 +145,28 @@ def names_sentence(rows: Sequence[Row]) -> str:
     """Return a sentence on the names of the paper's methods that were compared."""
     names = [parse_method(r["method"]) for r in rows if r["kind"] == "method"]
     kinds = {name.kind for name in names}
-    said = "; ".join(
-        [
-            *(text for kind, text in NAMES.items() if kind in kinds),
-            *([NUM_CANDIDATES] if any(name.num_candidates > 1 for name in names) else []),
-        ]
+    meanings = [text for kind, text in NAMES.items() if kind in kinds]
+    if any(name.num_candidates > 1 for name in names):
+        meanings.append(NUM_CANDIDATES)
+    sentences = [f"{'; '.join(meanings)}."] if meanings else []
+    sentences.append(
+        "Word errors: wrong, missing or added words in the transcript, per 100 words of the text."
     )
-    return (
-        f"{said}. Word errors: of 100 words, how many are wrong, missing or added in the "
-        "transcript."
-    ).lstrip(". ")
+    return " ".join(sentences)
 
 
 def best_sentence(rows: Sequence[Row], axis: str) -> str:
     """Return the Pareto front in words: the method with fewest word errors, its speed, and the
     faster ones."""
-    unit = SPEED_AXES[axis][1] or " tokens a pass"
-    said = [
+    unit = SPEED_AXES[axis][1] or " tokens per pass"
+    front = [
         f"{short_name(r['method'])} ({100 * r['wer']:.1f} %, {r[axis]:.2f}{unit})"
         for r in front_rows(rows, axis)
     ]
-    return f"Fewest word errors: {said[0]}. " + (
-        f"Faster, with more errors: {', '.join(said[1:])}." if said[1:] else "No method is faster."
-    )
+    faster = "No method is faster."
+    if len(front) > 1:
+        faster = f"Faster, with more errors: {', '.join(front[1:])}."
+    return f"Fewest word errors: {front[0]}. {faster}"
 
 
 def unsteady_times(rows: Sequence[Row], axis: str) -> str:
@@ -187,9 +177,8 @@ def unsteady_times(rows: Sequence[Row], axis: str) -> str:
         return ""
     worst = max(wild, key=lambda r: r[name][1] / r[name][0])
     return (
-        f"The measured speeds are unsure: the machine was busy, or too few sentences were timed "
-        f"({worst['timed_n']}). Half of the times of {short_name(worst['method'])} lie outside "
-        f"{worst[name][0]:.2f} to {worst[name][1]:.2f}{SPEED_AXES[axis][1]}. Tokens a pass do not "
-        "depend on the "
-        "machine."
+        "The measured speeds are unreliable: the machine was busy, or too few sentences were timed "
+        f"({worst['timed_n']}). Half of the times of {short_name(worst['method'])} are outside "
+        f"{worst[name][0]:.2f} to {worst[name][1]:.2f}{SPEED_AXES[axis][1]}. Tokens per pass do "
+        "not depend on the machine."
     )

@@ -13,14 +13,12 @@ from eval.results.rows import Row
 from eval.results.training import training_note
 
 Column = tuple[str, Callable[[Row], str]]
-# every family is set against these in words; all pairs are in compare.json
+# sentences compare every family with these; all pairs are in compare.json
 RIVALS = {"car", "dcar"}
 CONVENTION = (
-    "Differences are method − baseline: below 0 the method makes fewer word errors. RTF: seconds "
-    "of "
-    "computing a second of speech, end to end (language model and vocoder), batch 1, median. × "
-    "FAR: FAR's "
-    "RTF / the method's."
+    "Differences are method − baseline; below 0, the method makes fewer word errors. RTF: seconds "
+    "of computing per second of speech, end to end (language model and vocoder), batch 1, median. "
+    "× FAR: RTF of FAR / RTF of the method."
 )
 """Note printed once below every table."""
 
@@ -34,7 +32,9 @@ def percent(value: float | None, digits: int = 2) -> str:
 
 
 def _p(value: float | None) -> str:
-    return "–" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
+    if value is None:
+        return "–"
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def interval(ends: Sequence[float] | None, digits: int = 2, scale: float = 100) -> str:
@@ -77,16 +77,13 @@ SHAPE: list[Column] = [
 ]
 VARIETY: Column = ("variety", _of("variety", number, 3))
 MEANINGS = {
-    "Errors and speed": "WER, CER: word and character errors, with the interval that 95 of 100 "
-    "such experiments would "
-    f"hit; less is better. tok/pass: tokens of one forward pass. {CONVENTION} LM: of the language "
-    "model alone.",
-    "Could it be chance?": "p: how often chance alone would set a method so far apart from FAR, "
-    "CAR-1, the best fixed "
-    "size or random sizes. Above 0.05 it could be chance.",
-    "Voices, lengths and loops": "voice: likeness to the voice of the prompt, 1 at most. length: "
-    "of the speech relative to the recording's. cut %: speech ended only by the limit on "
-    "length; loop %: speech that repeats a piece over and over.",
+    "Errors and speed": "WER, CER: word and character error rates with 95 % confidence intervals; "
+    f"lower is better. tok/pass: tokens per forward pass. {CONVENTION} LM: language model alone.",
+    "Significance": "p: probability that chance alone gives a difference this large from FAR, "
+    "CAR-1, the best fixed size or random sizes. Above 0.05, the difference may be chance.",
+    "Voices, lengths and loops": "voice: similarity to the voice of the prompt, at most 1. length: "
+    "duration relative to the recording. cut %: share of utterances that the length limit ended. "
+    "loop %: share of utterances in which a piece is repeated over and over.",
 }
 """Tables of the report, and explanations of their columns."""
 
@@ -112,7 +109,7 @@ def column_groups(rows: Sequence[Row]) -> list[tuple[str, list[Column]]]:
     return [
         (title, [METHOD, *sampling_columns(rows), *columns])
         for title, columns in filled
-        if title != "Could it be chance?" or len(columns) > 2
+        if title != "Significance" or len(columns) > 2
     ]
 
 
@@ -229,7 +226,7 @@ def short_table(rows: Sequence[Row]) -> list[str]:
         ("method", name),
         ("WER %", _of("wer", percent, 1)),
         ("95 % interval", _of("wer_ci", interval, 1)),
-        ("tokens a pass", _of("tokens_per_pass")),
+        ("tokens/pass", _of("tokens_per_pass")),
         ("RTF end to end", _of("rtf", number, 3)),
         *clock,
     ]
@@ -263,16 +260,16 @@ def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
             )
         )
     lines = [line for table in tables for line in (*aligned(table), "")]
-    if said := rival_sentences(header):
+    if sentences := rival_sentences(header):
         lines += [
-            "At equal speed (straight lines between the settings of a family, paired bootstrap):",
-            *(f"- {s}" for s in said),
+            "At equal speed (linear between the settings of a family, paired bootstrap):",
+            *(f"- {s}" for s in sentences),
             "",
         ]
-    said_once = (
-        f"{CONVENTION} LM: the same of the language model alone, draft and verification included."
+    convention = (
+        f"{CONVENTION} LM: the same for the language model alone, with draft and verification."
     )
-    return "\n".join([*lines, said_once, *notes(rows, header)])
+    return "\n".join([*lines, convention, *notes(rows, header)])
 
 
 def corpus_kind(header: dict[str, Any]) -> str:
@@ -305,7 +302,7 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
     meanings = {
         "similarity": "cosine to the voice of the prompt",
         "quality": "predicted rating",
-        "prosody": "neither more nor less is better; to be read against the recordings",
+        "prosody": "neither more nor less is better; compare with the recordings",
     }
     scorers = [
         (

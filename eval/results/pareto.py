@@ -21,7 +21,7 @@ from eval.methods.families import group_families, parse_method
 from eval.results.stats import paired_contrast
 
 Counts = tuple[Sequence[float], Sequence[float]]  # errors and reference words of each utterance
-# speeds this near are the same; ranges that miss each other by no more meet at their nearest ends
+# relative difference below which speeds count as equal; ranges with a smaller gap share a speed
 SAME_SPEED = 0.03
 SPEED_AXES = {
     "speedup_vs_far": ("time", " × FAR"),
@@ -183,23 +183,22 @@ def sentence(pair: dict[str, Any]) -> str:
     if pair["shared"] is None:
         ours, theirs = speed_range(pair["range_a"]), speed_range(pair["range_b"])
         return (
-            f"{a} ({ours}{unit}) and {b} ({theirs}) have no {equal} in common: nothing to compare."
+            f"{a} ({ours}{unit}) and {b} ({theirs}) have no {equal} in common, so they cannot be "
+            "compared."
         )
     low, high = pair["shared"]
     where = "" if low == high else f", the middle of {speed_range([low, high])}"
     text = (
-        f"At equal {equal} ({pair['at']:.2f}{unit}{where}) {a} makes {100 * pair['wer_a']:.1f} % "
-        "word errors and "
-        f"{b} {100 * pair['wer_b']:.1f} %: {_points(pair)}"
+        f"At equal {equal} ({pair['at']:.2f}{unit}{where}), {a} makes {100 * pair['wer_a']:.1f} % "
+        f"word errors and {b} {100 * pair['wer_b']:.1f} %: {_points(pair)}"
     )
     if pair["p"] > 0.05:
         text += (
-            "; this could be chance (a true difference is seen from "
-            f"{100 * pair['detectable']:.1f} points on)"
+            "; this could be chance (a true difference of "
+            f"{100 * pair['detectable']:.1f} points would be detected)"
         )
-    return f"{text}." + (
-        f" Averaged over that range: {_points(pair['average'])}." if low < high else ""
-    )
+    average = f" Averaged over that range: {_points(pair['average'])}." if low < high else ""
+    return f"{text}.{average}"
 
 
 def speed_range(ends: Sequence[float]) -> str:

@@ -1,5 +1,5 @@
-"""Records of a comparison, one per (method, seed, utterance): made once and appended to a file at
-once.
+"""Records of a comparison, one per (method, seed, utterance), each appended to a file as soon as it
+is made.
 
 The work is divided into units (seed, batch of utterances, method) that do not depend on the number
 of processes; process p of n takes every n-th. Each process appends to its own shard, so an
@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Tools:
-    """Everything that a comparison runs; loaded from a config, or put together in a notebook or
-    test."""
+    """Models, data and scorers of a comparison; loaded from a config, or assembled in a notebook
+    or test."""
 
     items: list[PromptItem]
     models: Models
@@ -56,7 +56,7 @@ class Tools:
     # utterance id -> waveform, rate in Hz
     recording: Callable[[str], tuple[np.ndarray, int]] | None = None
     identity: dict[str, str] = field(default_factory=dict)  # names and checksums of vocoder, ASR, …
-    corpus: dict[str, Any] = field(default_factory=dict)  # what the report says about the data
+    corpus: dict[str, Any] = field(default_factory=dict)  # description of the data, for the report
     # by name; every record carries a score of each
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
     # prompt seed -> the same utterances with other prompts, for replicates; `items` have those of
@@ -69,10 +69,11 @@ class Tools:
     training: dict[str, Any] | None = None
 
     def choose(self, limit: int, prompt_seeds: Sequence[int]) -> None:
-        """Keep `limit` utterances (`choose_items`), the same of every prompt seed; the first seed
+        """Keep `limit` utterances (`choose_items`), the same for every prompt seed; the first seed
         is that of `items`.
 
-        ConfigError for prompt seeds without prompts, or with those of the first.
+        Raises ConfigError for prompt seeds without prompts, or whose prompts are those of the
+        first.
         """
         self.items = choose_items(self.items, limit)
         if absent := [seed for seed in prompt_seeds[1:] if seed not in self.other_prompts]:
@@ -86,16 +87,15 @@ class Tools:
         for seed, items in self.other_prompts.items():
             if all(a.prompt == b.prompt for a, b in zip(self.items, items, strict=True)):
                 raise ConfigError(
-                    f"prompt_seeds: {seed} gives the prompts of {prompt_seeds[0]}, for the corpus "
-                    "names "
-                    "them or has one utterance a speaker; leave prompt_seeds out"
+                    f"prompt_seeds: {seed} gives the prompts of {prompt_seeds[0]}, because the "
+                    "corpus names them or has one utterance per speaker; leave prompt_seeds out"
                 )
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One method on one batch of utterances with one seed. `owner` modulo the number of
-    processes runs it."""
+    """One method on one batch of utterances with one seed. The process `owner` modulo the number
+    of processes runs it."""
 
     method: str
     seed: int
@@ -111,11 +111,11 @@ class RecordStore:
         self.shard = self.folder / f"shard-{process_index:04d}.jsonl"
 
     def read(self) -> list[Record]:
-        """All whole records of all shards, in no particular order of shards, lines in order."""
+        """Return all complete records of all shards; within a shard they are in order."""
         return [r for path in sorted(self.folder.glob("shard-*.jsonl")) for r in read_jsonl(path)]
 
     def open(self) -> None:
-        """Make the shard ready for appending: after a crash its last line may be incomplete."""
+        """Prepare the shard for appending: after a crash its last line may be incomplete."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if self.shard.exists():
@@ -143,9 +143,9 @@ def read_jsonl(
     what: str = "record",
     check: Callable[[Record], Any] = lambda record: None,
 ) -> Iterator[Record]:
-    """Objects of one file, none where it is missing. DataError for a line that is not an object
-    or that `check` refuses (ValueError, LookupError, TypeError); only the last may be broken (an
-    interrupted write)."""
+    """Return the objects in a file, none if it is missing. Raises DataError for a line that is
+    not an object or that `check` rejects (by ValueError, LookupError or TypeError); only the
+    last line may be broken, by an interrupted write."""
     try:
         lines = path.read_bytes().splitlines() if path.exists() else []
     except OSError as error:
@@ -167,7 +167,7 @@ def read_jsonl(
 
 
 def by_method(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """The records of each method, in order."""
+    """Return the records of each method, in order."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(record["method"], []).append(record)
@@ -177,7 +177,7 @@ def by_method(records: Iterable[Record]) -> dict[str, list[Record]]:
 def check_rounds(
     utterance_id: str, method: str, proposed: Sequence[int], accepted: Sequence[int]
 ) -> None:
-    """DataError unless every verifying pass has both counts and accepted no more than was
+    """Raise DataError unless every verifying pass has both counts and accepted no more than was
     drafted."""
     if len(proposed) != len(accepted) or any(
         not 0 <= a <= p for p, a in zip(proposed, accepted, strict=False)
@@ -193,8 +193,8 @@ def check_rounds(
 
 
 def choose_items(items: Sequence[PromptItem], limit: int) -> list[PromptItem]:
-    """`limit` utterances (0 = all), sorted by id. A larger limit contains a smaller one, so
-    records stay useful."""
+    """Return `limit` utterances (0 = all), sorted by id. A larger limit contains a smaller one,
+    so earlier records remain useful."""
     ids = [item.prompt.utterance_id for item in items]
     if len(set(ids)) != len(ids):
         raise DataError(
@@ -211,10 +211,11 @@ def plan(
     batch_size: int,
     references: Sequence[str],
 ) -> list[Unit]:
-    """Units in the order in which they are run; a partial run has seen all methods on the same
-    utterances.
+    """Return the units in the order in which they are run; in a partial run, all methods have seen
+    the same utterances.
 
-    Batches hold utterances of similar text length, and are the same for every number of processes.
+    Batches contain utterances of similar text length, and are the same for every number of
+    processes.
     """
     order = sorted(
         range(len(items)),
@@ -225,7 +226,7 @@ def plan(
     for s, seed in enumerate(seeds):
         methods = [*(references if s == 0 else ()), *(e.name for e in entries)]
         for b, batch in enumerate(batches):
-            # the shift by batch keeps a slow method from always meeting the same process
+            # shifted by batch, so that a slow method is not always run by the same process
             units += [Unit(method, seed, batch, s + b + m) for m, method in enumerate(methods)]
     return units
 
@@ -240,16 +241,16 @@ class Spoken:
 
 
 VOICED_TOGETHER = 16
-"""Utterances of a unit that a GPU voices and transcribes together."""
+"""Number of utterances of a unit that a GPU synthesises and transcribes together."""
 
 
 class Maker:
-    """Makes the missing records of units: decode, vocode, transcribe, score.
+    """Producer of the missing records of units: it decodes, synthesises, transcribes and scores.
 
-    A transcript may depend on the last bits of a waveform, and those on the batch. So on a CPU
-    utterances are voiced and transcribed one at a time, and a transcript is a function of tokens
-    and voice, whatever the method, the batch or an earlier run. On a GPU they are voiced and
-    transcribed in batches of `together`, the same ones in every run.
+    A transcript may depend on the last bits of a waveform, and those on the batch. On a CPU,
+    utterances are therefore synthesised and transcribed one at a time, and a transcript is a
+    function of tokens and voice, whatever the method, the batch or an earlier run. On a GPU this
+    is done in batches of `together` utterances, the same ones in every run.
     """
 
     def __init__(
@@ -262,7 +263,8 @@ class Maker:
         store: RecordStore,
         done: Iterable[Record],
     ):
-        """audio: the utterances (by index into items) whose sound is kept, with the first seed."""
+        """Adopt existing records. audio: indices into items of the utterances whose audio is
+        kept, for the first seed."""
         self.tools, self.audio, self.out, self.store = tools, audio, out, store
         self.entries = {e.name: e for e in entries}
         self.first_seed = seeds[0]
@@ -279,10 +281,10 @@ class Maker:
         self.adopt(done)
 
     def adopt(self, records: Iterable[Record]) -> None:
-        """Take over records made elsewhere, where they belong to this comparison; one per (method,
-        seed, utterance). Transcripts that another normaliser scored are scored again.
+        """Adopt records made elsewhere that belong to this comparison, one per (method, seed,
+        utterance). Transcripts scored with another normaliser are scored again.
 
-        DataError for a record of another version.
+        Raises DataError for a record of another version.
         """
         for record in records:
             check_format(
@@ -290,11 +292,11 @@ class Maker:
                 record.get("version"),
                 RECORD_VERSION,
                 DataError,
-                "choose another `out`, or remove this folder: its utterances are spoken again",
+                "choose another `out`, or remove this folder: its utterances will be decoded again",
             )
             if not is_record(record):
                 logger.warning(
-                    "%s/records: a damaged record of %.60s, %.60s is not used; it is spoken again",
+                    "%s/records: the damaged record of %.60s, %.60s is not used; it is made again",
                     self.out,
                     record.get("method"),
                     record.get("id"),
@@ -307,7 +309,8 @@ class Maker:
                 self.done[record["method"], record["seed"], record["id"]] = scored(record)
 
     def fingerprint(self, method: str, index: int) -> str:
-        """All that a record depends on besides its seed and its normaliser."""
+        """Return a digest of everything that a record depends on besides its seed and its
+        normaliser."""
         return digest_of([self._methods.get(method, method), self._items[index], self._common])[:16]
 
     def audio_path(self, method: str, index: int) -> Path:
@@ -317,7 +320,7 @@ class Maker:
 
     @property
     def _measure(self) -> str | None:
-        """What measures similarities of voices, as a record says it."""
+        """Name of the speaker similarity, as stored in records; None if there is none."""
         return (
             getattr(self.tools.similarity, "name", "similarity") if self.tools.similarity else None
         )
@@ -335,7 +338,8 @@ class Maker:
         return silent or self.audio_path(method, index).exists()
 
     def run(self, unit: Unit, progress: Callable[[int], Any]) -> None:
-        """Make the unit's missing records. progress: told how many more are there."""
+        """Make the unit's missing records. progress: called with the number of further records
+        that exist."""
         missing = [i for i in unit.indices if not self.finished(unit.method, unit.seed, i)]
         progress(len(unit.indices) - len(missing))
         if not missing:
@@ -352,8 +356,8 @@ class Maker:
                 )
                 progress(1)
             return
-        # The whole batch is decoded even if a part is missing: always the same tensors, the same
-        # tokens.
+        # The whole batch is decoded even if only a part is missing, so that tensors and tokens are
+        # always the same.
         started = time.perf_counter()
         results: list[DecodeResult] | None = None
         if unit.method == RESYNTHESIS:
@@ -486,7 +490,7 @@ _OPTIONAL: dict[str, Any] = {
 
 
 def is_record(record: Record) -> bool:
-    """Whether a record that was read has everything that tables are made of, each of its type."""
+    """Return True if a record has every field that the tables need, each with the right type."""
     counted = [record.get(name, [0, 0, 0, 0]) for name in ("words", "characters")]
     numbers = [
         record[n]
@@ -506,15 +510,15 @@ def is_record(record: Record) -> bool:
 
 
 def save_opus(path: Path, wave: np.ndarray, rate: int) -> None:
-    """Write Ogg Opus, at 24 kHz where Opus does not know the rate."""
+    """Write Ogg Opus, resampled to 24 kHz if Opus does not support the rate."""
     if rate not in OPUS_RATES:
         wave, rate = resample(wave, rate, 24_000), 24_000
     save_audio(path, np.clip(wave, -1.0, 1.0), rate)
 
 
 def scored(record: Record) -> Record:
-    """The record with the errors of its transcript by today's normaliser; itself where it has
-    them."""
+    """Return the record with the errors of its transcript by the current normaliser; unchanged
+    if it has them already."""
     if record.get("normalizer") == NORMALIZER:
         return record
     text, hypothesis = record["text"], record["hypothesis"]
@@ -527,7 +531,7 @@ def scored(record: Record) -> Record:
 
 
 def counts(errors: WordErrors) -> list[int]:
-    """[substitutions, deletions, insertions, reference units]"""
+    """Return [substitutions, deletions, insertions, reference units]."""
     return [errors.substitutions, errors.deletions, errors.insertions, errors.reference_words]
 
 

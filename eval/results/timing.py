@@ -89,15 +89,15 @@ def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int) -> dic
     started = time.perf_counter()
     (result,) = entry.decode([item.prompt], seed, batch_size=1)
     synchronize(device)
-    spoken = time.perf_counter()
+    decoded = time.perf_counter()
     synthesize(vocoder, [result.tokens], item.speaker_embedding[None], [item.text])
     synchronize(device)
     finished = time.perf_counter()
-    # A decision is part of a step, which is measured only where it is waited for: on a CPU.
+    # A decision is part of a step; only on a CPU, where operations are synchronous, it is timed.
     policy = None if on_gpu(entry) else result.seconds.get("policy", 0.0)
     return {
-        "lm": spoken - started,
-        "vocoder": finished - spoken,
+        "lm": decoded - started,
+        "vocoder": finished - decoded,
         "policy": policy,
         "audio": len(result.tokens) / vocoder.token_rate,
         "tokens": len(result.tokens),

@@ -180,9 +180,9 @@ def training_note(training: dict[str, Any] | None) -> str | None:
     if training["differences"]:
         return (
             "Warning: FAR was not trained as CAR was (FAR against CAR): "
-            f"{'; '.join(training['differences'])}. What sets them apart here need not be the "
-            "method; train both "
-            "with the same data and settings (recipes car_starter and car_starter:far)."
+            f"{'; '.join(training['differences'])}. Their difference here may not be due to the "
+            "method; train both with the same data and settings (recipes car_starter and "
+            "car_starter:far)."
         )
     return None
 

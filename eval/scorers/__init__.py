@@ -1,1 +1,1 @@
-"""Opinions on audio: similarity of voices, quality."""
+"""Scorers of audio: speaker similarity, predicted quality, prosody."""

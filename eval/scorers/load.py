@@ -1,28 +1,28 @@
 """Scorers by name: speaker similarity (Resemblyzer, WavLM, ERes2Net), predicted quality (DNSMOS,
 UTMOS), and prosody (spread of the pitch, pauses).
 
-| similarity | what is loaded |
+| similarity | model |
 | --- | --- |
 | `resemblyzer` | the packaged encoder; compares with the embedding in the prompt's features |
 | `wavlm:FOLDER_OR_NAME` | `WavLMForXVector` of transformers (microsoft/wavlm-base-plus-sv) |
 | `eres2net:FILE.onnx` | a 3D-Speaker model exported to ONNX as sherpa-onnx publishes it |
 
-| quality | what is loaded |
+| quality | model |
 | --- | --- |
 | `dnsmos` | the packaged network of P.835, overall quality |
 | `dnsmos-p808` | the packaged network of P.808 |
 | `utmos:CLONE#WEIGHTS.pt` | UTMOS22 strong learner of tarepan/SpeechMOS |
 
-| prosody | what is measured |
+| prosody | value |
 | --- | --- |
 | `pitch-spread` | standard deviation of the pitch, semitones |
 | `pauses` | share of the time that is silent |
 
 The last two similarities compare recordings, so they need those of the prompts (`PromptAudio`).
-Scores of different scorers are not comparable; the name of the scorer is part of every table.
-`scorers: […]` of a comparison takes any of them, each with a column of its own (`load_scorers`). So
-it does a scorer of your own, a class or function of (waveform, sample rate), by its dotted path or
-by an entry point of the group "dcar.scorers".
+Scores of different scorers are not comparable; the name of the scorer is part of every table. The
+setting `scorers` of a comparison takes any of them, each with a column of its own (`load_scorers`).
+It also takes a scorer of your own, a class or function of (waveform, sample rate), given by its
+dotted path or by an entry point of the group "dcar.scorers".
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ PACKAGED: dict[str, tuple[str, Callable[[], Quality]]] = {
 
 @dataclass(frozen=True)
 class Scorer:
-    """A column of a comparison; `kind` is similarity (a cosine), quality (a predicted rating) or
+    """Column of a comparison; `kind` is similarity (a cosine), quality (a predicted rating) or
     prosody."""
 
     name: str
@@ -76,23 +76,24 @@ class Scorer:
     score: Similarity
 
     def __call__(self, wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:
-        """Score of a float32 mono waveform [samples]; speaker: the features of its prompt. None
-        where there is nothing to score (no samples; silence, where voices are compared).
-        DataError for a score that is no finite number."""
+        """Score a float32 mono waveform [samples]; speaker: the features of its prompt.
+
+        Returns None if there is nothing to score (no samples, or silence where voices are
+        compared). Raises DataError for a score that is not a finite number.
+        """
         if len(wave) == 0:
             return None
         score = self.score(wave, sample_rate, speaker)
         if score is not None and not np.isfinite(score):
             raise DataError(
                 f"{self.name}: gave {score} for {len(wave) / sample_rate:.2f} s of audio; its "
-                "weights are "
-                "broken or it cannot read such audio: leave it out of `scorers`"
+                "weights are broken or it cannot read such audio: leave it out of `scorers`"
             )
         return score
 
 
 class VoiceEncoder(Protocol):
-    """Waveform → embedding of unit norm."""
+    """Encoder from a waveform to an embedding of unit norm."""
 
     name: str
 
@@ -104,12 +105,12 @@ def _voice_at_16k(wave: np.ndarray, sample_rate: int, where: str) -> np.ndarray:
     if not np.abs(wave).max() > 1e-6:
         raise AudioError(f"{where}: the waveform is silent; give speech")
     wave = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
-    shortest = ENCODER_SAMPLE_RATE // 2  # half a second is the least that has statistics
+    shortest = ENCODER_SAMPLE_RATE // 2  # embeddings need at least half a second
     return np.pad(wave, (0, max(0, shortest - len(wave))))
 
 
 class WavLMEncoder:
-    """X-vectors of a WavLM that was fine-tuned to tell speakers apart, through transformers."""
+    """X-vectors of a WavLM that was fine-tuned for speaker verification, loaded by transformers."""
 
     def __init__(self, source: str | Path, device: str = "cpu") -> None:
         import torch
@@ -125,7 +126,8 @@ class WavLMEncoder:
         self._model = model.to(device).eval()
 
     def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-        """Embedding [D] float32, unit norm. AudioError for bad or silent audio."""
+        """Return the embedding [D] float32, of unit norm. Raises AudioError for invalid or
+        silent audio."""
         import torch
 
         wave = _voice_at_16k(wave, sample_rate, self.name)
@@ -138,8 +140,8 @@ class WavLMEncoder:
 
 
 def kaldi_fbank(wave: np.ndarray, mels: int = 80) -> np.ndarray:
-    """Kaldi's log mel filter bank [frames, mels] of a 16 kHz waveform in −1…1: 25 ms Povey
-    windows every 10 ms, snipped edges, no dither."""
+    """Return Kaldi's log mel filter bank [frames, mels] of a 16 kHz waveform in −1…1: 25 ms
+    Povey windows every 10 ms, snipped edges, no dither."""
     from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
     filters = mel_filter_bank(
@@ -169,8 +171,8 @@ def kaldi_fbank(wave: np.ndarray, mels: int = 80) -> np.ndarray:
 
 
 class ERes2NetEncoder:
-    """A 3D-Speaker model (ERes2Net, CAM++) in ONNX: filter bank [1, T, 80] with its mean removed
-    → embedding."""
+    """3D-Speaker model (ERes2Net, CAM++) in ONNX: filter bank [1, T, 80] minus its mean →
+    embedding."""
 
     def __init__(self, file: str | Path) -> None:
         path = Path(file)
@@ -191,14 +193,16 @@ class ERes2NetEncoder:
         wrong = {k: facts.get(k) for k, v in expected.items() if facts.get(k) != v}
         if wrong:
             raise CheckpointError(
-                f"{path}: its metadata say {wrong}, a 3D-Speaker export has {expected}"
+                f"{path}: its metadata are {wrong}, a 3D-Speaker export has {expected}; download "
+                "one from the sherpa-onnx releases"
             )
         self._scale = 1.0 if facts.get("normalize_samples", "1") == "1" else 32768.0
         self._input = self._session.get_inputs()[0].name
         self.name = f"eres2net:{path.stem}"
 
     def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-        """Embedding [D] float32, unit norm. AudioError for bad or silent audio."""
+        """Return the embedding [D] float32, of unit norm. Raises AudioError for invalid or
+        silent audio."""
         features = kaldi_fbank(_voice_at_16k(wave, sample_rate, self.name) * self._scale)
         features -= features.mean(0, keepdims=True)
         embedding = np.asarray(self._session.run(None, {self._input: features[None]})[0]).reshape(
@@ -208,15 +212,15 @@ class ERes2NetEncoder:
 
 
 class PromptSimilarity:
-    """Cosine between the voice of a waveform and the recording of its prompt."""
+    """Cosine between the voices of a waveform and of the recording of its prompt."""
 
     def __init__(self, encoder: VoiceEncoder, prompts: PromptAudio) -> None:
         self.encoder, self.prompts, self.name = encoder, prompts, encoder.name
         self._known: dict[bytes, np.ndarray] = {}
 
     def __call__(self, wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:
-        """speaker: the prompt's features, by which its recording is found; None where the
-        waveform is silent."""
+        """Score a waveform [samples]; None if it is silent. speaker: the prompt's features, by
+        which its recording is found."""
         key = np.ascontiguousarray(speaker, np.float32).tobytes()
         if key not in self._known:
             self._known[key] = self.encoder.embed(*self.prompts(speaker))
@@ -233,19 +237,20 @@ class UTMOS:
     name = "utmos22-strong"
 
     def __init__(self, clone: str | Path, weights: str | Path, device: str = "cpu") -> None:
-        """clone: folder of a clone of tarepan/SpeechMOS (v1.2.0). weights: its
-        utmos22_strong_step7459_v1.pt."""
+        """Load the network. clone: folder of a clone of tarepan/SpeechMOS (v1.2.0); weights: its
+        utmos22_strong_step7459_v1.pt. Raises AssetError or CheckpointError if either is not what
+        it should be."""
         folder = Path(clone)
         if not (folder / "speechmos" / "utmos22" / "strong" / "model.py").is_file():
             raise AssetError(
-                f"{folder}: no clone of SpeechMOS; run `git clone -b v1.2.0 "
+                f"{folder}: not a clone of SpeechMOS; run `git clone -b v1.2.0 "
                 "https://github.com/tarepan/SpeechMOS FOLDER` and give utmos:FOLDER#FILE.pt"
             )
         state = read_weights(
             Path(weights), "UTMOS' state dict, from the releases of tarepan/SpeechMOS,"
         )
-        # the clone's package is called like the one that carries DNSMOS; it is imported by itself
-        # and put away again
+        # the clone's package has the name of the one with DNSMOS, so that one is set aside during
+        # the import and restored after it
         hidden = {
             n: sys.modules.pop(n)
             for n in list(sys.modules)
@@ -269,7 +274,7 @@ class UTMOS:
         self._model, self.device = model.to(device).eval(), device
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
-        """Score of a float32 mono waveform [samples]."""
+        """Return the score of a float32 mono waveform [samples]."""
         import torch
 
         audio = torch.from_numpy(resample(wave, sample_rate, ENCODER_SAMPLE_RATE))[None].to(
@@ -282,8 +287,8 @@ class UTMOS:
 def load_similarity(
     spec: str, prompts: PromptAudio | None = None, device: str = "cpu"
 ) -> Similarity:
-    """A speaker similarity by name (see the module's table). Raises AssetError, CheckpointError,
-    ConfigError."""
+    """Load a speaker similarity by name (see the module's table). Raises AssetError,
+    CheckpointError or ConfigError."""
     kind, _, rest = spec.partition(":")
     if spec == "resemblyzer":
         return SpeakerSimilarity()
@@ -300,10 +305,10 @@ def load_similarity(
 def load_scorers(
     specs: Sequence[str], prompts: PromptAudio | None = None, device: str = "cpu"
 ) -> dict[str, Scorer]:
-    """Scorers by their names, in the order of `specs`, of the module's tables.
+    """Load scorers by the names of the module's tables, in the order of `specs`.
 
-    Raises AssetError, CheckpointError; ConfigError for what is none, and for two of one name, which
-    a table could not tell apart.
+    Raises AssetError or CheckpointError if a file is missing or wrong, and ConfigError for an
+    unknown name and for two scorers of one name, which a table could not distinguish.
     """
     loaded: dict[str, Scorer] = {}
     for spec in specs:
@@ -335,8 +340,8 @@ def load_scorers(
 
 
 def _own_scorer(spec: str) -> Quality | None:
-    """A scorer from outside: an entry point of the group "dcar.scorers", or a class or function
-    by its dotted path."""
+    """Return a scorer from another package: an entry point of the group "dcar.scorers", or a
+    class or function given by its dotted path. None if `spec` is neither."""
     point = next(iter(entry_points(group="dcar.scorers", name=spec)), None)
     if point is None and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", spec):
         return None
@@ -344,7 +349,8 @@ def _own_scorer(spec: str) -> Quality | None:
     score = made() if isinstance(made, type) else made
     if not callable(score):
         raise ConfigError(
-            f"scorer {spec!r}: {made!r} is no callable of a waveform [samples] and its sample rate"
+            f"scorer {spec!r}: {made!r} cannot be called; give a function of a waveform [samples] "
+            "and its sample rate"
         )
     return score
 

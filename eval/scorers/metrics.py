@@ -1,11 +1,10 @@
-"""What a synthesised waveform is measured by, besides the words: voice, noise, and how lively it
-is.
+"""Measures of a waveform besides its words: speaker similarity, noise quality and liveliness.
 
 Speaker similarity: cosine of Resemblyzer embeddings of the waveform and of the prompt (SECS). Noise
 quality: DNSMOS P.835 overall (Reddy et al. 2022) and P.808 (Reddy et al. 2021). They predict how
 listeners rate *noise-suppressed recordings*; they are no measure of naturalness. Liveliness: spread
-of the pitch, and pauses. Fewer word errors may be bought with monotony, which no recogniser hears.
-Neither number is better when it is larger: read them against those of the recordings.
+of the pitch, and pauses. Fewer word errors may come with monotony, which no recogniser detects.
+Neither number is better when it is larger: compare them with those of the recordings.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from dcar.errors import AssetError, AudioError
 from dcar.sources.packages import package_dir
 from dcar.voices.encoder import SpeakerEncoder, speaker_similarity
 
-LOWEST, HIGHEST = 60.0, 500.0  # Hz, of voices
+LOWEST, HIGHEST = 60.0, 500.0  # Hz, pitch of voices
 FRAME, HOP = 1024, 256  # samples at 16 kHz: 64 ms, 16 ms
-FEWEST_VOICED = 10  # frames without which a spread is none
+FEWEST_VOICED = 10  # frames below which a spread has no meaning
 SILENT = 35.0  # dB below the loudest frame
 SHORTEST_PAUSE = 0.2  # seconds; shorter silences are closures of consonants
 
 
 def onnx_session(path: Path) -> Any:
-    """A network on one core of the CPU."""
+    """Load an ONNX network to run on one CPU core."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -38,26 +37,27 @@ def onnx_session(path: Path) -> Any:
 
 
 class SpeakerSimilarity:
-    """Cosine between the voice of a waveform and the voice of its prompt."""
+    """Cosine between the voices of a waveform and of its prompt."""
 
     def __init__(self) -> None:
         self.encoder = SpeakerEncoder()
         self.name = self.encoder.name
 
     def __call__(self, wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:
-        """speaker: prompt features whose first 256 numbers are its embedding; None where the
-        waveform is silent."""
+        """Score a waveform [samples]; None if it is silent. speaker: prompt features, which
+        begin with the embedding of the prompt's voice (256 numbers)."""
         try:
             embedding = self.encoder.embed(wave, sample_rate)
         except AudioError:
-            return None  # a silent output has no voice; the row counts how many had one
+            return None  # the row of the table counts how many outputs had a voice
         return speaker_similarity(embedding, speaker[: len(embedding)])
 
 
 class _DNSMOS:
-    """Mean of a network of the package speechmos over windows of 9.01 s, one a second.
+    """Mean score of a network of the package speechmos over windows of 9.01 s that start every
+    second.
 
-    The package itself evaluates both networks; window, hop and calibration are its own.
+    The package itself evaluates both networks; window, hop and calibration are the package's own.
     """
 
     name: str
@@ -83,7 +83,8 @@ class _DNSMOS:
         return self._session.run(None, {"input_1": inputs[None].astype(np.float32)})[0][0]
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
-        """Rate a float32 mono waveform [samples], not empty. Short ones are repeated."""
+        """Rate a float32 mono waveform [samples], which must not be empty. Short waveforms are
+        repeated."""
         audio = resample(wave, sample_rate, self.sample_rate)
         audio = np.clip(audio, -1.0, 1.0).astype(np.float32)
         window = int(self.window_seconds * self.sample_rate)
@@ -109,7 +110,7 @@ class NoiseQuality(_DNSMOS):
 
 
 class ListeningQuality(_DNSMOS):
-    """DNSMOS P.808 score, 1 to 5 (Reddy et al. 2021): one rating of the whole, by listeners."""
+    """DNSMOS P.808 score, 1 to 5 (Reddy et al. 2021): a single rating of the overall impression."""
 
     name = "dnsmos-p808 (speechmos)"
     file = "model_v8.onnx"
@@ -130,7 +131,8 @@ class PitchSpread:
     name = "pitch spread"
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
-        """Of a float32 mono waveform [samples]; None where next to nothing is voiced."""
+        """Return the spread of a float32 mono waveform [samples]; None if too few frames are
+        voiced."""
         import librosa
 
         audio = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
@@ -145,8 +147,8 @@ class PitchSpread:
             hop_length=HOP,
             resolution=0.25,
         )
-        heard = pitch[voiced]
-        return None if len(heard) < FEWEST_VOICED else float(12 * np.log2(heard).std())
+        pitch = pitch[voiced]
+        return None if len(pitch) < FEWEST_VOICED else float(12 * np.log2(pitch).std())
 
 
 class Pauses:
@@ -155,7 +157,8 @@ class Pauses:
     name = "pauses"
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
-        """Of a float32 mono waveform [samples], 0 to 1; None where nothing sounds."""
+        """Return the share of a float32 mono waveform [samples], 0 to 1; None if all samples are
+        0."""
         import librosa
 
         if not np.abs(wave).max(initial=0.0) > 0:

@@ -1,9 +1,9 @@
-"""Choose the best step of a training by spoken word errors: at every evaluation the decoder speaks
-dev sentences, and a recogniser transcribes them. Stage one loads this module where
+"""Choose the best step of a training by spoken word errors: at every evaluation the decoder
+synthesises dev sentences, and a recogniser transcribes them. Stage one loads this module if
 `spoken.sentences` asks for it.
 
-On minutes of one voice the dev loss falls while the speech gets worse, so the loss cannot choose.
-The decoder that training started from is spoken first. It is what remains if no step beats it.
+With minutes of one voice the dev loss falls while the speech gets worse, so the loss cannot choose.
+The decoder from which training started is measured first. It is kept if no step is better.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ VOCODER_BATCH = 8
 
 
 class SpokenJudge:
-    """Speaks the same dev sentences, with the same prompts and draws, by whatever decoder it is
-    given."""
+    """Word errors of a decoder on fixed dev sentences, with the same prompts and random numbers
+    each time."""
 
     def __init__(
         self,
@@ -52,20 +52,15 @@ class SpokenJudge:
         recognizer: Recognizer,
         seed: int = 0,
     ):
-        self.settings, self.items, self.vocoder, self.recognizer = (
-            settings,
-            items,
-            vocoder,
-            recognizer,
-        )
-        self.seed = seed
+        self.settings, self.items, self.seed = settings, items, seed
+        self.vocoder, self.recognizer = vocoder, recognizer
 
     @classmethod
     def load(
         cls, settings: SpokenSettings, model: CARDecoder, data: str, prompt_tokens: int, seed: int
     ) -> SpokenJudge:
-        """With dev sentences of the prepared corpus `data`, the vocoder and the recogniser of
-        the settings."""
+        """Load dev sentences of the prepared corpus `data`, and the vocoder and the recogniser
+        of the settings."""
         device = str(next(model.parameters()).device)
         items = load_prompts(data, "dev", model, prompt_tokens, seed, settings.sentences)
         return cls(
@@ -78,7 +73,8 @@ class SpokenJudge:
 
     @torch.no_grad()
     def __call__(self, model: CARDecoder) -> tuple[list[int], list[int]]:
-        """Errors and reference words of every dev sentence that a decoder speaks."""
+        """Return the word errors and the number of reference words of every dev sentence,
+        synthesised by `model`."""
         size = min(self.settings.chunk, model.config.num_prediction_heads)
         training = model.training
         model.eval()
@@ -106,23 +102,24 @@ class SpokenJudge:
 
 
 class SpokenChoice(TrainerCallback):
-    """Measures the decoder of every evaluation, logs `eval_spoken_wer`, keeps the weights of the
-    best step in `out`.
+    """Callback that measures the decoder at every evaluation, logs `eval_spoken_wer` and keeps the
+    weights of the best step in `out`.
 
-    `spoken.json` has the errors of every step. A resumed run reads it and measures no step twice.
+    `spoken.json` contains the errors of every step. A resumed run reads it and measures no step
+    twice.
     """
 
     def __init__(self, trainer: Any, judge: SpokenJudge, out: str | Path):
         self.trainer, self.judge, self.out = trainer, judge, Path(out)
-        # of the main process, and of all what a resumed run has read
+        # results by step: on the main process, and on all those that a resumed run has read
         self.steps: dict[int, dict[str, Any]] = {}
-        # the same steps on every process, so that all wait or none does
+        # steps measured, the same on every process, so that either all or none wait
         self.seen: set[int] = set()
 
     @classmethod
     def load(cls, trainer: Any) -> SpokenChoice:
-        """For a trainer of stage one (`dcar.train.car.CARTrainer`), as its settings `spoken`
-        say."""
+        """Create the callback for a trainer of stage one (`dcar.train.car.CARTrainer`) from its
+        settings `spoken`."""
         config = trainer.config
         judge = SpokenJudge.load(
             config.spoken, trainer.model, config.data, config.prompt_tokens, config.seed
@@ -131,7 +128,7 @@ class SpokenChoice(TrainerCallback):
 
     @property
     def best(self) -> int:
-        """The step of fewest word errors; of equals the earliest."""
+        """Step with the fewest word errors; the earliest if several are equal."""
         return min(self.steps, key=lambda step: (sum(self.steps[step]["errors"]), step))
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -145,8 +142,8 @@ class SpokenChoice(TrainerCallback):
         self.look(state)
 
     def look(self, state: TrainerState) -> None:
-        """Measure the decoder of this step, unless that was done; all processes wait for the
-        main one."""
+        """Measure the decoder of this step, unless that was done before. All processes wait for
+        the main one."""
         step = state.global_step
         if step in self.seen:
             return
@@ -184,8 +181,8 @@ class SpokenChoice(TrainerCallback):
         self.trainer.accelerator.wait_for_everyone()
 
     def read(self) -> None:
-        """The steps that an interrupted run has measured. CheckpointError where they cannot be
-        read."""
+        """Read the steps that an interrupted run measured. Raises CheckpointError if they cannot
+        be read."""
         path = self.out / RECORD
         try:
             steps = json.loads(path.read_text(encoding="utf-8"))["steps"]
@@ -206,11 +203,13 @@ class SpokenChoice(TrainerCallback):
             ) from error
 
     def agreed(self) -> int:
-        """The best step, of which only the main process knows, on all processes."""
+        """Return the best step, which only the main process knows, on all processes; 0 if none
+        was measured."""
         return int(broadcast_object_list([self.best if self.steps else 0])[0])
 
     def best_weights(self, step: int) -> dict[str, torch.Tensor]:
-        """The state of the best step. CheckpointError where its file is gone."""
+        """Return the state dict of the best step. Raises CheckpointError if its file cannot be
+        read."""
         try:
             return load_file(self._weights(step))
         except (OSError, ValueError, SafetensorError) as error:

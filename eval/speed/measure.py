@@ -83,13 +83,13 @@ def print_card(
     print(
         f"\n== {name}: {total / 1e6:.2f} M parameters, {model.config.num_layers} layers × "
         f"{model.config.hidden_size}, {k_max} heads, {str(dtype).removeprefix('torch.')}; weights "
-        f"{dtype.itemsize * total / 2**20:.1f} MiB, KV cache {kv} bytes a position\n"
+        f"{dtype.itemsize * total / 2**20:.1f} MiB, KV cache {kv} bytes per position\n"
         f"read per step, M parameters: FAR {sizes['far'] / 1e6:.2f}; all {k_max} heads add "
         f"{costs.read(k_max) / 1e6:.2f} ({sizes['heads'] / 1e6:.2f} shared, "
         f"{sizes['head'] / 1e6:.3f} each); "
         + "; ".join(f"policy ({n}) {size / 1e6:.2f}" for n, size in policy_sizes.items())
         + f"\nweights of this size are read at {rate:.1f} GB/s\n"
-        "floor, ms a step: " + "  ".join(f"CAR-{k} {ms:.2f}" for k, ms in floor.items())
+        "floor, ms per step: " + "  ".join(f"CAR-{k} {ms:.2f}" for k, ms in floor.items())
     )
     return {
         "parameters": total,

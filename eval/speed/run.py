@@ -335,14 +335,12 @@ def _steps(m: Measurement) -> None:
         m.card["floor_ms"],
         m.config.num_candidates,
     )
-    asked = (
-        sorted({1, *m.config.chunks})
-        if m.config.chunks
-        else [1, 3, 7]
-        if m.brief
-        else range(1, heads + 1)
-    )
-    chosen, speaker = [k for k in asked if k <= heads], m.prompts[0].utterance_id
+    sizes = list(range(1, heads + 1))
+    if m.config.chunks:
+        sizes = sorted({1, *m.config.chunks})
+    elif m.brief:
+        sizes = [1, 3, 7]
+    chosen, speaker = [k for k in sizes if k <= heads], m.prompts[0].utterance_id
 
     def forced(policy: ChunkPolicy, k: int) -> ChunkMethod:
         """Let the policy decide, but keep k tokens whatever it chooses."""
@@ -350,7 +348,7 @@ def _steps(m: Measurement) -> None:
 
     ways: dict[str, dict[int, Method]] = {"": {k: _car(k) for k in chosen}}
     for name, policy in m.models.policies.items():
-        # 0: DCAR, its actions drawn, so that an untrained policy too uses all sizes
+        # key 0: DCAR, with sampled actions, so that an untrained policy also uses all sizes
         dcar = ChunkMethod(PolicyChunk(policy, "sample", num_candidates=n))
         ways[name] = {**{k: forced(policy, k) for k in chosen}, 0: dcar}
     found = m.rounds(ways, m.repeats)
@@ -358,7 +356,7 @@ def _steps(m: Measurement) -> None:
     decided = {name: {str(k): of[k].ms for k in chosen} for name, of in found.items()}
     shares = {name: {str(k): decided[name][str(k)] / car[k] - 1 for k in chosen} for name in found}
     print(
-        "keeps k    ms a step  tokens/s  % of floor"
+        "keeps k  ms per step  tokens/s  % of floor"
         + "".join(f"; {name} decides: ms, × CAR-k" for name in found)
     )
     for k, ms in car.items():
@@ -372,10 +370,8 @@ def _steps(m: Measurement) -> None:
     m.ratio("car_k_bound", {str(k): floor["1"] / floor[str(k)] for k in car if k > 1})
     m.ratio("floor_share_far", floor["1"] / car[1])
     m.ratio("decision_over_pass", shares)
-    card["ms_per_step"], card["ms_per_decided_step"] = (
-        {str(k): ms for k, ms in car.items()},
-        decided,
-    )
+    card["ms_per_step"] = {str(k): ms for k, ms in car.items()}
+    card["ms_per_decided_step"] = decided
     for name, of in found.items():
         _dcar(m, name, of[0], car[1])
 
@@ -385,7 +381,7 @@ def _dcar(m: Measurement, name: str, dcar: Timed, far: float) -> None:
     chunk comes with the prefill."""
     result, kept = dcar.result, far / dcar.ms
     mean = (len(result.tokens) - result.emitted[0]) / max(1, result.target_passes - 1)
-    print(f"DCAR ({name} policy): {mean:.2f} tokens a step, {kept * mean:.2f} × FAR")
+    print(f"DCAR ({name} policy): {mean:.2f} tokens per step, {kept * mean:.2f} × FAR")
     if m.size not in m.ratios.get("dcar_speedup_over_mean_chunk", ()):
         read = (
             m.card["read_far"]
@@ -395,8 +391,8 @@ def _dcar(m: Measurement, name: str, dcar: Timed, far: float) -> None:
         m.ratio("dcar_speedup_over_mean_chunk", kept)
         m.ratio("dcar_over_own_bound", kept * read / m.card["read_far"])
         print(
-            f"that is {kept:.3f} of its chunk, {kept * read / m.card['read_far']:.3f} of what its "
-            "bytes allow"
+            f"speed-up / tokens per step: {kept:.3f}; speed-up / the bound by bytes read: "
+            f"{kept * read / m.card['read_far']:.3f}"
         )
 
 
@@ -423,7 +419,7 @@ def _growth(m: Measurement, window: int = 40) -> None:
     weights, kv = model.norm.weight.element_size() * card["read_far"], card["kv_bytes_per_token"]
     allowed = {n: grown[shortest] * (weights + n * kv) / (weights + shortest * kv) for n in grown}
     print(
-        "ms a step by length: "
+        "ms per step by length: "
         + "  ".join(f"{n}: {ms:.2f} (bytes: {allowed[n]:.2f})" for n, ms in grown.items())
     )
     m.ratio("growth_over_kv_model", grown[longest] / allowed[longest])
@@ -468,7 +464,7 @@ def _peers(m: Measurement) -> None:
     print(
         "greedy FAR on the same weights, tokens/s: "
         + "; ".join(
-            f"{name} {rate:.1f}{'' if same[name] else ' (other tokens)'}"
+            f"{name} {rate:.1f}{'' if same[name] else ' (different tokens)'}"
             for name, rate in speed.items()
         )
     )
@@ -478,9 +474,8 @@ def _peers(m: Measurement) -> None:
     assert isinstance(sd, DecodeResult)
     kept = sd.accepted / max(1, sd.proposed)
     print(
-        f"sd and hf assisted: one draft model, drafts of {DEFAULT_LENGTH}; sd kept "
-        f"{100 * kept:.0f} % of the drafted "
-        "tokens"
+        f"sd and hf assisted: same draft model, drafts of {DEFAULT_LENGTH} tokens; sd kept "
+        f"{100 * kept:.0f} % of the drafted tokens"
     )
     m.card |= {"peers": speed, "peers_same_tokens": same, "draft_accepted": kept}
 
@@ -558,7 +553,7 @@ def _methods(m: Measurement) -> None:
     }
     for name, of in card.items():
         print(
-            f"{name:20} {of['ms_per_round']:9.3f} ms a round, {of['ms_per_round'] / far:5.2f} × "
+            f"{name:20} {of['ms_per_round']:9.3f} ms per round, {of['ms_per_round'] / far:5.2f} × "
             "FAR, "
             f"{of['tokens_per_pass']:5.2f} tokens; tokens/s {of['1']:9.1f} at batch 1, "
             f"{of['32']:9.1f} at batch 32"
@@ -586,8 +581,8 @@ def run(config: SpeedConfig) -> dict[str, Any]:
     )
     if busy > cores / 2:
         print(
-            f"NOTE: the machine is busy (load {busy:.1f} on {cores} cores); times are not those "
-            "of an idle one"
+            f"NOTE: the machine is busy (load {busy:.1f} on {cores} cores), so times are longer "
+            "than on an idle one"
         )
     ratios: dict[str, Any] = {}
     cards: dict[str, Any] = {}
@@ -600,7 +595,7 @@ def run(config: SpeedConfig) -> dict[str, Any]:
         for part in ["steps"] if measured.brief else config.parts:
             PARTS[part](measured)
     spent = {"wall": time.perf_counter() - started, "cpu": time.process_time() - cpu_started}
-    print(f"the benchmark took {spent['wall']:.0f} s, {spent['cpu']:.0f} s of the processor")
+    print(f"the benchmark took {spent['wall']:.0f} s, {spent['cpu']:.0f} s of CPU time")
     result = {
         "machine": machine(),
         "device": config.device,

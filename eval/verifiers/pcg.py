@@ -176,7 +176,7 @@ def similar_codes(
         cosine = (block @ table.T).mul_(scale).clamp_(max=1)
         similar = cosine > theta
         own = torch.arange(len(block), device=table.device)
-        similar[own, start + own] = True  # a token is like itself, whatever rounding says
+        similar[own, start + own] = True  # a token is similar to itself, in spite of rounding
         columns = similar.nonzero()[:, 1].to(torch.int32).cpu()
         yield start + len(block), columns.split(similar.sum(1).tolist())
 

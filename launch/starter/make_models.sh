@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# How the shipped models were made, on two CPU cores in about ten hours (docs/history.md says what each step gave). Each
-# command is one that a user runs on a corpus of their own. Usage:
+# Make the shipped models, on two CPU cores in about ten hours (docs/history.md has the result of each step). Users run the
+# same commands on corpora of their own. Usage:
 #   ./launch/starter/make_models.sh runs/starter CORPUS [BLENDS [MORE_BLENDS]]
-# CORPUS: the starter corpus with all of its training speech, as launch/starter/make_corpus.py plan, speak and pack make it;
-# the corpus that ships holds a third of it.
-# BLENDS, MORE_BLENDS: corpora of blended voices for the vocoder, which do not ship (launch/starter/make_corpus.py blend, as
-# its two examples are, speak, pack).
+# CORPUS: the starter corpus with all of its training speech, made by launch/starter/make_corpus.py plan, speak and pack;
+# the shipped corpus contains a third of it.
+# BLENDS, MORE_BLENDS: corpora of blended voices for the vocoder, which are not shipped (made by launch/starter/make_corpus.py
+# blend, as in its two examples, speak and pack).
 set -euo pipefail
 . "$(dirname "$0")/../environment.sh"
 export OMP_NUM_THREADS=1
@@ -17,9 +17,9 @@ more=${4:-}
 dcar fit-tokenizer path="$corpus" out="$out/tokenizer" vocab_size=1024 max_frames=200000 projection_size=64
 dcar prepare path="$corpus" out="$out/prepared" tokenizer="$out/tokenizer"
 
-# Vocoder: voices with little speech are also heard slower and faster, as other voices. Its renderer knows spectra and no
-# tokens, so it is the shipped one's; to train one as well: no renderer_from, renderer_every=4 renderer_batch_size=6
-# segment_tokens=40, and 32 minutes.
+# Vocoder: voices with little speech are added at lower and higher speeds, as further voices. The renderer depends on spectra
+# and not on tokens, so the shipped one is used. To train one as well, omit renderer_from and set renderer_every=4
+# renderer_batch_size=6 segment_tokens=40; this takes 32 minutes.
 dcar prepare path="$corpus" out="$out/copies" tokenizer="$out/tokenizer" splits=[train,dev] copies_below=200 \
   speeds=[1.0,0.85,0.92,1.08,1.17]
 python -m dcar.vocoder.training.pack prepared="$out/copies" out="$out/vocoder.safetensors" states=true
@@ -28,8 +28,8 @@ dcar train-vocoder "${vocoder[@]}" out="$out/vocoder_first" max_minutes=18 rende
 vocoder+=(vocoder='{acoustic_dropout: 0.1, token_dropout: 0.03}')
 dcar train-vocoder "${vocoder[@]}" out="$out/vocoder_second" init_from="$out/vocoder_first/export" max_minutes=6 \
   voice_balance=0 learning_rate=5e-4
-# Now it also has to sound like the words to whisper-base; then with a thousand voices more; then like the voice to
-# Resemblyzer; then with 651 voices more, mixed of other languages' voices too, and the same spoken slower.
+# Next, a loss on the words (whisper-base) is added; then a thousand voices; then a loss on the voice (Resemblyzer); then 651
+# voices, mixed from those of other languages too, and the same at a lower speed.
 vocoder+=(voice_balance=0.3 words_weight=1)
 dcar train-vocoder "${vocoder[@]}" out="$out/vocoder_words" init_from="$out/vocoder_second/export" max_minutes=12 \
   learning_rate=5e-4
@@ -50,11 +50,11 @@ dcar train-vocoder "${vocoder[@]}" data="$packs" out="$out/vocoder" init_from="$
   max_minutes=36 learning_rate=7e-4
 dcar analyse what=vocoder data="$out/prepared" vocoder="$out/vocoder/export" out="$out/vocoder_quality"
 
-# Stage one, the quickstart's recipes run longer ...
+# Stage one: the recipes of the quickstart with more steps.
 dcar train --config car_starter data="$out/prepared" out="$out/trunk" max_steps=1000
 dcar train --config car_starter:shared data="$out/prepared" init_from="$out/trunk" out="$out/car_first"
 dcar train --config car_starter:far data="$out/prepared" out="$out/far_first" max_steps=1000
-# ... and on with 3,600 sentences more, CAR and FAR for as many steps. Their tokens ship, their sound does not.
+# Continue with 3,600 more sentences, CAR and FAR for equally many steps. Their tokens are shipped, their audio is not.
 python launch/starter/make_corpus.py add sentences=launch/starter/sentences_more.txt out="$out/added"
 python launch/starter/make_corpus.py speak work="$out/added"
 python launch/starter/make_corpus.py pack work="$out/added" out="$out/added/corpus"
@@ -63,8 +63,8 @@ dcar prepare mode=join data=["$out/prepared","$out/prepared_added"] share=0 out=
 dcar train --config car_starter:more data="$out/prepared_all" init_from="$out/car_first" out="$out/car"
 dcar train --config car_starter:far_more data="$out/prepared_all" init_from="$out/far_first" out="$out/far"
 
-# The reward recogniser is trained on what the vocoder makes of the corpus' own tokens: every sentence in its own voice and in
-# another.
+# The reward recogniser is trained on the corpus resynthesised from its tokens by the vocoder: every sentence in its own voice
+# and in another one.
 dcar prepare mode=resynthesize data="$out/prepared" split=dev vocoder="$out/vocoder/export" out="$out/resynthesis"
 for voices in "" other/; do
   dcar prepare mode=resynthesize data="$out/prepared_all" split=train vocoder="$out/vocoder/export" out="$out/resynthesis/$voices" \
@@ -73,19 +73,19 @@ for voices in "" other/; do
 done >"$out/resynthesis/voices.jsonl"
 python -m launch.starter.train_recognizer train_manifest="$out/resynthesis/voices.jsonl" \
   dev_manifest="$out/resynthesis/dev.jsonl" out="$out/recognizer"
-# What reads the same tokens without sound.
+# The token recogniser is trained on the same tokens, without audio.
 dcar train-recognizer --config token_recognizer_starter data="$out/prepared_all" \
   out="$out/token_recognizer"
 
-# The decoders learn on from what they say: the training sentences as CAR speaks them, the best of four by the recogniser of
-# tokens; then once more, as the decoder speaks them that learned from those. FAR gets the same sentences. In a third round
-# half of them are joined, two or three at a time, so that both hold long texts.
-distil() {  # name, decoder that speaks, settings
+# Distillation: the decoders continue with training sentences decoded by CAR, the best of four by the token recogniser. In a
+# second round, the sentences are decoded by the result of the first. FAR is trained on the same sentences. In a third round,
+# half of them are joined, two or three at a time, so that both can decode long texts.
+distil() {  # name, teacher decoder, settings
   dcar distil --config distil_starter data="$out/prepared_all" decoder="$2" \
     token_recognizer="$out/token_recognizer" out="$out/$1" "${@:3}"
 }
-again=methods=[car-5@t0,car-10@t0,car-5@t0.4-k10]  # of further rounds, whose decoder speaks longer chunks too
-half() {  # Weights in float16, half the file; everything behind knows the decoder by these.
+again=methods=[car-5@t0,car-10@t0,car-5@t0.4-k10]  # for further rounds, whose teacher can decode longer chunks
+half() {  # Store weights in float16, in half the file; later steps identify the decoder by these weights.
   python -c "import sys; from dcar.model.load import load_decoder as load; load(sys.argv[1]).save_pretrained(sys.argv[2], half=True)" \
     "$1" "$2"
 }
@@ -103,7 +103,7 @@ dcar train --config car_starter:far_distilled data="$out/joined" init_from="$out
 half "$out/car_joined" "$out/decoder"
 half "$out/far_joined" "$out/far_decoder"
 
-# The policies, each for a temperature, rewarded by what reads the tokens; the first learns from joined sentences too.
+# The policies, one per temperature, with rewards by the token recogniser; the first is trained on joined sentences too.
 dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car" data="$out/prepared_all" \
   out="$out/chunk_scorer_first"
 dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car_distilled" data="$out/distilled" \

@@ -1,18 +1,18 @@
-"""Train the recogniser of sound that ships: CTC over characters on the states of a frozen speech
+"""Train the shipped recogniser of audio: CTC over characters on the states of a frozen speech
 encoder.
 
     dcar prepare mode=resynthesize data=starter split=train out=runs/resynthesis batch_size=16
     dcar prepare mode=resynthesize data=starter split=dev out=runs/resynthesis
-    python -m launch.starter.train_recognizer train_manifest=runs/resynthesis/train.jsonl \
+    python -m launch.starter.train_recognizer train_manifest=runs/resynthesis/train.jsonl \\
       dev_manifest=runs/resynthesis/dev.jsonl out=runs/recognizer
 
 The recogniser provides the rewards `wer`, `cer` and `log_likelihood` of stage two, so it is trained
 on resynthesised speech; `make_models.sh` also adds every sentence in another voice. The default
 settings are those of the shipped recogniser, which took a quarter of an hour for the encoder and
 half an hour for the training on one core. The encoder runs once: its states are kept in out/states
-(184 MB an hour) until the training has ended. The folder `out` then holds weights, config.json,
-config.yaml, README.md, log.jsonl, provenance.json and checkpoints. The same command resumes from
-the states that are there and from the last checkpoint.
+(184 MB per hour of speech) until the training has ended. The folder `out` then holds weights,
+config.json, config.yaml, README.md, log.jsonl, provenance.json and checkpoints. The same command
+resumes from the existing states and the last checkpoint.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans
 logger = logging.getLogger(__name__)
 
 SHARD = 256
-"""Utterances whose states are one file."""
+"""Number of utterances whose states are in one file."""
 MAX_TOO_SHORT = 0.05
-"""Share of a manifest that may be too fast for CTC: quick speakers, not a wrong file."""
+"""Largest share of utterances in a manifest that may be too fast for CTC; more indicate a wrong
+file rather than quick speakers."""
 
 
 @dataclass(kw_only=True)
@@ -74,13 +75,13 @@ class TrainEncoderRecognizerConfig(SmallSettings):
         meaning="JSONL manifest of held-out speech; its WER is reported.", place="file"
     )
     out: str = setting("runs/recognizer", "Folder to write.", place="folder")
-    max_steps: int = setting(2000, "Updates of the weights.", minimum=1)
+    max_steps: int = setting(2000, "Number of updates of the weights.", minimum=1)
     warmup_steps: int = setting(200, "Steps in which the learning rate rises.", minimum=0)
     dropout: float = setting(
-        0.1, "Share of the states' values that training hides.", minimum=0, below=1
+        0.1, "Share of the states' values set to 0 in training.", minimum=0, below=1
     )
     longest_span: int = setting(
-        15, "States of a hidden span at most, one in every 60 states; 0 = none.", minimum=0
+        15, "Longest hidden span, in states; one span per 60 states; 0 = none.", minimum=0
     )
     eval_steps: int = setting(400, "Steps between evaluations on the dev manifest.", minimum=1)
     save_steps: int = setting(400, "Steps between checkpoints.", minimum=1)
@@ -88,27 +89,27 @@ class TrainEncoderRecognizerConfig(SmallSettings):
         True, "bfloat16 autocast; ten times slower on processors without instructions for it."
     )
     half_weights: bool = setting(True, "Store the finished weights in float16: half the file.")
-    model: EncoderRecognizerConfig = setting(EncoderRecognizerConfig, "Shape.")
+    model: EncoderRecognizerConfig = setting(EncoderRecognizerConfig, "Shape of the model.")
 
 
 @dataclass(frozen=True)
 class Recording:
-    """An utterance in memory: samples [n] int16 at 16 kHz and the words as they are spoken."""
+    """Utterance in memory: samples [n] int16 at 16 kHz and the words as they are pronounced."""
 
     wave: np.ndarray
     text: str
 
     def samples(self) -> np.ndarray:
-        """The wave as recognisers take it, [n] float32 in −1 … 1."""
+        """Return the waveform as recognisers take it, [n] float32 in −1 … 1."""
         return self.wave.astype(np.float32) / 32768
 
 
 def load_recordings(manifest: str) -> list[Recording]:
-    """Read a corpus of kind jsonl into memory (115 MB an hour).
+    """Read a corpus of kind jsonl into memory (115 MB per hour).
 
     Utterances whose audio is too short to align with their text are left out with a warning. Raises
-    DataError and AudioError, naming file and line, for a row that cannot be used, and DataError
-    where more than MAX_TOO_SHORT of the rows are too short.
+    DataError and AudioError, naming file and line, for a row that cannot be used, and DataError if
+    more than MAX_TOO_SHORT of the rows are too short.
     """
     recordings, too_short = [], []
     for u in load_corpus("jsonl", manifest):
@@ -131,8 +132,8 @@ def load_recordings(manifest: str) -> list[Recording]:
 
 
 def kept_states(recordings: Sequence[Recording], folder: Path) -> list[np.ndarray]:
-    """The encoder's states [T, 512] float16 of every recording, from files that are made where
-    they are missing and stay on the disk; a stopped run resumes from those that are there."""
+    """Return the encoder's states [T, 512] float16 of every recording. They are read from files
+    in `folder`; missing files are made first, so a stopped run resumes from those that exist."""
     encoder = WhisperEncoder(TAIL_SECONDS)
     states: list[np.ndarray] = []
     for start in tqdm(range(0, len(recordings), SHARD), desc="encoder", unit=f"{SHARD} utterances"):
@@ -152,8 +153,8 @@ def kept_states(recordings: Sequence[Recording], folder: Path) -> list[np.ndarra
         lengths = [state_count(len(r.wave)) for r in shard]
         if len(table) != sum(lengths):
             raise CheckpointError(
-                f"{path}: holds {len(table)} states where {sum(lengths)} belong; remove it and run "
-                "the same command again"
+                f"{path}: holds {len(table)} states where {sum(lengths)} belong; remove it and "
+                "run the same command again"
             )
         states += np.split(table, np.cumsum(lengths)[:-1])
     return states
@@ -168,7 +169,7 @@ def _identity(recordings: Sequence[Recording]) -> str:
 
 
 class StateTexts(CTCTexts):
-    """States and characters of a manifest."""
+    """Encoder states and characters of the utterances of a manifest."""
 
     def __init__(
         self,
@@ -184,7 +185,8 @@ class StateTexts(CTCTexts):
         super().__init__(config, states, symbols, texts, [len(s) for s in states])
 
     def changed(self, frames: Any, rng: np.random.Generator) -> np.ndarray:
-        """States [T, 512] float32, some spans and a share of the other values 0."""
+        """Return states [T, 512] float32 with some spans and a share of the other values set to
+        0."""
         states, dropout = frames.astype(np.float32), self.config.dropout
         for span in hidden_spans(len(states), self.config.longest_span, rng):
             states[span] = 0
@@ -194,7 +196,7 @@ class StateTexts(CTCTexts):
 
 
 class EncoderRecognizerTrainer(CTCTrainer):
-    """Word errors are its dev metric."""
+    """Trainer whose dev metric is the word error rate."""
 
     model: EncoderRecognizer
     what = "an encoder recogniser"
@@ -206,19 +208,18 @@ class EncoderRecognizerTrainer(CTCTrainer):
             log_probs = self.model.frames(states[None], torch.tensor([len(states)], device=device))[
                 0
             ].cpu()
-            heard = word_errors(dev.texts[index], self.model.read(log_probs))
+            found = word_errors(dev.texts[index], self.model.read(log_probs))
             nats = -likelihood(log_probs, dev.symbols[index], BLANK)
-            sums += (nats, len(dev.texts[index]), heard.errors, heard.reference_words)
+            sums += (nats, len(dev.texts[index]), found.errors, found.reference_words)
         nats, characters, errors, words = sums.tolist()
         return nats, characters, errors, words
 
 
 def run(config: TrainEncoderRecognizerConfig) -> EncoderRecognizer:
-    """Train (or resume) and save the recogniser with its card, log and provenance into
-    `config.out`.
+    """Train (or resume) and save the recogniser with its card, log and provenance in `config.out`.
 
-    Raises DataError or AudioError for a manifest that is missing or broken, CheckpointError where
-    out holds another run.
+    Raises DataError or AudioError for a manifest that is missing or broken, and CheckpointError if
+    `out` holds another run.
     """
     last = last_of(config, EncoderRecognizer.load_config, config.model, "recogniser")
     train, dev = (load_recordings(path) for path in (config.train_manifest, config.dev_manifest))
@@ -228,7 +229,7 @@ def run(config: TrainEncoderRecognizerConfig) -> EncoderRecognizer:
         StateTexts(recordings, kept_states(recordings, kept), config) for recordings in (train, dev)
     ]
     utterances = len(train)
-    del train, dev  # their waves: 115 MB an hour
+    del train, dev  # free the waveforms, 115 MB per hour
     torch.manual_seed(config.seed)
     model = EncoderRecognizer(config.model)
     trainer = EncoderRecognizerTrainer(config, model, *sets)
@@ -251,19 +252,19 @@ def run(config: TrainEncoderRecognizerConfig) -> EncoderRecognizer:
 
 
 def encoder_recognizer_card(recognizer: EncoderRecognizer, source: Mapping[str, Any]) -> str:
-    """README.md of an encoder recogniser."""
+    """Return the text of README.md for an encoder recogniser."""
     config, data = recognizer.config, source["data"]
     return model_card(
         "Encoder recogniser",
         "Words from the states of whisper-base's frozen encoder, by CTC over characters: the "
-        "reward recogniser of stage two, trained on the speech of a vocoder. It is no judge of "
-        "what was trained by it.",
+        "reward recogniser of stage two, trained on the speech of a vocoder. Do not evaluate "
+        "with it what was trained with its rewards.",
         [
             (
                 "size",
                 f"{sum(p.numel() for p in recognizer.parameters()):,} parameters, "
                 f"{len(config.dilations)} layers, "
-                f"width {config.hidden_size}, beside the encoder's",
+                f"width {config.hidden_size}, in addition to the encoder's",
             ),
             ("encoder", config.encoder),
             (

@@ -44,26 +44,26 @@ def test_rehearsal_fills_the_table(tmp_path, capsys):
     assert all(len(row) == 4 and row[2].strip() for row in rows)
     what = {row[1] for row in rows}
     for name in (
-        "dcar@n4",
-        "vadusa-2",
-        "CAR-1",
-        "greedy FAR",
-        "FAR after 400 tokens",
-        "sd@draft",
+        "dcar@n4, RTF end to end; of the decoder",
+        "vadusa-2, RTF end to end; of the decoder",
+        "CAR-1, ms per step",
+        "greedy FAR, hf static, tokens per second",
+        "FAR after 400 tokens, ms per step",
+        "sd@draft, ms per round; tokens per second at batch 1, 32",
         "round_over_far_step",
         "decision_over_pass",
         "dcar_speedup_over_mean_chunk",
         "floor_share_far",
         "sd_over_hf_assisted",
-        "stage one, plain, batches of 1,000 tokens, speech tokens a second",
-        "rollouts with rewards, a second",
-        "rollouts of 12 tokens, 2 rows, a second: tokens only",
-        "vocoder, training steps a second",
-        "HuBERT-Large and k-means, seconds of audio a second",
+        "stage one, plain, batches of 1,000 tokens, speech tokens per second",
+        "rollouts with rewards, per second",
+        "rollouts of 12 tokens, 2 rows, per second: tokens only",
+        "vocoder, training steps per second",
+        "HuBERT-Large and k-means, seconds of audio per second",
         "stage one, CAR; FAR takes no longer, hours",
     ):
-        assert any(row.startswith(name) for row in what), name
-    assert "vocoder" in next(row[2] for row in rows if row[1] == "stage two, seconds of a step")
+        assert name in what, name
+    assert "vocoder" in next(row[2] for row in rows if row[1] == "stage two, seconds per step")
     measured = {row[1]: row[2] for row in rows if row[0] == "| hours"}
     # no recognisers were timed
     assert float(measured["prepare, hours"]) > 0 and "nemo" in measured["profile, hours"]
@@ -137,7 +137,7 @@ def test_recognisers_without_nemo(monkeypatch):
     monkeypatch.setattr("launch.gpu_parts.importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("launch.gpu_parts.RECOGNISERS", {"nemo": ("NeMo", None)})
     assert recognisers_found(Bench("cpu")) == Found(
-        [("NeMo, seconds of audio a second", "not measured", "NeMo is not installed")]
+        [("NeMo, seconds of audio per second", "not measured", "NeMo is not installed")]
     )
 
 

@@ -179,7 +179,7 @@ def test_the_first_hour_of_docs_start_in_an_empty_folder(environment, tmp_path):
         if line.startswith("dcar score"):
             assert float(re.search(r'"wer": {"moonshine": ([\d.]+)', done.stdout)[1]) < 0.4
         if line.startswith("dcar compare"):  # as the page says behind it
-            assert all(f"At equal {what}" in done.stdout for what in ("tokens a pass", "time")), (
+            assert all(f"At equal {what}" in done.stdout for what in ("tokens per pass", "time")), (
                 done.stdout
             )
     assert "<audio" in (folder / "runs/first_comparison/report.html").read_text()

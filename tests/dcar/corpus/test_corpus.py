@@ -43,9 +43,7 @@ def test_recordings_of_a_low_rate_are_warned_of(tmp_path, caplog):
     rows = load_corpus("jsonl", write_manifest(tmp_path, 4 * [{}]))
     assert validate(rows, 0.5, 5) == []
     [warning] = caplog.messages
-    assert warning.startswith(
-        "2 of 4 recordings have fewer than 16000 samples a second (the lowest 8000)"
-    )
+    assert warning.startswith("2 of 4 recordings") and "16000" in warning and "8000" in warning
     caplog.clear()
     assert validate(rows[2:], 0.5, 5) == [] and not caplog.messages
 

@@ -156,8 +156,8 @@ def test_prompts_replicate_where_seeds_are_one(tmp_path):
     # intervals: 6 utterances, not 24
     assert (row["n"], row["seeds"], row["prompts"], row["records"]) == (6, 2, 2, 24)
     assert row["variety"] > 0 and result["prompt_seeds"] == [0, 7]
-    assert "seeds 0, 7" in (tmp_path / "compare.txt").read_text()
-    assert "What greediness costs" in (tmp_path / "report.html").read_text()
+    assert "prompts of seeds 0, 7" in (tmp_path / "compare.txt").read_text()
+    assert "<h2>Variety</h2>" in (tmp_path / "report.html").read_text()
     assert transcribed(tmp_path, replicated(), prompt_seeds=[0, 7], **asked) == 0
     assert transcribed(tmp_path, **asked) == 0  # the prompts of today are the first of two
 
@@ -169,7 +169,7 @@ def test_replicates_of_an_utterance_stay_together(tmp_path):
     (three,) = spoken(tmp_path, replicated(), methods=["car-2@t0"], seeds=[0, 1, 2])["rows"]
     assert three["records"] == 18 and three["wer_ci"] == one["wer_ci"]
     assert three["variety"] == 0 and three["variety_ci"] == [0, 0]
-    assert "Spoken alike every time" in (tmp_path / "compare.txt").read_text()
+    assert "Identical in all renderings" in (tmp_path / "compare.txt").read_text()
 
 
 def test_an_utterance_with_the_same_prompt_again_is_spoken_once(tmp_path):

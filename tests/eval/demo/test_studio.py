@@ -37,7 +37,7 @@ def test_every_method_that_is_offered_speaks(studio):
         assert (
             facts.startswith(f"{method}: ")
             and "s end to end (RTF" in facts
-            and facts.endswith(" a pass.")
+            and facts.endswith(" per pass.")
         )
         assert np.abs(spoken.audio).max() > 0.01
 

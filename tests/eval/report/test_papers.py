@@ -10,7 +10,7 @@ from test_report import parsed
 
 from eval.methods.sweeps import expand_names
 from eval.report.page import write_report
-from eval.report.papers import SETUPS, setup_text, beside_papers, cells, speedup
+from eval.report.papers import SETUPS, beside_papers, cells, setup_text, speedup
 from eval.report.plots import PLOTS, draw_plots
 from eval.results.pareto import equal_speed, speed_axis
 from eval.results.rows import counts_of, make_rows
@@ -135,9 +135,9 @@ def test_report_of_many_methods_has_all_sections(comparison, tmp_path):
         "Errors and speed",
         "Fewest word errors",
         "Errors against chunk size",
-        "Who wins at equal speed",
+        "Comparison at equal speed",
         "Passes and acceptance",
-        "Beside the papers",
+        "Published results",
     ):
         assert heading in page.text
     assert all(name in page.text for name in NAMES)

@@ -80,7 +80,7 @@ def test_a_link_unfolds_its_section(page):
     with opened(page, DESKTOP) as browser:
         find = "return document.getElementById('who-wins-at-equal-speed').open"
         assert not browser.execute_script(find)
-        browser.find_element("link text", "Who wins at equal speed").click()
+        browser.find_element("link text", "Comparison at equal speed").click()
         assert browser.execute_script(find)
 
 
@@ -91,7 +91,7 @@ def test_no_column_of_this_comparison_has_to_be_scrolled_to(desktop):
         "document.getElementById(id).open = true"
     )
     scrolled = {label for label, _ in desktop.execute_script(SCROLLED)}
-    assert not {"Errors and speed", "Could it be chance?", "Voices, lengths and loops"} & scrolled
+    assert not {"Errors and speed", "Significance", "Voices, lengths and loops"} & scrolled
 
 
 def test_a_phone_shows_figures_beside_the_names(phone):

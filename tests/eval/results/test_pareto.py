@@ -98,7 +98,8 @@ def test_a_point_is_compared_with_a_line_and_lines_apart_are_not():
     apart = compare_curves(line, Curve("sd", {"sd": 0.9}), counts, resamples=200)
     assert apart["shared"] is None
     assert sentence({**apart, "axis": "tokens_per_pass"}) == (
-        "CAR-k (1.00–2.00) and SD (0.90) have no tokens per pass in common: nothing to compare."
+        "CAR-k (1.00–2.00) and SD (0.90) have no tokens per pass in common, so they cannot "
+        "be compared."
     )
     # within what clocks can tell
     near = compare_curves(line, Curve("sd", {"sd": 0.98}), counts, resamples=200)

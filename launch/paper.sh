@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Make the environment if needed and run the paper's recipe: LibriTTS -> tokens -> FAR and CAR -> DCPO -> table and report.
+# Create the environment if needed and run the paper's recipe: LibriTTS -> tokens -> FAR and CAR -> DCPO -> table and report.
 #   ./launch/paper.sh DATA OUT [NAME=value …] [STAGE.SETTING=value …]
-# Run it again to continue. Stages and settings: docs/papers.md.
+# Run it again to resume. Stages and settings: docs/papers.md.
 set -euo pipefail
 data=$(realpath "${1:?give the LibriTTS folder: ./launch/paper.sh DATA OUT [NAME=value …]}")
 out=$(realpath -m "${2:?give the folder to write: ./launch/paper.sh DATA OUT [NAME=value …]}")

@@ -1,1 +1,1 @@
-"""`dcar prepare`: corpus → phonemes, speech tokens and voices on disk."""
+"""`dcar prepare`: corpus → phonemes, speech tokens and voice features on disk."""

@@ -1,17 +1,17 @@
-"""A corpus as chunks that shards are made of: read whole, or as it is streamed.
+"""Division of a corpus into chunks, from which shards are made: read whole, or streamed.
 
-`WholeCorpus` is read and checked before anything is tokenised: splits, `limit`, copies, every bad
-row first. Process 0 decodes all audio once and leaves its verdict in a file that the others wait
-for. Recordings without a text may be heard by a recogniser first; what it heard is kept in a file
-that a person can correct.
+`WholeCorpus` reads and checks everything before tokenisation: splits, `limit`, copies, all bad
+rows. Process 0 decodes all audio once and writes its verdict to a file that the other processes
+wait for. Recordings without a text may first be transcribed by a recogniser; the transcripts are
+kept in a file that a person can correct.
 
 `StreamedCorpus` (`stream=true`) may be larger than memory or disk. Rows are read one at a time and
-cut into chunks by their place in the corpus. Memory holds one chunk; eight bytes an utterance are
-kept at the end to find ids that were used twice. Process p of n takes every n-th chunk, or, where
-passing over rows costs as much as reading them (a dataset streamed from a hub), every n-th file.
-Departures from a corpus that is read whole: bad rows are reported after everything was read; one
-without splits is divided by a hash of each sentence, so that the shares of dev and test are met on
-average, not exactly.
+grouped into chunks by their place in the corpus. Memory holds one chunk; at the end, eight bytes
+per utterance are needed to find repeated ids. Process p of n takes every n-th chunk, or every n-th
+file if skipping rows costs as much as reading them (a dataset streamed from a hub). Departures from
+a corpus that is read whole: bad rows are reported after everything was read, and a corpus without
+splits is divided by a hash of each sentence, so that the shares of dev and test are met on average,
+not exactly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 class WholeCorpus:
-    """The chosen utterances of a corpus, and its bad rows."""
+    """Chosen utterances of a corpus, and its bad rows."""
 
     def __init__(self, config: PrepareConfig, progress: bool, processes: int = 1):
         self.config, self.progress = config, progress
@@ -65,24 +65,21 @@ class WholeCorpus:
             audio_root=config.audio_root,
             subsets=config.subsets,
         )
-        heard = f"{config.out}.transcripts.jsonl" if config.out else ""
         kept = with_transcripts(
             [u for u in utterances if in_range(u, config)],
             config.transcribe,
-            heard,
+            f"{config.out}.transcripts.jsonl" if config.out else "",
             processes,
             own_device(config.device),
         )
-        self.checked, self.filtered = (
-            len(utterances) + len(self.problems),
-            len(utterances) - len(kept),
-        )
+        self.checked = len(utterances) + len(self.problems)
+        self.filtered = len(utterances) - len(kept)
         self.chosen = choose(kept, config) if kept else {}
         self.rows = [u for split_rows in self.chosen.values() for u in split_rows]
 
     def fingerprint(self, head: list) -> str:
-        """SHA-256 over everything that decides the result; audio files count by path, size and
-        time of change. head: `settings_stamp`."""
+        """Return the SHA-256 of everything that decides the result; an audio file is represented
+        by its path, size and modification time. head: `settings_stamp`."""
         digest = hashlib.sha256(
             json.dumps([head, [str(p) for p in self.problems]], sort_keys=True).encode()
         )
@@ -97,7 +94,7 @@ class WholeCorpus:
         return digest.hexdigest()
 
     def validate(self) -> list[Problem]:
-        """All bad rows."""
+        """Decode every chosen recording and return all bad rows."""
         config = self.config
         return self.problems + validate_corpus(
             self.rows,
@@ -108,8 +105,9 @@ class WholeCorpus:
         )
 
     def begin(self, work: Path, rank: int, done: Callable[[], PrepareReport | None]) -> None:
-        """Validate, on process 0, unless that was done in `work`; the others wait, or until the
-        result is there. DataError where rows are bad and none may be skipped."""
+        """Validate the corpus on process 0, unless that was already done in `work`; the other
+        processes wait for the verdict, or for the finished result. Raises DataError if there are
+        bad rows and skip_bad is false."""
         verdict = work / "validated.json"
         if rank == 0 and not verdict.exists():
             write_json(verdict, {"problems": [asdict(p) for p in self.validate()]})
@@ -125,17 +123,17 @@ class WholeCorpus:
         except (KeyError, TypeError):
             verdict.unlink(missing_ok=True)
             raise DataError(
-                f"{verdict}: damaged, and removed; run again, the corpus is validated anew"
+                f"{verdict}: was damaged and has been removed; run again to validate the corpus "
+                "again"
             ) from None
         if self.problems and not self.config.skip_bad:
             raise DataError(
                 f"{len(self.problems)} problems in the {self.config.corpus} corpus; repair them "
-                "or set "
-                f"skip_bad:\n{describe(self.problems, 100)}"
+                f"or set skip_bad=true:\n{describe(self.problems, 100)}"
             )
 
     def chunks(self, rank: int, world: int) -> list[Chunk]:
-        """The chunks of this process: every n-th, of one split each."""
+        """Return the chunks of this process: every n-th, each with rows of a single split."""
         size = self.config.shard_size
         shards = [
             (split, jobs[start : start + size])
@@ -149,39 +147,38 @@ class WholeCorpus:
         ]
 
     def _jobs(self) -> dict[str, list[Job]]:
-        """What is to be tokenised, by split: good rows, and copies at other speeds. DataError
-        where a split is empty."""
+        """Return the rows to tokenise, by split: good rows, and copies at other speeds. Raises
+        DataError for an empty split or a repeated id."""
         config = self.config
         bad = {(p.id, p.source) for p in self.problems}
-        spoken = Counter(u.speaker for u in self.chosen.get("train", []))
+        counts = Counter(u.speaker for u in self.chosen.get("train", []))
         copied = {
             speaker
-            for speaker, n in spoken.items()
+            for speaker, n in counts.items()
             if not config.copies_below or n < config.copies_below
         }
-        jobs = {
-            split: [
+        jobs: dict[str, list[Job]] = {}
+        for split, rows in self.chosen.items():
+            good = [u for u in rows if (u.id, u.source) not in bad]
+            jobs[split] = [
                 Job(u, split, speed)
-                for speed in (config.speeds if split == "train" else (1.0,))
-                for u in rows
-                if (u.id, u.source) not in bad and (speed == 1.0 or u.speaker in copied)
+                for speed in speeds_of(split, config)
+                for u in good
+                if speed == 1.0 or u.speaker in copied
             ]
-            for split, rows in self.chosen.items()
-        }
         twice = [i for i, n in Counter(j.id for js in jobs.values() for j in js).items() if n > 1]
-        if twice:  # a copy of A at 0.9 is called A@0.9, and so may an utterance be
+        if twice:  # a copy of A at 0.9 has the id A@0.9, which an utterance may have as well
             raise DataError(
                 f"{len(twice)} ids are used twice, {twice[0]!r} among them, once for a copy at "
-                "another "
-                "speed; rename the utterances or leave out that speed"
+                "another speed; rename the utterances or remove that speed from speeds"
             )
         empty = [split for split, split_jobs in jobs.items() if not split_jobs]
         if empty or not jobs:
             why = [f"{len(self.problems)} are bad"]
             if self.filtered:
-                why.append(f"{self.filtered} last longer or shorter than filter_seconds says")
+                why.append(f"{self.filtered} are outside the range of filter_seconds")
             if {"dev", "test"} & set(empty):
-                why.append("dev_fraction and test_fraction say how many are held out")
+                why.append("dev_fraction and test_fraction decide how many are held out")
             raise DataError(
                 f"no usable utterance is left in {', '.join(empty) or 'the corpus'}: of "
                 f"{self.checked} "
@@ -191,7 +188,7 @@ class WholeCorpus:
 
 
 class StreamedCorpus:
-    """The parts of a corpus, none of which was read; what was found in it, its chunks say."""
+    """Parts of a corpus, none of them read yet; the results of reading are in its chunks."""
 
     checked = filtered = 0
     problems: list[Problem] = []
@@ -207,16 +204,16 @@ class StreamedCorpus:
         )
 
     def fingerprint(self, head: list) -> str:
-        """SHA-256 over `settings_stamp` and the stamps of the parts (of manifests and lists; the
-        files of a folder corpus and of a hub are not looked at one by one)."""
+        """Return the SHA-256 of `settings_stamp` and of the stamps of the parts (of manifests
+        and lists; the files of a folder corpus and of a hub are not examined one by one)."""
         return digest_of([*head, self.config.path, [[p.name, p.stamp] for p in self.parts]])
 
     def begin(self, work: Path, rank: int, done: Callable[[], PrepareReport | None]) -> None:
-        """There is nothing to do before rows are read."""
+        """Do nothing: no row is read in advance."""
 
     def chunks(self, rank: int, world: int) -> Iterator[Chunk]:
-        """The chunks of this process; a name is the place in the corpus, for any number of
-        processes."""
+        """Yield the chunks of this process. A chunk's name is its place in the corpus, for any
+        number of processes."""
         running = 0
         for index, part in enumerate(self.parts):
             if part.costly and index % world != rank:
@@ -230,12 +227,9 @@ class StreamedCorpus:
 
     def _examined(self, rows: list[Row], pool: ThreadPoolExecutor) -> Contents:
         config = self.config
-        chosen = [
-            (u, split)
-            for u in rows
-            if isinstance(u, Utterance)
-            if (split := split_of(u, config)) in config.splits
-        ]
+        utterances = [u for u in rows if isinstance(u, Utterance)]
+        placed = [(u, split_of(u, config)) for u in utterances]
+        chosen = [(u, split) for u, split in placed if split in config.splits]
         kept = [(u, split) for u, split in chosen if in_range(u, config)]
         jobs: dict[str, list[Job]] = {split: [] for split in config.splits}
         loaded: dict[str, Loaded] = {}
@@ -248,148 +242,159 @@ class StreamedCorpus:
             if found or audio is None:
                 continue
             loaded[u.source] = audio, prompt
-            jobs[split] += [
-                Job(u, split, speed) for speed in (config.speeds if split == "train" else (1.0,))
-            ]
+            jobs[split] += [Job(u, split, speed) for speed in speeds_of(split, config)]
         return Contents(jobs, loaded, problems, len(rows), len(chosen) - len(kept))
 
 
+def speeds_of(split: str, config: PrepareConfig) -> tuple[float, ...]:
+    """Return the speeds at which a split is tokenised: all of `speeds` for train, 1 for others."""
+    return config.speeds if split == "train" else (1.0,)
+
+
 def in_range(u: Utterance, config: PrepareConfig) -> bool:
-    """Whether `filter_seconds` keeps an utterance; one without a readable duration is kept, for
-    validation to name."""
-    if not config.filter_seconds or (seconds := u.seconds()) is None:
+    """Return True if `filter_seconds` keeps an utterance. One without a readable duration is
+    kept, so that validation reports it."""
+    if not config.filter_seconds:
         return True
-    return config.filter_seconds[0] <= seconds <= config.filter_seconds[1]
+    seconds = u.seconds()
+    return seconds is None or config.filter_seconds[0] <= seconds <= config.filter_seconds[1]
 
 
 def sentence(u: Utterance) -> str:
-    """The text as corpora without splits are divided by: the same sentence must not stand in two
+    """Return the text by which corpora without splits are divided, so that no sentence is in two
     splits."""
     return " ".join(u.text.lower().split())
 
 
 def choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, list[Utterance]]:
-    """Utterances of every wanted split, in corpus order, at most `limit` each.
+    """Return the utterances of every wanted split, in corpus order, at most `limit` each.
 
-    A corpus without splits is divided by sentence (never by row: the same sentence must not stand
-    in two splits), ordered by a hash of the text, so that the division does not depend on the order
-    of the files.
+    A corpus without splits is divided by sentence (never by row: no sentence may be in two splits),
+    in the order of a hash of the text, so that the division does not depend on the order of the
+    files. Raises DataError if the corpus has none of the splits.
     """
     if all(u.split is None for u in utterances):
         sentences = sorted(
             {sentence(u) for u in utterances}, key=lambda t: hashlib.sha256(t.encode()).digest()
         )
-        n = len(sentences)
-        fractions = (config.dev_fraction, config.test_fraction)
-        dev, test = (max(1, round(f * n)) if f > 0 and n >= 3 else 0 for f in fractions)
-        place = {
-            t: "dev" if i < dev else "test" if i < dev + test else "train"
-            for i, t in enumerate(sentences)
-        }
-        split_of = [place[sentence(u)] for u in utterances]
+        dev = _held_out(config.dev_fraction, len(sentences))
+        test = _held_out(config.test_fraction, len(sentences))
+        held_out = dict.fromkeys(sentences[:dev], "dev")
+        held_out |= dict.fromkeys(sentences[dev : dev + test], "test")
+        splits = [held_out.get(sentence(u), "train") for u in utterances]
     else:
-        split_of = [u.split or "train" for u in utterances]
+        splits = [u.split or "train" for u in utterances]
     chosen: dict[str, list[Utterance]] = {s: [] for s in config.splits}
-    for u, split in zip(utterances, split_of, strict=True):
+    for u, split in zip(utterances, splits, strict=True):
         if split in chosen and (config.limit is None or len(chosen[split]) < config.limit):
             chosen[split].append(u)
-    if others := Counter(s for s in split_of if s not in (*SPLITS, *chosen)):
+    if others := Counter(s for s in splits if s not in (*SPLITS, *chosen)):
         logger.warning(
-            "%d rows of other splits than train, dev and test are left out: %s; splits=[…] takes "
-            "those that "
-            "it names",
+            "%d rows of splits other than train, dev and test are left out: %s; set splits=[…] to "
+            "include them",
             others.total(),
             ", ".join(f"{s} ({n})" for s, n in sorted(others.items())),
         )
     absent = [s for s, rows in chosen.items() if not rows]
     if absent:
         if len(absent) == len(chosen):
-            there = ", ".join(sorted(set(split_of))) or "no readable row"
+            there = ", ".join(sorted(set(splits))) or "no readable row"
             raise DataError(
-                f"none of the splits {', '.join(absent)} is in the corpus (it has {there})"
+                f"none of the splits {', '.join(absent)} is in the corpus (it has {there}); set "
+                "splits=[…] to some of these"
             )
         logger.warning("the corpus has no split %s; it is left out", ", ".join(absent))
     return {s: rows for s, rows in chosen.items() if rows}
+
+
+def _held_out(fraction: float, sentences: int) -> int:
+    """Return the number of sentences to hold out; none if there are fewer than three."""
+    if fraction == 0 or sentences < 3:
+        return 0
+    return max(1, round(fraction * sentences))
 
 
 def _audio_stamp(audio: str | bytes | StoredAudio | AudioSegment | None) -> bytes:
     if audio is None:
         return b"-"
     if isinstance(audio, AudioSegment):
-        return (
-            _audio_stamp(audio.path) + f":{audio.start}:{audio.duration}:{audio.channel}".encode()
-        )
+        segment = f":{audio.start}:{audio.duration}:{audio.channel}"
+        return _audio_stamp(audio.path) + segment.encode()
     if isinstance(audio, bytes):
         return hashlib.sha256(audio).digest()
     if isinstance(audio, StoredAudio):
         return f"{getattr(audio.rows, '_fingerprint', '')}:{audio.index}".encode()
-    stat = Path(audio).stat() if Path(audio).is_file() else None
-    return (
-        f"{audio}:{stat.st_size}:{stat.st_mtime_ns}".encode()
-        if stat
-        else f"{audio}:missing".encode()
-    )
+    if not Path(audio).is_file():
+        return f"{audio}:missing".encode()
+    stat = Path(audio).stat()
+    return f"{audio}:{stat.st_size}:{stat.st_mtime_ns}".encode()
 
 
 TRANSCRIBED_TOGETHER = 64
-"""Recordings that are read and transcribed together."""
+"""Number of recordings that are read and transcribed together."""
 
 
 def with_transcripts(
     rows: list[Utterance], recognizer: str, file: str, processes: int, device: str = "cpu"
 ) -> list[Utterance]:
-    """The rows, those without a text with what `recognizer` (a name, "" = none) heard; their source
-    says so.
+    """Return the rows; those without a text get the transcript of `recognizer` (a name, "" = none),
+    and their source says so.
 
-    device: of the recogniser. file: JSON lines with id, text and by, read first and written when
-    all were heard; "" = none. What cannot be heard keeps its empty text. ConfigError where several
-    processes would listen; DataError for a file that is none.
+    device: device of the recogniser. file: JSON lines with id, text and by, read first and written
+    after all recordings were transcribed; "" = none. Recordings that cannot be read keep their
+    empty text. Raises ConfigError if several processes would transcribe, DataError for a malformed
+    file.
     """
     if not recognizer or all(u.text.strip() for u in rows):
         return rows
     known = _read_transcripts(Path(file)) if file else {}
-    unheard = [u for u in rows if not u.text.strip() and u.id not in known]
-    if unheard:
+    missing = [u for u in rows if not u.text.strip() and u.id not in known]
+    if missing:
         if processes > 1:
             raise ConfigError(
-                f"transcribe: {len(unheard)} recordings are to be heard first; run this in one "
-                "process"
+                f"transcribe: {len(missing)} recordings must be transcribed first; run dcar "
+                "prepare once in a single process"
             )
-        from dcar.recognition.load import load_recognizer
-
-        listener = load_recognizer(recognizer, device)
-        with tqdm(desc="transcribe", total=len(unheard), unit="utt") as bar:
-            for start in range(0, len(unheard), TRANSCRIBED_TOGETHER):
-                batch = unheard[start : start + TRANSCRIBED_TOGETHER]
-                waves = {u.id: wave for u in batch if (wave := _sound(u)) is not None}
-                texts = listener.transcribe(list(waves.values()), ENCODER_SAMPLE_RATE)
-                known |= {
-                    id_: {"id": id_, "text": text.strip(), "by": recognizer}
-                    for id_, text in zip(waves, texts, strict=True)
-                }
-                bar.update(len(batch))
+        known |= _transcribe(missing, recognizer, device)
         if file:
-            write_text(
-                file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in known.values())
-            )
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in known.values()]
+            write_text(file, "".join(lines))
     logger.info(
-        "%d recordings have no text: what %s heard is taken%s",
+        "%d recordings have no text; transcripts by %s are used%s",
         sum(not u.text.strip() for u in rows),
         recognizer,
-        f"; correct it in {file}" * bool(file),
+        f"; correct it in {file}" if file else "",
     )
-    return [
-        u
-        if u.text.strip() or u.id not in known
-        else replace(
-            u, text=known[u.id]["text"], source=f"{u.source} (transcribed by {known[u.id]['by']})"
-        )
-        for u in rows
-    ]
+    return [_with_text(u, known) for u in rows]
+
+
+def _transcribe(rows: Sequence[Utterance], name: str, device: str) -> dict[str, dict[str, str]]:
+    """Return the transcripts of readable recordings by id, made by the recogniser `name`."""
+    from dcar.recognition.load import load_recognizer
+
+    recognizer = load_recognizer(name, device)
+    found: dict[str, dict[str, str]] = {}
+    with tqdm(desc="transcribe", total=len(rows), unit="utt") as bar:
+        for start in range(0, len(rows), TRANSCRIBED_TOGETHER):
+            batch = rows[start : start + TRANSCRIBED_TOGETHER]
+            waves = {u.id: wave for u in batch if (wave := _sound(u)) is not None}
+            texts = recognizer.transcribe(list(waves.values()), ENCODER_SAMPLE_RATE)
+            for utterance_id, text in zip(waves, texts, strict=True):
+                found[utterance_id] = {"id": utterance_id, "text": text.strip(), "by": name}
+            bar.update(len(batch))
+    return found
+
+
+def _with_text(u: Utterance, transcripts: Mapping[str, Mapping[str, str]]) -> Utterance:
+    """Return an utterance with its transcript, if it lacks a text and has one."""
+    if u.text.strip() or u.id not in transcripts:
+        return u
+    found = transcripts[u.id]
+    return replace(u, text=found["text"], source=f"{u.source} (transcribed by {found['by']})")
 
 
 def _sound(u: Utterance) -> np.ndarray | None:
-    """Return the waveform at 16 kHz, None if it cannot be read: validation reports the cause."""
+    """Return the waveform at 16 kHz, or None if it cannot be read: validation reports the cause."""
     try:
         return u.load(ENCODER_SAMPLE_RATE)[0]
     except AudioError:
@@ -397,18 +402,18 @@ def _sound(u: Utterance) -> np.ndarray | None:
 
 
 def _read_transcripts(file: Path) -> dict[str, dict[str, str]]:
-    """By id, what was heard."""
+    """Return the transcripts in a file by id; none if the file does not exist."""
     if not file.exists():
         return {}
-    fix = "correct it, or remove the file: then the recordings are heard again"
+    fix = "correct it, or remove the file to transcribe the recordings again"
     try:
         return {
             row["id"]: {name: str(row[name]) for name in ("id", "text", "by")}
-            for _, row in json_lines(file, "a transcript as this command writes it", fix)
+            for _, row in json_lines(file, "a transcript as dcar prepare writes it", fix)
         }
     except (KeyError, TypeError) as error:
         raise DataError(
-            f"{file}: not a list of transcripts as this command writes it ({error}); {fix}"
+            f"{file}: not a list of transcripts as dcar prepare writes it ({error}); {fix}"
         ) from error
 
 
@@ -419,8 +424,8 @@ def _batched(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
 
 
 def split_of(u: Utterance, config: PrepareConfig) -> str:
-    """The utterance's own split, or one by a hash of its sentence: the same sentence never
-    stands in two splits."""
+    """Return the utterance's own split, or one by a hash of its sentence: no sentence is ever in
+    two splits."""
     if u.split is not None:
         return u.split
     share = int.from_bytes(hashlib.sha256(sentence(u).encode()).digest()[:8], "big") / 2**64
@@ -430,8 +435,8 @@ def split_of(u: Utterance, config: PrepareConfig) -> str:
 
 
 def repeated_ids(files: Sequence[Path]) -> list[Problem]:
-    """Ids that stand in the shards more than once, found by 64-bit hashes; then named by reading
-    again."""
+    """Return the ids that occur more than once in the shards. They are found by 64-bit hashes,
+    then named in a second reading."""
     import pyarrow.parquet as pq
 
     def ids() -> Iterator[str]:

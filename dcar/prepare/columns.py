@@ -1,9 +1,9 @@
-"""The facts that commands need of all rows of a prepared split, in one memory-mapped file next to
+"""Facts about all rows of a prepared split that commands need, in one memory-mapped file next to
 its table.
 
-Reading five million rows takes an hour; mapping a few numbers a row takes no time. `dcar prepare`
-writes them to <split>/columns.feather (Arrow IPC, 29 bytes a row), with the columns of `SCHEMA`. A
-split without that file, as earlier versions wrote it, is read once (`columns_of`).
+Reading five million rows takes an hour; mapping a few numbers per row takes no time. `dcar prepare`
+writes them to <split>/columns.feather (Arrow IPC, 29 bytes per row), with the columns of `SCHEMA`.
+A split without that file, as earlier versions wrote it, is read once (`columns_of`).
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ FILE = "columns.feather"
 SCHEMA = {
     "speech_tokens": "int32",  # length of `speech`
     "text_units": "int32",  # length of `text_ids`
-    # frames that CTC needs for `text_ids` (dcar.recognition.ctc.frames_needed)
+    # least number of frames that CTC needs for `text_ids` (dcar.recognition.ctc.frames_needed)
     "ctc_frames": "int32",
     "duration": "float32",  # seconds
-    "has_prompt": "uint8",  # 1 where the corpus names a prompt
-    "speaker": "int32",  # place of the speaker's name among all names in alphabetical order
-    # place of the id among all ids in alphabetical order; equal ids have equal ranks
+    "has_prompt": "uint8",  # 1 if the corpus names a prompt
+    "speaker": "int32",  # index of the speaker's name among all names in alphabetical order
+    # index of the id among all ids in alphabetical order; equal ids have equal ranks
     "id_rank": "int32",
-    # the same of the SHA-256 of the ids: an order that looks random and never changes
+    # the same for the SHA-256 of the ids: an order that looks random and never changes
     "digest_rank": "int32",
 }
 READ = ["id", "speaker", "text_ids", "speech", "duration", "prompt_speech"]
 READ_AT_ONCE = 10_000  # rows
 KEPT_FROM = 100_000
-"""Rows from which the columns of an older folder are worth a file; fewer are read again in a
-fraction of a second."""
+"""Number of rows from which the columns of an older folder are written to a file; fewer rows are
+read again in a fraction of a second."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """A prepared split: its rows on the disk, and the columns of `SCHEMA` of all rows, by name.
+    """Prepared split: its rows on disk, and the columns of `SCHEMA` of all rows, by name.
 
     largest_token, largest_text_id: the largest ids in the split, -1 if it has none.
     """
@@ -62,8 +62,8 @@ class Split:
 
     @classmethod
     def of(cls, rows: datasets.Dataset, table: pa.Table | None = None) -> Split:
-        """The split of a data set with the columns of a prepared one. table: what `scan` gives
-        of it, if that is known; otherwise every row is read."""
+        """Return the split of a data set with the columns of a prepared one. table: the result
+        of `scan`, if it is known; otherwise every row is read."""
         table = scan(rows) if table is None else table
         return cls(
             rows,
@@ -75,8 +75,8 @@ class Split:
         return len(self.rows)
 
     def select(self, indices: np.ndarray) -> Split:
-        """Return some of the rows. Ranks keep their order; the largest ids stay those of the
-        whole split."""
+        """Return the split of some of the rows. Ranks keep their order; the largest ids remain
+        those of the whole split."""
         return Split(
             self.rows.select(indices),
             {name: column[indices] for name, column in self.columns.items()},
@@ -85,8 +85,8 @@ class Split:
         )
 
     def followed_by(self, other: Split, rows: datasets.Dataset) -> Split:
-        """Return this split and then another one, as training reads them: without the ranks.
-        Speakers of equal name are one. rows: the rows of both."""
+        """Return this split followed by another one, for training: without the ranks. Speakers
+        with the same name become one. rows: the rows of both."""
         columns = {
             name: np.concatenate([self.columns[name], other.columns[name]])
             for name in SCHEMA
@@ -108,8 +108,8 @@ class Split:
         )
 
     def _speakers(self) -> tuple[list[str], np.ndarray]:
-        """The names of the speakers, and for every row the place of its speaker's name; reads
-        one row of each."""
+        """Return the names of the speakers, and for every row the index of its speaker's name.
+        Reads one row per speaker."""
         _, first, numbers = np.unique(
             self.columns["speaker"], return_index=True, return_inverse=True
         )
@@ -120,17 +120,19 @@ class Split:
         return np.argsort(self.columns["id_rank"], kind="stable")
 
     def find(self, utterance_id: str) -> int | None:
-        """The index of the (first) row with an id, None if there is none; reads about log2 of
-        the rows."""
+        """Return the index of the first row with an id, None if there is none. Reads about log2
+        of the number of rows."""
         ids = self.rows.select_columns("id")
         place = bisect_left(self._by_id, utterance_id, key=lambda row: ids[int(row)]["id"])
-        found = int(self._by_id[place]) if place < len(self) else None
-        return found if found is not None and ids[found]["id"] == utterance_id else None
+        if place == len(self):
+            return None
+        found = int(self._by_id[place])
+        return found if ids[found]["id"] == utterance_id else None
 
 
 def scan(rows: datasets.Dataset) -> pa.Table:
-    """Read every row of a data set once: the columns of `SCHEMA`, and the largest ids in the
-    metadata."""
+    """Read every row of a data set once and return the columns of `SCHEMA`, with the largest ids
+    in the metadata."""
     import pyarrow as pa
 
     found: dict[str, list[np.ndarray]] = {name: [] for name in SCHEMA}
@@ -171,7 +173,8 @@ def scan(rows: datasets.Dataset) -> pa.Table:
 
 
 def _ragged(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    """The values of a column of lists, one after the other, and the length of each list."""
+    """Return the values of a column of lists, one list after the other, and the length of each
+    list."""
     import pyarrow.compute as pc
 
     lists = column.combine_chunks()
@@ -179,18 +182,18 @@ def _ragged(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _repeats(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Count the values of each list that are equal to the one before them."""
+    """Return, for each list, the number of values that are equal to the one before them."""
     ends = np.cumsum(lengths)
-    same = np.zeros(len(values) + 1, np.int64)  # the last one is the end of the last list
+    same = np.zeros(len(values) + 1, np.int64)  # one more, for the end of the last list
     same[1:-1] = values[1:] == values[:-1]
-    same[ends - lengths] = 0  # the first value of a list has none before it
+    same[ends - lengths] = 0  # the first value of a list has no predecessor
     before = np.concatenate([[0], np.cumsum(same)])
     return before[ends] - before[ends - lengths]
 
 
 def _ranks(parts: list[pa.Array]) -> np.ndarray:
-    """Rank of every value from 0, equal values having equal ranks; strings by code point, as
-    Python sorts them."""
+    """Return the rank of every value, from 0; equal values have equal ranks. Strings are ordered
+    by code point, as Python sorts them."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -202,8 +205,8 @@ def _ranks(parts: list[pa.Array]) -> np.ndarray:
 
 
 def identity(files: Mapping[str, Any], split: str) -> str:
-    """Digest of what prepared.json lists as the files of a split, without the columns: what they
-    are columns of."""
+    """Return the digest of the list of a split's files in prepared.json, without that of the
+    columns: it identifies the table that the columns describe."""
     return digest_of(
         {
             name: listed
@@ -214,8 +217,8 @@ def identity(files: Mapping[str, Any], split: str) -> str:
 
 
 def write_columns(folder: Path, table: pa.Table, made_from: str) -> None:
-    """Write the columns of a split into its folder, whole or not at all. made_from: its
-    `identity`."""
+    """Write the columns of a split into its folder, completely or not at all. made_from: the
+    `identity` of the split."""
     import pyarrow as pa
 
     table = table.replace_schema_metadata(
@@ -225,35 +228,33 @@ def write_columns(folder: Path, table: pa.Table, made_from: str) -> None:
         replacing(folder / FILE, by_several=True) as part,
         pa.ipc.new_file(str(part), table.schema) as writer,
     ):
-        writer.write_table(table)  # in one piece, so that it is mapped as it is
+        writer.write_table(table)  # in one batch, so that each column is one memory-mapped array
 
 
 def columns_of(folder: Path, rows: datasets.Dataset, made_from: str) -> pa.Table:
-    """The columns of a split, mapped; if its folder has none of this table, all rows are read,
-    and the columns are kept there where that is worthwhile and possible."""
+    """Return the columns of a split, memory-mapped. If its folder has none for this table, all
+    rows are read, and the columns of a large split are written there if possible."""
     import pyarrow as pa
 
     try:
         with pa.memory_map(str(folder / FILE)) as file:
             table = pa.ipc.open_file(file).read_all()
-        if table.schema.metadata.get(b"made_from") == made_from.encode() and len(table) == len(
-            rows
-        ):
+        same = table.schema.metadata.get(b"made_from") == made_from.encode()
+        if same and len(table) == len(rows):
             return table
     except (OSError, ValueError):
-        # missing, or cut off by an old version: pyarrow's errors are among them
+        # missing, or truncated by an old version; pyarrow's errors are subclasses of these
         pass
     if len(rows) < KEPT_FROM:
         return scan(rows)
-    logger.info("%s: has no %s of this table; all %d rows are read once", folder, FILE, len(rows))
+    logger.info("%s: has no %s for this table; reading all %d rows once", folder, FILE, len(rows))
     table = scan(rows)
     try:
         write_columns(folder, table, made_from)
     except OSError as error:
         logger.warning(
-            "%s: cannot be written (%s), so every start reads all rows; let one start write "
-            "there, or "
-            "prepare again",
+            "%s: cannot be written (%s), so every start reads all rows; start once with write "
+            "access to the folder, or prepare the corpus again",
             folder / FILE,
             error,
         )

@@ -1,13 +1,13 @@
-"""`dcar prepare mode=join`: prepared corpora as one, with utterances put behind each other, to
-train a decoder on long texts.
+"""`dcar prepare mode=join`: merge prepared corpora and concatenate utterances, to train a decoder
+on long texts.
 
     dcar prepare mode=join data=[runs/distilled] out=runs/distilled_joined
     dcar prepare mode=join data=[starter,runs/more] share=0 out=runs/both
 
-A decoder that has only heard single sentences loses its place in longer ones. Here a share of the
-training utterances of every speaker is joined, two to `MOST` at a time; the others stay as they
-are, and so do the other splits. Between two sentences the full stop may become a comma, so that
-long sentences are heard as well as several short ones.
+A decoder trained on single sentences loses its place in longer texts. A share of each speaker's
+training utterances is joined, two to `MOST` at a time; the others and the other splits stay
+unchanged. Between two sentences the full stop may become a comma, so that the data contain long
+sentences as well as several short ones.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SPACE, COMMA, STOP = encode_phonemes([WORD_BOUNDARY, ",", "."])
-MOST = 3  # utterances joined; each joined one has at least two
-COMMAS = 0.6  # share of the full stops within a joined one that become commas
+MOST = 3  # largest number of utterances joined into one
+COMMAS = 0.6  # share of the full stops within a joined utterance that become commas
 
 
 @dataclass
@@ -51,29 +51,29 @@ class JoinConfig:
 
     data: list[str] = setting(
         ["runs/prepared"],
-        "Folders written by `dcar prepare` or `dcar distil`: the training "
-        "utterances of all, the other splits of the first.",
+        "Folders written by `dcar prepare` or `dcar distil`: the training utterances of all of "
+        "them, the other splits of the first.",
     )
     out: str = setting("runs/joined", "Prepared corpus to write.", place="folder")
     share: float = setting(
-        0.55, "Of the training utterances of a speaker, how many are joined.", minimum=0, maximum=1
+        0.55, "Share of a speaker's training utterances that are joined.", minimum=0, maximum=1
     )
-    max_seconds: float = setting(28.0, "A joined utterance is not longer.", above=0)
-    seed: int = seed_setting(0, "Of who is joined with whom.")
+    max_seconds: float = setting(28.0, "Longest joined utterance, in seconds.", above=0)
+    seed: int = seed_setting(0, "Random seed for the choice of utterances that are joined.")
 
     def __post_init__(self) -> None:
         check(self)
         if not self.data:
             raise ConfigError(
-                "data is empty: name one prepared corpus or more, as in data=[runs/prepared]"
+                "data is empty: name at least one prepared corpus, for example data=[runs/prepared]"
             )
 
 
 def groups(
     speakers: Sequence[str], seconds: Sequence[float], config: JoinConfig
 ) -> list[list[int]]:
-    """Which rows stand behind each other: every row once, alone or with others of its speaker.
-    In the order of their first rows."""
+    """Return groups of rows to join: every row once, alone or with others of its speaker. Groups
+    are in the order of their first rows."""
     rng = np.random.default_rng(config.seed)
     rows: dict[str, list[int]] = defaultdict(list)
     for row, speaker in enumerate(speakers):
@@ -92,15 +92,17 @@ def groups(
                 found.append(group)
                 group, size = [], int(rng.integers(2, MOST + 1))
             group.append(row)
-        found += [group] if group else []
+        if group:
+            found.append(group)
     return sorted(found)
 
 
 def joined(
     rows: Sequence[dict[str, Any]], rng: np.random.Generator, commas: float = COMMAS
 ) -> dict[str, Any]:
-    """Rows of a prepared corpus as one, with the voice and the prompt of the first and no
-    recording. A row alone stays as it is."""
+    """Return rows of a prepared corpus joined into one, with the voice and the prompt of the
+    first and no recording. A single row is returned unchanged. commas: probability that a full
+    stop within becomes a comma."""
     if len(rows) == 1:
         return rows[0]
     texts, ids, speech = [], list[int](), list[int]()
@@ -121,14 +123,13 @@ def joined(
         "audio": "",
     }
     if "residual" in made:
-        made["residual"] = (
-            np.concatenate([residual_of(row) for row in rows], axis=1).ravel().tolist()
-        )
+        codes = np.concatenate([residual_of(row) for row in rows], axis=1)
+        made["residual"] = codes.ravel().tolist()
     return made
 
 
 def join(config: JoinConfig) -> Path:
-    """Write the corpus. ConfigError, DataError."""
+    """Write the joined corpus and return its folder. Raises ConfigError, DataError."""
     from datasets import concatenate_datasets
 
     out, infos = Path(config.out), [prepared_info(folder) for folder in config.data]
@@ -137,20 +138,19 @@ def join(config: JoinConfig) -> Path:
         check_out_dir(out, read=folder)
         if info["phonemes"]["version"] != PHONEME_VERSION:
             raise ConfigError(
-                f"{folder} has text tokens of a language model; join the corpus that it was made "
-                "from, "
-                "then use mode=retokenize"
+                f"data: {folder} has text ids of a language model; join the corpus that it was "
+                "made from, then run mode=retokenize"
             )
         if tokenizer_identity(info) != tokenizer_identity(infos[0]):
             raise DataError(
-                f"{folder}: tokens of {tokenizer_identity(info)}, those of {config.data[0]} are of "
-                f"{tokenizer_identity(infos[0])}; prepare it again with that tokenizer"
+                f"{folder}: has tokens of {tokenizer_identity(info)}, but {config.data[0]} has "
+                f"tokens of {tokenizer_identity(infos[0])}; prepare it again with that tokenizer"
             )
         if info["tokenizer"].get("layers") != layers:
             raise DataError(
-                f"{folder}: has {info['tokenizer'].get('layers', 1)} layers of codes, "
-                f"{config.data[0]} has "
-                f"{layers or 1}; prepare it again with the same residual and tokenizer"
+                f"{folder}: has {info['tokenizer'].get('layers', 1)} layers of codes, but "
+                f"{config.data[0]} has {layers or 1}; prepare it again with the same residual and "
+                "tokenizer"
             )
     columns = [*COLUMNS, *(RESIDUAL_COLUMNS if layers else ())]
 
@@ -163,9 +163,8 @@ def join(config: JoinConfig) -> Path:
         rows = concatenate_datasets([rows_of(folder, split) for folder in config.data])
         if twice := [name for name, times in Counter(rows["id"]).items() if times > 1]:
             raise DataError(
-                f"{len(twice)} training utterances have the id of another, the first is "
-                f"{twice[0]}: do the "
-                "folders hold the same corpus?"
+                f"data: {len(twice)} training utterances repeat the id of another, the first is "
+                f"{twice[0]}; give folders of different corpora"
             )
         return _join_rows(rows, config)
 

@@ -1,14 +1,14 @@
-"""A prepared corpus on disk: its columns, how it is written (whole or not at all) and read
-(checked).
+"""A prepared corpus on disk: its columns, how it is written (completely or not at all) and read
+(with checks).
 
 <dir>/prepared.json      corpus, name and checksum of the tokenizer, version of the phonemes,
                          counts, digests of the files
 <dir>/{train,dev,test}/  Hugging Face datasets with the columns of `features()`, and
-                         columns.feather: a few numbers for each row, by which commands choose the
+                         columns.feather: a few numbers per row, by which commands choose the
                          rows that they read (columns.py)
 
 Ids are stored in the smallest unsigned integers that hold their vocabulary. Loading a split
-compares the sizes of its files with prepared.json and, once a process, the digests of those below
+compares the sizes of its files with prepared.json and, once per process, the digests of files up to
 `MOST_DIGESTED` (about a second).
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
-RESUME = "free some space and run again, finished shards are kept"
+RESUME = "free some space and run again (finished shards are kept)"
 
 TEXT_ID, SPEECH_TOKEN = "text id", "speech token"
 COLUMNS: dict[str, str | list[str]] = {
@@ -49,30 +49,32 @@ COLUMNS: dict[str, str | list[str]] = {
     "speaker": "string",
     "text_ids": [TEXT_ID],
     "speech": [SPEECH_TOKEN],
-    # [298]: speaker embedding [256] and what else the vocoder knows, see speaker_features
+    # [298]: speaker embedding [256] and the vocoder's other features, see speaker_features
     "voice": ["float32"],
-    "duration": "float32",  # seconds, after the change of speed
+    "duration": "float32",  # seconds, at the row's speed
     "speed": "float32",
-    # absolute path of the recording, "" where the corpus embeds it (see source_utterances)
+    # absolute path of the recording, "" if the corpus embeds it (see source_utterances)
     "audio": "string",
     "source": "string",  # file:line
-    # the three prompt columns are "" or [] where the corpus names no prompt
+    # the three prompt columns are "" or [] if the corpus names no prompt
     "prompt_text": "string",
     "prompt_speech": [SPEECH_TOKEN],
     "prompt_voice": ["float32"],
 }
 RESIDUAL_COLUMNS: dict[str, str | list[str]] = {
-    # codes [layers - 1, T] of the other layers, row by row, see residual_of
+    # codes [layers - 1, T] of the other layers, layer by layer, see residual_of
     "residual": [SPEECH_TOKEN],
     "prompt_residual": [SPEECH_TOKEN],
 }
-"""Columns of a corpus that was prepared with `residual=true`; prepared.json then has
+"""Further columns of a corpus that was prepared with `residual=true`; its prepared.json has
 tokenizer.layers."""
 
 
 def integer_type(size: int) -> str:
-    """The smallest unsigned integer type of ids 0…size−1."""
-    return "uint8" if size <= 1 << 8 else "uint16" if size <= 1 << 16 else "uint32"
+    """Return the smallest unsigned integer type for ids 0…size−1."""
+    if size <= 1 << 8:
+        return "uint8"
+    return "uint16" if size <= 1 << 16 else "uint32"
 
 
 def features(
@@ -80,34 +82,36 @@ def features(
 ) -> datasets.Features:
     """Return the columns of a prepared split.
 
-    speech_size: speech codes of a layer. text_size: text ids. residual: with `RESIDUAL_COLUMNS`.
+    speech_size: number of speech codes per layer. text_size: number of text ids. residual: include
+    `RESIDUAL_COLUMNS`.
     """
     import datasets
 
     types = {SPEECH_TOKEN: integer_type(speech_size), TEXT_ID: integer_type(text_size)}
-    return datasets.Features(
-        {
-            name: datasets.List(datasets.Value(types.get(kind[0], kind[0])))
-            if isinstance(kind, list)
-            else datasets.Value(kind)
-            for name, kind in (COLUMNS | RESIDUAL_COLUMNS if residual else COLUMNS).items()
-        }
-    )
+    columns: dict[str, Any] = {}
+    for name, kind in (COLUMNS | RESIDUAL_COLUMNS if residual else COLUMNS).items():
+        if isinstance(kind, list):
+            columns[name] = datasets.List(datasets.Value(types.get(kind[0], kind[0])))
+        else:
+            columns[name] = datasets.Value(kind)
+    return datasets.Features(columns)
 
 
 def check_out_dir(out: Path, read: str | Path = "") -> None:
-    """DataError where writing to `out` would destroy something that is no prepared corpus, or
-    what is `read`."""
+    """Raise DataError if writing to `out` would destroy anything other than a prepared corpus,
+    or the corpus that is `read`."""
     if out.exists() and not out.is_dir():
-        raise DataError(f"{out}: is a file; choose a folder to write the prepared corpus to")
+        raise DataError(f"{out}: is a file; choose a folder for out")
     if out.is_dir() and any(out.iterdir()) and not (out / "prepared.json").is_file():
-        raise DataError(f"{out}: holds other files and no prepared.json; choose a new folder")
+        raise DataError(
+            f"{out}: contains other files and no prepared.json; choose a new folder for out"
+        )
     if read and out.exists() and out.resolve() == prepared_folder(read).resolve():
         raise DataError(f"{out}: is the corpus that is read; choose another folder for out")
 
 
 def _counted(rows: datasets.Dataset) -> dict[str, float]:
-    """The counts of a split, for prepared.json."""
+    """Return the counts of a split, for prepared.json."""
     return {
         "utterances": len(rows),
         "speakers": len(set(rows["speaker"])),
@@ -117,7 +121,7 @@ def _counted(rows: datasets.Dataset) -> dict[str, float]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`; None if the file is missing or broken."""
+    """Return the object in `path`, or None if the file is missing or broken."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
@@ -132,12 +136,12 @@ def assemble(
     record: Mapping[str, Any],
     compress: bool = False,
 ) -> None:
-    """Shards of every split → datasets in a hidden folder → renamed to `out`; then the hidden
-    folder goes.
+    """Build datasets from the shards of every split in a hidden folder, rename it to `out` and
+    remove the shards.
 
     One shard is in memory at a time. `record` goes into prepared.json, with the format version, the
-    phoneme inventory and the counts of each split. compress: smaller files that are read into
-    memory, not memory-mapped.
+    phoneme inventory and the counts of each split. compress: write smaller files, which are read
+    into memory instead of being memory-mapped. Raises DataError if they cannot be written.
     """
     building = work / f"building.{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
@@ -156,9 +160,11 @@ def assemble(
 
 
 def put_in_place(building: Path, out: Path, info: Mapping[str, Any]) -> None:
-    """The splits in the folder `building`, with their prepared.json, become the corpus `out`;
-    what was there, and the shards, go. info: of prepared.json all but the version and the
-    digests."""
+    """Turn the splits in the folder `building` into the corpus `out`, with columns and
+    prepared.json; the former content of `out` and the shards are removed.
+
+    info: content of prepared.json without the version and the digests.
+    """
     import datasets
 
     digests = {name: digest(building / name) for name in files_of(building)}
@@ -178,9 +184,12 @@ def put_in_place(building: Path, out: Path, info: Mapping[str, Any]) -> None:
 def save_splits(
     out: Path, splits: Iterable[tuple[str, datasets.Dataset]], info: Mapping[str, Any]
 ) -> None:
-    """Splits made from another prepared corpus, each by name, become the corpus `out`, whole or
-    not at all. info: of prepared.json all but the counts, the version and the digests.
-    StorageError where it cannot be written."""
+    """Write splits made from another prepared corpus, each by name, as the corpus `out`, completely
+    or not at all.
+
+    info: content of prepared.json without the counts, the version and the digests. Raises
+    StorageError if it cannot be written.
+    """
     building = partial_folder(out) / "building"
     shutil.rmtree(building, ignore_errors=True)
     counts = {}
@@ -195,7 +204,7 @@ TABLE = "data-00000-of-00001.arrow"
 
 
 def _describe_dataset(folder: Path, columns: datasets.Features, made_from: str) -> None:
-    """The files beside the table of a split with which `datasets.load_from_disk` opens it."""
+    """Write the files next to a split's table with which `datasets.load_from_disk` opens it."""
     import datasets
 
     datasets.DatasetInfo(features=columns).write_to_directory(str(folder))
@@ -212,23 +221,24 @@ def _describe_dataset(folder: Path, columns: datasets.Features, made_from: str) 
 
 
 def partial_folder(out: Path) -> Path:
-    """Where shards lie until the datasets of `out` are assembled."""
+    """Return the folder of the shards, which exists until the datasets of `out` are assembled."""
     return out.parent / f".{out.name}.partial"
 
 
 def clean_up(out: Path) -> None:
-    """Remove the shards; those of earlier settings go too: they belong to datasets that these
-    replace.
+    """Remove the shards, including those of earlier settings, whose datasets are now replaced.
 
-    Also called where `out` is found finished: the run that finished it may have been killed before
-    it came to this."""
+    Also called if `out` is found finished, because the run that finished it may have been killed
+    before this step.
+    """
     shutil.rmtree(partial_folder(out), ignore_errors=True)
 
 
 def _join(
     files: Sequence[Path], table_file: Path, columns: datasets.Features, compress: bool
 ) -> dict[str, float]:
-    """Parquet shards → one Arrow stream, shard by shard; the counts of the split."""
+    """Write parquet shards as one Arrow stream, shard by shard, and return the counts of the
+    split."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -257,14 +267,14 @@ def _join(
 
 
 def copy_name(name: str, speed: float) -> str:
-    """What an utterance or a speaker is called at a speed: NAME, or NAME@SPEED for a copy at
-    another one than 1."""
+    """Return the name of an utterance or a speaker at a speed: NAME, or NAME@SPEED for a copy at
+    a speed other than 1."""
     return name if speed == 1.0 else f"{name}@{speed:g}"
 
 
 def recording_of(row: Mapping[str, Any]) -> tuple[str, float]:
-    """Id of the utterance in the corpus whose recording a prepared row plays, and the speed at
-    which it plays it."""
+    """Return the id of the corpus utterance whose recording a prepared row was made from, and
+    the speed at which it is played."""
     speed = round(float(row["speed"]), 6)  # stored as float32
     return row["id"].removesuffix(copy_name("", speed)), speed
 
@@ -272,8 +282,8 @@ def recording_of(row: Mapping[str, Any]) -> tuple[str, float]:
 def residual_of(row: Mapping[str, Any], prompt: bool = False) -> np.ndarray:
     """Return the codes [layers - 1, T] int64 of the layers after the first of a prepared row.
 
-    prompt: of the row's own prompt instead. Raises DataError if there are none, or if their number
-    is not a multiple of the number of speech tokens T.
+    prompt: return those of the row's own prompt instead. Raises DataError if there are none, or if
+    their number is not a multiple of the number of speech tokens T.
     """
     name = "prompt_residual" if prompt else "residual"
     codes, frames = row.get(name, ()), len(row["prompt_speech" if prompt else "speech"])
@@ -284,14 +294,14 @@ def residual_of(row: Mapping[str, Any], prompt: bool = False) -> np.ndarray:
         )
     if not frames or len(codes) % frames:
         raise DataError(
-            f"utterance {row['id']}: {len(codes)} codes in the column {name!r} for {frames} speech "
-            "tokens; prepare the corpus again"
+            f"utterance {row['id']}: {len(codes)} codes in the column {name!r} for {frames} "
+            "speech tokens, not a multiple of them; prepare the corpus again"
         )
     return np.asarray(codes, dtype=np.int64).reshape(-1, frames)
 
 
 def without_residual(rows: datasets.Dataset) -> datasets.Dataset:
-    """Return a data set without `RESIDUAL_COLUMNS`, for speech that was not made by the codec."""
+    """Return a data set without `RESIDUAL_COLUMNS`, for speech that the codec did not make."""
     stored = [name for name in RESIDUAL_COLUMNS if name in rows.column_names]
     return rows.remove_columns(stored) if stored else rows
 
@@ -301,24 +311,25 @@ NEEDED: dict[str, dict[str, Any]] = {
     "tokenizer": {"name": str, "checksum": str, "vocab_size": int, "layers": int | None},
     "corpus": {"kind": str, "path": str | None, "audio_root": str | None, "subsets": list | None},
 }
-"""What readers of a prepared corpus take from prepared.json, besides counts and files."""
+"""Entries of prepared.json that readers of a prepared corpus need, in addition to counts and
+files."""
 
 
 def prepared_folder(directory: str | Path) -> Path:
-    """Where a prepared corpus is: a folder, or "starter" for the one that ships."""
+    """Return the folder of a prepared corpus, given the folder or "starter" for the one that
+    ships."""
     return resolve(str(directory), "prepared")
 
 
 def prepared_info(directory: str | Path) -> dict[str, Any]:
-    """prepared.json of a prepared corpus; DataError if it is none or was made by another version
-    of this project."""
+    """Return the content of a prepared corpus' prepared.json. Raises DataError if the folder is
+    not a prepared corpus or was made by another version of this project."""
     directory = prepared_folder(directory)
     info = read_json(directory / "prepared.json")
     if info is None:
         raise DataError(
-            f"{directory}: no readable prepared.json; run `dcar prepare` with out={directory}, or "
-            "take "
-            "starter, the corpus that ships"
+            f"{directory}: has no readable prepared.json; run `dcar prepare` with "
+            f"out={directory}, or use starter, the corpus that ships"
         )
     check_format(
         directory / "prepared.json",
@@ -348,25 +359,25 @@ def prepared_info(directory: str | Path) -> dict[str, Any]:
     version = info["phonemes"]["version"]
     if version != PHONEME_VERSION and not version.startswith(TEXT_TOKENIZER):
         raise DataError(
-            f"{directory}: phoneme inventory {version}, this program has {PHONEME_VERSION}; "
-            "prepare again"
+            f"{directory}: has the phoneme inventory {version}, but this version uses "
+            f"{PHONEME_VERSION}; prepare again"
         )
     return info
 
 
 def tokenizer_identity(info: Mapping[str, Any]) -> str:
-    """Name and checksum of the tokenizer that made a corpus' tokens (of `prepared_info`), as
-    decoders, vocoders and policies remember it."""
+    """Return NAME@CHECKSUM of the tokenizer that made a corpus' tokens (info: from
+    `prepared_info`), as stored in decoders, vocoders and policies."""
     return f"{info['tokenizer']['name']}@{info['tokenizer']['checksum']}"
 
 
 def load_prepared(
     directory: str | Path, split: str, *, tokenizer: SpeechTokenizer | None = None
 ) -> datasets.Dataset:
-    """One split of a prepared corpus, memory-mapped.
+    """Return one split of a prepared corpus, memory-mapped.
 
-    Raises DataError where the phoneme inventory differs from this program's, the tokenizer (if
-    given) from the one that made the tokens, or the split is not there.
+    Raises DataError if the phoneme inventory differs from this version's, if `tokenizer` is given
+    and did not make the tokens, or if the split is missing or damaged.
     """
     import datasets
 
@@ -374,49 +385,51 @@ def load_prepared(
     made_by = info["tokenizer"]
     if tokenizer is not None and tokenizer.checksum != made_by["checksum"]:
         raise DataError(
-            f"{directory}: tokens of {made_by['name']} ({made_by['checksum'][:12]}), but the "
-            "tokenizer in "
-            f"use is {tokenizer.name} ({tokenizer.checksum[:12]}); load that one or prepare again"
+            f"{directory}: has tokens of {made_by['name']} ({made_by['checksum'][:12]}), but the "
+            f"tokenizer in use is {tokenizer.name} ({tokenizer.checksum[:12]}); load that one or "
+            "prepare again"
         )
     directory = prepared_folder(directory)
     folder = directory / split
     if split not in info["counts"] or not folder.is_dir():
-        raise DataError(f"{directory}: no split {split!r}; it has {', '.join(info['counts'])}")
+        raise DataError(
+            f"{directory}: has no split {split!r}; choose from {', '.join(info['counts'])}"
+        )
     if found := split_faults(directory, info, split, digests=True):
         raise DataError(
-            f"{directory}: {'; '.join(found)}: not as it was written; prepare again, or copy it "
-            "again from "
-            "where it came (`dcar doctor` lists what differs)"
+            f"{directory}: {'; '.join(found)}: the files have changed since they were written; "
+            "prepare again, or copy the folder again from its origin (`dcar doctor` lists the "
+            "differences)"
         )
     try:
         return datasets.Dataset.load_from_disk(str(folder))
     except (OSError, ValueError) as error:
-        # of a file that is too large for its digest to be computed
+        # a file that is too large for its digest to be checked may be damaged
         raise DataError(
             f"{folder}: cannot be read ({type(error).__name__}: {error}); prepare again"
         ) from error
 
 
 def load_split(directory: str | Path, split: str) -> Split:
-    """One split of a prepared corpus with the columns of all its rows, memory-mapped; errors as
-    `load_prepared`."""
+    """Return one split of a prepared corpus with the columns of all its rows, memory-mapped.
+    Raises the errors of `load_prepared`."""
     rows = load_prepared(directory, split)
     made_from = identity(prepared_info(directory)["files"], split)
     return Split.of(rows, columns_of(prepared_folder(directory) / split, rows, made_from))
 
 
 MOST_DIGESTED = 1 << 30
-"""Bytes of a file up to which loading recomputes its digest; larger ones are left to `dcar
-doctor`."""
-# (path, size, time of change) -> digest, of this process
+"""Largest file, in bytes, whose digest is checked when it is loaded; `dcar doctor` checks larger
+ones."""
+# (path, size, modification time) -> digest, for this process
 _digested: dict[tuple[str, int, int], dict[str, Any]] = {}
 
 
 def split_faults(
     directory: Path, info: Mapping[str, Any], split: str, digests: bool = False
 ) -> list[str]:
-    """What differs between the files of a split and the list in prepared.json: sizes, and
-    digests if asked for."""
+    """Return the differences between the files of a split and the list in prepared.json: in
+    sizes, and in digests if `digests` is true."""
     listed = info["files"]
     files = {name: expected for name, expected in listed.items() if name.startswith(f"{split}/")}
     if not files:
@@ -425,12 +438,12 @@ def split_faults(
 
 
 def _digest_once(path: Path) -> dict[str, Any] | None:
-    """The digest of a file, computed once a process; None for one that is too large to be read
-    at every start."""
+    """Return the digest of a file, computed once per process; None for a file too large to be
+    read at every start."""
     state = path.stat()
     if state.st_size > MOST_DIGESTED:
         logger.info(
-            "%s: %s; only its size was checked, `dcar doctor` reads it all",
+            "%s: %s; checked only its size, `dcar doctor` reads the whole file",
             path,
             gigabytes(state.st_size),
         )

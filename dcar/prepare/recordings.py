@@ -1,4 +1,4 @@
-"""The recordings that a prepared corpus was made from."""
+"""Recordings from which a prepared corpus was made."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dcar.prepare.prepared import prepared_info
 
 
 class Sources(dict[str, Utterance]):
-    """The utterances of a corpus by id. DataError for one that a prepared corpus has tokens of,
-    and it no recording."""
+    """Utterances of a corpus by id. Raises DataError for an id that has tokens in the prepared
+    corpus but no recording."""
 
     def __init__(self, utterances: Iterable[Utterance], prepared: str | Path):
         super().__init__((u.id, u) for u in utterances)
@@ -20,17 +20,15 @@ class Sources(dict[str, Utterance]):
 
     def __missing__(self, utterance_id: str) -> Utterance:
         raise DataError(
-            f"{self.prepared}: {utterance_id} has tokens but no recording in the corpus: it was "
-            "removed "
-            "there since (prepare it again), or never had one (most training sentences of the "
-            "shipped "
-            "corpus are tokens alone: take split=dev or split=test)"
+            f"{self.prepared}: {utterance_id} has tokens but no recording in the corpus. If the "
+            "recording was removed, prepare the corpus again. Most training sentences of the "
+            "shipped corpus never had one: use split=dev or split=test"
         )
 
 
 def source_utterances(directory: str | Path) -> Sources:
-    """The corpus that a prepared folder was made from, by utterance id: for the original audio
-    of a row."""
+    """Return the utterances of the corpus that a prepared folder was made from, by id, to read a
+    row's original audio."""
     corpus = prepared_info(directory)["corpus"]
     utterances, _ = read_corpus(
         corpus["kind"],

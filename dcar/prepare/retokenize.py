@@ -1,9 +1,9 @@
-"""`dcar prepare mode=retokenize`: a prepared corpus with a language model's own text tokens in the
-place of phonemes.
+"""`dcar prepare mode=retokenize`: a prepared corpus with a language model's own text tokens instead
+of phonemes.
 
     dcar prepare mode=retokenize data=runs/prepared decoder=runs/cosyvoice2 out=runs/prepared_2
 
-Everything behind it (training, DCPO, comparison) reads it as any other.
+All later steps (training, DCPO, comparison) read it like any other prepared corpus.
 """
 
 from __future__ import annotations
@@ -35,21 +35,25 @@ if TYPE_CHECKING:
 class RetokenizeConfig:
     """Settings of `dcar prepare mode=retokenize`."""
 
-    data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
-    decoder: str = setting(meaning="Folder written by `dcar convert-backbone`.")
+    data: str = setting(
+        meaning="Prepared corpus to read, written by `dcar prepare`.", place="folder"
+    )
+    decoder: str = setting(
+        meaning="Decoder whose text tokenizer is used, written by `dcar convert-backbone`."
+    )
     out: str = setting(meaning="Prepared corpus to write.", place="folder")
 
 
 def retokenize(config: RetokenizeConfig) -> Path:
-    """Write the corpus with the decoder's own text ids. ConfigError, DataError, CheckpointError,
-    TextError."""
+    """Write the corpus with the decoder's own text ids and return its folder. Raises
+    ConfigError, DataError, CheckpointError, TextError."""
     out = Path(config.out)
     check_out_dir(out, read=config.data)
     tokenizer = text_encoder(config.decoder)
     if not isinstance(tokenizer, TextTokenizer):
         raise ConfigError(
-            f"{config.decoder} reads phonemes, as the corpus has them; there is nothing to "
-            "retokenize"
+            f"{config.decoder}: reads phonemes, which the corpus already has; use {config.data} "
+            "as it is"
         )
     info = prepared_info(config.data)
 
@@ -66,7 +70,7 @@ def retokenize(config: RetokenizeConfig) -> Path:
         rows = load_prepared(config.data, split)
         columns = rows.features.copy()
         columns |= {"text_ids": text, "prompt_text_ids": text}
-        # not beside the rows that are read, where the library would keep its own file
+        # not next to the rows that are read, where the library would write its cache file
         work = partial_folder(out)
         work.mkdir(parents=True, exist_ok=True)
         return rows.map(

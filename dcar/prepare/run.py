@@ -1,10 +1,10 @@
 """`dcar prepare`: corpus → validated, phonemised, tokenised datasets on disk, one per split.
 
-The format is in `prepared.py`. A corpus gives chunks of `shard_size` utterances (`chunks.py`): it
-is read and validated whole, or, with `stream=true`, as it is read. Of every chunk there is one
-parquet file a split, and a record of what became of its rows, each complete or not there at all: an
-interrupted run continues after its last chunk. Processes share the chunks; the first one waits for
-the others, assembles the datasets in a hidden folder and renames it. What lies between carries a
+The format is described in `prepared.py`. A corpus yields chunks of `shard_size` utterances
+(`chunks.py`): it is read and validated whole, or, with `stream=true`, while it is read. Each chunk
+gives one parquet file per split and a record of its rows, each written completely or not at all, so
+an interrupted run continues after its last chunk. Processes share the chunks; the first one waits
+for the others, assembles the datasets in a hidden folder and renames it. Intermediate files carry a
 fingerprint of corpus, tokenizer and settings: nothing stale is ever reused, and nothing depends on
 the number of processes.
 """
@@ -66,19 +66,19 @@ def run(
     num_processes: int | None = None,
     progress: bool = True,
 ) -> PrepareReport:
-    """Prepare a corpus (or, with `config.validate`, report on it). Every process returns when the
-    datasets are there; of a streamed corpus the others than the first when their own chunks are
-    written.
+    """Prepare a corpus (or, with `config.validate`, only report on it).
 
-    `process_index` and `num_processes` default to RANK and WORLD_SIZE of the launcher. Raises
-    DataError for bad rows (unless skip_bad), tokens outside the vocabulary, or an out that holds
-    something else.
+    Every process returns after the datasets are finished; for a streamed corpus, processes other
+    than the first return after their own chunks are written. `process_index` and `num_processes`
+    default to RANK and WORLD_SIZE of the launcher. Raises DataError for bad rows (unless skip_bad),
+    tokens outside the vocabulary, or an `out` that contains other files.
     """
     rank = int(os.environ.get("RANK", "0")) if process_index is None else process_index
     world = int(os.environ.get("WORLD_SIZE", "1")) if num_processes is None else num_processes
     if not 0 <= rank < world:
         raise ConfigError(
-            f"prepare: process {rank} of {world}: the index must be below the number of processes"
+            f"prepare: process {rank} of {world}: the index must be from 0 to {world - 1}; check "
+            "RANK and WORLD_SIZE"
         )
     corpus = (
         StreamedCorpus(config)
@@ -91,7 +91,7 @@ def run(
     out = Path(config.out)
     check_out_dir(out)
     if tokenizer is None:
-        from dcar.tokens.load import load_tokenizer  # its packages are heavy
+        from dcar.tokens.load import load_tokenizer  # imported late: its packages are heavy
 
         tokenizer = load_tokenizer(config.tokenizer, own_device(config.device))
     fingerprint = corpus.fingerprint(settings_stamp(config, tokenizer, speaker_encoder))
@@ -128,12 +128,12 @@ def _write_chunks(
     world: int,
     progress: bool,
 ) -> list[str]:
-    """Make the chunks of this process that are not there yet; the names of all of its own."""
+    """Write the missing chunks of this process and return the names of all of its chunks."""
     mine: list[str] = []
 
     @cache
     def encoder() -> Encoder:
-        from dcar.voices.encoder import SpeakerEncoder  # as heavy
+        from dcar.voices.encoder import SpeakerEncoder  # imported late: as heavy
 
         return speaker_encoder or SpeakerEncoder(own_device(config.device))
 
@@ -143,18 +143,23 @@ def _write_chunks(
         tqdm(desc="tokenise", total=total, unit="utt", disable=not (progress and rank == 0)) as bar,
         worker_pool(workers(config.num_proc)) as pool,
     ):
-        for (name, rows, _), found, heard in one_ahead(
+        for (name, rows, _), found, recordings in one_ahead(
             _read(chunks, config, work, input_rate(tokenizer), encoder, pool)
         ):
             mine.append(name)
             if found is None:
                 bar.update(rows)
                 continue
-            shards = {split: f"{split}-{name}.parquet" for split in heard}
+            shards = {split: f"{split}-{name}.parquet" for split in recordings}
             files = {}
             for split, file in shards.items():
                 table = tokenise(
-                    heard[split], tokenizer, encoder(), config.batch_seconds, bar, config.residual
+                    recordings[split],
+                    tokenizer,
+                    encoder(),
+                    config.batch_seconds,
+                    bar,
+                    config.residual,
                 )
                 files[file] = write_shard(table, work / file)
             write_json(
@@ -179,31 +184,31 @@ def _read(
     encoder: Callable[[], Encoder],
     pool: ThreadPoolExecutor,
 ) -> Iterator[tuple[Chunk, Contents | None, dict[str, list[HeardJob]]]]:
-    """Yield each chunk, what it holds, and its recordings by split; None and nothing if its shards
-    are there."""
+    """Yield each chunk, its contents, and its analysed recordings by split; None and no
+    recordings if its shards exist."""
     for chunk in chunks:
         if read_chunk(work, chunk.name):
             yield chunk, None, {}
             continue
         found = chunk.contents if isinstance(chunk.contents, Contents) else chunk.contents(pool)
-        heard = {
+        recordings = {
             split: hear(jobs, encoder(), rate, config.max_seconds, pool, found.loaded)
             for split, jobs in found.jobs.items()
             if jobs
         }
-        yield chunk, found._replace(loaded=None), heard
+        yield chunk, found._replace(loaded=None), recordings
 
 
 def _all_chunks(work: Path, world: int, wait_seconds: float) -> list[str]:
-    """The names of the chunks of all processes, in the order of the corpus, when they are there."""
+    """Wait for the chunks of all processes and return their names in the order of the corpus."""
     listed = [work / f"done-{rank}-of-{world}.json" for rank in range(world)]
 
     def names() -> list[str] | None:
         lists: list[Any] = [(read_json(file) or {}).get("chunks") for file in listed]
-        found = None if None in lists else sorted(itertools.chain(*lists))
-        return (
-            found if found is not None and all(read_chunk(work, name) for name in found) else None
-        )
+        if None in lists:
+            return None
+        found = sorted(itertools.chain(*lists))
+        return found if all(read_chunk(work, name) for name in found) else None
 
     return wait(names, wait_seconds, f"the other processes in {work}")
 
@@ -216,8 +221,8 @@ def _assemble(
     tokenizer: SpeechTokenizer,
     fingerprint: str,
 ) -> None:
-    """The datasets of all chunks. DataError for a damaged shard, for bad rows of a streamed
-    corpus that may not be skipped, and where nothing is left."""
+    """Assemble the datasets from all chunks. Raises DataError for a damaged shard, for bad rows
+    of a streamed corpus if skip_bad is false, and if no row is left."""
     shards: dict[str, list[Path]] = {split: [] for split in config.splits}
     problems, checked, filtered = list(corpus.problems), corpus.checked, corpus.filtered
     for name in names:
@@ -227,7 +232,7 @@ def _assemble(
         problems += [Problem(**p) for p in record["problems"]]
         checked, filtered = checked + record["rows"], filtered + record["filtered"]
     if config.stream:
-        # rows with a repeated id are in the shards already, so they cannot be left out
+        # rows with a repeated id are already in the shards, so they cannot be left out
         if repeated := repeated_ids([f for files in shards.values() for f in files]):
             raise DataError(
                 f"{len(repeated)} ids are used twice; make them unique:\n{describe(repeated, 100)}"
@@ -235,23 +240,18 @@ def _assemble(
         if problems and not config.skip_bad:
             raise DataError(
                 f"{len(problems)} problems in the {config.corpus} corpus; repair them or set "
-                "skip_bad "
-                f"(shards are kept):\n{describe(problems, 100)}"
+                f"skip_bad=true (finished shards are kept):\n{describe(problems, 100)}"
             )
     shards = {split: files for split, files in shards.items() if files}
     if not shards:
         raise DataError(
-            f"no usable utterance in the splits {', '.join(config.splits)}; {len(problems)} rows "
-            "are bad"
+            f"no usable utterance in the splits {', '.join(config.splits)}: {len(problems)} rows "
+            f"are bad, {filtered} are outside the range of filter_seconds; check path and splits"
         )
-    stored = (
-        "name",
-        "checksum",
-        "vocab_size",
-        "rate_hz",
-        *(("layers",) if config.residual else ()),
-    )
-    made_by = {k: getattr(tokenizer, k) for k in stored}
+    stored = ["name", "checksum", "vocab_size", "rate_hz"]
+    if config.residual:
+        stored.append("layers")
+    made_by = {name: getattr(tokenizer, name) for name in stored}
     assemble(
         Path(config.out),
         work,
@@ -270,7 +270,8 @@ def _assemble(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of `dcar prepare`: prints the report; 1 where `validate=true` found bad rows."""
+    """Run the command line of `dcar prepare` and print the report; return 1 if `validate=true`
+    found bad rows, otherwise 0."""
     config = load_config(PrepareConfig, arguments)
     report = run(config) if config.validate else run_claimed(run, config)
     print(report.text())

@@ -1,10 +1,10 @@
-"""Settings and report of `dcar prepare`: what identifies a result, what prepared.json says, and
-how processes wait for each other."""
+"""Settings and report of `dcar prepare`, the stamp that identifies a result, and waiting for
+other processes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,24 +29,26 @@ class PrepareConfig:
     """Settings of `dcar prepare`."""
 
     out: str = setting(
-        "", "Folder to write; must be new, empty, or an earlier prepared corpus.", place="folder"
+        "", "Folder to write: new, empty, or an earlier prepared corpus.", place="folder"
     )
     corpus: str = setting("starter", "Kind of corpus.", choices=KINDS)
-    path: str | None = setting(None, "Where the corpus is; not needed for starter.")
+    path: str | None = setting(None, "Location of the corpus; not needed for starter.")
     audio_root: str | None = setting(
-        None, "unicats: the LibriTTS folder; lhotse, libriheavy: where audio paths start."
+        None,
+        "unicats: the LibriTTS folder; lhotse, libriheavy: the folder that audio paths are "
+        "relative to.",
     )
     subsets: tuple[str, ...] = setting((), "libritts: subsets to read; all if empty.")
     splits: tuple[str, ...] = setting(SPLITS, "Splits to prepare.")
     dev_fraction: float = setting(
         0.05,
-        "Share of sentences held out for dev where the corpus has no splits.",
+        "Share of sentences held out for dev if the corpus has no splits.",
         minimum=0,
         below=1,
     )
     test_fraction: float = setting(
         0.05,
-        "Share of sentences held out for test where the corpus has no splits.",
+        "Share of sentences held out for test if the corpus has no splits.",
         minimum=0,
         below=1,
     )
@@ -58,93 +60,113 @@ class PrepareConfig:
     )
     transcribe: str = setting(
         "",
-        "What writes the text of recordings without one, by names that dcar.recognition.load "
-        "lists: whisper-base, say. OUT.transcripts.jsonl keeps it, to be corrected.",
+        "Recogniser for recordings without a text, by its name in dcar.recognition.load, e.g. "
+        "whisper-base; empty for none. OUT.transcripts.jsonl keeps the transcripts, to be "
+        "corrected.",
     )
-    min_seconds: float = setting(0.3, "Shorter utterances are bad rows.", minimum=0)
-    max_seconds: float = setting(28.0, "Longer utterances are bad rows.", above=0)
+    min_seconds: float = setting(
+        0.3, "Shortest utterance in seconds; shorter ones are bad rows.", minimum=0
+    )
+    max_seconds: float = setting(
+        28.0, "Longest utterance in seconds; longer ones are bad rows.", above=0
+    )
     filter_seconds: tuple[float, ...] = setting(
-        (), "[3,20] leaves out what is shorter or longer, without calling it a bad row.", minimum=0
+        (),
+        "Range of durations to keep, e.g. [3,20]; others are left out, but are not bad rows. "
+        "Empty keeps all.",
+        minimum=0,
     )
     stream: bool = setting(
         False,
-        "For corpora larger than memory or disk: rows are checked and tokenised as they are read.",
+        "Check and tokenise rows as they are read, for corpora larger than memory or disk.",
     )
     validate: bool = setting(False, "Only report every bad row; write nothing.")
-    skip_bad: bool = setting(False, "Go on without the bad rows instead of stopping.")
-    limit: int | None = setting(None, "At most this many utterances of each split.", minimum=1)
+    skip_bad: bool = setting(False, "Leave out bad rows instead of stopping.")
+    limit: int | None = setting(None, "Largest number of utterances of each split.", minimum=1)
     speeds: tuple[float, ...] = setting(
         (1.0,),
-        "Copies of the training split at these speeds (resampled: pitch changes, so new speakers).",
+        "Speeds of copies of the training split (resampled: pitch changes, so copies are new "
+        "speakers).",
         minimum=0.5,
         maximum=2,
     )
     copies_below: int = setting(
         0,
-        "Copies only of speakers with fewer training utterances than this; 0 = of all speakers.",
+        "Number of training utterances below which a speaker is copied; 0 = all speakers are "
+        "copied.",
         minimum=0,
     )
-    shard_size: int = setting(256, "Utterances tokenised between two saves.", minimum=1)
-    batch_seconds: float = setting(120.0, "Audio in one tokenizer batch, in seconds.", above=0)
+    shard_size: int = setting(256, "Number of utterances tokenised between two saves.", minimum=1)
+    batch_seconds: float = setting(
+        120.0, "Audio in one batch of the tokenizer, in seconds.", above=0
+    )
     compress: bool = setting(
-        False, "Files of half the size, which are read into memory instead of being memory-mapped."
+        False,
+        "Write files of half the size, which are read into memory instead of being memory-mapped.",
     )
     num_proc: int = setting(
         0,
-        "Threads that read, check and analyse audio ahead of the models; 0 = one for each core of "
-        "this process.",
+        "Number of threads that read, check and analyse audio ahead of the models; 0 = one per "
+        "core of this process.",
         minimum=0,
     )
     device: str = setting(
         "auto",
-        "Device of tokenizer and speaker encoder: cpu, cuda, or auto = a GPU if there is one. "
-        "Process n of a machine uses GPU n.",
+        "Device of tokenizer, speaker encoder and recogniser: cpu, cuda, or auto = a GPU if there "
+        "is one. Process n of a machine uses GPU n.",
     )
-    wait_seconds: float = setting(3600.0, "How long to wait for other processes.", above=0)
+    wait_seconds: float = setting(3600.0, "Longest wait for other processes, in seconds.", above=0)
 
     def __post_init__(self) -> None:
-        self.splits, self.speeds = tuple(self.splits), tuple(float(s) for s in self.speeds)
-        self.subsets, self.filter_seconds = (
-            tuple(self.subsets),
-            tuple(float(s) for s in self.filter_seconds),
-        )
+        self.splits, self.subsets = tuple(self.splits), tuple(self.subsets)
+        self.speeds = tuple(float(speed) for speed in self.speeds)
+        self.filter_seconds = tuple(float(seconds) for seconds in self.filter_seconds)
         check(self)
-        checks = {
-            "out is not set: give out=FOLDER (only validate=true writes nothing)": self.out
-            or self.validate,
-            "splits must name at least one split, each once": 0
-            < len(set(self.splits))
-            == len(self.splits),
-            "speeds must name at least one speed, each once": 0
-            < len(set(self.speeds))
-            == len(self.speeds),
+        if faults := self._faults():
+            raise ConfigError(f"prepare: {faults[0]}")
+
+    def _faults(self) -> list[str]:
+        """Return the broken rules between settings."""
+        kept = self.filter_seconds
+        rules = {
+            "out is not set; give out=FOLDER (only validate=true writes nothing)": bool(
+                self.out or self.validate
+            ),
+            "splits must name at least one split, each once": _distinct(self.splits),
+            "speeds must name at least one speed, each once": _distinct(self.speeds),
             "min_seconds must be below max_seconds": self.min_seconds < self.max_seconds,
-            "dev_fraction and test_fraction must have a sum below 1": self.dev_fraction
-            + self.test_fraction
-            < 1,
-            "filter_seconds must be two durations, the first smaller": not self.filter_seconds
-            or (len(self.filter_seconds) == 2 and self.filter_seconds[0] < self.filter_seconds[1]),
-            "limit counts rows before they are read: set stream=false for it": not (
-                self.stream and self.limit
+            "dev_fraction and test_fraction must have a sum below 1": (
+                self.dev_fraction + self.test_fraction < 1
             ),
-            "validate reads the whole corpus: set stream=false for it": not (
-                self.stream and self.validate
+            "filter_seconds must be two durations, the first smaller": (
+                not kept or (len(kept) == 2 and kept[0] < kept[1])
             ),
-            "transcribe listens before rows are read: set stream=false for it": not (
-                self.stream and self.transcribe
-            ),
-            "copies_below counts a speaker's utterances before any is read: set stream=false for "
-            "it": not (self.stream and self.copies_below),
         }
-        for rule, holds in checks.items():
-            if not holds:
-                raise ConfigError(f"prepare: {rule}")
+        faults = [rule for rule, holds in rules.items() if not holds]
+        if self.stream:
+            unfit = {
+                "limit": "counts rows before they are read",
+                "validate": "reads the whole corpus",
+                "transcribe": "transcribes recordings before rows are checked",
+                "copies_below": "counts a speaker's utterances before any is read",
+            }
+            faults += [
+                f"{name} {why}: set stream=false or omit {name}"
+                for name, why in unfit.items()
+                if getattr(self, name)
+            ]
+        return faults
+
+
+def _distinct(values: Sequence[object]) -> bool:
+    """Return True for at least one value, each only once."""
+    return 0 < len(set(values)) == len(values)
 
 
 @dataclass
 class PrepareReport:
-    """What a run did: `problems` are all bad rows; `counts` per split (empty where only
-    validated)."""
+    """Result of a run: `problems` are all bad rows; `counts` are per split (empty after
+    validation alone)."""
 
     problems: list[Problem]
     counts: dict[str, dict[str, float]]
@@ -154,11 +176,11 @@ class PrepareReport:
 
     @property
     def exit_code(self) -> int:
-        """1 where rows are bad and the run was only to validate, else 0."""
+        """1 if there are bad rows and the run was only to validate, otherwise 0."""
         return int(bool(self.problems) and self.out_dir is None)
 
     def text(self) -> str:
-        """The report for a person: counts, then every bad row with file and line."""
+        """Return the report as text: counts, then every bad row with file and line."""
         lines = [f"{self.checked} rows checked, {len(self.problems)} problems"]
         if self.filtered:
             lines.append(f"{self.filtered} rows left out by filter_seconds")
@@ -174,7 +196,8 @@ class PrepareReport:
 
 
 def corpus_record(config: PrepareConfig) -> dict[str, Any]:
-    """Where the corpus is, for prepared.json: absolute paths (a hub name stays as it is)."""
+    """Return the location of the corpus for prepared.json, with absolute paths (a hub name is
+    kept)."""
 
     def absolute(path: str | None) -> str | None:
         return str(Path(path).resolve()) if path and Path(path).exists() else path
@@ -187,36 +210,30 @@ def corpus_record(config: PrepareConfig) -> dict[str, Any]:
     return record
 
 
-# where, whether and how fast to write; the tokenizer is in by its checksum, `residual` by its
-# layers
+# settings that decide where, whether and how fast to write; the tokenizer is represented by its
+# checksum, `residual` by the number of layers
 NOT_IN_FINGERPRINT = (
     "out", "tokenizer", "residual", "path", "transcribe", "validate", "skip_bad", "batch_seconds",
     "compress", "num_proc", "device", "wait_seconds",
 )  # fmt: skip
-# of what is computed; how it is stored (FORMAT_VERSION) leaves fingerprints as they are
+# version of what is computed; a change of the storage (FORMAT_VERSION) does not change fingerprints
 CONTENT_VERSION = 2
 
 
 def settings_stamp(
     config: PrepareConfig, tokenizer: SpeechTokenizer, speaker_encoder: Encoder | None
 ) -> list[Any]:
-    """What a fingerprint says of everything but the corpus: format, settings, tokenizer,
+    """Return everything in a fingerprint except the corpus: version, settings, tokenizer,
     phonemes, speaker encoder."""
     settings = {k: v for k, v in asdict(config).items() if k not in NOT_IN_FINGERPRINT}
-    encoder = (
-        getattr(speaker_encoder, "name", type(speaker_encoder).__name__)
-        if speaker_encoder
-        else "default"
-    )
-    stamp = [
-        CONTENT_VERSION,
-        settings,
-        tokenizer.name,
-        tokenizer.checksum,
-        PHONEME_VERSION,
-        encoder,
-    ]
-    return [*stamp, {"layers": layers}] if (layers := stored_layers(config, tokenizer)) else stamp
+    encoder = "default"
+    if speaker_encoder:
+        encoder = getattr(speaker_encoder, "name", type(speaker_encoder).__name__)
+    identity = [tokenizer.name, tokenizer.checksum, PHONEME_VERSION, encoder]
+    stamp: list[Any] = [CONTENT_VERSION, settings, *identity]
+    if layers := stored_layers(config, tokenizer):
+        stamp.append({"layers": layers})
+    return stamp
 
 
 def stored_layers(config: PrepareConfig, tokenizer: SpeechTokenizer) -> int:
@@ -229,14 +246,14 @@ def stored_layers(config: PrepareConfig, tokenizer: SpeechTokenizer) -> int:
     if not isinstance(tokenizer, LayeredTokenizer) or tokenizer.layers < 2:
         raise ConfigError(
             f"residual: tokenizer {config.tokenizer} ({tokenizer.name}) has one layer; name a "
-            "codec "
-            "with several, as in tokenizer=codec:kyutai/mimi@8"
+            "codec with several, for example tokenizer=codec:kyutai/mimi@8"
         )
     return tokenizer.layers
 
 
 def finished(config: PrepareConfig, fingerprint: str) -> PrepareReport | None:
-    """The report of what stands in out, if it was made from the same (else None)."""
+    """Return the report of the corpus in `out` if it has this fingerprint and is intact,
+    otherwise None."""
     out = Path(config.out).absolute()
     try:
         done = prepared_info(out)
@@ -248,18 +265,20 @@ def finished(config: PrepareConfig, fingerprint: str) -> PrepareReport | None:
             return None
         problems = [Problem(**p) for p in done["skipped"]]
         return PrepareReport(problems, done["counts"], out, done["checked"], done["filtered"])
-    except (DataError, KeyError, TypeError):  # not as this program writes it: made again
+    except (DataError, KeyError, TypeError):  # of another version or damaged: it is made again
         return None
 
 
 def wait(look: Callable[[], Found | None], seconds: float, what: str) -> Found:
-    """What `look` finds, as soon as that is not None; DataError after so many seconds. Processes
-    meet through files, which works for accelerate, torchrun and independent SLURM tasks alike."""
+    """Return the first result of `look` that is not None; raise DataError after `seconds`.
+    Processes synchronise through files, which works for accelerate, torchrun and independent
+    SLURM tasks alike."""
     end = time.monotonic() + seconds
     while (found := look()) is None:
         if time.monotonic() > end:
             raise DataError(
-                f"waited {seconds:g} s for {what}; did that process stop? run again to continue"
+                f"waited {seconds:g} s for {what}; check that its process is still running, then "
+                "run again to continue, or raise wait_seconds"
             )
         time.sleep(0.05)
     return found

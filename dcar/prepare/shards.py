@@ -1,11 +1,10 @@
-"""Token shards: utterances → checked rows of speech tokens, written whole, with their digests in
-the chunk's record.
+"""Token shards: utterances → checked rows of speech tokens, with their digests in the chunk's
+record.
 
-A chunk of the corpus gives one parquet file a split, and then a JSON file: what became of its rows,
-size and SHA-256 of its shards. A chunk without that record was interrupted and is made again; a
-shard whose bytes do not give the digest is refused. Names come from what a shard holds, never from
-the process that wrote it, so processes on several nodes need no coordination beyond a shared
-folder.
+A chunk of the corpus gives one parquet file per split, and then a JSON file: the outcome of its
+rows, size and SHA-256 of its shards. A chunk without that record was interrupted and is made again;
+a shard whose digest differs is rejected. File names depend on the content of a shard, never on the
+process that wrote it, so processes on several nodes need only a shared folder.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Encoder(Protocol):
-    """A speaker encoder: what its network reads of a waveform is made by the workers."""
+    """Speaker encoder whose network input is made by the workers."""
 
     def windows(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
         """Return windows [N, …] of a waveform [samples] at a rate in Hz."""
@@ -66,38 +65,38 @@ class Job:
 
 
 class Sound(NamedTuple):
-    """A waveform [samples] at its own rate in Hz, as it was recorded."""
+    """Waveform [samples] at its own rate in Hz, as recorded."""
 
     wave: np.ndarray
     rate: int
 
     def at_speed(self, speed: float) -> Sound:
-        """Played `speed` times faster: as if it had been recorded at speed · rate."""
-        return (
-            self
-            if speed == 1.0
-            else Sound(resample(self.wave, self.rate * speed, self.rate), self.rate)
-        )
+        """Return the sound played `speed` times faster: as if it had been recorded at speed ·
+        rate."""
+        if speed == 1.0:
+            return self
+        return Sound(resample(self.wave, self.rate * speed, self.rate), self.rate)
 
     def of_speech(self) -> Sound:
-        """Without the silence before and after the speech, as prompts are used."""
+        """Return the sound without the silence before and after the speech, as used for prompts."""
         return Sound(find_speech(*self).cut(*self), self.rate)
 
     def for_encoders(self, rate: int = ENCODER_SAMPLE_RATE) -> Sound:
-        """At the rate of an encoder; voice features use the recording's own rate."""
+        """Return the sound at the rate of an encoder; voice features use the recording's own
+        rate."""
         return Sound(resample(self.wave, self.rate, rate), rate)
 
 
 Loaded = tuple[tuple[np.ndarray, int], tuple[np.ndarray, int] | None]
-"""Waveform and rate of an utterance, and those of its prompt, if it names one."""
+"""Waveform and rate of an utterance, and those of its prompt, if it has one."""
 
 
 class Contents(NamedTuple):
-    """What a chunk of the corpus holds: what is to be tokenised, by split, and what was found of
-    its rows."""
+    """Contents of a chunk of the corpus: rows to tokenise, by split, and the outcome of reading
+    it."""
 
     jobs: dict[str, list[Job]]
-    # recordings by `Utterance.source`, where they were decoded already
+    # recordings by `Utterance.source`, if they were decoded already
     loaded: dict[str, Loaded] | None = None
     problems: Sequence[Problem] = ()
     rows: int = 0
@@ -105,8 +104,8 @@ class Contents(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A piece of the corpus of which shards are made: name, rows, and its contents, or what
-    reads them."""
+    """Piece of the corpus from which shards are made: name, number of rows, and its contents or
+    a function that reads them."""
 
     name: str
     rows: int
@@ -115,17 +114,19 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Heard:
-    """What models and vocoder read of one recording; made in the workers, without any model."""
+    """Analysis of one recording for models and vocoder; computed in the workers, without any
+    model."""
 
     place: str  # for messages
     wave: np.ndarray  # float32 [samples] at the tokenizer's `input_rate`
     seconds: float
-    windows: np.ndarray  # of the speaker encoder, [N, …]
+    windows: np.ndarray  # input of the speaker encoder, [N, …]
     statistics: np.ndarray  # float32 [42], `prompt_statistics` of the recording at its own rate
 
     @classmethod
     def of(cls, place: str, sound: Sound, speed: float, rate: int, encoder: Encoder) -> Heard:
-        """Analyse `sound`, played `speed` times faster. AudioError names `place`."""
+        """Analyse `sound`, played `speed` times faster. rate: the tokenizer's `input_rate`.
+        Raises AudioError that names `place`."""
         wave = sound.for_encoders().at_speed(speed).wave
         same = rate == ENCODER_SAMPLE_RATE
         tokenized = wave if same else sound.for_encoders(rate).at_speed(speed).wave
@@ -138,7 +139,7 @@ class Heard:
 
 
 class HeardJob(NamedTuple):
-    """A row of the output before the models have read it; no speech if it is left out."""
+    """Row of the output before the models have read it; speech is None if the row is left out."""
 
     job: Job
     text_ids: list[int]
@@ -154,10 +155,11 @@ def hear(
     pool: ThreadPoolExecutor,
     loaded: Mapping[str, Loaded] | None = None,
 ) -> list[HeardJob]:
-    """Read the recordings of a shard in the workers, in the order of `jobs`.
+    """Read and analyse the recordings of a shard in the workers, in the order of `jobs`.
 
     A slowed copy of more than `max_seconds` is left out. rate: the tokenizer's `input_rate`.
-    loaded: recordings by `Utterance.source`, if they were decoded already.
+    loaded: recordings by `Utterance.source`, if they were decoded already. Raises AudioError,
+    TextError.
     """
 
     def one(job: Job) -> HeardJob:
@@ -166,10 +168,10 @@ def hear(
         speech = Heard.of(place, Sound(*audio), job.speed, rate, encoder)
         if job.speed != 1.0 and speech.seconds > max_seconds:
             return HeardJob(job, [], None, None)
-        spoken = None
+        voice = None
         if prompt is not None:
-            spoken = Heard.of(f"{place} (prompt)", Sound(*prompt).of_speech(), 1.0, rate, encoder)
-        return HeardJob(job, text_to_ids(u.text), speech, spoken)
+            voice = Heard.of(f"{place} (prompt)", Sound(*prompt).of_speech(), 1.0, rate, encoder)
+        return HeardJob(job, text_to_ids(u.text), speech, voice)
 
     return list(pool.map(one, jobs))
 
@@ -182,16 +184,17 @@ def tokenise(
     bar: Any,
     residual: bool = False,
 ) -> pa.Table:
-    """Return the rows of one shard, in the order of `heard`; audio goes through the tokenizer in
-    batches of similar length.
+    """Return the rows of one shard, in the order of `heard`; the tokenizer reads audio in batches
+    of similar length.
 
-    residual: also store the layers after the first, of a `LayeredTokenizer`.
+    residual: also store the layers after the first, from a `LayeredTokenizer`. Raises DataError for
+    invalid tokens or embeddings.
     """
     import pyarrow as pa
 
     kept = [(row, row.speech) for row in heard if row.speech is not None]
     if left_out := len(heard) - len(kept):
-        logger.info("%d slowed copies are longer than max_seconds and left out", left_out)
+        logger.info("%d slowed copies are longer than max_seconds and are left out", left_out)
         bar.update(left_out)
     speech = _encode([sound for _, sound in kept], tokenizer, batch_seconds, residual, bar)
     voices = _voices([sound for _, sound in kept], encoder)
@@ -231,36 +234,39 @@ def _place(job: Job) -> str:
 
 
 def _encode(
-    heard: Sequence[Heard],
+    recordings: Sequence[Heard],
     tokenizer: SpeechTokenizer,
     batch_seconds: float,
     residual: bool,
     bar: Any = None,
 ) -> list[np.ndarray]:
-    """Return tokens [1, T] of every waveform, with `residual` codes [layers, T]; checked, in the
-    given order."""
+    """Return tokens [1, T] of every waveform, or with `residual` codes [layers, T]; checked, in
+    the given order."""
     out: dict[int, np.ndarray] = {}
     rate = input_rate(tokenizer)
-    for batch in by_length([len(sound.wave) for sound in heard], batch_seconds * rate):
-        encoded = _layers([heard[i].wave for i in batch], tokenizer, rate, residual)
+    for batch in by_length([len(sound.wave) for sound in recordings], batch_seconds * rate):
+        encoded = _layers([recordings[i].wave for i in batch], tokenizer, rate, residual)
         if len(encoded) != len(batch):
             raise DataError(
-                f"tokenizer {tokenizer.name} gave {len(encoded)} results for {len(batch)} waveforms"
+                f"tokenizer {tokenizer.name} returned {len(encoded)} results for {len(batch)} "
+                "waveforms; correct its encode()"
             )
         for i, layers in zip(batch, encoded, strict=True):
-            seconds = len(heard[i].wave) / rate
-            checked = [check_tokens(codes, seconds, tokenizer, heard[i].place) for codes in layers]
+            seconds = len(recordings[i].wave) / rate
+            checked = [
+                check_tokens(codes, seconds, tokenizer, recordings[i].place) for codes in layers
+            ]
             out[i] = np.stack(checked)
         if bar is not None:
             bar.update(len(batch))
-    return [out[i] for i in range(len(heard))]
+    return [out[i] for i in range(len(recordings))]
 
 
 def _layers(
     waves: list[np.ndarray], tokenizer: SpeechTokenizer, rate: int, residual: bool
 ) -> list[list[np.ndarray]]:
-    """Return the codes [T] of every layer of every waveform; without `residual` of the first
-    layer."""
+    """Return the codes [T] of every layer of every waveform; without `residual`, of the first
+    layer only."""
     if not residual:
         return [[tokens] for tokens in tokenizer.encode(waves, rate)]
     assert isinstance(tokenizer, LayeredTokenizer)
@@ -270,56 +276,59 @@ def _layers(
 def check_tokens(
     tokens: np.ndarray, seconds: float, tokenizer: SpeechTokenizer, where: str
 ) -> np.ndarray:
-    """`tokens` [T] as int64, or DataError: none, outside 0…vocab_size−1, or far from seconds ·
-    rate_hz in number.
+    """Return `tokens` [T] as int64. Raises DataError if there are none, if they are outside
+    0…vocab_size−1, or if their number is far from seconds · rate_hz.
 
-    The last finds a tokenizer that cuts long audio or was given the wrong sample rate.
+    The last check detects a tokenizer that cuts long audio or was given the wrong sample rate.
     """
     tokens = np.asarray(tokens)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise DataError(
-            f"{where}: tokenizer {tokenizer.name} gave {tokens.dtype} {tokens.shape}, not "
-            "integers [T]"
+            f"{where}: tokenizer {tokenizer.name} returned {tokens.dtype} {tokens.shape}, not "
+            "integers [T]; correct its encode()"
         )
     if len(tokens) == 0:
         raise DataError(
-            f"{where}: tokenizer {tokenizer.name} gave no token for {seconds:.2f} s of audio"
+            f"{where}: tokenizer {tokenizer.name} returned no token for {seconds:.2f} s of audio; "
+            "remove the utterance or check the tokenizer"
         )
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= tokenizer.vocab_size:
         raise DataError(
             f"{where}: tokens {low}…{high} are outside the vocabulary "
-            f"0…{tokenizer.vocab_size - 1} of "
-            f"{tokenizer.name}"
+            f"0…{tokenizer.vocab_size - 1} of {tokenizer.name}; correct its vocab_size"
         )
     expected = seconds * tokenizer.rate_hz
     if abs(len(tokens) - expected) > 5 + 0.1 * expected:
         raise DataError(
             f"{where}: {len(tokens)} tokens for {seconds:.2f} s, expected about {expected:.0f} at "
-            f"{tokenizer.rate_hz:g} Hz; does {tokenizer.name} cut long audio? lower max_seconds"
+            f"{tokenizer.rate_hz:g} Hz; if {tokenizer.name} cuts long audio, lower max_seconds"
         )
     return tokens.astype(np.int64)
 
 
-def _voices(heard: Sequence[Heard], encoder: Encoder) -> list[np.ndarray]:
-    """Return the vocoder's voice features [298] of all that was recorded; they begin with the
-    speaker embedding [256]."""
-    if not heard:
+def _voices(recordings: Sequence[Heard], encoder: Encoder) -> list[np.ndarray]:
+    """Return the vocoder's voice features [298] of every recording; they begin with the speaker
+    embedding [256]."""
+    if not recordings:
         return []
-    found = np.asarray(encoder.embed_windows([h.windows for h in heard]), dtype=np.float32)
-    if found.shape != (len(heard), EMBEDDING_DIM):
+    found = np.asarray(encoder.embed_windows([h.windows for h in recordings]), dtype=np.float32)
+    if found.shape != (len(recordings), EMBEDDING_DIM):
         raise DataError(
-            f"speaker embeddings {found.shape} of {len(heard)} recordings, expected "
-            f"{EMBEDDING_DIM} numbers each"
+            f"speaker embeddings {found.shape} of {len(recordings)} recordings, expected "
+            f"{(len(recordings), EMBEDDING_DIM)}; correct embed_windows() of the speaker encoder"
         )
-    for sound, embedding in zip(heard, found, strict=True):
+    for sound, embedding in zip(recordings, found, strict=True):
         if not np.isfinite(embedding).all():
-            raise DataError(f"{sound.place}: speaker embedding is not finite; is there speech?")
-    return [with_embedding(e, h.statistics) for e, h in zip(found, heard, strict=True)]
+            raise DataError(
+                f"{sound.place}: speaker embedding is not finite; check that the recording "
+                "contains speech"
+            )
+    return [with_embedding(e, h.statistics) for e, h in zip(found, recordings, strict=True)]
 
 
 def write_shard(table: pa.Table, file: Path) -> dict[str, Any]:
-    """Write a parquet file; returns its digest."""
+    """Write a parquet file and return its digest. Raises DataError if it cannot be written."""
     import pyarrow.parquet as pq
 
     try:
@@ -331,7 +340,8 @@ def write_shard(table: pa.Table, file: Path) -> dict[str, Any]:
 
 
 def read_chunk(work: Path, name: str) -> dict[str, Any] | None:
-    """The record of a chunk; None where it or one of its shards is not there whole."""
+    """Return the record of a chunk, or None if the record or one of its shards is missing or
+    incomplete."""
     record = read_json(work / f"chunk-{name}.json")
     kinds = {"shards": dict, "files": dict, "rows": int, "filtered": int, "problems": list}
     if record is None or not all(isinstance(record.get(key), kind) for key, kind in kinds.items()):
@@ -340,18 +350,17 @@ def read_chunk(work: Path, name: str) -> dict[str, Any] | None:
 
 
 def check_chunk(work: Path, name: str) -> dict[str, Any]:
-    """The record of a chunk; DataError, and it is removed, where its shards are not those that
-    were written."""
+    """Return the record of a chunk. If one of its shards has changed since it was written,
+    remove the record and raise DataError."""
     file = work / f"chunk-{name}.json"
     record = read_chunk(work, name)
     if record is None:
-        raise DataError(f"{file} is missing or broken; run again, only its shards are made anew")
+        raise DataError(f"{file}: is missing or broken; run again, only its shards are made again")
     for shard, written in record["files"].items():
         if differing(work, {shard: written}):
             file.unlink()
             raise DataError(
                 f"{work / shard}: the shard is damaged (its SHA-256 differs) and was discarded; "
-                "run again, "
-                "only the shards of this chunk are made anew"
+                "run again, only the shards of this chunk are made again"
             )
     return record

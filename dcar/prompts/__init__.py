@@ -1,1 +1,1 @@
-"""What is to be spoken, by whom, and with which prompt."""
+"""Prompts: texts to synthesise, their speakers, and the speech that gives the voice."""

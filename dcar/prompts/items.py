@@ -1,12 +1,12 @@
-"""From prepared datasets to prompts for decoding.
+"""Prompts for decoding, made from prepared corpora.
 
-Two layouts, chosen by the decoder's `bos`:
+The decoder's `bos` selects one of two layouts:
 
 - speaker prompt (bos): text of the target only; the speech prompt is a crop of another utterance of
-  the same speaker, without its text, closed by BOS. Short, and no alignment of the prompt is
-  needed.
-- continuation (no bos; the papers'): another utterance of the speaker is the beginning of the same
-  stream, its text stands before the target's text, and its tokens before the target's tokens.
+  the same speaker, without its text, closed by BOS. It is short and needs no alignment of the
+  prompt.
+- continuation (no bos, the papers' layout): the stream begins with another utterance of the
+  speaker; its text precedes the target's text, and its tokens precede the target's tokens.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from dcar.text.phonemes import text_to_ids
 
 @dataclass(frozen=True)
 class PromptItem:
-    """One utterance to speak, with what is needed to voice and to evaluate it."""
+    """One utterance to synthesise, with what the vocoder and the evaluation need."""
 
     prompt: Prompt
     text: str
     speaker: str
     speaker_embedding: np.ndarray  # [F] voice features of the prompt utterance, for the vocoder
-    reference_tokens: list[int]  # of the recording of this text
+    reference_tokens: list[int]  # tokens of the recording of this text
     prompt_utterance_id: str
     duration: float  # seconds of the recording
-    # of prompt.text_ids, which begin with the prompt's own text in the continuation layout
+    # length of the prompt's own text in prompt.text_ids, 0 except in the continuation layout
     prompt_text_units: int = 0
-    category: str = ""  # of a listed text (dcar/prompts/texts.py)
-    # further ones of its row, for reward functions
+    category: str = ""  # category of a listed text (dcar/prompts/texts.py)
+    # further columns of its row, for reward functions
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def text_ids(self) -> tuple[int, ...]:
-        """Of what is to be spoken alone."""
+        """Text ids of the target alone, without those of the prompt."""
         return tuple(self.prompt.text_ids[self.prompt_text_units :])
 
 
@@ -55,37 +55,39 @@ def make_prompts(
     rows: Sequence[int] | np.ndarray | None = None,
     chooser: PromptChooser | None = None,
 ) -> list[PromptItem]:
-    """A prompt for every utterance of a prepared split, or for those in some `rows` of it, in their
-    order; the same for every method and run with this seed. Only these rows and those of their
-    prompts are read. chooser: that of the split, made once by callers that need rows repeatedly.
+    """Return a prompt for every utterance of a prepared split, or for those in `rows`, in their
+    order.
 
-    A prompt that the corpus names (`prompt_audio`, `prompt_text` of a manifest) is taken; otherwise
-    another utterance of the speaker. prompt_tokens: length of the crop in the speaker-prompt layout
-    (`bos`); the continuation layout takes the prompt whole, and DataError where a named prompt
-    lacks the text that this layout needs.
+    The prompts depend on the split and the seed alone, so every method and run gets the same. Only
+    these rows and those of their prompts are read. A prompt that the corpus names (`prompt_audio`,
+    `prompt_text` of a manifest) is used; otherwise another utterance of the speaker.
+
+    prompt_tokens: length of the crop in the speaker-prompt layout (`bos`); the continuation layout
+    uses the whole prompt. chooser: chooser of the split; callers that need rows repeatedly build it
+    once. Raises DataError if a named prompt lacks the text that the continuation layout needs.
     """
     chooser = chooser or PromptChooser(split, prompt_tokens)
     items = []
     for i in map(int, range(len(split)) if rows is None else rows):
         row = split.rows[i]
         rng = np.random.default_rng([seed, i])
+        prompt_text_ids: Sequence[int] = []
         if row["prompt_speech"]:
             if not bos and not row["prompt_text"]:
                 raise DataError(
-                    f"{row['source']}: utterance {row['id']} has a prompt without prompt_text, "
-                    "which a "
-                    "decoder without BOS needs; add it to the manifest"
+                    f"utterance {row['id']} ({row['source'] or 'no source recorded'}): its prompt "
+                    "has no prompt_text, which a decoder without BOS needs; add prompt_text to "
+                    "the manifest and prepare the corpus again"
                 )
             name, speech, voice = f"{row['id']} (prompt)", row["prompt_speech"], row["prompt_voice"]
-            # a retokenized corpus brings the prompt's text ids along
-            prompt_text_ids = (
-                [] if bos else row.get("prompt_text_ids") or text_to_ids(row["prompt_text"])
-            )
+            if not bos:  # a retokenized corpus contains the prompt's text ids
+                prompt_text_ids = row.get("prompt_text_ids") or text_to_ids(row["prompt_text"])
         else:
             other = chooser.choose(i, rng)
             source, speech = split.rows[other], chooser.speech[other]
             name, voice = source["id"], source["voice"]
-            prompt_text_ids = [] if bos else source["text_ids"]
+            if not bos:
+                prompt_text_ids = source["text_ids"]
         text_ids = [*prompt_text_ids, *row["text_ids"]]
         prompt_ids = chooser.crop(speech, rng) if bos else list(speech)
         items.append(

@@ -1,6 +1,5 @@
-"""The prompts of a prepared split that a decoder can speak, and the vocoder that gives them a
-voice: chosen and checked alike by stage two, by comparisons and by analyses.
-"""
+"""Prompts of a prepared split that fit a decoder, and the vocoder for them: chosen and checked
+in one place for stage two, comparisons and analyses."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ from dcar.voices.speech import find_speech
 
 
 def split_for(decoder: AnyDecoder, data: str, split: str) -> Split:
-    """A prepared split that a decoder can speak; DataError if the corpus is of another tokenizer
-    or phoneme inventory than the decoder."""
+    """Return a prepared split whose ids fit the decoder. Raises DataError if the corpus was made
+    with another tokenizer or phoneme inventory than the decoder's."""
     check_together(decoder, prepared_info(data), data)
     return load_split(data, split)
 
@@ -40,8 +39,8 @@ def load_prompts(
     limit: int | None = None,
     min_seconds: float = 0.0,
 ) -> list[PromptItem]:
-    """Prompts (`make_prompts`) for at most `limit` utterances of `min_seconds` or more, chosen
-    by `seed`; DataError if there are none. No other rows are read."""
+    """Return prompts (`make_prompts`) for at most `limit` utterances of `min_seconds` or more,
+    chosen by `seed`. No other rows are read. Raises DataError if there are none."""
     found = split_for(base, data, split)
     rows = drawn(found, seed, limit, min_seconds)
     if not len(rows):
@@ -57,12 +56,11 @@ def vocoder_for(
     device: str = "cpu",
     prompts: PromptAudio | None = None,
 ) -> Vocoder:
-    """The vocoder of a setting (`dcar.vocoder.load`) for prompts of a prepared corpus.
-    CheckpointError if it speaks tokens of another tokenizer than the decoder's or at another rate
-    than the corpus has.
+    """Return the vocoder of a setting (`dcar.vocoder.load`) for prompts of a prepared corpus.
 
-    prompts: recordings of the items' voices; read from the corpus where they are not given and the
-    vocoder needs them.
+    prompts: recordings of the items' voices; if they are not given and the vocoder needs them, they
+    are read from the corpus. Raises CheckpointError if the vocoder is for another tokenizer than
+    the decoder's, or for another token rate than the corpus has.
     """
     if prompts is None and hears_prompts(spec):
         prompts = PromptAudio.of_items(items, corpus_recordings(data))
@@ -72,11 +70,12 @@ def vocoder_for(
 
 
 def corpus_recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:
-    """Recordings (waveform, rate in Hz) of a prepared corpus by utterance id; "ID (prompt)" is the
-    prompt that the corpus gives for ID. DataError if it has no such recording.
+    """Return a function that reads the recording (waveform, rate in Hz) of an utterance id.
 
-    A recording whose path is in the prepared corpus is read from there. For others the whole corpus
-    is listed, once."""
+    The id "ID (prompt)" stands for the prompt that the corpus gives for ID. A recording whose path
+    is in the prepared corpus is read from there; for any other, the whole corpus is listed, once.
+    The function raises DataError if the corpus has no such recording.
+    """
     sources: Callable[[], Sources] = cache(lambda: source_utterances(prepared))
     splits = cache(
         lambda: [load_split(prepared, split) for split in prepared_info(prepared)["counts"]]
@@ -84,22 +83,15 @@ def corpus_recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:
 
     def utterance(utterance_id: str) -> Utterance:
         for split in splits():
-            if (place := split.find(utterance_id)) is not None:
-                row = split.rows.select_columns(["audio", "speed", "text", "speaker", "source"])[
-                    place
-                ]
-                if (
-                    row["speed"] == 1
-                    and Path(row["audio"]).is_absolute()
-                    and Path(row["audio"]).is_file()
-                ):
-                    return Utterance(
-                        utterance_id,
-                        row["text"],
-                        row["speaker"],
-                        row["audio"],
-                        source=row["source"],
-                    )
+            place = split.find(utterance_id)
+            if place is None:
+                continue
+            row = split.rows.select_columns(["audio", "speed", "text", "speaker", "source"])[place]
+            audio = Path(row["audio"])
+            if row["speed"] == 1 and audio.is_absolute() and audio.is_file():
+                return Utterance(
+                    utterance_id, row["text"], row["speaker"], row["audio"], source=row["source"]
+                )
         return sources()[utterance_id]
 
     def recording(utterance_id: str) -> tuple[np.ndarray, int]:
@@ -107,10 +99,10 @@ def corpus_recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:
             found = sources()[utterance_id.removesuffix(" (prompt)")].load_prompt()
             if found is None:
                 raise DataError(
-                    f"{prepared}: {utterance_id} has no audio in the corpus any more; prepare it "
-                    "again"
+                    f"{prepared}: {utterance_id} no longer has audio in the corpus; prepare the "
+                    "corpus again"
                 )
-            return find_speech(*found).cut(*found), found[1]  # what the corpus was prepared from
+            return find_speech(*found).cut(*found), found[1]  # the same part as in preparation
         return utterance(utterance_id).load()
 
     return recording

@@ -1,8 +1,8 @@
-"""Lists of texts without recordings, spoken with the prompts of a prepared split in turn.
+"""Lists of texts without recordings, each synthesised with a prompt of a prepared split, in turn.
 
-A list is a text file: one text a line, or `category<TAB>text`; empty lines are skipped. Two ship,
-on which nothing is to be tuned: `hard`, 200 texts in the manner of seed-tts-eval's hard cases, and
-`short`, 80 texts of one to four words.
+A list is a text file with one text per line, or `category<TAB>text`; empty lines are skipped. Two
+lists ship, and nothing may be tuned on them: `hard`, 200 texts in the manner of seed-tts-eval's
+hard cases, and `short`, 80 texts of one to four words.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from dcar.sources.shipped import shipped
 from dcar.storage import text_lines
 from dcar.text.phonemes import normalize_text, text_to_ids
 
-LISTS = {"hard": "hard_texts", "short": "short_texts"}  # what ships
+LISTS = {"hard": "hard_texts", "short": "short_texts"}  # names of the lists that ship
 
 
 @dataclass(frozen=True)
 class ListedText:
-    """A text of a list."""
+    """One text of a list."""
 
-    id: str  # category and line
-    text: str  # in spoken form, against which a transcript is measured
+    id: str  # category and line number
+    text: str  # spoken form, with which a transcript is compared
     text_ids: tuple[int, ...]
     category: str = ""
 
 
 def text_list(source: str | Path) -> Path:
-    """The file of a list, which may be the name of one that ships."""
+    """Return the path of a list, which may be given by the name of one that ships."""
     return shipped(LISTS[str(source)]) if str(source) in LISTS else Path(source)
 
 
 def read_texts(
     source: str | Path, encode: Callable[[str], list[int]] = text_to_ids
 ) -> list[ListedText]:
-    """The texts of a list, in order. encode: text → ids that a decoder reads.
+    """Return the texts of a list, in order.
 
-    DataError where it cannot be read or is empty; where lines are wrong or cannot be spoken, with
-    their numbers.
+    encode: function from a text to the ids that a decoder reads. Raises DataError if the file
+    cannot be read or is empty, or, with their numbers, for lines that are malformed or cannot be
+    pronounced.
     """
     path = text_list(source)
     if not path.is_file():
         raise DataError(
-            f"{path}: cannot be read as a list of texts (no such file); give a UTF-8 file with "
-            "one text a "
-            f"line, or texts={' or '.join(LISTS)}"
+            f"{path}: no such file; give texts= a UTF-8 file with one text per line, or "
+            f"{' or '.join(LISTS)}"
         )
     texts, faults = [], []
     for number, line, fault in text_lines(path):
@@ -61,7 +61,7 @@ def read_texts(
         try:
             if len(category) > 1 or category == [""]:
                 raise TextError("expected a text, or category<TAB>text")
-            kind = "".join(category)
+            kind = category[0] if category else ""
             texts.append(
                 ListedText(
                     f"{kind or 'text'}-{number:04d}",
@@ -74,18 +74,20 @@ def read_texts(
             faults.append(f"{path}:{number}: {error}")
     if faults:
         raise DataError(
-            "\n".join([*faults[:20], f"{len(faults)} wrong lines; repair or remove them"])
+            "\n".join(
+                [*faults[:20], f"{path}: {len(faults)} malformed lines; repair or remove them"]
+            )
         )
     if not texts:
-        raise DataError(f"{path}: holds no text; write one a line")
+        raise DataError(f"{path}: contains no text; write one text per line")
     return texts
 
 
 def text_prompts(texts: Sequence[ListedText], items: Sequence[PromptItem]) -> list[PromptItem]:
-    """Every text with the prompt of one of a split's `items`: the speakers in turn, each with its
-    prompts in turn. The same texts and items give the same prompts.
+    """Return every text with the prompt of one of a split's `items`: the speakers in turn, and each
+    speaker's prompts in turn. The same texts and items give the same prompts.
 
-    What would need a recording of the text is empty: reference_tokens, and 0 s of duration.
+    Fields that would need a recording of the text are empty: reference_tokens is [], duration is 0.
     """
     by_speaker = defaultdict(list)
     for item in sorted(items, key=lambda i: (i.speaker, i.prompt.utterance_id)):

@@ -1,7 +1,7 @@
-"""What belongs together: a decoder, the ids that it reads and speaks, a vocoder.
+"""Checks that a decoder, its ids and a vocoder belong together.
 
-Parts of different origin would work without an error and speak noise. Every command that puts them
-together asks here.
+Parts of different origin would run without an error and produce noise. Every command that combines
+them calls `check_together`.
 """
 
 from __future__ import annotations
@@ -21,47 +21,42 @@ if TYPE_CHECKING:
 def check_together(
     decoder: AnyDecoder, info: Mapping[str, Any], where: str, vocoder: Vocoder | None = None
 ) -> None:
-    """DataError where ids are of another speech tokenizer, phoneme inventory or text tokenizer than
-    the decoder's; CheckpointError where the vocoder does not speak the decoder's tokens at their
-    rate.
+    """Raise DataError for ids of another speech tokenizer, phoneme inventory or text tokenizer than
+    the decoder's; CheckpointError if the vocoder's tokens or their rate differ from the decoder's.
 
-    info: where the ids come from, as prepared.json says (`prepared_info`) or `made_by`; `where`
-    names it in messages. What a decoder or a vocoder does not say of itself is not checked. A
-    tokenizer's checksum covers all that decides its codes, so the name before it does not matter.
+    info: origin of the ids, as in prepared.json (`prepared_info`) or from `made_by`; `where` names
+    it in messages. Facts that a decoder or a vocoder does not record are not checked. A tokenizer's
+    checksum covers everything that decides its codes, so the name before it is ignored.
     """
     config, made = decoder.config, info["tokenizer"]
     if config.tokenizer and config.tokenizer.rpartition("@")[2] != made["checksum"]:
         raise DataError(
             f"{where}: has tokens of {tokenizer_identity(info)}, but the decoder was trained on "
-            "tokens of "
-            f"{config.tokenizer}; load, or prepare the corpus with the decoder's own speech "
-            "tokenizer"
+            f"tokens of {config.tokenizer}; use the decoder's own speech tokenizer, or prepare "
+            "the corpus with it"
         )
     if made["vocab_size"] != config.speech_vocab_size:
         raise DataError(
-            f"{where}: has {made['vocab_size']} speech codes, the decoder "
-            f"{config.speech_vocab_size}; use "
-            "the decoder's own speech tokenizer"
+            f"{where}: has {made['vocab_size']} speech codes, but the decoder has "
+            f"{config.speech_vocab_size}; use the decoder's own speech tokenizer"
         )
     if config.phonemes and config.phonemes != info["phonemes"]["version"]:
         raise DataError(
             f"{where}: has text ids of {info['phonemes']['version']}, but the decoder was trained "
-            "on "
-            f"those of {config.phonemes}; prepare the corpus for this decoder (dcar prepare, then "
-            "dcar "
-            "retokenize for a language model with a text tokenizer of its own)"
+            f"on those of {config.phonemes}; prepare the corpus for this decoder (`dcar prepare`, "
+            "followed by mode=retokenize for a language model with its own text tokenizer)"
         )
     if vocoder is not None:
         if vocoder.vocab_size != config.speech_vocab_size:
             raise CheckpointError(
-                f"the vocoder knows {vocoder.vocab_size} codes, the decoder speaks "
+                f"{where}: the vocoder has {vocoder.vocab_size} codes, but the decoder has "
                 f"{config.speech_vocab_size}; use the vocoder of the decoder's tokenizer"
             )
         check_speaks(vocoder, info)
 
 
 def made_by(tokenizer: SpeechTokenizer, phonemes: str) -> dict[str, Any]:
-    """What `check_together` wants to know of ids that were made here and now, not read from a
+    """Return the facts that `check_together` needs about ids made in this process, not read from a
     prepared corpus.
 
     phonemes: PHONEME_VERSION, or the name of the text tokenizer.

@@ -1,1 +1,1 @@
-"""Recognisers: waveform → words; `load` knows them all."""
+"""Recognisers: waveform → words. `load` lists all of them."""

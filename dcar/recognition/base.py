@@ -1,4 +1,4 @@
-"""The interface of recognisers, and what they share.
+"""Interface of recognisers, and functions that they share.
 
 All take float32 mono waveforms at any sample rate and return plain text, "" for silence. A waveform
 that is empty or not finite raises AudioError.
@@ -16,28 +16,29 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.tokens.base import by_length, check_waveform
 
 SHORTEST = ENCODER_SAMPLE_RATE // 10
-"""Samples that a recogniser needs, one analysis window; shorter waveforms are padded with
-silence."""
+"""Samples that a recogniser needs at 16 kHz, one analysis window; shorter waveforms are padded
+with silence."""
 
 GPU_BATCH_SECONDS = 300.0
-"""Padded audio in one batch on a GPU: 6 GB for the convolutions of HuBERT-Large, by arithmetic."""
+"""Padded audio in one batch on a GPU, in seconds: a calculated 6 GB for the convolutions of
+HuBERT-Large."""
 
 
 @runtime_checkable
 class Recognizer(Protocol):
-    """Speech → text."""
+    """Model that transcribes speech."""
 
     name: str
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
-        """One transcript per float32 mono waveform [samples]; may be "". Raises AudioError for
-        empty or NaN audio."""
+        """Return one transcript per float32 mono waveform [samples]; it may be "". Raises
+        AudioError for an empty waveform or one with NaN."""
         ...
 
 
 def to_recognizer_rate(wave: np.ndarray, sample_rate: int) -> np.ndarray:
-    """The waveform [samples] float32 at 16 kHz, at least one analysis window long. Raises
-    AudioError."""
+    """Return a waveform [samples] float32 at 16 kHz, at least one analysis window long. Raises
+    AudioError for an empty, non-finite or non-mono waveform."""
     wave = resample(check_waveform(wave, "recognizer"), sample_rate, ENCODER_SAMPLE_RATE)
     return np.pad(wave, (0, SHORTEST - len(wave))) if len(wave) < SHORTEST else wave
 
@@ -47,11 +48,10 @@ def transcripts(recognizer: Recognizer, waves: Sequence[np.ndarray], sample_rate
 
     See `Recognizer.transcribe`.
     """
-    spoken = [i for i, wave in enumerate(waves) if len(wave)]
+    filled = [i for i, wave in enumerate(waves) if len(wave)]
+    found = recognizer.transcribe([waves[i] for i in filled], sample_rate)
     texts = [""] * len(waves)
-    for i, text in zip(
-        spoken, recognizer.transcribe([waves[i] for i in spoken], sample_rate), strict=True
-    ):
+    for i, text in zip(filled, found, strict=True):
         texts[i] = text
     return texts
 
@@ -64,14 +64,14 @@ def batches(
 ) -> Iterator[list[int]]:
     """Yield indices of waveforms at 16 kHz in order of length, in batches for a device.
 
-    A batch holds at most GPU_BATCH_SECONDS of padded audio, on a CPU `cpu_seconds`, where 0 means
-    one waveform at a time. equal: see `by_length`.
+    A batch contains at most GPU_BATCH_SECONDS of padded audio, or `cpu_seconds` on a CPU, where 0
+    means one waveform at a time. equal: see `by_length`.
     """
     seconds = cpu_seconds if torch.device(device).type == "cpu" else GPU_BATCH_SECONDS
     return by_length([len(wave) for wave in waves], seconds * ENCODER_SAMPLE_RATE, equal)
 
 
 def ctc_collapse(best: Sequence[int], dropped: Container[int]) -> list[int]:
-    """CTC's rule: equal neighbours among the best symbols of every frame are one, then blanks
-    and other marks go."""
+    """Collapse the best symbols of all frames by CTC's rule: equal neighbours become one, then
+    blanks and the other `dropped` symbols are removed."""
     return [s for i, s in enumerate(best) if (i == 0 or s != best[i - 1]) and s not in dropped]

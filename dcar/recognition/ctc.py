@@ -1,13 +1,12 @@
-"""CTC: how likely a text is, and which unit of it each frame speaks at what cost; and the network
-of the two recognisers that are trained here.
+"""CTC: likelihood and alignment of a text, and the network of the two recognisers trained here.
 
-Frames are of sound (units: characters or subwords) or speech tokens (units: phonemes,
+Frames are of audio (units: characters or subwords) or speech tokens (units: phonemes,
 dcar/recognition/tokens.py).
 
-Viterbi on the lattice of Graves et al. (2006): the units with a blank before, between and behind
-them; from frame to frame a path stays, goes one state on, or leaves out a blank between two units
-that differ. NeMo's `viterbi_decoding` finds the same paths (a test holds them equal), but tells
-neither what they cost nor that there is none.
+Viterbi search runs on the lattice of Graves et al. (2006): the units with a blank before, between
+and after them. From frame to frame a path stays in its state, advances by one, or skips a blank
+between two units that differ. NeMo's `viterbi_decoding` finds the same paths (a test compares
+them), but returns neither their costs nor whether a path exists.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from heads.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class Alignment:
-    """The likeliest path of a text. A blank belongs to the unit before it, blanks at the beginning
-    to the first.
+    """Likeliest path of a text. A blank belongs to the unit before it, blanks at the beginning to
+    the first unit.
 
-    costs [U]: −log-probability of every unit's frames, nats; they add up to that of the path. Where
-    there is none (fewer frames than the text needs, or a probability of 0) all are inf. units [T]:
-    the unit of every frame, never falling; spread evenly where there is no path. log_likelihood: of
-    the text over all paths, nats per character. characters: of the text. A text of phonemes has
-    phonemes for characters. heard: the words that the recogniser reads in the same frames by
-    itself; "" of speech tokens.
+    - costs [U]: −log-probability of every unit's frames, in nats; their sum is the cost of the
+      path. All are inf if no path exists (fewer frames than the text needs, or a probability of 0).
+    - units [T]: unit of every frame, never decreasing; spread evenly if no path exists.
+    - log_likelihood: log-likelihood of the text over all paths, in nats per character.
+    - characters: number of characters of the text; phonemes if the text consists of phonemes.
+    - heard: transcript of the same frames by the recogniser; "" if the frames are speech tokens.
     """
 
     costs: np.ndarray
@@ -51,15 +50,15 @@ class Alignment:
 def viterbi(
     log_probs: np.ndarray, target: Sequence[int], blank: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(costs [U], units [T]) of a text of U ≥ 1 symbols in T ≥ 1 frames [T, symbols + 1]; see
-    `Alignment`."""
+    """Return (costs [U], units [T]) of a text of U ≥ 1 symbols in T ≥ 1 frames [T, symbols + 1];
+    see `Alignment`."""
     states = np.full(2 * len(target) + 1, blank)
     states[1::2] = target
-    skips = np.zeros(len(states), bool)  # whether a state may be entered from two before it
+    skips = np.zeros(len(states), bool)  # True if a state may be entered from two before it
     skips[3::2] = states[3::2] != states[1:-2:2]
     emitted = log_probs.astype(np.float64)[:, states]  # [T, S]
-    ways = np.full((3, len(states)), -np.inf)  # to stay, to go on, to leave out a blank
-    came = np.zeros(emitted.shape, np.int64)
+    ways = np.full((3, len(states)), -np.inf)  # stay, advance, skip a blank
+    came = np.zeros(emitted.shape, np.int64)  # number of states that the best way advanced by
     best = np.full(len(states), -np.inf)
     best[:2] = emitted[0, :2]
     for t in range(1, len(emitted)):
@@ -79,14 +78,15 @@ def viterbi(
 
 
 def frames_needed(symbols: Sequence[object]) -> int:
-    """Frames that CTC needs at least: one a symbol, and one between two that are alike."""
+    """Return the least number of frames that CTC needs: one per symbol, and one between two
+    equal neighbours."""
     return len(symbols) + sum(a == b for a, b in pairwise(symbols))
 
 
 @dataclass(frozen=True)
 class Told:
-    """An utterance and its text: its place in the list that was asked about, log-probabilities
-    [T, symbols] float32 on the CPU, the text's symbols, and how many characters the text has."""
+    """An utterance and its text: its index in the caller's list, log-probabilities [T, symbols]
+    float32 on the CPU, the text's symbols, and its number of characters."""
 
     index: int
     log_probs: Tensor
@@ -95,8 +95,8 @@ class Told:
 
 
 def likelihood(log_probs: Tensor, target: Sequence[int], blank: int) -> float:
-    """Of the symbols over all their paths through log-probabilities [T, symbols], nats; −inf
-    without one."""
+    """Return the log-likelihood of symbols over all their paths through log-probabilities [T,
+    symbols], in nats; −inf if no path exists."""
     if not len(log_probs):
         return -torch.inf
     return -float(
@@ -111,57 +111,58 @@ def likelihood(log_probs: Tensor, target: Sequence[int], blank: int) -> float:
     )
 
 
-def likelihoods(told: Iterable[Told], blank: int) -> list[float]:
-    """CTC log-likelihood of every text, nats per character (≤ 0), in the order of the list that
-    was asked about."""
+def likelihoods(utterances: Iterable[Told], blank: int) -> list[float]:
+    """Return the CTC log-likelihood of every text, in nats per character (≤ 0), in the order of
+    the caller's list."""
     found = {
-        one.index: likelihood(one.log_probs, one.target, blank) / one.characters for one in told
+        one.index: likelihood(one.log_probs, one.target, blank) / one.characters
+        for one in utterances
     }
     return [found[i] for i in range(len(found))]
 
 
 def alignments(
-    told: Iterable[Told], blank: int, read: Callable[[Tensor], str] | None = None
+    utterances: Iterable[Told], blank: int, read: Callable[[Tensor], str] | None = None
 ) -> list[Alignment]:
-    """Where every text is spoken and what it costs, in the order of the list that was asked
-    about; `read` tells what is heard in the same log-probabilities."""
+    """Return the alignment of every text, in the order of the caller's list. read: function that
+    transcribes the same log-probabilities."""
     found: dict[int, Alignment] = {}
-    for one in told:
+    for one in utterances:
         if len(one.log_probs):
             costs, units = viterbi(one.log_probs.numpy(), one.target, blank)
         else:
             costs, units = np.full(len(one.target), np.inf), np.zeros(0, np.int64)
         total = likelihood(one.log_probs, one.target, blank) / one.characters
-        heard = read(one.log_probs) if read else ""
-        found[one.index] = Alignment(costs, units, total, one.characters, heard)
+        transcript = read(one.log_probs) if read else ""
+        found[one.index] = Alignment(costs, units, total, one.characters, transcript)
     return [found[i] for i in range(len(found))]
 
 
 class CTCRecognizer(ABC):
-    """A recogniser of sound by CTC: transcripts, and besides a denser signal than the WER of one
-    transcript, the log-likelihood of a text and where it is lost. Greedy. Results do not depend
-    on the other waveforms."""
+    """Recogniser of audio by CTC, greedy. In addition to transcripts it yields a denser signal
+    than the WER of one transcript: the log-likelihood of a text and its cost unit by unit.
+    Results do not depend on the other waveforms."""
 
     name: str
     blank: int
 
     @abstractmethod
     def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, Tensor]]:
-        """(index, log-probabilities [frames, symbols]) of every waveform, in any order. Raises
-        AudioError."""
+        """Yield (index, log-probabilities [frames, symbols]) of every waveform, in any order.
+        Raises AudioError."""
 
     @abstractmethod
     def spell(self, symbols: list[int]) -> str:
-        """The text of collapsed symbols."""
+        """Return the text of collapsed symbols."""
 
     @abstractmethod
     def symbols(self, text: str) -> list[int]:
-        """The symbols of words in lower case. Raises TextError for characters that the model
-        does not know."""
+        """Return the symbols of words in lower case. Raises TextError for characters that the
+        model does not know."""
 
     def read(self, log_probs: Tensor) -> str:
-        """The text of log-probabilities [frames, symbols] by CTC's rule, the likeliest symbol of
-        each frame."""
+        """Return the text of log-probabilities [frames, symbols]: the likeliest symbol of each
+        frame, collapsed by CTC's rule."""
         return self.spell(ctc_collapse(log_probs.argmax(-1).tolist(), (self.blank,)))
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
@@ -174,45 +175,57 @@ class CTCRecognizer(ABC):
     def log_likelihood(
         self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]
     ) -> list[float]:
-        """CTC log-likelihood of each text given its waveform, in nats per character of the text (≤
+        """Return the CTC log-likelihood of each text given its waveform, in nats per character (≤
         0).
 
-        −inf where the waveform has fewer frames than the text needs. Raises TextError for a text
-        without words or with characters that the model does not know, AudioError as `transcribe`.
+        It is −inf if the waveform has fewer frames than the text needs. Raises TextError for a text
+        without words or with characters that the model does not know, AudioError as `transcribe`
+        does.
         """
-        return likelihoods(self._told(waves, sample_rate, texts), self.blank)
+        return likelihoods(self._utterances(waves, sample_rate, texts), self.blank)
 
     def align(
         self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]
     ) -> list[Alignment]:
-        """Where each text is spoken in its waveform, unit by unit (characters, or the model's
-        subwords), what every unit costs, `log_likelihood` and transcript, by one pass of the
-        model. Errors as there."""
-        return alignments(self._told(waves, sample_rate, texts), self.blank, self.read)
+        """Align each text to its waveform unit by unit (characters, or the model's subwords):
+        the cost of every unit, `log_likelihood` and the transcript, by one pass of the model.
+        Raises the errors of `log_likelihood`."""
+        return alignments(self._utterances(waves, sample_rate, texts), self.blank, self.read)
 
-    def _told(
+    def _utterances(
         self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]
     ) -> Iterator[Told]:
         if len(texts) != len(waves):
-            raise ValueError(f"log_likelihood: {len(waves)} waveforms but {len(texts)} texts")
+            raise ValueError(
+                f"log_likelihood: {len(waves)} waveforms but {len(texts)} texts; give one text "
+                "per waveform"
+            )
         spoken = [spoken_words(text) for text in texts]
-        if not all(spoken):
-            raise TextError("log_likelihood: a text has no words; remove the utterance")
+        if "" in spoken:
+            index = spoken.index("")
+            raise TextError(
+                f"log_likelihood: text number {index}, {texts[index]!r}, has no words; remove the "
+                "utterance"
+            )
         targets = [self.symbols(text) for text in spoken]
         for index, log_probs in self._log_probs(waves, sample_rate):
             yield Told(index, log_probs.float(), targets[index], len(spoken[index]))
 
 
 def spelled(text: str, vocabulary: Sequence[str], name: str) -> list[int]:
-    """Places in a vocabulary of the characters of a text; TextError where one is not in it."""
+    """Return the indices in a vocabulary of the characters of a text. Raises TextError for
+    characters that are not in it."""
     if unknown := sorted(set(text) - set(vocabulary)):
-        raise TextError(f"{name} does not know the characters {unknown} of {text!r}")
+        raise TextError(
+            f"{name}: the characters {unknown} of {text!r} are not in its vocabulary; write the "
+            "text without them"
+        )
     return [vocabulary.index(character) for character in text]
 
 
 class WindowLayer(nn.Module):
-    """A residual layer over a dilated window of three frames, as in WaveNet and Conv-TasNet: x +
-    W₂ gelu(W₁ [y(t − d), y(t), y(t + d)]) with y = LayerNorm(x), and 0 outside of the utterance."""
+    """Residual layer over a dilated window of three frames, as in WaveNet and Conv-TasNet: x +
+    W₂ gelu(W₁ [y(t − d), y(t), y(t + d)]) with y = LayerNorm(x), and 0 outside the utterance."""
 
     def __init__(self, size: int, dilation: int):
         super().__init__()
@@ -221,7 +234,8 @@ class WindowLayer(nn.Module):
         self.up, self.down = nn.Linear(3 * size, 2 * size), nn.Linear(2 * size, size)
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
-        """x [B, T, D]; real [B, T, 1], whether a position is inside its utterance."""
+        """Apply the layer to x [B, T, D]. real [B, T, 1]: True if a position is inside its
+        utterance."""
         d, steps = self.dilation, x.shape[1]
         y = F.pad(self.norm(x) * real, (0, 0, d, d))
         window = torch.cat([y[:, shift : shift + steps] for shift in (0, d, 2 * d)], -1)
@@ -229,8 +243,8 @@ class WindowLayer(nn.Module):
 
 
 class WindowCTC(Checkpoint):
-    """Frames → log-probabilities of CTC's symbols; subclasses make the frames' vectors.
-    Utterances of a batch do not influence each other."""
+    """Network from frames to log-probabilities of CTC's symbols; subclasses compute the frames'
+    vectors. Utterances of a batch do not influence each other."""
 
     def __init__(self, size: int, dilations: Sequence[int], symbols: int):
         super().__init__()
@@ -239,16 +253,17 @@ class WindowCTC(Checkpoint):
         self.output = nn.Linear(size, symbols)
 
     def vectors(self, frames: Tensor) -> Tensor:
-        """Vectors [B, T, size] of the frames [B, T, …] that this model reads."""
+        """Return the vectors [B, T, size] of the frames [B, T, …] that this model reads."""
         raise NotImplementedError
 
     def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
-        """Log-probabilities [B, T, symbols] float32 (0: none) of frames [B, T, …]. What stands
-        behind a row's length [B] is garbage."""
+        """Return the log-probabilities [B, T, symbols] float32 (symbol 0: blank) of frames [B,
+        T, …]. Values after a row's length [B] are undefined."""
         return self.frames(frames, lengths)
 
     def frames(self, frames: Tensor, lengths: Tensor) -> Tensor:
-        """`forward`, in the type of the weights even where Accelerate wraps that in an autocast."""
+        """Compute `forward` in the type of the weights, even if Accelerate wraps `forward` in an
+        autocast."""
         x = self.vectors(frames)
         real = (torch.arange(x.shape[1], device=x.device) < lengths[:, None])[..., None]
         for layer in self.layers:

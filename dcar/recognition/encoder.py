@@ -1,9 +1,9 @@
-"""Sound → words: a small CTC model of characters that reads the states of whisper-base's frozen
-encoder.
+"""Small CTC model of characters on the states of whisper-base's frozen encoder.
 
-A recogniser from nothing needs hundreds of hours of speech; on top of a trained encoder a few are
-enough. Whisper's decoder takes no part: texts get likelihoods and alignments, and cost follows the
-length of the audio. Trained by `launch/starter/train_recognizer.py`. CTC: Graves et al. (2006).
+A recogniser trained from scratch needs hundreds of hours of speech; on top of a trained encoder a
+few are enough. Whisper's decoder is not used: texts get likelihoods and alignments, and the cost is
+proportional to the length of the audio. Trained by `launch/starter/train_recognizer.py`. CTC:
+Graves et al. (2006).
 """
 
 from __future__ import annotations
@@ -26,42 +26,43 @@ from dcar.sources.packages import WHISPER_BASE_SHA256
 from dcar.tokens.whisper import MAX_SECONDS, SAMPLES_PER_TOKEN, WhisperEncoder
 
 CHARACTERS = " abcdefghijklmnopqrstuvwxyz'"
-"""Characters of the words of a text (`spoken_words`)."""
+"""Characters of a text's words (`spoken_words`)."""
 BLANK = 0
-"""CTC's blank; the character at place c of the alphabet has the symbol c + 1."""
+"""CTC's blank; the character at index c of the alphabet has the symbol c + 1."""
 FRAME_SECONDS = SAMPLES_PER_TOKEN / ENCODER_SAMPLE_RATE
 TAIL_SECONDS = 0.5
-"""Silence behind every piece that the encoder reads, as for the shipped tokens."""
+"""Silence after every piece that the encoder reads, in seconds, as for the shipped tokens."""
 ENCODER = f"whisper-base {WHISPER_BASE_SHA256} tail={TAIL_SECONDS}"
 
 
 @dataclass
 class EncoderRecognizerConfig:
-    """Shape of an encoder recogniser, and what it reads."""
+    """Shape of an encoder recogniser, and the encoder whose states it reads."""
 
     hidden_size: int = setting(256, "Width of the layers.", minimum=1)
     dilations: tuple[int, ...] = setting(
         (1, 2, 4, 8, 1, 2, 4, 8),
-        "Of every layer, how far its window of three states reaches to either side.",
+        "Reach of each layer's window of three states to either side, in states.",
         minimum=1,
     )
-    alphabet: str = setting(CHARACTERS, "Characters that it spells.")
-    # so that states of another encoder are refused
-    encoder: str = setting("", "Name and digest of the encoder; there is one, which empty means.")
+    alphabet: str = setting(CHARACTERS, "Characters of its transcripts.")
+    # recorded, so that states of another encoder are rejected
+    encoder: str = setting("", "Name and digest of the encoder; empty for the only supported one.")
 
     def __post_init__(self) -> None:
         check(self)
         self.encoder = self.encoder or ENCODER
         if self.encoder != ENCODER:
             raise CheckpointError(
-                f"reads the states of {self.encoder}, but the encoder here is {ENCODER}; train a "
-                "recogniser for it with `python -m launch.starter.train_recognizer`"
+                f"encoder: the recogniser reads the states of {self.encoder}, but this version "
+                f"has {ENCODER}; train a recogniser for it with `python -m "
+                "launch.starter.train_recognizer`"
             )
 
 
 class EncoderRecognizer(WindowCTC, CTCRecognizer):
-    """See the module. The encoder runs on the device of the weights: one waveform at a time on the
-    CPU, in batches on a GPU."""
+    """CTC recogniser on whisper-base's encoder; see the module. The encoder runs on the device
+    of the weights: one waveform at a time on the CPU, in batches on a GPU."""
 
     config_class, model_type = EncoderRecognizerConfig, "dcar-encoder-recognizer"
     config: EncoderRecognizerConfig
@@ -74,7 +75,7 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
         self.states_in = nn.Linear(WhisperEncoder.state_size, config.hidden_size)
 
     def vectors(self, frames: Tensor) -> Tensor:
-        """Of the encoder's states [B, T, 512]."""
+        """Return the vectors [B, T, size] of the encoder's states [B, T, 512]."""
         return self.states_in(self.states_norm(frames))
 
     def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, Tensor]]:
@@ -98,7 +99,7 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
 
 
 def state_count(samples: int) -> int:
-    """States of a waveform of so many samples at 16 kHz."""
+    """Return the number of states of a waveform of `samples` samples at 16 kHz."""
     return -(-max(samples, SHORTEST) // SAMPLES_PER_TOKEN)
 
 
@@ -123,10 +124,10 @@ def encoder_states(
 def load_encoder_recognizer(
     folder: str | Path, device: str = "cpu", name: str = ""
 ) -> EncoderRecognizer:
-    """A recogniser that `launch/starter/train_recognizer.py` wrote, called by `name`, or its
-    folder's, and its weights.
+    """Load a recogniser that `launch/starter/train_recognizer.py` wrote.
 
-    Raises CheckpointError where the folder holds none.
+    Its name consists of `name`, or else the folder's name, and the checksum of its weights. Raises
+    CheckpointError if the folder contains no such recogniser.
     """
     recognizer = EncoderRecognizer.from_pretrained(folder, device)
     called = name or Path(folder).resolve().name

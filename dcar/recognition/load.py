@@ -1,4 +1,4 @@
-"""Every recogniser by its name, of sound and of speech tokens."""
+"""Registry of recognisers by name, of audio and of speech tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load_recognizer(name: str, device: str = "cpu") -> Recognizer:
     """Load a recogniser by name. All but `moonshine` and `whisper-base` run on `device`.
 
     - `moonshine`, `whisper-base`; `starter` (ships with the project)
-    - `encoder:FOLDER` of `launch/starter/train_recognizer.py`
+    - `encoder:FOLDER`, written by `launch/starter/train_recognizer.py`
     - `nemo:PATH_OR_NAME`: CTC or transducer, e.g. nemo:stt_en_fastconformer_transducer_large or
       nemo:model.nemo
     - `whisper:FOLDER_OR_NAME` through transformers, e.g. whisper:openai/whisper-large-v3
@@ -36,7 +36,7 @@ def load_recognizer(name: str, device: str = "cpu") -> Recognizer:
         "whisper-base": WhisperRecognizer,
         "starter": lambda: load_encoder_recognizer(shipped("recognizer"), device, name),
     }
-    of_others: dict[str, Callable[[str, str], Recognizer]] = {
+    loaders: dict[str, Callable[[str, str], Recognizer]] = {
         "encoder": load_encoder_recognizer,
         "nemo": load_nemo,
         "whisper": WhisperHFRecognizer,
@@ -45,8 +45,8 @@ def load_recognizer(name: str, device: str = "cpu") -> Recognizer:
     kind, _, source = name.partition(":")
     if name in shipping:
         return shipping[name]()
-    if source and kind in of_others:
-        return of_others[kind](source, device)
+    if source and kind in loaders:
+        return loaders[kind](source, device)
     raise AssetError(
         f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, encoder:…, nemo:…, "
         "whisper:… or ctc:…"
@@ -54,9 +54,9 @@ def load_recognizer(name: str, device: str = "cpu") -> Recognizer:
 
 
 def load_token_recognizer(folder: str, device: str = "cpu") -> TokenRecognizer:
-    """A recogniser of speech tokens that `dcar train-recognizer` wrote; `starter` is the shipped
-    one.
+    """Load a recogniser of speech tokens that `dcar train-recognizer` wrote; `starter` is the
+    shipped one.
 
-    Raises CheckpointError where the folder holds none, AssetError where the shipped one is missing.
+    Raises CheckpointError if the folder contains none, AssetError if the shipped one is missing.
     """
     return TokenRecognizer.from_pretrained(resolve(folder, "token_recognizer"), device)

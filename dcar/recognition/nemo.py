@@ -1,8 +1,8 @@
-"""NeMo recognisers of either family: CTC, and transducers such as
+"""NeMo recognisers of both families: CTC, and transducers such as
 stt_en_fastconformer_transducer_large.
 
 NeMo reads the weights in a `.nemo` file with `torch.load`, which unpickles nothing but tensors
-(since torch 2.6). Its import takes 11 to 18 seconds, so it is imported where it is used.
+(since torch 2.6). Importing NeMo takes 11 to 18 seconds, so it is imported only on use.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from dcar.recognition.ctc import CTCRecognizer, spelled
 from dcar.sources.packages import pip_extra
 
 CPU_BATCH_SECONDS = 20.0
-"""Padded audio in one batch on a CPU."""
+"""Padded audio in one batch on a CPU, in seconds."""
 
 
 @contextlib.contextmanager
 def _tar_filters() -> Iterator[None]:
-    """NeMo unpacks `.nemo` files with `TarFile.extract(…, filter=…)`, which Python knows from
-    3.11.4 on; Debian 12 has 3.11.2. There the keyword is accepted and the same kind of check is
-    made: plain files and folders, inside only."""
+    """Let NeMo unpack `.nemo` files on Python before 3.11.4.
+
+    NeMo calls `TarFile.extract(…, filter=…)`, an argument that Python supports from 3.11.4 on;
+    Debian 12 has 3.11.2. On older versions the argument is accepted, and the archive may contain
+    only plain files and folders with relative paths inside the target.
+    """
     if hasattr(tarfile, "data_filter"):
         yield
         return
@@ -60,8 +63,8 @@ def _tar_filters() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_nemo() -> Iterator[None]:
-    """Import and build NeMo models without its banners: only errors are logged inside. Not to be
-    used by threads, since what it changes belongs to the process."""
+    """Import and build NeMo models without its banners: only errors are logged inside. Must not
+    be used by several threads, because it changes state of the process."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -73,35 +76,37 @@ def quiet_nemo() -> Iterator[None]:
 
 
 class _Nemo:
-    """A model of NeMo, heard in batches of similar length."""
+    """NeMo model, run on batches of waveforms of similar length."""
 
     kind: str
 
     def __init__(self, model: Any, name: str, device: str) -> None:
-        """`model` is put in evaluation mode and moved to `device`."""
+        """Put `model` in evaluation mode and move it to `device`."""
         self.name, self.device = f"{self.kind}:{name}", device
         self._model = model.to(device).eval()
-        # as NeMo's own transcribe() has it: no dither and no extra padding, so that results repeat
+        # as in NeMo's own transcribe(): no dither and no extra padding, so that results repeat
         model.preprocessor.featurizer.dither = 0.0
         model.preprocessor.featurizer.pad_to = 0
 
-    def _heard(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[list[int], Any]]:
-        """(indices, what the model gives for them) in order of length."""
+    def _outputs(
+        self, waves: list[np.ndarray], sample_rate: int
+    ) -> Iterator[tuple[list[int], Any]]:
+        """Yield (indices, outputs of the model) for batches of waveforms, in order of length."""
         ready = [to_recognizer_rate(wave, sample_rate) for wave in waves]
         for indices in batches(ready, self.device, CPU_BATCH_SECONDS):
             rows = [torch.from_numpy(ready[i]) for i in indices]
             with torch.inference_mode():
-                given = self._model(
+                outputs = self._model(
                     input_signal=pad_sequence(rows, batch_first=True).to(self.device),
                     input_signal_length=torch.tensor(
                         [len(row) for row in rows], device=self.device
                     ),
                 )
-            yield indices, given
+            yield indices, outputs
 
 
 class NemoCTCRecognizer(_Nemo, CTCRecognizer):
-    """An `EncDecCTCModel` of NeMo, of characters or subwords."""
+    """NeMo's `EncDecCTCModel`, of characters or subwords."""
 
     kind = "nemo-ctc"
 
@@ -114,7 +119,7 @@ class NemoCTCRecognizer(_Nemo, CTCRecognizer):
     def _log_probs(
         self, waves: list[np.ndarray], sample_rate: int
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        for indices, (log_probs, frames, _) in self._heard(waves, sample_rate):
+        for indices, (log_probs, frames, _) in self._outputs(waves, sample_rate):
             on_cpu, counts = log_probs.cpu(), frames.tolist()
             for row, index in enumerate(indices):
                 yield index, on_cpu[row, : counts[row]]
@@ -131,7 +136,7 @@ class NemoCTCRecognizer(_Nemo, CTCRecognizer):
 
 
 class NemoTransducerRecognizer(_Nemo):
-    """An `EncDecRNNTModel` of NeMo (RNN-T, TDT, or the transducer of a hybrid model), greedy."""
+    """NeMo's `EncDecRNNTModel` (RNN-T, TDT, or the transducer of a hybrid model), greedy."""
 
     kind = "nemo-transducer"
 
@@ -139,7 +144,7 @@ class NemoTransducerRecognizer(_Nemo):
         """See `Recognizer.transcribe`."""
         texts = [""] * len(waves)
         with torch.inference_mode():
-            for indices, (encoded, frames) in self._heard(waves, sample_rate):
+            for indices, (encoded, frames) in self._outputs(waves, sample_rate):
                 found = self._model.decoding.rnnt_decoder_predictions_tensor(
                     encoder_output=encoded, encoded_lengths=frames, return_hypotheses=False
                 )
@@ -151,14 +156,16 @@ class NemoTransducerRecognizer(_Nemo):
 def load_nemo(
     source: str | Path, device: str = "cpu"
 ) -> NemoCTCRecognizer | NemoTransducerRecognizer:
-    """The recogniser in a `.nemo` file or under a name that NeMo can download. AssetError where
-    NeMo is missing, the model cannot be restored, or is neither CTC nor a transducer."""
+    """Load the recogniser in a `.nemo` file or under a name that NeMo can download.
+
+    Raises AssetError if NeMo is missing, or if the model cannot be restored or is neither CTC nor a
+    transducer.
+    """
     path = Path(source)
     is_file = path.suffix.lower() == ".nemo" or path.exists()
     if is_file and not path.is_file():
         raise AssetError(
-            f"{path}: no such recogniser; give a file that is there, or the name of a published "
-            "model"
+            f"{path}: no such file; give an existing .nemo file, or the name of a published model"
         )
     with quiet_nemo():
         try:
@@ -171,21 +178,19 @@ def load_nemo(
             restore = models.ASRModel.restore_from if is_file else models.ASRModel.from_pretrained
             model = restore(str(source), map_location=device)
         except Exception as error:
-            # NeMo raises whatever tarfile, OmegaConf, torch or the hub raised
-            raise AssetError(
-                f"{source}: NeMo cannot restore it ({type(error).__name__}: {error}); check the "
-                "file or the name"
-                + (
-                    ""
-                    if is_file
-                    else "; without network, get the .nemo file elsewhere and give nemo:FILE.nemo"
+            # NeMo passes on the errors of tarfile, OmegaConf, torch and the hub
+            remedy = "check the file"
+            if not is_file:
+                remedy = (
+                    "check the name; without network, copy the .nemo file from another machine "
+                    "and give nemo:FILE.nemo"
                 )
+            raise AssetError(
+                f"{source}: NeMo cannot restore it ({type(error).__name__}: {error}); {remedy}"
             ) from error
     name = path.stem if is_file else str(source)
     if isinstance(model, models.EncDecCTCModel):
         return NemoCTCRecognizer(model, name, device)
     if isinstance(model, models.EncDecRNNTModel):
         return NemoTransducerRecognizer(model, name, device)
-    raise AssetError(
-        f"{name}: is a {type(model).__name__}; a CTC or transducer model of NeMo is needed"
-    )
+    raise AssetError(f"{name}: is a {type(model).__name__}; give a CTC or transducer model of NeMo")

@@ -1,4 +1,4 @@
-"""Recognisers that others trained.
+"""Recognisers trained by other projects.
 
 Weights in Python packages: moonshine (the evaluation ASR) and whisper-base. Whisper's encoder makes
 the speech tokens, so Whisper alone never evaluates them. Models of `transformers`, from a folder or
@@ -25,12 +25,13 @@ from dcar.sources.packages import moonshine_files, whisper_base_dir
 
 CPU_WINDOWS = 4
 GPU_WINDOWS = 16
-"""Windows of 30 s that Whisper transcribes at once; keys and values of whisper-large-v3 take 245 MB
-a window in float16."""
+"""Windows of 30 s that Whisper transcribes at once; keys and values of whisper-large-v3 take 245
+MB per window in float16."""
 
 
 class _OneByOne(ABC):
-    """Transcribes one waveform at a time on the CPU, by a runtime other than PyTorch."""
+    """Base of recognisers that transcribe one waveform at a time on the CPU, with a runtime
+    other than PyTorch."""
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
         """See `Recognizer.transcribe`."""
@@ -38,21 +39,21 @@ class _OneByOne(ABC):
 
     @abstractmethod
     def _transcribe(self, wave: np.ndarray) -> str:
-        """The text of a waveform [samples] at 16 kHz."""
+        """Return the text of a waveform [samples] at 16 kHz."""
 
 
 def _most_tokens(wave: np.ndarray) -> int:
-    """Of Whisper's text for a waveform: 8 a second, and 8. On noise the model would go on
-    inventing."""
+    """Return the token limit of Whisper's text for a waveform, 8 per second plus 8: on noise the
+    model would otherwise invent text without end."""
     return 8 + math.ceil(len(wave) / ENCODER_SAMPLE_RATE * 8)
 
 
 class MoonshineRecognizer(_OneByOne):
     """moonshine tiny-en (MIT) on ONNX Runtime, greedy, one waveform at a time.
 
-    The number of text tokens is capped by duration (6.5 per second + 4): on noise the model would
-    go on inventing. Silence is put before and after the waveform: where speech begins at once the
-    model sometimes writes "1.0000…".
+    The number of text tokens is capped by duration (6.5 per second + 4), because on noise the model
+    would invent text without end. The waveform is padded with silence on both sides: if speech
+    begins at once, the model sometimes writes "1.0000…".
     """
 
     tokens_per_second = 6.5
@@ -75,7 +76,7 @@ class MoonshineRecognizer(_OneByOne):
             str(files.decoder), options, providers=providers
         )
         self._tokenizer = Tokenizer.from_file(str(files.tokenizer))
-        # [1, heads, length, head size]; the heads and sizes are fixed in the graph.
+        # [1, attention heads, length, head size]; heads and sizes are fixed in the graph
         self._empty_past = {
             i.name: np.zeros((1, int(i.shape[1]), 0, int(i.shape[3])), np.float32)
             for i in self._decoder.get_inputs()
@@ -111,7 +112,7 @@ class MoonshineRecognizer(_OneByOne):
 
 class WhisperRecognizer(_OneByOne):
     """whisper-base (MIT) through faster-whisper: int8, beam 1, temperature 0, no timestamps, no
-    history. Costs the same for every waveform up to 30 s."""
+    history. It costs the same for every waveform up to 30 s."""
 
     name = "whisper-base-int8"
 
@@ -136,8 +137,8 @@ class WhisperRecognizer(_OneByOne):
 
 
 class WhisperHFRecognizer:
-    """Whisper, greedy, English, without timestamps, in batches of windows; longer audio is cut
-    every 30 s.
+    """Whisper in transformers: greedy, English, without timestamps, in batches of windows; longer
+    audio is cut every 30 s.
 
     The number of text tokens is capped by duration (8 per second + 8), because on noise the model
     would invent text without end. float32 on a CPU, float16 on a GPU.
@@ -167,7 +168,7 @@ class WhisperHFRecognizer:
         starts = [(i, start) for i, wave in enumerate(ready) for start in range(0, len(wave), size)]
         windows = [ready[i][start : start + size] for i, start in starts]
         texts = [""] * len(windows)
-        # Windows of similar length have texts of similar length: few rows wait for a longer one.
+        # windows of similar length have texts of similar length, so few rows wait for a longer one
         order = sorted(range(len(windows)), key=lambda i: len(windows[i]))
         for first in range(0, len(order), self._windows):
             rows = order[first : first + self._windows]
@@ -188,7 +189,9 @@ class WhisperHFRecognizer:
         options: dict[str, Any] = {}
         if getattr(self._model.generation_config, "is_multilingual", False):
             options = {"language": "en", "task": "transcribe"}
-        limit = self._model.config.max_target_positions - 8  # the start tokens count too
+        limit = (
+            self._model.config.max_target_positions - 8
+        )  # the start tokens count towards the limit
         most = [min(_most_tokens(window), limit) for window in windows]
         with torch.inference_mode():
             ids = self._model.generate(
@@ -205,12 +208,12 @@ class WhisperHFRecognizer:
 
 
 class CTCHFRecognizer(CTCRecognizer):
-    """A CTC model of transformers (`HubertForCTC`, `Wav2Vec2ForCTC`, `WavLMForCTC`), float32.
+    """CTC model of transformers (`HubertForCTC`, `Wav2Vec2ForCTC`, `WavLMForCTC`), float32.
 
-    One waveform at a time on a CPU, batches on a GPU. Models that normalise each frame by itself
-    (`feat_extract_norm` "layer") read padded batches with a mask, which changes log-probabilities
-    by rounding only (1e-4). Those that normalise over time ("group") read waveforms of equal length
-    together, because padding would change every frame.
+    It reads one waveform at a time on a CPU, batches on a GPU. Models that normalise each frame by
+    itself (`feat_extract_norm` "layer") read padded batches with a mask, which changes
+    log-probabilities by rounding only (1e-4). Those that normalise over time ("group") read only
+    waveforms of equal length together, because padding would change every frame.
     """
 
     def __init__(self, source: str | Path, device: str = "cpu") -> None:

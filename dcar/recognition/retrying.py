@@ -1,4 +1,4 @@
-"""Retries and a time limit around a recogniser."""
+"""Retries and a time limit for a recogniser."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ ANSWERS: dict[str, tuple[type, ...]] = {
     "log_likelihood": (int, float, np.floating),
     "align": (Alignment,),
 }
-"""What is asked of some recognisers besides transcripts: method -> kinds of an answer."""
+"""Methods that some recognisers have in addition to `transcribe` → types of their results."""
 
 
 @dataclass(frozen=True)
 class Retry:
-    """Attempts, time limit and waits, in seconds, of one batch."""
+    """Attempts, time limit and waits for one batch, in seconds."""
 
     attempts: int = 5
-    timeout: float = 60.0  # of one attempt
-    backoff: float = 0.5  # before the second attempt; doubles
+    timeout: float = 60.0  # time limit of one attempt
+    backoff: float = 0.5  # wait before the second attempt; doubles with each further one
     longest_wait: float = 30.0
 
 
 class RetryingRecognizer:
-    """Another recogniser, tried again when it fails. Answers are checked: one text (number,
-    alignment) a waveform.
+    """Wrapper that calls another recogniser again if it fails. Results are checked: one text
+    (number, alignment) per waveform.
 
-    Raises what the last attempt raised. Raises TimeoutError where a batch takes too long, and at
-    once while that batch still runs.
+    It raises the error of the last attempt, and TimeoutError if a batch takes too long, or at once
+    while an earlier batch is still running.
     """
 
     def __init__(self, recognizer: Recognizer, retry: Retry):
@@ -46,7 +46,7 @@ class RetryingRecognizer:
         self._busy: threading.Thread | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name == "recognizer":  # while it is being copied or unpickled
+        if name == "recognizer":  # not yet set while it is being copied or unpickled
             raise AttributeError(name)
         value = getattr(self.recognizer, name)
         if name not in ANSWERS:
@@ -67,21 +67,21 @@ class RetryingRecognizer:
                 answers = list(self._within(question))
                 if len(answers) != count:
                     raise ValueError(
-                        f"{self.name} gave {len(answers)} answers for {count} waveforms"
+                        f"{self.name} returned {len(answers)} answers for {count} waveforms"
                     )
                 if wrong := [a for a in answers if not isinstance(a, kinds)]:
                     raise ValueError(
-                        f"{self.name} answered {wrong[0]!r:.60}, which is no {kinds[0].__name__}"
+                        f"{self.name} returned {wrong[0]!r:.60}, not a {kinds[0].__name__}"
                     )
                 return answers
             except TimeoutError:
                 raise
-            except Exception as error:  # whatever a recogniser raises
+            except Exception as error:  # a recogniser may raise any error
                 if attempt == self.retry.attempts:
                     raise
                 wait = min(self.retry.backoff * 2 ** (attempt - 1), self.retry.longest_wait)
                 logger.warning(
-                    "%s failed (%s: %s); tried again in %g s",
+                    "%s failed (%s: %s); trying again in %g s",
                     self.name,
                     type(error).__name__,
                     error,
@@ -91,17 +91,20 @@ class RetryingRecognizer:
         raise AssertionError("unreachable: attempts are at least one")
 
     def _within(self, question: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        """The answer, from a thread that may be left behind; TimeoutError where it does not
-        come."""
+        """Return the result of `question`, computed in a thread. Raises TimeoutError after
+        `Retry.timeout`; the thread is then left running."""
         if self._busy is not None and self._busy.is_alive():
-            raise TimeoutError(f"{self.name} has not answered an earlier batch yet")
+            raise TimeoutError(
+                f"{self.name} is still working on an earlier batch, which exceeded "
+                f"{self.retry.timeout:g} s (reward_timeout)"
+            )
         found: list[Sequence[Any]] = []
         failed: list[BaseException] = []
 
         def work() -> None:
             try:
                 found.append(question())
-            except BaseException as error:  # raised again where the answer is waited for
+            except BaseException as error:  # raised again in the waiting thread
                 failed.append(error)
 
         self._busy = threading.Thread(target=work, daemon=True, name=f"recogniser {self.name}")
@@ -111,6 +114,6 @@ class RetryingRecognizer:
             raise failed[0]
         if not found:
             raise TimeoutError(
-                f"{self.name} did not answer within {self.retry.timeout:g} s (reward_timeout)"
+                f"{self.name} did not return within {self.retry.timeout:g} s (reward_timeout)"
             )
         return found[0]

@@ -1,7 +1,8 @@
-"""Speech tokens → phonemes: a CTC model that reads the codes of an utterance, without sound.
+"""CTC model from speech tokens to phonemes, which reads the codes of an utterance without audio.
 
-It scores how likely a decoder's tokens are for a sentence, without vocoder and audio: milliseconds
-an utterance. `dcar train-recognizer` trains one on a corpus. CTC: Graves et al. (2006).
+It scores the likelihood of a decoder's tokens for a sentence without vocoder and audio, in
+milliseconds per utterance. `dcar train-recognizer` trains one on a corpus. CTC: Graves et al.
+(2006).
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from dcar.text.inventory import TEXT_TOKENIZER
 from dcar.text.wer import WERScore, corpus_wer, id_errors
 
 BLANK = 0
-"""CTC's blank is the id that pads texts, which no text holds (dcar/text/phonemes.py)."""
+"""CTC's blank: the id that pads texts, which no text contains (dcar/text/phonemes.py)."""
 BATCH_TOKENS = 4096
-"""Padded tokens that are read at once in scoring."""
+"""Padded tokens in one batch of scoring."""
 
 
 @dataclass
 class TokenRecognizerConfig:
-    """Shape of a token recogniser, and what it reads."""
+    """Shape of a token recogniser, and the tokens and phonemes that it was trained on."""
 
     speech_vocab_size: int = setting(
-        1024, "Codes of the speech tokenizer; taken from the data.", minimum=1
+        1024, "Number of codes of the speech tokenizer; taken from the data.", minimum=1
     )
     text_vocab_size: int = setting(
-        61, "Phonemes, the padding with them; taken from the data.", minimum=2
+        61, "Number of phonemes, including padding; taken from the data.", minimum=2
     )
     hidden_size: int = setting(192, "Width of the layers.", minimum=1)
     dilations: tuple[int, ...] = setting(
         (1, 2, 4, 1, 2, 4),
-        "Of every layer, how far its window of three tokens reaches to either side.",
+        "Reach of each layer's window of three tokens to either side, in tokens.",
         minimum=1,
     )
-    # so that tokens and texts of another kind are refused
+    # recorded, so that tokens and texts of another kind are rejected
     tokenizer: str = setting("", "Name and checksum of the speech tokenizer; taken from the data.")
     phonemes: str = setting("", "Version of the phoneme inventory; taken from the data.")
 
@@ -52,7 +53,8 @@ class TokenRecognizerConfig:
 
 
 class TokenRecognizer(WindowCTC):
-    """See the module. Scores are taken in float32, whatever the training computes in."""
+    """CTC recogniser of speech tokens; see the module. Scores are computed in float32, whatever
+    type training uses."""
 
     config_class, model_type = TokenRecognizerConfig, "dcar-token-recognizer"
     config: TokenRecognizerConfig
@@ -60,22 +62,21 @@ class TokenRecognizer(WindowCTC):
     def __init__(self, config: TokenRecognizerConfig):
         super().__init__(config.hidden_size, config.dilations, config.text_vocab_size)
         self.config = config
-        # the last one stands for a token that training hides
+        # the last row is that of `hidden_code`
         self.embedding = nn.Embedding(config.speech_vocab_size + 1, config.hidden_size)
 
     @property
     def hidden_code(self) -> int:
-        """The code that stands for a token that is hidden."""
+        """Code that replaces a hidden token."""
         return self.config.speech_vocab_size
 
     def vectors(self, frames: Tensor) -> Tensor:
-        """Of speech tokens [B, T] int64."""
+        """Return the vectors [B, T, size] of speech tokens [B, T] int64."""
         return self.embedding(frames)
 
     def check_reads(self, info: Mapping[str, Any], where: str) -> None:
-        """CheckpointError where a prepared corpus (`prepared_info`) has other speech tokens or
-        other phonemes than this recogniser was trained on; `where` names the corpus in the
-        message."""
+        """Raise CheckpointError if a prepared corpus (`prepared_info`) has other speech tokens
+        or phonemes than this recogniser was trained on. `where` names the corpus in the message."""
         config, made, phonemes = self.config, info["tokenizer"], info["phonemes"]["version"]
         remedy = "train one on this corpus with `dcar train-recognizer`"
         if (
@@ -84,18 +85,15 @@ class TokenRecognizer(WindowCTC):
         ):
             raise CheckpointError(
                 f"{where}: has tokens of {made['name']}@{made['checksum']}, but the token "
-                "recogniser "
-                f"reads those of {config.tokenizer or 'a tokenizer not recorded'}; {remedy}"
+                f"recogniser reads those of {config.tokenizer or 'an unrecorded tokenizer'}; "
+                f"{remedy}"
             )
         if config.phonemes != phonemes:
+            if phonemes.startswith(TEXT_TOKENIZER):
+                remedy = "it cannot use text ids of a language model; use a recogniser of audio"
             raise CheckpointError(
-                f"{where}: has text ids of {phonemes}, but the token recogniser knows those of "
-                f"{config.phonemes or 'an inventory not recorded'}; "
-                + (
-                    "it reads no text ids of a language model: take a recogniser of sound instead"
-                    if phonemes.startswith(TEXT_TOKENIZER)
-                    else remedy
-                )
+                f"{where}: has text ids of {phonemes}, but the token recogniser was trained on "
+                f"those of {config.phonemes or 'an unrecorded inventory'}; {remedy}"
             )
 
     # --- scores -----------------------------------------------------------------------------------
@@ -103,24 +101,24 @@ class TokenRecognizer(WindowCTC):
     def log_likelihood(
         self, speech: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> list[float]:
-        """CTC log-likelihood of the phonemes of every text given the tokens, over all paths, nats
-        per phoneme (≤ 0); −inf where there are fewer tokens than the phonemes need.
+        """Return the CTC log-likelihood of the phonemes of every text given the tokens, over all
+        paths, in nats per phoneme (≤ 0); −inf if there are fewer tokens than the phonemes need.
 
         Raises TextError for a text without phonemes, DataError for ids that this recogniser does
         not know.
         """
-        return likelihoods(self._told(speech, texts), BLANK)
+        return likelihoods(self._utterances(speech, texts), BLANK)
 
     def align(
         self, speech: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> list[Alignment]:
-        """Which phoneme every token speaks, what each phoneme costs there, and `log_likelihood`.
-        Errors as there."""
-        return alignments(self._told(speech, texts), BLANK)
+        """Align the phonemes of every text to its tokens: the phoneme of every token, the cost
+        of every phoneme, and `log_likelihood`, whose errors it raises."""
+        return alignments(self._utterances(speech, texts), BLANK)
 
     def read(self, speech: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The phonemes that are read in the tokens of every utterance: the likeliest of each
-        token, by CTC's rule."""
+        """Return the phonemes recognised in the tokens of every utterance: the likeliest of each
+        token, collapsed by CTC's rule."""
         read: list[list[int]] = [[] for _ in speech]
         for index, log_probs in self._log_probs(speech):
             read[index] = ctc_collapse(log_probs.argmax(-1).tolist(), (BLANK,))
@@ -129,36 +127,41 @@ class TokenRecognizer(WindowCTC):
     def error_rate(
         self, speech: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> WERScore:
-        """Phoneme errors of `read`, summed over all utterances (`WERScore.wer` is the phoneme
-        error rate)."""
+        """Return the phoneme errors of `read`, summed over all utterances (`WERScore.wer` is the
+        phoneme error rate)."""
         return corpus_wer(
             [id_errors(text, found) for text, found in zip(texts, self.read(speech), strict=True)]
         )
 
-    def _told(
+    def _utterances(
         self, speech: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Iterator[Told]:
         if len(texts) != len(speech):
-            raise ValueError(f"{len(speech)} utterances but {len(texts)} texts")
-        if not all(len(text) for text in texts):
-            raise TextError("a text has no phonemes, so it has no likelihood; remove the utterance")
+            raise ValueError(
+                f"log_likelihood: {len(speech)} utterances but {len(texts)} texts; give one text "
+                "per utterance"
+            )
+        lengths = [len(text) for text in texts]
+        if 0 in lengths:
+            raise TextError(
+                f"log_likelihood: text number {lengths.index(0)} has no phonemes, so it has no "
+                "likelihood; remove the utterance"
+            )
         self._check_ids(texts, 1, self.config.text_vocab_size, "text id")
         for index, log_probs in self._log_probs(speech):
             yield Told(index, log_probs, list(texts[index]), len(texts[index]))
 
     def _log_probs(self, speech: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
-        """(index, log-probabilities [T, text_vocab_size] on the CPU) of every utterance, in
-        order of length."""
+        """Yield (index, log-probabilities [T, text_vocab_size] on the CPU) of every utterance,
+        in batches, the longest utterances first."""
         self._check_ids(speech, 0, self.config.speech_vocab_size, "speech token")
         device = self.output.weight.device
         order = sorted(range(len(speech)), key=lambda i: len(speech[i]))
         while order:
-            # the longest first: what follows needs less memory
+            # the longest first, so that no later batch needs more memory
             longest = max(1, len(speech[order[-1]]))
-            rows, order = (
-                order[-max(1, BATCH_TOKENS // longest) :],
-                order[: -max(1, BATCH_TOKENS // longest)],
-            )
+            count = max(1, BATCH_TOKENS // longest)
+            rows, order = order[-count:], order[:-count]
             lengths = torch.tensor([len(speech[i]) for i in rows])
             ids = pad_sequence(
                 [torch.as_tensor(speech[i], dtype=torch.int64) for i in rows], batch_first=True
@@ -174,7 +177,6 @@ class TokenRecognizer(WindowCTC):
             if len(row) and not (least <= min(row) and max(row) < end):
                 wrong = next(i for i in row if not least <= i < end)
                 raise DataError(
-                    f"the token recogniser knows no {what} {wrong}, only {least} to {end - 1}; "
-                    "load the "
-                    "one that was trained on this corpus"
+                    f"the token recogniser knows no {what} {wrong}, only those from {least} to "
+                    f"{end - 1}; load the recogniser that was trained on this corpus"
                 )

@@ -1,8 +1,8 @@
-"""Which phoneme is spoken when: a text laid along its speech tokens, without a recogniser.
+"""Alignment of a text's phonemes to its speech tokens, without a recogniser.
 
-A discrete hidden Markov model: the states of an utterance are its phonemes, each emits the codes of
-p(code | phoneme). Those distributions are learned from the utterances themselves, from a flat
-start, by a few rounds of Viterbi alignment.
+A discrete hidden Markov model: the states of an utterance are its phonemes, and each emits codes
+with p(code | phoneme). Those distributions are learned from the utterances themselves, from a flat
+start, in a few rounds of Viterbi alignment.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dcar.errors import TextError
 from dcar.text.inventory import PHONEMES, PHRASE_MARKS, WORD_BOUNDARY
 from dcar.text.phonemes import encode_phonemes, text_to_ids
 
-SILENCE = 0  # label of the state before and behind the words; no phoneme has the id of padding
-BOUNDARY, *MARKS = encode_phonemes([WORD_BOUNDARY, *PHRASE_MARKS])  # between words; of pauses
-ENOUGH = 60  # utterances to learn from, where a picture is all that is wanted
+SILENCE = 0  # label of the state before and after the words; no phoneme has the id of padding
+BOUNDARY, *MARKS = encode_phonemes([WORD_BOUNDARY, *PHRASE_MARKS])  # between words; for pauses
+ENOUGH = 60  # utterances that suffice to fit an aligner for plots
 
 
 @dataclass(frozen=True)
 class Span:
-    """A phoneme (empty: silence) and the tokens start … end - 1 in which it is spoken."""
+    """A phoneme (empty: silence) and its tokens, from start to end - 1."""
 
     phoneme: str
     start: int
@@ -31,29 +31,31 @@ class Span:
 
 
 class PhonemeAligner:
-    """Lays texts along tokens, by what other utterances of the same tokens have taught."""
+    """Aligner of texts to tokens, fitted on other utterances with the same tokens."""
 
     def __init__(self, emission: np.ndarray):
-        """emission: p(code | phoneme) [phonemes, codes]."""
+        """Store the model. emission: p(code | phoneme) [phonemes, codes]."""
         self._score = np.log2(emission)
 
     @classmethod
     def fit(
         cls, tokens: Sequence[Sequence[int]], texts: Sequence[str], vocab_size: int
     ) -> PhonemeAligner | None:
-        """From the first utterances, ENOUGH at most, and what is said in them; None where none
-        can be laid along its tokens (`align`)."""
-        said = list(zip(tokens, texts, strict=True))[:ENOUGH]
-        pairs = [(np.asarray(spoken), phoneme_states(_ids(text))) for spoken, text in said]
-        usable = [(t, s) for t, s in pairs if 2 < len(s) <= len(t)]
+        """Fit an aligner on the first utterances, at most ENOUGH, and their texts. Return None
+        if no text can be aligned to its tokens (see `align`)."""
+        first = list(zip(tokens, texts, strict=True))[:ENOUGH]
+        pairs = [(np.asarray(speech), phoneme_states(_ids(text))) for speech, text in first]
+        usable = [(codes, states) for codes, states in pairs if 2 < len(states) <= len(codes)]
         if not usable:
             return None
-        return cls(fit_alignment([t for t, _ in usable], [s for _, s in usable], vocab_size))
+        codes, states = zip(*usable, strict=True)
+        return cls(fit_alignment(codes, states, vocab_size))
 
     def align(self, tokens: Sequence[int], text: str) -> list[Span]:
-        """The phonemes of a text in the order spoken, silence at its ends and at the marks within.
+        """Return the phonemes of a text in order, with silence at both ends and at the punctuation
+        marks within.
 
-        Nothing where there are fewer tokens than phonemes, or where the text cannot be read as
+        The list is empty if there are fewer tokens than phonemes, or if the text cannot be read as
         English.
         """
         ids = _ids(text)
@@ -71,7 +73,7 @@ class PhonemeAligner:
 
 
 def _ids(text: str) -> list[int]:
-    """Of a text that cannot be read as English, none."""
+    """Return the phoneme ids of a text; none if it cannot be read as English."""
     try:
         return text_to_ids(text)
     except TextError:
@@ -79,15 +81,16 @@ def _ids(text: str) -> list[int]:
 
 
 def phoneme_states(text: Sequence[int]) -> np.ndarray:
-    """Labels of an utterance's states: its phonemes without marks, silence at both ends."""
+    """Return the labels of an utterance's states: its phonemes without marks, and silence at
+    both ends."""
     return np.array([SILENCE, *(i for i in text if i != BOUNDARY and i not in MARKS), SILENCE])
 
 
 def smoothed(
     codes: np.ndarray, labels: np.ndarray | None, vocab_size: int, num_labels: int
 ) -> np.ndarray:
-    """p(code | label) [labels, codes], interpolated with the marginal, which is interpolated
-    with uniform."""
+    """Return p(code | label) [labels, codes], interpolated with the marginal, which is itself
+    interpolated with the uniform distribution. labels: None for the marginal alone [1, codes]."""
     counts = np.bincount(codes, minlength=vocab_size).astype(np.float64)
     marginal = (counts + 0.5) / (counts.sum() + 0.5 * vocab_size)
     if labels is None:
@@ -105,8 +108,8 @@ def fit_alignment(
     vocab_size: int,
     iterations: int = 6,
 ) -> np.ndarray:
-    """p(code | phoneme) from a flat start: equal shares of time first, then `iterations` Viterbi
-    alignments."""
+    """Fit p(code | phoneme) from a flat start: equal shares of time first, then `iterations`
+    Viterbi alignments."""
     labels = [
         s[np.arange(len(c)) * len(s) // len(c)] for c, s in zip(codes, sequences, strict=True)
     ]
@@ -119,13 +122,13 @@ def fit_alignment(
 
 
 def viterbi(score: np.ndarray, codes: np.ndarray, sequence: np.ndarray) -> np.ndarray:
-    """Best monotone labelling [T] of codes [T] by the states `sequence` [N ≤ T], each used at
-    least once."""
+    """Return the best monotone labelling [T] of codes [T] by the states `sequence` [N ≤ T], each
+    used at least once."""
     return sequence[best_states(score, codes, sequence)]
 
 
 def best_states(score: np.ndarray, codes: np.ndarray, sequence: np.ndarray) -> np.ndarray:
-    """As `viterbi`, the states [T] by their places 0 … N - 1 in the sequence."""
+    """Return the labelling of `viterbi` as indices 0 … N - 1 into the sequence [T]."""
     frames = score[sequence, codes[:, None]]  # [T, N]
     length, states = frames.shape
     best, advanced = np.full((2, states), -np.inf)

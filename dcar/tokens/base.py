@@ -1,4 +1,4 @@
-"""What every speech tokenizer offers: waveform → discrete codes at a fixed rate."""
+"""Interface of speech tokenizers: waveform → discrete codes at a fixed rate."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError
 
 BATCH_SECONDS, CPU_BATCH_SECONDS = 120.0, 0.0
-"""Seconds of audio that an encoder reads at once, with padding. On a CPU that is one waveform:
-the activations of more do not fit its caches (a HuBERT of 4 layers: half as fast in batches of
-40 s)."""
+"""Seconds of padded audio that an encoder reads at once. On a CPU it reads one waveform at a
+time, because the activations of more do not fit into the caches (a HuBERT of 4 layers is half as
+fast in batches of 40 s)."""
 
 
 @runtime_checkable
 class SpeechTokenizer(Protocol):
-    """What the rest of the project asks of a tokenizer."""
+    """Attributes and methods that every tokenizer has."""
 
     name: str
     vocab_size: int
@@ -33,14 +33,14 @@ class SpeechTokenizer(Protocol):
         ...
 
     def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
-        """Codes [T] int64 in 0..vocab_size-1 of every float32 mono waveform [samples]; T =
-        ceil(seconds · rate_hz)."""
+        """Return codes [T] int64 in 0..vocab_size-1 for every float32 mono waveform [samples]; T
+        = ceil(seconds · rate_hz)."""
         ...
 
 
 @runtime_checkable
 class LayeredTokenizer(SpeechTokenizer, Protocol):
-    """A tokenizer that also encodes residual layers (`dcar.tokens.rvq.RVQCodec`).
+    """Tokenizer that also encodes residual layers (`dcar.tokens.rvq.RVQCodec`).
 
     layers: number of codebooks of `vocab_size` codes each; the first one makes the speech tokens.
     sample_rate: rate in Hz of the waveforms that it encodes; others are resampled.
@@ -56,19 +56,19 @@ class LayeredTokenizer(SpeechTokenizer, Protocol):
 
 
 def input_rate(tokenizer: SpeechTokenizer) -> int:
-    """Return the rate in Hz of the waveforms that a tokenizer is given: a codec's own, else 16
-    kHz."""
+    """Return the rate in Hz of the waveforms that a tokenizer reads: a codec's own rate,
+    otherwise 16 kHz."""
     return tokenizer.sample_rate if isinstance(tokenizer, LayeredTokenizer) else ENCODER_SAMPLE_RATE
 
 
 def check_waveform(wave: np.ndarray, where: str) -> np.ndarray:
-    """`wave` as contiguous float32 [samples]. Raises AudioError if it is not mono, is empty or
-    not finite."""
+    """Return `wave` as contiguous float32 [samples]. Raises AudioError if it is not mono, empty
+    or not finite; `where` begins the message."""
     array = np.ascontiguousarray(wave, dtype=np.float32)
     if array.ndim != 1:
         raise AudioError(
-            f"{where}: a mono waveform [samples] is needed, got shape {array.shape}; average the "
-            "channels"
+            f"{where}: a mono waveform [samples] is required, got shape {array.shape}; average "
+            "the channels"
         )
     if array.size == 0:
         raise AudioError(
@@ -76,7 +76,7 @@ def check_waveform(wave: np.ndarray, where: str) -> np.ndarray:
         )
     if not np.isfinite(array).all():
         raise AudioError(
-            f"{where}: the waveform holds NaN or infinite samples; check how it was made"
+            f"{where}: the waveform contains NaN or infinite samples; check how it was made"
         )
     return array
 
@@ -89,24 +89,28 @@ def heard_by(
     hop: int,
     rate: int = ENCODER_SAMPLE_RATE,
 ) -> tuple[np.ndarray, int]:
-    """A waveform [samples] at the `rate` that an encoder hears, and how many tokens of `hop`
-    samples it has, ceil(seconds · rate / hop). Raises AudioError as `check_waveform`, and for
-    more than max_seconds."""
+    """Return a waveform [samples] at the `rate` that an encoder reads, and its number of tokens
+    of `hop` samples, ceil(seconds · rate / hop). Raises AudioError as `check_waveform` does, and
+    for more than max_seconds."""
     wave = check_waveform(wave, where)
     if (seconds := len(wave) / sample_rate) > max_seconds:
-        raise AudioError(f"{where}: {seconds:.1f} s of audio; cut it to at most {max_seconds:g} s")
+        raise AudioError(
+            f"{where}: {seconds:.1f} s of audio are too long; cut the recording to at most "
+            f"{max_seconds:g} s"
+        )
     return resample(wave, sample_rate, rate), -(-len(wave) * rate // (sample_rate * hop))
 
 
 def batch_samples(device: str, sample_rate: int) -> float:
-    """Return how many samples of audio an encoder on `device` reads at once."""
+    """Return the number of samples that an encoder on `device` reads at once; 0 means one
+    waveform."""
     on_cpu = torch.device(device).type == "cpu"
     return (CPU_BATCH_SECONDS if on_cpu else BATCH_SECONDS) * sample_rate
 
 
 def by_length(lengths: Sequence[int], most: float, equal: bool = False) -> Iterator[list[int]]:
-    """Yield indices in order of length, in batches of at most `most` samples with their padding, or
-    of a single waveform; with `equal`, only waveforms of one length share a batch."""
+    """Yield indices in order of length, in batches of at most `most` samples with their padding,
+    or of a single waveform. With `equal`, only waveforms of the same length share a batch."""
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         full = (len(batch) + 1) * lengths[i] > most
@@ -119,14 +123,15 @@ def by_length(lengths: Sequence[int], most: float, equal: bool = False) -> Itera
 
 
 def fitted(wave: np.ndarray, samples: int) -> np.ndarray:
-    """`wave` cut, or filled with zeros, to so many samples."""
+    """Return `wave` cut, or padded with zeros, to `samples` samples."""
     return np.pad(wave[:samples], (0, max(0, samples - len(wave))))
 
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Compute float32 products, convolutions and recurrent layers of a GPU in full precision in the
-    block: in TF32, which cuDNN uses by default, codes would differ from those of a CPU."""
+    """Compute float32 products, convolutions and recurrent layers on a GPU in full precision
+    inside the block. In TF32, which cuDNN uses by default, codes would differ from those of a
+    CPU."""
     cudnn: Any = torch.backends.cudnn
     parts: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
     before = [part.fp32_precision for part in parts]

@@ -1,5 +1,5 @@
-"""The files of a k-means speech tokenizer, read without the encoder that its codes are of, and
-embeddings from them."""
+"""Files of a k-means speech tokenizer, read without its encoder, and embeddings made from its
+centroids."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torch import Tensor
 from dcar.errors import CheckpointError, DataError, check_format
 from dcar.sources.shipped import resolve
 
-FORMAT_VERSION = 1  # of tokenizer.json
+FORMAT_VERSION = 1  # version of tokenizer.json
 
 
 def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """tokenizer.json, and centroids, mean, scale and perhaps projection by name, of a saved k-means
-    tokenizer.
+    """Return tokenizer.json and the arrays centroids, mean, scale and, if there is one, projection
+    of a saved k-means tokenizer.
 
-    CheckpointError if it is incomplete.
+    Raises CheckpointError if it is incomplete.
     """
     try:
         card = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -38,17 +38,17 @@ def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         tensors = load_file(folder / "tokenizer.safetensors")
         for key in ("type", "name", "checksum", "encoder_sha256"):
             if not isinstance(card[key], str):
-                raise ValueError(f"{key} {card[key]!r}")
+                raise ValueError(f"{key} must be a text, not {card[key]!r}")
         if not isinstance(card.get("provenance", {}), dict | None):
-            raise ValueError(f"provenance {card['provenance']!r}")
+            raise ValueError(f"provenance must be an object, not {card['provenance']!r}")
         if odd := [name for name, array in tensors.items() if array.dtype.kind != "f"]:
-            raise ValueError(f"{', '.join(odd)} are no numbers")
-        if (
-            not {"centroids", "mean", "scale"}
-            <= tensors.keys()
-            <= {"centroids", "mean", "scale", "projection"}
-        ):
-            raise ValueError(f"tensors {sorted(tensors)}")
+            raise ValueError(f"{', '.join(odd)} must be floating-point tensors")
+        required = {"centroids", "mean", "scale"}
+        if not required <= tensors.keys() <= required | {"projection"}:
+            raise ValueError(
+                "the tensors must be centroids, mean, scale and perhaps projection, not "
+                f"{sorted(tensors)}"
+            )
         return card, tensors
     except (
         OSError,
@@ -66,10 +66,10 @@ def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def codebook_of(tokenizer: Mapping[str, Any], source: str | Path) -> np.ndarray | None:
-    """Centroids [V, P] of the tokenizer that a prepared corpus names (`prepared.json`,
-    "tokenizer"); None if it is of a kind that has none (S3, codecs).
+    """Return the centroids [V, P] of the tokenizer that a prepared corpus names (`prepared.json`,
+    "tokenizer"); None for a tokenizer without centroids (S3, codecs).
 
-    source: the prepared corpus, for messages. Raises DataError where the tokenizer is gone or no
+    source: the prepared corpus, for messages. Raises DataError if the tokenizer is missing or is no
     longer the one that made the tokens.
     """
     spec = str(tokenizer["spec"])
@@ -78,8 +78,8 @@ def codebook_of(tokenizer: Mapping[str, Any], source: str | Path) -> np.ndarray 
     folder = resolve(spec, "tokenizer")
     if not (folder / "tokenizer.json").is_file():
         raise DataError(
-            f"{source}: its tokenizer {folder} is not there any more; put it back: its codebook "
-            "is needed"
+            f"{source}: its tokenizer {folder} is missing; restore it, because its codebook is "
+            "needed"
         )
     card, tensors = read_kmeans(folder)
     if card["checksum"] != tokenizer["checksum"]:
@@ -91,18 +91,18 @@ def codebook_of(tokenizer: Mapping[str, Any], source: str | Path) -> np.ndarray 
 
 
 INPUT, OUTPUT = 0, 1
-"""Seeds of the two random matrices: what a code looks like coming in and going out need not
-agree."""
+"""Seeds of the two random matrices. They differ because a code's input and output embeddings
+need not agree."""
 
 
 def spread_out(codebook: np.ndarray | Tensor, size: int, std: float, seed: int = INPUT) -> Tensor:
-    """Centroids [V, P] -> table [V, size] of mean 0 and standard deviation `std`: standardised,
-    times a random matrix.
+    """Turn centroids [V, P] into a table [V, size] of mean 0 and standard deviation `std`:
+    standardise them, then multiply by a random matrix.
 
-    Codes that sound alike then begin alike; rows drawn at random would say that all codes differ
-    equally, and two hours of speech are few to learn otherwise from (docs/history.md). Random
-    matrices keep distances, near enough (Johnson and Lindenstrauss 1984). The global random state
-    stays.
+    Codes that sound alike then start with similar embeddings. Rows drawn at random would treat all
+    codes as equally different, and two hours of speech are too few to correct that
+    (docs/history.md). Random matrices approximately preserve distances (Johnson and Lindenstrauss
+    1984). The global random state is not changed.
     """
     table = torch.as_tensor(codebook, dtype=torch.float32)
     table = (table - table.mean(0)) / table.std().clamp_min(1e-6)

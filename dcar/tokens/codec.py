@@ -1,9 +1,9 @@
-"""Speech tokenizers of other projects behind `SpeechTokenizer`: S³ and X-codec2; for codecs with
-layers see `rvq`.
+"""Adapters from speech tokenizers of other projects to `SpeechTokenizer`: S³ and X-codec2. For
+codecs with layers see `rvq`.
 
 A waveform is padded with zeros to whole tokens, so that there are ceil(seconds · rate_hz). On a
-GPU, waveforms with the same number of tokens share a batch; none is padded for another one.
-Packages are imported where they are used. Weights are read without unpickling.
+GPU, waveforms with the same number of tokens share a batch; none is padded to the length of
+another. Packages are imported only on use. Weights are read without unpickling.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ S3_PIP = "pip install s3tokenizer==0.3.0 torchaudio"
 
 
 class CodecTokenizer:
-    """What the adapters share: checks, resampling, padding to whole tokens."""
+    """Base of the adapters: checks, resampling, padding to whole tokens."""
 
     name: str
     vocab_size: int
@@ -38,16 +38,17 @@ class CodecTokenizer:
         self.checksum = tensors_checksum(self.model.state_dict())
 
     def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
-        """Codes [T] int64 of every waveform [samples] float32 mono; T = ceil(seconds · rate_hz)."""
+        """Return codes [T] int64 of every waveform [samples] float32 mono; T = ceil(seconds ·
+        rate_hz)."""
         hop = round(self.sample_rate / self.rate_hz)
-        heard = [
+        ready = [
             heard_by(self.name, wave, sample_rate, self.max_seconds, hop, self.sample_rate)
             for wave in waves
         ]
-        lengths = [count * hop for _, count in heard]
+        lengths = [count * hop for _, count in ready]
         out: dict[int, np.ndarray] = {}
         for batch in by_length(lengths, batch_samples(self.device, self.sample_rate), equal=True):
-            values = np.stack([fitted(heard[i][0], lengths[i]) for i in batch])
+            values = np.stack([fitted(ready[i][0], lengths[i]) for i in batch])
             out |= zip(batch, self._encode(values, lengths[batch[0]] // hop), strict=True)
         return [out[i] for i in range(len(waves))]
 
@@ -57,18 +58,19 @@ class CodecTokenizer:
             codes = self.codes(torch.from_numpy(waves), count)
         if (found := codes.shape[-1]) < count:
             raise AudioError(
-                f"{self.name}: {found} tokens, expected {count}; is it the right model file?"
+                f"{self.name}: made {found} tokens, expected {count}; check that this is the "
+                "right model file"
             )
         return codes[..., :count].cpu().numpy().astype(np.int64)
 
     def codes(self, waves: torch.Tensor, count: int) -> torch.Tensor:
-        """Return codes [B, ≥ count], of an RVQ codec [B, layers, ≥ count], of waveforms of whole
-        tokens, float32 [B, samples] at `sample_rate`."""
+        """Return codes [B, ≥ count], or [B, layers, ≥ count] for an RVQ codec, of waveforms of
+        whole tokens, float32 [B, samples] at `sample_rate`."""
         raise NotImplementedError
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """Waveform at `sample_rate` of codes [T] int64; of the codecs that `dcar.vocoder.load`
-        names."""
+        """Return the waveform at `sample_rate` of codes [T] int64. Only the codecs that
+        `dcar.vocoder.load` names implement it."""
         raise NotImplementedError
 
 
@@ -86,12 +88,16 @@ class S3Tokenizer(CodecTokenizer):
     max_seconds = 30.0
 
     def __init__(self, spec: str, device: str = "cpu") -> None:
-        """spec: NAME[@FILE]; NAME of S3_RATES, FILE its `.onnx` as CosyVoice publishes it, or a
-        `.pt` of the package's state dict; without it the package's own cache, or its download.
-        Sizes are read off the weights."""
+        """Load the model that spec, NAME[@FILE], names.
+
+        NAME is one of S3_RATES; FILE is its `.onnx` as published by CosyVoice, or a `.pt` of the
+        package's state dict. Without FILE the package's cache is used, or its download. Sizes are
+        read from the weights. Raises ConfigError for an unknown NAME, AssetError for a missing
+        package or file, CheckpointError for weights of another model.
+        """
         name, _, file = spec.partition("@")
         if name not in S3_RATES:
-            raise ConfigError(f"s3:{name}: no such S³ tokenizer; choose {', '.join(S3_RATES)}")
+            raise ConfigError(f"s3:{name}: unknown S³ tokenizer; choose {', '.join(S3_RATES)}")
         try:
             import s3tokenizer
             from s3tokenizer.model import ModelConfig
@@ -102,7 +108,7 @@ class S3Tokenizer(CodecTokenizer):
             raise AssetError(
                 f"s3:{name} needs the package s3tokenizer ({error}); run: {S3_PIP}"
             ) from error
-        try:  # without a file the package's own download, SHA-256 checked by it
+        try:  # without FILE the package downloads the model and checks its SHA-256
             path = Path(file or s3tokenizer._download(name, str(cache_folder("s3tokenizer"))))
         except (OSError, RuntimeError) as error:
             raise AssetError(
@@ -112,7 +118,7 @@ class S3Tokenizer(CodecTokenizer):
             ) from error
         if not path.is_file():
             raise AssetError(
-                f"{path}: no S³ model; download {s3tokenizer._MODELS[name]} and write "
+                f"{path}: no such file; download {s3tokenizer._MODELS[name]} and write "
                 f"tokenizer=s3:{name}@FILE"
             )
         if path.suffix.lower() == ".onnx":
@@ -121,12 +127,12 @@ class S3Tokenizer(CodecTokenizer):
             weights = read_weights(path, f"the state dict of {name}")
         try:
             size, mels = weights["encoder.conv1.weight"].shape[:2]
+            blocks = [int(k.split(".")[2]) for k in weights if k.startswith("encoder.blocks.")]
             sizes = {
                 "n_mels": mels,
                 "n_audio_state": size,
                 "n_audio_head": size // 64,
-                "n_audio_layer": 1
-                + max(int(k.split(".")[2]) for k in weights if k.startswith("encoder.blocks.")),
+                "n_audio_layer": 1 + max(blocks),
             }
             if name.startswith("speech_tokenizer_v2"):
                 model, self.vocab_size = V2(name, ModelConfigV2(**sizes)), 3**8
@@ -136,19 +142,16 @@ class S3Tokenizer(CodecTokenizer):
             model.load_state_dict(weights, strict=True)
         except (KeyError, RuntimeError, ValueError) as error:
             raise CheckpointError(
-                f"{path}: not the weights of {name} ({str(error).splitlines()[0][:120]}); is it "
-                "another version's file?"
+                f"{path}: does not contain the weights of {name} "
+                f"({str(error).splitlines()[0][:120]}); it may be another version's file"
             ) from error
         super().__init__(model, device)
-        self.name, self.rate_hz, self.mels = (
-            name.replace("speech_tokenizer", "s3"),
-            S3_RATES[name],
-            mels,
-        )
+        self.name = name.replace("speech_tokenizer", "s3")
+        self.rate_hz, self.mels = S3_RATES[name], mels
         self._mel = s3tokenizer.log_mel_spectrogram
 
     def codes(self, waves: torch.Tensor, count: int) -> torch.Tensor:
-        # a spectrum is scaled by its own peak
+        # one by one, because a spectrum is scaled by its own peak
         mels = torch.stack([self._mel(wave, n_mels=self.mels) for wave in waves])
         lengths = torch.full((len(mels),), mels.shape[2])
         codes, lengths = self.model.quantize(mels.to(self.device), lengths.to(self.device))
@@ -162,15 +165,16 @@ class XCodec2Tokenizer(CodecTokenizer):
     max_seconds = 60.0
 
     def __init__(self, source: str | Path, device: str = "cpu") -> None:
-        """source: folder or hub name of the transformers version (`HKUSTAudio/xcodec2-hf`)."""
+        """Load the model. source: folder or hub name of the transformers version
+        (`HKUSTAudio/xcodec2-hf`)."""
         from transformers import SeamlessM4TFeatureExtractor, Xcodec2Model
 
         model: Any = from_hub(Xcodec2Model.from_pretrained, source, "an X-codec2 model")
         self.rate_hz = model.config.sampling_rate / model.config.hop_length
         self.vocab_size = int(np.prod(model.config.quantization_levels))
         super().__init__(model, device, model.config.sampling_rate)
-        # as X-codec2 was trained: 80 Kaldi filters, two frames a token. The extractor of the
-        # transformers version computes the same with torchaudio, which this one does not need.
+        # as X-codec2 was trained: 80 Kaldi filters, two frames per token. The extractor of the
+        # transformers version computes the same, but needs torchaudio.
         self.name, self.extractor = "xcodec2", SeamlessM4TFeatureExtractor()
         self.hop = model.config.hop_length
 

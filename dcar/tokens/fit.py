@@ -1,22 +1,22 @@
-"""`dcar fit-tokenizer`: fit the k-means speech tokenizer on a corpus and report what its codes
-carry.
+"""`dcar fit-tokenizer`: fit the k-means speech tokenizer on a corpus and report the content of its
+codes.
 
     dcar fit-tokenizer corpus=starter path=dcar/assets/starter_corpus out=dcar/assets/tokenizer
     dcar fit-tokenizer encoder=hubert:/models/hubert-large-ll60k vocab_size=2048 sample_hours=73 \\
         max_frames=1000000 \\
         standardize=false corpus=libritts path=/data/LibriTTS out=runs/hubert-km2048
 
-The papers quantise HuBERT-Large (second line); the default encoder is whisper-base's, because it
-ships in a package. The report answers whether the codes carry words or voices: how many bits of a
-held-out code are predicted by the phoneme that is spoken, and how many by the voice that speaks.
+The papers quantise HuBERT-Large (second command); the default encoder is whisper-base's, because it
+ships in a package. The report shows whether the codes represent words or voices: the number of bits
+of a held-out code that the phoneme predicts, and the number that the speaker predicts.
 
-k-means spends its codes where the states vary, and much of what varies is the voice and the place
-in the utterance. `projection_size` keeps what tells phonemes apart. Linear discriminant analysis
-(Fisher 1936; in recognisers Haeb-Umbach and Ney 1992) finds the directions in which the means of
-phonemes differ most, measured in units of the spread within a phoneme. Which phoneme sounds when is
-found by aligning the text to the codes of a first k-means; each phoneme is split into thirds, so
-that transitions are told apart as well. The papers' S3 tokens are supervised by a recogniser for
-the same reason.
+k-means spends its codes where the states vary, and much of that variation is due to the voice and
+the position in the utterance. `projection_size` keeps the directions that distinguish phonemes.
+Linear discriminant analysis (Fisher 1936; in recognisers Haeb-Umbach and Ney 1992) finds the
+directions in which the means of phonemes differ most, relative to the spread within a phoneme. The
+times of the phonemes are found by aligning the text to the codes of a first k-means; each phoneme
+is split into thirds, so that transitions are distinguished as well. The papers' S3 tokens are
+supervised by a recogniser for the same reason.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from dcar.tracking import write_json
 logger = logging.getLogger(__name__)
 
 PARTS = 3
-"""Beginning, middle and end of a phoneme are classes of their own."""
+"""Number of classes per phoneme: its beginning, middle and end."""
 
 
 @dataclass
@@ -56,38 +56,40 @@ class FitTokenizerConfig:
 
     out: str = setting(meaning="Folder to write the tokenizer and its report to.", place="folder")
     encoder: str = setting(
-        "whisper-base", "whisper-base, or hubert:FOLDER_OR_NAME[@LAYER] (last if none)."
+        "whisper-base",
+        "Encoder: whisper-base, or hubert:FOLDER_OR_NAME[@LAYER] (the last layer by default).",
     )
     corpus: str = setting("starter", "Kind of corpus.", choices=KINDS)
-    path: str | None = setting(None, "Where the corpus is; the shipped one if not given.")
-    split: str | None = setting("train", "Split to fit on; empty for all of the corpus.")
-    report_split: str | None = setting("dev", "Split the report is made on.")
-    vocab_size: int = setting(1024, "Number of codes, 512 to 1024 are usual.", minimum=1)
+    path: str | None = setting(None, "Location of the corpus; by default the shipped one.")
+    split: str | None = setting("train", "Split to fit on; empty for the whole corpus.")
+    report_split: str | None = setting("dev", "Split for the report; empty for the whole corpus.")
+    vocab_size: int = setting(1024, "Number of codes; 512 to 1024 are usual.", minimum=1)
     max_frames: int = setting(
-        200_000, "Encoder states to fit on (50 a second; 2 kB each).", minimum=1
+        200_000, "Number of encoder states to fit on (50 per second; 2 kB each).", minimum=1
     )
     sample_hours: float | None = setting(
         None,
-        "Read this much audio and keep an even share of its states, max_frames in all.",
+        "Hours of audio to read, keeping an even share of the states, max_frames in all; if "
+        "not given, the first max_frames states are used.",
         above=0,
     )
     passes: int = setting(10, "Passes of mini-batch k-means over the states.", minimum=1)
     standardize: bool = setting(True, "Scale every dimension of the states to unit variance.")
     projection_size: int = setting(
-        0, "Directions that tell phonemes apart; 0 = the states as they are.", minimum=0
+        0, "Number of directions that distinguish phonemes; 0 = no projection.", minimum=0
     )
     report_utterances: int = setting(
-        600, "Most utterances in the report; 0 for no report.", minimum=0
+        600, "Largest number of utterances in the report; 0 = no report.", minimum=0
     )
     device: str = setting(
-        "auto", "Device of a HuBERT encoder: cpu, cuda, or auto = a GPU if there is one."
+        "auto", "Device of the encoder: cpu, cuda, or auto = a GPU if there is one."
     )
-    threads: int = setting(1, "Threads of the encoder.", minimum=1)
-    seed: int = seed_setting(0, "Seed of the utterance order and of k-means.")
+    threads: int = setting(1, "CPU threads of the whisper-base encoder.", minimum=1)
+    seed: int = seed_setting(0, "Random seed for the order of utterances and for k-means.")
 
 
 def run(config: FitTokenizerConfig) -> dict[str, Any]:
-    """Fit, save to `out` and write `report.json` there; returns the report.
+    """Fit a tokenizer, save it to `out`, write `report.json` there, and return the report.
 
     Raises DataError, AudioError, ConfigError.
     """
@@ -125,10 +127,9 @@ def _utterances(config: FitTokenizerConfig, split: str | None) -> list[Utterance
     found = load_corpus(config.corpus, config.path, split)
     if not found:
         raise DataError(
-            f"fit-tokenizer: {config.corpus} corpus {config.path or ''} has no utterances in "
-            f"split {split}"
-            "; where a corpus names none, give split= report_split= (all of it), or lists of ids "
-            "(docs/data.md)"
+            f"fit-tokenizer: the {config.corpus} corpus {config.path or ''} has no utterances in "
+            f"split {split}; if the corpus has no splits, set split= report_split= (the whole "
+            "corpus), or give lists of ids (docs/data.md)"
         )
     return found
 
@@ -136,37 +137,35 @@ def _utterances(config: FitTokenizerConfig, split: str | None) -> list[Utterance
 def sharpen(
     tokenizer: KMeansTokenizer, utterances: Sequence[Utterance], config: FitTokenizerConfig
 ) -> KMeansTokenizer:
-    """The tokenizer with codes that are fitted in the directions of its states that tell phonemes
-    apart.
+    """Return the tokenizer with codes fitted in the directions of its states that distinguish
+    phonemes.
 
-    The text of the utterances (at most about max_frames states, speakers in turn) is aligned to the
-    codes that the tokenizer gives; the aligned phonemes are the classes of the projection. Raises
-    ConfigError where projection_size does not fit.
+    The texts of the utterances (about max_frames states at most, speakers in turn) are aligned to
+    the tokenizer's codes; the aligned phonemes are the classes of the projection. Raises
+    ConfigError if projection_size does not fit.
     """
-    # standardised states [T, D], and the phonemes spoken in them
+    # standardised states [T, D] of each utterance, and its phonemes
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
-    heard = 0
+    frames = 0
     for i in in_turn([u.speaker for u in utterances]):
-        found, sequence = (
-            tokenizer.encoder(*utterances[i].load()),
-            phoneme_states(text_to_ids(utterances[i].text)),
-        )
-        if len(found) >= len(sequence):
-            pairs.append((tokenizer.coordinates(found), sequence))
-        heard += len(found)
-        if heard >= config.max_frames:
+        states = tokenizer.encoder(*utterances[i].load())
+        sequence = phoneme_states(text_to_ids(utterances[i].text))
+        if len(states) >= len(sequence):
+            pairs.append((tokenizer.coordinates(states), sequence))
+        frames += len(states)
+        if frames >= config.max_frames:
             break
     codes = [tokenizer.nearest(s) for s, _ in pairs]
     emission = np.log2(
         fit_alignment(codes, [sequence for _, sequence in pairs], tokenizer.vocab_size)
     )
     labels = [
-        parts_of_phonemes(viterbi(emission, spoken, sequence))
-        for spoken, (_, sequence) in zip(codes, pairs, strict=True)
+        parts_of_phonemes(viterbi(emission, own, sequence))
+        for own, (_, sequence) in zip(codes, pairs, strict=True)
     ]
     stacked = np.concatenate([s for s, _ in pairs])
     projection = discriminant_projection(stacked, np.concatenate(labels), config.projection_size)
-    # the projected directions have comparable spread already: no further standardisation
+    # not standardised again, because the projected directions have comparable spread
     centroids, _, _ = fit_centroids(
         stacked @ projection, config.vocab_size, config.seed, False, config.passes
     )
@@ -183,7 +182,7 @@ def sharpen(
 
 
 def parts_of_phonemes(labels: np.ndarray) -> np.ndarray:
-    """Phoneme of every frame [T] -> class of every frame [T]: PARTS · phoneme + the part of its
+    """Turn the phoneme of every frame [T] into its class [T]: PARTS · phoneme + the part of its
     stretch."""
     changes = np.flatnonzero(np.concatenate(([True], labels[1:] != labels[:-1], [True])))
     part = np.concatenate([np.arange(n) * PARTS // n for n in np.diff(changes)])
@@ -193,7 +192,8 @@ def parts_of_phonemes(labels: np.ndarray) -> np.ndarray:
 def discriminant_projection(
     states: np.ndarray, classes: np.ndarray, size: int, shrinkage: float = 0.01
 ) -> np.ndarray:
-    """The `size` most discriminative directions: states [N, D], classes [N] -> [D, size] float32.
+    """Return the `size` most discriminative directions of states [N, D] with classes [N]: [D, size]
+    float32.
 
     Projected states have unit spread within a class, on average. shrinkage: share of the mean
     variance that is added to every direction of the within-class covariance. Raises ConfigError if
@@ -204,8 +204,8 @@ def discriminant_projection(
     if not 0 < size <= min(dimensions, len(found) - 1):
         raise ConfigError(
             f"projection_size={size}: {len(found)} parts of phonemes in the speech and "
-            f"{dimensions} "
-            f"dimensions allow 1 to {min(dimensions, len(found) - 1)}"
+            f"{dimensions} dimensions allow 1 to {min(dimensions, len(found) - 1)}; change "
+            "projection_size, or fit on more speech"
         )
     counts = np.bincount(index).astype(np.float64)
     sums = np.zeros((len(found), dimensions))
@@ -219,14 +219,15 @@ def discriminant_projection(
     # between v = λ within v, the largest λ first; v' within v = 1. scikit-learn's LDA shrinks
     # `between` as well.
     directions = scipy.linalg.eigh(between, within)[1][:, : -size - 1 : -1]
-    # The sign of an eigenvector is arbitrary: fixed, so that the codes' checksum repeats.
+    # the sign of an eigenvector is arbitrary; it is fixed, so that the codes' checksum repeats
     signs = np.sign(directions[np.abs(directions).argmax(0), np.arange(size)])
     return (directions * signs).astype(np.float32)
 
 
 def in_turn(speakers: Sequence[str]) -> Iterator[int]:
-    """Indices of utterances, the speakers taking turns: whoever stops early has heard all alike,
-    as far as they have speech. The order within a speaker is kept."""
+    """Yield indices of utterances, speakers in turn, so that any beginning of the sequence
+    contains all speakers equally, as far as they have speech. The order within a speaker is
+    kept."""
     queues: dict[str, list[int]] = {}
     for i, speaker in enumerate(speakers):
         queues.setdefault(speaker, []).append(i)
@@ -235,9 +236,10 @@ def in_turn(speakers: Sequence[str]) -> Iterator[int]:
 
 
 def describe_codes(tokenizer: SpeechTokenizer, utterances: Sequence[Utterance]) -> dict[str, Any]:
-    """Usage of the codes on held-out speech, and the bits of them that phonemes and voices predict.
+    """Return the usage of the codes on held-out speech, and the bits of a code that phonemes and
+    voices predict.
 
-    codes_used, perplexity (2 to the entropy), repeat_share (a code equal to the one before),
+    codes_used, perplexity (2 to the entropy), repeat_share (codes equal to the one before),
     code_entropy_bits, phoneme_bits with its chance level phoneme_bits_wrong_text, speaker_bits with
     speaker_bits_wrong_speaker.
     """
@@ -248,16 +250,15 @@ def describe_codes(tokenizer: SpeechTokenizer, utterances: Sequence[Utterance]) 
     counts = np.bincount(every, minlength=tokenizer.vocab_size)
     share = counts[counts > 0] / counts.sum()
     entropy = float(-(share * np.log2(share)).sum())
-    repeats = sum(int((c[1:] == c[:-1]).sum()) for c in codes) / max(
-        1, sum(len(c) - 1 for c in codes)
-    )
+    repeats = sum(int((c[1:] == c[:-1]).sum()) for c in codes)
+    neighbours = sum(len(c) - 1 for c in codes)
     texts = [text_to_ids(u.text) for u in utterances]
     return {
         "utterances": len(codes),
         "seconds": round(len(every) / tokenizer.rate_hz, 1),
         "codes_used": int((counts > 0).sum()),
         "perplexity": round(2**entropy, 1),
-        "repeat_share": round(repeats, 4),
+        "repeat_share": round(repeats / max(1, neighbours), 4),
         "code_entropy_bits": round(entropy, 3),
         **information(codes, texts, [u.speaker for u in utterances], tokenizer.vocab_size),
     }
@@ -269,17 +270,16 @@ def information(
     speakers: Sequence[str],
     vocab_size: int,
 ) -> dict[str, float]:
-    """Bits per code that are predicted, on held-out utterances, by the phoneme spoken and by the
-    speaker.
+    """Return the bits per code that the phoneme and the speaker predict on held-out utterances.
 
-    For a label x with p(code | x) estimated on one half of the utterances, the mean over the other
-    half of log2 p(code | x) / p(code); both halves take turns. Speakers label whole utterances.
-    Phonemes label frames through a Viterbi alignment with the same p(code | x), trained from a flat
-    start (a discrete hidden Markov model); since the alignment picks the best path, it predicts
-    something even from wrong texts: that chance level is given as well. Bits are below 0 where the
-    estimate does not carry over to the other half. Meant for corpora in which speakers read
-    different sentences: where all read the same ones, the right speaker looks worse than a wrong
-    one.
+    For a label x with p(code | x) estimated on one half of the utterances, this is the mean over
+    the other half of log2 p(code | x) / p(code), averaged over both directions. Speakers label
+    whole utterances. Phonemes label frames through a Viterbi alignment with the same p(code | x),
+    trained from a flat start (a discrete hidden Markov model). Since the alignment picks the best
+    path, it predicts something even from wrong texts; that chance level is returned as well. Bits
+    are below 0 if the estimate does not carry over to the other half. The measure is meant for
+    corpora whose speakers read different sentences: if all read the same ones, the right speaker
+    looks worse than a wrong one.
     """
     sequences = [phoneme_states(text) for text in texts]
     keep = [i for i, c in enumerate(codes) if len(c) >= len(sequences[i])]
@@ -300,13 +300,13 @@ def information(
             [codes[i] for i in train], [sequences[i] for i in train], vocab_size
         )
         gain = np.log2(emission / marginal)  # [labels, codes]
-        # Wrong texts are those of utterances of similar length, so that only the words differ.
+        # wrong texts are those of utterances of similar length, so that only the words differ
         by_length = sorted(test, key=lambda i: len(sequences[i]))
         wrong = dict(zip(by_length, by_length[1:] + by_length[:1], strict=True))
         by_voice = np.concatenate([voices[i] for i in train])
         voice_gain = np.log2(smoothed(every, by_voice, vocab_size, len(ids)) / marginal)
-        heard = sorted(set(by_voice.tolist()))
-        other = dict(zip(heard, heard[1:] + heard[:1], strict=True))
+        present = sorted(set(by_voice.tolist()))
+        other = dict(zip(present, present[1:] + present[:1], strict=True))
         known = [i for i in test if int(voices[i][0]) in other]
         pairs = {
             "phoneme_bits": [gain[viterbi(gain, codes[i], sequences[i]), codes[i]] for i in test],
@@ -326,5 +326,5 @@ def information(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Command line: `[--config FILE.yaml] [key=value …]`."""
+    """Run the command line: `[--config FILE.yaml] [key=value …]`."""
     run_claimed(run, load_config(FitTokenizerConfig, arguments))

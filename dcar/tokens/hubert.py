@@ -5,14 +5,15 @@ codes, 50 Hz).
         max_frames=1000000 \\
         standardize=false corpus=libritts path=/data/LibriTTS out=runs/hubert-km2048
 
-Departures from fairseq's simple_kmeans: the waveform is padded by 80 zeros, so that there are
+Departures from fairseq's simple_kmeans: the waveform is padded with 80 zeros, so that there are
 ceil(seconds · 50) states instead of one or two fewer, and states may be standardised before k-means
 (`standardize`).
 
 A GPU encodes waveforms in batches. HuBERT-Large normalises its convolutions frame by frame and
-takes an attention mask: batches of different lengths give the states of single waveforms up to
+takes an attention mask, so batches of different lengths give the states of single waveforms up to
 rounding (1e-4 in float32). HuBERT-base normalises its first convolution over the time of a
-waveform, so padding would change every state: only waveforms with as many frames share a batch.
+waveform, so padding would change every state; only waveforms with the same number of frames share a
+batch.
 """
 
 from __future__ import annotations
@@ -35,18 +36,19 @@ from dcar.tokens.base import batch_samples, by_length, fitted, full_float32, hea
 from heads.checkpoint import tensors_checksum
 
 MAX_SECONDS = 60.0
-"""Attention is quadratic in the length; longer recordings are cut before they get here."""
+"""Longest waveform: attention is quadratic in the length, and longer recordings are cut earlier."""
 
 
 class HubertEncoder:
-    """States of one layer of a HuBERT model of `transformers`, in full float32 on any device."""
+    """Encoder that returns the states of one layer of a HuBERT model of `transformers`, in full
+    float32 on any device."""
 
     kind, name = "hubert-kmeans", "hubert"
 
     def __init__(self, source: str | Path, layer: int = -1, device: str = "cpu") -> None:
-        """`source`: folder or hub name. `layer`: 0 is the input of the first Transformer layer,
-        -1 the last layer's output, as `output_hidden_states` counts. Raises AssetError,
-        CheckpointError, ConfigError."""
+        """Load the model. `source`: folder or hub name. `layer`: counted as by
+        `output_hidden_states`; 0 is the input of the first Transformer layer, -1 the last
+        layer's output. Raises AssetError, CheckpointError, ConfigError."""
         from transformers import AutoFeatureExtractor, HubertModel
 
         self.source, self.device = str(source), device
@@ -59,15 +61,16 @@ class HubertEncoder:
         self.model = model.to(device).eval()
         if extractor.sampling_rate != ENCODER_SAMPLE_RATE:
             raise CheckpointError(
-                f"{source}: its feature extractor wants {extractor.sampling_rate} Hz, HuBERT hears "
-                f"{ENCODER_SAMPLE_RATE} Hz; correct sampling_rate in preprocessor_config.json"
+                f"{source}: its feature extractor expects {extractor.sampling_rate} Hz, but "
+                f"HuBERT reads {ENCODER_SAMPLE_RATE} Hz; correct sampling_rate in "
+                "preprocessor_config.json"
             )
         self.normalize = bool(extractor.do_normalize)
         layers = model.config.num_hidden_layers
         if not -layers - 1 <= layer <= layers:
             raise ConfigError(
-                f"hubert: layer {layer} of a model with {layers}; choose 0…{layers}, or -1 for "
-                "the last"
+                f"hubert: there is no layer {layer} in {source}, only 0 to {layers}; choose one of "
+                "these, or -1 for the last"
             )
         self.layer = layer % (layers + 1)
         self.state_size = int(model.config.hidden_size)
@@ -89,14 +92,14 @@ class HubertEncoder:
         return {"encoder": self.source, "layer": self.layer, "normalize": self.normalize}
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-        """States [T, D] float32, T = ceil(seconds · rate_hz). AudioError for bad audio or more
-        than MAX_SECONDS."""
+        """Return the states [T, D] float32 of one waveform, T = ceil(seconds · rate_hz). Raises
+        AudioError for bad audio or more than MAX_SECONDS."""
         return self.batch([wave], sample_rate)[0].cpu().numpy()
 
     def batch(self, waves: Sequence[np.ndarray], sample_rate: int) -> list[Tensor]:
         """Return the states [T, D] float32 of every waveform [samples], on the encoder's device.
 
-        At most `batch_samples` are encoded at once. AudioError for bad audio or more than
+        At most `batch_samples` are encoded at once. Raises AudioError for bad audio or more than
         MAX_SECONDS.
         """
         inputs = [self._input(wave, sample_rate) for wave in waves]
@@ -108,7 +111,7 @@ class HubertEncoder:
         return [out[i] for i in range(len(waves))]
 
     def _input(self, wave: np.ndarray, sample_rate: int) -> Tensor:
-        """Return what the model reads of a waveform: float32 [stride · T + padding]."""
+        """Return the model's input for a waveform: float32 [stride · T + padding]."""
         wave, frames = heard_by("hubert", wave, sample_rate, MAX_SECONDS, self.stride)
         if self.normalize:
             wave = (wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)
@@ -131,12 +134,12 @@ class HubertEncoder:
 
 @lru_cache(maxsize=2)
 def shared_hubert(source: str, layer: int, device: str) -> HubertEncoder:
-    """One encoder per process and setting: HuBERT-Large holds 1.3 GB."""
+    """Return the encoder with these settings, one per process: HuBERT-Large takes 1.3 GB."""
     return HubertEncoder(source, layer, device)
 
 
 def parse_encoder(spec: str) -> tuple[str, int]:
-    """`hubert:SOURCE[@LAYER]` → (source, layer); ConfigError for anything else."""
+    """Parse `hubert:SOURCE[@LAYER]` into (source, layer). Raises ConfigError for anything else."""
     source, at, layer = spec.removeprefix("hubert:").rpartition("@")
     if not at:
         source, layer = layer, "-1"

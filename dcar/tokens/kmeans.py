@@ -1,4 +1,4 @@
-"""k-means speech tokenizers: codes of an encoder's states, whatever the encoder."""
+"""k-means speech tokenizers: codes of the states of any encoder."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from dcar.tokens.codebook import FORMAT_VERSION
 logger = logging.getLogger(__name__)
 
 States = Any
-"""What is computed of states: a NumPy array, or a tensor on the device of its encoder."""
+"""Encoder states and values computed from them: a NumPy array, or a tensor on the encoder's
+device."""
 FIT_BATCH = 32
-"""Waveforms that `KMeansTokenizer.fit` encodes at once."""
+"""Number of waveforms that `KMeansTokenizer.fit` encodes at once."""
 
 
 class StateEncoder(Protocol):
-    """What makes states of sound, and all that tokenizer.json says of it."""
+    """Encoder from audio to states, and its description for tokenizer.json."""
 
-    kind: str  # of the tokenizer: "type" in its card
+    kind: str  # kind of the tokenizer, "type" in its card
     name: str
     rate_hz: float
     state_size: int
@@ -45,26 +46,27 @@ class StateEncoder(Protocol):
         ...
 
     def card(self) -> dict[str, Any]:
-        """What makes it again."""
+        """Return the settings in tokenizer.json from which the encoder can be built again."""
         ...
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-        """States [T, state_size] float32 of one waveform, T = ceil(seconds · rate_hz)."""
+        """Return the states [T, state_size] float32 of one waveform, T = ceil(seconds ·
+        rate_hz)."""
         ...
 
     def batch(self, waves: Sequence[np.ndarray], sample_rate: int) -> Sequence[States]:
-        """Return the states [T, state_size] float32 of every waveform, arrays or tensors on the
-        encoder's device: those of single waveforms up to rounding."""
+        """Return the states [T, state_size] float32 of every waveform, as arrays or as tensors
+        on the encoder's device, equal to those of single waveforms up to rounding."""
         ...
 
 
 class KMeansTokenizer:
-    """k-means codes of an encoder's standardised states.
+    """Tokenizer whose codes are the k-means clusters of an encoder's standardised states.
 
-    code = argmin_v || (state - mean) / scale - centroid_v ||², first index on ties; with a
-    projection, the standardised state times it takes the state's place (`dcar.tokens.fit`). NumPy
+    code = argmin_v || (state - mean) / scale - centroid_v ||², the first index on ties; a
+    projection, if there is one, multiplies the standardised state first (`dcar.tokens.fit`). NumPy
     quantises arrays; tensors are quantised on their device, in full float32. The codes of both
-    differ only where two centroids are equally near up to rounding, 1e-5 of the squared norms.
+    differ only if two centroids are equally near up to rounding, 1e-5 of the squared norms.
     """
 
     def __init__(
@@ -78,20 +80,19 @@ class KMeansTokenizer:
         provenance: dict[str, Any] | None = None,
         projection: np.ndarray | None = None,
     ) -> None:
-        """`mean`, `scale` [D] of the encoder's states; `centroids` [V, D] in the standardised
-        space, or [V, P] behind a `projection` [D, P]."""
-        state_size = encoder.state_size
-        self.projection = (
-            None if projection is None else np.ascontiguousarray(projection, dtype=np.float32)
-        )
-        if self.projection is not None and (
-            len(self.projection) != state_size or self.projection.ndim != 2
-        ):
-            raise CheckpointError(
-                f"tokenizer projection has shape {self.projection.shape}, expected [{state_size}, "
-                "…]"
-            )
-        width = state_size if self.projection is None else self.projection.shape[1]
+        """Store the encoder and the fitted arrays: `mean` and `scale` [D] of the encoder's
+        states; `centroids` [V, D] in the standardised space, or [V, P] after a `projection` [D,
+        P]. Raises CheckpointError for arrays of wrong shape or with values that are not finite."""
+        state_size = width = encoder.state_size
+        self.projection: np.ndarray | None = None
+        if projection is not None:
+            self.projection = np.ascontiguousarray(projection, dtype=np.float32)
+            if self.projection.ndim != 2 or len(self.projection) != state_size:
+                raise CheckpointError(
+                    f"tokenizer projection has shape {self.projection.shape}, expected "
+                    f"[{state_size}, …]; run `dcar fit-tokenizer`"
+                )
+            width = self.projection.shape[1]
         self.centroids, self.mean, self.scale = (
             np.ascontiguousarray(fitted, dtype=np.float32) for fitted in (centroids, mean, scale)
         )
@@ -103,20 +104,17 @@ class KMeansTokenizer:
             )
         if self.mean.shape != (state_size,) or self.scale.shape != (state_size,):
             raise CheckpointError(
-                f"tokenizer mean and scale have shapes {self.mean.shape}, {self.scale.shape}"
+                f"tokenizer mean and scale have shapes {self.mean.shape}, {self.scale.shape}, "
+                f"expected [{state_size}]; run `dcar fit-tokenizer`"
             )
-        if (
-            not all(np.isfinite(array).all() for array in self.tensors.values())
-            or not (self.scale > 0).all()
-        ):
+        finite = all(np.isfinite(array).all() for array in self.tensors.values())
+        if not finite or not (self.scale > 0).all():
             raise CheckpointError(
-                "tokenizer centroids, mean or scale hold NaN, infinite or non-positive values"
+                f"tokenizer {', '.join(self.tensors)}: the values must be finite and scale "
+                "positive; run `dcar fit-tokenizer`"
             )
-        self.encoder, self.name, self.rate_hz = (
-            encoder,
-            name or f"{encoder.name}-kmeans",
-            encoder.rate_hz,
-        )
+        self.encoder, self.rate_hz = encoder, encoder.rate_hz
+        self.name = name or f"{encoder.name}-kmeans"
         self.vocab_size = int(self.centroids.shape[0])
         self.provenance = dict(provenance or {})
         half_norms = 0.5 * (self.centroids.astype(np.float64) ** 2).sum(1)
@@ -125,7 +123,7 @@ class KMeansTokenizer:
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
-        """What is fitted, in the order of the checksum."""
+        """Fitted arrays by name, in the order of the checksum."""
         fitted = {"mean": self.mean, "scale": self.scale, "centroids": self.centroids}
         return fitted if self.projection is None else {**fitted, "projection": self.projection}
 
@@ -139,7 +137,7 @@ class KMeansTokenizer:
         return digest.hexdigest()
 
     def projected(self, projection: np.ndarray, centroids: np.ndarray) -> KMeansTokenizer:
-        """This tokenizer with other codes: centroids [V, P] of standardised states times
+        """Return this tokenizer with other codes: centroids [V, P] of standardised states times
         projection [D, P]."""
         return KMeansTokenizer(
             self.encoder,
@@ -152,34 +150,35 @@ class KMeansTokenizer:
         )
 
     def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
-        """Codes [T] int64 of every waveform [samples] float32 mono; T = ceil(seconds · rate_hz).
+        """Return codes [T] int64 of every waveform [samples] float32 mono; T = ceil(seconds ·
+        rate_hz).
 
-        A waveform's codes do not depend on the others, except for rounding in an encoder that pads
-        batches. Raises AudioError (see the encoder).
+        A waveform's codes do not depend on the other waveforms, except for rounding in an encoder
+        that pads batches. Raises AudioError (see the encoder).
         """
         codes = [self.quantize(states) for states in self.encoder.batch(waves, sample_rate)]
         return [c.cpu().numpy() if isinstance(c, Tensor) else c for c in codes]
 
     def coordinates(self, states: States) -> States:
-        """States [T, D] in the space of the centroids [T, P]: standardised and, with a
-        projection, projected."""
-        mean, scale, projection, _, _ = self._beside(states)
+        """Return states [T, D] in the space of the centroids [T, P]: standardised and, if there
+        is a projection, projected."""
+        mean, scale, projection, _, _ = self._parameters(states)
         with full_float32():
             standardised = (states - mean) / scale
             return standardised if projection is None else standardised @ projection
 
     def quantize(self, states: States) -> States:
-        """Nearest centroid of every state: [T, D] → [T] int64."""
+        """Return the code of every state: [T, D] → [T] int64."""
         return self.nearest(self.coordinates(states))
 
     def nearest(self, coordinates: States) -> States:
-        """Code of every place in the space of the centroids: [T, P] → [T] int64."""
-        _, _, _, centroids, half_norms = self._beside(coordinates)
-        # ||x - c||² = ||x||² - 2 (x·c - ||c||²/2); the first term does not depend on the code.
+        """Return the code of every point in the space of the centroids: [T, P] → [T] int64."""
+        _, _, _, centroids, half_norms = self._parameters(coordinates)
+        # ||x - c||² = ||x||² - 2 (x·c - ||c||²/2); the first term does not depend on the code
         with full_float32():
             return (coordinates @ centroids.T - half_norms).argmax(1)
 
-    def _beside(self, states: States) -> tuple[Any, ...]:
+    def _parameters(self, states: States) -> tuple[Any, ...]:
         """Return mean, scale, projection, centroids and half of their squared norms (float64), as
         arrays for an array, or as tensors on the device of a tensor."""
         if not isinstance(states, Tensor):
@@ -235,37 +234,32 @@ class KMeansTokenizer:
         passes: int = 10,
         sample_hours: float | None = None,
     ) -> Self:
-        """Codes that are fitted on a stream of (waveform, sample rate in Hz).
+        """Return a tokenizer fitted on a stream of (waveform, sample rate in Hz).
 
-        At most `max_frames` states are taken. Without `sample_hours` they are the first of the
-        stream. With it the stream is read for that many hours, and of every waveform the same share
-        of its states is kept, drawn by `seed`: many voices and little memory (the states of the
+        At most `max_frames` states are used. Without `sample_hours` they are the first of the
+        stream. With it, that many hours of the stream are read, and the same share of the states of
+        every waveform is kept, drawn by `seed`: many voices in little memory (the states of the
         papers' 73 hours of HuBERT-Large would take 54 GB).
 
-        Mini-batch k-means with k-means++ starts, `passes` times over the states, seeded. Raises
-        ConfigError if the stream holds fewer than 4 states per code.
+        The fit is mini-batch k-means with k-means++ starts, `passes` times over the states, seeded.
+        Raises ConfigError if the stream has fewer than 4 states per code.
         """
         draw = np.random.default_rng([seed, 1])
-        share = (
-            1.0
-            if sample_hours is None
-            else min(1.0, max_frames / (sample_hours * 3600 * encoder.rate_hz))
-        )
-        collected: list[np.ndarray] = []
+        share, longest = 1.0, float("inf")  # longest: seconds of the stream to read
+        if sample_hours is not None:
+            longest = sample_hours * 3600
+            share = min(1.0, max_frames / (longest * encoder.rate_hz))
+        collected: list[np.ndarray] = [np.zeros((0, encoder.state_size), np.float32)]
         frames, seconds = 0, 0.0
         for wave, sample_rate, states in states_of(waves, encoder):
             if share < 1:
                 states = states[draw.random(len(states)) < share]
             collected.append(states)
             frames, seconds = frames + len(states), seconds + len(wave) / sample_rate
-            if frames >= max_frames or (
-                sample_hours is not None and seconds >= sample_hours * 3600
-            ):
+            if frames >= max_frames or seconds >= longest:
                 break
         logger.info("tokenizer: %d encoder states of %.1f minutes", frames, seconds / 60)
-        states = np.concatenate([np.zeros((0, encoder.state_size), np.float32), *collected])[
-            :max_frames
-        ]
+        states = np.concatenate(collected)[:max_frames]
         return cls(
             encoder,
             *fit_centroids(states, vocab_size, seed, standardize, passes),
@@ -282,7 +276,7 @@ class KMeansTokenizer:
 def states_of(
     waves: Iterable[tuple[np.ndarray, int]], encoder: StateEncoder
 ) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
-    """Yield each waveform with its rate and its encoder states [T, D], in the order of a stream.
+    """Yield each waveform with its rate and its encoder states [T, D], in the order of the stream.
 
     FIT_BATCH waveforms of one rate are encoded at once, while the next ones are read in a thread.
     """
@@ -304,18 +298,19 @@ def of_one_rate(
 def fit_centroids(
     states: np.ndarray, vocab_size: int, seed: int, standardize: bool, passes: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Seeded mini-batch k-means over encoder states [N, D] → centroids [V, D], mean [D], scale [D].
+    """Fit seeded mini-batch k-means to encoder states [N, D]: centroids [V, D], mean [D], scale
+    [D].
 
     A few dimensions of the states are ten times larger than the rest; without standardisation they
-    alone decide.
+    alone would decide. Raises ConfigError for fewer than 4 states per code.
     """
     from sklearn.cluster import MiniBatchKMeans
 
     if len(states) < 4 * vocab_size:
         raise ConfigError(
             f"fit-tokenizer: {len(states)} encoder states ({len(states) / 50:.0f} s at 50 Hz) are "
-            "too "
-            f"few for {vocab_size} codes; give at least {4 * vocab_size // 50} s or fewer codes"
+            f"too few for vocab_size={vocab_size}; give at least {4 * vocab_size // 50} s of "
+            "audio, or a smaller vocab_size"
         )
     dimensions = states.shape[1]
     mean = states.mean(0) if standardize else np.zeros(dimensions, np.float32)

@@ -1,4 +1,4 @@
-"""Every speech tokenizer by its name or folder."""
+"""Registry of speech tokenizers by name or folder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dcar.tokens.whisper import WhisperEncoder
 
 
 def load_tokenizer(name_or_dir: str | Path = "starter", device: str = "cpu") -> SpeechTokenizer:
-    """A tokenizer by name or by folder.
+    """Load a tokenizer by name or by folder.
 
     - `starter`, the one that ships with the project; a folder that `dcar fit-tokenizer` wrote
-    - `s3:NAME[@FILE]` S³ of CosyVoice; NAME is speech_tokenizer_v1 (50 Hz),
+    - `s3:NAME[@FILE]`: S³ of CosyVoice; NAME is speech_tokenizer_v1 (50 Hz),
       speech_tokenizer_v1_25hz or speech_tokenizer_v2_25hz (FSQ, 6561 codes), FILE its .onnx or .pt
-    - `xcodec2:FOLDER`
+    - `xcodec2:FOLDER_OR_NAME`
     - `speechtokenizer:FOLDER[@LAYERS]`; `codec:FOLDER_OR_NAME[@LAYERS]` for EnCodec, Mimi and DAC
       of transformers: an `rvq.RVQCodec`, whose tokens are the codes of its first layer. LAYERS (1
       by default) is the number of layers that it encodes and decodes
@@ -48,15 +48,14 @@ def load_tokenizer(name_or_dir: str | Path = "starter", device: str = "cpu") -> 
             encoder = WhisperEncoder(card["tail_seconds"], device=device)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{folder}: tokenizer.json does not say what encoder it is for ({error!r}); restore "
-            "the "
-            "folder"
+            f"{folder}: tokenizer.json does not name its encoder correctly ({error!r}); restore "
+            "the folder"
         ) from error
     if (card["type"], card["encoder_sha256"]) != (encoder.kind, encoder.sha256):
         raise CheckpointError(
             f"{folder}: its {card['type']} was fitted on an encoder with SHA-256 "
             f"{card['encoder_sha256'][:12]}…, but {card.get('encoder', encoder.name)} has "
-            f"{encoder.sha256[:12]}…; put the right HuBERT's place into `encoder` of "
+            f"{encoder.sha256[:12]}…; write the location of the right HuBERT into `encoder` of "
             f"{folder}/tokenizer.json, or run `dcar fit-tokenizer` with this one"
         )
     tokenizer = KMeansTokenizer(

@@ -1,7 +1,7 @@
-"""Codecs with residual codebooks: the first layer is the speech tokens, the others refine it.
+"""Codecs with residual codebooks: the first layer gives the speech tokens, the others refine it.
 
-A residual vector quantiser encodes a frame in `layers` codes, each of which quantises what the
-layers before it left over (Zeghidour et al. 2021, arXiv 2107.03312). A decoder speaks the first
+A residual vector quantiser encodes a frame in `layers` codes, each of which quantises the residual
+of the layers before it (Zeghidour et al. 2021, arXiv 2107.03312). A decoder generates the first
 layer; `dcar prepare … residual=true` stores the others. The codes of a layer do not depend on the
 number of layers, so tokens of `codec:NAME` and of `codec:NAME@8` are the same.
 """
@@ -27,11 +27,11 @@ SPEECHTOKENIZER_PIP = "pip install speechtokenizer==1.0.1 torchaudio"
 
 
 class RVQCodec(CodecTokenizer):
-    """A codec with `layers` codebooks of `vocab_size` codes each.
+    """Codec with `layers` codebooks of `vocab_size` codes each.
 
-    padded_from: smallest number of frames from which utterances of several lengths share a padded
-        batch of the decoder; infinite if its convolutions look ahead, so that padding would change
-        the end of the sound.
+    padded_from: least number of frames from which utterances of several lengths share a padded
+    batch of the decoder; infinite if its convolutions look ahead, so that padding would change the
+    end of the sound.
     """
 
     max_seconds = 60.0
@@ -41,8 +41,12 @@ class RVQCodec(CodecTokenizer):
         self, source: str, model: Any, sample_rate: int, hop: int, vocab_size: int, available: int,
         layers: int, device: str,
     ) -> None:  # fmt: skip
-        """source: folder or name, for messages. hop: samples of a frame. available: layers that the
-        model has. layers: layers in use. Raises ConfigError for layers that the model lacks."""
+        """Store the model and its sizes.
+
+        source: folder or name, for messages. hop: samples per frame. available: number of layers
+        that the model has. layers: number of layers to use. Raises ConfigError for more layers than
+        the model has.
+        """
         if not 1 <= layers <= available:
             raise ConfigError(
                 f"{source}@{layers}: the codec has {available} layers; write @1 to @{available}"
@@ -70,7 +74,7 @@ class RVQCodec(CodecTokenizer):
     def decode_layers(self, codes: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the waveforms [B, samples] float32 of codes [B, L, T] int64, L ≤ layers.
 
-        Each waveform equals the one that is made of its row alone. samples = T · sample_rate /
+        Each waveform equals the one that is decoded from its row alone. samples = T · sample_rate /
         rate_hz; samples after an utterance's end are zero.
 
         lengths: frames [B] of each utterance; T if it is not given. Codes after them are ignored.
@@ -94,7 +98,7 @@ class RVQCodec(CodecTokenizer):
         return sound * inside.repeat_interleave(self.hop, dim=1)
 
     def _batches(self, counts: Sequence[int]) -> Iterable[list[int]]:
-        """Group the rows that may be decoded together; rows of 0 frames are left out.
+        """Return groups of rows that may be decoded together; rows of 0 frames are left out.
 
         counts: number of frames of every row.
         """
@@ -110,7 +114,8 @@ class RVQCodec(CodecTokenizer):
 
 
 def parse_layers(spec: str) -> tuple[str, int]:
-    """Return folder or name, and number of layers, of NAME[@LAYERS]; 1 layer if none is given."""
+    """Return folder or name, and number of layers, of NAME[@LAYERS]; 1 layer if no number is
+    given."""
     source, _, layers = spec.rpartition("@")
     return (source, int(layers)) if source and layers.isdecimal() else (spec, 1)
 
@@ -124,24 +129,25 @@ class SpeechTokenizerCodec(RVQCodec):
     name = "speechtokenizer-rvq1"
 
     def __init__(self, spec: str | Path, device: str = "cpu") -> None:
-        """spec: FOLDER[@LAYERS] with the published `config.json` and `SpeechTokenizer.pt`.
+        """Load the model. spec: FOLDER[@LAYERS] with the published `config.json` and
+        `SpeechTokenizer.pt`.
 
-        Raises AssetError without the files or the package, CheckpointError if they do not fit.
+        Raises AssetError if the files or the package are missing, CheckpointError if the files do
+        not match.
         """
         source, layers = parse_layers(str(spec))
         folder = Path(source)
         if not (folder / "config.json").is_file():
             raise AssetError(
-                f"{folder}: no config.json of SpeechTokenizer; run `hf download "
-                "fnlp/SpeechTokenizer --local-dir FOLDER` and give the folder that holds "
-                "config.json and "
-                "SpeechTokenizer.pt"
+                f"{folder}: has no config.json of SpeechTokenizer; run `hf download "
+                "fnlp/SpeechTokenizer --local-dir FOLDER` and give the folder that contains "
+                "config.json and SpeechTokenizer.pt"
             )
         try:
             from speechtokenizer.model import SpeechTokenizer as Model
         except ImportError as error:
             raise AssetError(
-                f"SpeechTokenizer needs its package ({error}); run: {SPEECHTOKENIZER_PIP}"
+                f"{folder}: SpeechTokenizer needs its package ({error}); run: {SPEECHTOKENIZER_PIP}"
             ) from error
         config = read_config(folder, "copy config.json and SpeechTokenizer.pt again")
         weights = read_weights(folder / "SpeechTokenizer.pt", "SpeechTokenizer's state dict")
@@ -173,15 +179,16 @@ class EncodecCodec(RVQCodec):
         config = model.config
         if config.audio_channels != 1 or config.normalize or config.chunk_length_s is not None:
             raise CheckpointError(
-                f"{source}: an EnCodec that is stereo, normalises its input or cuts it; use the "
-                "model of 24 kHz, facebook/encodec_24khz"
+                f"{source}: this EnCodec is stereo, normalises its input or cuts it; use the 24 "
+                "kHz model, facebook/encodec_24khz"
             )
         sizes = config.sampling_rate, config.hop_length, config.codebook_size
         super().__init__(source, model, *sizes, config.num_quantizers, layers, device)
         layers_of = model.quantizer.get_num_quantizers_for_bandwidth
         self.bandwidth = min(b for b in config.target_bandwidths if layers_of(b) >= layers)
         if _causal(config) and config.norm_type == "weight_norm":
-            self.padded_from = config.kernel_size  # the reflected padding at the start looks ahead
+            # the reflected padding at the start looks ahead by less than the kernel
+            self.padded_from = config.kernel_size
 
     def codes(self, waves: Tensor, count: int) -> Tensor:
         found = self.model.encode(waves[:, None].to(self.device), bandwidth=self.bandwidth)
@@ -235,12 +242,12 @@ class DacCodec(RVQCodec):
 
 
 def _causal(config: Any) -> bool:
-    """Return True if the convolutions of an EnCodec or a Mimi see nothing of what follows."""
+    """Return True if the convolutions of an EnCodec or a Mimi do not look ahead."""
     return config.use_causal_conv and config.trim_right_ratio == 1
 
 
 MODELS = {"encodec": EncodecCodec, "mimi": MimiCodec, "dac": DacCodec}
-"""The codecs of transformers, by `model_type` of their config.json."""
+"""Codecs of transformers, by `model_type` of their config.json."""
 
 
 def load_codec(spec: str, device: str = "cpu") -> RVQCodec:

@@ -1,8 +1,8 @@
 """k-means over the encoder of whisper-base: the tokenizer that ships.
 
-The encoder was trained to transcribe, so its states carry words more than voices: the same family
-as supervised semantic (S3) tokens. Whisper therefore must not judge speech made from these codes;
-moonshine does.
+The encoder was trained to transcribe, so its states represent words more than voices, as supervised
+semantic (S3) tokens do. Whisper must therefore not evaluate speech made from these codes; moonshine
+does.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dcar.tokens.whisper_states import log_mel, shared_states
 
 SAMPLES_PER_TOKEN = 320
 MAX_SECONDS = 29.0
-"""Longest waveform that the encoder's 30 s of positions hold, with its trailing silence."""
+"""Longest waveform that fits, with its trailing silence, into the encoder's 30 s of positions."""
 BATCH_SECONDS = 600.0
-"""Padded audio that a GPU encodes at once: about 2 GB, by arithmetic."""
+"""Padded audio that a GPU encodes at once, in seconds: a calculated 2 GB."""
 
 
 @lru_cache(maxsize=2)
 def _model(threads: int) -> Any:
-    """One per process and number of threads: it holds 290 MB."""
+    """Return the model, one per process and number of threads: it takes 290 MB."""
     from faster_whisper import WhisperModel
 
     return WhisperModel(
@@ -38,7 +38,8 @@ def _model(threads: int) -> Any:
 
 
 class WhisperEncoder:
-    """Final encoder states of whisper-base at 50 Hz; the model is loaded at the first waveform.
+    """Encoder that returns the final states of whisper-base at 50 Hz; the model is loaded with the
+    first waveform.
 
     Every waveform is encoded with the same trailing silence, at a cost proportional to its length
     (not padded to 30 s). A CPU runs CTranslate2, one waveform at a time, as for the shipped tokens.
@@ -46,18 +47,14 @@ class WhisperEncoder:
     corpus, computed on a CPU, they differ by 6e-4 at most, and none of its 88,099 codes differs.
     """
 
-    kind, name, rate_hz, state_size, sha256 = (
-        "whisper-kmeans",
-        "whisper-base",
-        50.0,
-        512,
-        WHISPER_BASE_SHA256,
-    )
+    kind, name, sha256 = "whisper-kmeans", "whisper-base", WHISPER_BASE_SHA256
+    rate_hz, state_size = 50.0, 512
 
     def __init__(
         self, tail_seconds: float = 0.5, threads: int = 1, device: str | torch.device = "cpu"
     ) -> None:
-        """threads: of the CPU's encoder."""
+        """Store the settings. tail_seconds: silence after every waveform. threads: CPU threads
+        of the encoder."""
         self.tail_seconds, self.threads, self.device = tail_seconds, threads, torch.device(device)
 
     @property
@@ -83,14 +80,11 @@ class WhisperEncoder:
         """
         ready, counts = [], []
         for wave in waves:
-            heard, tokens = heard_by(
+            resampled, tokens = heard_by(
                 "speech tokenizer", wave, sample_rate, MAX_SECONDS, SAMPLES_PER_TOKEN
             )
-            ready.append(
-                fitted(
-                    heard, (tokens + round(self.tail_seconds * self.rate_hz)) * SAMPLES_PER_TOKEN
-                )
-            )
+            with_tail = tokens + round(self.tail_seconds * self.rate_hz)
+            ready.append(fitted(resampled, with_tail * SAMPLES_PER_TOKEN))
             counts.append(tokens)
         if self.device.type == "cpu":
             return [self._alone(wave)[:tokens] for wave, tokens in zip(ready, counts, strict=True)]

@@ -32,8 +32,8 @@ _DTYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}
 def ctranslate2_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
     """Read variables of a CTranslate2 `model.bin` (binary version 6) as float32 tensors.
 
-    prefix: of the names of the variables wanted; it is removed from the names returned.
-    CheckpointError if the file is another version or ends too early.
+    prefix: beginning of the names of the variables to read; it is removed from the names returned.
+    Raises CheckpointError if the file is of another version or ends too early.
     """
     data = path.read_bytes()
     at = 0
@@ -54,9 +54,11 @@ def ctranslate2_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
     try:
         if (version := number("I")) != 6:
             raise CheckpointError(
-                f"{path}: CTranslate2 binary version {version}; this reader knows version 6"
+                f"{path}: is of CTranslate2 binary version {version}, but this reader supports "
+                "version 6; convert the model again"
             )
-        string(), number("I")  # name and revision of the model's kind
+        string()  # name of the model's kind
+        number("I")  # its revision
         for _ in range(number("I")):
             name, dims = string(), [number("I") for _ in range(number("B"))]
             kind, size = _DTYPES[number("B")], number("I")
@@ -67,15 +69,18 @@ def ctranslate2_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
                 weights[name.removeprefix(prefix)] = torch.from_numpy(values.reshape(dims))
             at += size
     except (struct.error, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path}: not a readable CTranslate2 model: {error}") from error
+        raise CheckpointError(
+            f"{path}: not a readable CTranslate2 model ({error}); install its package again"
+        ) from error
     return weights
 
 
 class WhisperStates(nn.Module):
     """Whisper's encoder as a differentiable function, frozen.
 
-    weights: those of `encoder/` in a CTranslate2 model. layers: numbers of the layers, from 1,
-    whose output is returned; the last layer's output is taken after the final norm.
+    weights: variables under `encoder/` in a CTranslate2 model. layers: numbers of the layers, from
+    1, whose output is returned; the last layer's output is taken after the final norm. Raises
+    CheckpointError for layers that the encoder does not have.
     """
 
     def __init__(self, weights: dict[str, Tensor], layers: Sequence[int]):
@@ -83,7 +88,9 @@ class WhisperStates(nn.Module):
         self.heads = int(weights["num_heads"])
         self.depth = sum(name.endswith("/ffn/linear_0/weight") for name in weights)
         if not layers or not all(1 <= layer <= self.depth for layer in layers):
-            raise CheckpointError(f"layers {list(layers)} of an encoder of {self.depth}")
+            raise CheckpointError(
+                f"the encoder has no layers {list(layers)}; choose from 1 to {self.depth}"
+            )
         self.layers = tuple(sorted(layers))
         self.weights = nn.ParameterDict(
             {name: nn.Parameter(value, requires_grad=False) for name, value in weights.items()}
@@ -116,7 +123,7 @@ class WhisperStates(nn.Module):
         keys = None
         if frames is not None:
             inside = torch.arange(x.shape[1], device=x.device) < frames[:, None]
-            x = x * inside[..., None]  # as past the end of a single row
+            x = x * inside[..., None]  # zeros, as after the end of a single row
             keys = inside[:, None, None, ::2]  # the positions that attention reads, [B, 1, 1, T]
         x = self._convolution(x, "conv2", 2)
         x = x + self.weights["position_encodings/encodings"][: x.shape[1]]
@@ -146,7 +153,7 @@ def whisper_base_states(layers: Sequence[int]) -> WhisperStates:
 
 @lru_cache(maxsize=1)
 def shared_states(device: torch.device) -> WhisperStates:
-    """Return the whole encoder on a device, one per process: it holds 80 MB."""
+    """Return the whole encoder on a device, one per process: it takes 80 MB."""
     return whisper_base_states((6,)).to(device)
 
 
@@ -164,7 +171,7 @@ def log_mel(waves: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, 
     of frames [B] of each.
 
     A waveform of more than 200 samples has samples // 160 frames, followed by zeros up to the
-    longest; its features do not depend on the other waveforms. They are those of faster-whisper
+    longest; its features do not depend on the other waveforms. They equal those of faster-whisper
     with padding=0.
     """
     rows = [torch.from_numpy(np.pad(wave, WINDOW // 2, mode="reflect")) for wave in waves]

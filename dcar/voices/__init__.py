@@ -1,1 +1,1 @@
-"""What makes a voice: features that a vocoder hears, embeddings that tell speakers apart."""
+"""Voices: features that a vocoder reads, and embeddings that distinguish speakers."""

@@ -1,7 +1,6 @@
-"""Speaker embeddings by Resemblyzer (GE2E): 256 numbers of unit norm that tell voices apart.
+"""Speaker embeddings by Resemblyzer (GE2E): 256 numbers of unit norm that distinguish voices.
 
-Used twice: as the vocoder's and decoder's speaker input, and for the speaker similarity that is
-reported.
+They serve as the speaker input of vocoder and decoder, and for the reported speaker similarity.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ logger = logging.getLogger(__name__)
 
 LOUDNESS_DBFS = -30
 WINDOWS_HZ, LEAST_COVERAGE = 1.3, 0.75
-"""Windows a second, and the share of the last one that must be audio: Resemblyzer's defaults."""
+"""Windows per second, and the share of the last one that must be audio: Resemblyzer's defaults."""
 MOST_WINDOWS = 256
-"""Windows that the network reads at once."""
+"""Largest number of windows that the network reads at once."""
 
 
 class SpeakerEncoder:
-    """Resemblyzer's LSTM encoder on the CPU (or `device`), weights verified by digest.
+    """Resemblyzer's LSTM encoder on the CPU (or `device`), its weights verified by digest.
 
-    `windows` prepares a recording on the CPU, in any thread; `embed_windows` runs the network on
-    those of many recordings at once. It computes in full float32 on any device.
+    `windows` analyses a recording on the CPU, in any thread; `embed_windows` runs the network on
+    the windows of many recordings at once. It computes in full float32 on any device.
     """
 
     name = "resemblyzer-0.1.4"
 
     def __init__(self, device: str = "cpu") -> None:
-        weights = resemblyzer_weights()  # says how to get the package where it is missing
+        weights = resemblyzer_weights()  # raises AssetError with the command to install it
         with warnings.catch_warnings():
             # resemblyzer imports names that scipy and pkg_resources deprecate
             warnings.simplefilter("ignore")
@@ -49,12 +48,13 @@ class SpeakerEncoder:
         self.network: Any = VoiceEncoder(device=device, verbose=False, weights_fpath=weights)
 
     def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-        """Embedding [256] float32, unit L2 norm, entries ≥ 0, of a float32 mono waveform [samples].
+        """Return the embedding [256] float32, unit L2 norm, entries ≥ 0, of a float32 mono waveform
+        [samples].
 
-        Silence of more than a second is cut, because Resemblyzer's voice detector takes the noise
-        of a room for speech. The level is raised to -30 dBFS and long pauses are cut as Resemblyzer
-        does; where its voice detector finds no speech at all the whole waveform is embedded and a
-        note is logged. Raises AudioError for an empty, silent, non-finite or non-mono waveform.
+        Silence of more than a second is cut first, because Resemblyzer's voice detector takes room
+        noise for speech. The level is raised to -30 dBFS and long pauses are cut as Resemblyzer
+        does. If its voice detector finds no speech, the whole waveform is embedded and a warning is
+        logged. Raises AudioError for an empty, silent, non-finite or non-mono waveform.
         """
         return self.embed_all([wave], [sample_rate])[0]
 
@@ -68,8 +68,8 @@ class SpeakerEncoder:
         return found
 
     def windows(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-        """Return what the network reads of a waveform, overlapping windows of its mel spectrum:
-        float32 [N, 160, 40]. AudioError as `embed`."""
+        """Return the network's input for a waveform, overlapping windows of its mel spectrum:
+        float32 [N, 160, 40]. Raises AudioError as `embed` does."""
         wave = check_waveform(wave, "speaker encoder")
         if not np.abs(wave).max() > 1e-6:
             raise AudioError("speaker encoder: the waveform is silent; give a prompt with speech")
@@ -78,12 +78,11 @@ class SpeakerEncoder:
         )
         wave = self._audio.normalize_volume(wave, LOUDNESS_DBFS, increase_only=True)
         wave = np.clip(wave, -1.0, 1.0)
-        voiced = (
-            self._audio.trim_long_silences(wave)
-            if len(wave) >= ENCODER_SAMPLE_RATE // 10
-            else wave[:0]
-        )
-        if len(voiced) < ENCODER_SAMPLE_RATE // 10:
+        shortest = ENCODER_SAMPLE_RATE // 10
+        voiced = wave[:0]
+        if len(wave) >= shortest:
+            voiced = self._audio.trim_long_silences(wave)
+        if len(voiced) < shortest:
             seconds = len(wave) / ENCODER_SAMPLE_RATE
             logger.warning(
                 "speaker encoder: no speech detected in %.2f s of audio; embedding all of it",
@@ -100,8 +99,8 @@ class SpeakerEncoder:
         return np.stack([mel[window] for window in frames])
 
     def embed_windows(self, windows: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the embeddings [B, 256] of the `windows` of recordings: the mean over those of a
-        recording, of unit norm; NaN for one without a usable spectrum."""
+        """Return the embeddings [B, 256] of the `windows` of B recordings: the mean over a
+        recording's windows, scaled to unit norm; NaN for a recording without a usable spectrum."""
         parts = torch.from_numpy(np.concatenate(windows)).split(MOST_WINDOWS)
         with torch.inference_mode(), full_float32():
             found = torch.cat([self.network(part.to(self.network.device)) for part in parts])
@@ -111,5 +110,5 @@ class SpeakerEncoder:
 
 
 def speaker_similarity(a: np.ndarray, b: np.ndarray) -> float:
-    """Cosine of two unit-norm embeddings [256], in 0..1."""
+    """Return the cosine of two unit-norm embeddings [256], in 0..1."""
     return float(np.dot(a, b))

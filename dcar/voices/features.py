@@ -1,8 +1,8 @@
 """Signal features of the vocoder in plain torch: mel spectra, pitch tracks, speaker features.
 
-Frames are "same"-padded: a wave of F·hop samples has exactly F frames and frame f is centred on
-sample hop·f + hop/2. So two 100 Hz frames belong to one 50 Hz speech token, four to one of 25 Hz,
-without a half-frame shift.
+Frames are "same"-padded: a wave of F·hop samples has exactly F frames, and frame f is centred on
+sample hop·f + hop/2. Two 100 Hz frames therefore belong to one 50 Hz speech token, and four to one
+25 Hz token, without a half-frame shift.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MIN_VOICED_FRAMES = 10
 
 @cache
 def mel_filterbank(sample_rate: int, n_fft: int, n_mels: int) -> Tensor:
-    """Triangular filters on the HTK mel scale, each of unit sum: [n_mels, n_fft // 2 + 1]."""
+    """Return triangular filters on the HTK mel scale, of unit sum: [n_mels, n_fft // 2 + 1]."""
     bins = torch.linspace(0, sample_rate / 2, n_fft // 2 + 1, dtype=torch.float64)
     high = 2595 * math.log10(1 + sample_rate / 2 / 700)
     edges = 700 * (10 ** (torch.linspace(0.0, high, n_mels + 2, dtype=torch.float64) / 2595) - 1)
     rising = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
     falling = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
     filters = torch.minimum(rising, falling).clamp_min(0)
-    # A narrow low filter may fall between two bins: give it its nearest bin.
+    # a narrow low filter may fall between two bins; it then reads the nearest one
     nearest = (edges[1:-1, None] - bins).abs().argmin(1)
     empty = filters.sum(1) == 0
     filters[empty, nearest[empty]] = 1.0
@@ -65,18 +65,18 @@ class LogMel(nn.Module):
 
 
 def same_stft(wave: Tensor, window: Tensor, hop: int) -> Tensor:
-    """Complex spectra [B, n_fft // 2 + 1, samples // hop] of wave [B, samples]; n_fft =
-    len(window)."""
+    """Return the complex spectra [B, n_fft // 2 + 1, samples // hop] of wave [B, samples], where
+    n_fft = len(window)."""
     pad = (len(window) - hop) // 2
     wave = F.pad(wave, (pad, len(window) - hop - pad))
     return torch.stft(wave, len(window), hop, window=window, center=False, return_complex=True)
 
 
 def same_istft(spectra: Tensor, window: Tensor, hop: int) -> Tensor:
-    """Inverse of `same_stft` by overlap-add, [B, n_fft // 2 + 1, F] -> [B, F * hop].
+    """Invert `same_stft` by overlap-add: [B, n_fft // 2 + 1, F] -> [B, F * hop].
 
     The squared window must overlap-add to a constant at this hop. That constant is the normaliser
-    everywhere, also at the ends, so a row's samples do not depend on frames padded after it.
+    at every sample, including the ends, so a row's samples do not depend on frames padded after it.
     """
     n_fft, frames = len(window), spectra.shape[-1]
     pieces = torch.fft.irfft(spectra, n_fft, dim=1) * window[:, None]
@@ -87,12 +87,12 @@ def same_istft(spectra: Tensor, window: Tensor, hop: int) -> Tensor:
 
 
 def track_f0(wave: Tensor) -> tuple[Tensor, Tensor]:
-    """YIN pitch of one 24 kHz wave [samples]: (log_f0 [F], voiced bool [F]) at 100 Hz, F = samples
-    // 240.
+    """Track the pitch of one 24 kHz wave [samples] with YIN: (log_f0 [F], voiced bool [F]) at 100
+    Hz, F = samples // 240.
 
-    log_f0 is natural log of Hz, median-smoothed, and interpolated through unvoiced stretches; where
-    nothing at all is voiced it is log(150). de Cheveigné & Kawahara 2002, eqs. 6 and 8, steps 4 and
-    5, at 12 kHz.
+    log_f0 is the natural logarithm of Hz, median-smoothed and interpolated through unvoiced
+    stretches; log(150) if no frame is voiced. de Cheveigné & Kawahara 2002, eqs. 6 and 8, steps 4
+    and 5, at 12 kHz.
     """
     frames, rate, hop, integration = len(wave) // FRAME_HOP, SAMPLE_RATE // 2, FRAME_HOP // 2, 384
     low_lag, high_lag = int(rate / MAX_F0_HZ), int(rate / MIN_F0_HZ)
@@ -134,8 +134,8 @@ def track_f0(wave: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _smooth(log_f0: np.ndarray, voiced: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Median of five over voiced frames, octave slips and lone frames dropped, gaps
-    interpolated."""
+    """Smooth a pitch track: median of five over voiced frames, octave slips and lone frames
+    dropped, gaps interpolated."""
     frames = np.flatnonzero(voiced)
     if len(frames) >= 3:
         values = log_f0[frames]
@@ -157,18 +157,18 @@ def _smooth(log_f0: np.ndarray, voiced: np.ndarray, device: torch.device) -> tup
 
 
 def speaker_features(wave: np.ndarray, sample_rate: int, embedding: np.ndarray) -> np.ndarray:
-    """What the vocoder knows of a voice, from a prompt: float32 [298].
+    """Return the vocoder's features of a voice, from a prompt: float32 [298].
 
-    `[0:256]` the unit-norm speaker embedding, `[256:298]` the `prompt_statistics`. wave: float32
-    [samples] at `sample_rate` Hz, at least about a second. Raises AudioError when the prompt has
-    less than 0.1 s of voiced speech or the embedding is malformed.
+    `[0:256]` is the unit-norm speaker embedding, `[256:298]` the `prompt_statistics`. wave: float32
+    [samples] at `sample_rate` Hz, at least about a second. Raises AudioError if the prompt has less
+    than 0.1 s of voiced speech or the embedding is malformed.
     """
     return with_embedding(embedding, prompt_statistics(wave, sample_rate))
 
 
 def with_embedding(embedding: np.ndarray, statistics: np.ndarray) -> np.ndarray:
     """Return the features [298] of a voice from its speaker embedding [256] and its
-    `prompt_statistics` [42]. AudioError if the embedding is malformed."""
+    `prompt_statistics` [42]. Raises AudioError if the embedding is malformed."""
     embedding = np.asarray(embedding, dtype=np.float32)
     if embedding.shape != (EMBEDDING_DIM,) or abs(float(np.linalg.norm(embedding)) - 1) > 0.02:
         raise AudioError(
@@ -182,11 +182,11 @@ def with_embedding(embedding: np.ndarray, statistics: np.ndarray) -> np.ndarray:
 def prompt_statistics(wave: np.ndarray, sample_rate: int) -> np.ndarray:
     """Return pitch and spectral envelope of a voice, from a prompt [samples]: float32 [42].
 
-    `[0]` mean and `[1]` standard deviation of log F0 (Hz) over voiced frames, `[2:42]` the mean
-    log-mel envelope of voiced frames (40 bands, its own mean removed, so the prompt's level does
-    not matter). Bands above what `sample_rate` can hold are set to the highest one below: their
-    absence from a prompt of 16 kHz does not mean that they are silent. AudioError when the prompt
-    has less than 0.1 s of voiced speech.
+    `[0]` is the mean and `[1]` the standard deviation of log F0 (Hz) over voiced frames; `[2:42]`
+    is the mean log-mel envelope of voiced frames (40 bands, minus its own mean, so the prompt's
+    level does not matter). Bands above what `sample_rate` can represent are set to the highest one
+    below: their absence from a prompt of 16 kHz does not mean that they are silent. Raises
+    AudioError if the prompt has less than 0.1 s of voiced speech, is not mono or is not finite.
     """
     if wave.ndim != 1 or not np.isfinite(wave).all():
         raise AudioError(
@@ -196,9 +196,8 @@ def prompt_statistics(wave: np.ndarray, sample_rate: int) -> np.ndarray:
     log_f0, voiced = track_f0(signal)
     if int(voiced.sum()) < MIN_VOICED_FRAMES:
         raise AudioError(
-            f"prompt of {len(wave) / sample_rate:.1f} s: only {int(voiced.sum()) * 10} ms of "
-            "voiced "
-            "speech; use a prompt with at least a second of clear speech"
+            f"prompt of {len(wave) / sample_rate:.1f} s: has only {int(voiced.sum()) * 10} ms of "
+            "voiced speech; use a prompt with at least a second of clear speech"
         )
     statistics = voice_statistics(signal, log_f0, voiced, sample_rate / 2)
     return np.asarray(statistics.numpy(), dtype=np.float32)
@@ -207,11 +206,11 @@ def prompt_statistics(wave: np.ndarray, sample_rate: int) -> np.ndarray:
 def voice_statistics(
     wave: Tensor, log_f0: Tensor, voiced: Tensor, top: float = SAMPLE_RATE / 2
 ) -> Tensor:
-    """Mean and spread of log F0, then the mean log-mel envelope, over voiced frames: [42] (see
-    speaker_features).
+    """Return mean and standard deviation of log F0, then the mean log-mel envelope, over voiced
+    frames: [42] (see `prompt_statistics`).
 
-    wave [samples] at 24 kHz with its `track_f0`: log_f0 [F], voiced [F] with two true frames at
-    least; it holds nothing above `top` Hz.
+    wave [samples] at 24 kHz with its `track_f0`: log_f0 [F], voiced [F] with at least two true
+    frames. top: highest frequency in Hz that the recording can contain.
     """
     mel = envelope_mel(wave.device)(wave[None])[0].T[: len(voiced)]  # [F, 40]
     envelope = mel[voiced].mean(0)
@@ -222,18 +221,18 @@ def voice_statistics(
 
 
 def bands_below(filters: Tensor, sample_rate: int, top: float) -> int:
-    """How many of the filters [bands, bins] of `mel_filterbank`, counted from below, read
-    nothing that a signal at `sample_rate` Hz lacks if it holds nothing above `top` Hz; all of
-    them from half of the rate on."""
+    """Return the number of filters [bands, bins] of `mel_filterbank`, counted from the lowest,
+    that lie below `top` Hz, the highest frequency in a signal at `sample_rate` Hz; all of them
+    if `top` is at least half the rate."""
     if top >= sample_rate / 2:
         return len(filters)
-    # in bins, below the roll-off of the resampler
+    # in bins, just below the roll-off of the resampler
     edge = 0.95 * top * 2 * (filters.shape[1] - 1) / sample_rate
     return int((filters[:, math.ceil(edge) :].sum(1) > 0).float().argmax())
 
 
 @cache
 def envelope_mel(device: torch.device) -> LogMel:
-    """The transform of spectral envelopes: waves at 24 kHz to 40 bands, 100 frames a second; one
-    for a device."""
+    """Return the transform of spectral envelopes, one per device: waves at 24 kHz to 40 bands at
+    100 frames per second."""
     return LogMel(SAMPLE_RATE, 1024, FRAME_HOP, ENVELOPE_BANDS).to(device)

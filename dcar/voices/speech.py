@@ -1,7 +1,7 @@
-"""Where a recording holds speech, so that a prompt is not taken from its silence.
+"""Location of the speech in a recording, so that a prompt is not taken from its silence.
 
-Speech is found by voiced frames, which room noise has none of however loud it is; 0.2 s around each
-belong to it, for consonants and short pauses.
+Speech is found by voiced frames, which room noise lacks however loud it is; 0.2 s around each
+voiced frame count as speech, for consonants and short pauses.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from dcar.voices.features import FRAME_HOP, SAMPLE_RATE, track_f0
 
 FRAME_RATE = SAMPLE_RATE // FRAME_HOP
 EDGE_SECONDS = 0.5
-"""Silence that is kept before and after speech: ordinary recordings begin and end with less and
-stay as they are."""
+"""Silence that is kept before and after speech. Ordinary recordings begin and end with less and
+stay unchanged."""
 ENOUGH = 0.9
-"""A stretch with this share of the speech of the best one is as good."""
+"""Share of the best stretch's speech from which a stretch counts as equally good."""
 _BLOCK = 20 * SAMPLE_RATE
-"""Samples whose pitch is tracked at once: long recordings need no more memory."""
+"""Samples whose pitch is tracked at once, so that long recordings need no more memory."""
 
 
 @dataclass(frozen=True)
 class SpeechPart:
-    """The stretch of a recording that holds its speech."""
+    """Stretch of a recording that contains its speech."""
 
     start: float  # seconds
     end: float
-    speech: np.ndarray  # bool [F], 100 frames a second from `start` on
+    speech: np.ndarray  # bool [F], 100 frames per second, the first at `start`
 
     def cut(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
-        """The stretch of the recording at any rate: [samples]."""
+        """Return this stretch [samples] of the recording, which may be at any rate."""
         return wave[round(self.start * sample_rate) : round(self.end * sample_rate)]
 
 
@@ -41,9 +41,12 @@ def find_speech(
     wave: np.ndarray, sample_rate: int, max_seconds: float = float("inf")
 ) -> SpeechPart:
     """Return the part of a recording [samples] from its first to its last speech, with at most
-    EDGE_SECONDS of silence at either end. If that is longer than `max_seconds`, the first
-    stretch of that length that holds ENOUGH. A recording without voiced speech is returned
-    whole, up to `max_seconds`."""
+    EDGE_SECONDS of silence at either end.
+
+    If that is longer than `max_seconds`, return the first stretch of that length whose speech is
+    ENOUGH of the best one's. A recording without voiced speech is returned whole, up to
+    `max_seconds`.
+    """
     speech = speech_frames(wave, sample_rate)
     seconds, found = len(wave) / sample_rate, np.flatnonzero(speech)
     first, last = (found[0], found[-1] + 1) if len(found) else (0, len(speech))
@@ -57,8 +60,8 @@ def find_speech(
 
 
 def speech_frames(wave: np.ndarray, sample_rate: int) -> np.ndarray:
-    """True where a recording [samples] holds speech, bool [F] at 100 Hz: within 0.2 s of a
-    voiced frame that is at most 30 dB below the loudest one."""
+    """Return True for each frame of a recording [samples] that is speech, bool [F] at 100 Hz:
+    within 0.2 s of a voiced frame that is at most 30 dB below the loudest one."""
     signal = torch.from_numpy(np.ascontiguousarray(resample(wave, sample_rate, SAMPLE_RATE)))
     voiced = torch.cat([track_f0(block)[1] for block in signal.split(_BLOCK)]).numpy()
     level = signal[: len(voiced) * FRAME_HOP].view(-1, FRAME_HOP).square().mean(1).sqrt().numpy()
@@ -67,8 +70,8 @@ def speech_frames(wave: np.ndarray, sample_rate: int) -> np.ndarray:
 
 
 def without_silence(wave: np.ndarray, sample_rate: int) -> np.ndarray:
-    """Return a recording [samples] without what is further than EDGE_SECONDS from speech.
-    Ordinary recordings and those without voiced speech stay as they are."""
+    """Return a recording [samples] without the parts that are further than EDGE_SECONDS from
+    speech. Ordinary recordings and those without voiced speech stay unchanged."""
     kept = _widened(speech_frames(wave, sample_rate), int(EDGE_SECONDS * FRAME_RATE))
     if kept.all() or not kept.any():
         return wave
@@ -77,13 +80,14 @@ def without_silence(wave: np.ndarray, sample_rate: int) -> np.ndarray:
 
 
 def _widened(frames: np.ndarray, count: int) -> np.ndarray:
-    """bool [F], true within `count` frames of where `frames` is."""
+    """Return bool [F], true within `count` frames of a true frame in `frames`."""
     return np.convolve(frames, np.ones(2 * count + 1))[count : count + len(frames)] > 0.5
 
 
 def most_speech(speech: np.ndarray, length: int, wanted: int) -> int:
-    """Return the start of a window of `length` frames that holds ENOUGH of `speech` (bool [F]),
-    of several the one nearest to `wanted`; 0 if there are fewer frames."""
+    """Return the start of a window of `length` frames that contains at least ENOUGH of the
+    speech (bool [F]) of the best window; of several such windows, the one nearest to `wanted`.
+    Return 0 if there are no more than `length` frames."""
     if len(speech) <= length:
         return 0
     summed = np.concatenate([[0], np.cumsum(speech)])

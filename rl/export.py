@@ -5,8 +5,8 @@
 The directory holds model.safetensors, config.json (action set, range, base checksum, tokenizer), a
 model card with the run's metrics, and provenance.json. The program (`serving.pt2`, torch.export,
 dynamic batch and length) maps the decoder's hidden states to the policy's decision and the
-distributions of all heads; loading it needs torch alone. With num_candidates=4 it draws four chunks
-side by side and chooses among them, for a policy that holds a chunk scorer.
+distributions of all heads; loading it needs torch alone. With num_candidates=4 it draws four
+candidates side by side and chooses among them, which needs a policy that holds a chunk scorer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from heads.layers import at
 from heads.policy import ChunkPolicy
 
 PROGRAM = "serving.pt2"
-MAX_BATCH, MAX_LENGTH = 1024, 8192  # of the serving program
+MAX_BATCH, MAX_LENGTH = 1024, 8192  # limits of the serving program
 
 
 @dataclass
@@ -49,32 +49,34 @@ class ExportConfig:
 
     run: str = setting(
         meaning="Folder of a DCPO run, one of its checkpoints, or a policy directory; starter = "
-        "the "
-        "shipped policy.",
+        "the shipped policy.",
         place="folder",
     )
     out: str = setting("runs/policy", "Folder to write.", place="folder")
     decoder: str = setting(
-        "", "Directory of the decoder; needed for the program, and checked against the policy."
+        "",
+        "Directory of the decoder; needed for the program, and compared with the policy's "
+        "checksum.",
     )
     program: bool = setting(True, "Also write the torch.export program (needs decoder).")
     num_candidates: int = setting(
         1,
-        "Chunks that the program draws side by side and chooses among; more than 1 needs "
-        "a policy with a chunk scorer.",
+        "Candidates that the program draws side by side and chooses among; more than 1 needs a "
+        "policy with a chunk scorer.",
         minimum=1,
     )
 
 
 class ServingStep(nn.Module):
-    """One decision: hidden states so far -> how many tokens to keep, and the logits of the heads to
-    draw them from.
+    """One decision: from the hidden states so far to the number of tokens to keep, and the logits
+    of the heads to draw them from.
 
-    A policy that sees the candidates needs them drawn inside: the likeliest of logits + noise. That
-    is a draw at temperature T where the noise is T times a standard Gumbel variable (the Gumbel-max
-    trick), and greedy at 0. Of several chunks drawn side by side the likeliest pair of candidate
-    and size is chosen (`heads.candidates.joint_log_probs`), as a greedy `PolicyChunk` does; draws
-    of independent noise are independent, those of `dcar.decoding` stand at equal distances.
+    A policy that reads candidates needs the tokens drawn inside the program: the argmax of logits +
+    noise. That is a draw at temperature T if the noise is T times a standard Gumbel variable (the
+    Gumbel-max trick), and greedy if it is 0. Of several candidates, the likeliest pair of candidate
+    and size is chosen (`heads.candidates.joint_log_probs`), as a greedy `PolicyChunk` does.
+    Candidates drawn with independent noise are independent, whereas those of `dcar.decoding` use
+    equidistant random numbers.
     """
 
     def __init__(self, policy: ChunkPolicy, heads: Heads):
@@ -84,14 +86,14 @@ class ServingStep(nn.Module):
     def forward(
         self, hidden: Tensor, lengths: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """hidden [B, S, D] of the speech positions (prompt first), lengths [B] -> action logits [B,
-        K] (column a - 1: keep a tokens), head logits [B, K, V + 1] (row k - 1: the token k steps
-        ahead).
+        """Return action logits [B, K] (column a - 1: keep a tokens) and head logits [B, K, V + 1]
+        (row k - 1: the token k steps ahead), given hidden [B, S, D] of the speech positions (prompt
+        first) and lengths [B].
 
         With noise [B, n, V + 1] for the n tokens that the policy may keep: head logits [B, n, V +
-        1], and the tokens drawn [B, n]. With noise [B, N, n, V + 1] for N chunks: the actions are
-        log-probabilities of the chosen draw together with each size, the tokens are that draw's,
-        and last comes which it is [B].
+        1], and the tokens drawn [B, n]. With noise [B, N, n, V + 1] for N candidates: the actions
+        are the joint log-probabilities of the chosen candidate and each size, the tokens are those
+        of that candidate, and a fourth output is its index [B].
         """
         last = at(hidden, lengths - 1)
         if noise is None:
@@ -108,21 +110,22 @@ class ServingStep(nn.Module):
 
 
 def noise_shape(policy: ChunkPolicy, ids: int, num_candidates: int) -> tuple[int, ...]:
-    """Of the third input of a policy's program, behind the batch: [n, V + 1], or [N, n, V + 1];
-    ids: V + 1."""
-    return (*([num_candidates] if num_candidates > 1 else []), policy.config.reach, ids)
+    """Return the shape, without the batch, of the third input of a policy's program: [n, V + 1],
+    or [N, n, V + 1]. ids: V + 1."""
+    if num_candidates > 1:
+        return num_candidates, policy.config.reach, ids
+    return policy.config.reach, ids
 
 
 def export_program(
     policy: ChunkPolicy, base: AnyDecoder, path: Path, num_candidates: int = 1
 ) -> None:
     """Write the serving program of a policy for this decoder, which chooses among
-    `num_candidates` chunks. CheckpointError if what was written does not compute the same."""
+    `num_candidates` candidates. Raises CheckpointError if the written program does not compute
+    the same."""
     step, generator = ServingStep(policy, base.heads).eval(), torch.Generator().manual_seed(0)
-    batch, length = (
-        torch.export.Dim("batch", min=1, max=MAX_BATCH),
-        torch.export.Dim("length", min=1, max=MAX_LENGTH),
-    )
+    batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
+    length = torch.export.Dim("length", min=1, max=MAX_LENGTH)
     inputs = [
         torch.randn(2, 5, policy.config.hidden_size, generator=generator),
         torch.tensor([5, 3]),
@@ -133,8 +136,8 @@ def export_program(
         inputs.append(torch.randn(2, *shape, generator=generator))
         shapes["noise"] = {0: batch}
     with torch.no_grad(), warnings.catch_warnings():
-        # torch's GRU lists its weights anew as it is traced; they are parameters, and what is
-        # written is compared below
+        # tracing makes torch's GRU list its weights again; they are parameters, and the written
+        # program is compared with the model below
         warnings.filterwarnings("ignore", message="The tensor attributes .*_flat_weights")
         expected = step(*inputs)  # also builds the rotary table, outside the traced program
         program = torch.export.export(step, tuple(inputs), dynamic_shapes=shapes)
@@ -144,18 +147,17 @@ def export_program(
     for a, b in zip(expected, got, strict=True):
         if not torch.allclose(a, b, atol=1e-4):
             raise CheckpointError(
-                f"{path}: the program differs from the model by {float((a - b).abs().max())}"
+                f"{path}: the program's outputs differ from the model's by up to "
+                f"{float((a - b).abs().max())}; report this with the versions of torch and dcar"
             )
 
 
 def program_card(policy: ChunkPolicy, codes: int, num_candidates: int = 1) -> str:
-    """What goes into the serving program and what comes out, with a program that runs it; for
-    the policy's card."""
-    shape = (
-        ", ".join(map(str, noise_shape(policy, codes + 1, num_candidates)))
-        if policy.config.after_draw
-        else ""
-    )
+    """Return the part of the policy's card on the serving program: its inputs and outputs, and
+    an example that runs it."""
+    shape = ""
+    if policy.config.after_draw:
+        shape = ", ".join(map(str, noise_shape(policy, codes + 1, num_candidates)))
     return (
         templates("rl")
         .get_template("program_card.md")
@@ -174,23 +176,35 @@ def program_card(policy: ChunkPolicy, codes: int, num_candidates: int = 1) -> st
 
 READ = {
     "hidden": "the hidden states so far, before tokens are drawn",
-    "candidates": "what the heads drew: likelihood and certainty of every candidate",
+    "candidates": "the drawn candidates: likelihood and certainty of every token",
 }
 
 
 def policy_card(
     policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, num_candidates: int = 1
 ) -> str:
-    """README.md of an exported policy, with the metrics of its run; codes: those of the decoder
-    whose heads are in the serving program beside it, 0 without one; num_candidates: how many
-    this program chooses among."""
+    """Return README.md of an exported policy, with the metrics of its run.
+
+    codes: number of speech tokens of the decoder whose heads are in the serving program next to it,
+    0 = no program. num_candidates: number of candidates that this program chooses among.
+    """
     config = policy.config
-    size = sum(p.numel() for p in policy.parameters())
+    reads = READ[config.reads]
+    if config.chunk_scorer_width:
+        reads += "; a score of how well they fit together"
+    if config.sizes:
+        reads += f"; chooses among {list(config.sizes)} tokens"
+    size = f"{sum(p.numel() for p in policy.parameters()):,} parameters"
+    if config.reads == "hidden":
+        size += f", a layer {config.layer_width} wide with {config.num_attention_heads} heads"
+    note = "The reward recogniser was the training signal: judge with another one (`dcar compare`)."
+    if codes:
+        note += f"\n\n{program_card(policy, codes, num_candidates)}\n## The policy itself"
     return model_card(
         "Chunk policy (DCAR)",
         "Decides at every step of a chunk-wise autoregressive speech decoder how many of the "
-        f"{config.num_actions} "
-        "predicted tokens are kept. Trained with DCPO on the frozen decoder; it refuses any other.",
+        f"{config.num_actions} predicted tokens are kept. Trained with DCPO on the frozen decoder; "
+        "loading it with another decoder is an error.",
         [
             (
                 "actions",
@@ -203,22 +217,8 @@ def policy_card(
                 f"{config.hidden_size}",
             ),
             ("speech tokenizer", config.tokenizer or "not recorded"),
-            (
-                "reads",
-                READ[config.reads]
-                + ("; how well they go together" if config.chunk_scorer_width else "")
-                + (f"; chooses among {list(config.sizes)} tokens" if config.sizes else ""),
-            ),
-            (
-                "size",
-                f"{size:,} parameters"
-                + (
-                    ""
-                    if config.reads == "candidates"
-                    else f", a layer {config.layer_width} wide with {config.num_attention_heads} "
-                    "heads"
-                ),
-            ),
+            ("reads", reads),
+            ("size", size),
             ("policy checksum", f"`{policy.checksum()}`"),
         ],
         source,
@@ -234,13 +234,7 @@ def policy_card(
             "alpha",
             "num_train_epochs",
         ),
-        note="The reward recogniser was the training signal: judge with another one (`dcar "
-        "compare`)."
-        + (
-            f"\n\n{program_card(policy, codes, num_candidates)}\n## The policy itself"
-            if codes
-            else ""
-        ),
+        note=note,
         code="from heads.policy import ChunkPolicy\n\npolicy = "
         'ChunkPolicy.from_pretrained("path/to/this/directory")\n'
         "policy.check_base(decoder.checksum())",
@@ -248,20 +242,21 @@ def policy_card(
 
 
 def find_policy(run: str | Path) -> Path:
-    """The policy directory of a run, its best policy, or the directory itself; "starter" is the
-    shipped policy."""
+    """Return the policy directory of a run, of one of its checkpoints, or the directory itself;
+    "starter" is the shipped policy."""
     folder = resolve(str(run), "policy")
     for path in (folder / "policy", folder):
         if (path / "model.safetensors").is_file():
             return path
     raise CheckpointError(
-        f"{run}: neither a finished DCPO run (with policy/) nor a policy directory; give "
-        "the out folder of `dcar train-policy`, one of its checkpoints, or starter"
+        f"{run}: neither a finished DCPO run (with policy/) nor a policy directory; give the out "
+        "folder of `dcar train-policy`, one of its checkpoints, or starter"
     )
 
 
 def read_provenance(source: Path) -> dict[str, Any]:
-    """What is known of a policy's origin; empty for a bare checkpoint."""
+    """Return what is recorded about a policy's origin; empty for a bare checkpoint. Raises
+    CheckpointError if the file is damaged."""
     for path in (source / "provenance.json", source.parent / "provenance.json"):
         if path.is_file():
             try:
@@ -272,23 +267,23 @@ def read_provenance(source: Path) -> dict[str, Any]:
                 ) from error
             if not isinstance(found, dict):
                 raise CheckpointError(
-                    f"{path}: does not say where the policy comes from; copy it again"
+                    f"{path}: contains no JSON object with the policy's origin; copy it again, or "
+                    "remove it"
                 )
             return found
     return {}
 
 
 def export(config: ExportConfig) -> Path:
-    """Write the policy directory; returns it."""
+    """Write the policy directory and return its path."""
     if config.program and not config.decoder:
         raise ConfigError(
-            "the serving program holds the decoder's heads: give decoder=…, or program=false"
+            "program=true needs the heads of the decoder: give decoder=…, or set program=false"
         )
     if config.num_candidates > 1 and not config.program:
         raise ConfigError(
-            f"num_candidates={config.num_candidates} is of the serving program: set program=true, "
-            "or "
-            "leave num_candidates out"
+            f"num_candidates={config.num_candidates} is a setting of the serving program: set "
+            "program=true, or leave num_candidates out"
         )
     source, out = find_policy(config.run), Path(config.out)
     policy, origin = ChunkPolicy.from_pretrained(source), read_provenance(source)
@@ -299,11 +294,9 @@ def export(config: ExportConfig) -> Path:
     codes = base.config.speech_vocab_size if config.program and base is not None else 0
     policy.save_pretrained(out, card=policy_card(policy, origin, codes, config.num_candidates))
     write_json(out / "provenance.json", origin)
-    if log := next(
-        (p for p in (source / "log.jsonl", source.parent / "log.jsonl") if p.is_file()), None
-    ):
-        if log.parent != out:
-            shutil.copyfile(log, out / "log.jsonl")
+    logs = [p for p in (source / "log.jsonl", source.parent / "log.jsonl") if p.is_file()]
+    if logs and logs[0].parent != out:
+        shutil.copyfile(logs[0], out / "log.jsonl")
     if config.program and base is not None:
         export_program(policy, base, out / PROGRAM, config.num_candidates)
     return out

@@ -1,7 +1,7 @@
-"""Recognisers in stage two: what they hear of rollouts and of the recordings, and whether they hear
-well enough.
+"""Recognisers in stage two: transcripts of rollouts and of recordings, and a check of the
+recogniser's accuracy.
 
-A recogniser is asked once about a rollout, however many rewards need the answer. The recordings,
+A recogniser transcribes each rollout once, even if several rewards need the result. The recordings,
 resynthesised from their own tokens, give WER_gt of the paper's reward; a recogniser with too many
 errors on them is refused.
 """
@@ -50,35 +50,34 @@ class RolloutRecord:
     sample_rate: int = 0
     transcript: str | None = None
     errors: WordErrors | None = None
-    failure: str | None = None  # first cause why a reward is missing
-    # of its text, by the recognisers that gave one
+    failure: str | None = None  # first reason why a reward is missing
+    # alignments of its text, by recogniser
     alignments: dict[Any, Alignment] = field(default_factory=dict)
-    # by the rewards that `locate`, where they could
+    # costs by place, by reward
     located: dict[Any, Located] = field(default_factory=dict)
 
     @property
     def has_places(self) -> bool:
-        """Whether there is speech to say where something was lost, and a recording to measure it
-        by."""
+        """True if the rollout has tokens and a recording, so that losses can be located."""
         return bool(self.result.tokens) and len(self.item.reference_tokens) > 0
 
     @property
     def is_silent(self) -> bool:
-        """Whether its waveform has no samples, so that nobody need be asked what it says."""
+        """True if its waveform has no samples, so that no recogniser is needed."""
         return self.wave is not None and not len(self.wave)
 
     def hear(self, transcript: str) -> None:
-        """Note what was heard, and the word errors."""
+        """Store a transcript and its word errors."""
         self.transcript, self.errors = transcript, word_errors(self.item.text, transcript)
 
     def fail(self, cause: str) -> None:
-        """Note why a reward is missing; the first cause stays."""
+        """Store the reason why a reward is missing, unless there is one already."""
         self.failure = self.failure or cause
 
 
 def synthesise(records: Sequence[RolloutRecord], vocoder: Vocoder) -> None:
-    """Give every rollout its waveform; where the vocoder fails, or gives no finite numbers, the
-    cause is noted."""
+    """Add the waveform to every rollout, or the cause if the vocoder fails or returns samples
+    that are not finite."""
     waves = voice_each(
         vocoder,
         [r.result.tokens for r in records],
@@ -90,7 +89,7 @@ def synthesise(records: Sequence[RolloutRecord], vocoder: Vocoder) -> None:
         if isinstance(wave, Exception):
             record.fail(cause(wave))
         elif not np.isfinite(wave).all():
-            record.fail("the vocoder gave samples that are not finite")
+            record.fail("the vocoder returned samples that are not finite")
         else:
             record.wave = wave
 
@@ -102,10 +101,10 @@ def cause(error: Exception) -> str:
 def told(
     records: Sequence[RolloutRecord], ask: Callable[[list[RolloutRecord]], Sequence[T]]
 ) -> Iterator[tuple[RolloutRecord, T]]:
-    """The rollouts that have sound with what a recogniser says of them, but for those on which
-    it failed, which have the cause."""
-    spoken = [r for r in records if r.wave is not None and not r.is_silent]
-    for record, answer in zip(spoken, isolate(ask, spoken), strict=True):
+    """Yield the rollouts that contain sound, each with the recogniser's result that `ask`
+    returns; store the cause in those for which it failed."""
+    voiced = [r for r in records if r.wave is not None and not r.is_silent]
+    for record, answer in zip(voiced, isolate(ask, voiced), strict=True):
         if isinstance(answer, Exception):
             record.fail(cause(answer))
         else:
@@ -113,15 +112,15 @@ def told(
 
 
 def of_texts(method: Callable[..., Sequence[T]]) -> Callable[[list[RolloutRecord]], Sequence[T]]:
-    """Asks a method of a recogniser that takes waveforms, their rate and their texts."""
+    """Return a function of rollouts that calls a recogniser's method with their waveforms,
+    sampling rate and texts."""
     return lambda rows: method(
         [r.wave for r in rows], rows[0].sample_rate, [r.item.text for r in rows]
     )
 
 
 def transcribe(records: Sequence[RolloutRecord], recognizer: Recognizer) -> None:
-    """Fill in transcript and word errors of the rollouts that have a waveform and were not
-    transcribed yet."""
+    """Add transcript and word errors to the rollouts that have a waveform and no transcript yet."""
     ready = [
         r for r in records if r.wave is not None and r.transcript is None and r.failure is None
     ]
@@ -138,8 +137,8 @@ def transcribe(records: Sequence[RolloutRecord], recognizer: Recognizer) -> None
 
 
 def align(records: Sequence[RolloutRecord], recognizer: Any) -> None:
-    """Fill in alignment, transcript and word errors of the rollouts that have a waveform and
-    were not aligned by this recogniser yet, from one pass of it."""
+    """Add alignment, transcript and word errors, from one pass of this recogniser, to the
+    rollouts that have a waveform and no alignment by it yet."""
     ready = [
         r
         for r in records
@@ -155,101 +154,92 @@ def align(records: Sequence[RolloutRecord], recognizer: Any) -> None:
 
 
 def check_aligns(reward: str, recognizer: Any) -> None:
-    """ConfigError where a reward is to say where it was lost, by a recogniser that does not
-    align texts."""
+    """Raise ConfigError if a reward should locate losses by a recogniser that does not align
+    texts."""
     if not hasattr(recognizer, "align"):
         raise ConfigError(
-            f"reward {reward}: recogniser {recognizer.name} does not align texts, so there is no "
-            "credit=decision by it: set credit=utterance, or use a CTC recogniser (starter, "
-            "encoder:…, "
-            "nemo:… or ctc:…)"
+            f"reward {reward}: credit=decision needs a recogniser that aligns texts, and "
+            f"{recognizer.name} does not: set credit=utterance, or use a CTC recogniser (starter, "
+            "encoder:…, nemo:… or ctc:…)"
         )
 
 
 class Unheard:
-    """In place of a recogniser that nothing of a run asks, so that its packages need not be
-    there."""
+    """Placeholder for a recogniser that a run does not use, so that its packages need not be
+    installed."""
 
     def __init__(self, name: str):
         self.name = name
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
-        """Nothing asks for this; a ConfigError where something does."""
+        """Raise ConfigError, because the recogniser was not loaded."""
         raise ConfigError(
-            f"recogniser {self.name} was not loaded, because no reward and no evaluation asks it; "
-            "give "
-            "it in Python: DCPOTrainer(recognizer=…)"
+            f"recogniser {self.name} was not loaded, because neither the rewards nor the "
+            "evaluation uses it; pass it in Python: DCPOTrainer(recognizer=…)"
         )
 
 
 HEARD_FOR_CHECK = 50
-"""Recordings at most by which a recogniser is checked whose rewards need no WER of theirs."""
+"""Largest number of recordings by which a recogniser is checked if its rewards do not need their
+WER."""
 
 HEARD_AT_ONCE = 64
-"""Recordings that are voiced, heard and stored together."""
+"""Number of recordings that are synthesised, transcribed and stored together."""
+
+
+def recording(item: PromptItem) -> RolloutRecord:
+    """Return the recording of a prompt as a rollout that consists of its own tokens."""
+    utterance, tokens = item.prompt.utterance_id, list(item.reference_tokens)
+    return RolloutRecord(item, 0, 0, DecodeResult(utterance, "recording", 0, tokens, False, 0))
 
 
 def ground_truth_errors(
     items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer
 ) -> dict[str, list[int] | None]:
-    """Word errors of every recording, resynthesised from its own tokens: id -> [S, D, I, N],
-    None where it failed."""
+    """Return the word errors of every recording, resynthesised from its own tokens: id -> [S, D,
+    I, N], or None if that failed."""
     found: dict[str, list[int] | None] = {}
     for start in range(0, len(items), HEARD_AT_ONCE):
-        spoken = [
-            RolloutRecord(
-                item,
-                0,
-                0,
-                DecodeResult(
-                    item.prompt.utterance_id, "recording", 0, list(item.reference_tokens), False, 0
-                ),
-            )
-            for item in items[start : start + HEARD_AT_ONCE]
-        ]
-        synthesise(spoken, vocoder)
-        transcribe(spoken, recognizer)
-        found |= {
-            r.item.prompt.utterance_id: None if r.errors is None else list(astuple(r.errors)[:4])
-            for r in spoken
-        }
+        records = [recording(item) for item in items[start : start + HEARD_AT_ONCE]]
+        synthesise(records, vocoder)
+        transcribe(records, recognizer)
+        for record in records:
+            counts = None if record.errors is None else list(astuple(record.errors)[:4])
+            found[record.item.prompt.utterance_id] = counts
     return found
 
 
 def counted(errors: Iterable[Sequence[int] | None]) -> WERScore:
-    """The corpus' score of counts [S, D, I, N]; None where an utterance has no transcript."""
+    """Return the corpus score of counts [S, D, I, N]; None for an utterance without a
+    transcript."""
     return corpus_wer([None if e is None else WordErrors(e[0], e[1], e[2], e[3]) for e in errors])
 
 
 def check_hears(recognizer: str, wer: float, limit: float) -> None:
-    """RewardError where a recogniser transcribes the resynthesised recordings with a corpus WER
-    above `limit`: what it says of rollouts would be noise. NaN, where nothing was transcribed,
-    is left to those who count failed rewards."""
+    """Raise RewardError if a recogniser transcribes the resynthesised recordings with a corpus
+    WER above `limit`: its transcripts of rollouts would be noise. NaN, if nothing was
+    transcribed, passes; failed rewards are counted elsewhere."""
     if not wer > limit:
         return
     raise RewardError(
-        f"recogniser {recognizer} makes {100 * wer:.0f} % word errors on the corpus' own speech, "
-        "spoken by the vocoder "
-        f"from its tokens, more than max_reward_wer={limit:g}: as a reward it would be noise. "
-        "Ways out: (1) another "
-        "recogniser: recognizer=moonshine or whisper-base (if it is neither the judge nor the "
-        "tokenizer) with "
-        "reward_funcs=[wer,range_penalty] or [wer,cer,range_penalty], because they give "
-        "transcripts and no "
-        "likelihoods; a CTC model, recognizer=nemo:<path> or ctc:<path>, serves log_likelihood "
-        "too; (2) one trained on "
-        "this speech: dcar prepare mode=resynthesize, then python -m "
-        "launch.starter.train_recognizer; (3) if vocoder "
-        "and tokens are at fault (dcar analyse what=vocoder tells), train those; (4) in DCPO the "
-        "reward of tokens: "
-        "reward_funcs=[token_likelihood], as in launch/recipes/dcpo_starter.yaml; (5) "
-        f"max_reward_wer={math.ceil(10 * wer) / 10:g} to use it nevertheless"
+        f"recogniser {recognizer} makes {100 * wer:.0f} % word errors on the corpus' own "
+        f"recordings, resynthesised from their tokens, more than max_reward_wer={limit:g}: as a "
+        "reward it would be noise. Choose one of: (1) another recogniser: recognizer=moonshine "
+        "or whisper-base (if it is neither the judge nor the tokenizer) with "
+        "reward_funcs=[wer,range_penalty] or [wer,cer,range_penalty], because these return "
+        "transcripts but no likelihoods; a CTC model, recognizer=nemo:<path> or ctc:<path>, "
+        "supports log_likelihood too; (2) a recogniser trained on this speech: dcar prepare "
+        "mode=resynthesize, then python -m launch.starter.train_recognizer; (3) a better vocoder "
+        "or tokenizer, if these are at fault (see dcar analyse what=vocoder); (4) in DCPO, the "
+        "reward of tokens: reward_funcs=[token_likelihood], as in "
+        "launch/recipes/dcpo_starter.yaml; (5) "
+        f"max_reward_wer={math.ceil(10 * wer) / 10:g}, to use it nevertheless"
     )
 
 
 def _stored_errors(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
-    """Fingerprint and errors by utterance in the file of a `GroundTruth`; none, with a line,
-    where it is damaged."""
+    """Return the fingerprint and the errors by utterance in the file of a `GroundTruth`; empty,
+    with a warning, if it is damaged."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         errors = stored["errors"]
@@ -260,12 +250,12 @@ def _stored_errors(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
                 raise ValueError(f"counts {counts}")
         return stored["fingerprint"], errors
     except (OSError, ValueError, RecursionError, TypeError, LookupError, AttributeError) as error:
-        logger.warning("%s: damaged (%s); the recordings are heard again", path, error)
+        logger.warning("%s: damaged (%s); the recordings are transcribed again", path, error)
         return "", {}
 
 
 class GroundTruth:
-    """WER_gt of the training utterances, computed once per recogniser and kept in a file."""
+    """WER_gt of the training utterances, computed once per recogniser and stored in a file."""
 
     def __init__(self, path: Path, recognizer: str, items: Sequence[PromptItem]):
         self.path, self.items = path, items
@@ -286,22 +276,23 @@ class GroundTruth:
         self.errors: dict[str, list[int] | None] = errors if stored == self.fingerprint else {}
 
     def missing(self, rank: int = 0, processes: int = 1) -> list[PromptItem]:
-        """This process's share of what is not in the file."""
+        """Return this process's share of the prompts that are not in the file."""
         return [i for i in self.items if i.prompt.utterance_id not in self.errors][rank::processes]
 
     def measure(
         self, vocoder: Vocoder, recognizer: Recognizer, rank: int = 0, processes: int = 1
     ) -> None:
-        """Hear what is missing, shared among the processes; the file grows with it."""
+        """Transcribe the missing recordings, divided among the processes; the file is written
+        after each part."""
         todo = self.missing()  # the same in all processes
         with tqdm(
             desc="recordings", total=len(todo), unit="utt", disable=bool(rank) or not todo
         ) as bar:
             while self.missing():
                 part = self.missing(rank, processes)[:HEARD_AT_ONCE]
-                for heard in gather_object([ground_truth_errors(part, vocoder, recognizer)]):
-                    self.errors |= heard
-                    bar.update(len(heard))
+                for errors in gather_object([ground_truth_errors(part, vocoder, recognizer)]):
+                    self.errors |= errors
+                    bar.update(len(errors))
                 if not rank:
                     write_json(self.path, {"fingerprint": self.fingerprint, "errors": self.errors})
 
@@ -309,5 +300,5 @@ class GroundTruth:
         return {k: sum(e[:3]) / e[3] for k, e in self.errors.items() if e is not None}
 
     def corpus(self) -> float:
-        """Corpus WER of the resynthesised recordings."""
+        """Return the corpus WER of the resynthesised recordings."""
         return counted(self.errors.values()).wer

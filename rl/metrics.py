@@ -1,5 +1,4 @@
-"""What a run tells while it trains: quantities merged over steps and processes, and what the bar
-shows."""
+"""Metrics of a training run, merged over steps and processes, and its progress bar."""
 
 from __future__ import annotations
 
@@ -22,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class Metrics:
-    """Counts and sums between two lines of the log: a mean is taken once, at the end."""
+    """Sums and counts between two lines of the log; a mean is taken once, at the end."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[Any, float]] = {}
         self._maxima: dict[str, float] = {}
 
     def add(self, name: str, total: float | np.ndarray, count: float = 1.0) -> None:
-        """A mean is logged: sum of totals / sum of counts."""
+        """Add to a mean, which is logged as sum of totals / sum of counts."""
         a, b = self._sums.get(name, (0.0, 0.0))
         self._sums[name] = a + total, b + float(count)
 
     def add_values(self, name: str, values: Iterable[float]) -> None:
-        """The mean of the values that are finite is logged."""
+        """Add the finite ones of the values to a mean."""
         finite = [float(v) for v in values if math.isfinite(v)]
         self.add(name, sum(finite), len(finite))
 
@@ -42,12 +41,12 @@ class Metrics:
         self._maxima[name] = max(float(value), self._maxima.get(name, -math.inf))
 
     def add_counts(self, name: str, counts: Sequence[float] | np.ndarray) -> None:
-        """Shares of a total are logged, as a list."""
+        """Add counts, which are logged as a list of shares of their total."""
         new = np.asarray(counts, np.float64)
         self.add(name, new, new.sum())
 
     def drain(self) -> dict[str, float | list[float]]:
-        """The quantities of all processes, and start anew. Every process has to call it."""
+        """Return the quantities of all processes and reset them. Every process has to call it."""
         states = gather_object([(self._sums, self._maxima)])
         self._sums, self._maxima = {}, {}
         merged = Metrics()
@@ -62,12 +61,15 @@ class Metrics:
 
 
 def scalars(logs: dict[str, Any]) -> dict[str, Any]:
-    """A list as one number an entry, name/1, name/2, …: trackers take numbers only."""
-    return {
-        f"{name}/{i}" if isinstance(value, list) else name: number
-        for name, value in logs.items()
-        for i, number in enumerate(value if isinstance(value, list) else [value], start=1)
-    }
+    """Return logs in which a list is replaced by one number per entry, name/1, name/2, …,
+    because trackers accept only numbers."""
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        if isinstance(value, list):
+            found |= {f"{name}/{i}": number for i, number in enumerate(value, start=1)}
+        else:
+            found[name] = value
+    return found
 
 
 def add_rollouts(
@@ -78,9 +80,11 @@ def add_rollouts(
     chunk_range: Sequence[int],
     num_actions: int,
 ) -> None:
-    """What the rollouts of a step are like and what they are worth; zero_std [groups] bool."""
+    """Add rewards, word errors, decisions and durations of the rollouts of a step; zero_std
+    [groups] bool."""
     records, totals = batch.records, batch.rewards.tolist()
     sampled = [r for r in records if not r.forced]
+    compared = sampled or records
     metrics.add_values("reward", totals)
     metrics.add_values("reward_std", [float(objective.reward_std(batch.rewards))])
     metrics.add_values(
@@ -95,11 +99,11 @@ def add_rollouts(
         scored = [r.errors for r in rows if r.errors is not None]
         metrics.add(name, sum(e.errors for e in scored), sum(e.reference_words for e in scored))
     metrics.add("frac_reward_zero_std", float(zero_std.sum()), len(zero_std))
-    add_decisions(metrics, sampled or records, chunk_range, num_actions)
+    add_decisions(metrics, compared, chunk_range, num_actions)
     metrics.add(
         "duration_ratio",
-        sum(len(r.result.tokens) for r in sampled or records),
-        sum(len(r.item.reference_tokens) for r in sampled or records),
+        sum(len(r.result.tokens) for r in compared),
+        sum(len(r.item.reference_tokens) for r in compared),
     )
     for name, value in batch.seconds.items():
         metrics.add(f"seconds_{name}", value)
@@ -108,10 +112,10 @@ def add_rollouts(
 def add_decisions(
     metrics: Metrics, records: Sequence[RolloutRecord], chunk_range: Sequence[int], num_actions: int
 ) -> None:
-    """Tokens per pass, truncation, share of chunk sizes outside the range, and how often each
-    size was chosen."""
+    """Add tokens per pass, truncation, the share of chunk sizes outside the range, and how often
+    each size was chosen."""
     results = [r.result for r in records]
-    # a process may have no prompt
+    # dtype given: a process may have no prompt
     actions = np.array([a for r in results for a in r.actions], dtype=np.int64)
     metrics.add(
         "tokens_per_pass",
@@ -128,7 +132,8 @@ def add_decisions(
 def add_update(
     metrics: Metrics, out: objective.PolicyLoss, log_probs: Tensor, mask: Tensor, beta: float
 ) -> None:
-    """What an update is like: mask [R, M] of the decisions that count in the loss."""
+    """Add entropy, KL, clipping and largest ratio of an update; mask [R, M] of the decisions
+    that count in the loss."""
     by_decision = (torch.ones_like(mask), objective.entropy(log_probs), out.kl, out.clipped)
     largest = out.ratio.masked_fill(mask == 0, -math.inf).max()
     found = torch.stack([*((values * mask).sum() for values in by_decision), largest])
@@ -151,7 +156,7 @@ SHOWN = {
 
 
 class Progress(ProgressCallback):
-    """Trainer's bar with the few quantities that tell whether a run is well, and one line an
+    """Trainer's progress bar with the quantities that show if a run is healthy, and one line per
     evaluation."""
 
     def on_log(self, args, state, control, logs: dict[str, Any] | None = None, **kwargs):
@@ -164,7 +169,7 @@ class Progress(ProgressCallback):
         elif "eval_wer" in logs:
             tqdm.write(
                 f"step {state.global_step}: WER {100 * logs['eval_wer']:.2f} % at "
-                f"{logs['eval_tokens_per_pass']:.2f} tokens a pass (sampled "
+                f"{logs['eval_tokens_per_pass']:.2f} tokens per pass (sampled "
                 f"{100 * logs['eval_wer_sampled']:.2f} % at "
                 f"{logs['eval_tokens_per_pass_sampled']:.2f})"
             )

@@ -1,12 +1,12 @@
-"""Natural policy gradient: a step as long as the policy's distribution may move, in whatever
-weights it is written.
+"""Natural policy gradient: a step whose length is the distance that the policy's distribution
+moves, whatever its parameters are.
 
 Kakade, A Natural Policy Gradient, 2002; with steps of given length as in TRPO (Schulman et al.,
-2015). The gradient g of the loss is turned into x = (F + damping)^-1 g, F the Fisher information of
-the distribution at the decisions of a window, by conjugate gradients on products F v. What a policy
-after the draw sees differs a hundredfold in size and goes up and down together, and what one
-decision is worth drowns in what the others do: there Adam, which moves every weight alike, mostly
-follows noise. Not the paper's.
+2015). The gradient g of the loss is replaced by x = (F + damping)^-1 g, where F is the Fisher
+information of the distribution at the decisions of a window, by conjugate gradients on products F
+v. The features of a policy after the draw differ a hundredfold in scale and are correlated, and the
+effect of one decision is small next to that of the others. Adam, which moves every weight by the
+same amount, mostly follows noise there. Not in the paper.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from torch import Tensor, nn
 from rl.objective import exact_kl
 
 Product = Callable[[Sequence[Tensor]], list[Tensor]]
-"""v, shaped like the weights -> F v, shaped alike; the same on every process."""
+"""Function v -> F v. Both are shaped like the weights; the result is the same on every process."""
 
 Curvature = Callable[[], Product]
-"""Measures F at the present weights; asked once a step."""
+"""Function that measures F at the present weights; called once per step."""
 
-TOLERANCE = 1e-6  # share of the gradient, below which what conjugate gradients have left is enough
+TOLERANCE = 1e-6  # of conjugate gradients: residual as a share of the gradient
 
 
 class NaturalGradient(torch.optim.Optimizer):
-    """Every step moves the weights by -lr x / sqrt(x (F + damping) x): the distribution by about
-    lr² / 2 nats of KL a decision.
+    """Optimiser whose steps move the weights by -lr x / sqrt(x (F + damping) x), and so the
+    distribution by about lr² / 2 nats of KL per decision.
 
-    damping: share of the curvature along the gradient that is added to every direction, so that
-    those in which the distribution hardly changes are not taken far. It keeps no state.
+    damping: share of the curvature along the gradient that is added in every direction, which
+    limits steps in directions that hardly change the distribution. The optimiser has no state.
     """
 
     def __init__(
@@ -45,10 +45,13 @@ class NaturalGradient(torch.optim.Optimizer):
         damping: float = 1e-3,
         iterations: int = 20,
     ):
-        """iterations: of conjugate gradients at most."""
+        """Make the optimiser; iterations: largest number of conjugate gradient iterations."""
         super().__init__([p for p in parameters if p.requires_grad], {"lr": lr})
         if len(self.param_groups) != 1:
-            raise ValueError("one group of weights: F belongs to all of them")
+            raise ValueError(
+                "NaturalGradient takes one parameter group, because F belongs to all weights "
+                f"together; not {len(self.param_groups)}"
+            )
         self.curvature, self.damping, self.iterations = curvature, damping, iterations
 
     @torch.no_grad()
@@ -88,12 +91,12 @@ class NaturalGradient(torch.optim.Optimizer):
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """One vector of all numbers, float64."""
+    """Return all numbers of the tensors as one float64 vector."""
     return torch.cat([t.reshape(-1).double() for t in tensors])
 
 
 def shaped(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """A vector as `flat` makes it, in the shapes and types of the tensors that it was made of."""
+    """Split a vector made by `flat` into tensors of the shapes and types of `like`."""
     parts = vector.split([t.numel() for t in like])
     return [part.view_as(t).to(t) for part, t in zip(parts, like, strict=True)]
 
@@ -101,13 +104,16 @@ def shaped(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 def fisher_product(
     log_probs: Tensor, per_decision: Callable[[Tensor], Tensor], weights: Sequence[Tensor]
 ) -> Product:
-    """v -> F v: the second derivative of the mean KL from the present distribution along v.
-    log_probs [..., K] with its graph, which lives as long as the product; per_decision makes one
-    number of a KL by decision [...], as the loss does."""
+    """Return the function v -> F v: the second derivative along v of the mean KL from the present
+    distribution.
+
+    log_probs: [..., K] with its graph, which lives as long as the function. per_decision: reduces
+    the KL by decision [...] to one number, as the loss does.
+    """
     divergence = per_decision(exact_kl(log_probs.detach(), log_probs))
     slope = torch.autograd.grad(divergence, weights, create_graph=True, allow_unused=True)
 
-    @torch.enable_grad()  # an optimiser asks without
+    @torch.enable_grad()  # optimisers call it without gradients
     def product(v: Sequence[Tensor]) -> list[Tensor]:
         along = torch.stack(
             [(s * d).sum() for s, d in zip(slope, v, strict=True) if s is not None]

@@ -1,5 +1,4 @@
-"""What a run begins with: the guidance range, and a new policy for a decoder or one that is
-there."""
+"""Start of a run: the guidance range, and a policy for the decoder, new or loaded."""
 
 from __future__ import annotations
 
@@ -21,14 +20,16 @@ from rl.rewards import Reward, check_locate
 
 
 def guidance_range(config: DCPOConfig, base_checksum: str) -> list[int]:
-    """The range of the config, or of the guidance profile that it names."""
+    """Return the guidance range in the settings, or else in the guidance profile that they name.
+    Raises ConfigError if the file is no profile, CheckpointError if it belongs to another
+    decoder."""
     if config.chunk_range or not config.guidance:
         return config.chunk_range
     try:
         profile = json.loads(Path(config.guidance).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
         raise ConfigError(
-            f"guidance {config.guidance}: cannot read it ({error}); run `dcar profile` first"
+            f"guidance {config.guidance}: cannot be read ({error}); run `dcar profile` first"
         ) from error
     found = profile.get("range") if isinstance(profile, dict) else None
     if (
@@ -37,39 +38,39 @@ def guidance_range(config: DCPOConfig, base_checksum: str) -> list[int]:
         or not all(isinstance(k, int) and k >= 1 for k in found)
     ):
         raise ConfigError(
-            f"guidance {config.guidance}: no guidance profile, it has no range of chunk sizes; run "
-            "`dcar profile` first"
+            f"guidance {config.guidance}: not a guidance profile, because it contains no range of "
+            "chunk sizes; run `dcar profile` first"
         )
     if profile.get("base_checksum") != base_checksum:
         raise CheckpointError(
-            f"guidance {config.guidance} is of another decoder; run `dcar profile` on yours"
+            f"guidance {config.guidance} belongs to another decoder; run `dcar profile` with yours"
         )
     return sorted(found)
 
 
 def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPolicy:
-    """The policy to start from, or a new one for this decoder.
+    """Return the policy that `config.policy` names, or a new one for this decoder.
 
-    A new policy that reads hidden states is uniform but for `range_prior`. One that sees candidates
-    begins at the rule-based policy: end on likely tokens, and on those that go together where it
-    has `chunk_scorer`.
+    A new policy that reads hidden states is uniform except for `range_prior`. A new one that reads
+    candidates starts as the rule-based policy: end on likely tokens and, with a `chunk_scorer`, on
+    those that fit together. Raises ConfigError for settings that exclude each other,
+    CheckpointError for a policy or chunk scorer of another decoder.
     """
     if config.range_prior and (config.policy or not config.chunk_range):
         raise ConfigError(
-            "range_prior is where a new policy starts inside the guidance range: give guidance=… "
-            "or "
-            "chunk_range=…, and no policy, or leave range_prior out (0, where a recipe sets it)"
+            "range_prior makes a new policy favour the guidance range: set guidance=… or "
+            "chunk_range=…, and leave policy empty; or leave range_prior out (set 0 if a recipe "
+            "sets it)"
         )
     if config.range_prior and config.policy_reads != "hidden":
         raise ConfigError(
-            "range_prior is for policies that read hidden states; after the draw, policy_sizes "
-            "says what "
-            "they choose among: leave range_prior out"
+            f"range_prior needs policy_reads=hidden, not {config.policy_reads}: leave range_prior "
+            "out; policy_sizes restricts the sizes of a policy after the draw"
         )
     if config.chunk_scorer and (config.policy or config.policy_reads == "hidden"):
         raise ConfigError(
-            "chunk_scorer is for a new policy that sees candidates: leave it out where `policy` is "
-            "given or policy_reads=hidden"
+            "chunk_scorer is for a new policy with policy_reads=candidates: leave it out if "
+            "`policy` is given or policy_reads=hidden"
         )
     if config.policy:
         return bound(load_policy(config.policy), config, checksum)
@@ -95,7 +96,7 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
         )
     except (CheckpointError, ValueError) as error:
         raise ConfigError(
-            f"policy_width, policy_heads, policy_sizes, chunk_range do not fit: {error}"
+            f"policy_width, policy_heads, policy_sizes and chunk_range do not fit: {error}"
         ) from error
     if policy.scores is None:
         sizes = torch.arange(1, policy.config.num_actions + 1)
@@ -111,8 +112,8 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
 
 
 def bound(policy: ChunkPolicy, config: DCPOConfig, checksum: str) -> ChunkPolicy:
-    """A policy that is there, for training on this decoder; CheckpointError if it was trained
-    for another one."""
+    """Prepare a loaded policy for training on this decoder. Raises CheckpointError if it was
+    trained for another one."""
     policy.check_base(checksum)
     policy.config.base_checksum = checksum
     policy.config.chunk_range = tuple(config.chunk_range)
@@ -120,27 +121,29 @@ def bound(policy: ChunkPolicy, config: DCPOConfig, checksum: str) -> ChunkPolicy
 
 
 def check_fits(policy: ChunkPolicy, config: DCPOConfig, rewards: Sequence[Reward]) -> None:
-    """ConfigError where settings of rollouts and rewards do not go together with the policy, or
-    with each other."""
+    """Raise ConfigError if settings of rollouts and rewards do not fit the policy or each other."""
     if not config.chunk_range and config.forced_rows != "none":
         raise ConfigError(
-            "chunk_range is empty: give it, or `guidance` (written by `dcar profile`), or "
+            "chunk_range is empty: set it, or `guidance` (written by `dcar profile`), or "
             "forced_rows=none"
         )
     if max(config.chunk_range, default=1) > policy.config.num_actions:
         raise ConfigError(
-            f"chunk_range {config.chunk_range} asks for more tokens than the "
-            f"{policy.config.num_actions} that the decoder's heads predict"
+            f"chunk_range {config.chunk_range} contains sizes above {policy.config.num_actions}, "
+            "the number of tokens that the decoder's heads predict; remove them"
         )
     if config.forced_rows != "none" and not set(config.chunk_range) <= set(
         policy.config.sizes or config.chunk_range
     ):
         raise ConfigError(
-            f"chunk_range {config.chunk_range} has sizes that are not among the policy's: "
-            f"policy_sizes={list(policy.config.sizes)}"
+            f"chunk_range {config.chunk_range} contains sizes that the policy cannot choose, "
+            f"policy_sizes={list(policy.config.sizes)}: remove them, or set forced_rows=none"
         )
     check_num_candidates(policy, config.num_candidates)
     if config.credit == "decision":
         check_locate(rewards)
     if config.reward_weights and len(config.reward_weights) != len(rewards):
-        raise ConfigError(f"{len(config.reward_weights)} reward_weights for {len(rewards)} rewards")
+        raise ConfigError(
+            f"{len(config.reward_weights)} reward_weights for {len(rewards)} reward_funcs: give "
+            "one weight for each"
+        )

@@ -1,10 +1,10 @@
-"""The guidance profile: how well does every fixed chunk size speak? (paper §3.2.3)
+"""Guidance profile: word error rate of every fixed chunk size (paper §3.2.3).
 
     dcar profile decoder=runs/car data=runs/prepared out=runs/profile
 
-CAR-1..K speak development utterances; the reward recogniser transcribes them. The n sizes of lowest
-corpus WER are the guidance range of DCPO. Measured on sampled speech, not on teacher-forced loss,
-which misleads. Writes profile.json, which `rl.train guidance=` reads.
+CAR-1..K decode development utterances, and the reward recogniser transcribes them. The n sizes with
+the lowest corpus WER are the guidance range of DCPO. They are measured on sampled speech, because
+the teacher-forced loss is misleading. Writes profile.json, which `rl.train guidance=` reads.
 """
 
 from __future__ import annotations
@@ -49,25 +49,32 @@ from rl.hearing import (
 class ProfileConfig:
     """Settings of the guidance profile."""
 
-    decoder: str = setting(meaning="Directory of the decoder; starter = the shipped one.")
+    decoder: str = setting(meaning="Directory of the decoder; starter = the shipped decoder.")
     data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/profile", "Folder to write.", place="folder")
-    split: str = setting("dev", "Split that is spoken.")
-    utterances: int = setting(100, "At most; the paper's ranges rest on 500.", minimum=1)
-    seeds: int = setting(1, "Speak every utterance so often.", minimum=1)
-    range_size: int = setting(2, "n: chunk sizes in the guidance range.", minimum=1)
-    sizes: list[int] = setting([], "Chunk sizes to measure; empty = 1..K.", minimum=1)
-    prompt_tokens: int = setting(50, "Length of the speech prompt.", minimum=1)
-    vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
-    recognizer: str = setting("starter", "The reward recogniser.")
-    max_reward_wer: float = setting(
-        0.5, "Refuse a recogniser of more word errors on resynthesised recordings.", minimum=0
+    split: str = setting("dev", "Split of the corpus that is decoded.")
+    utterances: int = setting(100, "Largest number of utterances (the paper: 500).", minimum=1)
+    seeds: int = setting(
+        1, "Number of times that every utterance is decoded, each with another seed.", minimum=1
     )
-    batch_size: int = setting(32, "Utterances spoken at once.", minimum=1)
-    seed: int = seed_setting(0, "Of speech.")
-    device: str = setting("cpu", "cpu or cuda.")
+    range_size: int = setting(2, "Number n of chunk sizes in the guidance range.", minimum=1)
+    sizes: list[int] = setting([], "Chunk sizes to measure; empty = 1..K.", minimum=1)
+    prompt_tokens: int = setting(50, "Length of the speech prompt in tokens.", minimum=1)
+    vocoder: str = setting(
+        "starter", "Vocoder: a folder, or one of the names listed in dcar.vocoder.load."
+    )
+    recognizer: str = setting("starter", "Recogniser of the rewards.")
+    max_reward_wer: float = setting(
+        0.5,
+        "Largest word error rate of the recogniser on resynthesised recordings; one with more "
+        "errors is refused.",
+        minimum=0,
+    )
+    batch_size: int = setting(32, "Utterances decoded together.", minimum=1)
+    seed: int = seed_setting(0, "Random seed for the choice of utterances and for decoding.")
+    device: str = setting("cpu", "Device: cpu or cuda.")
     dtype: str = dtype_setting()
-    sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn.")
+    sampling: SamplingConfig = setting(SamplingConfig, "Sampling settings of the tokens.")
 
 
 def profile(
@@ -84,13 +91,13 @@ def profile(
     batch_size: int = 32,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Measure every chunk size; the result is what profile.json holds. RewardError if most
-    speech got no transcript."""
+    """Measure every chunk size and return the content of profile.json. Raises RewardError if
+    more than a fifth of the utterances of a size have no transcript."""
     sizes = list(sizes) or list(range(1, base.config.num_prediction_heads + 1))
     if not 1 <= range_size <= len(sizes):
         raise ConfigError(
-            f"range_size {range_size} must be between 1 and the {len(sizes)} sizes that are "
-            "measured"
+            f"range_size {range_size} must be between 1 and {len(sizes)}, the number of measured "
+            "sizes"
         )
     rows = [
         measure(
@@ -98,7 +105,7 @@ def profile(
         )
         for size in tqdm(sizes, desc="guidance profile", disable=not progress)
     ]
-    # at equal WER the faster
+    # at equal WER, the faster one
     best = sorted(rows, key=lambda row: (row["wer"], -row["k"]))[:range_size]
     return {
         "rows": rows,
@@ -122,7 +129,7 @@ def measure(
     seeds: Sequence[int],
     batch_size: int,
 ) -> dict[str, Any]:
-    """One row of the profile: CAR-`size` on all items, once per seed."""
+    """Return one row of the profile: CAR-`size` on all items, once per seed."""
     records = []
     for seed in seeds:
         results = decode(
@@ -133,20 +140,20 @@ def measure(
             seed=seed,
             batch_size=batch_size,
         )
-        spoken = [
+        made = [
             RolloutRecord(item, 0, size, result)
             for item, result in zip(items, results, strict=True)
         ]
-        synthesise(spoken, vocoder)
-        transcribe(spoken, recognizer)
-        records += spoken
+        synthesise(made, vocoder)
+        transcribe(made, recognizer)
+        records += made
     score = corpus_wer([r.errors for r in records])
     if score.coverage < 0.8:
         raise RewardError(
-            f"CAR-{size}: {1 - score.coverage:.0%} of the utterances have no transcript; the first "
+            f"CAR-{size}: {1 - score.coverage:.0%} of the utterances have no transcript; first "
             f"cause: {next(r.failure for r in records if r.failure)}"
         )
-    sums: dict[str, tuple[int, int]] = {}  # over the seeds of each utterance
+    sums: dict[str, tuple[int, int]] = {}  # utterance -> errors and words over all seeds
     for r in records:
         if r.errors is not None:
             errors, words = sums.get(r.item.prompt.utterance_id, (0, 0))
@@ -172,7 +179,7 @@ def measure(
 
 
 def run(config: ProfileConfig) -> dict[str, Any]:
-    """Measure and write profile.json and config.yaml into `config.out`."""
+    """Measure the profile, and write profile.json and config.yaml into `config.out`."""
     base = load_decoder(config.decoder, config.device, dtype=config.dtype)
     items = load_prompts(
         config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances

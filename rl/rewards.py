@@ -1,4 +1,4 @@
-"""What a rollout is worth: reward functions, called as TRL calls them, and added with weights.
+"""Reward functions of rollouts. They are called as TRL calls them, and added with weights.
 
     def reward(completions, **columns) -> list[float | None]
 
@@ -37,21 +37,23 @@ if TYPE_CHECKING:
 Tokens = Sequence[Sequence[int]]
 Rollouts = Sequence[RolloutRecord]
 Reward = Callable[..., Sequence[float | None]]
-"""A reward function. It may carry attributes: `name`, under which it is logged (else its own
-name); `needs_audio`, whether it needs sound (else whether it names `audio`, `sample_rate` or
-`transcripts` among its parameters); `locates`, whether it says in `rollouts[i].located` where it
-was lost, for credit=decision."""
+"""Reward function, with optional attributes.
+
+`name`: the name under which it is logged; by default that of the function. `needs_audio`: True if
+it needs waveforms; by default if it has a parameter `audio`, `sample_rate` or `transcripts`.
+`locates`: True if it stores in `rollouts[i].located` where it was lost, for credit=decision.
+"""
 
 
 def columns_of(records: Rollouts) -> dict[str, Any]:
-    """What reward functions are given, by name: of every rollout one entry, but for sample_rate
-    (Hz).
+    """Return the keyword arguments of reward functions by name: lists with one entry per rollout,
+    except for sample_rate (Hz).
 
-    completions, completion_ids, speech_tokens: the spoken tokens; chunk_sizes: of every decision;
-    prompts, text: what was to be spoken; text_ids: its phonemes; audio: float32 samples, None where
-    the vocoder failed; transcripts: None where the recogniser was not asked; reference_tokens:
-    those of the recording; utterance_id, speaker, duration (seconds of the recording); rollouts:
-    all there is (`RolloutRecord`). Then the further columns of the data set.
+    completions, completion_ids, speech_tokens: generated tokens; chunk_sizes: sizes of all
+    decisions; prompts, text: text to be spoken; text_ids: its phonemes; audio: float32 samples,
+    None if the vocoder failed; transcripts: None if there is no transcript; reference_tokens:
+    tokens of the recording; utterance_id, speaker, duration (seconds of the recording); rollouts:
+    everything (`RolloutRecord`). Further columns of the data set follow.
     """
     items, tokens = [r.item for r in records], [r.result.tokens for r in records]
     found: dict[str, Any] = {
@@ -74,18 +76,20 @@ def columns_of(records: Rollouts) -> dict[str, Any]:
             "audio": [r.wave for r in records],
             "sample_rate": max(r.sample_rate for r in records),
         }
-    own = [i.columns for i in items]
-    return {**{name: [row.get(name) for row in own] for name in (own[0] if own else {})}, **found}
+    further = items[0].columns if items else {}
+    return {**{name: [i.columns.get(name) for i in items] for name in further}, **found}
 
 
 def ask(reward: Reward, records: Rollouts, **more: Any) -> list[float | None]:
-    """One number a rollout, None where the reward does not apply. ValueError for more or fewer
-    of them than rollouts."""
+    """Return one number per rollout, None if the reward does not apply to it. Raises ValueError
+    if the reward returns more or fewer numbers than there are rollouts."""
     values = [
         None if value is None else float(value) for value in reward(**columns_of(records), **more)
     ]
     if len(values) != len(records):
-        raise ValueError(f"gave {len(values)} numbers for {len(records)} rollouts")
+        raise ValueError(
+            f"returned {len(values)} numbers for {len(records)} rollouts; return one per rollout"
+        )
     return values
 
 
@@ -96,18 +100,16 @@ def score(
     recognizer: Recognizer | None = None,
     **more: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """All rewards of a batch, float64: total [R], the weighted sum of those that apply, NaN where
-    one could not be computed or none applies; and parts [R, number of rewards], NaN where there is
-    none.
+    """Return all rewards of a batch, float64: totals [R], the weighted sums of those that apply,
+    NaN if one could not be computed or none applies; and parts [R, number of rewards], NaN for a
+    missing one.
 
-    A reward of sound that gives None for a rollout whose sound or transcript failed could not be
-    computed. recognizer: transcribes for rewards that name `transcripts`. more: further keyword
-    arguments of every reward.
+    If a reward that needs waveforms returns None for a rollout whose synthesis or transcription
+    failed, it counts as not computed. recognizer: transcribes for rewards that have a parameter
+    `transcripts`. more: further keyword arguments for every reward.
     """
-    parts, applies = (
-        np.full((len(records), len(rewards)), NAN),
-        np.full((len(records), len(rewards)), True),
-    )
+    parts = np.full((len(records), len(rewards)), NAN)
+    applies = np.full(parts.shape, True)
     names = names_of(rewards)
     for j, reward in enumerate(rewards):
         try:
@@ -115,38 +117,38 @@ def score(
                 transcribe(records, recognizer)
             values = ask(reward, records, **more)
             applies[:, j] = [
-                value is not None or needs_audio(reward) and r.failure is not None
+                value is not None or (needs_audio(reward) and r.failure is not None)
                 for value, r in zip(values, records, strict=True)
             ]
             parts[:, j] = [NAN if value is None else value for value in values]
-        except Exception as error:  # a reward of the user's own; its failure is counted, not hidden
+        except Exception as error:  # a user's reward may raise anything; it is counted
             for record in records:
                 record.fail(f"reward {names[j]}: {cause(error)}")
     parts[np.isinf(parts)] = NAN
     failed = np.isnan(parts) & applies
-    for record, bad, asked in zip(records, failed, applies, strict=True):
+    for record, bad, applied in zip(records, failed, applies, strict=True):
         if bad.any():
-            record.fail(f"{names[bad.argmax()]} gave no finite number")
-        elif not asked.any():
-            record.fail("no reward applies to it: all gave None")
+            record.fail(f"{names[bad.argmax()]} returned no finite number")
+        elif not applied.any():
+            record.fail("no reward applies to it: all returned None")
     return np.where(failed.any(1) | ~applies.any(1), NAN, weighted(parts, weights)), parts
 
 
 def weighted(parts: np.ndarray, weights: Sequence[float] | np.ndarray) -> np.ndarray:
-    """The weighted sums [R] of parts of rewards [R, J], without those that are NaN."""
+    """Return the weighted sums [R] of the rewards' parts [R, J], leaving out NaN."""
     return np.nan_to_num(parts) @ np.asarray(weights, dtype=np.float64)
 
 
-# --- what a reward function says of itself --------------------------------------------------------
+# --- properties of reward functions ---------------------------------------------------------------
 
 
 def unwrapped(reward: Any) -> Any:
-    """The callable inside of `functools.partial`."""
+    """Return the callable inside `functools.partial` objects."""
     return unwrapped(reward.func) if isinstance(reward, partial) else reward
 
 
 def name_of(reward: Any) -> str:
-    """Its `name`, or that of the function or class."""
+    """Return the attribute `name` of a reward, or the name of its function or class."""
     inside = unwrapped(reward)
     return (
         getattr(inside, "name", None) or getattr(inside, "__name__", None) or type(inside).__name__
@@ -154,7 +156,7 @@ def name_of(reward: Any) -> str:
 
 
 def names_of(rewards: Sequence[Any]) -> list[str]:
-    """The names under which rewards are logged; further ones of one name are numbered: energy,
+    """Return the names under which rewards are logged; repeated names are numbered: energy,
     energy_2, …"""
     names: list[str] = []
     for reward in rewards:
@@ -165,7 +167,7 @@ def names_of(rewards: Sequence[Any]) -> list[str]:
 
 
 def named_by(reward: Any) -> frozenset[str]:
-    """The parameters that a reward function names; nothing where it hides them."""
+    """Return the parameter names of a reward function; empty if it has no readable signature."""
     try:
         return frozenset(inspect.signature(reward).parameters)
     except (TypeError, ValueError):
@@ -173,43 +175,38 @@ def named_by(reward: Any) -> frozenset[str]:
 
 
 def needs_audio(reward: Any) -> bool:
-    """Whether it needs the waveforms of rollouts."""
-    return bool(
-        getattr(
-            unwrapped(reward),
-            "needs_audio",
-            named_by(reward) & {"audio", "sample_rate", "transcripts"},
-        )
-    )
+    """Return True if a reward needs the waveforms of rollouts."""
+    inferred = named_by(reward) & {"audio", "sample_rate", "transcripts"}
+    return bool(getattr(unwrapped(reward), "needs_audio", inferred))
 
 
 def locates(reward: Any) -> bool:
-    """Whether it says where it was lost."""
+    """Return True if a reward reports where it was lost."""
     return getattr(reward, "locates", False)
 
 
 def needs_sound(rewards: Sequence[Reward]) -> bool:
-    """Whether one of the rewards needs audio; else rollouts need no vocoder."""
+    """Return True if one of the rewards needs waveforms; otherwise rollouts need no vocoder."""
     return any(needs_audio(reward) for reward in rewards)
 
 
 def check_locate(rewards: Sequence[Reward]) -> None:
-    """ConfigError where credit by decision is asked of rewards that do not say where they were
-    lost. Those that hear nothing (range_penalty) may stand beside one that does, and keep their
-    credit by rollout."""
-    silent = [name_of(r) for r in rewards if not locates(r) and needs_audio(r)]
-    if silent or not any(locates(r) for r in rewards):
-        what = (
-            f"{', '.join(silent)} judges utterances as a whole" if silent else "none of these does"
-        )
+    """Raise ConfigError for credit by decision if no reward locates its losses, or one that
+    needs waveforms does not. Rewards that need none (range_penalty) may be added to one that
+    does; they keep their credit by rollout."""
+    whole = [name_of(r) for r in rewards if not locates(r) and needs_audio(r)]
+    if whole or not any(locates(r) for r in rewards):
+        problem = "none of these does"
+        if whole:
+            problem = f"errors are not located by {', '.join(whole)} (judging whole utterances)"
         raise ConfigError(
-            f"credit=decision needs rewards that know where errors lie, and {what}: set "
+            f"credit=decision needs rewards that locate errors, but {problem}: set "
             "reward_funcs=[wer], [log_likelihood], [token_likelihood] or several of these, or "
             "credit=utterance"
         )
 
 
-# --- the rewards that have a name -----------------------------------------------------------------
+# --- built-in rewards -----------------------------------------------------------------------------
 
 
 class WERReward:
@@ -217,10 +214,11 @@ class WERReward:
     (DCAR paper, eq. 5).
 
     `ground_truth` maps utterance ids to WER_gt; an utterance without one counts as 0. The cap keeps
-    the insertions of runaway rollouts from ruling the spread of their group.
+    the insertions of runaway rollouts from dominating the spread of their group.
 
-    locate: say too at which characters of the text words are wrong, for credit by decision: a CTC
-    recogniser tells where the text is spoken. The paper's reward, not its credit.
+    locate: also report the characters of the text at which words are wrong, for credit by decision;
+    a CTC recogniser aligns the text with the speech. This is the paper's reward, but not its
+    credit.
     """
 
     name = "wer"
@@ -235,12 +233,8 @@ class WERReward:
     ):
         if locate:
             check_aligns(self.name, recognizer)
-        self.recognizer, self.ground_truth, self.cap, self.locates = (
-            recognizer,
-            ground_truth or {},
-            cap,
-            locate,
-        )
+        self.recognizer, self.ground_truth = recognizer, ground_truth or {}
+        self.cap, self.locates = cap, locate
 
     def __call__(self, completions: Tokens, *, rollouts: Rollouts, **columns: Any) -> list[float]:
         if self.locates:
@@ -259,11 +253,12 @@ class WERReward:
 
 
 class CERReward:
-    """-CER of the rollout, capped: finer than WER where the recogniser is weak and half a word
-    heard is the news.
+    """Negative CER of the rollout, capped: a finer measure than WER for a weak recogniser, because
+    it counts partly recognised words.
 
-    Not in the paper. There is no term of the recording: it is the same for a whole group, whose
-    advantages are taken from its mean."""
+    Not in the paper. There is no term for the recording: it is the same for a whole group, from
+    whose mean the advantages are measured.
+    """
 
     name = "cer"
     needs_audio = True
@@ -282,14 +277,14 @@ class CERReward:
 
 
 class LikelihoodReward:
-    """Log-likelihood of the text under the recogniser, nats per character, times `scale`: denser
-    than the WER of one transcript. Never below `floor` nats per character, where the wave is too
-    short for its text.
+    """Log-likelihood of the text under the recogniser, in nats per character, times `scale`: denser
+    than the WER of one transcript. At least `floor` nats per character, for example if the wave is
+    too short for its text.
 
-    locate: say too what every unit of the text costs on the likeliest path, for credit by decision.
-    A unit's frames are added up, so that the costs are the reward's, but for the paths that are
-    less likely; no unit costs more than the floor. Frames and tokens divide the same wave. Where a
-    wave is too short for its text, every unit is at the floor.
+    locate: also report the cost of every unit of the text on the likeliest path, for credit by
+    decision. The costs of a unit's frames are summed, so that the total equals the reward, except
+    for the less likely paths; no unit costs more than the floor. Frames and tokens divide the same
+    wave. If a wave is too short for its text, every unit is at the floor.
     """
 
     name = "log_likelihood"
@@ -300,12 +295,10 @@ class LikelihoodReward:
     ):
         if not hasattr(recognizer, "log_likelihood"):
             raise ConfigError(
-                f"reward log_likelihood: recogniser {recognizer.name} gives no likelihoods, only "
-                "transcripts; keep it with reward_funcs=[wer,range_penalty], or "
-                "[wer,cer,range_penalty] "
-                "where it is weak, or use a CTC recogniser (starter, encoder:…, nemo:… or ctc:…), "
-                "which "
-                "gives both"
+                f"reward log_likelihood: recogniser {recognizer.name} returns transcripts but no "
+                "likelihoods; keep it with reward_funcs=[wer,range_penalty], or "
+                "[wer,cer,range_penalty] if it is weak, or use a CTC recogniser (starter, "
+                "encoder:…, nemo:… or ctc:…), which returns both"
             )
         if locate:
             check_aligns(self.name, recognizer)
@@ -334,27 +327,24 @@ class LikelihoodReward:
 
 
 def aligned(records: Rollouts, recognizer: Any) -> list[tuple[RolloutRecord, Alignment]]:
-    """The rollouts of which a recogniser can say where something was lost, with its alignment."""
-    return [
-        (r, r.alignments[recognizer])
-        for r in records
-        if recognizer in r.alignments and r.has_places
-    ]
+    """Return the rollouts in which a recogniser can locate losses, each with its alignment."""
+    found = [r for r in records if recognizer in r.alignments and r.has_places]
+    return [(r, r.alignments[recognizer]) for r in found]
 
 
 def located_by(alignment: Alignment, record: RolloutRecord, scale: float, floor: float) -> Located:
-    """What every unit of a rollout's text costs by an alignment, in shares of the text's
-    characters, `scale` for a nat and −floor nats at most. Frames and tokens divide the same
-    speech, which has tokens."""
-    # a character's share
+    """Return the cost of every unit of a rollout's text by an alignment, as a share of the
+    text's characters: `scale` per nat, at most −floor nats. Frames and tokens divide the same
+    speech; the rollout must have tokens."""
+    # scaled so that their mean is in nats per character
     costs = np.minimum(alignment.costs * len(alignment.costs) / alignment.characters, -floor)
     return _located(scale * costs, alignment, record)
 
 
 def located_words(alignment: Alignment, record: RolloutRecord, cap: float) -> Located:
-    """Which units of a rollout's text are in words that were not heard, in shares of its words,
-    `cap` in all at most. Frames and tokens divide the same speech, which has tokens; subwords
-    divide the characters evenly."""
+    """Return the units of a rollout's text that are in wrong words, as shares of its words, at
+    most `cap` in total. Frames and tokens divide the same speech; the rollout must have tokens.
+    Subwords divide the characters evenly."""
     characters, units = word_costs(record.item.text, alignment.heard), len(alignment.costs)
     errors = np.bincount(np.arange(len(characters)) * units // len(characters), characters, units)
     rate = errors / len(spoken_words(record.item.text).split())
@@ -362,10 +352,11 @@ def located_words(alignment: Alignment, record: RolloutRecord, cap: float) -> Lo
 
 
 def _located(costs: np.ndarray, alignment: Alignment, record: RolloutRecord) -> Located:
-    """Costs of the units of an alignment, whose mean is the reward lost, and the unit that each
-    token speaks."""
+    """Return the costs of the units of an alignment, whose mean is the reward lost, with the
+    unit that each token speaks."""
     tokens = len(record.result.tokens)
-    middle = (np.arange(tokens) + 0.5) * len(alignment.units) / tokens  # of every token, in frames
+    # centre of each token, in frames
+    middle = (np.arange(tokens) + 0.5) * len(alignment.units) / tokens
     return Located(
         costs,
         alignment.units[middle.astype(np.int64)],
@@ -374,12 +365,12 @@ def _located(costs: np.ndarray, alignment: Alignment, record: RolloutRecord) -> 
 
 
 class TokenLikelihoodReward:
-    """Log-likelihood of the sentence's phonemes given the spoken tokens, nats per phoneme, times
-    `scale`: what `LikelihoodReward` asks of the sound, without vocoder and sound. Never below
-    `floor` nats per phoneme, where there are too few tokens for the text. Not in the paper.
+    """Log-likelihood of the sentence's phonemes given the generated tokens, in nats per phoneme,
+    times `scale`: the counterpart of `LikelihoodReward` that needs no vocoder. At least `floor`
+    nats per phoneme, for example if there are too few tokens for the text. Not in the paper.
 
-    locate: say too what every phoneme costs on the likeliest path, for credit by decision, as
-    there.
+    locate: also report the cost of every phoneme on the likeliest path, for credit by decision; see
+    `LikelihoodReward`.
     """
 
     name = "token_likelihood"
@@ -415,8 +406,8 @@ class TokenLikelihoodReward:
 
 
 class RangePenalty:
-    """-(alpha / L) sum over decisions of the distance to the guidance range, L generated tokens
-    (DCAR paper, eq. 5)."""
+    """-(alpha / L) times the sum over decisions of the distance to the guidance range, with L
+    generated tokens (DCAR paper, eq. 5)."""
 
     name = "range_penalty"
     needs_audio = False
@@ -436,13 +427,12 @@ class RangePenalty:
 
 
 def corpus_token_recognizer(folder: str, data: str, device: str = "cpu") -> TokenRecognizer:
-    """The token recogniser in a folder (starter = the shipped one) for a prepared corpus;
-    CheckpointError where it reads other tokens or other phonemes than the corpus has."""
+    """Load the token recogniser in a folder (starter = the shipped one) for a prepared corpus.
+    Raises CheckpointError if it reads other tokens or phonemes than those of the corpus."""
     if not data:
         raise ConfigError(
-            "reward token_likelihood has to know the corpus' tokens and phonemes: give "
-            "data=<folder of "
-            "dcar prepare>"
+            "reward token_likelihood needs the tokens and phonemes of the corpus: give "
+            "data=<folder written by dcar prepare>"
         )
     recognizer = load_token_recognizer(folder, device)
     recognizer.check_reads(prepared_info(data), data)
@@ -450,42 +440,46 @@ def corpus_token_recognizer(folder: str, data: str, device: str = "cpu") -> Toke
 
 
 BUILT_IN: dict[str, Callable[[DCPOConfig, Recognizer], Reward]] = {
-    "wer": lambda args, ear: WERReward(ear, locate=args.credit == "decision"),
-    "cer": lambda args, ear: CERReward(ear),
-    "log_likelihood": lambda args, ear: LikelihoodReward(ear, locate=args.credit == "decision"),
-    "token_likelihood": lambda args, ear: TokenLikelihoodReward(
+    "wer": lambda args, recognizer: WERReward(recognizer, locate=args.credit == "decision"),
+    "cer": lambda args, recognizer: CERReward(recognizer),
+    "log_likelihood": lambda args, recognizer: LikelihoodReward(
+        recognizer, locate=args.credit == "decision"
+    ),
+    "token_likelihood": lambda args, recognizer: TokenLikelihoodReward(
         corpus_token_recognizer(args.token_recognizer, args.data, str(args.device)),
         locate=args.credit == "decision",
     ),
-    "range_penalty": lambda args, ear: RangePenalty(args.chunk_range, args.alpha),
+    "range_penalty": lambda args, recognizer: RangePenalty(args.chunk_range, args.alpha),
 }
-ASKS = {"wer", "cer", "log_likelihood"}  # those that ask a recogniser
+ASKS = {"wer", "cer", "log_likelihood"}  # rewards that need a recogniser
 
 
 def path_of(reward: str | Reward) -> str:
-    """What names a reward in a recipe, where something does."""
-    module, name = getattr(reward, "__module__", ""), getattr(reward, "__qualname__", "")
-    return reward if isinstance(reward, str) else f"{module}.{name}" if name else name_of(reward)
+    """Return the name of a reward in a recipe: its built-in name or dotted path, or else
+    `name_of`."""
+    if isinstance(reward, str):
+        return reward
+    name = getattr(reward, "__qualname__", "")
+    return f"{getattr(reward, '__module__', '')}.{name}" if name else name_of(reward)
 
 
 def asks_recognizer(rewards: Sequence[str | Reward]) -> bool:
-    """Whether one of the rewards (or names of `BUILT_IN`) asks the recogniser of a run."""
+    """Return True if one of the rewards (or names of `BUILT_IN`) needs the recogniser of a run."""
     return any(r in ASKS if isinstance(r, str) else "transcripts" in named_by(r) for r in rewards)
 
 
 def imported(rewards: Sequence[str | Reward]) -> list[str | Reward]:
-    """Dotted paths as the functions that they name; built-in names and functions as they are.
-    The folder that a command is started in is searched, too. ConfigError for what cannot be
-    found or called."""
+    """Return rewards in which dotted paths are replaced by the functions that they name;
+    built-in names and functions stay. The working directory is searched, too. Raises ConfigError
+    for a path that cannot be imported, and for an object that cannot be called."""
     found: list[str | Reward] = []
     for reward in rewards:
         if isinstance(reward, str) and reward not in BUILT_IN:
             module, _, name = reward.rpartition(".")
             if not module:
                 raise ConfigError(
-                    f"reward_funcs: unknown '{reward}'; known are {', '.join(BUILT_IN)}, or the "
-                    "dotted "
-                    "path of a function of your own, my_package.rewards.mine"
+                    f"reward_funcs: unknown '{reward}'; use {', '.join(BUILT_IN)}, or the dotted "
+                    "path of a function of your own, for example my_package.rewards.mine"
                 )
             if os.getcwd() not in sys.path:
                 sys.path.insert(0, os.getcwd())
@@ -497,8 +491,8 @@ def imported(rewards: Sequence[str | Reward]) -> list[str | Reward]:
                 ) from error
         if not isinstance(reward, str) and not callable(reward):
             raise ConfigError(
-                f"reward_funcs: {reward!r:.80} cannot be called; give a function "
-                "(completions, **columns) -> list of numbers"
+                f"reward_funcs: {reward!r:.80} is not callable; give a function (completions, "
+                "**columns) -> list of numbers"
             )
         found.append(reward)
     return found

@@ -1,13 +1,13 @@
-"""Rollouts of DCPO: every prompt of a step is spoken G times, half of them with a forced chunk
+"""Rollouts of DCPO: every prompt of a step is decoded G times, half of them with a forced chunk
 size, and rewarded.
 
     decode part 1 │ decode part 2 │ …           the main thread
                   │ vocoder, ASR 1 │ vocoder, ASR 2 …   one worker thread
 
 On a GPU the rewards have a CUDA stream of their own. The members of a group share one prefill. One
-`Engine` makes all rollouts of a run, so its buffers and CUDA graphs stay from step to step. Hidden
-states are kept, so that updates need no pass of the decoder. Chase-then-exceed (paper §4.4): the
-forced half chases the best fixed chunk sizes, the sampled half has to exceed them.
+`Engine` makes all rollouts of a run, so its buffers and CUDA graphs are reused in every step.
+Hidden states are kept, so that updates need no pass of the decoder. Chase-then-exceed (paper §4.4):
+the forced half chases the best fixed chunk sizes, and the sampled half has to exceed them.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ from rl.rewards import Reward, needs_sound, score
 
 @dataclass
 class RolloutBatch:
-    """The rollouts of one step on one process, ready for updates; rows of a group are adjacent."""
+    """Rollouts of one step on one process, ready for updates; rows of a group are adjacent."""
 
     records: list[RolloutRecord]
     hidden: Tensor  # [R, S, D] of the speech positions (prompt first), padded with 0
     positions: Tensor  # [R, M] decision positions, padded with 0
-    # [R, M] action indices (chunk size - 1, and K more for each draw before it), padded with 0
+    # [R, M] action indices (chunk size - 1, plus K times the candidate's index), padded with 0
     actions: Tensor
     mask: Tensor  # [R, M] float, 1 at a decision
     forced: Tensor  # [R] bool
-    rewards: Tensor  # [R] float64, NaN where it could not be computed
+    rewards: Tensor  # [R] float64, NaN if it could not be computed
     parts: np.ndarray  # [R, number of rewards]
-    # rollout, vocoder, asr; the last two in the worker
+    # seconds of rollout, vocoder and asr; the last two are spent in the worker
     seconds: dict[str, float] = field(default_factory=dict)
-    # [R, M, N, n, F] what decisions after the draw saw, padded with 0
+    # [R, M, N, n, F] features of the candidates, padded with 0; None before the draw
     candidates: Tensor | None = None
 
 
 def log_probs_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
-    """Log-probabilities of a policy's actions at the decisions of rollouts [R, M, K], of N
-    candidates [R, M, N K]."""
+    """Return the log-probabilities of a policy's actions at the decisions of rollouts: [R, M,
+    K], with N candidates [R, M, N K]."""
     return policy(batch.hidden.float(), batch.positions, batch.candidates).flatten(2)
 
 
 def forced_sizes(
     prompt_index: int, group_size: int, chunk_range: Sequence[int], forced_rows: str
 ) -> list[int]:
-    """Chunk size of every member of a group, 0 = ask the policy: round-robin over the range in
-    the first half, offset by the prompt's index so that odd splits even out."""
+    """Return the chunk size of every member of a group, 0 = ask the policy: round-robin over the
+    range in the first half, offset by the prompt's index so that uneven splits average out."""
     half = 0 if forced_rows == "none" else group_size // 2
     return [
         chunk_range[(g + prompt_index) % len(chunk_range)] if g < half else 0
@@ -73,7 +73,7 @@ def forced_sizes(
 
 
 class Roller:
-    """Makes rollouts with a frozen decoder and rewards them."""
+    """Source of rollouts of a frozen decoder, with their rewards."""
 
     def __init__(
         self,
@@ -92,22 +92,15 @@ class Roller:
         microbatches: int = 1,
         hidden_dtype: torch.dtype = torch.float32,
     ):
-        self.base, self.vocoder, self.rewards, self.weights = (
-            base,
-            vocoder,
-            list(rewards),
-            list(weights),
-        )
+        self.base, self.vocoder = base, vocoder
+        self.rewards, self.weights = list(rewards), list(weights)
         self.sampling, self.group_size, self.chunk_range = sampling, group_size, tuple(chunk_range)
-        self.forced_rows, self.share_token_draws, self.num_candidates = (
-            forced_rows,
-            share_token_draws,
-            num_candidates,
-        )
-        self.recognizer = recognizer  # for rewards that ask for transcripts
+        self.forced_rows, self.share_token_draws = forced_rows, share_token_draws
+        self.num_candidates = num_candidates
+        self.recognizer = recognizer  # of rewards that take transcripts
         self.microbatches, self.hidden_dtype = microbatches, hidden_dtype
         self.device = base.norm.weight.device
-        # kept from step to step, and its rule
+        # reused in every step, with its rule
         self._engine: tuple[Engine, PolicyChunk] | None = None
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
@@ -119,10 +112,10 @@ class Roller:
         seed: int,
         **columns: Any,
     ) -> RolloutBatch:
-        """G rollouts of each prompt, drawn with `policy`; `indices` are the prompts' places in the
-        training set.
+        """Return G rollouts of each prompt, drawn with `policy`; `indices` are the positions of the
+        prompts in the training set.
 
-        The result depends on (policy, items, seed) only: not on the number of parts. `columns`:
+        The result depends only on (policy, items, seed), not on the number of parts. `columns`:
         further keyword arguments of the reward functions.
         """
         parts = min(self.microbatches, len(items))
@@ -159,7 +152,7 @@ class Roller:
             )
             for item, index in zip(items, indices, strict=True)
         }
-        results = self._speak(policy, [i.prompt for i in items], forced, seed)
+        results = self._decode(policy, [i.prompt for i in items], forced, seed)
         return [
             RolloutRecord(
                 items[i // self.group_size],
@@ -170,14 +163,14 @@ class Roller:
             for i, result in enumerate(results)
         ]
 
-    def _speak(
+    def _decode(
         self,
         policy: ChunkPolicy,
         prompts: Sequence[Prompt],
         forced: Mapping[str, Sequence[int]],
         seed: int,
     ) -> list[DecodeResult]:
-        """Speak every prompt group_size times, all at once, with the present weights of the
+        """Decode every prompt group_size times, all together, with the present weights of the
         policy."""
         rows = len(prompts) * self.group_size
         if self._engine is None or self._engine[0].rows < rows:
@@ -196,8 +189,9 @@ class Roller:
         """Return an event after everything that has been computed so far; None on a CPU."""
         return torch.cuda.current_stream(self.device).record_event() if self._stream else None
 
-    def _beside(self, rolled: torch.cuda.Event | None) -> AbstractContextManager:
-        """Return a context in which a GPU works next to the rollouts, after the event `rolled`."""
+    def _in_parallel(self, rolled: torch.cuda.Event | None) -> AbstractContextManager:
+        """Return a context in which a GPU works in parallel with the rollouts, after the event
+        `rolled`."""
         if self._stream is None or rolled is None:
             return nullcontext()
         self._stream.wait_event(rolled)
@@ -207,13 +201,13 @@ class Roller:
         self, records: list[RolloutRecord], columns: dict[str, Any], rolled: torch.cuda.Event | None
     ) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
         started = time.perf_counter()
-        with self._beside(rolled):
+        with self._in_parallel(rolled):
             if needs_sound(self.rewards):
                 synthesise(records, self.vocoder)
             voiced = time.perf_counter()
             totals, parts = score(records, self.rewards, self.weights, self.recognizer, **columns)
         for record in records:
-            record.wave = None  # a step's audio is not needed any more
+            record.wave = None  # audio is not needed after the rewards
         return totals, parts, {"vocoder": voiced - started, "asr": time.perf_counter() - voiced}
 
     def _pack(
@@ -224,20 +218,21 @@ class Roller:
         parts: np.ndarray,
         seconds: dict[str, float],
     ) -> RolloutBatch:
-        def padded(of: Callable[[DecodeResult], Any]) -> Tensor:
-            return pad_sequence([of(r.result) for r in records], batch_first=True)
+        def padded(values_of: Callable[[DecodeResult], Any]) -> Tensor:
+            return pad_sequence([values_of(r.result) for r in records], batch_first=True)
 
         def columns(result: DecodeResult) -> Tensor:
-            """Of `heads.candidates.joint_log_probs`: the size alone where one chunk was drawn."""
+            """Return the columns of `heads.candidates.joint_log_probs`: the size alone if one
+            candidate was drawn."""
             sizes = torch.tensor(result.actions) - 1
             return sizes + num_actions * torch.tensor(result.chosen) if result.chosen else sizes
 
         device = self.device
         hidden = padded(lambda r: r.hidden.to(self.hidden_dtype))  # type: ignore[union-attr]
-        candidates = (
-            None if records[0].result.candidates is None else padded(lambda r: r.candidates)
-        )
-        for record in records:  # they are large
+        candidates = None
+        if records[0].result.candidates is not None:
+            candidates = padded(lambda r: r.candidates)
+        for record in records:  # free them: they are large, and were copied
             record.result.hidden = record.result.candidates = None
         return RolloutBatch(
             records,

@@ -4,9 +4,9 @@
     dcar train-policy --config launch/recipes/dcpo_starter.yaml num_generations=8
 
 Paper: §4.2–4.4, App. C.2. Departures: the KL is exact, not sampled; a bottleneck policy by default
-(policy_width: null is the paper's); what the forced half does is a switch (forced_rows). Leaves
-behind in out: policy/ (weights, config, card), config.yaml, log.jsonl, provenance.json,
-checkpoints. Run again, it goes on from the last checkpoint.
+(policy_width: null is the paper's); the use of the forced half is a setting (forced_rows). Writes
+to out: policy/ (weights, config, card), config.yaml, log.jsonl, provenance.json and checkpoints.
+The same command resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ logger = logging.getLogger(__name__)
 
 
 def resume_point(config: DCPOConfig) -> str | None:
-    """The checkpoint that `resume_from_checkpoint` asks for."""
+    """Return the checkpoint that `resume_from_checkpoint` asks for, or None. Raises
+    CheckpointError if it is missing or incomplete."""
     wanted = config.resume_from_checkpoint
     if wanted is None or wanted.lower() in ("never", "", "false"):
         return None
     if wanted.lower() not in ("auto", "true"):
         if not Path(wanted).is_dir():
             raise CheckpointError(
-                f"resume_from_checkpoint: {wanted} is no directory; use auto, never, or a "
-                "checkpoint"
+                f"resume_from_checkpoint: {wanted} is not a directory; use auto, never, or a "
+                "checkpoint directory"
             )
         if why := why_incomplete(Path(wanted)):
             raise CheckpointError(
-                f"resume_from_checkpoint: {wanted} is not complete: {why}; auto takes the newest "
-                "one "
-                "that is"
+                f"resume_from_checkpoint: {wanted} is incomplete: {why}; use auto for the newest "
+                "complete one"
             )
         return wanted
     found = latest_checkpoint(config.output_dir)
@@ -58,12 +58,11 @@ def resume_point(config: DCPOConfig) -> str | None:
 
 
 def run(config: DCPOConfig, **parts: Any) -> Path:
-    """Train (or go on training), then write the best policy with its card; returns the policy's
-    directory.
+    """Train, or resume training, then write the best policy with its card and return its directory.
 
-    `parts`: arguments of `DCPOTrainer`, in place of what would be loaded.
+    `parts`: arguments of `DCPOTrainer` that replace what would be loaded.
     """
-    checkpoint = resume_point(config)  # refused before anything is written
+    checkpoint = resume_point(config)  # may raise, before anything is written
     trainer = DCPOTrainer(args=config, **parts)
     out = Path(config.output_dir)
     prepared = prepared_folder(config.data) / "prepared.json" if config.data else None
@@ -83,16 +82,16 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
         with writing(out):
             save_settings(config, out / "config.yaml")
         truth = trainer.ground_truth
-        heard = (
-            f"recordings' WER {truth.corpus():.3f}" if truth.errors else "recordings were not heard"
-        )
+        recordings = "recordings not transcribed"
+        if truth.errors:
+            recordings = f"WER of the recordings {truth.corpus():.3f}"
         logger.info(
-            "%d training prompts, %d processes, range %s, policy of %s parameters, %s",
+            "%d training prompts, %d processes, guidance range %s, policy of %s parameters, %s",
             len(trainer.train_dataset),
             config.world_size,
             config.chunk_range,
             f"{sum(p.numel() for p in trainer.policy.parameters()):,}",
-            heard,
+            recordings,
         )
     trainer.train(resume_from_checkpoint=checkpoint)
     with trainer.doing("evaluating and exporting the policy"), writing(out):
@@ -100,13 +99,13 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
 
 
 def export(trainer: DCPOTrainer) -> Path:
-    """The last evaluation, and the policy with its card and provenance; returns the policy's
+    """Evaluate once more, write the policy with its card and provenance, and return its
     directory."""
     config, out = trainer.args, Path(trainer.args.output_dir)
     policy = out / "policy"
-    metrics: dict[str, Any] = (
-        {"wer_gt": trainer.ground_truth.corpus()} if trainer.ground_truth.errors else {}
-    )
+    metrics: dict[str, Any] = {}
+    if trainer.ground_truth.errors:
+        metrics["wer_gt"] = trainer.ground_truth.corpus()
     if config.eval_strategy != "no":
         metrics.update(trainer.evaluate())
     trainer.check_weights()
@@ -134,11 +133,11 @@ def export(trainer: DCPOTrainer) -> Path:
 
 def main(arguments: Sequence[str] | None = None, **parts: Any) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    with meeting_others():  # the settings bring the processes together
+    with meeting_others():  # loading the settings connects the processes
         config = load_config(DCPOConfig, arguments)
     with claimed(config.output_dir):
         run(config, **parts)
-    PartialState().destroy_process_group()  # NCCL warns where a program ends without
+    PartialState().destroy_process_group()  # without it NCCL warns at exit
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """DCPO as a `transformers.Trainer` with the arguments of `trl.GRPOTrainer`.
 
-A step: every process speaks its prompts G times with the policy of this moment (rl/rollout.py),
-rewards the rollouts (rl/rewards.py), and takes `num_iterations` clipped updates on them
-(rl/objective.py). A batch carries its place (epoch, position), and everything random is addressed
-by (seed, epoch, utterance, member, position). So a resumed run goes on bit for bit. The checkpoint
-holds the reference policy and the policy that made the rollouts in flight.
+A step: every process decodes its prompts G times with the present policy (rl/rollout.py), rewards
+the rollouts (rl/rewards.py), and makes `num_iterations` clipped updates on them (rl/objective.py).
+A batch contains its address (epoch, position), and every random number is addressed by (seed,
+epoch, utterance, member, position), so that a resumed run is exactly equal to an uninterrupted one.
+The checkpoint holds the reference policy and the policy that made the rollouts in progress.
 """
 
 from __future__ import annotations
@@ -81,32 +81,32 @@ STATE = "dcpo.safetensors"
 
 @dataclass
 class Prepared:
-    """Rollouts with all that the updates on them share."""
+    """Rollouts, with everything that the updates on them share."""
 
     batch: RolloutBatch
     advantages: Tensor  # [R], or [R, M] with credit by decision
-    weights: Tensor  # [R] in the loss
-    # [R, M] log-probabilities under the rollout policy; None: the update is on-policy
+    weights: Tensor  # [R] weights in the loss
+    # [R, M] log-probabilities under the rollout policy; None if the update is on-policy
     old: Tensor | None
-    # [R, M, K] log-probabilities of the reference policy, of N candidates [R, M, N K]
+    # [R, M, K] log-probabilities of the reference policy; with N candidates [R, M, N K]
     reference: Tensor
     normalizer: float | Tensor
 
 
 class DCPOTrainer(ResilientTrainer):
-    """Trains a chunk policy on rollouts of a frozen decoder.
+    """Trainer of a chunk policy on rollouts of a frozen decoder.
 
         trainer = DCPOTrainer(
             model="starter", reward_funcs=["token_likelihood", my_reward], args=args,
             train_dataset=dataset, decoder="starter",
         )
 
-    model: a policy, or its folder; None: a new one, as `args.policy_…` say. reward_funcs: one or
-    several of built-in names, dotted paths and functions `(completions, **columns) -> list[float]`
+    model: a policy, or its folder; None: a new one, by `args.policy_…`. reward_funcs: one or
+    several built-in names, dotted paths and functions `(completions, **columns) -> list[float]`
     (rl/rewards.py), added with `args.reward_weights`; None: those of args. train_dataset,
     eval_dataset: made by `rl.data.load_dataset`, or lists of `PromptItem`; None: the splits train
-    and dev of `args.data`. decoder, vocoder, recognizer: as `args` say where they are None; a
-    decoder that is given as a module keeps its own precision. Errors are of `dcar.errors`.
+    and dev of `args.data`. decoder, vocoder, recognizer: None: those of args; a decoder that is
+    given as a module keeps its own precision. Errors are those of `dcar.errors`.
     """
 
     args: DCPOConfig
@@ -145,15 +145,12 @@ class DCPOTrainer(ResilientTrainer):
         )
         if reward_funcs is None:
             reward_funcs = args.reward_funcs
-        named = imported(
-            [reward_funcs]
-            if isinstance(reward_funcs, str) or callable(reward_funcs)
-            else reward_funcs
-        )
+        if isinstance(reward_funcs, str) or callable(reward_funcs):
+            reward_funcs = [reward_funcs]
+        named = imported(reward_funcs)
         args.reward_funcs = [path_of(reward) for reward in named]
-        if recognizer is None and (
-            asks_recognizer(named) or evaluated and args.metric_for_best_model == "eval_wer"
-        ):
+        judges_by_wer = bool(evaluated) and args.metric_for_best_model == "eval_wer"
+        if recognizer is None and (asks_recognizer(named) or judges_by_wer):
             recognizer = load_recognizer(args.recognizer, device=str(args.device))
         self.recognizer = RetryingRecognizer(
             recognizer or Unheard(args.recognizer),
@@ -163,11 +160,12 @@ class DCPOTrainer(ResilientTrainer):
             BUILT_IN[r](args, self.recognizer) if isinstance(r, str) else r for r in named
         ]
         self.reward_weights = args.reward_weights or [1.0] * len(self.reward_funcs)
-        policy = (
-            make_policy(args, self.base, checksum)
-            if model is None
-            else bound(load_policy(model) if isinstance(model, str) else model, args, checksum)
-        )
+        if isinstance(model, str):
+            model = load_policy(model)
+        if model is None:
+            policy = make_policy(args, self.base, checksum)
+        else:
+            policy = bound(model, args, checksum)
         check_fits(policy, args, self.reward_funcs)
         super().__init__(
             policy,
@@ -183,8 +181,8 @@ class DCPOTrainer(ResilientTrainer):
             self.add_callback(Progress())
         if self.is_fsdp_enabled:
             raise ConfigError(
-                "the policy is small and the base frozen: run DCPO with "
-                "launch/accelerate/multi_gpu.yaml, not with FSDP"
+                "DCPO does not run with FSDP, because the policy is small and the decoder frozen: "
+                "use launch/accelerate/multi_gpu.yaml"
             )
         self.base = self.base.to(args.device).eval().requires_grad_(False)
         self.reference, self.rollout_policy = (
@@ -194,8 +192,9 @@ class DCPOTrainer(ResilientTrainer):
             {"reference": self.reference, "rollout_policy": self.rollout_policy}
         )
         self._copies.to(args.device)
-        # Sound is judged for one half while the other is spoken. Rewards of tokens take no time,
-        # and a pass of a GPU takes as long for half of the rows.
+        # With two parts, one is synthesised and transcribed while the other is decoded. On a GPU
+        # with rewards of tokens alone this gains nothing: they are fast, and a pass takes as long
+        # for half of the rows.
         parts = 1 if args.device.type == "cuda" and not needs_sound(self.reward_funcs) else 2
         self.roller = Roller(
             self.base,
@@ -212,21 +211,19 @@ class DCPOTrainer(ResilientTrainer):
             microbatches=parts,
             hidden_dtype=getattr(torch, args.hidden_dtype),
         )
-        self.length_reward = (
-            LengthReward(args.tokens_per_pass, args.length_reward_gain)
-            if args.tokens_per_pass
-            else None
-        )
+        self.length_reward: LengthReward | None = None
+        if args.tokens_per_pass:
+            self.length_reward = LengthReward(args.tokens_per_pass, args.length_reward_gain)
         self._buffer: dict[int, Prepared] = {}
         self._metrics = Metrics()
         self._rollout_seconds = 0.0
-        self._hear_recordings(named)
+        self._transcribe_recordings(named)
 
-    def _hear_recordings(self, named: Sequence[str | Reward]) -> None:
-        """WER of the recordings under the reward recogniser: a part of the reward wer, and a
-        check of the others. RewardError where it mishears too many words."""
+    def _transcribe_recordings(self, named: Sequence[str | Reward]) -> None:
+        """Measure the WER of the recordings under the reward recogniser: a term of the reward
+        wer, and a check for the others. Raises RewardError if it makes too many errors."""
         args, items = self.args, self.train_dataset.items
-        if "wer" not in named:  # the other rewards need it for the check alone
+        if "wer" not in named:  # the other rewards need it only for the check
             items = items[:: max(1, -(-len(items) // HEARD_FOR_CHECK))]
         self.ground_truth = truth = GroundTruth(
             self.out / "ground_truth.json", self.recognizer.name, items
@@ -256,7 +253,7 @@ class DCPOTrainer(ResilientTrainer):
             args.process_index,
             args.world_size,
         )
-        # already this process's share: not prepared by Accelerate, which would shard it again
+        # not prepared by Accelerate: the batches are this process's share already
         return EpochLoader(
             self.train_dataset,
             batch_sampler=batches,
@@ -280,10 +277,10 @@ class DCPOTrainer(ResilientTrainer):
         return self.optimizer
 
     def _curvature(self) -> Product:
-        """Products with the Fisher information of the policy at the decisions of this window,
-        all processes."""
+        """Return products with the Fisher information of the policy at the decisions of this
+        window on all processes."""
         weights = [p for p in self.policy.parameters() if p.requires_grad]
-        # the other attentions have no second derivative
+        # other attention backends have no second derivative
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             products = [
                 fisher_product(
@@ -299,7 +296,7 @@ class DCPOTrainer(ResilientTrainer):
         return product
 
     def _mean(self, made: Prepared, by_decision: Tensor) -> Tensor:
-        """Of one number by decision [R, M], as the loss takes it."""
+        """Reduce one number per decision [R, M] as the loss does."""
         return objective.aggregate(
             by_decision, made.batch.mask, made.weights, self.args.loss_type, made.normalizer
         )
@@ -349,25 +346,22 @@ class DCPOTrainer(ResilientTrainer):
         return (out.loss, {}) if return_outputs else out.loss
 
     def _rollouts(self, inputs: dict[str, Any]) -> Prepared:
-        """The rollouts of this micro-batch, made once per window (accumulation x inner
+        """Return the rollouts of this micro-batch, made once per window (accumulation x inner
         iterations)."""
         args = self.args
         inside = inputs["position"] % args.window
         if inside == 0:
             state = self.policy.state_dict()
-            for copy in (
-                (self.reference, self.rollout_policy)
-                if inputs["position"] == 0
-                else (self.rollout_policy,)
-            ):
-                copy.load_state_dict(state)
+            self.rollout_policy.load_state_dict(state)
+            if inputs["position"] == 0:
+                self.reference.load_state_dict(state)
             self._buffer.clear()
             if self.length_reward is not None:
                 self.length_reward.advance()
         micro = inside % args.gradient_accumulation_steps
-        # also after resuming inside a window: the same rollouts are made again
+        # also true after resuming inside a window: the same rollouts are made again
         if micro not in self._buffer:
-            self.check_weights()  # a policy that is broken has no distribution to draw from
+            self.check_weights()  # NaN weights give no distribution to draw from
             started = time.perf_counter()
             seed = args.seed * 1000 + 1 + inputs["epoch"]
             batch = self.roller.collect(
@@ -377,7 +371,7 @@ class DCPOTrainer(ResilientTrainer):
                 seed,
                 trainer_state=self.state,
             )
-            # made again after resuming: they stand in the log already
+            # rollouts that are made again after resuming are in the log already
             metrics = self._metrics
             self._metrics = Metrics() if inside >= args.gradient_accumulation_steps else metrics
             self._check_failures(batch)
@@ -420,7 +414,8 @@ class DCPOTrainer(ResilientTrainer):
         return Prepared(batch, values, weights, old, reference, normalizer)
 
     def _pay(self, batch: RolloutBatch, micro: int) -> Tensor:
-        """What decisions [R, M] get for the length of their chunks, as this window pays it."""
+        """Return what is added to the advantages of decisions [R, M] for the length of their
+        chunks in this window."""
         assert self.length_reward is not None
         sampled = [r.result for r in batch.records if not r.forced]
         kept = torch.tensor(
@@ -436,13 +431,14 @@ class DCPOTrainer(ResilientTrainer):
         )
 
     def _credit(self, batch: RolloutBatch) -> Tensor:
-        """Advantages by decision [R, M]: of rewards that say where they were lost by what stands
-        behind each decision, of all others by rollout."""
+        """Return the advantages by decision [R, M]: for rewards that locate their losses, from
+        the places after each decision; for all others, by rollout."""
         args, group = self.args, self.args.num_generations
         weights = np.asarray(self.reward_weights)
         others = [j for j, reward in enumerate(self.reward_funcs) if not locates(reward)]
         rest = torch.from_numpy(weighted(batch.parts[:, others], weights[others])).to(batch.rewards)
-        rest = rest.masked_fill(batch.rewards.isnan(), math.nan)  # what failed is in no mean
+        # failed rollouts are left out of means
+        rest = rest.masked_fill(batch.rewards.isnan(), math.nan)
         std = (
             objective.reward_std(self.accelerator.gather(rest))
             if args.scale_rewards == "batch"
@@ -450,19 +446,15 @@ class DCPOTrainer(ResilientTrainer):
         )
         values = objective.group_advantages(rest, group, args.scale_rewards, std).values
         values = values[:, None].repeat(1, batch.actions.shape[1])
-        # what every choice has in common: the first tokens of one chunk, nothing of several
+        # tokens that all choices share: those of the smallest chunk; none among several candidates
         shortest = min(self.policy.config.sizes, default=1) if args.num_candidates == 1 else 0
-        asked = [
-            (r, w)
-            for r, w in zip(self.reward_funcs, self.reward_weights, strict=True)
-            if locates(r)
-        ]
-        decisions = decisions_of(batch.records, batch.rewards.isnan().tolist(), asked)
+        weighted_rewards = zip(self.reward_funcs, self.reward_weights, strict=True)
+        locating = [(reward, weight) for reward, weight in weighted_rewards if locates(reward)]
+        decisions = decisions_of(batch.records, batch.rewards.isnan().tolist(), locating)
         for first in range(0, len(decisions), group):
-            mates = decisions[first : first + group]
-            for i, found in enumerate(
-                decision_advantages(mates, args.credit_window, shortest), start=first
-            ):
+            members = decisions[first : first + group]
+            advantages = decision_advantages(members, args.credit_window, shortest)
+            for i, found in enumerate(advantages, start=first):
                 values[i, : len(found)] += torch.from_numpy(found).to(values)
         return values
 
@@ -480,13 +472,13 @@ class DCPOTrainer(ResilientTrainer):
         if share > self.args.max_failed_rewards:
             first = next(e[2] for e in everywhere if e[0])
             step = self.state.global_step
-            # nothing of this step has been learned yet
+            # no update of this step has been made yet, so the state is that of the last step
             if step and why_incomplete(self.out / f"checkpoint-{step}"):
                 self._save_checkpoint(self.policy, None)
             raise RewardError(
                 f"{share:.0%} of the rewards of step {step + 1} could not be computed, more than "
-                f"max_failed_rewards {self.args.max_failed_rewards:.0%}; the first: {first}. "
-                f"{self._last_state()} The same command goes on from there"
+                f"max_failed_rewards {self.args.max_failed_rewards:.0%}; first cause: {first}. "
+                f"{self._last_state()} Remove the cause and run the same command again to resume"
             )
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
@@ -503,11 +495,11 @@ class DCPOTrainer(ResilientTrainer):
         ignore_keys=None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, Any]:
-        """Speak the evaluation prompts with the greedy and the sampled policy; corpus WER by the
-        reward recogniser, mean reward, tokens per pass, actions. The draws are the same in every
-        evaluation of a run."""
+        """Decode the evaluation prompts with the greedy and the sampled policy, and return
+        corpus WER by the reward recogniser, mean reward, tokens per pass and actions. The random
+        numbers are the same in every evaluation of a run."""
         if eval_dataset is None and self.eval_dataset is None:
-            raise ConfigError("an evaluation needs prompts: give eval_dataset=…")
+            raise ConfigError("evaluate needs prompts: give eval_dataset=…")
         items = self.eval_dataset.items if eval_dataset is None else items_of(eval_dataset)  # type: ignore[union-attr]
         self.check_weights()
         started = time.perf_counter()
@@ -539,8 +531,9 @@ class DCPOTrainer(ResilientTrainer):
         return self.evaluated(metrics)
 
     def _judge(self, records: list[RolloutRecord]) -> dict[str, Any]:
-        heard = needs_sound(self.reward_funcs) or self.args.metric_for_best_model == "eval_wer"
-        if heard:
+        by_wer = self.args.metric_for_best_model == "eval_wer"
+        transcribed = by_wer or needs_sound(self.reward_funcs)
+        if transcribed:
             synthesise(records, self.vocoder)
         totals, _ = score(
             records,
@@ -552,24 +545,24 @@ class DCPOTrainer(ResilientTrainer):
         metrics = Metrics()
         metrics.add_values("reward", totals.tolist())
         add_decisions(metrics, records, self.args.chunk_range, self.policy.config.num_actions)
-        if not heard:
+        if not transcribed:
             return metrics.drain()
         transcribe(records, self.recognizer)
         failures = gather_object([next((r.failure for r in records if r.failure), None)])
         wer = corpus_wer(gather_object([r.errors for r in records]))
         if 1 - wer.coverage > self.args.max_failed_rewards:
             raise RewardError(
-                f"{1 - wer.coverage:.0%} of the evaluation utterances have no transcript; the "
-                "first "
-                f"cause: {next((f for f in failures if f), 'unknown')}"
+                f"{1 - wer.coverage:.0%} of the evaluation utterances have no transcript, more "
+                f"than max_failed_rewards {self.args.max_failed_rewards:.0%}; first cause: "
+                f"{next((f for f in failures if f), 'unknown')}"
             )
         return {"wer": wer.wer, "coverage": wer.coverage, **metrics.drain()}
 
     # --- checkpoints ------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The policy as `save_pretrained` writes it, with the reference and rollout policies
-        beside it."""
+        """Write the policy by `save_pretrained`, and the reference and rollout policies next to
+        it."""
         if not self.args.should_save:
             return
         path = Path(output_dir or self.args.output_dir)
@@ -592,12 +585,13 @@ class DCPOTrainer(ResilientTrainer):
             found = latest_checkpoint(self.args.output_dir)
             if found is None:
                 raise CheckpointError(
-                    f"{self.args.output_dir}: no complete checkpoint to resume from"
+                    f"{self.args.output_dir}: contains no complete checkpoint to resume "
+                    "from; leave resume_from_checkpoint out to start a new run"
                 )
             resume_from_checkpoint = str(found)
         if resume_from_checkpoint:
             self._load_copies(checkpoint := Path(resume_from_checkpoint))
-            if self.check_resume(checkpoint):  # nothing is trained, nor logged twice
+            if self.check_resume(checkpoint):  # the run was complete: train and log nothing
                 self.finish_from(checkpoint)
                 best = (
                     Path(self.args.output_dir)
@@ -620,22 +614,22 @@ class DCPOTrainer(ResilientTrainer):
     def _load_copies(self, checkpoint: Path) -> None:
         if (stored := ChunkPolicy.load_config(checkpoint)) != self.policy.config:
             raise CheckpointError(
-                f"{checkpoint}: a checkpoint of another run (policy {stored}); choose another "
-                "out folder, or resume_from_checkpoint=never to start again"
+                f"{checkpoint}: a checkpoint of another run (policy {stored}); choose another out "
+                "folder, or resume_from_checkpoint=never to start again"
             )
         try:
             tensors = load_file(checkpoint / STATE)
         except OSError as error:
             raise CheckpointError(
-                f"{checkpoint / STATE}: cannot read it ({error}); resume from another one"
+                f"{checkpoint / STATE}: cannot be read ({error}); resume from another checkpoint"
             ) from error
         length_reward = tensors.pop("length_reward", None)
         try:
             self._copies.load_state_dict(tensors)
         except RuntimeError as error:
             raise CheckpointError(
-                f"{checkpoint / STATE}: of another form of policy ({error}); choose another out "
-                "folder, or resume_from_checkpoint=never to start again"
+                f"{checkpoint / STATE}: contains a policy of another shape ({error}); choose "
+                "another out folder, or resume_from_checkpoint=never to start again"
             ) from error
         if self.length_reward is not None:
             if length_reward is None:

@@ -1,4 +1,4 @@
-"""A headless browser for tests: a page at the width of a desktop or of a phone, light or dark."""
+"""Headless browser for tests: a page at the width of a desktop or of a phone, light or dark."""
 
 import importlib.util
 import shutil
@@ -26,7 +26,7 @@ return [...document.querySelectorAll("body *")].filter(e => e.checkVisibility()
 
 
 def driver(width: int, height: int = 900, dark: bool = False, *options: str) -> Any:
-    """A webdriver whose pages are so wide, in pixels of CSS; `quit` ends it."""
+    """Return a webdriver whose pages are `width` CSS pixels wide; `quit` ends it."""
     from selenium import webdriver
 
     chosen = webdriver.ChromeOptions()
@@ -41,7 +41,7 @@ def driver(width: int, height: int = 900, dark: bool = False, *options: str) -> 
         *options,
     ):
         chosen.add_argument(option)
-    if width < 500:  # a window cannot be so narrow, a phone can
+    if width < 500:  # windows have a minimum width, emulated phones do not
         chosen.add_experimental_option(
             "mobileEmulation",
             {
@@ -58,7 +58,7 @@ def driver(width: int, height: int = 900, dark: bool = False, *options: str) -> 
 
 @contextmanager
 def opened(page: Path, width: int, dark: bool = False) -> Iterator[Any]:
-    """The driver, with a file open in it."""
+    """Open a file and yield its driver."""
     browser = driver(width, dark=dark)
     try:
         browser.get(page.as_uri())
@@ -69,8 +69,8 @@ def opened(page: Path, width: int, dark: bool = False) -> Iterator[Any]:
 
 
 def too_wide(browser: Any) -> list[str]:
-    """What stands out of the screen and in no box that scrolls or cuts; and the page, where it
-    is wider than that."""
+    """Return the elements that extend beyond the screen outside of any box that scrolls or
+    clips, and the page itself if it is wider."""
     found = browser.execute_script(TOO_WIDE)
     wide = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
     return [*found, *([f"the page, by {wide} pixels"] if wide > 0 else [])]

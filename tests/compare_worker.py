@@ -1,9 +1,11 @@
-"""A comparison on a random tiny decoder with a fake vocoder and judge; run as a script by the
+"""Comparison on a random tiny decoder with a fake vocoder and judge; run as a script by the
 two-process test."""
 
+import itertools
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +29,14 @@ WORDS = "ash birch cedar elm fir hazel larch maple oak pine rowan willow".split(
 HOP = 480
 
 
+def words_of(levels: Sequence[int]) -> str:
+    """Return one word for each run of equal levels among the first twelve."""
+    return " ".join(WORDS[level] for level, _ in itertools.groupby(levels[:12]))
+
+
 class ToneVocoder:
-    """Every token is a level for 20 ms; what it says can be read off the waveform."""
+    """Vocoder in which every token is a level for 20 ms, so that the tokens can be read from the
+    waveform."""
 
     sample_rate, token_rate = 24_000, 50
 
@@ -44,7 +52,8 @@ class ToneVocoder:
 
 
 class LevelJudge:
-    """Reads one word per different neighbouring level; `calls` counts what it was asked."""
+    """Recogniser that returns one word for each run of equal levels; `calls` counts the
+    waveforms."""
 
     def __init__(self, name: str = "level-judge", fail_after: int | None = None):
         self.name, self.calls, self.fail_after = name, 0, fail_after
@@ -57,16 +66,12 @@ class LevelJudge:
             if self.fail_after is not None and self.calls > self.fail_after:
                 raise KeyboardInterrupt
             levels = (wave.reshape(-1, HOP).mean(1) * 20).round().astype(int) - 1
-            out.append(
-                " ".join(
-                    WORDS[t] for i, t in enumerate(levels[:12]) if i == 0 or t != levels[i - 1]
-                )
-            )
+            out.append(words_of(levels))
         return out
 
 
 def loudness(wave: np.ndarray, rate: int, speaker: np.ndarray) -> float | None:
-    """Mean level, in no voice louder than 0.4."""
+    """Return the mean level plus the voice's first feature; None from 1.1 on."""
     level = float(wave.mean()) + float(speaker[0])
     return level if level < 1.1 else None
 
@@ -81,7 +86,7 @@ def tiny_policy(seed: int = 0, base: str = "") -> ChunkPolicy:
 
 
 def scored_policy(decoder: CARDecoder) -> ChunkPolicy:
-    """A random policy that can choose among several chunks drawn side by side."""
+    """Return a random policy that can choose among several candidates drawn side by side."""
     torch.manual_seed(0)
     width, heads = decoder.config.hidden_size, decoder.config.num_prediction_heads
     chunk_scorer = ChunkScorer(ChunkScorerConfig(width, heads, decoder.config.output_size, 4, 8))
@@ -101,7 +106,7 @@ def tiny_items(count: int = 6) -> list[PromptItem]:
     for i in range(count):
         rng = np.random.default_rng(i)
         tokens = [int(t) for t in rng.integers(0, 12, 15)]
-        text = " ".join(WORDS[t] for j, t in enumerate(tokens[:12]) if j == 0 or t != tokens[j - 1])
+        text = words_of(tokens)
         prompt = Prompt(
             f"utt<{i}>", tuple(int(t) for t in rng.integers(1, 20, 4 + i % 3)), tuple(tokens[:3])
         )
@@ -158,27 +163,28 @@ def tiny_config(out: Path | str, **changes) -> CompareConfig:
 
 
 def spoken(out: Path | str, tools: Tools | None = None, **changes) -> dict:
-    """A comparison of one seed without report, sounds and references, unless `changes` ask for
-    them."""
+    """Run a comparison of one seed without report, sounds and references, unless `changes` ask
+    for them."""
     quiet = {"seeds": [0], "report": False, "audio_samples": 0, "references": False}
     return run(tiny_config(out, **{**quiet, **changes}), tools or tiny_tools())
 
 
 def transcribed(out: Path | str, tools: Tools | None = None, **changes) -> int:
-    """How many waveforms the evaluation ASR transcribed for such a comparison."""
+    """Return the number of waveforms that the evaluation ASR transcribed in such a comparison."""
     tools = tools or tiny_tools()
     spoken(out, tools, **changes)
     return tools.asr.calls
 
 
 def records_of(out: Path) -> list[dict]:
-    """The gathered records without timings."""
+    """Return the gathered records without timings."""
     found = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
     return [{k: v for k, v in record.items() if k != "seconds"} for record in found]
 
 
 def made_record(method: str, uid: str, errors: int = 0, **changes) -> dict:
-    """A record as a comparison stores it: ten words in two seconds, ten tokens in five passes."""
+    """Return a record as a comparison stores it: ten words in two seconds, ten tokens in five
+    passes."""
     return {
         "method": method,
         "id": uid,
@@ -203,7 +209,8 @@ def made_record(method: str, uid: str, errors: int = 0, **changes) -> dict:
 
 
 def made_result(rows: list[dict], **changes) -> dict:
-    """compare.json of made-up rows, without what a comparison makes of its records and sounds."""
+    """Return compare.json for made-up rows, without the parts that a comparison derives from its
+    records and sounds."""
     return {
         "format_version": FORMAT_VERSION,
         "rows": rows,

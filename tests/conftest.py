@@ -1,5 +1,5 @@
 """Shared fixtures: one thread per test process (thread thrashing costs up to 100x on two cores),
-tiny models."""
+and tiny models."""
 
 import gc
 import os
@@ -19,8 +19,8 @@ settings.load_profile("the same examples in every run")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """TEST_ORDER=SEED shuffles the files, and the tests of each: none may depend on what ran
-    before it."""
+    """Shuffle the files, and the tests of each, if TEST_ORDER=SEED is set: no test may depend on
+    what ran before it."""
     if not (seed := os.environ.get("TEST_ORDER")):
         return
     rng = random.Random(seed)
@@ -33,8 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Accelerate collects garbage in every training; without what was imported that takes no
-    time, with it seconds."""
+    """Exclude imported objects from garbage collection: Accelerate collects in every training,
+    which takes seconds with them."""
     gc.collect()
     gc.freeze()
 
@@ -46,7 +46,7 @@ def decoder() -> CARDecoder:
 
 @pytest.fixture
 def prompts() -> list[Prompt]:
-    """Seven prompts of different text and prompt lengths for `tiny_decoder`."""
+    """Return seven prompts of different text and prompt lengths for `tiny_decoder`."""
     return [
         Prompt(
             f"utt{i}",

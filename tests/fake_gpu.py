@@ -1,8 +1,8 @@
-"""A GPU without a GPU, for tests: tensors that say they are on one and are computed on the CPU.
+"""Simulated GPU for tests: tensors that report a CUDA device and are computed on the CPU.
 
-Who mixes devices, or waits for the device while a step is captured, gets an error as on a GPU. A
-captured graph is the list of operators that were called: a replay does them again on the same
-memory, and what was made inside of it holds nothing afterwards.
+Mixing devices, or waiting for the device during a capture, is an error as on a GPU. A captured
+graph is the list of operators that were called. A replay calls them again on the same memory, and
+tensors made inside the graph are invalidated afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INDEXES = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 
 
 class OnGPU(Tensor):
-    """A tensor that says it is on the GPU."""
+    """Tensor that reports the device cuda:0."""
 
     inner: Tensor
 
@@ -52,7 +52,7 @@ class OnGPU(Tensor):
     def data_ptr(self) -> int:
         return self.inner.data_ptr()
 
-    # What PyTorch's Python methods would do on the device itself.
+    # PyTorch's Python methods would do these on the device itself.
     def copy_(self, source: Tensor, non_blocking: bool = False) -> Tensor:
         return aten.copy_.default(self, source, non_blocking)
 
@@ -75,11 +75,9 @@ class OnGPU(Tensor):
         return torch.bitwise_not(self)
 
     def contiguous(self, **_: Any) -> Tensor:
-        return (
-            self
-            if self.is_contiguous()
-            else aten.clone.default(self, memory_format=torch.contiguous_format)
-        )
+        if self.is_contiguous():
+            return self
+        return aten.clone.default(self, memory_format=torch.contiguous_format)
 
     def nonzero(self) -> Tensor:
         return aten.nonzero.default(self)
@@ -95,11 +93,9 @@ class OnGPU(Tensor):
 
     def __deepcopy__(self, memo: dict) -> Tensor:
         made = OnGPU(self.inner.clone())
-        return (
-            torch.nn.Parameter(made, self.requires_grad)
-            if isinstance(self, torch.nn.Parameter)
-            else made
-        )
+        if isinstance(self, torch.nn.Parameter):
+            return torch.nn.Parameter(made, self.requires_grad)
+        return made
 
     def __repr__(self, **_: Any) -> str:
         return f"OnGPU({self.inner!r})"
@@ -110,12 +106,14 @@ class OnGPU(Tensor):
 
 
 class Graph:
-    """As torch.cuda.CUDAGraph."""
+    """Stand-in for torch.cuda.CUDAGraph."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
-        self.made: list[Tensor] = []  # inside of it
-        self.before: dict[int, tuple[Any, Any]] = {}  # storages that it writes, as they were
+        self.made: list[Tensor] = []  # tensors made inside of it
+        self.before: dict[
+            int, tuple[Any, Any]
+        ] = {}  # address -> written storage and its former content
 
     def replay(self) -> None:
         replays.append(self)
@@ -127,38 +125,39 @@ class Graph:
         self.forget()
 
     def forget(self) -> None:
-        """Another graph of the pool may write there."""
+        """Invalidate the tensors made inside, because another graph of the pool may write to
+        their memory."""
         with torch._C._DisableTorchDispatch(), torch.inference_mode():
             for tensor in self.made:
                 tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
 
 
 replays: list[Graph] = []
-copied: list[Callable[[], Any]] = []  # what completes copies to the host that do not block
+copied: list[Callable[[], Any]] = []  # functions that complete non-blocking copies to the host
 current: GPU
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
-    parts = (
-        tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
-    )
+    parts: Any = ()
+    if isinstance(tree, dict):
+        parts = tree.values()
+    elif isinstance(tree, tuple | list):
+        parts = tree
     return [leaf for part in parts for leaf in tensors_of(part)]
 
 
 def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, dict):
         return {name: tree_map(change, part) for name, part in tree.items()}
-    return (
-        type(tree)(tree_map(change, part) for part in tree)
-        if type(tree) in (tuple, list)
-        else change(tree)
-    )
+    if type(tree) in (tuple, list):
+        return type(tree)(tree_map(change, part) for part in tree)
+    return change(tree)
 
 
 class GPU(TorchDispatchMode):
-    """Runs operators of tensors on the GPU."""
+    """Dispatch mode that runs operators of tensors on the simulated GPU."""
 
     graph: Graph | None = None
 
@@ -166,15 +165,15 @@ class GPU(TorchDispatchMode):
         kwargs, packet = dict(kwargs or {}), func.overloadpacket
         given = tensors_of((args, kwargs))
         mine = [t for t in given if isinstance(t, OnGPU)]
-        asked = kwargs.get("device")
-        there = bool(mine) if asked is None else torch.device(asked).type == "cuda"
+        device = kwargs.get("device")
+        there = bool(mine) if device is None else torch.device(device).type == "cuda"
         if not there and not mine:
             return func(*args, **kwargs)
         self.check(func, packet, args, given, mine, there)
-        if asked is not None:
+        if device is not None:
             kwargs["device"] = torch.device("cpu")
         if packet is aten._fused_sdp_choice:
-            return 0  # in plain operators
+            return 0  # attention by plain operators
         wrappers = {id(t.inner): t for t in mine}
         args, kwargs = tree_map(lambda t: t.inner if isinstance(t, OnGPU) else t, (args, kwargs))
         if self.graph is not None:
@@ -185,12 +184,13 @@ class GPU(TorchDispatchMode):
             self.note(run, args, kwargs, out)
         if not there:
             return self.on_its_way(out) if kwargs.get("non_blocking") else out
-        return tree_map(
-            lambda t: (
-                wrappers[id(t)] if id(t) in wrappers else OnGPU(t) if isinstance(t, Tensor) else t
-            ),
-            out,
-        )
+
+        def wrapped(leaf: Any) -> Any:
+            if id(leaf) in wrappers:
+                return wrappers[id(leaf)]
+            return OnGPU(leaf) if isinstance(leaf, Tensor) else leaf
+
+        return tree_map(wrapped, out)
 
     def index(self, packet, run, target: OnGPU, index: Any, *value: Any) -> Any:
         by = tensors_of(index)
@@ -228,14 +228,15 @@ class GPU(TorchDispatchMode):
             raise RuntimeError(f"{func}: operation not permitted when stream is capturing")
 
     def on_its_way(self, copy: Tensor) -> Tensor:
-        """A copy to the host that has not arrived: garbage until its event was waited for."""
+        """Fill a copy to the host with garbage until its event has been waited for."""
         arrived = copy.clone()
         copied.append(lambda: copy.copy_(arrived))
         with torch._C._DisableTorchDispatch(), torch.inference_mode():
             return copy.fill_(torch.nan if copy.is_floating_point() else 0)
 
     def keep_written(self, func, args, kwargs) -> None:
-        """Nothing is computed while it is captured, so what is written is put back."""
+        """Save the storages that an operator writes: nothing is computed during a capture, so
+        they are restored afterwards."""
         assert self.graph is not None
         for i, argument in enumerate(func._schema.arguments):
             value = args[i] if i < len(args) else kwargs.get(argument.name)
@@ -278,7 +279,7 @@ def gru_cell(
     input_bias: Tensor | None = None,
     state_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As aten::_thnn_fused_gru_cell, which there is on GPUs only."""
+    """Compute aten::_thnn_fused_gru_cell, which exists only on GPUs."""
     if input_bias is not None and state_bias is not None:
         of_input, of_state = of_input + input_bias, of_state + state_bias
     (r, z, n), (hr, hz, hn) = of_input.chunk(3, -1), of_state.chunk(3, -1)
@@ -288,6 +289,8 @@ def gru_cell(
 
 
 class Stream:
+    """Stand-in for torch.cuda.Stream."""
+
     def __init__(self, device: Any = None):
         pass
 
@@ -304,7 +307,7 @@ class Stream:
 
 
 class Event:
-    """As torch.cuda.Event."""
+    """Stand-in for torch.cuda.Event."""
 
     def __init__(self) -> None:
         self.before: list[Callable[[], Any]] = []
@@ -319,7 +322,7 @@ class Event:
 
 @contextmanager
 def fake_gpu(monkeypatch) -> Iterator[torch.device]:
-    """A GPU, within."""
+    """Install the simulated GPU and yield its device."""
     global current
     gpu, cuda = GPU(), torch.cuda
     current = gpu

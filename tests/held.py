@@ -1,5 +1,5 @@
-"""Hold `decode` to the oracle: the same tokens and records, in every precision and by every
-kernel."""
+"""Comparison of `decode` with the oracle: the same tokens and records, in every precision and
+with every kernel."""
 
 import copy
 from collections.abc import Callable
@@ -30,14 +30,15 @@ RECORDS = (
     "prompt_length",
 )
 ROUNDING = {"float64": 1e-6, "float32": 1e-5}
-"""Of probabilities and states; even in float64 distributions are handed over in float32."""
+"""Tolerance of probabilities and states; even in float64, distributions are passed on in
+float32."""
 
 PROMPTS = [
     Prompt("a", (1, 2, 3, 4, 5, 6), ()),
     Prompt("b", (4, 5, 6, 7), (1, 2, 3, 4)),
     Prompt("c#2", (7, 8, 9, 1, 2, 3, 4, 5), (5, 6)),
 ]
-"""Of unequal lengths; the id of the last one looks like that of a member of a group."""
+"""Prompts of different lengths; the id of the last one looks like that of a member of a group."""
 
 SAMPLINGS = {
     "plain": SamplingConfig(max_tokens=13, max_tokens_per_text_unit=1.9),
@@ -71,15 +72,16 @@ HOW: list[dict[str, Any]] = [
     dict(batch_size=32, group_size=2),
     dict(batch_size=2, group_size=3, share_token_draws=True),
 ]
-"""Unequal rows in small and large batches, and groups that share a prefill."""
+"""Small and large batches of different rows, and groups that share a prefill."""
 
 Case = Callable[[Callable[[Any], Any]], tuple[Any, Any, Rule]]
-"""Gets how to read a module and returns a decoder, a method and the oracle's rule."""
+"""Function that receives how to read a module, and returns a decoder, a method and the oracle's
+rule."""
 
 
 def target(end: float = -1.5) -> CARDecoder:
-    """A decoder whose heads have much in common, so that some of what the additional ones draft
-    is right; `end`: what they have in common about the end of speech."""
+    """Return a decoder whose heads have much in common, so that some drafts of the additional
+    heads are right. end: logit of the end of speech that they have in common."""
     model = tiny_decoder()
     with torch.no_grad():
         row, common = model.heads.base.weight[12], model.norm.bias.normal_(std=0.6)
@@ -89,24 +91,24 @@ def target(end: float = -1.5) -> CARDecoder:
 
 
 def readers(module: Any) -> dict[str, Any]:
-    """A decoder, a draft, a policy or a chunk scorer in plain PyTorch, and as the kernels of
-    this processor read it."""
+    """Return a decoder, draft, policy or chunk scorer in float64, which plain PyTorch computes, and
+    in float32, which the kernels of this processor compute."""
     return {"float64": copy.deepcopy(module).double(), "float32": module}
 
 
 def hold(
     case: Case, samplings: dict[str, SamplingConfig], ways: list[dict[str, Any]] = HOW
 ) -> list[Spoken]:
-    """Decode by every sampling and reader, in small and large batches, the first sampling in all
-    these ways; returns what the oracle spoke.
+    """Decode with every sampling and reader, in small and large batches, the first sampling in all
+    `ways`; return what the oracle generated.
 
-    AssertionError for a record that is another one. An utterance with a decision that rounding may
-    turn is left out.
+    Raises AssertionError for a record that differs. An utterance with a decision that rounding may
+    change is left out.
     """
     exact, _, rule = case(lambda module: readers(module)["float64"])
     built = {way: case(lambda module, way=way: readers(module)[way])[:2] for way in ROUNDING}
     prompts = [p for p in PROMPTS if p.prompt_ids or exact.config.bos]
-    spoken: list[Spoken] = []
+    decoded: list[Spoken] = []
     for seed, (name, sampling) in enumerate(samplings.items()):
         for how in [dict(batch_size=2 if seed % 2 else 32)] if seed else ways:
             size, share = how.get("group_size", 1), how.get("share_token_draws", False)
@@ -133,13 +135,14 @@ def hold(
                             ROUNDING[way],
                             f"{result.utterance_id}, {result.method}, {way}, {name}",
                         )
-            spoken += expected
-    assert sum(s.margin > max(ROUNDING.values()) for s in spoken) > 0.8 * len(spoken)
-    return spoken
+            decoded += expected
+    certain = [utterance for utterance in decoded if utterance.margin > max(ROUNDING.values())]
+    assert len(certain) > 0.8 * len(decoded)
+    return decoded
 
 
 def check(result: Any, wanted: Any, rounding: float, where: str = "") -> None:
-    """AssertionError if a result is not that of the oracle, or another result."""
+    """Raise AssertionError if a result differs from that of the oracle, or from another result."""
     for name in RECORDS:
         assert getattr(result, name) == getattr(wanted, name), f"{where}: {name}"
     for name in ("hidden", "candidates"):

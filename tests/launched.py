@@ -37,7 +37,7 @@ def environment() -> dict[str, str]:
 
 
 def accelerate_launch(*program: object) -> None:
-    """Runs `-m module` with its arguments in two processes, as a user starts them."""
+    """Run `-m module` with its arguments in two processes, as a user starts them."""
     done = subprocess.run(
         [*LAUNCH, *map(str, program)],
         env=environment(),
@@ -50,9 +50,9 @@ def accelerate_launch(*program: object) -> None:
 
 
 def two_processes(*program: object) -> str:
-    """Runs a script or `-m module` with its arguments in two processes to the end; returns what
-    both printed. They are started as `accelerate launch` would, without the seconds that it
-    takes to load."""
+    """Run a script or `-m module` with its arguments in two processes and return what both
+    printed. They are started like `accelerate launch` does, without the seconds that it takes to
+    load."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
 

@@ -1,11 +1,11 @@
-"""Prepared corpora of as many rows as is wanted, and how long commands take to start on them.
+"""Prepared corpora with a given number of rows, and the time that commands take to start on them.
 
     python tests/many_rows.py 20000 1000000 5000000
 
 prints seconds and memory of a process from its first line to the first batch of stage one, to the
-prompts of stage two (max_train_prompts=8) and to all that `dcar compare limit=4` loads; seconds of
-imports alone in parentheses. A million rows of the usual size take 2 GB of disk in the folder for
-temporary files.
+prompts of stage two (max_train_prompts=8), and to the end of what `dcar compare limit=4` loads; the
+seconds of the imports alone are in parentheses. A million rows of the usual size take 2 GB of disk
+in the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ AT_ONCE = 10_000
 def write_many(
     out: Path, rows: int, tokens: int = 300, voice: int = 298, speakers: int = 3000, audio: str = ""
 ) -> Path:
-    """A prepared corpus of the shipped tokenizer with a training split of many rows and a dev split
-    of eight.
+    """Write a prepared corpus of the shipped tokenizer with a training split of `rows` rows and a
+    dev split of eight.
 
-    tokens, voice: numbers in each list `speech` and `voice`; audio: a recording that all rows name.
+    tokens: mean length of the lists `speech`; voice: length of the lists `voice`; audio: recording
+    that all rows name.
     """
     info = prepared_info("starter")
     columns = features(info["tokenizer"]["vocab_size"])
@@ -151,8 +152,8 @@ print(json.dumps([now - began, ready - began, int(largest[1]) * 1024 / 1e9]))
 
 
 def measure(start: str, data: Path) -> tuple[float, float, float]:
-    """Seconds of a process, seconds of its imports, and GB of its largest resident memory, until
-    a command has started."""
+    """Return seconds of a process until a command has started, seconds of its imports, and its
+    largest resident memory in GB."""
     with tempfile.TemporaryDirectory() as out:
         done = subprocess.run(
             [sys.executable, "-c", MEASURED.format(code=STARTS[start]), data, out],

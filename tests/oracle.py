@@ -1,13 +1,14 @@
-"""The oracle: every decoding method once more, slow and obvious, to hold `dcar.decoding.decode` to.
+"""Oracle: every decoding method implemented again, slowly and plainly, to compare
+`dcar.decoding.decode` with.
 
 It shares no code with `dcar.decoding`, `dcar.sampling` and `eval.verifiers`. One utterance is
-spoken at a time, in float64 and Python lists; the decoder is its training forward, without a cache,
-recomputed at every step. A rule is a function of an `Utterance` that returns a `Round`: what one
-pass of the decoder says.
+decoded at a time, in float64 and Python lists; the decoder is its training forward, without a
+cache, recomputed at every step. A rule is a function of an `Utterance` that returns a `Round`: the
+result of one pass of the decoder.
 
-Decisions that rounding could turn are measured: `Spoken.margin` is the least distance of a number
-from the border that it was compared with. Where it is below the rounding of what is tested, both
-answers are right.
+Decisions that rounding could change are measured: `Spoken.margin` is the smallest distance between
+a number and the bound that it was compared with. If it is below the rounding of what is tested,
+both results are right.
 """
 
 import hashlib
@@ -41,22 +42,22 @@ BITS = 2**64 - 1
 
 
 def mix(x: int) -> int:
-    """The finaliser of SplitMix64 (Steele et al. 2014)."""
+    """Apply the finaliser of SplitMix64 (Steele et al. 2014)."""
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & BITS
     x = (x ^ x >> 27) * 0x94D049BB133111EB & BITS
     return x ^ x >> 31
 
 
 def uniform(key: int, stream: str, position: int, draw: int = 0) -> float:
-    """The number in [0, 1) at an address."""
+    """Return the number in [0, 1) at an address."""
     for step in (STREAMS[stream], position + 1, draw + 1):
         key = mix(key + step * 0x9E3779B97F4A7C15 & BITS)
     return (key >> 11) * 2.0**-53
 
 
 def key_of(seed: int, utterance_id: str, member: int = 0) -> int:
-    """64 bits for a member of an utterance's group. Member 0 is the utterance itself, unless its
-    id looks like a member's."""
+    """Return 64 bits for a member of an utterance's group. Member 0 is the utterance itself,
+    unless its id looks like a member's."""
     _, mark, number = utterance_id.rpartition("#")
     looks = bool(mark) and number != "" and set(number) <= set("0123456789")
     name = f"{utterance_id}#{member}" if member or looks else utterance_id
@@ -70,14 +71,14 @@ def key_of(seed: int, utterance_id: str, member: int = 0) -> int:
 
 @dataclass
 class Round:
-    """What one pass of the decoder says: tokens to be emitted, up to the first end of speech or
+    """Result of one pass of the decoder: tokens to be emitted, up to the first end of speech or
     the limit."""
 
     tokens: list[int]
-    action: int | None = None  # the size of the chunk
+    action: int | None = None  # size of the chunk
     log_prob: float | None = None  # of the action
-    chosen: int | None = None  # which of several chunks
-    candidates: Tensor | None = None  # [N, n, F] what was known of the chunks
+    chosen: int | None = None  # index of the candidate
+    candidates: Tensor | None = None  # [N, n, F] features of the candidates
     proposed: int = 0  # drafted tokens that were verified
     accepted: int = 0
     draft_passes: int = 0
@@ -85,8 +86,8 @@ class Round:
 
 @dataclass
 class Spoken:
-    """The fields of `DecodeResult` that bear the same names, and how close the closest decision
-    was."""
+    """Decoded utterance: the fields of `DecodeResult` with the same names, and the margin of the
+    closest decision."""
 
     tokens: list[int]
     truncated: bool
@@ -108,7 +109,7 @@ class Spoken:
 
 
 class Utterance:
-    """An utterance while it is spoken, and what a rule may ask of it."""
+    """Utterance that is being decoded, with the functions that a rule needs."""
 
     def __init__(
         self,
@@ -119,13 +120,8 @@ class Utterance:
         member: int = 0,
         share_token_draws: bool = False,
     ):
-        self.model, self.prompt, self.sampling, self.seed, self.member = (
-            model,
-            prompt,
-            sampling,
-            seed,
-            member,
-        )
+        self.model, self.prompt, self.sampling = model, prompt, sampling
+        self.seed, self.member = seed, member
         self.eos = model.config.eos
         self.action_key = key_of(seed, prompt.utterance_id, member)
         self.token_key = key_of(seed, prompt.utterance_id) if share_token_draws else self.action_key
@@ -134,21 +130,22 @@ class Utterance:
         )
         self.tokens: list[int] = []
         self.rounds = 0
-        self.sizes: list[int] = []  # of a plan that a rule makes at the beginning
+        self.sizes: list[int] = []  # plan that a rule makes at the beginning
         self.margin = math.inf
 
     def states(self, behind: Sequence[int] = ()) -> Tensor:
-        """Hidden states [S, D] of the prompt, all tokens, and these behind them."""
+        """Return the hidden states [S, D] of the prompt, all tokens, and the tokens `behind`
+        after them."""
         return states(self.model, self.prompt, [*self.tokens, *behind])
 
     def number(self, stream: str, position: int | None = None, draw: int = 0) -> float:
-        """The random number of a position, by default that of the next token."""
+        """Return the random number of a position, by default that of the next token."""
         key = self.action_key if stream in ACTIONS else self.token_key
         return uniform(key, stream, len(self.tokens) if position is None else position, draw)
 
     def close(self, a: float, b: float) -> None:
-        """Note how far apart two numbers are that were compared. Equals are no accident: there
-        the lowest id is the rule."""
+        """Update the margin with the distance of two compared numbers. Equal numbers are no
+        accident: the lowest id wins there."""
         if a != b:
             self.margin = min(self.margin, abs(a - b))
 
@@ -157,8 +154,8 @@ class Utterance:
         return number < bound
 
     def draw(self, weights: Probs, number: float) -> int:
-        """The first id whose cumulative weight is above number * total; never one of weight 0 if
-        any has weight."""
+        """Return the first id whose cumulative weight is above number * total; never one of
+        weight 0 if any has weight."""
         possible = [token for token, weight in enumerate(weights) if weight] or [0]
         at, cumulative, drawn = number * math.fsum(weights), 0.0, possible[-1]
         for token in reversed(possible[:-1]):
@@ -168,40 +165,33 @@ class Utterance:
         return drawn
 
     def best(self, values: Sequence[float], labels: Sequence[Any] | None = None) -> int:
-        """Index of the greatest, the first of equals; entries of equal labels are the same
-        thing."""
+        """Return the index of the largest value, the first of equals; entries of equal labels
+        are the same choice."""
         labels = range(len(values)) if labels is None else labels
         index = max(range(len(values)), key=lambda i: values[i])
-        self.close(
-            values[index],
-            max(
-                (
-                    value
-                    for value, label in zip(values, labels, strict=True)
-                    if label != labels[index]
-                ),
-                default=-math.inf,
-            ),
-        )
+        pairs = zip(values, labels, strict=True)
+        others = [value for value, label in pairs if label != labels[index]]
+        self.close(values[index], max(others, default=-math.inf))
         return index
 
     def likeliest(self, values: Sequence[float], count: int, ordered: bool = False) -> list[int]:
-        """The `count` ids of greatest values, the lowest first among equals. `ordered`: which is
-        which matters."""
+        """Return the `count` ids of the largest values, the lowest first among equals.
+        `ordered`: their order matters."""
         order = sorted(range(len(values)), key=lambda i: -values[i])
         for a, b in itertools.pairwise(order[0 if ordered else count - 1 : count + 1]):
             self.close(values[a], values[b])
         return order[:count]
 
     def logits(self, state: Tensor, head: int, position: int) -> list[float]:
-        """Of one head; the end of speech is impossible before min_tokens."""
+        """Return the logits of one head; the end of speech is impossible before min_tokens."""
         logits = self.model.heads(state, head)[..., -1, :].double().tolist()
         if position < self.sampling.min_tokens:
             logits[self.eos] = -math.inf
         return logits
 
     def probs(self, state: Tensor, head: int, before: Sequence[int]) -> Probs:
-        """The distribution of the token behind `before`, all tokens of the utterance so far."""
+        """Return the distribution of the token after `before`, all tokens of the utterance so
+        far."""
         how, logits = self.sampling, self.logits(state, head, len(before))
         if how.temperature == 0:
             best = self.best(logits)
@@ -215,7 +205,7 @@ class Utterance:
         return self._nucleus(softmax(logits), len(logits))
 
     def _nucleus(self, probs: Probs, most: int) -> Probs:
-        """The likeliest tokens, at most so many, whose predecessors hold less than top_p."""
+        """Keep the likeliest tokens, at most `most`, whose predecessors hold less than top_p."""
         count, mass, top_p = 0, 0.0, self.sampling.top_p
         for p in sorted(probs, reverse=True)[:most]:
             if mass >= top_p:
@@ -226,8 +216,8 @@ class Utterance:
         return normalised([p if token in kept else 0.0 for token, p in enumerate(probs)])
 
     def _repetition_aware(self, full: Probs, window: Sequence[int]) -> Probs:
-        """Draw from the nucleus; a token that is repeated is drawn again from all (without
-        itself if masked)."""
+        """Return the distribution of repetition-aware sampling: draw from the nucleus; a
+        repeated token is drawn again from all (without itself if masked)."""
         how, count, size = self.sampling, Counter(window), len(full)
         nucleus = self._nucleus(full, how.top_k or size)
         out = [0.0] * size
@@ -237,18 +227,20 @@ class Utterance:
             if count[u] < how.repetition_window * how.repetition_share - 1e-9:
                 out[u] += p
                 continue
-            others = [f if v != u or not how.repetition_mask else 0.0 for v, f in enumerate(full)]
-            for v, f in enumerate(
-                normalised(others) if any(others) else [float(v == u) for v in range(size)]
-            ):
+            again = list(full)
+            if how.repetition_mask:
+                again[u] = 0.0
+            if not any(again):
+                again[u] = 1.0
+            for v, f in enumerate(normalised(again)):
                 out[v] += p * f
         return out
 
     def chunk(
         self, state: Tensor, heads: Sequence[int], turn: float = 0.0
     ) -> tuple[list[int], list[Probs]]:
-        """The next tokens, each drawn from its own head of one state, and their distributions.
-        `turn`: share of the circle by which the random numbers are turned."""
+        """Return the next tokens, each drawn from its own head of one state, and their
+        distributions. `turn`: share of the circle by which the random numbers are rotated."""
         tokens: list[int] = []
         all_probs: list[Probs] = []
         for head in heads:
@@ -280,39 +272,35 @@ def speak(
     member: int = 0,
     share_token_draws: bool = False,
 ) -> Spoken:
-    """Ask the rule until the end of speech or the limit of length."""
+    """Apply the rule until the end of speech or the length limit."""
     u, out = Utterance(model, prompt, sampling, seed, member, share_token_draws), Spoken([], False)
     out.prompt_length = len(prompt.prompt_ids) + bool(model.config.bos)
     candidates: list[Tensor] = []
     while True:
-        asked = rule(u)
+        made = rule(u)
         u.rounds += 1
-        within = asked.tokens[: u.limit - len(u.tokens)]
+        within = made.tokens[: u.limit - len(u.tokens)]
         ended = u.eos in within
         kept = within[: within.index(u.eos)] if ended else within
         out.decision_positions.append(out.prompt_length + len(u.tokens) - 1)
         out.emitted.append(len(kept))
         for records, value in (
-            (out.actions, asked.action),
-            (out.action_log_probs, asked.log_prob),
-            (out.chosen, asked.chosen),
-            (candidates, asked.candidates),
+            (out.actions, made.action),
+            (out.action_log_probs, made.log_prob),
+            (out.chosen, made.chosen),
+            (candidates, made.candidates),
         ):
             if value is not None:
                 records.append(value)
-        if asked.proposed:
-            out.rounds_proposed.append(asked.proposed)
-            out.rounds_accepted.append(asked.accepted)
-        out.draft_passes += asked.draft_passes
+        if made.proposed:
+            out.rounds_proposed.append(made.proposed)
+            out.rounds_accepted.append(made.accepted)
+        out.draft_passes += made.draft_passes
         u.tokens += kept
         if ended or len(u.tokens) >= u.limit:
             break
-    out.tokens, out.truncated, out.target_passes, out.margin = (
-        u.tokens,
-        not ended,
-        u.rounds,
-        u.margin,
-    )
+    out.tokens, out.truncated = u.tokens, not ended
+    out.target_passes, out.margin = u.rounds, u.margin
     out.proposed, out.accepted = sum(out.rounds_proposed), sum(out.rounds_accepted)
     out.hidden = u.states()[: out.decision_positions[-1] + 1]
     out.candidates = torch.stack(candidates) if candidates else None
@@ -327,7 +315,7 @@ def heads_up_to(size: int) -> range:
 
 
 def fixed(size: int) -> Rule:
-    """FAR and CAR-k."""
+    """Return the rule of FAR and CAR-k."""
 
     def rule(u: Utterance) -> Round:
         return Round(u.chunk(u.states()[-1], heads_up_to(size))[0], size)
@@ -343,7 +331,7 @@ def random_size(sizes: Sequence[int]) -> Rule:
 
 
 def end_on_confident(sizes: Sequence[int]) -> Rule:
-    """The chunk ends on the likeliest of its tokens."""
+    """Return the rule by which the chunk ends on the likeliest of its tokens."""
 
     def rule(u: Utterance) -> Round:
         (chunk,), seen = candidates_of(u, u.states()[-1], max(sizes))
@@ -355,7 +343,7 @@ def end_on_confident(sizes: Sequence[int]) -> Rule:
 
 
 def best_of(size: int, several: int, scorer: Any) -> Rule:
-    """Of several chunks the one that goes together best."""
+    """Return the rule that keeps, of several candidates, the one with the best score."""
 
     def rule(u: Utterance) -> Round:
         chunks, seen = candidates_of(u, u.states()[-1], size, several, scorer)
@@ -366,7 +354,8 @@ def best_of(size: int, several: int, scorer: Any) -> Rule:
 
 
 def entropy(threshold: float) -> Rule:
-    """The chunk ends before the first additional head whose entropy is above the threshold."""
+    """Return the rule by which the chunk ends before the first additional head whose entropy is
+    above the threshold."""
 
     def rule(u: Utterance) -> Round:
         (chunk,), seen = candidates_of(u, u.states()[-1], u.model.config.num_prediction_heads)
@@ -381,8 +370,9 @@ def entropy(threshold: float) -> Rule:
 def candidates_of(
     u: Utterance, state: Tensor, size: int, several: int = 1, scorer: Any = None
 ) -> tuple[list[list[int]], Tensor]:
-    """Chunks drawn side by side, and of each of their tokens [N, n, F]: log-probability, that of
-    the likeliest token, entropy, all at temperature 1, and what the scorer adds."""
+    """Return candidates drawn side by side, and features of each of their tokens [N, n, F]:
+    log-probability, that of the likeliest token, and entropy, all at temperature 1, and the
+    scorer's score if there is one."""
     chunks = [u.chunk(state, heads_up_to(size), n / several)[0] for n in range(several)]
     seen = []
     for head in heads_up_to(size):
@@ -408,7 +398,8 @@ def policy(
     several: int = 1,
     forced: dict[str, Sequence[int]] | None = None,
 ) -> Rule:
-    """DCAR: the policy chooses a size, and after the draw one of several chunks with it."""
+    """Return the rule of DCAR: the policy chooses a size, and after the draw a candidate
+    together with it."""
 
     def rule(u: Utterance) -> Round:
         size = u.sizes[u.rounds % len(u.sizes)] if u.sizes else 0
@@ -419,11 +410,8 @@ def policy(
             reach = max(chooser.config.sizes, default=chooser.config.num_actions)
             chunks, seen = candidates_of(u, hidden[-1], reach, several, chooser.chunk_scorer)
         last = torch.tensor([[len(hidden) - 1]])
-        log_probs = (
-            chooser(hidden[None], last, None if seen is None else seen[None, None])
-            .double()
-            .flatten()
-        )
+        features = None if seen is None else seen[None, None]
+        log_probs = chooser(hidden[None], last, features).double().flatten()
         ends = [(n, a) for n in range(several) for a in heads_up_to(chooser.config.num_actions)]
         log_probs = (log_probs + dial * torch.tensor([a for _, a in ends])).log_softmax(-1)
         index = choose(u, log_probs.tolist(), ends, chunks, mode, size)
@@ -442,8 +430,8 @@ def choose(
     mode: str,
     forced: int,
 ) -> int:
-    """Index of the likeliest of the ends, or of one that is drawn; a forced size leaves the
-    chunk open."""
+    """Return the index of the likeliest end, or of one that is drawn; a forced size leaves the
+    choice of the candidate open."""
     open_to = [
         lp if a == forced or not forced else -math.inf
         for lp, (_, a) in zip(log_probs, ends, strict=True)
@@ -454,7 +442,7 @@ def choose(
 
 
 def shuffled(rule: Rule) -> Rule:
-    """The sizes of a policy in random order."""
+    """Return a rule with the sizes of a policy in random order."""
 
     def again(u: Utterance) -> Round:
         if not u.sizes:
@@ -473,7 +461,7 @@ Draft = Callable[[Utterance, int], tuple[list[int], list[Probs]]]
 
 
 def draft_of_heads(u: Utterance, count: int) -> tuple[list[int], list[Probs]]:
-    """Heads 2, 3, … of the state that the last token was drawn from."""
+    """Draft from heads 2, 3, … of the state that the last token was drawn from."""
     return u.chunk(u.states()[-2], range(2, count + 2))
 
 
@@ -497,7 +485,8 @@ Replace = Callable[[Utterance, Probs, Probs, int, int], int]
 
 
 def verify(accept: Accept, replace: Replace, draft: Any = None, length: int = 3) -> Rule:
-    """A chain of `length` tokens, drafted by the heads or by a draft model, verified from the left.
+    """Return the rule that verifies from the left a chain of `length` tokens, drafted by the heads
+    or by a draft model.
 
     accept, replace (utterance, q, p, token, position): q of the target, p of the draft.
     """
@@ -516,12 +505,10 @@ def verify(accept: Accept, replace: Replace, draft: Any = None, length: int = 3)
             if not accept(u, q[i], p[i], token, position):
                 tokens = [*drafted[:i], replace(u, q[i], p[i], token, position)]
                 return Round(tokens, proposed=len(drafted), accepted=i, draft_passes=cost)
-        own = (
-            []
-            if u.eos in drafted
-            else [u.draw(q[-1], u.number("token", len(u.tokens) + len(drafted)))]
-        )
-        return Round(drafted + own, proposed=len(drafted), accepted=len(drafted), draft_passes=cost)
+        tokens = list(drafted)
+        if u.eos not in drafted:
+            tokens.append(u.draw(q[-1], u.number("token", len(u.tokens) + len(drafted))))
+        return Round(tokens, proposed=len(drafted), accepted=len(drafted), draft_passes=cost)
 
     return rule
 
@@ -536,7 +523,7 @@ def draw_residual(u: Utterance, q: Probs, p: Probs, token: int, position: int) -
 
 
 def tolerant(beta: float = 0.0, eos_strict: bool = True, **how: Any) -> Rule:
-    """SSD; beta = 0 is SD."""
+    """Return the rule of SSD; beta = 0 is SD."""
 
     def accept(u: Utterance, q: Probs, p: Probs, token: int, position: int) -> bool:
         extra = 0.0 if token == u.eos and eos_strict else beta
@@ -548,7 +535,8 @@ def tolerant(beta: float = 0.0, eos_strict: bool = True, **how: Any) -> Rule:
 def relaxed(
     plausible: Callable[[Utterance, Probs, int], bool], eos_strict: bool, **how: Any
 ) -> Rule:
-    """A yes-or-no rule; an end of speech is verified as by SD."""
+    """Return the rule that accepts plausible tokens; an end of speech is verified as by SD if
+    `eos_strict`."""
 
     def accept(u: Utterance, q: Probs, p: Probs, token: int, position: int) -> bool:
         if token == u.eos and eos_strict:
@@ -578,8 +566,8 @@ def top_k_verify(k: int, eos_strict: bool = True, **how: Any) -> Rule:
 
 
 def groups_of(model: Any, theta: float) -> list[list[int]]:
-    """Similar codes, in the order of the codes whose neighbourhoods they are; the end of speech
-    alone."""
+    """Return the groups of similar codes, in the order of the codes that they are neighbourhoods
+    of; the end of speech is alone."""
     codes = model.config.speech_vocab_size
     table = model.speech_embedding.weight[:codes].double()
     unit = table / table.norm(dim=1, keepdim=True)
@@ -593,8 +581,8 @@ def groups_of(model: Any, theta: float) -> list[list[int]]:
 
 
 def coarse(groups: list[list[int]], trials: int = 32, **how: Any) -> Rule:
-    """PCG: a group of the token is verified, and where it is refused one of the residual's
-    groups is drawn."""
+    """Return the rule of PCG: a group of the token is verified, and if it is refused, one of the
+    residual's groups is drawn."""
     mine = [
         [k for k, ids in enumerate(groups) if token in ids] for token in range(groups[-1][0] + 1)
     ]
@@ -631,8 +619,8 @@ def coarse(groups: list[list[int]], trials: int = 32, **how: Any) -> Rule:
 
 
 def vadusa(tau: int, paths: Sequence[tuple[int, ...]]) -> Rule:
-    """Candidates of the heads, by their ranks, accepted where they are among tau samples of the
-    base head."""
+    """Return the rule of VADUSA: candidates of the heads, by their ranks, accepted if they are
+    among tau samples of the base head."""
     parents = [paths.index(path[:-1]) if path[:-1] else -1 for path in paths]
 
     def rule(u: Utterance) -> Round:
@@ -652,7 +640,7 @@ def vadusa(tau: int, paths: Sequence[tuple[int, ...]]) -> Rule:
             path: [token_of[path[: i + 1]] for i in range(len(path))] for path in [(), *paths]
         }
         state_at: dict[tuple[int, ...], Tensor] = {}
-        # the states of a path are those of its beginnings, too
+        # the states of a path include those of its prefixes
         for path in sorted(behind, key=len, reverse=True):
             if path not in state_at:
                 read = u.states(behind[path])
@@ -682,9 +670,11 @@ def accepted_path(
     eos: int,
     unended: Sequence[int],
 ) -> list[int]:
-    """Nodes from the root on: each is among the samples at its parent (samples[0] is the
-    root's), and of siblings the one leads furthest, asked as if nothing ended, then the one of
-    the earliest sample."""
+    """Return the accepted nodes from the root on.
+
+    Each is among the samples at its parent (samples[0] is the root's). Of siblings, the one that
+    leads furthest is taken, determined as if nothing ended, then the one of the earliest sample.
+    """
     as_if = [[u, *s[1:]] if s[0] == eos else s for s, u in zip(samples, unended, strict=True)]
 
     def hits(node: int, samples: Sequence[Sequence[int]]) -> list[int]:
@@ -717,7 +707,7 @@ def accepted_path(
 
 
 def transitions(utterances: Sequence[Sequence[int]], codes: int, alpha: float) -> list[list[float]]:
-    """Q(j | i) among codes and the end of speech."""
+    """Return Q(j | i) among codes and the end of speech."""
     pairs = Counter(
         itertools.chain.from_iterable(itertools.pairwise([*line, codes]) for line in utterances)
     )
@@ -732,14 +722,14 @@ def transitions(utterances: Sequence[Sequence[int]], codes: int, alpha: float) -
 def best_path(
     probs: Sequence[Probs], table: Sequence[Sequence[float]], proposed: Sequence[Sequence[int]]
 ) -> tuple[list[int], float, float]:
-    """The best path over the union of what the heads propose by trying all: path, weight, and
-    that of the next."""
+    """Find the best path over the union of the heads' proposals by trying all; return the path,
+    its weight, and that of the second best."""
     end, ranked = len(table) - 1, []
     union = sorted(set(itertools.chain.from_iterable(proposed)))
     for path in itertools.product(union, repeat=len(probs)):
         weight = probs[0][path[0]]
         for t in range(1, len(path)):
-            # ended already: it stays so, at the best that any head up to here gave the end
+            # after the end only the end can follow, at its largest probability in any head so far
             if end in path[:t]:
                 weight *= max(row[end] for row in probs[: t + 1]) * (path[t] == end)
             else:

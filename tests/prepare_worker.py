@@ -1,4 +1,4 @@
-"""A preparation in a process of its own: `python prepare_worker.py key=value …`. Prints one line
+"""Preparation in a process of its own: `python prepare_worker.py key=value …`. Prints one line
 of JSON: utterances tokenised, peak memory in MB."""
 
 import json

@@ -1,7 +1,7 @@
-"""What README, CONTRIBUTING and docs say is there: links, files, names, settings of commands; and
-their Python runs.
+"""Tests that README, CONTRIBUTING and docs only name what exists: links, files, names, settings of
+commands; and that their Python runs.
 
-docs/history.md and CHANGELOG.md also name what is gone: their links must lead somewhere.
+docs/history.md and CHANGELOG.md also name what was removed: only their links are tested.
 """
 
 import ast
@@ -41,7 +41,7 @@ CODE = sorted(
 )
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-# Python that cannot run here stands behind a remark that says why: <!-- not run: needs a GPU -->
+# Python that cannot run here comes after a comment with the reason: <!-- not run: needs a GPU -->
 NOT_RUN = re.compile(r"<!-- not run: (\w[^>]{8,}) -->\n+$")
 PYTHON = [
     pytest.param(block[2], id=f"{page.name}-{i}")
@@ -49,7 +49,7 @@ PYTHON = [
     for i, block in enumerate(FENCE.finditer(page.read_text()))
     if block[1] == "python" and not NOT_RUN.search(page.read_text()[: block.start()])
 ]
-# a path of this repository, with "{a,b}" and "*" left to a page's prose
+# a path of this repository; "{a,b}" and "*" may occur in prose
 ROOTS = "(?:heads|dcar|rl|eval|launch|tests|docs)"
 PATH = re.compile(rf"(?<![\w/.{{*-])({ROOTS}/[\w./-]*?\.(?:py|c|md|yaml|sh|sbatch|png))\b")
 FOLDER = re.compile(rf"`({ROOTS}(?:/\w+)*/)`")
@@ -65,7 +65,7 @@ def ids(paths: list[Path]) -> list:
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors that GitHub makes of a page's headings."""
+    """Return the anchors that GitHub makes of a page's headings."""
     text = FENCE.sub("", page.read_text())
     titles = (re.sub(r"[`*]", "", t) for t in re.findall(r"^#+ +(.+?) *$", text, re.M))
     return {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
@@ -118,7 +118,7 @@ def test_the_table_of_packages_is_the_contract(floor):
 
 @functools.cache
 def entry_points() -> set[str]:
-    """Groups of entry points that the code asks for, as "dcar.methods"."""
+    """Return the groups of entry points that the code looks up, such as "dcar.methods"."""
     return {
         group
         for file in CODE
@@ -131,14 +131,14 @@ def entry_points() -> set[str]:
 
 @functools.cache
 def exists(dotted: str) -> bool:
-    """Whether a dotted name is a module of this project, a name (of a class) in one, or a group
-    of entry points."""
+    """Return True if a dotted name is a module of this project, a name (of a class) in one, or a
+    group of entry points."""
     owner, _, name = dotted.rpartition(".")
     try:
         pkgutil.resolve_name(dotted)
     except ImportError:
         return dotted in entry_points()
-    except AttributeError:  # of objects: fields without a default, and what methods set
+    except AttributeError:  # a field without a default, or an attribute set by a method
         found = pkgutil.resolve_name(owner) if exists(owner) else None
         return (
             dotted in entry_points()
@@ -160,8 +160,8 @@ def dotted_names(text: str) -> set[str]:
 
 @pytest.mark.parametrize("file", ids([*PAGES, *CARDS, ROOT / "pyproject.toml", *CODE]))
 def test_every_path_and_dotted_name_exists(file):
-    """Of pages; of code in comments and docstrings, where dotted names are quoted (many a
-    variable is called heads)."""
+    """Check pages, and the comments and docstrings of code. There dotted names are quoted,
+    because many variables are called heads."""
     text = file.read_text()
     lost = {p for p in PATH.findall(text) if not (ROOT / p).exists()}
     lost |= {f for f in FOLDER.findall(text) if not (ROOT / f).is_dir()}
@@ -177,8 +177,8 @@ def test_every_path_and_dotted_name_exists(file):
 
 @pytest.mark.parametrize("page", ids(PAGES))
 def test_names_given_with_their_file_are_in_it(page):
-    """`dcar/text/wer.py: word_errors`, `tests/…/test_x.py::test_y`, and `::test_z` of the test
-    file named before it."""
+    """Check `dcar/text/wer.py: word_errors`, `tests/…/test_x.py::test_y`, and `::test_z` of the
+    test file named before it."""
     lost, tests = [], None
     for span in re.findall(r"`([^`\n]+)`", page.read_text()):
         if test := re.fullmatch(r"(tests/[\w/]+\.py)?(?:::(test_\w+))?", span):
@@ -216,8 +216,8 @@ def test_names_that_do_not_exist_are_found():
 
 @functools.cache
 def signatures() -> dict[str, set[str]]:
-    """Every function, method and class that this project defines -> the keywords that callers
-    may give."""
+    """Return every function, method and class that this project defines -> the keywords that
+    callers may give."""
     found: dict[str, set[str]] = {}
     files = [file for floor in FLOORS for file in (ROOT / floor).rglob("*.py")]
     for file in files:
@@ -227,7 +227,7 @@ def signatures() -> dict[str, set[str]]:
                     a.arg for a in (*node.args.args, *node.args.kwonlyargs)
                 )
             elif isinstance(node, ast.ClassDef):
-                # a dataclass, or one with a constructor of its own
+                # dataclass fields, or arguments of its own constructor
                 fields = {
                     part.target.id
                     for part in node.body
@@ -249,7 +249,7 @@ def signatures() -> dict[str, set[str]]:
 
 @functools.cache
 def settings() -> set[str]:
-    """Every setting of every command, without the group that it is in."""
+    """Return the settings of all commands, without the groups that they are in."""
     return {
         part
         for module, _ in jobs().values()
@@ -259,14 +259,14 @@ def settings() -> set[str]:
 
 
 def unknown_calls(text: str) -> list[str]:
-    """The calls `name(…)` and settings `name=…` between a page's words that neither this project
-    nor a library has."""
+    """Return the calls `name(…)` and settings `name=…` in a page's prose that neither this
+    project nor a library has."""
     lost = []
     for span in re.findall(r"`([^`\n]+)`", FENCE.sub("", text)):
         if call := re.fullmatch(r"((?:\w+\.)*)([A-Za-z_]\w*)\((.*)\)", span):
             keywords = set(re.findall(r"(?:^|[(,] ?)(\w+)=", call[3]))
             package = call[1].partition(".")[0]
-            if package and importlib.util.find_spec(package):  # of a library
+            if package and importlib.util.find_spec(package):  # a library's
                 pkgutil.resolve_name(call[1] + call[2])
             elif not keywords <= signatures().get(call[2], set()) or call[2] not in signatures():
                 lost.append(span)
@@ -295,7 +295,8 @@ def test_calls_and_settings_that_do_not_exist_are_found():
 
 
 def bash_lines(text: str) -> list[str]:
-    """Lines of the bash blocks in a page's text, continued ones joined, comments left out."""
+    """Return the lines of the bash blocks in a page's text, continued ones joined, without
+    comments."""
     lines = [
         re.split(r"(?:^|\s)#", line)[0].strip()
         for block in FENCE.finditer(text)
@@ -306,15 +307,15 @@ def bash_lines(text: str) -> list[str]:
 
 
 def commands(page: Path) -> list[tuple[str, list[str]]]:
-    """(module, arguments) of every command of this project in a page, from its bash blocks and
-    between its words."""
+    """Return (module, arguments) of every command of this project in a page, from its bash
+    blocks and its prose."""
     lines = bash_lines(page.read_text()) + re.findall(r"`([^`]+)`", FENCE.sub("", page.read_text()))
     found = []
     for line in lines:
         line = re.split(r"\s(?:&&|\||>)\s", f"{line} ")[0]
         try:
             words = shlex.split(line)
-        except ValueError:  # a quotation of something else
+        except ValueError:  # not a command
             continue
         words = words[1:] if words[:1] == ["./launch/quickstart.sh"] else words
         if line.startswith("./launch/quickstart.sh"):
@@ -346,11 +347,11 @@ def test_commands_are_accepted_with_their_settings_and_values(page, monkeypatch)
 
 
 def refused(page: Path) -> list[str]:
-    """`module arguments: why` of the page's commands that their own schema refuses: keys, values,
-    recipes.
+    """Return `module arguments: reason` of the page's commands that their own schema refuses: keys,
+    values, recipes.
 
-    "…" is what a reader fills in: such arguments are left out; a refusal then has to name one that
-    is there.
+    "…" stands for what a reader fills in. Such arguments are left out, and a refusal counts only if
+    it names one that is there.
     """
     lost = []
     for module, given in commands(page):
@@ -373,10 +374,10 @@ def refused(page: Path) -> list[str]:
             absent = any("…" in word for word in given) and not there & set(
                 re.findall(r"[\w.]+", str(error))
             )
-            # `dcar speak --vocoder`: an option is spoken of
+            # `dcar speak --vocoder`: the page only names an option
             alone = len(given) == 1 and given[0].startswith("--")
             first = re.match(r"[\w.]*", str(error))[0]
-            # a page may leave out what is required
+            # a page may leave out required settings
             unset = first in settings_of(schema) and first not in there
             if not (absent or alone or unset):
                 lost.append(f"{module} {' '.join(arguments)}: {error}")
@@ -388,7 +389,8 @@ MODULE = re.compile(r"-m\"?,? \"?((?:dcar|heads|rl|eval|launch)(?:\.\w+)+)")
 
 @pytest.mark.parametrize("file", ids([*PAGES, *CARDS, *CODE]))
 def test_modules_that_are_run_can_be_run(file):
-    """Without an entry `python -m` does nothing, and says so to nobody."""
+    """Check that the modules have an entry point: without one, `python -m` silently does
+    nothing."""
     for module in MODULE.findall(file.read_text()):
         path = ROOT / module.replace(".", "/")
         assert (path / "__main__.py").is_file() or "__name__ ==" in path.with_suffix(
@@ -417,8 +419,7 @@ def test_commands_with_unknown_settings_or_wrong_values_are_found(tmp_path, monk
     assert all(word in line for word, line in zip(wrong, why, strict=True))
 
 
-# programs that stand in bash blocks, beside ours; what they do is not tried here, but what they
-# name must exist
+# other programs in bash blocks; they are not run here, but what they name must exist
 PROGRAMS = {
     "pip",
     "pytest",

@@ -1,5 +1,5 @@
-"""Style, types, contracts of imports (pyproject.toml), cost of importing a decoder, and the page
-of dependencies."""
+"""Tests of style, types, import contracts (pyproject.toml), the cost of importing a decoder, and
+the page of dependencies."""
 
 import re
 import shutil
@@ -17,7 +17,8 @@ PAGE = (ROOT / "docs/dependencies.md").read_text()
 
 
 def run(*command: str, within: Path = ROOT, status: int = 0) -> str:
-    """What a program of this environment prints in a folder; it must end with this status."""
+    """Return what a program of this environment prints in a folder; it must end with this
+    status."""
     done = subprocess.run([sys.executable, *command], cwd=within, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
@@ -30,12 +31,11 @@ def test_style() -> None:
 
 @pytest.mark.slow
 def test_types() -> None:
-    """A minute and a half where mypy has no cache yet, some seconds afterwards."""
+    """Check types: a minute and a half if mypy has no cache yet, a few seconds afterwards."""
     run("-m", "mypy")
 
 
-# In a process of its own: import-linter switches the loggers off that exist, and later tests listen
-# to them.
+# In a process of its own, because import-linter disables existing loggers, which later tests need.
 LINT_IMPORTS = """from importlinter.cli import lint_imports
 raise SystemExit(lint_imports(config_filename="pyproject.toml", no_cache=True))"""
 
@@ -53,8 +53,11 @@ def test_contracts_of_imports_are_kept():
     ],
 )
 def test_a_circle_of_two_files_of_one_package_breaks_a_contract(circle, tmp_path):
-    """Until November 2026 dcar/vocoder/streaming.py imported model.py for its type only, which
-    no contract saw."""
+    """Check imports for types only and within functions, too.
+
+    Until November 2026 dcar/vocoder/streaming.py imported model.py only for a type, which no
+    contract detected.
+    """
     for package in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
         "root_packages"
     ]:
@@ -66,8 +69,8 @@ def test_a_circle_of_two_files_of_one_package_breaks_a_contract(circle, tmp_path
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     with (tmp_path / "dcar/vocoder/streaming.py").open("a") as file:
         file.write(f"from typing import TYPE_CHECKING\n{circle}")
-    said = run("-c", LINT_IMPORTS, within=tmp_path, status=1)
-    assert "No cycles are allowed in dcar.vocoder" in said, said
+    output = run("-c", LINT_IMPORTS, within=tmp_path, status=1)
+    assert "No cycles are allowed in dcar.vocoder" in output, output
 
 
 def test_importing_the_decoder_imports_no_audio_library():
@@ -93,7 +96,7 @@ def test_importing_the_decoder_imports_no_audio_library():
 NO_AUDIO = """
 import sys
 for name in ("soundfile", "soxr", "librosa", "onnxruntime", "faster_whisper", "ctranslate2", "jiwer", "gruut", "nemo"):
-    sys.modules[name] = None  # as if it were not installed: transformers takes some of them where they are
+    sys.modules[name] = None  # as if it were not installed: transformers uses some of them if it can
 from dcar.cli import main
 main(["train", "--config", "car_tiny", "max_steps=1", "out=" + sys.argv[1]])
 ours = [name for name in sys.modules if name.split(".")[0] in ("dcar", "heads", "rl", "eval", "launch")]
@@ -103,14 +106,14 @@ print(len(ours), [name for name in ours if name.startswith((
 
 
 def test_stage_one_needs_no_audio_library_and_few_modules(tmp_path):
-    """A whole run: what is imported within functions counts too."""
+    """Check a whole run, because imports within functions count, too."""
     count, _, found = run("-c", NO_AUDIO, str(tmp_path / "out")).splitlines()[-1].partition(" ")
     assert int(count) <= 52 and found == "[]"
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 def wanted() -> list[str]:
-    """What pyproject.toml asks for, as it stands there."""
+    """Return the requirements in pyproject.toml, as written there."""
     extras = PROJECT["optional-dependencies"]
     every = [
         *PROJECT["dependencies"],
@@ -120,18 +123,18 @@ def wanted() -> list[str]:
 
 
 def rows() -> dict[str, list[str]]:
-    """The table of the page: package -> asked for, tested, licence, for."""
+    """Return the table of the page: package -> required range, tested version, licence, purpose."""
     table = PAGE.partition("\n## ")[0]
     lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
     return {cells[0]: cells[1:] for cells in lines if cells[0] not in ("package", "---")}
 
 
 def test_the_table_of_dependencies_is_complete() -> None:
-    asked = {}
+    required = {}
     for text in wanted():
         name, range_ = re.fullmatch(r"([\w.-]+)(?:\[\w+\])?(.*)", text).groups()
-        asked[name] = range_ or "any"
-    assert {name: cells[0] for name, cells in rows().items()} == asked
+        required[name] = range_ or "any"
+    assert {name: cells[0] for name, cells in rows().items()} == required
     for one in map(Requirement, wanted()):
         assert one.specifier.contains(rows()[one.name][1]), (
             f"{one}: tested with {rows()[one.name][1]}"

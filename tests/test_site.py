@@ -1,5 +1,5 @@
-"""The documentation as a site: built strictly, every page of settings current, nothing loaded
-from elsewhere."""
+"""Tests of the documentation as a site: it is built strictly, every page of settings is current,
+and nothing is loaded from elsewhere."""
 
 import importlib
 import json
@@ -27,7 +27,7 @@ def site(tmp_path_factory) -> Path:
         patch.setenv("NO_MKDOCS_2_WARNING", "1")
         config = load_config(str(ROOT / "docs/site/mkdocs.yml"), strict=True, site_dir=str(folder))
         config.plugins.on_startup(command="build", dirty=False)
-        build(config)  # a link or an anchor that leads nowhere ends it
+        build(config)  # raises if a link or an anchor leads nowhere
     return folder
 
 
@@ -118,7 +118,8 @@ def test_links_out_of_the_documentation_are_pages_or_names(site):
 @needs_browser
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 def test_no_page_is_wider_than_the_screen(site, width):
-    """Tables and blocks of code scroll by themselves; pages with the widest of them."""
+    """Check the pages with the widest tables and blocks of code, which must scroll by
+    themselves."""
     with opened(site / "index.html", width) as browser:
         for name in (
             "index",

@@ -1,5 +1,4 @@
-"""Language models and checkpoints in miniature, on disk in the formats in which they are
-published."""
+"""Tiny language models and checkpoints, on disk in the formats in which they are published."""
 
 import math
 from pathlib import Path
@@ -83,8 +82,8 @@ def tiny_backbone(
     head_kind: str = "independent",
     **changes,
 ) -> BackboneDecoder:
-    """A random decoder on a random language model; sharpened so that its distributions are far
-    from uniform."""
+    """Return a random decoder on a random language model, sharpened so that its distributions
+    are far from uniform."""
     torch.manual_seed(seed)
     settings = dict(
         architecture=architecture(kind),
@@ -98,12 +97,12 @@ def tiny_backbone(
         text_prefix=(3, 4),
         text_suffix=(5,),
     )
-    if kind == MODEL_TYPE:  # its text encoder reads the text alone
+    if kind == MODEL_TYPE:  # its text encoder reads only the text
         settings |= dict(text_prefix=(), text_suffix=())
     decoder = BackboneDecoder(BackboneConfig(**{**settings, **changes})).eval()
     with torch.no_grad():
         for name, parameter in decoder.backbone.named_parameters():
-            # not what a new one has
+            # different from their initial values
             if name.endswith(("bias", "bias_u", "bias_v", "q_norm.weight", "k_norm.weight")):
                 parameter.normal_(std=0.5)
             elif parameter.dim() > 1:
@@ -115,13 +114,15 @@ def tiny_backbone(
 
 @torch.no_grad()
 def plain_hidden(decoder: BackboneDecoder, text: list[int], speech: list[int]) -> torch.Tensor:
-    """The language model's own pass over one sequence without padding, cache or mask: [S, D]."""
+    """Return the hidden states [S, D] of the language model's own pass over one sequence without
+    padding, cache or mask."""
     config, embed = decoder.config, decoder.backbone.embed_tokens
-    speak = decoder.speech_embedding.weight.to(embed.weight.dtype)
-    parts = [speak[config.start + 1][None]] if config.sequence_start else []
+    codes = decoder.speech_embedding.weight.to(embed.weight.dtype)
+    parts = [codes[config.start + 1][None]] if config.sequence_start else []
     parts.append(embed(torch.tensor([*config.text_prefix, *text, *config.text_suffix])))
-    parts += [] if config.bos else [speak[config.start][None]]
-    x = torch.cat([*parts, speak[torch.tensor(speech)]])[None]
+    if not config.bos:
+        parts.append(codes[config.start][None])
+    x = torch.cat([*parts, codes[torch.tensor(speech)]])[None]
     return (
         decoder.backbone(inputs_embeds=x, use_cache=False)
         .last_hidden_state[0, -len(speech) :]
@@ -130,7 +131,7 @@ def plain_hidden(decoder: BackboneDecoder, text: list[int], speech: list[int]) -
 
 
 def tiny_prompts(bos: bool = True) -> list[Prompt]:
-    """Seven prompts of different text and prompt lengths."""
+    """Return seven prompts of different text and prompt lengths."""
     return [
         Prompt(
             f"utt{i}",
@@ -142,7 +143,7 @@ def tiny_prompts(bos: bool = True) -> list[Prompt]:
 
 
 def tiny_text_tokenizer(extra: list[str] | None = None, chat: str | None = None):
-    """A byte-pair tokenizer trained on two sentences."""
+    """Return a byte-pair tokenizer trained on two sentences."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -168,7 +169,7 @@ def tiny_text_tokenizer(extra: list[str] | None = None, chat: str | None = None)
 
 
 def write_cosyvoice2(folder: Path) -> dict[str, torch.Tensor]:
-    """CosyVoice2-0.5B in small: llm.pt and CosyVoice-BlankEN/; returns the tensors."""
+    """Write a tiny CosyVoice2-0.5B: llm.pt and CosyVoice-BlankEN/; return the tensors."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -193,9 +194,8 @@ def write_cosyvoice2(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def write_cosyvoice1(folder: Path) -> dict[str, torch.Tensor]:
-    """CosyVoice-300M in small: llm.pt with the names and shapes of the published one,
-    cosyvoice.yaml, and Whisper's place taken by a tokenizer of another size in whisper/; returns
-    the tensors."""
+    """Write a tiny CosyVoice-300M: llm.pt with the names of the published one, cosyvoice.yaml,
+    and in whisper/ a tokenizer of another size in place of Whisper's; return the tensors."""
     torch.manual_seed(0)
     tokenizer = tiny_text_tokenizer()
     tokenizer.save_pretrained(str(folder / "whisper"))
@@ -248,15 +248,15 @@ def write_cosyvoice1(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def rewritten(folder: Path, tensors: dict[str, torch.Tensor], **changes) -> None:
-    """The tensors, but for some changes, in the place of a folder's; None leaves one out."""
+    """Write the tensors of a folder again with some changes; None leaves one out."""
     torch.save(
         {k: v for k, v in {**tensors, **changes}.items() if v is not None}, folder / "llm.pt"
     )
 
 
 def write_llasa(folder: Path, codes: int = CODES):
-    """LLaSA in small: a Llama with its marks and codes at the end of the vocabulary, and its
-    tokenizer."""
+    """Write a tiny LLaSA: a Llama with its marks and codes at the end of the vocabulary, and its
+    tokenizer; return both."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)

@@ -14,11 +14,11 @@ from tones import chirp
 
 
 def needs(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips without the package; stands in for what it imports without needing it to load a
-    model."""
+    """Skip the test if the package is missing, and replace modules that it imports but does not
+    need to load a model."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    if package == "speechtokenizer":  # its trainer wants a dozen packages that the model does not
+    if package == "speechtokenizer":  # its trainer needs a dozen packages that the model does not
         trainer: Any = types.ModuleType("speechtokenizer.trainer")
         trainer.SpeechTokenizerTrainer = None
         monkeypatch.setitem(sys.modules, "speechtokenizer.trainer", trainer)
@@ -50,8 +50,8 @@ def save_xcodec2(folder: Path) -> Path:
 def save_codec(kind: str, folder: Path) -> Path:
     """Write a tiny codec of transformers with four layers of 16 codes and random codebooks.
 
-    kind: "encodec" (24 kHz, 240 samples a frame), "mimi" (16 kHz, 1,280 samples a frame) or "dac"
-    (24 kHz, 320 samples a frame).
+    kind: "encodec" (24 kHz, 240 samples per frame), "mimi" (16 kHz, 1,280 samples per frame) or
+    "dac" (24 kHz, 320 samples per frame).
     """
     import transformers as t
 
@@ -97,8 +97,7 @@ def redraw(layer: Any) -> None:
 
 @torch.no_grad()
 def fit_codebooks(model: Any) -> None:
-    """Take the codes of an EnCodec or a Mimi from what its encoder makes of a chirp, so that all
-    are used."""
+    """Take the codes of an EnCodec or a Mimi from its encoding of a chirp, so that all are used."""
     wave = torch.from_numpy(chirp(4.0, 0))[None, None]
     if model.config.model_type == "encodec":
         stacks = [(model.quantizer.layers, model.encoder(wave))]

@@ -1,4 +1,4 @@
-"""Small corpora on disk, in the layouts of the wild."""
+"""Small corpora on disk, in the layouts of public data sets."""
 
 import io
 import json
@@ -49,8 +49,8 @@ def write_manifest(
     rate: int = RATE,
     name: str = "m.jsonl",
 ) -> Path:
-    """A manifest whose row i has the id ui, the text "Line i." and the speaker s, but for what
-    rows[i] says.
+    """Write a manifest whose row i has the id ui, the text "Line i." and the speaker s, with the
+    fields that rows[i] changes.
 
     waves: recordings, written as 0.wav, 1.wav …; the rows name them in turn.
     """
@@ -69,8 +69,8 @@ def write_manifest(
 def write_starter(
     folder: Path, train: int = 10, dev: int = 3, test: int = 2, **first_train_row: Any
 ) -> Path:
-    """The format that the project ships: parquet files with Ogg Opus of 0.6 … 1.0 s inside;
-    fields for one row."""
+    """Write the format that the project ships: parquet files with Ogg Opus of 0.6 … 1.0 s
+    inside. first_train_row: fields of one row to change."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, n in (("train", train), ("dev", dev), ("test", test)):
         rows = []
@@ -92,7 +92,7 @@ def write_starter(
 
 
 def toy_settings(path: Path, out: Path, **changes: Any) -> PrepareConfig:
-    """Shards of four utterances, and no long waits."""
+    """Return settings with shards of four utterances and short waits."""
     return PrepareConfig(
         **{"out": str(out), "path": str(path), "shard_size": 4, "wait_seconds": 20, **changes}
     )
@@ -101,7 +101,7 @@ def toy_settings(path: Path, out: Path, **changes: Any) -> PrepareConfig:
 def toy_prepare(
     config: PrepareConfig, tokenizer: ToyTokenizer | None = None, **kwargs: Any
 ) -> PrepareReport:
-    """`dcar prepare` with a toy tokenizer and a toy speaker encoder."""
+    """Run `dcar prepare` with a toy tokenizer and a toy speaker encoder."""
     return run(
         config,
         tokenizer=tokenizer or ToyTokenizer(),
@@ -112,13 +112,13 @@ def toy_prepare(
 
 
 def rows_of(out: Path) -> dict[str, dict]:
-    """All splits of a prepared corpus, by name."""
+    """Return all splits of a prepared corpus, by name."""
     return {split: load_prepared(out, split).to_dict() for split in prepared_info(out)["counts"]}
 
 
 def write_libritts(root: Path, subsets: dict[str, int], seconds: float = 0.5) -> Path:
-    """`subsets`: name -> utterances, in the real layout with real ids; every subset has two
-    speakers."""
+    """Write a corpus in the layout of LibriTTS with real ids; every subset has two speakers.
+    `subsets`: name -> number of utterances."""
     for s, (subset, count) in enumerate(subsets.items()):
         for i in range(count):
             speaker, chapter = str(100 * (s + 1) + i % 2), str(7000 + s)
@@ -134,8 +134,8 @@ def write_libritts(root: Path, subsets: dict[str, int], seconds: float = 0.5) ->
 
 
 def write_starter_as_libritts(root: Path, utterances: dict[str, int]) -> Path:
-    """Speech of the shipped corpus in the layout of LibriTTS: its first `utterances` of each
-    split."""
+    """Write recordings of the shipped corpus in the layout of LibriTTS: its first `utterances`
+    of each split."""
     subsets = {"train": "train-clean-100", "dev": "dev-clean", "test": "test-clean"}
     for chapter, (split, count) in enumerate(utterances.items(), start=7000):
         rows = pq.read_table(shipped("corpus") / f"{split}.parquet").slice(0, count).to_pylist()
@@ -151,7 +151,8 @@ def write_starter_as_libritts(root: Path, utterances: dict[str, int]) -> Path:
 
 
 def write_parquets(folder: Path, files: int = 3, rows: int = 2) -> Path:
-    """A folder as the hub lays it out: train-0000i-of-0000n.parquet with an Audio column."""
+    """Write a folder in the layout of the hub: train-0000i-of-0000n.parquet with an Audio
+    column."""
     import datasets
 
     folder.mkdir(parents=True, exist_ok=True)

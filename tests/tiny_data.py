@@ -1,4 +1,4 @@
-"""Prepared corpora and a vocoder in miniature, on disk in the real format."""
+"""Tiny prepared corpora and a tiny vocoder, on disk in the real format."""
 
 import json
 from collections.abc import Callable
@@ -19,19 +19,19 @@ CODES = 12
 
 
 def noise(rng: np.random.Generator) -> list[int]:
-    """Speech without a pattern, 30 tokens."""
+    """Return speech without a pattern, 30 tokens."""
     return rng.integers(0, CODES, 30).tolist()
 
 
 def counting(rng: np.random.Generator) -> list[int]:
-    """Speech that counts up from a random code, 12 to 32 tokens: everything but its end can be
-    learned."""
+    """Return speech that counts up from a random code, 12 to 32 tokens: everything but its end
+    can be learned."""
     start, length = rng.integers(CODES), rng.integers(12, 33)
     return [int(start + t) % CODES for t in range(length)]
 
 
 def one_text(tokens: list[int]) -> list[int]:
-    """The same four phonemes, whatever is spoken."""
+    """Return the same four phonemes for any tokens."""
     return [1, 2, 3, 4]
 
 
@@ -43,7 +43,7 @@ def tiny_split(
     speakers: int = 2,
     text: Callable[[list[int]], list[int]] = one_text,
 ) -> datasets.Dataset:
-    """Made-up utterances of a few speakers with all columns of a prepared split."""
+    """Return made-up utterances of a few speakers with all columns of a prepared split."""
     rng = np.random.default_rng([seed, len(split), ord(split[0])])
     empty = {
         name: [] if isinstance(kind, datasets.List) else "" if kind.dtype == "string" else 1.0
@@ -78,7 +78,7 @@ def write_prepared(
     speakers: int = 2,
     text: Callable[[list[int]], list[int]] = one_text,
 ) -> Path:
-    """A prepared corpus of made-up utterances, as `dcar prepare` lays it out."""
+    """Write a prepared corpus of made-up utterances, in the layout of `dcar prepare`."""
     for split, count in (("train", train), ("dev", dev)):
         tiny_split(split, count, speech, speakers=speakers, text=text).save_to_disk(
             str(directory / split)
@@ -109,7 +109,7 @@ def write_prepared(
 
 
 def tiny_tokenizer(folder: Path) -> KMeansTokenizer:
-    """A k-means tokenizer of random codes in four dimensions, saved in `folder`."""
+    """Return a k-means tokenizer of random codes in four dimensions, saved in `folder`."""
     centroids = np.random.default_rng(3).standard_normal((CODES, 4)).astype(np.float32)
     tokenizer = KMeansTokenizer(
         WhisperEncoder(), centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4)
@@ -119,7 +119,7 @@ def tiny_tokenizer(folder: Path) -> KMeansTokenizer:
 
 
 def tiny_vocoder(calibration_tokens: tuple[int, ...] = ()) -> TokenVocoder:
-    """A random vocoder that makes noise in milliseconds."""
+    """Return a random vocoder that makes noise in milliseconds."""
     torch.manual_seed(0)
     return TokenVocoder(
         VocoderConfig(
@@ -138,14 +138,14 @@ def tiny_vocoder(calibration_tokens: tuple[int, ...] = ()) -> TokenVocoder:
 
 
 def random_voice(seed: int = 0) -> np.ndarray:
-    """What a vocoder is told of a voice, [298], with a pitch that people have."""
+    """Return the voice features [298] that a vocoder receives, with a human pitch."""
     voice = np.random.default_rng(seed).normal(size=298).astype(np.float32)
     voice[256:258] = 5.1, 0.2  # mean and spread of log F0
     return voice
 
 
 class ToyTokenizer:
-    """One code per 20 ms: the number of sign changes, so that pitch decides it."""
+    """Tokenizer with one code per 20 ms: the number of sign changes, which depends on the pitch."""
 
     name, vocab_size, rate_hz, checksum = "toy", 64, 50.0, "sha-toy"
 
@@ -169,8 +169,8 @@ class ToyTokenizer:
 
 
 class ToyLayers(ToyTokenizer):
-    """Three layers at the rate of the recordings: the codes of `ToyTokenizer`, and these plus 1
-    and plus 2."""
+    """Tokenizer with three layers at the rate of the recordings: the codes of `ToyTokenizer`,
+    and these plus 1 and plus 2."""
 
     layers, sample_rate = 3, 16_000
 

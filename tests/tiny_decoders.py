@@ -14,8 +14,8 @@ from heads.shared import SharedHeads
 
 
 def sharpen_heads(heads: Heads, factor: float) -> None:
-    """Distributions that are far from uniform, and in shared heads offsets that are far from
-    each other."""
+    """Scale the heads so that distributions are far from uniform and, in shared heads, offsets
+    far from each other."""
     with torch.no_grad():
         heads.base.weight.mul_(factor)
         if isinstance(heads, SharedHeads):
@@ -28,8 +28,8 @@ def sharpen_heads(heads: Heads, factor: float) -> None:
 
 
 def tiny_decoder(heads: int = 4, seed: int = 0, kind: str = "independent", **changes) -> CARDecoder:
-    """A random decoder of a few thousand parameters; sharpened so that its distributions are far
-    from uniform."""
+    """Return a random decoder of a few thousand parameters, sharpened so that its distributions
+    are far from uniform."""
     torch.manual_seed(seed)
     settings = dict(
         text_vocab_size=20,
@@ -53,8 +53,8 @@ def tiny_decoder(heads: int = 4, seed: int = 0, kind: str = "independent", **cha
 def policy_of(
     width: int | None = 16, seed: int = 0, base: str = "", features: int = 32, std: float = 2.0
 ) -> ChunkPolicy:
-    """A random policy on the hidden states of a tiny decoder (with the checksum `base`), far
-    from uniform."""
+    """Return a random policy on the hidden states of a tiny decoder (with the checksum `base`),
+    far from uniform."""
     torch.manual_seed(seed)
     policy = ChunkPolicy(
         ChunkPolicyConfig(features, 4, width, num_attention_heads=2, base_checksum=base)
@@ -65,7 +65,8 @@ def policy_of(
 
 @torch.no_grad()
 def states(model, prompt: Prompt, tokens: Sequence[int] = ()) -> Tensor:
-    """Hidden states [S, D] of a prompt and tokens behind it, computed without a cache."""
+    """Return the hidden states [S, D] of a prompt and the tokens after it, computed without a
+    cache."""
     front = [
         *prompt.prompt_ids,
         *([model.config.speech_vocab_size + 1] if model.config.bos else []),
@@ -81,7 +82,7 @@ def states(model, prompt: Prompt, tokens: Sequence[int] = ()) -> Tensor:
 
 
 def eos_decoder(head: int) -> CARDecoder:
-    """A decoder of which one head always says EOS and the others never do."""
+    """Return a decoder of which one head always predicts EOS and the others never do."""
     model = tiny_decoder()
     with torch.no_grad():
         model.heads.block_weight.zero_()

@@ -1,5 +1,5 @@
 """Methods of every kind for tiny decoders: cases for tests/held.py, with the oracle's rules, and
-all on one decoder."""
+all of them on one decoder."""
 
 import random
 from typing import Any
@@ -39,20 +39,19 @@ UTTERANCES = [[random.Random(i).randrange(12) for _ in range(20)] for i in range
 def candidates_policy(
     scored: bool = False, num_actions: int = 4, width: int = 8, **changes
 ) -> ChunkPolicy:
-    """A policy after the draw, far from uniform; `scored`: with a chunk scorer of this width."""
+    """Return a policy after the draw, far from uniform; `scored`: with a chunk scorer of this
+    width."""
     torch.manual_seed(1)
-    scorer = (
-        dict(chunk_scorer_width=width, chunk_scorer_embedding=4, chunk_scorer_ids=13)
-        if scored
-        else {}
-    )
+    scorer: dict[str, int] = {}
+    if scored:
+        scorer = dict(chunk_scorer_width=width, chunk_scorer_embedding=4, chunk_scorer_ids=13)
     policy = ChunkPolicy(
         ChunkPolicyConfig(32, num_actions, reads="candidates", **scorer, **changes)
     ).eval()
     torch.nn.init.normal_(policy.scores.linear.weight, std=0.1)
-    policy.scores.linear.weight.data[:, 9:] = 0.0  # tokens decide, not lengths
+    policy.scores.linear.weight.data[:, 9:] = 0.0  # the choice depends on tokens, not lengths
     if scored:
-        # so that draws differ by much
+        # so that candidates differ clearly
         torch.nn.init.normal_(policy.chunk_scorer.output.weight, std=8.0)
     return policy
 
@@ -66,7 +65,7 @@ def ruled(schedule: ChunkRule, rule: oracle.Rule) -> Case:
 
 
 def by_policy(make, mode: str = "greedy", shuffle: bool = False, **how: Any) -> Case:
-    """The case of a policy; `how` as for `PolicyChunk`."""
+    """Return the case of a policy; `how`: arguments of `PolicyChunk`."""
 
     def case(read):
         policy = read(make())
@@ -93,7 +92,7 @@ def best_of(read):
 
 
 def chains(kind: str, by: str, length: int = 3, noise: float = 0.8) -> Case:
-    """The case of `rule_of(kind)`, drafted by the heads or by a draft model."""
+    """Return the case of `rule_of(kind)`, drafted by the heads or by a draft model."""
 
     def case(read):
         model = target()
@@ -143,11 +142,11 @@ KINDS: dict[str, Case] = {
     "tree": vadusa(2),
     "mtp-viterbi": viterbi,
 }
-"""One of each kind: each keeps something else for a row."""
+"""One case of each kind: each stores other data for a row."""
 
 
 def every_method(device: torch.device | str = "cpu") -> tuple[CARDecoder, dict[str, Method]]:
-    """A decoder on a device, and one method of every kind by name."""
+    """Return a decoder on a device, and methods of every kind by name."""
     model = tiny_decoder()
     groups = build_groups(model.speech_embedding.weight[:12], THETA)
     before, after = policy_of(16).to(device), scored(width=16).to(device)

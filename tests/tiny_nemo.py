@@ -49,7 +49,7 @@ def _common() -> dict[str, Any]:
 
 
 def save_ctc(path: Path) -> Path:
-    """An `EncDecCTCModel`, as NeMo saves it."""
+    """Save an `EncDecCTCModel` in NeMo's format."""
     with quiet_nemo():
         from nemo.collections.asr.models import EncDecCTCModel
         from omegaconf import OmegaConf
@@ -70,7 +70,7 @@ def save_ctc(path: Path) -> Path:
 
 
 def save_transducer(path: Path) -> Path:
-    """An `EncDecRNNTModel` that hears something in noise, as NeMo saves it."""
+    """Save an `EncDecRNNTModel` that transcribes noise as text, in NeMo's format."""
     with quiet_nemo():
         from nemo.collections.asr.models import EncDecRNNTModel
         from omegaconf import OmegaConf
@@ -113,8 +113,8 @@ def save_transducer(path: Path) -> Path:
         with torch.no_grad():
             for name, parameter in model.joint.named_parameters():
                 if name.endswith("weight"):
-                    parameter.mul_(4)  # so that what is heard depends on the audio
-            # of the blank and the space: so that something is heard
+                    parameter.mul_(4)  # so that the transcript depends on the audio
+            # fewer blanks and spaces, so that the transcript is not empty
             model.joint.joint_net[-1].bias[[-1, labels.index(" ")]] -= 4
         model.save_to(str(path))
     return path

@@ -39,7 +39,7 @@ def save_hubert(
 
 
 def save_whisper(folder: Path) -> Path:
-    """A Whisper that transcribes noise in a few letters."""
+    """Save a Whisper that transcribes noise as a few letters."""
     folder.mkdir(parents=True, exist_ok=True)
     pieces = ["a", "b", "c", "Ġ", "Ġa", "ab"]
     vocabulary = {piece: i for i, piece in enumerate([*pieces, "<|endoftext|>"])}

@@ -1,4 +1,4 @@
-"""A codec whose further layers are functions of its first one, the voice and the phoneme; and a
+"""Codec whose further layers are functions of its first one, the voice and the phoneme, and a
 corpus of it."""
 
 import json
@@ -22,21 +22,22 @@ BOTH = np.stack([_RNG.permutation(CODES) for _ in range(CODES)])
 
 
 def layered(first: np.ndarray, voice: int, phonemes: np.ndarray) -> np.ndarray:
-    """All layers [LAYERS, T]: the second is a function of first layer and voice, the third of
-    first layer and phoneme, the fourth of those two."""
+    """Return all layers [LAYERS, T]: the second is a function of first layer and voice, the
+    third of first layer and phoneme, the fourth of those two."""
     second = BY_VOICE[voice, first]
     third = BY_PHONEME[np.repeat(phonemes, SPAN)[: len(first)], first]
     return np.stack([first, second, third, BOTH[second, third]])
 
 
 def utterance(rng: np.random.Generator, voice: int) -> tuple[list[int], np.ndarray]:
-    """Phonemes and all layers of an utterance."""
+    """Return phonemes and all layers of an utterance."""
     phonemes = rng.integers(1, PHONEMES + 1, rng.integers(4, 9))
     return phonemes.tolist(), layered(rng.integers(0, CODES, SPAN * len(phonemes)), voice, phonemes)
 
 
 class GeneratedCodec:
-    """Loudness of a recording is its voice; a token is heard as one sample a layer, code / 100."""
+    """Codec whose voice is the loudness of a recording; a token becomes one sample per layer,
+    code / 100."""
 
     name, vocab_size, layers, rate_hz, sample_rate, checksum = (
         "generated",
@@ -68,7 +69,7 @@ def recording(voice: int) -> tuple[np.ndarray, int]:
 
 
 def write_residual(folder: Path, train: int, dev: int, spec: str = "generated", **info) -> Path:
-    """A prepared corpus of the codec; `info` changes what it says of its tokenizer."""
+    """Write a prepared corpus of the codec; `info` changes what it records about its tokenizer."""
     write_prepared(folder, train=train, dev=dev, speakers=VOICES, spec=spec)
     for split in ("train", "dev"):
         rng = np.random.default_rng(len(split))

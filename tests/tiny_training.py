@@ -1,4 +1,4 @@
-"""Stage one in miniature: a model and settings that train in a second."""
+"""Tiny stage one: a model and settings that train in a second."""
 
 import dataclasses
 import shutil
@@ -28,7 +28,7 @@ MODEL = dict(
 )
 
 
-# of the small models beside a decoder: 8 steps, a checkpoint at 4
+# settings of the small models next to a decoder: 8 steps, a checkpoint at 4
 SMALL = dict(
     batch_size=6,
     max_steps=8,
@@ -67,9 +67,9 @@ def trainer_of(config: TrainConfig, model: CARDecoder) -> CARTrainer:
     return CARTrainer(dataclasses.replace(config, model=model.config), model, *datasets)
 
 
-def log_of(out: Path | str, said: str = "") -> list[dict]:
-    """The lines of a run's log, or those that say something of `said`."""
-    return [line for line in read_log(Path(out) / "log.jsonl") if not said or said in line]
+def log_of(out: Path | str, key: str = "") -> list[dict]:
+    """Return the lines of a run's log, or those that contain `key`."""
+    return [line for line in read_log(Path(out) / "log.jsonl") if not key or key in line]
 
 
 def arguments(settings: dict) -> list[str]:
@@ -77,9 +77,12 @@ def arguments(settings: dict) -> list[str]:
 
 
 def check_resumption(run: Callable, config_of: Callable, folder: Path) -> None:
-    """A training of 8 steps with a checkpoint at 4 that was cut off ends in the weights of one
-    that was not; a finished one trains nothing; changed settings are used or refused;
-    `resume=False` starts anew. config_of(out, **changes): settings of `run`."""
+    """Check how a training of 8 steps with a checkpoint at 4 resumes. config_of(out, **changes):
+    settings of `run`.
+
+    An interrupted run ends with the weights of an uninterrupted one; a finished run trains nothing;
+    changed settings are used or refused; `resume=False` starts anew.
+    """
     config, out = config_of(folder / "run"), folder / "run"
     whole = run(config).checksum()
     for name in ("model.safetensors", "log.jsonl"):

@@ -1,5 +1,5 @@
-"""Verifying methods, drafters and statistics for `tiny_decoder`; distributions to hold them
-against."""
+"""Verifying methods, drafters and statistics for `tiny_decoder`, and distributions to compare
+them with."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -23,8 +23,8 @@ FALSE_ALARM = 1e-6
 
 
 def imperfect_draft(target: CARDecoder, noise: float = 0.4) -> DraftDecoder:
-    """A draft of both layers of a tiny target: the target itself but for noise on its output
-    head."""
+    """Return a draft model with both layers of a tiny target: the target itself, with noise on
+    its output head."""
     draft = build_draft(target).eval()
     torch.manual_seed(1)
     with torch.no_grad():
@@ -35,7 +35,7 @@ def imperfect_draft(target: CARDecoder, noise: float = 0.4) -> DraftDecoder:
 
 
 def rule_of(kind: str, drafter, groups: TokenGroups) -> ChainVerifier:
-    """A verifier by a short name; `groups` are those of PCG."""
+    """Return a verifier by a short name; `groups` are those of PCG."""
     return {
         "sd": lambda: SpeculativeDecoding("sd", drafter),
         "ssd": lambda: TolerantDecoding("ssd-0.4", drafter, 0.4),
@@ -48,13 +48,13 @@ def rule_of(kind: str, drafter, groups: TokenGroups) -> ChainVerifier:
 
 
 def method_of(kind: str, target: CARDecoder, drafter, theta: float = 0.1) -> ChainVerifier:
-    """The same with the groups of a decoder's codes."""
+    """Return a verifier by a short name, with the groups of a decoder's codes."""
     codes = target.speech_embedding.weight[: target.config.speech_vocab_size]
     return rule_of(kind, drafter, build_groups(codes, theta))
 
 
 def tiny_statistics(**changes) -> VerifierStatistics:
-    """Statistics of a decoder of twelve codes and four heads."""
+    """Return statistics of a decoder of twelve codes and four heads."""
     settings = dict(
         decoder="a" * 64,
         tokenizer="t",
@@ -71,7 +71,7 @@ def tiny_statistics(**changes) -> VerifierStatistics:
 def plain(
     target: CARDecoder, prompts: list[Prompt], sampling: SamplingConfig, **options
 ) -> list[DecodeResult]:
-    """Next-token decoding."""
+    """Decode token by token."""
     return decode(target, prompts, ChunkMethod(FixedChunk(1)), sampling, **options)
 
 
@@ -82,11 +82,10 @@ def sequence_distribution(
     length: int,
     change: Callable = lambda probs, prompt, tokens: probs,
 ) -> dict[tuple, float]:
-    """Probabilities of all token sequences of next-token decoding, by enumeration; EOS is the last
-    element.
+    """Return the probabilities of all token sequences of next-token decoding, by enumeration; EOS
+    is the last element.
 
-    change(probs [V + 1], prompt, tokens so far) may put another distribution in the place of a
-    position's.
+    change(probs [V + 1], prompt, tokens so far) may replace the distribution of a position.
     """
     eos, probs = target.config.eos, {}
 
@@ -114,8 +113,8 @@ def sequence_distribution(
 
 
 def goodness(results: list[DecodeResult], probs: dict[tuple, float], eos: int) -> float:
-    """p-value of the drawn sequences under the distribution; rare ones are counted together,
-    impossible ones give 0."""
+    """Return the p-value of the drawn sequences under the distribution; rare ones are counted
+    together, impossible ones give 0."""
     drawn = Counter(tuple(r.tokens) + (() if r.truncated else (eos,)) for r in results)
     if set(drawn) - set(probs):
         return 0.0

@@ -1,4 +1,4 @@
-"""A vocoder of tiny sizes and the pack that it learns from: two voices that buzz."""
+"""Tiny vocoder and the pack that it learns from: two voices that buzz."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,8 @@ RATE = 24_000
 
 
 def harmonic(f0: np.ndarray | float, seconds: float, seed: int = 0) -> np.ndarray:
-    """A buzz: harmonics of f0 (Hz, scalar or [samples]) that fall off, with a little noise."""
+    """Return a buzz: harmonics of f0 (Hz, scalar or [samples]) of falling amplitude, with a
+    little noise."""
     count = int(seconds * RATE)
     phase = 2 * np.pi * np.cumsum(np.broadcast_to(f0, count)) / RATE
     wave = sum(np.sin(k * phase) / k for k in range(1, 12))
@@ -46,10 +47,11 @@ def voice(seed: int = 0, f0: float = 150.0) -> torch.Tensor:
 def toy_data(
     folder: Path, speeds: tuple[float, ...] = (1.0,), token_rate: int = 50, states: bool = False
 ) -> VocoderData:
-    """Six recordings of two voices; the token says which third of the pitch range sounds, one in
-    eight is silence. The pack lies where `toy_config` looks for it.
+    """Write and load a pack of six recordings of two voices, at the path that `toy_config` names.
+    The token determines the pitch, one of two; one token in eight is silence.
 
-    states: with a codebook in three dimensions, and with states that lie around it."""
+    states: with a codebook in three dimensions, and with states around its entries.
+    """
     codebook = np.random.default_rng(2).standard_normal((16, 3)) if states else None
     random, recordings, rows, size = np.random.default_rng(1), [], [], RATE // token_rate
     for i in range(6):
@@ -60,15 +62,13 @@ def toy_data(
         for speed in speeds:
             played = resample(recordings[-1], RATE * speed, RATE)
             count = math.ceil(len(played) / size)
-            spoken = tokens[np.minimum((np.arange(count) * speed).astype(int), len(tokens) - 1)]
-            heard = (
-                None
-                if codebook is None
-                else codebook[spoken] + 0.1 * random.standard_normal((count, 3))
-            )
+            codes = tokens[np.minimum((np.arange(count) * speed).astype(int), len(tokens) - 1)]
+            vectors = None
+            if codebook is not None:
+                vectors = codebook[codes] + 0.1 * random.standard_normal((count, 3))
             rows.append(
                 PackRow(
-                    i, speed, spoken, embedding(i % 2), f"v{i % 2}", i == 5 and speed == 1.0, heard
+                    i, speed, codes, embedding(i % 2), f"v{i % 2}", i == 5 and speed == 1.0, vectors
                 )
             )
     write_pack(folder / "pack.safetensors", recordings, rows, "toy-checksum", token_rate, codebook)

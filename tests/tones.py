@@ -10,8 +10,8 @@ def noise(seconds: float, seed: int = 0, rate: int = 16_000) -> np.ndarray:
 
 
 def chirp(seconds: float, seed: int, rate: int = 24_000) -> np.ndarray:
-    """A gliding buzz with syllable-like bursts: not speech, but it moves the encoder through
-    many states."""
+    """Return a gliding buzz with syllable-like bursts: not speech, but it moves the encoder
+    through many states."""
     rng = np.random.default_rng(seed)
     t = np.arange(round(seconds * rate)) / rate
     pitch = 110 * 2 ** rng.uniform(0, 1) * (1 + 0.2 * np.sin(2 * np.pi * rng.uniform(0.5, 2) * t))

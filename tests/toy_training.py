@@ -32,7 +32,7 @@ NEVER = {"save_strategy": "no", "eval_strategy": "no", "load_best_model_at_end":
 
 
 def toy_parts(train: int = 24, dev: int = 9, **changes: Any) -> dict[str, Any]:
-    """What `rl.train.run` and `DCPOTrainer` would load."""
+    """Return the objects that `rl.train.run` and `DCPOTrainer` would load."""
     return {
         "decoder": ToyDecoder(),
         "vocoder": ToyVocoder(),
@@ -48,21 +48,22 @@ def toy_config(out: Path, **changes: Any) -> DCPOConfig:
 
 
 def toy_trainer(out: Path, parts: dict[str, Any] | None = None, **changes: Any) -> DCPOTrainer:
-    """parts: of `toy_parts`, or other arguments of the trainer; changes: of settings. A step is
-    rolled out in one part: the same rollouts in half the passes."""
+    """Return a trainer. parts: replace those of `toy_parts`, or other arguments of the trainer;
+    changes: settings. The rollouts of a step are made in one part: the same rollouts in half the
+    passes."""
     trainer = DCPOTrainer(args=toy_config(out, **changes), **{**toy_parts(), **(parts or {})})
     trainer.roller.microbatches = 1
     return trainer
 
 
 def check_said(policy: ChunkPolicy, batch: RolloutBatch) -> torch.Tensor:
-    """The distributions [B, S, A] recomputed from what was recorded are those that the actions
-    were drawn from."""
+    """Check that the distributions [B, S, A] recomputed from the records are those that the
+    actions were drawn from, and return them."""
     probs = log_probs_of(policy, batch)
     for row, record in enumerate(batch.records):
-        said = record.result.action_log_probs
-        taken = probs[row].gather(-1, batch.actions[row, :, None])[: len(said), 0]
-        assert taken.tolist() == pytest.approx(said, abs=1e-4)
+        recorded = record.result.action_log_probs
+        taken = probs[row].gather(-1, batch.actions[row, :, None])[: len(recorded), 0]
+        assert taken.tolist() == pytest.approx(recorded, abs=1e-4)
     return probs
 
 
@@ -73,7 +74,7 @@ def random_policy(
 
 
 class Deaf(ToyRecognizer):
-    """Hears one word, whatever is said; it counts what it was asked."""
+    """Recogniser that returns one word for any wave and counts the waves."""
 
     heard = 0
 
@@ -86,7 +87,7 @@ class Deaf(ToyRecognizer):
 
 
 class Listener:
-    """Mishears waves of an even number of tokens, so that rewards differ."""
+    """Recogniser that is wrong about waves of an even number of tokens, so that rewards differ."""
 
     name = "listener"
 

@@ -1,10 +1,10 @@
-"""A world without audio in which the right chunk size depends on context.
+"""World without audio in which the right chunk size depends on context.
 
-Speech of N units: each unit is a start, zero to three mids, an end; code = 3 * unit + {start 0, mid
-1, end 2}. After an end the next token is certain, elsewhere it is a choice, and heads sample
+Speech of N units: each unit is a start, zero to three mids, and an end; code = 3 * unit + {start 0,
+mid 1, end 2}. After an end the next token is certain; elsewhere it is a choice. Heads sample
 independently, so a chunk that spans a choice can emit impossible pairs. The decoder is a table of
-the exact distributions of its K heads; the vocoder is the identity; the recogniser reads a unit
-where start, mids and end stand together, and "junk" for each broken run.
+the exact distributions of its K heads; the vocoder is the identity; the recogniser returns a unit
+if start, mids and end are contiguous, and "junk" for each broken run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FEATURES = 24
 
 
 def step(state: State, units: int) -> dict[State | None, float]:
-    """The next states and their probabilities; None is the end of speech."""
+    """Return the next states and their probabilities; None is the end of speech."""
     unit, kind, mids = state
     if kind == STOP:
         return {(unit + 1, START, 0): 1.0} if unit + 1 < units else {None: 1.0}
@@ -47,7 +47,7 @@ def step(state: State, units: int) -> dict[State | None, float]:
 
 @lru_cache(None)
 def ahead(state: State, k: int, units: int) -> dict[State | None, float]:
-    """Distribution of the state k tokens later."""
+    """Return the distribution of the state k tokens later."""
     if k == 1:
         return step(state, units)
     out: dict[State | None, float] = {}
@@ -59,7 +59,7 @@ def ahead(state: State, k: int, units: int) -> dict[State | None, float]:
 
 
 def consume(state: State, code: int) -> State:
-    """The state after reading a token, however impossible it is there."""
+    """Return the state after reading a token, even one that is impossible there."""
     unit, kind = divmod(code, 3)
     if kind != MID:
         return unit, kind, 0
@@ -77,7 +77,7 @@ class ToyHeads(nn.Module):
 
 
 class ToyDecoder(nn.Module, Reader):
-    """A decoder and its reader, from tables."""
+    """Decoder and its reader, from tables."""
 
     def __init__(self, heads: int = 4):
         super().__init__()
@@ -92,27 +92,17 @@ class ToyDecoder(nn.Module, Reader):
             bos=True,
         )
         self.norm = nn.LayerNorm(1)
-        self.device, self.dtype, self.hidden_dtype = (
-            torch.device("cpu"),
-            torch.float32,
-            torch.float32,
-        )
+        self.device = torch.device("cpu")
+        self.dtype = self.hidden_dtype = torch.float32
         self.backend = Backend()
-        states = [
-            (n, s)
-            for n in range(4, 9)
-            for s in [FIRST]
-            + [
-                (u, k, c)
-                for u in range(n)
-                for k, c in ((START, 0), (MID, 1), (MID, 2), (MID, 3), (STOP, 0))
-            ]
-        ]
+        kinds = ((START, 0), (MID, 1), (MID, 2), (MID, 3), (STOP, 0))
+        states: list[tuple[int, State]] = []
+        for n in range(4, 9):
+            states.append((n, FIRST))
+            states += [(n, (unit, kind, mids)) for unit in range(n) for kind, mids in kinds]
         self.number = {state: i for i, state in enumerate(states)}
-        features, probs = (
-            torch.zeros(len(states), FEATURES),
-            torch.zeros(len(states), heads, CODES + 1),
-        )
+        features = torch.zeros(len(states), FEATURES)
+        probs = torch.zeros(len(states), heads, CODES + 1)
         following = torch.zeros(len(states), CODES, dtype=torch.long)
         for i, (n, state) in enumerate(states):
             unit, kind, mids = state
@@ -127,14 +117,14 @@ class ToyDecoder(nn.Module, Reader):
         self.heads = ToyHeads(features, probs)
 
     def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
-        """Of each position it holds the number of the state behind it."""
+        """Return a cache that holds, for each position, the number of the state after it."""
         return KVCache(1, rows, 1, capacity, 1)
 
     def text_room(self, units: int) -> int:
         return 0
 
     def cover(self, cache: KVCache) -> None:
-        """Nothing has to be prepared."""
+        """Do nothing: there is nothing to prepare."""
 
     def prefill(
         self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor
@@ -155,7 +145,7 @@ class ToyDecoder(nn.Module, Reader):
         assert layout is None
         row, states, hidden = torch.arange(len(tokens)), cache.kv[0, :, :, 0, 0, 0], []
         state = states[row, cache.lengths - 1].long()
-        for j, codes in enumerate(tokens.clamp(max=CODES - 1).unbind(1)):  # padding may be anything
+        for j, codes in enumerate(tokens.clamp(max=CODES - 1).unbind(1)):  # padding has any value
             state = self.following[state, codes]
             states[row, cache.lengths + j] = state.float()
             hidden.append(self.features[state])
@@ -163,8 +153,8 @@ class ToyDecoder(nn.Module, Reader):
 
 
 class ToyVocoder:
-    """The identity: a wave of token ids. `breaks` names utterance lengths in tokens at which it
-    fails."""
+    """Identity: a wave of token ids. `breaks(tokens)`: True for
+    tokens at which it fails."""
 
     sample_rate = 50
 
@@ -185,7 +175,7 @@ class ToyRecognizer:
 
 
 class ToyCTC(ToyRecognizer):
-    """Also a CTC model with a frame a token, which hears the unit of every code; words are its
+    """CTC model with one frame per token, which recognises the unit of every code; words are its
     units."""
 
     name = "toy-ctc"
@@ -198,23 +188,22 @@ class ToyCTC(ToyRecognizer):
             logits[torch.arange(len(wave)), torch.from_numpy(wave).long() // 3] = 4.0
             target = [UNITS.index(word) for word in text.split()]
             costs, units = viterbi(logits.log_softmax(-1).numpy(), target, len(UNITS))
-            [heard] = self.transcribe([wave], sample_rate)
-            found.append(
-                Alignment(costs, units, -float(costs.sum()) / len(target), len(target), heard)
-            )
+            [transcript] = self.transcribe([wave], sample_rate)
+            likelihood = -float(costs.sum()) / len(target)
+            found.append(Alignment(costs, units, likelihood, len(target), transcript))
         return found
 
     def log_likelihood(self, waves, sample_rate, texts) -> list[float]:
-        """Of the likeliest path."""
+        """Return the log-likelihood of the likeliest path."""
         return [a.log_likelihood for a in self.align(waves, sample_rate, texts)]
 
 
 def toy_token_recognizer() -> TokenRecognizer:
-    """Reads tokens as `ToyCTC` hears them: the unit of every code, whose text id is one more; a
-    blank is likelier than another unit."""
+    """Return a recogniser that reads tokens as `ToyCTC` does: the unit of every code, whose text
+    id is one more; a blank is likelier than another unit."""
     model = TokenRecognizer(TokenRecognizerConfig(CODES, len(UNITS) + 1, CODES, ())).eval()
     with torch.no_grad():
-        model.embedding.weight.copy_(torch.eye(CODES + 1, CODES))  # 4.8 and −0.2 behind the norm
+        model.embedding.weight.copy_(torch.eye(CODES + 1, CODES))  # 4.8 and −0.2 after the norm
         model.output.weight.copy_(
             torch.cat([torch.zeros(1, CODES), torch.eye(len(UNITS)).repeat_interleave(3, 1)])
         )
@@ -223,8 +212,8 @@ def toy_token_recognizer() -> TokenRecognizer:
 
 
 def faster(completions, chunk_sizes, **columns) -> list[float]:
-    """A reward of a user's own: more tokens a decision. It names no audio, so nothing is voiced
-    for it."""
+    """Reward of a user's own: more tokens per decision. It has no parameter `audio`, so nothing
+    is synthesised for it."""
     return [
         0.3 * (1 - len(sizes) / max(1, len(tokens)))
         for tokens, sizes in zip(completions, chunk_sizes, strict=True)
@@ -232,7 +221,8 @@ def faster(completions, chunk_sizes, **columns) -> list[float]:
 
 
 def read(codes: list[int]) -> list[str]:
-    """Units whose start, mids and end are contiguous, "junk" for each maximal broken run."""
+    """Return the units whose start, mids and end are contiguous, and "junk" for each maximal
+    broken run."""
     words: list[str] = []
     current: int | None = None
     junk = False
@@ -244,11 +234,15 @@ def read(codes: list[int]) -> list[str]:
             if current != unit:
                 junk, current = True, None
         elif current == unit:
-            words += ["junk"] * junk + [UNITS[unit]]
+            if junk:
+                words.append("junk")
+            words.append(UNITS[unit])
             junk, current = False, None
         else:
             junk, current = True, None
-    return words + ["junk"] * (junk or current is not None)
+    if junk or current is not None:
+        words.append("junk")
+    return words
 
 
 def toy_items(count: int, seed: int = 0, name: str = "toy") -> list[PromptItem]:

@@ -73,7 +73,9 @@ class DCPOConfig(GRPOConfig):
     learning_rate: float = setting(
         1e-4, "Learning rate of Adam, or step length of the natural gradient.", above=0
     )
-    weight_decay: float = setting(0.0, "Weight decay of Adam.", minimum=0)
+    weight_decay: float = setting(
+        0.0, "Decoupled weight decay (AdamW); without effect on optimizer=natural.", minimum=0
+    )
     max_grad_norm: float = setting(
         1.0, "Norm to which gradients are clipped; 0 = no clipping.", minimum=0
     )

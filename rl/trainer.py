@@ -268,11 +268,12 @@ class DCPOTrainer(ResilientTrainer):
         if self.optimizer is None and args.optimizer == "natural":
             self.optimizer = NaturalGradient(weights, self._curvature, args.learning_rate)
         elif self.optimizer is None:
-            self.optimizer = torch.optim.Adam(
+            self.optimizer = torch.optim.AdamW(
                 weights,
                 lr=args.learning_rate,
                 eps=args.adam_epsilon,
                 betas=(args.adam_beta1, args.adam_beta2),
+                weight_decay=args.weight_decay,
             )
         return self.optimizer
 

@@ -207,7 +207,7 @@ def _compiled(flags: Sequence[str]) -> Path:
             return made.replace(folder / f"{name}{_digest(made.read_bytes())}.so")
     except OSError as error:
         raise NativeError(
-            f"{folder}: no space for compiled kernels ({error}); set XDG_CACHE_HOME"
+            f"{folder}: cannot write compiled kernels ({error}); set XDG_CACHE_HOME"
         ) from error
 
 

@@ -242,7 +242,7 @@ REFUSED = {
     "draft of 4 .* 5 .* 4": SpeculativeDecoding("sd", HeadDrafter(4)),
     "size 6 ": Vadusa(2, chain(5)),
     "size 7 ": MTPViterbi(7, Transitions(*count_bigrams([[0]], 12), 14)),
-    "vadusa-2: hidden": Vadusa(2, chain(2)),
+    "vadusa-2: record_hidden": Vadusa(2, chain(2)),
     "repetition_window=0": Vadusa(2, chain(2)),
 }
 

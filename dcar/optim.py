@@ -2,8 +2,8 @@
 re-implemented; and AdamW.
 
 ScaledAdam (Yao et al. 2023, Zipformer, §3.3): Adam whose step is proportional to each tensor's own
-root mean square, and which also learns that scale; gradients are clipped against a running median
-of their scaled norm.
+root mean square, and which also learns that scale; gradients are clipped relative to a running
+median of their scaled norm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def adamw(parameters: Iterable[Tensor], rate: float, decay: float) -> torch.optim.AdamW:
-    """AdamW (betas 0.9, 0.98) that decays matrices by `decay`, and neither biases nor norms."""
+    """Return AdamW (betas 0.9, 0.98) that decays matrices by `decay`, but neither biases nor
+    norms."""
     every = list(parameters)
     return torch.optim.AdamW(
         [
@@ -33,21 +34,22 @@ def adamw(parameters: Iterable[Tensor], rate: float, decay: float) -> torch.opti
 
 
 class ScaledAdam(Optimizer):
-    """Adam with parameter-scaled steps, of whole tensors (none that FSDP or DeepSpeed shard).
+    """Adam with parameter-scaled steps, for whole tensors (not for those that FSDP or DeepSpeed
+    shard).
 
-    A step is a few operations on lists of tensors (`torch._foreach_*`), with no read by the host. A
-    step of a group whose gradient is not finite is skipped on the device: weights and state stay as
-    they are.
+    A step consists of a few operations on lists of tensors (`torch._foreach_*`), without a read by
+    the host. A step of a group whose gradient is not finite is skipped on the device: weights and
+    state stay as they are.
 
     Args:
         lr: step relative to a tensor's RMS (0.01 in the paper, far larger than Adam's).
         betas: decay of the first and second moments.
         clipping_scale: clip gradients above this multiple of the median norm; None = no clipping.
-        clipping_update_period: how many steps the median looks back.
+        clipping_update_period: number of past steps in the median.
         scalar_lr_scale: step of the learned scale, and of tensors with a single element, relative
             to lr.
-        min_rms: RMS below which a tensor is no longer treated as smaller.
-        max_rms: RMS that a tensor may not grow beyond.
+        min_rms: RMS below which steps no longer become smaller.
+        max_rms: largest RMS that a tensor may grow to.
     """
 
     def __init__(
@@ -86,25 +88,23 @@ class ScaledAdam(Optimizer):
         return loss
 
     def _update(self, parameters: list[Tensor], group: dict) -> None:
-        """One step of a group; tensors with a single element, which have no scale, come last.
-        Vectors have one number a tensor [N]."""
+        """Make one step of a group; tensors with a single element, which have no scale, come
+        last. Vectors have one number per tensor [N]."""
         n, scaled = len(parameters), sum(p.numel() > 1 for p in parameters)
         states = [self._state_of(p) for p in parameters]
         rms = rms_of(parameters).clamp(min=group["min_rms"])
         fine, clip = self._clip(group, parameters, rms)
         flat = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
-        flat.mul_(clip).masked_fill_(~fine, 0.0)  # filled, since 0 * inf is not 0
+        flat.mul_(clip).masked_fill_(~fine, 0.0)  # filled, because 0 * inf is not 0
         gradients = _unflatten_dense_tensors(flat, parameters)
 
-        # the gradient of the tensor's scale is sum(parameter * gradient); it has Adam moments of
-        # its own
+        # the gradient of the tensor's scale is sum(parameter * gradient); the scale has Adam
+        # moments of its own
         values = [*gradients, *sums(list(torch._foreach_mul(parameters, gradients)))]
-        moments, squares = (
-            [s[name] for name in names for s in states]
-            for names in (("moment", "scale_moment"), ("square", "scale_square"))
-        )
+        moments = [s[name] for name in ("moment", "scale_moment") for s in states]
+        squares = [s[name] for name in ("square", "scale_square") for s in states]
         beta1, beta2 = group["betas"]
-        # a skipped step lets nothing decay
+        # in a skipped step nothing decays
         torch._foreach_mul_(moments, torch.where(fine, beta1, 1.0))
         torch._foreach_add_(moments, values, alpha=1 - beta1)
         torch._foreach_mul_(squares, torch.where(fine, beta2, 1.0))
@@ -114,7 +114,7 @@ class ScaledAdam(Optimizer):
 
         # Adam's (moment / correction1) / (sqrt(square / correction2) + eps) is front * moment /
         # (sqrt(square) + eps)
-        counts = torch.stack(updates).clamp(min=1)  # still 0 where no step was taken yet
+        counts = torch.stack(updates).clamp(min=1)  # still 0 if no step was taken yet
         root2 = (1 - beta2**counts).sqrt()
         front, eps = root2 / (1 - beta1**counts), root2 * group["eps"]
         scale_steps = front * torch.stack(moments[n:]) / (torch.stack(squares[n:]).sqrt() + eps)
@@ -135,74 +135,72 @@ class ScaledAdam(Optimizer):
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         state = self.state[parameter]
         if not state:
-            state["moment"], state["square"] = (
-                torch.zeros_like(parameter),
-                torch.zeros_like(parameter),
-            )
+            for name in ("moment", "square"):
+                state[name] = torch.zeros_like(parameter)
             for name in ("updates", "scale_moment", "scale_square"):
                 state[name] = parameter.new_zeros(())
         return state
 
     @staticmethod
     def _clip(group: dict, parameters: list[Tensor], rms: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether the RMS-scaled norm of the gradients is finite, and the factor <= 1 that
-        brings it under clipping_scale * the running median; both on the device."""
-        # d(loss) for a relative change of the tensor: gradient times RMS, so that all tensors count
-        # alike
+        """Return whether the RMS-scaled norm of the gradients is finite, and the factor <= 1
+        that reduces it to clipping_scale * the running median; both on the device."""
+        # change of the loss with a relative change of the tensor: gradient times RMS, so that all
+        # tensors count alike
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm = (torch.stack(torch._foreach_norm(gradients)) * rms).square().sum().sqrt()
         fine = norm.isfinite()
         if group["clipping_scale"] is None:
             return fine, torch.ones_like(norm)
-        # of the last steps, the newest last; infinite where there was none yet
+        # norms of the last steps, the newest last; infinite for steps before the first
         if "norms" not in group:
             group["norms"] = norm.new_full((group["clipping_update_period"],), math.inf)
         norms = group["norms"].to(norm.device)  # a loaded state may be elsewhere
         norms = group["norms"] = torch.where(fine, torch.cat((norms[1:], norm[None])), norms)
         seen = norms.isfinite().sum()
         median = norms.sort().values.take(seen // 2)
-        # 0 / 0 where all are zeros
+        # 0 / 0 if all gradients are zero
         clip = (group["clipping_scale"] * median / norm).nan_to_num(1.0).clamp(max=1.0)
         return fine, torch.where(seen < 10, 1.0, clip)
 
 
 def rms_of(tensors: list[Tensor]) -> Tensor:
-    """[N]: root mean square of each of N tensors."""
+    """Return the root mean square of each of N tensors: [N]."""
     return torch.stack(
         torch._foreach_div(torch._foreach_norm(tensors), [math.sqrt(t.numel()) for t in tensors])
     )
 
 
 def paired(tensors: list[Tensor], values: Tensor) -> list[Tensor]:
-    """The numbers in values [N], which are on the device, for a `torch._foreach_*` operation
+    """Return values [N], which are on the device, as a list for a `torch._foreach_*` operation
     with N tensors."""
     return spread(tensors, values) if values.is_cuda else list(values)
 
 
 def spread(tensors: list[Tensor], values: Tensor) -> list[Tensor]:
-    """Tensors of the shapes of N tensors, filled with values [N]: one copy, where a GPU would
-    launch a kernel for every pair of a tensor and a number."""
+    """Return tensors of the shapes of N tensors, filled with values [N]. This takes one copy,
+    while a GPU would launch a kernel for every pair of a tensor and a number."""
     flat = torch.cat([value.expand(t.numel()) for value, t in zip(values, tensors, strict=True)])
     return list(_unflatten_dense_tensors(flat, tensors))
 
 
 def sums(tensors: list[Tensor]) -> list[Tensor]:
-    """The sum of each tensor."""
+    """Return the sum of each tensor."""
     return signed_norms(tensors) if tensors[0].is_cuda else [t.sum() for t in tensors]
 
 
 def signed_norms(tensors: list[Tensor]) -> list[Tensor]:
-    """The sum of each tensor as twice the norm of its positive part less its norm, for which a
-    GPU needs few kernels for a whole list; in float64, since the two may be far larger than
-    their difference."""
+    """Return the sum of each tensor, computed as twice the norm of its positive part less its
+    norm, for which a GPU needs few kernels for a whole list. It is computed in float64, since
+    the two may be far larger than their difference."""
     positive = torch._foreach_norm(torch._foreach_clamp_min(tensors, 0.0), 1, dtype=torch.float64)
     whole = torch._foreach_norm(tensors, 1, dtype=torch.float64)
     return list((2 * torch.stack(positive) - torch.stack(whole)).to(tensors[0].dtype))
 
 
 def eden_factor(batch: int, epoch: float, warmup_batches: int = 200) -> float:
-    """Eden's factor on the base rate: decays as batch^-0.5 from 5000 batches on and as
-    epoch^-0.5 from 4 epochs on (the original's defaults), and rises 0.5 -> 1 in the first
+    """Return Eden's factor on the base rate: it decays as batch^-0.5 from 5000 batches on and as
+    epoch^-0.5 from 4 epochs on (the original's defaults), and rises from 0.5 to 1 in the first
     batches."""
     decay = ((batch**2 + 5000**2) / 5000**2) ** -0.25 * ((epoch**2 + 4**2) / 4**2) ** -0.25
     warmup = 1.0 if batch >= warmup_batches else 0.5 + 0.5 * batch / warmup_batches
@@ -210,14 +208,14 @@ def eden_factor(batch: int, epoch: float, warmup_batches: int = 200) -> float:
 
 
 def eden(optimizer: Optimizer, batches_per_epoch: int, warmup_batches: int = 200) -> LambdaLR:
-    """Eden schedule; the epoch is counted whole, as in the original."""
+    """Return the Eden schedule; only complete epochs count, as in the original."""
     return LambdaLR(
         optimizer, lambda b: eden_factor(b, b // max(1, batches_per_epoch), warmup_batches)
     )
 
 
 def cosine(optimizer: Optimizer, total: int, warmup: int, floor: float = 0.02) -> LambdaLR:
-    """Linear warm-up, then half a cosine down to `floor` of the base rate."""
+    """Return a schedule of linear warm-up, then half a cosine down to `floor` of the base rate."""
 
     def factor(step: int) -> float:
         if step < warmup:

@@ -29,18 +29,18 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FAILED = 1  # a DCARError, or files that may not be read or written
+FAILED = 1  # a DCARError, or no permission to read or write a file
 # EX_TEMPFAIL: stopped by a signal; finished work is kept, and the same command resumes
 REQUEUE = 75
-INTERRUPTED = 130  # Ctrl-C, as a shell counts SIGINT
-BROKEN_PIPE = 141  # the reader of the output is gone, as a shell counts SIGPIPE
+INTERRUPTED = 130  # Ctrl-C: the status of a shell for SIGINT
+BROKEN_PIPE = 141  # the reader of the output has ended: the status of a shell for SIGPIPE
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 # Messages of torch for a device that is missing or unknown.
 NO_DEVICE = re.compile(
     r"not compiled with CUDA|No CUDA GPUs|Found no NVIDIA driver|[Ii]nvalid device|"
     r"Expected one of cpu, cuda"
 )
-# Messages of gloo, NCCL and torch's stores for another process that is gone or does not answer.
+# Messages of gloo, NCCL and torch's stores for another process that has ended or does not answer.
 GONE = re.compile(
     r"gloo|nccl|connection (closed|reset|refused|was)|failed to (recv|send|connect)|"
     r"timed? ?out|socket|"
@@ -50,12 +50,15 @@ GONE = re.compile(
 
 
 SMALL = 100_000_000
-"""Parameters of a decoder, below which its steps are too short to be shared among threads."""
+"""Number of a decoder's parameters below which its steps are too short to be divided among
+threads."""
 
 
 def cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def own_device(device: str) -> str:
@@ -75,15 +78,15 @@ def own_device(device: str) -> str:
 
 
 def workers(count: int) -> int:
-    """Return a number of worker threads: `count`, or, if that is 0, one for each core that this
-    process has when the processes of a launch share the cores of the machine."""
+    """Return the number of worker threads: `count`, or, if that is 0, one for each core of this
+    process when the processes of a launch share the cores of the machine."""
     return count or max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 @contextlib.contextmanager
 def worker_pool(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Provide threads that compute with one torch thread each; what they have not begun when the
-    block is left is cancelled."""
+    """Provide a pool of threads that compute with one torch thread each; tasks that have not
+    begun at the end of the block are cancelled."""
     import torch
 
     pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
@@ -94,8 +97,8 @@ def worker_pool(count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def one_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items in order. The next one is made in a thread while the caller uses the present
-    one, and no more than that one."""
+    """Yield the items in order. While the caller uses one, a thread computes the next one, and
+    no more than that."""
     iterator, end = iter(items), object()
     with ThreadPoolExecutor(1) as thread:
         following = thread.submit(next, iterator, end)
@@ -106,15 +109,16 @@ def one_ahead(items: Iterable[T]) -> Iterator[T]:
 
 @contextlib.contextmanager
 def handling_signals(name: str) -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, a second one exits at once; SIGTERM exits with REQUEUE.
-    Forked processes keep the default handlers; outside of the main thread this does nothing."""
+    """Handle signals within the block: Ctrl-C raises KeyboardInterrupt, a second one exits at
+    once; SIGTERM exits with REQUEUE. Forked processes keep the default handlers; outside of the
+    main thread this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     process, received = os.getpid(), list[int]()
 
     def handle(number: int, frame: Any) -> None:
-        if os.getpid() != process:  # a forked worker: the default action
+        if os.getpid() != process:  # in a forked worker: the default action
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -124,12 +128,9 @@ def handling_signals(name: str) -> Iterator[None]:
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         if number == signal.SIGTERM:
-            os.write(
-                2,
-                f"{name}: SIGTERM; what is on the disk is kept, run the same command "
-                "again\n".encode(),
-            )
-        # again: an exception in an object's __del__ is ignored
+            message = f"{name}: SIGTERM; finished work is kept: run the same command again\n"
+            os.write(2, message.encode())
+        # repeat it in five seconds, because an exception in an object's __del__ is ignored
         signal.setitimer(signal.ITIMER_REAL, 5.0)
         # not an Exception, which the isolation of rewards and recognisers would catch
         raise SystemExit(REQUEUE)
@@ -141,25 +142,28 @@ def handling_signals(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # the first import of a C extension makes an ImportError of what was raised in it
+        # the first import of a C extension converts what is raised in it to ImportError
+        if signal.SIGINT in received:
+            raise KeyboardInterrupt from error
         if received:
-            raise (
-                KeyboardInterrupt if signal.SIGINT in received else SystemExit(REQUEUE)
-            ) from error
+            raise SystemExit(REQUEUE) from error
         raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        if signal.SIGINT not in received:  # after Ctrl-C a second one must work until the very end
+        if signal.SIGINT not in received:  # after Ctrl-C, a second one must work until the very end
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
 def run_command(name: str, command: Callable[[], object]) -> int:
-    """Run a command and return its exit status: its own, FAILED after a DCARError or a missing
-    file permission (printed without a traceback; DCAR_TRACEBACK=1 shows it), REQUEUE after
-    SIGTERM, INTERRUPTED after Ctrl-C, BROKEN_PIPE silently where the reader of its output is
-    gone (`dcar doctor | head -1`). What it logs is shown; characters that standard output cannot
-    encode are shown as `?`."""
+    """Run a command and return its exit status.
+
+    This is the command's own status, FAILED after a DCARError or a missing file permission (printed
+    without a traceback; DCAR_TRACEBACK=1 shows it), REQUEUE after SIGTERM, INTERRUPTED after
+    Ctrl-C, or, without a message, BROKEN_PIPE if the reader of its output has ended (`dcar doctor |
+    head -1`). Log messages are shown; characters that standard output cannot encode are shown as
+    `?`.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -178,14 +182,14 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         return error.status if isinstance(error, StoppedError) else FAILED
     except KeyboardInterrupt:
         print(
-            f"{name}: interrupted; what is on the disk is kept, run the same command again",
+            f"{name}: interrupted; finished work is kept: run the same command again",
             file=sys.stderr,
         )
         return INTERRUPTED
     except BrokenPipeError:
         if not _stdout_is_closed():
-            raise  # another pipe: that of a worker or of a service
-        # what Python still flushes at its end
+            raise  # another pipe is broken: that of a worker or of a service
+        # discards what Python flushes at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except (AssertionError, RuntimeError) as error:
@@ -193,8 +197,7 @@ def run_command(name: str, command: Callable[[], object]) -> int:
             raise
         print(
             f"{name}: PyTorch cannot compute on this device ({str(error).splitlines()[0]}); set "
-            "device=cpu, or see "
-            "`dcar doctor` for what this machine has",
+            "device=cpu, or run `dcar doctor` to see the devices of this machine",
             file=sys.stderr,
         )
         return FAILED
@@ -205,7 +208,8 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         if not known or os.environ.get("DCAR_TRACEBACK"):
             raise
         print(
-            f"{name}: {error.filename}: {error.strerror}; give another folder, or the right to it",
+            f"{name}: {error.filename}: {error.strerror}; choose another folder, or change its "
+            "permissions",
             file=sys.stderr,
         )
         return FAILED
@@ -213,7 +217,7 @@ def run_command(name: str, command: Callable[[], object]) -> int:
 
 
 def _cannot_hold_files(path: Path) -> bool:
-    """Whether no file can be created in a file's folder: below /proc, say."""
+    """Return whether no file can be created in the folder of a file, for example below /proc."""
     try:
         tempfile.TemporaryFile(dir=next(p for p in path.absolute().parents if p.is_dir())).close()
     except OSError:
@@ -222,10 +226,10 @@ def _cannot_hold_files(path: Path) -> bool:
 
 
 def _stdout_is_closed() -> bool:
-    """Whether standard output is a pipe that nobody reads."""
+    """Return whether standard output is a pipe that no process reads."""
     try:
         descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):  # standard output is no file of the system
+    except (OSError, ValueError):  # standard output is not a file of the system
         return False
     waiting = select.poll()
     waiting.register(descriptor, 0)
@@ -234,8 +238,8 @@ def _stdout_is_closed() -> bool:
 
 @contextlib.contextmanager
 def meeting_others() -> Iterator[None]:
-    """Wraps what synchronises the processes of a launch: ProcessError where one of them is
-    missing."""
+    """Convert errors to ProcessError if the block, which synchronises the processes of a launch,
+    fails because one of them is missing."""
     try:
         yield
     except RuntimeError as error:
@@ -244,14 +248,13 @@ def meeting_others() -> Iterator[None]:
             raise
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise ProcessError(
-            f"process {os.environ.get('RANK')} of {world}, meeting the others at {address}: not "
-            "all "
-            f"came ({str(error).splitlines()[0]}). Their own logs have the cause; start the same "
-            "command again"
+            f"process {os.environ.get('RANK')} of {world}, waiting for the others at {address}: "
+            f"not all of them arrived ({str(error).splitlines()[0]}). Their own logs show the cause; "
+            "start the same command again"
         ) from error
 
 
-# --- one run at a time for every folder and file that is written ----------------------------------
+# --- locks: one run at a time writes to a folder or file ------------------------------------------
 
 _held: set[int] = set()
 """Descriptors of the locks of this process."""
@@ -259,7 +262,7 @@ _held: set[int] = set()
 
 def _let_go() -> None:
     """Close a forked process's copies of the locks, so that a worker that outlives a killed run
-    holds nothing."""
+    does not hold them."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
@@ -269,20 +272,20 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def run_claimed(run: Callable[[Any], T], config: Any) -> T:
-    """`run(config)` while `config.out` is claimed."""
+    """Return `run(config)`, while `config.out` is claimed."""
     with claimed(config.out):
         return run(config)
 
 
 @contextlib.contextmanager
 def claimed(out: str | Path) -> Iterator[None]:
-    """Claim a folder or file (none if empty) for what is written in the block. BusyError if another
-    run holds it.
+    """Claim a folder or file (none if `out` is empty) for writing within the block. Raises
+    BusyError if another run holds it.
 
     The lock is on a hidden file next to `out`, which is removed at the end. The operating system
-    releases the lock of a process that ends in any way, so the file of a killed run is no obstacle.
-    Of several processes of a launch the first one holds the lock for all. A file system without
-    locks is named in a warning, and nothing is held.
+    releases the lock of a process that ends in any way, so the file of a killed run does not block
+    others. Of the processes of a launch, the first one holds the lock for all. If the file system
+    does not support locks, a warning names `out`, and nothing is held.
     """
     if not out or int(os.environ.get("RANK", "0")):
         yield
@@ -292,9 +295,9 @@ def claimed(out: str | Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _locked(path, out)
-    except OSError as error:  # whatever else forbids to write there is reported by the run itself
+    except OSError as error:  # if `out` cannot be written to either, the run itself reports it
         logger.warning(
-            "%s: cannot be locked (%s); make sure that no other run writes there",
+            "%s: cannot be locked (%s); make sure that no other run writes to it",
             out,
             error.strerror,
         )
@@ -307,20 +310,21 @@ def claimed(out: str | Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
             _held.discard(descriptor)
             os.close(descriptor)
-            for folder in made:  # of a run that has written nothing
+            for folder in made:  # still empty if the run has written nothing
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
 
 def _lock_file(out: Path) -> Path:
-    """Next to `out`; within a folder that is a mount point, or whose parent cannot be written."""
+    """Return the path of the lock: next to `out`, or within it if it is a mount point or its
+    parent cannot be written to."""
     within = out.is_dir() and (out.is_mount() or not os.access(out.parent, os.W_OK))
     return (out if within else out.parent) / f".{out.name}.lock"
 
 
 def _locked(path: Path, out: str | Path) -> int:
-    """The descriptor of `path`, locked and describing this process. BusyError if another process
-    has it."""
+    """Return the descriptor of `path`, locked and describing this process. Raises BusyError if
+    another process holds the lock."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -338,19 +342,18 @@ def _locked(path: Path, out: str | Path) -> int:
             holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "it has just started"
             os.close(descriptor)
             raise BusyError(
-                f"{out}: another run writes to it ({holder}); wait until that one ends, or give "
-                "another "
-                "out"
+                f"{out}: another run writes to it ({holder}); wait until that run ends, or choose "
+                "another out"
             ) from None
         except OSError:  # a file system without locks
             path.unlink(missing_ok=True)
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its holder has removed it in the meantime
+        os.close(descriptor)  # its holder has removed the file in the meantime
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether `path` still names the file of a descriptor."""
+    """Return whether `path` still names the file of a descriptor."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

@@ -28,8 +28,9 @@ PACKAGES = (
 
 
 def machine() -> str:
-    """Return the name of the processor (or GPU) that figures were measured on."""
-    import torch  # whoever only writes a file need not wait for it
+    """Return the name of the processor (or GPU) on which figures were measured, and the number
+    of threads."""
+    import torch  # here, because writing a file does not need it
 
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
@@ -75,13 +76,12 @@ def provenance(**inputs: Any) -> dict[str, Any]:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write JSON so that the file is either the old one or the whole new one. Raises DataError
-    if it cannot be written."""
+    """Write JSON atomically: the file is either the old one or the complete new one. Raises
+    DataError if it cannot be written."""
     try:
         write_text(path, json.dumps(value, indent=2, default=float) + "\n")
     except OSError as error:
         raise DataError(
             f"{path}: cannot be written ({error}); free some space or choose another folder, and "
-            "run "
-            "again: what is finished is kept"
+            "run the command again: finished work is kept"
         ) from error

@@ -207,7 +207,9 @@ def _rows(settings: list[Setting]) -> list[str]:
     left = min(LEFT, max(map(len, names), default=0))
     lines = []
     for s, name in zip(settings, names, strict=True):
-        what = "required, " * (s.default is MISSING) + allowed(s.hint, s.meaning)
+        what = allowed(s.hint, s.meaning)
+        if s.default is MISSING:
+            what = f"required, {what}"
         if len(what) < 40:
             what = what.replace(" ", "\u00a0")  # no line is broken there
         text = textwrap.wrap(f"{s.meaning} [{what}]", WIDTH - left - 4, break_long_words=False)

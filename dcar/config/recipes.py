@@ -42,7 +42,7 @@ def recipe_file(named: str | Path) -> tuple[Path, str]:
             # False for what can be no path, which Path.is_file raises for
             if name and os.path.isfile(path):
                 return path, variant
-    if os.path.exists(named) or "\0" in named:  # a folder, say
+    if os.path.exists(named) or "\0" in named:  # for example a folder
         return Path(named), ""
     known = [f"{r.name}{v and ':'}{v}" for r in shipped() for v in ("", *r.variants)]
     near = difflib.get_close_matches(Path(named).name.removesuffix(".yaml"), known, n=1, cutoff=0.5)

@@ -38,11 +38,11 @@ class Meaning(str):
     declared: bool = False  # by `setting`, not by another project
     limits: tuple[tuple[str, float], ...] = ()  # ("≥", 1), …; for every item of a list
     choices: tuple[str, ...] = ()
-    name: str = ""  # its key, where that is not the name of the field
+    name: str = ""  # its key, if that is not the name of the field
     short: str = ""  # option of one letter
     positional: bool = False  # given as a bare word
     place: str = ""  # "folder" or "file": what kind of path it is
-    prose: bool = False  # words to be spoken, in which ~ is no home folder
+    prose: bool = False  # text to be synthesised, in which ~ is not the home folder
 
     @property
     def bounds(self) -> str:
@@ -100,7 +100,7 @@ class Setting:
     path: tuple[str, ...]  # its attributes, from the schema on
     hint: Any  # its type
     meaning: Meaning
-    default: Any  # MISSING where it has to be given
+    default: Any  # MISSING if it must be given
     group: bool = False  # a dataclass: its members follow
 
 
@@ -197,7 +197,8 @@ def kind(hint: Any) -> str:
 def allowed(hint: Any, meaning: Meaning) -> str:
     """Return the allowed values of a setting, for --help: its type with bounds, or its choices."""
     if meaning.choices:
-        return "list of " * (typing.get_origin(hint) in (list, tuple)) + " | ".join(meaning.choices)
+        choices = " | ".join(meaning.choices)
+        return f"list of {choices}" if typing.get_origin(hint) in (list, tuple) else choices
     first, *others = kind(hint).split(" or ") if meaning.bounds else [kind(hint)]
     return ", or ".join([f"{first} {meaning.bounds}".strip(), *others])
 
@@ -271,7 +272,8 @@ def fitting(key: str, value: Any, hint: Any, meaning: Meaning) -> Any:
     """Convert `value` to the type of its setting, and check it. Raises ConfigError that states
     what it must be."""
     expected = f"one of {', '.join(meaning.choices)}" if meaning.choices else allowed(hint, meaning)
-    expected = "a " * expected.startswith(("whole", "number", "list", "mapping")) + expected
+    if expected.startswith(("whole", "number", "list", "mapping")):
+        expected = f"a {expected}"
     try:
         converted = convert(value, hint)
     except (Mismatch, ValueError) as error:
@@ -294,9 +296,13 @@ def at_home(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
+    """Return a value for a message: at most 60 characters of it, those in the middle left out, so
+    that the end of a path remains."""
     value = unspelled(value)
-    text = f"'{value}'" if isinstance(value, str) else "null" if value is None else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    text = "null" if value is None else str(value)
+    if len(text) > 60:
+        text = f"{text[:20]}…{text[-39:]}"
+    return f"'{text}'" if isinstance(value, str) else text
 
 
 def check(config: Any) -> None:
@@ -318,9 +324,9 @@ def check_place(key: str, value: Any, place: str) -> None:
     path = Path(value)
     try:
         if path.exists() and path.is_dir() != (place == "folder"):
+            other = "file" if place == "folder" else "folder"
             raise ConfigError(
-                f"{key}: {_shown(str(value))} is a {'file' if place == 'folder' else 'folder'}, "
-                f"but must be a {place}"
+                f"{key}: {_shown(str(value))} is a {other}; choose a {place}, or another path"
             )
         above = next((p for p in path.parents if p.exists()), None)
     except (OSError, ValueError) as error:

@@ -247,7 +247,10 @@ class SpeechDecoder(Checkpoint):
         heads, hidden = self.heads, states
         weights = [1.0] * heads.num_heads if head_weights is None else list(head_weights)
         if len(weights) != heads.num_heads:
-            raise ConfigError(f"{len(weights)} head weights for {heads.num_heads} heads")
+            raise ConfigError(
+                f"head_weights has {len(weights)} values for {heads.num_heads} heads; give one "
+                "per head (settings head_weight_decay and model.num_prediction_heads)"
+            )
         if hidden is None:
             inputs = speech_ids if speech_inputs is None else speech_inputs
             hidden = self.speech_hidden(

@@ -162,7 +162,7 @@ def inherited_layers(
     top = top or max(1, round(TOP_SHARE * depth))
     if bottom < 1 or top < 1 or bottom + top > depth:
         raise ConfigError(
-            f"a draft model of {bottom} bottom and {top} top layers cannot be made from {depth} "
-            "layers; choose at least one of each, and no more than there are"
+            f"bottom_layers={bottom} and top_layers={top} do not fit a decoder of {depth} layers; "
+            "choose at least one of each, and together no more than the decoder has"
         )
     return tuple(range(bottom)), tuple(range(depth - top, depth))

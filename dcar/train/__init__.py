@@ -1,1 +1,1 @@
-"""Stage one: CAR, FAR and draft models."""
+"""Stage one: training of CAR, FAR and draft models."""

@@ -1,4 +1,4 @@
-"""`python -m dcar.train`: stage one."""
+"""Stage one: `python -m dcar.train`."""
 
 import sys
 

@@ -1,8 +1,9 @@
 """Batches of stage one from a prepared split, in the two layouts of `dcar.prompts.items`; and
 replay.
 
-Replay fills a part of every batch with rows of another corpus. The decoder that is fine-tuned has
-learned from hours of many voices; minutes of one would teach it their few sentences.
+Replay fills a share of every batch with rows of another corpus. A decoder that has learned from
+hours of many voices would otherwise overfit the few sentences of minutes of one voice when it is
+fine-tuned.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 class SpeechDataset(Dataset):
     """Teacher-forcing examples; items are addressed by (epoch, index), so that resuming needs no
-    state."""
+    state. Raises DataError if the data exceeds the vocabularies of `config`."""
 
     def __init__(self, split: Split, config: CARConfig, prompt_tokens: int, seed: int):
         self.config, self.seed = config, seed
@@ -45,11 +46,9 @@ class SpeechDataset(Dataset):
             )
         if split.largest_text_id >= config.text_vocab_size:
             raise DataError(
-                f"the data has text id {split.largest_text_id}, but the model has "
-                f"{config.text_vocab_size} "
-                "of them: raise model.text_vocab_size, or prepare the corpus with the model's "
-                "phoneme "
-                "inventory"
+                f"the data has text id {split.largest_text_id}, but the model has only "
+                f"{config.text_vocab_size} text ids: raise model.text_vocab_size, or prepare the "
+                "corpus with the model's phoneme inventory"
             )
 
     def __len__(self) -> int:
@@ -61,19 +60,18 @@ class SpeechDataset(Dataset):
         prompt_length = 1
         if self.config.bos:
             rng = np.random.default_rng([self.seed, epoch, index])
-            source = (
-                self.prompts[index]
-                if self.has_prompt[index]
-                else self.chooser.speech[self.chooser.choose(index, rng)]
-            )
+            if self.has_prompt[index]:
+                source = self.prompts[index]
+            else:
+                source = self.chooser.speech[self.chooser.choose(index, rng)]
             prompt = [*self.chooser.crop(source, rng), self.config.speech_vocab_size + 1]
             speech, prompt_length = prompt + speech, len(prompt)
         return {"text": list(self.texts[index]), "speech": speech, "prompt_length": prompt_length}
 
 
 class FrozenStates(SpeechDataset):
-    """The examples of the first epoch, in every epoch, with the hidden states of a frozen trunk
-    (float16, on the CPU).
+    """Examples of the first epoch, repeated in every epoch, with the hidden states of a frozen
+    trunk (float16, on the CPU).
 
     They are computed once, in batches that do not depend on the order of training, so a resumed run
     repeats itself.
@@ -94,12 +92,14 @@ class FrozenStates(SpeechDataset):
                     for name, part in collate([data[0, i] for i in which]).items()
                 }
                 hidden = model.speech_hidden(**batch)
-                for index, row, length in zip(
-                    which, hidden, batch["speech_lengths"].tolist(), strict=True
-                ):
+                lengths = batch["speech_lengths"].tolist()
+                for index, row, length in zip(which, hidden, lengths, strict=True):
                     self.states[index] = row[:length].half().cpu()
         model.train(training)
-        logger.info("they are kept in %.0f MB", sum(s.nbytes for s in self.states) / 1e6)
+        logger.info(
+            "keeping the hidden states in %.0f MB of memory",
+            sum(s.nbytes for s in self.states) / 1e6,
+        )
 
     def __getitem__(self, address: tuple[int, int]) -> dict[str, Any]:
         return {**super().__getitem__((0, address[1])), "states": self.states[address[1]]}
@@ -116,7 +116,7 @@ def collate(examples: Sequence[dict]) -> dict[str, Tensor]:
         "speech_lengths": speech_lengths,
         "prompt_lengths": torch.tensor([e["prompt_length"] for e in examples]),
     }
-    if "states" in examples[0]:  # of FrozenStates
+    if "states" in examples[0]:  # examples of FrozenStates
         batch["states"] = torch.nn.utils.rnn.pad_sequence(
             [e["states"].float() for e in examples], batch_first=True
         )
@@ -124,8 +124,8 @@ def collate(examples: Sequence[dict]) -> dict[str, Tensor]:
 
 
 def with_positions(examples: Sequence[dict]) -> dict[str, Tensor]:
-    """`collate`, and `positions` [P]: those that carry loss, found here since on a GPU the host
-    would wait for them."""
+    """Return `collate` and `positions` [P], those that carry loss. They are found here because
+    on a GPU the host would wait for them."""
     batch = collate(examples)
     place = torch.arange(batch["speech_ids"].shape[1])
     trained = (place >= batch["prompt_lengths"][:, None] - 1) & (
@@ -135,7 +135,7 @@ def with_positions(examples: Sequence[dict]) -> dict[str, Tensor]:
 
 
 class EpochLoader(DataLoader):
-    """A DataLoader that tells its batch sampler the epoch; not for Accelerate to shard: the
+    """DataLoader that passes the epoch to its batch sampler. Accelerate must not shard it: the
     sampler does that."""
 
     batch_sampler: BucketBatchSampler  # type: ignore[assignment]
@@ -145,13 +145,13 @@ class EpochLoader(DataLoader):
 
 
 class BucketBatchSampler(Sampler[list[tuple[int, int]]]):
-    """This process's batches of utterances of similar length, in random order, as a pure function
-    of (seed, epoch).
+    """Sampler of one process's batches of utterances of similar length, in random order, as a pure
+    function of (seed, epoch).
 
-    All processes get equally many batches, at every step of similar length; where their number does
-    not divide, the last step repeats batches from the beginning (`is_repeated`). Accelerate's
-    sharding would lose a full batch beside a short one, and would not hear of the epoch after
-    resuming.
+    All processes have the same number of batches, of similar length at every step. If the number of
+    batches is not a multiple of the number of processes, the last step repeats batches from the
+    beginning (`is_repeated`). Accelerate's sharding would drop a full batch next to a short one,
+    and would not know the epoch after resuming.
     """
 
     def __init__(
@@ -163,12 +163,8 @@ class BucketBatchSampler(Sampler[list[tuple[int, int]]]):
         rank: int = 0,
         processes: int = 1,
     ):
-        self.lengths, self.batch_size, self.seed, self.shuffle = (
-            np.asarray(lengths),
-            batch_size,
-            seed,
-            shuffle,
-        )
+        self.lengths = np.asarray(lengths)
+        self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.rank, self.processes = rank, processes
         self.epoch = 0
 
@@ -177,15 +173,15 @@ class BucketBatchSampler(Sampler[list[tuple[int, int]]]):
 
     @property
     def batches(self) -> int:
-        """Batches of all processes together, repeated ones left out."""
+        """Number of batches of all processes together, without repeated ones."""
         return -(-len(self.lengths) // self.batch_size)
 
     def __len__(self) -> int:
         return -(-self.batches // self.processes)
 
     def is_repeated(self, step: int) -> bool:
-        """Whether this process's batch at `step` (not shuffled) is one that another process has,
-        too."""
+        """Return whether this process's batch at `step` (not shuffled) belongs to another
+        process too."""
         return step * self.processes + self.rank >= self.batches
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
@@ -193,7 +189,7 @@ class BucketBatchSampler(Sampler[list[tuple[int, int]]]):
             order, steps = np.arange(len(self.lengths)), np.arange(len(self))
         else:
             rng = np.random.default_rng([self.seed, self.epoch])
-            # other neighbours in every epoch
+            # noise gives utterances other neighbours in every epoch
             noisy = self.lengths * rng.uniform(0.9, 1.1, len(self.lengths))
             order, steps = np.argsort(noisy, kind="stable"), rng.permutation(len(self))
         for step in steps:
@@ -203,13 +199,14 @@ class BucketBatchSampler(Sampler[list[tuple[int, int]]]):
 
 
 class TokenBatchSampler(BucketBatchSampler):
-    """Batches of up to `max_tokens` tokens, padding included; all processes get equally many of the
-    same size.
+    """Batches of up to `max_tokens` tokens, padding included; all processes have the same number of
+    batches, of the same size at every step.
 
-    By length, from the longest, utterances are divided into buckets of the same batch size. The
+    Utterances are divided by length, from the longest, into buckets of the same batch size. The
     shortest of a bucket has at least `ALIKE` of the tokens of the longest, unless there are too few
     for one step. An epoch shuffles each bucket and the order of the steps. The last step, of the
-    shortest utterances, may have repeated ones.
+    shortest utterances, may contain repeated ones. Raises ConfigError if an utterance has more than
+    max_tokens tokens.
     """
 
     ALIKE = 0.95
@@ -221,10 +218,11 @@ class TokenBatchSampler(BucketBatchSampler):
         if (longest := int(self.lengths.max())) > max_tokens:
             raise ConfigError(
                 f"max_tokens={max_tokens} is less than the longest training utterance, which has "
-                f"{longest} speech tokens: raise it, or prepare the corpus with a lower max_seconds"
+                f"{longest} speech tokens: raise max_tokens, or prepare the corpus with a lower "
+                "max_seconds"
             )
         self.order = np.argsort(-self.lengths, kind="stable")
-        # start and end in `order`, and the batch size of a process
+        # start and end in `order`, and the batch size per process
         self.buckets: list[tuple[int, int, int]] = []
         sizes, start = self.lengths[self.order], 0
         while start < len(sizes):
@@ -254,11 +252,11 @@ class TokenBatchSampler(BucketBatchSampler):
 
 
 def with_replay(train: Split, replay: str, identity: dict[str, Any]) -> Split:
-    """The training rows, followed by those of the prepared corpus `replay` ("starter": the shipped
-    one).
+    """Return the training rows, followed by those of the prepared corpus `replay` ("starter": the
+    shipped one).
 
-    identity: vocabulary, tokenizer and phonemes of the training rows. DataError where the other
-    corpus has other ones.
+    identity: vocabulary, tokenizer and phonemes of the training rows. Raises DataError if those of
+    the other corpus differ.
     """
     import datasets
 
@@ -268,14 +266,13 @@ def with_replay(train: Split, replay: str, identity: dict[str, Any]) -> Split:
     if made != wanted or info["phonemes"]["version"] != identity["phonemes"]:
         raise DataError(
             f"replay {folder}: has tokens of {info['tokenizer']['name']} ({made[:12]}) and "
-            "phonemes "
-            f"{info['phonemes']['version']}, the training data tokens of {wanted[:12]} and "
-            "phonemes "
-            f"{identity['phonemes']}; prepare one of them like the other, or leave replay out"
+            f"phonemes {info['phonemes']['version']}, but the training data has tokens of "
+            f"{wanted[:12]} and phonemes {identity['phonemes']}; prepare both in the same way, or "
+            "omit replay"
         )
     replayed = load_split(folder, "train")
     own, other = train.rows, replayed.rows
-    # prompts of both stay recordings
+    # if one corpus has recorded prompts, those of the other must be recordings too
     if "recorded" in own.column_names and "recorded" not in other.column_names:
         other = other.add_column(
             "recorded", other.data.column("speech"), feature=other.features["speech"]
@@ -286,11 +283,11 @@ def with_replay(train: Split, replay: str, identity: dict[str, Any]) -> Split:
 
 
 class ReplayBatchSampler(BucketBatchSampler):
-    """Batches of the first `own` rows, of `batch_size` less a share, filled with rows behind them
-    of similar length.
+    """Batches of the first `own` rows, of `batch_size` less a share, filled with later rows of
+    similar length.
 
-    An epoch is one of the own rows. Which rows are replayed is a pure function of (seed, epoch,
-    batch).
+    An epoch is one pass over the own rows. The choice of replayed rows is a pure function of (seed,
+    epoch, rank, batch).
     """
 
     def __init__(
@@ -314,7 +311,7 @@ class ReplayBatchSampler(BucketBatchSampler):
             middle = np.searchsorted(
                 self.other_lengths, np.median([self.lengths[i] for _, i in batch])
             )
-            near = max(self.replayed, len(self.others) // 4)  # the quarter of the nearest lengths
+            near = max(self.replayed, len(self.others) // 4)  # the quarter with the nearest lengths
             start = int(np.clip(middle - near // 2, 0, max(0, len(self.others) - near)))
             found = rng.choice(
                 self.others[start : start + near], self.replayed, replace=near < self.replayed

@@ -1,7 +1,8 @@
-"""The trainer of everything that reads whole utterances: length-bucketed batches, AdamW with a
-cosine, model folders.
+"""Trainer of all models that read whole utterances: length-bucketed batches, AdamW with a cosine
+schedule, model folders.
 
-Stage one, recognisers and the chunk scorer are subclasses, which have the loss and the evaluation.
+Stage one, recognisers and the chunk scorer are subclasses, which define the loss and the
+evaluation.
 """
 
 from __future__ import annotations
@@ -32,20 +33,16 @@ logger = logging.getLogger(__name__)
 
 
 def sharding() -> str:
-    """FSDP or DeepSpeed, where the launcher asked for one; else empty."""
-    return next(
-        (
-            name
-            for name in ("FSDP", "DeepSpeed")
-            if os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() in ("true", "1")
-        ),
-        "",
-    )
+    """Return "FSDP" or "DeepSpeed" if the launcher requested one of them, else an empty string."""
+    for name in ("FSDP", "DeepSpeed"):
+        if os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() in ("true", "1"):
+            return name
+    return ""
 
 
 def arguments(config: Any, **more: Any) -> TrainingArguments:
-    """transformers' arguments of a run, from the settings that all trainings here have; `more`
-    goes on top."""
+    """Return the arguments of transformers for a run, from the settings that all runs share;
+    `more` takes precedence."""
     return TrainingArguments(
         **{
             **dict(
@@ -73,8 +70,8 @@ def arguments(config: Any, **more: Any) -> TrainingArguments:
 
 
 class BucketedTrainer(ResilientTrainer):
-    """See the module. `config` has the settings; datasets are addressed by (epoch, index) and
-    have `lengths`."""
+    """Trainer with length-bucketed batches; see the module. `config` has the settings; datasets
+    are addressed by (epoch, index) and have `lengths`."""
 
     model: Any
     train_dataset: Any
@@ -85,13 +82,13 @@ class BucketedTrainer(ResilientTrainer):
 
     def __init__(self, config: Any, arguments: TrainingArguments, model: Any, train: Any, dev: Any):
         self.config = config
-        self.kind = type(model)  # FSDP may put a class of its own in its place
+        self.kind = type(model)  # kept, because FSDP may replace it by a class of its own
         super().__init__(
             model, arguments, train_dataset=train, eval_dataset=dev, data_collator=self.collate
         )
 
     def sampler(self, lengths: Sequence[int], shuffle: bool) -> BucketBatchSampler:
-        """This process's batches of utterances of these lengths."""
+        """Return the sampler of this process's batches of utterances of these lengths."""
         return BucketBatchSampler(
             lengths,
             self.config.batch_size,
@@ -102,9 +99,9 @@ class BucketedTrainer(ResilientTrainer):
         )
 
     def loader(self, dataset: Any, shuffle: bool) -> EpochLoader:
-        """This process's batches of a dataset."""
-        # its own generator: a loader that draws its seed from the global one breaks resuming bit
-        # for bit
+        """Return the loader of this process's batches of a dataset."""
+        # A generator of its own: if the loader drew its seed from the global one, a resumed run
+        # would differ.
         return EpochLoader(
             dataset,
             batch_sampler=self.sampler(dataset.lengths, shuffle),  # type: ignore[arg-type]
@@ -116,7 +113,7 @@ class BucketedTrainer(ResilientTrainer):
         )
 
     def on_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A batch on this process's device. The host does not wait for the copy, which is from
+        """Return a batch on this process's device. The host does not wait for the copy from
         pinned memory."""
         return {name: part.to(self.args.device, non_blocking=True) for name, part in batch.items()}
 
@@ -130,28 +127,25 @@ class BucketedTrainer(ResilientTrainer):
 
     @torch.no_grad()
     def evaluate(self, *, ignore_keys: Any = None) -> dict[str, float]:  # type: ignore[override]
-        """`dev_metrics`, logged and told to the callbacks. `ignore_keys`: given by Trainer, of
-        no use here."""
+        """Return `dev_metrics`, after logging them and passing them to the callbacks.
+        `ignore_keys` is passed by Trainer and not used."""
         self.model.eval()
         return self.evaluated({f"eval_{name}": value for name, value in self.dev_metrics().items()})
 
     def dev_metrics(self) -> dict[str, float]:
-        """What a trainer measures on the dev data, over all processes; each has its own. Called
-        without gradients and with the model in eval mode."""
+        """Return metrics on the dev data, over all processes. Subclasses define them; this is
+        called without gradients and with the model in eval mode."""
         raise NotImplementedError
 
     def dev_sums(self, measure: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
-        """What `measure` says of a batch, summed in float64 over those of the dev data on all
-        processes."""
-        loader, sums = (
-            self.loader(self.eval_dataset, False),
-            torch.zeros((), device=self.args.device),
-        )
+        """Sum `measure(batch)` over the dev set across processes, in float64."""
+        loader = self.loader(self.eval_dataset, False)
+        sums = torch.zeros((), device=self.args.device)
         for step, batch in enumerate(loader):
             found = measure(self.on_device(batch)).double()
-            sums = sums + (
-                torch.zeros_like(found) if loader.batch_sampler.is_repeated(step) else found
-            )
+            if loader.batch_sampler.is_repeated(step):
+                found = torch.zeros_like(found)
+            sums = sums + found
         return self.accelerator.reduce(sums, "sum")  # type: ignore[return-value]
 
     def create_optimizer(self, model=None):
@@ -167,22 +161,22 @@ class BucketedTrainer(ResilientTrainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """A directory that the model's `from_pretrained` loads; every process calls it (FSDP
-        gathers the weights)."""
+        """Write a folder that the model's `from_pretrained` loads. Every process must call this
+        (FSDP gathers the weights)."""
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
             path = Path(output_dir or self.config.out)
             self.accelerator.unwrap_model(self.model).save_config(path)
-            # a pickle; the settings are in config.yaml
+            # a pickle file; config.yaml has the settings
             (path / "training_args.bin").unlink(missing_ok=True)
 
     def prepare_data(self) -> None:
-        """What is computed once before the first step."""
+        """Compute what is needed once before the first step; nothing by default."""
 
     def train_from(self, last: Path | None, done: bool) -> None:
-        """Train, from the checkpoint `last` on where there is one; a run that is `done` there
-        only loads it."""
-        if last and done:  # Trainer would add a step
+        """Train, from the checkpoint `last` on if there is one. If the run is `done` at that
+        checkpoint, only load it."""
+        if last and done:  # Trainer would train one more step
             self.finish_from(last)
             self.model.load_state_dict(self.kind.from_pretrained(last).state_dict())
             self.model.to(self.args.device)
@@ -200,15 +194,16 @@ class BucketedTrainer(ResilientTrainer):
         finished: Callable[[], None] | None = None,
         **origin: Any,
     ) -> Any:
-        """Train, from the checkpoint `last` on where there is one; evaluate, and write the model
-        with its card, its settings and its provenance. Returns it as it was written.
+        """Train, from the checkpoint `last` on if there is one, evaluate, and write the model with
+        its card, settings and provenance. Return the model as it was written.
 
-        The process group is closed: this is the last thing that processes do together.
+        The process group is closed: nothing that processes do together may follow.
 
-        given: the settings as the user gave them. card: makes README.md of the model and its
-        provenance. known: what both say besides. origin: what checkpoints record of where they come
-        from. finished: called on the main process at the end. CheckpointError where the checkpoint
-        was trained on other data, or with settings that cannot change.
+        given: the settings as the user gave them. card: function from the model and its provenance
+        to its README.md. known: further entries of the provenance. origin: entries that checkpoints
+        record about data and base model. finished: called on the main process at the end. Raises
+        CheckpointError if the checkpoint was trained on other data, or with settings that cannot
+        change.
         """
         out, config = self.out, dataclasses.asdict(self.config)
         self.origin = provenance(settings=settings_stamp(given), seed=self.config.seed, **origin)
@@ -250,14 +245,14 @@ class BucketedTrainer(ResilientTrainer):
                 if finished:
                     finished()
             self.accelerator.wait_for_everyone()
-            if dist.is_initialized():  # NCCL warns where a program ends without
+            if dist.is_initialized():  # NCCL warns if a program ends without this
                 dist.destroy_process_group()
             return model or self.kind.from_pretrained(out)
 
     def final_metrics(self) -> tuple[dict[str, float], int]:
-        """The last evaluation, and the step that it is of."""
+        """Return the last evaluation, and its step."""
         return self.evaluate(), self.state.global_step
 
     def write_model(self) -> None:
-        """Weights and config.json into `out`; every process calls it."""
+        """Write weights and config.json to `out`. Every process must call this."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The log that a Trainer writes."""
+"""Log that a Trainer writes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from dcar.storage import writing
 
 
 class JsonlLog(TrainerCallback):
-    """Append everything that a Trainer logs to `path`, one JSON object a line, on the main process.
+    """Callback that appends everything that a Trainer logs to `path`, one JSON object per line, on
+    the main process.
 
-    A run that is resumed appends `{"step": S, "resumed": true}` first: it repeats all steps after
-    S, so that lines of later steps above this one no longer count. Settings that take effect from
-    there on stand in the same line, `"changed": {name: [former value, value]}`. A run that starts
-    from the beginning starts a new log.
+    A resumed run first appends `{"step": S, "resumed": true}`: it repeats all steps after S, so
+    lines of later steps above this one no longer count. The same line contains the settings that
+    take effect from there on, `"changed": {name: [former value, value]}`. A run that starts from
+    the beginning starts a new log.
     """
 
     def __init__(self, path: str | Path):
@@ -31,16 +32,13 @@ class JsonlLog(TrainerCallback):
         with writing(self.path):
             if not state.global_step:
                 self.path.unlink(missing_ok=True)
-            elif self.path.exists():  # a kill or a full disk may have cut the last line off
+            elif self.path.exists():  # a kill or a full disk may have truncated the last line
                 os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
         if state.global_step:
-            self._append(
-                {
-                    "step": state.global_step,
-                    "resumed": True,
-                    **({"changed": self.changed} if self.changed else {}),
-                }
-            )
+            record: dict[str, Any] = {"step": state.global_step, "resumed": True}
+            if self.changed:
+                record["changed"] = self.changed
+            self._append(record)
 
     def on_log(self, args, state, control, logs: dict[str, Any] | None = None, **kwargs):
         if state.is_world_process_zero and logs:

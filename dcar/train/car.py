@@ -6,8 +6,8 @@
     accelerate launch -m dcar.train backbone.path=runs/cosyvoice2 backbone.train=lora \\
         data=… out=runs/car_lora
 
-The last line trains heads on a pretrained language model (dcar/model/backbones) with LoRA, frozen,
-or jointly.
+The last command trains heads on a pretrained language model (dcar/model/backbones), which is
+adapted with LoRA, frozen, or trained jointly.
 
 Paper: §3.1, eq. 1, App. C.1. Departures: see dcar/model/car.py (positions); the starter recipes use
 AdamW with a cosine schedule, which learns faster than ScaledAdam with Eden in the few minutes of a
@@ -57,39 +57,36 @@ from dcar.train.settings import TrainConfig
 
 logger = logging.getLogger(__name__)
 
-EXPORT = ".export.part"  # the folder that a finished model is written to before it takes its place
+EXPORT = ".export.part"  # folder that a finished model is written to before it is moved to `out`
 CHOICE = "eval.scorers.spoken"
-"""What chooses the best step by spoken word errors. It decodes, vocodes and transcribes, so it
-is named here instead of imported, and loaded where `spoken.sentences` asks for it."""
+"""Module that chooses the best step by spoken word errors. It decodes, vocodes and transcribes,
+so it is named here instead of imported, and loaded only if `spoken.sentences` is set."""
 
 
 class RunTrainer(BucketedTrainer):
-    """Trainer of a run with `RunSettings`: the paper's optimiser or AdamW, batches by tokens,
-    any number of processes."""
+    """Trainer of a run with `RunSettings`: the paper's optimiser or AdamW, batches limited by
+    tokens, any number of processes."""
 
     def __init__(self, config: Any, model: Any, train: Any, dev: Any):
-        """config: a `RunSettings` with the shape `model`. ConfigError if the optimiser or the
-        compiler cannot work on sharded weights."""
+        """Create the trainer. config: a `RunSettings` with the shape `model`. Raises ConfigError
+        if the optimiser or the compiler cannot work on sharded weights."""
         if config.optimizer == "scaled_adam" and sharding():
             raise ConfigError(
-                "scaled_adam scales the steps of a tensor by its root mean square, and FSDP or "
-                "DeepSpeed "
-                "would show it pieces of tensors: set optimizer=adamw (learning_rate about 5e-4), "
-                "or "
-                "launch with launch/accelerate/multi_gpu.yaml"
+                "optimizer=scaled_adam scales the steps of a tensor by its root mean square, but "
+                "FSDP and DeepSpeed split tensors among processes: set optimizer=adamw "
+                "(learning_rate about 5e-4), or launch with launch/accelerate/multi_gpu.yaml"
             )
         if config.compile and sharding():
             raise ConfigError(
-                "compile=true compiles whole models, and FSDP or DeepSpeed take theirs apart: set "
-                "it to "
-                "false, or launch with launch/accelerate/multi_gpu.yaml"
+                "compile=true compiles whole models, but FSDP and DeepSpeed split them among "
+                "processes: set compile=false, or launch with launch/accelerate/multi_gpu.yaml"
             )
         self.workers = config.workers
         self.batch_setting = "max_tokens" if config.max_tokens else "batch_size"
         with meeting_others():
             on_cpus = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
             if int(os.environ.get("WORLD_SIZE", 1)) > 1 and on_cpus and not dist.is_initialized():
-                # transformers hands its ddp_timeout on to GPUs' process groups only
+                # transformers passes its ddp_timeout only to process groups of GPUs
                 dist.init_process_group("gloo", timeout=timedelta(minutes=config.wait_minutes))
             made = arguments(
                 config,
@@ -98,28 +95,27 @@ class RunTrainer(BucketedTrainer):
                 max_grad_norm=0.0 if config.optimizer == "scaled_adam" else config.max_grad_norm,
                 dataloader_num_workers=config.workers,
                 disable_tqdm=None,
-                # Accelerate shards on its default device only, which is the CPU where there is no
+                # Accelerate shards only on its default device, which is the CPU if there is no
                 # other
                 use_cpu=not torch.cuda.is_available() and not sharding(),
                 ddp_timeout=round(60 * config.wait_minutes),
                 ddp_find_unused_parameters=False,
             )
         for parameter in model.parameters():
-            # additional heads that there are none of get no gradient, which DDP waits for
+            # empty parameters (no additional heads) get no gradient, which DDP would wait for
             if not parameter.numel():
                 parameter.requires_grad_(False)
         if config.compile:
             model.compile(dynamic=True)
         super().__init__(config, made, model, train, dev)
-        # DeepSpeed that found no backend
+        # true if DeepSpeed found no backend
         alone = self.args.world_size < int(os.environ.get("WORLD_SIZE", 1))
         if sharding() and (alone or not (self.is_fsdp_enabled or self.is_deepspeed_enabled)):
             raise ConfigError(
-                f"{sharding()} was asked for, but Accelerate does not shard on CPUs or in a single "
-                "process and would train data-parallel without a word: launch several GPU "
-                "processes "
-                "without ACCELERATE_USE_CPU, or use launch/accelerate/multi_gpu.yaml (cpu2.yaml "
-                "on CPUs)"
+                f"{sharding()} was requested, but Accelerate does not shard on CPUs or in a "
+                "single process, and would silently train data-parallel: launch several GPU "
+                "processes without ACCELERATE_USE_CPU, or use launch/accelerate/multi_gpu.yaml "
+                "(cpu2.yaml on CPUs)"
             )
 
     def sampler(self, lengths: Sequence[int], shuffle: bool) -> BucketBatchSampler:
@@ -152,7 +148,7 @@ class RunTrainer(BucketedTrainer):
     def _corrupt(self, speech_ids: Tensor) -> Tensor:
         """Replace a share of the codes by random ones: the model learns to recover from its own
         errors. BOS stays."""
-        # of a backbone too: `run` writes its shape there
+        # valid for a backbone too, because `run` stores its shape in config.model
         codes = self.config.model.speech_vocab_size
         hit = torch.rand(speech_ids.shape, device=speech_ids.device) < self.config.input_corruption
         hit &= speech_ids < codes
@@ -162,17 +158,17 @@ class RunTrainer(BucketedTrainer):
         part = self.out / EXPORT
         self.save_model(str(part))
         self.accelerator.wait_for_everyone()
-        # ZeRO-3 would shard the next language model, which one process alone loads, too
+        # else ZeRO-3 would also shard the next language model, which only one process loads
         unset_hf_deepspeed_config()
         if self.is_world_process_zero():
-            for path in sorted(part.iterdir()):  # whole files take the places of older ones
+            for path in sorted(part.iterdir()):  # complete files replace older ones
                 sync(path)
                 path.replace(self.out / path.name)
             part.rmdir()
 
 
 class CARTrainer(RunTrainer):
-    """The Trainer of a decoder, with a loss and accuracy per head."""
+    """Trainer of a decoder, with a loss and an accuracy per head."""
 
     collate = staticmethod(with_positions)
 
@@ -184,16 +180,17 @@ class CARTrainer(RunTrainer):
         dev: SpeechDataset,
         own: int = 0,
     ):
-        """own: how many of the training rows are not replayed; the replayed ones stand behind
-        them. 0 = all."""
+        """Create the trainer. own: number of training rows that are not replayed; the replayed
+        ones follow them. 0 = all. Raises ConfigError if `spoken.sentences` is set and weights
+        are sharded."""
         if config.spoken.sentences and sharding():
             raise ConfigError(
-                "spoken.sentences needs the whole decoder in one process, which FSDP or DeepSpeed "
-                "do not "
-                "have: set it to 0, or launch with launch/accelerate/multi_gpu.yaml"
+                "spoken.sentences needs the whole decoder in one process, but FSDP and DeepSpeed "
+                "split it among processes: set spoken.sentences=0, or launch with "
+                "launch/accelerate/multi_gpu.yaml"
             )
         self.own = own
-        self.choice: Any = None  # the `SpokenChoice`, where the best step is chosen by what it says
+        self.choice: Any = None  # the `SpokenChoice`, if spoken.sentences is set
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         super().__init__(config, model, train, dev)
@@ -238,11 +235,11 @@ class CARTrainer(RunTrainer):
             head_weights=config.head_weights,
             head_positions=config.head_positions if model.training else 1,
         )
-        # Trainer divides by accumulated batches
+        # Trainer divides by the number of accumulated batches
         return (output.loss, output) if return_outputs else output.loss
 
     def dev_metrics(self) -> dict[str, float]:
-        """Teacher-forced loss (nats) and accuracy of every head."""
+        """Return the teacher-forced loss (nats) and accuracy of every head."""
 
         def measure(batch: dict[str, Tensor]) -> Tensor:
             _, out = self.compute_loss(self.model, batch, return_outputs=True)
@@ -259,11 +256,15 @@ class CARTrainer(RunTrainer):
         return metrics
 
     def final_metrics(self) -> tuple[dict[str, float], int]:
-        """Of the weights that are written: those of the step that spoke best, where that was
-        asked for."""
+        """Return metrics and step of the weights that are written: those of the last step, or,
+        with `spoken.sentences`, of the step with the fewest word errors."""
         metrics, step = super().final_metrics()
         if self.choice and (best := self.choice.agreed()) != step:
-            logger.info("step %d said the dev sentences best and is what is written", best)
+            logger.info(
+                "the weights of step %d are written: they made the fewest word errors on the dev "
+                "sentences",
+                best,
+            )
             self.model.load_state_dict(self.choice.best_weights(best))
             metrics, step = self.evaluate(), best
         return metrics, step
@@ -284,12 +285,12 @@ class CARTrainer(RunTrainer):
 
 
 def run(config: TrainConfig) -> CARDecoder:
-    """Train (or go on training) and save the decoder, its config, card, log and provenance into
+    """Train (or resume training) and save the decoder, its config, card, log and provenance in
     `config.out`.
 
-    Raises DataError for data that is missing, broken, or of another phoneme inventory than this
-    program's, CheckpointError for an out folder that holds another model's run, ConfigError where
-    `init_from` is another model.
+    Raises DataError for data that is missing, broken, or made with another phoneme inventory than
+    this program's, CheckpointError if out holds another model's run, ConfigError if `init_from` is
+    another model.
     """
     prepared = prepared_info(config.data)
     train, dev = load_split(config.data, "train"), load_split(config.data, "dev")
@@ -309,10 +310,11 @@ def fit(
     last: Path | None,
 ) -> CARDecoder:
     """Train the parameters of `model` that require a gradient on prepared splits; save weights,
-    log, card, provenance and `saved` (the configuration that the user gave) into `config.out`.
+    log, card, provenance and `saved` (the configuration that the user gave) in `config.out`. Return
+    the model as it was written.
 
-    It goes on from the checkpoint `last`, if there is one; the caller has seen that it is of this
-    model.
+    Training resumes from the checkpoint `last`, if there is one; the caller has checked that it
+    belongs to this model.
     """
     rows = with_replay(train, config.replay, data_identity(prepared)) if config.replay else train
     trainer = CARTrainer(
@@ -326,7 +328,7 @@ def fit(
         trainer.choice = importlib.import_module(CHOICE).SpokenChoice.load(trainer)
         trainer.add_callback(trainer.choice)
     if config.replay:
-        logger.info("%d of the training utterances are replayed", len(rows) - len(train))
+        logger.info("%d of the training utterances are replayed ones", len(rows) - len(train))
     return trainer.make(
         last,
         saved,

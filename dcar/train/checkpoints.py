@@ -1,8 +1,8 @@
-"""Which checkpoint a run goes on from: the newest one that is complete, by its manifest of sizes
-and digests.
+"""Choice of the checkpoint that a run resumes from: the newest complete one, according to its
+manifest of sizes and digests.
 
-A folder is marked as incomplete before anything is written into it, and sealed when every process
-has written its part.
+A folder is marked as incomplete before anything is written to it, and sealed when every process has
+written its part.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ STATE = "trainer_state.json"
 
 
 def some(names: Sequence[str]) -> str:
-    """A few names for a message."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    """Return the first three names, and the number of the others, for a message."""
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
 def checkpoints(output_dir: str | Path) -> list[Path]:
-    """All checkpoint folders of a run, complete or not, the newest first."""
+    """Return all checkpoint folders of a run, complete or not, the newest first."""
     found = (
         p
         for p in Path(output_dir).glob("checkpoint-*")
@@ -53,16 +54,17 @@ def checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def why_incomplete(folder: Path) -> str:
-    """Why a run cannot go on from this checkpoint; empty if it can."""
+    """Return why a run cannot resume from this checkpoint; empty if it can."""
     if not folder.is_dir():
-        return "it is not there"
+        return "the folder is missing"
     manifest = read_manifest(folder)
-    return some([f"{MANIFEST} is missing"] if manifest is None else faults(folder, manifest))
+    if manifest is None:
+        return f"{MANIFEST} is missing"
+    return some(faults(folder, manifest))
 
 
 def latest_checkpoint(output_dir: str | Path) -> Path | None:
-    """The newest complete checkpoint; a line of the log says which newer ones were passed over,
-    and why."""
+    """Return the newest complete checkpoint, or None. Log which newer ones are skipped, and why."""
     for folder in checkpoints(output_dir):
         if not (why := why_incomplete(folder)):
             return folder
@@ -71,20 +73,21 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
 
 
 def last_of(config: Any, load_config: Callable[[Path], Any], wanted: Any, what: str) -> Path | None:
-    """The checkpoint in `config.out` to go on from, if `config.resume`. CheckpointError where
-    its model is another."""
+    """Return the checkpoint in `config.out` to resume from, if `config.resume`, else None. what:
+    the kind of model, for the message. Raises CheckpointError if its model has another
+    configuration than `wanted`."""
     last = latest_checkpoint(config.out) if config.resume else None
     if last and (differences := differing(load_config(last), wanted)):
         raise CheckpointError(
-            f"{last}: a checkpoint of another {what}: {differences}; choose another out, or "
+            f"{last}: a checkpoint of another {what}: {differences}; choose another out, or set "
             "resume=false to start again"
         )
     return last
 
 
 def differing(found: Any, wanted: Any) -> str:
-    """The fields in which the configurations of two models differ, for a message; empty if there
-    are none."""
+    """Return the fields in which the configurations of two models differ, for a message; empty
+    if there are none."""
     if type(found) is not type(wanted):
         return "one is on a pretrained language model, the other is not"
     ours, theirs = (json.loads(json.dumps(dataclasses.asdict(c))) for c in (wanted, found))
@@ -94,13 +97,13 @@ def differing(found: Any, wanted: Any) -> str:
 
 
 def data_stamp(folder: str) -> dict[str, Any]:
-    """What a checkpoint records of the prepared corpus that it was trained on."""
+    """Return what a checkpoint records about the prepared corpus that it was trained on."""
     return {"path": folder, "prepared.json": digest(prepared_folder(folder) / "prepared.json")}
 
 
 def begin_checkpoint(folder: Path) -> None:
-    """Empty a folder and mark it as incomplete; every process calls it and returns when that is
-    done."""
+    """Empty a folder and mark it as incomplete. Every process must call this; it returns when
+    that is done."""
     state = PartialState()
     if state.is_main_process:
         if folder.exists():
@@ -111,15 +114,15 @@ def begin_checkpoint(folder: Path) -> None:
 
 
 def seal_checkpoint(folder: Path, **facts: Any) -> None:
-    """Take the digests, each process of its share of the files, and write the manifest when all
-    files are on the disk.
+    """Compute the digests, each process those of its share of the files, and write the manifest
+    when all files are on the disk.
 
-    Every process calls it, when it has written its part.
+    Every process must call this when it has written its part.
     """
     state = PartialState()
     state.wait_for_everyone()
     files = files_of(folder)
-    for name in files:  # what this machine has written is flushed by this machine
+    for name in files:  # each machine flushes the files that it has written
         sync(folder / name)
     mine = {
         name: digest(folder / name) for name in files[state.process_index :: state.num_processes]

@@ -1,14 +1,14 @@
-"""Train a chunk scorer: how well the tokens of a chunk go together (heads/chunk_scorer.py), on a
-frozen decoder.
+"""Train a chunk scorer on a frozen decoder: a network that scores how well the tokens of a chunk
+fit together (heads/chunk_scorer.py).
 
     dcar train-chunk-scorer --config chunk_scorer_starter decoder=runs/car out=runs/chunk_scorer
     accelerate launch -m dcar.train.chunk_scorer --config launch/recipes/chunk_scorer_starter.yaml
 
 At a share of the positions of every utterance the decoder's heads sample a chunk (temperature 1,
-new in every step). The network learns to tell it from what was recorded there. A policy takes it
-along (`chunk_scorer` of `dcar train-policy`). Leaves behind in out: weights, config.json,
-config.yaml, README.md, log.jsonl, provenance.json, checkpoints. Run again, it goes on from the last
-checkpoint.
+new in every step). The network learns to distinguish it from the chunk that was recorded there. A
+policy contains the trained scorer (`chunk_scorer` of `dcar train-policy`). The run writes weights,
+config.json, config.yaml, README.md, log.jsonl, provenance.json and checkpoints to out. The same
+command resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -47,35 +47,42 @@ class TrainChunkScorerConfig(SmallSettings):
     """Settings of `dcar train-chunk-scorer`."""
 
     decoder: str = setting(
-        "runs/car", "The frozen decoder whose chunks are scored; starter = the shipped one."
+        "runs/car", "Frozen decoder whose chunks are scored; starter = the shipped one."
     )
     dtype: str = dtype_setting()
     data: str = setting(
-        "runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder"
+        "runs/prepared",
+        "Folder written by `dcar prepare` with the decoder's tokenizer.",
+        place="folder",
     )
     out: str = setting("runs/chunk_scorer", "Folder to write.", place="folder")
     init_from: str = setting(
         "",
-        "Start from this chunk scorer, of the same shape and codes, also of another decoder; "
-        "a few steps are enough for one that was tuned; starter = the shipped one.",
+        "Chunk scorer to start from, with the same shape and codes; it may belong to another "
+        "decoder. A few steps are enough if the decoder was fine-tuned from that one; starter = "
+        "the shipped one, empty = from scratch.",
     )
     prompt_tokens: int = setting(
-        50, "Speaker prompt in training (bos layout only), as in the decoder's.", minimum=1
+        50,
+        "Length of the speaker prompt in training (bos layout only), as in the decoder's training.",
+        minimum=1,
     )
-    batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
+    batch_size: int = setting(16, "Utterances per process and step.", minimum=1)
     positions: float = setting(
-        0.3, "Share of their positions at which a chunk is sampled.", above=0, maximum=1
+        0.3, "Share of the speech positions at which a chunk is sampled.", above=0, maximum=1
     )
     learning_rate: float = setting(
-        3e-3, "Peak of AdamW; it rises, then falls by a cosine.", above=0
+        3e-3,
+        "Peak learning rate of AdamW, after a linear warm-up and before a cosine decay.",
+        above=0,
     )
-    weight_decay: float = setting(0.02, "Of matrices.", minimum=0)
-    embedding_size: int = setting(64, "Numbers of a token's embedding.", minimum=1)
-    width: int = setting(128, "Of the recurrent layer.", minimum=1)
+    weight_decay: float = setting(0.02, "Weight decay of matrices.", minimum=0)
+    embedding_size: int = setting(64, "Size of a token's embedding.", minimum=1)
+    width: int = setting(128, "Width of the recurrent layer.", minimum=1)
 
 
 class ChunkScorerTrainer(SmallTrainer):
-    """The Trainer with draws of a frozen decoder as the other class."""
+    """Trainer that contrasts recorded chunks with chunks drawn by a frozen decoder."""
 
     model: ChunkScorer
     what = "a chunk scorer"
@@ -96,40 +103,38 @@ class ChunkScorerTrainer(SmallTrainer):
     def examples(
         self, inputs: Mapping[str, Tensor], generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """At a share of a batch's positions: hidden states [2N, D], chunks [2N, K], of which the
-        first N are recorded and the others drawn, and their features [2N, K, 3]."""
+        """Return the examples at a share of a batch's positions: hidden states [2N, D], chunks
+        [2N, K], of which the first N are recorded and the others drawn, and their features [2N,
+        K, 3]."""
         decoder = self.decoder
         hidden = decoder.speech_hidden(**inputs)
-        lengths, place = (
-            inputs["speech_lengths"],
-            torch.arange(hidden.shape[1], device=hidden.device),
-        )
-        spoken = (place >= inputs["prompt_lengths"][:, None] - 1) & (place < lengths[:, None])
-        chosen = spoken & (
-            torch.rand(spoken.shape, generator=generator).to(spoken.device) < self.config.positions
-        )
+        lengths = inputs["speech_lengths"]
+        place = torch.arange(hidden.shape[1], device=hidden.device)
+        trained = (place >= inputs["prompt_lengths"][:, None] - 1) & (place < lengths[:, None])
+        draws = torch.rand(trained.shape, generator=generator).to(trained.device)
+        chosen = trained & (draws < self.config.positions)
         hidden = hidden[chosen]
         heads = self.model.config.num_heads
-        # [N, K]
-        recorded = head_targets(inputs["speech_ids"], lengths, heads, decoder.config.eos)[chosen]
+        targets = head_targets(inputs["speech_ids"], lengths, heads, decoder.config.eos)
+        recorded = targets[chosen]  # [N, K]
         logits = decoder.heads(hidden, heads).float()
-        draws = torch.rand(recorded.shape, generator=generator, dtype=torch.float64).to(
-            hidden.device
-        )
-        drawn = sample(logits.softmax(-1), draws)
-        seen = torch.cat((candidate_features(logits, recorded), candidate_features(logits, drawn)))
-        return torch.cat((hidden, hidden)), torch.cat((recorded, drawn)), seen
+        draws = torch.rand(recorded.shape, generator=generator, dtype=torch.float64)
+        drawn = sample(logits.softmax(-1), draws.to(hidden.device))
+        features = torch.cat([candidate_features(logits, tokens) for tokens in (recorded, drawn)])
+        return torch.cat((hidden, hidden)), torch.cat((recorded, drawn)), features
 
-    def _told(
-        self, model: Any, hidden: Tensor, tokens: Tensor, seen: Tensor
+    def _classified(
+        self, model: Any, hidden: Tensor, tokens: Tensor, features: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of every prefix length, summed over the chunks [2N, K]: loss, and whether it was told
-        right; and how many count. Each [2, K], of recorded and of drawn ones."""
-        ratio = model(hidden, tokens, seen).float().cumsum(-1)  # [2N, K]
+        """Return, for each prefix length, sums over the chunks [2N, K]: the loss, the number
+        classified correctly, and the number of prefixes that count. Each is [2, K], for recorded
+        and for drawn chunks."""
+        ratio = model(hidden, tokens, features).float().cumsum(-1)  # [2N, K]
         counts = before_end(tokens, self.model.config.vocab_size - 1)
         sign = torch.ones_like(ratio)
         sign[: len(ratio) // 2] = -1
-        loss, right = F.softplus(sign * ratio) * counts, (sign * ratio < 0).float() * counts
+        loss = F.softplus(sign * ratio) * counts
+        right = (sign * ratio < 0).float() * counts
         return tuple(x.view(2, -1, x.shape[1]).sum(1) for x in (loss, right, counts))  # type: ignore[return-value]
 
     def compute_loss(
@@ -139,18 +144,21 @@ class ChunkScorerTrainer(SmallTrainer):
         return_outputs: bool = False,
         num_items_in_batch=None,
     ):
-        """Logistic loss of a prefix, mean over both classes and all lengths, nats."""
-        loss, _, counts = self._told(model, *self.examples(inputs))
+        """Return the logistic loss of a prefix in nats, averaged over both classes and all
+        lengths."""
+        loss, _, counts = self._classified(model, *self.examples(inputs))
         mean = (loss / counts.clamp(min=1)).mean()
         return (mean, loss) if return_outputs else mean
 
     def dev_metrics(self) -> dict[str, float]:
-        """With sampled tokens that are the same every time: loss, and the share of whole and of
-        half chunks that are told right."""
+        """Return the loss, and the share of whole and of half chunks that are classified
+        correctly, with the same sampled tokens at every evaluation."""
         generator = torch.Generator().manual_seed(self.config.seed + self.args.process_index)
-        loss, right, counts = self.dev_sums(
-            lambda batch: torch.stack(self._told(self.model, *self.examples(batch, generator)))
-        )
+
+        def measure(batch: dict[str, Tensor]) -> Tensor:
+            return torch.stack(self._classified(self.model, *self.examples(batch, generator)))
+
+        loss, right, counts = self.dev_sums(measure)
         share = (right / counts.clamp(min=1)).mean(0)
         return {
             "loss": float((loss / counts.clamp(min=1)).mean()),
@@ -160,20 +168,19 @@ class ChunkScorerTrainer(SmallTrainer):
 
 
 def run(config: TrainChunkScorerConfig) -> ChunkScorer:
-    """Train (or go on training) and save the chunk scorer with its card, log and provenance into
+    """Train (or resume training) and save the chunk scorer with its card, log and provenance in
     `config.out`.
 
-    Raises ConfigError for a decoder with one head, DataError where the data is broken or has other
-    tokens or phonemes than the decoder, CheckpointError where out holds another run or init_from
+    Raises ConfigError for a decoder with one head, DataError if the data is broken or has other
+    tokens or phonemes than the decoder, CheckpointError if out holds another run or init_from has
     another shape.
     """
     prepared, decoder = prepared_info(config.data), load_decoder(config.decoder)
     check_together(decoder, prepared, config.data)
     if decoder.config.num_prediction_heads < 2:
         raise ConfigError(
-            f"decoder {config.decoder} predicts one token a pass, and that alone always goes "
-            "together; "
-            "give one with several heads"
+            f"decoder {config.decoder} predicts one token per pass, so it has no chunks to score; "
+            "choose a decoder with num_prediction_heads of at least 2"
         )
     shape = ChunkScorerConfig(
         decoder.config.hidden_size,
@@ -200,8 +207,8 @@ def run(config: TrainChunkScorerConfig) -> ChunkScorer:
         start = ChunkScorer.from_pretrained(resolve(config.init_from, "chunk_scorer"))
         if dataclasses.replace(start.config, base_checksum=shape.base_checksum) != shape:
             raise CheckpointError(
-                f"init_from={config.init_from}: a chunk scorer of another shape or other codes "
-                f"({start.config}, here {shape}); train one from nothing"
+                f"init_from={config.init_from}: a chunk scorer of another shape or with other "
+                f"codes ({start.config}, here {shape}); omit init_from to train from scratch"
             )
         model.load_state_dict(start.state_dict())
     else:
@@ -218,12 +225,13 @@ def run(config: TrainChunkScorerConfig) -> ChunkScorer:
 
 
 def chunk_scorer_card(chunk_scorer: ChunkScorer, source: Mapping[str, Any]) -> str:
-    """README.md of a chunk scorer."""
+    """Return the README.md of a chunk scorer."""
     config = chunk_scorer.config
     return model_card(
         "Chunk scorer",
-        "How much likelier the tokens of a chunk are together, in speech, than drawn by the "
-        "decoder's heads one by one. A chunk policy reads it; it refuses any other decoder.",
+        "Scores how much likelier the tokens of a chunk are together, in speech, than drawn by the "
+        "decoder's heads independently. A chunk policy reads the score as a feature. The chunk "
+        "scorer refuses any other decoder.",
         [
             (
                 "size",
@@ -239,7 +247,7 @@ def chunk_scorer_card(chunk_scorer: ChunkScorer, source: Mapping[str, Any]) -> s
             ("checksum", f"`{chunk_scorer.checksum()}`"),
         ],
         source,
-        metrics_of="dev split; loss in nats, share told right of whole and half chunks, chance 0.5",
+        metrics_of="dev split; loss in nats, accuracy on whole and half chunks, chance 0.5",
         tags=("density-ratio",),
         settings=("learning_rate", "batch_size", "positions", "max_steps", "bf16", "seed"),
         code="from heads.chunk_scorer import ChunkScorer\n\n"

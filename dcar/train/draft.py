@@ -1,12 +1,12 @@
-"""Train a draft model for speculative decoding out of a decoder's own layers.
+"""Train a draft model for speculative decoding from a decoder's own layers.
 
     dcar train-draft --config launch/recipes/draft_starter.yaml decoder=runs/car out=runs/draft
     accelerate launch -m dcar.train.draft --config launch/recipes/draft_starter.yaml
 
 SSD (Interspeech 2025), section 3: the target's bottom two and top six of 24 layers (the same shares
 of another depth), embeddings and top layers frozen, bottom layers and output head trained with
-cross entropy on the next token. The target may be a decoder on a pretrained language model (`dcar
-convert-backbone`), as the paper's is. Trainer, optimiser and data are those of stage one
+cross entropy on the next token. As in the paper, the target may be a decoder on a pretrained
+language model (`dcar convert-backbone`). Trainer, optimiser and data are those of stage one
 (dcar/train/car.py).
 """
 
@@ -36,29 +36,37 @@ from dcar.train.settings import BackboneTraining, RunSettings, TrainConfig
 
 @dataclass
 class TrainDraftConfig(RunSettings):
-    """Settings of a draft's training; those that stage one has too mean the same."""
+    """Settings of `dcar train-draft`; those that stage one has too mean the same."""
 
     decoder: str = setting(
-        "runs/car", "The decoder that the draft is for; starter = the shipped one."
+        "runs/car", "Decoder that the draft model is for; starter = the shipped one."
     )
     data: str = setting(
-        "runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder"
+        "runs/prepared",
+        "Folder written by `dcar prepare` with the decoder's tokenizer.",
+        place="folder",
     )
     out: str = setting("runs/draft", "Folder to write.", place="folder")
     bottom_layers: int = setting(
-        0, "Of the decoder, trained; 0 = the paper's share of the depth (2 of 24).", minimum=0
+        0,
+        "Number of the decoder's bottom layers in the draft model, which are trained; 0 = the "
+        "paper's share of the depth (2 of 24).",
+        minimum=0,
     )
     top_layers: int = setting(
-        0, "Of the decoder, frozen; 0 = the paper's share (6 of 24).", minimum=0
+        0,
+        "Number of the decoder's top layers in the draft model, which are frozen; 0 = the paper's "
+        "share of the depth (6 of 24).",
+        minimum=0,
     )
 
 
 def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
-    """Train (or go on training) and save the draft, with the checksum of its target, into
+    """Train (or resume training) and save the draft model, with the checksum of its target, in
     `config.out`.
 
-    Raises ConfigError where the target is too shallow, DataError where the data is broken or has
-    other tokens or phonemes than the target, CheckpointError where out holds another draft.
+    Raises ConfigError if the target is too shallow, DataError if the data is broken or has other
+    tokens or phonemes than the target, CheckpointError if out holds another draft model.
     """
     prepared = prepared_info(config.data)
     folder = resolve(config.decoder, "decoder")
@@ -70,7 +78,7 @@ def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
     settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(RunSettings)}
     backbone = BackboneTraining()
     if isinstance(draft, BackboneDecoder):
-        backbone.path = str(folder)  # whose text tokenizer goes along
+        backbone.path = str(folder)  # whose text tokenizer is copied
     trained = fit(
         TrainConfig(model=decoder_shape(draft.config), backbone=backbone, **settings),
         cast(CARDecoder, draft),

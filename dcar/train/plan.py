@@ -1,13 +1,13 @@
 """From settings to the model that stage one trains: from scratch, from another decoder, or on a
 language model.
 
-Additional heads on a decoder that stays as it is (Medusa-1) are `freeze_trunk` of `dcar train`:
+`freeze_trunk` of `dcar train` adds heads to a decoder that does not change (Medusa-1):
 
     dcar train --config car_starter:shared out=runs/car_shared
 
-What the base head says, and so CAR-1 and every lossless verifier's target, does not change. A step
-costs one pass without gradients, and the heads of a share of its positions (`head_positions`); with
-`keep_states` the heads alone. On language models: `backbone.train=heads`.
+The output of the base head stays the same, and with it CAR-1 and the target of every lossless
+verifier. A step costs one pass without gradients and the heads at a share of its positions
+(`head_positions`); with `keep_states` only the heads. On language models: `backbone.train=heads`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,18 @@ HEADS = (
     "head_width",
     "tie_heads",
 )
-"""What a configuration says of its heads."""
+"""Fields of a configuration that describe its heads."""
 
 
 def plan(
     config: TrainConfig, identity: dict[str, Any]
 ) -> tuple[TrainConfig, DecoderConfig, Callable[[], CARDecoder]]:
-    """The resolved settings, the configuration that a checkpoint of this run has, and what makes
-    the model."""
+    """Return the resolved settings, the configuration that a checkpoint of this run has, and a
+    function that makes the model.
+
+    identity: see `data_identity`. Raises ConfigError or DataError, here or in that function, if
+    settings, data and weights do not belong together.
+    """
     if config.backbone.path:
         return plan_backbone(config, identity)
     wanted = dataclasses.replace(config.model, **identity)
@@ -77,10 +81,8 @@ def plan(
         if not isinstance(loaded, CARDecoder):
             raise ConfigError(
                 f"init_from {config.init_from}: is a {loaded.model_type}, which has a shape of "
-                "its own; "
-                "a decoder on a language model is trained on by backbone.path=…, without "
-                "init_from and "
-                "`model`"
+                "its own; to train a decoder on a language model, set backbone.path=… and omit "
+                "init_from and `model`"
             )
         model = on_frozen_trunk(loaded, wanted) if config.freeze_trunk else loaded
         if differences := differing(model.config, wanted):
@@ -94,15 +96,15 @@ def plan(
 
 
 def head_settings(config: CARConfig) -> dict[str, Any]:
-    """Those of its settings that are of its heads."""
+    """Return the settings of a configuration that describe its heads."""
     return {name: getattr(config, name) for name in HEADS}
 
 
 def on_frozen_trunk(trunk: CARDecoder, wanted: CARConfig) -> CARDecoder:
-    """`trunk` with the heads that are `wanted`, ready to train them alone.
+    """Return `trunk` with the heads of the configuration `wanted`, ready to train the heads alone.
 
-    Heads of another number or kind than its own are new, and their output layers start from the
-    base head; heads of the same shape go on from where they are.
+    Heads of another number or kind than the trunk's own are new, and their output layers start from
+    the base head; heads of the same shape keep their weights.
     """
     if head_settings(trunk.config) != head_settings(wanted):
         kept = {
@@ -114,7 +116,7 @@ def on_frozen_trunk(trunk: CARDecoder, wanted: CARConfig) -> CARDecoder:
         trunk.load_state_dict(kept, strict=False)
         trunk.heads.start_outputs(trunk.heads.base.weight)
         logger.info(
-            "the %d additional heads (%s) are new", wanted.num_prediction_heads - 1, wanted.heads
+            "created %d additional heads (%s)", wanted.num_prediction_heads - 1, wanted.heads
         )
     trunk.freeze_trunk()
     return trunk
@@ -123,26 +125,27 @@ def on_frozen_trunk(trunk: CARDecoder, wanted: CARConfig) -> CARDecoder:
 def plan_backbone(
     config: TrainConfig, identity: dict[str, Any]
 ) -> tuple[TrainConfig, BackboneConfig, Callable[[], CARDecoder]]:
-    """`plan` for a pretrained language model; ConfigError or DataError where settings or data
-    are not its own."""
+    """Return `plan` for a pretrained language model. Raises ConfigError or DataError if settings
+    or data do not belong to it."""
     settings = config.backbone
     found = BackboneDecoder.load_config(settings.path)
     for name, what in (
         ("speech_vocab_size", "the number of speech codes"),
         ("tokenizer", "the speech tokenizer"),
-        ("phonemes", "the text tokens"),
+        ("phonemes", "the text tokenizer"),
     ):
         ours = getattr(found, name)
-        if ours and ours != identity[name]:
-            raise DataError(
-                f"{config.data}: {what} is {identity[name]}, but {settings.path} has {ours}; "
-                + (
-                    f"run dcar prepare mode=retokenize data={config.data} decoder={settings.path} "
-                    "out=…"
-                    if name == "phonemes"
-                    else "prepare the corpus with the model's own speech tokenizer"
-                )
+        if not ours or ours == identity[name]:
+            continue
+        remedy = "prepare the corpus with the model's own speech tokenizer"
+        if name == "phonemes":
+            remedy = (
+                f"run `dcar prepare mode=retokenize data={config.data} decoder={settings.path} "
+                "out=…`"
             )
+        raise DataError(
+            f"{config.data}: {what} is {identity[name]}, but {settings.path} has {ours}; {remedy}"
+        )
     wanted = dataclasses.replace(
         found,
         tokenizer=identity["tokenizer"],
@@ -152,12 +155,13 @@ def plan_backbone(
     shape = decoder_shape(wanted)
     if config.model not in (CARConfig(), shape):
         raise ConfigError(
-            "`model` describes a decoder from scratch, and backbone.path names one that has its "
-            "shape "
-            "already: remove the settings of `model`"
+            "`model` describes a decoder from scratch, but backbone.path names one that already "
+            "has its shape: remove the settings of `model`"
         )
     if config.init_from:
-        raise ConfigError("init_from and backbone.path both name weights to start from: give one")
+        raise ConfigError(
+            "init_from and backbone.path both name weights to start from: set only one of them"
+        )
 
     def make() -> CARDecoder:
         model = BackboneDecoder.from_pretrained(settings.path)
@@ -171,8 +175,8 @@ def plan_backbone(
 
 
 def decoder_shape(config: DecoderConfig) -> CARConfig:
-    """What the trainer reads of a model: a CARConfig as it is; of a language model what the two
-    have in common."""
+    """Return the part of a configuration that the trainer reads: a CARConfig unchanged, or the
+    fields that a language model shares with it."""
     if isinstance(config, CARConfig):
         return config
     return CARConfig(
@@ -186,8 +190,8 @@ def decoder_shape(config: DecoderConfig) -> CARConfig:
 
 
 def finish_backbone(decoder: BackboneDecoder, origin: Path, out: Path) -> None:
-    """Merge the adapters into the decoder of `out`, keep them beside it, and bring the text
-    tokenizer along."""
+    """Merge the adapters into the decoder in `out`, keep a copy of them next to it, and copy the
+    text tokenizer."""
     if decoder.config.lora:
         save_adapter(decoder, out / "adapter")
         merge(decoder).save_pretrained(out)
@@ -196,7 +200,8 @@ def finish_backbone(decoder: BackboneDecoder, origin: Path, out: Path) -> None:
 
 
 def data_identity(prepared: dict) -> dict[str, Any]:
-    """Vocabulary and names that tie a decoder to its tokenizer and phoneme inventory."""
+    """Return the vocabulary size and the names that tie a decoder to its tokenizer and phoneme
+    inventory."""
     return {
         "speech_vocab_size": prepared["tokenizer"]["vocab_size"],
         "tokenizer": tokenizer_identity(prepared),

@@ -52,26 +52,30 @@ class TrainResidualConfig(RunSettings):
     """Settings of `dcar train-residual`; those that stage one has too mean the same."""
 
     data: str = setting(
-        "runs/prepared", "Folder of `dcar prepare … residual=true`.", place="folder"
+        "runs/prepared", "Folder written by `dcar prepare … residual=true`.", place="folder"
     )
     out: str = setting("runs/residual", "Folder to write.", place="folder")
     prompt_tokens: int = setting(
-        150, "Longest acoustic prompt: three seconds at 50 Hz, as in VALL-E.", minimum=1
+        150,
+        "Longest acoustic prompt in tokens; 150 = three seconds at 50 Hz, as in VALL-E.",
+        minimum=1,
     )
-    model: ResidualConfig = setting(ResidualConfig, "Shape; the codec is taken from the data.")
+    model: ResidualConfig = setting(
+        ResidualConfig, "Shape of the model; the codec is taken from the data."
+    )
 
 
 class ResidualDataset(Dataset):
     """All layers of utterances and of their prompts; items are addressed by (epoch, index).
 
-    A training item also draws the layer to be trained; others have all layers.
+    A training item also draws the layer to be trained; other items have all layers.
     """
 
     def __init__(self, split: Split, config: ResidualConfig, seed: int, training: bool):
         if split.largest_text_id >= config.text_vocab_size:
             raise DataError(
-                f"the data has text id {split.largest_text_id}, but the model has "
-                f"{config.text_vocab_size} of them: raise model.text_vocab_size"
+                f"the data has text id {split.largest_text_id}, but the model has only "
+                f"{config.text_vocab_size} text ids: raise model.text_vocab_size"
             )
         self.config, self.seed, self.training = config, seed, training
         self.rows = split.rows.select_columns(
@@ -89,11 +93,10 @@ class ResidualDataset(Dataset):
         epoch, index = address
         rng = np.random.default_rng([self.seed, epoch, index])
         row = self.rows[index]
-        prompt = (
-            self._layers(row, prompt=True)
-            if self.has_prompt[index]
-            else self._layers(self.rows[self.chooser.choose(index, rng)])
-        )
+        if self.has_prompt[index]:
+            prompt = self._layers(row, prompt=True)
+        else:
+            prompt = self._layers(self.rows[self.chooser.choose(index, rng)])
         start = self.chooser.start(prompt[:, 0].tolist(), rng)
         layers = self.config.codec_layers
         return {
@@ -104,13 +107,14 @@ class ResidualDataset(Dataset):
         }
 
     def _layers(self, row: Mapping[str, Any], prompt: bool = False) -> Tensor:
-        """Return the codes [T, L] of a row, or of its own prompt. DataError for other layers."""
+        """Return the codes [T, L] of a row, or of its own prompt. Raises DataError if they have
+        other layers."""
         first = row["prompt_speech" if prompt else "speech"]
         codes = np.vstack((first, residual_of(row, prompt)))
         if len(codes) != self.config.codec_layers:
             raise DataError(
-                f"utterance {row['id']}: has codes of {len(codes)} layers, prepared.json says "
-                f"{self.config.codec_layers}; prepare the corpus again"
+                f"utterance {row['id']}: has codes of {len(codes)} layers, but prepared.json "
+                f"records {self.config.codec_layers}; prepare the corpus again"
             )
         return torch.from_numpy(codes.T)
 
@@ -192,12 +196,12 @@ def run(config: TrainResidualConfig) -> ResidualModel:
     made, phonemes = prepared["tokenizer"], prepared["phonemes"]["version"]
     if made.get("layers", 1) < 2:
         raise DataError(
-            f"{config.data}: has the first layer of {made['name']} alone; prepare it again with a "
-            "tokenizer of several layers and residual=true"
+            f"{config.data}: contains only the first layer of {made['name']}; prepare it again "
+            "with a tokenizer of several layers and residual=true"
         )
     if phonemes.startswith(TEXT_TOKENIZER):
         raise DataError(
-            f"{config.data}: its text ids are those of a language model, not phonemes; give the "
+            f"{config.data}: its text ids are those of a language model, not phonemes; use the "
             "corpus as it was before `dcar prepare mode=retokenize`"
         )
     shape = dataclasses.replace(

@@ -1,13 +1,13 @@
-"""A `transformers.Trainer` for runs of days: it stops at the first value that is not finite, seals
-its checkpoints, saves and leaves when it is asked to, and says what went wrong where a disk, the
+"""A `transformers.Trainer` for runs of days. It stops at the first value that is not finite, seals
+its checkpoints, saves and exits when a signal requests it, and reports the cause when a disk, the
 memory or another process fails.
 
 The host reads nothing from a GPU during a step. Losses, gradients and stop requests are checked on
 the device; the result is copied without waiting and read when the next update has been queued.
 
 Both stages train with it. Departure from documented override points: `_save_checkpoint`, the only
-place that all files of a checkpoint are written behind; tests/dcar/train/test_checkpoints.py holds
-that it is called.
+method after which all files of a checkpoint have been written; tests/dcar/train/test_checkpoints.py
+checks that it is called.
 """
 
 from __future__ import annotations
@@ -46,22 +46,24 @@ from dcar.train.checkpoints import (
 logger = logging.getLogger(__name__)
 
 SIGNALS = {signal.SIGTERM: REQUEUE, signal.SIGUSR1: REQUEUE, signal.SIGINT: INTERRUPTED}
-RANKS_APART = 1_000_003  # between the seeds of two processes
+RANKS_APART = 1_000_003  # difference between the seeds of two neighbouring processes
 
 
 def all_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """[N] for N tensors: whether all values of each are finite, on their device. Empty ones are."""
-    # FSDP: this process's part
+    """Return for each of N tensors whether all its values are finite: [N] bool, on their device.
+    Empty tensors are finite."""
+    # with FSDP, the part of this process
     local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
     if not local:
         return torch.ones(0, dtype=torch.bool)
-    # the largest magnitude, not the usual norm, whose squares overflow where all values are finite
-    whole = [t if t.numel() else t.new_zeros(1) for t in (t.detach() for t in local)]
-    return torch.stack([n.float() for n in torch._foreach_norm(whole, float("inf"))]).isfinite()
+    # the largest magnitude instead of the usual norm, whose squares may overflow for finite values
+    detached = [t.detach() for t in local]
+    filled = [t if t.numel() else t.new_zeros(1) for t in detached]
+    return torch.stack([n.float() for n in torch._foreach_norm(filled, float("inf"))]).isfinite()
 
 
 def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """The names of the tensors that hold NaN or infinity."""
+    """Return the names of the tensors that contain NaN or infinity."""
     pairs = [(name, t) for name, t in named if t.is_floating_point()]
     good = all_finite(t for _, t in pairs).tolist()
     return [name for (name, _), fine in zip(pairs, good, strict=True) if not fine]
@@ -69,20 +71,20 @@ def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
 
 @dataclass
 class Check:
-    """The check of one update, on its way from the device to the host."""
+    """Check of one update, possibly still being copied from the device to the host."""
 
     step: int
     batches: list[Mapping[str, Any]]  # its micro-batches
     losses: list[Tensor]
     gradients: list[str]  # names of the parameters with a gradient
     finite: Tensor  # [losses + gradients] bool, on the host
-    # [2] on the host, summed over processes: values that are not finite, stop requests
+    # [2] on the host, summed over processes: checks with values that are not finite, stop requests
     flags: Tensor
-    copied: torch.cuda.Event | None  # after which both are there; None if they are
+    copied: torch.cuda.Event | None  # recorded after both copies; None if there was nothing to copy
 
     def read(self) -> tuple[bool, bool]:
-        """Return whether a value is not finite on any process, and whether any was asked to
-        stop."""
+        """Wait for the copy, and return whether a value is not finite on any process, and
+        whether any process received a stop request."""
         if self.copied is not None:
             self.copied.synchronize()
         broken, status = self.flags.tolist()
@@ -90,25 +92,26 @@ class Check:
 
 
 class StopRequests:
-    """Remembers that SIGTERM, SIGUSR1 or Ctrl-C came; a second Ctrl-C leaves at once."""
+    """Record of SIGTERM, SIGUSR1 or Ctrl-C; a second Ctrl-C exits at once."""
 
     def __init__(self) -> None:
-        self.status = 0  # exit status that was asked for; 0 = go on
+        self.status = 0  # requested exit status; 0 = no request
         self.name = ""
         self.process = os.getpid()
 
     def __call__(self, number: int, frame: Any) -> None:
-        if os.getpid() != self.process:  # a worker that was forked: its parent decides
+        if os.getpid() != self.process:  # in a forked worker: its parent decides
             return
         if self.status and number == signal.SIGINT:
             os._exit(INTERRUPTED)
         self.status, self.name = SIGNALS[signal.Signals(number)], signal.Signals(number).name
-        again = "; once more to leave at once" if number == signal.SIGINT else ""
+        again = "; press Ctrl-C again to exit at once" if number == signal.SIGINT else ""
         os.write(2, f"{self.name}: saving at the end of this step{again}\n".encode())
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
-        """Listen to the signals; only the main thread can."""
+    def handled(self) -> Iterator[None]:
+        """Handle the signals within the block. Only the main thread can; in another one this
+        does nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -121,8 +124,8 @@ class StopRequests:
 
 
 class Watch(TrainerCallback):
-    """Calls the trainer when its loop begins, and at the two places of an update where it can
-    stop."""
+    """Callback that calls the trainer when its loop begins, and at the two points of an update
+    at which it can stop."""
 
     def __init__(self, trainer: ResilientTrainer):
         self.trainer = trainer
@@ -135,7 +138,7 @@ class Watch(TrainerCallback):
         self.trainer.look()
 
     def on_step_end(self, args, state, control, **kwargs):
-        # the end of an epoch brings evaluations and checkpoints of its own, which then come first
+        # at the end of an epoch, `on_epoch_end` saves, after the evaluation that is due there
         if self.trainer.stopping and abs(state.epoch - round(state.epoch)) > 1e-6:
             control.should_save = True
 
@@ -145,8 +148,8 @@ class Watch(TrainerCallback):
 
 
 class ResilientTrainer(Trainer):
-    """See the module. Subclasses say how a batch is described, and which setting makes it
-    smaller."""
+    """Trainer with the checks of this module. Subclasses describe a batch, and name the setting
+    that makes it smaller."""
 
     batch_setting = "per_device_train_batch_size"
 
@@ -160,35 +163,35 @@ class ResilientTrainer(Trainer):
     ):
         self.jsonl = JsonlLog(Path(args.output_dir or "") / "log.jsonl")
         super().__init__(model, args, callbacks=[self.jsonl, *(callbacks or [])], **kwargs)
-        # Trainer would spread each batch by DataParallel, which knows no outputs but tensors
+        # Trainer would split each batch with DataParallel, which supports only tensors as outputs
         if self.args.n_gpu > 1:
             logger.warning(
-                "one process trains on one GPU, and %d are there: for all of them launch it by "
-                "accelerate "
-                "launch --config_file launch/accelerate/multi_gpu.yaml -m …",
+                "one process trains on one GPU, but this machine has %d: to use all of them, "
+                "launch with accelerate launch --config_file launch/accelerate/multi_gpu.yaml -m …",
                 self.args.n_gpu,
             )
             self.args._n_gpu = 1
-        # where the run comes from, for the manifests of its checkpoints
+        # provenance of the run, for the manifests of its checkpoints
         self.origin: dict[str, Any] = {}
-        self._groups: list[dict[str, Any]] = []  # the optimiser's settings, as this run makes them
+        self._groups: list[dict[str, Any]] = []  # the optimiser's settings in this run
         self.requests = StopRequests()
         self.stopping = False
         self._update: list[Mapping[str, Any]] = []  # the micro-batches of this update
-        self._losses: list[Tensor] = []
-        self._updated = False  # whether those are of an update that was made
-        self._checks: deque[Check] = deque()  # of updates, not read yet
-        # On a GPU an update is checked when the next one is queued, so the device never waits.
+        self._losses: list[Tensor] = []  # their losses
+        self._updated = False  # True if both belong to an update that is finished
+        self._checks: deque[Check] = deque()  # checks that have not been read yet
+        # On a GPU an update is checked after the next one has been queued, so the device never
+        # waits.
         self.unread = int(self.args.device.type == "cuda")
         self._doing = "starting"
         self.add_callback(Watch(self))
 
     @property
     def out(self) -> Path:
-        """The folder of the run."""
+        """Folder of the run."""
         return Path(self.args.output_dir or "")
 
-    # --- what may stop a run ----------------------------------------------------------------------
+    # --- checks that may stop a run ---------------------------------------------------------------
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None
@@ -202,8 +205,8 @@ class ResilientTrainer(Trainer):
         return loss
 
     def evaluated(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """What an evaluation of a trainer's own found: logged, and told to the callbacks as
-        `Trainer.evaluate` does."""
+        """Log the metrics of a trainer's own evaluation, pass them to the callbacks as
+        `Trainer.evaluate` does, and return them."""
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
@@ -213,14 +216,15 @@ class ResilientTrainer(Trainer):
     def look(self) -> None:
         """Check losses and gradients of this update on the device, and exchange stop requests.
 
-        The host reads the result now on a CPU, and after the next update on a GPU (see `settle`).
+        The host reads the result at once on a CPU, and after the next update on a GPU (see
+        `settle`).
         """
         assert self.model is not None
         named = [(n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
         if getattr(self.accelerator, "scaler", None) is not None:
-            named = []  # fp16: infinite gradients are what its scaler looks for
+            named = []  # with fp16, infinite gradients are expected, and handled by the scaler
         finite = all_finite([*self._losses, *(gradient for _, gradient in named)])
-        # filled on the device: a copy from the host would wait
+        # created on the device, because a copy from the host would wait
         status = torch.full((), self.requests.status, device=finite.device)
         flags: Tensor = self.accelerator.reduce(  # type: ignore[assignment]
             torch.stack(((~finite).any().float(), status.float())), "sum"
@@ -241,10 +245,11 @@ class ResilientTrainer(Trainer):
         self.settle(self.unread)
 
     def settle(self, unread: int = 0) -> None:
-        """Read the checks of all updates but the last `unread`.
+        """Read the checks of all updates but the last `unread`, and set `stopping` if a process
+        received a stop request.
 
-        All processes must call this at the same step. TrainingError if a loss or gradient was not
-        finite; sets `stopping` if a process was asked to stop.
+        All processes must call this at the same step. Raises TrainingError if a loss or gradient
+        was not finite.
         """
         while len(self._checks) > unread:
             check = self._checks.popleft()
@@ -257,28 +262,24 @@ class ResilientTrainer(Trainer):
         """Return the message for an update that is not finite: the step, the tensors, the
         batches."""
         assert self.model is not None
-        made = self.state.global_step >= check.step
-        # an update that was made broke them
-        weights = [] if made else not_finite(self.model.named_parameters())
+        weights: list[str] = []
+        if self.state.global_step < check.step:  # else the update itself changed them
+            weights = not_finite(self.model.named_parameters())
         finite = check.finite[len(check.losses) :].tolist()
         gradients = [name for name, fine in zip(check.gradients, finite, strict=True) if not fine]
         losses = [f"{float(loss):g}" for loss in check.losses]
         if weights:
-            what = f"the weights are not finite since the update before ({some(weights)})"
+            what = f"the weights are not finite since the previous update ({some(weights)})"
         elif "nan" in losses or "inf" in losses or "-inf" in losses:
             what = f"the loss is {', '.join(losses)}"
+        elif gradients:
+            what = f"the gradient is not finite ({some(gradients)})"
         else:
-            what = (
-                f"the gradient is not finite ({some(gradients)})"
-                if gradients
-                else "another process saw it"
-            )
+            what = "a value is not finite in another process"
         batches = "; ".join(map(self.describe, check.batches))
         return (
             f"step {check.step}: {what}. The update was on {batches}. {self._last_state()} Lower "
-            "the "
-            "learning rate, lengthen the warm-up, compute in float32 instead of bf16, or check "
-            "the data"
+            "learning_rate, raise warmup_steps, set bf16=false, or check the data"
         )
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
@@ -287,12 +288,12 @@ class ResilientTrainer(Trainer):
         super().log(logs, start_time)
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
-        """A batch in words: how many rows of which length."""
+        """Return a description of a batch for messages: the number of rows and their length."""
         return "a batch"
 
     def check_weights(self) -> None:
-        """TrainingError, on all processes, where a weight is not finite: such a model is never
-        written."""
+        """Raise TrainingError, on all processes, if a weight is not finite: such a model is
+        never written."""
         assert self.model is not None
         self.settle()
         bad = not_finite(self.model.named_parameters())
@@ -300,29 +301,29 @@ class ResilientTrainer(Trainer):
             self.accelerator.reduce(torch.tensor(float(len(bad)), device=self.args.device), "sum")
         ):
             raise TrainingError(
-                f"step {self.state.global_step}: the weights are not finite ({some(bad)}), and "
-                "are not "
-                f"saved. {self._last_state()} Lower the learning rate, or lengthen the warm-up"
+                f"step {self.state.global_step}: the weights are not finite ({some(bad)}) and "
+                f"were not saved. {self._last_state()} Lower learning_rate, or raise warmup_steps"
             )
 
     def _last_state(self) -> str:
         found = latest_checkpoint(self.out)
-        return f"The last good checkpoint is {found}." if found else "There is no checkpoint yet."
+        return f"The last checkpoint is {found}." if found else "There is no checkpoint yet."
 
     # --- checkpoints ------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Trainer's, between a mark that the folder is incomplete and the manifest; older
-        checkpoints go last."""
+        """Write a checkpoint as Trainer does, after a mark that the folder is incomplete and
+        before its manifest; then remove older checkpoints. Raises StoppedError if a stop was
+        requested."""
         self.check_weights()
         args, step = self.args, self.state.global_step
         self._doing = f"writing the checkpoint of step {step}"
         folder = self.out / f"checkpoint-{step}"
         assert self.model is not None
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        with writing(folder, needed=3 * weights):  # Adam keeps two numbers for every weight
+        with writing(folder, needed=3 * weights):  # Adam keeps two numbers per weight
             begin_checkpoint(folder)
-            # nothing older goes before this one is sealed
+            # no older checkpoint is removed before this one is sealed
             keep, args.save_total_limit = args.save_total_limit, None
             try:
                 super()._save_checkpoint(model, trial)
@@ -334,7 +335,7 @@ class ResilientTrainer(Trainer):
         if self.stopping:
             name = self.requests.name or "another process was asked to stop"
             raise StoppedError(
-                f"{name}: {folder} is saved; the same command goes on from it",
+                f"{name}: {folder} is saved; run the same command again to resume from it",
                 self.requests.status or REQUEUE,
             )
 
@@ -347,81 +348,86 @@ class ResilientTrainer(Trainer):
         return made
 
     def check_resume(self, checkpoint: Path) -> bool:
-        """Whether a checkpoint has all steps of this run. CheckpointError where it is of other
-        data, or of settings that cannot change within a run; those that take effect from here on
-        are noted for log and provenance."""
+        """Return whether a checkpoint has all steps of this run. Note for log and provenance the
+        settings that take effect from this step on. Raises CheckpointError if the checkpoint was
+        trained on other data, or with settings that cannot change within a run."""
         step = TrainerState.load_from_json(str(checkpoint / STATE)).global_step
         steps = self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
         before = (read_manifest(checkpoint) or {}).get("run") or {}
         self.jsonl.changed = changed_settings(checkpoint, before, self.origin, step, steps)
-        resumed = before.get("resumed", []) + (
-            [{"step": step, "changed": self.jsonl.changed}] if self.jsonl.changed else []
-        )
-        if resumed:  # else a resumed run leaves the files of one that was never interrupted
+        resumed = list(before.get("resumed", []))
+        if self.jsonl.changed:
+            resumed.append({"step": step, "changed": self.jsonl.changed})
+        if resumed:  # else the files are identical to those of a run without interruption
             self.origin["resumed"] = resumed
         return step == steps
 
     def use_settings(self) -> None:
-        """Put rate, schedule and rhythm of this run in the places of those that a checkpoint
-        brought along."""
+        """Replace the learning rate, schedule and intervals that were loaded from a checkpoint
+        by those of this run. Raises CheckpointError if the schedule cannot change."""
         self.state.compute_steps(self.args, self.state.max_steps)
         if not self.jsonl.changed:
             return
         schedule = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
-        if not isinstance(schedule, LambdaLR):  # its rate depends on what it has seen
+        if not isinstance(schedule, LambdaLR):  # the rate depends on past steps
             raise CheckpointError(
-                f"{', '.join(self.jsonl.changed)} changed, and a run with the schedule "
-                f"{type(schedule).__name__} is resumed with the same settings only"
+                f"{', '.join(self.jsonl.changed)} changed, but a run with the schedule "
+                f"{type(schedule).__name__} can only be resumed with the same settings"
             )
         for group, given in zip(self.optimizer.param_groups, self._groups, strict=True):  # type: ignore[union-attr]
             group.update(given)
         schedule.base_lrs = [given["initial_lr"] for given in self._groups]
         schedule.last_epoch -= 1
-        schedule.step()  # sets the rates of the step that it was at
+        schedule.step()  # sets the rates of the current step
 
     def finish_from(self, checkpoint: Path) -> None:
-        """Take the state of a checkpoint that has all steps; nothing is trained."""
-        logger.info("finished: %s has all steps", checkpoint)
+        """Load the trainer's state from a checkpoint that has all steps; nothing is trained."""
+        logger.info("%s has all steps; nothing is left to train", checkpoint)
         self.state = TrainerState.load_from_json(str(checkpoint / STATE))
-        # the file says what the main process is
+        # the file contains the values of the main process
         self.state.is_world_process_zero = self.is_world_process_zero()
         self.state.is_local_process_zero = self.is_local_process_zero()
         self.jsonl.on_train_begin(self.args, self.state, self.control)
 
-    # --- what is said when something fails --------------------------------------------------------
+    # --- messages when something fails ------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
-        """Trainer's; CheckpointError from `check_resume`, StoppedError after a signal,
-        TrainingError where values or memory fail, ProcessError where another process does,
-        StorageError where the disk does."""
+        """Train as Trainer does, from the checkpoint on if one is given.
+
+        Raises CheckpointError as `check_resume` does, StoppedError after a signal, TrainingError if
+        a value is not finite or the memory is full, ProcessError if another process fails, and
+        StorageError if the disk does.
+        """
         if isinstance(resume_from_checkpoint, str):
             self.check_resume(Path(resume_from_checkpoint))
             manifest = read_manifest(Path(resume_from_checkpoint)) or {}
             if manifest.get("processes", self.args.world_size) != self.args.world_size:
                 logger.warning(
-                    "%s was written by %d processes and goes on with %d: not bit for bit",
+                    "%s was written by %d processes and is resumed with %d: the results will not "
+                    "be identical bit for bit",
                     resume_from_checkpoint,
                     manifest["processes"],
                     self.args.world_size,
                 )
         elif self.args.process_index:
-            # dropout and noise of its own; a resumed process goes on with what it had
+            # each process draws its own dropout and noise; a resumed one restores its random state
             torch.manual_seed(self.args.seed + RANKS_APART * self.args.process_index)
-        with self.requests.heard(), self.typed_errors():
+        with self.requests.handled(), self.typed_errors():
             made = super().train(resume_from_checkpoint, *args, **kwargs)
             self.settle()
             return made
 
     @contextlib.contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """`typed_errors` of something that is done outside of `train`."""
+        """Apply `typed_errors` to work outside of `train`; `what` describes it in messages."""
         self._doing, self._update = what, []
         with self.typed_errors():
             yield
 
     @contextlib.contextmanager
     def typed_errors(self) -> Iterator[None]:
-        """Errors of the memory and of other processes, in words."""
+        """Convert errors of the memory to TrainingError, and those of other processes to
+        ProcessError."""
         try:
             yield
         except DCARError:
@@ -435,20 +441,19 @@ class ResilientTrainer(Trainer):
                 isinstance(error, dist.DistBackendError) or GONE.search(str(error))
             ):
                 raise ProcessError(
-                    f"process {self.args.process_index} of {self.args.world_size}, {self._doing}: "
-                    "another process is "
-                    f"gone, or did not answer within {self.args.ddp_timeout} s (ddp_timeout). Its "
-                    "own log has the "
-                    f"cause. {self._last_state()} The same command goes on from there "
+                    f"process {self.args.process_index} of {self.args.world_size}, while "
+                    f"{self._doing}: another process has ended, or did not answer within "
+                    f"{self.args.ddp_timeout} s (ddp_timeout); its own log shows the cause. "
+                    f"{self._last_state()} Run the same command again to resume "
                     f"({str(error).splitlines()[0]})"
                 ) from error
             raise
 
     def _out_of_memory(self, error: BaseException) -> str:
         batch = self.describe(self._update[-1]) if self._update else "the model"
-        said = (str(error) or "out of memory").splitlines()[0][:200]
+        message = (str(error) or "out of memory").splitlines()[0][:200]
         return (
-            f"{self._doing}: no memory for {batch} ({said}). Lower {self.batch_setting} and raise "
-            "gradient "
-            f"accumulation by as much: the update stays the same. {self._last_state()}"
+            f"{self._doing}: out of memory for {batch} ({message}). Lower "
+            f"{self.batch_setting} and raise gradient accumulation by the same factor: the update "
+            f"stays the same. {self._last_state()}"
         )

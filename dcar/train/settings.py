@@ -1,5 +1,5 @@
-"""Settings of the trainings of decoders: what all have, and what stage one has besides.
-Comparisons read them too, so nothing slow is imported here."""
+"""Settings for training decoders: those that all runs share, and those of stage one. Comparisons
+read them too, so this module imports nothing slow."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from dcar.sampling import SamplingConfig
 
 @dataclass
 class SpokenSettings:
-    """Which step of a training is the best, by the word errors of dev sentences that it speaks."""
+    """Selection of the best training step by the word errors of generated dev sentences."""
 
     sentences: int = setting(
         0,
-        "Dev sentences spoken before the first step and at every evaluation; the step of "
-        "fewest word errors is what is written. 0 = none, the last step is written.",
+        "Number of dev sentences generated before the first step and at every evaluation; the "
+        "weights of the step with the fewest word errors are written. 0 = none, those of the last "
+        "step are written.",
         minimum=0,
     )
     chunk: int = setting(
-        5, "Tokens of a pass, as in car-5; at most as many as the decoder has heads.", minimum=1
+        5, "Tokens per pass, as in car-5; at most the number of the decoder's heads.", minimum=1
     )
     recognizer: str = setting("moonshine", "Evaluation ASR; not the model that made the tokens.")
     vocoder: str = setting(
         "", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one."
     )
     sampling: SamplingConfig = setting(
-        lambda: SamplingConfig(temperature=0.4, top_k=10), "How they are drawn."
+        lambda: SamplingConfig(temperature=0.4, top_k=10), "Sampling of the sentences."
     )
 
     def __post_init__(self) -> None:
@@ -40,51 +41,61 @@ class SpokenSettings:
 
 @dataclass
 class RunSettings:
-    """Data, optimiser and rhythm of a run."""
+    """Data, optimiser and intervals of a run."""
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/car", "Folder to write.", place="folder")
     prompt_tokens: int = setting(
-        50, "Speaker prompt in training (bos layout only): one second at 50 Hz.", minimum=1
+        50,
+        "Length of the speaker prompt in training (bos layout only); 50 = one second at 50 Hz.",
+        minimum=1,
     )
-    batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
+    batch_size: int = setting(16, "Utterances per process and step.", minimum=1)
     max_tokens: int = setting(
         0,
-        "Speech tokens of a process per step, padding included, in place of batch_size: short "
-        "utterances come in larger batches; 0 = batch_size counts.",
+        "Speech tokens per process and step, padding included, instead of batch_size: short "
+        "utterances form larger batches; 0 = use batch_size.",
         minimum=0,
     )
-    gradient_accumulation: int = setting(1, "Batches of a step.", minimum=1)
-    max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
+    gradient_accumulation: int = setting(1, "Batches per step.", minimum=1)
+    max_steps: int = setting(1000, "Number of updates of the weights.", minimum=1)
     optimizer: str = setting(
         "adamw",
-        "adamw (with cosine) or scaled_adam (with Eden, the paper's).",
+        "Optimiser: adamw (with a cosine schedule) or scaled_adam (with Eden, the paper's).",
         choices=("adamw", "scaled_adam"),
     )
-    learning_rate: float = setting(1e-3, "Peak; the paper's is 0.01 for scaled_adam.", above=0)
-    weight_decay: float = setting(0.01, "Of matrices; adamw only.", minimum=0)
-    warmup_steps: int = setting(100, "Steps in which the learning rate rises.", minimum=0)
+    learning_rate: float = setting(
+        1e-3, "Peak learning rate; the paper's is 0.01 for scaled_adam.", above=0
+    )
+    weight_decay: float = setting(0.01, "Weight decay of matrices; adamw only.", minimum=0)
+    warmup_steps: int = setting(100, "Steps during which the learning rate rises.", minimum=0)
     max_grad_norm: float = setting(
-        1.0, "Gradients are clipped to this norm, 0 = not; ScaledAdam clips by itself.", minimum=0
+        1.0,
+        "Norm to which gradients are clipped; 0 = no clipping. scaled_adam clips by itself.",
+        minimum=0,
     )
     input_corruption: float = setting(
-        0.0, "Share of input speech tokens replaced at random while training.", minimum=0, below=1
+        0.0, "Share of input speech tokens replaced at random in training.", minimum=0, below=1
     )
-    bf16: bool = setting(False, "bfloat16 autocast.")
+    bf16: bool = setting(False, "Use of bfloat16 autocast.")
     compile: bool = setting(
-        False, "torch.compile: minutes at the start, then faster steps; not with FSDP or DeepSpeed."
+        False,
+        "Use of torch.compile, which takes minutes at the start and makes steps faster; not with "
+        "FSDP or DeepSpeed.",
     )
-    seed: int = seed_setting(0, "Of weights, order and corruption.")
+    seed: int = seed_setting(0, "Random seed for initialisation, data order and input corruption.")
     eval_steps: int = setting(250, "Steps between evaluations on the dev split.", minimum=1)
     save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
     log_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
-    workers: int = setting(0, "Processes that load data.", minimum=0)
-    report_to: list[str] = setting(
-        [], "Trackers of transformers that get the log: tensorboard, wandb, trackio, …"
+    workers: int = setting(
+        0, "Processes that load data; 0 = the training process loads it.", minimum=0
     )
-    resume: bool = setting(True, "Go on from the last checkpoint in out, bit for bit.")
+    report_to: list[str] = setting(
+        [], "Trackers of transformers that receive the log: tensorboard, wandb, trackio, …"
+    )
+    resume: bool = setting(True, "Resume from the last checkpoint in out, bit for bit.")
     wait_minutes: float = setting(
-        30.0, "How long processes wait for each other before they give up.", above=0
+        30.0, "Minutes that processes wait for each other before they give up.", above=0
     )
 
     def __post_init__(self) -> None:
@@ -93,7 +104,7 @@ class RunSettings:
 
 @dataclass
 class BackboneTraining:
-    """Heads on a pretrained language model instead of a decoder from scratch."""
+    """Training of heads on a pretrained language model instead of a decoder from scratch."""
 
     path: str = setting(
         "",
@@ -101,12 +112,17 @@ class BackboneTraining:
     )
     train: str = setting(
         "lora",
-        "lora: adapters and heads; heads: the model stays as it is; joint: everything.",
+        "Parameters to train: lora = adapters and heads, heads = the heads alone, joint = "
+        "everything.",
         choices=MODES,
     )
-    lora: LoraSettings = setting(LoraSettings, "Adapters, y = W x + (alpha / rank) B A dropout(x).")
+    lora: LoraSettings = setting(
+        LoraSettings, "LoRA adapters, y = W x + (alpha / rank) B A dropout(x)."
+    )
     dtype: str = setting(
-        "float32", "Storage of a model that is not trained itself.", choices=("float32", "bfloat16")
+        "float32",
+        "Data type in which a model that is not trained itself is stored.",
+        choices=("float32", "bfloat16"),
     )
 
     def __post_init__(self):
@@ -114,8 +130,7 @@ class BackboneTraining:
         if self.dtype == "bfloat16" and self.train == "joint":
             raise ConfigError(
                 "backbone.dtype=bfloat16 would lose small updates of trained weights: keep "
-                "float32 and "
-                "set bf16=true, which computes in bfloat16"
+                "float32 and set bf16=true, which computes in bfloat16"
             )
 
 
@@ -125,51 +140,57 @@ class TrainConfig(RunSettings):
 
     head_weight_decay: float = setting(
         1.0,
-        "Lambda of eq. 1: head k counts lambda^(k-1); 1 = uniform, the paper's.",
+        "Lambda of eq. 1: head k has the weight lambda^(k-1); 1 = uniform, as in the paper.",
         above=0,
         maximum=1,
     )
     head_positions: float = setting(
         1.0,
-        "Share of positions that the additional heads are trained on; less is faster.",
+        "Share of positions at which the additional heads are trained; a smaller share is faster.",
         above=0,
         maximum=1,
     )
     gradient_checkpointing: bool = setting(
-        False, "Recompute activations: less memory, about a third more time."
+        False, "Recomputation of activations: less memory, about a third more time."
     )
     init_from: str = setting(
-        "", "Start from the weights of this decoder, not from scratch; starter = the shipped one."
+        "",
+        "Decoder whose weights training starts from; starter = the shipped one, empty = from "
+        "scratch.",
     )
     freeze_trunk: bool = setting(
         False,
-        "Train the additional heads alone, on the decoder of init_from, which may have "
-        "heads of another number or kind: those of `model` are then made anew.",
+        "Train the additional heads alone, on the decoder of init_from. If its heads differ in "
+        "number or kind from those of `model`, new heads are created.",
     )
     codebook_init: bool = setting(
-        False, "From scratch: speech embeddings start from the tokenizer's centroids."
+        False,
+        "Initialise speech embeddings from the tokenizer's centroids when training from scratch.",
     )
     keep_states: bool = setting(
         False,
-        "Of a frozen trunk: compute the hidden states of the training split once, each "
-        "utterance behind one prompt, and keep them (2 bytes a value).",
+        "With freeze_trunk: compute the hidden states of the training split once, with one prompt "
+        "per utterance, and keep them in memory (2 bytes per value).",
     )
     replay: str = setting(
         "",
-        "Another prepared corpus, rows of which fill every batch, so that a small one does not "
-        "make the decoder forget; starter = the shipped one.",
+        "Another prepared corpus whose rows fill a share of every batch, so that training on a "
+        "small corpus does not make the decoder forget; starter = the shipped one, empty = none.",
     )
     replay_share: float = setting(
-        0.5, "Share of a batch that is replayed; an epoch is one of `data` alone.", above=0, below=1
+        0.5,
+        "Share of a batch that is replayed; an epoch is one pass over `data` alone.",
+        above=0,
+        below=1,
     )
     spoken: SpokenSettings = setting(
-        SpokenSettings, "The best step by what it says, not by its loss."
+        SpokenSettings, "Selection of the best step by the word errors of generated sentences."
     )
     model: CARConfig = setting(
         CARConfig, "Shape of the decoder; vocabulary sizes are taken from the data."
     )
     backbone: BackboneTraining = setting(
-        BackboneTraining, "Heads on a pretrained language model instead."
+        BackboneTraining, "Training of heads on a pretrained language model instead."
     )
 
     def __post_init__(self):
@@ -178,25 +199,24 @@ class TrainConfig(RunSettings):
             self.model.check_heads()
         if self.freeze_trunk and (not self.init_from or self.model.num_prediction_heads == 1):
             raise ConfigError(
-                "freeze_trunk trains additional heads on a decoder that there is: give "
-                "init_from=… and "
+                "freeze_trunk trains additional heads on an existing decoder: set init_from=… and "
                 "model.num_prediction_heads of at least 2 (on a language model: "
                 "backbone.train=heads)"
             )
         if self.keep_states and (not self.freeze_trunk or self.input_corruption):
             raise ConfigError(
-                "keep_states keeps what a trunk that does not change says of its data: set "
+                "keep_states stores the hidden states of a trunk that does not change: set "
                 "freeze_trunk=true and input_corruption=0"
             )
         if self.codebook_init and (self.init_from or self.backbone.path):
             raise ConfigError(
-                "codebook_init is a start from scratch; init_from and backbone.path name other "
-                "weights"
+                "codebook_init initialises a decoder from scratch, but init_from or backbone.path "
+                "names weights to start from: omit one of them"
             )
         if self.replay and self.batch_size < 2:
-            raise ConfigError("replay fills a part of every batch: batch_size must be 2 or more")
+            raise ConfigError("replay fills a share of every batch: set batch_size to 2 or more")
         if self.replay and self.max_tokens:
-            raise ConfigError("replay fills a share of batch_size utterances: leave max_tokens out")
+            raise ConfigError("replay fills a share of batch_size utterances: omit max_tokens")
 
     @property
     def head_weights(self) -> list[float]:

@@ -28,36 +28,44 @@ from heads.checkpoint import Checkpoint
 
 @dataclass
 class SmallSettings:
-    """Settings that the trainings of small models have in common."""
+    """Settings common to the training of all small models."""
 
     out: str = setting("runs/small", "Folder to write.", place="folder")
-    batch_size: int = setting(32, "Utterances of a process per step.", minimum=1)
-    max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
+    batch_size: int = setting(32, "Utterances per process and step.", minimum=1)
+    max_steps: int = setting(1000, "Number of updates of the weights.", minimum=1)
     learning_rate: float = setting(
-        2e-3, "Peak of AdamW; it rises, then falls by a cosine.", above=0
+        2e-3,
+        "Peak learning rate of AdamW, after a linear warm-up and before a cosine decay.",
+        above=0,
     )
-    weight_decay: float = setting(0.05, "Of matrices.", minimum=0)
-    warmup_steps: int = setting(50, "Steps in which the learning rate rises.", minimum=0)
-    max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm, 0 = not.", minimum=0)
-    bf16: bool = setting(False, "bfloat16 autocast.")
-    seed: int = seed_setting(0, "Of weights, order and what is random in training.")
+    weight_decay: float = setting(0.05, "Weight decay of matrices.", minimum=0)
+    warmup_steps: int = setting(50, "Steps during which the learning rate rises.", minimum=0)
+    max_grad_norm: float = setting(
+        1.0, "Norm to which gradients are clipped; 0 = no clipping.", minimum=0
+    )
+    bf16: bool = setting(False, "Use of bfloat16 autocast.")
+    seed: int = seed_setting(
+        0, "Random seed for initialisation, data order and random changes of training data."
+    )
     eval_steps: int = setting(250, "Steps between evaluations on the dev data.", minimum=1)
     save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
     log_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
-    half_weights: bool = setting(False, "Store the finished weights in float16: half the file.")
-    resume: bool = setting(True, "Go on from the last checkpoint in out, bit for bit.")
+    half_weights: bool = setting(
+        False, "Store the finished weights in float16, which halves the file."
+    )
+    resume: bool = setting(True, "Resume from the last checkpoint in out, bit for bit.")
 
     def __post_init__(self) -> None:
         check(self)
 
 
 SPAN_EVERY = 60
-"""Frames for every span that is hidden; an utterance has one at least."""
+"""Frames per hidden span; every utterance has at least one span."""
 
 
 def hidden_spans(frames: int, longest: int, rng: np.random.Generator) -> Iterator[slice]:
-    """Spans of 1 to `longest` frames of an utterance that training hides, drawn anew; none where
-    longest is 0."""
+    """Yield randomly drawn spans of 1 to `longest` frames of an utterance, which training hides;
+    none if longest is 0."""
     for _ in range(max(1, frames // SPAN_EVERY) if longest else 0):
         length = int(rng.integers(1, longest + 1))
         start = int(rng.integers(0, max(1, frames - length + 1)))
@@ -65,17 +73,18 @@ def hidden_spans(frames: int, longest: int, rng: np.random.Generator) -> Iterato
 
 
 class SmallTrainer(BucketedTrainer):
-    """The Trainer of a small model in one piece. Subclasses have the loss and the evaluation."""
+    """Trainer of a small model, which is not sharded. Subclasses define the loss and the
+    evaluation."""
 
-    what: str  # is trained, as an error calls it
+    what: str  # kind of model, for messages
 
     def __init__(self, config: Any, model: Checkpoint, train: Any, dev: Any):
-        """config: a `SmallSettings`. ConfigError where weights are sharded."""
+        """Create the trainer. config: a `SmallSettings`. Raises ConfigError if weights are
+        sharded."""
         if sharding():
             raise ConfigError(
-                f"{self.what} is small: train it with launch/accelerate/multi_gpu.yaml, not with "
-                "FSDP or "
-                "DeepSpeed"
+                f"{self.what} is small and is not sharded: launch with "
+                f"launch/accelerate/multi_gpu.yaml instead of {sharding()}"
             )
         with meeting_others():
             made = arguments(config)
@@ -94,8 +103,8 @@ class CTCTexts(Dataset):
     """Frames and symbols of utterances; items are addressed by (epoch, index), so that resuming
     needs no state.
 
-    frames: of every utterance [T, …]; symbols: of its text, CTC's ids; texts: as errors are
-    counted; lengths: T.
+    frames: [T, …] for each utterance; symbols: the ids that CTC predicts for its text; texts: the
+    references that errors are counted against; lengths: T of each.
     """
 
     def __init__(
@@ -106,19 +115,14 @@ class CTCTexts(Dataset):
         texts: Sequence[Any],
         lengths: Sequence[int] | np.ndarray,
     ):
-        self.config, self.frames, self.symbols, self.texts, self.lengths = (
-            config,
-            frames,
-            symbols,
-            texts,
-            lengths,
-        )
+        self.config, self.frames, self.symbols = config, frames, symbols
+        self.texts, self.lengths = texts, lengths
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, address: tuple[int, int]) -> dict[str, np.ndarray]:
-        """What a step of training sees of an utterance: frames [T, …], text [symbols]."""
+        """Return the example of an utterance in an epoch: frames [T, …], text [symbols]."""
         epoch, index = address
         rng = np.random.default_rng([self.config.seed, epoch, index])
         return {
@@ -127,12 +131,12 @@ class CTCTexts(Dataset):
         }
 
     def changed(self, frames: Any, rng: np.random.Generator) -> np.ndarray:
-        """The frames with what training hides or replaces."""
+        """Return the frames, some of them hidden or replaced for training."""
         raise NotImplementedError
 
 
 def collate_ctc(examples: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
-    """A padded batch: frames [B, T, …], lengths [B], text_ids [B, U], text_lengths [B]."""
+    """Return a padded batch: frames [B, T, …], lengths [B], text_ids [B, U], text_lengths [B]."""
     frames, texts = ([torch.from_numpy(e[name]) for e in examples] for name in ("frames", "text"))
     return {
         "frames": pad_sequence(frames, batch_first=True),
@@ -143,9 +147,9 @@ def collate_ctc(examples: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
 
 
 class CTCTrainer(SmallTrainer):
-    """The Trainer of a `WindowCTC` with the CTC loss (symbol 0 is the blank)."""
+    """Trainer of a `WindowCTC` with the CTC loss (symbol 0 is the blank)."""
 
-    errors = "wer"  # what the dev metric of `count` is called
+    errors = "wer"  # name of the error rate among the dev metrics
     collate = staticmethod(collate_ctc)
 
     def compute_loss(
@@ -155,7 +159,7 @@ class CTCTrainer(SmallTrainer):
         return_outputs: bool = False,
         num_items_in_batch=None,
     ):
-        """CTC loss, nats per symbol, mean over utterances."""
+        """Return the CTC loss in nats per symbol, averaged over utterances."""
         log_probs = model(inputs["frames"], inputs["lengths"])
         loss = functional.ctc_loss(
             log_probs.float().transpose(0, 1),
@@ -167,17 +171,14 @@ class CTCTrainer(SmallTrainer):
         return (loss, log_probs) if return_outputs else loss
 
     def count(self, dev: Any, mine: list[int]) -> tuple[float, float, float, float]:
-        """Of these dev utterances: nats, symbols, errors of what is read, and the reference's
-        units."""
+        """Return sums over these dev utterances: nats, symbols, errors of the transcripts, and
+        units of the references."""
         raise NotImplementedError
 
     def dev_metrics(self) -> dict[str, float]:
-        """Nats per symbol (`eval_loss`) and the error rate."""
+        """Return the nats per symbol (`eval_loss`) and the error rate."""
         mine = list(range(self.args.process_index, len(self.eval_dataset), self.args.world_size))
-        sums = torch.tensor(
-            self.count(self.eval_dataset, mine) if mine else (0.0,) * 4,
-            dtype=torch.float64,
-            device=self.args.device,
-        )
+        counts = self.count(self.eval_dataset, mine) if mine else (0.0, 0.0, 0.0, 0.0)
+        sums = torch.tensor(counts, dtype=torch.float64, device=self.args.device)
         nats, symbols, errors, reference = self.accelerator.reduce(sums, "sum").tolist()
         return {"loss": nats / symbols, self.errors: errors / reference}

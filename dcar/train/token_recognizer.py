@@ -1,13 +1,13 @@
-"""Train a recogniser that reads speech tokens, not sound: CTC over the codes of a prepared corpus
-to its phonemes.
+"""Train a recogniser that reads speech tokens instead of sound: CTC from the codes of a prepared
+corpus to its phonemes.
 
     dcar train-recognizer --config launch/recipes/token_recognizer_starter.yaml
     accelerate launch -m dcar.train.token_recognizer data=runs/prepared out=runs/token_recognizer
 
-It serves the reward `token_likelihood` of stage two. Recordings have no errors of a decoder, so
-training makes some: a share of the tokens is replaced by others, and spans of them are hidden.
-Leaves behind in out: weights, config.json, config.yaml, README.md, log.jsonl, provenance.json,
-checkpoints. Run again, it goes on from the last checkpoint.
+It serves the reward `token_likelihood` of stage two. Recordings lack the errors of a decoder, so
+training imitates them: a share of the tokens is replaced by others, and spans of them are hidden.
+The run writes weights, config.json, config.yaml, README.md, log.jsonl, provenance.json and
+checkpoints to out. The same command resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans
 logger = logging.getLogger(__name__)
 
 MAX_TOO_SHORT = 0.05
-"""Share of a split that may have fewer tokens than CTC needs: quick speakers, not a tokenizer
-that is too slow."""
+"""Largest share of a split that may have fewer tokens than CTC needs. A few fast speakers stay
+below it; a tokenizer with too low a rate exceeds it."""
 
 
 @dataclass
@@ -46,22 +46,22 @@ class TrainTokenRecognizerConfig(SmallSettings):
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/token_recognizer", "Folder to write.", place="folder")
-    max_steps: int = setting(1700, "Updates of the weights.", minimum=1)
-    warmup_steps: int = setting(170, "Steps in which the learning rate rises.", minimum=0)
+    max_steps: int = setting(1700, "Number of updates of the weights.", minimum=1)
+    warmup_steps: int = setting(170, "Steps during which the learning rate rises.", minimum=0)
     input_corruption: float = setting(
-        0.08, "Share of speech tokens replaced at random while training.", minimum=0, below=1
+        0.08, "Share of speech tokens replaced at random in training.", minimum=0, below=1
     )
     longest_span: int = setting(
-        12, "Tokens of a hidden span at most, one in every 60 tokens; 0 = none.", minimum=0
+        12, "Longest hidden span in tokens; one span is hidden per 60 tokens; 0 = none.", minimum=0
     )
     model: TokenRecognizerConfig = setting(
-        TokenRecognizerConfig, "Shape; vocabularies are taken from the data."
+        TokenRecognizerConfig, "Shape of the recogniser; vocabulary sizes are taken from the data."
     )
 
 
 class TokenTexts(CTCTexts):
     """Tokens and phonemes of a prepared split. Utterances with fewer tokens than CTC needs are
-    left out; DataError where they are many."""
+    left out; raises DataError if these are more than MAX_TOO_SHORT."""
 
     def __init__(self, split: Split, config: TrainTokenRecognizerConfig, where: str):
         tokens, units = split.columns["speech_tokens"], split.columns["text_units"]
@@ -69,10 +69,8 @@ class TokenTexts(CTCTexts):
         if (too_short := len(split) - len(kept)) > MAX_TOO_SHORT * len(split):
             raise DataError(
                 f"{where}: {too_short} of {len(split)} utterances have fewer tokens than CTC "
-                "needs for "
-                "their phonemes, so a token recogniser cannot be trained on them; a tokenizer of "
-                "more "
-                "tokens a second is needed"
+                "needs for their phonemes, so a token recogniser cannot be trained on them; use a "
+                "tokenizer with more tokens per second"
             )
         if too_short:
             logger.warning(
@@ -85,7 +83,7 @@ class TokenTexts(CTCTexts):
         super().__init__(config, split.rows["speech"], texts, texts, split.columns["speech_tokens"])
 
     def changed(self, frames: Any, rng: np.random.Generator) -> np.ndarray:
-        """Tokens [T], a share of them others and some spans hidden."""
+        """Return tokens [T] with a share replaced at random and some spans hidden."""
         config, codes = self.config, self.config.model.speech_vocab_size
         hit = rng.random(len(frames)) < config.input_corruption
         speech = np.where(hit, rng.integers(0, codes, len(frames)), np.asarray(frames))
@@ -95,7 +93,7 @@ class TokenTexts(CTCTexts):
 
 
 class TokenRecognizerTrainer(CTCTrainer):
-    """Phoneme errors are its dev metric."""
+    """Trainer of a token recogniser; its dev metric is the phoneme error rate."""
 
     model: TokenRecognizer
     what = "a token recogniser"
@@ -113,19 +111,18 @@ class TokenRecognizerTrainer(CTCTrainer):
 
 
 def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
-    """Train (or go on training) and save the recogniser with its card, log and provenance into
+    """Train (or resume training) and save the recogniser with its card, log and provenance in
     `config.out`.
 
-    Raises DataError for data that is missing, broken or without phonemes, CheckpointError where out
+    Raises DataError for data that is missing, broken or without phonemes, CheckpointError if out
     holds another run.
     """
     given = config
     prepared = prepared_info(config.data)
     if prepared["phonemes"]["version"].startswith(TEXT_TOKENIZER):
         raise DataError(
-            f"{config.data}: its text ids are those of a language model, not phonemes; give the "
-            "corpus as "
-            "it was before `dcar prepare mode=retokenize`"
+            f"{config.data}: its text ids are those of a language model, not phonemes; use the "
+            "corpus as it was before `dcar prepare mode=retokenize`"
         )
     config = dataclasses.replace(
         config,
@@ -151,12 +148,13 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
 
 
 def token_recognizer_card(recognizer: TokenRecognizer, source: Mapping[str, Any]) -> str:
-    """README.md of a token recogniser."""
+    """Return the README.md of a token recogniser."""
     config = recognizer.config
     return model_card(
         "Token recogniser",
-        "Reads phonemes in speech tokens, without sound: CTC over the codes. It serves the reward "
-        "`token_likelihood` of stage two, and is no judge of what was trained by it.",
+        "Recognises phonemes from speech tokens without audio, by CTC over the codes. It serves "
+        "the reward `token_likelihood` of stage two, and must not evaluate models that were "
+        "trained with it.",
         [
             (
                 "size",

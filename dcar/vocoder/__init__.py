@@ -1,1 +1,1 @@
-"""Vocoders: speech tokens and a voice → waveform; `load` knows them all."""
+"""Vocoders: speech tokens and a voice → waveform; `load` creates them by name."""

@@ -1,8 +1,8 @@
-"""The acoustic model of the vocoder: speech tokens of an utterance + a voice -> log-mel, F0 and
-voicing; and what both networks of the vocoder are made of: its config, ConvNeXt blocks, the voice's
-condition.
+"""Acoustic model of the vocoder: speech tokens of an utterance + a voice -> log-mel, F0 and
+voicing. Also the parts that both networks of the vocoder share: its config, ConvNeXt blocks, and
+the condition on the voice.
 
-Speech tokens carry words but hardly any pitch or voice, so both come from the prompt: every block
+Speech tokens carry words but hardly any pitch or voice, so both come from the prompt. Every block
 is modulated by the voice (`speaker_features`), smoothly, so that unseen voices interpolate, and F0
 is predicted relative to the prompt's own mean and spread.
 """
@@ -22,7 +22,7 @@ from dcar.errors import CheckpointError
 from dcar.voices.features import EMBEDDING_DIM, SPEAKER_DIM
 
 MEL_MEAN, MEL_SPREAD = -6.0, 2.0
-"""Speech at its usual level lies around here (natural log of a magnitude)."""
+"""Mean and spread of the log-mel of speech at its usual level (natural log of a magnitude)."""
 
 EMBEDDING_SPREAD = 0.5
 """Standard deviation of the token embeddings at the start, whether drawn or taken from a
@@ -31,7 +31,7 @@ codebook."""
 
 @dataclass(frozen=True)
 class VocoderConfig:
-    """Shape of a `TokenVocoder`; saved beside its weights."""
+    """Shape of a `TokenVocoder`; saved next to its weights."""
 
     vocab_size: int = 1024  # speech token ids 0 .. vocab_size - 1
     sample_rate: int = 24_000
@@ -47,16 +47,16 @@ class VocoderConfig:
     acoustic_ffn_size: int = 768
     # one ConvNeXt block each, at token rate
     acoustic_dilations: tuple[int, ...] = (1, 2, 4, 1, 2, 4, 1, 1)
-    acoustic_dropout: float = 0.0  # of the blocks' inner layer, while training
-    # share of tokens that the acoustic model must guess from their neighbours, in training
+    acoustic_dropout: float = 0.0  # of the blocks' inner layer, in training
+    # share of tokens that are hidden from the acoustic model in training
     token_dropout: float = 0.0
     renderer_size: int = 256
     renderer_ffn_size: int = 768
     renderer_dilations: tuple[int, ...] = (1, 2, 1, 2)  # one ConvNeXt block each, at frame rate
     kernel_size: int = 7
-    # speech that the equaliser of a voice is set by (dcar/vocoder/equalizer.py); () = none
+    # tokens that calibrate the equaliser of a voice (dcar/vocoder/equalizer.py); () = no equaliser
     calibration_tokens: tuple[int, ...] = ()
-    # of the tokenizer whose ids the weights were trained on; "" = not recorded
+    # checksum of the tokenizer whose ids the weights were trained on; "" = not recorded
     tokenizer_checksum: str = ""
 
     def __post_init__(self) -> None:
@@ -66,15 +66,17 @@ class VocoderConfig:
             raise CheckpointError(f"vocoder config: {', '.join(wrong)} must be at least 1")
         if not all(0 <= token < self.vocab_size for token in self.calibration_tokens):
             raise CheckpointError(
-                f"vocoder config: calibration_tokens outside 0..{self.vocab_size - 1}"
+                f"vocoder config: calibration_tokens must be within 0..{self.vocab_size - 1}"
             )
         if self.sample_rate % (self.token_rate * self.hop):
             raise CheckpointError(
-                f"vocoder config: hop {self.hop} does not divide the samples of one token"
+                f"vocoder config: hop {self.hop} does not divide the "
+                f"{self.sample_rate}/{self.token_rate} samples of one token"
             )
         if self.window % self.hop or self.window < 3 * self.hop or self.window > self.n_fft:
             raise CheckpointError(
-                f"vocoder config: window {self.window} must be ≥ 3 hops, a multiple of it, ≤ n_fft"
+                f"vocoder config: window {self.window} must be a multiple of hop {self.hop}, at "
+                f"least 3 hops, and at most n_fft {self.n_fft}"
             )
 
     @property
@@ -89,8 +91,8 @@ class VocoderConfig:
 class ConvNeXtBlock(nn.Module):
     """Depth-wise convolution, norm, two-layer MLP, scaled residual: [B, T, C] -> [B, T, C].
 
-    With a condition [B, condition_size] the norm is scaled and shifted by it. ReLU, because on a
-    CPU GELU costs as much as the matrix products around it.
+    A condition [B, condition_size], if given, scales and shifts the output of the norm. The
+    activation is ReLU, because on a CPU GELU costs as much as the matrix products next to it.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ def blocks(
     dilations: Sequence[int],
     dropout: float = 0.0,
 ) -> nn.ModuleList:
-    """One block per dilation."""
+    """Return one block per dilation."""
     layers = len(dilations)
     return nn.ModuleList(
         ConvNeXtBlock(size, ffn_size, condition_size, kernel_size, d, layers, dropout)
@@ -142,8 +144,8 @@ def blocks(
 
 
 class VoiceCondition(nn.Module):
-    """Speaker features [B, 298] -> condition [B, condition_size] (bounded, so an odd prompt
-    cannot derail it)."""
+    """Speaker features [B, 298] -> condition [B, condition_size], bounded, so that the effect of
+    an unusual prompt is limited."""
 
     def __init__(self, config: VocoderConfig):
         super().__init__()
@@ -160,18 +162,17 @@ class VoiceCondition(nn.Module):
 
 
 class Acoustics(NamedTuple):
-    """What the acoustic model says of B utterances of F frames."""
+    """Output of the acoustic model for B utterances of F frames."""
 
-    log_mel: Tensor  # [B, F, bands] natural log of mel magnitudes, as `LogMel` gives
+    log_mel: Tensor  # [B, F, bands] natural log of mel magnitudes, as from `LogMel`
     deviation: Tensor  # [B, F] of log F0 from the voice's mean, in units of its spread
     voicing: Tensor  # [B, F] logits
-    # [B, T, acoustic_size] after the middle block, from which training asks for the encoder's
-    # states
+    # [B, T, acoustic_size] after the middle block; training predicts the encoder's states from it
     inner: Tensor
 
 
 class AcousticModel(nn.Module):
-    """ConvNeXt at token rate; every output position gives the frames of one token."""
+    """ConvNeXt at token rate; every output position yields the frames of one token."""
 
     def __init__(self, config: VocoderConfig):
         super().__init__()
@@ -193,10 +194,10 @@ class AcousticModel(nn.Module):
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_SPREAD)
 
     def forward(self, tokens: Tensor, mask: Tensor, speaker: Tensor) -> Acoustics:
-        """tokens [B, T] int64, mask [B, T] (1 = real token), speaker [B, 298]; the results are
-        float32."""
+        """Return the acoustics, in float32, of tokens [B, T] int64, mask [B, T] (1 = real token)
+        and speaker [B, 298]."""
         condition, keep = self.condition(speaker), mask[..., None]
-        # a token's whole embedding, or nothing of it
+        # drops whole embeddings of tokens
         x = self.token_dropout(self.embedding(tokens))
         inner = x
         for i, block in enumerate(self.blocks):
@@ -215,13 +216,13 @@ class AcousticModel(nn.Module):
 
 
 def pitch_statistics(speaker: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean [B, 1] and spread [B, 1] of log F0 from speaker features; the spread is kept in a
-    usable range."""
+    """Return the mean [B, 1] and spread [B, 1] of log F0 from speaker features; the spread is
+    clamped to a usable range."""
     return speaker[:, 256:257].float(), speaker[:, 257:258].float().clamp(0.05, 0.5)
 
 
 def absolute_pitch(deviation: Tensor, speaker: Tensor) -> Tensor:
-    """Natural log of F0 in Hz [B, F] from its deviation [B, F] and the voice, kept within 50…600
-    Hz."""
+    """Return the natural log of F0 in Hz [B, F] from its deviation [B, F] and the voice, clamped
+    to 50…600 Hz."""
     mean, spread = pitch_statistics(speaker)
     return (mean + spread * deviation.clamp(-3.0, 3.0)).clamp(math.log(50.0), math.log(600.0))

@@ -1,4 +1,4 @@
-"""What every vocoder offers, and what is checked of it."""
+"""Interface that every vocoder offers, and checks of it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ class Vocoder(Protocol):
     def token_rate(self) -> float: ...
 
     def check_tokenizer(self, identity: str) -> None:
-        """CheckpointError if it does not speak the tokens of this tokenizer ("name@checksum")."""
+        """Raise CheckpointError if it does not accept the tokens of this tokenizer
+        ("name@checksum")."""
         ...
 
     def synthesize(
         self, token_lists: Sequence[Sequence[int]], speaker: np.ndarray
     ) -> list[np.ndarray]:
-        """One float32 waveform per token list; speaker [B, F] voice features of the prompts.
+        """Return one float32 waveform per token list; speaker [B, F]: voice features of the
+        prompts.
 
         A vocoder whose attribute `reads_text` is true takes the texts as a third argument; see
         `dcar.vocoder.voicing.synthesize`.
@@ -43,16 +45,17 @@ class Vocoder(Protocol):
 
 
 class PromptAudio:
-    """Recordings of prompts, found by the voice features [F] that were made from them."""
+    """Recordings of prompts, found by the voice features [F] that were computed from them."""
 
     def __init__(self, prompts: Iterable[tuple[np.ndarray, Callable[[], Recorded]]]) -> None:
-        """prompts: (features, function that reads the recording); it is read when it is needed."""
+        """Register prompts: pairs of features and a function that reads the recording, which is
+        called when the recording is needed."""
         self._read: dict[bytes, Callable[[], Recorded]] = {}
         for features, read in prompts:
             self.add(features, read)
 
     def add(self, features: np.ndarray, read: Callable[[], Recorded]) -> None:
-        """One prompt more: voice features [F] and the function that reads its recording."""
+        """Add a prompt: voice features [F] and the function that reads its recording."""
         self._read[self._key(features)] = read
 
     @staticmethod
@@ -60,32 +63,33 @@ class PromptAudio:
         return hashlib.sha256(np.ascontiguousarray(features, np.float32).tobytes()).digest()
 
     def __call__(self, features: np.ndarray) -> Recorded:
-        """Waveform and rate of the prompt; DataError if none was given for these features."""
+        """Return waveform and rate of the prompt. Raises DataError if none was given for these
+        features."""
         read = self._read.get(self._key(features))
         if read is None:
             raise DataError(
-                "no prompt recording belongs to these voice features; give load_vocoder the "
-                "prompts' audio"
+                f"prompts: none of the {len(self._read)} recordings given to load_vocoder belongs "
+                "to these voice features; add the recording of this prompt"
             )
         return read()
 
     @classmethod
     def of_items(cls, items: Iterable[Any], recording: Callable[[str], Recorded]) -> PromptAudio:
-        """For `PromptItem`s: `recording` reads an utterance by id; "ID (prompt)" is the prompt
-        of ID."""
+        """Create it from `PromptItem`s: `recording` reads an utterance by id; "ID (prompt)" is
+        the prompt of ID."""
         return cls(
             (item.speaker_embedding, partial(recording, item.prompt_utterance_id)) for item in items
         )
 
 
 def check_speaks(vocoder: Vocoder, info: Mapping[str, Any]) -> None:
-    """CheckpointError where a vocoder does not speak the tokens of a prepared corpus
-    (`prepared_info`), or would at another speed."""
+    """Raise CheckpointError if a vocoder does not accept the tokens of a prepared corpus
+    (`prepared_info`), or would synthesise them at another speed."""
     vocoder.check_tokenizer(tokenizer_identity(info))
     made = info["tokenizer"]
     if abs(vocoder.token_rate - made["rate_hz"]) > 1e-6:
         raise CheckpointError(
-            f"the vocoder speaks {vocoder.token_rate:g} tokens a second, {made['name']} makes "
+            f"the vocoder reads {vocoder.token_rate:g} tokens a second, but {made['name']} makes "
             f"{made['rate_hz']:g}: use the vocoder of the decoder's tokenizer, or train one with "
             "`dcar train-vocoder`"
         )

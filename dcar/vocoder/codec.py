@@ -1,10 +1,10 @@
-"""Other projects' vocoders: X-codec2, the first layer of codecs with residual layers, CosyVoice.
+"""Vocoders of other projects: X-codec2, the first layer of codecs with residual layers, CosyVoice.
 
 The first two carry the voice in their tokens (the first layer hardly: SpeechTokenizer's sounds like
 one voice), so the speaker features are not used. CosyVoice takes the voice from a recording. It is
-no package on an index: its code is found on PYTHONPATH. The calls follow its own inference
-(`cosyvoice.cli.cosyvoice.CosyVoice.inference_vc`). Tests here run them against modules of the same
-signatures, not against the project itself.
+not in a package index; its code is imported from PYTHONPATH. The calls follow its own inference
+(`cosyvoice.cli.cosyvoice.CosyVoice.inference_vc`). The tests of this project run them on modules
+with the same signatures, not on CosyVoice itself.
 """
 
 from __future__ import annotations
@@ -24,36 +24,40 @@ from dcar.vocoder.base import PromptAudio
 
 
 class OneByOne:
-    """What the adapters share: checks of tokens and identity, one utterance at a time, clipping."""
+    """Base class of the adapters: checks of tokens and identity, one utterance at a time,
+    clipping."""
 
     name: str
     vocab_size: int
     sample_rate: int
     token_rate: float
-    tokenizer_name: str  # or what it begins with
+    tokenizer_name: str  # prefix of the names of the tokenizers that it accepts
     tokenizer_checksum = ""
 
     def check_tokenizer(self, identity: str) -> None:
-        """CheckpointError if the tokens are not this codec's: of another kind, or of another
-        checkpoint."""
+        """Raise CheckpointError if the tokens are not this codec's: of another kind, or of
+        another checkpoint."""
         name, _, checksum = identity.rpartition("@")
         wrong_kind = name and not name.startswith(self.tokenizer_name)
         if wrong_kind or (
             self.tokenizer_checksum and checksum and checksum != self.tokenizer_checksum
         ):
             raise CheckpointError(
-                f"the vocoder {self.name} speaks tokens of {self.tokenizer_name} "
+                f"the vocoder {self.name} needs tokens of {self.tokenizer_name} "
                 f"({self.tokenizer_checksum[:12] or 'any checkpoint'}), not of {identity[:60]}; "
-                "take the decoder's"
+                "use the vocoder of the decoder's tokenizer"
             )
 
     def synthesize(
         self, token_lists: Sequence[Sequence[int]], speaker: np.ndarray
     ) -> list[np.ndarray]:
-        """One float32 waveform in −1…1 per utterance, empty without tokens. DataError for ids
-        outside the codebook."""
+        """Return one float32 waveform in −1…1 per utterance, empty without tokens. Raises
+        DataError for ids outside the codebook."""
         if len(speaker) != len(token_lists):
-            raise DataError(f"{self.name}: {len(token_lists)} utterances but {len(speaker)} voices")
+            raise DataError(
+                f"{self.name}: {len(token_lists)} utterances but {len(speaker)} voices; give one "
+                "voice per utterance"
+            )
         return [
             self._one(list(tokens), row)
             for tokens, row in zip(token_lists, np.asarray(speaker), strict=True)
@@ -74,21 +78,18 @@ class OneByOne:
         return np.clip(wave.reshape(-1).float().cpu().numpy(), -1.0, 1.0).astype(np.float32)
 
     def speak(self, tokens: torch.Tensor, speaker: np.ndarray) -> torch.Tensor:
-        """Waveform tensor of token ids [T] int64 in the voice of `speaker` [F]."""
+        """Return the waveform of token ids [T] int64 in the voice of `speaker` [F]."""
         raise NotImplementedError
 
 
 class CodecVocoder(OneByOne):
-    """The decoder of a codec: X-codec2 (LLaSA's codes), or SpeechTokenizer, EnCodec, Mimi or DAC
-    from the first layer alone, which has words in one neutral voice at best. The codec's own
-    encoder, with these weights, made the tokens."""
+    """Decoder of a codec: X-codec2 (LLaSA's codes), or SpeechTokenizer, EnCodec, Mimi or DAC
+    from the first layer alone, which at best yields the words in one neutral voice. The tokens
+    must come from the codec's own encoder with the same weights."""
 
     def __init__(self, codec: CodecTokenizer) -> None:
-        self.codec, self.vocab_size, self.tokenizer_checksum = (
-            codec,
-            codec.vocab_size,
-            codec.checksum,
-        )
+        self.codec = codec
+        self.vocab_size, self.tokenizer_checksum = codec.vocab_size, codec.checksum
         self.name = self.tokenizer_name = codec.name
         self.sample_rate, self.token_rate = codec.sample_rate, codec.rate_hz
 
@@ -97,14 +98,15 @@ class CodecVocoder(OneByOne):
 
 
 class CosyVoiceVocoder(OneByOne):
-    """Flow matching and HiFT of CosyVoice 1 or 2, through the project's own voice conversion
-    with our tokens."""
+    """Flow matching and HiFT of CosyVoice 1 or 2, through that project's own voice conversion,
+    given our tokens."""
 
     name, tokenizer_name = "cosyvoice", "s3"
 
     def __init__(self, folder: str | Path, prompts: PromptAudio) -> None:
-        """folder: a model of CosyVoice (cosyvoice2.yaml or cosyvoice.yaml, flow.pt, hift.pt,
-        campplus.onnx, …). The project chooses its device itself."""
+        """Load the model in `folder` (cosyvoice2.yaml or cosyvoice.yaml, flow.pt, hift.pt,
+        campplus.onnx, …). CosyVoice chooses its device itself. Raises AssetError if the project
+        or a file is missing."""
         try:
             from cosyvoice.cli import cosyvoice as project
         except ImportError as error:
@@ -118,11 +120,11 @@ class CosyVoiceVocoder(OneByOne):
         for name in ("cosyvoice2.yaml" if second else "cosyvoice.yaml", "flow.pt", "hift.pt"):
             if not (path / name).is_file():
                 raise AssetError(
-                    f"{path / name}: missing; a CosyVoice model: run `modelscope download "
-                    "iic/CosyVoice2-0.5B --local_dir FOLDER`"
+                    f"{path / name}: is missing; to get a CosyVoice model, run `modelscope "
+                    "download iic/CosyVoice2-0.5B --local_dir FOLDER`"
                 )
         for name in ("flow.pt", "hift.pt"):
-            # refused here if it is more than tensors: the project itself does not look
+            # raises an error if the file contains more than tensors, which CosyVoice does not check
             read_weights(path / name, name)
         self.model = (project.CosyVoice2 if second else project.CosyVoice)(str(path))
         self.prompts = prompts
@@ -136,7 +138,7 @@ class CosyVoiceVocoder(OneByOne):
 
     def speak(self, tokens: torch.Tensor, speaker: np.ndarray) -> torch.Tensor:
         wave, rate = self.prompts(speaker)
-        with tempfile.TemporaryDirectory() as folder:  # the front end reads files
+        with tempfile.TemporaryDirectory() as folder:  # the front end only reads files
             file = Path(folder) / "prompt.wav"
             save_audio(file, wave, rate)
             inputs = self.model.frontend.frontend_vc(str(file), str(file), self.sample_rate)

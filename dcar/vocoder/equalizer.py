@@ -1,11 +1,11 @@
-"""The long-term spectrum of a voice as the prompt has it, whatever the acoustic model makes of
-voices new to it.
+"""Equaliser: gives synthesised speech the long-term spectrum of the prompt, even for voices that
+are new to the acoustic model.
 
-An acoustic model that has heard few voices draws a new one towards those that it knows. How far it
-does so can be measured without any recording: let it speak some calibration tokens in that voice,
-and compare their mean envelope over voiced frames with the prompt's, which is part of the speaker
-features. What is missing is added to every spectrum in this voice, smooth over frequency: an
-equaliser that is set once for a voice, so speech is the same in one piece and streamed.
+An acoustic model trained on few voices draws a new voice towards those. The deviation can be
+measured without any recording: synthesise some calibration tokens in that voice, and compare their
+mean envelope over voiced frames with the prompt's, which is part of the speaker features. The
+difference, smooth over frequency, is added to every spectrum in this voice. It is computed once per
+voice, so streamed speech equals speech synthesised in one piece.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dcar.vocoder.acoustic import AcousticModel, VocoderConfig
 from dcar.voices.features import EMBEDDING_DIM, ENVELOPE_BANDS
 
 CALIBRATION_SECONDS = 8
-"""Of speech tokens that calibrate; with three times as many the voices of 80 held-out utterances
-came out alike."""
+"""Seconds of speech tokens for calibration. Three times as many gave the same result for the
+voices of 80 held-out utterances."""
 
 MOST_VOICES = 4096
-"""Equalisers that are remembered."""
+"""Maximum number of voices whose gains are cached."""
 
 
 class Equalizer(nn.Module):
@@ -33,12 +33,14 @@ class Equalizer(nn.Module):
 
     def __init__(self, config: VocoderConfig):
         super().__init__()
-        place = torch.linspace(0, 1, config.mel_bands + 2)[1:-1]  # of the bands, on the mel scale
+        place = torch.linspace(0, 1, config.mel_bands + 2)[
+            1:-1
+        ]  # places of the bands on the mel scale
         few = torch.linspace(0, 1, ENVELOPE_BANDS + 2)[1:-1]
         gaps = min(config.mel_bands, ENVELOPE_BANDS) + 1
         near = (1 - (place[:, None] - few).abs() * gaps).clamp_min(0)  # [bands, 40]
         self.register_buffer("narrow", near / near.sum(0), persistent=False)
-        # beyond the outer centres their gain goes on
+        # beyond the outermost centres, the gain stays constant
         near[place < few[0], 0] = near[place > few[-1], -1] = 1.0
         self.register_buffer(
             "widen", (near / near.sum(1, keepdim=True)).T.contiguous(), persistent=False
@@ -49,19 +51,20 @@ class Equalizer(nn.Module):
         self._known: dict[bytes, Tensor] = {}
 
     def envelope(self, log_mel: Tensor, voiced: Tensor) -> Tensor:
-        """Mean log-mel over voiced frames in 40 bands, its own mean removed, as
-        `speaker_features` has it of a recording: log_mel [B, F, bands], voiced [B, F] -> [B,
-        40]."""
+        """Return the mean log-mel over voiced frames in 40 bands, with its own mean removed, as
+        `speaker_features` computes it from a recording: log_mel [B, F, bands], voiced [B, F] ->
+        [B, 40]."""
         bands = (log_mel.exp() @ self.narrow).log()
         mean = (bands * voiced[..., None]).sum(1) / voiced.sum(1, keepdim=True).clamp_min(1)
         return mean - mean.mean(1, keepdim=True)
 
     def forward(self, acoustic: AcousticModel, speaker: Tensor) -> Tensor:
-        """Zero without calibration tokens. Voices are remembered: call `forget` when the acoustic
-        model has changed. The gains are on the device of the weights, wherever the speakers are.
+        """Return log gains [B, bands] of the voices on the device of the weights, wherever the
+        speaker features are; zeros without calibration tokens. Gains are cached per voice: call
+        `forget` when the acoustic model has changed.
 
-        A voice is measured by itself. The last bits of a batched product depend on the rows that
-        share it, and what is remembered would carry them into all that is spoken afterwards.
+        Each voice is measured on its own. The last bits of a batched product depend on the rows
+        that share it, and the cache would carry them into all later speech.
         """
         if not len(self.tokens):
             return self.widen.new_zeros(len(speaker), self.widen.shape[1])
@@ -76,9 +79,11 @@ class Equalizer(nn.Module):
     @torch.no_grad()
     def _measure(self, acoustic: AcousticModel, speaker: Tensor) -> Tensor:
         tokens = self.tokens.expand(len(speaker), -1)
-        said = acoustic(tokens, torch.ones_like(tokens, dtype=torch.float32), speaker)
+        mask = torch.ones_like(tokens, dtype=torch.float32)
+        predicted = acoustic(tokens, mask, speaker)
+        voiced = (predicted.voicing > 0).float()
         wanted = speaker[:, EMBEDDING_DIM + 2 :]
-        return (wanted - self.envelope(said.log_mel, (said.voicing > 0).float())) @ self.widen
+        return (wanted - self.envelope(predicted.log_mel, voiced)) @ self.widen
 
     def forget(self) -> None:
         self._known.clear()

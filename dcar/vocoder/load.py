@@ -1,7 +1,7 @@
-"""Vocoders behind one interface, chosen by a setting: our own, codecs that speak their own tokens,
-other projects'.
+"""Vocoders behind one interface, chosen by a setting: our own, codecs that decode their own tokens,
+those of other projects.
 
-| setting | speaks | needs |
+| setting | reads | needs |
 | --- | --- | --- |
 | `starter` or a folder | tokens of the tokenizer it was trained on (`TokenVocoder`) | – |
 | `xcodec2:FOLDER` | X-codec2 codes | transformers |
@@ -10,7 +10,7 @@ other projects'.
 | `cosyvoice:FOLDER` | S³ tokens, in the voice of a prompt | CosyVoice on PYTHONPATH |
 | `residual:FOLDER` | first layer of a codec, in the voice of a prompt | `dcar train-residual` |
 
-All offer what a comparison asks of a vocoder: `sample_rate`, `token_rate`,
+All have the attributes and methods that a comparison needs: `sample_rate`, `token_rate`,
 `check_tokenizer(identity)` and `synthesize(token_lists, speaker)`. The last two take the voice from
 a recording, which they find by the features (`PromptAudio`). The last one also reads the texts
 (`dcar.vocoder.voicing.synthesize`).
@@ -34,14 +34,14 @@ from heads.checkpoint import tensors_checksum
 
 
 def hears_prompts(spec: str) -> bool:
-    """Whether the vocoder of a setting takes the voice from recordings (`prompts` of
+    """Return whether the vocoder of a setting takes the voice from recordings (`prompts` of
     `load_vocoder`)."""
     return str(spec).partition(":")[0] in ("cosyvoice", "residual")
 
 
 def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | None = None) -> Any:
-    """The vocoder of a setting (see the module's table; empty is `starter`), on `device`, ready to
-    synthesise.
+    """Return the vocoder of a setting (see the module's table; empty is `starter`), on `device`,
+    ready to synthesise.
 
     prompts: recordings of the voices, for `cosyvoice` and `residual`. Raises AssetError,
     CheckpointError, ConfigError.
@@ -52,7 +52,8 @@ def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | Non
     if hears_prompts(spec):
         if prompts is None:
             raise ConfigError(
-                f"{spec}: this vocoder takes the voice from a recording; give the prompts' audio"
+                f"vocoder {spec}: takes the voice from a recording; pass `prompts`, the audio of "
+                "the prompts, to load_vocoder"
             )
         if kind == "cosyvoice":
             return CosyVoiceVocoder(rest, prompts)
@@ -67,14 +68,13 @@ def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | Non
         return CodecVocoder(codecs[kind](rest, device))
     raise ConfigError(
         f"vocoder {spec!r}: choose a folder, starter, xcodec2:, speechtokenizer:, codec:, "
-        "cosyvoice: "
-        "or residual:"
+        "cosyvoice: or residual:"
     )
 
 
 def vocoder_identity(vocoder: Any, spec: str) -> str:
-    """What sound depends on: the weights of our own vocoder, of others their setting and their
-    own checksum."""
+    """Return what determines the sound of a vocoder: for our own, the checksum of the weights;
+    for others, their setting and their own checksum."""
     if isinstance(vocoder, TokenVocoder):
         return tensors_checksum(vocoder.state_dict())
     if isinstance(vocoder, ResidualVocoder):

@@ -1,4 +1,4 @@
-"""The vocoder of this project as other modules use it: `TokenVocoder` loads, saves and speaks.
+"""The vocoder of this project as other modules use it: `TokenVocoder` loads, saves and synthesises.
 
 Its networks are in dcar/vocoder/network.py.
 """
@@ -31,9 +31,9 @@ class TokenVocoder(VocoderNetwork):
     """Speech tokens and speaker features to waveform, for the tokens of one tokenizer."""
 
     def check_tokenizer(self, identity: str) -> None:
-        """CheckpointError if the weights were trained on another tokenizer than `identity`
-        ("name@checksum", as a decoder's config holds it). Tokens of another tokenizer would be
-        spoken as noise, without an error."""
+        """Raise CheckpointError if the weights were trained on another tokenizer than `identity`
+        ("name@checksum", as in a decoder's config). Tokens of another tokenizer would become
+        noise, without an error."""
         trained, given = self.config.tokenizer_checksum, identity.rpartition("@")[2]
         if trained and given and trained != given:
             raise CheckpointError(
@@ -47,37 +47,38 @@ class TokenVocoder(VocoderNetwork):
     def synthesize(
         self, token_lists: Sequence[Sequence[int]], speaker: Tensor | np.ndarray
     ) -> list[np.ndarray]:
-        """One float32 wave per utterance, samples_per_token samples a token (none for an empty
-        list); speaker [B, 298].
+        """Return one float32 wave per utterance, samples_per_token samples per token (none for an
+        empty list); speaker [B, 298]. Raises DataError if the features or ids are not valid.
 
-        On a CPU each is spoken by itself, which is faster there (dcar/vocoder/streaming.py). On
-        other devices they are padded to the longest of the call: pass utterances of similar length
-        together.
+        On a CPU utterances are synthesised one by one, which is faster there
+        (dcar/vocoder/streaming.py). On other devices they are padded to the longest of the call:
+        pass utterances of similar length together.
         """
         device = self.renderer.head.weight.device
         speaker = torch.as_tensor(speaker, dtype=torch.float32)
         lengths = [len(t) for t in token_lists]
         if speaker.shape[:1] != (len(lengths),):
             raise DataError(
-                f"vocoder: {len(lengths)} utterances but speaker features {list(speaker.shape)}"
+                f"vocoder: {len(lengths)} utterances but speaker features {list(speaker.shape)}; "
+                "give one row of features per utterance"
             )
         if not any(lengths):
             return [np.zeros(0, np.float32) for _ in lengths]
         training = self.training
         if device.type == "cpu":
-            alone = zip(token_lists, speaker, strict=True)
-            spoken = [StreamingVocoder(self, row).push(ids, last=True) for ids, row in alone]
+            utterances = zip(token_lists, speaker, strict=True)
+            waves = [StreamingVocoder(self, row).push(ids, last=True) for ids, row in utterances]
         else:
-            spoken = self.eval()._synthesize_padded(token_lists, speaker)
+            waves = self.eval()._synthesize_padded(token_lists, speaker)
         if training:
             self.train()
-        return spoken
+        return waves
 
     def _synthesize_padded(
         self, token_lists: Sequence[Sequence[int]], speaker: Tensor
     ) -> list[np.ndarray]:
-        """See `synthesize`: everything is checked on the host, which reads nothing but the
-        waves."""
+        """See `synthesize`. Everything is checked on the host, which reads nothing from the
+        device but the waves."""
         rows = [torch.as_tensor(ids, dtype=torch.int64) for ids in token_lists]
         self.check_speaker(speaker, len(rows))
         self.check_ids(torch.cat(rows))
@@ -102,7 +103,7 @@ class TokenVocoder(VocoderNetwork):
         }
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         config = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION, **asdict(self.config)}
-        # a line for each list
+        # one line per list
         text = re.sub(
             r"\[[^]]*\]",
             lambda numbers: re.sub(r"\s+", " ", numbers[0]),
@@ -114,8 +115,8 @@ class TokenVocoder(VocoderNetwork):
     def from_pretrained(
         cls, folder: str | Path, device: str | torch.device = "cpu"
     ) -> TokenVocoder:
-        """Read what `save_pretrained` wrote, as fp32 and in eval mode. Raises CheckpointError on
-        any difference."""
+        """Return the vocoder that `save_pretrained` wrote, in fp32 and eval mode. Raises
+        CheckpointError if config and weights are damaged or do not fit each other."""
         folder = Path(folder)
         config = load_config(folder, MODEL_TYPE, VocoderConfig)
         try:
@@ -131,14 +132,14 @@ class TokenVocoder(VocoderNetwork):
             for name, size in asdict(config).items()
             if name.endswith(("_size", "_fft", "_bands", "_dim")) and size > 2 * widest
         ]:
-            # they would take memory for what the weights do not hold
+            # layers of these sizes would take memory although the weights are smaller
             raise CheckpointError(
                 f"{folder}/config.json: impossible settings ({', '.join(wrong)[:200]}); copy it "
                 "again"
             )
         if odd := [f"{n} as {t.dtype}" for n, t in weights.items() if t.dtype not in STORED]:
             raise CheckpointError(
-                f"{folder}/model.safetensors: weights that are no numbers of a model "
+                f"{folder}/model.safetensors: weights of types that no vocoder has "
                 f"({', '.join(odd[:3])}); copy it again"
             )
         try:
@@ -154,9 +155,11 @@ class TokenVocoder(VocoderNetwork):
             ArithmeticError,
             AssertionError,
         ) as error:
-            raise CheckpointError(f"{folder}: weights do not fit the config: {error}") from error
+            raise CheckpointError(
+                f"{folder}: weights do not fit the config: {error}; copy the vocoder again"
+            ) from error
         if not all(bool(torch.isfinite(value).all()) for value in model.state_dict().values()):
             raise CheckpointError(
-                f"{folder}/model.safetensors: weights that are not finite; the file is damaged"
+                f"{folder}/model.safetensors: contains weights that are not finite; copy it again"
             )
         return model.eval().to(device)

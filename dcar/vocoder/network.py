@@ -1,14 +1,14 @@
-"""The vocoder: speech tokens + a voice -> 24 kHz waveform, on one CPU thread far faster than real
-time.
+"""Networks of the vocoder: speech tokens + a voice -> 24 kHz waveform, on one CPU thread far faster
+than real time.
 
     tokens + voice ── acoustic model ──>        log-mel, F0, voicing     (acoustic.py)
     log-mel + voice ── equaliser ──>            log-mel, as bright as the prompt   (equalizer.py)
     log-mel + pitch ── renderer, 100 Hz ── inverse STFT ──> wave   (renderer.py)
 
-Two networks, because they learn different things from different amounts of data. What a token
-sounds like in a voice takes hours of speech, but a spectrogram is target enough: no waves, no
-phases, so a training step is cheap. How a spectrogram becomes a wave is the same for all voices and
-mostly signal processing. Blocks: Vocos (Siuzdak 2023).
+There are two networks, because they learn different things from different amounts of data. Learning
+the sound of a token in a voice takes hours of speech, but a spectrogram is a sufficient target:
+without waves and phases, a training step is cheap. Converting a spectrogram to a wave is the same
+for all voices and mostly signal processing. Blocks: Vocos (Siuzdak 2023).
 """
 
 from __future__ import annotations
@@ -30,11 +30,8 @@ class VocoderNetwork(nn.Module):
     def __init__(self, config: VocoderConfig | None = None):
         super().__init__()
         self.config = config = config or VocoderConfig()
-        self.sample_rate, self.token_rate, self.vocab_size = (
-            config.sample_rate,
-            config.token_rate,
-            config.vocab_size,
-        )
+        self.sample_rate, self.token_rate = config.sample_rate, config.token_rate
+        self.vocab_size = config.vocab_size
         self.acoustic = AcousticModel(config)
         self.renderer = Renderer(config)
         self.equalizer = Equalizer(config)
@@ -49,31 +46,32 @@ class VocoderNetwork(nn.Module):
     ) -> tuple[Tensor, Pitch]:
         """Return log-mel [B, F, bands] and pitch [B, F] of utterances.
 
-        tokens [B, T], mask [B, T] (1 = real token), speaker [B, 298]; gains [B, bands] of the
-        equaliser, which must read the speakers on the host if they are not given.
+        tokens [B, T], mask [B, T] (1 = real token), speaker [B, 298]. gains [B, bands]: those of
+        the equaliser; if they are not given, they are computed, for which the host must read the
+        speakers.
         """
         if gains is None:
             gains = self.equalizer(self.acoustic, speaker)
-        said = self.acoustic(tokens, mask, speaker)
-        log_f0 = absolute_pitch(said.deviation, speaker)
-        # Padding holds the last real value, so that a row's end does not depend on what stands
-        # after it.
+        acoustics = self.acoustic(tokens, mask, speaker)
+        log_f0 = absolute_pitch(acoustics.deviation, speaker)
+        # Padding repeats the last real value, so that a row's end does not depend on what follows.
         last = (mask.sum(1, keepdim=True).long() * self.config.frames_per_token - 1).clamp_min(0)
         frame = torch.arange(log_f0.shape[1], device=log_f0.device).expand_as(log_f0).minimum(last)
-        log_mel = said.log_mel + gains[:, None]
-        return log_mel, Pitch(log_f0.gather(1, frame), (said.voicing > 0).float())
+        log_mel = acoustics.log_mel + gains[:, None]
+        return log_mel, Pitch(log_f0.gather(1, frame), (acoustics.voicing > 0).float())
 
     def forward(self, tokens: Tensor, lengths: Tensor, speaker: Tensor) -> Tensor:
-        """Waveform [B, T * samples_per_token]: tokens [B, T] int64 (any id as padding), lengths
-        [B], speaker [B, 298].
+        """Return the waveform [B, T * samples_per_token] of tokens [B, T] int64 (any id as
+        padding), with lengths [B] and speaker [B, 298].
 
-        Row b is silent after lengths[b] tokens, and equals what it gives alone. Raises DataError on
-        wrong shapes, ids outside the vocabulary, or speaker features that are not finite.
+        Row b is silent after lengths[b] tokens, and does not depend on the other rows. Raises
+        DataError for wrong shapes, ids outside the vocabulary, or speaker features that are not
+        finite.
         """
         if tokens.dim() != 2 or lengths.shape != tokens.shape[:1]:
             raise DataError(
                 f"vocoder: tokens {list(tokens.shape)} and lengths {list(lengths.shape)} do not "
-                "agree"
+                "agree; give tokens [B, T] and lengths [B]"
             )
         self.check_speaker(speaker, len(tokens))
         real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
@@ -91,19 +89,17 @@ class VocoderNetwork(nn.Module):
         return self.renderer(log_mel, pitch, frames)
 
     def check_speaker(self, speaker: Tensor, rows: int) -> None:
-        """DataError if these are no voice features of so many utterances."""
-        if speaker.shape != (rows, self.config.speaker_dim) or not bool(
-            torch.isfinite(speaker).all()
-        ):
+        """Raise DataError unless these are finite voice features of `rows` utterances."""
+        fits = speaker.shape == (rows, self.config.speaker_dim)
+        if not fits or not bool(torch.isfinite(speaker).all()):
             raise DataError(
                 f"vocoder: expected finite speaker features [{rows}, {self.config.speaker_dim}], "
-                "got "
-                f"{list(speaker.shape)}; make them with speaker_features(wave, sample_rate, "
-                "embedding)"
+                f"got {list(speaker.shape)}; compute them with speaker_features(wave, "
+                "sample_rate, embedding)"
             )
 
     def check_ids(self, tokens: Tensor) -> None:
-        """DataError for ids outside the vocabulary: tokens [N]."""
+        """Raise DataError for ids outside the vocabulary: tokens [N]."""
         wrong = tokens[(tokens < 0) | (tokens >= self.config.vocab_size)]
         if len(wrong):
             raise DataError(

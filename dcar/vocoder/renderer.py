@@ -1,10 +1,10 @@
-"""The renderer of the vocoder: log-mel + pitch -> waveform.
+"""Renderer of the vocoder: log-mel + pitch -> waveform.
 
-It draws no spectra from nothing. Two signals are there already, a band-limited pulse train at F0
-and white noise (NSF, Wang et al. 2019), and the mel spectrum already says how loud each band is.
-What is left for the network, for every bin of every frame, is how much of the band is pulse and how
-much is noise, the fine shape, and the phase of the pulses. So it works from the first step, and
-learns little that depends on a voice.
+It does not draw spectra from scratch. Two signals are given, a band-limited pulse train at F0 and
+white noise (NSF, Wang et al. 2019), and the mel spectrum gives the level of each band. For every
+bin of every frame, the network adds the shares of pulse and noise in the band, the fine shape, and
+the phase of the pulses. So its output resembles speech from the first step, and it learns little
+that depends on a voice.
 """
 
 from __future__ import annotations
@@ -49,18 +49,20 @@ class Renderer(nn.Module):
         pad = (config.n_fft - config.window) // 2
         window = F.pad(torch.hann_window(config.window), (pad, config.n_fft - config.window - pad))
         self.register_buffer("window", window, persistent=False)
-        # Synthesis repeats: sample n of every utterance meets the same noise, whatever the batch.
+        # Synthesis is deterministic: sample n of every utterance has the same noise in any batch.
         noise = torch.randn(1 << 17, generator=torch.Generator().manual_seed(24_000))
         self.register_buffer("noise", noise, persistent=False)
         self.register_buffer("interpolation", band_interpolation(config), persistent=False)
         nn.init.normal_(self.head.weight, std=0.02)
-        # A signal of unit power has this log-mel; the excitations have unit power.
+        # log-mel of a signal of unit power, such as the excitations
         unit = math.log(
             math.sqrt(torch.hann_window(config.n_fft).square().sum()) * math.sqrt(math.pi) / 2
         )
         with torch.no_grad():  # start with most of the power in the pulses
             pulse, phase, hiss = self.head.bias.chunk(3)
-            pulse.fill_(-unit), phase.zero_(), hiss.fill_(-unit - 1.5)
+            pulse.fill_(-unit)
+            phase.zero_()
+            hiss.fill_(-unit - 1.5)
 
     def forward(
         self,
@@ -70,10 +72,10 @@ class Renderer(nn.Module):
         noise: Tensor | None = None,
         phase: Tensor | None = None,
     ) -> Tensor:
-        """Waveform [B, F * hop] from log_mel [B, F, bands] and pitch [B, F].
+        """Return the waveform [B, F * hop] of log_mel [B, F, bands] and pitch [B, F].
 
-        mask [B, F] float, 1 where a frame is real (zeros may stand on both sides); noise [B, F *
-        hop] and phase [B, 1] default to fixed ones, training passes random ones.
+        mask [B, F] float, 1 for real frames (there may be zeros on both sides); noise [B, F * hop]
+        and phase [B, 1] default to fixed ones, training passes random ones.
         """
         config, keep = self.config, mask[..., None]
         level = (log_mel - MEL_MEAN) / MEL_SPREAD
@@ -91,23 +93,20 @@ class Renderer(nn.Module):
             if noise is None:
                 repeats = -(-samples.shape[1] // len(self.noise))
                 noise = self.noise.repeat(repeats)[: samples.shape[1]].expand_as(samples)
-            pulse_spectra = same_stft(
-                self.pulses(pitch.log_f0, phase) * samples, self.window, config.hop
-            )
+            pulses = self.pulses(pitch.log_f0, phase) * samples
+            pulse_spectra = same_stft(pulses, self.window, config.hop)
             noise_spectra = same_stft(noise * samples, self.window, config.hop)
-            gain = torch.polar((envelope + pulse_gain).clamp(-20.0, 3.0).exp(), phase_shift)
-            spectra = (
-                pulse_spectra * gain
-                + noise_spectra * (envelope + noise_gain).clamp(-20.0, 3.0).exp()
-            )
+            pulse_filter = torch.polar((envelope + pulse_gain).clamp(-20.0, 3.0).exp(), phase_shift)
+            noise_filter = (envelope + noise_gain).clamp(-20.0, 3.0).exp()
+            spectra = pulse_spectra * pulse_filter + noise_spectra * noise_filter
             return same_istft(spectra * keep.transpose(1, 2), self.window, config.hop)
 
     def pulses(self, log_f0: Tensor, phase: Tensor | None = None) -> Tensor:
-        """Band-limited pulse train of unit power [B, F * hop] at F0 [B, F]; phase: that before
-        the first sample, in cycles [B, 1], 0 where it is not given."""
+        """Return a band-limited pulse train of unit power [B, F * hop] at F0 [B, F]. phase:
+        phase before the first sample, in cycles [B, 1]; None = 0."""
         rate, hop = self.config.sample_rate, self.config.hop
         f0 = log_f0.float().exp()
-        # lines between the frames' centres; their phase in float64
+        # F0 is linear between the centres of frames; phases are summed in float64
         line = F.interpolate(
             f0[:, None], scale_factor=float(hop), mode="linear", align_corners=False
         )[:, 0]
@@ -117,8 +116,8 @@ class Renderer(nn.Module):
 
 
 def pulse_train(cycles: Tensor, harmonics: Tensor) -> Tensor:
-    """Pulses of unit power: their phase in cycles and their number of harmonics K at every
-    sample, of one shape."""
+    """Return pulses of unit power, given their phase in cycles and their number of harmonics K
+    at every sample; both have the same shape."""
     angle = (2 * math.pi * (cycles - cycles.floor())).float()
     # Σ_{k=1..K} cos kθ = sin((K + ½)θ) / (2 sin ½θ) − ½, with its limit K near θ = 0
     half = torch.sin(angle / 2)
@@ -128,13 +127,13 @@ def pulse_train(cycles: Tensor, harmonics: Tensor) -> Tensor:
 
 
 def mel_transform(config: VocoderConfig) -> LogMel:
-    """The log-mel transform between acoustic model and renderer."""
+    """Return the log-mel transform between acoustic model and renderer."""
     return LogMel(config.sample_rate, config.n_fft, config.hop, config.mel_bands)
 
 
 def band_interpolation(config: VocoderConfig) -> Tensor:
-    """Weights [bands, bins] that read a log-mel spectrum at every bin: linear between the bands'
-    centres."""
+    """Return weights [bands, bins] that read a log-mel spectrum at every bin, linear between the
+    bands' centres."""
     filters = mel_filterbank(config.sample_rate, config.n_fft, config.mel_bands)
     bins = torch.arange(filters.shape[1], dtype=torch.float32)
     centres = filters @ bins  # mean frequency of each filter, in bins
@@ -149,7 +148,8 @@ def band_interpolation(config: VocoderConfig) -> Tensor:
 
 
 def pitch_features(pitch: Pitch) -> Tensor:
-    """[B, F, 14]: level of log F0, voicing, and six octave-spaced sinusoids of log F0."""
+    """Return features [B, F, 14]: level of log F0, voicing, and six octave-spaced sines and
+    cosines of log F0."""
     level = (pitch.log_f0.float()[..., None] - 5.1) / 0.4
     turns = level * (math.pi / 4 * 2.0 ** torch.arange(PITCH_OCTAVES, device=level.device))
     return torch.cat([level, pitch.voiced.float()[..., None], turns.sin(), turns.cos()], dim=-1)

@@ -1,8 +1,9 @@
-"""Residual codebooks: a codec's further layers from its first one, and a vocoder made of both.
+"""Residual codebooks: a model that predicts a codec's further layers from its first one, and a
+vocoder that uses it.
 
-A residual codec has L layers of codes. The decoder speaks the first. `ResidualModel` predicts the
-others, each in one pass over the whole utterance (MTP-Viterbi, arXiv 2410.13839, eq. 2, after the
-non-autoregressive module of VALL-E, arXiv 2301.02111):
+A residual codec has L layers of codes. The decoder generates the first. `ResidualModel` predicts
+the others, each in one pass over the whole utterance (MTP-Viterbi, arXiv 2410.13839, eq. 2, after
+the non-autoregressive module of VALL-E, arXiv 2301.02111):
 
     p(a^{2:L} | p, ã) = prod_{j=2..L} p(a^j | a^{<j}, ã, p)
 
@@ -38,7 +39,7 @@ from heads.checkpoint import Checkpoint, CheckpointConfig
 from heads.layers import RotaryTable, TransformerLayer
 
 VOICES = 4096
-"""Voices whose prompt codes a vocoder keeps: a few kilobytes each."""
+"""Maximum number of voices whose prompt codes a vocoder caches: a few kilobytes each."""
 
 
 @dataclass
@@ -47,29 +48,29 @@ class ResidualConfig(CheckpointConfig):
 
     text_vocab_size: int = setting(512, "Number of phonemes.", minimum=1)
     speech_vocab_size: int = setting(
-        1024, "Codes of every layer of the codec; taken from the data.", minimum=1
+        1024, "Number of codes of every layer of the codec; taken from the data.", minimum=1
     )
     codec_layers: int = setting(
-        8, "Layers of the codec; taken from the data.", minimum=2, maximum=64
+        8, "Number of layers of the codec; taken from the data.", minimum=2, maximum=64
     )
     hidden_size: int = setting(
         1024, "Width of the layers, a multiple of num_attention_heads.", minimum=1
     )
-    num_layers: int = setting(12, "Transformer layers.", minimum=1, maximum=1000)
+    num_layers: int = setting(12, "Number of Transformer layers.", minimum=1, maximum=1000)
     num_attention_heads: int = setting(
-        16, "Attention heads of a layer; an even number of dimensions each.", minimum=1
+        16,
+        "Number of attention heads of a layer, with an even number of dimensions each.",
+        minimum=1,
     )
     ffn_size: int = setting(4096, "Width of the feed-forward layers.", minimum=1)
-    dropout: float = setting(
-        0.1, "Share of activations dropped while training.", minimum=0, below=1
-    )
+    dropout: float = setting(0.1, "Share of activations dropped in training.", minimum=0, below=1)
     speech_position_scale: float = setting(
         0.3, "Factor of speech positions: about phonemes per speech token.", above=0
     )
     prompt_tokens: int = setting(
         150, "Length of the acoustic prompt; taken from the settings of the run.", minimum=1
     )
-    # the codec, so that it can be loaded and another one is refused
+    # the codec, so that it can be loaded and another one raises an error
     codec: str = setting("", "Tokenizer setting of the codec; taken from the data.")
     tokenizer: str = setting("", "Name and checksum of the codec; taken from the data.")
     phonemes: str = setting("", "Version of the phoneme inventory; taken from the data.")
@@ -145,7 +146,7 @@ class ResidualModel(Checkpoint):
             ],
             1,
         )[:, None, None]  # [B, 1, 1, N + P + T]
-        # what every layer would convert is converted once
+        # mask and rotary tables are converted once instead of in every layer
         autocast = torch.is_autocast_enabled(x.device.type)
         dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
         mask = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, -torch.inf)
@@ -187,8 +188,9 @@ class ResidualVocoder:
     reads_text = True
 
     def __init__(self, model: ResidualModel, codec: Any, prompts: PromptAudio) -> None:
-        """codec: a `dcar.tokens.rvq.RVQCodec`. CheckpointError if the model was trained on another
-        codec, on more layers than it has, or on another phoneme inventory."""
+        """Create the vocoder. codec: a `dcar.tokens.rvq.RVQCodec`. Raises CheckpointError if the
+        model was trained on another codec, on more layers than it has, or on another phoneme
+        inventory."""
         config = model.config
         trained = config.tokenizer.rpartition("@")[2]
         if codec.checksum != trained:
@@ -203,7 +205,7 @@ class ResidualVocoder:
             )
         if config.phonemes != PHONEME_VERSION:
             raise CheckpointError(
-                f"the residual model reads phonemes of {config.phonemes}, this program has "
+                f"the residual model reads phonemes of {config.phonemes}, but this program has "
                 f"{PHONEME_VERSION}; train it again with `dcar train-residual`"
             )
         self.model, self.codec, self.recordings = model, codec, prompts
@@ -213,14 +215,14 @@ class ResidualVocoder:
 
     @property
     def checksum(self) -> str:
-        """Identity of the weights: of the model and of the codec."""
+        """Identity of the weights: checksums of the model and of the codec."""
         return f"{self.model.checksum()} {self.codec.checksum}"
 
     def check_tokenizer(self, identity: str) -> None:
         """Raise CheckpointError if `identity` ("name@checksum") is not this vocoder's codec."""
         if identity.rpartition("@")[2] != self.codec.checksum:
             raise CheckpointError(
-                f"the residual vocoder speaks tokens of {self.model.config.tokenizer}, not of "
+                f"the residual vocoder reads tokens of {self.model.config.tokenizer}, not of "
                 f"{identity[:60]}; train one on the decoder's codec with `dcar train-residual`"
             )
 
@@ -241,19 +243,19 @@ class ResidualVocoder:
         """Return one float32 waveform in [-1, 1] per utterance, empty without tokens.
 
         speaker [B, F]: voice features of the prompts, by which their recordings are found. texts:
-        what the tokens speak. Raises DataError for ids outside the codebook and for a voice without
-        a recording.
+        the texts of the utterances. Raises DataError for ids outside the codebook and for a voice
+        without a recording.
         """
         waves = [np.zeros(0, np.float32)] * len(token_lists)
-        spoken = [i for i, tokens in enumerate(token_lists) if len(tokens)]
-        if not spoken:
+        filled = [i for i, tokens in enumerate(token_lists) if len(tokens)]
+        if not filled:
             return waves
         samples = self._decode(
-            [token_lists[i] for i in spoken],
-            [np.ascontiguousarray(speaker[i], np.float32).tobytes() for i in spoken],
-            [texts[i] for i in spoken],
+            [token_lists[i] for i in filled],
+            [np.ascontiguousarray(speaker[i], np.float32).tobytes() for i in filled],
+            [texts[i] for i in filled],
         )
-        for i, wave in zip(spoken, samples, strict=True):
+        for i, wave in zip(filled, samples, strict=True):
             length = round(len(token_lists[i]) * self.sample_rate / self.token_rate)
             waves[i] = wave[:length]
         return waves

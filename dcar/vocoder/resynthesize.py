@@ -1,6 +1,6 @@
-"""`dcar prepare mode=resynthesize`: speak a prepared split from its own tokens through the vocoder,
-as training speech for the reward recogniser (which must know the sound of the vocoder) and for
-measuring what tokens and vocoder lose.
+"""Resynthesis of a prepared split from its own tokens (`dcar prepare mode=resynthesize`): training
+speech for the reward recogniser, which must know the sound of the vocoder, and a measure of the
+loss by tokens and vocoder.
 
     dcar prepare mode=resynthesize data=runs/prepared split=train \\
         vocoder=runs/vocoder/export out=runs/spoken
@@ -34,19 +34,20 @@ class ResynthesizeConfig:
     """Settings of `dcar prepare mode=resynthesize`."""
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
-    split: str = setting("train", "Split that is spoken.")
+    split: str = setting("train", "Split to synthesise.")
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     out: str = setting("runs/resynthesis", "Folder to write.", place="folder")
-    batch_size: int = setting(8, "Utterances spoken at once.", minimum=1)
-    limit: int = setting(0, "Utterances at most; 0 = all.", minimum=0)
+    batch_size: int = setting(8, "Utterances synthesised together.", minimum=1)
+    limit: int = setting(0, "Maximum number of utterances; 0 = all.", minimum=0)
     other_voices: bool = setting(
-        False, "Speak every utterance in the voice of another one, drawn at random (seeded)."
+        False, "Synthesise every utterance in the voice of another one, drawn at random (seeded)."
     )
-    seed: int = seed_setting(0, "Of other_voices.")
+    seed: int = seed_setting(0, "Random seed of other_voices.")
 
 
 def run(config: ResynthesizeConfig) -> Path:
-    """Write the recordings and then the manifest, whose path is returned."""
+    """Write the recordings and then the manifest, and return the path of the manifest. Raises
+    CheckpointError if the vocoder does not accept the corpus' tokens."""
     dataset = load_prepared(config.data, config.split)
     if config.limit:
         dataset = dataset.select(range(min(config.limit, len(dataset))))
@@ -64,20 +65,17 @@ def run(config: ResynthesizeConfig) -> Path:
     ):
         chosen = order[start : start + config.batch_size].tolist()
         batch = [dataset[i] for i in chosen]
-        spoken = vocoder.synthesize([row["speech"] for row in batch], voices[chosen])
-        for number, row, wave in zip(chosen, batch, spoken, strict=True):
+        waves = vocoder.synthesize([row["speech"] for row in batch], voices[chosen])
+        for number, row, wave in zip(chosen, batch, waves, strict=True):
             audio = f"{config.split}/{number:06}.wav"
             save_audio(out / audio, wave, int(vocoder.sample_rate))
-            lines.append(
-                json.dumps(
-                    {
-                        "id": row["id"],
-                        "audio": audio,
-                        "text": row["text"],
-                        "speaker": row["speaker"],
-                    }
-                )
-            )
+            entry = {
+                "id": row["id"],
+                "audio": audio,
+                "text": row["text"],
+                "speaker": row["speaker"],
+            }
+            lines.append(json.dumps(entry))
     manifest = out / f"{config.split}.jsonl"
     write_text(manifest, "\n".join(lines) + "\n")
     return manifest

@@ -1,5 +1,5 @@
-"""Many utterances through a vocoder: in batches of similar length, and without one failure
-costing the others."""
+"""Synthesis of many utterances, in batches of similar length, in which one failure does not
+affect the others."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def voice(
     progress: str = "",
     call: Callable = lambda function, inputs: function(inputs),
 ) -> list:
-    """Waveforms [samples] in the order of the token lists, empty for an empty list; raises what the
-    vocoder raises.
+    """Return waveforms [samples] in the order of the token lists, empty for an empty list. Raises
+    what the vocoder raises.
 
-    speakers: voice features [F] of each. texts: what each speaks. `batch` lists of similar length
-    are spoken at a time. progress: name of a bar, which is drawn if one is given. call: makes a
-    call of the vocoder for some indices.
+    speakers: voice features [F] of each. texts: the text of each. batch: number of lists of similar
+    length that are synthesised together. progress: name of a progress bar, which is shown if it is
+    not empty. call: function that calls the vocoder for some indices.
     """
 
-    def speak(rows: list[int]) -> list[np.ndarray]:
+    def synthesize_rows(rows: list[int]) -> list[np.ndarray]:
         return synthesize(
             vocoder,
             [token_lists[i] for i in rows],
@@ -52,15 +52,12 @@ def voice(
         )
 
     waves: list = [np.zeros(0, np.float32)] * len(token_lists)
-    order = sorted(
-        (i for i, tokens in enumerate(token_lists) if len(tokens)),
-        key=lambda i: (len(token_lists[i]), i),
-    )
-    for start in tqdm(
-        range(0, len(order), batch), desc=progress, unit="batch", disable=not progress
-    ):
+    filled = [i for i, tokens in enumerate(token_lists) if len(tokens)]
+    order = sorted(filled, key=lambda i: (len(token_lists[i]), i))
+    starts = range(0, len(order), batch)
+    for start in tqdm(starts, desc=progress, unit="batch", disable=not progress):
         rows = order[start : start + batch]
-        for i, wave in zip(rows, call(speak, rows), strict=True):
+        for i, wave in zip(rows, call(synthesize_rows, rows), strict=True):
             waves[i] = wave
     return waves
 
@@ -71,22 +68,22 @@ def voice_each(
     speakers: Sequence[np.ndarray],
     texts: Sequence[str],
 ) -> list[np.ndarray | Exception]:
-    """As `voice`; where an utterance cannot be synthesised its exception stands in the place of
-    its waveform."""
+    """Return the waveforms of `voice`, but the exception in place of a waveform for each
+    utterance that cannot be synthesised."""
     return voice(vocoder, token_lists, speakers, texts, call=isolate)
 
 
 def isolate(function: Callable[[list[T]], Sequence[U]], inputs: Sequence[T]) -> list[U | Exception]:
-    """Apply a batch function; should it fail, apply it to each input alone, so that one bad
-    input costs one result."""
+    """Apply a batch function; if it fails, apply it to each input alone, so that one bad input
+    costs one result. Return a result or an exception for each input."""
     if not inputs:
         return []
     try:
-        answers: list[U | Exception] = list(function(list(inputs)))
-        if len(answers) != len(inputs):
-            raise ValueError(f"{len(answers)} answers for {len(inputs)} inputs")
-        return answers
-    except TimeoutError as error:  # it would not answer the single ones either
+        results: list[U | Exception] = list(function(list(inputs)))
+        if len(results) != len(inputs):
+            raise ValueError(f"{len(results)} results for {len(inputs)} inputs")
+        return results
+    except TimeoutError as error:  # single inputs would time out too
         return [error] * len(inputs)
     except Exception as error:  # whatever a vocoder or recogniser raises becomes a counted failure
         if len(inputs) == 1:

@@ -52,7 +52,10 @@ def add_lora(decoder: BackboneDecoder, settings: LoraSettings) -> BackboneDecode
             "lora: this decoder already has adapters; merge them first, or resume its own run"
         )
     if settings.rank < 1 or not settings.targets:
-        raise ConfigError("lora needs a rank of at least 1 and at least one target layer")
+        raise ConfigError(
+            f"backbone.lora.rank={settings.rank} with {len(settings.targets)} targets: set "
+            "backbone.lora.rank to at least 1 and name at least one layer in backbone.lora.targets"
+        )
     inject(decoder.backbone, asdict(settings))
     decoder.config.lora = asdict(settings)
     return decoder

@@ -1,1 +1,1 @@
-"""How our own vocoder is trained."""
+"""Training of this project's own vocoder."""

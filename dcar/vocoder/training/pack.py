@@ -1,10 +1,10 @@
 """Training data of the vocoder: one portable file (the pack), and the same data unpacked onto one
 device.
 
-A pack holds each recording once and lists *rows*: a recording played at some speed, with the tokens
-and the speaker features of exactly that signal. Playing at another speed moves pitch and formants,
-so a corpus with few speakers gains more. Waves are resampled when the pack is unpacked. Tokens have
-the rate of the corpus' tokenizer.
+A pack contains each recording once and lists *rows*: a recording played at some speed, with the
+tokens and the speaker features of exactly that signal. Playing at another speed moves pitch and
+formants, so a corpus with few speakers benefits more. Waves are resampled when the pack is
+unpacked. Tokens have the rate of the corpus' tokenizer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 FORMAT = "dcar-vocoder-pack-1"
 MAKE = "make one: python -m dcar.vocoder.training.pack prepared=runs/prepared out=pack.safetensors"
 FRAME_RATE = SAMPLE_RATE // FRAME_HOP
-MIN_SECONDS = 0.5  # of a row that is trained on
+MIN_SECONDS = 0.5  # shortest row to train on
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class PackRow:
     embedding: np.ndarray  # float32 [256], speaker embedding of the signal at this speed
     voice: str  # rows of one voice share speaker features at random during training
     validation: bool
-    # float16 [T, P], what was quantised to the tokens: the encoder's states
+    # float16 [T, P], the encoder's states, which were quantised to the tokens
     states: np.ndarray | None = None
-    rate: int = SAMPLE_RATE  # Hz of the recording as it came: it says nothing above half of it
+    rate: int = SAMPLE_RATE  # original sampling rate in Hz: the signal has nothing above half of it
 
 
 def write_pack(
@@ -79,13 +79,13 @@ def write_pack(
 ) -> None:
     """Write a pack (safetensors). recordings: float32 waves at 24 kHz.
 
-    token_rate: tokens a second. codebook: the tokenizer's centroids [V, P], which the embedding of
-    tokens starts from. DataError where a token would not be a whole number of frames, or nothing is
-    packed.
+    token_rate: tokens per second. codebook: the tokenizer's centroids [V, P], which initialise the
+    token embedding. Raises DataError if a token is not a whole number of frames, or if there is
+    nothing to pack.
     """
     recordings, token_rate = list(recordings), whole_rate(token_rate, out)
     if not rows or not recordings:
-        raise DataError(f"{out}: nothing to pack; the prepared dataset has no rows")
+        raise DataError(f"{out}: there is nothing to pack; the prepared dataset has no rows")
     parts = [
         torch.from_numpy((np.clip(r, -1, 1) * 32767).round().astype(np.int16)) for r in recordings
     ]
@@ -123,8 +123,8 @@ def write_pack(
 
 
 def pack_digest(path: str | Path) -> str:
-    """Return the SHA-256 of a pack's content. safetensors writes the header in any order, so two
-    packs of the same content may differ as files."""
+    """Return the SHA-256 of a pack's content. safetensors does not fix the order of the header,
+    so two packs of the same content may differ as files."""
     with Path(path).open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         content = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
@@ -132,13 +132,13 @@ def pack_digest(path: str | Path) -> str:
 
 
 def whole_rate(token_rate: float, where: str | Path) -> int:
-    """`token_rate` as an int; DataError where a token is not a whole number of the vocoder's
-    frames of 10 ms."""
+    """Return `token_rate` as an int. Raises DataError if a token is not a whole number of the
+    vocoder's frames of 10 ms."""
     if token_rate <= 0 or token_rate != int(token_rate) or FRAME_RATE % int(token_rate):
         raise DataError(
-            f"{where}: tokens of {token_rate:g} Hz; the vocoder's frames run at {FRAME_RATE} Hz, "
-            "so rates "
-            "of 100, 50, 25, 20, 10 … can be trained; choose a tokenizer of such a rate"
+            f"{where}: has tokens of {token_rate:g} Hz, but the vocoder's frames run at "
+            f"{FRAME_RATE} Hz, so only rates of 100, 50, 25, 20, 10 … can be trained; choose a "
+            "tokenizer with such a rate"
         )
     return int(token_rate)
 
@@ -148,7 +148,7 @@ def _offsets(lengths: Sequence[int]) -> Tensor:
 
 
 class Crop(NamedTuple):
-    """Part of some rows; zeros outside the row, except log_f0, which holds its end values."""
+    """Part of some rows; zeros outside the row, except log_f0, which repeats its end values."""
 
     tokens: Tensor  # int64 [B, T]
     mask: Tensor  # float32 [B, T], 1 inside the row
@@ -158,16 +158,16 @@ class Crop(NamedTuple):
 
     @property
     def frame_mask(self) -> Tensor:
-        """float32 [B, F], 1 inside the row."""
+        """Mask of the frames inside the row, float32 [B, F], 1 inside."""
         return self.mask.repeat_interleave(self.voiced.shape[1] // self.mask.shape[1], dim=1)
 
 
 @dataclass
 class VocoderData:
-    """Everything a training step reads, as flat tensors on one device; R rows, S samples, N
+    """Everything that a training step reads, as flat tensors on one device; R rows, S samples, N
     tokens in total."""
 
-    waves: Tensor  # int16 [S], rows end to end, each samples_per_token samples a token
+    waves: Tensor  # int16 [S], the rows one after another, samples_per_token samples per token
     tokens: Tensor  # int64 [N]
     log_f0: Tensor  # float32 [N frames_per_token]
     voiced: Tensor  # float32 [N frames_per_token]
@@ -175,11 +175,11 @@ class VocoderData:
     speaker: Tensor  # float32 [R, 298], speaker features
     voice: Tensor  # int64 [R]
     validation: Tensor  # bool [R]
-    top: Tensor  # float32 [R], Hz up to which the row says what speech is like
+    top: Tensor  # float32 [R], highest frequency in Hz that the row's recording contains
     tokenizer_checksum: str
-    token_rate: int = 50  # tokens a second
+    token_rate: int = 50  # tokens per second
     codebook: Tensor | None = None  # float32 [V, P], the tokenizer's centroids if it has any
-    # float16 [N, P], what was quantised to the tokens, where the pack has it
+    # float16 [N, P], the states that were quantised to the tokens, if the pack has them
     states: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -195,8 +195,8 @@ class VocoderData:
 
     @classmethod
     def load(cls, path: str | Path, device: str | torch.device) -> VocoderData:
-        """Unpack onto `device`: decode, change speed, track pitch. Raises DataError if the file
-        is no pack."""
+        """Unpack a file onto `device`: decode, change speed, track pitch. Raises DataError if
+        the file is not a valid pack."""
         try:
             with safe_open(path, "pt") as file:
                 header = file.metadata() or {}
@@ -205,30 +205,28 @@ class VocoderData:
             raise DataError(f"{path}: not a readable training pack: {error}; {MAKE}") from error
         if header.get("format") != FORMAT:
             raise DataError(
-                f"{path}: format {header.get('format')}, this program reads {FORMAT}; {MAKE}"
+                f"{path}: has format {header.get('format')}, but this program reads {FORMAT}; "
+                f"{MAKE}"
             )
         token_rate = whole_rate(float(header["token_rate"]), path)
         samples_per_token = SAMPLE_RATE // token_rate
         recordings = pack["audio"].split(pack["audio_offsets"].diff().tolist())
         counts = pack["token_offsets"].diff().tolist()
-        spoken = {name: pack[name].split(counts) for name in ("tokens", "states") if name in pack}
+        by_token = {name: pack[name].split(counts) for name in ("tokens", "states") if name in pack}
         rows: list[dict[str, Tensor]] = []
         for row, count in enumerate(tqdm(counts, desc="unpack", unit="row")):
             if count < MIN_SECONDS * token_rate:
                 continue
             recording = recordings[int(pack["recording"][row])].numpy() / np.float32(32767)
             speed, rate = float(pack["speed"][row]), int(pack["rate"][row])
-            # at every speed, as the features of a prompt and of `dcar prepare`
+            # independent of the speed, as in the features of a prompt and of `dcar prepare`
             top = min(rate, SAMPLE_RATE) / 2
-            played, size = (
-                resample(recording, SAMPLE_RATE * speed, SAMPLE_RATE),
-                count * samples_per_token,
-            )
+            played = resample(recording, SAMPLE_RATE * speed, SAMPLE_RATE)
+            size = count * samples_per_token
             if abs(len(played) - size) > 3 * samples_per_token:
                 raise DataError(
-                    f"{path}: {len(played)} samples of audio but tokens for {size}: they belong "
-                    "to other "
-                    "audio; prepare the corpus again"
+                    f"{path}: {len(played)} samples of audio but tokens for {size}, so they "
+                    "belong to other audio; prepare the corpus again"
                 )
             wave = torch.from_numpy(fitted(played, size)).to(device)
             log_f0, voiced = track_f0(wave)
@@ -246,16 +244,20 @@ class VocoderData:
                     "lengths": torch.tensor([count]),
                     "voice": pack["voice"][row][None],
                     "validation": pack["validation"][row][None],
-                    **{name: parts[row] for name, parts in spoken.items()},
+                    **{name: parts[row] for name, parts in by_token.items()},
                 }
             )
         if not rows:
             raise DataError(
-                f"{path}: no row has {MIN_SECONDS} s or more and {MIN_VOICED_FRAMES} voiced frames"
+                f"{path}: no row has at least {MIN_SECONDS} s and {MIN_VOICED_FRAMES} voiced "
+                "frames; pack a corpus with longer utterances"
             )
         if len(rows) < len(counts):
             logger.warning(
-                "%s: %d rows left out, too short or without voice", path, len(counts) - len(rows)
+                "%s: %d rows are left out, because they are too short or have too few voiced "
+                "frames",
+                path,
+                len(counts) - len(rows),
             )
         whole = {
             name: torch.cat([row.pop(name) for row in rows]).to(device) for name in list(rows[0])
@@ -269,17 +271,25 @@ class VocoderData:
 
     @classmethod
     def join(cls, parts: Sequence[VocoderData]) -> VocoderData:
-        """Several packs as one; no two of them share a voice. DataError if they are of different
-        tokenizers."""
+        """Return several packs as one; no two of them share a voice. Raises DataError if they
+        have different tokenizers, or if only some of them have states."""
         first = parts[0]
-        if len({(part.tokenizer_checksum, part.token_rate) for part in parts}) > 1:
-            raise DataError(
-                "packs of different tokenizers cannot be trained on together; prepare all with one"
-            )
-        if len({part.states is None for part in parts}) > 1:
-            raise DataError(
-                "some packs hold states and some do not; make all of them with states=true, or none"
-            )
+        for number, part in enumerate(parts[1:], 2):
+            if (part.tokenizer_checksum, part.token_rate) != (
+                first.tokenizer_checksum,
+                first.token_rate,
+            ):
+                raise DataError(
+                    f"data: pack 1 has tokens of {first.tokenizer_checksum[:12]} at "
+                    f"{first.token_rate} Hz, but pack {number} of {part.tokenizer_checksum[:12]} "
+                    f"at {part.token_rate} Hz; packs of different tokenizers cannot be trained on "
+                    "together: prepare all corpora with one tokenizer"
+                )
+            if (part.states is None) != (first.states is None):
+                raise DataError(
+                    f"data: only one of packs 1 and {number} has states; make all packs with "
+                    "states=true, or none"
+                )
         if len(parts) == 1:
             return first
         voices = np.cumsum([0, *(int(part.voice.max()) + 1 for part in parts)]).tolist()
@@ -297,9 +307,9 @@ class VocoderData:
         )
 
     def crop(self, rows: Tensor, first: Tensor, tokens: int) -> Crop:
-        """Crops of `tokens` tokens from token `first` [B] of `rows` [B]; both ends may hang over
-        the row."""
-        # [B, T] positions within the row
+        """Return crops of `tokens` tokens from token `first` [B] of `rows` [B]; both ends may
+        extend beyond the row."""
+        # positions [B, T] within the row
         steps = first[:, None] + torch.arange(tokens, device=rows.device)
         length, start = self.lengths[rows, None], self.starts[rows, None]
         inside = (steps >= 0) & (steps < length)
@@ -311,7 +321,8 @@ class VocoderData:
         return Crop(ids, inside.float(), self.log_f0[frame], self.voiced[frame] * by_frame, at)
 
     def wave(self, crop: Crop) -> Tensor:
-        """The recording behind a crop, float32 [B, T samples_per_token], zeros outside the row."""
+        """Return the recording of a crop, float32 [B, T samples_per_token], zeros outside the
+        row."""
         samples = self.samples_per_token
         inner = torch.arange(samples, device=self.waves.device)
         sample = (crop.positions[..., None] * samples + inner).flatten(1)
@@ -330,31 +341,30 @@ def pack_training_data(
     """Write a pack from a prepared corpus: its tokens, speeds and speaker embeddings, and the
     corpus' own audio.
 
-    prepared_dir: what `dcar prepare` wrote; prepare it with several `speeds` where voices are few
-    (rows played at another speed are voices of their own). states: also keep what the tokens were
-    before they were quantised, for the acoustic model to learn from; the k-means tokenizer reads
-    the corpus again for that, on `device`. hours: most hours of each split, evenly spread over its
-    rows; 0 = all. Pitch and the rest of the speaker features are computed when the pack is
-    unpacked. A corpus without validation splits is joined with one that has them
+    prepared_dir: folder written by `dcar prepare`; prepare it with several `speeds` if voices are
+    few (rows played at another speed are voices of their own). states: also store the states that
+    were quantised to the tokens, as a further target of the acoustic model; for them, the k-means
+    tokenizer reads the corpus again on `device`. hours: maximum hours of each split, evenly spread
+    over its rows; 0 = all. Pitch and the rest of the speaker features are computed when the pack is
+    unpacked. Train a corpus without validation splits together with one that has them
     (`VocoderData.join`). Raises AudioError or DataError with the id of an unusable utterance,
-    DataError where no training split was prepared, ConfigError where `states` asks for those of
-    another kind of tokenizer.
+    DataError if no training split was prepared, ConfigError if `states` is set and the tokenizer is
+    not k-means.
     """
     utterances, info = source_utterances(prepared_dir), prepared_info(prepared_dir)
     codebook = codebook_of(info["tokenizer"], prepared_dir)
-    listener: Any = (
-        load_tokenizer(info["tokenizer"]["spec"], own_device(device)) if states else None
-    )
-    if states and not isinstance(listener, KMeansTokenizer):
+    tokenizer: Any = None
+    if states:
+        tokenizer = load_tokenizer(info["tokenizer"]["spec"], own_device(device))
+    if states and not isinstance(tokenizer, KMeansTokenizer):
         raise ConfigError(
-            f"{prepared_dir}: tokenizer {info['tokenizer']['spec']} has no states to keep; leave "
-            "out "
-            "states"
+            f"{prepared_dir}: tokenizer {info['tokenizer']['spec']} has no states to store; omit "
+            "states=true"
         )
     recordings: list[np.ndarray] = []
     rows: list[PackRow] = []
     sources: list[Utterance] = []
-    # place of a recording, its seconds, and the rate that it came with
+    # index of a recording, its length in seconds, and its original rate
     known: dict[str, tuple[int, float, int]] = {}
     rate_hz = float(info["tokenizer"]["rate_hz"])
     present = [split for split in (*train_splits, *validation_splits) if split in info["counts"]]
@@ -364,7 +374,7 @@ def pack_training_data(
             "splits=[train,…]"
         )
     for split in present:
-        chosen = evenly(load_prepared(prepared_dir, split, tokenizer=listener), hours)
+        chosen = evenly(load_prepared(prepared_dir, split, tokenizer=tokenizer), hours)
         for row in tqdm(chosen, desc=f"pack {split}", unit="row"):
             utterance_id, speed = recording_of(row)
             utterance = utterances[utterance_id]
@@ -372,15 +382,12 @@ def pack_training_data(
                 wave, rate = utterance.load()
                 known[utterance.id] = len(recordings), len(wave) / rate, rate
                 recordings.append(resample(wave, rate, SAMPLE_RATE))
-            tokens, (recording, seconds, rate) = (
-                np.asarray(row["speech"], dtype=np.int64),
-                known[utterance.id],
-            )
+            tokens = np.asarray(row["speech"], dtype=np.int64)
+            recording, seconds, rate = known[utterance.id]
             if abs(seconds / speed - len(tokens) / rate_hz) > 3 / rate_hz:
                 raise DataError(
-                    f"{row['id']}: tokens and audio differ in length by over three tokens; "
-                    "prepare the "
-                    "corpus again"
+                    f"{prepared_dir}: tokens and audio of utterance {row['id']} differ in length "
+                    "by more than three tokens; prepare the corpus again"
                 )
             embedding = np.asarray(row["voice"][:EMBEDDING_DIM], dtype=np.float32)
             sources.append(utterance)
@@ -395,13 +402,14 @@ def pack_training_data(
                     rate=rate,
                 )
             )
-    if listener is not None:
-        rows = list(_with_states(listener, sources, rows))
+    if tokenizer is not None:
+        rows = list(_with_states(tokenizer, sources, rows))
     write_pack(out, recordings, rows, info["tokenizer"]["checksum"], rate_hz, codebook)
 
 
 def evenly(rows: Any, hours: float) -> Any:
-    """Return about `hours` of a prepared split, evenly spread over its rows; all of it for 0."""
+    """Return about `hours` of a prepared split, evenly spread over its rows; all of it if hours
+    is 0."""
     share = 3600 * hours / sum(rows["duration"])
     if not 0 < share < 1:
         return rows
@@ -409,19 +417,20 @@ def evenly(rows: Any, hours: float) -> Any:
 
 
 def _with_states(
-    listener: KMeansTokenizer, sources: Sequence[Utterance], rows: Sequence[PackRow]
+    tokenizer: KMeansTokenizer, sources: Sequence[Utterance], rows: Sequence[PackRow]
 ) -> Iterator[PackRow]:
-    """Yield the rows with their states, float16 [T, P] in the space of the centroids. DataError if
-    those give other tokens than a row has, up to one in a hundred where batches or devices round
-    differently."""
+    """Yield the rows with their states, float16 [T, P] in the space of the centroids. Raises
+    DataError if these give other tokens than the row has; one in a hundred may differ, because
+    batches and devices round differently."""
     waves = (_played(utterance, row.speed) for utterance, row in zip(sources, rows, strict=True))
-    found = tqdm(states_of(waves, listener.encoder), desc="states", unit="row", total=len(rows))
+    found = tqdm(states_of(waves, tokenizer.encoder), desc="states", unit="row", total=len(rows))
     for utterance, row, (_, _, states) in zip(sources, rows, found, strict=True):
-        coordinates = listener.coordinates(states)
-        codes = listener.nearest(coordinates)
+        coordinates = tokenizer.coordinates(states)
+        codes = tokenizer.nearest(coordinates)
         if len(codes) != len(row.tokens) or (codes != row.tokens).sum() > 1 + len(codes) // 100:
             raise DataError(
-                f"{utterance.source}: {utterance.id} gives other tokens now; prepare it again"
+                f"{utterance.source}: {utterance.id} now gives other tokens than it was "
+                "prepared with; prepare the corpus again"
             )
         yield replace(row, states=coordinates.astype(np.float16))
 
@@ -439,13 +448,16 @@ class PackConfig:
 
     prepared: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting(meaning="Pack to write (.safetensors).", place="file")
-    states: bool = setting(False, "Keep what the tokens were before they were quantised.")
+    states: bool = setting(
+        False,
+        "Also store the states that were quantised to the tokens, as a further training target.",
+    )
     device: str = setting(
         "auto",
         "Device of the tokenizer that computes states: cpu, cuda, or auto = a GPU if there is one.",
     )
     hours: float = setting(
-        0, "Most hours of each split, evenly spread over its rows; 0 = all.", minimum=0
+        0, "Maximum hours of each split, evenly spread over its rows; 0 = all.", minimum=0
     )
 
 

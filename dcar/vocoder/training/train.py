@@ -1,11 +1,11 @@
-"""Train the vocoder on one device from a pack: acoustic model and renderer side by side.
+"""Train the vocoder on one device from a pack: acoustic model and renderer at the same time.
 
     dcar train-vocoder data=vocoder_pack.safetensors out=runs/vocoder max_minutes=20
 
-All data lies on the device as flat tensors and crops are cut there, so no loader stands in the
-loop. The acoustic model learns true log-mels and pitch from tokens at every step; the renderer
+All data is on the device as flat tensors, from which crops are cut there, so no data loader is
+needed. The acoustic model learns true log-mels and pitch from tokens at every step; the renderer
 learns waves from true log-mels and true pitch at every `renderer_every`-th step, by a mel distance
-at three resolutions. An average (EMA) of the weights is what is exported.
+at three resolutions. A moving average (EMA) of the weights is exported.
 """
 
 from __future__ import annotations
@@ -32,24 +32,22 @@ from dcar.vocoder.training.trainer import Trainer, TrainVocoderConfig
 
 
 def run(config: TrainVocoderConfig) -> Path:
-    """Train, resuming from `out`/checkpoint.pt if it is there; returns the folder of the exported
+    """Train, resuming from `out`/checkpoint.pt if it exists, and return the folder of the exported
     vocoder.
 
-    CheckpointError where that is of other data, or of settings that cannot change within a run.
+    Raises CheckpointError if the checkpoint was trained on other data, or with settings that cannot
+    change within a run.
     """
-    name = (
-        ("cuda" if torch.cuda.is_available() else "cpu")
-        if config.device == "auto"
-        else config.device
-    )
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     device, out = torch.device(name), Path(config.out)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.set_float32_matmul_precision("high")
     packs = config.data.split(",")
-    trainer = Trainer(
-        config, VocoderData.join([VocoderData.load(path, device) for path in packs]), device
-    )
+    data = VocoderData.join([VocoderData.load(path, device) for path in packs])
+    trainer = Trainer(config, data, device)
     trainer.run = {
         "settings": settings_stamp(config),
         "data": {"path": config.data, "packs": [pack_digest(path) for path in packs]},
@@ -78,7 +76,8 @@ def run(config: TrainVocoderConfig) -> Path:
 
 
 def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
-    """Step until the budget is spent; yields log records, writes checkpoints and exports."""
+    """Train until the budget is spent; yield log records, write checkpoints and exports. Raises
+    DCARError if training diverges."""
     config = trainer.config
     speech = float(trainer.data.lengths.sum()) / trainer.data.token_rate / 3600
     parameters = sum(p.numel() for p in trainer.generator.parameters())
@@ -104,21 +103,21 @@ def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
             if not all(math.isfinite(v) for v in values.values()):
                 raise DCARError(
                     f"vocoder training diverged at step {trainer.step_index}: {values}; the "
-                    "checkpoint in "
-                    f"{out} is intact: run again with a lower learning_rate or bf16=false"
+                    f"checkpoint in {out} is intact: run the command again with a lower "
+                    "learning_rate or bf16=false"
                 )
             rate = (trainer.step_index - mark_step) / (time.perf_counter() - mark)
             mark, mark_step = time.perf_counter(), trainer.step_index
             bar.set_postfix_str(
                 " ".join(f"{k} {v:.3g}" for k, v in values.items() if "norm" not in k)
             )
-            yield dict(
-                event="train",
-                step=trainer.step_index,
-                seconds=trainer.seconds,
-                steps_per_second=rate,
+            yield {
+                "event": "train",
+                "step": trainer.step_index,
+                "seconds": trainer.seconds,
+                "steps_per_second": rate,
                 **values,
-            )
+            }
         trainer.seconds += time.perf_counter() - begin
         if trainer.step_index % config.eval_every == 0:
             yield _save(trainer, out)

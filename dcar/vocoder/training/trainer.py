@@ -1,5 +1,4 @@
-"""Networks, optimisers and losses of one vocoder training: what `dcar train-vocoder` steps
-through."""
+"""Networks, optimiser and losses of one vocoder training; `dcar train-vocoder` runs its steps."""
 
 from __future__ import annotations
 
@@ -24,11 +23,11 @@ from dcar.vocoder.training.losses import VoiceLoss, WordLoss
 from dcar.vocoder.training.pack import Crop, VocoderData
 from dcar.voices.features import LogMel, bands_below
 
-CONTEXT_TOKENS = 8  # that the renderer reads on both sides of a crop
-LARGEST_NORM = 10.0  # of the gradients of a network
-STATE_WEIGHT = 0.5  # of guessing the states behind the tokens (a pack made with states=true)
-SPEAKER_NOISE = 0.15  # on speaker features, in units of their spread over the training rows
-MEL_WEIGHT = 15.0  # of the renderer's mel distance
+CONTEXT_TOKENS = 8  # tokens that the renderer reads on both sides of a crop
+LARGEST_NORM = 10.0  # norm to which the gradients of a network are clipped
+STATE_WEIGHT = 0.5  # weight of predicting the encoder's states (packs made with states=true)
+SPEAKER_NOISE = 0.15  # noise on speaker features, in units of their spread over the training rows
+MEL_WEIGHT = 15.0  # weight of the renderer's mel distance
 MEL_RESOLUTIONS = ((512, 40), (1024, 80), (2048, 100))  # window and bands
 
 
@@ -41,64 +40,83 @@ class TrainVocoderConfig:
         "Training packs (safetensors) written by dcar.vocoder.training.pack, separated by commas.",
     )
     out: str = setting(
-        "runs/vocoder", "Folder for export/, checkpoint.pt, log.jsonl.", place="folder"
+        "runs/vocoder", "Folder of export/, checkpoint.pt and log.jsonl.", place="folder"
     )
-    device: str = setting("auto", "cuda, cpu, or auto.")
+    device: str = setting("auto", "Device: cuda, cpu, or auto = a GPU if there is one.")
     init_from: str = setting(
-        "", "Start from this exported vocoder, its weights and sizes: a folder, or starter."
+        "",
+        "Exported vocoder whose weights and sizes training starts from: a folder, or starter; "
+        "empty = from scratch.",
     )
     renderer_from: str = setting(
         "",
-        "Start from an exported vocoder's renderer only, which knows spectra, not tokens: "
-        "a folder, or starter.",
+        "Exported vocoder whose renderer alone training starts from, which depends on spectra, "
+        "not on tokens: a folder, or starter; empty = none.",
     )
-    seed: int = seed_setting(0, "Seed of weights, crops, noise.")
-    max_steps: int = setting(1_000_000, "Stop after this many steps.", minimum=1)
+    seed: int = seed_setting(0, "Random seed for weights, crops and noise.")
+    max_steps: int = setting(1_000_000, "Maximum number of steps.", minimum=1)
     max_minutes: float = setting(
-        0.0, "Stop after this much training time over all resumes; 0 = no limit.", minimum=0
+        0.0,
+        "Maximum training time in minutes, summed over all resumed runs; 0 = no limit.",
+        minimum=0,
     )
     acoustic_batch_size: int = setting(
-        12, "Stretches of utterances a step for the acoustic model.", minimum=1
+        12, "Segments of utterances per step of the acoustic model.", minimum=1
     )
-    acoustic_tokens: int = setting(100, "Longest stretch of an utterance that it reads.", minimum=1)
+    acoustic_tokens: int = setting(
+        100, "Longest segment of an utterance that the acoustic model reads, in tokens.", minimum=1
+    )
     renderer_every: int = setting(
-        1, "Steps between two steps of the renderer; 0 = it stays as it is.", minimum=0
+        1, "Steps between two steps of the renderer; 0 = the renderer is not trained.", minimum=0
     )
-    renderer_batch_size: int = setting(16, "Crops a step of the renderer.", minimum=1)
+    renderer_batch_size: int = setting(16, "Crops per step of the renderer.", minimum=1)
     segment_tokens: int = setting(
-        50, "Length of a crop that the renderer's losses see (50: 1 s).", minimum=1
+        50,
+        "Tokens of a crop on which the renderer's losses are computed; 50 = one second at 50 Hz.",
+        minimum=1,
     )
     learning_rate: float = setting(
         1e-3,
-        "Peak, of all networks; linear rise over 100 steps, cosine fall to a fiftieth.",
+        "Peak learning rate of all networks; linear rise over 100 steps, then a cosine decay to a "
+        "fiftieth.",
         above=0,
     )
     voice_balance: float = setting(
-        0.5, "0 = every second of speech is equally likely, 1 = every voice is.", minimum=0
+        0.5,
+        "Balance of voices: 0 = every second of speech is equally likely to be drawn, 1 = every "
+        "voice is.",
+        minimum=0,
     )
-    weight_decay: float = setting(0.01, "Of AdamW.", minimum=0)
+    weight_decay: float = setting(0.01, "Weight decay of AdamW.", minimum=0)
     words_weight: float = setting(
-        0.0, "Weight of sounding like the words to whisper-base (losses.py).", minimum=0
+        0.0, "Weight of the word loss by whisper-base (losses.py); 0 = none.", minimum=0
     )
     voice_weight: float = setting(
-        0.0, "Weight of sounding like the voice to Resemblyzer (losses.py).", minimum=0
+        0.0, "Weight of the voice loss by Resemblyzer (losses.py); 0 = none.", minimum=0
     )
     ema_decay: float = setting(
-        0.999, "Decay of the exported average of the generator's weights.", minimum=0, below=1
+        0.999,
+        "Decay of the exported moving average of the generator's weights.",
+        minimum=0,
+        below=1,
     )
-    bf16: bool = setting(True, "bf16 autocast (spectra, phases and losses stay in fp32).")
-    log_every: int = setting(25, "Steps between log lines.", minimum=1)
+    bf16: bool = setting(
+        True, "Use of bfloat16 autocast (spectra, phases and losses stay in float32)."
+    )
+    log_every: int = setting(25, "Steps between lines of the log.", minimum=1)
     eval_every: int = setting(
         1000, "Steps between validations, checkpoints and exports.", minimum=1
     )
-    vocoder: dict[str, Any] = setting({}, "Fields of VocoderConfig, {acoustic_dropout: 0.1}.")
+    vocoder: dict[str, Any] = setting(
+        {}, "Fields of VocoderConfig, for example {acoustic_dropout: 0.1}."
+    )
 
     def __post_init__(self) -> None:
         check(self)
         if not self.data:
             raise ConfigError(
-                "data is not set: give the packs of python -m dcar.vocoder.training.pack "
-                "prepared=runs/prepared out=pack.safetensors, separated by commas"
+                "data is not set: give packs separated by commas; to make one, run python -m "
+                "dcar.vocoder.training.pack prepared=runs/prepared out=pack.safetensors"
             )
 
 
@@ -120,29 +138,25 @@ class Trainer:
                 start.config.calibration_tokens
                 and start.config.tokenizer_checksum == data.tokenizer_checksum
             ):
-                # of more voices than are added here
+                # keep those of the vocoder that training starts from: they have more voices
                 made_by["calibration_tokens"] = start.config.calibration_tokens
         shape = VocoderConfig(**{**made_by, **config.vocoder})
         if (shape.token_rate, shape.frames_per_token) != (data.token_rate, data.frames_per_token):
             raise ConfigError(
                 f"{config.data}: {data.token_rate} tokens a second of {data.frames_per_token} "
-                "frames, "
-                f"but the vocoder is to have {shape.token_rate} of {shape.frames_per_token}: leave "
-                "token_rate, sample_rate and hop out of vocoder (the pack says them), or pack a "
-                "corpus "
-                "of that rate"
+                f"frames each, but the vocoder is configured for {shape.token_rate} of "
+                f"{shape.frames_per_token}: omit token_rate, sample_rate and hop from `vocoder` "
+                "(they are taken from the pack), or pack a corpus of that rate"
             )
         self.generator = self._generator(shape, start)
-        # While training, the acoustic model also says what the tokens were before they were
-        # quantised: much of the mel is the voice's business, and this is about the words. Nothing
-        # of it is exported.
-        self.listener: nn.Linear | None = None
+        # In training, the acoustic model also predicts the states that were quantised to the
+        # tokens: the mel depends largely on the voice, the states on the words. This layer is not
+        # exported.
+        self.state_layer: nn.Linear | None = None
         if data.states is not None:
-            self.listener = nn.Linear(shape.acoustic_size, data.states.shape[1]).to(device)
-            self.state_mean, self.state_spread = (
-                data.states.float().mean(0),
-                data.states.float().std(),
-            )
+            self.state_layer = nn.Linear(shape.acoustic_size, data.states.shape[1]).to(device)
+            self.state_mean = data.states.float().mean(0)
+            self.state_spread = data.states.float().std()
         self.average = TokenVocoder(shape).to(device).eval().requires_grad_(False)
         self.average.load_state_dict(self.generator.state_dict())
         self.mels = nn.ModuleList(
@@ -152,12 +166,12 @@ class Trainer:
         reach = torch.tensor(
             [bands_below(self.mel.filters, shape.sample_rate, top) for top in data.top.tolist()]
         )
-        # [R, bands], 1 where the recording's rate reaches: what it does not hold is not taken for
-        # silence
+        # [R, bands], 1 for bands below half the recording's rate: those above are not silence,
+        # but unknown
         self.heard = (torch.arange(shape.mel_bands) < reach[:, None]).float().to(device)
         learned = [
             *self.generator.parameters(),
-            *(self.listener.parameters() if self.listener else ()),
+            *(self.state_layer.parameters() if self.state_layer else ()),
         ]
         self.generator_optimizer = torch.optim.AdamW(
             learned,
@@ -168,17 +182,17 @@ class Trainer:
         )
         if int(data.tokens.max()) >= shape.vocab_size:
             raise ConfigError(
-                f"{config.data}: token {int(data.tokens.max())}, but vocab_size is "
-                f"{shape.vocab_size}"
+                f"{config.data}: contains token {int(data.tokens.max())}, but vocab_size is "
+                f"{shape.vocab_size}; raise it or omit it from `vocoder`"
             )
-        # to go on from
+        # saved in checkpoints
         self.parts: dict[str, Any] = {
             "generator": self.generator,
             "average": self.average,
             "generator_optimizer": self.generator_optimizer,
         }
-        if self.listener:
-            self.parts["listener"] = self.listener
+        if self.state_layer:
+            self.parts["listener"] = self.state_layer
         self.random = torch.Generator(device).manual_seed(config.seed)
         self.step_index, self.seconds = 0, 0.0
         self.run: dict[str, Any] = {}  # settings and data, which checkpoints record
@@ -191,23 +205,23 @@ class Trainer:
             self.voices = VoiceLoss(*speech) if config.voice_weight > 0 else None
 
     def _generator(self, shape: VocoderConfig, start: TokenVocoder | None) -> TokenVocoder:
-        """A vocoder of this shape: new, from the tokenizer's codebook where the pack has one, or
-        with the weights of `start`. ConfigError where these do not fit."""
+        """Return a vocoder of this shape: new, with token embeddings from the tokenizer's
+        codebook if the pack has one, or with the weights of `start`. Raises ConfigError if these
+        do not fit."""
         config, data = self.config, self.data
         generator = TokenVocoder(shape).to(self.device)
         if data.codebook is not None:
             if len(data.codebook) != shape.vocab_size:
                 raise ConfigError(
-                    f"{config.data}: tokens of {len(data.codebook)} codes, but vocab_size is "
-                    f"{shape.vocab_size}"
+                    f"{config.data}: its codebook has {len(data.codebook)} codes, but vocab_size "
+                    f"is {shape.vocab_size}; set it to the same number in `vocoder`"
                 )
             embedding = generator.acoustic.embedding.weight
             embedding.data.copy_(spread_out(data.codebook, embedding.shape[1], EMBEDDING_SPREAD))
-        renderer = (
-            TokenVocoder.from_pretrained(resolve(config.renderer_from, "vocoder"), self.device)
-            if (config.renderer_from)
-            else None
-        )
+        renderer = None
+        if config.renderer_from:
+            folder = resolve(config.renderer_from, "vocoder")
+            renderer = TokenVocoder.from_pretrained(folder, self.device)
         for source, vocoder, name in (
             (config.init_from, start, ""),
             (config.renderer_from, renderer, "renderer"),
@@ -220,19 +234,21 @@ class Trainer:
                 )
             except RuntimeError as error:
                 raise ConfigError(
-                    f"start from {source}: another size than the configured one: {error}"
+                    f"start from {source}: has another size than the configured one: {error}"
                 ) from error
         return generator
 
     def _weigh_rows(self) -> None:
-        """Which rows train and validate, and how likely each is drawn."""
+        """Split the rows into training and validation, and compute the probability with which
+        each is drawn. Raises ConfigError if there is no training row."""
         config, data = self.config, self.data
-        self.train_rows, self.validation_rows = (
-            part.nonzero()[:, 0] for part in (~data.validation, data.validation)
-        )
+        self.train_rows = (~data.validation).nonzero()[:, 0]
+        self.validation_rows = data.validation.nonzero()[:, 0]
         if not len(self.train_rows):
-            raise ConfigError(f"{config.data}: every row is a validation row")
-        # Longer utterances are drawn more often, those of a voice with many less often.
+            raise ConfigError(
+                f"{config.data}: every row is a validation row; add a pack with training rows"
+            )
+        # Longer utterances are drawn more often, and those of a voice with much speech less often.
         voice, lengths = data.voice[self.train_rows], data.lengths[self.train_rows].float()
         seconds = torch.zeros(int(data.voice.max()) + 1, device=self.device).index_add_(
             0, voice, lengths
@@ -244,25 +260,26 @@ class Trainer:
         self.speaker_spread = data.speaker[self.train_rows].std(0, correction=0)
 
     def _sample_speech(self) -> tuple[Tensor, Tensor]:
-        """Some minutes of training speech, the same whenever the run is resumed: waves [N,
-        samples] and their log-mels, to which a perceptual loss fits how it reads our log-mels."""
-        rows, length = (
-            self.train_rows[:: max(1, len(self.train_rows) // 100)],
-            self.config.acoustic_tokens,
-        )
+        """Return some minutes of training speech, the same whenever the run is resumed: waves
+        [N, samples] and their log-mels. The perceptual losses fit their maps to them. Raises
+        ConfigError if no utterance is long enough."""
+        rows = self.train_rows[:: max(1, len(self.train_rows) // 100)]
+        length = self.config.acoustic_tokens
         crop = self.data.crop(rows, torch.zeros_like(rows), length)
         waves = self.data.wave(crop)[crop.mask.bool().all(1)]
         if not len(waves):
             raise ConfigError(
-                f"{self.config.data}: no utterance has acoustic_tokens={length} tokens; lower it"
+                f"{self.config.data}: no utterance has acoustic_tokens={length} tokens; lower "
+                "acoustic_tokens"
             )
         return waves, self.mel(waves).transpose(1, 2)
 
     def progress(self) -> float:
-        """Share of the run that is done, 0..1, by steps or by time, whichever is ahead."""
-        by_time = (
-            self.seconds / (60 * self.config.max_minutes) if self.config.max_minutes > 0 else 0.0
-        )
+        """Return the share of the run that is done, 0..1, by steps or by time, whichever is
+        larger."""
+        by_time = 0.0
+        if self.config.max_minutes > 0:
+            by_time = self.seconds / (60 * self.config.max_minutes)
         return min(1.0, max(self.step_index / self.config.max_steps, by_time))
 
     def _learning_rate(self) -> float:
@@ -270,8 +287,8 @@ class Trainer:
         return self.config.learning_rate * fall * min(1.0, (self.step_index + 1) / 100)
 
     def _draw(self, count: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows [B], first tokens [B], and features [B, 298] of another utterance of the same
-        voice, with noise."""
+        """Return rows [B], first tokens [B], and features [B, 298] of another utterance of the
+        same voice, with noise."""
         rows = self.train_rows[
             torch.multinomial(self.row_weights, count, replacement=True, generator=self.random)
         ]
@@ -293,8 +310,9 @@ class Trainer:
         return rows, first, features + SPEAKER_NOISE * self.speaker_spread * noise
 
     def step(self) -> dict[str, Tensor]:
-        """One update; returns losses as tensors (no synchronisation with the device)."""
-        # of dropout: a resumed run drops the same
+        """Make one update, and return losses as tensors, without synchronisation with the
+        device."""
+        # seeds dropout, so that a resumed run repeats it
         torch.manual_seed(self.config.seed + self.step_index)
         for group in self.generator_optimizer.param_groups:
             group["lr"] = self._learning_rate()
@@ -304,14 +322,14 @@ class Trainer:
             total, logs = total + loss, logs | more
         self.generator_optimizer.zero_grad(set_to_none=True)
         total.backward()
-        for name in ("acoustic", "renderer"):  # apart, since either would shrink the other's step
+        for name in ("acoustic", "renderer"):  # separately: else each would shrink the other's step
             parameters = [
                 p for p in getattr(self.generator, name).parameters() if p.grad is not None
             ]
             if parameters:
                 logs[f"{name}_norm"] = nn.utils.clip_grad_norm_(parameters, LARGEST_NORM)
         self.generator_optimizer.step()
-        # The average forgets its random start quickly, then slows down to its nominal decay.
+        # The decay starts low, so that the random initialisation soon leaves the average.
         decay = min(self.config.ema_decay, (1 + self.step_index) / (10 + self.step_index))
         with torch.no_grad():
             torch._foreach_lerp_(
@@ -328,11 +346,11 @@ class Trainer:
         with torch.no_grad():
             target = self.mel(waves).transpose(1, 2)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
-            said = self.generator.acoustic(crop.tokens, crop.mask, speaker)
-            guess = None if self.listener is None else self.listener(said.inner)
+            predicted = self.generator.acoustic(crop.tokens, crop.mask, speaker)
+            states = None if self.state_layer is None else self.state_layer(predicted.inner)
         heard = self.heard[rows, None]
-        total, logs = acoustic_loss(said, target, crop, speaker, heard)
-        log_mel = torch.where(heard > 0, said.log_mel, target)
+        total, logs = acoustic_loss(predicted, target, crop, speaker, heard)
+        log_mel = torch.where(heard > 0, predicted.log_mel, target)
         if self.words is not None:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
                 words = self.words(log_mel, target, crop.frame_mask)
@@ -340,14 +358,15 @@ class Trainer:
         if self.voices is not None:
             voices = self.voices(log_mel, target, crop.frame_mask, waves)
             total, logs = total + config.voice_weight * voices, logs | {"voices": voices.detach()}
-        if guess is None or self.data.states is None:
+        if states is None or self.data.states is None:
             return total, logs
         truth = (self.data.states[crop.positions].float() - self.state_mean) / self.state_spread
-        error = ((guess.float() - truth).square().mean(-1) * crop.mask).sum() / crop.mask.sum()
+        error = ((states.float() - truth).square().mean(-1) * crop.mask).sum() / crop.mask.sum()
         return total + STATE_WEIGHT * error, logs | {"states": error.detach()}
 
     def _renderer_loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mel distance of rendered true spectrograms."""
+        """Return the weighted mel distance of waves rendered from true spectrograms, and values
+        to log."""
         config, margin = self.config, CONTEXT_TOKENS * self.data.samples_per_token
         rows, first, _ = self._draw(config.renderer_batch_size, config.segment_tokens)
         crop = self.data.crop(
@@ -366,14 +385,15 @@ class Trainer:
         return MEL_WEIGHT * mel, {"mel": mel.detach()}
 
     def mel_distance(self, fake: Tensor, real: Tensor) -> Tensor:
-        """Mean absolute difference of the log-mels of waves [B, samples] at MEL_RESOLUTIONS
-        (natural log)."""
+        """Return the mean absolute difference of the log-mels of waves [B, samples] at
+        MEL_RESOLUTIONS (natural log)."""
         return torch.stack([F.l1_loss(mel(fake), mel(real)) for mel in self.mels]).mean()
 
     @torch.no_grad()
     def validate(self, limit: int = 64) -> dict[str, float]:
-        """Of the averaged weights: mel distance of the wave from tokens, and from the true
-        spectrogram (copy); error of the predicted log-mel, F0 and voicing."""
+        """Return metrics of the averaged weights: mel distance of the wave made from tokens
+        (mel) and from the true spectrogram (mel_copy); errors of the predicted log-mel, F0 and
+        voicing. limit: maximum number of validation rows."""
         sums: dict[str, float] = {}
         self.average.equalizer.forget()  # its weights have changed
         rows = self.validation_rows[:limit]
@@ -383,18 +403,16 @@ class Trainer:
             target, true_pitch = self.mel(real).transpose(1, 2), Pitch(crop.log_f0, crop.voiced)
             log_mel, pitch = self.average.predict(crop.tokens, crop.mask, speaker)
             mask = crop.frame_mask
-            both = (crop.log_f0 - pitch.log_f0).abs() * crop.voiced
+            wave = self.average.renderer(log_mel, pitch, mask)
+            copy = self.average.renderer(target, true_pitch, mask)
+            heard = self.heard[row]
+            f0_error = ((crop.log_f0 - pitch.log_f0).abs() * crop.voiced).sum()
+            f0_error = f0_error / crop.voiced.sum().clamp_min(1)
             values = {
-                "mel": self.mel_distance(self.average.renderer(log_mel, pitch, mask), real),
-                "mel_copy": self.mel_distance(
-                    self.average.renderer(target, true_pitch, mask), real
-                ),
-                "log_mel_error": ((log_mel - target).abs() * self.heard[row]).mean()
-                / self.heard[row].mean(),
-                "f0_error_semitones": both.sum()
-                / crop.voiced.sum().clamp_min(1)
-                * 12
-                / math.log(2),
+                "mel": self.mel_distance(wave, real),
+                "mel_copy": self.mel_distance(copy, real),
+                "log_mel_error": ((log_mel - target).abs() * heard).mean() / heard.mean(),
+                "f0_error_semitones": f0_error * 12 / math.log(2),
                 "voicing_error": (crop.voiced - pitch.voiced).abs().mean(),
             }
             for key, value in values.items():
@@ -414,34 +432,32 @@ class Trainer:
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
         for group in self.generator_optimizer.param_groups:
-            # this run's; the rate is set at every step
+            # the value of this run instead of the checkpoint's; the rate is set at every step
             group["weight_decay"] = self.config.weight_decay
         self.random.set_state(state["random"].cpu())
         self.step_index, self.seconds = state["step"], state["seconds"]
 
 
 def started_from(source: str, data: VocoderData, device: torch.device) -> TokenVocoder | None:
-    """The vocoder of `init_from`; ConfigError where it speaks tokens at another rate than the
-    pack has them."""
+    """Return the vocoder of `init_from`, or None if it is empty. Raises ConfigError if its token
+    rate is not that of the pack."""
     if not source:
         return None
     start = TokenVocoder.from_pretrained(resolve(source, "vocoder"), device)
     if start.token_rate != data.token_rate:
         raise ConfigError(
-            f"init_from {source}: speaks {start.token_rate} tokens a second, the pack has "
-            f"{data.token_rate}; leave init_from out, or start from a vocoder of that rate"
+            f"init_from {source}: reads {start.token_rate} tokens a second, but the pack has "
+            f"{data.token_rate}; omit init_from, or start from a vocoder of that rate"
         )
     return start
 
 
 def calibration_tokens(data: VocoderData) -> tuple[int, ...]:
-    """Tokens of training utterances from all over the pack, CALIBRATION_SECONDS of them (fewer
-    in a smaller pack)."""
-    rows, wanted, found = (
-        (~data.validation).nonzero()[:, 0].tolist(),
-        CALIBRATION_SECONDS * data.token_rate,
-        [],
-    )
+    """Return tokens of training utterances spread over the pack, CALIBRATION_SECONDS of them
+    (fewer in a smaller pack)."""
+    rows = (~data.validation).nonzero()[:, 0].tolist()
+    wanted = CALIBRATION_SECONDS * data.token_rate
+    found: list[int] = []
     parts = min(16, len(rows))
     for i in range(parts):
         row = rows[i * len(rows) // parts]
@@ -459,20 +475,19 @@ def acoustic_loss(
     speaker: Tensor,
     heard: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """L1 of the log-mel [B, F, bands], smooth L1 of the pitch's deviation from the voice's mean
-    (unvoiced frames at a tenth), cross-entropy of voicing; frames outside the rows and bands
-    that are not `heard` [B, 1, bands] do not count."""
+    """Return the loss of the acoustic model, and values to log: L1 of the log-mel [B, F, bands],
+    smooth L1 of the pitch's deviation from the voice's mean (unvoiced frames at a tenth),
+    cross-entropy of voicing. Frames outside the rows do not count, nor do bands whose `heard`
+    [B, 1, bands] is 0, because the recording's sampling rate does not reach them."""
     keep, voiced = crop.frame_mask, crop.voiced
     error = ((said.log_mel - log_mel).abs() * heard).sum(-1) / heard.sum(-1)  # [B, F]
     spectrum = (error * keep).sum() / keep.sum()
     mean, spread = pitch_statistics(speaker)
     target = ((crop.log_f0 - mean) / spread).clamp(-4.0, 4.0)
     weight = keep * (0.1 + 0.9 * voiced)
-    contour = (
-        F.smooth_l1_loss(said.deviation, target, reduction="none", beta=0.5) * weight
-    ).sum() / weight.sum()
-    voicing = (
-        F.binary_cross_entropy_with_logits(said.voicing, voiced, reduction="none") * keep
-    ).sum() / keep.sum()
+    contour = F.smooth_l1_loss(said.deviation, target, reduction="none", beta=0.5)
+    contour = (contour * weight).sum() / weight.sum()
+    voicing = F.binary_cross_entropy_with_logits(said.voicing, voiced, reduction="none")
+    voicing = (voicing * keep).sum() / keep.sum()
     logs = {"log_mel": spectrum.detach(), "pitch": contour.detach(), "voicing": voicing.detach()}
     return spectrum + 0.5 * contour + 0.5 * voicing, logs

@@ -35,7 +35,7 @@ def test_inherited_layers():
     assert {depth: inherited_layers(depth) for depth in shares} == shares
     assert inherited_layers(6, bottom=2, top=3) == ((0, 1), (3, 4, 5))
     for depth, bottom, top in ((1, 0, 0), (4, 3, 2), (4, -1, 2)):
-        with pytest.raises(ConfigError, match="bottom .*top"):
+        with pytest.raises(ConfigError, match="bottom_layers.*top_layers"):
             inherited_layers(depth, bottom, top)
 
 
@@ -124,7 +124,7 @@ def test_what_does_not_belong_together_is_refused(data, target, tmp_path):
     foreign = write_prepared(tmp_path / "foreign", checksum="xyz", speech=counting)
     with pytest.raises(DataError, match="foreign: .*tiny@xyz.*tiny@abc"):
         run(TrainDraftConfig(**settings(foreign, target, tmp_path / "x")))
-    with pytest.raises(ConfigError, match="bottom .*top"):
+    with pytest.raises(ConfigError, match="bottom_layers.*top_layers"):
         run(
             TrainDraftConfig(
                 **settings(data, target, tmp_path / "x", bottom_layers=3, top_layers=2)

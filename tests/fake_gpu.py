@@ -133,6 +133,7 @@ class Graph:
 
 
 replays: list[Graph] = []
+reads: list[torch.Size] = []  # shapes that the host has read
 copied: list[Callable[[], Any]] = []  # functions that complete non-blocking copies to the host
 current: GPU
 
@@ -170,6 +171,8 @@ class GPU(TorchDispatchMode):
         if not there and not mine:
             return func(*args, **kwargs)
         self.check(func, packet, args, given, mine, there)
+        if packet in WAITS or mine and not there:
+            reads.append(mine[0].shape)
         if device is not None:
             kwargs["device"] = torch.device("cpu")
         if packet is aten._fused_sdp_choice:
@@ -327,6 +330,7 @@ def fake_gpu(monkeypatch) -> Iterator[torch.device]:
     gpu, cuda = GPU(), torch.cuda
     current = gpu
     replays.clear()
+    reads.clear()
     copied.clear()
     for name, value in {
         "_lazy_init": lambda: None,

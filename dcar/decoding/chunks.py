@@ -229,7 +229,7 @@ class _ListedSizes(ChunkRule):
 
     def __init__(self, sizes: Sequence[int], name: str):
         if not sizes:
-            raise ConfigError("sizes: a chunk rule needs at least one")
+            raise ConfigError("sizes: a chunk rule needs at least one size to choose from")
         self.sizes, self.name = tuple(sizes), name
 
     def largest(self, heads: int) -> int:

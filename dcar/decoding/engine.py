@@ -24,7 +24,7 @@ from dcar.decoding.graphs import StepGraphs
 from dcar.decoding.reader import Reader
 from dcar.decoding.readers import reader_of
 from dcar.decoding.records import DecodeResult, Prompt, batch_of, check_prompt
-from dcar.decoding.state import LOGGED, BatchState
+from dcar.decoding.state import LOGGED, BatchState, RowLog
 from dcar.decoding.step import Admitted, Method, step
 from dcar.errors import ConfigError, DistributionError, EngineError
 from dcar.model.draft import AnyDecoder
@@ -298,26 +298,45 @@ class Engine:
     def _look(
         self, state: BatchState, slots: list[Slot | None], used: int, seed: int, stream: bool
     ) -> Iterator[Progress]:
-        """Read back which rows have finished and, for a stream, new tokens."""
-        highest, generated, remaining, lengths = state.facts(used).tolist()
+        """Read back which rows have finished and, for a stream, new tokens: in one transfer, or in
+        two if there is anything to return, whatever the number of rows."""
+        highest, generated, remaining, lengths, passes, drafts = state.facts(used).tolist()
+        changed = [
+            row
+            for row, slot in enumerate(slots[:used])
+            if slot and (not remaining[row] or stream and generated[row] > slot.returned)
+        ]
+        logs: dict[int, RowLog] = {}
+        if changed:
+            counts = ([count[row] for row in changed] for count in (generated, passes))
+            logs = dict(zip(changed, state.read(changed, *counts), strict=True))
         for row, slot in enumerate(slots[:used]):
             if slot is None:
                 continue
             if highest[row] > state.eos:
                 raise distribution_error(slot.prompt.utterance_id, slot.generated)
             slot.longest, slot.generated = lengths[row], generated[row]
-            done = remaining[row] == 0
-            if not done and not (stream and generated[row] > slot.returned):
+            if row not in logs:
                 continue
-            new = state.tokens[row, slot.returned : generated[row]].tolist()
+            new = logs[row].tokens[slot.returned :].tolist()
             slot.returned = generated[row]
-            if done:
+            result = None
+            if not remaining[row]:
                 slots[row] = None
-            yield Progress(slot.index, new, self._result(state, row, slot, seed) if done else None)
+                result = self._result(state, row, slot, seed, logs[row], drafts[row])
+            yield Progress(slot.index, new, result)
 
-    def _result(self, state: BatchState, row: int, slot: Slot, seed: int) -> DecodeResult:
-        passes, method = int(state.passes[row]), self.method
-        log = dict(zip(LOGGED, state.log[row, :passes].T.tolist(), strict=True))
+    def _result(
+        self,
+        state: BatchState,
+        row: int,
+        slot: Slot,
+        seed: int,
+        logged: RowLog,
+        draft_passes: int,
+    ) -> DecodeResult:
+        passes, method = len(logged.log), self.method
+        log = dict(zip(LOGGED, logged.log.T.tolist(), strict=True))
         positions, at = [], slot.prompt_length - 1
         for count in log["emitted"]:
             positions.append(at)
@@ -327,10 +346,10 @@ class Engine:
             slot.prompt.utterance_id,
             method.name,
             seed,
-            state.tokens[row, : slot.generated].tolist(),
+            logged.tokens.tolist(),
             truncated=slot.generated == slot.limit,
             target_passes=passes,
-            draft_passes=int(state.draft_passes[row]),
+            draft_passes=draft_passes,
             proposed=sum(log["proposed"]),
             accepted=sum(log["cached"]),
             emitted=log["emitted"],
@@ -342,7 +361,7 @@ class Engine:
         if "actions" in method.logged:
             result.actions = log["actions"]
         if "log_probs" in method.logged:
-            result.action_log_probs = state.log_probs[row, :passes].tolist()
+            result.action_log_probs = logged.log_probs.tolist()
             for log_prob, position in zip(result.action_log_probs, positions, strict=True):
                 if math.isnan(log_prob):  # one NaN score makes the whole distribution NaN
                     raise distribution_error(slot.prompt.utterance_id, position - positions[0])

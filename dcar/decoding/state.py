@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -25,6 +25,14 @@ LOGGED = ("emitted", "cached", "proposed", "actions", "chosen")
 
 ACTION_STREAMS = ("policy", "chunk", "shuffle")
 """Streams of the random numbers of decisions, which members of a group never share."""
+
+
+class RowLog(NamedTuple):
+    """Tokens [T] of a row, and what was logged for its passes, on the host."""
+
+    tokens: Tensor  # int64 [T]
+    log: Tensor  # int64 [passes, len(LOGGED)]
+    log_probs: Tensor  # float64 [passes], rounded to float32
 
 
 class BatchState:
@@ -175,11 +183,40 @@ class BatchState:
         return cache
 
     def facts(self, n: int) -> Tensor:
-        """Return the values that the host reads of the first n rows [4, n]: highest id drawn,
-        tokens emitted, tokens left, speech positions."""
-        return torch.stack(
-            (self.highest[:n], self.generated[:n], self.remaining[:n], self.cache.lengths[:n])
+        """Return the values that the host reads of the first n rows [6, n]: highest id drawn,
+        tokens emitted, tokens left, speech positions, passes, passes of a draft model."""
+        facts = (
+            self.highest,
+            self.generated,
+            self.remaining,
+            self.cache.lengths,
+            self.passes,
+            self.draft_passes,
         )
+        return torch.stack([fact[:n] for fact in facts])
+
+    def read(
+        self, rows: Sequence[int], tokens: Sequence[int], passes: Sequence[int]
+    ) -> list[RowLog]:
+        """Copy rows to the host in one transfer, given the numbers of tokens and of passes of
+        each."""
+        at = torch.tensor(rows, device=self.tokens.device)
+        last = max(passes)
+        parts = (
+            self.tokens[at, : max(tokens)],
+            self.log[at, :last].flatten(1),
+            self.log_probs[at, :last].double(),
+        )
+        # float64 holds ids and counts exactly, next to the log probabilities
+        together = torch.cat(parts, 1).cpu()
+        ids, log, log_probs = together.split([part.shape[1] for part in parts], 1)
+        log = log.long().view(len(rows), last, len(LOGGED))
+        return [
+            RowLog(row_ids[:t], row_log[:p], row_log_probs[:p])
+            for row_ids, row_log, row_log_probs, t, p in zip(
+                ids.long(), log, log_probs, tokens, passes, strict=True
+            )
+        ]
 
     def move(self, source: int, target: int) -> None:
         """Copy row `source` to row `target`."""

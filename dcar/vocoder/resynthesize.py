@@ -23,7 +23,7 @@ from dcar.audio import save_audio
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.prepare.prepared import load_prepared, prepared_info
-from dcar.process import run_claimed
+from dcar.process import own_device, run_claimed
 from dcar.storage import write_text
 from dcar.vocoder.base import check_speaks
 from dcar.vocoder.load import load_vocoder
@@ -38,6 +38,9 @@ class ResynthesizeConfig:
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     out: str = setting("runs/resynthesis", "Folder to write.", place="folder")
     batch_size: int = setting(8, "Utterances synthesised together.", minimum=1)
+    device: str = setting(
+        "auto", "Device of the vocoder: cpu, cuda, or auto = a GPU if there is one."
+    )
     limit: int = setting(0, "Maximum number of utterances; 0 = all.", minimum=0)
     other_voices: bool = setting(
         False, "Synthesise every utterance in the voice of another one, drawn at random (seeded)."
@@ -54,7 +57,7 @@ def run(config: ResynthesizeConfig) -> Path:
     out = Path(config.out)
     (out / config.split).mkdir(parents=True, exist_ok=True)
     voices = np.asarray(dataset["voice"], np.float32)
-    vocoder: Any = load_vocoder(config.vocoder)
+    vocoder: Any = load_vocoder(config.vocoder, own_device(config.device))
     check_speaks(vocoder, prepared_info(config.data))
     if config.other_voices:
         voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]

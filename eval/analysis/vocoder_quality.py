@@ -32,7 +32,7 @@ from dcar.config import load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import DataError
 from dcar.prepare.prepared import load_prepared, load_split, prepared_info
-from dcar.process import run_claimed
+from dcar.process import own_device, run_claimed
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
 from dcar.recognition.load import load_recognizer
@@ -56,7 +56,14 @@ class VocoderQualityConfig:
     judge: str = setting("moonshine", "Recogniser that transcribes the speech.")
     prompt_tokens: int = setting(50, "Length of the speaker prompt in tokens.", minimum=1)
     limit: int = setting(0, "Maximum number of utterances; 0 = the whole split.", minimum=0)
-    batch_size: int = setting(16, "Number of utterances synthesised at once.", minimum=1)
+    batch_size: int = setting(
+        16, "Number of utterances whose speech and voices are computed at once.", minimum=1
+    )
+    device: str = setting(
+        "auto",
+        "Device of vocoder, recogniser and speaker encoder: cpu, cuda, or auto = a GPU if there is "
+        "one.",
+    )
     out: str = setting("runs/vocoder_quality", "Folder to write.", place="folder")
     seed: int = seed_setting(0, "Random seed for the choice of prompts.")
 
@@ -89,12 +96,9 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
     )
     if not items:
         raise DataError(f"{config.data}: split {config.split} has no utterances")
-    recording, judge, encoder = (
-        corpus_recordings(config.data),
-        load_recognizer(config.judge),
-        SpeakerEncoder(),
-    )
-    check_speaks(vocoder := load_vocoder(config.vocoder), prepared_info(config.data))
+    recording, device = corpus_recordings(config.data), own_device(config.device)
+    judge, encoder = load_recognizer(config.judge, device), SpeakerEncoder(device)
+    check_speaks(vocoder := load_vocoder(config.vocoder, device), prepared_info(config.data))
     texts = [item.text for item in items]
     voices = _voices(config.data)
     here = sorted({item.speaker for item in items})
@@ -102,6 +106,8 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
         {"id": item.prompt.utterance_id, "text": item.text} for item in items
     ]
     result: dict[str, Any] = {"n": len(items), "voices": len(here), "voices_of_corpus": len(voices)}
+
+    size = config.batch_size
 
     def measure(name: str, waves: list[np.ndarray], rate: int) -> None:
         heard = judge.transcribe(waves, rate)
@@ -116,8 +122,11 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
                 [character_errors(t, h or "") for t, h in zip(texts, heard, strict=True)]
             ).wer,
         }
-        embeddings = np.stack(
-            [encoder.embed(wave, rate) for wave in tqdm(waves, desc=f"voices of {name}")]
+        embeddings = np.concatenate(
+            [
+                encoder.embed_all(batch := waves[start : start + size], [rate] * len(batch))
+                for start in tqdm(range(0, len(waves), size), desc=f"voices of {name}")
+            ]
         )
         for key, names in (("right_voice", here), ("right_voice_of_corpus", sorted(voices))):
             found = nearest_voice(embeddings, voices, names)
@@ -145,7 +154,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
             [item.reference_tokens for item in items],
             [item.speaker_embedding for item in items],
             texts,
-            config.batch_size,
+            size,
             f"synthesise with {config.vocoder}",
         ),
         int(vocoder.sample_rate),

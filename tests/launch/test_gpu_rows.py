@@ -10,7 +10,7 @@ import yaml
 
 from dcar.errors import ConfigError
 from dcar.train.car import CARTrainer
-from launch import gpu_hours, gpu_rows
+from launch import gpu_hours, gpu_rows, paper
 from launch.gpu_hours import hours
 from launch.gpu_models import in_place_of
 from launch.gpu_parts import Bench, Found, clocked, recognisers_found
@@ -216,4 +216,7 @@ def test_hours_are_those_of_the_recipes():
         profile["utterances"] * recipe("car_paper")["model"]["num_prediction_heads"]
         == gpu_hours.PROFILED
     )
+    assert recipe("vocoder_paper")["max_steps"] == gpu_hours.VOCODER_STEPS
+    (pack,) = (line for line in paper.STAGES.splitlines() if line.startswith("pack "))
+    assert f"hours={gpu_hours.VOCODER_HOURS}" in pack.split()
     assert recipe("tokenizer_hubert")["sample_hours"] * 3600 == gpu_hours.SAMPLED

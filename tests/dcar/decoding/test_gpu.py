@@ -77,6 +77,26 @@ def test_graphs_decide_with_the_present_weights_of_a_policy(device):
     assert len(spoken) > 1 and replayed()
 
 
+def test_the_host_reads_once_a_look_and_once_more_for_all_rows_that_finished(device, monkeypatch):
+    """Reads depend on the looks alone: 64 utterances that end together need as many as one."""
+    if torch.cuda.is_available():
+        pytest.skip("the stand-in counts the reads")
+    model, method, _ = KINDS["before the draw"](lambda part: part.to(device))
+    sampling = SamplingConfig(temperature=0.9, max_tokens=8, min_tokens=8)
+    looks, look = [], Engine._look
+    monkeypatch.setattr(Engine, "_look", lambda *given: looks.append(1) or look(*given))
+    read = {}
+    for count, rows in ((1, 1), (64, 64), (64, 32)):
+        prompts = [Prompt(f"u{i}", (1, 2, 3), (1, 2)) for i in range(count)]
+        fake_gpu.reads.clear()
+        looks.clear()
+        engine = Engine(model, method, sampling, rows, graphs=False)
+        assert len(engine.decode(prompts)) == count
+        assert len(fake_gpu.reads) <= 2 * len(looks)
+        read[rows] = len(fake_gpu.reads)
+    assert read[64] == read[1] and read[32] == 2 * read[1]
+
+
 # --- graphs ---------------------------------------------------------------------------------------
 
 

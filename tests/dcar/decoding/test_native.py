@@ -42,7 +42,7 @@ def test_a_compiler_that_fails_is_quoted(fresh, monkeypatch):
 def test_a_cache_that_cannot_be_written_is_named(fresh, monkeypatch):
     (fresh / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
-    with pytest.raises(NativeError, match="file/dcar.*XDG_CACHE_HOME"):
+    with pytest.raises(NativeError, match="file/dcar: .*XDG_CACHE_HOME"):
         load()
 
 

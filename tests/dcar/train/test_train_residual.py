@@ -48,7 +48,10 @@ def shape_of(data: Path) -> ResidualConfig:
 
 
 @pytest.mark.slow
-def test_residual_codes_are_recovered(tmp_path):
+@pytest.mark.parametrize("seed", range(3))
+def test_residual_codes_are_recovered(seed, tmp_path):
+    """The third layer, a function of the phoneme, is learnt last: after 400 steps one seed of three
+    still misses a sixth of it, and with it of the fourth layer, which reads it."""
     data, out = write_residual(tmp_path / "prepared", train=400, dev=40), tmp_path / "out"
     main(
         [
@@ -58,11 +61,12 @@ def test_residual_codes_are_recovered(tmp_path):
                     data=data,
                     out=out,
                     prompt_tokens=12,
-                    max_steps=400,
+                    max_steps=800,
                     learning_rate=5e-3,
                     warmup_steps=20,
                     eval_steps=100,
-                    save_steps=400,
+                    save_steps=800,
+                    seed=seed,
                 )
             ),
             *(f"model.{name}={value}" for name, value in SHAPE.items()),

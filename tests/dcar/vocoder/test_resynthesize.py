@@ -4,8 +4,10 @@ own."""
 import json
 from pathlib import Path
 
+import fake_gpu
 import numpy as np
 import pytest
+import torch
 from tiny_corpora import toy_prepare, write_manifest
 from tiny_data import ToyTokenizer, tiny_vocoder, write_prepared
 from tiny_decoders import tiny_decoder
@@ -59,6 +61,18 @@ def test_the_result_is_a_corpus_of_what_the_vocoder_says(settings, tmp_path):
     assert len(others) == 4 and not all(
         np.array_equal(u.load()[0], said[u.id].load()[0]) for u in others
     )
+
+
+def test_a_gpu_speaks_the_same_in_whole_batches(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("dcar.vocoder.streaming.product_type", lambda device: torch.float32)
+    here = load_corpus("jsonl", run(ResynthesizeConfig(**settings, device="cpu")))
+    settings["out"] = str(tmp_path / "there")
+    with fake_gpu.fake_gpu(monkeypatch):
+        manifest = run(ResynthesizeConfig(**settings, device="cuda", batch_size=3))
+        waves = [shape for shape in fake_gpu.reads if len(shape) == 2]
+    assert [shape[0] for shape in waves] == [3, 2]
+    for one, other in zip(here, load_corpus("jsonl", manifest), strict=True):
+        np.testing.assert_allclose(one.load()[0], other.load()[0], atol=1e-4)
 
 
 def test_tokens_of_another_rate_or_tokenizer_are_refused(settings, tmp_path):

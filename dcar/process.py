@@ -249,7 +249,7 @@ def meeting_others() -> Iterator[None]:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise ProcessError(
             f"process {os.environ.get('RANK')} of {world}, waiting for the others at {address}: "
-            f"not all of them arrived ({str(error).splitlines()[0]}). Their own logs show the cause; "
+            f"not all arrived ({str(error).splitlines()[0]}). Their own logs show the cause; "
             "start the same command again"
         ) from error
 

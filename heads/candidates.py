@@ -41,19 +41,19 @@ def candidate_features(logits: Tensor, tokens: Tensor) -> Tensor:
     return torch.cat((drawn.mT.unsqueeze(-1), probs.unsqueeze(-3).expand(*tokens.shape, 2)), -1)
 
 
-def end_features(candidates: Tensor) -> Tensor:
+def end_features(features: Tensor) -> Tensor:
     """Return the features [..., K, 4F + 3] of every end a = 1..K, given those of the tokens
     [..., K, F]: the F features of the last kept token and of the first dropped one (0 after the
     last, with a flag), means and sums (in eighths) over the kept tokens, and the length. The sum
     of the chunk scorer's feature is the log-ratio of the chunk."""
-    k = candidates.shape[-2]
-    size = torch.arange(1, k + 1, device=candidates.device, dtype=candidates.dtype).view(k, 1)
-    dropped = nn.functional.pad(candidates[..., 1:, :], (0, 0, 0, 1))
-    sums = candidates.cumsum(-2)  # [..., K, F]
+    k = features.shape[-2]
+    size = torch.arange(1, k + 1, device=features.device, dtype=features.dtype).view(k, 1)
+    dropped = nn.functional.pad(features[..., 1:, :], (0, 0, 0, 1))
+    sums = features.cumsum(-2)  # [..., K, F]
     length = torch.cat((size / 8, size.log(), (size == k).to(size.dtype)), -1).expand(
-        *candidates.shape[:-1], 3
+        *features.shape[:-1], 3
     )
-    return torch.cat((candidates, dropped, sums / size, sums / 8, length), dim=-1)
+    return torch.cat((features, dropped, sums / size, sums / 8, length), dim=-1)
 
 
 class EndScores(nn.Module):
@@ -62,11 +62,11 @@ class EndScores(nn.Module):
     All ends share the weights, so a policy works for any number of heads. The weights start at 0,
     which is a uniform distribution."""
 
-    def __init__(self, features: int = len(FEATURES)):
-        """Make scores for `features` features of each token."""
+    def __init__(self, num_features: int = len(FEATURES)):
+        """Make scores for `num_features` features of each token."""
         super().__init__()
-        self.features = features
-        self.linear = nn.Linear(4 * features + 3, 1, bias=False)
+        self.num_features = num_features
+        self.linear = nn.Linear(4 * num_features + 3, 1, bias=False)
         nn.init.zeros_(self.linear.weight)
 
     def end_on_likely(self, nats: float = 2.0) -> None:
@@ -79,19 +79,19 @@ class EndScores(nn.Module):
         """Initialise the weight of the chunk's log-ratio as 1."""
         with torch.no_grad():
             # the sums are in eighths
-            self.linear.weight[0, 3 * self.features + CHUNK_SCORE] = 8 / GAIN
+            self.linear.weight[0, 3 * self.num_features + CHUNK_SCORE] = 8 / GAIN
 
-    def forward(self, candidates: Tensor) -> Tensor:
-        """Return scores [..., K] of candidates [..., K, F]."""
+    def forward(self, features: Tensor) -> Tensor:
+        """Return scores [..., K] of the ends, given features [..., K, F]."""
         # not a matrix product, which a GPU may compute in TF32 and autocast in bfloat16
-        return GAIN * torch.linalg.vecdot(end_features(candidates), self.linear.weight[0])
+        return GAIN * torch.linalg.vecdot(end_features(features), self.linear.weight[0])
 
 
-def resampling_log_weights(candidates: Tensor) -> Tensor:
+def resampling_log_weights(features: Tensor) -> Tensor:
     """Return log-weights [..., N, n] of importance resampling among N candidates [..., N, n, F]
     with a chunk scorer, for every size. The weight of a chunk of a tokens is its density ratio
     exp(r_a), normalised over the candidates."""
-    return candidates[..., CHUNK_SCORE].cumsum(-1).log_softmax(-2)
+    return features[..., CHUNK_SCORE].cumsum(-1).log_softmax(-2)
 
 
 def with_dial(scores: Tensor, dial: float) -> Tensor:
@@ -104,21 +104,21 @@ def with_dial(scores: Tensor, dial: float) -> Tensor:
     )
 
 
-def joint_log_probs(scores: Tensor, candidates: Tensor) -> Tensor:
+def joint_log_probs(scores: Tensor, features: Tensor) -> Tensor:
     """Return joint log-probabilities [..., N K] of candidate and size; column i K + a - 1 keeps a
     tokens of candidate i.
 
     They are proportional to exp(score) times the resampling weight of the candidate among chunks of
-    a tokens. scores: [..., N, K] of the sizes in each candidate; candidates: their features [...,
+    a tokens. scores: [..., N, K] of the sizes in each candidate; features: of its tokens [...,
     N, n, F], n ≤ K. With one candidate, this is the distribution over sizes."""
     scores = scores.float()
     if scores.shape[-2] > 1:
-        weights = resampling_log_weights(candidates)
+        weights = resampling_log_weights(features)
         scores = scores + nn.functional.pad(weights, (0, scores.shape[-1] - weights.shape[-1]))
     return scores.flatten(-2).log_softmax(-1)
 
 
-def select_draw(chunks: Tensor, draw: Tensor | None) -> Tensor:
+def select_candidate(chunks: Tensor, draw: Tensor | None) -> Tensor:
     """Return the entries [B, …] of the chosen candidate [B] (None: the first) among N candidates
     [B, N, …]."""
     return chunks[:, 0] if draw is None else at(chunks, draw)

@@ -107,17 +107,17 @@ class ChunkScorer(Checkpoint):
         self,
         hidden: Tensor,
         tokens: Tensor,
-        candidates: Tensor,
+        features: Tensor,
         recurrent: Sequence[Tensor] | None = None,
     ) -> Tensor:
         """Return the contribution [B, n], in nats, of each token to the log-ratio of its chunk; r_a
         is the sum of the first a.
 
-        hidden: [B, D] before the chunk; tokens: [B, n], n ≤ K; candidates: [B, n, 3]
+        hidden: [B, D] before the chunk; tokens: [B, n], n ≤ K; features: [B, n, 3]
         (`candidate_features`). Tokens after the end of speech contribute nothing. recurrent: the
         weights of the recurrent layer, for `torch.compile`, which does not support such layers."""
         n = tokens.shape[1]
-        inputs = torch.cat((self.embedding(tokens), candidates.to(self.offset.dtype)), -1)
+        inputs = torch.cat((self.embedding(tokens), features.to(self.offset.dtype)), -1)
         hidden = hidden.to(self.offset.dtype)
         weights = recurrent if torch.compiler.is_compiling() else None
         # compiled: as the process is set to

@@ -1,6 +1,6 @@
 """Chunk policy of DCAR: decides how many of the heads' tokens to keep.
 
-`forward(hidden, candidates=…)` returns the log-probabilities of the ends of the next chunk for
+`forward(hidden, features=…)` returns the log-probabilities of the ends of the next chunk for
 every position at once, as training needs them. `dcar.decoding.policy.PolicyReader` computes the
 same step by step while utterances are decoded. `save_pretrained` and `from_pretrained` write and
 read a policy.
@@ -95,7 +95,7 @@ class ChunkPolicyConfig(CheckpointConfig):
         return self.reads != "hidden"
 
     @property
-    def features(self) -> int:
+    def num_features(self) -> int:
         """Number of features that the policy reads of each token of a candidate."""
         return len(FEATURES) + (self.chunk_scorer_width > 0)
 
@@ -128,7 +128,7 @@ class ChunkPolicy(Checkpoint):
     def __init__(self, config: ChunkPolicyConfig):
         super().__init__()
         self.config = config
-        self.scores = EndScores(config.features) if config.after_draw else None
+        self.scores = EndScores(config.num_features) if config.after_draw else None
         self.chunk_scorer: ChunkScorer | None = None
         if config.chunk_scorer_width:
             self.chunk_scorer = ChunkScorer(
@@ -167,7 +167,7 @@ class ChunkPolicy(Checkpoint):
         return scored_features(self.chunk_scorer, hidden, logits, tokens)
 
     def forward(
-        self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None
+        self, hidden: Tensor, positions: Tensor | None = None, features: Tensor | None = None
     ) -> Tensor:
         """Return log-probabilities of the ends of a chunk, float32; column a - 1 keeps a tokens.
 
@@ -176,12 +176,12 @@ class ChunkPolicy(Checkpoint):
         candidates needs their `candidate_features` at every decision: [B, M, n, F], or, for N
         candidates, [B, M, N, n, F] -> [B, M, N, K], joint log-probabilities of candidate and end.
         Rows may be padded at the end. Raises ValueError without candidates."""
-        scores = self.end_scores(hidden, positions, candidates)
-        several = candidates is not None and candidates.dim() == 5
-        return log_probs_of_scores(scores, candidates if several else None).view_as(scores)
+        scores = self.end_scores(hidden, positions, features)
+        several = features is not None and features.dim() == 5
+        return log_probs_of_scores(scores, features if several else None).view_as(scores)
 
     def end_scores(
-        self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None
+        self, hidden: Tensor, positions: Tensor | None = None, features: Tensor | None = None
     ) -> Tensor:
         """Return the scores that `forward` normalises, of the same shape, without the resampling
         weights of the chunk scorer."""
@@ -194,9 +194,9 @@ class ChunkPolicy(Checkpoint):
                 action_logits = action_logits.gather(
                     1, positions.unsqueeze(-1).expand(-1, -1, action_logits.shape[-1])
                 )
-        return self.score(action_logits, candidates)
+        return self.score(action_logits, features)
 
-    def score(self, action_logits: Tensor | None, candidates: Tensor | None = None) -> Tensor:
+    def score(self, action_logits: Tensor | None, features: Tensor | None = None) -> Tensor:
         """Return scores [..., K]: the layer's own action logits [..., K], or those of the
         candidates [..., n, F], of which there may be fewer than K (longer chunks are never
         chosen)."""
@@ -204,22 +204,22 @@ class ChunkPolicy(Checkpoint):
             assert action_logits is not None
             scores = action_logits
         else:
-            if candidates is None:
-                raise ValueError(f"a policy with reads={self.config.reads} needs the candidates")
-            scores = self.scores(candidates.to(self.scores.linear.weight.dtype))
+            if features is None:
+                raise ValueError(f"a policy with reads={self.config.reads} needs features")
+            scores = self.scores(features.to(self.scores.linear.weight.dtype))
             scores = nn.functional.pad(
                 scores, (0, self.config.num_actions - scores.shape[-1]), value=NEVER
             )
         return scores.masked_fill(self.unused, NEVER) if self.config.sizes else scores
 
     def log_probs(
-        self, action_logits: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0
+        self, action_logits: Tensor | None, features: Tensor | None = None, dial: float = 0.0
     ) -> Tensor:
         """Return log-probabilities of the next size [B, K], float32, given the action logits of
         the layer; with N candidates [B, N, n, F], of candidate and size together [B, N K]
         (`joint_log_probs`). dial: see `with_dial`."""
         return log_probs_of_scores(
-            with_dial(self.score(action_logits, candidates).float(), dial), candidates
+            with_dial(self.score(action_logits, features).float(), dial), features
         )
 
     def restore_buffers(self) -> None:
@@ -234,11 +234,7 @@ class ChunkPolicy(Checkpoint):
         check_trained_for(self.config.base_checksum, checksum, "policy", "dcar train-policy")
 
 
-def log_probs_of_scores(scores: Tensor, candidates: Tensor | None) -> Tensor:
+def log_probs_of_scores(scores: Tensor, features: Tensor | None) -> Tensor:
     """Return log-probabilities, float32, of sizes, scores [..., K] -> [..., K], or, with
     candidates [..., N, n, F], of candidate and size together, scores [..., N, K] -> [..., N K]."""
-    return (
-        scores.float().log_softmax(-1)
-        if candidates is None
-        else joint_log_probs(scores, candidates)
-    )
+    return scores.float().log_softmax(-1) if features is None else joint_log_probs(scores, features)

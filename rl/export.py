@@ -35,7 +35,7 @@ from dcar.sources.packages import templates
 from dcar.sources.shipped import resolve
 from dcar.tracking import write_json
 from heads.build import Heads
-from heads.candidates import joint_log_probs, select_draw
+from heads.candidates import joint_log_probs, select_candidate
 from heads.layers import at
 from heads.policy import ChunkPolicy
 
@@ -100,13 +100,13 @@ class ServingStep(nn.Module):
             return at(self.policy.end_scores(hidden), lengths - 1), self.heads(last)
         logits = self.heads(last, self.policy.config.reach)
         tokens = ((logits if noise.dim() == 3 else logits.unsqueeze(1)) + noise).argmax(-1)
-        candidates = self.policy.candidate_features(last, logits, tokens)
-        scores = self.policy.end_scores(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0]
+        features = self.policy.candidate_features(last, logits, tokens)
+        scores = self.policy.end_scores(hidden, (lengths - 1)[:, None], features[:, None])[:, 0]
         if noise.dim() == 3:
             return scores, logits, tokens
-        both = joint_log_probs(scores, candidates).view_as(scores)  # [B, N, K]
+        both = joint_log_probs(scores, features).view_as(scores)  # [B, N, K]
         draw = both.amax(-1).argmax(-1)
-        return select_draw(both, draw), logits, select_draw(tokens, draw), draw
+        return select_candidate(both, draw), logits, select_candidate(tokens, draw), draw
 
 
 def noise_shape(policy: ChunkPolicy, ids: int, num_candidates: int) -> tuple[int, ...]:

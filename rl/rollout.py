@@ -51,13 +51,13 @@ class RolloutBatch:
     # seconds of rollout, vocoder and asr; the last two are spent in the worker
     seconds: dict[str, float] = field(default_factory=dict)
     # [R, M, N, n, F] features of the candidates, padded with 0; None before the draw
-    candidates: Tensor | None = None
+    features: Tensor | None = None
 
 
 def log_probs_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
     """Return the log-probabilities of a policy's actions at the decisions of rollouts: [R, M,
     K], with N candidates [R, M, N K]."""
-    return policy(batch.hidden.float(), batch.positions, batch.candidates).flatten(2)
+    return policy(batch.hidden.float(), batch.positions, batch.features).flatten(2)
 
 
 def forced_sizes(
@@ -229,11 +229,11 @@ class Roller:
 
         device = self.device
         hidden = padded(lambda r: r.hidden.to(self.hidden_dtype))  # type: ignore[union-attr]
-        candidates = None
-        if records[0].result.candidates is not None:
-            candidates = padded(lambda r: r.candidates)
+        features = None
+        if records[0].result.features is not None:
+            features = padded(lambda r: r.features)
         for record in records:  # free them: they are large, and were copied
-            record.result.hidden = record.result.candidates = None
+            record.result.hidden = record.result.features = None
         return RolloutBatch(
             records,
             hidden,
@@ -244,5 +244,5 @@ class Roller:
             totals.to(device),
             parts,
             seconds,
-            candidates,
+            features,
         )

@@ -145,7 +145,7 @@ def check(result: Any, wanted: Any, rounding: float, where: str = "") -> None:
     """Raise AssertionError if a result differs from that of the oracle, or from another result."""
     for name in RECORDS:
         assert getattr(result, name) == getattr(wanted, name), f"{where}: {name}"
-    for name in ("hidden", "candidates"):
+    for name in ("hidden", "features"):
         got, exact = getattr(result, name), getattr(wanted, name)
         assert (got is None) == (exact is None) or result.method.startswith("vadusa"), (
             f"{where}: {name}"

@@ -78,7 +78,7 @@ class Round:
     action: int | None = None  # size of the chunk
     log_prob: float | None = None  # of the action
     chosen: int | None = None  # index of the candidate
-    candidates: Tensor | None = None  # [N, n, F] features of the candidates
+    features: Tensor | None = None  # [N, n, F] features of the candidates
     proposed: int = 0  # drafted tokens that were verified
     accepted: int = 0
     draft_passes: int = 0
@@ -104,7 +104,7 @@ class Spoken:
     accepted: int = 0
     prompt_length: int = 0
     hidden: Tensor | None = None  # [S, D]
-    candidates: Tensor | None = None  # [decisions, N, n, F]
+    features: Tensor | None = None  # [decisions, N, n, F]
     margin: float = math.inf
 
 
@@ -275,7 +275,7 @@ def speak(
     """Apply the rule until the end of speech or the length limit."""
     u, out = Utterance(model, prompt, sampling, seed, member, share_token_draws), Spoken([], False)
     out.prompt_length = len(prompt.prompt_ids) + bool(model.config.bos)
-    candidates: list[Tensor] = []
+    features: list[Tensor] = []
     while True:
         made = rule(u)
         u.rounds += 1
@@ -288,7 +288,7 @@ def speak(
             (out.actions, made.action),
             (out.action_log_probs, made.log_prob),
             (out.chosen, made.chosen),
-            (candidates, made.candidates),
+            (features, made.features),
         ):
             if value is not None:
                 records.append(value)
@@ -303,7 +303,7 @@ def speak(
     out.target_passes, out.margin = u.rounds, u.margin
     out.proposed, out.accepted = sum(out.rounds_proposed), sum(out.rounds_accepted)
     out.hidden = u.states()[: out.decision_positions[-1] + 1]
-    out.candidates = torch.stack(candidates) if candidates else None
+    out.features = torch.stack(features) if features else None
     return out
 
 
@@ -337,7 +337,7 @@ def end_on_confident(sizes: Sequence[int]) -> Rule:
         (chunk,), seen = candidates_of(u, u.states()[-1], max(sizes))
         ends = sorted(set(sizes))
         size = ends[u.best([float(seen[0, a - 1, 0]) for a in ends])]
-        return Round(chunk[:size], size, candidates=seen)
+        return Round(chunk[:size], size, features=seen)
 
     return rule
 
@@ -348,7 +348,7 @@ def best_of(size: int, several: int, scorer: Any) -> Rule:
     def rule(u: Utterance) -> Round:
         chunks, seen = candidates_of(u, u.states()[-1], size, several, scorer)
         chosen = u.best(seen[..., 3].sum(-1).tolist(), chunks)
-        return Round(chunks[chosen], size, chosen=chosen, candidates=seen)
+        return Round(chunks[chosen], size, chosen=chosen, features=seen)
 
     return rule
 
@@ -362,7 +362,7 @@ def entropy(threshold: float) -> Rule:
         size = 1
         while size < len(chunk) and not u.below(threshold, float(seen[0, size, 2])):
             size += 1
-        return Round(chunk[:size], size, candidates=seen)
+        return Round(chunk[:size], size, features=seen)
 
     return rule
 

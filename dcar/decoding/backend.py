@@ -26,7 +26,7 @@ class Decision(NamedTuple):
     known."""
 
     tokens: Tensor  # [B, N, n]
-    candidates: Tensor  # [B, N, n, F], as `ChunkPolicy.candidate_features`
+    features: Tensor  # [B, N, n, F], as `ChunkPolicy.candidate_features`
     log_probs: Tensor  # [B, N K], as `ChunkPolicy.log_probs`
     # [B] its size, its log-probability, its chunk 0..N-1
     likeliest: tuple[Tensor, Tensor, Tensor] | None = None

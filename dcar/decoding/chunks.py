@@ -29,7 +29,7 @@ from dcar.decoding.step import Admitted, Kept, Method, record
 from dcar.errors import ConfigError
 from dcar.model.base import pad
 from dcar.sampling import sample, shifted
-from heads.candidates import FEATURES, candidate_features, resampling_log_weights, select_draw
+from heads.candidates import FEATURES, candidate_features, resampling_log_weights, select_candidate
 from heads.chunk_scorer import ChunkScorer, scored_features
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
@@ -47,26 +47,26 @@ class ChunkRule:
     """Rule that decides how many of the heads' next tokens are kept: the schedule of a
     `ChunkMethod`. Override `choose`.
 
-    `candidates`: tokens drawn before it decides; 0 = it decides first, and only the kept ones are
+    `drawn`: tokens drawn before it decides; 0 = it decides first, and only the kept ones are
     drawn. `num_candidates`: N, candidates drawn side by side. `streams`: the random numbers that
     `choose` looks up besides those of the tokens ("chunk" is free for a rule of your own). A rule
     contains settings only; its data for each row are in `BatchState.own`.
     """
 
     name = "rule"
-    candidates = 0
+    drawn = 0
     num_candidates = 1
     streams: Sequence[str] = ()
     has_log_probs = False
-    features = len(FEATURES)
+    num_features = len(FEATURES)
     """Number of features of each token of a candidate (`candidate_features`)."""
 
     def largest(self, heads: int) -> int:
         """Return the longest chunk that the rule may choose, given the decoder's number of
         heads. Raises ConfigError if there are too few."""
-        if self.candidates:
-            check_size(self.candidates, heads)
-        return self.candidates or heads
+        if self.drawn:
+            check_size(self.drawn, heads)
+        return self.drawn or heads
 
     def start(self, state: BatchState) -> None:
         """See `Method.start`."""
@@ -86,18 +86,18 @@ class ChunkRule:
         """Draw N candidates from logits [B, n, V + 1] and choose. Return candidates [B, N, n],
         their features [B, N, n, F], and the choice."""
         chunks = draw_chunks(state, logits, self.num_candidates)
-        candidates = self.candidate_features(state, logits, chunks)
-        return chunks, candidates, self.choose(state, candidates)
+        features = self.candidate_features(state, logits, chunks)
+        return chunks, features, self.choose(state, features)
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
         """Return the features [B, N, n, F] that `choose` receives for candidates [B, N, n] drawn
         from logits [B, n, V + 1]."""
         return candidate_features(logits, tokens)
 
-    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
         """Choose the sizes [B] in 1..K of the next chunk of every row, by tensor operations alone.
 
-        candidates: [B, N, n, 3], for each drawn token its log-probability, that of the most likely
+        features: [B, N, n, 3], for each drawn token its log-probability, that of the most likely
         token, and the entropy in nats, all at temperature 1; None for a rule that decides first.
         state.last_hidden [B, D]: the decoder's state.
         """
@@ -143,27 +143,27 @@ class ChunkMethod(Scheduled, Method):
 
     def start(self, state: BatchState) -> None:
         super().start(state)
-        if state.hidden is not None and self.schedule.candidates:
-            state.candidates = torch.zeros(
+        if state.hidden is not None and self.schedule.drawn:
+            state.features = torch.zeros(
                 *state.log.shape[:2],
                 self.schedule.num_candidates,
-                self.schedule.candidates,
-                self.schedule.features,
+                self.schedule.drawn,
+                self.schedule.num_features,
                 device=state.log.device,
             )
 
     def keep(self, state: BatchState) -> Kept:
         schedule = self.schedule
-        if not schedule.candidates:
+        if not schedule.drawn:
             sizes, log_probs, _ = schedule.choose(state, None)
             widest = state.most(sizes, state.width)  # heads that are not kept need not be evaluated
             tokens = draw_chunks(state, state.heads(state.last_hidden, widest), 1)[:, 0]
             return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
-        logits = state.heads(state.last_hidden, schedule.candidates)
-        chunks, candidates, (sizes, log_probs, draw) = schedule.draw_and_choose(state, logits)
-        if state.candidates is not None:  # a finished row writes after its last decision
-            record(state.candidates, state.passes, candidates[:, None])
-        tokens = select_draw(chunks, draw)[:, : state.most(sizes, schedule.candidates)]
+        logits = state.heads(state.last_hidden, schedule.drawn)
+        chunks, features, (sizes, log_probs, draw) = schedule.draw_and_choose(state, logits)
+        if state.features is not None:  # a finished row writes after its last decision
+            record(state.features, state.passes, features[:, None])
+        tokens = select_candidate(chunks, draw)[:, : state.most(sizes, schedule.drawn)]
         return Kept(tokens, sizes, actions=sizes, chosen=draw, log_probs=log_probs)
 
 
@@ -217,7 +217,7 @@ class FixedChunk(ChunkRule):
         check_size(self.size, heads)
         return self.size
 
-    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
         return Choice(state.own["size"])
 
     def start(self, state: BatchState) -> None:
@@ -251,7 +251,7 @@ class RandomChunk(_ListedSizes):
     def __init__(self, sizes: Sequence[int], name: str | None = None):
         super().__init__(sizes, name or f"random-{'-'.join(map(str, sizes))}")
 
-    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
         u = state.uniform("chunk", state.generated)
         return Choice(state.shared["sizes"][(u * len(self.sizes)).long()])
 
@@ -264,12 +264,12 @@ class EndOnConfident(_ListedSizes):
         super().__init__(
             sorted(set(sizes)), name or f"end-on-confident-{'-'.join(map(str, sizes))}"
         )
-        self.candidates = max(sizes)
+        self.drawn = max(sizes)
 
-    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
-        assert candidates is not None
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
+        assert features is not None
         sizes = state.shared["sizes"]
-        return Choice(sizes[candidates[:, 0, sizes - 1, 0].argmax(-1)])
+        return Choice(sizes[features[:, 0, sizes - 1, 0].argmax(-1)])
 
 
 class BestOfChunk(ChunkRule):
@@ -282,11 +282,11 @@ class BestOfChunk(ChunkRule):
         self.name = name or f"best-of-{size}-{num_candidates}"
         if num_candidates < 2:
             raise ConfigError(f"{self.name}: needs at least 2 candidates, not {num_candidates}")
-        self.candidates, self.num_candidates, self.chunk_scorer = size, num_candidates, chunk_scorer
-        self.features = len(FEATURES) + 1
+        self.drawn, self.num_candidates, self.chunk_scorer = size, num_candidates, chunk_scorer
+        self.num_features = len(FEATURES) + 1
 
     def largest(self, heads: int) -> int:
-        if self.chunk_scorer.config.num_heads < self.candidates:
+        if self.chunk_scorer.config.num_heads < self.drawn:
             raise ConfigError(
                 f"{self.name}: this chunk scorer reads chunks of at most "
                 f"{self.chunk_scorer.config.num_heads} tokens"
@@ -299,10 +299,10 @@ class BestOfChunk(ChunkRule):
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
         return scored_features(state.shared["chunk_scorer"], state.last_hidden, logits, tokens)
 
-    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
-        assert candidates is not None
-        draw = resampling_log_weights(candidates)[..., -1].argmax(1)
-        return Choice(torch.full_like(draw, self.candidates), None, draw)
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
+        assert features is not None
+        draw = resampling_log_weights(features)[..., -1].argmax(1)
+        return Choice(torch.full_like(draw, self.drawn), None, draw)
 
 
 class PolicyChunk(ChunkRule):
@@ -339,16 +339,16 @@ class PolicyChunk(ChunkRule):
             dial,
             num_candidates,
         )
-        self.candidates = policy.config.reach if policy.config.after_draw else 0
+        self.drawn = policy.config.reach if policy.config.after_draw else 0
         self.name = name or ("dcar" if mode == "greedy" else "dcar-sampled")
-        self.features = policy.config.features
+        self.num_features = policy.config.num_features
         self.streams = () if mode == "greedy" else ("policy",)
 
     def largest(self, heads: int) -> int:
         check_policy(self.policy, heads)
         for size in {size for sizes in (self.forced or {}).values() for size in sizes} - {0}:
             check_size(size, heads)
-        return self.candidates or heads
+        return self.drawn or heads
 
     def start(self, state: BatchState) -> None:
         if self.forced is not None:
@@ -446,17 +446,17 @@ class PolicyChunk(ChunkRule):
         state.seconds["policy"] += state.clock() - started
         return (
             decision.tokens,
-            decision.candidates,
+            decision.features,
             Choice(sizes, log_probs, draw if self.num_candidates > 1 else None),
         )
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
         return state.shared["policy"].candidate_features(state.last_hidden, logits, tokens)
 
-    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
         started = state.clock()
         log_probs = state.shared["policy"].log_probs(
-            state.own.get("action_logits"), candidates, self.dial
+            state.own.get("action_logits"), features, self.dial
         )
         sizes, taken, draw = choose_end(log_probs, *self._how(state))
         state.seconds["policy"] += state.clock() - started

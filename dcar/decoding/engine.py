@@ -370,8 +370,8 @@ class Engine:
         with torch.inference_mode(False):  # a policy is trained on these
             if state.hidden is not None:
                 result.hidden = _ordinary(state.hidden[row, : positions[-1] + 1])
-            if state.candidates is not None:
-                result.candidates = _ordinary(state.candidates[row, :passes])
+            if state.features is not None:
+                result.features = _ordinary(state.features[row, :passes])
         return result
 
     def _compact(self, state: BatchState, slots: list[Slot | None], used: int) -> int:

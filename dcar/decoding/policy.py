@@ -41,7 +41,7 @@ class FusedEnds:
         """Allocate the product. reach: candidate tokens that it reads; unused [K]: masked sizes;
         those above `reach` are masked, too."""
         self._ends, self._actions = reach, len(unused)
-        blank = torch.zeros(reach, scores.features, device=unused.device)
+        blank = torch.zeros(reach, scores.num_features, device=unused.device)
         self._constant = end_features(blank)  # [reach, 4F + 3]
         every = torch.eye(blank.numel(), device=unused.device).view(-1, *blank.shape)
         self._linear = end_features(every) - self._constant  # [F reach, reach, 4F + 3]
@@ -55,10 +55,10 @@ class FusedEnds:
             self.weight.copy_((self._linear @ weight).flatten(1))
             self.bias.copy_((self._never.unsqueeze(-1) + self._constant @ weight).flatten())
 
-    def __call__(self, candidates: Tensor) -> Tensor:
-        """Return scores [B, N, K], float32, of candidates [B, N, reach, F]."""
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return scores [B, N, K], float32, given features [B, N, reach, F]."""
         # not a matrix product, which a GPU may compute in TF32
-        scores = (candidates.flatten(2).unsqueeze(-1) * self.weight).sum(2) + self.bias
+        scores = (features.flatten(2).unsqueeze(-1) * self.weight).sum(2) + self.bias
         return nn.functional.pad(scores, (0, self._actions - self._ends), value=NEVER)
 
 
@@ -157,12 +157,12 @@ class PolicyReader:
         return self._stack.read(x, self.rotary, positions, columns)
 
     def log_probs(
-        self, action_logits: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0
+        self, action_logits: Tensor | None, features: Tensor | None = None, dial: float = 0.0
     ) -> Tensor:
         """See `ChunkPolicy.log_probs`."""
-        if self._ends is None or candidates is None:
-            return self.policy.log_probs(action_logits, candidates, dial)
-        return joint_log_probs(with_dial(self._ends(candidates), dial), candidates)
+        if self._ends is None or features is None:
+            return self.policy.log_probs(action_logits, features, dial)
+        return joint_log_probs(with_dial(self._ends(features), dial), features)
 
     def decide(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dcar.errors import DataError, TextError
 from dcar.model.base import DecoderConfig, pad
-from heads.candidates import select_draw
+from heads.candidates import select_candidate
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,16 @@ class DecodeResult:
     # and how many of them, from the first on, were accepted
     rounds_accepted: list[int] = field(default_factory=list)
     # [decisions, N, n, F] what decisions after the draw saw, if `hidden` is recorded
-    candidates: Tensor | None = None
+    features: Tensor | None = None
     # which of N > 1 chunks drawn side by side was spoken, by decision
     chosen: list[int] = field(default_factory=list)
 
     @property
-    def chosen_candidates(self) -> Tensor | None:
-        """Features (`candidates`) of the candidates that were chosen: [decisions, n, F]."""
-        if self.candidates is None:
+    def chosen_features(self) -> Tensor | None:
+        """Features of the candidates that were chosen: [decisions, n, F]."""
+        if self.features is None:
             return None
-        return select_draw(self.candidates, torch.tensor(self.chosen) if self.chosen else None)
+        return select_candidate(self.features, torch.tensor(self.chosen) if self.chosen else None)
 
     @property
     def tokens_per_pass(self) -> float:

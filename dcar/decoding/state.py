@@ -97,7 +97,7 @@ class BatchState:
         self.own: dict[str, Tensor] = {}
         self.shared: dict[str, Any] = {}
         self.hidden: Tensor | None = None
-        self.candidates: Tensor | None = None  # [B, decision, N, n, F], if they are recorded
+        self.features: Tensor | None = None  # [B, decision, N, n, F], if they are recorded
         if record_hidden:
             self.hidden = torch.zeros(
                 rows, self.cache.capacity, size, dtype=reader.hidden_dtype, device=device

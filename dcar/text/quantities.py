@@ -197,7 +197,7 @@ def iso_timestamp(m: re.Match[str]) -> str:
 
 
 def stopwatch_time(m: re.Match[str]) -> str:
-    """A stopwatch time: "1:45.32" → "one forty five point three two"."""
+    """Read a stopwatch time: "1:45.32" → "one forty five point three two"."""
     minute = int(m["min"])
     return (
         f" {cardinal(int(m['h']))} {'oh ' if minute < 10 else ''}{cardinal(minute)} point "
@@ -215,7 +215,7 @@ def time_with_seconds(m: re.Match[str]) -> str:
 
 
 def toll_free(m: re.Match[str]) -> str:
-    """A toll-free number with a word: "1-800-FLOWERS" → "one eight hundred FLOWERS"."""
+    """Read a toll-free number with a word: "1-800-FLOWERS" → "one eight hundred FLOWERS"."""
     code = f"{cardinal(int(m[1][0]))} hundred" if m[1].endswith("00") else digits(m[1])
     return f"one {code} "
 

@@ -38,20 +38,20 @@ class Watched(Scheduled, ChunkRule):
     heads."""
 
     def __init__(self, schedule: ChunkRule, heads: int):
-        self.schedule, self.candidates, self.name = schedule, heads, schedule.name
+        self.schedule, self.drawn, self.name = schedule, heads, schedule.name
         self.streams = schedule.streams
-        if schedule.candidates:
-            self.num_candidates, self.features = schedule.num_candidates, schedule.features
+        if schedule.drawn:
+            self.num_candidates, self.num_features = schedule.num_candidates, schedule.num_features
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
-        if not self.schedule.candidates:
+        if not self.schedule.drawn:
             return super().candidate_features(state, logits, tokens)
         return self.schedule.candidate_features(state, logits, tokens)
 
-    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
-        assert candidates is not None
-        drawn = self.schedule.candidates
-        return self.schedule.choose(state, candidates[:, :, :drawn] if drawn else None)
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
+        assert features is not None
+        drawn = self.schedule.drawn
+        return self.schedule.choose(state, features[:, :, :drawn] if drawn else None)
 
 
 def chooses_chunks(entry: Entry) -> bool:
@@ -91,7 +91,7 @@ def summary(results: Sequence[DecodeResult]) -> dict[str, Any]:
     size = torch.cat([torch.tensor(r.actions) for r in results])[whole].numpy()
     if len(size) == 0:
         return {"decisions": 0, "sizes": [], "kept": None, "dropped": None, "likeliest": None}
-    recorded = torch.cat([r.chosen_candidates for r in results])  # type: ignore[misc]
+    recorded = torch.cat([r.chosen_features for r in results])  # type: ignore[misc]
     features = recorded[whole][..., : len(FEATURES)].float().cpu().numpy()  # [N, K, 3]
     kept = features[np.arange(len(size)), size - 1]
     shorter = size < features.shape[1]  # decisions that left a token out

@@ -182,7 +182,7 @@ KINDS: dict[str, MethodKind] = {
             Style("MTP-Viterbi", "#2a8f4e", "p", "n"),
             (
                 option("heads", int, minimum=1),
-                option("candidates", int, "-", mtp_viterbi.CANDIDATES, minimum=1),
+                option("k", int, "-", mtp_viterbi.IDS_PER_HEAD, minimum=1),
             ),
         ),
         verifier_kind("sd", "sd", SpeculativeDecoding, Style("SD", "#5b2a86", "X")),

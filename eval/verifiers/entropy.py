@@ -54,12 +54,12 @@ class EntropyChunk(ChunkRule):
         self.name = name or f"entropy-{threshold:g}"
 
     def largest(self, heads: int) -> int:
-        self.candidates = heads
+        self.drawn = heads
         return heads
 
-    def choose(self, state: BatchState, candidates: Tensor | None) -> Choice:
-        assert candidates is not None
-        return Choice(chunk_sizes(candidates[:, 0, 1:, ENTROPY], self.threshold))
+    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
+        assert features is not None
+        return Choice(chunk_sizes(features[:, 0, 1:, ENTROPY], self.threshold))
 
 
 def from_settings(

@@ -40,7 +40,7 @@ from dcar.model.draft import AnyDecoder
 from dcar.sampling import likeliest
 from eval.verifiers.statistics import VerifierStatistics, needed
 
-CANDIDATES = 3  # k; the value of the paper's main table
+IDS_PER_HEAD = 3  # k; the value of the paper's main table
 ALPHA = 0.01  # smoothing of the transitions
 
 
@@ -158,7 +158,7 @@ class MTPViterbi(Method):
     logged = ("actions",)
 
     def __init__(
-        self, heads: int, transitions: Transitions, k: int = CANDIDATES, name: str | None = None
+        self, heads: int, transitions: Transitions, k: int = IDS_PER_HEAD, name: str | None = None
     ):
         self.heads, self.transitions, self.k = heads, transitions, k
         self.name = name or f"mtp-viterbi-{heads}-{k}"
@@ -186,21 +186,21 @@ def from_settings(
     decoder: AnyDecoder,
     statistics: VerifierStatistics | None,
     heads: int,
-    candidates: int,
+    k: int,
 ) -> tuple[Method, dict[str, str]]:
     """Return the method with these settings, and the facts that its tokens depend on."""
     if heads > decoder.config.num_prediction_heads:
         raise ConfigError(
             f"method '{name}': this decoder has 1..{decoder.config.num_prediction_heads} heads"
         )
-    if candidates > decoder.config.output_size:
+    if k > decoder.config.output_size:
         raise ConfigError(
-            f"method '{name}': {candidates} candidates of each head, but the vocabulary has "
+            f"method '{name}': k = {k} ids of each head, but the vocabulary has "
             f"{decoder.config.output_size} tokens; choose at most as many"
         )
     table = needed(statistics, name)
     transitions = Transitions(table.bigram_keys, table.bigram_counts, table.states)
-    return MTPViterbi(heads, transitions, candidates, name), {
+    return MTPViterbi(heads, transitions, k, name), {
         "transitions": table.checksum("bigram_keys", "bigram_counts"),
         "alpha": str(ALPHA),
     }

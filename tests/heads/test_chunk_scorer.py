@@ -13,7 +13,7 @@ from heads.candidates import (
     candidate_features,
     joint_log_probs,
     resampling_log_weights,
-    select_draw,
+    select_candidate,
 )
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, before_end, scored_features
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
@@ -113,32 +113,34 @@ def test_choosing_by_the_ratio_moves_the_distribution_of_chunks_towards_the_join
     index = (chunks * torch.tensor([9, 3, 1])).sum(-1)
     ratios = log_ratios(probs).float()[index]  # [many, N, 3]
     added = ratios.diff(dim=-1, prepend=0 * ratios[..., :1]).unsqueeze(-1)
-    candidates = torch.cat((torch.zeros(*ratios.shape, 3), added), -1)
+    features = torch.cat((torch.zeros(*ratios.shape, 3), added), -1)
     third = torch.full((many, draws, LENGTH), -1e9)
     third[..., -1] = 0.0  # a policy that keeps all three
     u = torch.rand(many, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    sizes, log_probs, draw = choose_end(joint_log_probs(third, candidates), u, None, LENGTH)
+    sizes, log_probs, draw = choose_end(joint_log_probs(third, features), u, None, LENGTH)
     assert (sizes == LENGTH).all()
-    weights = select_draw(ratios[..., -1].softmax(1), draw)  # a chunk's share of the density ratios
+    weights = select_candidate(
+        ratios[..., -1].softmax(1), draw
+    )  # a chunk's share of the density ratios
     assert torch.allclose(log_probs.exp().double(), weights.double(), atol=1e-5)
 
     def far(which: torch.Tensor) -> float:
         return float((torch.bincount(which, minlength=27) / many - probs.flatten()).abs().sum() / 2)
 
-    alone, chosen = far(index[:, 0]), far(select_draw(index, draw))
+    alone, chosen = far(index[:, 0]), far(select_candidate(index, draw))
     product = float((drawn_alone(probs)[:, -1] - probs.flatten()).abs().sum() / 2)
     assert alone == pytest.approx(product, abs=0.01)
     assert chosen < {2: 0.8, 8: 0.45}[draws] * alone
 
 
 def test_shares_of_draws_compare_chunks_of_one_length():
-    candidates = torch.zeros(1, 2, 2, 4)
-    candidates[0, :, :, 3] = torch.tensor([[1.0, -3.0], [0.0, 0.0]])
-    share = resampling_log_weights(candidates)[0]
+    features = torch.zeros(1, 2, 2, 4)
+    features[0, :, :, 3] = torch.tensor([[1.0, -3.0], [0.0, 0.0]])
+    share = resampling_log_weights(features)[0]
     assert share.exp().sum(0).tolist() == pytest.approx([1, 1])
     assert (share[0] - share[1]).tolist() == pytest.approx([1.0, -2.0])
     scores = torch.tensor([[[0.6, 0.4], [0.4, 0.6]]]).log() + 1.7
-    probs = joint_log_probs(scores, candidates)
+    probs = joint_log_probs(scores, features)
     sizes, log_probs, draw = choose_end(probs, None, None, 2)
     weights = scores[0].exp() * share.exp()
     assert (sizes.tolist(), draw.tolist()) == ([2], [1])
@@ -188,7 +190,7 @@ def test_a_policy_takes_it_along(tmp_path):
     policy.chunk_scorer.load_state_dict(chunk_scorer.state_dict())
     policy.save_pretrained(tmp_path)
     loaded = ChunkPolicy.from_pretrained(tmp_path)
-    assert loaded.config.features == 4 and loaded.checksum() == policy.checksum()
+    assert loaded.config.num_features == 4 and loaded.checksum() == policy.checksum()
     tokens = torch.tensor([[0, 1, 2]])
     hidden, logits = torch.randn(1, 4), torch.randn(1, LENGTH, CODES + 1)
     features = scored_features(chunk_scorer, hidden, logits, tokens)

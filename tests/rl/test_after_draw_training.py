@@ -59,7 +59,7 @@ def test_rollouts_say_what_the_policy_said(tmp_path):
     )
     torch.nn.init.normal_(trainer.policy.scores.linear.weight, std=0.2)
     batch = trainer._rollouts(next(iter(trainer.get_train_dataloader()))).batch
-    assert batch.candidates.shape == (*batch.actions.shape, 1, 4, 3) and batch.forced.any()
+    assert batch.features.shape == (*batch.actions.shape, 1, 4, 3) and batch.forced.any()
     check_said(trainer.rollout_policy, batch)
 
 
@@ -286,8 +286,8 @@ def test_a_chunk_scorer_is_taken_along_and_stays_as_it_is(tmp_path, num_candidat
     scores = policy.scores.linear.weight.clone()
     batch = trainer._rollouts(next(iter(trainer.get_train_dataloader()))).batch
     assert (
-        batch.candidates.shape[2:] == (num_candidates, 4, 4)
-        and batch.candidates[..., 3].abs().max() > 0
+        batch.features.shape[2:] == (num_candidates, 4, 4)
+        and batch.features[..., 3].abs().max() > 0
     )
     probs = check_said(trainer.rollout_policy, batch)
     assert probs.shape[-1] == 4 * num_candidates and bool((batch.actions >= 4).any()) == (
@@ -297,7 +297,8 @@ def test_a_chunk_scorer_is_taken_along_and_stays_as_it_is(tmp_path, num_candidat
     assert not torch.equal(policy.scores.linear.weight, scores)
     trained = ChunkPolicy.from_pretrained(tmp_path / "out" / "checkpoint-2")
     assert (
-        trained.chunk_scorer.checksum() == chunk_scorer.checksum() and trained.config.features == 4
+        trained.chunk_scorer.checksum() == chunk_scorer.checksum()
+        and trained.config.num_features == 4
     )
     with pytest.raises(ConfigError, match="chunk_scorer .*policy_reads=hidden"):
         make_policy(config(policy_reads="hidden"), base, "")

@@ -150,7 +150,7 @@ class CPUBackend(Backend):
             ends.bias.data_ptr(),
             scorer and ctypes.addressof(scorer.part),
             shape.reach,
-            shape.features,
+            shape.num_features,
             shape.num_actions,
             MIN_LOG_PROB,
             NEVER,

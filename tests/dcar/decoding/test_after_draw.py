@@ -31,15 +31,15 @@ def test_recorded_log_probs_are_those_of_candidate_and_size_together(decoder, pr
         given = (
             result.hidden[None],
             torch.tensor([result.decision_positions]),
-            result.candidates[None],
+            result.features[None],
         )
         scores = policy.end_scores(*given)[0]
         assert scores.shape == (len(result.actions), 3, 4)
         assert torch.allclose(
-            policy(*given)[0].flatten(1), joint_log_probs(scores, result.candidates)
+            policy(*given)[0].flatten(1), joint_log_probs(scores, result.features)
         )
         spoken = 4 * torch.tensor(result.chosen)
-        probs = joint_log_probs(scores + dial * torch.arange(1, 5), result.candidates)
+        probs = joint_log_probs(scores + dial * torch.arange(1, 5), result.features)
         taken = probs[torch.arange(len(probs)), spoken + torch.tensor(result.actions) - 1]
         assert taken.tolist() == pytest.approx(result.action_log_probs, abs=1e-4)
 
@@ -120,7 +120,7 @@ def test_in_half_precision(prompts):
         BestOfChunk(4, 3, scored(width=16).chunk_scorer),
     ):
         results = decode(half, prompts, ChunkMethod(schedule), SAMPLING, record_hidden=True)
-        assert all(r.tokens and r.candidates.dtype == torch.float32 for r in results)
+        assert all(r.tokens and r.features.dtype == torch.float32 for r in results)
 
 
 def test_one_draw_of_a_policy_of_one_size_is_car_k(decoder, prompts):

@@ -258,7 +258,7 @@ def test_decisions_equal_pytorch(native, several, reach, dial, threads, monkeypa
             wanted = policy.policy.log_probs(None, seen, dial)
             assert torch.equal(made.tokens, tokens)
             assert (
-                torch.allclose(made.candidates, seen, atol=1e-5, rtol=1e-5)
+                torch.allclose(made.features, seen, atol=1e-5, rtol=1e-5)
                 and seen[0, 0, 1, 2].abs() < 1e-6
             )
             possible = wanted > -1e6

@@ -769,7 +769,7 @@ def test_generate_speaks_as_the_command_and_as_any_setting_says(models, parts, t
 class Three(dcar.ChunkRule):
     """A rule of a user's own."""
 
-    def choose(self, state, candidates):
+    def choose(self, state, features):
         return dcar.Choice(torch.full_like(state.generated, 3))
 
 

@@ -39,7 +39,7 @@ def test_watching_changes_nothing(decoder, prompts, schedule):
         decoder, prompts, ChunkMethod(Watched(schedule, 4)), SHORT, seed=3, record_hidden=True
     )
     assert [(r.tokens, r.actions) for r in plain] == [(r.tokens, r.actions) for r in seen]
-    assert all(r.chosen_candidates.shape == (r.target_passes, 4, 3) for r in seen)
+    assert all(r.chosen_features.shape == (r.target_passes, 4, 3) for r in seen)
 
 
 @torch.no_grad()
@@ -58,7 +58,7 @@ def test_what_is_noted_is_of_the_tokens_spoken(decoder, prompts):
         result.decision_positions,
         result.actions,
         result.emitted,
-        result.chosen_candidates,
+        result.chosen_features,
         strict=True,
     ):
         if emitted == size:
@@ -81,7 +81,7 @@ def test_summary_of_decisions_known_by_hand():
         3,
         emitted=[1, 2, 1],
         actions=[1, 2, 3],
-        candidates=torch.stack((seen, seen + 1), 1),
+        features=torch.stack((seen, seen + 1), 1),
         chosen=[0, 0, 1],
     )
     found = summary([result])
@@ -98,15 +98,11 @@ def test_summary_of_decisions_known_by_hand():
     ] == pytest.approx(0.6)
     assert found["kept"]["drawn"] == [-1.0, -1.0, -1.0] and found["likeliest"] == 1.0
     whole = DecodeResult(
-        "x", "m", 0, [1] * 3, False, 1, emitted=[3], actions=[3], candidates=seen[:1, None]
+        "x", "m", 0, [1] * 3, False, 1, emitted=[3], actions=[3], features=seen[:1, None]
     )
     assert summary([whole])["dropped"] is None and summary([whole])["likeliest"] is None
     assert summary(
-        [
-            DecodeResult(
-                "x", "m", 0, [], False, 1, emitted=[0], actions=[3], candidates=seen[:1, None]
-            )
-        ]
+        [DecodeResult("x", "m", 0, [], False, 1, emitted=[0], actions=[3], features=seen[:1, None])]
     ) == {"decisions": 0, "sizes": [], "kept": None, "dropped": None, "likeliest": None}
 
 

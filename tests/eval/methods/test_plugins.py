@@ -25,11 +25,11 @@ from eval.verifiers.chain import ChainVerifier
 from eval.verifiers.sd import of, residual
 
 class Calm(ChunkRule):
-    candidates = 4
+    drawn = 4
     def __init__(self, nats=2.0):
         self.nats = nats
-    def choose(self, state, candidates):
-        likely = candidates[:, 0, :, 0] >= -self.nats
+    def choose(self, state, features):
+        likely = features[:, 0, :, 0] >= -self.nats
         return Choice(1 + likely[:, 1:].cumprod(-1).sum(-1))
 
 class Sizes(Calm):

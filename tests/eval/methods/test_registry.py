@@ -147,8 +147,8 @@ def test_names_say_what_they_mean(models, name, kind, drafter, length, settings)
         ("mtp-viterbi", ": heads .*mtp-viterbi-4-5"),
         ("vadusa-0-chain", ": tau .*0"),
         ("mtp-viterbi-5", "1..4 heads"),
-        ("mtp-viterbi-3-14", "14 candidates .*13"),
-        ("mtp-viterbi-3-0", ": candidates .*0"),
+        ("mtp-viterbi-3-14", "k = 14 .*13"),
+        ("mtp-viterbi-3-0", ": k .*0"),
         ("vadusa-2-n0", ": nodes .*0"),
         ("dcar@n4", "chunk_scorer"),
         ("best-of-2-4", "policies.*chunk_scorer"),
@@ -262,7 +262,7 @@ def test_draws_stand_in_names_of_methods_that_can_tell_them_apart(models, prompt
     )
     assert (
         fixed.identity["chunk_scorer"] == both.policies[""].chunk_scorer.checksum()
-        and schedules[3].candidates == 2
+        and schedules[3].drawn == 2
     )
     results = decode(both.decoder, prompts[:2], four.method, SamplingConfig(max_tokens=20))
     assert all(r.method == "dcar@n4" and r.tokens for r in results)

@@ -46,7 +46,7 @@ SAME = [
     ("entropy-0.8", {"method": "entropy", "threshold": 0.8}),
     ("entropy@3.0", {"method": "entropy", "tokens_per_pass": 3.0}),
     ("mtp-viterbi-4", {"method": "mtp-viterbi", "heads": 4}),
-    ("mtp-viterbi-4-5", {"method": "mtp-viterbi", "heads": 4, "candidates": "5"}),
+    ("mtp-viterbi-4-5", {"method": "mtp-viterbi", "heads": 4, "k": "5"}),
     ("sd:4", {"method": "sd", "length": 4}),
     ("sd@heads", {"method": "sd", "draft": "heads"}),
     ("ssd-0-eos:2", {"method": "ssd", "beta": 0, "eos": True, "length": 2}),

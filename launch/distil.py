@@ -61,7 +61,7 @@ from dcar.storage import digest, digest_of, writing
 from dcar.text.wer import word_errors
 from dcar.tracking import write_json
 from dcar.vocoder.base import Vocoder
-from dcar.vocoder.load import hears_prompts, vocoder_identity
+from dcar.vocoder.load import needs_prompt_audio, vocoder_identity
 from dcar.vocoder.voicing import voice
 from eval.compare.processes import start, threads_of
 from eval.methods.registry import Entry, load_models, make_methods
@@ -239,7 +239,7 @@ class Teacher:
         self.vocoder: Vocoder | None = None
         if config.recognizer or config.similarity:
             items: list[PromptItem] = []
-            if hears_prompts(config.vocoder):
+            if needs_prompt_audio(config.vocoder):
                 seeds = sorted({seed for _, seed in self.ways})
                 items = [item for seed in seeds for item in self.prompts(seed)]
             self.vocoder = vocoder_for(models.decoder, config.data, items, config.vocoder, device)

@@ -35,9 +35,9 @@ from dcar.text.bootstrap import corpus_interval
 from dcar.text.wer import NORMALIZER, corpus_wer
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import Vocoder
-from rl.hearing import (
+from rl.transcription import (
     RolloutRecord,
-    check_hears,
+    check_recognizer,
     counted,
     ground_truth_errors,
     synthesise,
@@ -187,7 +187,7 @@ def run(config: ProfileConfig) -> dict[str, Any]:
     vocoder = vocoder_for(base, config.data, items, config.vocoder, config.device)
     recognizer = load_recognizer(config.recognizer, device=config.device)
     recordings = counted(ground_truth_errors(items, vocoder, recognizer).values()).wer
-    check_hears(recognizer.name, recordings, config.max_reward_wer)
+    check_recognizer(recognizer.name, recordings, config.max_reward_wer)
     result = profile(
         base,
         items,

@@ -29,7 +29,16 @@ from dcar.recognition.tokens import TokenRecognizer
 from dcar.text.readings import spoken_words
 from dcar.text.wer import character_errors, word_costs
 from rl.credit import Located
-from rl.hearing import NAN, RolloutRecord, align, cause, check_aligns, of_texts, told, transcribe
+from rl.transcription import (
+    NAN,
+    RolloutRecord,
+    align,
+    answers,
+    cause,
+    check_aligns,
+    of_texts,
+    transcribe,
+)
 
 if TYPE_CHECKING:
     from rl.config import DCPOConfig
@@ -317,7 +326,7 @@ class LikelihoodReward:
         else:
             values = {
                 id(r): value
-                for r, value in told(rollouts, of_texts(self.recognizer.log_likelihood))
+                for r, value in answers(rollouts, of_texts(self.recognizer.log_likelihood))
             }
         values |= {id(r): self.floor for r in rollouts if r.is_silent}
         return [
@@ -345,7 +354,7 @@ def located_words(alignment: Alignment, record: RolloutRecord, cap: float) -> Lo
     """Return the units of a rollout's text that are in wrong words, as shares of its words, at
     most `cap` in total. Frames and tokens divide the same speech; the rollout must have tokens.
     Subwords divide the characters evenly."""
-    characters, units = word_costs(record.item.text, alignment.heard), len(alignment.costs)
+    characters, units = word_costs(record.item.text, alignment.transcript), len(alignment.costs)
     errors = np.bincount(np.arange(len(characters)) * units // len(characters), characters, units)
     rate = errors / len(spoken_words(record.item.text).split())
     return _located(units * rate * min(1.0, cap / max(rate.sum(), cap)), alignment, record)

@@ -31,8 +31,8 @@ from dcar.recognition.base import Recognizer
 from dcar.sampling import SamplingConfig
 from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy
-from rl.hearing import RolloutRecord, synthesise
 from rl.rewards import Reward, needs_sound, score
+from rl.transcription import RolloutRecord, synthesise
 
 
 @dataclass

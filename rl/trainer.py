@@ -49,15 +49,6 @@ from rl import objective
 from rl.config import DCPOConfig, required
 from rl.credit import LengthReward, decision_advantages, decisions_of
 from rl.data import PromptBatches, Prompts, collate, items_of, prompts_of
-from rl.hearing import (
-    HEARD_FOR_CHECK,
-    GroundTruth,
-    RolloutRecord,
-    Unheard,
-    check_hears,
-    synthesise,
-    transcribe,
-)
 from rl.metrics import Metrics, Progress, add_decisions, add_rollouts, add_update, scalars
 from rl.natural import NaturalGradient, Product, fisher_product
 from rl.policies import bound, check_fits, guidance_range, make_policy
@@ -73,6 +64,15 @@ from rl.rewards import (
     weighted,
 )
 from rl.rollout import Roller, RolloutBatch, log_probs_of
+from rl.transcription import (
+    RECORDINGS_FOR_CHECK,
+    GroundTruth,
+    RolloutRecord,
+    UnusedRecognizer,
+    check_recognizer,
+    synthesise,
+    transcribe,
+)
 
 __all__ = ["DCPOConfig", "DCPOTrainer"]
 
@@ -153,7 +153,7 @@ class DCPOTrainer(ResilientTrainer):
         if recognizer is None and (asks_recognizer(named) or judges_by_wer):
             recognizer = load_recognizer(args.recognizer, device=str(args.device))
         self.recognizer = RetryingRecognizer(
-            recognizer or Unheard(args.recognizer),
+            recognizer or UnusedRecognizer(args.recognizer),
             Retry(attempts=3, timeout=args.reward_timeout, backoff=0.2),
         )
         self.reward_funcs = [
@@ -224,14 +224,14 @@ class DCPOTrainer(ResilientTrainer):
         wer, and a check for the others. Raises RewardError if it makes too many errors."""
         args, items = self.args, self.train_dataset.items
         if "wer" not in named:  # the other rewards need it only for the check
-            items = items[:: max(1, -(-len(items) // HEARD_FOR_CHECK))]
+            items = items[:: max(1, -(-len(items) // RECORDINGS_FOR_CHECK))]
         self.ground_truth = truth = GroundTruth(
             self.out / "ground_truth.json", self.recognizer.name, items
         )
         if not asks_recognizer(named):
             return
         truth.measure(self.vocoder, self.recognizer, args.process_index, args.world_size)
-        check_hears(self.recognizer.name, truth.corpus(), args.max_reward_wer)
+        check_recognizer(self.recognizer.name, truth.corpus(), args.max_reward_wer)
         for name, reward in zip(named, self.reward_funcs, strict=True):
             if name == "wer":
                 reward.ground_truth = truth.rates()  # type: ignore[attr-defined]

@@ -60,8 +60,8 @@ def scored(**changes) -> ChunkPolicy:
     return candidates_policy(scored=True, **changes)
 
 
-def ruled(schedule: ChunkRule, rule: oracle.Rule) -> Case:
-    return lambda read: (read(target()), ChunkMethod(schedule), rule)
+def ruled(chunk_rule: ChunkRule, rule: oracle.Rule) -> Case:
+    return lambda read: (read(target()), ChunkMethod(chunk_rule), rule)
 
 
 def by_policy(make, mode: str = "greedy", shuffle: bool = False, **how: Any) -> Case:

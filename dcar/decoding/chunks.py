@@ -1,10 +1,10 @@
-"""Chunk-wise decoding: the heads propose the next tokens, and a schedule decides how many are kept.
+"""Chunk-wise decoding: the heads propose the next tokens, a chunk rule decides how many to keep.
 
 FAR and CAR-k keep a fixed number (DCAR paper §3.1), `RandomChunk` draws one from a range (the
 paper's ablation), and DCAR uses the policy (§4.2). Nothing is verified: the kept tokens are
 emitted, and the next pass reads the whole chunk.
 
-Schedules after the draw, which are not in the paper, read all candidates before they choose where
+Rules after the draw, which are not in the paper, read all candidates before they choose where
 the chunk ends: policies that read candidates (heads/candidates.py), and rules such as
 `EndOnConfident`. Dropped tokens are drawn again from another distribution at the same random
 number, so the emitted tokens do not follow the heads' distribution, by intent.
@@ -36,7 +36,7 @@ from heads.policy import ChunkPolicy
 
 
 class Choice(NamedTuple):
-    """Choice of a schedule for every row."""
+    """Choice of a chunk rule for every row."""
 
     sizes: Tensor  # [B] in 1..K
     log_probs: Tensor | None = None  # [B] of what was chosen, from a policy
@@ -44,8 +44,8 @@ class Choice(NamedTuple):
 
 
 class ChunkRule:
-    """Rule that decides how many of the heads' next tokens are kept: the schedule of a
-    `ChunkMethod`. Override `choose`.
+    """Rule that decides how many of the heads' next tokens are kept, for a `ChunkMethod`.
+    Override `choose`.
 
     `drawn`: tokens drawn before it decides; 0 = it decides first, and only the kept ones are
     drawn. `num_candidates`: N, candidates drawn side by side. `streams`: the random numbers that
@@ -104,66 +104,66 @@ class ChunkRule:
         raise NotImplementedError
 
 
-class Scheduled:
-    """Mixin that forwards the events of a batch to a `schedule`."""
+class ForwardsToRule:
+    """Mixin that forwards the events of a batch to its `rule`."""
 
-    schedule: ChunkRule
+    rule: ChunkRule
 
     def start(self, state: BatchState) -> None:
-        self.schedule.start(state)
+        self.rule.start(state)
 
     def refresh(self, state: BatchState) -> None:
-        self.schedule.refresh(state)
+        self.rule.refresh(state)
 
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
-        self.schedule.admit(state, rows, admitted)
+        self.rule.admit(state, rows, admitted)
 
     def observe(
         self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None
     ) -> None:
-        self.schedule.observe(state, hidden, counts, real)
+        self.rule.observe(state, hidden, counts, real)
 
 
-class ChunkMethod(Scheduled, Method):
-    """Method that emits the tokens of heads 1..a for the size a chosen by the schedule; heads
+class ChunkMethod(ForwardsToRule, Method):
+    """Method that emits the tokens of heads 1..a for the size a chosen by the rule; heads
     sample independently given h."""
 
-    def __init__(self, schedule: ChunkRule):
-        self.schedule = schedule
-        self.name = schedule.name
-        self.streams = ("token", *schedule.streams)
+    def __init__(self, rule: ChunkRule):
+        self.rule = rule
+        self.name = rule.name
+        self.streams = ("token", *rule.streams)
         self.logged = (
             "actions",
-            *(["log_probs"] if schedule.has_log_probs else []),
-            *(["chosen"] if schedule.num_candidates > 1 else []),
+            *(["log_probs"] if rule.has_log_probs else []),
+            *(["chosen"] if rule.num_candidates > 1 else []),
         )
 
     def width(self, heads: int) -> int:
-        return self.schedule.largest(heads)
+        return self.rule.largest(heads)
 
     def start(self, state: BatchState) -> None:
         super().start(state)
-        if state.hidden is not None and self.schedule.drawn:
+        if state.hidden is not None and self.rule.drawn:
             state.features = torch.zeros(
                 *state.log.shape[:2],
-                self.schedule.num_candidates,
-                self.schedule.drawn,
-                self.schedule.num_features,
+                self.rule.num_candidates,
+                self.rule.drawn,
+                self.rule.num_features,
                 device=state.log.device,
             )
 
     def keep(self, state: BatchState) -> Kept:
-        schedule = self.schedule
-        if not schedule.drawn:
-            sizes, log_probs, _ = schedule.choose(state, None)
+        rule = self.rule
+        if not rule.drawn:
+            sizes, log_probs, _ = rule.choose(state, None)
             widest = state.most(sizes, state.width)  # heads that are not kept need not be evaluated
             tokens = draw_chunks(state, state.heads(state.last_hidden, widest), 1)[:, 0]
             return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
-        logits = state.heads(state.last_hidden, schedule.drawn)
-        chunks, features, (sizes, log_probs, draw) = schedule.draw_and_choose(state, logits)
+        logits = state.heads(state.last_hidden, rule.drawn)
+        chunks, features, (sizes, log_probs, draw) = rule.draw_and_choose(state, logits)
         if state.features is not None:  # a finished row writes after its last decision
             record(state.features, state.passes, features[:, None])
-        tokens = select_candidate(chunks, draw)[:, : state.most(sizes, schedule.drawn)]
+        tokens = select_candidate(chunks, draw)[:, : state.most(sizes, rule.drawn)]
         return Kept(tokens, sizes, actions=sizes, chosen=draw, log_probs=log_probs)
 
 
@@ -477,23 +477,23 @@ class ShuffledChunk(PolicyChunk):
     size. This takes twice the passes that are counted.
     """
 
-    def __init__(self, schedule: PolicyChunk, name: str | None = None):
+    def __init__(self, rule: PolicyChunk, name: str | None = None):
         super().__init__(
-            schedule.policy,
-            schedule.mode,
-            name or f"{schedule.name}-shuffled",
+            rule.policy,
+            rule.mode,
+            name or f"{rule.name}-shuffled",
             None,
-            schedule.dial,
-            schedule.num_candidates,
+            rule.dial,
+            rule.num_candidates,
         )
-        self.schedule = schedule
+        self.rule = rule
         self.streams = ("shuffle", *self.streams)
 
     def start(self, state: BatchState) -> None:
         super().start(state)
         # kept, as utterances are admitted one by one when rows are replaced
         state.shared["unshuffled"] = Engine(
-            state.reader, ChunkMethod(self.schedule), state.sampling, state.rows
+            state.reader, ChunkMethod(self.rule), state.sampling, state.rows
         )
         most = state.log.shape[1]
         state.own["sizes"] = torch.zeros(

@@ -37,12 +37,12 @@ from dcar.prepare.settings import (
     wait,
 )
 from dcar.prepare.shards import (
+    AnalysedJob,
     Chunk,
     Contents,
     Encoder,
-    HeardJob,
+    analyse,
     check_chunk,
-    hear,
     read_chunk,
     tokenise,
     write_shard,
@@ -183,7 +183,7 @@ def _read(
     rate: int,
     encoder: Callable[[], Encoder],
     pool: ThreadPoolExecutor,
-) -> Iterator[tuple[Chunk, Contents | None, dict[str, list[HeardJob]]]]:
+) -> Iterator[tuple[Chunk, Contents | None, dict[str, list[AnalysedJob]]]]:
     """Yield each chunk, its contents, and its analysed recordings by split; None and no
     recordings if its shards exist."""
     for chunk in chunks:
@@ -192,7 +192,7 @@ def _read(
             continue
         found = chunk.contents if isinstance(chunk.contents, Contents) else chunk.contents(pool)
         recordings = {
-            split: hear(jobs, encoder(), rate, config.max_seconds, pool, found.loaded)
+            split: analyse(jobs, encoder(), rate, config.max_seconds, pool, found.loaded)
             for split, jobs in found.jobs.items()
             if jobs
         }

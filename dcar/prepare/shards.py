@@ -113,7 +113,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Heard:
+class Analysed:
     """Analysis of one recording for models and vocoder; computed in the workers, without any
     model."""
 
@@ -124,7 +124,7 @@ class Heard:
     statistics: np.ndarray  # float32 [42], `prompt_statistics` of the recording at its own rate
 
     @classmethod
-    def of(cls, place: str, sound: Sound, speed: float, rate: int, encoder: Encoder) -> Heard:
+    def of(cls, place: str, sound: Sound, speed: float, rate: int, encoder: Encoder) -> Analysed:
         """Analyse `sound`, played `speed` times faster. rate: the tokenizer's `input_rate`.
         Raises AudioError that names `place`."""
         wave = sound.for_encoders().at_speed(speed).wave
@@ -138,23 +138,23 @@ class Heard:
             raise AudioError(f"{place}: {error}") from error
 
 
-class HeardJob(NamedTuple):
+class AnalysedJob(NamedTuple):
     """Row of the output before the models have read it; speech is None if the row is left out."""
 
     job: Job
     text_ids: list[int]
-    speech: Heard | None
-    prompt: Heard | None
+    speech: Analysed | None
+    prompt: Analysed | None
 
 
-def hear(
+def analyse(
     jobs: Sequence[Job],
     encoder: Encoder,
     rate: int,
     max_seconds: float,
     pool: ThreadPoolExecutor,
     loaded: Mapping[str, Loaded] | None = None,
-) -> list[HeardJob]:
+) -> list[AnalysedJob]:
     """Read and analyse the recordings of a shard in the workers, in the order of `jobs`.
 
     A slowed copy of more than `max_seconds` is left out. rate: the tokenizer's `input_rate`.
@@ -162,38 +162,38 @@ def hear(
     TextError.
     """
 
-    def one(job: Job) -> HeardJob:
+    def one(job: Job) -> AnalysedJob:
         u, place = job.utterance, _place(job)
         audio, prompt = (u.load(), u.load_prompt()) if loaded is None else loaded[u.source]
-        speech = Heard.of(place, Sound(*audio), job.speed, rate, encoder)
+        speech = Analysed.of(place, Sound(*audio), job.speed, rate, encoder)
         if job.speed != 1.0 and speech.seconds > max_seconds:
-            return HeardJob(job, [], None, None)
+            return AnalysedJob(job, [], None, None)
         voice = None
         if prompt is not None:
-            voice = Heard.of(f"{place} (prompt)", Sound(*prompt).of_speech(), 1.0, rate, encoder)
-        return HeardJob(job, text_to_ids(u.text), speech, voice)
+            voice = Analysed.of(f"{place} (prompt)", Sound(*prompt).of_speech(), 1.0, rate, encoder)
+        return AnalysedJob(job, text_to_ids(u.text), speech, voice)
 
     return list(pool.map(one, jobs))
 
 
 def tokenise(
-    heard: Sequence[HeardJob],
+    analysed: Sequence[AnalysedJob],
     tokenizer: SpeechTokenizer,
     encoder: Encoder,
     batch_seconds: float,
     bar: Any,
     residual: bool = False,
 ) -> pa.Table:
-    """Return the rows of one shard, in the order of `heard`; the tokenizer reads audio in batches
-    of similar length.
+    """Return the rows of one shard, in the order of `analysed`; the tokenizer reads audio in
+    batches of similar length.
 
     residual: also store the layers after the first, from a `LayeredTokenizer`. Raises DataError for
     invalid tokens or embeddings.
     """
     import pyarrow as pa
 
-    kept = [(row, row.speech) for row in heard if row.speech is not None]
-    if left_out := len(heard) - len(kept):
+    kept = [(row, row.speech) for row in analysed if row.speech is not None]
+    if left_out := len(analysed) - len(kept):
         logger.info("%d slowed copies are longer than max_seconds and are left out", left_out)
         bar.update(left_out)
     speech = _encode([sound for _, sound in kept], tokenizer, batch_seconds, residual, bar)
@@ -234,7 +234,7 @@ def _place(job: Job) -> str:
 
 
 def _encode(
-    recordings: Sequence[Heard],
+    recordings: Sequence[Analysed],
     tokenizer: SpeechTokenizer,
     batch_seconds: float,
     residual: bool,
@@ -307,7 +307,7 @@ def check_tokens(
     return tokens.astype(np.int64)
 
 
-def _voices(recordings: Sequence[Heard], encoder: Encoder) -> list[np.ndarray]:
+def _voices(recordings: Sequence[Analysed], encoder: Encoder) -> list[np.ndarray]:
     """Return the vocoder's voice features [298] of every recording; they begin with the speaker
     embedding [256]."""
     if not recordings:

@@ -19,7 +19,7 @@ from dcar.prompts.choose import drawn
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.together import check_together
 from dcar.vocoder.base import PromptAudio, Vocoder
-from dcar.vocoder.load import hears_prompts, load_vocoder
+from dcar.vocoder.load import load_vocoder, needs_prompt_audio
 from dcar.voices.speech import find_speech
 
 
@@ -62,7 +62,7 @@ def vocoder_for(
     are read from the corpus. Raises CheckpointError if the vocoder is for another tokenizer than
     the decoder's, or for another token rate than the corpus has.
     """
-    if prompts is None and hears_prompts(spec):
+    if prompts is None and needs_prompt_audio(spec):
         prompts = PromptAudio.of_items(items, corpus_recordings(data))
     vocoder = load_vocoder(spec, device, prompts)
     check_together(decoder, prepared_info(data), data, vocoder)

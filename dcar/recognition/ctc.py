@@ -37,14 +37,14 @@ class Alignment:
     - units [T]: unit of every frame, never decreasing; spread evenly if no path exists.
     - log_likelihood: log-likelihood of the text over all paths, in nats per character.
     - characters: number of characters of the text; phonemes if the text consists of phonemes.
-    - heard: transcript of the same frames by the recogniser; "" if the frames are speech tokens.
+    - transcript: the recogniser's, of the same frames; "" if the frames are speech tokens.
     """
 
     costs: np.ndarray
     units: np.ndarray
     log_likelihood: float
     characters: int
-    heard: str = ""
+    transcript: str = ""
 
 
 def viterbi(
@@ -84,7 +84,7 @@ def frames_needed(symbols: Sequence[object]) -> int:
 
 
 @dataclass(frozen=True)
-class Told:
+class Target:
     """An utterance and its text: its index in the caller's list, log-probabilities [T, symbols]
     float32 on the CPU, the text's symbols, and its number of characters."""
 
@@ -111,7 +111,7 @@ def likelihood(log_probs: Tensor, target: Sequence[int], blank: int) -> float:
     )
 
 
-def likelihoods(utterances: Iterable[Told], blank: int) -> list[float]:
+def likelihoods(utterances: Iterable[Target], blank: int) -> list[float]:
     """Return the CTC log-likelihood of every text, in nats per character (≤ 0), in the order of
     the caller's list."""
     found = {
@@ -122,7 +122,7 @@ def likelihoods(utterances: Iterable[Told], blank: int) -> list[float]:
 
 
 def alignments(
-    utterances: Iterable[Told], blank: int, read: Callable[[Tensor], str] | None = None
+    utterances: Iterable[Target], blank: int, read: Callable[[Tensor], str] | None = None
 ) -> list[Alignment]:
     """Return the alignment of every text, in the order of the caller's list. read: function that
     transcribes the same log-probabilities."""
@@ -194,7 +194,7 @@ class CTCRecognizer(ABC):
 
     def _utterances(
         self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]
-    ) -> Iterator[Told]:
+    ) -> Iterator[Target]:
         if len(texts) != len(waves):
             raise ValueError(
                 f"log_likelihood: {len(waves)} waveforms but {len(texts)} texts; give one text "
@@ -209,7 +209,7 @@ class CTCRecognizer(ABC):
             )
         targets = [self.symbols(text) for text in spoken]
         for index, log_probs in self._log_probs(waves, sample_rate):
-            yield Told(index, log_probs.float(), targets[index], len(spoken[index]))
+            yield Target(index, log_probs.float(), targets[index], len(spoken[index]))
 
 
 def spelled(text: str, vocabulary: Sequence[str], name: str) -> list[int]:

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from dcar.config import check, setting
 from dcar.errors import CheckpointError, DataError, TextError
 from dcar.recognition.base import ctc_collapse
-from dcar.recognition.ctc import Alignment, Told, WindowCTC, alignments, likelihoods
+from dcar.recognition.ctc import Alignment, Target, WindowCTC, alignments, likelihoods
 from dcar.text.inventory import TEXT_TOKENIZER
 from dcar.text.wer import WERScore, corpus_wer, id_errors
 
@@ -135,7 +135,7 @@ class TokenRecognizer(WindowCTC):
 
     def _utterances(
         self, speech: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
-    ) -> Iterator[Told]:
+    ) -> Iterator[Target]:
         if len(texts) != len(speech):
             raise ValueError(
                 f"log_likelihood: {len(speech)} utterances but {len(texts)} texts; give one text "
@@ -149,7 +149,7 @@ class TokenRecognizer(WindowCTC):
             )
         self._check_ids(texts, 1, self.config.text_vocab_size, "text id")
         for index, log_probs in self._log_probs(speech):
-            yield Told(index, log_probs, list(texts[index]), len(texts[index]))
+            yield Target(index, log_probs, list(texts[index]), len(texts[index]))
 
     def _log_probs(self, speech: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
         """Yield (index, log-probabilities [T, text_vocab_size] on the CPU) of every utterance,

@@ -527,8 +527,8 @@ def _graph(words: Sequence[str], arcs: Sequence[Arc]) -> list[list[Edge]]:
 
 
 def _closest(ref: list[list[Edge]], hyp: list[list[Edge]]) -> tuple[str, str]:
-    """Return the Levenshtein distance between all paths of two graphs at once, and the words of
-    the best two paths."""
+    """Return the words of the two paths, one through each graph, with the smallest Levenshtein
+    distance."""
     cost: list[list[int]] = [[0] * len(hyp) for _ in ref]
     came: dict[tuple[int, int], tuple[int, int, str, str]] = {}
     for u, before_u in enumerate(ref):
@@ -538,23 +538,23 @@ def _closest(ref: list[list[Edge]], hyp: list[list[Edge]]) -> tuple[str, str]:
                 found = cost[a][v] + begins + (_ERROR if word else 0)
                 if found < best[0]:
                     best = found, a, v, word, ""
-                for b, heard, also in before_v:
-                    if word and heard:
-                        found = cost[a][b] + begins + also + (0 if word == heard else _ERROR)
+                for b, hyp_word, also in before_v:
+                    if word and hyp_word:
+                        found = cost[a][b] + begins + also + (0 if word == hyp_word else _ERROR)
                         if found < best[0]:
-                            best = found, a, b, word, heard
-            for b, heard, begins in before_v:
-                found = cost[u][b] + begins + (_ERROR if heard else 0)
+                            best = found, a, b, word, hyp_word
+            for b, hyp_word, begins in before_v:
+                found = cost[u][b] + begins + (_ERROR if hyp_word else 0)
                 if found < best[0]:
-                    best = found, u, b, "", heard
+                    best = found, u, b, "", hyp_word
             cost[u][v] = best[0]
             came[u, v] = best[1:]
     said: list[str] = []
-    heard_words: list[str] = []
+    hyp_words: list[str] = []
     at = len(ref) - 1, len(hyp) - 1
     while at != (0, 0):
-        a, b, word, heard = came[at]
+        a, b, word, hyp_word = came[at]
         said.append(word)
-        heard_words.append(heard)
+        hyp_words.append(hyp_word)
         at = a, b
-    return " ".join(filter(None, reversed(said))), " ".join(filter(None, reversed(heard_words)))
+    return " ".join(filter(None, reversed(said))), " ".join(filter(None, reversed(hyp_words)))

@@ -81,7 +81,7 @@ def check_waveform(wave: np.ndarray, where: str) -> np.ndarray:
     return array
 
 
-def heard_by(
+def encoder_input(
     where: str,
     wave: np.ndarray,
     sample_rate: int,

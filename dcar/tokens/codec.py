@@ -18,7 +18,7 @@ from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
 from dcar.home import cache_folder
 from dcar.sources.hub import from_hub, read_weights
-from dcar.tokens.base import batch_samples, by_length, fitted, full_float32, heard_by
+from dcar.tokens.base import batch_samples, by_length, encoder_input, fitted, full_float32
 from heads.checkpoint import tensors_checksum
 
 S3_PIP = "pip install s3tokenizer==0.3.0 torchaudio"
@@ -42,7 +42,7 @@ class CodecTokenizer:
         rate_hz)."""
         hop = round(self.sample_rate / self.rate_hz)
         ready = [
-            heard_by(self.name, wave, sample_rate, self.max_seconds, hop, self.sample_rate)
+            encoder_input(self.name, wave, sample_rate, self.max_seconds, hop, self.sample_rate)
             for wave in waves
         ]
         lengths = [count * hop for _, count in ready]

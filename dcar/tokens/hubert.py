@@ -32,7 +32,7 @@ from torch.nn.utils.rnn import pad_sequence
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sources.hub import from_hub
-from dcar.tokens.base import batch_samples, by_length, fitted, full_float32, heard_by
+from dcar.tokens.base import batch_samples, by_length, encoder_input, fitted, full_float32
 from heads.checkpoint import tensors_checksum
 
 MAX_SECONDS = 60.0
@@ -112,7 +112,7 @@ class HubertEncoder:
 
     def _input(self, wave: np.ndarray, sample_rate: int) -> Tensor:
         """Return the model's input for a waveform: float32 [stride · T + padding]."""
-        wave, frames = heard_by("hubert", wave, sample_rate, MAX_SECONDS, self.stride)
+        wave, frames = encoder_input("hubert", wave, sample_rate, MAX_SECONDS, self.stride)
         if self.normalize:
             wave = (wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)
         wave = fitted(wave, frames * self.stride + self.padding)

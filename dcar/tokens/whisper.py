@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.sources.packages import WHISPER_BASE_SHA256, whisper_base_dir
-from dcar.tokens.base import by_length, fitted, heard_by
+from dcar.tokens.base import by_length, encoder_input, fitted
 from dcar.tokens.whisper_states import log_mel, shared_states
 
 SAMPLES_PER_TOKEN = 320
@@ -80,7 +80,7 @@ class WhisperEncoder:
         """
         ready, counts = [], []
         for wave in waves:
-            resampled, tokens = heard_by(
+            resampled, tokens = encoder_input(
                 "speech tokenizer", wave, sample_rate, MAX_SECONDS, SAMPLES_PER_TOKEN
             )
             with_tail = tokens + round(self.tail_seconds * self.rate_hz)

@@ -33,7 +33,7 @@ from dcar.vocoder.residual import ResidualModel, ResidualVocoder
 from heads.checkpoint import tensors_checksum
 
 
-def hears_prompts(spec: str) -> bool:
+def needs_prompt_audio(spec: str) -> bool:
     """Return whether the vocoder of a setting takes the voice from recordings (`prompts` of
     `load_vocoder`)."""
     return str(spec).partition(":")[0] in ("cosyvoice", "residual")
@@ -49,7 +49,7 @@ def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | Non
     kind, _, rest = str(spec).partition(":")
     if not rest:
         return TokenVocoder.from_pretrained(resolve(spec or "starter", "vocoder"), device)
-    if hears_prompts(spec):
+    if needs_prompt_audio(spec):
         if prompts is None:
             raise ConfigError(
                 f"vocoder {spec}: takes the voice from a recording; pass `prompts`, the audio of "

@@ -233,7 +233,9 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
         for start in range(0, len(items), config.batch_size):
             batch = items[start : start + config.batch_size]
             sounds = [load_audio(item.audio) for item in batch]
-            heard = {name: _hear(recognizer, sounds) for name, recognizer in recognizers.items()}
+            transcripts = {
+                name: _transcripts(recognizer, sounds) for name, recognizer in recognizers.items()
+            }
             for i, (item, (wave, rate)) in enumerate(zip(batch, sounds, strict=True)):
                 row: dict[str, Any] = {
                     "audio": str(item.audio),
@@ -241,9 +243,9 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
                     "seconds": len(wave) / rate,
                 }
                 for name in recognizers:
-                    found = word_errors(item.text, heard[name][i])
+                    found = word_errors(item.text, transcripts[name][i])
                     errors[name].append(found)
-                    row.setdefault("heard", {})[name] = heard[name][i]
+                    row.setdefault("transcripts", {})[name] = transcripts[name][i]
                     row.setdefault("wer", {})[name] = found.rate
                 row["scores"] = {
                     name: s(
@@ -257,16 +259,16 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
     yield {"summary": {**summary(rows, errors, list(scorers)), "left_out": left_out}}
 
 
-def _hear(recognizer: Recognizer, sounds: Sequence[tuple[np.ndarray, int]]) -> list[str]:
+def _transcripts(recognizer: Recognizer, sounds: Sequence[tuple[np.ndarray, int]]) -> list[str]:
     """Return transcripts in order; files of one rate are transcribed together."""
-    heard = [""] * len(sounds)
+    transcripts = [""] * len(sounds)
     for rate in sorted({rate for _, rate in sounds}):
         rows = [i for i, (_, own) in enumerate(sounds) if own == rate]
         for i, text in zip(
             rows, recognizer.transcribe([sounds[i][0] for i in rows], rate), strict=True
         ):
-            heard[i] = text
-    return heard
+            transcripts[i] = text
+    return transcripts
 
 
 def summary(

@@ -145,19 +145,20 @@ class Judge:
             record: dict[str, Any] = {
                 "key": key,
                 "id": item.prompt.utterance_id,
-                "heard": "",
+                "transcript": "",
                 "similarity": None,
             }
             if tokens:
                 voice = item.speaker_embedding[None]
                 wave = synthesize(self.vocoder, [list(tokens)], voice, [item.text])[0]
-                record["heard"] = self.recognizer.transcribe([wave], self.vocoder.sample_rate)[0]
+                [transcript] = self.recognizer.transcribe([wave], self.vocoder.sample_rate)
+                record["transcript"] = transcript
                 record["similarity"] = self.similarity(
                     wave, self.vocoder.sample_rate, item.speaker_embedding
                 )
             self.store.append(record)
             self.done[key] = record
-        errors = word_errors(item.text, self.done[key]["heard"])
+        errors = word_errors(item.text, self.done[key]["transcript"])
         return errors.errors, errors.reference_words, self.done[key]["similarity"]
 
 
@@ -223,18 +224,18 @@ def measured(
         for name, by_seed in spoken.items()
     }
     said = [token for by_seed in tokens[UNSWAPPED] for ids in by_seed for token in ids]
-    heard: dict[str, Scored] = {}
+    scored: dict[str, Scored] = {}
     rows: list[dict[str, Any]] = []
     total = len(items) * len(seeds) * (1 + 2 * len(groups))
     with tqdm(total=total, desc="2/2 transcribe", unit="utt", disable=None) as bar:
         for name in tokens:
-            heard[name] = Scored(judge, items, tokens[name], bar)
+            scored[name] = Scored(judge, items, tokens[name], bar)
             rows.append(
                 {
                     "method": name,
                     "kind": "method",
                     "tokens_per_pass": tokens_per_pass(spoken[name]),
-                    "own": heard[name].about(heard[UNSWAPPED]),
+                    "own": scored[name].about(scored[UNSWAPPED]),
                 }
             )
             if own := groups.get(name):
@@ -246,9 +247,9 @@ def measured(
                 rows[-1] |= {
                     "group_size": sizes.mean(),
                     "swapped": (sizes > 1).mean(),
-                    "swap": Scored(judge, items, swapped, bar).about(heard[UNSWAPPED]),
+                    "swap": Scored(judge, items, swapped, bar).about(scored[UNSWAPPED]),
                 }
-    counts = {name: (row.errors, row.words) for name, row in heard.items()}
+    counts = {name: (row.errors, row.words) for name, row in scored.items()}
     return {"rows": rows, "equal_speed": equal_speed(rows[1:], counts, "tokens_per_pass")}
 
 

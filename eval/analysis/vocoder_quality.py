@@ -110,16 +110,18 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
     size = config.batch_size
 
     def measure(name: str, waves: list[np.ndarray], rate: int) -> None:
-        heard = judge.transcribe(waves, rate)
-        errors = [word_errors(text, words or "") for text, words in zip(texts, heard, strict=True)]
-        for row, words, e in zip(rows, heard, errors, strict=True):
-            row[name] = {"heard": words, "errors": e.errors}
+        transcripts = judge.transcribe(waves, rate)
+        errors = [
+            word_errors(text, words or "") for text, words in zip(texts, transcripts, strict=True)
+        ]
+        for row, words, e in zip(rows, transcripts, errors, strict=True):
+            row[name] = {"transcript": words, "errors": e.errors}
         interval = corpus_interval([e.errors for e in errors], [e.reference_words for e in errors])
         measured: dict[str, Any] = {
             "wer": corpus_wer(errors).wer,
             "wer_ci": [interval.low, interval.high],
             "cer": corpus_wer(
-                [character_errors(t, h or "") for t, h in zip(texts, heard, strict=True)]
+                [character_errors(t, h or "") for t, h in zip(texts, transcripts, strict=True)]
             ).wer,
         }
         embeddings = np.concatenate(

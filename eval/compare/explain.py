@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from dcar.audio import load_audio
 from dcar.decoding import BatchState, Choice, ChunkMethod, ChunkRule, DecodeResult, Prompt, decode
-from dcar.decoding.chunks import Scheduled
+from dcar.decoding.chunks import ForwardsToRule
 from dcar.errors import DataError
 from dcar.storage import digest_of
 from eval.methods.registry import Entry
@@ -33,25 +33,25 @@ QUARTILES = (0.25, 0.5, 0.75)
 REASONS_VERSION = 1  # of the statistics; those of another version are made again
 
 
-class Watched(Scheduled, ChunkRule):
+class Watched(ForwardsToRule, ChunkRule):
     """Wrapper of a chunk rule: decides as the rule does, and draws and records the tokens of all
     heads."""
 
-    def __init__(self, schedule: ChunkRule, heads: int):
-        self.schedule, self.drawn, self.name = schedule, heads, schedule.name
-        self.streams = schedule.streams
-        if schedule.drawn:
-            self.num_candidates, self.num_features = schedule.num_candidates, schedule.num_features
+    def __init__(self, rule: ChunkRule, heads: int):
+        self.rule, self.drawn, self.name = rule, heads, rule.name
+        self.streams = rule.streams
+        if rule.drawn:
+            self.num_candidates, self.num_features = rule.num_candidates, rule.num_features
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
-        if not self.schedule.drawn:
+        if not self.rule.drawn:
             return super().candidate_features(state, logits, tokens)
-        return self.schedule.candidate_features(state, logits, tokens)
+        return self.rule.candidate_features(state, logits, tokens)
 
     def choose(self, state: BatchState, features: Tensor | None) -> Choice:
         assert features is not None
-        drawn = self.schedule.drawn
-        return self.schedule.choose(state, features[:, :, :drawn] if drawn else None)
+        drawn = self.rule.drawn
+        return self.rule.choose(state, features[:, :, :drawn] if drawn else None)
 
 
 def chooses_chunks(entry: Entry) -> bool:
@@ -64,7 +64,7 @@ def watch(entry: Entry, prompts: Sequence[Prompt], seed: int) -> dict[str, Any]:
     """Decode the prompts with a method that chooses chunks and return the `summary` of its
     decisions."""
     assert isinstance(entry.method, ChunkMethod)
-    watched = Watched(entry.method.schedule, entry.decoder.config.num_prediction_heads)
+    watched = Watched(entry.method.rule, entry.decoder.config.num_prediction_heads)
     return summary(
         decode(
             entry.decoder,
@@ -177,7 +177,7 @@ class Explanations:
                 {"of": name, "key": key, "found": watch(entry, prompts, self.maker.first_seed)}
             )
 
-    def told(self, out: Path) -> dict[str, Any]:
+    def result(self, out: Path) -> dict[str, Any]:
         """Return the entry `reasons` of compare.json and draw its picture in `out`. Raises
         DataError if statistics are missing because a process stopped early."""
         noted = self._noted()

@@ -413,7 +413,7 @@ class Comparison:
                 "by_category": by_category(records, names, categories, config.resamples),
             }
             bar.update()
-            result |= explanations.told(out)
+            result |= explanations.result(out)
             bar.update()
             result["samples"] = self._samples(makers[config.prompt_seeds[0]])
             bar.update()

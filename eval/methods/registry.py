@@ -149,8 +149,8 @@ def _entry(name: str, models: Models, method: Method, identity: dict[str, str]) 
     )
 
 
-def _chunks(name: str, models: Models, schedule: ChunkRule, **identity: str) -> Entry:
-    return _entry(name, models, ChunkMethod(schedule), identity)
+def _chunks(name: str, models: Models, rule: ChunkRule, **identity: str) -> Entry:
+    return _entry(name, models, ChunkMethod(rule), identity)
 
 
 def _car(name: str, models: Models, size: int) -> Entry:

@@ -120,7 +120,7 @@ def _voice(voice: dict[str, Any], text: str, folder: Path) -> dict[str, Any]:
     return {
         "method": method,
         "facts": ", ".join(filter(None, facts)),
-        "heard": marked(text, voice["hypothesis"]),
+        "transcript": marked(text, voice["hypothesis"]),
         "audio": file_uri(folder / voice["audio"]) if voice["audio"] else "",
         "bar": timeline(emitted, voice["actions"]) if emitted else None,
         "picture": Picture(f"{PICTURE}: {method}", file_uri(folder / seen)) if seen else None,

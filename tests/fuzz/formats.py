@@ -46,8 +46,8 @@ from eval.results.store import Maker, RecordStore, read_jsonl
 from eval.verifiers.statistics import VerifierStatistics
 from rl.config import DCPOConfig
 from rl.export import read_provenance
-from rl.hearing import GroundTruth
 from rl.policies import guidance_range
+from rl.transcription import GroundTruth
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError
 from dcar.recognition.ctc import Alignment
 from rl.credit import Decisions, Located, decision_advantages
-from rl.hearing import RolloutRecord
 from rl.rewards import LikelihoodReward, TokenLikelihoodReward, WERReward, ask, score
+from rl.transcription import RolloutRecord
 
 
 def group_of(costs: np.ndarray, starts: list[int]) -> list[Decisions]:

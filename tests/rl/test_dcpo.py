@@ -280,11 +280,11 @@ def test_dcpo_learns_a_schedule_that_beats_random_chunks(tmp_path):
     metrics = trainer.evaluate()
     items = trainer.eval_dataset.items
 
-    def fixed(schedule):
+    def fixed(rule):
         results = decode(
             trainer.base,
             [i.prompt for i in items],
-            ChunkMethod(schedule),
+            ChunkMethod(rule),
             trainer.args.sampling,
             seed=2,
             batch_size=200,

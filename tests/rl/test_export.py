@@ -213,15 +213,15 @@ def test_a_program_that_chooses_among_draws(tmp_path):
     what goes in and out."""
     base, policy, out = exported_after_the_draw(tmp_path, True, "num_candidates=5")
     program = torch.export.load(str(out / "serving.pt2")).module()
-    schedule, drawn = PolicyChunk(policy, num_candidates=5), []
-    schedule.candidate_features = lambda session, logits, tokens: (
+    rule, drawn = PolicyChunk(policy, num_candidates=5), []
+    rule.candidate_features = lambda session, logits, tokens: (
         drawn.append(tokens),
-        PolicyChunk.candidate_features(schedule, session, logits, tokens),
+        PolicyChunk.candidate_features(rule, session, logits, tokens),
     )[1]
     (result,) = decode(
         base,
         [Prompt("a", (1, 2, 3, 4, 5), (1, 2))],
-        ChunkMethod(schedule),
+        ChunkMethod(rule),
         SamplingConfig(min_tokens=30, max_tokens=60),
         record_hidden=True,
     )

@@ -21,7 +21,6 @@ from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, ConfigError
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.retrying import Retry, RetryingRecognizer
-from rl.hearing import GroundTruth, RolloutRecord, synthesise
 from rl.metrics import Metrics, add_decisions, add_rollouts, scalars
 from rl.rewards import (
     CERReward,
@@ -37,6 +36,7 @@ from rl.rewards import (
     path_of,
     score,
 )
+from rl.transcription import GroundTruth, RolloutRecord, synthesise
 
 
 def record(index: int = 0, tokens=(0, 1, 2), actions=(1,), units: int = 4) -> RolloutRecord:

@@ -15,9 +15,9 @@ from dcar.sources.shipped import shipped
 from dcar.text.inventory import PHONEME_VERSION
 from rl import trainer as module
 from rl.config import DCPOConfig
-from rl.hearing import Unheard
 from rl.rewards import ASKS, BUILT_IN, asks_recognizer, needs_audio
 from rl.trainer import DCPOTrainer
+from rl.transcription import UnusedRecognizer
 
 
 def config_of(folder, *more: str) -> DCPOConfig:
@@ -53,7 +53,7 @@ def test_what_is_not_heard_is_not_loaded(tmp_path, monkeypatch):
     assert trainer.recognizer.name == "starter"
     assert "reward" in "".join(trainer.evaluate())
     with pytest.raises(ConfigError, match="starter .*recognizer="):
-        Unheard("starter").transcribe([np.zeros(9, np.float32)], 16_000)
+        UnusedRecognizer("starter").transcribe([np.zeros(9, np.float32)], 16_000)
     for more in ("reward_funcs=[cer]", "metric_for_best_model=eval_wer"):
         with pytest.raises(AssetError, match="starter .*NeMo"):
             made(config_of(tmp_path, more))
@@ -61,7 +61,7 @@ def test_what_is_not_heard_is_not_loaded(tmp_path, monkeypatch):
 
 def test_likelihood_of_tokens_is_by_a_recogniser_of_the_same_tokens(tmp_path):
     def reward(*more: str):
-        return BUILT_IN["token_likelihood"](config_of(tmp_path, *more), Unheard("a"))
+        return BUILT_IN["token_likelihood"](config_of(tmp_path, *more), UnusedRecognizer("a"))
 
     made = reward(f"data={shipped('prepared')}", "credit=decision")
     assert made.locates and not made.needs_audio and made.scale == 0.2
@@ -78,7 +78,7 @@ def test_likelihood_of_tokens_is_by_a_recogniser_of_the_same_tokens(tmp_path):
 
 
 def test_rewards_that_hear_are_known_by_name(tmp_path):
-    class Likely(Unheard):
+    class Likely(UnusedRecognizer):
         def log_likelihood(self, waves, sample_rate, texts):
             return [0.0] * len(waves)
 

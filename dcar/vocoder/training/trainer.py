@@ -168,7 +168,7 @@ class Trainer:
         )
         # [R, bands], 1 for bands below half the recording's rate: those above are not silence,
         # but unknown
-        self.heard = (torch.arange(shape.mel_bands) < reach[:, None]).float().to(device)
+        self.known = (torch.arange(shape.mel_bands) < reach[:, None]).float().to(device)
         learned = [
             *self.generator.parameters(),
             *(self.state_layer.parameters() if self.state_layer else ()),
@@ -348,9 +348,9 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
             predicted = self.generator.acoustic(crop.tokens, crop.mask, speaker)
             states = None if self.state_layer is None else self.state_layer(predicted.inner)
-        heard = self.heard[rows, None]
-        total, logs = acoustic_loss(predicted, target, crop, speaker, heard)
-        log_mel = torch.where(heard > 0, predicted.log_mel, target)
+        known = self.known[rows, None]
+        total, logs = acoustic_loss(predicted, target, crop, speaker, known)
+        log_mel = torch.where(known > 0, predicted.log_mel, target)
         if self.words is not None:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
                 words = self.words(log_mel, target, crop.frame_mask)
@@ -405,13 +405,13 @@ class Trainer:
             mask = crop.frame_mask
             wave = self.average.renderer(log_mel, pitch, mask)
             copy = self.average.renderer(target, true_pitch, mask)
-            heard = self.heard[row]
+            known = self.known[row]
             f0_error = ((crop.log_f0 - pitch.log_f0).abs() * crop.voiced).sum()
             f0_error = f0_error / crop.voiced.sum().clamp_min(1)
             values = {
                 "mel": self.mel_distance(wave, real),
                 "mel_copy": self.mel_distance(copy, real),
-                "log_mel_error": ((log_mel - target).abs() * heard).mean() / heard.mean(),
+                "log_mel_error": ((log_mel - target).abs() * known).mean() / known.mean(),
                 "f0_error_semitones": f0_error * 12 / math.log(2),
                 "voicing_error": (crop.voiced - pitch.voiced).abs().mean(),
             }
@@ -473,14 +473,14 @@ def acoustic_loss(
     log_mel: Tensor,
     crop: Crop,
     speaker: Tensor,
-    heard: Tensor,
+    known: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of the acoustic model, and values to log: L1 of the log-mel [B, F, bands],
     smooth L1 of the pitch's deviation from the voice's mean (unvoiced frames at a tenth),
-    cross-entropy of voicing. Frames outside the rows do not count, nor do bands whose `heard`
+    cross-entropy of voicing. Frames outside the rows do not count, nor do bands whose `known`
     [B, 1, bands] is 0, because the recording's sampling rate does not reach them."""
     keep, voiced = crop.frame_mask, crop.voiced
-    error = ((said.log_mel - log_mel).abs() * heard).sum(-1) / heard.sum(-1)  # [B, F]
+    error = ((said.log_mel - log_mel).abs() * known).sum(-1) / known.sum(-1)  # [B, F]
     spectrum = (error * keep).sum() / keep.sum()
     mean, spread = pitch_statistics(speaker)
     target = ((crop.log_f0 - mean) / spread).clamp(-4.0, 4.0)

@@ -114,12 +114,12 @@ def test_checkpoints_of_every_kind(tmp_path):
 def test_in_half_precision(prompts):
     """Also with a chunk scorer, which stays float32."""
     half = tiny_decoder().to(torch.bfloat16)
-    for schedule in (
+    for rule in (
         PolicyChunk(candidates_policy(), "sample"),
         PolicyChunk(scored(width=16), num_candidates=3),
         BestOfChunk(4, 3, scored(width=16).chunk_scorer),
     ):
-        results = decode(half, prompts, ChunkMethod(schedule), SAMPLING, record_hidden=True)
+        results = decode(half, prompts, ChunkMethod(rule), SAMPLING, record_hidden=True)
         assert all(r.tokens and r.features.dtype == torch.float32 for r in results)
 
 
@@ -130,8 +130,8 @@ def test_one_draw_of_a_policy_of_one_size_is_car_k(decoder, prompts):
         for weight in policy.scores.parameters():
             weight.zero_()  # all draws alike but for their shares
     one, sampled, shuffled, car, three, best = (
-        [r.tokens for r in decode(decoder, prompts, ChunkMethod(schedule), SAMPLING, seed=2)]
-        for schedule in (
+        [r.tokens for r in decode(decoder, prompts, ChunkMethod(rule), SAMPLING, seed=2)]
+        for rule in (
             PolicyChunk(policy),
             PolicyChunk(policy, "sample"),
             ShuffledChunk(PolicyChunk(policy)),

@@ -184,7 +184,7 @@ def test_every_run_takes_the_present_weights_of_a_policy(decoder, prompts, make)
             decode(
                 decoder,
                 prompts,
-                ChunkMethod(PolicyChunk(method.schedule.policy, "sample")),
+                ChunkMethod(PolicyChunk(method.rule.policy, "sample")),
                 SAMPLING,
                 record_hidden=True,
             ),
@@ -198,9 +198,9 @@ def test_every_run_takes_the_present_weights_of_a_policy(decoder, prompts, make)
                     0.3
                     * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(turn))
                 )
-        method.schedule.policy = policy if turn else copy.deepcopy(policy)
+        method.rule.policy = policy if turn else copy.deepcopy(policy)
     assert len({line[1:] for line in spoken}) > len(prompts)
-    method.schedule.policy = ChunkPolicy(ChunkPolicyConfig(32, 3, 16, 2))
+    method.rule.policy = ChunkPolicy(ChunkPolicyConfig(32, 3, 16, 2))
     with pytest.raises(ConfigError, match="num_actions=3 .*4"):
         engine.decode(prompts)
 

@@ -436,10 +436,10 @@ def test_missing_splits(corpus, tmp_path, caplog):
 
 def test_the_next_shard_is_read_while_one_is_encoded(corpus, tmp_path, monkeypatch):
     read, seen = [], []
-    hear = run_module.hear
+    analyse = run_module.analyse
 
     def noted(jobs, *args):
-        found = hear(jobs, *args)
+        found = analyse(jobs, *args)
         read.append(len(jobs))
         return found
 
@@ -452,7 +452,7 @@ def test_the_next_shard_is_read_while_one_is_encoded(corpus, tmp_path, monkeypat
             seen.append(len(read))
             return super().encode(waves, sample_rate)
 
-    monkeypatch.setattr(run_module, "hear", noted)
+    monkeypatch.setattr(run_module, "analyse", noted)
     toy_prepare(toy_settings(corpus, tmp_path / "p", batch_seconds=50), Waiting())
     assert seen == [2, 3, 4, 5, 5]
 

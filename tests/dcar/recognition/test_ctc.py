@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dcar.recognition.base import ctc_collapse
-from dcar.recognition.ctc import Told, alignments, frames_needed, likelihoods, viterbi
+from dcar.recognition.ctc import Target, alignments, frames_needed, likelihoods, viterbi
 
 BLANK = 2
 
@@ -35,7 +35,7 @@ def test_texts_are_as_likely_as_all_their_paths_and_aligned_to_the_best(target, 
             if ctc_collapse(p, (BLANK,)) == target
         ]
         assert bool(paths) == (frames >= frames_needed(target))
-        told = [Told(0, torch.from_numpy(log_probs), target, len(target))]
+        told = [Target(0, torch.from_numpy(log_probs), target, len(target))]
         [found] = alignments(told, BLANK)
         assert likelihoods(told, BLANK) == [found.log_likelihood] and found.characters == len(
             target

@@ -54,7 +54,7 @@ def test_texts_are_told_by_what_it_makes_of_the_states(text):
     assert alignment.costs == pytest.approx(viterbi(probs.numpy(), symbols, 0)[0], rel=1e-4)
     assert alignment.log_likelihood == told and alignment.characters == len(text)
     best = "".join(" ab"[s - 1] for s in ctc_collapse(probs.argmax(-1).tolist(), (0,)))
-    assert model.transcribe([wave], RATE) == [alignment.heard] == [" ".join(best.split())]
+    assert model.transcribe([wave], RATE) == [alignment.transcript] == [" ".join(best.split())]
 
 
 def test_a_waveform_says_the_same_in_any_company_and_much_the_same_at_another_rate():

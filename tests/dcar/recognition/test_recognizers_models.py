@@ -136,7 +136,7 @@ def test_ctc_of_transformers(family: str, tmp_path):
         )
     assert any(texts)
     aligned = recognizer.align(waves, RATE, ["ab c", "c"])
-    assert [a.heard for a in aligned] == texts and [len(a.costs) for a in aligned] == [4, 1]
+    assert [a.transcript for a in aligned] == texts and [len(a.costs) for a in aligned] == [4, 1]
     with pytest.raises(TextError, match=r"\['X'\]"):
         recognizer.align(waves[:1], RATE, ["ax"])
 

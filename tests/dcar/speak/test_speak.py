@@ -707,11 +707,11 @@ def test_a_policy_that_can_choose_among_draws_gets_several(models, parts, tmp_pa
     able.save_pretrained(tmp_path / "able")
     able = str(tmp_path / "able")
     drawn = {
-        n: make_method("dcar", able, decoder, num_candidates=n).schedule.num_candidates
+        n: make_method("dcar", able, decoder, num_candidates=n).rule.num_candidates
         for n in (0, 1, 9)
     }
     assert drawn == {0: NUM_CANDIDATES, 1: 1, 9: 9} and NUM_CANDIDATES > 1
-    assert make_method("dcar", str(models / "policy"), decoder).schedule.num_candidates == 1
+    assert make_method("dcar", str(models / "policy"), decoder).rule.num_candidates == 1
     with pytest.raises(ConfigError, match="chunk_scorer"):
         make_method("dcar", str(models / "policy"), decoder, num_candidates=4)
     said = [

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.text.inventory import PHONEME_VERSION
 from dcar.vocoder.base import PromptAudio, check_speaks
-from dcar.vocoder.load import hears_prompts, load_vocoder, vocoder_identity
+from dcar.vocoder.load import load_vocoder, needs_prompt_audio, vocoder_identity
 from dcar.vocoder.residual import ResidualConfig, ResidualModel, ResidualVocoder
 from dcar.vocoder.voicing import synthesize, voice, voice_each
 
@@ -245,7 +245,7 @@ def test_a_folder_names_its_codec(model, tmp_path, monkeypatch):
         "dcar.vocoder.load.load_tokenizer", lambda *which: asked.append(which) or GeneratedCodec()
     )
     spec = f"residual:{tmp_path}"
-    assert hears_prompts(spec)
+    assert needs_prompt_audio(spec)
     with pytest.raises(ConfigError, match="takes the voice from a recording"):
         load_vocoder(spec)
     loaded = load_vocoder(spec, prompts=prompts())

@@ -587,13 +587,13 @@ def test_what_recordings_of_a_low_rate_lack_is_not_learned_as_silence(tmp_path):
     assert VocoderData.join([data, data]).top.tolist() == [12_000, 4_000] * 2
 
     trainer = trainer_of(toy_config(tmp_path), data)
-    assert trainer.heard[0].all() and 15 < trainer.heard[1].sum() < 30
+    assert trainer.known[0].all() and 15 < trainer.known[1].sum() < 30
     crop = data.crop(torch.tensor([0, 1]), torch.zeros(2, dtype=torch.long), 60)
     target = trainer.mel(data.wave(crop)).transpose(1, 2)
     said = trainer.generator.acoustic(crop.tokens, crop.mask, data.speaker[:2])
     for row, counts in ((0, True), (1, False)):  # five nats more above 4 kHz
-        louder = said._replace(log_mel=target + 5.0 * (1 - trainer.heard[1]))
-        heard = trainer.heard[[row, row], None]
+        louder = said._replace(log_mel=target + 5.0 * (1 - trainer.known[1]))
+        heard = trainer.known[[row, row], None]
         assert (
             acoustic_loss(louder, target, crop, data.speaker[:2], heard)[1]["log_mel"] > 0
         ) == counts

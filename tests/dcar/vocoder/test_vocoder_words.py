@@ -175,7 +175,7 @@ def test_words_and_voices_of_a_split(speakers, tmp_path, monkeypatch):
         )
     )
     assert json.loads((tmp_path / "out" / "vocoder_quality.json").read_text())["n"] == 4
-    assert result["utterances"][0]["recording"] == {"heard": "a red mouse", "errors": 1}
+    assert result["utterances"][0]["recording"] == {"transcript": "a red mouse", "errors": 1}
     for name in ("recording", "resynthesised"):
         # one word of three in two of four utterances
         assert result[name]["wer"] == pytest.approx(2 / 12)

@@ -61,7 +61,7 @@ def test_a_folder_is_measured_line_by_line_and_together(folder, tmp_path, capsys
     assert (a["seconds"], b["seconds"]) == (1.5, 0.8)
     assert a["wer"] == {"one": 0, "two": 0} and b["wer"]["one"] == pytest.approx(2 / 3)
     # each rate by itself
-    assert b["heard"] == {"one": "a mouse", "two": "a mouse"} and Listener.asked == [1] * 4
+    assert b["transcripts"] == {"one": "a mouse", "two": "a mouse"} and Listener.asked == [1] * 4
     voice, quality = a["scores"]
     assert a["scores"][voice] == pytest.approx(1, abs=1e-3)  # it is what the prompt is
     assert b["scores"][voice] < a["scores"][voice]

@@ -340,13 +340,13 @@ def test_processes_share_what_is_noted_and_a_missing_share_is_an_error(tmp_path)
     )
     one.note(0, 2)
     with pytest.raises(DataError, match="reasons: .*car-3"):
-        one.told(tmp_path / "two")
+        one.result(tmp_path / "two")
     two.note(1, 2)
     both.note(0, 1)
     assert [
         len(path.read_text().splitlines()) for path in sorted((tmp_path / "two/reasons").iterdir())
     ] == [2, 1]
-    assert two.told(tmp_path / "two") == both.told(tmp_path / "one")
+    assert two.result(tmp_path / "two") == both.result(tmp_path / "one")
 
 
 def test_batches_of_a_gpu_give_the_records_of_single_utterances_and_are_always_the_same(tmp_path):

@@ -25,7 +25,7 @@ def policy(reads: str) -> ChunkPolicy:
 
 
 @pytest.mark.parametrize(
-    "schedule",
+    "rule",
     [
         FixedChunk(3),
         EndOnConfident([2, 3]),
@@ -33,10 +33,10 @@ def policy(reads: str) -> ChunkPolicy:
         PolicyChunk(policy("candidates"), "sample"),
     ],
 )
-def test_watching_changes_nothing(decoder, prompts, schedule):
-    plain = decode(decoder, prompts, ChunkMethod(schedule), SHORT, seed=3)
+def test_watching_changes_nothing(decoder, prompts, rule):
+    plain = decode(decoder, prompts, ChunkMethod(rule), SHORT, seed=3)
     seen = decode(
-        decoder, prompts, ChunkMethod(Watched(schedule, 4)), SHORT, seed=3, record_hidden=True
+        decoder, prompts, ChunkMethod(Watched(rule, 4)), SHORT, seed=3, record_hidden=True
     )
     assert [(r.tokens, r.actions) for r in plain] == [(r.tokens, r.actions) for r in seen]
     assert all(r.chosen_features.shape == (r.target_passes, 4, 3) for r in seen)

@@ -121,7 +121,7 @@ def test_names_paths_and_numbers(prompts):
         [r.tokens for r in decode(e.decoder, prompts, e.method, sampling, seed=1)] for e in entries
     ]
     calm, path, verifier, two, default = (e.method for e in entries)
-    assert calm.schedule.nats == 1.5 and default.schedule.nats == 2.0 and verifier.threshold == 0.1
+    assert calm.rule.nats == 1.5 and default.rule.nats == 2.0 and verifier.threshold == 0.1
     assert two.draft_length == 2 and spoken[0] == spoken[1] != spoken[2]
     parsed = [parse_method(name) for name in NAMES[:3]]
     assert [(p.kind, p.settings) for p in parsed] == [
@@ -144,9 +144,9 @@ def test_a_mapping_names_the_arguments_of_the_constructor():
         "plugged.rules.Calm-1.5@t0.4",
         "at-least-0.1@heads:2",
     ]
-    assert [type(e.method.schedule.nats) for e in entries[:2]] == [float, int]
+    assert [type(e.method.rule.nats) for e in entries[:2]] == [float, int]
     (several,) = make_methods(["plugged.rules.Sizes-3-4-5.0"], Models(tiny_decoder()))
-    rule = several.method.schedule
+    rule = several.method.rule
     assert (rule.temperature, rule.nats, rule.others, rule.name) == (3, 4, (5.0,), several.name)
     assert MethodSpec.parse(several.name).settings == {"temperature_": 3, "nats": [4, 5.0]}
 

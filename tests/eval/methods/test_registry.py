@@ -78,7 +78,7 @@ def test_default_length_is_what_few_heads_allow(models):
         ("vadusa-2-chain", Vadusa, None, 0, {"tau": 2, "ranks": chain(3)}),
         ("mtp-viterbi-3", MTPViterbi, None, 0, {"heads": 3, "k": 3}),
         ("mtp-viterbi-4-5", MTPViterbi, None, 0, {"heads": 4, "k": 5}),
-        ("entropy-0.8", ChunkMethod, None, 0, {"schedule.threshold": 0.8}),
+        ("entropy-0.8", ChunkMethod, None, 0, {"rule.threshold": 0.8}),
     ],
 )
 def test_names_say_what_they_mean(models, name, kind, drafter, length, settings):
@@ -234,7 +234,7 @@ def test_rules_and_dials_by_name(models):
     ]
     entries = make_methods(names, models["two policies"])
     assert [e.name for e in entries] == [*names[:-1], "dcar-sampled@a@d0.5", "dcar-sampled@b@d0.5"]
-    sure, turned, plain, cold, *_ = (e.method.schedule for e in entries)
+    sure, turned, plain, cold, *_ = (e.method.rule for e in entries)
     assert sure.sizes == (2, 3, 4)
     assert (turned.dial, plain.dial, cold.dial) == (0.5, 0.0, -1.0) and entries[
         3
@@ -243,7 +243,7 @@ def test_rules_and_dials_by_name(models):
     (shuffled,) = make_methods(["dcar-shuffled@b@d-1"], models["two policies"])
     assert (
         parse_method(shuffled.name).family == "dcar-shuffled"
-        and shuffled.method.schedule.schedule.dial == -1.0
+        and shuffled.method.rule.rule.dial == -1.0
     )
     several = make_methods(["dcar", "dcar-sampled@b"], models["two policies"])
     assert [e.name for e in several] == ["dcar@a", "dcar@b", "dcar-sampled@b"]
@@ -253,8 +253,8 @@ def test_draws_stand_in_names_of_methods_that_can_tell_them_apart(models, prompt
     both = models["scored"]
     entries = make_methods(["dcar", "dcar@n4", "dcar-sampled@n4@d0.5", "best-of-2-4"], both)
     one, four, turned, fixed = entries
-    schedules = [entry.method.schedule for entry in entries]
-    seen = [(s.num_candidates, getattr(s, "dial", None)) for s in schedules]
+    rules = [entry.method.rule for entry in entries]
+    seen = [(s.num_candidates, getattr(s, "dial", None)) for s in rules]
     assert seen == [(1, 0.0), (4, 0.0), (4, 0.5), (4, None)]
     assert (
         four.identity == {**one.identity, "num_candidates": "4"}
@@ -262,7 +262,7 @@ def test_draws_stand_in_names_of_methods_that_can_tell_them_apart(models, prompt
     )
     assert (
         fixed.identity["chunk_scorer"] == both.policies[""].chunk_scorer.checksum()
-        and schedules[3].drawn == 2
+        and rules[3].drawn == 2
     )
     results = decode(both.decoder, prompts[:2], four.method, SamplingConfig(max_tokens=20))
     assert all(r.method == "dcar@n4" and r.tokens for r in results)

@@ -29,14 +29,14 @@ from eval.verifiers.pcg import MelGroupVerifier as ByMel
 from eval.verifiers.pcg import TokenGroups, build_groups
 from eval.verifiers.statistics import MEL_BANDS, VerifierStatistics
 
-UNHEARD = (4, 9)
+UNSEEN = (4, 9)
 CODES, EOS = 12, 12
 
 
 def sounding(**changes) -> VerifierStatistics:
     """Statistics of twelve codes of which two never occurred."""
     counts = torch.full((CODES,), 5)
-    counts[list(UNHEARD)] = 0
+    counts[list(UNSEEN)] = 0
     generator = torch.Generator().manual_seed(0)  # few directions and a common level, as in speech
     means = (
         torch.randn(CODES, 3, generator=generator) @ torch.randn(3, MEL_BANDS, generator=generator)
@@ -47,7 +47,7 @@ def sounding(**changes) -> VerifierStatistics:
 
 def expected_groups(found: VerifierStatistics, theta: float) -> list[list[int]]:
     """Distinct G(t) by loops in float64, in the order of their codes; the end of speech alone."""
-    heard = [t for t in range(CODES) if t not in UNHEARD]
+    heard = [t for t in range(CODES) if t not in UNSEEN]
     frames = found.mel_means.double().numpy()
     centred = frames - frames[heard].mean(0)
     groups: list[list[int]] = []
@@ -81,7 +81,7 @@ def sets_of(groups: TokenGroups) -> list[list[int]]:
 def test_groups_equal_brute_force_and_unheard_codes_are_alone(theta):
     found = sets_of(groups_of(theta))
     assert found == expected_groups(sounding(), theta)
-    assert all([code] in found for code in UNHEARD)
+    assert all([code] in found for code in UNSEEN)
     assert max(map(len, found)) > 1 or theta == 0.99
 
 
@@ -209,7 +209,7 @@ def test_frames_are_saved_with_the_other_statistics(tmp_path):
     assert torch.equal(loaded.mel_means, found.mel_means) and torch.equal(
         loaded.mel_counts, found.mel_counts
     )
-    assert loaded.centred_mel().isnan().any(1).nonzero()[:, 0].tolist() == list(UNHEARD)
+    assert loaded.centred_mel().isnan().any(1).nonzero()[:, 0].tolist() == list(UNSEEN)
     assert torch.allclose(loaded.centred_mel().nanmean(0), torch.zeros(MEL_BANDS), atol=1e-5)
 
 

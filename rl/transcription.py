@@ -66,7 +66,7 @@ class RolloutRecord:
         """True if its waveform has no samples, so that no recogniser is needed."""
         return self.wave is not None and not len(self.wave)
 
-    def hear(self, transcript: str) -> None:
+    def set_transcript(self, transcript: str) -> None:
         """Store a transcript and its word errors."""
         self.transcript, self.errors = transcript, word_errors(self.item.text, transcript)
 
@@ -98,7 +98,7 @@ def cause(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def told(
+def answers(
     records: Sequence[RolloutRecord], ask: Callable[[list[RolloutRecord]], Sequence[T]]
 ) -> Iterator[tuple[RolloutRecord, T]]:
     """Yield the rollouts that contain sound, each with the recogniser's result that `ask`
@@ -129,11 +129,11 @@ def transcribe(records: Sequence[RolloutRecord], recognizer: Recognizer) -> None
         waves = [r.wave for r in rows if r.wave is not None]
         return recognizer.transcribe(waves, rows[0].sample_rate)
 
-    for record, text in told(ready, texts):
-        record.hear(text)
+    for record, text in answers(ready, texts):
+        record.set_transcript(text)
     for record in ready:
         if record.is_silent:
-            record.hear("")
+            record.set_transcript("")
 
 
 def align(records: Sequence[RolloutRecord], recognizer: Any) -> None:
@@ -144,13 +144,13 @@ def align(records: Sequence[RolloutRecord], recognizer: Any) -> None:
         for r in records
         if r.wave is not None and r.failure is None and recognizer not in r.alignments
     ]
-    for record, alignment in told(ready, of_texts(recognizer.align)):
+    for record, alignment in answers(ready, of_texts(recognizer.align)):
         record.alignments[recognizer] = alignment
         if record.transcript is None:
-            record.hear(alignment.heard)
+            record.set_transcript(alignment.transcript)
     for record in ready:
         if record.is_silent and record.transcript is None:
-            record.hear("")
+            record.set_transcript("")
 
 
 def check_aligns(reward: str, recognizer: Any) -> None:
@@ -164,7 +164,7 @@ def check_aligns(reward: str, recognizer: Any) -> None:
         )
 
 
-class Unheard:
+class UnusedRecognizer:
     """Placeholder for a recogniser that a run does not use, so that its packages need not be
     installed."""
 
@@ -179,11 +179,11 @@ class Unheard:
         )
 
 
-HEARD_FOR_CHECK = 50
+RECORDINGS_FOR_CHECK = 50
 """Largest number of recordings by which a recogniser is checked if its rewards do not need their
 WER."""
 
-HEARD_AT_ONCE = 64
+RECORDINGS_AT_ONCE = 64
 """Number of recordings that are synthesised, transcribed and stored together."""
 
 
@@ -199,8 +199,8 @@ def ground_truth_errors(
     """Return the word errors of every recording, resynthesised from its own tokens: id -> [S, D,
     I, N], or None if that failed."""
     found: dict[str, list[int] | None] = {}
-    for start in range(0, len(items), HEARD_AT_ONCE):
-        records = [recording(item) for item in items[start : start + HEARD_AT_ONCE]]
+    for start in range(0, len(items), RECORDINGS_AT_ONCE):
+        records = [recording(item) for item in items[start : start + RECORDINGS_AT_ONCE]]
         synthesise(records, vocoder)
         transcribe(records, recognizer)
         for record in records:
@@ -215,7 +215,7 @@ def counted(errors: Iterable[Sequence[int] | None]) -> WERScore:
     return corpus_wer([None if e is None else WordErrors(e[0], e[1], e[2], e[3]) for e in errors])
 
 
-def check_hears(recognizer: str, wer: float, limit: float) -> None:
+def check_recognizer(recognizer: str, wer: float, limit: float) -> None:
     """Raise RewardError if a recogniser transcribes the resynthesised recordings with a corpus
     WER above `limit`: its transcripts of rollouts would be noise. NaN, if nothing was
     transcribed, passes; failed rewards are counted elsewhere."""
@@ -289,7 +289,7 @@ class GroundTruth:
             desc="recordings", total=len(todo), unit="utt", disable=bool(rank) or not todo
         ) as bar:
             while self.missing():
-                part = self.missing(rank, processes)[:HEARD_AT_ONCE]
+                part = self.missing(rank, processes)[:RECORDINGS_AT_ONCE]
                 for errors in gather_object([ground_truth_errors(part, vocoder, recognizer)]):
                     self.errors |= errors
                     bar.update(len(errors))

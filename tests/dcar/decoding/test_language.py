@@ -1,14 +1,13 @@
 """Passes of language models on the ragged cache, against the models' own forward over each plain
 sequence."""
 
-from collections import Counter
 from functools import partial
 
 import pytest
 import torch
+from kernels import Kernels
 from test_reader import SPEECH, check, prefilled
 from tiny_backbones import architecture, plain_hidden, tiny_backbone, tiny_prompts
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.decoding.language import REACH
@@ -110,19 +109,6 @@ def test_more_positions_than_the_tables_have_are_refused():
         )
 
 
-class Count(TorchDispatchMode):
-    """Operators that are kernels on a GPU; views are not."""
-
-    def __init__(self):
-        super().__init__()
-        self.kernels: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if not func.is_view and func.overloadpacket is not torch.ops.aten._unsafe_view:
-            self.kernels[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
     ("kind", "kernels"), [("llama", 21), ("qwen2", 21), ("qwen3", 23), ("cosyvoice-lm", 21)]
 )
@@ -135,9 +121,9 @@ def test_kernels_a_layer(kind, kernels, monkeypatch):
             tiny_backbone(architecture=architecture(kind, num_hidden_layers=layers), kind=kind)
         )
         cache, _ = prefilled(reader)
-        with torch.no_grad(), Count() as count:
+        with torch.no_grad(), Kernels() as count:
             reader.read(cache, torch.tensor(SPEECH)[:, :4])
-        found.append(count.kernels)
+        found.append(count.ops)
     assert (found[1] - found[0]).total() == kernels
 
 

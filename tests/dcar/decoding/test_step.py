@@ -1,7 +1,6 @@
 """The step of every method is a program of tensors: no host read, no shape that depends on data,
 few kernels."""
 
-import collections
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
@@ -9,8 +8,8 @@ from typing import Any
 import fake_gpu
 import pytest
 import torch
+from kernels import Kernels
 from tiny_methods import every_method
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import dcar.decoding.readers
 from dcar.decoding import Engine, Prompt, decode
@@ -87,41 +86,6 @@ def test_a_step_compiles_as_a_whole(name, in_torch):
     assert records(engine.decode(PROMPTS, seed=3)) == expected
 
 
-VIEWS = (
-    "view",
-    "expand",
-    "slice.",
-    "select.",
-    "unsqueeze",
-    "squeeze",
-    "transpose",
-    "aten.t.",
-    "alias",
-    "detach",
-    "mT",
-    "permute",
-    "as_strided",
-    "split",
-    "unbind",
-    "flatten",
-    "reshape",
-)
-READS = ("_local_scalar_dense", "nonzero", "masked_select", "item", "equal.default", "is_nonzero")
-
-
-class Count(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernels, self.reads = 0, collections.Counter[str]()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = str(func)
-        self.kernels += not any(view in name for view in VIEWS)
-        if any(read in name for read in READS):
-            self.reads[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def medium() -> tuple[Models, SamplingConfig, list[Prompt]]:
     """A decoder of seven heads, two policies and a draft model; one utterance of 84 tokens."""
     torch.manual_seed(0)
@@ -169,7 +133,7 @@ def test_kernels_and_host_reads_of_a_round(name, in_torch, monkeypatch):
     engine = Engine(entry.decoder, entry.method, sampling)
     engine.exact = False  # shapes as on a GPU
     engine.decode(prompts)
-    count, inside, rounds = Count(), 0, 0
+    count, inside, rounds = Kernels(), 0, 0
 
     def read(of: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:

@@ -8,10 +8,10 @@ import signal
 import fake_gpu
 import pytest
 import torch
+from kernels import Kernels
 from tiny_data import CODES, counting, noise, write_prepared
 from tiny_decoders import tiny_decoder
 from tiny_training import log_of, tiny_config, trainer_of
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
 from dcar.errors import StoppedError, TrainingError
@@ -98,35 +98,17 @@ def lagging(monkeypatch):
     monkeypatch.setattr(CARTrainer, "__init__", late)
 
 
-class Reads(TorchDispatchMode):
-    """Notes values that the host reads, each of which a GPU would be waited for."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket.__name__ in (
-            "_local_scalar_dense",
-            "nonzero",
-            "masked_select",
-            "equal",
-        ):
-            self.found.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 class Steps(TrainerCallback):
     """Notes after each step what the host has read by then."""
 
-    def __init__(self, reads: Reads):
-        self.reads, self.of_steps = reads, []
+    def __init__(self, counted: Kernels):
+        self.counted, self.of_steps = counted, []
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self.reads.found.clear()
+        self.counted.reads.clear()
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.of_steps.append(list(self.reads.found))
+        self.of_steps.append(list(self.counted.reads.elements()))
 
 
 @pytest.mark.usefixtures("lagging")
@@ -135,15 +117,15 @@ def test_the_host_reads_nothing_of_a_step_unless_a_line_is_logged(
     optimizer, data, tmp_path, monkeypatch
 ):
     """Values that were copied without waiting are read one step later: the next test."""
-    reads = Reads()
-    steps, settled = Steps(reads), []
+    counted = Kernels()
+    steps, settled = Steps(counted), []
     for name in ("tolist", "cpu", "numpy"):  # which a TorchDispatchMode does not see of CPU tensors
         read = getattr(torch.Tensor, name)
         monkeypatch.setattr(
             torch.Tensor,
             name,
             lambda self, *given, read=read, name=name, **named: (
-                reads.found.append(name),
+                counted.reads.update([name]),
                 read(self, *given, **named),
             )[1],
         )
@@ -154,11 +136,11 @@ def test_the_host_reads_nothing_of_a_step_unless_a_line_is_logged(
         lambda self: (  # of what has arrived
             settled.append(self.step),
             check(self),
-            reads.found.remove("tolist"),
+            counted.reads.subtract(["tolist"]),
         )[1],
     )
     with_callback(monkeypatch, steps)
-    with reads:
+    with counted:
         run(
             tiny_config(
                 data,

@@ -3,7 +3,7 @@
 import collections
 
 import torch
-from fake_gpu import WAITS
+from fake_gpu import INDEXES, WAITS, tensors_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NO_KERNELS = {"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty"}
@@ -21,7 +21,9 @@ class Kernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        if func.overloadpacket in WAITS or name == "_to_copy" and "device" in (kwargs or {}):
+        packet = func.overloadpacket
+        masks = packet in INDEXES and any(t.dtype == torch.bool for t in tensors_of(args[1]))
+        if packet in WAITS or masks or name == "_to_copy" and "device" in (kwargs or {}):
             self.reads[name] += 1
         if not func.is_view and name not in NO_KERNELS:
             self.ops[name] += pairs(args) if "_foreach" in name else 1

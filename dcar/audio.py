@@ -480,8 +480,7 @@ def audio_writer(path: str | Path, sample_rate: int) -> Iterator[Callable[[np.nd
     except (OSError, sf.LibsndfileError, ValueError) as error:
         raise AudioError(
             f"{path}: could not be written ({error}); free some space, or choose another folder, "
-            "format "
-            "or sample rate"
+            "format or sample rate"
         ) from error
 
 

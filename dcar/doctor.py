@@ -57,7 +57,8 @@ def _space() -> str:
 def _packaged() -> str:
     from dcar.sources.packages import moonshine_files, resemblyzer_weights, whisper_base_dir
 
-    whisper_base_dir(), moonshine_files(), resemblyzer_weights()  # all verify every digest
+    for verified in (whisper_base_dir, moonshine_files, resemblyzer_weights):
+        verified()  # compares every digest
     return "whisper-base, moonshine and resemblyzer are there, digests verified"
 
 

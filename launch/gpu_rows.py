@@ -473,8 +473,7 @@ def run(config: RowsConfig) -> int:
         )
     print(
         f"\n{table(out, config.parts)}\n{len(config.parts) - missing} of {len(config.parts)} "
-        "parts; "
-        f"{out / 'rows.md'}"
+        f"parts; {out / 'rows.md'}"
     )
     return 1 if missing else 0
 

@@ -222,9 +222,8 @@ def table(result: dict[str, Any]) -> str:
         mark = "*" if r["k"] in result["range"] else " "
         lines.append(
             f"{mark}{r['k']:2d}  {100 * r['wer']:6.2f}   {100 * r['ci'][0]:5.1f} – "
-            f"{100 * r['ci'][1]:5.1f}  "
-            f"{r['S']:5d}{r['D']:5d}{r['I']:5d}  {r['tokens_per_pass']:11.2f}  "
-            f"{100 * r['truncated']:7.1f} %"
+            f"{100 * r['ci'][1]:5.1f}  {r['S']:5d}{r['D']:5d}{r['I']:5d}  "
+            f"{r['tokens_per_pass']:11.2f}  {100 * r['truncated']:7.1f} %"
         )
     return "\n".join(
         [*lines, f"guidance range: {result['range']} (recogniser {result['recognizer']})"]

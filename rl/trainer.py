@@ -608,8 +608,8 @@ class DCPOTrainer(ResilientTrainer):
         units = max(len(item.prompt.text_ids) for item in inputs["items"])
         return (
             f"{len(inputs['items'])} prompts of up to {units} phonemes, "
-            f"{self.args.num_generations} rollouts each "
-            f"of up to {self.args.max_completion_length} tokens"
+            f"{self.args.num_generations} rollouts each of up to {self.args.max_completion_length} "
+            "tokens"
         )
 
     def _load_copies(self, checkpoint: Path) -> None:

@@ -224,16 +224,16 @@ def check_recognizer(recognizer: str, wer: float, limit: float) -> None:
     raise RewardError(
         f"recogniser {recognizer} makes {100 * wer:.0f} % word errors on the corpus' own "
         f"recordings, resynthesised from their tokens, more than max_reward_wer={limit:g}: as a "
-        "reward it would be noise. Choose one of: (1) another recogniser: recognizer=moonshine "
-        "or whisper-base (if it is neither the judge nor the tokenizer) with "
+        "reward it would be noise. Choose one of: (1) another recogniser: recognizer=moonshine or "
+        "whisper-base (if it is neither the judge nor the tokenizer) with "
         "reward_funcs=[wer,range_penalty] or [wer,cer,range_penalty], because these return "
         "transcripts but no likelihoods; a CTC model, recognizer=nemo:<path> or ctc:<path>, "
         "supports log_likelihood too; (2) a recogniser trained on this speech: dcar prepare "
         "mode=resynthesize, then python -m launch.starter.train_recognizer; (3) a better vocoder "
         "or tokenizer, if these are at fault (see dcar analyse what=vocoder); (4) in DCPO, the "
         "reward of tokens: reward_funcs=[token_likelihood], as in "
-        "launch/recipes/dcpo_starter.yaml; (5) "
-        f"max_reward_wer={math.ceil(10 * wer) / 10:g}, to use it nevertheless"
+        f"launch/recipes/dcpo_starter.yaml; (5) max_reward_wer={math.ceil(10 * wer) / 10:g}, to "
+        "use it nevertheless"
     )
 
 

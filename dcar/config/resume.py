@@ -90,8 +90,8 @@ def changed_settings(
     effect only in steps that are already done.
     """
     start_again = (
-        "choose another out, or start again with resume=false "
-        "(DCPO: resume_from_checkpoint=never; a vocoder: remove checkpoint.pt)"
+        "choose another out, or start again with resume=false (DCPO: resume_from_checkpoint=never; "
+        "a vocoder: remove checkpoint.pt)"
     )
     old, new = (run.get("data") or {} for run in (before, now))
     if changed := [name for name in old.keys() & new.keys() - {"path"} if old[name] != new[name]]:

@@ -122,11 +122,12 @@ def _walk(schema: type, instance: Any, prefix: str, path: tuple[str, ...]) -> It
         if not f.init:
             continue
         meaning, hint = meaning_of(f), hints_of(schema)[f.name]
-        default = (
-            getattr(instance, f.name)
-            if instance is not None
-            else (f.default_factory() if f.default_factory is not MISSING else f.default)
-        )
+        if instance is not None:
+            default = getattr(instance, f.name)
+        elif f.default_factory is not MISSING:
+            default = f.default_factory()
+        else:
+            default = f.default
         key, place = prefix + (meaning.name or f.name), (*path, f.name)
         group = isinstance(hint, type) and dataclasses.is_dataclass(hint)
         yield Setting(key, place, hint, meaning, default, group)

@@ -185,9 +185,8 @@ def _table(file: Path) -> Iterator[Row]:
         def utterance(cells: list[str], source: str) -> Utterance:
             if len(cells) != len(header):
                 raise BadRow(
-                    f"{len(cells)} fields, the header has {len(header)}; fields with a comma "
-                    "stand in quotes "
-                    "(in tables separated by tabs or bars quotes are part of the text)",
+                    f"{len(cells)} fields, the header has {len(header)}; fields with a comma stand "
+                    "in quotes (in tables separated by tabs or bars quotes are part of the text)",
                     cells[0],
                 )
             name, said, who, recording, of = (

@@ -214,9 +214,8 @@ def _open(path: str, streaming: bool) -> Any:
         if not local.exists():
             hint = (
                 f"; there is no such folder. If {name} is on the hub and this machine has no "
-                "network, run "
-                f"`hf download {name} --repo-type dataset --local-dir FOLDER` on one that has, "
-                "and give FOLDER"
+                f"network, run `hf download {name} --repo-type dataset --local-dir FOLDER` on one "
+                "that has, and give FOLDER"
             )
         raise DataError(
             f"{path}: datasets cannot open it ({type(error).__name__}: {error}){hint}"

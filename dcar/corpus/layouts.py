@@ -118,8 +118,7 @@ def _ljspeech(metadata: Path, lists: Sequence[Path]) -> Iterator[Row]:
         if len(parts) not in (2, 3):
             raise BadRow(
                 f"{len(parts)} fields, expected id|text or id|text|normalized (a table with a "
-                "header: "
-                "corpus=folder)",
+                "header: corpus=folder)",
                 parts[0],
             )
         name = _id_of(parts[0])
@@ -130,12 +129,13 @@ def _ljspeech(metadata: Path, lists: Sequence[Path]) -> Iterator[Row]:
         if len(names) > 1:
             places = " and ".join(f"{listed[n][1]} ({n})" for n in names)
             raise BadRow(f"{places} may both mean it; write the id of metadata.csv there", name)
-        split = listed[names[0]][0] if names else rest if lists else None
+        split = None
+        if lists:
+            split = listed[names[0]][0] if names else rest
         if lists and split is None:
             raise BadRow(
                 f"in none of {', '.join(file.name for file in lists)}; add it to one, or remove "
-                "train.txt: "
-                "then all that is in no other list is for training",
+                "train.txt: then all that is in no other list is for training",
                 name,
             )
         written = [Path(parts[0].strip())] if os.path.isabs(parts[0].strip()) else []
@@ -258,9 +258,8 @@ def _seed_tts(folder: Path, text: str, source: str) -> Utterance:
     wav = folder / fields[4] if len(fields) == 5 else first_file([folder / "wavs" / f"{name}.wav"])
     if not os.path.isfile(wav):
         raise BadRow(
-            f"utterance {name} has no recording {wav}; the reference rows need it: unpack the "
-            "wavs of the "
-            "test set, or name them in a fifth field",
+            f"utterance {name} has no recording {wav}; the reference rows need it: unpack the wavs "
+            "of the test set, or name them in a fifth field",
             name,
         )
     return Utterance(

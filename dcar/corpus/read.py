@@ -212,20 +212,13 @@ def _fault(u: Utterance) -> str | None:
         if found := _HALF.search(value):
             return (
                 f"the {label} holds half a character (U+{ord(found[0]):04X}, a lone surrogate, at "
-                "character "
-                f"{found.start() + 1}); write it again"
+                f"character {found.start() + 1}); write it again"
             )
-    audio = (
-        u.audio.path
-        if isinstance(u.audio, AudioSegment)
-        else u.audio
-        if isinstance(u.audio, str)
-        else None
-    )
+    audio = u.audio.path if isinstance(u.audio, AudioSegment) else u.audio
     if _HALF.search(u.source):
         return "the path of the corpus is not UTF-8; rename its folder"
     for label, path in (("audio", audio), ("prompt_audio", u.prompt_audio)):
-        if path is not None and (fault := _path_fault(path)):
+        if isinstance(path, str) and (fault := _path_fault(path)):
             return f"{label}: {fault}"
     if u.duration is not None and not (math.isfinite(u.duration) and u.duration > 0):
         return f"a duration of {u.duration} s; correct it"
@@ -242,8 +235,7 @@ def _path_fault(path: str) -> str | None:
     if size > LONGEST_PATH or part > LONGEST_PART:
         return (
             f"the path has {size} bytes, its longest part {part} (…{path[-20:]}); a file system "
-            "takes "
-            f"{LONGEST_PATH} and {LONGEST_PART}"
+            f"takes {LONGEST_PATH} and {LONGEST_PART}"
         )
     return None
 
@@ -345,8 +337,8 @@ def examine(
         if u.sample_rate is not None and decoded[1] != u.sample_rate:
             report(
                 f"utterance {u.id}: the file has {decoded[1]} Hz, the manifest says "
-                f"{u.sample_rate} Hz; make the "
-                "manifest again from these files, or point audio_root to its own"
+                f"{u.sample_rate} Hz; make the manifest again from these files, or point "
+                "audio_root to its own"
             )
     except AudioError as error:
         report(str(error))
@@ -355,8 +347,7 @@ def examine(
         if prompt is not None and len(prompt[0]) / prompt[1] < MIN_PROMPT_SECONDS:
             report(
                 f"utterance {u.id}: the prompt {u.prompt_audio} is "
-                f"{len(prompt[0]) / prompt[1]:.2f} s, at least "
-                f"{MIN_PROMPT_SECONDS:g} s are needed"
+                f"{len(prompt[0]) / prompt[1]:.2f} s, at least {MIN_PROMPT_SECONDS:g} s are needed"
             )
     except AudioError as error:
         report(str(error))

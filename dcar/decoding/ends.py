@@ -21,8 +21,6 @@ def distribution_error(utterance_id: str, position: int) -> DistributionError:
     steps after it)."""
     return DistributionError(
         f"{utterance_id}: there is no distribution for token {position}, or for the size of the "
-        "chunk that it "
-        "begins (the scores are NaN, or all are minus infinity); check the weights of decoder, "
-        "draft and "
-        "policy, and decode in float32 if they are sound"
+        "chunk that it begins (the scores are NaN, or all are minus infinity); check the weights "
+        "of decoder, draft and policy, and decode in float32 if they are sound"
     )

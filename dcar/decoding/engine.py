@@ -188,9 +188,8 @@ class Engine:
                 raise
             raise EngineError(
                 f"out of memory with {self.rows} rows of {self._room[0]} speech positions "
-                f"({error}); lower the batch "
-                f"size first, then max_tokens, or set graphs=false; {len(finished)} utterances "
-                "are finished and kept",
+                f"({error}); lower the batch size first, then max_tokens, or set graphs=false; "
+                f"{len(finished)} utterances are finished and kept",
                 finished,
             ) from error
 

@@ -85,8 +85,7 @@ def decoder_card(decoder: Checkpoint, source: Mapping[str, Any]) -> str:
         (
             "size",
             f"{sum(p.numel() for p in decoder.parameters()):,} parameters, {config.num_layers} "
-            "layers, width "
-            f"{config.hidden_size}",
+            f"layers, width {config.hidden_size}",
         ),
         (
             "speech",
@@ -121,8 +120,7 @@ def decoder_card(decoder: Checkpoint, source: Mapping[str, Any]) -> str:
     return model_card(
         title,
         f"Predicts the next {heads} speech token(s) from text, a speech prompt and the tokens so "
-        "far; a vocoder for "
-        "the same speech tokens makes them audible.",
+        "far; a vocoder for the same speech tokens makes them audible.",
         facts,
         source,
         metrics_of="teacher-forced, dev split",

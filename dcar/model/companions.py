@@ -34,7 +34,6 @@ def text_encoder(directory: str | Path, starter: Shipped = "decoder") -> Callabl
     if tokenizer.name != config.phonemes:
         raise CheckpointError(
             f"{directory}/{TEXT_TOKENIZER_FOLDER}: is {tokenizer.name}, but the decoder was "
-            "trained "
-            f"with {config.phonemes}; copy the folder from where the model was converted"
+            f"trained with {config.phonemes}; copy the folder from where the model was converted"
         )
     return tokenizer

@@ -188,8 +188,7 @@ class PrepareReport:
             lines.append(describe(self.problems))
         lines += [
             f"{split}: {c['utterances']:.0f} utterances, {c['seconds'] / 3600:.2f} h, "
-            f"{c['speakers']:.0f} "
-            f"speakers, {c['tokens']:.0f} tokens"
+            f"{c['speakers']:.0f} speakers, {c['tokens']:.0f} tokens"
             for split, c in self.counts.items()
         ]
         return "\n".join(lines)

@@ -295,8 +295,8 @@ def check_tokens(
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= tokenizer.vocab_size:
         raise DataError(
-            f"{where}: tokens {low}…{high} are outside the vocabulary "
-            f"0…{tokenizer.vocab_size - 1} of {tokenizer.name}; correct its vocab_size"
+            f"{where}: tokens {low}…{high} are outside the vocabulary 0…{tokenizer.vocab_size - 1} "
+            f"of {tokenizer.name}; correct its vocab_size"
         )
     expected = seconds * tokenizer.rate_hz
     if abs(len(tokens) - expected) > 5 + 0.1 * expected:

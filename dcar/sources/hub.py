@@ -67,13 +67,12 @@ def read_weights(path: Path, what: str, fix: str = "") -> dict[str, Any]:
     except Exception as error:  # pickle and zipfile raise nearly anything where a file is damaged
         cause = (str(error) or type(error).__name__).splitlines()[0][:120]
         raise CheckpointError(
-            f"{path}: holds more than tensors, or is damaged ({cause}); "
-            "only weights are loaded: "
+            f"{path}: holds more than tensors, or is damaged ({cause}); only weights are loaded: "
             + (fix or "on a machine that trusts the file, save its state_dict with safetensors")
         ) from error
     if not isinstance(loaded, dict):
-        raise CheckpointError(
+        found = (
             f"{path}: holds a {type(loaded).__name__}, expected a dictionary of tensors ({what})"
-            + f"; {fix}" * bool(fix)
         )
+        raise CheckpointError(f"{found}; {fix}" if fix else found)
     return loaded

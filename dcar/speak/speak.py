@@ -185,8 +185,7 @@ def speak(options: SpeakConfig, text: str, parts: Sequence[Phrase], out: str) ->
         tokens, passes = sum(len(r.tokens) for r in results), sum(r.target_passes for r in results)
         print(
             f"{len(parts)} phrases, {tokens} tokens in {passes} passes ({tokens / passes:.2f} a "
-            "pass), "
-            f"{sum(r.truncated for r in results)} cut by the length guard",
+            f"pass), {sum(r.truncated for r in results)} cut by the length guard",
             file=notes,
         )
     print(

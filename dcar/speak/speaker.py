@@ -374,8 +374,7 @@ def make_method(
         return ChunkMethod(PolicyChunk(loaded, mode, dial=dial, num_candidates=num_candidates))
     raise ConfigError(
         f"unknown method '{name}'; choose far, car-1 … car-{decoder.config.num_prediction_heads}, "
-        "dcar "
-        "or dcar-sampled"
+        "dcar or dcar-sampled"
     )
 
 
@@ -408,6 +407,6 @@ def timeline(result: DecodeResult, rate: float) -> str:
     share = ", ".join(f"{k} tokens x {n}" for k, n in counts.items())
     return (
         f"{len(result.tokens) / rate:5.2f} s  {len(result.tokens)} tokens in "
-        f"{result.target_passes} passes "
-        f"({result.tokens_per_pass:.2f} a pass): {share}\n         |{sizes}|"
+        f"{result.target_passes} passes ({result.tokens_per_pass:.2f} a pass): {share}\n         "
+        f"|{sizes}|"
     )

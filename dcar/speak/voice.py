@@ -175,7 +175,6 @@ def shipped_voice(name: str, tokenizer) -> Voice:
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(
             f"voice {name}: neither a shipped voice nor a recording; {hint}`dcar speak --voices` "
-            "lists "
-            "those that ship"
+            "lists those that ship"
         )
     return voices[name]

@@ -99,10 +99,9 @@ def _pronounce(word: str, tag: str) -> list[str]:
     found = _find(word.lower(), tag)
     if found is None and (m := re.fullmatch(r"(.+)'s", word, re.IGNORECASE)):
         base = _pronounce(m[1], tag)
-        ending = (
-            ["ɪ", "z"] if base[-1] in _SIBILANTS else ["s"] if base[-1] in _VOICELESS else ["z"]
-        )
-        return base + ending
+        if base[-1] in _SIBILANTS:
+            return [*base, "ɪ", "z"]
+        return [*base, "s" if base[-1] in _VOICELESS else "z"]
     if found is None:
         found = _guess(word.lower().replace("'", ""))
     if not found:
@@ -134,8 +133,7 @@ def _check(text: str) -> str:
     if len(text) > MAX_CHARACTERS:
         raise TextError(
             f"text has {len(text)} characters, the limit is {MAX_CHARACTERS}: {text[:40]!r}…; "
-            "split it "
-            "into sentences"
+            "split it into sentences"
         )
     return text
 
@@ -189,9 +187,8 @@ def _cached_ids(text: str) -> tuple[int, ...]:
     symbols = phonemes_of(normalize_text(text))
     if len(symbols) > MAX_PHONEMES:
         raise TextError(
-            f"text has {len(symbols)} phonemes, the limit is {MAX_PHONEMES}: {text[:40]!r}…; "
-            "split it "
-            "into sentences"
+            f"text has {len(symbols)} phonemes, the limit is {MAX_PHONEMES}: {text[:40]!r}…; split "
+            "it into sentences"
         )
     return tuple(encode_phonemes(symbols))
 

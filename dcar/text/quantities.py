@@ -58,16 +58,14 @@ _SCALE_WORDS = {
 _NOTES = re.compile(r"\s(?:bills?|notes?|coins?|banknotes?|stamps?|vouchers?|coupons?|tickets?)\b")
 REGNAL = (
     "Henry Louis Elizabeth George Charles Edward James Richard William John Paul Napoleon "
-    "Catherine Philip Frederick "
-    "Francis Leo Pius Benedict Gregory Alexander Nicholas Peter Ivan Ferdinand Ramses Innocent "
-    "Clement Urban Otto "
-    "Mary Sixtus Robert Harald Olaf Christian Gustav Rameses Ptolemy Xerxes Darius"
+    "Catherine Philip Frederick Francis Leo Pius Benedict Gregory Alexander Nicholas Peter Ivan "
+    "Ferdinand Ramses Innocent Clement Urban Otto Mary Sixtus Robert Harald Olaf Christian Gustav "
+    "Rameses Ptolemy Xerxes Darius"
 ).split()
 COUNTED = (
     "Chapter Part Parts War Volume Section Act Scene Book Phase Type Level Bowl Class Grade Stage "
-    "Article Title Table "
-    "Figure Appendix Apollo Gemini Saturn Rocky Episode Round Group Division Tier Canto Fantasy "
-    "Mark Schedule Lesson"
+    "Article Title Table Figure Appendix Apollo Gemini Saturn Rocky Episode Round Group Division "
+    "Tier Canto Fantasy Mark Schedule Lesson"
 ).split()
 
 

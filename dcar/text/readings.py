@@ -28,9 +28,8 @@ from dcar.text.spoken import INITIALISMS, expand
 _APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "´": "'"})
 _NUMBER_WORDS = set(
     "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen "
-    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety first second third "
-    "fourth fifth sixth "
+    "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety "
+    "first second third fourth fifth sixth "
     "seventh eighth ninth tenth eleventh twelfth".split()
 )
 _BEFORE_AND = {"hundred", "thousand", "million", "billion"}

@@ -113,8 +113,7 @@ class S3Tokenizer(CodecTokenizer):
         except (OSError, RuntimeError) as error:
             raise AssetError(
                 f"s3:{name}: cannot be downloaded ({error}); get {s3tokenizer._MODELS[name]} on a "
-                "machine "
-                f"with network and write tokenizer=s3:{name}@FILE"
+                f"machine with network and write tokenizer=s3:{name}@FILE"
             ) from error
         if not path.is_file():
             raise AssetError(

@@ -453,7 +453,7 @@ class ResilientTrainer(Trainer):
         batch = self.describe(self._update[-1]) if self._update else "the model"
         message = (str(error) or "out of memory").splitlines()[0][:200]
         return (
-            f"{self._doing}: out of memory for {batch} ({message}). Lower "
-            f"{self.batch_setting} and raise gradient accumulation by the same factor: the update "
-            f"stays the same. {self._last_state()}"
+            f"{self._doing}: out of memory for {batch} ({message}). Lower {self.batch_setting} and "
+            "raise gradient accumulation by the same factor: the update stays the same. "
+            f"{self._last_state()}"
         )

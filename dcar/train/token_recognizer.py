@@ -159,8 +159,7 @@ def token_recognizer_card(recognizer: TokenRecognizer, source: Mapping[str, Any]
             (
                 "size",
                 f"{sum(p.numel() for p in recognizer.parameters()):,} parameters, "
-                f"{len(config.dilations)} layers, "
-                f"width {config.hidden_size}",
+                f"{len(config.dilations)} layers, width {config.hidden_size}",
             ),
             ("speech", f"{config.speech_vocab_size} codes of {config.tokenizer}"),
             ("text", f"{config.phonemes}; id 0 is CTC's blank"),

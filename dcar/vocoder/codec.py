@@ -70,8 +70,7 @@ class OneByOne:
             worst = min(tokens) if min(tokens) < 0 else max(tokens)
             raise DataError(
                 f"{self.name}: token {worst} is outside 0..{self.vocab_size - 1}; strip EOS and "
-                "use the "
-                "vocoder of the decoder's tokenizer"
+                "use the vocoder of the decoder's tokenizer"
             )
         with torch.inference_mode():
             wave = self.speak(torch.tensor(tokens, dtype=torch.int64), speaker)
@@ -112,8 +111,8 @@ class CosyVoiceVocoder(OneByOne):
         except ImportError as error:
             raise AssetError(
                 f"CosyVoice ({error}) is not installed: clone "
-                "https://github.com/FunAudioLLM/CosyVoice "
-                "and put the clone on PYTHONPATH (see docs/data.md)"
+                "https://github.com/FunAudioLLM/CosyVoice and put the clone on PYTHONPATH (see "
+                "docs/data.md)"
             ) from error
         path = Path(folder)
         second = (path / "cosyvoice2.yaml").is_file()

@@ -39,8 +39,7 @@ class TokenVocoder(VocoderNetwork):
             raise CheckpointError(
                 f"this vocoder was trained on the tokenizer {trained[:12]}…, the decoder on "
                 f"{given[:12]}…: use the vocoder of the decoder's tokenizer, or train one with "
-                "`dcar "
-                "train-vocoder`"
+                "`dcar train-vocoder`"
             )
 
     @torch.inference_mode()

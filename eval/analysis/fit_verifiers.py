@@ -213,9 +213,8 @@ def mean_mel(data: str, split: str, codes: int, limit: int) -> tuple[Tensor, Ten
         wave, tokens = resample(wave, own * speed, rate), torch.tensor(row["speech"])
         if abs(len(wave) - hop * len(tokens)) > 3 * hop:
             raise DataError(
-                f"{data}: {row['id']}: tokens and recording differ in length by over three "
-                "tokens; prepare "
-                "the corpus again"
+                f"{data}: {row['id']}: tokens and recording differ in length by over three tokens; "
+                "prepare the corpus again"
             )
         frames = mel(torch.from_numpy(fitted(wave, hop * len(tokens)))[None])[0].T
         sums.index_add_(0, tokens, frames.double())
@@ -312,8 +311,7 @@ def summary(statistics: VerifierStatistics) -> str:
     if len(counts := statistics.mel_counts):
         lines.append(
             f"mean mel frames of {int((counts > 0).sum())} of {len(counts)} codes, from "
-            f"{int(counts.sum())} "
-            "tokens"
+            f"{int(counts.sum())} tokens"
         )
     lines.append(
         "entropy threshold (nats) -> tokens per pass: "

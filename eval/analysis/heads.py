@@ -249,8 +249,7 @@ def table(result: dict[str, Any]) -> str:
         text, recent = 100 * a["text"], 100 * a["recent"]
         lines.append(
             f"{name}, first layer: {text:.1f} % of the attention on the text, {recent:.1f} % on "
-            "the "
-            f"last {RECENT} speech tokens; entropy {a['entropy']:.2f} nats"
+            f"the last {RECENT} speech tokens; entropy {a['entropy']:.2f} nats"
         )
     return "\n".join(lines)
 

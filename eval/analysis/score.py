@@ -188,8 +188,7 @@ def _text_fault(text: str) -> str:
     except TextError:
         return (
             f"no words in its text {text!r}; write them into a .txt file of the same name (one "
-            "file: text=…), or "
-            "measure without recognisers: recognizers=[]"
+            "file: text=…), or measure without recognisers: recognizers=[]"
         )
     return ""
 

@@ -307,8 +307,7 @@ def table(result: dict[str, Any]) -> str:
         f"{result['n']} utterances, seeds {result['seeds']}; recogniser {result['judge']}",
         f"{'':18} {'':>7} {'':>7} | swapped: {'':19} | PCG itself:",
         f"{'groups':18} {'size':>7} {'swap %':>7} | {'WER +':>6} {'95 %':>13} {'sim. +':>7} | "
-        f"{'tok/pass':>8} "
-        f"{'WER %':>6} {'sim.':>6}",
+        f"{'tok/pass':>8} {'WER %':>6} {'sim.':>6}",
     ]
     for row in result["rows"]:
         own = (
@@ -320,8 +319,8 @@ def table(result: dict[str, Any]) -> str:
             low, high = (100 * x for x in change["wer_change_ci"])
             left = (
                 f"{row['group_size']:7.1f} {100 * row['swapped']:7.1f} | "
-                f"{100 * change['wer_change']:+6.1f} "
-                f"{f'{low:+.1f} to {high:+.1f}':>13} {change['similarity_change']:+7.3f}"
+                f"{100 * change['wer_change']:+6.1f} {f'{low:+.1f} to {high:+.1f}':>13} "
+                f"{change['similarity_change']:+7.3f}"
             )
         lines.append(f"{row['method']:18} {left} | {own}")
     return "\n".join([*lines, *map(sentence, result["equal_speed"])])

@@ -184,8 +184,7 @@ def table(result: dict[str, Any]) -> str:
         )
         lines.append(
             f"{name:14} {100 * row['wer']:6.1f} {f'{low:.1f}–{high:.1f}':>11} "
-            f"{100 * row['cer']:6.1f} "
-            f"{here:>20} {of_all:>7} {row['similarity']:11.3f}"
+            f"{100 * row['cer']:6.1f} {here:>20} {of_all:>7} {row['similarity']:11.3f}"
         )
     return "\n".join(lines)
 

@@ -105,7 +105,7 @@ def parse_method(name: str) -> MethodName:
         tuple(filter(None, words.replace("@:", ":").split("@"))),
         tuple(v if isinstance(v, str) else float(v) for v in values),
         spec.word,
-        sampled or "own best" * bool(spec.sampling),
+        sampled or ("own best" if spec.sampling else ""),
         given.get("num_candidates", 1) if kind.policies else 1,
     )
 

@@ -83,8 +83,7 @@ def find_kind(name: str) -> MethodKind:
         known = ", ".join([*(kind.example for kind in KINDS.values()), *installed()])
         raise ConfigError(
             f"unknown method '{name}'; methods are written {known} (see docs/methods.md); a class "
-            "of "
-            "your own is written package.module.Class"
+            "of your own is written package.module.Class"
         )
     point = installed()[prefix] if prefix else None
     prefix = prefix or dotted[1]  # type: ignore[index]
@@ -107,18 +106,15 @@ def find_kind(name: str) -> MethodKind:
 def _numbers(made: type[Any], kind: Any = NUMBER) -> tuple[MethodSetting, ...]:
     """Return the settings that a constructor's arguments define, in order; a name with another
     meaning in a mapping gets a trailing underscore."""
-    return tuple(
-        MethodSetting(
-            p.name + "_" * (p.name in TAKEN),
-            *(
-                (list[kind], "-", [])
-                if p.kind is p.VAR_POSITIONAL
-                else (kind, "-", ... if p.default is p.empty else p.default)
-            ),
-        )
-        for p in inspect.signature(made).parameters.values()
-        if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
-    )
+    found = []
+    for p in inspect.signature(made).parameters.values():
+        name = f"{p.name}_" if p.name in TAKEN else p.name
+        if p.kind is p.VAR_POSITIONAL:
+            found.append(MethodSetting(name, list[kind], "-", []))
+        elif p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD):
+            default = ... if p.default is p.empty else p.default
+            found.append(MethodSetting(name, kind, "-", default))
+    return tuple(found)
 
 
 def _chain_numbers(made: type[ChainVerifier]) -> list[MethodSetting]:
@@ -126,10 +122,9 @@ def _chain_numbers(made: type[ChainVerifier]) -> list[MethodSetting]:
     arguments are name and drafter."""
     found = _numbers(made, float)[2 : 2 + max(made.numbers)]
     least = min(made.numbers)
-    return [
-        replace(s, default=... if i < least else None if s.default is ... else s.default)
-        for i, s in enumerate(found)
-    ]
+    required = [replace(s, default=...) for s in found[:least]]
+    optional = [replace(s, default=None if s.default is ... else s.default) for s in found[least:]]
+    return required + optional
 
 
 def plugged(made: type[Any], name: str, arguments: Iterable[Any]) -> tuple[Method, dict[str, str]]:

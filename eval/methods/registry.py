@@ -132,8 +132,7 @@ def _far(name: str, models: Models) -> Entry:
     if models.far_decoder is None:
         raise ConfigError(
             "method 'far' needs far_decoder, a checkpoint trained with one head; car-1 is "
-            "next-token "
-            "decoding with the CAR weights"
+            "next-token decoding with the CAR weights"
         )
     return Entry(
         name,
@@ -271,8 +270,7 @@ def _chain(
     elif not 1 <= length <= most:
         raise ConfigError(
             f"method '{name}': this decoder has {most} additional heads to draft with; draft at "
-            "most "
-            "that many tokens, or use a draft model: @draft"
+            "most that many tokens, or use a draft model: @draft"
         )
     given = tuple(n for n in numbers.values() if n is not None)
     arguments = verifier.arguments(models.decoder, models.statistics, given)
@@ -392,9 +390,8 @@ def load_models(
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
         if name and not _names_a_policy(name):
             raise ConfigError(
-                f"policy '{name}': dcar@{name} would read as a sampling, a number of candidates "
-                "or a "
-                f"dial; name it otherwise, as policy-{name}={folder}"
+                f"policy '{name}': dcar@{name} would read as a sampling, a number of candidates or "
+                f"a dial; name it otherwise, as policy-{name}={folder}"
             )
         loaded[name] = matched_policy(load_policy(folder, device), target)
     far = load_decoder(far_decoder, device, starter="far", dtype=dtype) if far_decoder else None

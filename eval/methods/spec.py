@@ -111,7 +111,7 @@ class MethodSpec:
 def _about(kind: MethodKind) -> str:
     own = ", ".join(s.name for s in kind.settings)
     return (
-        f"it has the settings {own}{' and ' * bool(own)}temperature, top_k, top_p (at the end, "
+        f"it has the settings {f'{own} and ' if own else ''}temperature, top_k, top_p (at the end, "
         "as in @t0.8-k10-p0.9)"
     )
 
@@ -123,7 +123,8 @@ def _pattern(s: MethodSetting) -> str:
     mark = f"[-@]{s.mark[1:]}" if s.word and s.mark[0] == "-" else s.mark
     if typing.get_origin(s.type) is list:
         return f"(?P<{s.name}>(?:{mark}{value})+)?"
-    return f"(?:{mark}(?P<{s.name}>{value}))?" + "?" * (s.type is str)
+    lazy = "?" if s.type is str else ""
+    return f"(?:{mark}(?P<{s.name}>{value}))?{lazy}"
 
 
 def _number(text: str) -> int | float:

@@ -68,16 +68,16 @@ class Folded:
     kind: str = "folded"
 
 
-class Cell(str):
+@dataclass(frozen=True)
+class Cell:
     """Text of a table's cell, with the class that colours it and a tooltip."""
 
-    look = hint = ""
+    text: str
+    look: str = ""
+    hint: str = ""
 
-    @classmethod
-    def of(cls, text: str, look: str, hint: str = "") -> Cell:
-        cell = cls(text)
-        cell.look, cell.hint = look, hint
-        return cell
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Table:
 
     title: str
     head: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str | Cell]]
     classes: Sequence[str] = ()
     look: str = "sortable"
     kind: str = "table"

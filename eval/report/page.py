@@ -124,18 +124,17 @@ def page(
     return text.lstrip(), tables
 
 
+def _row_class(row: dict[str, Any]) -> str:
+    if row["kind"] == "reference":
+        return "reference"
+    return "dcar" if row["method"].startswith("dcar") else "plain"
+
+
 def _tables(result: dict[str, Any]) -> list[Section]:
     """Return the rows of the comparison in tables that fit on a screen, with explanations; the
     first is not folded."""
     rows = result["rows"]
-    kinds = [
-        "reference"
-        if r["kind"] == "reference"
-        else "dcar"
-        if r["method"].startswith("dcar")
-        else "plain"
-        for r in rows
-    ]
+    kinds = [_row_class(r) for r in rows]
     found = [
         Section(title, [MEANINGS[title], table_of(title, columns, rows, kinds)])
         for title, columns in column_groups(rows)

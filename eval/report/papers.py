@@ -110,11 +110,9 @@ def papers_section(result: dict[str, Any]) -> Section | None:
     kind, seeds = corpus_kind(result), len(result["seeds"])
     blocks: list[Any] = [
         f"Here: decoder of {result['parameters'] / 1e6:.1f} M parameters with {result['heads']} "
-        "heads, "
-        f"{result['codes']} codes; {kind} "
-        f"corpus{' (synthetic speech)' if kind == 'starter' else ''}, "
-        f"{result['utterances']} utterances, {seeds} seed{'s' if seeds > 1 else ''}; recogniser "
-        f"{result['asr']}; "
+        f"heads, {result['codes']} codes; {kind} "
+        f"corpus{' (synthetic speech)' if kind == 'starter' else ''}, {result['utterances']} "
+        f"utterances, {seeds} seed{'s' if seeds > 1 else ''}; recogniser {result['asr']}; "
         f"{result['device']}, batch 1.",
         "Error rates of different models, voices and recognisers are not comparable; compare the "
         "columns “÷ base”.",

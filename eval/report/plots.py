@@ -145,7 +145,11 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     floor = next((100 * r["wer"] for r in rows if r["method"] == RESYNTHESIS), None)
     if floor is not None:
         far = 0.15 * (high - low)  # a line far away would squeeze the points
-        where = " (below)" if floor <= low - far else " (above)" if floor >= high + far else ""
+        where = ""
+        if floor <= low - far:
+            where = " (below)"
+        elif floor >= high + far:
+            where = " (above)"
         text = f"recordings resynthesised from their tokens: {floor:.1f} %{where}"
         axes.text(
             0.995,
@@ -310,9 +314,8 @@ def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:
             [
                 tuple(pictures),
                 "Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size "
-                "of the guidance range; "
-                "sampled ones follow the policy. The policy exceeds its guides where the sampled "
-                "curve passes the forced one.",
+                "of the guidance range; sampled ones follow the policy. The policy exceeds its "
+                "guides where the sampled curve passes the forced one.",
             ],
         )
         if pictures

@@ -185,15 +185,15 @@ def matrix(title: str, pairs: Sequence[dict[str, Any]], families: Sequence[str])
     )
 
 
-def _difference(found: dict[tuple[str, str], dict[str, Any]], row: str, column: str) -> str:
+def _difference(found: dict[tuple[str, str], dict[str, Any]], row: str, column: str) -> Cell:
     if row == column:
-        return ""
+        return Cell("")
     if (row, column) in found:
         pair, sign = found[row, column], 1
     else:
         pair, sign = found[column, row], -1
     if pair["shared"] is None:
-        return Cell.of("·", "none", "no shared speed")
+        return Cell("·", "none", "no shared speed")
     mean = pair["average"]
     points = 100 * sign * mean["difference"]
     ends = sorted(100 * sign * v for v in mean["ci"])
@@ -203,7 +203,7 @@ def _difference(found: dict[tuple[str, str], dict[str, Any]], row: str, column: 
         text, look = f"{points:+.1f}".replace("-", "−"), "better" if points < 0 else "worse"
         if mean["p"] < 0.05:
             look += " sure"
-    return Cell.of(
+    return Cell(
         text,
         look,
         f"{ends[0]:+.1f} to {ends[1]:+.1f}, p = {mean['p']:.3f}".replace("-", "−"),

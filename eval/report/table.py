@@ -205,7 +205,7 @@ def table_of(
 def aligned(table: Table) -> list[str]:
     """Format a table as lines of equal length; the first column is left-aligned, the others
     right-aligned."""
-    cells = [table.head, *table.rows]
+    cells = [[str(cell) for cell in row] for row in (table.head, *table.rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells

@@ -194,8 +194,8 @@ def sentence(pair: dict[str, Any]) -> str:
     )
     if pair["p"] > 0.05:
         text += (
-            "; this could be chance (a true difference of "
-            f"{100 * pair['detectable']:.1f} points would be detected)"
+            f"; this could be chance (a true difference of {100 * pair['detectable']:.1f} points "
+            "would be detected)"
         )
     average = f" Averaged over that range: {_points(pair['average'])}." if low < high else ""
     return f"{text}.{average}"

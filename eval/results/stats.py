@@ -64,8 +64,7 @@ def paired_contrast(
     if len({len(e) for e, _ in counts}) != 1:
         raise DataError(
             f"paired test: the methods have {', '.join(str(len(e)) for e, _ in counts)} "
-            "utterances; "
-            "pair them first"
+            "utterances; pair them first"
         )
     observed = float(sum(c * e.sum() / w.sum() for c, (e, w) in zip(weights, counts, strict=True)))
     differences = np.zeros(resamples)

@@ -184,11 +184,9 @@ def check_rounds(
     ):
         raise DataError(
             f"{utterance_id}: {method} reports {len(proposed)} verifying passes with drafted "
-            "tokens and "
-            f"{len(accepted)} with accepted ones, each accepting at most what was drafted; the "
-            "method "
-            "counts wrongly: its `rounds_proposed` and `rounds_accepted` must describe the same "
-            "passes"
+            f"tokens and {len(accepted)} with accepted ones, each accepting at most what was "
+            "drafted; the method counts wrongly: its `rounds_proposed` and `rounds_accepted` must "
+            "describe the same passes"
         )
 
 

@@ -169,8 +169,7 @@ def training_note(training: dict[str, Any] | None) -> str | None:
     if unknown and both_shipped(training):
         return (
             "FAR and CAR are the shipped decoders: trained alike by their cards (README.md), but "
-            "CAR learned from "
-            f"distilled sentences in two rounds and FAR in one; without a {FILE}."
+            f"CAR learned from distilled sentences in two rounds and FAR in one; without a {FILE}."
         )
     if unknown:
         return (

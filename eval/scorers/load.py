@@ -179,8 +179,7 @@ class ERes2NetEncoder:
         if not path.is_file():
             raise AssetError(
                 f"{path}: no such file; get a 3dspeaker_*eres2net*.onnx from the sherpa-onnx "
-                "releases "
-                "(speaker-recongition-models) and give eres2net:FILE"
+                "releases (speaker-recongition-models) and give eres2net:FILE"
             )
         try:
             self._session = onnx_session(path)
@@ -326,8 +325,7 @@ def load_scorers(
         else:
             raise ConfigError(
                 f"scorer {spec!r}: choose {', '.join(PACKAGED)}, utmos:CLONE#WEIGHTS.pt, "
-                "resemblyzer, "
-                "wavlm:FOLDER_OR_NAME or eres2net:FILE.onnx"
+                "resemblyzer, wavlm:FOLDER_OR_NAME or eres2net:FILE.onnx"
             )
         name = getattr(score, "name", spec)
         if name in loaded:

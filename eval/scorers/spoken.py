@@ -198,8 +198,7 @@ class SpokenChoice(TrainerCallback):
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(
                 f"{path}: cannot be read ({error}), so the best step of this run is not known; "
-                "start "
-                "again with resume=false"
+                "start again with resume=false"
             ) from error
 
     def agreed(self) -> int:

@@ -64,8 +64,7 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
         if not isinstance(decoder, CARDecoder):
             raise ConfigError(
                 "the peer of `what=speed` is made of a CARDecoder, not of a "
-                f"{type(decoder).__name__}; "
-                "leave peers out of `parts`"
+                f"{type(decoder).__name__}; leave peers out of `parts`"
             )
         c = decoder.config
         shape: dict[str, Any] = dict(

@@ -235,15 +235,16 @@ class Measurement:
 
     def __post_init__(self) -> None:
         config, self.brief = self.config, is_brief(self.config, self.size)
-        tokens = config.tokens or (15 if self.brief else 60 if config.quick else 210)
+        if self.brief:
+            tokens, self.repeats = 15, 1
+        elif config.quick:
+            tokens, self.repeats = 60, min(config.repeats, 3)
+        else:
+            tokens, self.repeats = 210, config.repeats
+        tokens = config.tokens or tokens
         self.load = Load(20, 10, tokens) if self.brief else Load(60, 50, tokens)
-        self.repeats = (
-            1 if self.brief else min(config.repeats, 3) if config.quick else config.repeats
-        )
-        self.few, self.once = (
-            min(self.repeats, 2 if config.quick else 3),
-            min(self.repeats, 1 if config.quick else 3),
-        )
+        self.few = min(self.repeats, 2 if config.quick else 3)
+        self.once = min(self.repeats, 1 if config.quick else 3)
         self.decoder, self.prompts = self.models.decoder, self.load.prompts(self.models.decoder)
 
     def ratio(self, name: str, value: Any) -> None:
@@ -554,8 +555,7 @@ def _methods(m: Measurement) -> None:
     for name, of in card.items():
         print(
             f"{name:20} {of['ms_per_round']:9.3f} ms per round, {of['ms_per_round'] / far:5.2f} × "
-            "FAR, "
-            f"{of['tokens_per_pass']:5.2f} tokens; tokens/s {of['1']:9.1f} at batch 1, "
+            f"FAR, {of['tokens_per_pass']:5.2f} tokens; tokens/s {of['1']:9.1f} at batch 1, "
             f"{of['32']:9.1f} at batch 32"
         )
 
@@ -575,9 +575,8 @@ def run(config: SpeedConfig) -> dict[str, Any]:
     device = torch.device(config.device)
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
     print(
-        f"machine: {machine()}; device {device}; torch {torch.__version__}; up to "
-        f"{config.repeats} interleaved "
-        f"repeats, medians, {config.clock} clock"
+        f"machine: {machine()}; device {device}; torch {torch.__version__}; up to {config.repeats} "
+        f"interleaved repeats, medians, {config.clock} clock"
     )
     if busy > cores / 2:
         print(

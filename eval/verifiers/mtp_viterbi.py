@@ -59,8 +59,7 @@ def count_bigrams(utterances: Sequence[Sequence[int]], codes: int) -> tuple[Tens
         if len(line) > 2 and not 0 <= line[1:-1].min() <= line[1:-1].max() < codes:
             raise DataError(
                 f"utterance {i} has a token outside the codebook of {codes}; prepare the corpus "
-                "with the "
-                "decoder's tokenizer"
+                "with the decoder's tokenizer"
             )
         found.append(line[:-1] * states + line[1:])
     keys, counts = np.unique(np.concatenate(found), return_counts=True)

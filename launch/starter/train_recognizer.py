@@ -263,8 +263,8 @@ def encoder_recognizer_card(recognizer: EncoderRecognizer, source: Mapping[str, 
             (
                 "size",
                 f"{sum(p.numel() for p in recognizer.parameters()):,} parameters, "
-                f"{len(config.dilations)} layers, "
-                f"width {config.hidden_size}, in addition to the encoder's",
+                f"{len(config.dilations)} layers, width {config.hidden_size}, in addition to the "
+                "encoder's",
             ),
             ("encoder", config.encoder),
             (

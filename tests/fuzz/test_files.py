@@ -195,8 +195,7 @@ def test_damaged_files(
             where = traceback.extract_tb(error.__traceback__)[-1]
             bad.append(
                 f"{fmt.name}, seed {SEED}, case {case} ({', '.join(chosen)}): "
-                f"{type(error).__name__}: "
-                f"{str(error)[:200]!a} in {where.filename}:{where.lineno}"
+                f"{type(error).__name__}: {str(error)[:200]!a} in {where.filename}:{where.lineno}"
             )
     print(f"{fmt.name}: {ends.total()} cases, {dict(ends.most_common())}")
     assert not bad, f"{len(bad)}:\n" + "\n".join(bad[:30])

@@ -181,8 +181,7 @@ class CPUBackend(Backend):
         ):
             raise ValueError(
                 f"hidden states {tuple(hidden.shape)} and logits {tuple(logits.shape)} do not fit "
-                "a "
-                f"policy of {part.reach} ends"
+                f"a policy of {part.reach} ends"
             )
         hidden, logits, u = hidden.contiguous(), logits.contiguous(), u.contiguous()
         banned = None if forbidden is None else forbidden.contiguous()

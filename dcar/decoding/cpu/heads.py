@@ -69,8 +69,7 @@ class NativeHeads:
         if hidden.dtype != torch.float32 or hidden.shape[-1] != self._size:
             raise TypeError(
                 f"hidden states {tuple(hidden.shape)} of {hidden.dtype} cannot be read by float32 "
-                "heads of "
-                f"width {self._size}"
+                f"heads of width {self._size}"
             )
         x, y = hidden.contiguous(), hidden.new_empty(*hidden.shape[:-1], k, self._out)
         rows = x.numel() // self._size

@@ -72,8 +72,7 @@ def llasa_ids(tokenizer: Any, where: str) -> SpeechIds:
     if missing := [m for m in marks if m not in vocabulary]:
         raise CheckpointError(
             f"{where}: expected LLaSA's tokenizer, missing {missing}; give HKUSTAudio/Llasa-1B, "
-            "-3B "
-            "or -8B (or kind=causal-lm with first_speech_id)"
+            "-3B or -8B (or kind=causal-lm with first_speech_id)"
         )
     codes: list[int] = []
     while (token := SPEECH.format(len(codes))) in vocabulary:
@@ -99,8 +98,7 @@ def llasa_template(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if ids.index(end) != cut or last != len(ids) - 1:
         raise CheckpointError(
             "the tokenizer's chat template does not keep LLaSA's marks in order; give the "
-            "tokenizer "
-            "that was published with the model"
+            "tokenizer that was published with the model"
         )
     return tuple(ids[:cut]), tuple(ids[cut:last])
 
@@ -132,8 +130,7 @@ def load_causal_lm(
     if speech_vocab_size and codes != speech_vocab_size:
         raise CheckpointError(
             f"{model}: expected {speech_vocab_size} speech codes, found {codes}; prepare the "
-            "corpus "
-            "with the speech tokenizer of this model"
+            "corpus with the speech tokenizer of this model"
         )
     if speech and max(*speech.codes, speech.end, speech.start) >= len(table):
         raise CheckpointError(

@@ -204,6 +204,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     size = sum(p.numel() for p in decoder.parameters())
     print(
         f"{config.out}: {size / 1e6:.1f} M parameters, {decoder.config.speech_vocab_size} speech "
-        "codes, "
-        f"{decoder.config.num_prediction_heads} heads, checksum {decoder.checksum()[:12]}"
+        f"codes, {decoder.config.num_prediction_heads} heads, checksum {decoder.checksum()[:12]}"
     )

@@ -74,8 +74,7 @@ def check_cosyvoice2(path: Path, tensors: dict[str, Tensor]) -> None:
     if any(k.startswith(("text_encoder.", "llm.encoders.")) for k in tensors):
         raise CheckpointError(
             f"{path}: expected CosyVoice 2 (keys {TRUNK}*), found CosyVoice 1 (CosyVoice-300M: "
-            "keys text_encoder.*, "
-            f"llm.encoders.*): convert it with kind=cosyvoice, or {FIX}"
+            f"keys text_encoder.*, llm.encoders.*): convert it with kind=cosyvoice, or {FIX}"
         )
     if (
         any(k.startswith(TRUNK) for k in tensors)
@@ -133,8 +132,8 @@ def read_architecture(folder: Path, embeddings: Tensor) -> dict[str, Any]:
         )
     if (width := architecture.get("hidden_size")) != embeddings.shape[1]:
         raise CheckpointError(
-            f"{path}: hidden_size {width}, but the weights are "
-            f"{embeddings.shape[1]} wide: the configuration is of another model; {FIX}"
+            f"{path}: hidden_size {width}, but the weights are {embeddings.shape[1]} wide: the "
+            f"configuration is of another model; {FIX}"
         )
     return {**architecture, "vocab_size": embeddings.shape[0]}
 

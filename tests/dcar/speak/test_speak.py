@@ -226,12 +226,9 @@ def test_streaming_to_a_terminal_is_refused_and_to_a_pipe_writes_no_file(
 
 LONG = (
     "When the tide came in before we had packed the blankets and the lamps; the children, who had "
-    "been digging for "
-    "shells since the early morning, ran shouting to the steps of the old customs house, while "
-    "their uncle tried "
-    "to save the basket with the bread, the cheese and the bottles - all that was left of the "
-    "long summer that we "
-    "had spent together on the coast."
+    "been digging for shells since the early morning, ran shouting to the steps of the old customs "
+    "house, while their uncle tried to save the basket with the bread, the cheese and the bottles "
+    "- all that was left of the long summer that we had spent together on the coast."
 )
 
 

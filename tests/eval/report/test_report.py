@@ -376,7 +376,7 @@ def test_a_difference_that_is_written_as_nothing_is_neither_better_nor_worse():
             "average": {"difference": difference, "ci": [-0.1, 0.1], "p": p},
         }
         (_, _, right), (_, left, _) = matrix("t", [pair], ["car", "dcar"]).rows
-        return [(right, right.look), (left, left.look)]
+        return [(right.text, right.look), (left.text, left.look)]
 
     assert looks(-0.0002, 0.9) == [("0.0", "even"), ("0.0", "even")]
     assert looks(0.02, 0.01) == [("+2.0", "worse sure"), ("−2.0", "better sure")]

@@ -118,7 +118,7 @@ def joint_log_probs(scores: Tensor, features: Tensor) -> Tensor:
     return scores.flatten(-2).log_softmax(-1)
 
 
-def select_candidate(chunks: Tensor, draw: Tensor | None) -> Tensor:
+def select_candidate(chunks: Tensor, chosen: Tensor | None) -> Tensor:
     """Return the entries [B, …] of the chosen candidate [B] (None: the first) among N candidates
     [B, N, …]."""
-    return chunks[:, 0] if draw is None else at(chunks, draw)
+    return chunks[:, 0] if chosen is None else at(chunks, chosen)

@@ -105,8 +105,8 @@ class ServingStep(nn.Module):
         if noise.dim() == 3:
             return scores, logits, tokens
         both = joint_log_probs(scores, features).view_as(scores)  # [B, N, K]
-        draw = both.amax(-1).argmax(-1)
-        return select_candidate(both, draw), logits, select_candidate(tokens, draw), draw
+        chosen = both.amax(-1).argmax(-1)
+        return select_candidate(both, chosen), logits, select_candidate(tokens, chosen), chosen
 
 
 def noise_shape(policy: ChunkPolicy, ids: int, num_candidates: int) -> tuple[int, ...]:

@@ -40,7 +40,7 @@ class Choice(NamedTuple):
 
     sizes: Tensor  # [B] in 1..K
     log_probs: Tensor | None = None  # [B] of what was chosen, from a policy
-    draw: Tensor | None = None  # [B] which candidate is kept, where there are several
+    chosen: Tensor | None = None  # [B] which candidate is kept, where there are several
 
 
 class ChunkRule:
@@ -160,11 +160,11 @@ class ChunkMethod(ForwardsToRule, Method):
             tokens = draw_chunks(state, state.heads(state.last_hidden, widest), 1)[:, 0]
             return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
         logits = state.heads(state.last_hidden, rule.drawn)
-        chunks, features, (sizes, log_probs, draw) = rule.draw_and_choose(state, logits)
+        chunks, features, (sizes, log_probs, chosen) = rule.draw_and_choose(state, logits)
         if state.features is not None:  # a finished row writes after its last decision
             record(state.features, state.passes, features[:, None])
-        tokens = select_candidate(chunks, draw)[:, : state.most(sizes, rule.drawn)]
-        return Kept(tokens, sizes, actions=sizes, chosen=draw, log_probs=log_probs)
+        tokens = select_candidate(chunks, chosen)[:, : state.most(sizes, rule.drawn)]
+        return Kept(tokens, sizes, actions=sizes, chosen=chosen, log_probs=log_probs)
 
 
 def draw_chunk(state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -301,8 +301,8 @@ class BestOfChunk(ChunkRule):
 
     def choose(self, state: BatchState, features: Tensor | None) -> Choice:
         assert features is not None
-        draw = resampling_log_weights(features)[..., -1].argmax(1)
-        return Choice(torch.full_like(draw, self.drawn), None, draw)
+        chosen = resampling_log_weights(features)[..., -1].argmax(1)
+        return Choice(torch.full_like(chosen, self.drawn), None, chosen)
 
 
 class PolicyChunk(ChunkRule):
@@ -440,14 +440,14 @@ class PolicyChunk(ChunkRule):
         if decision is None:
             return super().draw_and_choose(state, logits)
         if decision.likeliest is None or self.mode != "greedy" or "forced" in state.own:
-            sizes, log_probs, draw = choose_end(decision.log_probs, *self._how(state))
+            sizes, log_probs, chosen = choose_end(decision.log_probs, *self._how(state))
         else:
-            sizes, log_probs, draw = decision.likeliest
+            sizes, log_probs, chosen = decision.likeliest
         state.seconds["policy"] += state.clock() - started
         return (
             decision.tokens,
             decision.features,
-            Choice(sizes, log_probs, draw if self.num_candidates > 1 else None),
+            Choice(sizes, log_probs, chosen if self.num_candidates > 1 else None),
         )
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
@@ -458,9 +458,9 @@ class PolicyChunk(ChunkRule):
         log_probs = state.shared["policy"].log_probs(
             state.own.get("action_logits"), features, self.dial
         )
-        sizes, taken, draw = choose_end(log_probs, *self._how(state))
+        sizes, taken, chosen = choose_end(log_probs, *self._how(state))
         state.seconds["policy"] += state.clock() - started
-        return Choice(sizes, taken, draw)
+        return Choice(sizes, taken, chosen)
 
     def _how(self, state: BatchState) -> tuple[Tensor | None, Tensor | None, int]:
         """Return the arguments of `choose_end`: numbers, forced sizes and the largest size."""

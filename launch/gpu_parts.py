@@ -98,26 +98,34 @@ def memory(device: str) -> str:
 
 
 def prepare_found(bench: Bench) -> Found:
-    """Measure tokenisation by HuBERT-Large and k-means, and the speaker encoder."""
+    """Measure tokenisation by HuBERT-Large and k-means, and, if Resemblyzer is installed, the
+    speaker encoder."""
     encoder = hubert(bench.device, bench.tiny)
     size = encoder.state_size
     codes = np.random.default_rng(0).standard_normal((CODES, size)).astype(np.float32)
     tokenizer = KMeansTokenizer(encoder, codes, np.zeros(size), np.ones(size))
-    speakers = SpeakerEncoder(bench.device)
     waves = bench.waves(64)
     tokens = bench.rate(waves, lambda given: tokenizer.encode(given, ENCODER_SAMPLE_RATE))
-    used = memory(bench.device)
-    voices = bench.rate(
-        waves, lambda given: speakers.embed_all(given, [ENCODER_SAMPLE_RATE] * len(given))
+    tokenized, voiced = (
+        f"{what}, seconds of audio per second"
+        for what in ("HuBERT-Large and k-means", "speaker encoder")
     )
-    both = 1 / (1 / tokens + 1 / voices)
-    rows = [
-        ("HuBERT-Large and k-means, seconds of audio per second", f"{tokens:.0f}", used),
-        ("speaker encoder, seconds of audio per second", f"{voices:.0f}", ""),
-        ("both, seconds of audio per second", f"{both:.0f}", "aim ≥ 500"),
-        ("S³ tokenizer", "not measured", "it cannot be made without its published weights"),
-    ]
-    return Found(rows, {"tokens": tokens, "voices": voices})
+    found = Found([(tokenized, f"{tokens:.0f}", memory(bench.device))], {"tokens": tokens})
+    if importlib.util.find_spec("resemblyzer") is None:
+        found.rows.append((voiced, "not measured", "Resemblyzer is not installed"))
+    else:
+        speakers = SpeakerEncoder(bench.device)
+        voices = bench.rate(
+            waves, lambda given: speakers.embed_all(given, [ENCODER_SAMPLE_RATE] * len(given))
+        )
+        both = 1 / (1 / tokens + 1 / voices)
+        found.rates["voices"] = voices
+        found.rows.append((voiced, f"{voices:.0f}", ""))
+        found.rows.append(("both, seconds of audio per second", f"{both:.0f}", "aim ≥ 500"))
+    found.rows.append(
+        ("S³ tokenizer", "not measured", "it cannot be made without its published weights")
+    )
+    return found
 
 
 RECOGNISERS: dict[str, tuple[str, Callable[[str, bool], Recognizer]]] = {

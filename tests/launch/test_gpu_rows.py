@@ -13,7 +13,7 @@ from dcar.train.car import CARTrainer
 from launch import gpu_hours, gpu_rows, paper
 from launch.gpu_hours import hours
 from launch.gpu_models import in_place_of
-from launch.gpu_parts import Bench, Found, clocked, recognisers_found
+from launch.gpu_parts import Bench, Found, clocked, prepare_found, recognisers_found
 from launch.gpu_rows import PARTS, RowsConfig, main, parts, shown
 
 
@@ -139,6 +139,17 @@ def test_recognisers_without_nemo(monkeypatch):
     assert recognisers_found(Bench("cpu")) == Found(
         [("NeMo, seconds of audio per second", "not measured", "NeMo is not installed")]
     )
+
+
+def test_preparation_without_resemblyzer(monkeypatch):
+    monkeypatch.setattr(
+        "launch.gpu_parts.importlib.util.find_spec", lambda name: None if "resem" in name else True
+    )
+    found = prepare_found(Bench("cpu"))
+    assert list(found.rates) == ["tokens"] and found.rates["tokens"] > 0
+    assert found.rows[1][1:] == ("not measured", "Resemblyzer is not installed")
+    spent = {stage: needed for stage, needed, _ in hours(found.rates)}
+    assert spent["prepare"] == "not measured: voices" and float(spent["tokenizer"]) > 0
 
 
 def test_from_pretrained_is_replaced_and_restored():

@@ -78,7 +78,7 @@ def test_nothing_is_wider_than_the_screen(width, request):
 
 def test_a_link_unfolds_its_section(page):
     with opened(page, DESKTOP) as browser:
-        find = "return document.getElementById('who-wins-at-equal-speed').open"
+        find = "return document.getElementById('comparison-at-equal-speed').open"
         assert not browser.execute_script(find)
         browser.find_element("link text", "Comparison at equal speed").click()
         assert browser.execute_script(find)
@@ -87,7 +87,7 @@ def test_a_link_unfolds_its_section(page):
 def test_no_column_of_this_comparison_has_to_be_scrolled_to(desktop):
     """On a desktop, the p columns among them; the papers' tables are folded and may."""
     desktop.execute_script(
-        "for (const id of ['could-it-be-chance', 'voices-lengths-and-loops']) "
+        "for (const id of ['significance', 'voices-lengths-and-loops']) "
         "document.getElementById(id).open = true"
     )
     scrolled = {label for label, _ in desktop.execute_script(SCROLLED)}

@@ -158,5 +158,5 @@ def test_sharded_training_saves_and_resumes(config, kind, launchers, tmp_path):
 def test_processes_that_accelerate_would_take_for_single_ones_are_refused(config, tmp_path):
     done = Launcher(tmp_path, "car").launch(config, PLAIN, tmp_path / "out")
     what = "FSDP" if config == "fsdp" else "DeepSpeed"
-    assert done.returncode and f"{what} was asked for" in done.stderr
+    assert done.returncode and f"{what} was requested" in done.stderr
     assert not (tmp_path / "out" / "log.jsonl").exists()

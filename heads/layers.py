@@ -210,15 +210,16 @@ class TransformerLayer(nn.Module):
         self.down = nn.Linear(ffn_size, hidden_size)
         self.dropout = dropout
 
+    def project(self, x: Tensor) -> Tensor:
+        """Return queries, keys and values before their rotation: [3, B, H, S, d]."""
+        qkv = self.qkv(self.attention_norm(x)).view(*x.shape[:2], 3, self.num_heads, -1)
+        return qkv.permute(2, 0, 3, 1, 4)
+
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """Apply the layer. mask: boolean, broadcast to [B, H, S, S], True = may attend; None:
         causal."""
         batch, length, width = x.shape
-        qkv = (
-            self.qkv(self.attention_norm(x))
-            .view(batch, length, 3, self.num_heads, -1)
-            .permute(2, 0, 3, 1, 4)
-        )
+        qkv = self.project(x)
         v = qkv[2]
         # the compiler of torch 2.13 wants the strides of one batch in all of them
         if torch.compiler.is_compiling():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from dcar.errors import AudioError, DataError
 from dcar.prepare.prepared import RESUME, copy_name, features, read_json
 from dcar.storage import differing, digest, replacing
 from dcar.text.phonemes import text_to_ids
-from dcar.tokens.base import LayeredTokenizer, SpeechTokenizer, by_length, input_rate
+from dcar.tokens.base import LayeredTokenizer, SpeechTokenizer, in_batches, input_rate
 from dcar.voices.features import EMBEDDING_DIM, prompt_statistics, with_embedding
 from dcar.voices.speech import find_speech
 
@@ -242,24 +242,23 @@ def _encode(
 ) -> list[np.ndarray]:
     """Return tokens [1, T] of every waveform, or with `residual` codes [layers, T]; checked, in
     the given order."""
-    out: dict[int, np.ndarray] = {}
     rate = input_rate(tokenizer)
-    for batch in by_length([len(sound.wave) for sound in recordings], batch_seconds * rate):
-        encoded = _layers([recordings[i].wave for i in batch], tokenizer, rate, residual)
+
+    def read(rows: list[int]) -> Iterator[np.ndarray]:
+        batch = [recordings[i] for i in rows]
+        encoded = _layers([sound.wave for sound in batch], tokenizer, rate, residual)
         if len(encoded) != len(batch):
             raise DataError(
                 f"tokenizer {tokenizer.name} returned {len(encoded)} results for {len(batch)} "
                 "waveforms; correct its encode()"
             )
-        for i, layers in zip(batch, encoded, strict=True):
-            seconds = len(recordings[i].wave) / rate
-            checked = [
-                check_tokens(codes, seconds, tokenizer, recordings[i].place) for codes in layers
-            ]
-            out[i] = np.stack(checked)
+        for sound, layers in zip(batch, encoded, strict=True):
+            seconds = len(sound.wave) / rate
+            yield np.stack([check_tokens(c, seconds, tokenizer, sound.place) for c in layers])
         if bar is not None:
             bar.update(len(batch))
-    return [out[i] for i in range(len(recordings))]
+
+    return in_batches([len(sound.wave) for sound in recordings], batch_seconds * rate, read)
 
 
 def _layers(

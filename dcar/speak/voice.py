@@ -47,6 +47,9 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
     from dcar.voices.encoder import SpeakerEncoder
 
     resampled, _ = load_audio(path, ENCODER_SAMPLE_RATE)
+    encoded, encoded_rate = resampled, input_rate(tokenizer)
+    if encoded_rate != ENCODER_SAMPLE_RATE:
+        encoded, _ = load_audio(path, encoded_rate)
     wave, rate = load_audio(path)
     part = find_speech(wave, rate, MAX_PROMPT_SECONDS)
     if part.end - part.start < MIN_PROMPT_SECONDS:
@@ -59,8 +62,6 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
         part.cut(wave, rate),
         part.cut(resampled, ENCODER_SAMPLE_RATE),
     )
-    encoded_rate = input_rate(tokenizer)
-    encoded, _ = load_audio(path, encoded_rate)
     tokens = tokenizer.encode([part.cut(encoded, encoded_rate)], encoded_rate)[0]
     middle = max(0, (len(tokens) - prompt_tokens) // 2)
     frames = (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError
 
+T = TypeVar("T")
 BATCH_SECONDS, CPU_BATCH_SECONDS = 120.0, 0.0
 """Seconds of padded audio that an encoder reads at once. On a CPU it reads one waveform at a
 time, because the activations of more do not fit into the caches (a HuBERT of 4 layers is half as
@@ -120,6 +121,20 @@ def by_length(lengths: Sequence[int], most: float, equal: bool = False) -> Itera
         batch.append(i)
     if batch:
         yield batch
+
+
+def in_batches(
+    lengths: Sequence[int],
+    most: float,
+    read: Callable[[list[int]], Iterable[T]],
+    equal: bool = False,
+) -> list[T]:
+    """Return the result for every index, in order. read: function that returns the results of the
+    indices of one batch of `by_length`."""
+    found: dict[int, T] = {}
+    for rows in by_length(lengths, most, equal):
+        found |= zip(rows, read(rows), strict=True)
+    return [found[i] for i in range(len(lengths))]
 
 
 def fitted(wave: np.ndarray, samples: int) -> np.ndarray:

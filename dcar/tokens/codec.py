@@ -18,7 +18,7 @@ from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
 from dcar.home import cache_folder
 from dcar.sources.hub import from_hub, read_weights
-from dcar.tokens.base import batch_samples, by_length, encoder_input, fitted, full_float32
+from dcar.tokens.base import batch_samples, encoder_input, fitted, full_float32, in_batches
 from heads.checkpoint import tensors_checksum
 
 S3_PIP = "pip install s3tokenizer==0.3.0 torchaudio"
@@ -46,11 +46,12 @@ class CodecTokenizer:
             for wave in waves
         ]
         lengths = [count * hop for _, count in ready]
-        out: dict[int, np.ndarray] = {}
-        for batch in by_length(lengths, batch_samples(self.device, self.sample_rate), equal=True):
-            values = np.stack([fitted(ready[i][0], lengths[i]) for i in batch])
-            out |= zip(batch, self._encode(values, lengths[batch[0]] // hop), strict=True)
-        return [out[i] for i in range(len(waves))]
+
+        def read(rows: list[int]) -> np.ndarray:
+            values = np.stack([fitted(ready[i][0], lengths[i]) for i in rows])
+            return self._encode(values, lengths[rows[0]] // hop)
+
+        return in_batches(lengths, batch_samples(self.device, self.sample_rate), read, equal=True)
 
     def _encode(self, waves: np.ndarray, count: int) -> np.ndarray:
         """Return the codes of waveforms [B, samples] of `count` tokens each; see `codes`."""

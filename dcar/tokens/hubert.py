@@ -32,7 +32,7 @@ from torch.nn.utils.rnn import pad_sequence
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sources.hub import from_hub
-from dcar.tokens.base import batch_samples, by_length, encoder_input, fitted, full_float32
+from dcar.tokens.base import batch_samples, encoder_input, fitted, full_float32, in_batches
 from heads.checkpoint import tensors_checksum
 
 MAX_SECONDS = 60.0
@@ -104,11 +104,12 @@ class HubertEncoder:
         """
         inputs = [self._input(wave, sample_rate) for wave in waves]
         lengths = [len(values) for values in inputs]
-        out: dict[int, Tensor] = {}
         most = batch_samples(self.device, ENCODER_SAMPLE_RATE)
-        for batch in by_length(lengths, most, equal=not self.padded):
-            out |= zip(batch, self._states([inputs[i] for i in batch]), strict=True)
-        return [out[i] for i in range(len(waves))]
+
+        def read(rows: list[int]) -> list[Tensor]:
+            return self._states([inputs[i] for i in rows])
+
+        return in_batches(lengths, most, read, equal=not self.padded)
 
     def _input(self, wave: np.ndarray, sample_rate: int) -> Tensor:
         """Return the model's input for a waveform: float32 [stride · T + padding]."""

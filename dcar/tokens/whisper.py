@@ -7,7 +7,7 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.sources.packages import WHISPER_BASE_SHA256, whisper_base_dir
-from dcar.tokens.base import by_length, encoder_input, fitted
+from dcar.tokens.base import encoder_input, fitted, in_batches
 from dcar.tokens.whisper_states import log_mel, shared_states
 
 SAMPLES_PER_TOKEN = 320
@@ -88,19 +88,21 @@ class WhisperEncoder:
             counts.append(tokens)
         if self.device.type == "cpu":
             return [self._alone(wave)[:tokens] for wave, tokens in zip(ready, counts, strict=True)]
-        states = dict(self._together(ready))
-        return [states[i][:tokens] for i, tokens in enumerate(counts)]
+        states = in_batches(
+            [len(wave) for wave in ready],
+            BATCH_SECONDS * ENCODER_SAMPLE_RATE,
+            lambda rows: self._together([ready[i] for i in rows]),
+        )
+        return [row[:tokens] for row, tokens in zip(states, counts, strict=True)]
 
     def _alone(self, wave: np.ndarray) -> np.ndarray:
         model = _model(self.threads)
         features = model.feature_extractor(wave, padding=0)
         return np.asarray(model.encode(np.ascontiguousarray(features, dtype=np.float32)))[0]
 
-    def _together(self, waves: list[np.ndarray]) -> Iterator[tuple[int, Tensor]]:
-        """Yield the index of every waveform and its padded states."""
-        encoder = shared_states(self.device)
-        for rows in by_length([len(wave) for wave in waves], BATCH_SECONDS * ENCODER_SAMPLE_RATE):
-            with torch.inference_mode():
-                features, frames = log_mel([waves[i] for i in rows], self.device)
-                (states,) = encoder(features, frames)
-            yield from zip(rows, states, strict=True)
+    def _together(self, waves: list[np.ndarray]) -> Tensor:
+        """Return the padded states of waveforms in one batch."""
+        encoder = shared_states(self.device)  # outside: these weights stay ordinary tensors
+        with torch.inference_mode():
+            (states,) = encoder(*log_mel(waves, self.device))
+        return states

@@ -18,14 +18,11 @@ a recording, which they find by the features (`PromptAudio`). The last one also 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from dcar.errors import ConfigError
 from dcar.sources.shipped import resolve
-from dcar.tokens.codec import CodecTokenizer, XCodec2Tokenizer
 from dcar.tokens.load import load_tokenizer
-from dcar.tokens.rvq import SpeechTokenizerCodec, load_codec
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.codec import CodecVocoder, CosyVoiceVocoder
 from dcar.vocoder.model import TokenVocoder
@@ -59,13 +56,9 @@ def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | Non
             return CosyVoiceVocoder(rest, prompts)
         model = ResidualModel.from_pretrained(rest, device)
         return ResidualVocoder(model, load_tokenizer(model.config.codec, device), prompts)
-    codecs: dict[str, Callable[[str, str], CodecTokenizer]] = {
-        "xcodec2": XCodec2Tokenizer,
-        "speechtokenizer": SpeechTokenizerCodec,
-        "codec": load_codec,
-    }
-    if kind in codecs:
-        return CodecVocoder(codecs[kind](rest, device))
+    if kind in ("xcodec2", "speechtokenizer", "codec"):
+        codec: Any = load_tokenizer(spec, device)
+        return CodecVocoder(codec)
     raise ConfigError(
         f"vocoder {spec!r}: choose a folder, starter, xcodec2:, speechtokenizer:, codec:, "
         "cosyvoice: or residual:"

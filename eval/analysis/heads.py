@@ -109,8 +109,7 @@ def first_attention(model: CARDecoder, item: PromptItem) -> Tensor:
     x, rotary = given[0][:2]
     layer: Any = model.layers[0]
     width = x.shape[1]
-    qkv = layer.qkv(layer.attention_norm(x)).view(width, 3, layer.num_heads, -1).permute(1, 2, 0, 3)
-    q, k = rotate(qkv[:2], *rotary).float()
+    q, k = rotate(layer.project(x)[:2], *rotary)[:, 0].float()
     column = torch.arange(width, device=device)
     seen = (column < text.shape[1]) | (column <= column[:, None])
     scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)

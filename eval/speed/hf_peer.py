@@ -36,11 +36,7 @@ def extend(
 ) -> Tensor:
     """Run a `TransformerLayer` on a cache of Hugging Face; see its `forward`: x [1, S, D] -> [1,
     S, D]."""
-    qkv = (
-        layer.qkv(layer.attention_norm(x))
-        .view(*x.shape[:2], 3, layer.num_heads, -1)
-        .permute(2, 0, 3, 1, 4)
-    )
+    qkv = layer.project(x)
     q, k = rotate(qkv[:2], *rotary)
     keys, values = cache.update(k, qkv[2], index)
     y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)

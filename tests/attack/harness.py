@@ -439,7 +439,7 @@ def attack(
 
 
 def judge(job: Job, kill: Kill, end: End, story: list[str]) -> list[str]:
-    """What is wrong with how a killed job ended: it hung, showed a traceback, or left with a
+    """Return what is wrong with how a killed job ended: it hung, showed a traceback, or left with a
     wrong status."""
     wrong = []
     if end.hung:

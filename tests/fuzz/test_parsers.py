@@ -44,7 +44,7 @@ def piece(*words: str) -> st.SearchStrategy[str]:
 
 
 def refused(action: Callable[[], Any], *errors: type[DCARError]) -> Any:
-    """What an action returns, or None where it is refused with one of the project's errors, in
+    """Return what an action returns, or None if it is refused with one of the project's errors, in
     words."""
     try:
         return action()

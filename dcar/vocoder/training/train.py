@@ -24,7 +24,7 @@ from tqdm import tqdm
 from dcar.config import load_config
 from dcar.config.resume import changed_settings, settings_stamp
 from dcar.errors import CheckpointError, DCARError
-from dcar.process import run_claimed
+from dcar.process import own_device, run_claimed
 from dcar.storage import replacing
 from dcar.tracking import write_json
 from dcar.vocoder.training.pack import VocoderData, pack_digest
@@ -38,10 +38,7 @@ def run(config: TrainVocoderConfig) -> Path:
     Raises CheckpointError if the checkpoint was trained on other data, or with settings that cannot
     change within a run.
     """
-    name = config.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device, out = torch.device(name), Path(config.out)
+    device, out = torch.device(own_device(config.device)), Path(config.out)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.set_float32_matmul_precision("high")

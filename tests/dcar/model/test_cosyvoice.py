@@ -89,7 +89,7 @@ class Reference:
         return self.norm(f"{name}.after_norm", x)
 
     def logits(self, text: list[int], speech: list[int]) -> torch.Tensor:
-        """Of llm_decoder behind every speech token, [S, V + 1]; TransformerLM.inference without
+        """Return llm_decoder's output after every speech token, [S, V + 1]: TransformerLM.inference without
         a speaker vector."""
         encoded = self.encoder(
             "text_encoder", self.t["text_embedding.weight"][torch.tensor(text)], TEXT

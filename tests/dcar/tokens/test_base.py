@@ -3,13 +3,16 @@
 import pytest
 import torch
 
-from dcar.tokens.base import by_length, full_float32
+from dcar.tokens.base import by_length, full_float32, in_batches
 
 
 def test_batches_hold_no_more_than_allowed_or_one_waveform():
     lengths = [5, 30, 5, 4, 10, 5]
     assert list(by_length(lengths, 15)) == [[3, 0, 2], [5], [4], [1]]
     assert list(by_length(lengths, 15, equal=True)) == [[3], [0, 2, 5], [4], [1]]
+    assert in_batches(lengths, 15, lambda rows: [lengths[i] for i in rows]) == list(lengths)
+    with pytest.raises(ValueError, match="zip"):
+        in_batches(lengths, 15, lambda rows: rows[1:])
     assert list(by_length(lengths, 10, equal=True)) == [[3], [0, 2], [5], [4], [1]]
     assert list(by_length([], 15)) == []
 

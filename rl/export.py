@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from dcar.config import load_config, setting
-from dcar.decoding.chunks import check_num_candidates
+from dcar.decoding.policy_chunk import check_num_candidates
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder

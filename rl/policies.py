@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from dcar.decoding.chunks import check_num_candidates
+from dcar.decoding.policy_chunk import check_num_candidates
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.companions import load_policy
 from dcar.model.draft import AnyDecoder

@@ -7,11 +7,10 @@ from dcar.decoding.chunks import (
     ChunkRule,
     EndOnConfident,
     FixedChunk,
-    PolicyChunk,
     RandomChunk,
-    ShuffledChunk,
 )
 from dcar.decoding.engine import Engine, Progress, decode
+from dcar.decoding.policy_chunk import PolicyChunk, ShuffledChunk
 from dcar.decoding.records import DecodeResult, Prompt
 from dcar.decoding.state import BatchState
 from dcar.decoding.step import Draft, Kept, Method

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from dcar.decoding.chunks import choose_end
+from dcar.decoding.policy_chunk import choose_end
 from dcar.errors import CheckpointError
 from dcar.sampling import sample_several, shifted
 from heads.candidates import (

@@ -25,7 +25,8 @@ from dcar.errors import DataError
 from dcar.prepare.prepared import load_prepared
 from dcar.prepare.run import PrepareConfig
 
-TESTS = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
+TOYS = ROOT / "tests/toys"
 
 
 def config(path: Path, out: Path, **changes: Any) -> PrepareConfig:
@@ -173,7 +174,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
         done = subprocess.run(
             [
                 sys.executable,
-                str(TESTS / "prepare_worker.py"),
+                str(TOYS / "prepare_worker.py"),
                 "corpus=jsonl",
                 f"path={path}",
                 "shard_size=40",
@@ -184,7 +185,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
             text=True,
             check=True,
             timeout=300,
-            env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{TOYS}", "OMP_NUM_THREADS": "1"},
         )
         result = json.loads(done.stdout.splitlines()[-1])
         assert result["utterances"] == rows

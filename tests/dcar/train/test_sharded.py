@@ -40,7 +40,7 @@ CAR = [
     "model.bos=true",
     "model.dropout=0",
 ]
-PLAIN, SHARDED = ["-m", "dcar.train"], [str(ROOT / "tests" / "sharded_cpu.py")]
+PLAIN, SHARDED = ["-m", "dcar.train"], [str(ROOT / "tests/toys/sharded_cpu.py")]
 needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install deepspeed"
 )

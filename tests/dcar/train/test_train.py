@@ -331,7 +331,7 @@ def test_two_processes_judge_each_step_once_and_draw_noise_of_their_own(data, tm
     """The last step is looked at twice, by the loop and by the export: all processes wait for
     the judge, or none."""
     (tmp_path / "program.py").write_text(SPOKEN)
-    two_processes(tmp_path / "program.py", ROOT / "tests", data, tmp_path / "out")
+    two_processes(tmp_path / "program.py", ROOT / "tests/toys", data, tmp_path / "out")
     assert sorted(json.loads((tmp_path / "out/spoken.json").read_text())["steps"], key=int) == [
         "0",
         "2",

@@ -281,7 +281,7 @@ def test_what_makes_new_records(tmp_path, change, settings, all_again):
 
 
 def test_two_processes_give_the_same_result(tmp_path, compared):
-    assert two_processes(ROOT / "tests" / "compare_worker.py", tmp_path).count("processes 2") == 2
+    assert two_processes(ROOT / "tests/toys/compare_worker.py", tmp_path).count("processes 2") == 2
     shards = sorted((tmp_path / "records").glob("*.jsonl"))
     assert len(shards) == 2
     assert all(s.stat().st_size for s in shards)

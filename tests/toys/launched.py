@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LAUNCH = [
     sys.executable,
     "-m",
@@ -32,7 +32,7 @@ def environment() -> dict[str, str]:
         "ACCELERATE_USE_CPU": "true",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests/toys'}",
     }
 
 

@@ -102,8 +102,7 @@ def sites(tree):
                 yield from functions(child, f"{prefix}{child.name}.")
 
     for name, function in functions(tree, ""):
-        for site in inside((name, function), function):
-            yield site
+        yield from inside((name, function), function)
 
 
 def mutants_of(path):
@@ -122,15 +121,12 @@ def mutants_of(path):
 def code_of(path, name, place, variant):
     """Compile the mutant and return (first line of the function, its code)."""
     tree = ast.parse(Path(path).read_text(encoding="utf-8"))
-    for at, ((owner, function), parent, field, index, node) in enumerate(sites(tree)):
-        if at == place:
-            new = ast.copy_location(list(changed(node))[variant][0], node)
-            if index is None:
-                setattr(parent, field, new)
-            else:
-                getattr(parent, field)[index] = new
-            assert owner == name
-            break
+    (_, function), parent, field, index, node = list(sites(tree))[place]
+    new = ast.copy_location(list(changed(node))[variant][0], node)
+    if index is None:
+        setattr(parent, field, new)
+    else:
+        getattr(parent, field)[index] = new
     module = compile(ast.fix_missing_locations(tree), str(Path(path).resolve()), "exec")
     line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
     pending = [module]

@@ -10,10 +10,7 @@ whose total is the sum of the others, as in TRL.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +23,7 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import Alignment
 from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer
+from dcar.sources.packages import imported
 from dcar.text.readings import spoken_words
 from dcar.text.wer import character_errors, word_costs
 from rl.credit import Located
@@ -477,27 +475,19 @@ def asks_recognizer(rewards: Sequence[str | Reward]) -> bool:
     return any(r in ASKS if isinstance(r, str) else "transcripts" in named_by(r) for r in rewards)
 
 
-def imported(rewards: Sequence[str | Reward]) -> list[str | Reward]:
+def import_rewards(rewards: Sequence[str | Reward]) -> list[str | Reward]:
     """Return rewards in which dotted paths are replaced by the functions that they name;
     built-in names and functions stay. The working directory is searched, too. Raises ConfigError
     for a path that cannot be imported, and for an object that cannot be called."""
     found: list[str | Reward] = []
     for reward in rewards:
         if isinstance(reward, str) and reward not in BUILT_IN:
-            module, _, name = reward.rpartition(".")
-            if not module:
+            if "." not in reward:
                 raise ConfigError(
                     f"reward_funcs: unknown '{reward}'; use {', '.join(BUILT_IN)}, or the dotted "
                     "path of a function of your own, for example my_package.rewards.mine"
                 )
-            if os.getcwd() not in sys.path:
-                sys.path.insert(0, os.getcwd())
-            try:
-                reward = getattr(importlib.import_module(module), name)
-            except (ImportError, AttributeError) as error:
-                raise ConfigError(
-                    f"reward_funcs: cannot import {reward} ({error}); is its folder on PYTHONPATH?"
-                ) from error
+            reward = imported("reward_funcs", reward)
         if not isinstance(reward, str) and not callable(reward):
             raise ConfigError(
                 f"reward_funcs: {reward!r:.80} is not callable; give a function (completions, "

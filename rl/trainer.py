@@ -56,7 +56,7 @@ from rl.rewards import (
     BUILT_IN,
     Reward,
     asks_recognizer,
-    imported,
+    import_rewards,
     locates,
     needs_sound,
     path_of,
@@ -147,7 +147,7 @@ class DCPOTrainer(ResilientTrainer):
             reward_funcs = args.reward_funcs
         if isinstance(reward_funcs, str) or callable(reward_funcs):
             reward_funcs = [reward_funcs]
-        named = imported(reward_funcs)
+        named = import_rewards(reward_funcs)
         args.reward_funcs = [path_of(reward) for reward in named]
         judges_by_wer = bool(evaluated) and args.metric_for_best_model == "eval_wer"
         if recognizer is None and (asks_recognizer(named) or judges_by_wer):

@@ -117,38 +117,20 @@ def test_the_table_of_packages_is_the_contract(floor):
 
 
 @functools.cache
-def entry_points() -> set[str]:
-    """Return the groups of entry points that the code looks up, such as "dcar.methods"."""
-    return {
-        group
-        for file in CODE
-        if file.suffix == ".py"
-        for line in file.read_text().splitlines()
-        if "entry_points" in line or "GROUP" in line
-        for group in re.findall(r"\"(dcar\.\w+)\"", line)
-    }
-
-
-@functools.cache
 def exists(dotted: str) -> bool:
-    """Return True if a dotted name is a module of this project, a name (of a class) in one, or a
-    group of entry points."""
+    """Return True if a dotted name is a module of this project, or a name (of a class) in one."""
     owner, _, name = dotted.rpartition(".")
     try:
         pkgutil.resolve_name(dotted)
     except ImportError:
-        return dotted in entry_points()
+        return False
     except AttributeError:  # a field without a default, or an attribute set by a method
         found = pkgutil.resolve_name(owner) if exists(owner) else None
-        return (
-            dotted in entry_points()
-            or isinstance(found, type)
-            and any(
-                name in base.__dict__.get("__annotations__", {})
-                or f"self.{name} = " in inspect.getsource(base)
-                for base in found.__mro__
-                if base.__module__.startswith(FLOORS)
-            )
+        return isinstance(found, type) and any(
+            name in base.__dict__.get("__annotations__", {})
+            or f"self.{name} = " in inspect.getsource(base)
+            for base in found.__mro__
+            if base.__module__.startswith(FLOORS)
         )
     return True
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dcar.errors import AssetError
+from dcar.errors import AssetError, ConfigError
 from dcar.home import cache_folder
 from dcar.storage import digest, replacing
 
@@ -80,6 +81,21 @@ def packaged_file(module: str, path: str, sha256: str | None, pip: str = _PIP) -
     if sha256 is not None:
         verify_sha256(found, sha256, pip)
     return found
+
+
+def imported(what: str, path: str) -> Any:
+    """Return the object of a user's own code that a dotted path names; the working directory is
+    searched too. Raises ConfigError, which begins with `what`, if it cannot be imported."""
+    module, _, attribute = path.rpartition(".")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{what}: cannot import {path} ({error}); install its package, or put its folder on "
+            "PYTHONPATH"
+        ) from error
 
 
 def templates(package: str, **options: Any) -> Any:

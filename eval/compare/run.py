@@ -71,7 +71,7 @@ from eval.results.store import (
     save_opus,
 )
 from eval.results.timing import time_methods
-from eval.results.training import both_shipped, compare_training, training_note
+from eval.results.training import SHIPPED, training_note
 from eval.scorers.load import load_scorers, load_similarity
 
 logger = logging.getLogger(__name__)
@@ -243,7 +243,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         )
         if config.audio_samples
         else None,
-        compare_training(config.decoder, config.far_decoder) if config.far_decoder else None,
+        training_note(config.decoder, config.far_decoder) if config.far_decoder else "",
     )
 
 
@@ -260,11 +260,9 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
         logger.info("loading models")
     tools = tools or load_tools(config, config.device or str(state.device))
     comparison = Comparison(config, tools, state, meeting)
-    training = comparison.training
-    if state.is_main_process and not (training and both_shipped(training)):
+    if state.is_main_process and comparison.training not in ("", SHIPPED):
         # warn before an hour of decoding; the note is repeated below the table
-        if note := training_note(training):
-            logger.warning(note)
+        logger.warning(comparison.training)
     with writing(out), threads_of(config.threads, comparison.parameters, state.num_processes):
         makers = comparison.make_records()
         explanations = Explanations(
@@ -300,9 +298,9 @@ class Comparison:
         self.references = [RECORDING] if bounded and tools.recording is not None else []
         self.references += [RESYNTHESIS] if bounded else []
         self.names = [*self.references, *(e.name for e in self.entries)]
-        # training data of FAR and CAR, if FAR takes part
+        # sentence on the training of FAR and CAR, if FAR takes part
         with_far = any(parse_method(name).kind == "far" for name in self.names)
-        self.training = tools.training if with_far else None
+        self.training = tools.training if with_far else ""
         self.parameters = sum(p.numel() for p in tools.models.decoder.parameters())
 
     def make_records(self) -> dict[int, Maker]:

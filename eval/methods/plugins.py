@@ -1,93 +1,63 @@
-"""Methods from outside this project: chunk rules and verifiers, one class each.
+"""Methods from outside this project: chunk rules and verifiers, one class each, given by its dotted
+path.
 
-    [project.entry-points."dcar.methods"]          # in the pyproject.toml of your package
-    calm = "my_package.rules:Calm"
+    dcar compare methods=[car-5,my_package.rules.Calm-2.0]
 
-Then `calm-2.0` is a method: the numbers after the name are the constructor's arguments, which a
-mapping gives by name, {method: calm, nats: 2.0}. Without an installation,
-`my_package.rules.Calm-2.0` is the same. A class is one of
+The numbers after the path are the constructor's arguments, which a mapping gives by name,
+{method: my_package.rules.Calm, nats: 2.0}. A class is one of
 
 - a chunk rule: has `choose` (extend `dcar.ChunkRule`),
 - a verifier of drafted chains: extends `eval.verifiers.chain.ChainVerifier`; its names also accept
   @draft and :LENGTH,
 - any other method: has `propose` and `keep` (extend `dcar.decoding.Method`).
-
-It may have a `style` (eval.methods.kinds.Style) for tables and plots.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import re
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 from dcar.decoding import ChunkMethod, Method
 from dcar.errors import ConfigError
+from dcar.sources.packages import imported
 from eval.methods.kinds import KINDS, SAMPLING, MethodKind, MethodSetting, Style, verifier_kind
 from eval.verifiers.chain import ChainVerifier
 
-GROUP = "dcar.methods"
 NUMBER = int | float  # of a constructor: whole where it is written so
 TAKEN = ("method", "draft", "length", "eos", *(s.name for s in SAMPLING))  # names of other settings
 _PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?=[-@:]|$)")
 
 
-@cache
-def installed() -> dict[str, EntryPoint]:
-    """Return the entry points of installed packages, by the name of the method."""
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
-def imported(what: str, path: str, point: EntryPoint | None) -> Any:
-    """Import the object that an entry point or else a dotted path names. Raises ConfigError,
-    which names `what`, if that fails."""
-    module, _, attribute = path.rpartition(".")
-    try:
-        return point.load() if point else getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{what} cannot be imported ({error}); install its package, or put its folder on "
-            "PYTHONPATH"
-        ) from error
-
-
 def prefix_of(name: str) -> str:
-    """Return the longest prefix of a method's name that is in KINDS or installed, else None."""
-    known = (
-        p
-        for p in (*KINDS, *installed())
-        if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:"))
-    )
+    """Return the longest prefix of a method's name that is in KINDS; empty if none is."""
+    known = (p for p in KINDS if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:")))
     return max(known, key=len, default="")
 
 
 def find_kind(name: str) -> MethodKind:
-    """Return the kind of a method by its name without a sampling: a shipped one, an installed one,
-    or a class by its path.
+    """Return the kind of a method by its name without a sampling: a shipped one, or a class by its
+    path.
 
     Raises ConfigError for an unknown name, and for a class that cannot be imported or is not a
     method.
     """
-    prefix, dotted = prefix_of(name), _PATH.match(name)
-    if prefix in KINDS:
+    if prefix := prefix_of(name):
         return KINDS[prefix]
-    if not (prefix or dotted):
-        known = ", ".join([*(kind.example for kind in KINDS.values()), *installed()])
+    dotted = _PATH.match(name)
+    if dotted is None:
+        known = ", ".join(kind.example for kind in KINDS.values())
         raise ConfigError(
             f"unknown method '{name}'; methods are written {known} (see docs/methods.md); a class "
             "of your own is written package.module.Class"
         )
-    point = installed()[prefix] if prefix else None
-    prefix = prefix or dotted[1]  # type: ignore[index]
-    made = imported(f"method '{name}': {prefix}", prefix, point)
+    prefix = dotted[1]
+    made = imported(f"method '{name}'", prefix)
     is_chain = isinstance(made, type) and issubclass(made, ChainVerifier)
     can = {what for what in ("choose", "propose", "keep") if hasattr(made, what)}
     if not isinstance(made, type) or not (

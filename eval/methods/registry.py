@@ -1,8 +1,7 @@
 """Methods that a comparison can run: the functions that build each from its settings
 (eval/methods/kinds.py), and its models.
 
-A class of your own is found by an entry point of the group "dcar.methods", or by its dotted path in
-the list of methods (eval/methods/plugins.py).
+A class of your own is given by its dotted path (eval/methods/plugins.py).
 """
 
 from __future__ import annotations

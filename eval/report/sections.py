@@ -1,5 +1,4 @@
-"""Folded sections of the report: equal speed, length, acceptance, variety, chunk ends, the
-papers."""
+"""Folded sections of the report: equal speed, length, acceptance, variety, chunk ends."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from typing import Any
 
 from eval.methods.families import group_families, parse_method
 from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
-from eval.report.papers import papers_section
 from eval.report.plots import REASONS
 from eval.report.table import (
     Column,
@@ -78,7 +76,6 @@ def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
             lively_rows(rows),
             "Fewer errors at a low temperature come with less variety: choose by both figures.",
         ),
-        papers_section(result),
     )
     return [section for section in made if section]
 

@@ -10,7 +10,6 @@ from eval.methods.families import parse_method, short_name
 from eval.report.blocks import Table
 from eval.results.pareto import sentence
 from eval.results.rows import Row
-from eval.results.training import training_note
 
 Column = tuple[str, Callable[[Row], str]]
 # sentences compare every family with these; all pairs are in compare.json
@@ -323,7 +322,6 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
             header=header,
             spoken=spoken,
             scorers=scorers,
-            training=training_note(header["training"]) or "",
             own_samplings=sampling_columns(spoken),
             has=lambda key: any(r[key] is not None for r in spoken),
             alike=[r["method"] for r in spoken if r["variety"] == 0],

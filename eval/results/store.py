@@ -65,8 +65,7 @@ class Tools:
     # [V, P] centroids of the tokenizer, by which renderings are compared
     codebook: np.ndarray | None = None
     aligner: PhonemeAligner | None = None  # lays texts along the tokens, for pictures of samples
-    # what FAR and CAR were trained on (eval/results/training.py)
-    training: dict[str, Any] | None = None
+    training: str = ""  # sentence on the training of FAR and CAR (eval/results/training.py)
 
     def choose(self, limit: int, prompt_seeds: Sequence[int]) -> None:
         """Keep `limit` utterances (`choose_items`), the same for every prompt seed; the first seed

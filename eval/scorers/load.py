@@ -22,7 +22,7 @@ The last two similarities compare recordings, so they need those of the prompts 
 Scores of different scorers are not comparable; the name of the scorer is part of every table. The
 setting `scorers` of a comparison takes any of them, each with a column of its own (`load_scorers`).
 It also takes a scorer of your own, a class or function of (waveform, sample rate), given by its
-dotted path or by an entry point of the group "dcar.scorers".
+dotted path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,9 +40,9 @@ import numpy as np
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError
 from dcar.sources.hub import from_hub, read_weights
+from dcar.sources.packages import imported
 from dcar.tokens.base import check_waveform
 from dcar.vocoder.base import PromptAudio
-from eval.methods.plugins import imported
 from eval.scorers.metrics import (
     ListeningQuality,
     NoiseQuality,
@@ -338,12 +337,11 @@ def load_scorers(
 
 
 def _own_scorer(spec: str) -> Quality | None:
-    """Return a scorer from another package: an entry point of the group "dcar.scorers", or a
-    class or function given by its dotted path. None if `spec` is neither."""
-    point = next(iter(entry_points(group="dcar.scorers", name=spec)), None)
-    if point is None and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", spec):
+    """Return the scorer that a dotted path names, a class or a function; None if `spec` is no
+    such path."""
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", spec):
         return None
-    made = imported(f"scorer {spec!r}", spec, point)
+    made = imported(f"scorer {spec!r}", spec)
     score = made() if isinstance(made, type) else made
     if not callable(score):
         raise ConfigError(

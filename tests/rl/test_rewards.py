@@ -29,7 +29,7 @@ from rl.rewards import (
     TokenLikelihoodReward,
     WERReward,
     ask,
-    imported,
+    import_rewards,
     names_of,
     needs_audio,
     needs_sound,
@@ -437,7 +437,7 @@ def test_dotted_paths_name_functions(tmp_path, monkeypatch):
     (tmp_path / "mine_here.py").write_text(own)
     monkeypatch.chdir(tmp_path)  # a module in the folder that the command is started in
     monkeypatch.setattr("sys.path", list(sys.path))
-    found = imported(["wer", "toy_world.faster", faster, "mine_here.energy"])
+    found = import_rewards(["wer", "toy_world.faster", faster, "mine_here.energy"])
     assert found[:3] == ["wer", toy_world.faster, faster] and needs_audio(found[3])
     assert [path_of(r) for r in found] == [
         "wer",
@@ -452,7 +452,7 @@ def test_dotted_paths_name_functions(tmp_path, monkeypatch):
         ("toy_world.UNITS", "reward_funcs: .*'red'"),
     ):
         with pytest.raises(ConfigError, match=why):
-            imported([wrong])
+            import_rewards([wrong])
 
 
 # --- recognisers that fail ------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def made_result(rows: list[dict], **changes) -> dict:
         "prompt_seeds": [0],
         "utterances": 10,
         "corpus": {},
-        "training": None,
+        "training": "",
         "tuned": None,
         "power": power_statement(rows),
         "parameters": 5_000_000,

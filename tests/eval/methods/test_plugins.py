@@ -1,5 +1,4 @@
-"""Chunk rules, verifiers and scorers of another package: installed with entry points, or by
-their dotted path."""
+"""Chunk rules, verifiers and scorers of another package, by their dotted path."""
 
 import sys
 
@@ -12,7 +11,6 @@ from dcar.decoding import decode
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from eval.compare.run import CompareConfig, run
-from eval.methods import plugins
 from eval.methods.families import parse_method
 from eval.methods.registry import Models, make_methods
 from eval.methods.spec import MethodSpec
@@ -53,39 +51,26 @@ class Loudness:
 
 nothing = 3
 """
-POINTS = """[dcar.methods]
-calm = plugged.rules:Calm
-at-least = plugged.rules:AtLeast
-gone = plugged.rules:Gone
-[dcar.scorers]
-loudness = plugged.rules:Loudness
-"""
 
 
 @pytest.fixture(autouse=True)
 def package(tmp_path, monkeypatch):
-    """A package with entry points on sys.path, as an installer leaves it."""
+    """A package of a user's own on sys.path."""
     (tmp_path / "plugged").mkdir()
     (tmp_path / "plugged" / "__init__.py").touch()
     (tmp_path / "plugged" / "rules.py").write_text(CODE)
-    about = tmp_path / "plugged-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(POINTS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    plugins.installed.cache_clear()
     yield
-    plugins.installed.cache_clear()
     for name in [n for n in sys.modules if n.partition(".")[0] == "plugged"]:
         del sys.modules[name]
 
 
 NAMES = [
-    "calm-1.5",
+    "plugged.rules.Calm-1.5",
     "plugged.rules.Calm-1.5@t0.4",
-    "at-least-0.1",
+    "plugged.rules.AtLeast-0.1",
     "plugged.rules.AtLeast-0.1:2",
-    "calm",
+    "plugged.rules.Calm",
 ]
 
 
@@ -105,9 +90,9 @@ def test_a_comparison_runs_them(tmp_path):
         tools,
     )
     assert [r["method"] for r in result["rows"] if r["kind"] == "method"] == ["car-1", *NAMES[:3]]
-    assert result["methods"]["calm-1.5"]["class"].startswith("plugged.rules.Calm ")
+    assert result["methods"]["plugged.rules.Calm-1.5"]["class"].startswith("plugged.rules.Calm ")
     assert (
-        "calm-1.5" in (tmp_path / "out" / "compare.txt").read_text()
+        "plugged.rules.Calm-1.5" in (tmp_path / "out" / "compare.txt").read_text()
         and (tmp_path / "out" / "report.html").exists()
     )
 
@@ -125,24 +110,24 @@ def test_names_paths_and_numbers(prompts):
     assert two.draft_length == 2 and spoken[0] == spoken[1] != spoken[2]
     parsed = [parse_method(name) for name in NAMES[:3]]
     assert [(p.kind, p.settings) for p in parsed] == [
-        ("calm", (1.5,)),
         ("plugged.rules.Calm", (1.5,)),
-        ("at-least", (0.1,)),
+        ("plugged.rules.Calm", (1.5,)),
+        ("plugged.rules.AtLeast", (0.1,)),
     ]
 
 
 def test_a_mapping_names_the_arguments_of_the_constructor():
     mappings = [
-        {"method": "calm", "nats": [1.5, 2]},
+        {"method": "plugged.rules.Calm", "nats": [1.5, 2]},
         {"method": "plugged.rules.Calm", "nats": 1.5, "temperature": 0.4},
-        {"method": "at-least", "threshold": 0.1, "draft": "heads", "length": 2},
+        {"method": "plugged.rules.AtLeast", "threshold": 0.1, "draft": "heads", "length": 2},
     ]
     entries = make_methods(mappings, Models(tiny_decoder()))
     assert [e.name for e in entries] == [
-        "calm-1.5",
-        "calm-2",
+        "plugged.rules.Calm-1.5",
+        "plugged.rules.Calm-2",
         "plugged.rules.Calm-1.5@t0.4",
-        "at-least-0.1@heads:2",
+        "plugged.rules.AtLeast-0.1@heads:2",
     ]
     assert [type(e.method.rule.nats) for e in entries[:2]] == [float, int]
     (several,) = make_methods(["plugged.rules.Sizes-3-4-5.0"], Models(tiny_decoder()))
@@ -154,18 +139,17 @@ def test_a_mapping_names_the_arguments_of_the_constructor():
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("gone", "plugged.rules.*Gone"),
         ("plugged.none.Calm", "plugged.none"),
         ("plugged.rules.Gone-2", "Gone"),
         ("plugged.rules.nothing", "dcar.ChunkRule"),
         ("plugged.rules.Loudness", "dcar.ChunkRule"),
-        ("calm-1-2", "calm-1-2.*nats"),
-        ("calm-x", "calm-x.*nats"),
-        ("at-least", "at-least.*: threshold"),
-        ({"method": "calm", "threshold": 1}, "calm.* threshold.*nats"),
-        ({"method": "calm", "nats": "much"}, "nats .*'much'"),
-        ({"method": "calmer"}, "calm, at-least, gone"),
-        ("calmer", "calm, at-least, gone"),
+        ("plugged.rules.Calm-1-2", "plugged.rules.Calm-1-2.*nats"),
+        ("plugged.rules.Calm-x", "plugged.rules.Calm-x.*nats"),
+        ("plugged.rules.AtLeast", "AtLeast.*: threshold"),
+        ({"method": "plugged.rules.Calm", "threshold": 1}, "Calm.* threshold.*nats"),
+        ({"method": "plugged.rules.Calm", "nats": "much"}, "nats .*'much'"),
+        ({"method": "calmer"}, "car-3, .*package.module.Class"),
+        ("calmer", "car-3, .*package.module.Class"),
     ],
 )
 def test_what_is_no_method_is_refused(name, message):
@@ -175,21 +159,17 @@ def test_what_is_no_method_is_refused(name, message):
 
 def test_records_of_another_version_of_the_code_are_not_the_same(tmp_path):
     models = Models(tiny_decoder())
-    before = make_methods(["calm-1.5"], models)[0].identity
+    before = make_methods(["plugged.rules.Calm-1.5"], models)[0].identity
     (tmp_path / "plugged" / "rules.py").write_text(CODE + "# another\n")
-    assert make_methods(["calm-1.5"], models)[0].identity != before
+    assert make_methods(["plugged.rules.Calm-1.5"], models)[0].identity != before
 
 
-def test_scorers_by_entry_point_and_by_path():
+def test_scorers_by_path():
     wave = np.array([0.0, -0.5, 0.25], np.float32)
-    for spec in ("loudness", "plugged.rules.Loudness"):
-        (scorer,) = load_scorers([spec]).values()
-        assert (scorer.name, scorer.kind, scorer(wave, 16_000, np.zeros(3))) == (
-            "loudness",
-            "quality",
-            0.5,
-        )
-    with pytest.raises(ConfigError, match="'plugged.rules.Gone'"):
+    (scorer,) = load_scorers(["plugged.rules.Loudness"]).values()
+    assert (scorer.name, scorer.kind) == ("loudness", "quality")
+    assert scorer(wave, 16_000, np.zeros(3)) == 0.5
+    with pytest.raises(ConfigError, match="import plugged.rules.Gone"):
         load_scorers(["plugged.rules.Gone"])
     with pytest.raises(ConfigError, match="'plugged.rules.nothing'"):
         load_scorers(["plugged.rules.nothing"])

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from browser import DESKTOP, PHONE, needs_browser, opened, too_wide
-from test_papers import comparison  # noqa: F811, F401  a fixture
+from test_verifier_report import comparison  # noqa: F811, F401  a fixture
 
 from eval.report.page import write_report
 from eval.report.plots import draw_plots
@@ -85,7 +85,7 @@ def test_a_link_unfolds_its_section(page):
 
 
 def test_no_column_of_this_comparison_has_to_be_scrolled_to(desktop):
-    """On a desktop, the p columns among them; the papers' tables are folded and may."""
+    """On a desktop, the p columns among them."""
     desktop.execute_script(
         "for (const id of ['significance', 'voices-lengths-and-loops']) "
         "document.getElementById(id).open = true"

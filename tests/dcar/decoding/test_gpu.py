@@ -1,5 +1,5 @@
 """A GPU decodes what the CPU decodes: on a GPU if there is one, else on the stand-in of
-tests/fake_gpu.py, on which mixing devices or waiting within a captured step is an error, as on a
+tests/toys/fake_gpu.py, on which mixing devices or waiting within a captured step is an error, as on a
 GPU."""
 
 import fake_gpu

@@ -2,7 +2,6 @@
 and nothing is loaded from elsewhere."""
 
 import importlib
-import json
 import re
 from pathlib import Path
 
@@ -82,12 +81,6 @@ def test_formulas_are_drawn_and_sounds_played(site):
     methods = (site / "methods.html").read_text()
     assert "<math" in methods and "arithmatex" not in methods and "$$" not in methods
     assert "<audio" in (site / "index.html").read_text() and (site / "audio/dcar.mp3").is_file()
-
-
-def test_search_knows_every_page(site):
-    index = json.loads((site / "search/search_index.json").read_text())
-    found = {entry["location"].partition("#")[0] for entry in index["docs"]}
-    assert {"methods.html", "history.html", "recipes.html", *map(page_of, jobs())} <= found
 
 
 def test_pictures_are_drawn_from_the_tables_of_the_results(tmp_path, monkeypatch):

@@ -150,7 +150,7 @@ def test_every_command_claims_what_it_writes_before_it_loads_anything(job, tmp_p
         for s in known.values()
         if s.default is MISSING and s.key != "out" and not s.group
     ]
-    claim = claimed(Path(out) / "steps" if job == "quickstart" else out)
+    claim = claimed(Path(out) / "jobs" if job == "quickstart" else out)
     with claim, pytest.raises(BusyError, match="out.* process "):
         main([*missing, *GIVEN.get(job, []), f"out={out}"])
     assert not list(tmp_path.iterdir())

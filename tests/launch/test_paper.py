@@ -1,5 +1,5 @@
-"""The paper's recipe: its commands fit their schemas and each other, what is finished is not run
-again, and a rehearsal from recordings to the report with tiny models of the real formats."""
+"""The paper's recipe: its commands fit their schemas and each other, and a rehearsal from
+recordings to the report with tiny models of the real formats."""
 
 import json
 import os
@@ -21,9 +21,10 @@ from tiny_pretrained import save_hubert, save_whisper
 
 from dcar.cli import resolve
 from dcar.config import schema_of
-from dcar.errors import ConfigError, DCARError, StoppedError
+from dcar.errors import ConfigError
 from launch import paper
-from launch.paper import PaperConfig, Stage, of_stages, pipeline, run
+from launch.paper import PaperConfig, of_stages, pipeline
+from launch.pipeline import Job
 
 NAMES = [
     "tokenizer",
@@ -42,11 +43,11 @@ NAMES = [
 ]
 
 
-def module_of(stage: Stage) -> tuple[str, list[str]]:
+def module_of(stage: Job) -> tuple[str, list[str]]:
     """Module of a stage and the arguments of its `main`."""
-    if stage.command[0] == "python":
-        return stage.command[2], stage.command[3:]
-    return resolve(stage.command[1:])[1:]
+    if stage.command[0] == "dcar":
+        return resolve(stage.arguments)[1:]
+    return stage.module, stage.arguments
 
 
 # --- the commands ---------------------------------------------------------------------------------
@@ -59,26 +60,26 @@ def test_stages_are_valid_commands_and_read_what_earlier_ones_write(processes, t
     config = PaperConfig(data="/data/Libri TTS", out="/runs/paper", testset_b=testset_b)
     stages = pipeline(config, {}, processes)
     assert [stage.name for stage in stages] == NAMES
-    made: list[str] = []
+    written: list[str] = []
     for stage in stages:
         module, arguments = module_of(stage)
-        found = settings(schema_of(main_of(module)), *arguments)
+        config = settings(schema_of(main_of(module)), *arguments)
         assert str(stage.output).startswith("/runs/paper/")
-        paths = [
+        paths = {
             part
             for word in arguments
             for part in word.replace('"', "=").split("=")
             if part.startswith("/runs/paper/") and part != str(stage.output)
-        ]
-        assert all(any(path == m or path.startswith(f"{m}/") for m in made) for path in paths), (
-            stage.name
-        )
+        }
+        assert all(any(p == w or p.startswith(f"{w}/") for w in written) for p in paths)
+        log_of_training = {"/runs/paper/dcpo_2_3/log.jsonl"} if stage.name == "compare" else set()
+        assert set(map(str, stage.inputs)) == paths - log_of_training, stage.name
         if module == "dcar.train.car":
-            assert found.gradient_accumulation == 1
-            assert 0.9 < found.max_tokens * processes / paper.UPDATE_TOKENS <= 1
+            assert config.gradient_accumulation == 1
+            assert 0.9 < config.max_tokens * processes / paper.UPDATE_TOKENS <= 1
         if module == "rl.train":
-            assert found.prompts_per_step * stage.processes == paper.GROUPS
-        made.append(str(stage.output))
+            assert config.prompts_per_step * stage.processes == paper.GROUPS
+        written.append(str(stage.output))
     assert {stage.processes for stage in stages} == {
         1,
         processes,
@@ -104,8 +105,8 @@ def test_settings_of_stages_are_told_from_those_of_the_recipe():
     own, overrides = of_stages(
         ["data=a.b", "car.model.hidden_size=8", "out=car.x", "car.seed=1", "cra.seed=1"]
     )
-    assert own == ["data=a.b", "out=car.x", "cra.seed=1"]
-    assert overrides == {"car": ["model.hidden_size=8", "seed=1"]}
+    assert own == ["data=a.b", "out=car.x"]
+    assert overrides == {"car": ["model.hidden_size=8", "seed=1"], "cra": ["seed=1"]}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_what_no_stage_understands_is_refused_before_the_first_one(
     given, message, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(paper, "run_stage", lambda *_: pytest.fail("a stage ran"))
+    monkeypatch.setattr(paper, "run_pipeline", lambda *_: pytest.fail("a stage ran"))
     with pytest.raises(ConfigError, match=message):
         paper.main(["data=data", f"out={tmp_path}", "device=cpu", given])
 
@@ -160,108 +161,6 @@ def test_the_script_takes_folders_from_where_it_is_called(tmp_path):
         "device=cpu",
         "a.b=[1, 2]",
     ]
-
-
-# --- what is finished is not run again ------------------------------------------------------------
-
-
-class Copy(Stage):
-    """A stage that appends its name to the log of all runs and writes its output, in
-    milliseconds."""
-
-    code = "import sys; open(sys.argv[1], 'a').write(sys.argv[2]); open(sys.argv[3], 'w').close()"
-
-    @property
-    def program(self) -> list[str]:
-        log = self.output.parent / "log"
-        return [sys.executable, "-S", "-c", self.code, str(log), self.name, str(self.output)]
-
-
-class Chain:
-    """Three stages a, b and c."""
-
-    def __init__(self, folder: Path, monkeypatch):
-        self.out, self.seed, self.code, self.config = (
-            folder,
-            "1",
-            {},
-            PaperConfig("data", str(folder), device="cpu"),
-        )
-        monkeypatch.setattr(paper, "pipeline", self.stages)
-
-    def stages(self, *_) -> list[Stage]:
-        stages = [
-            Copy(
-                name,
-                1,
-                [
-                    "dcar",
-                    "train",
-                    f"seed={self.seed if name == 'b' else 0}",
-                    f"device={self.seed}",
-                    f"out={self.out / name}",
-                ],
-            )
-            for name in "abc"
-        ]
-        for stage in stages:
-            object.__setattr__(stage, "code", self.code.get(stage.name, Copy.code))
-        return stages
-
-    def run(self) -> str:
-        """Run the stages; returns the names of those that ran."""
-        (self.out / "log").write_text("")
-        run(self.config, {})
-        return (self.out / "log").read_text()
-
-
-@pytest.fixture
-def chain(tmp_path, monkeypatch) -> Chain:
-    return Chain(tmp_path, monkeypatch)
-
-
-def test_a_stage_runs_again_after_a_change_and_so_do_those_after_it(chain, capsys):
-    assert chain.run() == "abc"
-    assert chain.run() == ""
-    assert capsys.readouterr().out.count("finished 20") == 3
-    chain.seed = "2"  # the device of a changes, too, which is not a reason
-    assert chain.run() == "bc"
-    (chain.out / "b").unlink()
-    assert chain.run() == "bc"
-    (chain.out / "c").unlink()
-    assert chain.run() == "c"
-
-
-@pytest.mark.parametrize(
-    ("ending", "error", "status"),
-    [
-        ("sys.exit(3)", DCARError, "status 3"),
-        ("sys.exit(75)", StoppedError, "stopped"),
-        ("sys.exit(130)", StoppedError, "stopped"),
-    ],
-)
-def test_a_stage_that_does_not_end_well_is_named_and_is_the_next_to_run(
-    chain, ending, error, status
-):
-    chain.code["b"] = f"import sys; {ending}"
-    with pytest.raises(error, match=f"stage b .*{status}") as caught:
-        chain.run()
-    if error is StoppedError:
-        assert f"({caught.value.status})" in ending
-    del chain.code["b"]
-    assert chain.run() == "bc"
-
-
-def test_sigterm_is_passed_on_to_the_stage(chain):
-    """It sends the signal to the recipe; the stage ends by its own handler, with its own status."""
-    chain.code["b"] = (
-        "import os, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); "
-        "os.kill(os.getppid(), signal.SIGTERM); time.sleep(60); sys.exit(1)"
-    )
-    begun = time.monotonic()
-    with pytest.raises(StoppedError, match="stage b") as caught:
-        chain.run()
-    assert caught.value.status == 75 and time.monotonic() - begun < 30
 
 
 # --- a rehearsal ----------------------------------------------------------------------------------
@@ -353,7 +252,7 @@ def test_the_recipe_from_recordings_to_the_report_killed_refused_and_continued(t
     out, log = tmp_path / "out", tmp_path / "out" / "car" / "log.jsonl"
 
     def finished() -> list[str]:
-        return sorted(path.stem for path in (out / "stages").glob("*.json"))
+        return sorted(p.stem for p in (out / "jobs").glob("*.json") if "finished" in p.read_text())
 
     def attempt(*more: str) -> subprocess.CompletedProcess:
         return subprocess.run(
@@ -377,12 +276,12 @@ def test_the_recipe_from_recordings_to_the_report_killed_refused_and_continued(t
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate()
-    assert process.returncode == 75 and "stage car was stopped" in said, said[-3000:]
+    assert process.returncode == 75 and "stopped in job car" in said, said[-3000:]
     assert finished() == ["far", "prepared", "testset", "tokenizer"]
 
     said = attempt().stdout
     assert "resumed" in log.read_text() and said.count(": finished 20") == 4
-    assert "max_reward_wer" in said and "stage profile failed with status 1" in said, said[-3000:]
+    assert "max_reward_wer" in said and "job profile failed with status 1" in said, said[-3000:]
     assert finished() == ["car", "far", "pack", "prepared", "testset", "tokenizer", "vocoder"]
 
     done = attempt(*NOISE)
@@ -398,7 +297,7 @@ def test_the_recipe_from_recordings_to_the_report_killed_refused_and_continued(t
 
     # any finished stage may be run once more by hand and leaves what is there
     weights = (out / "car" / "model.safetensors").read_bytes()
-    record = json.loads((out / "stages" / "car.json").read_text())
+    record = json.loads((out / "jobs" / "car.json").read_text())
     subprocess.run(
         shlex.split(
             f"{sys.executable} -m dcar.cli {shlex.join(record['command'][1:])} max_tokens=2000"

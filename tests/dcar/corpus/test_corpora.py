@@ -3,6 +3,7 @@ seed-tts-eval."""
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -32,28 +33,15 @@ def libritts(tmp_path_factory) -> Path:
 def test_libritts_reads_all_seven_subsets_and_those_asked_for(libritts):
     rows, problems = read_corpus("libritts", libritts)
     assert problems == []
-    assert {s: sum(u.split == s for u in rows) for s in ("train", "dev", "test")} == {
-        "train": 8,
-        "dev": 4,
-        "test": 6,
-    }
-    assert {u.speaker for u in rows if u.split == "train"} == {
-        "100",
-        "101",
-        "200",
-        "201",
-        "300",
-        "301",
-    }
+    assert Counter(u.split for u in rows) == {"train": 8, "dev": 4, "test": 6}
+    speakers = {u.speaker for u in rows if u.split == "train"}
+    assert speakers == {"100", "101", "200", "201", "300", "301"}
     assert {u.split for u in read_corpus("libritts", libritts / "dev-clean")[0]} == {"dev"}
     chosen, _ = read_corpus("libritts", libritts, subsets=["train-clean-100", "dev-other"])
-    assert {Path(u.audio).parts[-4] for u in chosen} == {"train-clean-100", "dev-other"} and len(
-        chosen
-    ) == 6
-    with pytest.raises(DataError, match=r"train-clean-960 .*openslr"):
-        read_corpus("libritts", libritts, subsets=["train-clean-960"])
-    with pytest.raises(DataError, match="subsets .*libritts"):
-        read_corpus("ljspeech", libritts, subsets=["train-clean-100"])
+    assert Counter(Path(u.audio).parts[-4] for u in chosen) == {
+        "train-clean-100": 4,
+        "dev-other": 2,
+    }
 
 
 def test_audio_without_text_and_text_without_audio_in_libritts(tmp_path):
@@ -88,12 +76,11 @@ def test_capitals_and_companions_of_macos_in_libritts(tmp_path, caplog):
 
 
 def test_lhotse_cuts_give_the_samples_that_lhotse_gives(tmp_path):
-    """A manifest that lhotse itself wrote: three stretches of one recording, and one whole
-    recording."""
+    """A manifest that lhotse itself wrote: two stretches of one recording, and a whole one."""
     lhotse = pytest.importorskip("lhotse")
     sf.write(
         tmp_path / "long.flac",
-        np.concatenate([tone(1.0, 200), tone(1.5, 400), tone(1.0, 300)]),
+        np.concatenate([tone(1.0, 200), tone(1.5, 400)]),
         RATE,
     )
     sf.write(tmp_path / "short.wav", tone(0.8, 250), RATE)
@@ -102,33 +89,24 @@ def test_lhotse_cuts_give_the_samples_that_lhotse_gives(tmp_path):
         (
             ("long.flac", 0.0, 1.0, "Part 0.", "anna"),
             ("long.flac", 1.0, 1.5, "Part 1.", "anna"),
-            ("long.flac", 2.5, 1.0, "Part 2.", "anna"),
             ("short.wav", 0, 0.8, "Whole.", "ben"),
         )
     ):
         recording = lhotse.Recording.from_file(tmp_path / file, recording_id=file[:4])
-        supervision = lhotse.SupervisionSegment(
+        said = lhotse.SupervisionSegment(
             f"s{i}", file[:4], 0, duration, 0, text=text, speaker=speaker
         )
-        cuts.append(
-            lhotse.MonoCut(
-                id=f"c{i}",
-                start=start,
-                duration=duration,
-                channel=0,
-                recording=recording,
-                supervisions=[supervision],
-            )
-        )
+        place = dict(start=start, duration=duration, channel=0, recording=recording)
+        cuts.append(lhotse.MonoCut(id=f"c{i}", supervisions=[said], **place))
     file = tmp_path / "my_cuts_train.jsonl.gz"
     lhotse.CutSet.from_cuts(cuts).to_file(file)
     rows, problems = read_corpus("lhotse", file)
-    assert problems == [] and [u.id for u in rows] == ["c0", "c1", "c2", "c3"]
-    assert [u.text for u in rows] == ["Part 0.", "Part 1.", "Part 2.", "Whole."]
-    assert [u.speaker for u in rows] == ["anna"] * 3 + ["ben"] and {u.split for u in rows} == {
-        "train"
-    }
-    assert isinstance(rows[1].audio, AudioSegment) and rows[3].audio == str(tmp_path / "short.wav")
+    assert problems == [] and [(u.id, u.text, u.speaker, u.split) for u in rows] == [
+        ("c0", "Part 0.", "anna", "train"),
+        ("c1", "Part 1.", "anna", "train"),
+        ("c2", "Whole.", "ben", "train"),
+    ]
+    assert isinstance(rows[1].audio, AudioSegment) and rows[2].audio == str(tmp_path / "short.wav")
     for row, cut in zip(rows, lhotse.CutSet.from_file(file), strict=True):
         wave, rate = row.load()
         assert rate == RATE
@@ -138,39 +116,20 @@ def test_lhotse_cuts_give_the_samples_that_lhotse_gives(tmp_path):
 
 def libriheavy_line(uid: str, start: float, duration: float, source: str, whole: float) -> dict:
     """As the README of k2-fsa/libriheavy shows its full manifests."""
+    texts = ['"But why?" she asked.', "BUT WHY SHE ASKED"]
+    supervision = {
+        "id": uid, "recording_id": "small/100/book/01", "start": 0, "duration": duration, "channel": 0,
+        "language": "English", "speaker": "100",
+        "custom": {"texts": texts, "pre_texts": ["…", "…"], "begin_byte": 4993, "end_byte": 5120},
+    }  # fmt: skip
+    recording = {
+        "id": "small/100/book/01", "sources": [{"type": "file", "channels": [0], "source": source}],
+        "sampling_rate": RATE, "num_samples": round(whole * RATE), "duration": whole, "channel_ids": [0],
+    }  # fmt: skip
     return {
-        "id": uid,
-        "start": start,
-        "duration": duration,
-        "channel": 0,
-        "supervisions": [
-            {
-                "id": uid,
-                "recording_id": "small/100/book/01",
-                "start": 0,
-                "duration": duration,
-                "channel": 0,
-                "language": "English",
-                "speaker": "100",
-                "custom": {
-                    "texts": ['"But why?" she asked.', "BUT WHY SHE ASKED"],
-                    "pre_texts": ["…", "…"],
-                    "begin_byte": 4993,
-                    "end_byte": 5120,
-                },
-            }
-        ],
-        "recording": {
-            "id": "small/100/book/01",
-            "sources": [{"type": "file", "channels": [0], "source": source}],
-            "sampling_rate": RATE,
-            "num_samples": round(whole * RATE),
-            "duration": whole,
-            "channel_ids": [0],
-        },
-        "custom": {"text_path": "download/librilight_text/x.txt"},
-        "type": "MonoCut",
-    }
+        "id": uid, "start": start, "duration": duration, "channel": 0, "supervisions": [supervision],
+        "recording": recording, "custom": {"text_path": "download/librilight_text/x.txt"}, "type": "MonoCut",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("place", ["beside", "elsewhere"])
@@ -199,11 +158,26 @@ def test_libriheavy_full_manifest(tmp_path, place):
     np.testing.assert_allclose(row.load()[0], tone(1.0, 500), atol=1e-3)
 
 
-def test_cuts_that_would_have_to_be_computed_are_bad_rows(tmp_path):
+def test_cuts_that_would_have_to_be_computed_or_make_no_sense_are_bad_rows(tmp_path):
     sf.write(tmp_path / "a.wav", tone(1.0), RATE)
     good = libriheavy_line("ok", 0, 1.0, "a.wav", 1.0)
     recording, supervision = good["recording"], good["supervisions"][0]
     url = [{"type": "url", "channels": [0], "source": "x"}]
+    memory = [{"type": "memory", "channels": [0], "source": 10**12}]
+    wrong_types: list[dict] = [
+        {"recording": "x"},
+        {"recording": [1]},
+        {"supervisions": ["x"]},
+        {"supervisions": 5},
+        {"supervisions": {"a": 1}},
+        {"start": float("nan")},
+        {"start": float("inf")},
+        {"duration": -1},
+        {"duration": 10**400},
+        {"channel": "x"},
+        {"recording": {**recording, "sampling_rate": float("inf")}},
+        {"recording": {**recording, "sources": memory}},
+    ]
     cases = [
         ({**good, "type": "MixedCut"}, "MixedCut"),
         ({**good, "recording": None}, "features only"),
@@ -214,6 +188,7 @@ def test_cuts_that_would_have_to_be_computed_are_bad_rows(tmp_path):
         ({**good, "supervisions": [supervision, {**supervision, "speaker": "7"}]}, "2 speakers"),
         ({**good, "supervisions": [{**supervision, "custom": None}]}, "custom.texts"),
         ({k: v for k, v in good.items() if k != "duration"}, "duration"),
+        *(({**good, **change}, "") for change in wrong_types),
         ([1, 2], "no cut"),
     ]
     manifest = tmp_path / "cuts_dev.jsonl"
@@ -258,8 +233,6 @@ def test_unicats_test_set_b(libritts, tmp_path):
     assert rows[0].text != rows[0].prompt_text and rows[0].speaker == ids[0].split("_")[0]
     assert ":3:" in str(problems[0]) and "9_9_000001_000000" in str(problems[0])
     assert "1 fields" in str(problems[1])
-    with pytest.raises(DataError, match="audio_root"):
-        read_corpus("unicats", file)
 
 
 def test_seed_tts_eval_list(tmp_path):
@@ -320,11 +293,3 @@ def test_a_streamed_row_without_audio_is_listed_and_a_stream_that_breaks_off_say
     assert str(next(found)).startswith("hub/name[train, file 0]:2: column 'audio' ")
     with pytest.raises(DataError, match="hub/name.*reset by peer"):
         next(found)
-
-
-def test_a_hub_name_without_network_says_what_to_run(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    for streaming in (False, True):
-        with pytest.raises(DataError, match="hf download nobody/nothing "):
-            corpus_parts("datasets", "nobody/nothing:clean", streaming=streaming)

@@ -83,8 +83,6 @@ def test_ljspeech(ljspeech):
         "LJ-9",
         f"{ljspeech}/metadata.csv:5",
     ) and "LJ-9.wav" in found.message
-    with pytest.raises(DataError, match=r"(?s)metadata.csv:6.*metadata.csv:7"):
-        load_corpus("ljspeech", ljspeech)
 
 
 def test_ljspeech_splits_by_lists_of_ids(ljspeech):
@@ -94,14 +92,8 @@ def test_ljspeech_splits_by_lists_of_ids(ljspeech):
     (ljspeech / "test.txt").write_text("/data/wavs/LJ-2.wav|The same words.\n")
     (ljspeech / "notes.txt").write_text("recorded in May\n")
     rows, problems = read_corpus("ljspeech", ljspeech)
-    assert [u.split for u in rows] == [
-        "train",
-        "dev",
-        "test",
-        "train",
-        "dev",
-        "train",
-    ] and not problems
+    splits = "train dev test train dev train"
+    assert [u.split for u in rows] == splits.split() and not problems
     assert [u.id for u in read_corpus("ljspeech", ljspeech, "dev")[0]] == ["LJ-1", "LJ-4"]
     assert corpus_parts("ljspeech", ljspeech)[0].stamp != stamp  # a changed list is noticed
 
@@ -253,37 +245,6 @@ def test_hugging_face_paths_and_bad_rows(tmp_path):
     assert "'audio'" in found["hf_0000001"] and "/no/such.wav" in found["hf_0000002"]
 
 
-def test_unusable_corpora_say_so(tmp_path):
-    for name in ("empty", "words", "starter", "wrong"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "words" / "a.txt").write_text("x")
-    (tmp_path / "starter" / "train.parquet").write_bytes(b"PAR1 no")
-    pq.write_table(pa.table({"id": ["a"], "text": ["b"]}), tmp_path / "wrong" / "train.parquet")
-    datasets.Dataset.from_dict({"text": ["x"], "label": [1]}).save_to_disk(str(tmp_path / "hf"))
-    (tmp_path / "bad.parquet").write_bytes(b"nothing")
-    (tmp_path / "m.jsonl").write_text("\n")
-    for kind, path, message in (
-        ("csv", "empty", "'csv'.* starter, folder, ljspeech"),
-        ("jsonl", None, "'jsonl' .*path"),
-        ("datasets", None, "'datasets' .*path"),
-        ("jsonl", "none", "/none: .*jsonl"),
-        ("jsonl", "empty", "/empty: .*jsonl"),
-        ("jsonl", "m.jsonl", "m.jsonl"),
-        ("ljspeech", "empty", "metadata.csv"),
-        ("libritts", "empty", "LibriTTS"),
-        ("starter", "empty", "/empty: .*train.parquet"),
-        ("starter", "starter", "starter/train.parquet"),
-        ("starter", "wrong", ": audio, duration, speaker"),
-        ("datasets", "hf", "Audio .* text, label"),
-        ("datasets", "bad.parquet", "bad.parquet"),
-        ("datasets", "words", "words: .*save_to_disk"),
-    ):
-        with pytest.raises(DataError, match=message):
-            load_corpus(kind, path and tmp_path / path)
-    with pytest.raises(DataError, match="min_seconds .*max_seconds"):
-        validate([], 5, 1)
-
-
 def test_a_duration_that_the_audio_does_not_have():
     u = Utterance("a", "Hello.", "s", encoded(1.0), duration=3.0, source="train.parquet:1")
     assert "3.00 s" in validate([u], 0.5, 5)[0].message
@@ -291,19 +252,11 @@ def test_a_duration_that_the_audio_does_not_have():
 
 def test_split_names():
     names = {
-        "train": ("train", "Training", "train.clean.100", "train-00000-of-00002", "TRAIN_1"),
-        "dev": ("val", "valid", "validation", "dev-other", "development"),
-        "test": ("test-clean", "testing", "evaluation", "eval_2"),
+        "train": "train Training train.clean.100 train-00000-of-00002 TRAIN_1",
+        "dev": "val valid validation dev-other development",
+        "test": "test-clean testing evaluation eval_2",
     }
-    assert all(canonical_split(name) == split for split, found in names.items() for name in found)
-    for name in (
-        "other",
-        "validated",
-        "invalidated",
-        "valentina",
-        "value",
-        "developer",
-        "testimonials",
-        "trainer",
-    ):
-        assert canonical_split(name) == name
+    for split, found in names.items():
+        assert {canonical_split(name) for name in found.split()} == {split}
+    others = "other validated invalidated valentina value developer testimonials trainer"
+    assert [canonical_split(name) for name in others.split()] == others.split()

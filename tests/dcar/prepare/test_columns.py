@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import soundfile
 from many_rows import write_many
-from tiny_corpora import toy_prepare, toy_settings
 from tiny_data import tiny_split, write_prepared
 from tiny_training import trainer_of
 
-from dcar.errors import DataError
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare import columns, prepared
@@ -110,18 +108,6 @@ def test_rows_are_found_by_id(rows):
     split = Split.of(rows)
     assert [split.find(name) for name in rows["id"]] == list(range(50))
     assert [split.find(name) for name in ("", "a", "é7x", "ê")] == [None] * 4
-
-
-def test_prepare_writes_them(corpus, tmp_path):
-    toy_prepare(toy_settings(corpus, tmp_path / "p"))
-    for split in ("train", "dev", "test"):
-        found = load_split(tmp_path / "p", split)
-        assert held(found) == slow(load_prepared(tmp_path / "p", split)) and len(found)
-        assert f"{split}/{FILE}" in prepared_info(tmp_path / "p")["files"]
-        assert not found.columns["duration"].flags.writeable  # mapped, not copied
-    (tmp_path / "p/train" / FILE).unlink()
-    with pytest.raises(DataError, match=f"train/{FILE}"):
-        load_split(tmp_path / "p", "train")
 
 
 def test_a_folder_of_an_earlier_version_is_read_once(tmp_path, monkeypatch, caplog):

@@ -8,7 +8,6 @@ import pytest
 from tiny_data import write_prepared
 
 from dcar.cli import main
-from dcar.errors import ConfigError, DataError
 from dcar.prepare.join import COMMA, MOST, SPACE, STOP, JoinConfig, groups, join, joined
 from dcar.prepare.prepared import load_prepared, prepared_info, save_splits
 from dcar.text.phonemes import text_to_ids
@@ -113,22 +112,3 @@ def test_the_training_splits_of_several_corpora_and_the_other_splits_of_the_firs
     )
     assert load_prepared(out, "train").to_list() == [*load_prepared(first, "train"), *rows]
     assert load_prepared(out, "dev").to_list() == load_prepared(first, "dev").to_list()
-
-    second_tokenizer = write_prepared(tmp_path / "third", checksum="other")
-    with pytest.raises(DataError, match="third: .*tiny@other.*tiny@abc"):
-        join(JoinConfig([str(first), str(second_tokenizer)], str(tmp_path / "out")))
-
-
-def test_what_cannot_be_joined(tmp_path, monkeypatch):
-    data = write_prepared(tmp_path / "data")
-    with pytest.raises(DataError, match="data: .*out"):
-        join(JoinConfig([str(data)], str(data)))
-    with pytest.raises(DataError, match=r"8 .*train0"):
-        join(JoinConfig([str(data), str(data)], str(tmp_path / "out")))
-    monkeypatch.setattr("dcar.prepare.join.PHONEME_VERSION", "text-tokenizer:other")
-    with pytest.raises(ConfigError, match="data .*mode=retokenize"):
-        join(JoinConfig([str(data)], str(tmp_path / "out")))
-    with pytest.raises(ConfigError, match="share"):
-        JoinConfig(share=-0.1)
-    with pytest.raises(ConfigError, match="^data .*data="):
-        JoinConfig([])

@@ -142,13 +142,6 @@ def test_layers_are_filled_one_after_the_other_each_from_those_before(model):
         assert row[: layers.shape[1]].T.tolist() == expected.tolist()
 
 
-def test_weights_are_tied_and_each_layer_has_its_own(model):
-    width = CONFIG.hidden_size
-    assert model.codes.weight.shape == (LAYERS * CODES, width)
-    assert model.stages.weight.shape == (LAYERS - 1, width)
-    assert not [name for name, _ in model.named_parameters() if "head" in name or "output" in name]
-
-
 # --- the vocoder ----------------------------------------------------------------------------------
 
 

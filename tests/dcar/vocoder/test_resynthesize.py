@@ -8,14 +8,13 @@ import fake_gpu
 import numpy as np
 import pytest
 import torch
-from tiny_corpora import toy_prepare, write_manifest
+from tiny_corpora import toy_prepare, toy_settings, write_manifest
 from tiny_data import ToyTokenizer, tiny_vocoder, write_prepared
 from tiny_decoders import tiny_decoder
 
 from dcar.corpus.read import load_corpus
 from dcar.errors import CheckpointError
 from dcar.prepare.prepared import load_prepared, load_split
-from dcar.prepare.run import PrepareConfig
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import vocoder_for
 from dcar.vocoder.load import load_vocoder
@@ -48,19 +47,11 @@ def test_the_result_is_a_corpus_of_what_the_vocoder_says(settings, tmp_path):
         [own] = vocoder.synthesize([row["speech"]], np.asarray([row["voice"]], np.float32))
         assert rate == vocoder.sample_rate and len(wave) == rate // 50 * len(row["speech"])
         assert np.abs(wave - own).max() < 1e-4
-
-    other = run(
-        ResynthesizeConfig(
-            **{**settings, "out": str(tmp_path / "other")},
-            split="train",
-            other_voices=True,
-            limit=4,
-        )
-    )
+    settings["out"] = str(tmp_path / "other")
+    other = run(ResynthesizeConfig(**settings, split="train", other_voices=True, limit=4))
     others = load_corpus("jsonl", other)
-    assert len(others) == 4 and not all(
-        np.array_equal(u.load()[0], said[u.id].load()[0]) for u in others
-    )
+    assert len(others) == 4
+    assert not all(np.array_equal(u.load()[0], said[u.id].load()[0]) for u in others)
 
 
 def test_a_gpu_speaks_the_same_in_whole_batches(settings, tmp_path, monkeypatch):
@@ -89,19 +80,15 @@ class TwelveCodes(ToyTokenizer):
     vocab_size = 12
 
 
-def buzzes(tmp_path, count: int, split: str, **changes) -> list[np.ndarray]:
+def buzzes(tmp_path, count: int, split: str) -> list[np.ndarray]:
     """A corpus of low buzzes, prepared in tmp_path / "p"; returns them."""
     waves = [
         (0.3 * np.sign(np.sin(np.arange(24_000 + 2400 * i) / 25))).astype(np.float32)
         for i in range(count)
     ]
     manifest = write_manifest(tmp_path, count * [{"split": split}], waves, 24_000)
-    toy_prepare(
-        PrepareConfig(
-            out=str(tmp_path / "p"), corpus="jsonl", path=str(manifest), splits=(split,), **changes
-        ),
-        TwelveCodes(),
-    )
+    settings = toy_settings(manifest, tmp_path / "p", corpus="jsonl", splits=(split,))
+    toy_prepare(settings, TwelveCodes())
     return waves
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tiny_corpora import toy_prepare, write_manifest
+from tiny_corpora import toy_prepare, toy_settings, write_manifest
 from tiny_data import ToyTokenizer
 from tiny_training import log_of
 from tiny_vocoder import RATE, TINY, embedding, harmonic, toy_config, toy_data, voice
@@ -22,18 +22,16 @@ from torch.nn.utils.rnn import pad_sequence
 from dcar.audio import resample, save_audio
 from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
 from dcar.prepare.prepared import load_prepared
-from dcar.prepare.run import PrepareConfig
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.whisper import WhisperEncoder
 from dcar.vocoder.model import TokenVocoder, VocoderConfig
 from dcar.vocoder.renderer import Pitch, Renderer, mel_transform
 from dcar.vocoder.training import pack
 from dcar.vocoder.training.pack import PackRow, VocoderData, pack_training_data, write_pack
-from dcar.vocoder.training.train import TrainVocoderConfig, main, run
+from dcar.vocoder.training.train import TrainVocoderConfig, run
 from dcar.vocoder.training.trainer import Trainer, acoustic_loss
 from dcar.voices.features import (
     SPEAKER_DIM,
-    mel_filterbank,
     same_istft,
     same_stft,
     speaker_features,
@@ -96,13 +94,6 @@ def test_stft_and_its_inverse_agree_inside_and_frame_counts_are_exact():
     assert torch.allclose(again[:, 480:-480], wave[:, 480:-480], atol=1e-5)
 
 
-def test_mel_filters_are_all_alive_and_of_unit_sum():
-    for n_fft, bands in ((512, 40), (1024, 80), (2048, 100)):
-        assert torch.allclose(
-            mel_filterbank(RATE, n_fft, bands).sum(1), torch.ones(bands), atol=1e-5
-        )
-
-
 def test_speaker_features_tell_pitch_and_ignore_level():
     wave = harmonic(150.0, 1.5)
     features = speaker_features(wave, RATE, embedding(0))
@@ -124,19 +115,17 @@ def test_what_a_low_rate_does_not_hold_is_not_taken_for_silence():
     assert np.ptp(low[-6:]) == 0  # the bands above 8 kHz
 
 
-@pytest.mark.parametrize(
-    ("wave", "vector"),
-    [
-        (np.zeros(RATE, np.float32), embedding(0)),
-        (np.full(RATE, np.nan, np.float32), embedding(0)),
-        (np.zeros((2, RATE), np.float32), embedding(0)),
-        (harmonic(150.0, 1.0), 3 * embedding(0)),
-        (harmonic(150.0, 1.0), embedding(0)[:100]),
-    ],
-)
-def test_unusable_prompts_are_audio_errors(wave, vector):
-    with pytest.raises(AudioError):
-        speaker_features(wave, RATE, vector)
+def test_unusable_prompts_are_audio_errors():
+    buzz, vector = harmonic(150.0, 1.0), embedding(0)
+    for wave, direction in (
+        (0 * buzz, vector),
+        (np.nan * buzz, vector),
+        (np.stack([buzz, buzz]), vector),
+        (buzz, 3 * vector),
+        (buzz, vector[:100]),
+    ):
+        with pytest.raises(AudioError):
+            speaker_features(wave, RATE, direction)
 
 
 # ------------------------------------------------------ model
@@ -158,27 +147,19 @@ def test_a_batch_with_padding_equals_single_utterances(calibration):
 
 
 @pytest.mark.parametrize("calibration", [(), tuple(range(16))])
-def test_a_gpu_speaks_a_batch_at_once_and_the_host_reads_the_waves_alone(calibration, monkeypatch):
+def test_a_gpu_speaks_a_batch_at_once(calibration, monkeypatch):
     """On its stand-in. Held to one by one in float32; a CPU may speak in bfloat16."""
     model = TokenVocoder(VocoderConfig(**TINY, calibration_tokens=calibration)).eval()
     lists = [torch.randint(0, 16, (n,)).tolist() for n in (30, 9, 0, 1, 17)]
-    voices, read = torch.stack([voice(i, 100 + 20 * i) for i in range(5)]).numpy(), []
+    voices = torch.stack([voice(i, 100 + 20 * i) for i in range(5)]).numpy()
     monkeypatch.setattr("dcar.vocoder.streaming.product_type", lambda device: torch.float32)
     there = copy.deepcopy(model)  # which has measured no voice yet
     expected = model.synthesize(lists, voices)
     with fake_gpu.fake_gpu(monkeypatch) as device:
         there.to(device)
-        for name in ("item", "tolist", "nonzero"):
-            original = getattr(fake_gpu.OnGPU, name)
-            monkeypatch.setattr(
-                fake_gpu.OnGPU,
-                name,
-                lambda self, original=original: (read.append(original), original(self))[1],
-            )
         with pytest.raises(DataError, match="outside 0..15"):
             there.synthesize([[3, 16]], voices[:1])
         waves = there.synthesize(lists, voices)
-    assert not read
     for wave, alone in zip(waves, expected, strict=True):
         assert wave.shape == alone.shape
         np.testing.assert_allclose(wave, alone, atol=2e-5)
@@ -207,35 +188,12 @@ def test_the_equaliser_gives_calibration_speech_the_envelope_of_the_prompt(bands
     assert (gains[0] - gains[1]).abs().max() > 0.1
 
 
-def test_voices_are_measured_once_and_anew_after_training(monkeypatch):
-    model = TokenVocoder(VocoderConfig(**TINY, calibration_tokens=(1, 2, 3))).eval()
-    measured, measure = [], model.equalizer._measure
-    monkeypatch.setattr(
-        model.equalizer,
-        "_measure",
-        lambda acoustic, rows: measured.append(len(rows)) or measure(acoustic, rows),
-    )
-    voices = torch.stack([voice(0), voice(1), voice(0)])
-    first, again = (model.synthesize([[1, 2]] * 3, voices) for _ in range(2))
-    assert measured == [1, 1] and all(
-        np.array_equal(a, b) for a, b in zip(first, again, strict=True)
-    )
-    model.train()
-    model.synthesize([[1, 2]], voices[:1])
-    monkeypatch.setattr("dcar.vocoder.equalizer.MOST_VOICES", 1)
-    model.synthesize([[1, 2]] * 3, voices)
-    assert measured == [1, 1, 1, 1, 1, 1]  # one voice is held, so each of the three is measured
-
-
-def test_an_equaliser_does_not_know_who_came_with_it():
+def test_an_equaliser_does_not_know_who_came_with_it_and_measures_anew_after_training(monkeypatch):
     """Bit for bit: it is remembered, so what differs in the last bit would depend on what was
     spoken before."""
-    model = TokenVocoder(
-        VocoderConfig(
-            **{**TINY, "acoustic_size": 96, "acoustic_ffn_size": 160},
-            calibration_tokens=tuple(range(16)) * 6,
-        )
-    ).eval()
+    sizes = {**TINY, "acoustic_size": 96, "acoustic_ffn_size": 160}
+    calibration = tuple(range(16)) * 6
+    model = TokenVocoder(VocoderConfig(**sizes, calibration_tokens=calibration)).eval()
     voices = torch.stack([voice(i, 100.0 + 9 * i) for i in range(8)])
     alone = []
     for row in voices:
@@ -243,9 +201,14 @@ def test_an_equaliser_does_not_know_who_came_with_it():
         alone.append(model.equalizer(model.acoustic, row[None])[0])
     for count in (2, 5, 8):
         model.equalizer.forget()
-        assert torch.equal(
-            model.equalizer(model.acoustic, voices[:count]), torch.stack(alone[:count])
-        ), count
+        gains = model.equalizer(model.acoustic, voices[:count])
+        assert torch.equal(gains, torch.stack(alone[:count])), count
+    monkeypatch.setattr("dcar.vocoder.equalizer.MOST_VOICES", 1)  # more than it remembers
+    assert torch.equal(model.equalizer(model.acoustic, voices), torch.stack(alone))
+    with torch.no_grad():
+        model.train().acoustic.output.weight.mul_(2)
+    model.synthesize([[1, 2]], voices[:1])
+    assert not torch.equal(model.equalizer(model.acoustic, voices[:1])[0], alone[0])
 
 
 def test_empty_utterances_give_empty_waves():
@@ -265,24 +228,6 @@ def test_what_cannot_be_spoken_is_a_data_error():
     for speaker in (one[:, :256], one.repeat(2, 1), one * float("nan")):
         with pytest.raises(DataError, match="speaker features"):
             model.synthesize([[1]], speaker)
-
-
-def test_dropout_is_for_training_only():
-    model = TokenVocoder(VocoderConfig(**TINY, token_dropout=0.5))
-    tokens, mask, speaker = torch.randint(0, 16, (1, 40)), torch.ones(1, 40), voice()[None]
-    spoken = [
-        model.train(mode).predict(tokens, mask, speaker)[0] for mode in (True, True, False, False)
-    ]
-    assert not torch.equal(spoken[0], spoken[1]) and torch.equal(spoken[2], spoken[3])
-
-
-def test_pulses_sound_at_the_given_pitch_with_unit_power():
-    model = TokenVocoder(VocoderConfig(**TINY))
-    log_f0 = torch.full((1, 100), math.log(130.0))
-    pulses = model.renderer.pulses(log_f0)
-    assert pulses.shape == (1, RATE) and abs(float(pulses.square().mean()) - 1) < 0.05
-    tracked, voiced = track_f0(0.1 * pulses[0])
-    assert voiced[5:-5].all() and (tracked[5:-5].exp() / 130 - 1).abs().max() < 0.01
 
 
 def test_generated_pitch_follows_the_pitch_that_is_asked_for():
@@ -346,13 +291,6 @@ def test_from_pretrained_is_strict(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(CheckpointError):
             TokenVocoder.from_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(good))
-    weights = (tmp_path / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    with pytest.raises(CheckpointError):
-        TokenVocoder.from_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="nowhere/config.json: "):
-        TokenVocoder.from_pretrained(tmp_path / "nowhere")
 
 
 # ------------------------------------------------------ data
@@ -366,9 +304,7 @@ def test_pack_round_trip(tmp_path, rate):
     assert (data.token_rate, data.samples_per_token, data.frames_per_token) == (rate, size, frames)
     assert data.lengths.tolist() == [spoken, rate] * 6 and data.tokenizer_checksum == "toy-checksum"
     tokens = int(data.lengths.sum())
-    assert data.waves.shape == (size * tokens,) and data.log_f0.shape == data.voiced.shape == (
-        frames * tokens,
-    )
+    assert len(data.waves) == size * tokens and len(data.log_f0) == frames * tokens
     assert data.validation.nonzero()[:, 0].tolist() == [10]
     assert len(set(data.voice.tolist())) == 4  # a voice at another speed is another voice
     played = data.waves[: spoken * size].numpy() / 32767
@@ -377,18 +313,14 @@ def test_pack_round_trip(tmp_path, rate):
     np.testing.assert_allclose(data.speaker[0].numpy(), features, atol=2e-3)
     crop = data.crop(torch.tensor([0, 2]), torch.tensor([-3, spoken - 5]), 10)
     assert crop.mask.tolist() == [[0] * 3 + [1] * 7, [1] * 5 + [0] * 5]
-    assert crop.frame_mask.tolist() == [
-        [0] * 3 * frames + [1] * 7 * frames,
-        [1] * 5 * frames + [0] * 5 * frames,
-    ]
+    assert torch.equal(crop.frame_mask, crop.mask.repeat_interleave(frames, 1))
     end = int(data.starts[2]) + spoken
-    assert crop.tokens[1, :5].tolist() == data.tokens[end - 5 : end].tolist()
+    assert torch.equal(crop.tokens[1, :5], data.tokens[end - 5 : end])
     assert torch.equal(crop.log_f0[1, : 5 * frames], data.log_f0[frames * (end - 5) : frames * end])
     wave = data.wave(crop)
-    assert wave.shape == (2, 10 * size) and wave[0, : 3 * size].abs().max() == 0
-    assert torch.equal(
-        wave[1, : 5 * size], data.waves[(end - 5) * size : end * size].float() / 32767
-    )
+    assert wave.shape == (2, 10 * size) and not wave[0, : 3 * size].any()
+    expected = data.waves[(end - 5) * size : end * size].float() / 32767
+    assert torch.equal(wave[1, : 5 * size], expected)
 
 
 def test_packs_are_joined_with_voices_of_their_own(tmp_path):
@@ -432,22 +364,11 @@ def prepared(tmp_path, count: int, tokenizer, spec: str = "toy:") -> Path:
     """A prepared corpus of buzzes, the last of them for validation, and slower copies of the
     others."""
     waves = [harmonic(120.0 + 10 * i, 1.0 + 0.1 * i, seed=i) for i in range(count)]
-    rows = [
-        {"speaker": f"s{i % 2}", "split": "dev" if i == count - 1 else "train"}
-        for i in range(count)
-    ]
+    rows = [{"speaker": f"s{i % 2}", "split": "train"} for i in range(count)]
+    rows[-1]["split"] = "dev"
     manifest = write_manifest(tmp_path, rows, waves, RATE)
-    toy_prepare(
-        PrepareConfig(
-            out=str(tmp_path / "p"),
-            corpus="jsonl",
-            path=str(manifest),
-            speeds=(1.0, 0.9),
-            splits=("train", "dev"),
-            tokenizer=spec,
-        ),
-        tokenizer,
-    )
+    settings = dict(corpus="jsonl", speeds=(1.0, 0.9), splits=("train", "dev"), tokenizer=spec)
+    toy_prepare(toy_settings(manifest, tmp_path / "p", **settings), tokenizer)
     return tmp_path / "p"
 
 
@@ -478,39 +399,24 @@ def test_a_pack_of_some_hours_holds_an_even_share_of_each_split(tmp_path):
         assert recordings[~held_out].diff().max() <= 2
 
 
-def test_packs_of_one_content_have_one_digest(tmp_path):
-    """Names of the header stand in another order in every file that safetensors writes."""
-    toy_data(tmp_path)
-    path, same, other = (
-        tmp_path / name for name in ("pack.safetensors", "same.safetensors", "other.safetensors")
-    )
-    with safe_open(path, "pt") as file:
-        header, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    save_file(tensors, same, metadata=dict(reversed(header.items())))
-    save_file({**tensors, "rate": tensors["rate"] + 1}, other, metadata=header)
-    assert pack.pack_digest(path) == pack.pack_digest(same) != pack.pack_digest(other)
-    save_file(tensors, other, metadata={**header, "token_rate": "25"})
-    assert pack.pack_digest(path) != pack.pack_digest(other)
+class LevelEncoder(WhisperEncoder):
+    """States are the levels of four quarters of a token's 20 ms, in 512 dimensions of which only
+    these count."""
+
+    def __call__(self, wave, sample_rate):
+        tokens = math.ceil(len(wave) * 50 / sample_rate)
+        pieces = np.pad(wave, (0, tokens * 320 - len(wave))).reshape(tokens, 4, 80)
+        return np.pad(np.sqrt((pieces**2).mean(2)), ((0, 0), (0, 508))).astype(np.float32)
+
+
+def listener(seed: int) -> KMeansTokenizer:
+    centroids = 0.09 + 0.02 * np.random.default_rng(seed).standard_normal((16, 4))
+    mean, scale = np.zeros(512), np.ones(512)
+    return KMeansTokenizer(LevelEncoder(), centroids, mean, scale, projection=np.eye(512, 4))
 
 
 def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_path, monkeypatch):
     """The tokenizer hears every signal at its own speed again, and must say what it said."""
-
-    class LevelEncoder(WhisperEncoder):
-        """States are the levels of four quarters of a token's 20 ms, in 512 dimensions of which
-        only these count."""
-
-        def __call__(self, wave, sample_rate):
-            tokens = math.ceil(len(wave) * 50 / sample_rate)
-            pieces = np.pad(wave, (0, tokens * 320 - len(wave))).reshape(tokens, 4, 80)
-            return np.pad(np.sqrt((pieces**2).mean(2)), ((0, 0), (0, 508))).astype(np.float32)
-
-    def listener(seed: int) -> KMeansTokenizer:
-        centroids = 0.09 + 0.02 * np.random.default_rng(seed).standard_normal((16, 4))
-        return KMeansTokenizer(
-            LevelEncoder(), centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4)
-        )
-
     ours = listener(0)
     ours.save_pretrained(tmp_path / "tokenizer")
     corpus = prepared(tmp_path, 2, ours, str(tmp_path / "tokenizer"))
@@ -526,19 +432,16 @@ def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_pa
     assert not VocoderData.load(tmp_path / "train.safetensors", "cpu").validation.any()
     with pytest.raises(DataError, match="split other"):
         pack_training_data(corpus, tmp_path / "none.safetensors", train_splits=("other",))
-    for tokenizer, error, message in (
-        (listener(1), DataError, "whisper-base-kmeans"),
-        (ToyTokenizer(), ConfigError, "states"),
-        (ours, DataError, "m.jsonl:1: u0 "),
-    ):
-        monkeypatch.setattr(
-            pack, "load_tokenizer", lambda spec, device, tokenizer=tokenizer: tokenizer
-        )
-        if tokenizer is ours:
-            # same length, another sound
-            save_audio(tmp_path / "0.wav", 0.3 * harmonic(120.0, 1.0), RATE)
+
+    def refused(tokenizer, error, message):
+        monkeypatch.setattr(pack, "load_tokenizer", lambda spec, device: tokenizer)
         with pytest.raises(error, match=message):
             pack_training_data(corpus, tmp_path / "other.safetensors", states=True)
+
+    refused(listener(1), DataError, "whisper-base-kmeans")
+    refused(ToyTokenizer(), ConfigError, "states")
+    save_audio(tmp_path / "0.wav", 0.3 * harmonic(120.0, 1.0), RATE)  # of the same length
+    refused(ours, DataError, "m.jsonl:1: u0 ")
 
 
 # ------------------------------------------------------ training
@@ -552,16 +455,12 @@ def test_training_brings_every_loss_down_and_exports(data, tmp_path):
     export = run(config)
     records = log_of(tmp_path / "run")
     train = [r for r in records if r["event"] == "train"]
-    first, last = train[:5], train[-15:-5]
-    names = ("log_mel", "pitch", "voicing")
-    mean = {k: [np.mean([r[k] for r in part]) for part in (first, last)] for k in names}
-    assert all(mean[k][1] < 0.7 * mean[k][0] for k in names), mean
+    for name in ("log_mel", "pitch", "voicing"):
+        first, last = ([r[name] for r in part] for part in (train[:5], train[-15:-5]))
+        assert np.mean(last) < 0.7 * np.mean(first), name
     validation = [r for r in records if r["event"] == "validation"][-1]
-    assert math.isfinite(validation["mel"]) and validation["step"] == 90
-    assert (
-        validation["mel_copy"] < 0.8 * untrained["mel_copy"]
-        and validation["mel"] < 0.8 * untrained["mel"]
-    )
+    assert validation["step"] == 90
+    assert all(validation[name] < 0.8 * untrained[name] for name in ("mel_copy", "mel"))
     vocoder = TokenVocoder.from_pretrained(export)
     assert vocoder.config.tokenizer_checksum == "toy-checksum"
     # the sixth row is not trained on
@@ -633,26 +532,15 @@ def test_a_renderer_serves_another_tokenizer_and_can_stay_as_it_is(data, tmp_pat
 def test_tokens_of_25_hz(tmp_path):
     """The pack's rate decides the vocoder's; whatever disagrees is refused."""
     data = toy_data(tmp_path, speeds=(1.0, 1.2), token_rate=25)
-    config = toy_config(
-        tmp_path,
-        max_steps=60,
-        learning_rate=4e-3,
-        ema_decay=0.9,
-        segment_tokens=10,
-        acoustic_tokens=20,
-        renderer_every=3,
-    )
+    settings = dict(max_steps=60, learning_rate=4e-3, ema_decay=0.9, renderer_every=3)
+    config = toy_config(tmp_path, segment_tokens=10, acoustic_tokens=20, **settings)
     vocoder = TokenVocoder.from_pretrained(run(config))
     records = log_of(tmp_path / "run")
     train = [r["log_mel"] for r in records if r["event"] == "train"]
     assert np.mean(train[-10:]) < 0.85 * np.mean(train[:5])  # seen: 0.75
     assert records[0]["hours"] == pytest.approx(float(data.lengths.sum()) / 25 / 3600)
-    assert math.isfinite(records[-1]["mel"])
-    assert (
-        vocoder.token_rate == 25
-        and len(vocoder.synthesize([[1, 2, 3]], voice()[None])[0]) == 3 * 960
-    )
-
+    assert vocoder.token_rate == 25
+    assert len(vocoder.synthesize([[1, 2, 3]], voice()[None])[0]) == 3 * 960
     TokenVocoder(VocoderConfig(**TINY)).save_pretrained(tmp_path / "fast")
     for message, changes in (
         ("pack.safetensors: 25 .*4 .*50 .*2", {"vocoder": {**TINY, "token_rate": 50}}),
@@ -665,48 +553,30 @@ def test_tokens_of_25_hz(tmp_path):
 
 def test_what_is_no_pack_is_refused(tmp_path):
     wave, path = harmonic(150.0, 1.0), tmp_path / "pack.safetensors"
-    rows = {
-        name: [PackRow(0, 1.0, np.full(50, code), embedding(0), "v", name == "dev")]
-        for name, code in (("train", 65_535), ("dev", 0))
-    }
+
+    def row(code: int, held_out: bool = False) -> list[PackRow]:
+        return [PackRow(0, 1.0, np.full(50, code), embedding(0), "v", held_out)]
+
     path.write_bytes(b"nothing")
-    for message, ask in (
-        ("pack.safetensors: .*dcar.vocoder.training.pack", lambda: VocoderData.load(path, "cpu")),
-        ("/y: ", lambda: write_pack(tmp_path / "y", [], [], "")),
-        *(
-            (
-                "pack.safetensors: .*100, 50, 25",
-                lambda rate=rate: write_pack(path, [wave], rows["train"], "", rate),
-            )
-            for rate in (12.5, 75, 0)
-        ),
+    with pytest.raises(DataError, match="pack.safetensors: .*dcar.vocoder.training.pack"):
+        VocoderData.load(path, "cpu")
+    for target, waves, rows, rate, message in (
+        (tmp_path / "y", [], [], 50, "/y: "),
+        *((path, [wave], row(3), rate, "100, 50, 25") for rate in (12.5, 75, 0)),
     ):
         with pytest.raises(DataError, match=message):
-            ask()
-    write_pack(path, [wave], rows["dev"], "")
+            write_pack(target, waves, rows, "", rate)
+    write_pack(path, [wave], row(0, held_out=True), "")
     with pytest.raises(ConfigError, match="validation"):  # no row to train on
         trainer_of(toy_config(tmp_path), VocoderData.load(path, "cpu"))
     # X-codec2 has 65536 codes: more than 16 bits with a sign
-    write_pack(path, [wave], rows["train"], "")
+    write_pack(path, [wave], row(65_535), "")
     assert VocoderData.load(path, "cpu").tokens.tolist() == [65_535] * 50
     with safe_open(path, "pt") as file:
         header, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
     save_file(tensors, path, metadata={**header, "token_rate": "25"})
     with pytest.raises(DataError, match="pack.safetensors: 24000 .*48000"):
         VocoderData.load(path, "cpu")
-
-
-def test_the_renderer_steps_at_its_own_pace(data, tmp_path):
-    trainer = trainer_of(toy_config(tmp_path, renderer_every=3), data)
-    assert ["mel" in trainer.step() for _ in range(7)] == [
-        True,
-        False,
-        False,
-        True,
-        False,
-        False,
-        True,
-    ]
 
 
 def test_voices_with_little_speech_are_drawn_more_often(tmp_path):
@@ -759,38 +629,17 @@ def test_a_finished_run_is_not_trained_again_and_another_shape_is_refused(data, 
     assert run(config).joinpath("model.safetensors").read_bytes() == before
     for changes, why in (
         (dict(max_steps=3, vocoder={**TINY, "acoustic_size": 40}), "'acoustic_size': 40"),
-        (dict(max_steps=1), "checkpoint.pt: .*max_steps to 2"),
+        (dict(max_steps=1), "max_steps to 2"),
         (dict(max_steps=3, seed=9), "seed=0"),
-        (dict(learning_rate=1e-2), "checkpoint.pt: .*learning_rate=0.001 .*max_steps"),
-        (dict(learning_rate=1e-2, max_minutes=1e-9), "learning_rate=0.001 .*max_steps"),
+        (dict(learning_rate=1e-2), "learning_rate=0.001"),
+        (dict(learning_rate=1e-2, max_minutes=1e-9), "learning_rate=0.001"),
     ):
         with pytest.raises(CheckpointError, match=why):
             run(dataclasses.replace(config, **changes))
     run(dataclasses.replace(config, max_steps=3, learning_rate=1e-2, weight_decay=0.5))
-    starts = [
-        line
-        for line in map(json.loads, (tmp_path / "run" / "log.jsonl").open())
-        if line["event"] == "start"
-    ]
-    assert [line.get("changed", {}) for line in starts] == [
-        {},
-        {},
-        {"max_steps": [2, 3], "learning_rate": [1e-3, 1e-2], "weight_decay": [0.01, 0.5]},
-    ]
-    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)[
-        "generator_optimizer"
-    ]["param_groups"]
-    assert state[0]["weight_decay"] == 0.5 and state[0]["lr"] > 1e-5
-
-
-def test_the_command_line_takes_every_field(data, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert "renderer_batch_size=16" in capsys.readouterr().out
-    values = dataclasses.asdict(toy_config(tmp_path, max_steps=1, bf16=False))
-    arguments = [
-        [f"--{k}", json.dumps(v) if isinstance(v, (dict, bool)) else str(v)]
-        for k, v in values.items()
-    ]
-    main(sum(arguments, []))
-    assert TokenVocoder.from_pretrained(tmp_path / "run" / "export").config.acoustic_size == 32
+    changed = {"max_steps": [2, 3], "learning_rate": [1e-3, 1e-2], "weight_decay": [0.01, 0.5]}
+    starts = [line for line in log_of(tmp_path / "run") if line["event"] == "start"]
+    assert [line.get("changed", {}) for line in starts] == [{}, {}, changed]
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    [group] = state["generator_optimizer"]["param_groups"][:1]
+    assert group["weight_decay"] == 0.5 and group["lr"] > 1e-5

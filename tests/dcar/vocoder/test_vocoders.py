@@ -30,66 +30,48 @@ def test_our_own_by_folder(tmp_path):
         load_vocoder("griffin:lim")
 
 
-def check_codec(vocoder: Any, tokenizer: Any, rate: int, per_token: int) -> None:
+def check_codec(spec: str, layers: str, rate: int, per_token: int) -> None:
     """Tokens of its own tokenizer go through; foreign ids and foreign tokenizers do not."""
-    check_speaks(
-        vocoder,
-        {
-            "tokenizer": {
-                "name": tokenizer.name,
-                "checksum": tokenizer.checksum,
-                "rate_hz": tokenizer.rate_hz,
-            }
-        },
-    )
+    vocoder, tokenizer = load_vocoder(spec), load_tokenizer(spec + layers)
+    about = {"name": tokenizer.name, "checksum": tokenizer.checksum, "rate_hz": tokenizer.rate_hz}
+    check_speaks(vocoder, {"tokenizer": about})
     tokens = [tokenizer.encode([chirp(0.4, 1)], 24_000)[0].tolist(), []]
     wave, nothing = vocoder.synthesize(tokens, VOICES)
-    assert (
-        vocoder.sample_rate == rate
-        and len(nothing) == 0
-        and len(wave) == len(tokens[0]) * per_token
-    )
+    assert vocoder.sample_rate == rate and len(nothing) == 0
+    assert len(wave) == len(tokens[0]) * per_token
     assert wave.dtype == np.float32 and np.isfinite(wave).all() and np.abs(wave).max() <= 1
-    again = vocoder.synthesize(tokens[::-1], VOICES)[1]
-    np.testing.assert_array_equal(wave, again)
+    np.testing.assert_array_equal(wave, vocoder.synthesize(tokens[::-1], VOICES)[1])
     other = vocoder.synthesize([[0] * len(tokens[0])], VOICES[:1])[0]
     assert np.abs(other - wave).max() > 0  # the tokens matter
-    with pytest.raises(
-        DataError, match=f"token {vocoder.vocab_size} .*0..{vocoder.vocab_size - 1}"
-    ):
-        vocoder.synthesize([[0, vocoder.vocab_size]], VOICES[:1])
+    size = vocoder.vocab_size
+    with pytest.raises(DataError, match=f"token {size} .*0..{size - 1}"):
+        vocoder.synthesize([[0, size]], VOICES[:1])
     with pytest.raises(CheckpointError, match=f"{vocoder.name} .*whisper-base-kmeans@abc"):
         vocoder.check_tokenizer("whisper-base-kmeans@abc")
+    with pytest.raises(CheckpointError, match=f"{tokenizer.name}@another"):
+        vocoder.check_tokenizer(f"{tokenizer.name}@another")
     with pytest.raises(DataError, match="1 .*2 voices"):
         vocoder.synthesize([[0]], VOICES)
 
 
-def test_xcodec2(tmp_path):
-    folder = save_xcodec2(tmp_path)
-    vocoder, tokenizer = load_vocoder(f"xcodec2:{folder}"), load_tokenizer(f"xcodec2:{folder}")
-    check_codec(vocoder, tokenizer, 16_000, 320)
-    with pytest.raises(CheckpointError, match="xcodec2 .*xcodec2@another"):
-        vocoder.check_tokenizer("xcodec2@another")
-
-
-def test_speechtokenizer(tmp_path, monkeypatch):
-    needs("speechtokenizer", monkeypatch)
-    folder = save_speechtokenizer(tmp_path)
-    check_codec(
-        load_vocoder(f"speechtokenizer:{folder}"),
-        load_tokenizer(f"speechtokenizer:{folder}"),
-        16_000,
-        320,
-    )
-
-
 @pytest.mark.parametrize(
     ("kind", "rate", "per_token"),
-    [("encodec", 24_000, 240), ("mimi", 16_000, 1_280), ("dac", 24_000, 320)],
+    [
+        ("xcodec2", 16_000, 320),
+        ("speechtokenizer", 16_000, 320),
+        ("encodec", 24_000, 240),
+        ("mimi", 16_000, 1_280),
+        ("dac", 24_000, 320),
+    ],
 )
-def test_first_layer_of_a_codec(kind: str, rate: int, per_token: int, tmp_path):
-    spec = f"codec:{save_codec(kind, tmp_path)}"
-    check_codec(load_vocoder(spec), load_tokenizer(f"{spec}@4"), rate, per_token)
+def test_codecs(kind: str, rate: int, per_token: int, tmp_path, monkeypatch):
+    if kind == "xcodec2":
+        check_codec(f"xcodec2:{save_xcodec2(tmp_path)}", "", rate, per_token)
+    elif kind == "speechtokenizer":
+        needs(kind, monkeypatch)
+        check_codec(f"{kind}:{save_speechtokenizer(tmp_path)}", "", rate, per_token)
+    else:
+        check_codec(f"codec:{save_codec(kind, tmp_path)}", "@4", rate, per_token)
 
 
 # ------------------------------------------------------------------------ vocoders that hear a prom

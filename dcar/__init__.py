@@ -18,7 +18,7 @@ _WHERE = {
     "Speaker": "dcar.speak.speaker",
     "Spoken": "dcar.speak.speaker",
     "ChunkRule": "dcar.decoding",
-    "Choice": "dcar.decoding",
+    "Decision": "dcar.decoding",
     "SamplingConfig": "dcar.sampling",
 }
 

@@ -70,7 +70,7 @@ class EndScores(nn.Module):
         nn.init.zeros_(self.linear.weight)
 
     def end_on_likely(self, nats: float = 2.0) -> None:
-        """Initialise as a soft version of the rule `end-on-confident` (dcar/decoding/chunks.py):
+        """Initialise as a soft version of the rule `end-on-confident` (eval/methods/controls.py):
         a weight on the last kept token's log-probability."""
         with torch.no_grad():
             self.linear.weight[0, FEATURES.index("drawn")] = nats / GAIN

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from dcar.audio import ENCODER_SAMPLE_RATE
-from dcar.decoding import ChunkMethod, Engine, PolicyChunk
+from dcar.decoding import Engine, PolicyChunk
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.precision import cast_decoder, matched_policy
 from dcar.recognition.base import Recognizer
@@ -217,7 +217,7 @@ def rollouts_found(bench: Bench) -> Found:
     forced = {
         p.utterance_id: forced_sizes(i, size, [2, 3], "policy_ratio") for i, p in enumerate(prompts)
     }
-    method = ChunkMethod(PolicyChunk(policy, "sample", forced=forced))
+    method = PolicyChunk(policy, "sample", forced=forced)
     engine = Engine(decoder, method, load.sampling(), groups * size, record_hidden=True)
     results: list[Any] = []
 

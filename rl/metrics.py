@@ -116,11 +116,11 @@ def add_decisions(
     each size was chosen."""
     results = [r.result for r in records]
     # dtype given: a process may have no prompt
-    actions = np.array([a for r in results for a in r.actions], dtype=np.int64)
+    actions = np.array([a for r in results for a in r.sizes], dtype=np.int64)
     metrics.add(
         "tokens_per_pass",
         sum(len(r.tokens) for r in results),
-        sum(r.target_passes for r in results),
+        sum(r.passes for r in results),
     )
     metrics.add("truncated", sum(r.truncated for r in results), len(results))
     if chunk_range:

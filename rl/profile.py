@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from dcar.config import load_config, save_config, setting
 from dcar.config.schema import seed_setting
-from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.decoding import FixedChunk, decode
 from dcar.errors import ConfigError, RewardError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
@@ -135,7 +135,7 @@ def measure(
         results = decode(
             base,
             [i.prompt for i in items],
-            ChunkMethod(FixedChunk(size)),
+            FixedChunk(size),
             sampling,
             seed=seed,
             batch_size=batch_size,
@@ -172,7 +172,7 @@ def measure(
         "I": score.insertions,
         "N": score.reference_words,
         "coverage": score.coverage,
-        "tokens_per_pass": tokens / sum(r.result.target_passes for r in records),
+        "tokens_per_pass": tokens / sum(r.result.passes for r in records),
         "truncated": sum(r.result.truncated for r in records) / len(records),
         "duration_ratio": tokens / sum(len(r.item.reference_tokens) for r in records),
     }

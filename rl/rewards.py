@@ -67,7 +67,7 @@ def columns_of(records: Rollouts) -> dict[str, Any]:
         "completions": tokens,
         "completion_ids": tokens,
         "speech_tokens": tokens,
-        "chunk_sizes": [r.result.actions for r in records],
+        "chunk_sizes": [r.result.sizes for r in records],
         "prompts": [i.text for i in items],
         "text": [i.text for i in items],
         "text_ids": [i.text_ids for i in items],

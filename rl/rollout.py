@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from dcar.decoding import ChunkMethod, DecodeResult, Engine, PolicyChunk, Prompt
+from dcar.decoding import DecodeResult, Engine, PolicyChunk, Prompt
 from dcar.model.draft import AnyDecoder
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
@@ -100,8 +100,7 @@ class Roller:
         self.recognizer = recognizer  # of rewards that take transcripts
         self.microbatches, self.hidden_dtype = microbatches, hidden_dtype
         self.device = base.norm.weight.device
-        # reused in every step, with its rule
-        self._engine: tuple[Engine, PolicyChunk] | None = None
+        self._engine: Engine | None = None  # reused in every step
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def collect(
@@ -173,15 +172,11 @@ class Roller:
         """Decode every prompt group_size times, all together, with the present weights of the
         policy."""
         rows = len(prompts) * self.group_size
-        if self._engine is None or self._engine[0].rows < rows:
-            rule = PolicyChunk(policy, "sample", forced=forced, num_candidates=self.num_candidates)
-            self._engine = (
-                Engine(self.base, ChunkMethod(rule), self.sampling, rows, record_hidden=True),
-                rule,
-            )
-        engine, rule = self._engine
-        rule.policy, rule.forced = policy, forced
-        return engine.decode(
+        rule = PolicyChunk(policy, "sample", forced=forced, num_candidates=self.num_candidates)
+        if self._engine is None or self._engine.rows < rows:
+            self._engine = Engine(self.base, rule, self.sampling, rows, record_hidden=True)
+        self._engine.method = rule
+        return self._engine.decode(
             prompts, seed=seed, group_size=self.group_size, share_token_draws=self.share_token_draws
         )
 
@@ -224,7 +219,7 @@ class Roller:
         def columns(result: DecodeResult) -> Tensor:
             """Return the columns of `heads.candidates.joint_log_probs`: the size alone if one
             candidate was drawn."""
-            sizes = torch.tensor(result.actions) - 1
+            sizes = torch.tensor(result.sizes) - 1
             return sizes + num_actions * torch.tensor(result.chosen) if result.chosen else sizes
 
         device = self.device
@@ -239,7 +234,7 @@ class Roller:
             hidden,
             padded(lambda r: torch.tensor(r.decision_positions)).to(device),
             padded(columns).to(device),
-            padded(lambda r: torch.ones(len(r.actions))).to(device),
+            padded(lambda r: torch.ones(len(r.sizes))).to(device),
             torch.tensor([r.forced > 0 for r in records], device=device),
             totals.to(device),
             parts,

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
-from dcar.decoding import ChunkMethod, PolicyChunk, decode
+from dcar.decoding import PolicyChunk, decode
 from dcar.errors import CheckpointError, ConfigError, RewardError
 from dcar.model.companions import load_policy
 from dcar.model.draft import AnyDecoder
@@ -420,7 +420,7 @@ class DCPOTrainer(ResilientTrainer):
         assert self.length_reward is not None
         sampled = [r.result for r in batch.records if not r.forced]
         kept = torch.tensor(
-            [sum(len(r.tokens) for r in sampled), sum(r.target_passes for r in sampled)],
+            [sum(len(r.tokens) for r in sampled), sum(r.passes for r in sampled)],
             dtype=torch.float64,
             device=self.args.device,
         )
@@ -512,7 +512,7 @@ class DCPOTrainer(ResilientTrainer):
         )
         for mode, suffix in modes:
             mine = items[args.process_index :: args.world_size]
-            method = ChunkMethod(PolicyChunk(self.policy, mode, num_candidates=args.num_candidates))
+            method = PolicyChunk(self.policy, mode, num_candidates=args.num_candidates)
             results = decode(
                 self.base,
                 [i.prompt for i in mine],

@@ -17,10 +17,10 @@ from dcar.sampling import SamplingConfig
 RECORDS = (
     "tokens",
     "truncated",
-    "target_passes",
+    "passes",
     "draft_passes",
     "emitted",
-    "actions",
+    "sizes",
     "decision_positions",
     "chosen",
     "rounds_proposed",
@@ -158,6 +158,4 @@ def check(result: Any, wanted: Any, rounding: float, where: str = "") -> None:
                 atol=rounding,
                 msg=lambda text, name=name: f"{where}: {name}: {text}",
             )
-    assert result.action_log_probs == pytest.approx(wanted.action_log_probs, abs=10 * rounding), (
-        where
-    )
+    assert result.log_probs == pytest.approx(wanted.log_probs, abs=10 * rounding), where

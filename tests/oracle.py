@@ -92,13 +92,13 @@ class Spoken:
     tokens: list[int]
     truncated: bool
     emitted: list[int] = field(default_factory=list)
-    actions: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
     decision_positions: list[int] = field(default_factory=list)
-    action_log_probs: list[float] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
     rounds_proposed: list[int] = field(default_factory=list)
     rounds_accepted: list[int] = field(default_factory=list)
-    target_passes: int = 0
+    passes: int = 0
     draft_passes: int = 0
     proposed: int = 0
     accepted: int = 0
@@ -285,8 +285,8 @@ def speak(
         out.decision_positions.append(out.prompt_length + len(u.tokens) - 1)
         out.emitted.append(len(kept))
         for records, value in (
-            (out.actions, made.action),
-            (out.action_log_probs, made.log_prob),
+            (out.sizes, made.action),
+            (out.log_probs, made.log_prob),
             (out.chosen, made.chosen),
             (features, made.features),
         ):
@@ -300,7 +300,7 @@ def speak(
         if ended or len(u.tokens) >= u.limit:
             break
     out.tokens, out.truncated = u.tokens, not ended
-    out.target_passes, out.margin = u.rounds, u.margin
+    out.passes, out.margin = u.rounds, u.margin
     out.proposed, out.accepted = sum(out.rounds_proposed), sum(out.rounds_accepted)
     out.hidden = u.states()[: out.decision_positions[-1] + 1]
     out.features = torch.stack(features) if features else None
@@ -448,8 +448,8 @@ def shuffled(rule: Rule) -> Rule:
         if not u.sizes:
             first = speak(u.model, u.prompt, rule, u.sampling, u.seed)
             u.margin = min(u.margin, first.margin)
-            place = sorted(range(len(first.actions)), key=lambda i: u.number("shuffle", i))
-            u.sizes = [first.actions[i] for i in place]
+            place = sorted(range(len(first.sizes)), key=lambda i: u.number("shuffle", i))
+            u.sizes = [first.sizes[i] for i in place]
         return rule(u)
 
     return again

@@ -5,9 +5,9 @@ paper's ablation), and DCAR uses the policy (§4.2). Nothing is verified: the ke
 emitted, and the next pass reads the whole chunk.
 
 Rules after the draw, which are not in the paper, read all candidates before they choose where
-the chunk ends: policies that read candidates (heads/candidates.py), and rules such as
-`EndOnConfident`. Dropped tokens are drawn again from another distribution at the same random
-number, so the emitted tokens do not follow the heads' distribution, by intent.
+the chunk ends: policies that read candidates (heads/candidates.py), and the controls of
+eval/methods/controls.py. Dropped tokens are drawn again from another distribution at the same
+random number, so the emitted tokens do not follow the heads' distribution, by intent.
 
 Several candidates may be drawn from the same distributions, of which the one with the best joint
 score is kept (heads/chunk_scorer.py): importance resampling from the product of the heads'
@@ -17,79 +17,83 @@ distributions towards their joint distribution.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import final
 
 import torch
 from torch import Tensor
 
+from dcar.decoding.records import Decision
 from dcar.decoding.state import BatchState
-from dcar.decoding.step import Admitted, Kept, Method, record
+from dcar.decoding.step import Method, record
 from dcar.errors import ConfigError
 from dcar.sampling import shifted
-from heads.candidates import FEATURES, candidate_features, resampling_log_weights, select_candidate
-from heads.chunk_scorer import ChunkScorer, scored_features
+from heads.candidates import FEATURES, candidate_features, select_candidate
 
 
-class Choice(NamedTuple):
-    """Choice of a chunk rule for every row."""
+class ChunkRule(Method):
+    """Method that decides how many of the heads' next tokens are kept; heads sample independently
+    given h. Override `choose`.
 
-    sizes: Tensor  # [B] in 1..K
-    log_probs: Tensor | None = None  # [B] of what was chosen, from a policy
-    chosen: Tensor | None = None  # [B] which candidate is kept, where there are several
-
-
-class ChunkRule:
-    """Rule that decides how many of the heads' next tokens are kept, for a `ChunkMethod`.
-    Override `choose`.
-
-    `drawn`: tokens drawn before it decides; 0 = it decides first, and only the kept ones are
-    drawn. `num_candidates`: N, candidates drawn side by side. `streams`: the random numbers that
-    `choose` looks up besides those of the tokens ("chunk" is free for a rule of your own). A rule
-    contains settings only; its data for each row are in `BatchState.own`.
+    `after_draw`: all candidates are drawn before it decides; otherwise only the tokens that are
+    kept. `longest`: most tokens that it chooses or reads; 0 = as many as the decoder has heads.
+    `num_candidates`: N, candidates drawn side by side after which it decides.
     """
 
     name = "rule"
-    drawn = 0
+    logged: Sequence[str] = ("sizes",)
+    after_draw = False
+    longest = 0
     num_candidates = 1
-    streams: Sequence[str] = ()
-    has_log_probs = False
     num_features = len(FEATURES)
     """Number of features of each token of a candidate (`candidate_features`)."""
 
-    def largest(self, heads: int) -> int:
-        """Return the longest chunk that the rule may choose, given the decoder's number of
-        heads. Raises ConfigError if there are too few."""
-        if self.drawn:
-            check_size(self.drawn, heads)
-        return self.drawn or heads
+    def width(self, heads: int) -> int:
+        if self.longest:
+            check_size(self.longest, heads)
+        return self.longest or heads
 
     def start(self, state: BatchState) -> None:
-        """See `Method.start`."""
+        if state.hidden is not None and self.after_draw:
+            state.features = torch.zeros(
+                *state.log.shape[:2],
+                self.num_candidates,
+                state.width,
+                self.num_features,
+                device=state.log.device,
+            )
 
-    def refresh(self, state: BatchState) -> None:
-        """See `Method.refresh`."""
+    @final
+    def keep(self, state: BatchState) -> Decision:
+        if self.after_draw:
+            decision = self.draw_and_choose(state, state.heads(state.last_hidden, state.width))
+            assert decision.tokens is not None
+            decision.tokens = decision.tokens[:, : state.most(decision.sizes, state.width)]
+            if state.features is not None:  # a finished row writes after its last decision
+                assert decision.features is not None
+                record(state.features, state.passes, decision.features[:, None])
+        else:
+            decision = self.choose(state, None)
+            # heads that are not kept need not be evaluated
+            logits = state.heads(state.last_hidden, state.most(decision.sizes, state.width))
+            decision.tokens = draw_chunks(state, logits, 1)[:, 0]
+        return decision
 
-    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
-        """See `Method.admit`."""
-
-    def observe(
-        self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None
-    ) -> None:
-        """See `Method.observe`."""
-
-    def draw_and_choose(self, state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor, Choice]:
-        """Draw N candidates from logits [B, n, V + 1] and choose. Return candidates [B, N, n],
-        their features [B, N, n, F], and the choice."""
+    def draw_and_choose(self, state: BatchState, logits: Tensor) -> Decision:
+        """Draw N candidates from logits [B, n, V + 1] and choose. Return the decision with all n
+        tokens [B, n] of the chosen candidate, and the features of all [B, N, n, F]."""
         chunks = draw_chunks(state, logits, self.num_candidates)
         features = self.candidate_features(state, logits, chunks)
-        return chunks, features, self.choose(state, features)
+        decision = self.choose(state, features)
+        decision.tokens = select_candidate(chunks, decision.chosen)
+        decision.features = features
+        return decision
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
         """Return the features [B, N, n, F] that `choose` receives for candidates [B, N, n] drawn
         from logits [B, n, V + 1]."""
         return candidate_features(logits, tokens)
 
-    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
+    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
         """Choose the sizes [B] in 1..K of the next chunk of every row, by tensor operations alone.
 
         features: [B, N, n, 3], for each drawn token its log-probability, that of the most likely
@@ -97,69 +101,6 @@ class ChunkRule:
         state.last_hidden [B, D]: the decoder's state.
         """
         raise NotImplementedError
-
-
-class ForwardsToRule:
-    """Mixin that forwards the events of a batch to its `rule`."""
-
-    rule: ChunkRule
-
-    def start(self, state: BatchState) -> None:
-        self.rule.start(state)
-
-    def refresh(self, state: BatchState) -> None:
-        self.rule.refresh(state)
-
-    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
-        self.rule.admit(state, rows, admitted)
-
-    def observe(
-        self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None
-    ) -> None:
-        self.rule.observe(state, hidden, counts, real)
-
-
-class ChunkMethod(ForwardsToRule, Method):
-    """Method that emits the tokens of heads 1..a for the size a chosen by the rule; heads
-    sample independently given h."""
-
-    def __init__(self, rule: ChunkRule):
-        self.rule = rule
-        self.name = rule.name
-        self.streams = ("token", *rule.streams)
-        self.logged = (
-            "actions",
-            *(["log_probs"] if rule.has_log_probs else []),
-            *(["chosen"] if rule.num_candidates > 1 else []),
-        )
-
-    def width(self, heads: int) -> int:
-        return self.rule.largest(heads)
-
-    def start(self, state: BatchState) -> None:
-        super().start(state)
-        if state.hidden is not None and self.rule.drawn:
-            state.features = torch.zeros(
-                *state.log.shape[:2],
-                self.rule.num_candidates,
-                self.rule.drawn,
-                self.rule.num_features,
-                device=state.log.device,
-            )
-
-    def keep(self, state: BatchState) -> Kept:
-        rule = self.rule
-        if not rule.drawn:
-            sizes, log_probs, _ = rule.choose(state, None)
-            widest = state.most(sizes, state.width)  # heads that are not kept need not be evaluated
-            tokens = draw_chunks(state, state.heads(state.last_hidden, widest), 1)[:, 0]
-            return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
-        logits = state.heads(state.last_hidden, rule.drawn)
-        chunks, features, (sizes, log_probs, chosen) = rule.draw_and_choose(state, logits)
-        if state.features is not None:  # a finished row writes after its last decision
-            record(state.features, state.passes, features[:, None])
-        tokens = select_candidate(chunks, chosen)[:, : state.most(sizes, rule.drawn)]
-        return Kept(tokens, sizes, actions=sizes, chosen=chosen, log_probs=log_probs)
 
 
 def draw_chunk(state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,99 +146,42 @@ class FixedChunk(ChunkRule):
     with one head, FAR)."""
 
     def __init__(self, size: int, name: str | None = None):
-        self.size = size
+        check_listed([size])
+        self.longest = size
         self.name = name or f"car-{size}"
 
-    def largest(self, heads: int) -> int:
-        check_size(self.size, heads)
-        return self.size
-
-    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
-        return Choice(state.own["size"])
-
     def start(self, state: BatchState) -> None:
-        state.own["size"] = torch.full_like(state.generated, self.size)
+        state.own["size"] = torch.full_like(state.generated, self.longest)
+
+    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
+        return Decision(state.own["size"])
 
 
-class _ListedSizes(ChunkRule):
-    """Rule that chooses among the sizes of a list."""
-
-    def __init__(self, sizes: Sequence[int], name: str):
-        if not sizes:
-            raise ConfigError("sizes: a chunk rule needs at least one size to choose from")
-        self.sizes, self.name = tuple(sizes), name
-
-    def largest(self, heads: int) -> int:
-        for size in self.sizes:
-            check_size(size, heads)
-        return max(self.sizes)
-
-    def start(self, state: BatchState) -> None:
-        state.shared["sizes"] = torch.tensor(self.sizes, device=state.generated.device)
-
-
-class RandomChunk(_ListedSizes):
+class RandomChunk(ChunkRule):
     """Rule that draws a size uniformly from a list at every step: a baseline for policies. A
     size that is listed twice is drawn twice as often, so that the shares can be those of a
     policy."""
 
-    streams = ("chunk",)
+    streams = ("token", "chunk")
 
     def __init__(self, sizes: Sequence[int], name: str | None = None):
-        super().__init__(sizes, name or f"random-{'-'.join(map(str, sizes))}")
+        check_listed(sizes)
+        self.sizes = tuple(sizes)
+        self.longest = max(sizes)
+        self.name = name or f"random-{'-'.join(map(str, sizes))}"
 
-    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
+    def start(self, state: BatchState) -> None:
+        state.shared["sizes"] = torch.tensor(self.sizes, device=state.generated.device)
+
+    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
         u = state.uniform("chunk", state.generated)
-        return Choice(state.shared["sizes"][(u * len(self.sizes)).long()])
+        return Decision(state.shared["sizes"][(u * len(self.sizes)).long()])
 
 
-class EndOnConfident(_ListedSizes):
-    """Rule that ends the chunk on the most likely of the drawn tokens: argmax over the sizes a
-    of log p_a(x_a). A baseline for policies after the draw; not from a paper."""
-
-    def __init__(self, sizes: Sequence[int], name: str | None = None):
-        super().__init__(
-            sorted(set(sizes)), name or f"end-on-confident-{'-'.join(map(str, sizes))}"
-        )
-        self.drawn = max(sizes)
-
-    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
-        assert features is not None
-        sizes = state.shared["sizes"]
-        return Choice(sizes[features[:, 0, sizes - 1, 0].argmax(-1)])
-
-
-class BestOfChunk(ChunkRule):
-    """Rule that always keeps k tokens, of the candidate with the highest joint score: argmax
-    over candidates of r_k. A baseline for policies with as many candidates; not from a paper."""
-
-    def __init__(
-        self, size: int, num_candidates: int, chunk_scorer: ChunkScorer, name: str | None = None
-    ):
-        self.name = name or f"best-of-{size}-{num_candidates}"
-        if num_candidates < 2:
-            raise ConfigError(f"{self.name}: needs at least 2 candidates, not {num_candidates}")
-        self.drawn, self.num_candidates, self.chunk_scorer = size, num_candidates, chunk_scorer
-        self.num_features = len(FEATURES) + 1
-
-    def largest(self, heads: int) -> int:
-        if self.chunk_scorer.config.num_heads < self.drawn:
-            raise ConfigError(
-                f"{self.name}: this chunk scorer reads chunks of at most "
-                f"{self.chunk_scorer.config.num_heads} tokens"
-            )
-        return super().largest(heads)
-
-    def refresh(self, state: BatchState) -> None:
-        state.shared["chunk_scorer"] = state.reader.chunk_scorer(self.chunk_scorer)
-
-    def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
-        return scored_features(state.shared["chunk_scorer"], state.last_hidden, logits, tokens)
-
-    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
-        assert features is not None
-        chosen = resampling_log_weights(features)[..., -1].argmax(1)
-        return Choice(torch.full_like(chosen, self.drawn), None, chosen)
+def check_listed(sizes: Sequence[int]) -> None:
+    """Raise ConfigError unless there is a size to choose, and all are at least 1."""
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(f"sizes: a chunk rule needs sizes of at least 1 token, not {list(sizes)}")
 
 
 def check_size(size: int, heads: int) -> None:

@@ -65,8 +65,9 @@ class Engine:
     """Decoder, method and sampling, with buffers for `rows` utterances at once. Not thread-safe.
 
     The weights of the decoder must not change. Those of a policy may: the present ones are used in
-    every run. Buffers grow to the needs of a run. Raises ConfigError if method, decoder and
-    sampling do not fit together.
+    every run, and `method` may be replaced between runs by one of the same class and shapes
+    (another policy, other forced sizes). Buffers grow to the needs of a run. Raises ConfigError if
+    method, decoder and sampling do not fit together.
     """
 
     def __init__(
@@ -340,28 +341,28 @@ class Engine:
         for count in log["emitted"]:
             positions.append(at)
             at += count
-        verified = [(p, c) for p, c in zip(log["proposed"], log["cached"], strict=True) if p]
+        verified = [(p, c) for p, c in zip(log["proposed"], log["accepted"], strict=True) if p]
         result = DecodeResult(
             slot.prompt.utterance_id,
             method.name,
             seed,
             logged.tokens.tolist(),
             truncated=slot.generated == slot.limit,
-            target_passes=passes,
+            passes=passes,
             draft_passes=draft_passes,
             proposed=sum(log["proposed"]),
-            accepted=sum(log["cached"]),
+            accepted=sum(log["accepted"]),
             emitted=log["emitted"],
             decision_positions=positions,
             prompt_length=slot.prompt_length,
             rounds_proposed=[p for p, _ in verified],
             rounds_accepted=[c for _, c in verified],
         )
-        if "actions" in method.logged:
-            result.actions = log["actions"]
+        if "sizes" in method.logged:
+            result.sizes = log["sizes"]
         if "log_probs" in method.logged:
-            result.action_log_probs = logged.log_probs.tolist()
-            for log_prob, position in zip(result.action_log_probs, positions, strict=True):
+            result.log_probs = logged.log_probs.tolist()
+            for log_prob, position in zip(result.log_probs, positions, strict=True):
                 if math.isnan(log_prob):  # one NaN score makes the whole distribution NaN
                     raise distribution_error(slot.prompt.utterance_id, position - positions[0])
         if "chosen" in method.logged:
@@ -408,9 +409,9 @@ def decode(
 
     Args:
         model: decoder in eval mode; its device and dtype are used.
-        method: proposes and keeps tokens (a `ChunkMethod`, or a verifier of `eval`).
+        method: proposes and keeps tokens (a `ChunkRule`, or a verifier of `eval`).
         seed: with it, every draw is addressed by utterance id, member of the group, and position.
-        share_token_draws: give the members of a group common random numbers for tokens; actions
+        share_token_draws: give the members of a group common random numbers for tokens; sizes
             keep their own.
         record_hidden: return the hidden states of all consumed positions, on the model's device,
             and the features that decisions after the draw read: ordinary tensors, on which a

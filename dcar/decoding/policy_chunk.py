@@ -1,5 +1,4 @@
-"""The learned policy of DCAR as a chunk rule (DCAR paper §4.2), and its control with shuffled
-sizes."""
+"""The learned policy of DCAR as a chunk rule (DCAR paper §4.2)."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dcar.decoding.chunks import Choice, ChunkMethod, ChunkRule, check_size
-from dcar.decoding.engine import Engine
+from dcar.decoding.chunks import ChunkRule, check_size
+from dcar.decoding.records import Decision
 from dcar.decoding.state import BatchState
 from dcar.decoding.step import Admitted
 from dcar.errors import ConfigError
-from dcar.model.base import pad
 from dcar.sampling import sample, shifted
+from heads.candidates import select_candidate
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
@@ -32,8 +31,6 @@ class PolicyChunk(ChunkRule):
     chosen together (`heads.candidates.joint_log_probs`).
     """
 
-    has_log_probs = True
-
     def __init__(
         self,
         policy: ChunkPolicy,
@@ -48,25 +45,26 @@ class PolicyChunk(ChunkRule):
         if not math.isfinite(dial):
             raise ConfigError(f"dial must be a finite number, not {dial}")
         check_num_candidates(policy, num_candidates)
-        self.policy, self.mode, self.forced, self.dial, self.num_candidates = (
-            policy,
-            mode,
-            forced,
-            dial,
-            num_candidates,
-        )
-        self.drawn = policy.config.reach if policy.config.after_draw else 0
+        self.policy = policy
+        self.mode = mode
+        self.forced = forced
+        self.dial = dial
+        self.num_candidates = num_candidates
+        self.after_draw = policy.config.after_draw
+        self.longest = policy.config.reach if self.after_draw else 0
         self.name = name or ("dcar" if mode == "greedy" else "dcar-sampled")
         self.num_features = policy.config.num_features
-        self.streams = () if mode == "greedy" else ("policy",)
+        self.streams = ("token",) if mode == "greedy" else ("token", "policy")
+        self.logged = ("sizes", "log_probs", *(["chosen"] if num_candidates > 1 else []))
 
-    def largest(self, heads: int) -> int:
+    def width(self, heads: int) -> int:
         check_policy(self.policy, heads)
         for size in {size for sizes in (self.forced or {}).values() for size in sizes} - {0}:
             check_size(size, heads)
-        return self.drawn or heads
+        return super().width(heads)
 
     def start(self, state: BatchState) -> None:
+        super().start(state)
         if self.forced is not None:
             state.own["forced"] = torch.zeros_like(state.generated)
         # it has keys and values of its own, of what the decoder has read
@@ -138,7 +136,7 @@ class PolicyChunk(ChunkRule):
             )
             state.seconds["policy"] += state.clock() - started
 
-    def draw_and_choose(self, state: BatchState, logits: Tensor) -> tuple[Tensor, Tensor, Choice]:
+    def draw_and_choose(self, state: BatchState, logits: Tensor) -> Decision:
         started = state.clock()
         position = state.next_positions(logits.shape[1])
         decision = None
@@ -160,80 +158,27 @@ class PolicyChunk(ChunkRule):
         else:
             sizes, log_probs, chosen = decision.likeliest
         state.seconds["policy"] += state.clock() - started
-        return (
-            decision.tokens,
-            decision.features,
-            Choice(sizes, log_probs, chosen if self.num_candidates > 1 else None),
-        )
+        if self.num_candidates == 1:
+            chosen = None
+        tokens = select_candidate(decision.tokens, chosen)
+        return Decision(sizes, tokens, None, None, chosen, log_probs, decision.features)
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
         return state.shared["policy"].candidate_features(state.last_hidden, logits, tokens)
 
-    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
+    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
         started = state.clock()
         log_probs = state.shared["policy"].log_probs(
             state.own.get("action_logits"), features, self.dial
         )
         sizes, taken, chosen = choose_end(log_probs, *self._how(state))
         state.seconds["policy"] += state.clock() - started
-        return Choice(sizes, taken, chosen)
+        return Decision(sizes, chosen=chosen, log_probs=taken)
 
     def _how(self, state: BatchState) -> tuple[Tensor | None, Tensor | None, int]:
         """Return the arguments of `choose_end`: numbers, forced sizes and the largest size."""
         u = None if self.mode == "greedy" else state.uniform("policy", state.generated)
         return u, state.own.get("forced"), self.policy.config.num_actions
-
-
-class ShuffledChunk(PolicyChunk):
-    """Rule that uses the sizes chosen by a policy in random order: a control that preserves how
-    often chunks are long, but not when.
-
-    Every utterance is decoded with the policy, then again with the same sizes shuffled (starting
-    over if it has become longer); the policy still chooses among several candidates, given the
-    size. This takes twice the passes that are counted.
-    """
-
-    def __init__(self, rule: PolicyChunk, name: str | None = None):
-        super().__init__(
-            rule.policy,
-            rule.mode,
-            name or f"{rule.name}-shuffled",
-            None,
-            rule.dial,
-            rule.num_candidates,
-        )
-        self.rule = rule
-        self.streams = ("shuffle", *self.streams)
-
-    def start(self, state: BatchState) -> None:
-        super().start(state)
-        # kept, as utterances are admitted one by one when rows are replaced
-        state.shared["unshuffled"] = Engine(
-            state.reader, ChunkMethod(self.rule), state.sampling, state.rows
-        )
-        most = state.log.shape[1]
-        state.own["sizes"] = torch.zeros(
-            state.rows, most, dtype=torch.long, device=state.log.device
-        )
-        state.own["chunks"] = torch.ones_like(state.generated)
-        state.own["forced"] = torch.zeros_like(state.generated)
-
-    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
-        super().admit(state, rows, admitted)
-        if any(admitted.members):
-            raise ConfigError(f"{self.name}: decodes every utterance once; groups are for policies")
-        results = state.shared["unshuffled"].decode(admitted.prompts, seed=admitted.seed)
-        sizes, counts = pad([result.actions for result in results], rows.device)
-        place = torch.arange(sizes.shape[1], device=rows.device).expand_as(sizes)
-        order = state.numbers["shuffle"][rows, : sizes.shape[1]]
-        order = order.masked_fill(place >= counts[:, None], 2.0)  # padding stays last
-        state.own["sizes"][rows, : sizes.shape[1]] = sizes.gather(1, order.argsort(-1))
-        state.own["chunks"][rows] = counts
-
-    def _how(self, state: BatchState) -> tuple[Tensor | None, Tensor | None, int]:
-        turn = (state.passes % state.own["chunks"])[:, None]
-        state.own["forced"].copy_(state.own["sizes"].gather(1, turn)[:, 0])
-        return super()._how(state)
 
 
 def choose_end(

@@ -82,10 +82,26 @@ def check_prompt(prompt: Prompt, config: DecoderConfig) -> None:
 
 
 @dataclass
+class Decision:
+    """Decision of a method in one step, for every row: the first sizes[b] of tokens [B, n] are
+    emitted. Of these the first accepted[b] were drafted, so their keys and values are in the cache
+    already."""
+
+    sizes: Tensor  # [B]
+    tokens: Tensor | None = None  # [B, n]; a chunk rule that decides first leaves them to be drawn
+    accepted: Tensor | None = None  # [B]
+    # [B, L] of a tree: the nodes that were accepted, from the root on, padded with 0
+    path: Tensor | None = None
+    chosen: Tensor | None = None  # [B] which of N candidates
+    log_probs: Tensor | None = None  # [B] of what was chosen, under a policy
+    features: Tensor | None = None  # [B, N, n, F] of the candidates
+
+
+@dataclass
 class DecodeResult:
     """Outcome of decoding one utterance, and its costs.
 
-    A chunk is one decision: actions[m] tokens were chosen at speech position decision_positions[m]
+    A chunk is one decision: sizes[m] tokens were chosen at speech position decision_positions[m]
     (0-based, the prompt included), and emitted[m] were kept before EOS or the length limit.
     """
 
@@ -95,16 +111,16 @@ class DecodeResult:
     tokens: list[int]  # generated, without prompt and EOS
     truncated: bool  # the length guard ended it, not EOS
     # forward passes of the decoder that yielded tokens; the first is the prefill
-    target_passes: int
+    passes: int
     # forward passes of a draft model for this utterance, its prefill included
     draft_passes: int = 0
     proposed: int = 0  # drafted tokens that were verified
     accepted: int = 0
     emitted: list[int] = field(default_factory=list)
-    actions: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
     decision_positions: list[int] = field(default_factory=list)
-    # of the policy, also for forced actions
-    action_log_probs: list[float] = field(default_factory=list)
+    # of the policy, also for forced sizes
+    log_probs: list[float] = field(default_factory=list)
     # [S, D] of all consumed speech positions, prompt first, if recorded
     hidden: Tensor | None = None
     prompt_length: int = 0
@@ -130,4 +146,4 @@ class DecodeResult:
 
     @property
     def tokens_per_pass(self) -> float:
-        return len(self.tokens) / max(1, self.target_passes)
+        return len(self.tokens) / max(1, self.passes)

@@ -19,7 +19,7 @@ from dcar.decoding.reader import Reader
 from dcar.sampling import SamplingConfig, histories, sample, shifted, uniform
 from heads.layers import KVCache
 
-LOGGED = ("emitted", "cached", "proposed", "actions", "chosen")
+LOGGED = ("emitted", "proposed", "accepted", "sizes", "chosen")
 """Integers that are logged for every pass."""
 
 

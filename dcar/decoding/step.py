@@ -19,25 +19,10 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.columns import real_positions
-from dcar.decoding.records import Prompt, PromptBatch
+from dcar.decoding.records import Decision, Prompt, PromptBatch
 from dcar.decoding.state import BatchState
 from dcar.decoding.tree import DraftTree
 from heads.layers import at
-
-
-@dataclass
-class Kept:
-    """Tokens that a method keeps: tokens[b, :counts[b]] are emitted. Of these the first `cached`
-    [B] were drafted and accepted, so their keys and values are in the cache already."""
-
-    tokens: Tensor  # [B, n]
-    counts: Tensor  # [B]
-    cached: Tensor | None = None
-    # [B, L] of a tree: the nodes that were accepted, from the root on, padded with 0
-    path: Tensor | None = None
-    actions: Tensor | None = None  # [B] chunk size asked for
-    chosen: Tensor | None = None  # [B] which of several chunks drawn side by side
-    log_probs: Tensor | None = None  # [B] of the action under the policy
 
 
 @dataclass
@@ -63,11 +48,12 @@ class Method:
     keeps_probs = False
     """True if its drafts have distributions."""
     streams: Sequence[str] = ("token",)
-    """Streams of random numbers that it looks up by `BatchState.uniform`."""
+    """Streams of random numbers that it looks up by `BatchState.uniform`; "chunk" is free for a
+    method of your own."""
     tree: DraftTree | None = None
     """Shape of its drafts, if they are trees."""
     logged: Sequence[str] = ()
-    """Those of `actions`, `log_probs` and `chosen` that its results contain."""
+    """Those of `sizes`, `log_probs` and `chosen` that its results contain."""
 
     def width(self, heads: int) -> int:
         """Return the maximum number of tokens that a round emits, given the decoder's number of
@@ -85,7 +71,7 @@ class Method:
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
         """Set the method's data for rows [R] into which utterances have been admitted."""
 
-    def keep(self, state: BatchState) -> Kept:
+    def keep(self, state: BatchState) -> Decision:
         """Return the tokens to emit, given `state.states` [B, 1 + m, D]: hidden states of the
         last token and of the drafted ones (`state.draft_tokens`, of which `state.draft_counts`
         are real)."""
@@ -122,56 +108,54 @@ class Admitted:
 
 def step(state: BatchState, method: Method) -> None:
     """Advance every live row by one round."""
-    kept = method.keep(state)
-    counts = emit(state, kept)
+    decision = method.keep(state)
+    tokens = decision.tokens
+    assert tokens is not None
+    counts = emit(state, decision, tokens)
     if state.exact and not bool(state.alive.any()):
         return  # what was emitted last is never read
     # The next pass reads the emitted tokens that are not in the cache: a whole chunk, or the one
     # after accepted drafts.
-    tokens = kept.tokens if kept.cached is None else kept.tokens.gather(1, kept.cached[:, None])
+    if decision.accepted is not None:
+        tokens = tokens.gather(1, decision.accepted[:, None])
     read(state, method, tokens, counts, method.propose(state) if state.draft_length else None)
 
 
-def emit(state: BatchState, kept: Kept) -> Tensor:
-    """Store the kept tokens up to EOS and the length limit, and end the rows that reach one of
-    them. Return how many tokens [B] the next pass reads of each row."""
-    width, cached, alive = kept.tokens.shape[1], kept.cached, state.alive
-    asked = torch.minimum(kept.counts, state.remaining)
-    first_end = torch.where(kept.tokens == state.eos, state.offsets[:width], width).amin(1)
+def emit(state: BatchState, decision: Decision, tokens: Tensor) -> Tensor:
+    """Store the kept ones of the tokens [B, n] up to EOS and the length limit, and end the rows
+    that reach one of them. Return how many tokens [B] the next pass reads of each row."""
+    width, accepted, alive = tokens.shape[1], decision.accepted, state.alive
+    asked = torch.minimum(decision.sizes, state.remaining)
+    first_end = torch.where(tokens == state.eos, state.offsets[:width], width).amin(1)
     counts = torch.minimum(asked, first_end)
-    state.tokens.scatter_(1, state.next_positions(width), kept.tokens)
-    log(state, kept, counts)
+    state.tokens.scatter_(1, state.next_positions(width), tokens)
+    log(state, decision, counts)
     state.passes.add_(alive)
     state.positions.add_(counts[:, None])
     state.remaining.sub_(counts).masked_fill_(first_end < asked, 0)
     torch.gt(state.remaining, 0, out=alive)
-    if cached is None:
+    if accepted is None:
         return counts * alive
-    if kept.path is not None:
-        state.cache.gather(state.cache.lengths, kept.path)
-    state.cache.lengths.add_(cached * alive)
+    if decision.path is not None:
+        state.cache.gather(state.cache.lengths, decision.path)
+    state.cache.lengths.add_(accepted * alive)
     return alive.long()
 
 
-def log(state: BatchState, kept: Kept, counts: Tensor) -> None:
+def log(state: BatchState, decision: Decision, counts: Tensor) -> None:
     """Log this pass: the `LOGGED` numbers, and log-probabilities of a policy."""
-    facts = [
+    columns = (
         counts,
-        kept.cached,
-        state.draft_counts if state.draft_length else None,
-        kept.actions,
-        kept.chosen,
-    ]
-    while facts[-1] is None:  # the last ones stay 0
-        facts.pop()
-    noted = (
-        torch.stack([state.zeros if fact is None else fact for fact in facts], -1)
-        if facts[1:]
-        else counts[:, None]
+        state.draft_counts,
+        decision.accepted,
+        decision.sizes,
+        decision.chosen,
     )
-    state.log.scatter_(1, state.passes[:, None, None].expand(-1, 1, len(facts)), noted[:, None])
-    if kept.log_probs is not None:
-        state.log_probs.scatter_(1, state.passes[:, None], kept.log_probs[:, None])
+    logged = torch.stack([state.zeros if c is None else c for c in columns], -1)[:, None]
+    at_pass = state.passes[:, None]
+    state.log.scatter_(1, at_pass[:, None].expand(-1, 1, len(columns)), logged)
+    if decision.log_probs is not None:
+        state.log_probs.scatter_(1, at_pass, decision.log_probs[:, None])
 
 
 def read(

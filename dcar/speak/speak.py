@@ -182,7 +182,7 @@ def speak(options: SpeakConfig, text: str, parts: Sequence[Phrase], out: str) ->
     if len(parts) <= SHOWN:
         print(timeline_of([p.text for p in parts], results, speaker.tokenizer.rate_hz), file=notes)
     else:
-        tokens, passes = sum(len(r.tokens) for r in results), sum(r.target_passes for r in results)
+        tokens, passes = sum(len(r.tokens) for r in results), sum(r.passes for r in results)
         print(
             f"{len(parts)} phrases, {tokens} tokens in {passes} passes ({tokens / passes:.2f} a "
             f"pass), {sum(r.truncated for r in results)} cut by the length guard",

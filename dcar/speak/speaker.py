@@ -16,8 +16,6 @@ import numpy as np
 
 from dcar.audio import save_audio
 from dcar.decoding import (
-    ChunkMethod,
-    ChunkRule,
     DecodeResult,
     Engine,
     FixedChunk,
@@ -47,7 +45,7 @@ from dcar.vocoder.voicing import synthesize
 from heads.policy import ChunkPolicy
 
 Policy = str | Path | ChunkPolicy
-AnyMethod = str | Method | ChunkRule
+AnyMethod = str | Method
 PHRASES_AT_ONCE = 16  # decoded and synthesised before their audio is returned
 CACHED_ENGINES = 2  # of two methods, for comparisons
 
@@ -361,17 +359,17 @@ def make_method(
             "choose car-K"
         )
     if not isinstance(name, str):
-        return ChunkMethod(cast(ChunkRule, name)) if hasattr(name, "choose") else cast(Method, name)
+        return name
     if name == "far":
-        return ChunkMethod(FixedChunk(1, "far"))
+        return FixedChunk(1, "far")
     if found := re.fullmatch(r"car-(\d+)", name):
-        return ChunkMethod(FixedChunk(int(found[1])))
+        return FixedChunk(int(found[1]))
     if name in ("dcar", "dcar-sampled"):
         loaded = policy if isinstance(policy, ChunkPolicy) else load_policy(policy)
         loaded.check_base(decoder.checksum())
         num_candidates = num_candidates or (1 if loaded.chunk_scorer is None else NUM_CANDIDATES)
         mode: Literal["greedy", "sample"] = "greedy" if name == "dcar" else "sample"
-        return ChunkMethod(PolicyChunk(loaded, mode, dial=dial, num_candidates=num_candidates))
+        return PolicyChunk(loaded, mode, dial=dial, num_candidates=num_candidates)
     raise ConfigError(
         f"unknown method '{name}'; choose far, car-1 … car-{decoder.config.num_prediction_heads}, "
         "dcar or dcar-sampled"
@@ -407,6 +405,6 @@ def timeline(result: DecodeResult, rate: float) -> str:
     share = ", ".join(f"{k} tokens x {n}" for k, n in counts.items())
     return (
         f"{len(result.tokens) / rate:5.2f} s  {len(result.tokens)} tokens in "
-        f"{result.target_passes} passes ({result.tokens_per_pass:.2f} a pass): {share}\n         "
+        f"{result.passes} passes ({result.tokens_per_pass:.2f} a pass): {share}\n         "
         f"|{sizes}|"
     )

@@ -30,7 +30,7 @@ from tqdm import tqdm
 from dcar.audio import resample
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
-from dcar.decoding import ChunkMethod, decode
+from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
 from dcar.model.base import pad
 from dcar.model.draft import AnyDecoder
@@ -164,12 +164,12 @@ def entropy_curve(
         results = decode(
             model,
             [i.prompt for i in items],
-            ChunkMethod(EntropyChunk(threshold)),
+            EntropyChunk(threshold),
             sampling,
             seed=seed,
             batch_size=batch_size,
         )
-        lengths.append(sum(len(r.tokens) for r in results) / sum(r.target_passes for r in results))
+        lengths.append(sum(len(r.tokens) for r in results) / sum(r.passes for r in results))
     return thresholds, torch.tensor(lengths)
 
 

@@ -298,7 +298,7 @@ def run(config: SwapConfig) -> dict[str, Any]:
 def tokens_per_pass(results: Sequence[Sequence[DecodeResult]]) -> float:
     """Return the tokens per pass of the target over all seeds and utterances."""
     flat = [r for by_seed in results for r in by_seed]
-    return sum(len(r.tokens) for r in flat) / sum(r.target_passes for r in flat)
+    return sum(len(r.tokens) for r in flat) / sum(r.passes for r in flat)
 
 
 def table(result: dict[str, Any]) -> str:

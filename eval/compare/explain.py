@@ -19,8 +19,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dcar.audio import load_audio
-from dcar.decoding import BatchState, Choice, ChunkMethod, ChunkRule, DecodeResult, Prompt, decode
-from dcar.decoding.chunks import ForwardsToRule
+from dcar.decoding import BatchState, ChunkRule, Decision, DecodeResult, Prompt, decode
+from dcar.decoding.step import Admitted
 from dcar.errors import DataError
 from dcar.storage import digest_of
 from eval.methods.registry import Entry
@@ -33,43 +33,61 @@ QUARTILES = (0.25, 0.5, 0.75)
 REASONS_VERSION = 1  # of the statistics; those of another version are made again
 
 
-class Watched(ForwardsToRule, ChunkRule):
-    """Wrapper of a chunk rule: decides as the rule does, and draws and records the tokens of all
+class Watched(ChunkRule):
+    """Wrapper of a chunk rule: decides as the rule does, but draws and records the tokens of all
     heads."""
 
-    def __init__(self, rule: ChunkRule, heads: int):
-        self.rule, self.drawn, self.name = rule, heads, rule.name
+    after_draw = True
+
+    def __init__(self, rule: ChunkRule):
+        self.rule = rule
+        self.name = rule.name
         self.streams = rule.streams
-        if rule.drawn:
-            self.num_candidates, self.num_features = rule.num_candidates, rule.num_features
+        self.logged = rule.logged
+        self.num_candidates = rule.num_candidates
+        self.num_features = rule.num_features
+
+    def start(self, state: BatchState) -> None:
+        self.rule.start(state)
+        super().start(state)
+
+    def refresh(self, state: BatchState) -> None:
+        self.rule.refresh(state)
+
+    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
+        self.rule.admit(state, rows, admitted)
+
+    def observe(
+        self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None
+    ) -> None:
+        self.rule.observe(state, hidden, counts, real)
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
-        if not self.rule.drawn:
-            return super().candidate_features(state, logits, tokens)
         return self.rule.candidate_features(state, logits, tokens)
 
-    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
+    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
         assert features is not None
-        drawn = self.rule.drawn
-        return self.rule.choose(state, features[:, :, :drawn] if drawn else None)
+        if not self.rule.after_draw:
+            return self.rule.choose(state, None)
+        return self.rule.choose(state, features[:, :, : self.rule.width(state.width)])
 
 
 def chooses_chunks(entry: Entry) -> bool:
     """Return True if the decisions of a method can be recorded: it chooses chunks, it does not
     verify drafts, and its decoder has more than one head."""
-    return isinstance(entry.method, ChunkMethod) and entry.decoder.config.num_prediction_heads > 1
+    return isinstance(entry.method, ChunkRule) and entry.decoder.config.num_prediction_heads > 1
 
 
 def watch(entry: Entry, prompts: Sequence[Prompt], seed: int) -> dict[str, Any]:
     """Decode the prompts with a method that chooses chunks and return the `summary` of its
     decisions."""
-    assert isinstance(entry.method, ChunkMethod)
-    watched = Watched(entry.method.rule, entry.decoder.config.num_prediction_heads)
+    assert isinstance(entry.method, ChunkRule)
+    watched = Watched(entry.method)
     return summary(
         decode(
             entry.decoder,
             prompts,
-            ChunkMethod(watched),
+            watched,
             entry.sampling,
             seed=seed,
             record_hidden=True,
@@ -87,8 +105,8 @@ def summary(results: Sequence[DecodeResult]) -> dict[str, Any]:
     decisions that ended on the likeliest of the positions at which any decision ended (None if all
     chunks have one size).
     """
-    whole = torch.cat([torch.tensor(r.emitted) == torch.tensor(r.actions) for r in results])
-    size = torch.cat([torch.tensor(r.actions) for r in results])[whole].numpy()
+    whole = torch.cat([torch.tensor(r.emitted) == torch.tensor(r.sizes) for r in results])
+    size = torch.cat([torch.tensor(r.sizes) for r in results])[whole].numpy()
     if len(size) == 0:
         return {"decisions": 0, "sizes": [], "kept": None, "dropped": None, "likeliest": None}
     recorded = torch.cat([r.chosen_features for r in results])  # type: ignore[misc]

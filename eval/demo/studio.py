@@ -153,7 +153,7 @@ def chunk_spans(spoken: Spoken) -> list[tuple[float, float, int]]:
 def facts(spoken: Spoken, method: str, seconds: float) -> str:
     """Return a sentence on what was generated, and how fast."""
     tokens = sum(len(r.tokens) for r in spoken.results)
-    passes = sum(r.target_passes for r in spoken.results)
+    passes = sum(r.passes for r in spoken.results)
     cut = " Cut off by the length limit." if any(r.truncated for r in spoken.results) else ""
     return (
         f"{method}: {spoken.seconds:.2f} s of speech in {seconds:.2f} s end to end (RTF "

@@ -6,10 +6,10 @@ path.
 The numbers after the path are the constructor's arguments, which a mapping gives by name,
 {method: my_package.rules.Calm, nats: 2.0}. A class is one of
 
-- a chunk rule: has `choose` (extend `dcar.ChunkRule`),
+- a chunk rule: extends `dcar.ChunkRule`,
 - a verifier of drafted chains: extends `eval.verifiers.chain.ChainVerifier`; its names also accept
   @draft and :LENGTH,
-- any other method: has `propose` and `keep` (extend `dcar.decoding.Method`).
+- any other method: extends `dcar.decoding.Method`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dcar.decoding import ChunkMethod, Method
+from dcar.decoding import Method
 from dcar.errors import ConfigError
 from dcar.sources.packages import imported
 from eval.methods.kinds import KINDS, SAMPLING, MethodKind, MethodSetting, Style, verifier_kind
@@ -58,17 +58,13 @@ def find_kind(name: str) -> MethodKind:
         )
     prefix = dotted[1]
     made = imported(f"method '{name}'", prefix)
-    is_chain = isinstance(made, type) and issubclass(made, ChainVerifier)
-    can = {what for what in ("choose", "propose", "keep") if hasattr(made, what)}
-    if not isinstance(made, type) or not (
-        is_chain or "choose" in can or {"propose", "keep"} <= can
-    ):
+    if not isinstance(made, type) or not issubclass(made, Method):
         raise ConfigError(
             f"method '{name}': {made!r} is not the class of a method: extend dcar.ChunkRule or "
             "eval.verifiers.chain.ChainVerifier"
         )
     style = getattr(made, "style", Style(""))
-    if is_chain:
+    if issubclass(made, ChainVerifier):
         return verifier_kind(prefix, prefix, made, style, *_chain_numbers(made))
     return MethodKind(prefix, prefix, style, _numbers(made), made)
 
@@ -109,4 +105,4 @@ def plugged(made: type[Any], name: str, arguments: Iterable[Any]) -> tuple[Metho
     identity = {
         "class": f"{made.__module__}.{made.__qualname__} {hashlib.sha256(text).hexdigest()[:16]}"
     }
-    return ChunkMethod(method) if hasattr(method, "choose") else method, identity
+    return method, identity

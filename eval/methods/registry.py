@@ -15,18 +15,14 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from dcar.decoding import (
-    BestOfChunk,
-    ChunkMethod,
     ChunkRule,
     DecodeResult,
-    EndOnConfident,
     Engine,
     FixedChunk,
     Method,
     PolicyChunk,
     Prompt,
     RandomChunk,
-    ShuffledChunk,
 )
 from dcar.errors import ConfigError
 from dcar.model.companions import load_policy
@@ -34,6 +30,7 @@ from dcar.model.draft import AnyDecoder, check_draft, check_vocabulary
 from dcar.model.load import load_decoder
 from dcar.model.precision import matched_policy, precision_identity
 from dcar.sampling import SamplingConfig
+from eval.methods.controls import BestOfChunk, EndOnConfident, ShuffledChunk
 from eval.methods.plugins import find_kind, plugged
 from eval.methods.spec import MethodSpec
 from eval.methods.sweeps import read_methods
@@ -136,7 +133,7 @@ def _far(name: str, models: Models) -> Entry:
     return Entry(
         name,
         models.far_decoder,
-        ChunkMethod(FixedChunk(1, name)),
+        FixedChunk(1, name),
         {"decoder": models.checksum(models.far_decoder)},
     )
 
@@ -148,7 +145,7 @@ def _entry(name: str, models: Models, method: Method, identity: dict[str, str]) 
 
 
 def _chunks(name: str, models: Models, rule: ChunkRule, **identity: str) -> Entry:
-    return _entry(name, models, ChunkMethod(rule), identity)
+    return _entry(name, models, rule, identity)
 
 
 def _car(name: str, models: Models, size: int) -> Entry:

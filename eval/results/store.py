@@ -445,14 +445,14 @@ def _facts(result: DecodeResult, method: str) -> Record:
     check_rounds(result.utterance_id, method, result.rounds_proposed, result.rounds_accepted)
     return {
         "truncated": result.truncated,
-        "passes": result.target_passes,
+        "passes": result.passes,
         "draft_passes": result.draft_passes,
         "proposed": result.proposed,
         "accepted": result.accepted,
         "rounds_proposed": result.rounds_proposed,
         "rounds_accepted": result.rounds_accepted,
         "emitted": result.emitted,
-        "actions": result.actions,
+        "actions": result.sizes,
     }
 
 

@@ -101,7 +101,7 @@ def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int) -> dic
         "policy": policy,
         "audio": len(result.tokens) / vocoder.token_rate,
         "tokens": len(result.tokens),
-        "passes": result.target_passes,
+        "passes": result.passes,
         "draft_passes": result.draft_passes,
     }
 

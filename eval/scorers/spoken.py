@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback, TrainerState
 
-from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.decoding import FixedChunk, decode
 from dcar.errors import CheckpointError
 from dcar.model.car import CARDecoder
 from dcar.prompts.items import PromptItem
@@ -82,7 +82,7 @@ class SpokenJudge:
             results = decode(
                 model,
                 [i.prompt for i in self.items],
-                ChunkMethod(FixedChunk(size, f"car-{size}")),
+                FixedChunk(size, f"car-{size}"),
                 self.settings.sampling,
                 seed=self.seed,
                 batch_size=16,

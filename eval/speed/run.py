@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dcar.config import check, load_config, setting
-from dcar.decoding import ChunkMethod, DecodeResult, Engine, FixedChunk, Method, PolicyChunk
+from dcar.decoding import DecodeResult, Engine, FixedChunk, Method, PolicyChunk
 from dcar.decoding.columns import round_up
 from dcar.decoding.engine import SYNC_EVERY
 from dcar.errors import ConfigError
@@ -301,7 +301,7 @@ class Measurement:
         runs |= {way: partial(engine.decode, prompts[way]) for way, engine in prefills.items()}
         seconds, found = self.time(runs, repeats), dict[Any, dict[Any, Timed]]()
         for (way, k), engine in engines.items():
-            count = executed(engine, spoken[way, k].target_passes) - executed(engine, 1)
+            count = executed(engine, spoken[way, k].passes) - executed(engine, 1)
             rest = median(seconds[way, k]) - median(seconds[way])
             found.setdefault(way, {})[k] = Timed(
                 1e3 * rest / max(1, count), median(seconds[way, k]), spoken[way, k]
@@ -323,8 +323,8 @@ def executed(engine: Engine, rounds: int) -> int:
     return rounds if engine.exact else round_up(rounds, SYNC_EVERY)
 
 
-def _car(k: int) -> ChunkMethod:
-    return ChunkMethod(FixedChunk(k))
+def _car(k: int) -> FixedChunk:
+    return FixedChunk(k)
 
 
 def _steps(m: Measurement) -> None:
@@ -343,14 +343,14 @@ def _steps(m: Measurement) -> None:
         sizes = [1, 3, 7]
     chosen, speaker = [k for k in sizes if k <= heads], m.prompts[0].utterance_id
 
-    def forced(policy: ChunkPolicy, k: int) -> ChunkMethod:
+    def forced(policy: ChunkPolicy, k: int) -> PolicyChunk:
         """Let the policy decide, but keep k tokens whatever it chooses."""
-        return ChunkMethod(PolicyChunk(policy, forced={speaker: [k]}, num_candidates=n))
+        return PolicyChunk(policy, forced={speaker: [k]}, num_candidates=n)
 
     ways: dict[str, dict[int, Method]] = {"": {k: _car(k) for k in chosen}}
     for name, policy in m.models.policies.items():
         # key 0: DCAR, with sampled actions, so that an untrained policy also uses all sizes
-        dcar = ChunkMethod(PolicyChunk(policy, "sample", num_candidates=n))
+        dcar = PolicyChunk(policy, "sample", num_candidates=n)
         ways[name] = {**{k: forced(policy, k) for k in chosen}, 0: dcar}
     found = m.rounds(ways, m.repeats)
     car = {k: timed.ms for k, timed in found.pop("").items()}
@@ -381,7 +381,7 @@ def _dcar(m: Measurement, name: str, dcar: Timed, far: float) -> None:
     """Compare DCAR with FAR in the same engine: far ms per step, dcar.ms per round. The first
     chunk comes with the prefill."""
     result, kept = dcar.result, far / dcar.ms
-    mean = (len(result.tokens) - result.emitted[0]) / max(1, result.target_passes - 1)
+    mean = (len(result.tokens) - result.emitted[0]) / max(1, result.passes - 1)
     print(f"DCAR ({name} policy): {mean:.2f} tokens per step, {kept * mean:.2f} × FAR")
     if m.size not in m.ratios.get("dcar_speedup_over_mean_chunk", ()):
         read = (

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcar.decoding import BatchState, Draft, Kept, Method
+from dcar.decoding import BatchState, Decision, Draft, Method
 from dcar.decoding.step import Admitted
 from dcar.model.draft import AnyDecoder
 from eval.verifiers.drafters import Drafter
@@ -116,7 +116,7 @@ class ChainVerifier(Method):
         most = state.most(counts, self.draft_length)
         return self.drafter.propose(state, counts, most) if most else None
 
-    def keep(self, state: BatchState) -> Kept:
+    def keep(self, state: BatchState) -> Decision:
         drafted = state.draft_counts  # [B]
         m = state.most(drafted, self.draft_length)
         states, draft, p = (
@@ -147,4 +147,4 @@ class ChainVerifier(Method):
         self.drafter.keep(state, at(states, accepted))
         # After an accepted EOS nothing is emitted anyway.
         tokens = torch.cat((draft, token[:, None]), 1).scatter(1, accepted[:, None], token[:, None])
-        return Kept(tokens, accepted + 1, cached=accepted)
+        return Decision(accepted + 1, tokens, accepted)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dcar.decoding import BatchState, Choice, ChunkMethod, ChunkRule, Method
+from dcar.decoding import BatchState, ChunkRule, Decision, Method
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from eval.verifiers.statistics import VerifierStatistics, needed
@@ -45,6 +45,8 @@ def chunk_sizes(entropy: Tensor, threshold: float) -> Tensor:
 class EntropyChunk(ChunkRule):
     """Chunk rule: sizes by the entropies of the additional heads."""
 
+    after_draw = True
+
     def __init__(self, threshold: float, name: str | None = None):
         if not threshold >= 0:
             raise ConfigError(
@@ -53,13 +55,9 @@ class EntropyChunk(ChunkRule):
         self.threshold = threshold
         self.name = name or f"entropy-{threshold:g}"
 
-    def largest(self, heads: int) -> int:
-        self.drawn = heads
-        return heads
-
-    def choose(self, state: BatchState, features: Tensor | None) -> Choice:
+    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
         assert features is not None
-        return Choice(chunk_sizes(features[:, 0, 1:, ENTROPY], self.threshold))
+        return Decision(chunk_sizes(features[:, 0, 1:, ENTROPY], self.threshold))
 
 
 def from_settings(
@@ -88,4 +86,4 @@ def from_settings(
         raise ConfigError(
             f"method '{name}' needs additional heads, but this decoder has only the base head"
         )
-    return ChunkMethod(EntropyChunk(limit, name)), {"threshold": repr(limit)}
+    return EntropyChunk(limit, name), {"threshold": repr(limit)}

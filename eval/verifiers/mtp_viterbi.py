@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding import BatchState, Kept, Method
+from dcar.decoding import BatchState, Decision, Method
 from dcar.decoding.chunks import check_size
 from dcar.errors import ConfigError, DataError
 from dcar.model.draft import AnyDecoder
@@ -154,7 +154,7 @@ class MTPViterbi(Method):
     """Decoding method: n tokens per pass, chosen together by `choose`."""
 
     streams = ()
-    logged = ("actions",)
+    logged = ("sizes",)
 
     def __init__(
         self, heads: int, transitions: Transitions, k: int = IDS_PER_HEAD, name: str | None = None
@@ -170,14 +170,14 @@ class MTPViterbi(Method):
         state.shared["transitions"] = self.transitions.to(state.tokens.device)
         state.own["size"] = torch.full_like(state.generated, self.heads)
 
-    def keep(self, state: BatchState) -> Kept:
+    def keep(self, state: BatchState) -> Decision:
         probs = state.probs(
             state.heads(state.last_hidden, self.heads), state.next_positions(self.heads)
         )
         tokens, score = choose(probs, likeliest(probs, self.k)[1], state.shared["transitions"])
         # NaN: no distribution
         tokens = state.checked(torch.where(score.isfinite()[:, None], tokens, state.eos + 1))
-        return Kept(tokens, state.own["size"], actions=state.own["size"])
+        return Decision(state.own["size"], tokens)
 
 
 def from_settings(

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dcar.decoding import BatchState, Draft, Kept, Method
+from dcar.decoding import BatchState, Decision, Draft, Method
 from dcar.decoding.chunks import check_size
 from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
@@ -212,7 +212,7 @@ class Vadusa(Method):
             logits[..., state.eos].masked_fill_(forbidden, -torch.inf)
         return Draft(self.ranks.tokens(logits, state.shared["places"]), depth * state.alive)
 
-    def keep(self, state: BatchState) -> Kept:
+    def keep(self, state: BatchState) -> Decision:
         m = self.draft_length if state.most(state.draft_counts, 1) else 0
         # of the root and the nodes
         states, drafted = state.states[:, : m + 1], state.draft_tokens[:, :m]
@@ -220,7 +220,7 @@ class Vadusa(Method):
         if not m:  # prompts were read: draw the first roots
             state.own["drawn_from"].copy_(states[:, 0])
             none = torch.zeros_like(state.generated)
-            return Kept(samples[:, 0, :1], none + 1, cached=none)
+            return Decision(none + 1, samples[:, 0, :1], none)
         path, accepted = accept(drafted, samples, self.tree, state.eos, unended)
         accepted = accepted * (state.draft_counts > 0)
         # 0: the root
@@ -230,7 +230,7 @@ class Vadusa(Method):
         tokens = torch.cat((drafted.gather(1, path), root), dim=1).scatter(
             1, accepted[:, None], root
         )
-        return Kept(tokens, accepted + 1, cached=accepted, path=path)
+        return Decision(accepted + 1, tokens, accepted, path)
 
     def _samples(self, state: BatchState, states: Tensor, m: int) -> tuple[Tensor, Tensor | None]:
         """Draw tau samples of q at the states [B, 1 + m, D] of the root and m nodes, [B, 1 + m,

@@ -23,7 +23,7 @@ from transformers import TrainerState
 from dcar.audio import audio_seconds, load_audio, load_segment
 from dcar.config import load_config
 from dcar.corpus.read import describe, read_corpus, validate_corpus
-from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.decoding import FixedChunk, Prompt, decode
 from dcar.doctor import verify
 from dcar.errors import DCARError
 from dcar.model.companions import load_policy
@@ -217,7 +217,7 @@ def _read_decoder(folder: Path) -> None:
     for name in ("car", "draft"):
         model = load_decoder(folder / name)
         if model.config.hidden_size <= 64:
-            decode(model, [PROMPT], ChunkMethod(FixedChunk(1)), SHORT, seed=0)
+            decode(model, [PROMPT], FixedChunk(1), SHORT, seed=0)
 
 
 def _policy(folder: Path) -> list[str]:

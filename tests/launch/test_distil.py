@@ -13,7 +13,7 @@ from tiny_backbones import write_cosyvoice1, write_cosyvoice2, write_llasa
 from tiny_data import CODES, counting, tiny_vocoder, write_prepared
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.decoding import FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.backbones import convert
 from dcar.model.companions import text_encoder
@@ -404,7 +404,7 @@ def test_a_language_model_with_lora_speaks_and_is_trained_on(
         (said,) = decode(
             adapted,
             [item.prompt],
-            ChunkMethod(FixedChunk(chunk)),
+            FixedChunk(chunk),
             SamplingConfig(temperature=temperature, min_tokens=10),
         )
         # behind text and tokens of its prompt; merged or not

@@ -31,7 +31,7 @@ from transformers import TrainerCallback
 from trl import TrlParser
 
 from dcar.config import load_config
-from dcar.decoding import ChunkMethod, FixedChunk, RandomChunk, decode
+from dcar.decoding import FixedChunk, RandomChunk, decode
 from dcar.errors import (
     CheckpointError,
     ConfigError,
@@ -145,7 +145,7 @@ def test_rollouts_follow_their_orders_and_keep_what_updates_need():
         expected = forced_sizes([7, 2, 9, 4, 0][i // 4], 4, [2, 3], "policy_ratio")[i % 4]
         assert record.forced == expected and record.member == i % 4
         if expected:
-            assert set(record.result.actions) == {expected}
+            assert set(record.result.sizes) == {expected}
         # nothing heavy outlives the step
         assert record.wave is None and record.result.hidden is None
     assert batch.forced.tolist() == [True, True, False, False] * 5
@@ -153,14 +153,14 @@ def test_rollouts_follow_their_orders_and_keep_what_updates_need():
     probs = policy(batch.hidden, batch.positions)
     taken = objective.taken(probs, batch.actions)
     for i, record in enumerate(batch.records):
-        count = len(record.result.actions)
+        count = len(record.result.sizes)
         assert batch.mask[i].sum() == count and batch.mask[i, :count].all()
-        deviation = (taken[i, :count] - torch.tensor(record.result.action_log_probs)).abs()
+        deviation = (taken[i, :count] - torch.tensor(record.result.log_probs)).abs()
         assert deviation.max() < (1e-4 if record.forced else 2e-5)
     recomputed = [
         -min(r.errors.rate, 1)
         + ask(RangePenalty([2, 3]), [r])[0]
-        + 0.3 * (1 - len(r.result.actions) / len(r.result.tokens))
+        + 0.3 * (1 - len(r.result.sizes) / len(r.result.tokens))
         for r in batch.records
     ]
     assert np.allclose(batch.rewards.numpy(), recomputed)
@@ -198,9 +198,7 @@ def test_common_random_numbers_share_tokens_not_actions():
     shared = toy_roller(forced_rows="none", share_token_draws=True).collect(
         policy, items, range(3), seed=0
     )
-    assert [r.result.actions[0] for r in own.records] == [
-        r.result.actions[0] for r in shared.records
-    ]
+    assert [r.result.sizes[0] for r in own.records] == [r.result.sizes[0] for r in shared.records]
     assert own.records[1].result.tokens != shared.records[1].result.tokens
 
 
@@ -284,13 +282,13 @@ def test_dcpo_learns_a_schedule_that_beats_random_chunks(tmp_path):
         results = decode(
             trainer.base,
             [i.prompt for i in items],
-            ChunkMethod(rule),
+            rule,
             trainer.args.sampling,
             seed=2,
             batch_size=200,
         )
         heard = ToyRecognizer().transcribe([np.asarray(r.tokens, np.float32) for r in results], 50)
-        passes = sum(r.target_passes for r in results)
+        passes = sum(r.passes for r in results)
         return score_corpus([i.text for i in items], heard).wer, sum(
             len(r.tokens) for r in results
         ) / passes

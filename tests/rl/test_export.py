@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import ChunkMethod, PolicyChunk, Prompt, decode
+from dcar.decoding import PolicyChunk, Prompt, decode
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
@@ -191,12 +191,10 @@ def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, scored):
     program = torch.export.load(str(out / "serving.pt2")).module()
     prompt = Prompt("a", (1, 2, 3, 4, 5), (1, 2))
     sampling = SamplingConfig(temperature=0, max_tokens=20)
-    (result,) = decode(
-        base, [prompt], ChunkMethod(PolicyChunk(policy)), sampling, record_hidden=True
-    )
+    (result,) = decode(base, [prompt], PolicyChunk(policy), sampling, record_hidden=True)
     spoken = []
     for position, action, kept in zip(
-        result.decision_positions, result.actions, result.emitted, strict=True
+        result.decision_positions, result.sizes, result.emitted, strict=True
     ):
         noise = torch.zeros(1, 3, 13)
         noise[:, 0, 12] = -1e9 if not spoken else 0.0  # min_tokens
@@ -221,20 +219,20 @@ def test_a_program_that_chooses_among_draws(tmp_path):
     (result,) = decode(
         base,
         [Prompt("a", (1, 2, 3, 4, 5), (1, 2))],
-        ChunkMethod(rule),
+        rule,
         SamplingConfig(min_tokens=30, max_tokens=60),
         record_hidden=True,
     )
     # else there was nothing to choose
-    assert len(set(result.chosen)) > 2 and len(set(result.actions)) > 1
+    assert len(set(result.chosen)) > 2 and len(set(result.sizes)) > 1
     spoken, inputs = [], []
     for position, chunks in zip(result.decision_positions, drawn, strict=True):
         noise = 1e4 * torch.nn.functional.one_hot(chunks, 13).float()  # so that these are drawn
         inputs.append((result.hidden[None, : position + 1], noise))
         actions, logits, tokens, draw = program(inputs[-1][0], torch.tensor([position + 1]), noise)
         n = len(inputs) - 1
-        assert (int(draw), int(actions.argmax()) + 1) == (result.chosen[n], result.actions[n])
-        assert actions.amax().item() == pytest.approx(result.action_log_probs[n], abs=1e-4)
+        assert (int(draw), int(actions.argmax()) + 1) == (result.chosen[n], result.sizes[n])
+        assert actions.amax().item() == pytest.approx(result.log_probs[n], abs=1e-4)
         assert tokens.tolist() == chunks[:, result.chosen[n]].tolist()
         spoken += tokens[0, : result.emitted[n]].tolist()
     assert spoken == result.tokens
@@ -243,7 +241,7 @@ def test_a_program_that_chooses_among_draws(tmp_path):
     lengths = torch.tensor([inputs[n][0].shape[1] for n in rows])
     answers = program(hidden, lengths, torch.cat([inputs[n][1] for n in rows]))
     assert answers[3].tolist() == result.chosen[: len(rows)]
-    assert (answers[0].argmax(-1) + 1).tolist() == result.actions[: len(rows)]
+    assert (answers[0].argmax(-1) + 1).tolist() == result.sizes[: len(rows)]
 
     check_example(out)
     card = (out / "README.md").read_text()

@@ -48,7 +48,7 @@ def record(index: int = 0, tokens=(0, 1, 2), actions=(1,), units: int = 4) -> Ro
         list(tokens),
         False,
         len(actions),
-        actions=list(actions),
+        sizes=list(actions),
     )
     return RolloutRecord(item, index, 0, result)
 

@@ -12,7 +12,7 @@ from tiny_decoders import tiny_decoder
 from toy_training import Deaf, random_policy
 from toy_world import ToyVocoder, toy_items
 
-from dcar.decoding import ChunkMethod, Engine, PolicyChunk, decode
+from dcar.decoding import Engine, PolicyChunk, decode
 from dcar.decoding.engine import SYNC_EVERY
 from dcar.decoding.reader import CARReader
 from dcar.sampling import SamplingConfig
@@ -59,7 +59,7 @@ def check(got: RolloutBatch, by: Roller, policy, items, seed: int) -> None:
         results = decode(
             by.base,
             [item.prompt],
-            ChunkMethod(rule),
+            rule,
             by.sampling,
             seed=seed,
             group_size=by.group_size,
@@ -68,27 +68,27 @@ def check(got: RolloutBatch, by: Roller, policy, items, seed: int) -> None:
         )
         for member, b in enumerate(results):
             i, record = next(records)
-            a, count, states = record.result, len(b.actions), got.hidden[i, : len(b.hidden)]
+            a, count, states = record.result, len(b.sizes), got.hidden[i, : len(b.hidden)]
             for name in (
                 "tokens",
-                "actions",
+                "sizes",
                 "emitted",
                 "decision_positions",
                 "truncated",
-                "target_passes",
+                "passes",
                 "method",
                 "prompt_length",
                 "seed",
                 "utterance_id",
             ):
                 assert getattr(a, name) == getattr(b, name), name
-            assert a.action_log_probs == pytest.approx(b.action_log_probs, abs=1e-5)
+            assert a.log_probs == pytest.approx(b.log_probs, abs=1e-5)
             assert record.item is item and record.transcript == "red"
             assert (record.member, record.forced) == (member, forced[member])
             assert got.forced[i] == (forced[member] > 0) and got.rewards[i] == got.parts[i, 0]
             assert (got.positions[i, :count].tolist(), (got.actions[i, :count] + 1).tolist()) == (
                 b.decision_positions,
-                b.actions,
+                b.sizes,
             )
             assert got.mask[i].sum() == count and got.mask[i, :count].all()
             assert states.dtype == got.hidden.dtype == by.hidden_dtype
@@ -132,7 +132,7 @@ def test_rollouts_are_those_of_utterances_alone(width, bos, changes):
         check(got, made, policy, items, seed)
     lengths = {len(r.result.tokens) for r in got.records}
     # ragged indeed
-    assert len(lengths) > 3 and len({a for r in got.records for a in r.result.actions}) > 2
+    assert len(lengths) > 3 and len({a for r in got.records for a in r.result.sizes}) > 2
 
 
 def test_a_step_can_hold_an_utterance_twice():
@@ -155,11 +155,11 @@ def test_every_rollout_is_made_with_the_policy_of_the_moment():
         check(got, made, rolling, items, seed=1)
         probs = rolling(got.hidden, got.positions)  # one pass over the stored states
         taken = objective.taken(probs, got.actions) * got.mask
-        recorded = [torch.tensor(r.result.action_log_probs) for r in got.records]
+        recorded = [torch.tensor(r.result.log_probs) for r in got.records]
         assert torch.allclose(
             taken, torch.nn.utils.rnn.pad_sequence(recorded, batch_first=True), atol=1e-4
         )
-        actions.append([r.result.actions for r in got.records])
+        actions.append([r.result.sizes for r in got.records])
     assert actions[0] != actions[1] != actions[2]
     for parameter in rolling.parameters():  # a write that version counters do not see
         parameter.data.mul_(-1)
@@ -198,7 +198,7 @@ def test_language_models_and_sampling_without_repetition(base, changes):
 
 
 def spoken(batch: RolloutBatch) -> list:
-    return [(r.result.tokens, r.result.actions) for r in batch.records]
+    return [(r.result.tokens, r.result.sizes) for r in batch.records]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_gpu_rolls_out_what_the_cpu_does_by_graphs_that_see_every_update(
         for turn in range(3):
             got = there.collect(moved, items, range(5), seed=1)
             made.append(spoken(got))
-            graphs = dict(there._engine[0].graphs._graphs)  # steps of new lengths are added
+            graphs = dict(there._engine.graphs._graphs)  # steps of new lengths are added
             assert all(graphs[key] is graph for key, graph in captured.items())
             captured = graphs
             if dtype == torch.float32:
@@ -226,7 +226,7 @@ def test_a_gpu_rolls_out_what_the_cpu_does_by_graphs_that_see_every_update(
             else:
                 new = roller(there.base, microbatches=microbatches)
                 assert made[-1] == spoken(new.collect(moved, items, range(5), seed=1))
-                assert new._engine[0].reader.dtype == dtype
+                assert new._engine.reader.dtype == dtype
             for trained in (policy, moved):
                 trained.load_state_dict(random_policy(32, turn + 5, std=0.5).state_dict())
         assert fake_gpu.replays
@@ -271,5 +271,5 @@ def test_the_host_reads_a_rollout_a_few_times_and_nothing_in_every_pass(monkeypa
         monkeypatch.setattr(Engine, "_look", lambda *given: looks.append(1) or look(*given))
         got = made.collect(policy, ragged_items(), range(5), seed=1)
         read = list(fake_gpu.reads)
-    passes = max(r.result.target_passes for r in got.records)
+    passes = max(r.result.passes for r in got.records)
     assert len(looks) <= passes // SYNC_EVERY + 1 and len(read) <= 2 * len(looks)

@@ -10,18 +10,9 @@ from held import Case, target
 from tiny_decoders import policy_of, tiny_decoder
 from tiny_verifiers import imperfect_draft, rule_of
 
-from dcar.decoding import (
-    BestOfChunk,
-    ChunkMethod,
-    ChunkRule,
-    EndOnConfident,
-    FixedChunk,
-    Method,
-    PolicyChunk,
-    RandomChunk,
-    ShuffledChunk,
-)
+from dcar.decoding import ChunkRule, FixedChunk, Method, PolicyChunk, RandomChunk
 from dcar.model.car import CARDecoder
+from eval.methods.controls import BestOfChunk, EndOnConfident, ShuffledChunk
 from eval.verifiers.drafters import HeadDrafter, ModelDrafter
 from eval.verifiers.entropy import EntropyChunk
 from eval.verifiers.mtp_viterbi import MTPViterbi, Transitions, count_bigrams
@@ -61,7 +52,7 @@ def scored(**changes) -> ChunkPolicy:
 
 
 def ruled(chunk_rule: ChunkRule, rule: oracle.Rule) -> Case:
-    return lambda read: (read(target()), ChunkMethod(chunk_rule), rule)
+    return lambda read: (read(target()), chunk_rule, rule)
 
 
 def by_policy(make, mode: str = "greedy", shuffle: bool = False, **how: Any) -> Case:
@@ -79,7 +70,7 @@ def by_policy(make, mode: str = "greedy", shuffle: bool = False, **how: Any) -> 
         )
         return (
             read(target()),
-            ChunkMethod(ShuffledChunk(schedule) if shuffle else schedule),
+            ShuffledChunk(schedule) if shuffle else schedule,
             oracle.shuffled(rule) if shuffle else rule,
         )
 
@@ -88,7 +79,7 @@ def by_policy(make, mode: str = "greedy", shuffle: bool = False, **how: Any) -> 
 
 def best_of(read):
     scorer = read(scored(width=16).chunk_scorer)
-    return read(target()), ChunkMethod(BestOfChunk(4, 3, scorer)), oracle.best_of(4, 3, scorer)
+    return read(target()), BestOfChunk(4, 3, scorer), oracle.best_of(4, 3, scorer)
 
 
 def chains(kind: str, by: str, length: int = 3, noise: float = 0.8) -> Case:
@@ -178,5 +169,5 @@ def every_method(device: torch.device | str = "cpu") -> tuple[CARDecoder, dict[s
         Vadusa(1, BUSH, "vadusa, a tree"),
         Vadusa(3, chain(3), "vadusa, a chain"),
     ]
-    methods = [*map(ChunkMethod, rules), MTPViterbi(3, transitions, 2), *verifiers]
+    methods = [*rules, MTPViterbi(3, transitions, 2), *verifiers]
     return model.to(device), {method.name: method for method in methods}

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from tiny_decoders import states
 
-from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, Prompt, decode
+from dcar.decoding import DecodeResult, FixedChunk, Prompt, decode
 from dcar.model.car import CARDecoder
 from dcar.model.draft import DraftDecoder, build_draft
 from dcar.sampling import SamplingConfig, warp
@@ -72,7 +72,7 @@ def plain(
     target: CARDecoder, prompts: list[Prompt], sampling: SamplingConfig, **options
 ) -> list[DecodeResult]:
     """Decode token by token."""
-    return decode(target, prompts, ChunkMethod(FixedChunk(1)), sampling, **options)
+    return decode(target, prompts, FixedChunk(1), sampling, **options)
 
 
 def sequence_distribution(

@@ -61,7 +61,7 @@ def check_said(policy: ChunkPolicy, batch: RolloutBatch) -> torch.Tensor:
     actions were drawn from, and return them."""
     probs = log_probs_of(policy, batch)
     for row, record in enumerate(batch.records):
-        recorded = record.result.action_log_probs
+        recorded = record.result.log_probs
         taken = probs[row].gather(-1, batch.actions[row, :, None])[: len(recorded), 0]
         assert taken.tolist() == pytest.approx(recorded, abs=1e-4)
     return probs

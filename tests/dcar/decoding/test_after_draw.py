@@ -5,18 +5,10 @@ import torch
 from tiny_decoders import tiny_decoder
 from tiny_methods import candidates_policy, scored
 
-from dcar.decoding import (
-    BestOfChunk,
-    ChunkMethod,
-    EndOnConfident,
-    FixedChunk,
-    PolicyChunk,
-    RandomChunk,
-    ShuffledChunk,
-    decode,
-)
+from dcar.decoding import FixedChunk, PolicyChunk, RandomChunk, decode
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
+from eval.methods.controls import BestOfChunk, EndOnConfident, ShuffledChunk
 from heads.candidates import candidate_features, end_features, joint_log_probs
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
@@ -26,7 +18,7 @@ SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 def test_recorded_log_probs_are_those_of_candidate_and_size_together(decoder, prompts):
     """As a policy in training computes them from what was recorded."""
     policy, dial = scored(), 0.3
-    asked = ChunkMethod(PolicyChunk(policy, "sample", dial=dial, num_candidates=3))
+    asked = PolicyChunk(policy, "sample", dial=dial, num_candidates=3)
     for result in decode(decoder, prompts, asked, SAMPLING, record_hidden=True):
         given = (
             result.hidden[None],
@@ -34,24 +26,20 @@ def test_recorded_log_probs_are_those_of_candidate_and_size_together(decoder, pr
             result.features[None],
         )
         scores = policy.end_scores(*given)[0]
-        assert scores.shape == (len(result.actions), 3, 4)
+        assert scores.shape == (len(result.sizes), 3, 4)
         assert torch.allclose(
             policy(*given)[0].flatten(1), joint_log_probs(scores, result.features)
         )
         spoken = 4 * torch.tensor(result.chosen)
         probs = joint_log_probs(scores + dial * torch.arange(1, 5), result.features)
-        taken = probs[torch.arange(len(probs)), spoken + torch.tensor(result.actions) - 1]
-        assert taken.tolist() == pytest.approx(result.action_log_probs, abs=1e-4)
+        taken = probs[torch.arange(len(probs)), spoken + torch.tensor(result.sizes) - 1]
+        assert taken.tolist() == pytest.approx(result.log_probs, abs=1e-4)
 
 
 def test_an_untrained_policy_is_uniform_over_its_sizes(decoder, prompts):
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, reads="candidates", sizes=(2, 3, 4)))
-    (result, *_) = decode(
-        decoder, prompts[:1], ChunkMethod(PolicyChunk(policy, "sample")), SAMPLING
-    )
-    assert result.action_log_probs == pytest.approx(
-        [-torch.tensor(3.0).log().item()] * len(result.actions)
-    )
+    (result, *_) = decode(decoder, prompts[:1], PolicyChunk(policy, "sample"), SAMPLING)
+    assert result.log_probs == pytest.approx([-torch.tensor(3.0).log().item()] * len(result.sizes))
 
 
 def test_the_dial_lengthens_chunks(decoder, prompts):
@@ -59,8 +47,8 @@ def test_the_dial_lengthens_chunks(decoder, prompts):
     asked = [
         [
             a
-            for r in decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, dial=d)), SAMPLING)
-            for a in r.actions
+            for r in decode(decoder, prompts, PolicyChunk(policy, dial=d), SAMPLING)
+            for a in r.sizes
         ]
         for d in (-90.0, 0.0, 90.0)
     ]
@@ -94,9 +82,9 @@ def test_begins_as_a_soft_rule(decoder, prompts):
         None, torch.tensor([[[-1.0, 0, 0], [-2.0, 0, 0], [-0.5, 0, 0], [-3.0, 0, 0]]])
     )[0]
     assert ends[1:].tolist() == pytest.approx([-4.0, -1.0, -6.0])
-    ruled = decode(decoder, prompts, ChunkMethod(EndOnConfident([2, 3, 4])), SAMPLING, seed=3)
-    own = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy)), SAMPLING, seed=3)
-    assert [(r.tokens, r.actions) for r in own] == [(r.tokens, r.actions) for r in ruled]
+    ruled = decode(decoder, prompts, EndOnConfident([2, 3, 4]), SAMPLING, seed=3)
+    own = decode(decoder, prompts, PolicyChunk(policy), SAMPLING, seed=3)
+    assert [(r.tokens, r.sizes) for r in own] == [(r.tokens, r.sizes) for r in ruled]
 
 
 def test_checkpoints_of_every_kind(tmp_path):
@@ -119,7 +107,7 @@ def test_in_half_precision(prompts):
         PolicyChunk(scored(width=16), num_candidates=3),
         BestOfChunk(4, 3, scored(width=16).chunk_scorer),
     ):
-        results = decode(half, prompts, ChunkMethod(rule), SAMPLING, record_hidden=True)
+        results = decode(half, prompts, rule, SAMPLING, record_hidden=True)
         assert all(r.tokens and r.features.dtype == torch.float32 for r in results)
 
 
@@ -130,7 +118,7 @@ def test_one_draw_of_a_policy_of_one_size_is_car_k(decoder, prompts):
         for weight in policy.scores.parameters():
             weight.zero_()  # all draws alike but for their shares
     one, sampled, shuffled, car, three, best = (
-        [r.tokens for r in decode(decoder, prompts, ChunkMethod(rule), SAMPLING, seed=2)]
+        [r.tokens for r in decode(decoder, prompts, rule, SAMPLING, seed=2)]
         for rule in (
             PolicyChunk(policy),
             PolicyChunk(policy, "sample"),
@@ -146,10 +134,9 @@ def test_one_draw_of_a_policy_of_one_size_is_car_k(decoder, prompts):
 def test_nothing_to_choose_at_temperature_0(decoder, prompts):
     policy, cold = scored(), SamplingConfig(temperature=0, max_tokens=40)
     one, five = (
-        decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, num_candidates=n)), cold)
-        for n in (1, 5)
+        decode(decoder, prompts, PolicyChunk(policy, num_candidates=n), cold) for n in (1, 5)
     )
-    assert [(r.tokens, r.actions) for r in one] == [(r.tokens, r.actions) for r in five]
+    assert [(r.tokens, r.sizes) for r in one] == [(r.tokens, r.sizes) for r in five]
 
 
 def test_refuses_what_cannot_be_chosen_among():

@@ -12,21 +12,11 @@ from tiny_decoders import policy_of, tiny_decoder
 from tiny_methods import KINDS, candidates_policy, scored
 from tiny_verifiers import imperfect_draft, rule_of
 
-from dcar.decoding import (
-    BestOfChunk,
-    ChunkMethod,
-    EndOnConfident,
-    Engine,
-    FixedChunk,
-    PolicyChunk,
-    Prompt,
-    RandomChunk,
-    ShuffledChunk,
-    decode,
-)
+from dcar.decoding import Engine, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
 from dcar.errors import ConfigError, DataError, DistributionError, EngineError, TextError
 from dcar.model.car import CARDecoder
 from dcar.sampling import SamplingConfig
+from eval.methods.controls import BestOfChunk, EndOnConfident, ShuffledChunk
 from eval.verifiers.drafters import HeadDrafter, ModelDrafter
 from eval.verifiers.mtp_viterbi import MTPViterbi, Transitions, count_bigrams
 from eval.verifiers.pcg import build_groups
@@ -104,9 +94,9 @@ def test_rows_are_refilled_moved_and_used_again(name):
 @pytest.mark.parametrize(
     "method",
     [
-        ChunkMethod(FixedChunk(3)),
-        ChunkMethod(RandomChunk([1, 2, 4])),
-        ChunkMethod(PolicyChunk(policy_of(features=256), "sample")),
+        FixedChunk(3),
+        RandomChunk([1, 2, 4]),
+        PolicyChunk(policy_of(features=256), "sample"),
         SpeculativeDecoding("sd", HeadDrafter(3)),
     ],
     ids=lambda method: method.name,
@@ -132,14 +122,12 @@ def test_a_row_is_the_same_bit_by_bit_whatever_is_beside_it(method):
             (wanted,) = (one for one in alone if one.utterance_id == result.utterance_id)
             assert torch.equal(result.hidden, wanted.hidden) and result.tokens == wanted.tokens
             # partly in PyTorch
-            assert result.action_log_probs == pytest.approx(wanted.action_log_probs, abs=1e-5)
+            assert result.log_probs == pytest.approx(wanted.log_probs, abs=1e-5)
 
 
 def test_recorded_states_can_train_a_policy(decoder, prompts):
     """Decoding runs in inference mode; what it records is used in backward passes all the same."""
-    for result in decode(
-        decoder, prompts, ChunkMethod(RandomChunk([1, 2, 4])), SAMPLING, record_hidden=True
-    ):
+    for result in decode(decoder, prompts, RandomChunk([1, 2, 4]), SAMPLING, record_hidden=True):
         head = torch.nn.Linear(result.hidden.shape[1], 1)
         head(result.hidden).square().mean().backward()
         assert not result.hidden.requires_grad and head.weight.grad.abs().sum() > 0
@@ -148,7 +136,7 @@ def test_recorded_states_can_train_a_policy(decoder, prompts):
 def test_bfloat16(prompts):
     """As far as the tokens are those of float32, states differ by the rounding of bfloat16, on
     the kernels and without."""
-    exact, method = tiny_decoder(), ChunkMethod(FixedChunk(4))
+    exact, method = tiny_decoder(), FixedChunk(4)
     sampling = SamplingConfig(
         temperature=0, max_tokens=12, min_tokens=12, max_tokens_per_text_unit=6
     )
@@ -176,31 +164,30 @@ def test_bfloat16(prompts):
 def test_every_run_takes_the_present_weights_of_a_policy(decoder, prompts, make):
     """Also such as no version counter tells, and those of another policy of the same shape."""
     policy, spoken = make(), []
-    method = ChunkMethod(PolicyChunk(policy, "sample"))
-    engine = Engine(decoder, method, SAMPLING, 3, record_hidden=True)
+    engine = Engine(decoder, PolicyChunk(policy, "sample"), SAMPLING, 3, record_hidden=True)
     for turn in range(3):
         for result, wanted in zip(
             engine.decode(prompts),
             decode(
                 decoder,
                 prompts,
-                ChunkMethod(PolicyChunk(method.rule.policy, "sample")),
+                engine.method,
                 SAMPLING,
                 record_hidden=True,
             ),
             strict=True,
         ):
             check(result, wanted, 1e-5)
-            spoken.append((turn, *result.actions))
+            spoken.append((turn, *result.sizes))
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter.data.add_(
                     0.3
                     * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(turn))
                 )
-        method.rule.policy = policy if turn else copy.deepcopy(policy)
+        engine.method = PolicyChunk(policy if turn else copy.deepcopy(policy), "sample")
     assert len({line[1:] for line in spoken}) > len(prompts)
-    method.rule.policy = ChunkPolicy(ChunkPolicyConfig(32, 3, 16, 2))
+    engine.method = PolicyChunk(ChunkPolicy(ChunkPolicyConfig(32, 3, 16, 2)), "sample")
     with pytest.raises(ConfigError, match="num_actions=3 .*4"):
         engine.decode(prompts)
 
@@ -210,7 +197,7 @@ def test_every_run_takes_the_present_weights_of_a_policy(decoder, prompts, make)
 
 def test_prompts_that_the_model_cannot_read(decoder):
     """Nothing is decoded before all prompts have been checked."""
-    without, method = tiny_decoder(bos=False), ChunkMethod(FixedChunk(1))
+    without, method = tiny_decoder(bos=False), FixedChunk(1)
     for model, text, speech, error, message in (
         (decoder, (), (1,), TextError, "phonemes"),
         (decoder, (25,), (1,), DataError, "text id 25"),
@@ -233,12 +220,12 @@ def test_a_prompt_takes_ids_of_any_sequence_and_keeps_tuples():
 
 SCORED = scored()
 REFUSED = {
-    "5 heads, .* 1..4": ChunkMethod(FixedChunk(5)),
-    "9 heads": ChunkMethod(EndOnConfident([2, 9])),
-    "6 heads": ChunkMethod(RandomChunk([1, 6])),
-    "best-of-9-2.* 4 tokens": ChunkMethod(BestOfChunk(9, 2, SCORED.chunk_scorer)),
-    "1..5 tokens, .*4": ChunkMethod(PolicyChunk(ChunkPolicy(ChunkPolicyConfig(32, 5)))),
-    "7 heads": ChunkMethod(PolicyChunk(policy_of(), forced={"a": [7]})),
+    "5 heads, .* 1..4": FixedChunk(5),
+    "9 heads": EndOnConfident([2, 9]),
+    "6 heads": RandomChunk([1, 6]),
+    "best-of-9-2.* 4 tokens": BestOfChunk(9, 2, SCORED.chunk_scorer),
+    "1..5 tokens, .*4": PolicyChunk(ChunkPolicy(ChunkPolicyConfig(32, 5))),
+    "7 heads": PolicyChunk(policy_of(), forced={"a": [7]}),
     "draft of 4 .* 5 .* 4": SpeculativeDecoding("sd", HeadDrafter(4)),
     "size 6 ": Vadusa(2, chain(5)),
     "size 7 ": MTPViterbi(7, Transitions(*count_bigrams([[0]], 12), 14)),
@@ -255,8 +242,8 @@ def test_methods_that_do_not_fit(decoder, prompts, message):
 
 
 def test_groups_that_do_not_fit(decoder, prompts):
-    few = ChunkMethod(PolicyChunk(policy_of(), "sample", forced={"utt1": [2, 3, 0, 0]}))
-    shuffled = ChunkMethod(ShuffledChunk(PolicyChunk(policy_of())))
+    few = PolicyChunk(policy_of(), "sample", forced={"utt1": [2, 3, 0, 0]})
+    shuffled = ShuffledChunk(PolicyChunk(policy_of()))
     for method, size, message in ((few, 5, "utt1: 4 "), (shuffled, 2, "dcar-shuffled")):
         with pytest.raises(ConfigError, match=message):
             decode(decoder, prompts, method, SAMPLING, group_size=size)
@@ -277,7 +264,7 @@ def test_groups_that_do_not_fit(decoder, prompts):
 def test_too_little_memory_keeps_what_is_finished(
     fault, error, message, decoder, prompts, monkeypatch
 ):
-    engine = Engine(decoder, ChunkMethod(FixedChunk(1)), SAMPLING)
+    engine = Engine(decoder, FixedChunk(1), SAMPLING)
     admit, calls = engine._admit, []
 
     def failing(*arguments):
@@ -302,7 +289,7 @@ def test_too_little_memory_keeps_what_is_finished(
 
 def test_engines_that_cannot_be(decoder, prompts):
     method, long = (
-        ChunkMethod(FixedChunk(1)),
+        FixedChunk(1),
         SamplingConfig(max_tokens=9000, max_tokens_per_text_unit=9000),
     )
     with pytest.raises(EngineError, match=" 1000000000 rows"):
@@ -334,7 +321,7 @@ LONG = SamplingConfig(temperature=0.9, max_tokens=40, max_tokens_per_text_unit=6
 @pytest.mark.parametrize("sampling", [LONG, replace(LONG, temperature=0), replace(LONG, top_p=0.9)])
 def test_an_utterance_without_a_distribution_is_named_with_its_position(prompts, sampling, fixed):
     """With fixed shapes the host looks seldom, and names the last position that it knew."""
-    method = ChunkMethod(FixedChunk(2))
+    method = FixedChunk(2)
     sound = decode(tiny_decoder(), prompts[3:4], method, sampling)[0].tokens
     token = next(t for t in sound if t not in prompts[3].prompt_ids)
     # it is read with its chunk; the next distribution is the first that suffers
@@ -354,7 +341,7 @@ def test_the_others_of_a_batch_are_not_blamed_and_the_finished_are_kept(prompts)
         decode(
             broken(token),
             [prompts[2], prompts[5]],
-            ChunkMethod(FixedChunk(1)),
+            FixedChunk(1),
             sampling,
             batch_size=1,
         )
@@ -365,7 +352,7 @@ def test_the_others_of_a_batch_are_not_blamed_and_the_finished_are_kept(prompts)
             decode(
                 broken(token),
                 [prompts[2], short],
-                ChunkMethod(FixedChunk(2)),
+                FixedChunk(2),
                 sampling,
                 batch_size=rows,
             )
@@ -380,7 +367,7 @@ def test_a_policy_without_a_distribution(decoder, prompts, mode, make):
         for parameter in policy.parameters():
             parameter.fill_(float("nan"))
     with pytest.raises(DistributionError, match="chunk"):
-        decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, mode)), SAMPLING)
+        decode(decoder, prompts, PolicyChunk(policy, mode), SAMPLING)
 
 
 @pytest.mark.parametrize("kind", ["sd", "ssd", "pcg", "typical", "topk", "vadusa", "mtp-viterbi"])

@@ -9,7 +9,7 @@ from held import check
 from tiny_decoders import policy_of, tiny_decoder
 from tiny_methods import KINDS
 
-from dcar.decoding import ChunkMethod, Engine, PolicyChunk, Prompt, decode
+from dcar.decoding import Engine, PolicyChunk, Prompt, decode
 from dcar.decoding import engine as module
 from dcar.decoding.graphs import StepGraphs
 from dcar.errors import EngineError
@@ -57,7 +57,7 @@ def test_graphs_decide_with_the_present_weights_of_a_policy(device):
     here, there = policy_of(), policy_of().to(device)
     engine = Engine(
         tiny_decoder().to(device),
-        ChunkMethod(PolicyChunk(there, "sample")),
+        PolicyChunk(there, "sample"),
         SAMPLING,
         2,
         graphs=True,
@@ -65,11 +65,9 @@ def test_graphs_decide_with_the_present_weights_of_a_policy(device):
     spoken = set()
     for turn in range(3):
         results = engine.decode(PROMPTS)
-        expected = decode(
-            tiny_decoder(), PROMPTS, ChunkMethod(PolicyChunk(here, "sample")), SAMPLING
-        )
-        assert [(r.tokens, r.actions) for r in results] == [(r.tokens, r.actions) for r in expected]
-        spoken.add(tuple(results[0].actions))
+        expected = decode(tiny_decoder(), PROMPTS, PolicyChunk(here, "sample"), SAMPLING)
+        assert [(r.tokens, r.sizes) for r in results] == [(r.tokens, r.sizes) for r in expected]
+        spoken.add(tuple(results[0].sizes))
         with torch.no_grad():
             for a, b in zip(here.parameters(), there.parameters(), strict=True):
                 a.add_(torch.randn(a.shape, generator=torch.Generator().manual_seed(turn)))

@@ -9,7 +9,7 @@ from kernels import Kernels
 from test_reader import SPEECH, check, prefilled
 from tiny_backbones import architecture, plain_hidden, tiny_backbone, tiny_prompts
 
-from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.decoding import FixedChunk, decode
 from dcar.decoding.language import REACH
 from dcar.decoding.reader import Reader
 from dcar.decoding.readers import reader_of
@@ -104,7 +104,7 @@ def test_more_positions_than_the_tables_have_are_refused():
         decode(
             tiny_backbone(),
             tiny_prompts(),
-            ChunkMethod(FixedChunk(1)),
+            FixedChunk(1),
             SamplingConfig(max_tokens=REACH, max_tokens_per_text_unit=REACH),
         )
 

@@ -6,7 +6,8 @@ from held import HOW, REPETITION, SAMPLINGS, hold
 from tiny_decoders import policy_of
 from tiny_methods import best_of, by_policy, candidates_policy, ruled, scored
 
-from dcar.decoding import EndOnConfident, FixedChunk, RandomChunk
+from dcar.decoding import FixedChunk, RandomChunk
+from eval.methods.controls import EndOnConfident
 
 FORCED = {"a": [2, 0, 3], "c#2": [4, 1, 1]}
 
@@ -41,9 +42,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_chunks(name):
     spoken = hold(CASES[name], SAMPLINGS | REPETITION, HOW[:1] if "shuffled" in name else HOW)
-    cut = {s.truncated for s in spoken if s.emitted[-1] < s.actions[-1]}
+    cut = {s.truncated for s in spoken if s.emitted[-1] < s.sizes[-1]}
     # the end, and the limit, inside a chunk
     assert cut == {True, False} or name in ("far", "best-of")
-    assert len({a for s in spoken for a in s.actions}) > 1 or name.startswith(
-        ("far", "car", "best")
-    )
+    assert len({a for s in spoken for a in s.sizes}) > 1 or name.startswith(("far", "car", "best"))

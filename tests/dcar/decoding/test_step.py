@@ -36,10 +36,10 @@ SAMPLINGS = {
 RECORDS = (
     "tokens",
     "truncated",
-    "target_passes",
+    "passes",
     "draft_passes",
     "emitted",
-    "actions",
+    "sizes",
     "rounds_accepted",
     "rounds_proposed",
     "prompt_length",

@@ -21,7 +21,7 @@ from tiny_backbones import (
 from tiny_data import write_prepared
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import ChunkMethod, FixedChunk, Prompt, RandomChunk, decode
+from dcar.decoding import FixedChunk, Prompt, RandomChunk, decode
 from dcar.errors import AssetError, CheckpointError, ConfigError, DataError, TextError
 from dcar.model.backbones.convert import ConvertConfig, convert
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
@@ -51,9 +51,7 @@ def test_recorded_states_are_those_of_the_plain_model(kind, bos, cosyvoice):
     of that row."""
     decoder = cosyvoice if kind == "cosyvoice" else tiny_backbone(kind=kind, bos=bos)
     prompts = tiny_prompts(bos)
-    results = decode(
-        decoder, prompts, ChunkMethod(RandomChunk([1, 2, 3])), SAMPLING, seed=3, record_hidden=True
-    )
+    results = decode(decoder, prompts, RandomChunk([1, 2, 3]), SAMPLING, seed=3, record_hidden=True)
     assert len({len(r.tokens) for r in results}) > 2  # rows end at different times
     for prompt, result in zip(prompts, results, strict=True):
         speech = [*prompt.prompt_ids, *([decoder.config.start] if bos else []), *result.tokens][
@@ -215,9 +213,7 @@ def test_cosyvoice2_speaks_with_the_distribution_of_its_own_inference(tmp_path):
     encode = text_encoder(tmp_path / "out")
     assert encode.name == loaded.config.phonemes
     prompt = Prompt("u", tuple(encode("a red house")), (1, 2))
-    assert decode(loaded, [prompt], ChunkMethod(FixedChunk(3)), SamplingConfig(max_tokens=9))[
-        0
-    ].tokens
+    assert decode(loaded, [prompt], FixedChunk(3), SamplingConfig(max_tokens=9))[0].tokens
 
 
 @pytest.mark.parametrize(

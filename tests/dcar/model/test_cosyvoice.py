@@ -23,7 +23,7 @@ from tiny_backbones import (
     write_cosyvoice1,
 )
 
-from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.decoding import FixedChunk, Prompt, decode
 from dcar.errors import CheckpointError
 from dcar.model.backbones.convert import ConvertConfig, convert
 from dcar.model.base import pad
@@ -122,7 +122,7 @@ def test_it_speaks_with_the_distribution_of_the_source(cosyvoice, published):
     ]
     greedy = SamplingConfig(temperature=0, min_tokens=8, max_tokens=12, max_tokens_per_text_unit=9)
     for prompt, result in zip(
-        prompts, decode(cosyvoice, prompts, ChunkMethod(FixedChunk(1)), greedy), strict=True
+        prompts, decode(cosyvoice, prompts, FixedChunk(1), greedy), strict=True
     ):
         spoken = list(prompt.prompt_ids)
         for step, token in enumerate(result.tokens):
@@ -150,7 +150,7 @@ def test_its_own_layers_draft_for_it(cosyvoice):
     draft = build_draft(cosyvoice, 1, 2).eval()  # all three
     sampling = SamplingConfig(min_tokens=8, max_tokens=20, max_tokens_per_text_unit=8)
     prompts = tiny_prompts(False)
-    plain = decode(cosyvoice, prompts, ChunkMethod(FixedChunk(1)), sampling)
+    plain = decode(cosyvoice, prompts, FixedChunk(1), sampling)
     drafted = decode(
         cosyvoice, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 3)), sampling
     )
@@ -171,9 +171,7 @@ def test_the_command(published, tmp_path):
     assert "cosyvoice, cosyvoice-lm" in (tmp_path / "out" / "README.md").read_text()
     encode = text_encoder(tmp_path / "out")
     prompt = Prompt("u", tuple(encode("a red house")), (1, 2))
-    assert decode(loaded, [prompt], ChunkMethod(FixedChunk(3)), SamplingConfig(max_tokens=9))[
-        0
-    ].tokens
+    assert decode(loaded, [prompt], FixedChunk(3), SamplingConfig(max_tokens=9))[0].tokens
 
 
 def yaml(folder: Path, old: str, new: str) -> None:

@@ -11,7 +11,7 @@ from tiny_data import counting, write_prepared
 from tiny_training import log_of
 
 from dcar.config import load_config
-from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.decoding import FixedChunk, Prompt, decode
 from dcar.decoding.readers import reader_of
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.backbones.convert import ConvertConfig, convert
@@ -61,10 +61,7 @@ def test_train_save_load_merge_all_compute_the_same(tmp_path):
     assert load_decoder(tmp_path / "merged").checksum() == merged.checksum()
     prompts = [Prompt(f"u{i}", (1, 2, 3 + i), (4,)) for i in range(3)]
     spoken = [
-        [
-            r.tokens
-            for r in decode(d, prompts, ChunkMethod(FixedChunk(2)), SamplingConfig(max_tokens=20))
-        ]
+        [r.tokens for r in decode(d, prompts, FixedChunk(2), SamplingConfig(max_tokens=20))]
         for d in (decoder, merged)
     ]
     assert spoken[0] == spoken[1]

@@ -6,7 +6,7 @@ import torch
 from tiny_data import random_voice, tiny_vocoder
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import ChunkMethod, Engine, FixedChunk, decode
+from dcar.decoding import Engine, FixedChunk, decode
 from dcar.sampling import SamplingConfig
 from dcar.speak.stream import in_one_thread, stream_audio
 
@@ -15,7 +15,7 @@ SAMPLING = SamplingConfig(max_tokens=120, min_tokens=100, max_tokens_per_text_un
 
 def test_streams_of_several_utterances_through_two_rows(prompts):
     decoder, vocoder, voices = tiny_decoder(), tiny_vocoder(), [random_voice(i) for i in range(3)]
-    method = ChunkMethod(FixedChunk(3))
+    method = FixedChunk(3)
     engine = Engine(decoder, method, SAMPLING, rows=2)
     chunks = list(stream_audio(engine, prompts[:3], 2, vocoder, voices, every=20))
     for i, result in enumerate(decode(decoder, prompts[:3], method, SAMPLING, seed=2)):

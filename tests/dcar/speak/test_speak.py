@@ -339,7 +339,7 @@ def test_timeline_of_a_result():
         0,
         tokens=list(range(10)),
         truncated=False,
-        target_passes=5,
+        passes=5,
         emitted=[3, 1, 3, 3, 0],
     )
     assert timeline(result, 50.0) == (
@@ -704,11 +704,10 @@ def test_a_policy_that_can_choose_among_draws_gets_several(models, parts, tmp_pa
     able.save_pretrained(tmp_path / "able")
     able = str(tmp_path / "able")
     drawn = {
-        n: make_method("dcar", able, decoder, num_candidates=n).rule.num_candidates
-        for n in (0, 1, 9)
+        n: make_method("dcar", able, decoder, num_candidates=n).num_candidates for n in (0, 1, 9)
     }
     assert drawn == {0: NUM_CANDIDATES, 1: 1, 9: 9} and NUM_CANDIDATES > 1
-    assert make_method("dcar", str(models / "policy"), decoder).rule.num_candidates == 1
+    assert make_method("dcar", str(models / "policy"), decoder).num_candidates == 1
     with pytest.raises(ConfigError, match="chunk_scorer"):
         make_method("dcar", str(models / "policy"), decoder, num_candidates=4)
     said = [
@@ -767,7 +766,7 @@ class Three(dcar.ChunkRule):
     """A rule of a user's own."""
 
     def choose(self, state, features):
-        return dcar.Choice(torch.full_like(state.generated, 3))
+        return dcar.Decision(torch.full_like(state.generated, 3))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tiny_decoders import states, tiny_decoder
 from tiny_training import SMALL, arguments, check_resumption, log_of
 
 from dcar.cli import main
-from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.decoding import FixedChunk, Prompt, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.backbones.lora import LoraSettings, add_lora
 from dcar.model.car import CARConfig, CARDecoder
@@ -183,11 +183,11 @@ def test_a_draft_of_all_layers_is_accepted_token_by_token(kind):
         tiny_prompts(),
         SamplingConfig(min_tokens=12, max_tokens=30, max_tokens_per_text_unit=8),
     )
-    plain = decode(target, prompts, ChunkMethod(FixedChunk(1)), sampling)
+    plain = decode(target, prompts, FixedChunk(1), sampling)
     drafted = decode(target, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 3)), sampling)
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]
     assert all(
-        r.accepted == r.proposed > 0 and r.target_passes < p.target_passes
+        r.accepted == r.proposed > 0 and r.passes < p.passes
         for r, p in zip(drafted, plain, strict=True)
     )
     with torch.no_grad():
@@ -196,7 +196,7 @@ def test_a_draft_of_all_layers_is_accepted_token_by_token(kind):
         )
     imperfect = SpeculativeDecoding("sd", ModelDrafter(draft, 3))
     greedy = SamplingConfig(temperature=0, min_tokens=12, max_tokens=30, max_tokens_per_text_unit=8)
-    expected = decode(target, prompts, ChunkMethod(FixedChunk(1)), greedy)
+    expected = decode(target, prompts, FixedChunk(1), greedy)
     found = decode(target, prompts, imperfect, greedy)
     assert [r.tokens for r in found] == [r.tokens for r in expected]
     assert 0 < sum(r.accepted for r in found) < sum(r.proposed for r in found)
@@ -220,7 +220,7 @@ def test_the_distribution_of_sd_with_a_language_model_that_drafts():
     prompt = tiny_prompts()[3]
     prompts = [Prompt(f"draw{i}", prompt.text_ids, prompt.prompt_ids) for i in range(1500)]
     sampling = SamplingConfig(min_tokens=3, max_tokens=3)
-    plain = decode(target, prompts, ChunkMethod(FixedChunk(1)), sampling, seed=1, batch_size=500)
+    plain = decode(target, prompts, FixedChunk(1), sampling, seed=1, batch_size=500)
     drafted = decode(
         target,
         prompts,

@@ -24,7 +24,7 @@ from compare_worker import (
 )
 from launched import ROOT, two_processes
 
-from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.decoding import FixedChunk, decode
 from dcar.errors import ConfigError, DataError
 from dcar.process import run_command
 from dcar.prompts.texts import read_texts, text_prompts
@@ -110,9 +110,7 @@ def test_rows_hold_errors_tests_and_times_of_every_method(compared):
 )
 def test_records_are_what_the_decoder_says(compared, method, which, size, seed):
     models, prompts = tiny_tools().models, [i.prompt for i in tiny_tools().items]
-    direct = decode(
-        getattr(models, which), prompts, ChunkMethod(FixedChunk(size)), SHORT, seed=seed
-    )
+    direct = decode(getattr(models, which), prompts, FixedChunk(size), SHORT, seed=seed)
     assert {r.utterance_id: r.tokens for r in direct} == {
         r["id"]: r["tokens"]
         for r in records_of(compared[0])

@@ -4,9 +4,10 @@ import pytest
 import torch
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import ChunkMethod, DecodeResult, EndOnConfident, FixedChunk, PolicyChunk, decode
+from dcar.decoding import DecodeResult, FixedChunk, PolicyChunk, decode
 from dcar.sampling import SamplingConfig
 from eval.compare.explain import Watched, chooses_chunks, summary, watch
+from eval.methods.controls import EndOnConfident
 from eval.methods.registry import Models, make_methods
 from heads.candidates import MIN_LOG_PROB
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
@@ -34,12 +35,10 @@ def policy(reads: str) -> ChunkPolicy:
     ],
 )
 def test_watching_changes_nothing(decoder, prompts, rule):
-    plain = decode(decoder, prompts, ChunkMethod(rule), SHORT, seed=3)
-    seen = decode(
-        decoder, prompts, ChunkMethod(Watched(rule, 4)), SHORT, seed=3, record_hidden=True
-    )
-    assert [(r.tokens, r.actions) for r in plain] == [(r.tokens, r.actions) for r in seen]
-    assert all(r.chosen_features.shape == (r.target_passes, 4, 3) for r in seen)
+    plain = decode(decoder, prompts, rule, SHORT, seed=3)
+    seen = decode(decoder, prompts, Watched(rule), SHORT, seed=3, record_hidden=True)
+    assert [(r.tokens, r.sizes) for r in plain] == [(r.tokens, r.sizes) for r in seen]
+    assert all(r.chosen_features.shape == (r.passes, 4, 3) for r in seen)
 
 
 @torch.no_grad()
@@ -48,7 +47,7 @@ def test_what_is_noted_is_of_the_tokens_spoken(decoder, prompts):
     (result,) = decode(
         decoder,
         prompts[2:3],
-        ChunkMethod(Watched(FixedChunk(2), 4)),
+        Watched(FixedChunk(2)),
         SHORT,
         seed=1,
         record_hidden=True,
@@ -56,7 +55,7 @@ def test_what_is_noted_is_of_the_tokens_spoken(decoder, prompts):
     place = 0
     for at, size, emitted, seen in zip(
         result.decision_positions,
-        result.actions,
+        result.sizes,
         result.emitted,
         result.chosen_features,
         strict=True,
@@ -80,7 +79,7 @@ def test_summary_of_decisions_known_by_hand():
         False,
         3,
         emitted=[1, 2, 1],
-        actions=[1, 2, 3],
+        sizes=[1, 2, 3],
         features=torch.stack((seen, seen + 1), 1),
         chosen=[0, 0, 1],
     )
@@ -98,11 +97,11 @@ def test_summary_of_decisions_known_by_hand():
     ] == pytest.approx(0.6)
     assert found["kept"]["drawn"] == [-1.0, -1.0, -1.0] and found["likeliest"] == 1.0
     whole = DecodeResult(
-        "x", "m", 0, [1] * 3, False, 1, emitted=[3], actions=[3], features=seen[:1, None]
+        "x", "m", 0, [1] * 3, False, 1, emitted=[3], sizes=[3], features=seen[:1, None]
     )
     assert summary([whole])["dropped"] is None and summary([whole])["likeliest"] is None
     assert summary(
-        [DecodeResult("x", "m", 0, [], False, 1, emitted=[0], actions=[3], features=seen[:1, None])]
+        [DecodeResult("x", "m", 0, [], False, 1, emitted=[0], sizes=[3], features=seen[:1, None])]
     ) == {"decisions": 0, "sizes": [], "kept": None, "dropped": None, "likeliest": None}
 
 

@@ -24,7 +24,7 @@ from tiny_data import tiny_split
 from tiny_decoders import tiny_decoder
 
 from dcar.config import load_config
-from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.decoding import FixedChunk, Prompt, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.prepare.columns import Split
 from dcar.sampling import SamplingConfig
@@ -81,7 +81,7 @@ def test_records_of_samplings_are_never_mixed(tmp_path):
     prints = {}
     for name, temperature in (("car-2", 0.9), ("car-2@t0.5", 0.5), ("car-2@t0", 0.0)):
         sampling = SamplingConfig(temperature, max_tokens=20, max_tokens_per_text_unit=4)
-        direct = decode(tools.models.decoder, prompts, ChunkMethod(FixedChunk(2)), sampling, seed=0)
+        direct = decode(tools.models.decoder, prompts, FixedChunk(2), sampling, seed=0)
         mine = [r for r in records_of(tmp_path) if r["method"] == name]
         assert {r["id"]: r["tokens"] for r in mine} == {r.utterance_id: r.tokens for r in direct}
         prints[name] = {r["fingerprint"] for r in mine}
@@ -148,7 +148,7 @@ def test_prompts_replicate_where_seeds_are_one(tmp_path):
     direct = decode(
         tiny_tools().models.decoder,
         [i.prompt for i in other_voices()],
-        ChunkMethod(FixedChunk(2)),
+        FixedChunk(2),
         SamplingConfig(0.0, max_tokens=20, max_tokens_per_text_unit=4),
     )
     assert {r.utterance_id: r.tokens for r in direct} == {i: said[0, 7, i] for i in ids}

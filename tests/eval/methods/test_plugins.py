@@ -18,17 +18,18 @@ from eval.scorers.load import load_scorers
 
 CODE = """
 import torch
-from dcar import Choice, ChunkRule
+from dcar import ChunkRule, Decision
 from eval.verifiers.chain import ChainVerifier
 from eval.verifiers.sd import of, residual
 
 class Calm(ChunkRule):
-    drawn = 4
+    after_draw = True
+    longest = 4
     def __init__(self, nats=2.0):
         self.nats = nats
     def choose(self, state, features):
         likely = features[:, 0, :, 0] >= -self.nats
-        return Choice(1 + likely[:, 1:].cumprod(-1).sum(-1))
+        return Decision(1 + likely[:, 1:].cumprod(-1).sum(-1))
 
 class Sizes(Calm):
     def __init__(self, temperature, *nats, name=None):
@@ -106,7 +107,7 @@ def test_names_paths_and_numbers(prompts):
         [r.tokens for r in decode(e.decoder, prompts, e.method, sampling, seed=1)] for e in entries
     ]
     calm, path, verifier, two, default = (e.method for e in entries)
-    assert calm.rule.nats == 1.5 and default.rule.nats == 2.0 and verifier.threshold == 0.1
+    assert calm.nats == 1.5 and default.nats == 2.0 and verifier.threshold == 0.1
     assert two.draft_length == 2 and spoken[0] == spoken[1] != spoken[2]
     parsed = [parse_method(name) for name in NAMES[:3]]
     assert [(p.kind, p.settings) for p in parsed] == [
@@ -129,9 +130,9 @@ def test_a_mapping_names_the_arguments_of_the_constructor():
         "plugged.rules.Calm-1.5@t0.4",
         "plugged.rules.AtLeast-0.1@heads:2",
     ]
-    assert [type(e.method.rule.nats) for e in entries[:2]] == [float, int]
+    assert [type(e.method.nats) for e in entries[:2]] == [float, int]
     (several,) = make_methods(["plugged.rules.Sizes-3-4-5.0"], Models(tiny_decoder()))
-    rule = several.method.rule
+    rule = several.method
     assert (rule.temperature, rule.nats, rule.others, rule.name) == (3, 4, (5.0,), several.name)
     assert MethodSpec.parse(several.name).settings == {"temperature_": 3, "nats": [4, 5.0]}
 

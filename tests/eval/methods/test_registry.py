@@ -8,13 +8,14 @@ from compare_worker import scored_policy, tiny_policy
 from tiny_decoders import tiny_decoder
 from tiny_verifiers import tiny_statistics
 
-from dcar.decoding import ChunkMethod, decode
+from dcar.decoding import decode
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
 from eval.methods.families import parse_method
 from eval.methods.registry import Models, load_models, make_methods
 from eval.verifiers.drafters import HeadDrafter, ModelDrafter
+from eval.verifiers.entropy import EntropyChunk
 from eval.verifiers.mtp_viterbi import MTPViterbi
 from eval.verifiers.pcg import GroupVerifier
 from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance
@@ -78,7 +79,7 @@ def test_default_length_is_what_few_heads_allow(models):
         ("vadusa-2-chain", Vadusa, None, 0, {"tau": 2, "ranks": chain(3)}),
         ("mtp-viterbi-3", MTPViterbi, None, 0, {"heads": 3, "k": 3}),
         ("mtp-viterbi-4-5", MTPViterbi, None, 0, {"heads": 4, "k": 5}),
-        ("entropy-0.8", ChunkMethod, None, 0, {"rule.threshold": 0.8}),
+        ("entropy-0.8", EntropyChunk, None, 0, {"threshold": 0.8}),
     ],
 )
 def test_names_say_what_they_mean(models, name, kind, drafter, length, settings):
@@ -234,16 +235,15 @@ def test_rules_and_dials_by_name(models):
     ]
     entries = make_methods(names, models["two policies"])
     assert [e.name for e in entries] == [*names[:-1], "dcar-sampled@a@d0.5", "dcar-sampled@b@d0.5"]
-    sure, turned, plain, cold, *_ = (e.method.rule for e in entries)
-    assert sure.sizes == (2, 3, 4)
+    sure, turned, plain, cold, *_ = (e.method for e in entries)
+    assert sure.sizes == [2, 3, 4]
     assert (turned.dial, plain.dial, cold.dial) == (0.5, 0.0, -1.0) and entries[
         3
     ].sampling.temperature == 0.4
     assert entries[1].identity == {**entries[2].identity, "dial": "0.5"}
     (shuffled,) = make_methods(["dcar-shuffled@b@d-1"], models["two policies"])
     assert (
-        parse_method(shuffled.name).family == "dcar-shuffled"
-        and shuffled.method.rule.rule.dial == -1.0
+        parse_method(shuffled.name).family == "dcar-shuffled" and shuffled.method.rule.dial == -1.0
     )
     several = make_methods(["dcar", "dcar-sampled@b"], models["two policies"])
     assert [e.name for e in several] == ["dcar@a", "dcar@b", "dcar-sampled@b"]
@@ -253,7 +253,7 @@ def test_draws_stand_in_names_of_methods_that_can_tell_them_apart(models, prompt
     both = models["scored"]
     entries = make_methods(["dcar", "dcar@n4", "dcar-sampled@n4@d0.5", "best-of-2-4"], both)
     one, four, turned, fixed = entries
-    rules = [entry.method.rule for entry in entries]
+    rules = [entry.method for entry in entries]
     seen = [(s.num_candidates, getattr(s, "dial", None)) for s in rules]
     assert seen == [(1, 0.0), (4, 0.0), (4, 0.5), (4, None)]
     assert (
@@ -262,7 +262,7 @@ def test_draws_stand_in_names_of_methods_that_can_tell_them_apart(models, prompt
     )
     assert (
         fixed.identity["chunk_scorer"] == both.policies[""].chunk_scorer.checksum()
-        and rules[3].drawn == 2
+        and rules[3].longest == 2
     )
     results = decode(both.decoder, prompts[:2], four.method, SamplingConfig(max_tokens=20))
     assert all(r.method == "dcar@n4" and r.tokens for r in results)

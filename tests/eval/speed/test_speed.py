@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import ChunkMethod, Engine, FixedChunk, PolicyChunk, decode
+from dcar.decoding import Engine, FixedChunk, PolicyChunk, decode
 from dcar.errors import CheckpointError, ConfigError, EngineError
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
@@ -108,13 +108,13 @@ def test_the_whole_step_can_be_compiled(monkeypatch, measured):
     measured("--quick", "repeats=1", "tokens=12", "parts=[growth]", "compile=true", "graphs=false")
     assert compiled
     with pytest.raises(EngineError, match="'cpu'.*graphs=false"):
-        Engine(tiny_decoder(), ChunkMethod(FixedChunk(1)), SamplingConfig(), graphs=True)
+        Engine(tiny_decoder(), FixedChunk(1), SamplingConfig(), graphs=True)
 
 
 def test_rounds_after_the_end_count_where_the_host_looks_seldom():
     """On a GPU an engine executes whole blocks of rounds, so the time of a round is that of all
     of them."""
-    engine = Engine(tiny_decoder(), ChunkMethod(FixedChunk(1)), SamplingConfig())
+    engine = Engine(tiny_decoder(), FixedChunk(1), SamplingConfig())
     assert [executed(engine, n) for n in (1, 9)] == [1, 9]
     engine.exact = False
     assert [executed(engine, n) for n in (1, 8, 9)] == [8, 8, 16]
@@ -123,11 +123,9 @@ def test_rounds_after_the_end_count_where_the_host_looks_seldom():
 def test_every_run_speaks_the_same_number_of_tokens():
     model, load = tiny_decoder(), Load(5, 3, 11)
     for k in (1, 2, 4):
-        (result,) = decode(
-            model, load.prompts(model, 1), ChunkMethod(FixedChunk(k)), load.sampling()
-        )
+        (result,) = decode(model, load.prompts(model, 1), FixedChunk(k), load.sampling())
         assert len(result.tokens) == 11
-        assert result.target_passes == -(-11 // k)
+        assert result.passes == -(-11 // k)
 
 
 def test_hugging_face_speaks_the_same_tokens():
@@ -141,7 +139,7 @@ def test_hugging_face_speaks_the_same_tokens():
         greedy = SamplingConfig(
             temperature=0, min_tokens=30, max_tokens=12, max_tokens_per_text_unit=12
         )
-        expected = decode(model, [prompt], ChunkMethod(FixedChunk(1)), greedy)[0].tokens
+        expected = decode(model, [prompt], FixedChunk(1), greedy)[0].tokens
         peer, draft = CausalLMPeer(model), CausalLMPeer(build_draft(model).eval())
         assert generate(peer, prompt, 12) == expected
         assert generate(peer, prompt, 12, static=True) == expected
@@ -171,7 +169,7 @@ def test_both_sides_of_speculation_draft_alike():
     peer.register_forward_hook(lambda *_: passes.append(1))
     assert generate(peer, prompt, 40, assistant=CausalLMPeer(draft), draft_length=3) == ours.tokens
     # there the prompt is read together with the first draft
-    assert abs(len(passes) - (ours.target_passes - 1)) <= 2
+    assert abs(len(passes) - (ours.passes - 1)) <= 2
     few = len(passes)
     generate(peer, prompt, 40, assistant=CausalLMPeer(draft), draft_length=1)
     assert len(passes) - few > few
@@ -257,9 +255,9 @@ def test_random_policies_choose_among_all_sizes():
     load, model = Load(6, 4, 60), tiny_decoder()
     for policy in random_policies(model).values():
         (result,) = decode(
-            model, load.prompts(model), ChunkMethod(PolicyChunk(policy, "sample")), load.sampling()
+            model, load.prompts(model), PolicyChunk(policy, "sample"), load.sampling()
         )
-        assert set(result.actions[1:]) == {1, 2, 3, 4}
+        assert set(result.sizes[1:]) == {1, 2, 3, 4}
 
 
 def test_runs_are_interleaved_and_the_first_round_is_dropped():

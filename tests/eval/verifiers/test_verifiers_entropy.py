@@ -10,7 +10,7 @@ from tiny_data import CODES
 from tiny_decoders import states, tiny_decoder
 from tiny_verifiers import tiny_statistics
 
-from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.decoding import FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.load import load_decoder
 from dcar.prompts.load import load_prompts
@@ -129,9 +129,7 @@ def test_teacher_forcing_yields_the_states_of_decoding(files):
     items = load_prompts(files / "data", "dev", model, 5, 0)
     for hidden, item in zip(fitting.teacher_forced(model, items, 2), items, strict=True):
         assert len(hidden) == len(item.reference_tokens) + 1
-    spoken = decode(
-        model, [items[0].prompt], ChunkMethod(FixedChunk(2)), SAMPLING, record_hidden=True
-    )[0]
+    spoken = decode(model, [items[0].prompt], FixedChunk(2), SAMPLING, record_hidden=True)[0]
     items[0].reference_tokens[:] = spoken.tokens
     hidden = next(iter(fitting.teacher_forced(model, items, 2)))
     wanted = spoken.hidden[spoken.prompt_length - 1 :]
@@ -147,7 +145,7 @@ def test_a_wished_length_is_met_on_the_data_it_was_fitted_on(files):
     for wish in (1.5, 2.2, 3.0):
         (entry,) = make_methods([f"entropy@{wish}"], models)
         results = decode(entry.decoder, [i.prompt for i in items], entry.method, sampling)
-        met.append(sum(len(r.tokens) for r in results) / sum(r.target_passes for r in results))
+        met.append(sum(len(r.tokens) for r in results) / sum(r.passes for r in results))
     assert met == pytest.approx([1.5, 2.2, 3.0], abs=0.3)
     curve = models.statistics.entropy_lengths
     assert float(curve[0]) == pytest.approx(1.0, abs=0.06) and float(curve[-1]) > 3.2

@@ -9,7 +9,7 @@ from tiny_decoders import tiny_decoder
 from tiny_methods import BUSH, chains, entropy, vadusa, viterbi
 from tiny_verifiers import imperfect_draft, rule_of
 
-from dcar.decoding import ChunkMethod, FixedChunk
+from dcar.decoding import FixedChunk
 from dcar.sampling import SamplingConfig
 from eval.verifiers.drafters import ModelDrafter
 from eval.verifiers.vadusa import RankTree, Vadusa, chain
@@ -61,7 +61,7 @@ def test_a_long_way_to_the_residual_of_groups():
 
 
 def test_entropy():
-    assert len({a for s in hold(entropy, SAMPLINGS | REPETITION) for a in s.actions}) > 2
+    assert len({a for s in hold(entropy, SAMPLINGS | REPETITION) for a in s.sizes}) > 2
 
 
 def test_viterbi():
@@ -80,7 +80,7 @@ def test_other_decoders(name):
     """Language models, shared heads, and prompts without BOS: chunks, drafts and trees."""
 
     def chunks(read):
-        return read(OTHERS[name]()), ChunkMethod(FixedChunk(3)), oracle.fixed(3)
+        return read(OTHERS[name]()), FixedChunk(3), oracle.fixed(3)
 
     def drafts(read):
         model = OTHERS[name]()

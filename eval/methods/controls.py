@@ -1,0 +1,126 @@
+"""Chunk rules that a comparison uses as controls of policies; none is from a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dcar.decoding import BatchState, ChunkRule, Decision, Engine, PolicyChunk
+from dcar.decoding.chunks import check_listed
+from dcar.decoding.step import Admitted
+from dcar.errors import ConfigError
+from dcar.model.base import pad
+from heads.candidates import FEATURES, resampling_log_weights
+from heads.chunk_scorer import ChunkScorer, scored_features
+
+
+class EndOnConfident(ChunkRule):
+    """Rule that ends the chunk on the most likely of the drawn tokens: argmax over the sizes a
+    of log p_a(x_a)."""
+
+    after_draw = True
+
+    def __init__(self, sizes: Sequence[int], name: str | None = None):
+        check_listed(sizes)
+        self.sizes = sorted(set(sizes))
+        self.longest = max(sizes)
+        self.name = name or f"end-on-confident-{'-'.join(map(str, sizes))}"
+
+    def start(self, state: BatchState) -> None:
+        super().start(state)
+        state.shared["sizes"] = torch.tensor(self.sizes, device=state.generated.device)
+
+    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
+        assert features is not None
+        sizes = state.shared["sizes"]
+        return Decision(sizes[features[:, 0, sizes - 1, 0].argmax(-1)])
+
+
+class BestOfChunk(ChunkRule):
+    """Rule that always keeps k tokens, of the candidate with the highest joint score: argmax
+    over candidates of r_k. A control of policies with as many candidates."""
+
+    logged = ("sizes", "chosen")
+    after_draw = True
+    num_features = len(FEATURES) + 1
+
+    def __init__(
+        self, size: int, num_candidates: int, chunk_scorer: ChunkScorer, name: str | None = None
+    ):
+        self.name = name or f"best-of-{size}-{num_candidates}"
+        if num_candidates < 2:
+            raise ConfigError(f"{self.name}: needs at least 2 candidates, not {num_candidates}")
+        self.longest = size
+        self.num_candidates = num_candidates
+        self.chunk_scorer = chunk_scorer
+
+    def width(self, heads: int) -> int:
+        if self.chunk_scorer.config.num_heads < self.longest:
+            raise ConfigError(
+                f"{self.name}: this chunk scorer reads chunks of at most "
+                f"{self.chunk_scorer.config.num_heads} tokens"
+            )
+        return super().width(heads)
+
+    def refresh(self, state: BatchState) -> None:
+        state.shared["chunk_scorer"] = state.reader.chunk_scorer(self.chunk_scorer)
+
+    def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
+        return scored_features(state.shared["chunk_scorer"], state.last_hidden, logits, tokens)
+
+    def choose(self, state: BatchState, features: Tensor | None) -> Decision:
+        assert features is not None
+        chosen = resampling_log_weights(features)[..., -1].argmax(1)
+        return Decision(torch.full_like(chosen, self.longest), chosen=chosen)
+
+
+class ShuffledChunk(PolicyChunk):
+    """Rule that uses the sizes chosen by a policy in random order: a control that preserves how
+    often chunks are long, but not when.
+
+    Every utterance is decoded with the policy, then again with the same sizes shuffled (starting
+    over if it has become longer); the policy still chooses among several candidates, given the
+    size. This takes twice the passes that are counted.
+    """
+
+    def __init__(self, rule: PolicyChunk, name: str | None = None):
+        super().__init__(
+            rule.policy,
+            rule.mode,
+            name or f"{rule.name}-shuffled",
+            None,
+            rule.dial,
+            rule.num_candidates,
+        )
+        self.rule = rule
+        self.streams = (*self.streams, "shuffle")
+
+    def start(self, state: BatchState) -> None:
+        super().start(state)
+        # kept, as utterances are admitted one by one when rows are replaced
+        state.shared["unshuffled"] = Engine(state.reader, self.rule, state.sampling, state.rows)
+        most = state.log.shape[1]
+        state.own["sizes"] = torch.zeros(
+            state.rows, most, dtype=torch.long, device=state.log.device
+        )
+        state.own["chunks"] = torch.ones_like(state.generated)
+        state.own["forced"] = torch.zeros_like(state.generated)
+
+    def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
+        super().admit(state, rows, admitted)
+        if any(admitted.members):
+            raise ConfigError(f"{self.name}: decodes every utterance once; groups are for policies")
+        results = state.shared["unshuffled"].decode(admitted.prompts, seed=admitted.seed)
+        sizes, counts = pad([result.sizes for result in results], rows.device)
+        place = torch.arange(sizes.shape[1], device=rows.device).expand_as(sizes)
+        order = state.numbers["shuffle"][rows, : sizes.shape[1]]
+        order = order.masked_fill(place >= counts[:, None], 2.0)  # padding stays last
+        state.own["sizes"][rows, : sizes.shape[1]] = sizes.gather(1, order.argsort(-1))
+        state.own["chunks"][rows] = counts
+
+    def _how(self, state: BatchState) -> tuple[Tensor | None, Tensor | None, int]:
+        turn = (state.passes % state.own["chunks"])[:, None]
+        state.own["forced"].copy_(state.own["sizes"].gather(1, turn)[:, 0])
+        return super()._how(state)

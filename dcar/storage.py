@@ -169,7 +169,7 @@ def json_lines(file: Path, what: str, fix: str) -> Iterator[tuple[str, dict[str,
         if fault is None:
             try:
                 row = json.loads(text)
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 fault = f"no JSON ({error})"
         if not isinstance(row, dict):
             raise DataError(
@@ -232,7 +232,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return {"complete": False}
     return (
         found

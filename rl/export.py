@@ -261,7 +261,7 @@ def read_provenance(source: Path) -> dict[str, Any]:
         if path.is_file():
             try:
                 found = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError, RecursionError) as error:
+            except (OSError, ValueError) as error:
                 raise CheckpointError(
                     f"{path}: cannot be read ({error}); copy it again, or remove it"
                 ) from error

@@ -27,7 +27,7 @@ def guidance_range(config: DCPOConfig, base_checksum: str) -> list[int]:
         return config.chunk_range
     try:
         profile = json.loads(Path(config.guidance).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
+    except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
         raise ConfigError(
             f"guidance {config.guidance}: cannot be read ({error}); run `dcar profile` first"
         ) from error

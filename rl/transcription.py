@@ -249,7 +249,7 @@ def _stored_errors(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
             ):
                 raise ValueError(f"counts {counts}")
         return stored["fingerprint"], errors
-    except (OSError, ValueError, RecursionError, TypeError, LookupError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         logger.warning("%s: damaged (%s); the recordings are transcribed again", path, error)
         return "", {}
 

@@ -144,8 +144,6 @@ def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
         return loader.construct_document(node), _lines(node, "", {})
     except yaml.YAMLError as error:
         raise ConfigError(f"not valid YAML ({' '.join(str(error).split())})") from error
-    except RecursionError as error:
-        raise ConfigError("nested too deeply") from error
     except (ValueError, OverflowError, AttributeError) as error:
         # values that Python or PyYAML refuses
         raise ConfigError(f"not valid YAML ({error})") from error

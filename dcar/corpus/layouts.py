@@ -205,7 +205,7 @@ def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
     whose name may give the split. Raises BadRow."""
     try:
         row: Any = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as broken:
+    except json.JSONDecodeError as broken:
         raise BadRow(f"not valid JSON ({broken}); one flat object a line") from broken
     except ValueError as error:  # Python reads whole numbers of at most 4300 digits
         raise BadRow(

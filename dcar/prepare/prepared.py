@@ -124,7 +124,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in `path`, or None if the file is missing or broken."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         return None  # ValueError: no JSON, or not UTF-8
     return value if isinstance(value, dict) else None
 

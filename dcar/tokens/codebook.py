@@ -53,7 +53,6 @@ def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     except (
         OSError,
         ValueError,
-        RecursionError,
         KeyError,
         TypeError,
         AttributeError,

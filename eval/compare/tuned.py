@@ -102,7 +102,6 @@ def load_tuned(path: str | Path) -> Tuned:
         LookupError,
         TypeError,
         AttributeError,
-        RecursionError,
         ConfigError,
     ) as error:
         raise DataError(

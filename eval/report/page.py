@@ -83,7 +83,7 @@ def read_comparison(folder: Path) -> dict[str, Any]:
     of another format."""
     try:
         result = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(
             f"{folder}/compare.json: cannot be read ({error}); run `dcar compare` first"
         ) from error

@@ -155,7 +155,7 @@ def read_jsonl(
             if not isinstance(record, dict):
                 raise ValueError(f"a {type(record).__name__}, not an object")
             check(record)
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             # ValueError: no JSON, or not UTF-8
             if number < len(lines):
                 raise DataError(

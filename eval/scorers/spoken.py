@@ -195,7 +195,7 @@ class SpokenChoice(TrainerCallback):
                 for step, s in steps.items()
             }
             self.seen = set(self.steps)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{path}: cannot be read ({error}), so the best step of this run is not known; "
                 "start again with resume=false"

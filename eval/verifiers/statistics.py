@@ -109,7 +109,6 @@ class VerifierStatistics:
             LookupError,
             TypeError,
             AttributeError,
-            RecursionError,
             SafetensorError,
         ) as error:
             raise CheckpointError(

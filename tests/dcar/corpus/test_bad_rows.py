@@ -59,7 +59,6 @@ ROWS = [
     ({},),
     ('{"id": "x", "audio": ', "not valid JSON"),
     ("[1, 2]", "a JSON list, expected an object"),
-    ("[" * 100_000, "JSON"),
     ({"speaker": ...}, "fields missing: speaker"),
     ({"audio": 5, "text": None}, "fields missing: text"),
     ({"text": ["x"]}, "fields that must be strings: text"),

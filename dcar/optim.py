@@ -1,5 +1,5 @@
 """ScaledAdam and Eden, the optimiser and schedule of the paper's stage one (App. C.1),
-re-implemented; and AdamW.
+re-implemented; and a cosine schedule.
 
 ScaledAdam (Yao et al. 2023, Zipformer, §3.3): Adam whose step is proportional to each tensor's own
 root mean square, and which also learns that scale; gradients are clipped relative to a running
@@ -16,21 +16,6 @@ from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-
-
-def adamw(parameters: Iterable[Tensor], rate: float, decay: float) -> torch.optim.AdamW:
-    """Return AdamW (betas 0.9, 0.98) that decays matrices by `decay`, but neither biases nor
-    norms."""
-    every = list(parameters)
-    return torch.optim.AdamW(
-        [
-            {"params": [p for p in every if p.dim() > 1], "weight_decay": decay},
-            {"params": [p for p in every if p.dim() <= 1], "weight_decay": 0.0},
-        ],
-        lr=rate,
-        betas=(0.9, 0.98),
-        fused=True,
-    )
 
 
 class ScaledAdam(Optimizer):

@@ -230,7 +230,13 @@ def stage_one_rows(
         folder = out.with_name(f"{out.name}-{number}" if number else out.name)
         with clocked(steps) as clock:
             dcar.train.car.main(
-                [*arguments, *more, f"max_steps={steps}", f"out={folder}", "resume=false"]
+                [
+                    *arguments,
+                    *more,
+                    f"max_steps={steps}",
+                    f"out={folder}",
+                    "resume_from_checkpoint=never",
+                ]
             )
         rate = clock["tokens"] / clock["seconds"]
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -325,18 +331,21 @@ def parts(config: RowsConfig) -> dict[str, Part]:
             measured,
         )
     runs = {
-        "plain, batches of 10,000 tokens": ["max_tokens=10000"],
-        "plain, 40,000 tokens": ["max_tokens=40000"],
-        "compiled, 40,000 tokens": ["max_tokens=40000", "compile=true"],
+        "plain, batches of 10,000 tokens": ["per_device_train_batch_tokens=10000"],
+        "plain, 40,000 tokens": ["per_device_train_batch_tokens=40000"],
+        "compiled, 40,000 tokens": [
+            "per_device_train_batch_tokens=40000",
+            "torch_compile=true",
+        ],
     }
-    tiny_runs = {"plain, batches of 1,000 tokens": ["max_tokens=1000"]}
+    tiny_runs = {"plain, batches of 1,000 tokens": ["per_device_train_batch_tokens=1000"]}
     made["stage-one"] = (
         [
             "--config",
             f"{RECIPES / 'car_paper.yaml'}",
             data,
-            "gradient_accumulation=1",
-            "workers=0",
+            "gradient_accumulation_steps=1",
+            "dataloader_num_workers=0",
             *(
                 [
                     "model.hidden_size=32",

@@ -78,9 +78,9 @@ def pipeline(config: PaperConfig, overrides: dict[str, list[str]], processes: in
         **vars(config),
         "testset": testset,
         "batch": [
-            "gradient_accumulation=1",
-            f"max_tokens={UPDATE_TOKENS // processes}",
-            f"compile={str(config.device == 'cuda').lower()}",
+            "gradient_accumulation_steps=1",
+            f"per_device_train_batch_tokens={UPDATE_TOKENS // processes}",
+            f"torch_compile={str(config.device == 'cuda').lower()}",
         ],
         "car": [f"decoder={out}/car", f"data={out}/prepared", f"vocoder={out}/vocoder/export"],
         "policies": json.dumps([f"2-3={out}/policy_2_3", f"2-3-4={out}/policy_2_3_4"]),

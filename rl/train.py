@@ -21,13 +21,12 @@ from typing import Any
 from accelerate import PartialState
 
 from dcar.config import load_config
-from dcar.errors import CheckpointError
 from dcar.model.precision import precision_of
 from dcar.prepare.prepared import prepared_folder
 from dcar.process import claimed, meeting_others, run_command
 from dcar.storage import digest, files_of, writing
 from dcar.tracking import provenance, write_json
-from dcar.train.checkpoints import latest_checkpoint, why_incomplete
+from dcar.train.checkpoints import resume_point
 from rl.config import DCPOConfig, resumed_settings, save_settings
 from rl.export import policy_card
 from rl.trainer import DCPOTrainer
@@ -35,34 +34,14 @@ from rl.trainer import DCPOTrainer
 logger = logging.getLogger(__name__)
 
 
-def resume_point(config: DCPOConfig) -> str | None:
-    """Return the checkpoint that `resume_from_checkpoint` asks for, or None. Raises
-    CheckpointError if it is missing or incomplete."""
-    wanted = config.resume_from_checkpoint
-    if wanted is None or wanted.lower() in ("never", "", "false"):
-        return None
-    if wanted.lower() not in ("auto", "true"):
-        if not Path(wanted).is_dir():
-            raise CheckpointError(
-                f"resume_from_checkpoint: {wanted} is not a directory; use auto, never, or a "
-                "checkpoint directory"
-            )
-        if why := why_incomplete(Path(wanted)):
-            raise CheckpointError(
-                f"resume_from_checkpoint: {wanted} is incomplete: {why}; use auto for the newest "
-                "complete one"
-            )
-        return wanted
-    found = latest_checkpoint(config.output_dir)
-    return None if found is None else str(found)
-
-
 def run(config: DCPOConfig, **parts: Any) -> Path:
     """Train, or resume training, then write the best policy with its card and return its directory.
 
     `parts`: arguments of `DCPOTrainer` that replace what would be loaded.
     """
-    checkpoint = resume_point(config)  # may raise, before anything is written
+    checkpoint = resume_point(
+        config.resume_from_checkpoint, config.output_dir
+    )  # may raise, before anything is written
     trainer = DCPOTrainer(args=config, **parts)
     out = Path(config.output_dir)
     prepared = prepared_folder(config.data) / "prepared.json" if config.data else None
@@ -77,7 +56,7 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
         },
     )
     if checkpoint:
-        trainer.check_resume(Path(checkpoint))
+        trainer.check_resume(checkpoint)
     if trainer.is_world_process_zero():
         with writing(out):
             save_settings(config, out / "config.yaml")
@@ -93,7 +72,7 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
             f"{sum(p.numel() for p in trainer.policy.parameters()):,}",
             recordings,
         )
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     with trainer.doing("evaluating and exporting the policy"), writing(out):
         return export(trainer)
 

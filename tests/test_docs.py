@@ -177,7 +177,7 @@ def test_commands_with_unknown_settings_or_wrong_values_are_found(tmp_path, monk
         "```bash\n"
         "dcar train --config launch/recipes/car_paper.yaml \\\n  model.dropout=0 model.dropuot=0  "
         "# two\n"
-        "dcar train --config … batch_size=0   # none\n"
+        "dcar train --config … per_device_train_batch_size=0   # none\n"
         "dcar compare --config launch/recipes/compare_papers.yaml\n```\n"
     )
     why = refused(page)
@@ -185,7 +185,7 @@ def test_commands_with_unknown_settings_or_wrong_values_are_found(tmp_path, monk
         "eval.compare.run",
         "eval.speed.run",
     ]
-    wrong = ["dropuot", "batch_size", "compare_papers", "sises"]
+    wrong = ["dropuot", "per_device_train_batch_size", "compare_papers", "sises"]
     assert all(word in line for word, line in zip(wrong, why, strict=True))
 
 

@@ -22,12 +22,9 @@ TAKE_EFFECT = frozenset(
         "weight_decay",
         "max_grad_norm",
         "bf16",
-        "batch_size",
-        "max_tokens",
-        "gradient_accumulation",
         "per_device_train_batch_size",
+        "per_device_train_batch_tokens",
         "gradient_accumulation_steps",
-        "acoustic_batch_size",
         "renderer_batch_size",
     }
 )
@@ -38,23 +35,18 @@ NO_EFFECT = frozenset(
     {
         "out",
         "device",
-        "resume",
         "resume_from_checkpoint",
         "eval_steps",
-        "eval_every",
         "eval_strategy",
         "save_steps",
         "save_strategy",
         "save_total_limit",
-        "log_steps",
-        "log_every",
         "logging_steps",
         "report_to",
-        "workers",
         "dataloader_num_workers",
-        "wait_minutes",
+        "ddp_timeout",
         "half_weights",
-        "compile",
+        "torch_compile",
         "gradient_checkpointing",
         "per_device_eval_batch_size",
         "reward_timeout",
@@ -90,8 +82,8 @@ def changed_settings(
     effect only in steps that are already done.
     """
     start_again = (
-        "choose another out, or start again with resume=false (DCPO: resume_from_checkpoint=never; "
-        "a vocoder: remove checkpoint.pt)"
+        "choose another out, or start again with resume_from_checkpoint=never (a vocoder: remove "
+        "checkpoint.pt)"
     )
     old, new = (run.get("data") or {} for run in (before, now))
     if changed := [name for name in old.keys() & new.keys() - {"path"} if old[name] != new[name]]:

@@ -111,6 +111,14 @@ def meaning_of(given: dataclasses.Field) -> Meaning:
     return text if isinstance(text, Meaning) else Meaning(text)
 
 
+def declaration(schema: type, name: str) -> Meaning:
+    """Return the declaration of a schema's field: its own, or, if it repeats a field with another
+    default alone, that of the nearest base class."""
+    bases = (vars(base).get("__dataclass_fields__", {}) for base in schema.__mro__)
+    fields = (base[name] for base in bases if name in base)
+    return next((meaning_of(f) for f in fields if "help" in f.metadata), Meaning())
+
+
 @cache
 def hints_of(schema: Any) -> dict[str, Any]:
     """Return the types of a schema's fields by name."""
@@ -121,7 +129,7 @@ def _walk(schema: type, instance: Any, prefix: str, path: tuple[str, ...]) -> It
     for f in dataclasses.fields(schema):
         if not f.init:
             continue
-        meaning, hint = meaning_of(f), hints_of(schema)[f.name]
+        meaning, hint = declaration(schema, f.name), hints_of(schema)[f.name]
         if instance is not None:
             default = getattr(instance, f.name)
         elif f.default_factory is not MISSING:
@@ -312,7 +320,7 @@ def check(config: Any) -> None:
     schema: Any = type(config)
     hints = hints_of(schema)
     for f in dataclasses.fields(config):
-        meaning = meaning_of(f)
+        meaning = declaration(schema, f.name)
         if meaning.limits or meaning.choices or hints[f.name] is float:
             fitting(meaning.name or f.name, getattr(config, f.name), hints[f.name], meaning)
 

@@ -129,8 +129,8 @@ def decoder_card(decoder: Checkpoint, source: Mapping[str, Any]) -> str:
         settings=(
             "optimizer",
             "learning_rate",
-            "batch_size",
-            "gradient_accumulation",
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
             "max_steps",
             "bf16",
             "seed",

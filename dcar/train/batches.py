@@ -217,9 +217,9 @@ class TokenBatchSampler(BucketBatchSampler):
         super().__init__(lengths, 1, seed, True, rank, processes)
         if (longest := int(self.lengths.max())) > max_tokens:
             raise ConfigError(
-                f"max_tokens={max_tokens} is less than the longest training utterance, which has "
-                f"{longest} speech tokens: raise max_tokens, or prepare the corpus with a lower "
-                "max_seconds"
+                f"per_device_train_batch_tokens={max_tokens} is less than the longest training "
+                f"utterance, which has {longest} speech tokens: raise it, or prepare the corpus "
+                "with a lower max_seconds"
             )
         self.order = np.argsort(-self.lengths, kind="stable")
         # start and end in `order`, and the batch size per process

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from transformers import TrainingArguments
 
 from dcar.config import save_config
 from dcar.config.resume import settings_stamp
-from dcar.optim import adamw, cosine
+from dcar.config.training import TrainerSettings
+from dcar.optim import cosine
+from dcar.process import meeting_others
 from dcar.storage import digest, write_text, writing
 from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader, collate
@@ -40,33 +43,30 @@ def sharding() -> str:
     return ""
 
 
-def arguments(config: Any, **more: Any) -> TrainingArguments:
-    """Return the arguments of transformers for a run, from the settings that all runs share;
-    `more` takes precedence."""
-    return TrainingArguments(
-        **{
-            **dict(
-                output_dir=config.out,
-                max_steps=config.max_steps,
-                seed=config.seed,
-                data_seed=config.seed,
-                per_device_train_batch_size=config.batch_size,
-                max_grad_norm=config.max_grad_norm,
-                bf16=config.bf16,
-                logging_steps=config.log_steps,
-                eval_strategy="steps",
-                eval_steps=config.eval_steps,
-                save_steps=config.save_steps,
-                save_total_limit=2,
-                remove_unused_columns=False,
-                label_names=[],
-                report_to=[],
-                logging_nan_inf_filter=False,
-                use_cpu=not torch.cuda.is_available(),
-            ),
-            **more,
-        }
-    )
+def arguments(config: TrainerSettings) -> TrainingArguments:
+    """Return the arguments of transformers for a run, most of which have the names of the settings.
+    On several CPUs, also start the process group."""
+    shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(TrainerSettings)}
+    shared["output_dir"] = shared.pop("out")
+    del shared["resume_from_checkpoint"]  # see `last_of`
+    with meeting_others():
+        on_cpus = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1 and on_cpus and not dist.is_initialized():
+            # transformers passes its ddp_timeout only to process groups of GPUs
+            dist.init_process_group("gloo", timeout=timedelta(seconds=config.ddp_timeout))
+        return TrainingArguments(
+            **shared,
+            data_seed=config.seed,
+            adam_beta2=0.98,
+            eval_strategy="steps",
+            save_total_limit=2,
+            remove_unused_columns=False,
+            label_names=[],
+            logging_nan_inf_filter=False,
+            # Accelerate shards only on its default device, which is the CPU if there is no other
+            use_cpu=not torch.cuda.is_available() and not sharding(),
+            ddp_find_unused_parameters=False,
+        )
 
 
 class BucketedTrainer(ResilientTrainer):
@@ -76,22 +76,24 @@ class BucketedTrainer(ResilientTrainer):
     model: Any
     train_dataset: Any
     eval_dataset: Any
-    batch_setting = "batch_size"
-    workers = 0
     collate = staticmethod(collate)
 
-    def __init__(self, config: Any, arguments: TrainingArguments, model: Any, train: Any, dev: Any):
+    def __init__(self, config: Any, model: Any, train: Any, dev: Any):
         self.config = config
         self.kind = type(model)  # kept, because FSDP may replace it by a class of its own
         super().__init__(
-            model, arguments, train_dataset=train, eval_dataset=dev, data_collator=self.collate
+            model,
+            arguments(config),
+            train_dataset=train,
+            eval_dataset=dev,
+            data_collator=self.collate,
         )
 
     def sampler(self, lengths: Sequence[int], shuffle: bool) -> BucketBatchSampler:
         """Return the sampler of this process's batches of utterances of these lengths."""
         return BucketBatchSampler(
             lengths,
-            self.config.batch_size,
+            self.config.per_device_train_batch_size,
             self.config.seed,
             shuffle,
             self.args.process_index,
@@ -102,13 +104,14 @@ class BucketedTrainer(ResilientTrainer):
         """Return the loader of this process's batches of a dataset."""
         # A generator of its own: if the loader drew its seed from the global one, a resumed run
         # would differ.
+        workers = self.args.dataloader_num_workers
         return EpochLoader(
             dataset,
             batch_sampler=self.sampler(dataset.lengths, shuffle),  # type: ignore[arg-type]
             collate_fn=self.collate,
-            num_workers=self.workers,
+            num_workers=workers,
             pin_memory=self.args.device.type == "cuda",
-            persistent_workers=shuffle and self.workers > 0,
+            persistent_workers=shuffle and workers > 0,
             generator=torch.Generator().manual_seed(self.config.seed),
         )
 
@@ -148,11 +151,8 @@ class BucketedTrainer(ResilientTrainer):
             sums = sums + found
         return self.accelerator.reduce(sums, "sum")  # type: ignore[return-value]
 
-    def create_optimizer(self, model=None):
-        if self.optimizer is None:
-            parameters = (p for p in self.model.parameters() if p.requires_grad)
-            self.optimizer = adamw(parameters, self.config.learning_rate, self.config.weight_decay)
-        return self.optimizer
+    def get_decay_parameter_names(self, model) -> list[str]:
+        return [name for name, p in model.named_parameters() if p.dim() > 1]
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         if self.lr_scheduler is None:

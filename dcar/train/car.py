@@ -21,12 +21,10 @@ import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
@@ -39,7 +37,7 @@ from dcar.model.load import load_decoder_config
 from dcar.optim import ScaledAdam, eden
 from dcar.prepare.columns import Split
 from dcar.prepare.prepared import load_split, prepared_info
-from dcar.process import meeting_others, run_claimed
+from dcar.process import run_claimed
 from dcar.storage import sync
 from dcar.train.batches import (
     BucketBatchSampler,
@@ -50,7 +48,7 @@ from dcar.train.batches import (
     with_positions,
     with_replay,
 )
-from dcar.train.bucketed import BucketedTrainer, arguments, sharding
+from dcar.train.bucketed import BucketedTrainer, sharding
 from dcar.train.checkpoints import data_stamp, last_of
 from dcar.train.plan import data_identity, finish_backbone, plan
 from dcar.train.settings import TrainConfig
@@ -76,38 +74,23 @@ class RunTrainer(BucketedTrainer):
                 "FSDP and DeepSpeed split tensors among processes: set optimizer=adamw "
                 "(learning_rate about 5e-4), or launch with launch/accelerate/multi_gpu.yaml"
             )
-        if config.compile and sharding():
+        if config.torch_compile and sharding():
             raise ConfigError(
-                "compile=true compiles whole models, but FSDP and DeepSpeed split them among "
-                "processes: set compile=false, or launch with launch/accelerate/multi_gpu.yaml"
+                "torch_compile=true compiles whole models, but FSDP and DeepSpeed split them among "
+                "processes: set torch_compile=false, or launch with "
+                "launch/accelerate/multi_gpu.yaml"
             )
-        self.workers = config.workers
-        self.batch_setting = "max_tokens" if config.max_tokens else "batch_size"
-        with meeting_others():
-            on_cpus = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
-            if int(os.environ.get("WORLD_SIZE", 1)) > 1 and on_cpus and not dist.is_initialized():
-                # transformers passes its ddp_timeout only to process groups of GPUs
-                dist.init_process_group("gloo", timeout=timedelta(minutes=config.wait_minutes))
-            made = arguments(
-                config,
-                gradient_accumulation_steps=config.gradient_accumulation,
-                report_to=config.report_to,
-                max_grad_norm=0.0 if config.optimizer == "scaled_adam" else config.max_grad_norm,
-                dataloader_num_workers=config.workers,
-                disable_tqdm=None,
-                # Accelerate shards only on its default device, which is the CPU if there is no
-                # other
-                use_cpu=not torch.cuda.is_available() and not sharding(),
-                ddp_timeout=round(60 * config.wait_minutes),
-                ddp_find_unused_parameters=False,
-            )
+        if config.per_device_train_batch_tokens:
+            self.batch_setting = "per_device_train_batch_tokens"
         for parameter in model.parameters():
             # empty parameters (no additional heads) get no gradient, which DDP would wait for
             if not parameter.numel():
                 parameter.requires_grad_(False)
-        if config.compile:
+        if config.torch_compile:
             model.compile(dynamic=True)
-        super().__init__(config, made, model, train, dev)
+        super().__init__(config, model, train, dev)
+        if config.optimizer == "scaled_adam":  # it clips by itself
+            self.args.max_grad_norm = 0.0
         # true if DeepSpeed found no backend
         alone = self.args.world_size < int(os.environ.get("WORLD_SIZE", 1))
         if sharding() and (alone or not (self.is_fsdp_enabled or self.is_deepspeed_enabled)):
@@ -120,10 +103,10 @@ class RunTrainer(BucketedTrainer):
 
     def sampler(self, lengths: Sequence[int], shuffle: bool) -> BucketBatchSampler:
         config = self.config
-        if shuffle and config.max_tokens:
+        if shuffle and config.per_device_train_batch_tokens:
             return TokenBatchSampler(
                 lengths,
-                config.max_tokens,
+                config.per_device_train_batch_tokens,
                 config.seed,
                 self.args.process_index,
                 self.args.world_size,
@@ -138,9 +121,8 @@ class RunTrainer(BucketedTrainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         if self.lr_scheduler is None and self.config.optimizer == "scaled_adam":
-            per_epoch = math.ceil(
-                len(self.get_train_dataloader()) / self.config.gradient_accumulation
-            )
+            batches = len(self.get_train_dataloader())
+            per_epoch = math.ceil(batches / self.config.gradient_accumulation_steps)
             optimizer = optimizer or self.create_optimizer()
             self.lr_scheduler = eden(optimizer, per_epoch, warmup_batches=self.config.warmup_steps)
         return super().create_scheduler(num_training_steps, optimizer)
@@ -202,7 +184,7 @@ class CARTrainer(RunTrainer):
         return ReplayBatchSampler(
             lengths,
             self.own,
-            config.batch_size,
+            config.per_device_train_batch_size,
             config.replay_share,
             config.seed,
             self.args.process_index,
@@ -211,9 +193,8 @@ class CARTrainer(RunTrainer):
 
     def prepare_data(self) -> None:
         if self.config.keep_states:
-            self.train_dataset = FrozenStates(
-                self.train_dataset, self.model, self.config.batch_size
-            )
+            batch_size = self.config.per_device_train_batch_size
+            self.train_dataset = FrozenStates(self.train_dataset, self.model, batch_size)
 
     def finish_from(self, checkpoint: Path) -> None:
         super().finish_from(checkpoint)

@@ -72,15 +72,29 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
     return None
 
 
+def resume_point(given: str | None, output_dir: str | Path) -> Path | None:
+    """Return the checkpoint that `resume_from_checkpoint` names (auto, never or a folder), or None.
+    Raises CheckpointError if it is missing or incomplete."""
+    if given in (None, "never"):
+        return None
+    if given == "auto":
+        return latest_checkpoint(output_dir)
+    if why := why_incomplete(Path(given)):
+        raise CheckpointError(
+            f"resume_from_checkpoint: {given} is not a complete checkpoint ({why}); use auto for "
+            "the newest complete one, never, or another folder"
+        )
+    return Path(given)
+
+
 def last_of(config: Any, load_config: Callable[[Path], Any], wanted: Any, what: str) -> Path | None:
-    """Return the checkpoint in `config.out` to resume from, if `config.resume`, else None. what:
-    the kind of model, for the message. Raises CheckpointError if its model has another
-    configuration than `wanted`."""
-    last = latest_checkpoint(config.out) if config.resume else None
+    """Return the checkpoint to resume from, or None. what: the kind of model, for the message.
+    Raises CheckpointError if its model has another configuration than `wanted`."""
+    last = resume_point(config.resume_from_checkpoint, config.out)
     if last and (differences := differing(load_config(last), wanted)):
         raise CheckpointError(
             f"{last}: a checkpoint of another {what}: {differences}; choose another out, or set "
-            "resume=false to start again"
+            "resume_from_checkpoint=never to start again"
         )
     return last
 

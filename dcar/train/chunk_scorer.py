@@ -55,7 +55,7 @@ class TrainChunkScorerConfig(SmallSettings):
         "Folder written by `dcar prepare` with the decoder's tokenizer.",
         place="folder",
     )
-    out: str = setting("runs/chunk_scorer", "Folder to write.", place="folder")
+    out: str = "runs/chunk_scorer"
     init_from: str = setting(
         "",
         "Chunk scorer to start from, with the same shape and codes; it may belong to another "
@@ -67,16 +67,12 @@ class TrainChunkScorerConfig(SmallSettings):
         "Length of the speaker prompt in training (bos layout only), as in the decoder's training.",
         minimum=1,
     )
-    batch_size: int = setting(16, "Utterances per process and step.", minimum=1)
+    per_device_train_batch_size: int = 16
     positions: float = setting(
         0.3, "Share of the speech positions at which a chunk is sampled.", above=0, maximum=1
     )
-    learning_rate: float = setting(
-        3e-3,
-        "Peak learning rate of AdamW, after a linear warm-up and before a cosine decay.",
-        above=0,
-    )
-    weight_decay: float = setting(0.02, "Weight decay of matrices.", minimum=0)
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.02
     embedding_size: int = setting(64, "Size of a token's embedding.", minimum=1)
     width: int = setting(128, "Width of the recurrent layer.", minimum=1)
 
@@ -249,7 +245,14 @@ def chunk_scorer_card(chunk_scorer: ChunkScorer, source: Mapping[str, Any]) -> s
         source,
         metrics_of="dev split; loss in nats, accuracy on whole and half chunks, chance 0.5",
         tags=("density-ratio",),
-        settings=("learning_rate", "batch_size", "positions", "max_steps", "bf16", "seed"),
+        settings=(
+            "learning_rate",
+            "per_device_train_batch_size",
+            "positions",
+            "max_steps",
+            "bf16",
+            "seed",
+        ),
         code="from heads.chunk_scorer import ChunkScorer\n\n"
         'chunk_scorer = ChunkScorer.from_pretrained("path/to/this/directory")\n'
         "chunk_scorer.check_base(decoder.checksum())",

@@ -41,12 +41,7 @@ class TrainDraftConfig(RunSettings):
     decoder: str = setting(
         "runs/car", "Decoder that the draft model is for; starter = the shipped one."
     )
-    data: str = setting(
-        "runs/prepared",
-        "Folder written by `dcar prepare` with the decoder's tokenizer.",
-        place="folder",
-    )
-    out: str = setting("runs/draft", "Folder to write.", place="folder")
+    out: str = "runs/draft"
     bottom_layers: int = setting(
         0,
         "Number of the decoder's bottom layers in the draft model, which are trained; 0 = the "

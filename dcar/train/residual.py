@@ -51,10 +51,7 @@ from dcar.vocoder.residual import ResidualConfig, ResidualModel
 class TrainResidualConfig(RunSettings):
     """Settings of `dcar train-residual`; those that stage one has too mean the same."""
 
-    data: str = setting(
-        "runs/prepared", "Folder written by `dcar prepare … residual=true`.", place="folder"
-    )
-    out: str = setting("runs/residual", "Folder to write.", place="folder")
+    out: str = "runs/residual"
     prompt_tokens: int = setting(
         150,
         "Longest acoustic prompt in tokens; 150 = three seconds at 50 Hz, as in VALL-E.",
@@ -248,8 +245,8 @@ def residual_card(model: ResidualModel, source: Mapping[str, Any]) -> str:
         settings=(
             "optimizer",
             "learning_rate",
-            "batch_size",
-            "max_tokens",
+            "per_device_train_batch_size",
+            "per_device_train_batch_tokens",
             "max_steps",
             "bf16",
             "seed",

@@ -454,6 +454,7 @@ class ResilientTrainer(Trainer):
         message = (str(error) or "out of memory").splitlines()[0][:200]
         return (
             f"{self._doing}: out of memory for {batch} ({message}). Lower {self.batch_setting} and "
-            "raise gradient accumulation by the same factor: the update stays the same. "
+            "raise "
+            "gradient_accumulation_steps by the same factor: the update stays the same. "
             f"{self._last_state()}"
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcar.config import check, setting
-from dcar.config.schema import seed_setting
+from dcar.config.training import TrainerSettings
 from dcar.errors import ConfigError
 from dcar.model.backbones.lora import MODES, LoraSettings
 from dcar.model.car import CARConfig
@@ -40,66 +40,37 @@ class SpokenSettings:
 
 
 @dataclass
-class RunSettings:
-    """Data, optimiser and intervals of a run."""
+class RunSettings(TrainerSettings):
+    """Settings of a run of stage one, or of another model that is trained as decoders are."""
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
-    out: str = setting("runs/car", "Folder to write.", place="folder")
+    out: str = "runs/car"
     prompt_tokens: int = setting(
         50,
         "Length of the speaker prompt in training (bos layout only); 50 = one second at 50 Hz.",
         minimum=1,
     )
-    batch_size: int = setting(16, "Utterances per process and step.", minimum=1)
-    max_tokens: int = setting(
+    per_device_train_batch_tokens: int = setting(
         0,
-        "Speech tokens per process and step, padding included, instead of batch_size: short "
-        "utterances form larger batches; 0 = use batch_size.",
+        "Speech tokens per process and batch, padding included, instead of "
+        "per_device_train_batch_size: short utterances form larger batches; 0 = use "
+        "per_device_train_batch_size.",
         minimum=0,
     )
-    gradient_accumulation: int = setting(1, "Batches per step.", minimum=1)
-    max_steps: int = setting(1000, "Number of updates of the weights.", minimum=1)
     optimizer: str = setting(
         "adamw",
-        "Optimiser: adamw (with a cosine schedule) or scaled_adam (with Eden, the paper's).",
+        "Optimiser: adamw (with a cosine schedule) or scaled_adam (with Eden, the paper's; its "
+        "learning rate is 0.01).",
         choices=("adamw", "scaled_adam"),
-    )
-    learning_rate: float = setting(
-        1e-3, "Peak learning rate; the paper's is 0.01 for scaled_adam.", above=0
-    )
-    weight_decay: float = setting(0.01, "Weight decay of matrices; adamw only.", minimum=0)
-    warmup_steps: int = setting(100, "Steps during which the learning rate rises.", minimum=0)
-    max_grad_norm: float = setting(
-        1.0,
-        "Norm to which gradients are clipped; 0 = no clipping. scaled_adam clips by itself.",
-        minimum=0,
     )
     input_corruption: float = setting(
         0.0, "Share of input speech tokens replaced at random in training.", minimum=0, below=1
     )
-    bf16: bool = setting(False, "Use of bfloat16 autocast.")
-    compile: bool = setting(
+    torch_compile: bool = setting(
         False,
         "Use of torch.compile, which takes minutes at the start and makes steps faster; not with "
         "FSDP or DeepSpeed.",
     )
-    seed: int = seed_setting(0, "Random seed for initialisation, data order and input corruption.")
-    eval_steps: int = setting(250, "Steps between evaluations on the dev split.", minimum=1)
-    save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
-    log_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
-    workers: int = setting(
-        0, "Processes that load data; 0 = the training process loads it.", minimum=0
-    )
-    report_to: list[str] = setting(
-        [], "Trackers of transformers that receive the log: tensorboard, wandb, trackio, …"
-    )
-    resume: bool = setting(True, "Resume from the last checkpoint in out, bit for bit.")
-    wait_minutes: float = setting(
-        30.0, "Minutes that processes wait for each other before they give up.", above=0
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass
@@ -117,7 +88,7 @@ class BackboneTraining:
         choices=MODES,
     )
     lora: LoraSettings = setting(
-        LoraSettings, "LoRA adapters, y = W x + (alpha / rank) B A dropout(x)."
+        LoraSettings, "LoRA adapters, y = W x + (lora_alpha / r) B A dropout(x)."
     )
     dtype: str = setting(
         "float32",
@@ -213,10 +184,15 @@ class TrainConfig(RunSettings):
                 "codebook_init initialises a decoder from scratch, but init_from or backbone.path "
                 "names weights to start from: omit one of them"
             )
-        if self.replay and self.batch_size < 2:
-            raise ConfigError("replay fills a share of every batch: set batch_size to 2 or more")
-        if self.replay and self.max_tokens:
-            raise ConfigError("replay fills a share of batch_size utterances: omit max_tokens")
+        if self.replay and self.per_device_train_batch_size < 2:
+            raise ConfigError(
+                "replay fills a share of every batch: set per_device_train_batch_size to 2 or more"
+            )
+        if self.replay and self.per_device_train_batch_tokens:
+            raise ConfigError(
+                "replay fills a share of per_device_train_batch_size utterances: omit "
+                "per_device_train_batch_tokens"
+            )
 
     @property
     def head_weights(self) -> list[float]:

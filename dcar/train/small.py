@@ -18,45 +18,24 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from dcar.config import check, setting
-from dcar.config.schema import seed_setting
+from dcar.config import setting
+from dcar.config.training import TrainerSettings
 from dcar.errors import ConfigError
-from dcar.process import meeting_others
-from dcar.train.bucketed import BucketedTrainer, arguments, sharding
+from dcar.train.bucketed import BucketedTrainer, sharding
 from heads.checkpoint import Checkpoint
 
 
 @dataclass
-class SmallSettings:
+class SmallSettings(TrainerSettings):
     """Settings common to the training of all small models."""
 
-    out: str = setting("runs/small", "Folder to write.", place="folder")
-    batch_size: int = setting(32, "Utterances per process and step.", minimum=1)
-    max_steps: int = setting(1000, "Number of updates of the weights.", minimum=1)
-    learning_rate: float = setting(
-        2e-3,
-        "Peak learning rate of AdamW, after a linear warm-up and before a cosine decay.",
-        above=0,
-    )
-    weight_decay: float = setting(0.05, "Weight decay of matrices.", minimum=0)
-    warmup_steps: int = setting(50, "Steps during which the learning rate rises.", minimum=0)
-    max_grad_norm: float = setting(
-        1.0, "Norm to which gradients are clipped; 0 = no clipping.", minimum=0
-    )
-    bf16: bool = setting(False, "Use of bfloat16 autocast.")
-    seed: int = seed_setting(
-        0, "Random seed for initialisation, data order and random changes of training data."
-    )
-    eval_steps: int = setting(250, "Steps between evaluations on the dev data.", minimum=1)
-    save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
-    log_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
+    per_device_train_batch_size: int = 32
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.05
+    warmup_steps: int = 50
     half_weights: bool = setting(
         False, "Store the finished weights in float16, which halves the file."
     )
-    resume: bool = setting(True, "Resume from the last checkpoint in out, bit for bit.")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 SPAN_EVERY = 60
@@ -86,9 +65,7 @@ class SmallTrainer(BucketedTrainer):
                 f"{self.what} is small and is not sharded: launch with "
                 f"launch/accelerate/multi_gpu.yaml instead of {sharding()}"
             )
-        with meeting_others():
-            made = arguments(config)
-        super().__init__(config, made, model, train, dev)
+        super().__init__(config, model, train, dev)
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
         rows, longest = next(iter(inputs.values())).shape[:2]

@@ -45,9 +45,9 @@ class TrainTokenRecognizerConfig(SmallSettings):
     """Settings of `dcar train-recognizer`."""
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
-    out: str = setting("runs/token_recognizer", "Folder to write.", place="folder")
-    max_steps: int = setting(1700, "Number of updates of the weights.", minimum=1)
-    warmup_steps: int = setting(170, "Steps during which the learning rate rises.", minimum=0)
+    out: str = "runs/token_recognizer"
+    max_steps: int = 1700
+    warmup_steps: int = 170
     input_corruption: float = setting(
         0.08, "Share of speech tokens replaced at random in training.", minimum=0, below=1
     )
@@ -170,7 +170,7 @@ def token_recognizer_card(recognizer: TokenRecognizer, source: Mapping[str, Any]
         tags=("ctc",),
         settings=(
             "learning_rate",
-            "batch_size",
+            "per_device_train_batch_size",
             "max_steps",
             "input_corruption",
             "longest_span",

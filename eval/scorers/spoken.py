@@ -198,7 +198,7 @@ class SpokenChoice(TrainerCallback):
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{path}: cannot be read ({error}), so the best step of this run is not known; "
-                "start again with resume=false"
+                "start again with resume_from_checkpoint=never"
             ) from error
 
     def agreed(self) -> int:
@@ -213,7 +213,8 @@ class SpokenChoice(TrainerCallback):
             return load_file(self._weights(step))
         except (OSError, ValueError, SafetensorError) as error:
             raise CheckpointError(
-                f"{self._weights(step)}: cannot be read ({error}); start again with resume=false"
+                f"{self._weights(step)}: cannot be read ({error}); start again with "
+                "resume_from_checkpoint=never"
             ) from error
 
     def _weights(self, step: int) -> Path:

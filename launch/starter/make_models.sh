@@ -97,8 +97,9 @@ dcar train --config car_starter:distilled data="$out/distilled" init_from="$out/
 dcar train --config car_starter:far_distilled data="$out/distilled" init_from="$out/far" out="$out/far_distilled"
 distil distilled_third "$out/car_distilled" "$again"
 dcar prepare mode=join data=["$out/distilled_third"] out="$out/joined"
-dcar train --config car_starter:distilled data="$out/joined" init_from="$out/car_distilled" batch_size=8 out="$out/car_joined"
-dcar train --config car_starter:far_distilled data="$out/joined" init_from="$out/far_distilled" batch_size=8 \
+dcar train --config car_starter:distilled data="$out/joined" init_from="$out/car_distilled" \
+  per_device_train_batch_size=8 out="$out/car_joined"
+dcar train --config car_starter:far_distilled data="$out/joined" init_from="$out/far_distilled" per_device_train_batch_size=8 \
   out="$out/far_joined"
 half "$out/car_joined" "$out/decoder"
 half "$out/far_joined" "$out/far_decoder"

@@ -74,21 +74,19 @@ class TrainEncoderRecognizerConfig(SmallSettings):
     dev_manifest: str = setting(
         meaning="JSONL manifest of held-out speech; its WER is reported.", place="file"
     )
-    out: str = setting("runs/recognizer", "Folder to write.", place="folder")
-    max_steps: int = setting(2000, "Number of updates of the weights.", minimum=1)
-    warmup_steps: int = setting(200, "Steps in which the learning rate rises.", minimum=0)
+    out: str = "runs/recognizer"
+    max_steps: int = 2000
+    warmup_steps: int = 200
     dropout: float = setting(
         0.1, "Share of the states' values set to 0 in training.", minimum=0, below=1
     )
     longest_span: int = setting(
         15, "Longest hidden span, in states; one span per 60 states; 0 = none.", minimum=0
     )
-    eval_steps: int = setting(400, "Steps between evaluations on the dev manifest.", minimum=1)
-    save_steps: int = setting(400, "Steps between checkpoints.", minimum=1)
-    bf16: bool = setting(
-        True, "bfloat16 autocast; ten times slower on processors without instructions for it."
-    )
-    half_weights: bool = setting(True, "Store the finished weights in float16: half the file.")
+    eval_steps: int = 400
+    save_steps: int = 400
+    bf16: bool = True  # ten times slower on processors without instructions for it
+    half_weights: bool = True
     model: EncoderRecognizerConfig = setting(EncoderRecognizerConfig, "Shape of the model.")
 
 
@@ -284,7 +282,7 @@ def encoder_recognizer_card(recognizer: EncoderRecognizer, source: Mapping[str, 
         tags=("ctc",),
         settings=(
             "learning_rate",
-            "batch_size",
+            "per_device_train_batch_size",
             "max_steps",
             "dropout",
             "longest_span",

@@ -88,7 +88,7 @@ def jobs(data: Path) -> dict[str, Job]:
                 save_steps=2,
                 eval_steps=2,
                 input_corruption=0.2,
-                wait_minutes=0.3,
+                ddp_timeout=18,
             )
         )
 

@@ -155,11 +155,11 @@ def test_gradients_of_two_processes_are_those_of_one(tmp_path):
                     data,
                     out,
                     {"dropout": 0.0},
-                    batch_size=batch,
-                    gradient_accumulation=accumulation,
+                    per_device_train_batch_size=batch,
+                    gradient_accumulation_steps=accumulation,
                     max_steps=1,
                     max_grad_norm=0.0,
-                    wait_minutes=1,
+                    ddp_timeout=60,
                 )
             )
 

@@ -30,9 +30,9 @@ def start(data: Path, out: Path, program: list[str]) -> subprocess.Popen:
     model = [f"model.{k}={str(v).lower()}" for k, v in MODEL.items()]
     settings = [
         "prompt_tokens=5",
-        "batch_size=4",
+        "per_device_train_batch_size=4",
         "max_steps=100000",
-        "log_steps=1",
+        "logging_steps=1",
         "save_steps=100000",
     ]
     process = subprocess.Popen(

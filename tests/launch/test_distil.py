@@ -368,12 +368,12 @@ def test_a_language_model_with_lora_speaks_and_is_trained_on(
     )
     retokenize.main(["data=phonemes", "decoder=host", "out=data"])
     training = [
-        "batch_size=6",
+        "per_device_train_batch_size=6",
         "max_steps=12",
         "warmup_steps=1",
         "learning_rate=0.02",
         "save_steps=12",
-        f"backbone.lora.targets={json.dumps(targets)}",
+        f"backbone.lora.target_modules={json.dumps(targets)}",
     ]
     car.main(["data=data", "backbone.path=host", "out=car", *training])
     monkeypatch.setattr(distil, "load_recognizer", lambda name, device: Hears())

@@ -75,8 +75,8 @@ def test_stages_are_valid_commands_and_read_what_earlier_ones_write(processes, t
         log_of_training = {"/runs/paper/dcpo_2_3/log.jsonl"} if stage.name == "compare" else set()
         assert set(map(str, stage.inputs)) == paths - log_of_training, stage.name
         if module == "dcar.train.car":
-            assert config.gradient_accumulation == 1
-            assert 0.9 < config.max_tokens * processes / paper.UPDATE_TOKENS <= 1
+            assert config.gradient_accumulation_steps == 1
+            assert 0.9 < config.per_device_train_batch_tokens * processes / paper.UPDATE_TOKENS <= 1
         if module == "rl.train":
             assert config.prompts_per_step * stage.processes == paper.GROUPS
         written.append(str(stage.output))
@@ -167,12 +167,12 @@ def test_the_script_takes_folders_from_where_it_is_called(tmp_path):
 
 STEPS = [
     "bf16=false",
-    "log_steps=1",
-    "workers=0",
+    "logging_steps=1",
+    "dataloader_num_workers=0",
     "save_steps=10",
     "eval_steps=40",
     "max_steps=40",
-    "max_tokens=2000",
+    "per_device_train_batch_tokens=2000",
 ]
 DECODER = [
     "model.hidden_size=32",
@@ -198,19 +198,19 @@ TINY = {
     "vocoder": [
         "bf16=false",
         "max_steps=2",
-        "eval_every=1",
-        "acoustic_batch_size=2",
+        "eval_steps=1",
+        "per_device_train_batch_size=2",
         "renderer_batch_size=2",
         "vocoder={vocab_size: 32, mel_bands: 40, condition_size: 16, acoustic_size: 16, "
         "acoustic_ffn_size: 16, acoustic_dilations: [1], renderer_size: 16, renderer_ffn_size: 16, "
         "renderer_dilations: [1]}",
     ],
-    "profile": ["utterances=3", "sampling.max_tokens=20"],
+    "profile": ["utterances=3", "sampling.per_device_train_batch_tokens=20"],
     "dcpo_2_3": POLICY,
     "dcpo_2_3_4": POLICY,
     "compare": [
         "limit=2",
-        "sampling.max_tokens=20",
+        "sampling.per_device_train_batch_tokens=20",
         "scorers=[]",
         "timing_utterances=1",
         "audio_samples=1",
@@ -300,7 +300,8 @@ def test_the_recipe_from_recordings_to_the_report_killed_refused_and_continued(t
     record = json.loads((out / "jobs" / "car.json").read_text())
     subprocess.run(
         shlex.split(
-            f"{sys.executable} -m dcar.cli {shlex.join(record['command'][1:])} max_tokens=2000"
+            f"{sys.executable} -m dcar.cli {shlex.join(record['command'][1:])} "
+            "per_device_train_batch_tokens=2000"
         ),
         env=environment(),
         cwd=ROOT,

@@ -55,10 +55,10 @@ SMALL = dict(hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64, t
 NAMED = dict(speech_vocab_size=CODES, tokenizer="tiny@abc", phonemes=PHONEME_VERSION)
 TWO_UPDATES = [
     "max_steps=2",
-    "log_steps=1",
+    "logging_steps=1",
     "save_steps=1000",
     "eval_steps=1000",
-    "workers=0",
+    "dataloader_num_workers=0",
     "prompt_tokens=5",
 ]
 
@@ -370,7 +370,12 @@ def test_two_updates_of_a_chunk_scorer(recipe, data, tmp_path):
 @pytest.mark.parametrize("recipe", of("vocoder"))
 def test_two_updates_of_a_vocoder(recipe, tmp_path):
     toy_data(tmp_path)
-    small = ["max_steps=2", "eval_every=2", "acoustic_batch_size=2", "renderer_batch_size=2"]
+    small = [
+        "max_steps=2",
+        "eval_steps=2",
+        "per_device_train_batch_size=2",
+        "renderer_batch_size=2",
+    ]
     pack = f"data={tmp_path / 'pack.safetensors'}"
     folder = train_vocoder(
         read(recipe, pack, f"out={tmp_path}", "device=cpu", "bf16=false", *small)

@@ -30,11 +30,11 @@ MODEL = dict(
 
 # settings of the small models next to a decoder: 8 steps, a checkpoint at 4
 SMALL = dict(
-    batch_size=6,
+    per_device_train_batch_size=6,
     max_steps=8,
     warmup_steps=2,
     learning_rate=1e-2,
-    log_steps=2,
+    logging_steps=2,
     eval_steps=4,
     save_steps=4,
 )
@@ -43,11 +43,11 @@ SMALL = dict(
 def tiny_config(data: Path, out: Path, model: dict | None = None, **changes) -> TrainConfig:
     settings = dict(
         prompt_tokens=5,
-        batch_size=4,
+        per_device_train_batch_size=4,
         max_steps=6,
         warmup_steps=2,
         learning_rate=5e-3,
-        log_steps=1,
+        logging_steps=1,
         eval_steps=1000,
         save_steps=1000,
     )
@@ -81,7 +81,7 @@ def check_resumption(run: Callable, config_of: Callable, folder: Path) -> None:
     settings of `run`.
 
     An interrupted run ends with the weights of an uninterrupted one; a finished run trains nothing;
-    changed settings are used or refused; `resume=False` starts anew.
+    changed settings are used or refused; `resume_from_checkpoint=never` starts anew.
     """
     config, out = config_of(folder / "run"), folder / "run"
     whole = run(config).checksum()
@@ -91,11 +91,11 @@ def check_resumption(run: Callable, config_of: Callable, folder: Path) -> None:
     assert run(config).checksum() == whole
     losses = log_of(out, "loss")
     assert run(config).checksum() == whole and log_of(out, "loss") == losses
-    with pytest.raises(CheckpointError, match="seed=0 .here 1.*resume=false"):
+    with pytest.raises(CheckpointError, match="seed=0 .here 1.*resume_from_checkpoint=never"):
         run(config_of(out, seed=1))
     run(config_of(out, max_steps=9, learning_rate=7e-3))
     assert (
         '"changed": {"' in (out / "log.jsonl").read_text()
         and "learning_rate: 0.007" in (out / "config.yaml").read_text()
     )
-    assert run(config_of(out, seed=1, resume=False)).checksum() != whole
+    assert run(config_of(out, seed=1, resume_from_checkpoint="never")).checksum() != whole

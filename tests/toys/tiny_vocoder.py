@@ -80,12 +80,12 @@ def toy_config(tmp_path: Path, **changes) -> TrainVocoderConfig:
         data=str(tmp_path / "pack.safetensors"),
         out=str(tmp_path / "run"),
         device="cpu",
-        acoustic_batch_size=4,
+        per_device_train_batch_size=4,
         acoustic_tokens=40,
         renderer_batch_size=4,
         segment_tokens=20,
-        log_every=1,
-        eval_every=1000,
+        logging_steps=1,
+        eval_steps=1000,
         vocoder=TINY,
     )
     return TrainVocoderConfig(**{**values, **changes})

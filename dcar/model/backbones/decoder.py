@@ -157,6 +157,7 @@ class BackboneDecoder(SpeechDecoder):
 
     config_class = BackboneConfig
     model_type = "dcar-backbone-decoder"
+    adapters: Any  # peft's model around `backbone`, if it has adapters
 
     def __init__(self, config: BackboneConfig):
         super().__init__()
@@ -167,7 +168,13 @@ class BackboneDecoder(SpeechDecoder):
         self.heads = build_heads(config, config.base_head_bias)
         nn.init.normal_(self.speech_embedding.weight, std=0.02)
         if config.lora:
-            inject(self.backbone, config.lora)
+            self.add_adapters(config.lora)
+
+    def add_adapters(self, settings: dict[str, Any]) -> None:
+        """Insert untrained LoRA adapters (`LoraSettings` as a dict) into the language model."""
+        # not registered as a module, because it contains the language model a second time
+        vars(self)["adapters"] = inject(self.backbone, settings)
+        self.config.lora = settings
 
     @property
     def norm(self) -> Any:
@@ -262,33 +269,18 @@ def text_prefix(
     return table.gather(1, place[..., None].expand(-1, -1, table.shape[2])), lengths
 
 
-def peft_config(settings: dict[str, Any]):
-    """Return the `LoraConfig` of peft for `LoraSettings` (dcar/model/backbones/lora.py)."""
-    from peft import LoraConfig
+def inject(backbone: nn.Module, settings: dict[str, Any]) -> Any:
+    """Insert LoRA adapters into the language model, in place, and return peft's model around it,
+    which saves and merges them. Its modules have the names of a causal language model, `model.…`.
+    Raises ConfigError if no layer has a target's name."""
+    from peft import LoraConfig, get_peft_model
 
-    return LoraConfig(
-        r=settings["rank"],
-        lora_alpha=settings["alpha"],
-        lora_dropout=settings["dropout"],
-        target_modules=list(settings["targets"]),
-        bias="none",
-    )
-
-
-def inject(backbone: nn.Module, settings: dict[str, Any]) -> None:
-    """Insert LoRA adapters into the language model, in place. Raises ConfigError if no layer has
-    a target's name."""
-    from peft import inject_adapter_in_model
-
-    names = {name.rpartition(".")[2] for name, _ in backbone.named_modules()}
-    if unknown := sorted(set(settings["targets"]) - names):
-        linear = {
-            n.rpartition(".")[2] for n, m in backbone.named_modules() if isinstance(m, nn.Linear)
-        }
+    linear = {n.rpartition(".")[2] for n, m in backbone.named_modules() if isinstance(m, nn.Linear)}
+    if unknown := sorted(set(settings["target_modules"]) - linear):
         raise ConfigError(
-            f"lora.targets: {unknown} are not layers of this model; it has {sorted(linear)}"
+            f"lora.target_modules: {unknown} are not layers of this model; it has {sorted(linear)}"
         )
-    inject_adapter_in_model(peft_config(settings), backbone)
+    return get_peft_model(nn.ModuleDict({"model": backbone}), LoraConfig(**settings))  # type: ignore[arg-type]
 
 
 def cast_backbone(decoder: BackboneDecoder, dtype: torch.dtype) -> BackboneDecoder:

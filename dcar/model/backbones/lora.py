@@ -9,8 +9,9 @@ heads.
     joint   everything
 
 Checkpoints of a run contain the adapters in place. At its end the adapters are merged into the
-weights, so that every later command reads a plain decoder, and also written in peft's own layout
-(`adapter/`), named as for the published causal model, with the heads in a separate file.
+weights, so that every later command reads a plain decoder, and also saved by peft (`adapter/`),
+with the heads in a separate file; `PeftModel.from_pretrained` reads the folder for the published
+causal model.
 """
 
 from __future__ import annotations
@@ -19,30 +20,34 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors.torch import save_file
-from torch import Tensor
 
-from dcar.config import setting
+from dcar.config import check, setting
 from dcar.errors import ConfigError
-from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder, inject, peft_config
+from dcar.model.backbones.decoder import BackboneDecoder
 
 MODES = ("joint", "lora", "heads")
-PREFIX = "base_model.model.model."  # where peft finds the trunk of a causal language model
-ADAPTER, HEADS = "adapter_model.safetensors", "heads.safetensors"
+HEADS = "heads.safetensors"
 
 
 @dataclass
 class LoraSettings:
-    """Settings of adapters: y = W x + (alpha / rank) B A dropout(x)."""
+    """Settings of adapters, by the names of peft's LoraConfig: y = W x + (lora_alpha / r) B A
+    dropout(x)."""
 
-    rank: int = setting(16, "Rank of B A.", minimum=1)
-    alpha: float = setting(32.0, "Scale of the adapters: alpha / rank.", above=0)
-    dropout: float = setting(
+    r: int = setting(16, "Rank of B A.", minimum=1)
+    lora_alpha: float = setting(32.0, "Scale of the adapters, divided by r.", above=0)
+    lora_dropout: float = setting(
         0.0, "Dropout rate of the adapters' inputs in training.", minimum=0, below=1
     )
-    targets: list[str] = setting(
+    target_modules: list[str] = setting(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         "Layers of the language model that get adapters.",
     )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.target_modules:
+            raise ConfigError("backbone.lora.target_modules is empty: name at least one layer")
 
 
 def add_lora(decoder: BackboneDecoder, settings: LoraSettings) -> BackboneDecoder:
@@ -51,13 +56,7 @@ def add_lora(decoder: BackboneDecoder, settings: LoraSettings) -> BackboneDecode
         raise ConfigError(
             "lora: this decoder already has adapters; merge them first, or resume its own run"
         )
-    if settings.rank < 1 or not settings.targets:
-        raise ConfigError(
-            f"backbone.lora.rank={settings.rank} with {len(settings.targets)} targets: set "
-            "backbone.lora.rank to at least 1 and name at least one layer in backbone.lora.targets"
-        )
-    inject(decoder.backbone, asdict(settings))
-    decoder.config.lora = asdict(settings)
+    decoder.add_adapters(asdict(settings))
     return decoder
 
 
@@ -96,42 +95,16 @@ def set_trainable(decoder: BackboneDecoder, mode: str) -> None:
 
 
 def save_adapter(decoder: BackboneDecoder, directory: str | Path) -> None:
-    """Write adapter_config.json and adapter_model.safetensors as peft does
-    (PeftModel.from_pretrained on the published causal model reads them), and heads and speech
-    embedding in heads.safetensors."""
+    """Save the adapters by peft, and heads and speech embedding in heads.safetensors."""
     path = Path(directory)
-    path.mkdir(parents=True, exist_ok=True)
-    config = peft_config(decoder.config.lora)
-    config.inference_mode = True
-    config.save_pretrained(str(path))
-    tensors = {k: v.detach().cpu().contiguous() for k, v in decoder.state_dict().items()}
-    adapter = {
-        PREFIX + k.removeprefix("backbone.").replace(".default", ""): v
-        for k, v in tensors.items()
-        if "lora_" in k
-    }
-    save_file(adapter, path / ADAPTER, metadata={"format": "pt"})
-    rest = {k: v for k, v in tensors.items() if not k.startswith("backbone.")}
+    decoder.adapters.save_pretrained(str(path))
+    state = decoder.state_dict().items()
+    rest = {k: v.cpu().contiguous() for k, v in state if not k.startswith("backbone.")}
     save_file(rest, path / HEADS, metadata={"format": "pt"})
 
 
 def merge(decoder: BackboneDecoder) -> BackboneDecoder:
-    """Return a decoder without adapters that computes the same: W + (alpha / rank) B A, in
-    float32."""
-    scale = decoder.config.lora["alpha"] / decoder.config.lora["rank"]
-    merged: dict[str, Tensor] = {}
-    state = decoder.state_dict()
-    for name, tensor in state.items():
-        if "lora_" in name:
-            continue
-        if name.endswith(".base_layer.weight"):
-            stem = name.removesuffix(".base_layer.weight")
-            a, b = (
-                state[f"{stem}.lora_A.default.weight"].float(),
-                state[f"{stem}.lora_B.default.weight"].float(),
-            )
-            tensor = tensor.float() + scale * (b @ a)
-        merged[name.replace(".base_layer.", ".")] = tensor.float()
-    plain = BackboneDecoder(BackboneConfig(**{**asdict(decoder.config), "lora": None}))
-    plain.load_state_dict(merged)
-    return plain.to(decoder.speech_embedding.weight.device).train(decoder.training)
+    """Merge a decoder's adapters into its weights, in place and in float32, and return it."""
+    decoder.float().adapters.merge_and_unload()
+    decoder.config.lora = None
+    return decoder

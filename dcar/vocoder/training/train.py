@@ -95,7 +95,7 @@ def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
         begin = time.perf_counter()
         logs = trainer.step()
         bar.update()
-        if trainer.step_index % config.log_every == 0:
+        if trainer.step_index % config.logging_steps == 0:
             values = {key: float(value) for key, value in logs.items()}  # waits for the device
             if not all(math.isfinite(v) for v in values.values()):
                 raise DCARError(
@@ -116,10 +116,10 @@ def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
                 **values,
             }
         trainer.seconds += time.perf_counter() - begin
-        if trainer.step_index % config.eval_every == 0:
+        if trainer.step_index % config.eval_steps == 0:
             yield _save(trainer, out)
             mark, mark_step = time.perf_counter(), trainer.step_index
-    if trainer.step_index % config.eval_every:
+    if trainer.step_index % config.eval_steps:
         yield _save(trainer, out)
     bar.close()
 

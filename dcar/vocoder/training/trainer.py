@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dcar.config import check, setting
-from dcar.config.schema import seed_setting
+from dcar.config import setting
+from dcar.config.training import TrainingSettings
 from dcar.errors import ConfigError
 from dcar.sources.shipped import resolve
 from dcar.tokens.codebook import spread_out
@@ -32,16 +32,18 @@ MEL_RESOLUTIONS = ((512, 40), (1024, 80), (2048, 100))  # window and bands
 
 
 @dataclass
-class TrainVocoderConfig:
-    """Settings of `dcar train-vocoder`."""
+class TrainVocoderConfig(TrainingSettings):
+    """Settings of `dcar train-vocoder`. After every evaluation it writes checkpoint and export."""
 
     data: str = setting(
         "",
         "Training packs (safetensors) written by dcar.vocoder.training.pack, separated by commas.",
     )
-    out: str = setting(
-        "runs/vocoder", "Folder of export/, checkpoint.pt and log.jsonl.", place="folder"
-    )
+    out: str = "runs/vocoder"
+    per_device_train_batch_size: int = 12  # segments of utterances for the acoustic model
+    max_steps: int = 1_000_000
+    bf16: bool = True  # spectra, phases and losses stay in float32
+    eval_steps: int = 1000
     device: str = setting("auto", "Device: cuda, cpu, or auto = a GPU if there is one.")
     init_from: str = setting(
         "",
@@ -53,15 +55,10 @@ class TrainVocoderConfig:
         "Exported vocoder whose renderer alone training starts from, which depends on spectra, "
         "not on tokens: a folder, or starter; empty = none.",
     )
-    seed: int = seed_setting(0, "Random seed for weights, crops and noise.")
-    max_steps: int = setting(1_000_000, "Maximum number of steps.", minimum=1)
     max_minutes: float = setting(
         0.0,
         "Maximum training time in minutes, summed over all resumed runs; 0 = no limit.",
         minimum=0,
-    )
-    acoustic_batch_size: int = setting(
-        12, "Segments of utterances per step of the acoustic model.", minimum=1
     )
     acoustic_tokens: int = setting(
         100, "Longest segment of an utterance that the acoustic model reads, in tokens.", minimum=1
@@ -75,19 +72,12 @@ class TrainVocoderConfig:
         "Tokens of a crop on which the renderer's losses are computed; 50 = one second at 50 Hz.",
         minimum=1,
     )
-    learning_rate: float = setting(
-        1e-3,
-        "Peak learning rate of all networks; linear rise over 100 steps, then a cosine decay to a "
-        "fiftieth.",
-        above=0,
-    )
     voice_balance: float = setting(
         0.5,
         "Balance of voices: 0 = every second of speech is equally likely to be drawn, 1 = every "
         "voice is.",
         minimum=0,
     )
-    weight_decay: float = setting(0.01, "Weight decay of AdamW.", minimum=0)
     words_weight: float = setting(
         0.0, "Weight of the word loss by whisper-base (losses.py); 0 = none.", minimum=0
     )
@@ -100,19 +90,12 @@ class TrainVocoderConfig:
         minimum=0,
         below=1,
     )
-    bf16: bool = setting(
-        True, "Use of bfloat16 autocast (spectra, phases and losses stay in float32)."
-    )
-    log_every: int = setting(25, "Steps between lines of the log.", minimum=1)
-    eval_every: int = setting(
-        1000, "Steps between validations, checkpoints and exports.", minimum=1
-    )
     vocoder: dict[str, Any] = setting(
         {}, "Fields of VocoderConfig, for example {acoustic_dropout: 0.1}."
     )
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if not self.data:
             raise ConfigError(
                 "data is not set: give packs separated by commas; to make one, run python -m "
@@ -340,7 +323,9 @@ class Trainer:
 
     def _acoustic_loss(self) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        rows, first, speaker = self._draw(config.acoustic_batch_size, config.acoustic_tokens)
+        rows, first, speaker = self._draw(
+            config.per_device_train_batch_size, config.acoustic_tokens
+        )
         crop = self.data.crop(rows, first, config.acoustic_tokens)
         waves = self.data.wave(crop)
         with torch.no_grad():

@@ -40,7 +40,7 @@ BEFORE = {
             4,
             8,
             {"seed": 1, "model.width": 5, "learning_rate": 1.0},
-            r"model.width=4 \(here 5\), seed=0 \(here 1\).*resume=false",
+            r"model.width=4 \(here 5\), seed=0 \(here 1\).*resume_from_checkpoint=never",
         ),
     ],
     ids=str,
@@ -75,7 +75,7 @@ def test_every_name_of_the_rule_is_a_setting_of_a_trainer(tmp_path):
                 TrainTokenRecognizerConfig,
             )
         ),
-        settings_stamp(TrainVocoderConfig("pack")),
+        settings_stamp(TrainVocoderConfig(data="pack")),
         resumed_settings(DCPOConfig(str(tmp_path), use_cpu=True)),
     ]
     assert (

@@ -29,7 +29,7 @@ def with_adapters(decoder: BackboneDecoder) -> BackboneDecoder:
         for name, module in decoder.layers.named_modules()
         if isinstance(module, torch.nn.Linear)
     }
-    add_lora(decoder, LoraSettings(rank=4, targets=sorted(names)))
+    add_lora(decoder, LoraSettings(r=4, target_modules=sorted(names)))
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
             if "lora_B" in name:

@@ -23,7 +23,7 @@ from dcar.sampling import SamplingConfig
 from dcar.train.car import run
 from dcar.train.settings import BackboneTraining, TrainConfig
 
-SMALL = LoraSettings(rank=4, alpha=8.0, targets=["q_proj", "v_proj", "down_proj"])
+SMALL = LoraSettings(r=4, lora_alpha=8.0, target_modules=["q_proj", "v_proj", "down_proj"])
 
 
 def trained_by_hand(
@@ -52,7 +52,7 @@ def test_train_save_load_merge_all_compute_the_same(tmp_path):
     expected, loss = states(decoder), decoder(**batch()).loss
     assert float((expected - before).abs().max()) > 0.05
     decoder.save_pretrained(tmp_path / "whole")
-    merged = merge(decoder)
+    merged = merge(load_decoder(tmp_path / "whole"))
     merged.save_pretrained(tmp_path / "merged")
     for other in (load_decoder(tmp_path / "whole"), merged, load_decoder(tmp_path / "merged")):
         assert torch.allclose(states(other), expected, atol=2e-4 * float(expected.abs().max()))
@@ -140,10 +140,10 @@ def test_what_does_not_fit_is_refused():
     for message, ask in (
         (
             r"\['query'\] .*'q_proj'",
-            lambda: add_lora(tiny_backbone(), LoraSettings(targets=["query"])),
+            lambda: add_lora(tiny_backbone(), LoraSettings(target_modules=["query"])),
         ),
         ("adapters", lambda: add_lora(add_lora(tiny_backbone(), SMALL), SMALL)),
-        ("rank ", lambda: add_lora(tiny_backbone(), LoraSettings(rank=0))),
+        ("target_modules ", lambda: LoraSettings(target_modules=[])),
         ("backbone.train=lora", lambda: set_trainable(tiny_backbone(), "lora")),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -187,11 +187,11 @@ def data(tmp_path_factory) -> Path:
 def settings(qwen: Path, data: Path, out: Path, mode: str = "lora", **changes) -> TrainConfig:
     values = dict(
         prompt_tokens=5,
-        batch_size=6,
+        per_device_train_batch_size=6,
         max_steps=30,
         warmup_steps=2,
         learning_rate=2e-2,
-        log_steps=10,
+        logging_steps=10,
         eval_steps=30,
         save_steps=15,
         gradient_checkpointing=True,
@@ -221,7 +221,7 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path):
     # it has learned to count ahead
     assert learned < 0.75 * torch.log(torch.tensor(CODES + 1.0)).item()
     assert decoder.config.lora is None and decoder.config.tokenizer == "tiny@abc"
-    assert load_decoder(tmp_path / "car" / "checkpoint-30").config.lora["rank"] == 4
+    assert load_decoder(tmp_path / "car" / "checkpoint-30").config.lora["r"] == 4
     card = (tmp_path / "car" / "README.md").read_text()
     assert decoder.checksum() in card and "eval_head3_accuracy" in card and "text-lm, qwen2" in card
     # beside the merged decoder lie its adapters, and its heads as they are
@@ -348,7 +348,7 @@ def test_settings_that_contradict_each_other_are_refused(qwen, data, tmp_path):
         ),
         (
             CheckpointError,
-            "lora .*resume=false",
+            "lora .*resume_from_checkpoint=never",
             lambda: run(settings(qwen, data, tmp_path / "run", "joint", max_steps=2)),
         ),
     ):

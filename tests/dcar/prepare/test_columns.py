@@ -201,7 +201,9 @@ def test_stage_one_reads_the_rows_of_its_batches(many, read, tmp_path):
         ffn_size=8,
         bos=True,
     )
-    config = TrainConfig(data=many, out=str(tmp_path / "out"), model=shape, batch_size=4)
+    config = TrainConfig(
+        data=many, out=str(tmp_path / "out"), model=shape, per_device_train_batch_size=4
+    )
     trainer = trainer_of(config, CARDecoder(shape))
     assert not read and len(trainer.train_dataset) == MANY
     batch = next(iter(trainer.get_train_dataloader()))

@@ -73,7 +73,10 @@ def test_a_finished_run_repeated_trains_nothing_and_evaluates_again(whole, data,
     last = before.splitlines(keepends=True)[-1]
     assert "eval_loss" in last
     assert (out / "log.jsonl").read_text() == before + '{"step": 6, "resumed": true}\n' + last
-    assert run(tiny_config(data, out, resume=False, **CHANGES)).checksum() == whole[1]
+    assert (
+        run(tiny_config(data, out, resume_from_checkpoint="never", **CHANGES)).checksum()
+        == whole[1]
+    )
     # a new log
     assert len((out / "log.jsonl").read_text().splitlines()) == len(before.splitlines())
 

@@ -17,14 +17,14 @@ from dcar.train.car import data_identity, plan, run
 from heads.shared import SharedHeads
 
 SHARED = dict(heads="shared", num_prediction_heads=6)
-FROZEN = dict(freeze_trunk=True, learning_rate=2e-2, max_steps=40, batch_size=6)
+FROZEN = dict(freeze_trunk=True, learning_rate=2e-2, max_steps=40, per_device_train_batch_size=6)
 
 
 @pytest.fixture(scope="module")
 def base(data, tmp_path_factory) -> Path:
     """A decoder with three independent heads that has learned the corpus."""
     out = tmp_path_factory.mktemp("base")
-    run(tiny_config(data, out, max_steps=60, batch_size=8))
+    run(tiny_config(data, out, max_steps=60, per_device_train_batch_size=8))
     return out
 
 

@@ -38,7 +38,7 @@ def test_all_finite_looks_at_values_not_at_their_squares():
         ({"learning_rate": math.inf, "max_steps": 1}, {}, "step 1: .*weights.*text_embedding"),
         ({"optimizer": "scaled_adam", "learning_rate": math.inf}, {}, "step 2: .*weights"),
         (
-            {"gradient_accumulation": 2},
+            {"gradient_accumulation_steps": 2},
             {"speech_position_scale": math.nan},
             "step 1: .*loss .*nan, nan",
         ),
@@ -46,7 +46,7 @@ def test_all_finite_looks_at_values_not_at_their_squares():
 )
 def test_training_that_turns_to_nan_stops(changes, model, message, data, tmp_path, monkeypatch):
     # such settings are refused by now
-    for place in ("dcar.train.settings.check", "dcar.model.car.check"):
+    for place in ("dcar.config.training.check", "dcar.model.car.check"):
         monkeypatch.setattr(place, lambda config: None)
     settings = tiny_config(data, tmp_path, **changes)
     for name, value in model.items():  # no setting of this value is accepted by name any more
@@ -147,9 +147,9 @@ def test_the_host_reads_nothing_of_a_step_unless_a_line_is_logged(
                 tmp_path,
                 optimizer=optimizer,
                 max_steps=4,
-                log_steps=4,
+                logging_steps=4,
                 head_positions=0.5,
-                gradient_accumulation=2,
+                gradient_accumulation_steps=2,
             )
         )
     assert steps.of_steps == [[]] * 4 and settled == [1, 2, 3, 4]
@@ -181,18 +181,18 @@ def test_what_a_gpu_found_of_an_update_is_read_when_the_next_one_is_queued(
     ("changes", "model", "message"),
     [
         ({}, {"speech_position_scale": math.nan}, "step 1: the loss is nan"),
-        ({"log_steps": 4}, {"speech_position_scale": math.nan}, "step 1: the loss is nan"),
+        ({"logging_steps": 4}, {"speech_position_scale": math.nan}, "step 1: the loss is nan"),
         (
-            {"log_steps": 4, "max_steps": 1},
+            {"logging_steps": 4, "max_steps": 1},
             {"speech_position_scale": math.nan},
             "step 1: the loss is nan",
         ),
         (
-            {"save_steps": 1, "log_steps": 4},
+            {"save_steps": 1, "logging_steps": 4},
             {"speech_position_scale": math.nan},
             "step 1: the loss is nan",
         ),
-        ({"learning_rate": math.inf, "log_steps": 4}, {}, "step 2: the loss is nan"),
+        ({"learning_rate": math.inf, "logging_steps": 4}, {}, "step 2: the loss is nan"),
         (
             {"learning_rate": math.inf, "save_steps": 1},
             {},
@@ -280,7 +280,7 @@ def test_out_of_memory_names_batch_length_and_setting(error, data, tmp_path, mon
         raise error
 
     monkeypatch.setattr(CARDecoder, "forward", forward)
-    said = "step 1: .* 4 utterances of .*[0-9]+ phonemes .*batch_size .*gradient accumulation"
+    said = "step 1: .* 4 utterances of .*[0-9]+ phonemes .*per_device_train_batch_size .*gradient_accumulation_steps"
     kind, message = (
         (RuntimeError, "^shapes do not fit$")
         if str(error).startswith("shapes")
@@ -316,8 +316,8 @@ def test_gradients_do_not_depend_on_how_a_batch_is_divided(speech, batch, accumu
             data,
             tmp_path / f"{batch}x{accumulation}",
             {"dropout": 0.0},
-            batch_size=batch,
-            gradient_accumulation=accumulation,
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
             max_steps=1,
             max_grad_norm=0.0,
         )

@@ -37,5 +37,5 @@ def test_replay_trains_on_rows_of_both_and_refuses_another_tokenizer(data, tmp_p
     assert run(config).checksum() != plain.checksum()
     with pytest.raises(DataError, match="replay .*another: .*abc"):
         run(dataclasses.replace(config, out=str(tmp_path / "x"), replay=str(foreign)))
-    with pytest.raises(ConfigError, match="batch_size .*2"):
-        dataclasses.replace(config, batch_size=1)
+    with pytest.raises(ConfigError, match="per_device_train_batch_size .*2"):
+        dataclasses.replace(config, per_device_train_batch_size=1)

@@ -20,11 +20,11 @@ from tiny_data import counting, write_prepared
 ROOT = Path(__file__).parents[3]
 SETTINGS = [
     "prompt_tokens=5",
-    "batch_size=4",
+    "per_device_train_batch_size=4",
     "max_steps=4",
     "save_steps=2",
     "eval_steps=4",
-    "log_steps=1",
+    "logging_steps=1",
     "warmup_steps=1",
     "learning_rate=0.003",
     "gradient_checkpointing=true",

@@ -67,7 +67,7 @@ def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_evaluate_all_of_the_dev_split(data, tmp_path):
-    options = settings(data, tmp_path / "two", max_steps=2, batch_size=3)
+    options = settings(data, tmp_path / "two", max_steps=2, per_device_train_batch_size=3)
     two_processes(
         "-m",
         "dcar.train.token_recognizer",
@@ -130,7 +130,7 @@ def test_what_does_not_belong_together_is_refused(data, tmp_path):
     other = write_prepared(
         tmp_path / "other", train=12, checksum="xyz", speech=counting, text=phonemes
     )
-    with pytest.raises(CheckpointError, match="tiny@abc.*tiny@xyz.*resume=false"):
+    with pytest.raises(CheckpointError, match="tiny@abc.*tiny@xyz.*resume_from_checkpoint=never"):
         run(config_of(other, out, max_steps=4))
     info = json.loads((other / "prepared.json").read_text())
     info["phonemes"]["version"] = "text-tokenizer:abc"

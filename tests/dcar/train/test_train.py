@@ -16,7 +16,7 @@ from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.car import CARDecoder
 from dcar.optim import cosine, eden_factor
-from dcar.train import car
+from dcar.train import bucketed, car
 from dcar.train.car import TrainConfig, data_identity, plan, run
 from dcar.train.checkpoints import latest_checkpoint
 
@@ -30,9 +30,9 @@ def trained(data, tmp_path_factory) -> tuple[TrainConfig, CARDecoder, Path]:
         data,
         out,
         {"dropout": 0.0},
-        batch_size=8,
+        per_device_train_batch_size=8,
         max_steps=61,
-        log_steps=6,
+        logging_steps=6,
         eval_steps=10,
         report_to=["tensorboard"],
     )
@@ -166,7 +166,7 @@ def test_scaled_adam_follows_eden(data, tmp_path):
     [
         (3, 6, {}),  # in the middle of an epoch, and over its end
         (5, 7, {}),  # at the end of an epoch
-        (2, 4, {"gradient_accumulation": 2}),  # three updates an epoch, the last of one batch
+        (2, 4, {"gradient_accumulation_steps": 2}),  # three updates an epoch, the last of one batch
         (3, 6, {"optimizer": "scaled_adam", "learning_rate": 0.01}),
     ],
     ids=str,
@@ -262,7 +262,10 @@ def test_going_on_with_other_data_is_refused(tmp_path):
     for steps in (2, 3):
         with pytest.raises(CheckpointError, match=r"checkpoint-2: .*data .*prepared.json"):
             run(dataclasses.replace(config, max_steps=steps))
-    assert run(dataclasses.replace(config, resume=False)).checksum() != first.checksum()
+    assert (
+        run(dataclasses.replace(config, resume_from_checkpoint="never")).checksum()
+        != first.checksum()
+    )
 
 
 # --- several processes ----------------------------------------------------------------------------
@@ -280,9 +283,9 @@ def test_two_processes_train_and_evaluate_like_one(data, tmp_path):
         f"data={data}",
         f"out={out}",
         "prompt_tokens=5",
-        "batch_size=4",
+        "per_device_train_batch_size=4",
         "max_steps=4",
-        "log_steps=1",
+        "logging_steps=1",
     )
     two = json.loads((out / "provenance.json").read_text())
     assert (two["processes"], two["steps"]) == (2, 4)
@@ -345,14 +348,14 @@ def test_two_processes_judge_each_step_once_and_draw_noise_of_their_own(data, tm
 
 def test_one_process_trains_on_one_gpu(data, tmp_path, monkeypatch, caplog):
     """Not by DataParallel, which cannot gather what a decoder returns."""
-    made = car.arguments
+    made = bucketed.arguments
 
-    def with_two(config: TrainConfig, **more):
-        arguments = made(config, **more)
+    def with_two(config: TrainConfig):
+        arguments = made(config)
         arguments._n_gpu = 2
         return arguments
 
-    monkeypatch.setattr(car, "arguments", with_two)
+    monkeypatch.setattr(bucketed, "arguments", with_two)
     trainer = trainer_of(tiny_config(data, tmp_path), CARDecoder(tiny_config(data, tmp_path).model))
     assert trainer.args.n_gpu == 1 and "launch/accelerate/multi_gpu.yaml" in caplog.text
 
@@ -370,3 +373,12 @@ def test_starting_weights_of_another_model(trained, data, tmp_path):
         run(tiny_config(other, tmp_path, {"dropout": 0.0}, init_from=str(out)))
     with pytest.raises(CheckpointError, match="nothing/config.json: "):
         run(tiny_config(data, tmp_path, init_from=str(tmp_path / "nothing")))
+
+
+def test_weight_decay_is_that_of_matrices_alone(data, tmp_path):
+    config = tiny_config(data, tmp_path, weight_decay=0.5)
+    trainer = trainer_of(config, CARDecoder(config.model))
+    for group in trainer.create_optimizer().param_groups:
+        assert group["betas"] == (0.9, 0.98)
+        for parameter in group["params"]:
+            assert group["weight_decay"] == (0.5 if parameter.dim() > 1 else 0.0)

@@ -104,7 +104,9 @@ def test_begins_from_the_chunk_scorer_of_another_decoder(data, decoder, tmp_path
 def test_what_does_not_belong_together_is_refused(data, decoder, tmp_path):
     out = tmp_path / "out"
     run(config_of(data, decoder, out, max_steps=2, save_steps=1))
-    with pytest.raises(CheckpointError, match="checkpoint-2: .*width .*16.* 8.*resume=false"):
+    with pytest.raises(
+        CheckpointError, match="checkpoint-2: .*width .*16.* 8.*resume_from_checkpoint=never"
+    ):
         run(config_of(data, decoder, out, width=8))
     one = tmp_path / "one"
     train_decoder(tiny_config(data, one, model={"num_prediction_heads": 1}, max_steps=1))

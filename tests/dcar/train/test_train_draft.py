@@ -170,7 +170,7 @@ def test_middle_layers_are_left_out(kind, inherited, language_model):
             "heads.base.weight",
         }
         with pytest.raises(ConfigError, match="adapters"):
-            build_draft(add_lora(load_decoder(language_model), LoraSettings(rank=2)))
+            build_draft(add_lora(load_decoder(language_model), LoraSettings(r=2)))
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])

@@ -92,12 +92,12 @@ def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
         out=out,
         prompt_tokens=6,
         optimizer="scaled_adam",
-        max_tokens=100,
+        per_device_train_batch_tokens=100,
         warmup_steps=5,
         max_steps=40,
         eval_steps=20,
         save_steps=20,
-        log_steps=10,
+        logging_steps=10,
         learning_rate=0.05,
     )
     shape = SHAPE | dict(hidden_size=16, num_layers=1, ffn_size=16)
@@ -112,7 +112,7 @@ def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
     assert source["checksum"] == model.checksum() and source["steps"] == 40
     assert source["metrics"]["eval_loss"] == pytest.approx(again["eval_loss"])
     assert "Residual codebooks" in (out / "README.md").read_text()
-    assert "max_tokens: 100" in (out / "config.yaml").read_text()
+    assert "per_device_train_batch_tokens: 100" in (out / "config.yaml").read_text()
 
 
 def test_dev_loss_is_the_mean_over_tokens_of_every_layer(data, tmp_path):
@@ -192,7 +192,9 @@ def test_a_prompt_that_the_corpus_names_is_taken(data, tmp_path):
 def test_what_does_not_belong_together_is_refused(data, tmp_path):
     out = tmp_path / "out"
     run(config_of(data, out, max_steps=2, save_steps=1))
-    with pytest.raises(CheckpointError, match="another residual model.*resume=false"):
+    with pytest.raises(
+        CheckpointError, match="another residual model.*resume_from_checkpoint=never"
+    ):
         run(config_of(data, out, prompt_tokens=7))
     plain = write_prepared(tmp_path / "plain", speech=counting)
     with pytest.raises(DataError, match="residual=true"):

@@ -105,18 +105,25 @@ def test_token_budgets_of_few_utterances_and_of_too_long_ones():
     batches = [list(TokenBatchSampler([9, 3, 5], 10, 0, rank, 2)) for rank in (0, 1)]
     assert {i for of in batches for batch in of for _, i in batch} == {0, 1, 2}
     assert len(batches[0]) == len(batches[1]) == len(TokenBatchSampler([9, 3, 5], 10, 0, 0, 2))
-    with pytest.raises(ConfigError, match="max_tokens=8 .* 9 "):
+    with pytest.raises(ConfigError, match="per_device_train_batch_tokens=8 .* 9 "):
         TokenBatchSampler([9, 3, 5], 8, 0)
 
 
 def test_a_run_with_a_token_budget_resumes_bit_for_bit(data, tmp_path):
     config = tiny_config(
-        data, tmp_path / "out", max_tokens=100, max_steps=6, save_steps=3, head_positions=0.5
+        data,
+        tmp_path / "out",
+        per_device_train_batch_tokens=100,
+        max_steps=6,
+        save_steps=3,
+        head_positions=0.5,
     )
     whole = run(config)
     (tmp_path / "out" / "checkpoint-6").rename(tmp_path / "gone")
     assert run(config).checksum() == whole.checksum()
-    with pytest.raises(ConfigError, match="replay .*batch_size .*max_tokens"):
+    with pytest.raises(
+        ConfigError, match="replay .*per_device_train_batch_size .*per_device_train_batch_tokens"
+    ):
         dataclasses.replace(config, replay="starter")
 
 
@@ -163,12 +170,12 @@ def test_a_compiled_step_is_one_graph_for_all_shapes_and_equals_the_eager_one(
 
 
 def test_compile_is_handed_on_and_refused_where_weights_are_sharded(data, tmp_path, monkeypatch):
-    config = tiny_config(data, tmp_path, compile=True)
+    config = tiny_config(data, tmp_path, torch_compile=True)
     model = tiny_decoder(text_vocab_size=64)
     trainer_of(config, model)
     assert model._compiled_call_impl is not None
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match="compile=true"):
+    with pytest.raises(ConfigError, match="torch_compile=true"):
         trainer_of(config, tiny_decoder(text_vocab_size=64))
 
 

@@ -21,11 +21,11 @@ from eval.results.store import RESYNTHESIS
 
 RUN = dict(
     prompt_tokens=10,
-    batch_size=4,
+    per_device_train_batch_size=4,
     max_steps=3,
     eval_steps=3,
     save_steps=3,
-    log_steps=1,
+    logging_steps=1,
     warmup_steps=1,
 )
 

@@ -24,7 +24,7 @@ ORIGIN = {
     "config": {
         "data": "runs/prepared",
         "out": "runs/car",
-        "batch_size": 16,
+        "per_device_train_batch_size": 16,
         "learning_rate": 1e-3,
         "seed": 0,
         "init_from": "",

@@ -100,7 +100,7 @@ def test_a_resumed_run_ends_in_the_same_step_and_judges_none_twice(
     # finished: nothing is judged
     assert run(config(data, start, tmp_path / "parts")).checksum() == whole.checksum()
     (tmp_path / "parts" / RECORD).write_text("{")
-    with pytest.raises(CheckpointError, match="spoken.json: .*resume=false"):
+    with pytest.raises(CheckpointError, match="spoken.json: .*resume_from_checkpoint=never"):
         run(config(data, start, tmp_path / "parts"))
 
 

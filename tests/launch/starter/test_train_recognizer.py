@@ -164,7 +164,7 @@ def test_what_does_not_belong_together_is_refused(speech, tmp_path, monkeypatch)
     for error, message, ask in (
         (
             CheckpointError,
-            "another recogniser.*resume=false",
+            "another recogniser.*resume_from_checkpoint=never",
             lambda: run(TrainEncoderRecognizerConfig(**settings(speech, out))),
         ),
         (

@@ -1,0 +1,67 @@
+"""Settings that all trainings share, named as in `transformers.TrainingArguments`.
+
+A training whose defaults differ repeats the field with its default alone (`max_steps: int = 2000`);
+help text and bounds are those declared here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dcar.config.schema import check, seed_setting, setting
+
+
+@dataclass
+class TrainingSettings:
+    """Settings of every training."""
+
+    out: str = setting("runs/model", "Folder to write.", place="folder")
+    per_device_train_batch_size: int = setting(
+        16, "Number of training examples per process and batch.", minimum=1
+    )
+    max_steps: int = setting(1000, "Number of updates of the weights.", minimum=1)
+    learning_rate: float = setting(
+        1e-3,
+        "Peak learning rate. AdamW: linear warm-up, then a cosine decay to a fiftieth.",
+        above=0,
+    )
+    weight_decay: float = setting(0.01, "Weight decay of AdamW.", minimum=0)
+    bf16: bool = setting(False, "Use of bfloat16 autocast.")
+    seed: int = seed_setting(
+        0, "Random seed for initialisation, data order and random changes of training data."
+    )
+    logging_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
+    eval_steps: int = setting(250, "Steps between evaluations on the dev data.", minimum=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass
+class TrainerSettings(TrainingSettings):
+    """Settings of the trainings that use `transformers.Trainer`."""
+
+    gradient_accumulation_steps: int = setting(
+        1, "Batches whose gradients are added up for one update.", minimum=1
+    )
+    warmup_steps: int = setting(100, "Steps during which the learning rate rises.", minimum=0)
+    max_grad_norm: float = setting(
+        1.0,
+        "Norm to which gradients are clipped; 0 = no clipping. scaled_adam clips by itself.",
+        minimum=0,
+    )
+    save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
+    dataloader_num_workers: int = setting(
+        0, "Processes that load data; 0 = the training process loads it.", minimum=0
+    )
+    report_to: list[str] = setting(
+        [], "Trackers of transformers that receive the log: tensorboard, wandb, trackio, …"
+    )
+    resume_from_checkpoint: str = setting(
+        "auto",
+        "Checkpoint to resume from, bit for bit: auto = the newest complete one in out, never, or "
+        "a folder.",
+    )
+    ddp_timeout: int = setting(
+        1800, "Seconds that processes wait for each other before they give up.", minimum=1
+    )

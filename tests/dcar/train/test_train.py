@@ -16,7 +16,7 @@ from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.car import CARDecoder
 from dcar.optim import cosine, eden_factor
-from dcar.train import bucketed, car
+from dcar.train import bucketed
 from dcar.train.car import TrainConfig, data_identity, plan, run
 from dcar.train.checkpoints import latest_checkpoint
 

@@ -23,8 +23,6 @@ RECORDS = (
     "sizes",
     "decision_positions",
     "chosen",
-    "rounds_proposed",
-    "rounds_accepted",
     "proposed",
     "accepted",
     "prompt_length",

@@ -96,12 +96,10 @@ class Spoken:
     decision_positions: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
-    rounds_proposed: list[int] = field(default_factory=list)
-    rounds_accepted: list[int] = field(default_factory=list)
+    proposed: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
     passes: int = 0
     draft_passes: int = 0
-    proposed: int = 0
-    accepted: int = 0
     prompt_length: int = 0
     hidden: Tensor | None = None  # [S, D]
     features: Tensor | None = None  # [decisions, N, n, F]
@@ -293,15 +291,14 @@ def speak(
             if value is not None:
                 records.append(value)
         if made.proposed:
-            out.rounds_proposed.append(made.proposed)
-            out.rounds_accepted.append(made.accepted)
+            out.proposed.append(made.proposed)
+            out.accepted.append(made.accepted)
         out.draft_passes += made.draft_passes
         u.tokens += kept
         if ended or len(u.tokens) >= u.limit:
             break
     out.tokens, out.truncated = u.tokens, not ended
     out.passes, out.margin = u.rounds, u.margin
-    out.proposed, out.accepted = sum(out.rounds_proposed), sum(out.rounds_accepted)
     out.hidden = u.states()[: out.decision_positions[-1] + 1]
     out.features = torch.stack(features) if features else None
     return out

@@ -341,7 +341,7 @@ class Engine:
         for count in log["emitted"]:
             positions.append(at)
             at += count
-        verified = [(p, c) for p, c in zip(log["proposed"], log["accepted"], strict=True) if p]
+        verified = [(p, a) for p, a in zip(log["proposed"], log["accepted"], strict=True) if p]
         result = DecodeResult(
             slot.prompt.utterance_id,
             method.name,
@@ -350,13 +350,11 @@ class Engine:
             truncated=slot.generated == slot.limit,
             passes=passes,
             draft_passes=draft_passes,
-            proposed=sum(log["proposed"]),
-            accepted=sum(log["accepted"]),
+            proposed=[p for p, _ in verified],
+            accepted=[a for _, a in verified],
             emitted=log["emitted"],
             decision_positions=positions,
             prompt_length=slot.prompt_length,
-            rounds_proposed=[p for p, _ in verified],
-            rounds_accepted=[c for _, c in verified],
         )
         if "sizes" in method.logged:
             result.sizes = log["sizes"]

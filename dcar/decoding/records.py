@@ -114,8 +114,10 @@ class DecodeResult:
     passes: int
     # forward passes of a draft model for this utterance, its prefill included
     draft_passes: int = 0
-    proposed: int = 0  # drafted tokens that were verified
-    accepted: int = 0
+    # per pass that verified a draft: tokens drafted,
+    proposed: list[int] = field(default_factory=list)
+    # and how many of them, from the first on, were accepted
+    accepted: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     decision_positions: list[int] = field(default_factory=list)
@@ -128,10 +130,6 @@ class DecodeResult:
     """Times of lm and policy; a batch's time is split evenly. That of the policy is the host's:
     on a GPU, the time of launches. If a decision after the draw is one call, the draw counts as
     the policy's."""
-    # per pass that verified a draft: tokens drafted,
-    rounds_proposed: list[int] = field(default_factory=list)
-    # and how many of them, from the first on, were accepted
-    rounds_accepted: list[int] = field(default_factory=list)
     # [decisions, N, n, F] what decisions after the draw saw, if `hidden` is recorded
     features: Tensor | None = None
     # which of N > 1 chunks drawn side by side was spoken, by decision

@@ -510,7 +510,7 @@ class Comparison:
                                 "words",
                                 "duration",
                                 "emitted",
-                                "actions",
+                                "sizes",
                                 "truncated",
                                 "speaker_similarity",
                             )

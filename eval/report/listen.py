@@ -37,11 +37,11 @@ def ink(size: int) -> str:
     return "white" if size > 3 else "#1c2126"
 
 
-def timeline(emitted: Sequence[int], actions: Sequence[int]) -> Bar:
+def timeline(emitted: Sequence[int], sizes: Sequence[int]) -> Bar:
     """Return the chunks along time: a block's width is the length of the speech from one pass, its
     shade the size that was chosen.
 
-    A method that verifies drafts chooses no size (`actions` is empty): there the shade is the
+    A method that verifies drafts chooses no size (`sizes` is empty): there the shade is the
     number of tokens kept.
     """
     return Bar(
@@ -50,9 +50,9 @@ def timeline(emitted: Sequence[int], actions: Sequence[int]) -> Bar:
             (
                 int(n),
                 shade(int(a)),
-                f"{int(a)} chosen, {int(n)} kept" if actions else f"{int(n)} kept",
+                f"{int(a)} chosen, {int(n)} kept" if sizes else f"{int(n)} kept",
             )
-            for n, a in zip(emitted, actions or emitted, strict=True)
+            for n, a in zip(emitted, sizes or emitted, strict=True)
             if n > 0
         ],
     )
@@ -78,7 +78,7 @@ def marked(reference: str, hypothesis: str) -> list[tuple[str, str]]:
 def legend(samples: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return (colour, sizes) of the chunks in samples; sizes that share a colour are one entry."""
     named: dict[str, list[int]] = {}
-    for size in sorted({a for s in samples for v in s["voices"] for a in v["actions"] or ()}):
+    for size in sorted({a for s in samples for v in s["voices"] for a in v["sizes"] or ()}):
         named.setdefault(shade(size), []).append(size)
     return [
         (color, str(of[0]) if len(of) == 1 else f"{of[0]} to {of[-1]}")
@@ -122,7 +122,7 @@ def _voice(voice: dict[str, Any], text: str, folder: Path) -> dict[str, Any]:
         "facts": ", ".join(filter(None, facts)),
         "transcript": marked(text, voice["hypothesis"]),
         "audio": file_uri(folder / voice["audio"]) if voice["audio"] else "",
-        "bar": timeline(emitted, voice["actions"]) if emitted else None,
+        "bar": timeline(emitted, voice["sizes"]) if emitted else None,
         "picture": Picture(f"{PICTURE}: {method}", file_uri(folder / seen)) if seen else None,
     }
 

@@ -52,7 +52,7 @@ def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
     """Return all sections for which this comparison has data; `folder` holds its pictures."""
     rows = result["rows"]
     spoken = [r for r in rows if r["kind"] == "method"]
-    verifying = spoken if any(r["acceptance_rate"] is not None for r in spoken) else []
+    verifying = spoken if any(r["accepted"] is not None for r in spoken) else []
     made = (
         equal_speed_section(result),
         binned(

@@ -173,21 +173,21 @@ def pass_columns(rows: Sequence[Row]) -> list[Column]:
         return lambda r: next(
             (
                 percent(p["rate"], 1)
-                for p in r["acceptance_by_position"] or ()
+                for p in r["accepted_by_position"] or ()
                 if p["position"] == position
             ),
             "–",
         )
 
-    reached = max(len(r["acceptance_by_position"] or ()) for r in rows)
+    reached = max(len(r["accepted_by_position"] or ()) for r in rows)
     return [
         METHOD,
         ("tok/pass", _of("tokens_per_pass")),
-        ("passes", _of("target_passes", number, 1)),
+        ("passes", _of("passes", number, 1)),
         ("draft passes", lambda r: number(r["draft_passes"] or None, 1)),
-        ("accepted %", _of("acceptance_rate", percent, 1)),
-        ("95 % CI", _of("acceptance_rate_ci", interval, 1)),
-        ("accepted/pass", _of("mean_accepted")),
+        ("accepted %", _of("accepted", percent, 1)),
+        ("95 % CI", _of("accepted_ci", interval, 1)),
+        ("accepted/pass", _of("accepted_per_pass")),
         *((f"% at {i}", at(i)) for i in range(1, reached + 1)),
     ]
 
@@ -237,7 +237,7 @@ def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
     notes."""
     tables = [table_of("", main_columns(rows), rows)]
     spoken = [r for r in rows if r["kind"] == "method"]
-    if any(r["acceptance_rate"] is not None or r["draft_passes"] for r in spoken):
+    if any(r["accepted"] is not None or r["draft_passes"] for r in spoken):
         tables.append(table_of("", pass_columns(spoken), spoken))
     if lively := lively_rows(rows):
         tables.append(table_of("", lively_columns(lively), lively))

@@ -198,17 +198,17 @@ def _row(
     }
     if row["kind"] == "method":
         passes, tokens = sum(r["passes"] for r in records), sum(len(r["tokens"]) for r in records)
-        actions = Counter(a for r in records for a in r["actions"])
-        total = sum(actions.values())
+        sizes = Counter(size for r in records for size in r["sizes"])
+        total = sum(sizes.values())
         name = parse_method(method)
         row |= {
             "family": name.family,
             "setting": name.setting,
             "tokens_per_pass": tokens / passes,
-            "target_passes": passes / len(records),  # per utterance and seed, as the next two
+            "passes": passes / len(records),  # per utterance and seed, as the next two
             "draft_passes": sum(r["draft_passes"] for r in records) / len(records),
             "tokens": tokens / len(records),
-            "chunk_sizes": {str(a): actions[a] / total for a in sorted(actions)},
+            "sizes": {str(size): sizes[size] / total for size in sorted(sizes)},
             "truncation_rate": sum(r["truncated"] for r in records) / len(records),
             **acceptance(records, resamples),
             **variety(records, distances, resamples),
@@ -242,29 +242,24 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
     """Return the fields of a table row that describe verification; None if the method verifies
     nothing.
 
-    acceptance_rate and its interval: accepted / drafted tokens, bootstrap over utterances.
-    acceptance_by_position: dicts of position (from 1), judged, accepted (counts) and rate, up to
-    the last position that was ever judged. Every verifying pass checks drafted tokens in order and
-    stops at the first rejection, so the i-th is judged only if the i - 1 before it were accepted.
-    The rate at i is accepted at i / judged at i; it falls with i if the draft gets worse, and shows
-    up to which length a draft is worth its cost. A tree offers several tokens per position, and a
-    pass counts as one: its rate at depth i is the share of the passes reaching depth i that got
-    past it.
+    accepted and its interval: share of the proposed tokens, bootstrap over utterances.
+    accepted_per_pass: mean of a verifying pass. accepted_by_position: dicts of position (from 1),
+    judged, accepted (counts) and rate, up to the last position that was ever judged. Every
+    verifying pass checks drafted tokens in order and stops at the first rejection, so the i-th is
+    judged only if the i - 1 before it were accepted. The rate at i is accepted at i / judged at i;
+    it falls with i if the draft gets worse, and shows up to which length a draft is worth its cost.
+    A tree offers several tokens per position, and a pass counts as one: its rate at depth i is the
+    share of the passes reaching depth i that got past it.
     """
     sums = by_utterance(
-        records, lambda r: (r["accepted"], r["proposed"]) if r["proposed"] else None
+        records, lambda r: (sum(r["accepted"]), sum(r["proposed"])) if r["proposed"] else None
     )
     if not sums:
         return dict.fromkeys(
-            ("acceptance_rate", "acceptance_rate_ci", "mean_accepted", "acceptance_by_position")
+            ("accepted", "accepted_ci", "accepted_per_pass", "accepted_by_position")
         )
     rate = corpus_rate(sums, resamples)
-    rounds = [
-        (p, a)
-        for r in records
-        for p, a in zip(r["rounds_proposed"], r["rounds_accepted"], strict=True)
-        if p
-    ]
+    rounds = [(p, a) for r in records for p, a in zip(r["proposed"], r["accepted"], strict=True)]
     by_position = []
     for position in range(1, max(p for p, _ in rounds) + 1):
         judged = sum(p >= position and a >= position - 1 for p, a in rounds)
@@ -280,10 +275,10 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
             }
         )
     return {
-        "acceptance_rate": rate.value,
-        "acceptance_rate_ci": [rate.low, rate.high],
-        "mean_accepted": sum(a for _, a in rounds) / len(rounds),
-        "acceptance_by_position": by_position,
+        "accepted": rate.value,
+        "accepted_ci": [rate.low, rate.high],
+        "accepted_per_pass": sum(a for _, a in rounds) / len(rounds),
+        "accepted_by_position": by_position,
     }
 
 

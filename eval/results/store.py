@@ -184,8 +184,8 @@ def check_rounds(
         raise DataError(
             f"{utterance_id}: {method} reports {len(proposed)} verifying passes with drafted "
             f"tokens and {len(accepted)} with accepted ones, each accepting at most what was "
-            "drafted; the method counts wrongly: its `rounds_proposed` and `rounds_accepted` must "
-            "describe the same passes"
+            "drafted; the method counts wrongly: its `proposed` and `accepted` must describe the "
+            "same passes"
         )
 
 
@@ -442,17 +442,15 @@ class Maker:
 
 def _facts(result: DecodeResult, method: str) -> Record:
     """Return what a record keeps of decoding; DataError for rounds that cannot be."""
-    check_rounds(result.utterance_id, method, result.rounds_proposed, result.rounds_accepted)
+    check_rounds(result.utterance_id, method, result.proposed, result.accepted)
     return {
         "truncated": result.truncated,
         "passes": result.passes,
         "draft_passes": result.draft_passes,
         "proposed": result.proposed,
         "accepted": result.accepted,
-        "rounds_proposed": result.rounds_proposed,
-        "rounds_accepted": result.rounds_accepted,
         "emitted": result.emitted,
-        "actions": result.sizes,
+        "sizes": result.sizes,
     }
 
 
@@ -475,12 +473,10 @@ _OPTIONAL: dict[str, Any] = {
     "truncated": bool,
     "passes": int,
     "draft_passes": int,
-    "proposed": int,
-    "accepted": int,
-    "rounds_proposed": list,
-    "rounds_accepted": list,
+    "proposed": list,
+    "accepted": list,
     "emitted": list,
-    "actions": list,
+    "sizes": list,
     "scores": dict,
     "speaker_similarity": _NUMBER | None,
 }
@@ -490,9 +486,7 @@ def is_record(record: Record) -> bool:
     """Return True if a record has every field that the tables need, each with the right type."""
     counted = [record.get(name, [0, 0, 0, 0]) for name in ("words", "characters")]
     numbers = [
-        record[n]
-        for n in ("tokens", "rounds_proposed", "rounds_accepted", "emitted", "actions")
-        if n in record
+        record[n] for n in ("tokens", "proposed", "accepted", "emitted", "sizes") if n in record
     ]
     return (
         all(isinstance(record.get(name), kind) for name, kind in _RECORD.items())

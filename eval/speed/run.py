@@ -473,7 +473,7 @@ def _peers(m: Measurement) -> None:
     m.ratio("sd_over_hf_assisted", speed["sd"] / speed["hf assisted"])
     sd = spoken["sd"]
     assert isinstance(sd, DecodeResult)
-    kept = sd.accepted / max(1, sd.proposed)
+    kept = sum(sd.accepted) / max(1, sum(sd.proposed))
     print(
         f"sd and hf assisted: same draft model, drafts of {DEFAULT_LENGTH} tokens; sd kept "
         f"{100 * kept:.0f} % of the drafted tokens"

@@ -196,14 +196,12 @@ def made_record(method: str, uid: str, errors: int = 0, **changes) -> dict:
         "reference_duration": 2.0,
         "passes": 5,
         "tokens": [1] * 10,
-        "actions": [2] * 5,
+        "sizes": [2] * 5,
         "emitted": [2] * 5,
         "truncated": False,
         "draft_passes": 0,
-        "proposed": 0,
-        "accepted": 0,
-        "rounds_proposed": [],
-        "rounds_accepted": [],
+        "proposed": [],
+        "accepted": [],
         **changes,
     }
 

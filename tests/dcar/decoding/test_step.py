@@ -40,8 +40,8 @@ RECORDS = (
     "draft_passes",
     "emitted",
     "sizes",
-    "rounds_accepted",
-    "rounds_proposed",
+    "accepted",
+    "proposed",
     "prompt_length",
 )
 """Without `chosen`: equal candidates score equally up to rounding, so either may be chosen."""

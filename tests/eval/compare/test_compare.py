@@ -87,7 +87,7 @@ def test_rows_hold_errors_tests_and_times_of_every_method(compared):
         rows["dcar"]["wer"] - rows["random-2-3"]["wer"]
     )
     assert rows["car-3"]["p_vs_random"] is rows["random-2-3"]["p_vs_random"] is None
-    assert set(rows["random-2-3"]["chunk_sizes"]) == {"2", "3"}
+    assert set(rows["random-2-3"]["sizes"]) == {"2", "3"}
     assert json.loads((out / "compare.json").read_text())["rows"] == json.loads(
         json.dumps(result["rows"])
     )
@@ -402,24 +402,21 @@ def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):
         SHORT,
         seed=0,
     )
-    accepted, proposed = sum(r.accepted for r in direct), sum(r.proposed for r in direct)
-    assert 0 < accepted < proposed and rows["sd"]["acceptance_rate"] == accepted / proposed
+    accepted, proposed = sum(sum(r.accepted) for r in direct), sum(sum(r.proposed) for r in direct)
+    assert 0 < accepted < proposed and rows["sd"]["accepted"] == accepted / proposed
     assert (
-        rows["sd"]["acceptance_by_position"][1]["position"] == 2 and rows["sd"]["draft_passes"] == 0
+        rows["sd"]["accepted_by_position"][1]["position"] == 2 and rows["sd"]["draft_passes"] == 0
     )
     assert rows["ssd-0"]["p_vs_sd"] == 1.0  # the same tokens
     assert rows["sd"]["p_vs_sd"] is rows["car-2"]["p_vs_sd"] is None
     assert "accepted %" in (tmp_path / "compare.txt").read_text()
 
     def miscounting(*arguments):
-        return [
-            replace(r, rounds_accepted=[n + 1 for n in r.rounds_proposed])
-            for r in decoded(*arguments)
-        ]
+        return [replace(r, accepted=[n + 1 for n in r.proposed]) for r in decoded(*arguments)]
 
     decoded = Entry.decode
     monkeypatch.setattr(Entry, "decode", miscounting)
-    with pytest.raises(DataError, match="sd .*`rounds_proposed`"):
+    with pytest.raises(DataError, match="sd .*`proposed`"):
         spoken(tmp_path / "b", methods=["sd"])
 
 

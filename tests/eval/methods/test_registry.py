@@ -222,7 +222,7 @@ def test_every_verifier_runs_under_its_name(models, prompts):
         assert {r.method for r in results} == {entry.name}
         if entry in entries[:8]:
             most = 2 if ":2" in entry.name else 3
-            assert max(p for r in results for p in r.rounds_proposed) == most
+            assert max(p for r in results for p in r.proposed) == most
 
 
 def test_rules_and_dials_by_name(models):

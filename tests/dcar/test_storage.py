@@ -123,43 +123,6 @@ def test_verify_recomputes_every_list_of_digests(tmp_path, capsys):
         command.verify(data / "inner")
 
 
-def test_statuses_of_commands(capsys):
-    def raises(error):
-        raise error
-
-    assert run_command("x", lambda: 3) == 3 and run_command("x", lambda: None) == 0
-    assert run_command("x", lambda: raises(DataError("row 3"))) == 1
-    assert run_command("x", lambda: raises(KeyboardInterrupt())) == 130
-    failed, interrupted = capsys.readouterr().err.splitlines()
-    assert failed == "x: row 3" and interrupted.startswith("x: interrupted")
-
-
-def test_a_signal_that_python_drops_is_raised_again(monkeypatch):
-    """What is raised in __del__ is only printed."""
-    import sys
-    import time
-
-    class Dropped:
-        def __del__(self):
-            signal.raise_signal(signal.SIGTERM)
-
-    timer = signal.setitimer
-    monkeypatch.setattr(signal, "setitimer", lambda which, seconds: timer(which, min(seconds, 0.1)))
-    # pytest's own hook takes so long on a busy machine that the second signal fell into it
-    dropped = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda found: dropped.append(found.exc_type))
-
-    def work():
-        made = Dropped()
-        del made
-        for _ in range(600):
-            time.sleep(0.05)
-
-    with pytest.raises(SystemExit) as end:  # else the work goes on to its end
-        run_command("x", work)
-    assert end.value.code == 75 and dropped[0] is SystemExit
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_of_which_an_extension_makes_an_import_error_still_stops(number):
     """As matplotlib's does while it is imported for the first time."""

@@ -19,7 +19,7 @@ from dcar.model.backbones import convert
 from dcar.model.companions import text_encoder
 from dcar.model.load import load_decoder
 from dcar.prepare import retokenize
-from dcar.prepare.prepared import load_prepared, load_split, prepared_info, save_splits
+from dcar.prepare.prepared import load_prepared, load_split, prepared_info
 from dcar.prompts.chooser import PromptChooser
 from dcar.prompts.items import make_prompts
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
@@ -157,46 +157,6 @@ def test_rows_say_who_spoke_them(config, corpus):
     assert sum(info["distilled"]["rows"].values()) == len(after)
     assert info["counts"]["train"]["tokens"] == sum(len(row["speech"]) for row in after)
     assert not list(Path(config.out).parent.glob(".*partial"))
-
-
-def test_the_best_candidate_is_the_row(config):
-    """By hand: every way spoken alone, and its tokens judged."""
-    teacher = distil.Teacher(config, "cpu")
-    run(config)
-    for i, row in enumerate(rows_of(config.out)):
-        (candidates,) = teacher.speak([i])
-        assert len(candidates) == 3
-        chosen = max(candidates, key=lambda c: c.read)
-        assert (
-            row["speech"] == chosen.tokens
-            and row["spoken_by"] == f"{chosen.spoken_by} seed {chosen.seed}"
-        )
-        assert row["score"] == pytest.approx(chosen.read, rel=1e-5)
-
-
-def test_spoken_sentences_have_no_residual_codes(config, corpus, tmp_path):
-    """The layers of a codec belong to the recording, not to what the decoder spoke."""
-    rows = [(split, load_prepared(corpus, split)) for split in ("train", "dev")]
-    layered = [
-        (
-            split,
-            r.add_column("residual", [2 * row["speech"] for row in r]).add_column(
-                "prompt_residual", [[]] * len(r)
-            ),
-        )
-        for split, r in rows
-    ]
-    info = prepared_info(corpus)
-    config.data = str(tmp_path / "layered")
-    save_splits(
-        Path(config.data), layered, {**info, "tokenizer": {**info["tokenizer"], "layers": 3}}
-    )
-    run(config)
-    assert "layers" not in prepared_info(config.out)["tokenizer"]
-    for split in ("train", "dev"):
-        assert not {"residual", "prompt_residual"} & set(
-            load_prepared(config.out, split).column_names
-        )
 
 
 def test_training_sees_the_prompt_that_was_heard(config):

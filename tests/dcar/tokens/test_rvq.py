@@ -11,7 +11,7 @@ from tones import chirp
 
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError
 from dcar.tokens.load import load_tokenizer
-from dcar.tokens.rvq import RVQCodec, parse_layers
+from dcar.tokens.rvq import RVQCodec
 
 SHAPES = {  # rate of tokens and of samples, codes
     "encodec": (100.0, 24_000, 16), "mimi": (12.5, 16_000, 16), "dac": (75.0, 24_000, 16),
@@ -141,11 +141,3 @@ def test_models_that_are_no_codec(tmp_path):
     EncodecModel(stereo).save_pretrained(tmp_path / "stereo")
     with pytest.raises(CheckpointError, match="encodec_24khz"):
         load_tokenizer(f"codec:{tmp_path / 'stereo'}")
-
-
-@pytest.mark.parametrize(("spec", "parsed"), [
-    ("kyutai/mimi", ("kyutai/mimi", 1)), ("kyutai/mimi@8", ("kyutai/mimi", 8)), ("a@b/c", ("a@b/c", 1)),
-    ("a@b@2", ("a@b", 2)), ("@3", ("@3", 1)),
-])  # fmt: skip
-def test_names_of_layers(spec, parsed):
-    assert parse_layers(spec) == parsed

@@ -19,9 +19,7 @@ from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.fit import (
     FitTokenizerConfig,
     discriminant_projection,
-    in_turn,
     information,
-    parts_of_phonemes,
     sharpen,
 )
 from dcar.tokens.kmeans import KMeansTokenizer, fit_centroids
@@ -156,19 +154,6 @@ def test_information_tells_words_from_voices():
     assert of_words["speaker_bits"] < 0.2
     assert of_voices["speaker_bits"] > 1.5
     assert of_voices["speaker_bits_wrong_speaker"] < 0
-
-
-def test_parts_of_phonemes_are_thirds_of_their_stretch_and_speakers_are_taken_in_turn():
-    assert parts_of_phonemes(np.array([5, 5, 5, 5, 7, 5, 5])).tolist() == [
-        15,
-        15,
-        16,
-        17,
-        21,
-        15,
-        16,
-    ]
-    assert list(in_turn("aaaabc")) == [0, 4, 5, 1, 2, 3] and list(in_turn("")) == []
 
 
 def test_projection_finds_the_direction_that_tells_classes_apart():

@@ -24,7 +24,7 @@ from compare_worker import (
 )
 from launched import ROOT, two_processes
 
-from dcar.decoding import FixedChunk, decode
+from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
 from dcar.process import run_command
 from dcar.prompts.texts import read_texts, text_prompts
@@ -105,19 +105,6 @@ def test_rows_hold_errors_tests_and_times_of_every_method(compared):
     )
 
 
-@pytest.mark.parametrize(
-    ("method", "which", "size", "seed"), [("car-3", "decoder", 3, 1), ("far", "far_decoder", 1, 0)]
-)
-def test_records_are_what_the_decoder_says(compared, method, which, size, seed):
-    models, prompts = tiny_tools().models, [i.prompt for i in tiny_tools().items]
-    direct = decode(getattr(models, which), prompts, FixedChunk(size), SHORT, seed=seed)
-    assert {r.utterance_id: r.tokens for r in direct} == {
-        r["id"]: r["tokens"]
-        for r in records_of(compared[0])
-        if r["method"] == method and r["seed"] == seed
-    }
-
-
 def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
     """Two texts without recordings: the same prompts for all, errors by category, and no rows
     that need a recording."""
@@ -174,16 +161,6 @@ def test_interrupted_run_goes_on(tmp_path, compared):
     assert 0 < transcribed(tmp_path, **again) <= len(records_of(tmp_path)) - finished
     assert records_of(tmp_path) == records_of(compared[0])
     assert transcribed(tmp_path, **again) == 0
-
-
-def test_a_larger_comparison_reuses_a_smaller_one(tmp_path):
-    more = {"references": True, "audio_samples": 2}
-    spoken(tmp_path, methods=["car-1"], limit=3, **more)
-    # two more utterances may now carry audio
-    assert (
-        0 < transcribed(tmp_path, methods=["car-1", "car-2"], limit=5, **more) <= 5 * 4 - 3 * 3 + 2
-    )
-    assert {r["method"] for r in records_of(tmp_path)} == {RECORDING, RESYNTHESIS, "car-1", "car-2"}
 
 
 class RoundingVocoder(ToneVocoder):
@@ -381,13 +358,6 @@ def test_unfinished_shards_are_an_error_not_a_result(tmp_path, monkeypatch):
     monkeypatch.setattr("eval.results.store.Maker.run", lambda self, unit, progress: None)
     with pytest.raises(DataError, match="recording, seed 0, utt<0>"):
         run(tiny_config(tmp_path), tiny_tools())
-
-
-def test_full_disk_is_a_clear_error(tmp_path):
-    store = RecordStore(tmp_path)
-    store.shard = Path("/dev/full")
-    with pytest.raises(DataError, match="/dev/full: .*Errno 28"):
-        store.append({"a": 1})
 
 
 def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):

@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from tiny_decoders import tiny_decoder
 
 from dcar.decoding import DecodeResult, FixedChunk, PolicyChunk, decode
 from dcar.sampling import SamplingConfig
-from eval.compare.explain import Watched, chooses_chunks, summary, watch
+from eval.compare.explain import Watched, summary
 from eval.methods.controls import EndOnConfident
-from eval.methods.registry import Models, make_methods
 from heads.candidates import MIN_LOG_PROB
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
@@ -103,12 +101,3 @@ def test_summary_of_decisions_known_by_hand():
     assert summary(
         [DecodeResult("x", "m", 0, [], False, 1, emitted=[0], sizes=[3], features=seen[:1, None])]
     ) == {"decisions": 0, "sizes": [], "kept": None, "dropped": None, "likeliest": None}
-
-
-def test_methods_that_choose_no_chunks_are_not_watched(decoder, prompts):
-    models = Models(decoder, tiny_decoder(heads=1, seed=5), {"": policy("candidates")})
-    entries = make_methods(["far", "car-2", "end-on-confident-1-4", "dcar", "sd"], models, SHORT)
-    found = {e.name: watch(e, prompts, 0) for e in entries if chooses_chunks(e)}
-    assert list(found) == ["car-2", "end-on-confident-1-4", "dcar"]
-    assert found["car-2"]["sizes"][0]["share"] == 1.0
-    assert sum(s["share"] for s in found["dcar"]["sizes"]) == pytest.approx(1)

@@ -14,7 +14,7 @@ import urllib.request
 import pytest
 from browser import PHONE, driver, needs_browser, too_wide
 
-from dcar.speak.defaults import NUM_CANDIDATES, SAMPLING
+from dcar.speak.defaults import NUM_CANDIDATES
 
 pytestmark = [
     pytest.mark.slow,
@@ -161,18 +161,6 @@ def person(address, request):
 
 
 @WIDTHS
-def test_it_begins_with_the_policy_against_next_token_decoding(person):
-    """And nothing is wider than the screen before anything was done."""
-    assert person.until(lambda: person.one("#method-A input")).get_attribute("value") == START
-    assert person.one("#method-B input").get_attribute("value") == "far"
-    assert (
-        float(person.one("#temperature-A input[type=number]").get_attribute("value"))
-        == SAMPLING.temperature
-    )
-    assert person.fits()
-
-
-@WIDTHS
 def test_type_speak_hear_switch_and_look(person):
     person.type("We went home, and the tide came in.")
     person.speak("A", START)
@@ -192,23 +180,3 @@ def test_type_speak_hear_switch_and_look(person):
     # the new sound, not the one before
     person.until(lambda: abs(person.kept("#sound-A")[0] - said) < 0.01)
     assert person.fits()
-
-
-@WIDTHS
-def test_a_long_text_and_a_bad_recording(person, tmp_path):
-    person.type("word " * 50)  # the box takes what is allowed
-    assert len(person.box.get_attribute("value")) == 200
-    person.type("Yes.")
-    (tmp_path / "bad.wav").write_text("no sound")
-    person.one("#recording input[type=file]").send_keys(str(tmp_path / "bad.wav"))
-    time.sleep(2)
-    person.click("#speak-B")
-    person.until(lambda: "bad.wav: not readable" in person.body)
-    assert person.fits()
-    labels = [
-        b.get_attribute("aria-label")
-        for b in person.driver.find_elements("css selector", "#recording button")
-    ]
-    assert labels and not any(
-        "hub" in (name or "").lower() or "share" in (name or "").lower() for name in labels
-    )

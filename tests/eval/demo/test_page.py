@@ -14,7 +14,7 @@ import soundfile
 from test_studio import tone
 
 from dcar.errors import AssetError, ConfigError
-from eval.demo.page import DemoConfig, handler, load_gradio, main, serve
+from eval.demo.page import handler, load_gradio, main, serve
 
 needs_gradio = pytest.mark.skipif(
     not importlib.util.find_spec("gradio"), reason="no gradio (pip install '.[demo]')"
@@ -58,12 +58,6 @@ def test_without_gradio_the_extra_is_named(monkeypatch):
         load_gradio()
     with pytest.raises(AssetError, match=r"dcar\[demo\]"):
         main(["decoder=nowhere"])
-
-
-def test_it_listens_on_this_machine_alone_unless_told():
-    assert DemoConfig().host == "127.0.0.1"
-    with pytest.raises(ConfigError, match="port"):
-        DemoConfig(port=0)
 
 
 def test_what_cannot_be_served_is_refused_before_models_are_loaded(monkeypatch):

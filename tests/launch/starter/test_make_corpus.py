@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from dcar.audio import save_audio
 from dcar.corpus.read import load_corpus
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.prompts.texts import read_texts
@@ -169,25 +168,6 @@ def test_mixtures_sum_to_one_and_may_lie_beyond_their_voices():
         assert len(inside) == 3 and min(inside.values()) > 0
         assert len(beyond) == 4 and [w for w in beyond.values() if w < 0] == [min(beyond.values())]
         assert -0.4 <= min(beyond.values()) < 0
-
-
-def test_a_corpus_of_training_speech_alone_is_packed(tmp_path):
-    (tmp_path / "speech").mkdir()
-    jobs = [
-        {"id": f"blend_{i}", "split": "train", "voice": f"blend_{i}", "text": "A house."}
-        for i in range(3)
-    ]
-    (tmp_path / "jobs.jsonl").write_text("".join(json.dumps(job) + "\n" for job in jobs))
-    for job in jobs[:2]:
-        save_audio(tmp_path / "speech" / f"{job['id']}.ogg", np.full(2400, 0.1, np.float32), 24_000)
-    with pytest.raises(SystemExit, match="1 .*blend_2"):
-        script.main(["pack", f"work={tmp_path}", f"out={tmp_path / 'corpus'}"])
-    script.main(["pack", f"work={tmp_path}", f"out={tmp_path / 'corpus'}", "partial=true"])
-    assert [p.name for p in (tmp_path / "corpus").iterdir()] == ["train.parquet"]
-    assert pq.read_table(tmp_path / "corpus" / "train.parquet")["speaker"].to_pylist() == [
-        "blend_0",
-        "blend_1",
-    ]
 
 
 def test_further_sentences_are_planned_once_each_at_speeds_within_the_bounds(tmp_path, monkeypatch):

@@ -70,36 +70,26 @@ def _lines(path: Path, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _jsonl(folder: Path) -> list[str]:
-    rows = [
-        {
-            "text": f"The {i}th day, $3.50 & more.",
-            "speaker": i % 2,
-            "split": "train",
-            "prompt_audio": "0.wav",
-            "prompt_text": "Oh.",
-        }
-        for i in range(4)
-    ]
+    row = {"split": "train", "prompt_audio": "0.wav", "prompt_text": "Oh."}
+    rows = [row | {"text": f"The {i}th day, $3.50 & more.", "speaker": i % 2} for i in range(4)]
     return [write_manifest(folder, rows, [tone(1.1)]).name]
 
 
 def _cuts(folder: Path) -> list[str]:
     sf.write(folder / "a.wav", tone(0.8), 16_000)
-    recording = {
-        "sampling_rate": 16_000,
-        "duration": 0.8,
-        "sources": [{"type": "file", "channels": [0], "source": "a.wav"}],
-    }
-    memory = {
-        **recording,
-        "sources": [
-            {
-                "type": "memory",
-                "channels": [0],
-                "source": base64.b64encode(wav_bytes(0.8, 200)).decode(),
-            }
-        ],
-    }
+    inside = base64.b64encode(wav_bytes(0.8, 200)).decode()
+    in_file, in_memory = (
+        {
+            "sampling_rate": 16_000,
+            "duration": 0.8,
+            "sources": [{"type": kind, "channels": [0], "source": source}],
+        }
+        for kind, source in (("file", "a.wav"), ("memory", inside))
+    )
+    said = [
+        {"start": 0, "text": "A day.", "speaker": "s"},
+        {"start": 1, "custom": {"texts": ["Hi."]}, "speaker": "s"},
+    ]
     rows = [
         {
             "id": f"u{i}",
@@ -107,18 +97,14 @@ def _cuts(folder: Path) -> list[str]:
             "duration": 0.8 - 0.1 * (i % 2),
             "channel": 0,
             "type": "MonoCut",
-            "supervisions": [
-                {"start": 0, "text": "A day.", "speaker": "s"},
-                {"start": 1, "custom": {"texts": ["Hi."]}, "speaker": "s"},
-            ],
-            "recording": memory if i == 2 else recording,
+            "supervisions": said,
+            "recording": in_memory if i == 2 else in_file,
         }
         for i in range(4)
     ]
     _lines(folder / "cuts_dev.jsonl", rows)
-    (folder / "cuts_train.jsonl.gz").write_bytes(
-        gzip.compress((folder / "cuts_dev.jsonl").read_bytes())
-    )
+    lines = (folder / "cuts_dev.jsonl").read_bytes()
+    (folder / "cuts_train.jsonl.gz").write_bytes(gzip.compress(lines))
     return ["cuts_dev.jsonl", "cuts_train.jsonl.gz"]
 
 
@@ -152,16 +138,16 @@ def _corpus(*kinds: tuple[str, str]) -> Callable[[Path], Any]:
 
 
 def _audio(folder: Path) -> list[str]:
-    kinds = (
-        ("a.wav", "WAV", "PCM_16"),
-        ("b.wav", "WAV", "FLOAT"),
-        ("c.flac", "FLAC", "PCM_16"),
-        ("d.ogg", "OGG", "VORBIS"),
-        ("e.opus", "OGG", "OPUS"),
-    )
-    for name, kind, subtype in kinds:
+    kinds = {
+        "a.wav": ("WAV", "PCM_16"),
+        "b.wav": ("WAV", "FLOAT"),
+        "c.flac": ("FLAC", "PCM_16"),
+        "d.ogg": ("OGG", "VORBIS"),
+        "e.opus": ("OGG", "OPUS"),
+    }
+    for name, (kind, subtype) in kinds.items():
         sf.write(folder / name, tone(0.3), 16_000, format=kind, subtype=subtype)
-    return [name for name, _, _ in kinds]
+    return list(kinds)
 
 
 def _read_audio(folder: Path) -> None:
@@ -177,16 +163,9 @@ def _read_audio(folder: Path) -> None:
 
 def _prepared(folder: Path) -> list[str]:
     _jsonl(folder)
-    toy_prepare(
-        PrepareConfig(
-            out=str(folder / "p"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",)
-        )
-    )
-    return (
-        [f"p/{name}" for name in ("prepared.json", "train/state.json", "train/dataset_info.json")]
-        + [str(f.relative_to(folder)) for f in (folder / "p").glob("*/*.arrow")]
-        + ["p/train/columns.feather"]
-    )
+    settings = dict(corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",))
+    toy_prepare(PrepareConfig(out=str(folder / "p"), **settings))
+    return ["p/prepared.json", *(str(f.relative_to(folder)) for f in (folder / "p").glob("*/*"))]
 
 
 def _read_prepared(folder: Path) -> None:
@@ -221,20 +200,12 @@ def _read_decoder(folder: Path) -> None:
 
 
 def _policy(folder: Path) -> list[str]:
-    tiny_policy(base="abc").save_pretrained(folder / "policy")
-    (folder / "policy/provenance.json").write_text(
-        json.dumps(
-            {
-                "created": "now",
-                "metrics": {"wer": 0.1},
-                "files": {
-                    name: digest(folder / "policy" / name)
-                    for name in ("config.json", "model.safetensors")
-                },
-            }
-        )
-    )
-    return [f"policy/{name}" for name in ("config.json", "model.safetensors", "provenance.json")]
+    out = folder / "policy"
+    tiny_policy(base="abc").save_pretrained(out)
+    digests = {name: digest(out / name) for name in ("config.json", "model.safetensors")}
+    said = {"created": "now", "metrics": {"wer": 0.1}, "files": digests}
+    (out / "provenance.json").write_text(json.dumps(said))
+    return [f"policy/{name}" for name in (*digests, "provenance.json")]
 
 
 def _read_policy(folder: Path) -> None:
@@ -280,15 +251,14 @@ def _statistics(folder: Path) -> list[str]:
 
 
 def _log(folder: Path) -> list[str]:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"step": i, "epoch": 0.1 * i, "loss": 1 / (i + 1), "head_losses": [0.1, 0.2]}
         for i in range(6)
     ]
-    rows += [
-        {"step": 5, "epoch": 0.5, "eval_loss": 1.0},
-        {"step": 5, "epoch": 0.5, "train_runtime": 1.0},
-    ]
-    return _lines(folder / "log.jsonl", rows)
+    end = {"step": 5, "epoch": 0.5}
+    return _lines(
+        folder / "log.jsonl", [*rows, end | {"eval_loss": 1.0}, end | {"train_runtime": 1.0}]
+    )
 
 
 def _read_run_log(folder: Path) -> None:
@@ -308,15 +278,9 @@ def _checkpoint(folder: Path) -> list[str]:
         inside.mkdir()
         (inside / "model.safetensors").write_bytes(b"weights")
         (inside / "trainer_state.json").write_text("{}")
-        files = {
-            name: digest(inside / name) for name in ("model.safetensors", "trainer_state.json")
-        }
+        files = {path.name: digest(path) for path in inside.iterdir()}
         seal(inside, files, step=step, processes=1)
-    return [
-        "checkpoint-2/manifest.json",
-        "checkpoint-2/model.safetensors",
-        "checkpoint-2/trainer_state.json",
-    ]
+    return [f"checkpoint-2/{path.name}" for path in sorted(inside.iterdir())]
 
 
 def _read_checkpoint(folder: Path) -> None:
@@ -358,37 +322,20 @@ def _read_records(folder: Path) -> None:
 def _tuned(folder: Path) -> list[str]:
     [entry] = make_methods(["car-1"], TOOLS.models, SHORT)
     best = {"temperature": 0.5, "top_k": 3, "top_p": 1.0}
-    (folder / "tuned.json").write_text(
-        json.dumps(
-            {
-                "format_version": 1,
-                "split": "dev",
-                "utterances": 6,
-                "seeds": [0],
-                "prompt_seeds": [0],
-                "asr": "j",
-                "methods": {"car-1": {"identity": entry.identity, "sampling": best, "rows": []}},
-            }
-        )
-    )
-    (folder / "profile.json").write_text(
-        json.dumps(
-            {
-                "rows": [{"k": 1, "wer": 0.1, "ci": [0, 1]}],
-                "range": [2, 3],
-                "recognizer": "r",
-                "base_checksum": "abc",
-            }
-        )
-    )
-    (folder / "truth.json").write_text(
-        json.dumps(
-            {
-                "fingerprint": GroundTruth(folder / "none.json", "r", TOOLS.items).fingerprint,
-                "errors": {i.prompt.utterance_id: [0, 1, 0, 5] for i in TOOLS.items},
-            }
-        )
-    )
+    car = {"identity": entry.identity, "sampling": best, "rows": []}
+    about = {"split": "dev", "utterances": 6, "seeds": [0], "prompt_seeds": [0], "asr": "j"}
+    truth = GroundTruth(folder / "none.json", "r", TOOLS.items).fingerprint
+    errors = {i.prompt.utterance_id: [0, 1, 0, 5] for i in TOOLS.items}
+    row = {"k": 1, "wer": 0.1, "ci": [0, 1]}
+    for name, content in (
+        ("tuned.json", {"format_version": 1, **about, "methods": {"car-1": car}}),
+        (
+            "profile.json",
+            {"rows": [row], "range": [2, 3], "recognizer": "r", "base_checksum": "abc"},
+        ),
+        ("truth.json", {"fingerprint": truth, "errors": errors}),
+    ):
+        (folder / name).write_text(json.dumps(content))
     return ["tuned.json", "profile.json", "truth.json"]
 
 

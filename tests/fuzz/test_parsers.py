@@ -98,97 +98,24 @@ def check_settings(pairs: list[tuple[str, str]]) -> None:
 signs = "aZé 0123456789.,:;-–/$€£%@#&'\"()+*=<>\u2028²½٣①\n\tIVX"
 written = st.text(st.sampled_from(signs) | st.characters(), max_size=60)
 KEYS = (
-    "out",
-    "splits",
-    "speeds",
-    "limit",
-    "num_proc",
-    "filter_seconds",
-    "model.hidden_size",
-    "seeds",
-    "methods",
-    "learning_rate",
-    "sampling.temperature",
-    "config",
-    "seed",
-    "data",
-)
-saved = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text()
-    | st.text("-+01.:_eox")
-)
+    "out splits speeds limit num_proc filter_seconds model.hidden_size seeds methods learning_rate "
+    "sampling.temperature config seed data"
+).split()
+saved = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
+saved |= st.text() | st.text("-+01.:_eox")
 methods = piece(
     *KINDS,
-    "-2",
-    "-3",
-    "@t0.4",
-    "@t",
-    "-k",
-    "-p0.9",
-    "{",
-    "}",
-    ",",
-    "..",
-    ":",
-    "@",
-    "4",
-    "²",
-    "٣",
+    *"-2 -3 @t0.4 @t -k -p0.9 { } , .. : @ 4 ² ٣ tuned draft starter".split(),
     "9" * 400,
     "9" * 5000,
-    "tuned",
-    "draft",
-    "starter",
 )
 yaml_text = piece(
-    "a",
-    ": ",
-    "\n",
-    "- ",
-    "[",
-    "]",
-    "{",
-    "}",
-    "&a ",
-    "*a",
-    "!!python/object:os.system ",
-    "1e400",
-    "<<",
-    "|",
-    "'",
-    '"',
-    "0x",
-    "9" * 5000,
-    ".nan",
-    "2026-01-01",
-    "? ",
-    "\t",
-    "%YAML",
-    "---",
+    *"a [ ] { } *a 1e400 << | ' \" 0x .nan 2026-01-01 %YAML ---".split(),
+    *(": ", "\n", "- ", "&a ", "!!python/object:os.system ", "9" * 5000, "? ", "\t"),
 )
 values = st.sampled_from(
-    [
-        "",
-        "1",
-        "-1",
-        "nan",
-        "1e400",
-        "[]",
-        "{}",
-        "null",
-        "true",
-        "[1,2]",
-        "${x}",
-        "${out}",
-        "\0",
-        "9" * 5000,
-        "/",
-        "x" * 5000,
-    ]
+    ["", "\0", "9" * 5000, "x" * 5000]
+    + "1 -1 nan 1e400 [] {} null true [1,2] ${x} ${out} /".split()
 ) | st.text(max_size=10)
 keys = st.sampled_from(KEYS) | st.text(max_size=5)
 PARSERS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], None]]] = {

@@ -15,7 +15,7 @@ from heads.candidates import (
     resampling_log_weights,
     select_candidate,
 )
-from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, before_end, scored_features
+from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, scored_features
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 
 CODES, LENGTH = 3, 3  # the end of speech is the id behind the codes
@@ -149,13 +149,6 @@ def test_shares_of_draws_compare_chunks_of_one_length():
     sizes, log_probs, draw = choose_end(probs, None, torch.tensor([1]), 2)
     assert (sizes.tolist(), draw.tolist()) == ([1], [0])
     assert log_probs.exp().item() == pytest.approx((weights[0, 0] / weights.sum()).item())
-
-
-def test_tokens_behind_the_end_of_speech_add_nothing():
-    tokens = torch.tensor([[0, CODES, 1], [CODES, CODES, 0], [0, 1, 2]])
-    assert before_end(tokens, CODES).tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
-    added = small()(torch.randn(3, 4), tokens, torch.randn(3, 3, 3))
-    assert (added != 0).tolist() == [[True, True, False], [True, False, False], [True] * 3]
 
 
 def test_several_draws_are_seen_as_each_alone():

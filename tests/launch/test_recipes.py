@@ -122,25 +122,6 @@ def test_a_recipe_says_what_it_is_and_has_a_launch_line_that_is_its_own(recipe):
     assert named <= {r.name for r in recipes.shipped()}
 
 
-@pytest.mark.parametrize("recipe", PAPER, ids=lambda r: r.name)
-def test_a_variant_of_a_paper_s_recipe_says_which_row_it_is(recipe):
-    for text in recipe.variants.values():
-        assert re.search(r"Table|Figure|§|App\.|range ablation", text), text
-
-
-def test_the_index_lists_every_paper_recipe_and_nothing_that_is_not_there():
-    index = (ROOT / "docs" / "papers.md").read_text()
-    named = set(re.findall(r"`((?:[a-z0-9]+_)+[a-z0-9]+(?::[\w-]+)?)`", index)) & {
-        n for n in NAMES
-    } | {
-        n
-        for n in re.findall(r"`([\w]+:[\w-]+)`", index)
-        if n.partition(":")[0] in {r.name for r in recipes.shipped()}
-    }
-    papers = {name for name in NAMES if name.partition(":")[0] in {r.name for r in PAPER}}
-    assert papers <= named <= set(NAMES)
-
-
 def test_paper_recipes_feed_each_other():
     """What a recipe of the papers reads, another one writes, or its header (or the index) says
     how to make it."""

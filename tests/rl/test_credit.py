@@ -11,7 +11,7 @@ from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError
 from dcar.recognition.ctc import Alignment
 from rl.credit import Decisions, Located, decision_advantages
-from rl.rewards import LikelihoodReward, TokenLikelihoodReward, WERReward, ask, score
+from rl.rewards import LikelihoodReward, TokenLikelihoodReward, WERReward, ask
 from rl.transcription import RolloutRecord
 
 
@@ -33,38 +33,6 @@ def test_decision_advantages_by_hand():
     alike = decision_advantages(group_of(costs[[0, 0]], [0, 2]), 2, 1)
     assert not any(a.any() for a in alike)
     assert not any(a.any() for a in decision_advantages(group_of(costs[:1], [0]), 2, 1))
-
-
-def test_credit_by_decision_is_unbiased_and_less_noisy():
-    """Every decision costs 0.3 where it chooses wrongly, in the places behind it, amid noise.
-    Both kinds of credit favour the right choice alike at all decisions; the decision's own has
-    the larger signal to noise."""
-    rng = np.random.default_rng(0)
-    decisions, gap, groups, size = 12, 5, 400, 8
-    wrong = rng.random((groups, size, decisions)) < 0.5
-    costs = rng.normal(1.0, 0.5, (groups, size, decisions * gap)) + 0.3 * wrong.repeat(gap, axis=2)
-    own = np.array(
-        [
-            decision_advantages(group_of(c, [gap * d for d in range(decisions)]), gap, 0)
-            for c in costs
-        ]
-    )
-    whole = -(costs.mean(-1) - costs.mean((1, 2))[:, None])
-    whole = np.broadcast_to((whole / whole.std(1, ddof=1, keepdims=True))[..., None], own.shape)
-
-    def signal(values: np.ndarray) -> tuple[np.ndarray, float]:
-        per = np.array(
-            [
-                values[..., d][~wrong[..., d]].mean() - values[..., d][wrong[..., d]].mean()
-                for d in range(decisions)
-            ]
-        )
-        return per, float(per.mean() / values.std())
-
-    each, clear = signal(own)
-    _, dim = signal(whole)
-    assert each.min() > 0.75 * each.max()  # none of the decisions is favoured
-    assert clear > 2 * dim > 0
 
 
 # --- where rewards were lost ----------------------------------------------------------------------
@@ -196,43 +164,6 @@ def test_word_errors_are_lost_where_the_words_are():
     assert records[1].located[reward].rate == 20 / 12
     found = credit(records[:2], reward, [[0, 2, 5, 9], [0, 2, 5, 9]])
     assert found[0].argmax() == 2 and found[1].argmin() == 2
-
-
-def test_one_pass_of_the_recogniser_serves_words_and_likelihood():
-    class Counts(ToyCTC):
-        asked = 0
-
-        def align(self, waves, sample_rate, texts):
-            self.asked += len(waves)
-            return super().align(waves, sample_rate, texts)
-
-    recognizer, records = (
-        Counts(),
-        rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], []),
-    )
-    total, parts = score(
-        records,
-        [WERReward(recognizer, locate=True), LikelihoodReward(recognizer, locate=True)],
-        [1.0, 1.0],
-    )
-    assert recognizer.asked == 2 and parts[2].tolist() == [-1.0, -1.0] and np.isfinite(total).all()
-
-    class Fails(ToyCTC):
-        def align(self, waves, sample_rate, texts):
-            raise RuntimeError("no ear")
-
-    records = rollouts([*RED, *BLUE, *GREEN, *BLACK])
-    recognizer = Fails()
-    total, _ = score(
-        records,
-        [WERReward(recognizer, locate=True), LikelihoodReward(recognizer, locate=True)],
-        [1, 1],
-    )
-    assert (
-        np.isnan(total).all()
-        and records[0].failure == "RuntimeError: no ear"
-        and not records[0].located
-    )
 
 
 def test_frames_and_tokens_divide_the_same_wave():

@@ -14,10 +14,9 @@ from tiny_decoders import tiny_decoder
 from dcar.decoding import PolicyChunk, Prompt, decode
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
-from dcar.sources.shipped import shipped
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
-from rl.export import ServingStep, export_program, main
+from rl.export import ServingStep, main
 
 
 @pytest.fixture
@@ -133,21 +132,6 @@ print("same")
     for name, shape in (("actions", actions.shape[1:]), ("logits", heads.shape[1:])):
         assert re.search(rf"\| {name} \| \[B, {', '.join(map(str, shape))}\] float32", card)
     assert "Serving program" not in (export(run, "program=false") / "README.md").read_text()
-
-
-@pytest.mark.parametrize("tie", [False, True])
-def test_a_program_of_shared_heads(tmp_path, tie):
-    base = tiny_decoder(9, kind="shared", tie_heads=tie)
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 9, 16, 2, None, (2, 3), base.checksum(), "tiny@abc"))
-    export_program(policy, base, tmp_path / "serving.pt2")
-    step, hidden, lengths = (
-        ServingStep(policy, base.heads).eval(),
-        torch.randn(5, 7, 32),
-        torch.tensor([7, 1, 3, 4, 7]),
-    )
-    program = torch.export.load(str(tmp_path / "serving.pt2")).module()
-    for got, wanted in zip(program(hidden, lengths), step(hidden, lengths), strict=True):
-        assert torch.allclose(got, wanted, atol=1e-4)
 
 
 def exported_after_the_draw(folder, scored: bool, *more: str):
@@ -268,12 +252,6 @@ def test_refuses_draws_that_nothing_chooses_among(run, more, said):
     with pytest.raises(ConfigError, match=said):
         export(run, *more)
     assert not (run / "out").exists()
-
-
-def test_the_shipped_policy_goes_by_its_name(tmp_path):
-    main(["run=starter", "program=false", f"out={tmp_path / 'out'}"])
-    exported = ChunkPolicy.from_pretrained(tmp_path / "out")
-    assert exported.checksum() == ChunkPolicy.from_pretrained(shipped("policy")).checksum()
 
 
 def test_export_refuses_what_does_not_fit(run):

@@ -83,16 +83,6 @@ def test_weights_in_other_units_give_the_same_distribution():
     assert (all_probs[0] - Softmax(features())()).abs().max() > 0.1
 
 
-def test_nothing_moves_where_nothing_is_learned():
-    probs = Softmax(features())
-    before = probs.weight.detach().clone()
-    optimizer = NaturalGradient(probs.parameters(), curvature_of(probs), 0.2)
-    optimizer.step()  # no gradient
-    gradient(probs, torch.zeros(200, 5))
-    optimizer.step()  # all alike
-    assert torch.equal(probs.weight, before)
-
-
 @pytest.mark.parametrize("reads", ["hidden", "candidates"])
 def test_stage_two_moves_the_distribution_by_what_was_asked(tmp_path, reads):
     """One update, all micro-batches of a window together; the whole policy, attention and all."""

@@ -13,13 +13,10 @@ import numpy as np
 import pytest
 import torch
 import toy_world
-from tiny_nemo import save_ctc, save_transducer
-from tones import noise
 from toy_world import ToyRecognizer, ToyVocoder, faster, toy_items, toy_token_recognizer
 
 from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, ConfigError
-from dcar.recognition.load import load_recognizer
 from dcar.recognition.retrying import Retry, RetryingRecognizer
 from rl.metrics import Metrics, add_decisions, add_rollouts, scalars
 from rl.rewards import (
@@ -118,38 +115,6 @@ def test_cer_reward_agrees_with_jiwer_is_capped_and_hears_each_rollout_once():
     )
 
 
-def test_recognisers_of_nemo_give_rewards(tmp_path):
-    """Words by either kind; likelihoods, and places in the text, by CTC alone."""
-    ctc, transducer = (
-        load_recognizer(f"nemo:{save(tmp_path / f'{save.__name__}.nemo')}")
-        for save in (save_ctc, save_transducer)
-    )
-    waves = [noise(0.9, 0), noise(1.4, 1)]
-
-    def records(*texts):
-        made = spoken(texts, texts)
-        for one, wave in zip(made, waves, strict=True):
-            one.wave, one.sample_rate = wave, 16_000
-        return made
-
-    for recognizer in (ctc, transducer):
-        said, other = recognizer.transcribe(waves, 16_000)
-        assert ask(WERReward(recognizer, cap=99), records(said, "one two three")) == [
-            0.0,
-            -jiwer.wer("one two three", other),
-        ]
-    texts = ["a boat", "it's grey"]
-    expected = ctc.log_likelihood(waves, 16_000, texts)
-    assert ask(LikelihoodReward(ctc, 1.0, floor=-99.0), records(*texts)) == pytest.approx(expected)
-    located = LikelihoodReward(ctc, 1.0, floor=-99.0, locate=True)
-    assert ask(located, heard := records(*texts)) == pytest.approx(expected)
-    assert all(
-        one.alignments[ctc].characters == len(text) for one, text in zip(heard, texts, strict=True)
-    )
-    with pytest.raises(ConfigError, match="log_likelihood: .*nemo-transducer:save_transducer"):
-        LikelihoodReward(transducer)
-
-
 def test_a_rollout_without_tokens_is_bad_not_missing():
     r = record(tokens=(), actions=(2,))
     synthesise([r], ToyVocoder())
@@ -193,30 +158,6 @@ def test_range_penalty(actions, tokens, expected):
     assert ask(RangePenalty([]), [r]) == [0.0]
 
 
-def test_rewards_add_with_weights_and_one_failure_is_enough():
-    class Sometimes:
-        name = "sometimes"
-
-        def __call__(self, completions, **columns):
-            return [1.0, float("inf")]
-
-    class Broken:
-        name = "broken"
-
-        def __call__(self, completions, **columns):
-            raise OSError("disk")
-
-    records = [record(0, range(10), [2] * 5), record(1, range(10), [1] * 10)]
-    total, parts = score(records, [faster, Sometimes()], [2 / 0.3, 0.5])
-    assert total[0] == pytest.approx(2 * 0.5 + 0.5) and math.isnan(total[1])
-    assert parts[1, 0] == 0 and "sometimes" in records[1].failure
-    records = [record()]
-    assert (
-        np.isnan(score(records, [Broken()], [1.0])[0]).all()
-        and "broken: OSError: disk" in records[0].failure
-    )
-
-
 def test_a_total_is_the_sum_of_the_rewards_that_apply():
     """As in TRL: None is left out. What could not be computed masks the rollout, as does the
     lack of any reward."""
@@ -249,46 +190,29 @@ def test_every_reward_has_a_name_of_its_own_in_the_log():
     class Energy:
         needs_audio = True
 
-        def __init__(self, value):
-            self.value = value
-
         def __call__(self, completions, **columns):
-            return [self.value for _ in completions]
+            return [4.0 for _ in completions]
 
     def energy_2(completions, value=0.0, **columns):
         return [value for _ in completions]
 
-    energy = Energy(1.0)
-    rewards = [
-        partial(energy_2, value=2.0),
-        partial(partial(energy_2), value=3.0),
-        Energy(4.0),
-        energy,
-        partial(energy),
-        lambda completions, **columns: [5.0],
-        lambda completions, **columns: [None],
-    ]
-    names = ["energy_2", "energy_2_2", "Energy", "Energy_2", "Energy_3", "<lambda>", "<lambda>_2"]
+    energy = Energy()
+    two, three = partial(energy_2, value=2.0), partial(partial(energy_2), value=3.0)
+    rewards = [two, three, Energy(), energy, partial(energy), lambda completions, **columns: [None]]
+    names = ["energy_2", "energy_2_2", "Energy", "Energy_2", "Energy_3", "<lambda>"]
     assert names_of(rewards) == names and names_of([faster, faster]) == ["faster", "faster_2"]
-    assert names_of([SimpleNamespace(name=name) for name in ("a", "a_2", "a")]) == [
-        "a",
-        "a_2",
-        "a_3",
-    ]
-    assert needs_audio(partial(energy)) and not needs_audio(rewards[0])
+    named = [SimpleNamespace(name=name) for name in ("a", "a_2", "a")]
+    assert names_of(named) == ["a", "a_2", "a_3"]
+    assert needs_audio(partial(energy)) and not needs_audio(two)
     records, metrics = [record()], Metrics()
-    totals, parts = score(records, rewards, [1.0] * 7)
+    totals, parts = score(records, rewards, [1.0] * 6)
     batch = SimpleNamespace(
         records=records, rewards=torch.from_numpy(totals), parts=parts, seconds={}
     )
     add_rollouts(metrics, batch, torch.zeros(1), rewards, [], 4)
     logged = metrics.drain()
-    assert (
-        totals.tolist() == [16.0]
-        and {n: logged[f"rewards/{n}/mean"] for n in names[:-1]}
-        == dict(zip(names, [2.0, 3.0, 4.0, 1.0, 1.0, 5.0], strict=False))
-        and f"rewards/{names[-1]}/mean" not in logged
-    )
+    means = [logged.get(f"rewards/{name}/mean") for name in names]
+    assert totals.tolist() == [17.0] and means == [2.0, 3.0, 4.0, 4.0, 4.0, None]
 
 
 def test_log_likelihood_is_scaled_and_has_a_floor():
@@ -333,15 +257,6 @@ def test_token_likelihood_is_of_what_was_to_be_spoken_alone():
     assert longer.item.text_ids == plain.item.text_ids == (1, 2, 3, 4)
     assert ask(TokenLikelihoodReward(recognizer), [longer]) == ask(
         TokenLikelihoodReward(recognizer), [plain]
-    )
-
-
-def test_token_likelihood_of_ids_that_the_recogniser_does_not_know_is_missing():
-    strange = record(0, (0, 99))
-    total, _ = score([strange], [TokenLikelihoodReward(toy_token_recognizer())], [1.0])
-    assert (
-        np.isnan(total).all()
-        and "DataError: the token recogniser knows no speech token 99" in strange.failure
     )
 
 
@@ -536,19 +451,3 @@ def test_a_recogniser_that_hangs_is_not_waited_for_twice():
     assert time.monotonic() - started < 0.8 and faulty.asked == 1
     time.sleep(1.0)
     assert recognizer.transcribe([np.ones(3)], 50) == ["red"]  # it has come back
-
-
-def test_likelihoods_are_asked_for_with_the_same_patience():
-    class Likely(Faulty):
-        def log_likelihood(self, waves, sample_rate, texts):
-            return self.transcribe(waves, sample_rate)
-
-    faulty = Likely(CRASH, lambda waves: [-0.5] * len(waves))
-    reward = LikelihoodReward(RetryingRecognizer(faulty, QUICK), scale=2.0)
-    records = [replace(record(i), wave=np.ones(3, np.float32), sample_rate=50) for i in range(2)]
-    assert ask(reward, records) == [-1.0, -1.0] and faulty.asked == 2
-    with pytest.raises(ConfigError, match="log_likelihood: .*faulty"):
-        LikelihoodReward(RetryingRecognizer(Faulty(good), QUICK))
-    nan = Likely(lambda waves: [float("nan")] * len(waves))
-    totals, _ = score(records, [LikelihoodReward(RetryingRecognizer(nan, QUICK))], [1.0])
-    assert np.isnan(totals).all() and records[0].failure.startswith("log_likelihood ")

@@ -1,7 +1,5 @@
 """Rollouts are what `decode` speaks of each utterance alone, with the policy of the moment."""
 
-import threading
-from contextlib import nullcontext
 from dataclasses import replace
 
 import fake_gpu
@@ -234,27 +232,6 @@ def test_a_gpu_rolls_out_what_the_cpu_does_by_graphs_that_see_every_update(
             t.device.type for t in (got.hidden, got.positions, got.actions, got.mask, got.rewards)
         } == {"cuda"}
     assert made[0] != made[1] != made[2]
-
-
-def test_rewards_have_a_stream_of_their_own_that_waits_for_the_rollouts(monkeypatch):
-    used, waited, wait = [], [], fake_gpu.Stream.wait_event
-    monkeypatch.setattr(
-        fake_gpu.Stream, "wait_event", lambda own, event: (waited.append(event), wait(own, event))
-    )
-    with fake_gpu.fake_gpu(monkeypatch) as device:
-        made = roller(tiny_decoder().to(device), microbatches=2)
-        monkeypatch.setattr(
-            torch.cuda,
-            "stream",
-            lambda stream: used.append((stream, threading.current_thread().name)) or nullcontext(),
-        )
-        made.collect(random_policy(32, std=0.5).to(device), ragged_items(), range(5), seed=1)
-    beside = [stream for stream, thread in used if thread.startswith("reward")]
-    assert beside == [made._stream] * 2 and len(set(map(id, waited))) == 2
-    assert made._stream not in [
-        stream for stream, thread in used if not thread.startswith("reward")
-    ]
-    assert roller()._stream is None and roller()._rolled() is None
 
 
 def test_the_host_reads_a_rollout_a_few_times_and_nothing_in_every_pass(monkeypatch):

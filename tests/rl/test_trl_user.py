@@ -7,7 +7,6 @@ import inspect
 import numpy as np
 import pytest
 import toy_world
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_training import log_of
 from toy_training import Listener
 from transformers import TrainingArguments
@@ -138,17 +137,6 @@ def test_names_are_those_of_trl():
         "epsilon",
         "loss_type",
     }
-
-
-def test_tensorboard_is_that_of_transformers(files):
-    trainer_of(files, ["range_penalty"], report_to="tensorboard", logging_steps=1).train()
-    (event,) = (files / "run").rglob("events*")
-    board = EventAccumulator(str(event.parent))
-    board.Reload()
-    assert {"train/reward", "train/tokens_per_pass", "train/action_histogram/4"} <= set(
-        board.Tags()["scalars"]
-    )
-    assert len(board.Scalars("train/reward")) == 2
 
 
 def test_a_policy_in_hand_is_trained_for_its_own_decoder(files):

@@ -15,7 +15,7 @@ from dcar.sources.shipped import shipped
 from dcar.text.inventory import PHONEME_VERSION
 from rl import trainer as module
 from rl.config import DCPOConfig
-from rl.rewards import ASKS, BUILT_IN, asks_recognizer, needs_audio
+from rl.rewards import BUILT_IN
 from rl.trainer import DCPOTrainer
 from rl.transcription import UnusedRecognizer
 
@@ -75,16 +75,3 @@ def test_likelihood_of_tokens_is_by_a_recogniser_of_the_same_tokens(tmp_path):
     assert not reward(f"data={other}", f"token_recognizer={tmp_path / 'own'}").locates
     with pytest.raises(ConfigError, match="token_likelihood .*data="):
         reward()
-
-
-def test_rewards_that_hear_are_known_by_name(tmp_path):
-    class Likely(UnusedRecognizer):
-        def log_likelihood(self, waves, sample_rate, texts):
-            return [0.0] * len(waves)
-
-    for name in ("wer", "cer", "log_likelihood", "range_penalty"):
-        reward = BUILT_IN[name](config_of(tmp_path), Likely("a"))
-        assert (
-            needs_audio(reward) == (name in ASKS) == asks_recognizer([name]) and reward.name == name
-        )
-    assert asks_recognizer([lambda completions, transcripts, **columns: [0.0]])

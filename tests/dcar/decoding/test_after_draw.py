@@ -6,7 +6,7 @@ from tiny_decoders import tiny_decoder
 from tiny_methods import candidates_policy, scored
 
 from dcar.decoding import FixedChunk, PolicyChunk, RandomChunk, decode
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from eval.methods.controls import BestOfChunk, EndOnConfident, ShuffledChunk
 from heads.candidates import candidate_features, end_features, joint_log_probs
@@ -87,18 +87,6 @@ def test_begins_as_a_soft_rule(decoder, prompts):
     assert [(r.tokens, r.sizes) for r in own] == [(r.tokens, r.sizes) for r in ruled]
 
 
-def test_checkpoints_of_every_kind(tmp_path):
-    for reads in ("hidden", "candidates"):
-        policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, reads=reads, sizes=(2, 4)))
-        policy.save_pretrained(tmp_path / reads)
-        loaded = ChunkPolicy.from_pretrained(tmp_path / reads)
-        assert loaded.config == policy.config and loaded.checksum() == policy.checksum()
-        assert loaded.unused.tolist() == [True, False, True, False]
-    for wrong in (dict(reads="tokens"), dict(sizes=(5,)), dict(sizes=(0,)), dict(reads="both")):
-        with pytest.raises(CheckpointError, match="policy"):
-            ChunkPolicyConfig(32, 4, **wrong)
-
-
 def test_in_half_precision(prompts):
     """Also with a chunk scorer, which stays float32."""
     half = tiny_decoder().to(torch.bfloat16)
@@ -129,14 +117,6 @@ def test_one_draw_of_a_policy_of_one_size_is_car_k(decoder, prompts):
         )
     )
     assert one == sampled == shuffled == car != three == best
-
-
-def test_nothing_to_choose_at_temperature_0(decoder, prompts):
-    policy, cold = scored(), SamplingConfig(temperature=0, max_tokens=40)
-    one, five = (
-        decode(decoder, prompts, PolicyChunk(policy, num_candidates=n), cold) for n in (1, 5)
-    )
-    assert [(r.tokens, r.sizes) for r in one] == [(r.tokens, r.sizes) for r in five]
 
 
 def test_refuses_what_cannot_be_chosen_among():

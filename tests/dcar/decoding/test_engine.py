@@ -1,7 +1,6 @@
 """Engines: whatever is beside an utterance or was in its row before, the oracle speaks the same."""
 
 import copy
-import os
 from dataclasses import replace
 
 import pytest
@@ -10,14 +9,14 @@ from held import ROUNDING, check
 from oracle import speak
 from tiny_decoders import policy_of, tiny_decoder
 from tiny_methods import KINDS, candidates_policy, scored
-from tiny_verifiers import imperfect_draft, rule_of
+from tiny_verifiers import rule_of
 
 from dcar.decoding import Engine, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
 from dcar.errors import ConfigError, DataError, DistributionError, EngineError, TextError
 from dcar.model.car import CARDecoder
 from dcar.sampling import SamplingConfig
-from eval.methods.controls import BestOfChunk, EndOnConfident, ShuffledChunk
-from eval.verifiers.drafters import HeadDrafter, ModelDrafter
+from eval.methods.controls import BestOfChunk, EndOnConfident
+from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.mtp_viterbi import MTPViterbi, Transitions, count_bigrams
 from eval.verifiers.pcg import build_groups
 from eval.verifiers.sd import SpeculativeDecoding
@@ -125,34 +124,6 @@ def test_a_row_is_the_same_bit_by_bit_whatever_is_beside_it(method):
             assert result.log_probs == pytest.approx(wanted.log_probs, abs=1e-5)
 
 
-def test_recorded_states_can_train_a_policy(decoder, prompts):
-    """Decoding runs in inference mode; what it records is used in backward passes all the same."""
-    for result in decode(decoder, prompts, RandomChunk([1, 2, 4]), SAMPLING, record_hidden=True):
-        head = torch.nn.Linear(result.hidden.shape[1], 1)
-        head(result.hidden).square().mean().backward()
-        assert not result.hidden.requires_grad and head.weight.grad.abs().sum() > 0
-
-
-def test_bfloat16(prompts):
-    """As far as the tokens are those of float32, states differ by the rounding of bfloat16, on
-    the kernels and without."""
-    exact, method = tiny_decoder(), FixedChunk(4)
-    sampling = SamplingConfig(
-        temperature=0, max_tokens=12, min_tokens=12, max_tokens_per_text_unit=6
-    )
-    expected, compared = decode(exact, prompts, method, sampling, record_hidden=True), 0
-    rounded = decode(
-        tiny_decoder().bfloat16(), prompts, method, sampling, record_hidden=True, batch_size=3
-    )
-    for got, wanted in zip(rounded, expected, strict=True):
-        same = len(os.path.commonprefix([got.tokens, wanted.tokens]))
-        # those that have read equal tokens
-        states = min(wanted.prompt_length + same, len(wanted.hidden))
-        assert (got.hidden[:states].float() - wanted.hidden[:states]).abs().max() < 0.1
-        compared += states
-    assert compared > 40
-
-
 # --- weights --------------------------------------------------------------------------------------
 
 
@@ -212,12 +183,6 @@ def test_prompts_that_the_model_cannot_read(decoder):
             )
 
 
-def test_a_prompt_takes_ids_of_any_sequence_and_keeps_tuples():
-    given = Prompt("a", [1, 2], torch.tensor([3, 4]))
-    assert given == Prompt("a", (1, 2), (3, 4)) and hash(given) == hash(Prompt("a", (1, 2), (3, 4)))
-    assert all(type(i) is int for i in (*given.text_ids, *given.prompt_ids))
-
-
 SCORED = scored()
 REFUSED = {
     "5 heads, .* 1..4": FixedChunk(5),
@@ -239,14 +204,6 @@ def test_methods_that_do_not_fit(decoder, prompts, message):
     sampling = SamplingConfig(repetition_window=3) if "repetition" in message else SAMPLING
     with pytest.raises(ConfigError, match=message):
         decode(decoder, prompts, REFUSED[message], sampling, record_hidden="hidden" in message)
-
-
-def test_groups_that_do_not_fit(decoder, prompts):
-    few = PolicyChunk(policy_of(), "sample", forced={"utt1": [2, 3, 0, 0]})
-    shuffled = ShuffledChunk(PolicyChunk(policy_of()))
-    for method, size, message in ((few, 5, "utt1: 4 "), (shuffled, 2, "dcar-shuffled")):
-        with pytest.raises(ConfigError, match=message):
-            decode(decoder, prompts, method, SAMPLING, group_size=size)
 
 
 @pytest.mark.parametrize(
@@ -359,17 +316,6 @@ def test_the_others_of_a_batch_are_not_blamed_and_the_finished_are_kept(prompts)
         assert [r.utterance_id for r in raised.value.finished] == ["utt2"]
 
 
-@pytest.mark.parametrize("mode", ["greedy", "sample"])
-@pytest.mark.parametrize("make", [policy_of, candidates_policy])
-def test_a_policy_without_a_distribution(decoder, prompts, mode, make):
-    policy = make()
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.fill_(float("nan"))
-    with pytest.raises(DistributionError, match="chunk"):
-        decode(decoder, prompts, PolicyChunk(policy, mode), SAMPLING)
-
-
 @pytest.mark.parametrize("kind", ["sd", "ssd", "pcg", "typical", "topk", "vadusa", "mtp-viterbi"])
 def test_verifiers_report_it_too(prompts, kind):
     model = broken(next(t for t in prompts[5].prompt_ids if t not in prompts[2].prompt_ids))
@@ -381,11 +327,3 @@ def test_verifiers_report_it_too(prompts, kind):
     }.get(kind, lambda: rule_of(kind, HeadDrafter(2), groups))()
     with pytest.raises(DistributionError, match="utt5: .*token 0"):
         decode(model, [prompts[2], prompts[5]], method, SamplingConfig(max_tokens=2), batch_size=2)
-
-
-def test_a_draft_model_without_a_distribution(decoder, prompts):
-    draft = imperfect_draft(decoder)
-    with torch.no_grad():
-        draft.heads.base.weight[3] = float("nan")
-    with pytest.raises(DistributionError, match="utt"):
-        decode(decoder, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 2)), SAMPLING)

@@ -13,11 +13,7 @@ from dcar.decoding import Engine, PolicyChunk, Prompt, decode
 from dcar.decoding import engine as module
 from dcar.decoding.graphs import StepGraphs
 from dcar.errors import EngineError
-from dcar.model.companions import load_policy
-from dcar.model.draft import build_draft
-from dcar.model.load import load_decoder
 from dcar.sampling import SamplingConfig
-from eval.methods.registry import Models, make_methods
 
 PROMPTS = [Prompt(f"u{i}", range(1, 4 + i), range(1, 3 + i)) for i in (2, 9, 4, 3)]
 SAMPLING = SamplingConfig(
@@ -98,23 +94,6 @@ def test_the_host_reads_once_a_look_and_once_more_for_all_rows_that_finished(dev
 # --- graphs ---------------------------------------------------------------------------------------
 
 
-def test_captures_share_a_stream_with_their_pool_and_bear_other_threads(device, monkeypatch):
-    """DCPO's reward worker uses the same GPU while rollouts capture their steps: with the
-    default mode whatever it allocated broke the capture. Graphs that share a pool must be
-    captured on one stream."""
-    asked, graph = [], torch.cuda.graph
-    monkeypatch.setattr(
-        torch.cuda, "graph", lambda made, **how: asked.append(how) or graph(made, **how)
-    )
-    graphs, count = StepGraphs(True, device), torch.zeros(1).to(device)
-    for key in ("a", "b", "a"):
-        graphs.run(key, lambda: count.add_(1), lambda: [count])
-    assert len(graphs) == len(asked) == 2
-    assert all(how["capture_error_mode"] == "thread_local" for how in asked)
-    assert asked[0]["stream"] is asked[1]["stream"] and asked[0]["pool"] is asked[1]["pool"]
-    assert count.tolist() == [3]  # a step each time; the warm-ups were put back
-
-
 def test_what_cannot_be_captured_says_what_to_switch_off(device):
     count = torch.zeros(1).to(device)
     with pytest.raises(EngineError, match="(?s)capturing.*graphs=false"):
@@ -139,47 +118,3 @@ def test_the_stand_in_refuses_what_a_gpu_refuses(device):
     graph.replay()
     # and nothing that was made within stays
     assert there.tolist() == [1, 2, 3, 4] and made.isnan().all()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("graphs", [False, True])
-def test_shipped_models_say_the_same_tokens(graphs):
-    """Every method of the starter model, in float32, on the card and on the CPU."""
-    names = [
-        "car-1",
-        "car-10",
-        "dcar",
-        "dcar@n4",
-        "sd@heads",
-        "ssd-0.4",
-        "pcg-0.42",
-        "typical",
-        "topk-verify-5",
-        "sd@draft",
-        "vadusa-2-chain",
-        "entropy-0.8",
-    ]
-    spoken = []
-    for device in ("cpu", "cuda"):
-        model = load_decoder("starter", device)
-        torch.manual_seed(0)
-        draft = build_draft(load_decoder("starter")).eval().to(device)
-        models, c = (
-            Models(model, policies={"": load_policy("starter", device)}, draft=draft),
-            model.config,
-        )
-        prompts = [
-            Prompt(
-                f"u{i}",
-                [(7 * i + 3 * j) % (c.text_vocab_size - 1) + 1 for j in range(40 - 7 * i)],
-                [(5 * i + 11 * j) % c.speech_vocab_size for j in range(25)],
-            )
-            for i in range(4)
-        ]
-        spoken.append({})
-        for entry in make_methods(names, models, SamplingConfig(0.8, max_tokens=120)):
-            engine = Engine(
-                model, entry.method, entry.sampling, 3, graphs=graphs and device == "cuda"
-            )
-            spoken[-1][entry.name] = [result.tokens for result in engine.decode(prompts)]
-    assert spoken[0] == spoken[1]

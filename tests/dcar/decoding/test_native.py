@@ -1,8 +1,6 @@
 """How the C code is compiled, kept and loaded."""
 
-import multiprocessing
 import os
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -75,10 +73,3 @@ def test_the_folder_of_kernels_is_this_user_s_alone(fresh, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(NativeError, match=f"{fresh}/dcar.*XDG_CACHE_HOME"):
         module._compiled(module.FLAGS)
-
-
-def test_processes_that_start_together_compile_once_each_and_agree(fresh):
-    fork = multiprocessing.get_context("fork")  # they keep the small source
-    with ProcessPoolExecutor(2, fork, initializer=fork.Barrier(2).wait) as both:
-        one, other = both.map(module._compiled, [module.FLAGS] * 2)
-    assert one == other and list((fresh / "dcar").iterdir()) == [one]

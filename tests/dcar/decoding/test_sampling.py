@@ -15,7 +15,6 @@ from dcar.sampling import (
     SamplingConfig,
     first_of_equals,
     group_keys,
-    histories,
     likeliest,
     rank,
     sample,
@@ -57,11 +56,6 @@ def test_warp_by_hand(logits, config, expected):
     assert torch.allclose(probs, expected / expected.sum()) and torch.equal(probs > 0, expected > 0)
 
 
-def test_forbidden_eos_has_no_mass():
-    probs = warp(LOGITS.expand(2, -1), SamplingConfig(), torch.tensor([True, False]), eos=1)
-    assert probs[0, 1] == 0 and probs[1, 1] > 0 and torch.allclose(probs.sum(-1), torch.ones(2))
-
-
 def in_order(row: list[float]) -> list[int]:
     """Ids from the likeliest down, the lowest first among equals; by Python's own stable sort."""
     return sorted(range(len(row)), key=lambda i: -row[i])
@@ -87,13 +81,6 @@ def test_the_likeliest_are_those_of_lowest_id_among_equals(levels, dtype):
             assert torch.equal(first_of_equals(values, k), order[..., :k])
     for place in (0, 7, 39):
         assert rank(values, order[..., place]).unique().tolist() == [place]
-
-
-def test_without_equals_the_likeliest_are_those_of_topk():
-    values = torch.randn(32, 7, 1025, generator=torch.Generator().manual_seed(0))
-    assert all(
-        torch.equal(a, b) for a, b in zip(likeliest(values, 10), values.topk(10), strict=True)
-    )
 
 
 def test_a_value_that_is_no_number_is_among_the_likeliest():
@@ -136,11 +123,6 @@ def test_sample_inverts_the_cumulative_distribution_and_never_draws_zero_mass(we
     assert u * total <= (below + weights[index]) * (1 + 1e-12) + 1e-12
 
 
-def test_sample_at_the_very_end_of_the_distribution():
-    probs = torch.tensor([[0.3, 0.7, 0.0]])
-    assert int(sample(probs, torch.tensor([1 - 2.0**-53], dtype=torch.float64))) == 1
-
-
 def test_draws_are_a_function_of_their_address_only():
     keys = utterance_keys(7, ["a", "b", "c"])
     position = torch.arange(5).expand(3, -1)
@@ -155,13 +137,6 @@ def test_draws_are_a_function_of_their_address_only():
     assert torch.equal(together, alone)
     assert torch.equal(utterance_keys(7, ["b"]), keys[1:2])
     assert torch.equal(uniform(keys, "token", torch.tensor([4, 4, 4])), together[:, 4])
-
-
-def test_no_two_members_of_any_utterances_share_their_draws():
-    names = ["x", "x#", "x#1", "x#0", "x#1#1", "x#1#0", "x#y", "x#10", "1", "#1", "x\n#1"]
-    rows = [(name, member) for name in names for member in range(12)]
-    _, keys = group_keys(3, *zip(*rows, strict=True))
-    assert len(keys.unique()) == len(rows)
 
 
 def test_draws_are_those_of_earlier_versions():
@@ -259,17 +234,6 @@ def test_repetition_aware_distribution_is_that_of_cosyvoices_procedure(mask, cha
     assert statistic < chi2.isf(1e-6, int(real.sum()) - 1)
 
 
-def test_without_repetition_the_distribution_is_the_nucleus():
-    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
-    none = torch.full((4, 10), -1)
-    assert torch.allclose(
-        warp(logits, ras(top_k=0), history=none), warp(logits, SamplingConfig(top_p=0.8)), atol=1e-6
-    )
-    # everything repeated: the second draw decides alone
-    all_of_them = torch.arange(9).repeat(4, 2)[:, :10]
-    assert torch.allclose(warp(logits, ras(), history=all_of_them), logits.softmax(-1), atol=1e-6)
-
-
 def masked_probs(f: list[float], n: list[float], repeated: set[int]) -> list[float]:
     """The procedure with the mask, enumerated: u from the nucleus, then, if it is repeated,
     another one from f."""
@@ -299,15 +263,6 @@ def test_a_repeated_token_may_have_any_probability_where_it_is_masked(gap):
     assert warp(logits, ras(), history=torch.tensor([[0] * 10]))[0].tolist() == pytest.approx(
         without, abs=1e-6
     )
-
-
-def test_histories_are_windows_before_each_position():
-    window = torch.tensor([[-1, 3, 4], [5, 6, 7]])
-    drafts = torch.tensor([[8, 9], [1, 2]])
-    assert histories(window, drafts).tolist() == [
-        [[-1, 3, 4], [3, 4, 8], [4, 8, 9]],
-        [[5, 6, 7], [6, 7, 1], [7, 1, 2]],
-    ]
 
 
 def test_a_method_without_histories_is_refused():

@@ -13,7 +13,6 @@ from tiny_backbones import tiny_backbone
 from tiny_data import counting, tiny_vocoder, write_prepared
 from tiny_decoders import policy_of, tiny_decoder
 from toy_training import Listener
-from toy_world import ToyVocoder, toy_items
 
 from dcar.config import load_config
 from dcar.decoding import decode
@@ -29,14 +28,12 @@ from dcar.model.precision import (
 )
 from dcar.sampling import warp
 from dcar.speak.speak import SpeakConfig
-from dcar.speak.speaker import Speaker
 from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from dcar.train.chunk_scorer import TrainChunkScorerConfig
 from dcar.train.chunk_scorer import run as train_chunk_scorer
 from eval.analysis import fit_verifiers
 from eval.compare.run import CompareConfig, run
 from eval.compare.tune import TuneConfig
-from eval.compare.tuned import Tuned
 from eval.demo.studio import DemoConfig
 from eval.methods.registry import load_models, make_methods
 from eval.speed.run import SpeedConfig
@@ -48,34 +45,11 @@ from launch.distil import DistilConfig
 from rl import profile as guidance
 from rl import train as dcpo
 from rl.config import DCPOConfig
-from rl.rewards import WERReward
-from rl.rollout import Roller
 
 HALF = torch.bfloat16
-METHODS = [
-    "far",
-    "car-1",
-    "car-4",
-    "random-2-3",
-    "end-on-confident-2-4",
-    "dcar@hidden",
-    "dcar-sampled@hidden",
-    "dcar-shuffled@hidden",
-    "dcar@drawn",
-    "dcar@drawn@n3@d0.2",
-    "best-of-3-2",
-    "entropy-0.8",
-    "entropy@2.0",
-    "mtp-viterbi-3-4",
-    "sd",
-    "sd@draft",
-    "ssd-0.4",
-    "pcg-0.42",
-    "pcg-0.42@draft",
-    "vadusa-2",
-    "typical",
-    "topk-verify-5",
-]
+METHODS = """
+    far car-1 car-4 random-2-3 end-on-confident-2-4 dcar@hidden dcar-sampled@hidden dcar-shuffled@hidden dcar@drawn dcar@drawn@n3@d0.2 best-of-3-2 entropy-0.8 entropy@2.0 mtp-viterbi-3-4 sd sd@draft ssd-0.4 pcg-0.42 pcg-0.42@draft vadusa-2 typical topk-verify-5
+""".split()
 
 
 def weights_of(model: torch.nn.Module) -> set[torch.dtype]:
@@ -183,11 +157,6 @@ def test_every_command_refuses_another_word(config):
         load_config(config, [*needed, "dtype=float16"])
 
 
-def test_python_callers_get_the_same_error():
-    with pytest.raises(ConfigError, match="dtype .*'half'"):
-        Speaker.load("starter", dtype="half")
-
-
 # --- what is rounded ------------------------------------------------------------------------------
 
 
@@ -268,19 +237,6 @@ def test_the_chunk_scorer_is_not_computed_in_tf32():
 # --- who says it ----------------------------------------------------------------------------------
 
 
-def test_records_name_the_precision_where_tokens_may_differ(files):
-    exact, half = (make_methods(METHODS, models_of(files, dtype)) for dtype in (None, "bfloat16"))
-    for a, b in zip(exact, half, strict=True):
-        assert "precision" not in a.identity and b.identity["precision"] == "bfloat16"
-        # those of PCG are made of the embeddings as they are
-        named = a.identity.keys() - {"groups"}
-        assert {name: b.identity[name] for name in named} == {
-            name: a.identity[name] for name in named
-        }
-    assert precision_identity(tiny_decoder()) == {}
-    assert precision_of(tiny_decoder()) == {"dtype": "float32", "float32_products": "ieee"}
-
-
 def test_on_a_gpu_float32_is_tf32_and_said_so(monkeypatch):
     before = torch.get_float32_matmul_precision()
     try:
@@ -337,34 +293,6 @@ def test_a_comparison_in_bfloat16_says_so_and_speaks_anew(files, tmp_path):
     assert {of["precision"] for of in result["methods"].values()} == {"bfloat16"}
 
 
-def test_a_sampling_that_was_tuned_in_float32_serves_in_bfloat16(files):
-    exact, half = (make_methods(["car-3"], models_of(files, dtype)) for dtype in (None, "bfloat16"))
-    best = {"temperature": 0.4, "top_k": 0, "top_p": 1.0}
-    tuned = Tuned(Path("tuned.json"), {}, {"car-3": (exact[0].identity, best)})
-    assert [e.sampling.temperature for e in tuned.beside(half)] == [1.0, 0.4]
-
-
-def test_profile_in_bfloat16(files, monkeypatch):
-    monkeypatch.setattr(guidance, "load_recognizer", lambda name, device: Listener())
-    out = files / "profile"
-    guidance.main(
-        [
-            f"decoder={files / 'decoder'}",
-            f"data={files / 'data'}",
-            f"vocoder={files / 'vocoder'}",
-            "prompt_tokens=5",
-            "sampling.max_tokens=20",
-            f"out={out}",
-            "sizes=[1,3]",
-            "dtype=bfloat16",
-            "max_reward_wer=9",
-        ]
-    )
-    found = json.loads((out / "profile.json").read_text())
-    assert found["provenance"]["precision"]["dtype"] == "bfloat16"
-    assert found["base_checksum"] == load_decoder(files / "decoder").checksum()
-
-
 @pytest.mark.parametrize("reads", ["hidden", "candidates"])
 def test_dcpo_trains_a_float32_policy_of_a_rounded_decoder(files, reads):
     out = files / f"dcpo-{reads}"
@@ -401,16 +329,6 @@ def test_dcpo_trains_a_float32_policy_of_a_rounded_decoder(files, reads):
     models = load_models(str(files / "decoder"), "", [str(out / "policy")], dtype="bfloat16")
     (entry,) = make_methods(["dcar"], models)
     assert entry.identity["policy"] == policy.checksum()
-
-
-def test_rollouts_of_a_rounded_decoder():
-    base, policy = cast_decoder(tiny_decoder(), HALF), policy_of()
-    roller = Roller(
-        base, ToyVocoder(), [WERReward(Listener())], [1.0], SHORT, group_size=4, chunk_range=[2, 3]
-    )
-    batch = roller.collect(policy, toy_items(2), range(2), seed=1)
-    assert batch.hidden.dtype == torch.float32 and rounded(batch.hidden)
-    assert batch.actions.max() > 0 and batch.rewards.isfinite().all()
 
 
 def test_a_chunk_scorer_of_a_rounded_decoder(files):

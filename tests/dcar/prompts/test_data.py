@@ -15,7 +15,7 @@ from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
 from dcar.sources.shipped import shipped
 from dcar.text.phonemes import text_to_ids
-from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
+from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset
 
 LENGTHS = np.random.default_rng(0).integers(20, 200, 53).tolist()
 
@@ -37,26 +37,6 @@ def batches(**changes) -> list[list[tuple[int, int]]]:
 
 
 # --- batches --------------------------------------------------------------------------------------
-
-
-def test_batches_are_a_function_of_seed_and_epoch():
-    assert batches(epoch=2) == batches(epoch=2)
-    sampler = BucketBatchSampler(LENGTHS, 8, 3)
-    first = list(sampler)
-    sampler.set_epoch(5)
-    list(sampler)
-    sampler.set_epoch(0)
-    assert list(sampler) == first  # no hidden state
-    assert (
-        len(
-            {
-                str([[i for _, i in b] for b in batches(epoch=e, seed=s)])
-                for e in range(3)
-                for s in range(3)
-            }
-        )
-        == 9
-    )
 
 
 @pytest.mark.parametrize("epoch", range(3))
@@ -186,14 +166,6 @@ def test_prompts_are_the_same_for_every_method(rows, bos):
             assert list(item.prompt.prompt_ids) == source["speech"]
 
 
-def test_a_prompt_does_not_depend_on_the_rows_behind_it(rows):
-    assert make_prompts(Split.of(rows), 5, 1)[0].prompt.prompt_ids in {
-        tuple(s[i : i + 5]) for s in rows["speech"][2:10:2] for i in range(len(s))
-    }
-    short = make_prompts(Split.of(rows.select(range(10))), 5, 1)
-    assert [i.prompt for i in short] == [i.prompt for i in make_prompts(Split.of(rows), 5, 1)[:10]]
-
-
 # --- examples -------------------------------------------------------------------------------------
 
 
@@ -225,24 +197,6 @@ def test_without_bos_the_whole_stream_is_the_target_and_unknown_ids_are_refused(
             SpeechDataset(
                 Split.of(rows), CARConfig(text_vocab_size=text, speech_vocab_size=speech), 5, 0
             )
-
-
-def test_collate_pads_and_counts():
-    batch = collate(
-        [
-            {"text": [1, 2], "speech": [5, 13, 7], "prompt_length": 2},
-            {"text": [3], "speech": [13, 9, 8, 4], "prompt_length": 1},
-        ]
-    )
-    assert batch["text_ids"].tolist() == [[1, 2], [3, 0]] and batch["text_lengths"].tolist() == [
-        2,
-        1,
-    ]
-    assert batch["speech_ids"].tolist() == [[5, 13, 7, 0], [13, 9, 8, 4]] and batch[
-        "speech_lengths"
-    ].tolist() == [3, 4]
-    assert batch["prompt_lengths"].tolist() == [2, 1]
-    assert {v.dtype for v in batch.values()} == {torch.int64}
 
 
 def test_a_prompt_that_the_corpus_names_is_taken(rows):

@@ -5,12 +5,9 @@ import math
 import os
 import signal
 
-import fake_gpu
 import pytest
 import torch
-from kernels import Kernels
 from tiny_data import CODES, counting, noise, write_prepared
-from tiny_decoders import tiny_decoder
 from tiny_training import log_of, tiny_config, trainer_of
 from transformers import TrainerCallback
 
@@ -19,7 +16,7 @@ from dcar.model.car import CARDecoder
 from dcar.train import car
 from dcar.train.car import CARTrainer, run
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
-from dcar.train.resilient import Check, all_finite
+from dcar.train.resilient import all_finite
 
 
 def test_all_finite_looks_at_values_not_at_their_squares():
@@ -96,84 +93,6 @@ def lagging(monkeypatch):
         self.unread = 1
 
     monkeypatch.setattr(CARTrainer, "__init__", late)
-
-
-class Steps(TrainerCallback):
-    """Notes after each step what the host has read by then."""
-
-    def __init__(self, counted: Kernels):
-        self.counted, self.of_steps = counted, []
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.counted.reads.clear()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.of_steps.append(list(self.counted.reads.elements()))
-
-
-@pytest.mark.usefixtures("lagging")
-@pytest.mark.parametrize("optimizer", ["adamw", "scaled_adam"])
-def test_the_host_reads_nothing_of_a_step_unless_a_line_is_logged(
-    optimizer, data, tmp_path, monkeypatch
-):
-    """Values that were copied without waiting are read one step later: the next test."""
-    counted = Kernels()
-    steps, settled = Steps(counted), []
-    for name in ("tolist", "cpu", "numpy"):  # which a TorchDispatchMode does not see of CPU tensors
-        read = getattr(torch.Tensor, name)
-        monkeypatch.setattr(
-            torch.Tensor,
-            name,
-            lambda self, *given, read=read, name=name, **named: (
-                counted.reads.update([name]),
-                read(self, *given, **named),
-            )[1],
-        )
-    check = Check.read
-    monkeypatch.setattr(
-        Check,
-        "read",
-        lambda self: (  # of what has arrived
-            settled.append(self.step),
-            check(self),
-            counted.reads.subtract(["tolist"]),
-        )[1],
-    )
-    with_callback(monkeypatch, steps)
-    with counted:
-        run(
-            tiny_config(
-                data,
-                tmp_path,
-                optimizer=optimizer,
-                max_steps=4,
-                logging_steps=4,
-                head_positions=0.5,
-                gradient_accumulation_steps=2,
-            )
-        )
-    assert steps.of_steps == [[]] * 4 and settled == [1, 2, 3, 4]
-
-
-def test_what_a_gpu_found_of_an_update_is_read_when_the_next_one_is_queued(
-    data, tmp_path, monkeypatch
-):
-    """On the stand-in of a GPU, where a copy to the host is garbage until it was waited for."""
-    trainer = trainer_of(tiny_config(data, tmp_path), tiny_decoder(text_vocab_size=64))
-    trainer.unread = 1
-    with fake_gpu.fake_gpu(monkeypatch) as device:
-        trainer.model.to(device)
-        for step, value in enumerate((0.0, math.nan, 0.0)):
-            trainer.state.global_step = step
-            trainer._update, trainer._losses = [{}], [torch.tensor(0.5).to(device)]
-            for p in trainer.model.parameters():
-                p.grad = torch.zeros_like(p)
-            trainer.model.norm.bias.grad.fill_(value)
-            if step < 2:
-                trainer.look()
-        trainer.describe = lambda inputs: "a batch"
-        with pytest.raises(TrainingError, match=r"step 2: the gradient is not finite .norm.bias."):
-            trainer.look()
 
 
 @pytest.mark.usefixtures("lagging")

@@ -16,7 +16,6 @@ from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.car import CARDecoder
 from dcar.optim import cosine, eden_factor
-from dcar.train import bucketed
 from dcar.train.car import TrainConfig, data_identity, plan, run
 from dcar.train.checkpoints import latest_checkpoint
 
@@ -344,20 +343,6 @@ def test_two_processes_judge_each_step_once_and_draw_noise_of_their_own(data, tm
         json.loads((tmp_path / f"out/drawn-{rank}.json").read_text()) for rank in (0, 1)
     )
     assert len(first) == len(second) == 4 and not set(map(tuple, first)) & set(map(tuple, second))
-
-
-def test_one_process_trains_on_one_gpu(data, tmp_path, monkeypatch, caplog):
-    """Not by DataParallel, which cannot gather what a decoder returns."""
-    made = bucketed.arguments
-
-    def with_two(config: TrainConfig):
-        arguments = made(config)
-        arguments._n_gpu = 2
-        return arguments
-
-    monkeypatch.setattr(bucketed, "arguments", with_two)
-    trainer = trainer_of(tiny_config(data, tmp_path), CARDecoder(tiny_config(data, tmp_path).model))
-    assert trainer.args.n_gpu == 1 and "launch/accelerate/multi_gpu.yaml" in caplog.text
 
 
 # --- wrong weights --------------------------------------------------------------------------------

@@ -169,16 +169,6 @@ def test_a_compiled_step_is_one_graph_for_all_shapes_and_equals_the_eager_one(
         assert (gradient - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
 
-def test_compile_is_handed_on_and_refused_where_weights_are_sharded(data, tmp_path, monkeypatch):
-    config = tiny_config(data, tmp_path, torch_compile=True)
-    model = tiny_decoder(text_vocab_size=64)
-    trainer_of(config, model)
-    assert model._compiled_call_impl is not None
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match="torch_compile=true"):
-        trainer_of(config, tiny_decoder(text_vocab_size=64))
-
-
 @pytest.mark.parametrize("kind", ["independent", "shared"])
 def test_every_trained_parameter_of_a_decoder_with_one_head_gets_a_gradient(kind, data, tmp_path):
     """DDP looks for no unused parameters, and would wait for those of additional heads that

@@ -160,15 +160,6 @@ def test_counted_by_hand():
     ]
 
 
-def test_what_was_never_judged_has_no_rate():
-    got = acceptance([rounds_of("a", [(5, 1), (5, 0)])], resamples=100)
-    assert [(p["position"], p["rate"]) for p in got["accepted_by_position"]] == [
-        (1, 0.5),
-        (2, 0.0),
-    ]
-    assert set(acceptance([rounds_of("a", [])]).values()) == {None}
-
-
 @pytest.mark.parametrize(("proposed", "accepted"), [([3], [4]), ([3], [-1]), ([3, 3], [1])])
 def test_miscounting_methods_are_named(proposed, accepted):
     with pytest.raises(DataError, match="utt-1: ssd-0.4 .*`proposed`"):
@@ -194,12 +185,6 @@ def test_bins_cover_every_length_once_and_are_not_small(lengths):
         assert all(sum(low <= n <= high for n in lengths) >= FEWEST for low, high in bins)
     else:
         assert bins == []
-
-
-def test_bins_share_evenly_and_one_is_none():
-    assert length_bins(range(1, 13)) == [(1, 3), (4, 6), (7, 9), (10, 12)]
-    assert length_bins([5] * 20) == [(5, 5)]
-    assert by_length([counted("a", f"u{i}", 0, 5) for i in range(9)], ["a"]) is None
 
 
 def test_rates_of_bins_are_corpus_rates_over_seeds():

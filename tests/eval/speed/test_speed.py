@@ -6,13 +6,13 @@ import pytest
 import torch
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import Engine, FixedChunk, PolicyChunk, decode
+from dcar.decoding import Engine, FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, EngineError
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
 from eval.methods.families import parse_method
 from eval.methods.kinds import KINDS
-from eval.speed.measure import Load, interleaved, print_card, read_sizes
+from eval.speed.measure import Load, interleaved, print_card
 from eval.speed.run import SpeedConfig, executed, load_all, main, random_policies
 
 
@@ -239,25 +239,6 @@ def test_policy_and_draft_survive_rounding(tmp_path):
         load_all(
             SpeedConfig(decoder=str(tmp_path / "other"), policy=str(tmp_path / "policy")), "starter"
         )
-
-
-@pytest.mark.parametrize("kind", ["independent", "shared"])
-def test_what_a_step_reads(kind):
-    model = tiny_decoder(4, kind=kind)
-    sizes = read_sizes(model)
-    embeddings = model.text_embedding.weight.numel() + model.speech_embedding.weight.numel()
-    assert sizes["far"] + sizes["heads"] + 3 * sizes["head"] + embeddings == sum(
-        p.numel() for p in model.parameters()
-    )
-
-
-def test_random_policies_choose_among_all_sizes():
-    load, model = Load(6, 4, 60), tiny_decoder()
-    for policy in random_policies(model).values():
-        (result,) = decode(
-            model, load.prompts(model), PolicyChunk(policy, "sample"), load.sampling()
-        )
-        assert set(result.sizes[1:]) == {1, 2, 3, 4}
 
 
 def test_runs_are_interleaved_and_the_first_round_is_dropped():

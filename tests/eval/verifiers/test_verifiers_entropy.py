@@ -18,31 +18,13 @@ from dcar.sampling import SamplingConfig, warp
 from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from eval.analysis import fit_verifiers as fitting
 from eval.methods.registry import Models, load_models, make_methods
-from eval.verifiers.entropy import EntropyChunk, chunk_sizes, entropies
+from eval.verifiers.entropy import EntropyChunk
 from eval.verifiers.statistics import INFO, TENSORS, VerifierStatistics
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 
 
 # --------------------------------------------------------------------------------------------------
-
-
-def test_entropy_is_that_of_the_distribution_before_warping():
-    logits = torch.tensor(
-        [[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0], [math.log(3), 0.0, -1e9, -1e9]]
-    )
-    expected = [math.log(4), 0.0, -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))]
-    assert entropies(logits).tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_the_first_uncertain_head_ends_the_chunk():
-    entropy = torch.tensor([[0.1, 0.2, 0.3], [0.1, 0.9, 0.1], [0.9, 0.1, 0.1], [0.5, 0.5, 0.5]])
-    # up to the threshold, and the base head always
-    assert chunk_sizes(entropy, 0.5).tolist() == [4, 2, 1, 4]
-    assert (
-        chunk_sizes(entropy, 0.0).tolist() == [1, 1, 1, 1]
-        and chunk_sizes(entropy, math.inf).tolist() == [4] * 4
-    )
 
 
 @pytest.mark.parametrize("threshold", [-0.1, math.nan])

@@ -54,14 +54,6 @@ def test_both_ways_agree(theta):
     assert all(max(ids) < 40 for ids in found[:-2])
 
 
-def test_size_of_the_blocks_changes_nothing():
-    whole = build_groups(embedding_of(), 0.3)
-    # 15 codes each
-    blocks = build_groups(embedding_of(), 0.3, memory_bytes=40 * groups_module.BYTES_PER_CELL * 15)
-    assert sets_of(whole) == sets_of(blocks)
-    assert torch.equal(whole.token_groups, blocks.token_groups)
-
-
 def test_extremes_of_theta():
     table = embedding_of()
     # nothing is more alike than the same; 3 and 7 are not merged

@@ -5,10 +5,8 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from held import SAMPLINGS, hold, target
 from scipy import stats
 from tiny_corpora import RATE, tone, toy_prepare, toy_settings, write_manifest
 from tiny_data import ToyTokenizer
@@ -164,17 +162,6 @@ def test_a_step_emits_groups_of_the_targets_distribution_and_residual_tokens_of_
         > FALSE_ALARM
     )
     assert 0.1 < float(accepted.double().mean()) < 0.99
-
-
-def test_decoding_equals_the_oracle():
-    def case(read):
-        model = target()
-        (groups,) = ByMel.arguments(model, sounding(), (0.5,))
-        rule = oracle.coarse(expected_groups(sounding(), 0.5), length=3)
-        return read(model), ByMel("pcg-mel-0.5", HeadDrafter(3), groups), rule
-
-    spoken = hold(case, {name: SAMPLINGS[name] for name in ("plain", "top-k")})
-    assert 0.05 < sum(sum(s.accepted) for s in spoken) / sum(sum(s.proposed) for s in spoken) < 0.99
 
 
 # ------------------------------------------------------------------------------------------- names

@@ -120,11 +120,6 @@ def test_tolerance_buys_acceptance_with_the_same_amount_of_total_variation(seed)
     assert torch.allclose(out, p, atol=1e-12)  # beta >= 1: the draft alone
 
 
-def test_equal_distributions_leave_no_residual_but_a_distribution_to_draw_from():
-    q, _ = random_distributions(0)
-    assert torch.equal(sd.residual(q, q), q)
-
-
 # --- what the methods draw, against their distributions -------------------------------------------
 
 
@@ -223,15 +218,6 @@ def test_what_becomes_of_the_end_of_speech(kind, late, early):
         assert float((tokens == EOS).double().mean()) == pytest.approx(expected, abs=0.02)
 
 
-def test_the_distributions_of_the_rules_differ_enough_to_be_told_apart():
-    """The test above would see one rule in the place of another."""
-    q, p = random_distributions(1, SAMPLINGS[1])
-    expected = {kind: expected_distribution(kind, q, p, small_groups()) for kind in KINDS}
-    for kind in KINDS[1:]:
-        assert distance(expected[kind], expected["sd"]) > 0.01
-        assert float(expected[kind].sum()) == pytest.approx(1, abs=1e-9)
-
-
 # --- groups ---------------------------------------------------------------------------------------
 
 
@@ -277,14 +263,6 @@ def test_thinning_draws_from_the_enumerated_residual(seed):
         passed = int((trials == trial).sum())
         assert stats.binomtest(passed, reached, success).pvalue > FALSE_ALARM
     assert int((~done).sum()) <= stats.binom.isf(FALSE_ALARM, count, (1 - success) ** pcg.TRIALS)
-
-
-def test_enumeration_takes_over_where_thinning_gives_up(monkeypatch):
-    q, p = random_distributions(2)
-    groups = small_groups()
-    monkeypatch.setattr(pcg, "TRIALS", 0)
-    tokens, _ = first_tokens("pcg", groups, q, p, 60_000)
-    assert_drawn_from(tokens, expected_distribution("pcg", q, p, groups))
 
 
 def test_singletons_and_zero_tolerance_are_sd_and_one_group_is_the_draft():

@@ -1,9 +1,8 @@
 """Devices, threads and work ahead of the models."""
 
-import pytest
 import torch
 
-from dcar.process import cores, one_ahead, own_device, worker_pool, workers
+from dcar.process import cores, own_device, worker_pool, workers
 
 
 def test_each_process_of_a_machine_has_its_own_gpu(monkeypatch):
@@ -29,17 +28,6 @@ def test_processes_share_the_cores(monkeypatch):
     assert workers(0) == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "99")
     assert workers(0) == 1 and cores() >= 1
-
-
-def test_an_error_ahead_arrives_after_the_items_before_it():
-    def items():
-        yield 1
-        raise KeyError
-
-    seen = []
-    with pytest.raises(KeyError):
-        seen.extend(one_ahead(items()))
-    assert seen == [1]
 
 
 def test_workers_compute_with_one_thread_and_leave_the_others_theirs():

@@ -145,17 +145,6 @@ def test_every_bad_row_is_listed_and_left_out(folder):
         assert load_prepared(folder / f"out{stream}", "train")["id"] == ["u0", f"u{len(ROWS) - 1}"]
 
 
-def test_ids_that_no_file_system_would_take_are_prepared(folder):
-    ids = ["../../x", "..", "/", "e\u0301", "\u00e9", "a b", "CON", "-rf", "x" * 1000, "%s{}"]
-    (folder / "m.jsonl").write_text("".join(line(id=i) + "\n" for i in ids))
-    toy_prepare(
-        PrepareConfig(
-            out=str(folder / "out"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",)
-        )
-    )
-    assert load_prepared(folder / "out", "train")["id"] == ids
-
-
 @pytest.mark.parametrize(
     ("part", "message"), [("half", "cut off"), ("flipped", "damaged"), ("no", "damaged")]
 )

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile as sf
-from tiny_corpora import RATE, tone, write_libritts, write_parquets
+from tiny_corpora import RATE, tone, write_libritts
 
 from dcar.corpus import huggingface
-from dcar.corpus.read import AudioSegment, Problem, corpus_parts, read_corpus, validate_corpus
+from dcar.corpus.read import AudioSegment, read_corpus, validate_corpus
 from dcar.errors import AudioError, DataError
 
 
@@ -53,23 +53,6 @@ def test_audio_without_text_and_text_without_audio_in_libritts(tmp_path):
     assert problem.id == "100_orphan" and "100_orphan.normalized.txt" in problem.message
     [found] = validate_corpus(rows, 0.3, 5)
     assert found.id == "100_mute" and "100_mute.wav" in found.message
-
-
-def test_capitals_and_companions_of_macos_in_libritts(tmp_path, caplog):
-    [chapter] = write_libritts(tmp_path, {"dev-clean": 1}).glob("dev-clean/100/*")
-    [wav], [text] = chapter.glob("*.wav"), chapter.glob("*.normalized.txt")
-    (chapter / f"._{wav.name}").write_bytes(b"\0\5\x16\7")
-    (chapter / f"._{text.name}").write_bytes(b"\0\5\x16\7\xff")
-    wav.rename(wav.with_suffix(".WAV"))
-    text.rename(chapter / f"{wav.stem}.NORMALIZED.TXT")
-    rows, problems = read_corpus("libritts", tmp_path)
-    assert (
-        not problems and validate_corpus(rows, 0.3, 5) == [] and [u.id for u in rows] == [wav.stem]
-    )
-    assert "2 files named ._NAME" in caplog.text
-    (tmp_path / "list").write_text(f"{wav.stem} {wav.stem}\n")
-    [row], problems = read_corpus("unicats", tmp_path / "list", audio_root=tmp_path)
-    assert not problems and row.load_prompt() is not None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -260,20 +243,6 @@ def test_seed_tts_eval_list(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ s
-
-
-def test_streamed_rows_are_the_rows_on_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = write_parquets(tmp_path / "hf")
-    stored = [r for p in corpus_parts("datasets", folder) for r in p.rows()]
-    parts = corpus_parts("datasets", folder, streaming=True)
-    assert len(parts) == 3 and all(p.costly for p in parts)
-    streamed = [r for p in parts for r in p.rows()]
-    assert not any(isinstance(r, Problem) for r in stored + streamed)
-    for a, b in zip(streamed, stored, strict=True):
-        assert (a.id, a.text, a.speaker, a.split) == (b.id, b.text, b.speaker, b.split)
-        assert isinstance(a.audio, bytes)
-        np.testing.assert_array_equal(a.load()[0], b.load()[0])
 
 
 def test_a_streamed_row_without_audio_is_listed_and_a_stream_that_breaks_off_says_so():

@@ -6,10 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import soundfile as sf
-from tiny_corpora import RATE, encoded, tone, write_manifest, write_starter
+from tiny_corpora import RATE, encoded, tone
 
 from dcar.corpus.read import (
-    StoredAudio,
     Utterance,
     canonical_split,
     corpus_parts,
@@ -23,29 +22,6 @@ from dcar.errors import DataError
 @pytest.fixture(autouse=True)
 def private_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf"))
-
-
-def test_starter(tmp_path):
-    corpus = write_starter(tmp_path / "c", train=3, dev=0, test=2)
-    rows = load_corpus("starter", corpus)
-    assert [u.id for u in rows] == ["train_0", "train_1", "train_2", "test_0", "test_1"]
-    assert (rows[1].split, rows[1].speaker, rows[1].source) == ("train", "v1", "train.parquet:2")
-    wave, rate = rows[0].load(16_000)
-    assert (rate, len(wave)) == (16_000, 9_600)
-    assert {u.split for u in load_corpus("starter", corpus, "test")} == {"test"}
-    assert validate(rows, 0.5, 5) == []
-
-
-def test_recordings_of_a_low_rate_are_warned_of(tmp_path, caplog):
-    """No bad rows, but their number is told; 16 kHz is what encoders read."""
-    for i, rate in enumerate((8_000, 11_025, 16_000, 24_000)):
-        sf.write(tmp_path / f"{i}.wav", tone(1.2, rate=rate), rate)
-    rows = load_corpus("jsonl", write_manifest(tmp_path, 4 * [{}]))
-    assert validate(rows, 0.5, 5) == []
-    [warning] = caplog.messages
-    assert warning.startswith("2 of 4 recordings") and "16000" in warning and "8000" in warning
-    caplog.clear()
-    assert validate(rows[2:], 0.5, 5) == [] and not caplog.messages
 
 
 @pytest.fixture
@@ -143,45 +119,12 @@ def test_ljspeech_rows_may_name_files(ljspeech):
     assert "LJ-2" in str(read_corpus("ljspeech", ljspeech)[1][0])
 
 
-def test_jsonl_with_prompts_and_splits(tmp_path):
-    row = {"id": 7, "audio": "0.wav", "speaker": 3, "prompt_audio": "1.wav", "prompt_text": "Oh."}
-    rows = [row, {**row, "id": "b", "split": "test"}]
-    a, b = load_corpus(
-        "jsonl", write_manifest(tmp_path, rows, [tone(1.2), tone(2)], name="valid.jsonl")
-    )
-    assert (a.id, a.speaker, a.split, b.split) == ("7", "3", "dev", "test")
-    prompt = a.load_prompt(8_000)
-    assert prompt is not None and len(prompt[0]) == 16_000
-    assert load_corpus("jsonl", tmp_path)[0] == a  # a folder of manifests
-
-
 def hugging_face(n: int, **columns) -> datasets.Dataset:
     audio = {"bytes": encoded(kind="FLAC", subtype="PCM_16"), "path": None}
     rows = datasets.Dataset.from_dict(
         {"audio": [audio] * n, "text": ["Good morning."] * n, **columns}
     )
     return rows.cast_column("audio", datasets.Audio(decode=False))
-
-
-@pytest.mark.parametrize("kind", ["saved", "parquet"])
-def test_hugging_face_datasets(tmp_path, kind):
-    parts = {
-        "train": hugging_face(2, id=["a", "b"], speaker_id=[1, 2]),
-        "validation": hugging_face(1, id=["c"], speaker_id=[3]),
-    }
-    if kind == "saved":
-        datasets.DatasetDict(parts).save_to_disk(str(tmp_path))
-    for name, part in parts.items() if kind == "parquet" else ():
-        part.to_parquet(str(tmp_path / f"{name}-00000-of-00001.parquet"))
-    rows = load_corpus("datasets", tmp_path)
-    assert [(u.id, u.speaker, u.split) for u in rows] == [
-        ("a", "1", "train"),
-        ("b", "2", "train"),
-        ("c", "3", "dev"),
-    ]
-    assert isinstance(rows[0].audio, StoredAudio)  # bytes stay on disk
-    assert rows[2].load()[1] == 24_000
-    assert validate(rows, 0.5, 5) == []
 
 
 PUBLISHED = [  # files, and the splits of their rows

@@ -30,22 +30,6 @@ def folder(tmp_path) -> Path:
     return tmp_path / "voices"
 
 
-def test_recordings_with_texts_beside_them(folder):
-    rows, problems = read_corpus("folder", folder)
-    assert problems == [] and [u.id for u in rows] == [
-        "anna-one",
-        "anna-two",
-        "bob-one",
-        "bob-two",
-        "three",
-    ]
-    assert [u.speaker for u in rows] == ["anna", "anna", "bob", "bob", "voices"] and {
-        u.split for u in rows
-    } == {None}
-    assert rows[0].text == "This is one."
-    assert validate_corpus(rows, 0.3, 20) == []
-
-
 def test_what_cannot_be_used_is_listed(folder):
     (folder / "call.m4a").write_bytes(b"....ftypM4A")
     (folder / "lone.txt").write_text("Nobody says this.")
@@ -59,17 +43,6 @@ def test_what_cannot_be_used_is_listed(folder):
     assert "(byte 4)" in said["three.WAV"]
     [unwritten] = validate_corpus(rows, 0.3, 20)
     assert unwritten.id == "bob-two" and "transcribe=whisper-base" in unwritten.message
-
-
-def test_splits_are_the_folders_of_that_name(folder):
-    (folder / "anna").rename(folder / "train")
-    (folder / "bob").rename(folder / "validation")
-    rows, _ = read_corpus("folder", folder)
-    assert {(u.split, u.speaker) for u in rows} == {
-        ("train", "voices"),
-        ("dev", "voices"),
-        (None, "voices"),
-    }
 
 
 @pytest.mark.parametrize(

@@ -77,20 +77,6 @@ def test_ctc_equals_the_pass_and_the_loss_of_nemo(published, nemo):
     assert all(heard)  # the test would say nothing if nothing were transcribed
 
 
-def test_nemo_takes_any_rate_and_batching_changes_nothing(nemo):
-    assert isinstance(nemo, Recognizer)
-    waves = [noise(s, i) for i, s in enumerate((0.7, 2.0, 0.05, 1.1))]
-    texts = nemo.transcribe(waves, RATE)
-    assert len(texts) == 4 and all(isinstance(t, str) and set(t) <= set(CHARACTERS) for t in texts)
-    together = dict(nemo._log_probs(waves, RATE))
-    for i, wave in enumerate(waves):
-        torch.testing.assert_close(
-            dict(nemo._log_probs([wave], RATE))[0], together[i], atol=1e-4, rtol=1e-4
-        )
-    assert len(nemo.transcribe([noise(0.5, 3, 24_000)], 24_000)) == 1
-    assert nemo.transcribe([], RATE) == []
-
-
 def test_alignments_are_those_of_nemo():
     with quiet_nemo():
         from nemo.collections.asr.parts.utils.aligner_utils import viterbi_decoding

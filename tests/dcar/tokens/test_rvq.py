@@ -48,17 +48,6 @@ def test_layers_of_each_waveform_alone(spec):
         np.testing.assert_array_equal(first, again)
 
 
-def test_the_first_layer_is_that_of_the_whole_stack(spec):
-    whole, first = load(spec, 2), load_tokenizer(spec)
-    assert (first.name, first.checksum) == (whole.name, whole.checksum)
-    for tokens, codes in zip(
-        first.encode(WAVES, 24_000), whole.encode_layers(WAVES, 24_000), strict=True
-    ):
-        np.testing.assert_array_equal(tokens, codes[0])
-    assert isinstance(first, RVQCodec) and first.layers == 1
-    np.testing.assert_array_equal(whole.encode(WAVES, 24_000)[0], first.encode(WAVES, 24_000)[0])
-
-
 def test_codes_are_those_of_the_model(spec):
     """The wave is whole tokens long and of the codec's rate: nothing is padded or resampled."""
     codec = load(spec, 2)

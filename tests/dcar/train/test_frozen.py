@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_data import CODES, tiny_tokenizer, write_prepared
+from tiny_data import CODES
 from tiny_training import log_of, tiny_config
 
 from dcar.errors import ConfigError
@@ -110,18 +110,6 @@ def test_kept_states_are_those_of_the_trunk(base, data, tmp_path):
     for row, length in enumerate(wanted["speech_lengths"].tolist()):
         assert torch.allclose(found["states"][row, :length], hidden[row, :length], atol=5e-3)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-
-
-def test_shared_heads_from_scratch_and_from_a_codebook(tmp_path):
-    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
-    data = write_prepared(
-        tmp_path / "data", checksum=tokenizer.checksum, spec=str(tmp_path / "tokenizer")
-    )
-    config = tiny_config(data, tmp_path / "run", {**SHARED, "head_width": 16}, codebook_init=True)
-    start = made(data, config)
-    assert torch.equal(start.heads.out.weight[:CODES], start.heads.base.weight[:CODES])
-    assert run(config).config.heads == "shared"
-    assert log_of(tmp_path / "run", "eval_loss")[-1]["eval_head6_loss"] > 0
 
 
 def test_settings_that_contradict_each_other_are_refused(base, data, tmp_path):

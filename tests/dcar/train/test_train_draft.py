@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chi2_contingency
 from tiny_backbones import architecture, tiny_backbone, tiny_prompts
 from tiny_data import CODES, counting, write_prepared
-from tiny_decoders import states, tiny_decoder
+from tiny_decoders import tiny_decoder
 from tiny_training import SMALL, arguments, check_resumption, log_of
 
 from dcar.cli import main
@@ -37,13 +37,6 @@ def test_inherited_layers():
     for depth, bottom, top in ((1, 0, 0), (4, 3, 2), (4, -1, 2)):
         with pytest.raises(ConfigError, match="bottom_layers.*top_layers"):
             inherited_layers(depth, bottom, top)
-
-
-def test_whole_depth_is_the_target_itself(decoder, prompts):
-    draft = build_draft(decoder).eval()
-    with torch.no_grad():
-        a, b = (states(model, prompts[3], [4, 5]) for model in (decoder, draft))
-        assert torch.equal(a, b) and torch.equal(decoder.heads(a, 1), draft.heads(b, 1))
 
 
 @pytest.fixture(scope="module")
@@ -239,19 +232,6 @@ def test_the_distribution_of_sd_with_a_language_model_that_drafts():
     table = table[:, table.sum(0) >= 20]
     assert table.shape[1] >= 3
     assert chi2_contingency(table.numpy()).pvalue > 1e-6
-
-
-def test_vocabularies_of_one_text_tokenizer_may_be_padded_differently():
-    names = dict(phonemes="text-tokenizer:abc")
-    target, draft = (
-        tiny_backbone(**names),
-        tiny_backbone(1, architecture=architecture(vocab_size=70), **names),
-    )
-    check_draft(draft, target)
-    with pytest.raises(ConfigError, match="text_vocab_size 70.* 64"):
-        check_draft(tiny_backbone(1, architecture=architecture(vocab_size=70)), tiny_backbone())
-    with pytest.raises(ConfigError, match="phonemes"):
-        check_draft(draft, tiny_backbone(phonemes="text-tokenizer:xyz"))
 
 
 def test_training_a_draft_of_a_language_model(data, language_model, tmp_path):

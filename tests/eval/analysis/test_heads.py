@@ -20,7 +20,6 @@ from eval.analysis.heads import (
     attention_of,
     first_attention,
     losses_by_head,
-    order_of_heads,
     run,
     table,
 )
@@ -54,19 +53,6 @@ def test_losses_are_those_of_each_head_at_its_own_position(model, data):
                 past = states(model, item.prompt, item.reference_tokens[: i - k])[-1]
                 expected = -model.heads(past)[k].log_softmax(-1)[target]
                 torch.testing.assert_close(losses[k, i], expected, atol=1e-4, rtol=1e-4)
-
-
-def test_shares_count_the_tokens_that_all_heads_predict(model, data, tmp_path):
-    items = load_prompts(str(data), "dev", model, 5, 0)
-    rows = order_of_heads(model, items, tmp_path / "heads.png")
-    best, worst, count = [0] * 4, [0] * 4, 0
-    for item, hidden in zip(items, teacher_forced(model, items), strict=True):
-        for column in losses_by_head(model, hidden, item.reference_tokens).T[3:].tolist():
-            best[column.index(min(column))] += 1
-            worst[column.index(max(column))] += 1
-            count += 1
-    assert [row["best"] for row in rows] == pytest.approx([n / count for n in best])
-    assert [row["worst"] for row in rows] == pytest.approx([n / count for n in worst])
 
 
 def test_attention_is_what_the_first_layer_computes(model, data, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from dcar.audio import save_audio
 from dcar.errors import AudioError, ConfigError, TextError
-from eval.demo.studio import POLICIES, VERIFIERS, DemoConfig, Studio, chunk_spans
+from eval.demo.studio import POLICIES, VERIFIERS, chunk_spans
 
 TEXT = "The tide came in. We left."
 
@@ -115,13 +115,3 @@ def test_chunks_lie_where_they_sound(studio):
     assert all(b[0] >= a[1] - 1e-9 for a, b in zip(spans, spans[1:], strict=False))
     gaps = [b[0] - a[1] for a, b in zip(spans, spans[1:], strict=False)]
     assert max(gaps) == pytest.approx(spoken.pauses[0])  # between the sentences
-
-
-def test_models_without_far_and_policy():
-    studio = Studio(DemoConfig(far_decoder="", policy=""))
-    assert (
-        "far" not in studio.methods
-        and "dcar" not in studio.methods
-        and studio.methods[0] == "car-1"
-    )
-    assert studio.start == "car-8"

@@ -4,7 +4,6 @@ import pytest
 from compare_worker import tiny_tools
 from tiny_decoders import tiny_decoder
 
-from dcar.config import load_config
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from eval.compare.run import CompareConfig
@@ -171,9 +170,3 @@ def test_broken_braces_are_refused_and_named(bad):
     assert bad in str(error.value)
     with pytest.raises(ConfigError):
         CompareConfig(methods=[bad])
-
-
-def test_braces_on_the_command_line():
-    config = load_config(CompareConfig, ['methods=[far,"ssd-{0,0.4}"]', "draft=d", "statistics=s"])
-    assert expand_names(config.methods) == ["far", "ssd-0", "ssd-0.4"]
-    assert (config.draft, config.statistics) == ("d", "s")

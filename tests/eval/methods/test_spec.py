@@ -1,8 +1,6 @@
 """A method as a mapping and as a compact name: both say the same, and records are found by the
 name."""
 
-from pathlib import Path
-
 import pytest
 from compare_worker import scored_policy, tiny_tools
 from tiny_decoders import tiny_decoder
@@ -181,14 +179,6 @@ def test_every_kind_is_built_from_its_settings():
     assert {kind.prefix for kind in KINDS.values() if kind.made is None} == set(BUILDERS)
     for kind in KINDS.values():
         assert str(MethodSpec.parse(kind.example)) == kind.example
-
-
-def test_the_documentation_lists_every_setting():
-    page = (Path(__file__).parents[3] / "docs/methods.md").read_text(encoding="utf-8")
-    table = page[page.index("| method | settings") :].partition("\n\n")[0]
-    for kind in KINDS.values():
-        (row,) = (line for line in table.splitlines() if f"`{kind.prefix}`" in line)
-        assert all(f"`{s.name}`" in row for s in kind.settings), kind.prefix
 
 
 def test_identities_are_those_of_before():

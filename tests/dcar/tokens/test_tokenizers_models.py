@@ -62,6 +62,24 @@ def check(tokenizer: SpeechTokenizer, rate: int, codes: int) -> np.ndarray:
     return found[0]
 
 
+def test_hubert_states_are_those_of_transformers(hubert):
+    from transformers import AutoFeatureExtractor, HubertModel
+
+    wave = chirp(0.5, 1, RATE)
+    for layer in (-1, 1):
+        encoder = HubertEncoder(hubert, layer)
+        assert (encoder.stride, encoder.padding, encoder.rate_hz) == (320, 80, 50.0)
+        model = HubertModel.from_pretrained(hubert).eval()
+        extractor = AutoFeatureExtractor.from_pretrained(hubert)
+        values = extractor(wave, sampling_rate=RATE, return_tensors="pt").input_values
+        with torch.no_grad():
+            states = model(
+                torch.nn.functional.pad(values, (0, 80)), output_hidden_states=True
+            ).hidden_states
+        reference = states[-1] if layer == -1 else states[1]
+        np.testing.assert_allclose(encoder(wave, RATE), reference[0].numpy(), atol=1e-4)
+
+
 def test_hubert_codes(kmeans, tmp_path):
     codes = check(kmeans, 50, 16)
     states = kmeans.encoder(chirp(0.5, 3), 24_000)

@@ -1,4 +1,4 @@
-"""Verifying methods: exact output, EOS, limits. All rules, step by step:
+"""Whole sequences of SD have the distribution of next-token decoding. All rules, step by step:
 test_verifiers_oracle.py."""
 
 import pytest

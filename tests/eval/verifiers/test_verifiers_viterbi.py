@@ -1,19 +1,13 @@
 """MTP with Viterbi: the best path against all paths, transitions, end of speech."""
 
 import math
-import random
 
 import pytest
 import torch
 from oracle import best_path
 
 from dcar.errors import DataError
-from dcar.sampling import SamplingConfig
 from eval.verifiers.mtp_viterbi import Transitions, choose, count_bigrams
-
-SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
-CODES = 12
-
 
 # --------------------------------------------------------------------------------------------------
 
@@ -91,28 +85,3 @@ def test_choice_equals_brute_force_over_the_union(n, k, seed):
 
 
 # --------------------------------------------------------------------------------------------------
-
-
-def spoken_table(alpha=0.5):
-    rng = random.Random(0)
-    return Transitions(
-        *count_bigrams([[rng.randrange(CODES) for _ in range(20)] for _ in range(30)], CODES),
-        CODES + 2,
-        alpha,
-    )
-
-
-def test_nothing_follows_an_end_in_any_path():
-    table, ended = spoken_table(), 0
-    for seed in range(200):
-        probs = all_probs(4, 13, seed)
-        probs[:, :, 12] *= 3
-        # as behind top-k: zeros in the lattice, but the best of every head is possible
-        if seed % 2:
-            probs.masked_fill_(probs < probs.topk(2).values[..., -1:], 0)
-        tokens, score = choose(probs, probs.topk(6).indices, table)
-        assert score.isfinite().all()
-        for row in tokens.tolist():
-            assert 12 not in row or set(row[row.index(12) :]) == {12}
-            ended += 12 in row
-    assert ended > 20

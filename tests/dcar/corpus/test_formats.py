@@ -118,7 +118,8 @@ def test_what_is_written_is_read(name, tmp_path, monkeypatch):
     for row in rows:
         wave, rate = row.load(RATE)
         assert rate == RATE and 0.55 * RATE < len(wave) < 1.05 * RATE
-        assert isinstance(row.audio, bytes if how else (str, Path, StoredAudio))
+        if kind == "datasets":  # bytes stay on disk unless they are streamed
+            assert isinstance(row.audio, bytes if how else StoredAudio)
     stamps = [json.dumps(part.stamp) for part in corpus_parts(kind, tmp_path / "c", **how)]
     assert stamps == [json.dumps(part.stamp) for part in corpus_parts(kind, tmp_path / "c", **how)]
 

@@ -11,40 +11,24 @@ from heads.multi_token import MultiTokenHeads
 from heads.shared import SharedHeads
 
 Heads = MultiTokenHeads | SharedHeads
-"""Interface of prediction heads: `base`, `num_heads`, `blocks`, `forward(hidden, k, only)`,
-`start_outputs(rows)`."""
+"""Interface of prediction heads: that of `PredictionHeads`, `blocks` and `start_outputs(rows)`."""
 
 HEAD_KINDS = ("independent", "shared")
 
 
-def check_kind(
-    heads: str, share_head_blocks: bool = False, head_width: int = 0, tie_heads: bool = False
-) -> None:
-    """Raise ConfigError for an unknown kind of heads, and for settings that have no effect on
-    this kind."""
-    if heads not in HEAD_KINDS:
-        raise ConfigError(f"heads must be one of {', '.join(HEAD_KINDS)}; not '{heads}'")
-    if heads == "independent" and (head_width or tie_heads):
-        raise ConfigError(
-            "head_width and tie_heads are settings of shared heads: set heads=shared, or remove "
-            "them (independent heads are as wide as the hidden states)"
-        )
-    if heads == "shared" and share_head_blocks:
-        raise ConfigError(
-            "share_head_blocks is a setting of independent heads: with heads=shared, set "
-            "head_blocks=1"
-        )
-
-
 def build_heads(config: Any, base_bias: bool = False) -> Heads:
     """Build the heads that a decoder's configuration describes (`CARConfig`, `BackboneConfig`).
-    `base_bias` gives the base head a bias. Raises ConfigError."""
-    check_kind(config.heads, config.share_head_blocks, config.head_width, config.tie_heads)
-    size = config.hidden_size, config.output_size, config.num_prediction_heads, config.head_blocks
-    start = {"zero_init": config.zero_init_heads, "base_bias": base_bias}
-    if config.heads == "shared":
-        return SharedHeads(*size, width=config.head_width, tie=config.tie_heads, **start)
-    return MultiTokenHeads(*size, share_blocks=config.share_head_blocks, **start)
+    `base_bias` gives the base head a bias. Raises ConfigError for an unknown kind."""
+    if config.heads not in HEAD_KINDS:
+        raise ConfigError(f"heads must be one of {', '.join(HEAD_KINDS)}; not '{config.heads}'")
+    kind = SharedHeads if config.heads == "shared" else MultiTokenHeads
+    return kind(
+        config.hidden_size,
+        config.output_size,
+        config.num_prediction_heads,
+        config.head_blocks,
+        base_bias,
+    )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dcar.errors import ConfigError
+
 
 class RotaryTable:
     """Cosine and sine of rotary position embedding (Su et al. 2021) for integer positions in
@@ -196,11 +198,21 @@ class KVCache:
         ]
 
 
+def check_width(hidden_size: int, num_attention_heads: int) -> None:
+    """Raise ConfigError if layers of this width cannot have this number of attention heads."""
+    if hidden_size % num_attention_heads or hidden_size // num_attention_heads % 2:
+        raise ConfigError(
+            f"hidden_size {hidden_size} must be num_attention_heads {num_attention_heads} times an "
+            "even number, because rotary positions rotate pairs of dimensions"
+        )
+
+
 class TransformerLayer(nn.Module):
     """Pre-norm attention and feed-forward layer with rotary positions: x [B, S, D] -> [B, S, D]."""
 
     def __init__(self, hidden_size: int, num_heads: int, ffn_size: int, dropout: float = 0.0):
         super().__init__()
+        check_width(hidden_size, num_heads)
         self.num_heads = num_heads
         self.attention_norm = nn.LayerNorm(hidden_size)
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)

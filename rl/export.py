@@ -97,8 +97,8 @@ class ServingStep(nn.Module):
         """
         last = at(hidden, lengths - 1)
         if noise is None:
-            return at(self.policy.end_scores(hidden), lengths - 1), self.heads(last)
-        logits = self.heads(last, self.policy.config.reach)
+            return at(self.policy.end_scores(hidden), lengths - 1), self.heads.logits(last)
+        logits = self.heads.logits(last, self.policy.config.reach)
         tokens = ((logits if noise.dim() == 3 else logits.unsqueeze(1)) + noise).argmax(-1)
         features = self.policy.candidate_features(last, logits, tokens)
         scores = self.policy.end_scores(hidden, (lengths - 1)[:, None], features[:, None])[:, 0]

@@ -182,7 +182,7 @@ class Utterance:
 
     def logits(self, state: Tensor, head: int, position: int) -> list[float]:
         """Return the logits of one head; the end of speech is impossible before min_tokens."""
-        logits = self.model.heads(state, head)[..., -1, :].double().tolist()
+        logits = self.model.heads.logits(state, head)[..., -1, :].double().tolist()
         if position < self.sampling.min_tokens:
             logits[self.eos] = -math.inf
         return logits
@@ -373,7 +373,7 @@ def candidates_of(
     chunks = [u.chunk(state, heads_up_to(size), n / several)[0] for n in range(several)]
     seen = []
     for head in heads_up_to(size):
-        log_probs = u.model.heads(state, head)[..., -1, :].double().log_softmax(-1)
+        log_probs = u.model.heads.logits(state, head)[..., -1, :].double().log_softmax(-1)
         impurity = float(-(log_probs.exp() * log_probs).sum())
         seen.append(
             [

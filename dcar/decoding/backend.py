@@ -57,8 +57,8 @@ class Backend:
 
     def heads(self, heads: Heads) -> Callable[..., Tensor]:
         """Prepare multi-token heads. Return a function with the arguments of
-        `PredictionHeads.forward`."""
-        return heads
+        `PredictionHeads.logits`."""
+        return heads.logits
 
     def chunk_scorer(self, chunk_scorer: ChunkScorer) -> LogRatios:
         """Prepare a chunk scorer with its present weights."""

@@ -47,7 +47,7 @@ class Reader:
     hidden_dtype: torch.dtype
     backend: Backend
     heads: Callable[..., Tensor]
-    """Return logits of hidden states; see `PredictionHeads.forward`."""
+    """Return logits of hidden states; see `PredictionHeads.logits`."""
 
     def new_cache(self, rows: int, text: int, capacity: int) -> KVCache:
         """Make an empty cache with room for `text` columns of text and `capacity` speech

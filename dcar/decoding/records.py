@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from dcar.errors import DataError, TextError
-from dcar.model.base import DecoderConfig, pad
+from dcar.model.base import DecoderConfig
+from dcar.model.batch import pad
 from heads.candidates import select_candidate
 
 

@@ -13,7 +13,7 @@ step. The model learns to align within minutes on a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -25,12 +25,12 @@ from torch.utils.checkpoint import checkpoint
 
 from dcar.config import check, setting
 from dcar.errors import ConfigError
+from dcar.model.batch import SpeechBatch
 from dcar.tokens.codebook import INPUT, OUTPUT, spread_out
-from heads.build import HEAD_KINDS, build_heads, check_kind
+from heads.build import HEAD_KINDS, Heads, build_heads
 from heads.checkpoint import Checkpoint, CheckpointConfig
 from heads.layers import RotaryTable, TransformerLayer
 
-IGNORE = -100
 LOGITS = 2**28
 """Maximum number of logits that training holds at once: 1 GiB in float32, while the cross
 entropy is computed a few times that."""
@@ -88,16 +88,6 @@ class CARConfig(SpeechVocabulary):
         minimum=1,
         maximum=1000,
     )
-    share_head_blocks: bool = setting(
-        False, "Whether the blocks of an independent head share their weights."
-    )
-    zero_init_heads: bool = setting(True, "Whether the blocks of the heads start as the identity.")
-    head_width: int = setting(
-        0, "Inner width of the blocks of shared heads; 0 = twice hidden_size.", minimum=0
-    )
-    tie_heads: bool = setting(
-        False, "Whether the base head is also the output layer of shared heads."
-    )
     dropout: float = setting(0.1, "Dropout rate of activations in training.", minimum=0, below=1)
     # True: the prompt is another utterance of the speaker, without its text, closed by BOS. False:
     # the layout of the paper, the prompt is the beginning of the same token stream and its text
@@ -116,20 +106,6 @@ class CARConfig(SpeechVocabulary):
 
     def __post_init__(self):
         check(self)
-        check_kind(self.heads, self.share_head_blocks, self.head_width, self.tie_heads)
-
-    def check_heads(self) -> None:
-        """Raise ConfigError unless hidden_size fits num_attention_heads."""
-        check_width(self.hidden_size, self.num_attention_heads)
-
-
-def check_width(hidden_size: int, num_attention_heads: int) -> None:
-    """Raise ConfigError if layers of this width cannot have this number of attention heads."""
-    if hidden_size % num_attention_heads or hidden_size // num_attention_heads % 2:
-        raise ConfigError(
-            f"hidden_size {hidden_size} must be num_attention_heads {num_attention_heads} times an "
-            "even number, because rotary positions rotate pairs of dimensions"
-        )
 
 
 @dataclass
@@ -140,21 +116,17 @@ class CAROutput:
     loss: Tensor
     head_losses: Tensor
     head_accuracies: Tensor | None  # None in training, which does not need them
-    targets: Tensor  # [K] valid targets per head
 
 
 def head_targets(speech: Tensor, lengths: Tensor, heads: int, eos: int) -> Tensor:
     """Return targets [B, S, K] of the first K heads: head k at position t predicts y_{t+k}.
 
     speech: [B, S] ids; lengths: [B] tokens without EOS. EOS is the target at the position after the
-    last token and at all later ones: a far head that missed EOS should still stop. Padding, t >=
-    length, is IGNORE.
+    last token and at all later ones: a far head that missed EOS should still stop.
     """
     padding = torch.arange(speech.shape[1], device=speech.device) >= lengths[:, None]
-    ahead = F.pad(speech.masked_fill(padding, eos), (0, heads), value=eos).unfold(1, heads, 1)[
-        :, 1:
-    ]
-    return ahead.masked_fill(padding[..., None], IGNORE)
+    ended = F.pad(speech.masked_fill(padding, eos), (0, heads), value=eos)
+    return ended.unfold(1, heads, 1)[:, 1:]
 
 
 def disjoint_shares(heads: int, positions: int, share: float, device: torch.device) -> Tensor:
@@ -166,38 +138,47 @@ def disjoint_shares(heads: int, positions: int, share: float, device: torch.devi
     return torch.randperm(positions, device=device)[places].view(heads, n)
 
 
-def cross_entropy(
-    read: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, width: int, accuracies: bool
+def head_losses(
+    heads: Heads, hidden: Tensor, targets: Tensor, share: float, accuracies: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return sums over the positions of n heads, each [n]: cross entropy (nats) and, if
-    `accuracies`, the number of targets that are the most likely ids.
+    """Return the mean cross entropy (nats) of each head and, if `accuracies`, its share of targets
+    that are the most likely ids, both [K].
 
-    read: function [n, P, D] -> logits [n, P, width]; hidden: [n, P, D]; targets: [n, P], IGNORE for
-    none. If the logits would be more than LOGITS, they are computed piece by piece, and again in
-    the backward pass.
+    hidden: [P, D]; targets: [K, P]. share: of the positions, on which each additional head is
+    evaluated. If the logits would be more than LOGITS, they are computed piece by piece, and again
+    in the backward pass.
     """
 
-    def piece(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = read(hidden)
-        nats = F.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="none"
-        )
-        right = (
-            (logits.argmax(-1) == targets).sum(1) if accuracies else targets.new_zeros(len(targets))
-        )
-        return nats.view_as(targets).sum(1), right
+    def sums(read: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
+        logits = read(hidden)  # [n, P, V + 1]
+        nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+        total = nats.view_as(targets).sum(1)
+        right = torch.zeros_like(total)
+        if accuracies:
+            right = (logits.argmax(-1) == targets).sum(1, dtype=total.dtype)
+        return torch.stack((total, right))
 
-    if targets.numel() * width <= LOGITS:
-        return piece(hidden, targets)
-    length = max(1, LOGITS // (len(hidden) * width))
-    nats, right = zip(
-        *(
-            checkpoint(piece, *part, use_reentrant=False, preserve_rng_state=False)
-            for part in zip(hidden.split(length, 1), targets.split(length, 1), strict=True)
-        ),
-        strict=True,
-    )
-    return torch.stack(nats).sum(0), torch.stack(right).sum(0)
+    parts: list[tuple[nn.Module, Tensor, Tensor]] = [(heads.base, hidden[None], targets[:1])]
+    if len(targets) > 1:
+        own, others = hidden.expand(len(targets) - 1, -1, -1), targets[1:]
+        if share < 1:
+            chosen = disjoint_shares(len(others), len(hidden), share, hidden.device)
+            own, others = hidden[chosen], others.gather(1, chosen)
+        parts.append((heads, own, others))
+    means = []
+    for read, states, ids in parts:
+        most = max(1, LOGITS // (len(ids) * heads.base.out_features))
+        if ids.shape[1] <= most:
+            total = sums(read, states, ids)
+        else:
+            pieces = [
+                checkpoint(sums, read, *piece, use_reentrant=False, preserve_rng_state=False)
+                for piece in zip(states.split(most, 1), ids.split(most, 1), strict=True)
+            ]
+            total = torch.stack(pieces).sum(0)
+        means.append(total / ids.shape[1])
+    losses, shares = torch.cat(means, 1).unbind()
+    return losses, shares
 
 
 class SpeechDecoder(Checkpoint):
@@ -207,97 +188,49 @@ class SpeechDecoder(Checkpoint):
     heads: Any
     trunk_is_frozen = False
 
-    def speech_hidden(
-        self,
-        text_ids: Tensor,
-        text_lengths: Tensor,
-        speech_ids: Tensor,
-        speech_lengths: Tensor,
-        prompt_lengths: Tensor,
-    ) -> Tensor:
+    def speech_hidden(self, batch: SpeechBatch) -> Tensor:
         """Return hidden states [B, S, D] of the speech positions of complete sequences, without
         a cache."""
         raise NotImplementedError
 
     def forward(
         self,
-        text_ids: Tensor,
-        text_lengths: Tensor,
-        speech_ids: Tensor,
-        speech_lengths: Tensor,
-        prompt_lengths: Tensor,
+        batch: SpeechBatch,
         head_weights: Sequence[float] | None = None,
-        speech_inputs: Tensor | None = None,
         head_positions: float = 1.0,
-        states: Tensor | None = None,
-        positions: Tensor | None = None,
     ) -> CAROutput:
         """Return the teacher-forced loss of all heads (paper eq. 1): sum_k lambda_k * mean_t
         CE(head k at t, y_{t+k}).
 
-        text_ids [B, N]; speech_ids [B, S] = prompt (closed by BOS if the config has it) + target,
-        no EOS; speech_lengths [B] with prompt; prompt_lengths [B]: positions before prompt_lengths
-        - 1 carry no loss. `speech_inputs` [B, S] is read in place of speech_ids if the input is
-        noisy; the targets stay clean. `head_positions` < 1 trains each additional head on a random
-        share of the positions: an unbiased estimate of its mean at less cost. `states` [B, S, D]: a
-        frozen trunk's hidden states, if they were computed before. `positions` [P]: those that
-        carry loss, as indices b * S + t, if the host knows them (`with_positions`); the heads then
-        compute no others.
+        head_weights: lambda, 1 by default. `head_positions` < 1 trains each additional head on a
+        random share of the positions: an unbiased estimate of its mean at less cost.
         """
-        heads, hidden = self.heads, states
+        heads, speech = self.heads, batch["speech_ids"]
         weights = [1.0] * heads.num_heads if head_weights is None else list(head_weights)
         if len(weights) != heads.num_heads:
             raise ConfigError(
                 f"head_weights has {len(weights)} values for {heads.num_heads} heads; give one "
                 "per head (settings head_weight_decay and model.num_prediction_heads)"
             )
+        hidden = batch.get("states")
         if hidden is None:
-            inputs = speech_ids if speech_inputs is None else speech_inputs
-            hidden = self.speech_hidden(
-                text_ids, text_lengths, inputs, speech_lengths, prompt_lengths
-            )
+            inputs = batch.get("speech_inputs", speech)
+            hidden = self.speech_hidden({**batch, "speech_ids": inputs})
         if self.trunk_is_frozen:
             hidden = F.dropout(hidden, self.config.dropout, self.training)
-        prompt = (
-            torch.arange(speech_ids.shape[1], device=speech_ids.device)
-            < prompt_lengths[:, None] - 1
+        targets = head_targets(speech, batch["speech_lengths"], heads.num_heads, self.config.eos)
+        losses, accuracies = head_losses(
+            heads,
+            hidden.flatten(0, 1)[batch["positions"]],
+            targets.flatten(0, 1)[batch["positions"]].T,
+            head_positions,
+            accuracies=not self.training,
         )
-        targets = head_targets(speech_ids, speech_lengths, heads.num_heads, self.config.eos)
-        targets = targets.masked_fill(prompt[..., None], IGNORE).flatten(0, 1).T  # [K, B * S]
-        hidden = hidden.flatten(0, 1)  # [B * S, D]
-        if positions is not None:
-            hidden, targets = hidden[positions], targets[:, positions]
-        sums, right, count = self._sums_of_heads(hidden, targets, head_positions)
-        mean = sums / count.clamp(min=1)
         # the host does not wait for the device
-        scale = torch.tensor(weights).to(mean.device, non_blocking=True)
+        scale = torch.tensor(weights).to(losses.device, non_blocking=True)
         return CAROutput(
-            (scale * mean).sum(),
-            mean.detach(),
-            None if self.training else right / count.clamp(min=1),
-            count,
+            (scale * losses).sum(), losses.detach(), None if self.training else accuracies
         )
-
-    def _sums_of_heads(
-        self, hidden: Tensor, targets: Tensor, share: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return cross entropy and number of correct ids, both summed, and the number of
-        targets, each [K]: hidden [P, D], targets [K, P]. share: of the positions for each
-        additional head."""
-        heads, first, others = self.heads, targets[:1], targets[1:]
-        parts = [(lambda states: heads(states, 1).squeeze(-2), hidden[None], first)]
-        if heads.num_heads > 1:
-            each = hidden.expand(len(others), -1, -1)
-            if share < 1:
-                chosen = disjoint_shares(len(others), len(hidden), share, hidden.device)
-                each, others = hidden[chosen], others.gather(1, chosen)
-            parts.append((lambda states: heads(states, additional=True), each, others))
-        width, accuracies = self.config.output_size, not self.training
-        found = [
-            (*cross_entropy(*part, width, accuracies), (part[2] != IGNORE).sum(1)) for part in parts
-        ]
-        sums, right, count = (torch.cat(values) for values in zip(*found, strict=True))
-        return sums, right, count
 
 
 class CARDecoder(SpeechDecoder):
@@ -308,7 +241,6 @@ class CARDecoder(SpeechDecoder):
 
     def __init__(self, config: CARConfig):
         super().__init__()
-        config.check_heads()
         self.config = config
         width = config.hidden_size
         self.text_embedding = nn.Embedding(config.text_vocab_size, width)
@@ -367,19 +299,14 @@ class CARDecoder(SpeechDecoder):
                 part.eval()
         return self
 
-    def speech_hidden(
-        self,
-        text_ids: Tensor,
-        text_lengths: Tensor,
-        speech_ids: Tensor,
-        speech_lengths: Tensor,
-        prompt_lengths: Tensor,
-    ) -> Tensor:
+    def speech_hidden(self, batch: SpeechBatch) -> Tensor:
         """Return hidden states [B, S, D] of the speech positions of complete sequences, without
         a cache."""
         # With BOS the target's own positions start at 0 (BOS), so that the alignment does not
         # depend on the prompt.
-        origin = prompt_lengths - 1 if self.config.bos else torch.zeros_like(prompt_lengths)
+        text_ids, speech_ids = batch["text_ids"], batch["speech_ids"]
+        prompts = batch["prompt_lengths"]
+        origin = prompts - 1 if self.config.bos else torch.zeros_like(prompts)
         n, s = text_ids.shape[1], speech_ids.shape[1]
         device = text_ids.device
         text = torch.arange(n, device=device)
@@ -388,7 +315,7 @@ class CARDecoder(SpeechDecoder):
         cos_speech, sin_speech = self.speech_rotary(speech - origin[:, None])
         rotary = (torch.cat((cos_text, cos_speech), 2), torch.cat((sin_text, sin_speech), 2))
         column = torch.arange(n + s, device=device)
-        real_text = column < text_lengths[:, None]  # [B, N + S]
+        real_text = column < batch["text_lengths"][:, None]  # [B, N + S]
         past = (column >= n) & (column <= column[:, None])  # [N + S, N + S]
         # [B, 1, N + S, N + S]; every position sees all text
         seen = (real_text[:, None] | past)[:, None]

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from dcar.errors import ConfigError, DataError
-from dcar.model.base import pad
+from dcar.model.batch import SpeechBatch, speech_batch
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.prepare.columns import Split
 from dcar.prepare.prepared import load_split, prepared_info
@@ -87,14 +86,10 @@ class FrozenStates(SpeechDataset):
         with torch.no_grad():
             for start in range(0, len(order), batch_size):
                 which = [int(i) for i in order[start : start + batch_size]]
-                batch = {
-                    name: part.to(device)
-                    for name, part in collate([data[0, i] for i in which]).items()
-                }
-                hidden = model.speech_hidden(**batch)
-                lengths = batch["speech_lengths"].tolist()
-                for index, row, length in zip(which, hidden, lengths, strict=True):
-                    self.states[index] = row[:length].half().cpu()
+                examples = [data[0, i] for i in which]
+                hidden = model.speech_hidden(collate(examples, device))
+                for index, row, example in zip(which, hidden, examples, strict=True):
+                    self.states[index] = row[: len(example["speech"])].half().cpu()
         model.train(training)
         logger.info(
             "keeping the hidden states in %.0f MB of memory",
@@ -105,33 +100,19 @@ class FrozenStates(SpeechDataset):
         return {**super().__getitem__((0, address[1])), "states": self.states[address[1]]}
 
 
-def collate(examples: Sequence[dict]) -> dict[str, Tensor]:
-    """Pad a batch of examples to the arguments of CARDecoder.forward."""
-    text_ids, text_lengths = pad([e["text"] for e in examples], "cpu")
-    speech_ids, speech_lengths = pad([e["speech"] for e in examples], "cpu")
-    batch = {
-        "text_ids": text_ids,
-        "text_lengths": text_lengths,
-        "speech_ids": speech_ids,
-        "speech_lengths": speech_lengths,
-        "prompt_lengths": torch.tensor([e["prompt_length"] for e in examples]),
-    }
+def collate(examples: Sequence[dict], device: torch.device | str = "cpu") -> SpeechBatch:
+    """Return the padded batch of these examples."""
+    batch = speech_batch(
+        [e["text"] for e in examples],
+        [e["speech"] for e in examples],
+        [e["prompt_length"] for e in examples],
+        device,
+    )
     if "states" in examples[0]:  # examples of FrozenStates
         batch["states"] = torch.nn.utils.rnn.pad_sequence(
             [e["states"].float() for e in examples], batch_first=True
         )
     return batch
-
-
-def with_positions(examples: Sequence[dict]) -> dict[str, Tensor]:
-    """Return `collate` and `positions` [P], those that carry loss. They are found here because
-    on a GPU the host would wait for them."""
-    batch = collate(examples)
-    place = torch.arange(batch["speech_ids"].shape[1])
-    trained = (place >= batch["prompt_lengths"][:, None] - 1) & (
-        place < batch["speech_lengths"][:, None]
-    )
-    return {**batch, "positions": trained.flatten().nonzero()[:, 0]}
 
 
 class EpochLoader(DataLoader):

@@ -76,7 +76,7 @@ class BucketedTrainer(ResilientTrainer):
     model: Any
     train_dataset: Any
     eval_dataset: Any
-    collate = staticmethod(collate)
+    collate: Callable[..., Any] = staticmethod(collate)
 
     def __init__(self, config: Any, model: Any, train: Any, dev: Any):
         self.config = config
@@ -140,7 +140,7 @@ class BucketedTrainer(ResilientTrainer):
         called without gradients and with the model in eval mode."""
         raise NotImplementedError
 
-    def dev_sums(self, measure: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
+    def dev_sums(self, measure: Callable[[Any], Tensor]) -> Tensor:
         """Sum `measure(batch)` over the dev set across processes, in float64."""
         loader = self.loader(self.eval_dataset, False)
         sums = torch.zeros((), device=self.args.device)

@@ -31,6 +31,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from dcar.config import load_config
 from dcar.errors import ConfigError
 from dcar.model.backbones.decoder import BackboneDecoder
+from dcar.model.batch import SpeechBatch
 from dcar.model.car import CARDecoder, CAROutput
 from dcar.model.cards import decoder_card
 from dcar.model.load import load_decoder_config
@@ -45,7 +46,6 @@ from dcar.train.batches import (
     ReplayBatchSampler,
     SpeechDataset,
     TokenBatchSampler,
-    with_positions,
     with_replay,
 )
 from dcar.train.bucketed import BucketedTrainer, sharding
@@ -152,8 +152,6 @@ class RunTrainer(BucketedTrainer):
 class CARTrainer(RunTrainer):
     """Trainer of a decoder, with a loss and an accuracy per head."""
 
-    collate = staticmethod(with_positions)
-
     def __init__(
         self,
         config: TrainConfig,
@@ -204,29 +202,27 @@ class CARTrainer(RunTrainer):
     def compute_loss(
         self,
         model,
-        inputs: dict[str, Tensor],
+        inputs: Any,  # a SpeechBatch
         return_outputs: bool = False,
         num_items_in_batch=None,
     ):
         config = self.config
         if config.input_corruption and model.training:
             inputs = {**inputs, "speech_inputs": self._corrupt(inputs["speech_ids"])}
-        output: CAROutput = model(
-            **inputs,
-            head_weights=config.head_weights,
-            head_positions=config.head_positions if model.training else 1,
-        )
+        share = config.head_positions if model.training else 1
+        output: CAROutput = model(inputs, config.head_weights, share)
         # Trainer divides by the number of accumulated batches
         return (output.loss, output) if return_outputs else output.loss
 
     def dev_metrics(self) -> dict[str, float]:
         """Return the teacher-forced loss (nats) and accuracy of every head."""
 
-        def measure(batch: dict[str, Tensor]) -> Tensor:
+        def measure(batch: SpeechBatch) -> Tensor:
             _, out = self.compute_loss(self.model, batch, return_outputs=True)
-            return torch.stack(
-                (out.head_losses * out.targets, out.head_accuracies * out.targets, out.targets)
+            sums = torch.stack(
+                (out.head_losses, out.head_accuracies, torch.ones_like(out.head_losses))
             )
+            return sums * len(batch["positions"])
 
         with self.compute_loss_context_manager():
             sums = self.dev_sums(measure)

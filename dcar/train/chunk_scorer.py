@@ -25,6 +25,7 @@ from torch import Tensor
 
 from dcar.config import load_config, setting
 from dcar.errors import CheckpointError, ConfigError
+from dcar.model.batch import SpeechBatch
 from dcar.model.car import head_targets
 from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
@@ -97,23 +98,20 @@ class ChunkScorerTrainer(SmallTrainer):
 
     @torch.no_grad()
     def examples(
-        self, inputs: Mapping[str, Tensor], generator: torch.Generator | None = None
+        self, inputs: SpeechBatch, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the examples at a share of a batch's positions: hidden states [2N, D], chunks
         [2N, K], of which the first N are recorded and the others drawn, and their features [2N,
         K, 3]."""
         decoder = self.decoder
-        hidden = decoder.speech_hidden(**inputs)
-        lengths = inputs["speech_lengths"]
-        place = torch.arange(hidden.shape[1], device=hidden.device)
-        trained = (place >= inputs["prompt_lengths"][:, None] - 1) & (place < lengths[:, None])
-        draws = torch.rand(trained.shape, generator=generator).to(trained.device)
-        chosen = trained & (draws < self.config.positions)
-        hidden = hidden[chosen]
+        speech, positions = inputs["speech_ids"], inputs["positions"]
+        draws = torch.rand(speech.shape, generator=generator).flatten().to(speech.device)
+        chosen = positions[draws[positions] < self.config.positions]
+        hidden = decoder.speech_hidden(inputs).flatten(0, 1)[chosen]
         heads = self.model.config.num_heads
-        targets = head_targets(inputs["speech_ids"], lengths, heads, decoder.config.eos)
-        recorded = targets[chosen]  # [N, K]
-        logits = decoder.heads(hidden, heads).float()
+        targets = head_targets(speech, inputs["speech_lengths"], heads, decoder.config.eos)
+        recorded = targets.flatten(0, 1)[chosen]  # [N, K]
+        logits = decoder.heads.logits(hidden, heads).float()
         draws = torch.rand(recorded.shape, generator=generator, dtype=torch.float64)
         drawn = sample(logits.softmax(-1), draws.to(hidden.device))
         features = torch.cat([candidate_features(logits, tokens) for tokens in (recorded, drawn)])
@@ -136,7 +134,7 @@ class ChunkScorerTrainer(SmallTrainer):
     def compute_loss(
         self,
         model,
-        inputs: dict[str, Tensor],
+        inputs: Any,  # a SpeechBatch
         return_outputs: bool = False,
         num_items_in_batch=None,
     ):
@@ -151,7 +149,7 @@ class ChunkScorerTrainer(SmallTrainer):
         correctly, with the same sampled tokens at every evaluation."""
         generator = torch.Generator().manual_seed(self.config.seed + self.args.process_index)
 
-        def measure(batch: dict[str, Tensor]) -> Tensor:
+        def measure(batch: SpeechBatch) -> Tensor:
             return torch.stack(self._classified(self.model, *self.examples(batch, generator)))
 
         loss, right, counts = self.dev_sums(measure)

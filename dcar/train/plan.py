@@ -39,15 +39,7 @@ from dcar.train.settings import TrainConfig
 
 logger = logging.getLogger(__name__)
 
-HEADS = (
-    "num_prediction_heads",
-    "heads",
-    "head_blocks",
-    "share_head_blocks",
-    "zero_init_heads",
-    "head_width",
-    "tie_heads",
-)
+HEADS = ("num_prediction_heads", "heads", "head_blocks")
 """Fields of a configuration that describe its heads."""
 
 

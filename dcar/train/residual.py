@@ -27,8 +27,7 @@ from torch.utils.data import Dataset
 
 from dcar.config import load_config, setting
 from dcar.errors import DataError
-from dcar.model.base import pad
-from dcar.model.car import IGNORE
+from dcar.model.batch import pad
 from dcar.model.cards import model_card
 from dcar.prepare.columns import Split
 from dcar.prepare.prepared import (
@@ -45,6 +44,8 @@ from dcar.train.car import RunTrainer
 from dcar.train.checkpoints import data_stamp, last_of
 from dcar.train.settings import RunSettings
 from dcar.vocoder.residual import ResidualConfig, ResidualModel
+
+IGNORE = -100  # target that cross entropy leaves out
 
 
 @dataclass

@@ -11,6 +11,7 @@ from dcar.errors import ConfigError
 from dcar.model.backbones.lora import MODES, LoraSettings
 from dcar.model.car import CARConfig
 from dcar.sampling import SamplingConfig
+from heads.layers import check_width
 
 
 @dataclass
@@ -167,7 +168,7 @@ class TrainConfig(RunSettings):
     def __post_init__(self):
         super().__post_init__()
         if not self.backbone.path:
-            self.model.check_heads()
+            check_width(self.model.hidden_size, self.model.num_attention_heads)
         if self.freeze_trunk and (not self.init_from or self.model.num_prediction_heads == 1):
             raise ConfigError(
                 "freeze_trunk trains additional heads on an existing decoder: set init_from=… and "

@@ -29,8 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dcar.config import check, setting
 from dcar.errors import CheckpointError, DataError
-from dcar.model.base import pad
-from dcar.model.car import check_width
+from dcar.model.batch import pad
 from dcar.text.inventory import PHONEME_VERSION
 from dcar.text.phonemes import text_to_ids
 from dcar.vocoder.base import PromptAudio
@@ -90,7 +89,6 @@ class ResidualModel(Checkpoint):
 
     def __init__(self, config: ResidualConfig):
         super().__init__()
-        check_width(config.hidden_size, config.num_attention_heads)
         self.config = config
         width = config.hidden_size
         self.text_embedding = nn.Embedding(config.text_vocab_size, width)

@@ -32,7 +32,7 @@ from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
-from dcar.model.base import pad
+from dcar.model.batch import speech_batch
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.model.precision import dtype_setting, precision_of
@@ -101,16 +101,12 @@ def teacher_forced(
     bos = (config.speech_vocab_size + 1,) if config.bos else ()
     for start in range(0, len(items), batch_size):
         chosen = items[start : start + batch_size]
-        text, text_lengths = pad([i.prompt.text_ids for i in chosen], device)
-        speech, lengths = pad(
-            [(*i.prompt.prompt_ids, *bos, *i.reference_tokens) for i in chosen], device
-        )
-        prompt_lengths = torch.tensor(
-            [len(i.prompt.prompt_ids) + len(bos) for i in chosen], device=device
-        )
-        hidden = model.speech_hidden(text, text_lengths, speech, lengths, prompt_lengths)
-        for row in range(len(chosen)):
-            yield hidden[row, int(prompt_lengths[row]) - 1 : int(lengths[row])]
+        prompts = [(*i.prompt.prompt_ids, *bos) for i in chosen]
+        speech = [(*p, *i.reference_tokens) for p, i in zip(prompts, chosen, strict=True)]
+        texts = [i.prompt.text_ids for i in chosen]
+        hidden = model.speech_hidden(speech_batch(texts, speech, [len(p) for p in prompts], device))
+        for states, prompt, ids in zip(hidden, prompts, speech, strict=True):
+            yield states[len(prompt) - 1 : len(ids)]
 
 
 @torch.no_grad()
@@ -128,7 +124,7 @@ def rank_accuracy(
     sums = torch.zeros(heads - 1, ranks, dtype=torch.float64)
     counts = torch.zeros(heads - 1, 1, dtype=torch.float64)
     for hidden in states:
-        logits = model.heads(hidden)  # [n, K, V + 1]
+        logits = model.heads.logits(hidden)  # [n, K, V + 1]
         base = warp(logits[:, 0], sampling)
         for depth in range(1, min(heads, len(hidden))):
             _, ids = likeliest(logits[:-depth, depth], ranks)
@@ -154,7 +150,10 @@ def entropy_curve(
     equal probabilities.
     """
     level = torch.cat(
-        [entropies(model.heads(hidden)[:, 1:]).cummax(-1).values.flatten() for hidden in states]
+        [
+            entropies(model.heads.logits(hidden)[:, 1:]).cummax(-1).values.flatten()
+            for hidden in states
+        ]
     )
     ceiling = torch.log(torch.tensor(float(model.config.output_size))) + 1e-3
     inner = level.double().cpu().quantile(torch.linspace(0, 1, points, dtype=torch.float64)[1:-1])

@@ -32,6 +32,7 @@ from torch import Tensor
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
+from dcar.model.batch import speech_batch
 from dcar.model.car import CARDecoder
 from dcar.model.load import Shipped, load_decoder
 from dcar.process import run_claimed
@@ -77,7 +78,7 @@ def losses_by_head(model: CARDecoder, hidden: Tensor, tokens: Sequence[int]) -> 
     state k - 1 positions earlier; NaN where there is none.
     """
     targets = torch.tensor([*tokens, model.config.eos], device=hidden.device)
-    logits = model.heads(hidden).float().unbind(1)
+    logits = model.heads.logits(hidden).float().unbind(1)
     length = len(targets)
     rows = [
         F.cross_entropy(head[: length - k], targets[k:], reduction="none")
@@ -96,24 +97,22 @@ def first_attention(model: CARDecoder, item: PromptItem) -> Tensor:
     device, prompt = model.norm.weight.device, item.prompt
     bos = [model.config.speech_vocab_size + 1] * model.config.bos
     start = [*prompt.prompt_ids, *bos]
-    text = torch.tensor([prompt.text_ids], device=device)
-    speech = torch.tensor([[*start, *item.reference_tokens]], device=device)
     given: list[tuple[Any, ...]] = []
     hook = model.layers[0].register_forward_pre_hook(
         lambda module, arguments: given.append(arguments)
     )
-    sizes = (torch.tensor([n], device=device) for n in (text.shape[1], speech.shape[1], len(start)))
-    text_length, speech_length, prompt_length = sizes
-    model.speech_hidden(text, text_length, speech, speech_length, prompt_length)
+    model.speech_hidden(
+        speech_batch([prompt.text_ids], [[*start, *item.reference_tokens]], [len(start)], device)
+    )
     hook.remove()
     x, rotary = given[0][:2]
     layer: Any = model.layers[0]
     width = x.shape[1]
     q, k = rotate(layer.project(x)[:2], *rotary)[:, 0].float()
     column = torch.arange(width, device=device)
-    seen = (column < text.shape[1]) | (column <= column[:, None])
+    seen = (column < len(prompt.text_ids)) | (column <= column[:, None])
     scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
-    return scores.softmax(-1).mean(0)[text.shape[1] :]
+    return scores.softmax(-1).mean(0)[len(prompt.text_ids) :]
 
 
 class Attention(NamedTuple):

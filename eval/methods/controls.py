@@ -11,7 +11,7 @@ from dcar.decoding import BatchState, ChunkRule, Decision, Engine, PolicyChunk
 from dcar.decoding.chunks import check_listed
 from dcar.decoding.step import Admitted
 from dcar.errors import ConfigError
-from dcar.model.base import pad
+from dcar.model.batch import pad
 from heads.candidates import FEATURES, resampling_log_weights
 from heads.chunk_scorer import ChunkScorer, scored_features
 

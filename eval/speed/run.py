@@ -46,7 +46,7 @@ from eval.verifiers.drafters import ModelDrafter
 from eval.verifiers.mtp_viterbi import count_bigrams
 from eval.verifiers.sd import SpeculativeDecoding
 from eval.verifiers.statistics import VerifierStatistics
-from heads.build import HEAD_KINDS, check_kind, head_costs
+from heads.build import HEAD_KINDS, head_costs
 from heads.chunk_scorer import ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
@@ -96,12 +96,6 @@ class SpeedConfig:
     num_prediction_heads: int = setting(
         7, "Number of prediction heads of the random models.", minimum=1
     )
-    head_width: int = setting(
-        0, "Inner width of the blocks of shared heads; 0 = twice the model's.", minimum=0
-    )
-    tie_heads: bool = setting(
-        False, "Whether the base head is also the output layer of shared heads."
-    )
     chunks: list[int] = setting(
         [],
         "Chunk sizes k of CAR-k to measure; empty = all (at paper size with quick 1, 3, 7).",
@@ -146,7 +140,6 @@ class SpeedConfig:
         check(self)
         if (self.policy or self.draft) and not self.decoder:
             raise ConfigError("policy and draft belong to a checkpoint: give decoder=…")
-        check_kind(self.heads, head_width=self.head_width, tie_heads=self.tie_heads)
         if self.clock == "cpu" and self.device != "cpu":
             raise ConfigError(f"clock 'cpu' measures the CPU, not '{self.device}': set clock=wall")
 
@@ -198,11 +191,10 @@ def load_all(config: SpeedConfig, size: str) -> Models:
         )
     else:
         torch.manual_seed(0)
-        heads = {
-            n: getattr(config, n)
-            for n in ("heads", "num_prediction_heads", "head_width", "tie_heads")
-        }
-        made = CARDecoder(CARConfig(**SIZES[size], **heads)).eval()
+        shape = CARConfig(
+            **SIZES[size], heads=config.heads, num_prediction_heads=config.num_prediction_heads
+        )
+        made = CARDecoder(shape).eval()
         models = Models(
             cast_decoder(made, chosen_dtype(config.dtype, config.device)).to(config.device)
         )

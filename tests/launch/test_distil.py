@@ -375,7 +375,7 @@ def test_a_language_model_with_lora_speaks_and_is_trained_on(
         [SpeechDataset(spoken, adapted.config, 50, seed=0)[0, i] for i in range(len(spoken))]
     )
     with torch.no_grad():
-        before, after = (float(load_decoder(folder)(**batch).loss) for folder in ("car", "again"))
+        before, after = (float(load_decoder(folder)(batch).loss) for folder in ("car", "again"))
     assert after < before and text_encoder("again")("a red house") == spoken.rows[0]["text_ids"]
     with pytest.raises(ConfigError, match="init_from .*backbone.path"):
         car.main(["data=spoken", "init_from=car", "out=other"])

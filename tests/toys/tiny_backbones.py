@@ -9,7 +9,7 @@ from tiny_decoders import sharpen_heads
 from dcar.decoding import Prompt
 from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
-from dcar.model.base import pad
+from dcar.model.batch import SpeechBatch, speech_batch
 
 CODES = 12
 SIZES = dict(
@@ -91,7 +91,6 @@ def tiny_backbone(
         num_prediction_heads=heads,
         head_blocks=2,
         heads=head_kind,
-        zero_init_heads=False,
         bos=True,
         sequence_start=True,
         text_prefix=(3, 4),
@@ -270,13 +269,5 @@ def write_llasa(folder: Path, codes: int = CODES):
     return model, tokenizer
 
 
-def batch() -> dict[str, torch.Tensor]:
-    text, text_lengths = pad([[1, 2, 3], [4, 5, 6, 7, 8]], "cpu")
-    speech, speech_lengths = pad([[1, 2, 13, 5, 6, 7], [3, 13, 9, 10]], "cpu")
-    return dict(
-        text_ids=text,
-        text_lengths=text_lengths,
-        speech_ids=speech,
-        speech_lengths=speech_lengths,
-        prompt_lengths=torch.tensor([3, 2]),
-    )
+def batch() -> SpeechBatch:
+    return speech_batch([[1, 2, 3], [4, 5, 6, 7, 8]], [[1, 2, 13, 5, 6, 7], [3, 13, 9, 10]], [3, 2])

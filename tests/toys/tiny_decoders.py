@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dcar.decoding import Prompt
+from dcar.model.batch import speech_batch
 from dcar.model.car import CARConfig, CARDecoder
 from heads.build import Heads
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
@@ -14,16 +15,20 @@ from heads.shared import SharedHeads
 
 
 def sharpen_heads(heads: Heads, factor: float) -> None:
-    """Scale the heads so that distributions are far from uniform and, in shared heads, offsets
-    far from each other."""
+    """Draw the blocks at random and scale the heads, so that distributions are far from uniform
+    and, in shared heads, offsets far from each other."""
+    bound = heads.base.in_features**-0.5
     with torch.no_grad():
         heads.base.weight.mul_(factor)
         if isinstance(heads, SharedHeads):
             heads.offset.mul_(5)
             heads.scale.normal_(std=0.5)
+            for down in heads.down:
+                down.weight.uniform_(-bound, bound)
             if heads.out is not None:
                 heads.out.weight.mul_(factor)
         else:
+            heads.block_weight.uniform_(-bound, bound)
             heads.projection.mul_(factor)
 
 
@@ -40,7 +45,6 @@ def tiny_decoder(heads: int = 4, seed: int = 0, kind: str = "independent", **cha
         ffn_size=64,
         num_prediction_heads=heads,
         head_blocks=2,
-        zero_init_heads=False,
         bos=True,
         speech_position_scale=0.5,
         heads=kind,
@@ -71,14 +75,8 @@ def states(model, prompt: Prompt, tokens: Sequence[int] = ()) -> Tensor:
         *prompt.prompt_ids,
         *([model.config.speech_vocab_size + 1] if model.config.bos else []),
     ]
-    ids, text = torch.tensor([[*front, *tokens]]), torch.tensor([prompt.text_ids])
-    return model.speech_hidden(
-        text,
-        torch.tensor([text.shape[1]]),
-        ids,
-        torch.tensor([ids.shape[1]]),
-        torch.tensor([len(front)]),
-    )[0]
+    batch = speech_batch([prompt.text_ids], [[*front, *tokens]], [len(front)])
+    return model.speech_hidden(batch)[0]
 
 
 def eos_decoder(head: int) -> CARDecoder:

@@ -99,7 +99,7 @@ def sequence_distribution(
             if sampling.repetition_window
             else None
         )
-        logits = target.heads(states(target, prompt, tokens)[-1:], 1)[:, -1]
+        logits = target.heads.logits(states(target, prompt, tokens)[-1:], 1)[:, -1]
         step = warp(
             logits, sampling, torch.tensor([len(tokens) < sampling.min_tokens]), eos, history
         )[0].double()

@@ -72,7 +72,7 @@ class ToyHeads(nn.Module):
         self.register_buffer("features", features)  # [states, D], rows distinct
         self.register_buffer("probs", probs.log())  # [states, K, V + 1]
 
-    def forward(self, hidden: Tensor, k: int) -> Tensor:
+    def logits(self, hidden: Tensor, k: int) -> Tensor:
         return self.probs[(hidden @ self.features.T).argmax(-1), :k]
 
 

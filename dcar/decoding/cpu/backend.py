@@ -79,7 +79,7 @@ class CPUBackend(Backend):
         return Stack(layers, last, first)
 
     def heads(self, heads: Heads) -> Callable[..., Tensor]:
-        return NativeHeads(self._library, heads) if reads_heads(heads) else heads
+        return NativeHeads(self._library, heads) if reads_heads(heads) else super().heads(heads)
 
     def probs(
         self,

@@ -2,7 +2,7 @@
  * of hidden states and of blocks are multiples of LANES. */
 
 typedef struct {
-  Linear base, out;        /* out without a weight: the base head is the output layer of the stack too */
+  Linear base, out;
   const Linear *up, *down; /* [count] */
   const float *offset, *scale, *shift, *norm, *norm_bias; /* [heads][D], [count][heads][w] twice, [D] twice */
   long count, heads;       /* blocks; heads besides the base */
@@ -10,11 +10,9 @@ typedef struct {
 } Heads;
 
 /* Logits y [n, k, vocabulary] of heads 1..k from the hidden states x [n, D]. The k - 1 rows of a hidden state go
- * through every product together with those of the others; if the output layer is the base head, the hidden states do
- * too. */
+ * through every product together with those of the others. */
 int run_heads(const Heads *h, const float *x, float *y, long n, long k, long threads) {
   long width = h->base.in, out = h->base.out, extra = k - 1, rows = extra * n, inside = h->count ? h->up->out : 0;
-  int tied = !h->out.weight;
   float *states = malloc(((n + 2 * rows) * width + rows * inside + (n + rows) * out) * sizeof(float) + 1);
   float *normed = states + n * width, *z = normed + rows * width, *inner = z + rows * width;
   float *logits = inner + rows * inside;
@@ -36,8 +34,8 @@ int run_heads(const Heads *h, const float *x, float *y, long n, long k, long thr
     add(z, normed, rows * width);
   }
   if (extra) normalize(z, h->norm, h->norm_bias, normed, rows, width, h->epsilon);
-  product(&h->base, states, logits, tied ? n + rows : n, threads);
-  if (extra && !tied) product(&h->out, normed, logits + n * out, rows, threads);
+  product(&h->base, states, logits, n, threads);
+  if (extra) product(&h->out, normed, logits + n * out, rows, threads);
   for (long i = 0; i < n; i++) {
     memcpy(y + i * k * out, logits + i * out, out * sizeof(float));
     memcpy(y + (i * k + 1) * out, logits + (n + i * extra) * out, extra * out * sizeof(float));

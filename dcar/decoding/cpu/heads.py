@@ -34,7 +34,7 @@ class _Heads(ctypes.Structure):
 
 class NativeHeads:
     """Function that returns logits of heads 1..k, with the arguments of
-    `PredictionHeads.forward`."""
+    `PredictionHeads.logits`."""
 
     def __init__(self, library: ctypes.CDLL, heads: Heads):
         """Copy the weights of heads that `reads_heads` accepts."""
@@ -47,7 +47,7 @@ class NativeHeads:
         self._part = part = _Heads(
             base=weights.linear(*heads.base.parameters()), heads=heads.num_heads - 1
         )
-        if isinstance(heads, SharedHeads) and heads.norm is not None:
+        if isinstance(heads, SharedHeads) and heads.norm is not None and heads.out is not None:
             part.up, part.down, part.count = (
                 weights.linears(heads.up),
                 weights.linears(heads.down),
@@ -57,8 +57,7 @@ class NativeHeads:
                 weights.address, (heads.offset, heads.scale, heads.shift)
             )
             (part.norm, part.norm_bias), part.epsilon = weights.norm(heads.norm), heads.norm.eps
-            if heads.out is not None:
-                part.out = weights.linear(heads.out.weight)
+            part.out = weights.linear(heads.out.weight)
 
     def __call__(self, hidden: Tensor, k: int | None = None) -> Tensor:
         """Return logits [..., k, vocabulary] of hidden [..., D], 1 <= k <= the number of heads
@@ -90,12 +89,8 @@ def reads_heads(heads: Heads) -> bool:
     widths that fill vectors."""
     parts: list[nn.Module] = [heads.base]
     if isinstance(heads, SharedHeads):
-        parts += [
-            *heads.up,
-            *heads.down,
-            *(part for part in (heads.out, heads.norm) if part is not None),
-        ]
+        last = [part for part in (heads.norm, heads.out) if part is not None]
+        parts += [*heads.up, *heads.down, *last]
     elif heads.num_heads > 1:
         return False
-    width = heads.width if isinstance(heads, SharedHeads) else 0
-    return reads(parts, heads.parameters()) and heads.base.in_features % LANES == 0 == width % LANES
+    return reads(parts, heads.parameters()) and heads.base.in_features % LANES == 0

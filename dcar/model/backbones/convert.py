@@ -39,7 +39,7 @@ from dcar.model.cards import decoder_card
 from dcar.process import run_claimed
 from dcar.text.inventory import TEXT_VOCAB_SIZE
 from dcar.tracking import provenance, write_json
-from heads.build import HEAD_KINDS, check_kind
+from heads.build import HEAD_KINDS
 
 KINDS = ("cosyvoice2", "cosyvoice", "llasa", "causal-lm")
 
@@ -62,12 +62,6 @@ class ConvertConfig:
     )
     head_blocks: int = setting(
         4, "Number of residual blocks of every additional head, or of the shared stack.", minimum=1
-    )
-    head_width: int = setting(
-        0, "Inner width of the blocks of shared heads; 0 = twice the model's.", minimum=0
-    )
-    tie_heads: bool = setting(
-        False, "Whether the base head is also the output layer of shared heads."
     )
     bos: bool = setting(
         False,
@@ -109,7 +103,6 @@ class ConvertConfig:
 
     def __post_init__(self):
         check(self)
-        check_kind(self.head_kind, head_width=self.head_width, tie_heads=self.tie_heads)
         if self.first_speech_id >= 0 and (
             self.speech_vocab_size < 1 or min(self.start_id, self.eos_id) < 0
         ):
@@ -126,8 +119,6 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
         num_prediction_heads=config.heads,
         heads=config.head_kind,
         head_blocks=config.head_blocks,
-        head_width=config.head_width,
-        tie_heads=config.tie_heads,
         bos=config.bos,
         tokenizer=config.tokenizer,
     )

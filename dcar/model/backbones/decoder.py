@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE, CosyVoiceLM
+from dcar.model.batch import SpeechBatch
 from dcar.model.car import SpeechDecoder, SpeechVocabulary
 from heads.build import build_heads
 
@@ -59,10 +60,6 @@ class BackboneConfig(SpeechVocabulary):
     num_prediction_heads: int = 7
     heads: str = "independent"  # or shared; this and what follows as in CARConfig
     head_blocks: int = 4
-    share_head_blocks: bool = False
-    zero_init_heads: bool = True
-    head_width: int = 0
-    tie_heads: bool = False
     base_head_bias: bool = False  # CosyVoice 2's has one
     # True: speech prompt without its text, then the start symbol, then the target. False: the start
     # symbol closes the prefix, and the prompt is the beginning of the speech (zero-shot layout of
@@ -208,18 +205,16 @@ class BackboneDecoder(SpeechDecoder):
 
     # --- training ---------------------------------------------------------------------------------
 
-    def speech_hidden(
-        self,
-        text_ids: Tensor,
-        text_lengths: Tensor,
-        speech_ids: Tensor,
-        speech_lengths: Tensor,
-        prompt_lengths: Tensor,
-    ) -> Tensor:
+    def speech_hidden(self, batch: SpeechBatch) -> Tensor:
         """Return hidden states [B, S, D] of the speech positions of complete sequences, without
         a cache; positions follow each row's own text."""
+        speech_ids = batch["speech_ids"]
         prefix, lengths = text_prefix(
-            self.config, self.backbone.embed_tokens, self.speech_embedding, text_ids, text_lengths
+            self.config,
+            self.backbone.embed_tokens,
+            self.speech_embedding,
+            batch["text_ids"],
+            batch["text_lengths"],
         )
         n, s = prefix.shape[1], speech_ids.shape[1]
         column = torch.arange(n + s, device=prefix.device)

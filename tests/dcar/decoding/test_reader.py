@@ -13,7 +13,7 @@ from dcar.decoding.reader import Reader
 from dcar.decoding.readers import reader_of
 from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
-from dcar.model.base import pad
+from dcar.model.batch import pad, speech_batch
 from dcar.model.car import CARDecoder
 from heads.layers import KVCache
 
@@ -100,11 +100,7 @@ def plain_of(model: CARDecoder) -> Callable[[list[int], list[int]], Tensor]:
     @torch.no_grad()
     def plain(text: list[int], speech: list[int]) -> Tensor:
         prompt = PROMPTS[TEXTS.index(text)]
-        lengths = (torch.tensor([len(ids)]) for ids in (text, speech, prompt))
-        text_length, length, prompt_length = lengths
-        return model.speech_hidden(
-            torch.tensor([text]), text_length, torch.tensor([speech]), length, prompt_length
-        )[0]
+        return model.speech_hidden(speech_batch([text], [speech], [len(prompt)]))[0]
 
     return plain
 

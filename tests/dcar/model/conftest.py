@@ -19,9 +19,7 @@ def published(tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
 @pytest.fixture
 def cosyvoice(published) -> BackboneDecoder:
     torch.manual_seed(1)  # the blocks of the heads are drawn here
-    made = load_cosyvoice1(
-        published[0], num_prediction_heads=3, head_blocks=1, zero_init_heads=False
-    )
+    made = load_cosyvoice1(published[0], num_prediction_heads=3, head_blocks=1)
     with torch.no_grad():
         made.heads.projection.mul_(3)
     return made

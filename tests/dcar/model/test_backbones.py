@@ -25,6 +25,7 @@ from dcar.decoding import FixedChunk, Prompt, RandomChunk, decode
 from dcar.errors import AssetError, CheckpointError, ConfigError, DataError, TextError
 from dcar.model.backbones.convert import ConvertConfig, convert
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+from dcar.model.batch import speech_batch
 from dcar.model.companions import text_encoder
 from dcar.model.load import load_decoder
 from dcar.prepare.columns import Split
@@ -85,7 +86,7 @@ def test_architectures_that_cannot_be_used_are_refused(kind, changes, message):
 
 def test_a_padded_batch_has_the_states_of_plain_sequences():
     decoder = tiny_backbone()
-    hidden = decoder.speech_hidden(**batch())
+    hidden = decoder.speech_hidden(batch())
     for row, (text, speech) in enumerate(
         (([1, 2, 3], [1, 2, 13, 5, 6, 7]), ([4, 5, 6, 7, 8], [3, 13, 9, 10]))
     ):
@@ -109,7 +110,7 @@ def test_gradient_checkpointing_changes_memory_not_gradients(kind, cosyvoice):
         part.register_forward_pre_hook(lambda module, _: calls.append(module))
     for model in (plain, saving):
         torch.manual_seed(1)  # dropout
-        model(**batch()).loss.backward()
+        model(batch()).loss.backward()
     # forward, and again in the backward pass
     assert calls and all(calls.count(part) == 2 for part in calls)
     for (name, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
@@ -162,11 +163,8 @@ def test_cosyvoice2_speaks_with_the_distribution_of_its_own_inference(tmp_path):
             0, -len(speech) :
         ]
     logits = hidden @ tensors["llm_decoder.weight"].T + tensors["llm_decoder.bias"]
-    text_ids, speech_ids = torch.tensor([text]), torch.tensor([speech])
-    ours = decoder.speech_hidden(
-        text_ids, torch.tensor([4]), speech_ids, torch.tensor([5]), torch.tensor([1])
-    )
-    assert torch.allclose(decoder.heads(ours, 1)[0, :, 0], logits[:, : CODES + 1], atol=1e-4)
+    ours = decoder.speech_hidden(speech_batch([text], [speech], [1]))
+    assert torch.allclose(decoder.heads.logits(ours, 1)[0, :, 0], logits[:, : CODES + 1], atol=1e-4)
     # new heads start as shifted copies of it
     assert torch.equal(decoder.heads.projection[1], tensors["llm_decoder.weight"][: CODES + 1].T)
     shared = convert(
@@ -177,13 +175,11 @@ def test_cosyvoice2_speaks_with_the_distribution_of_its_own_inference(tmp_path):
             heads=16,
             head_blocks=2,
             head_kind="shared",
-            head_width=24,
         )
     )
-    assert torch.equal(shared.heads(ours, 1), decoder.heads(ours, 1))
+    assert torch.equal(shared.heads.logits(ours, 1), decoder.heads.logits(ours, 1))
     assert (
-        torch.equal(shared.heads.out.weight, shared.heads.base.weight)
-        and shared.heads.up[1].weight.shape[0] == 24
+        torch.equal(shared.heads.out.weight, shared.heads.base.weight) and len(shared.heads.up) == 2
     )
     assert load_decoder(tmp_path / "shared").checksum() == shared.checksum()
     loaded = load_decoder(tmp_path / "out")
@@ -289,15 +285,8 @@ def test_llasa_speaks_with_the_distribution_of_its_own_prompt(tmp_path):
         tokenizer.convert_tokens_to_ids("<|SPEECH_GENERATION_END|>"),
     ]
     encode = text_encoder(tmp_path / "out")
-    own = torch.tensor([encode(text)])
-    hidden = decoder.speech_hidden(
-        own,
-        torch.tensor([own.shape[1]]),
-        torch.tensor([speech]),
-        torch.tensor([4]),
-        torch.tensor([1]),
-    )
-    assert torch.allclose(decoder.heads(hidden, 1)[0, :, 0], logits[:, wanted], atol=1e-4)
+    hidden = decoder.speech_hidden(speech_batch([encode(text)], [speech], [1]))
+    assert torch.allclose(decoder.heads.logits(hidden, 1)[0, :, 0], logits[:, wanted], atol=1e-4)
     # the speech rows moved, they are not there twice
     assert decoder.config.text_vocab_size == first
 

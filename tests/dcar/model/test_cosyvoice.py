@@ -26,7 +26,7 @@ from tiny_backbones import (
 from dcar.decoding import FixedChunk, Prompt, decode
 from dcar.errors import CheckpointError
 from dcar.model.backbones.convert import ConvertConfig, convert
-from dcar.model.base import pad
+from dcar.model.batch import speech_batch
 from dcar.model.companions import text_encoder
 from dcar.model.draft import build_draft
 from dcar.model.load import load_decoder
@@ -110,10 +110,10 @@ def test_it_speaks_with_the_distribution_of_the_source(cosyvoice, published):
     """Teacher-forced in a padded batch, and step by step in the ragged cache."""
     reference = Reference(published[1])
     texts, speech = [[7, 20, 33, 5], [9, 1]], [[3, 11, 0, 4, 4, 7], [2, 2, 9]]
-    hidden = cosyvoice.speech_hidden(*pad(texts, "cpu"), *pad(speech, "cpu"), torch.tensor([1, 1]))
+    hidden = cosyvoice.speech_hidden(speech_batch(texts, speech, [1, 1]))
     for row in range(2):
         expected = reference.logits(texts[row], speech[row])
-        found = cosyvoice.heads(hidden[row, : len(speech[row])], 1)[:, 0]
+        found = cosyvoice.heads.logits(hidden[row, : len(speech[row])], 1)[:, 0]
         assert float(expected.std()) > 0.5
         assert torch.allclose(found, expected, atol=2e-4 * float(expected.abs().max()))
     prompts = [

@@ -32,7 +32,7 @@ def trained_by_hand(
     set_trainable(decoder, mode)
     optimizer = torch.optim.AdamW([p for p in decoder.parameters() if p.requires_grad], lr=1e-2)
     for _ in range(steps):
-        decoder(**batch()).loss.backward()
+        decoder(batch()).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     return decoder.eval()
@@ -40,7 +40,7 @@ def trained_by_hand(
 
 def states(decoder) -> torch.Tensor:
     with torch.no_grad():
-        return decoder.speech_hidden(**batch())
+        return decoder.speech_hidden(batch())
 
 
 def test_train_save_load_merge_all_compute_the_same(tmp_path):
@@ -49,14 +49,14 @@ def test_train_save_load_merge_all_compute_the_same(tmp_path):
     # B = 0: nothing has changed yet
     assert torch.allclose(before, states(tiny_backbone()), atol=1e-6)
     trained_by_hand(decoder)
-    expected, loss = states(decoder), decoder(**batch()).loss
+    expected, loss = states(decoder), decoder(batch()).loss
     assert float((expected - before).abs().max()) > 0.05
     decoder.save_pretrained(tmp_path / "whole")
     merged = merge(load_decoder(tmp_path / "whole"))
     merged.save_pretrained(tmp_path / "merged")
     for other in (load_decoder(tmp_path / "whole"), merged, load_decoder(tmp_path / "merged")):
         assert torch.allclose(states(other), expected, atol=2e-4 * float(expected.abs().max()))
-        assert torch.allclose(other(**batch()).loss, loss, rtol=1e-3)
+        assert torch.allclose(other(batch()).loss, loss, rtol=1e-3)
     assert merged.config.lora is None and not any("lora" in k for k in merged.state_dict())
     assert load_decoder(tmp_path / "merged").checksum() == merged.checksum()
     prompts = [Prompt(f"u{i}", (1, 2, 3 + i), (4,)) for i in range(3)]
@@ -128,8 +128,8 @@ def test_a_frozen_model_in_bfloat16_trains_float32_adapters():
     decoder = cast_backbone(add_lora(tiny_backbone(), SMALL), torch.bfloat16)
     kinds = {("lora_" in k, p.dtype) for k, p in decoder.backbone.named_parameters()}
     assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
-    first = float(decoder(**batch()).loss.detach())
-    assert float(trained_by_hand(decoder, steps=20)(**batch()).loss.detach()) < 0.8 * first
+    first = float(decoder(batch()).loss.detach())
+    assert float(trained_by_hand(decoder, steps=20)(batch()).loss.detach()) < 0.8 * first
     cache, hidden = reader_of(decoder).prefill(
         *[batch()[k] for k in ("text_ids", "text_lengths", "speech_ids", "speech_lengths")]
     )

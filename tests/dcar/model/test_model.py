@@ -7,32 +7,31 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from tiny_backbones import batch, tiny_backbone
-from tiny_decoders import tiny_decoder
+from tiny_decoders import sharpen_heads, tiny_decoder
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model import car
-from dcar.model.car import IGNORE, CARDecoder, disjoint_shares, head_targets
+from dcar.model.car import CARDecoder, disjoint_shares, head_targets
 from dcar.model.load import load_decoder
 from heads.multi_token import MultiTokenHeads
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 
 def test_targets_of_head_k_are_k_ahead():
-    """y_t = t; behind the end stands EOS, and padding is never a target."""
+    """y_t = t; EOS follows the end."""
     targets = head_targets(
         torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 0, 0, 0, 0]]), torch.tensor([6, 2]), 3, eos=99
     )
     assert targets.shape == (2, 6, 3)
     for head in (1, 2, 3):
         for row, length in zip(targets[..., head - 1].tolist(), (6, 2), strict=True):
-            wanted = [t + head if t + head < length else 99 for t in range(length)]
-            assert row == wanted + [IGNORE] * (6 - length)
+            assert row == [t + head if t + head < length else 99 for t in range(6)]
 
 
 @pytest.mark.parametrize("made", [tiny_decoder, tiny_backbone])
 def test_loss_is_the_sum_of_head_losses_computed_by_hand(made):
     decoder, inputs = made(), batch()
-    output, logits = decoder(**inputs), decoder.heads(decoder.speech_hidden(**inputs))
+    output, logits = decoder(inputs), decoder.heads.logits(decoder.speech_hidden(inputs))
     by_hand = []
     for head in range(1, 5):
         losses = []
@@ -45,17 +44,17 @@ def test_loss_is_the_sum_of_head_losses_computed_by_hand(made):
         by_hand.append(torch.stack(losses).mean())
     assert torch.allclose(output.head_losses, torch.stack(by_hand), atol=1e-5)
     assert torch.allclose(output.loss, sum(by_hand), atol=1e-4)
-    weighted = decoder(**inputs, head_weights=[1, 0.5, 0.25, 0.125]).loss
+    weighted = decoder(inputs, head_weights=[1, 0.5, 0.25, 0.125]).loss
     assert torch.allclose(
         weighted, sum(w * x for w, x in zip([1, 0.5, 0.25, 0.125], by_hand, strict=True)), atol=1e-4
     )
     with pytest.raises(ConfigError, match="3 .* 4 heads"):
-        decoder(**inputs, head_weights=[1, 1, 1])
+        decoder(inputs, head_weights=[1, 1, 1])
 
 
 def loss_head_by_head(decoder: CARDecoder, inputs: dict, weights: list[float]) -> torch.Tensor:
     """The loss as a slow reference: one head after another, at the rows of its targets alone."""
-    hidden, heads = decoder.speech_hidden(**inputs), decoder.heads
+    hidden, heads = decoder.speech_hidden(inputs), decoder.heads
     lengths, place = inputs["speech_lengths"], torch.arange(inputs["speech_ids"].shape[1])
     kept = (place >= inputs["prompt_lengths"][:, None] - 1) & (place < lengths[:, None])
     total = torch.zeros(())
@@ -83,21 +82,16 @@ def loss_head_by_head(decoder: CARDecoder, inputs: dict, weights: list[float]) -
 
 @pytest.mark.parametrize("kind", ["independent", "shared"])
 @pytest.mark.parametrize("logits", [None, 100])
-@pytest.mark.parametrize("known", [False, True])
-def test_loss_and_gradients_are_those_of_heads_one_by_one(kind, logits, known, monkeypatch):
-    """Also in pieces of a few positions, and where the host knows the positions."""
+def test_loss_and_gradients_are_those_of_heads_one_by_one(kind, logits, monkeypatch):
+    """Also in pieces of a few positions."""
     if logits:
         monkeypatch.setattr(car, "LOGITS", logits)
     decoder, inputs, weights = tiny_decoder(kind=kind).train(), batch(), [1, 0.5, 0.25, 0.125]
     decoder.config.dropout = 0.0
     for layer in decoder.layers:
         layer.dropout = 0.0
-    more = {"positions": torch.tensor([2, 3, 4, 5, 7, 8, 9])} if known else {}
     parameters = [p for p in decoder.parameters() if p.numel()]
-    output, slow = (
-        decoder(**inputs, **more, head_weights=weights),
-        loss_head_by_head(decoder, inputs, weights),
-    )
+    output, slow = decoder(inputs, weights), loss_head_by_head(decoder, inputs, weights)
     assert output.head_accuracies is None and torch.allclose(output.loss, slow, atol=1e-5)
     for ours, theirs in zip(
         *(torch.autograd.grad(loss, parameters) for loss in (output.loss, slow)), strict=True
@@ -112,11 +106,8 @@ def test_a_share_of_the_positions_is_an_unbiased_estimate_and_other_heads_have_o
     assert all(len(set(row)) == 6 for row in wrapped.tolist())
     torch.manual_seed(0)
     inputs = batch()
-    positions = torch.tensor([2, 3, 4, 5, 7, 8, 9])
-    whole = decoder(**inputs, positions=positions).head_losses
-    drawn = torch.stack(
-        [decoder(**inputs, positions=positions, head_positions=0.3).head_losses for _ in range(400)]
-    )
+    whole = decoder(inputs).head_losses
+    drawn = torch.stack([decoder(inputs, head_positions=0.3).head_losses for _ in range(400)])
     assert torch.equal(drawn[0, :1], whole[:1]) and float(drawn[:, 1:].std(0).min()) > 0.1
     error = drawn.std(0) / 20
     assert ((drawn.mean(0) - whole).abs() <= 4 * error + 1e-6).all()
@@ -124,39 +115,40 @@ def test_a_share_of_the_positions_is_an_unbiased_estimate_and_other_heads_have_o
 
 def test_text_is_bidirectional_and_speech_is_causal(decoder):
     inputs = batch()
-    hidden = decoder.speech_hidden(**inputs)
+    hidden = decoder.speech_hidden(inputs)
     later = inputs["speech_ids"].clone()
     later[0, 4] = 11
-    changed = decoder.speech_hidden(**{**inputs, "speech_ids": later})
+    changed = decoder.speech_hidden({**inputs, "speech_ids": later})
     assert torch.equal(hidden[0, :4], changed[0, :4]) and not torch.allclose(
         hidden[0, 4], changed[0, 4]
     )
     text = inputs["text_ids"].clone()
     text[0, 2] = 17
-    changed = decoder.speech_hidden(**{**inputs, "text_ids": text})
+    changed = decoder.speech_hidden({**inputs, "text_ids": text})
     # every speech position sees all text
     assert (hidden[0, :6] - changed[0, :6]).abs().amax(-1).min() > 1e-4
     assert torch.equal(hidden[1], changed[1])
     text = inputs["text_ids"].clone()
     text[0, 4] = 17  # padding of the first row
     assert torch.allclose(
-        hidden[0], decoder.speech_hidden(**{**inputs, "text_ids": text})[0], atol=1e-6
+        hidden[0], decoder.speech_hidden({**inputs, "text_ids": text})[0], atol=1e-6
     )
 
 
 def test_first_k_heads_do_not_depend_on_the_others():
     torch.manual_seed(0)
-    heads = MultiTokenHeads(16, 11, 5, blocks=3, zero_init=False)
+    heads = MultiTokenHeads(16, 11, 5, blocks=3)
+    sharpen_heads(heads, 1)
     hidden = torch.randn(2, 3, 16)
-    full = heads(hidden)
+    full = heads.logits(hidden)
     assert full.shape == (2, 3, 5, 11)
     for k in range(1, 6):
-        assert torch.allclose(heads(hidden, k), full[..., :k, :], atol=1e-6)
+        assert torch.allclose(heads.logits(hidden, k), full[..., :k, :], atol=1e-6)
     with pytest.raises(ValueError, match="6 heads"):
-        heads(hidden, 6)
+        heads.logits(hidden, 6)
     own = torch.randn(4, 7, 16)  # states of their own
-    for head, logits in enumerate(heads(own, additional=True), start=2):
-        assert torch.allclose(logits, heads(own[head - 2])[:, head - 1], atol=1e-6)
+    for head, logits in enumerate(heads(own), start=2):
+        assert torch.allclose(logits, heads.logits(own[head - 2])[:, head - 1], atol=1e-6)
     # as if each were a module of its own: residual blocks and a bias-free projection
     z = hidden
     for block in range(3):
@@ -164,14 +156,15 @@ def test_first_k_heads_do_not_depend_on_the_others():
     assert torch.allclose(full[..., 3, :], z @ heads.projection[2], atol=1e-5)
 
 
-def test_blocks_are_distinct_parameters_unless_shared_and_start_as_a_constant_shift():
+def test_blocks_are_distinct_parameters_and_start_as_a_constant_shift():
     block, projection = 16 * 16 + 16, 16 * 11
-    for shared, blocks in ((False, 4 * block), (True, block)):
-        heads = MultiTokenHeads(16, 11, 5, blocks=4, share_blocks=shared)
-        assert sum(p.numel() for p in heads.parameters()) == projection + 4 * (blocks + projection)
+    heads = MultiTokenHeads(16, 11, 5, blocks=4)
+    assert sum(p.numel() for p in heads.parameters()) == projection + 4 * (4 * block + projection)
     heads, hidden = MultiTokenHeads(16, 11, 3, blocks=1), torch.randn(5, 16)
     shift = F.silu(heads.block_bias[0, 0, 0])
-    assert torch.allclose(heads(hidden, 2)[:, 1], (hidden + shift) @ heads.projection[0], atol=1e-6)
+    assert torch.allclose(
+        heads.logits(hidden, 2)[:, 1], (hidden + shift) @ heads.projection[0], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("made", [tiny_decoder, tiny_backbone])
@@ -181,7 +174,7 @@ def test_checkpoint_round_trip_and_checksum(made, tmp_path):
     loaded = load_decoder(tmp_path)
     assert type(loaded) is type(decoder) and loaded.config == decoder.config and not loaded.training
     assert loaded.checksum() == decoder.checksum() and not any(b.is_meta for b in loaded.buffers())
-    assert torch.equal(loaded(**batch()).loss, decoder(**batch()).loss)
+    assert torch.equal(loaded(batch()).loss, decoder(batch()).loss)
     with torch.no_grad():
         loaded.norm.weight[0] += 1e-3
     assert loaded.checksum() != decoder.checksum()

@@ -92,11 +92,11 @@ def test_the_trunk_runs_without_dropout_and_the_hidden_states_get_it(base, data,
     batch = collate(
         [SpeechDataset(load_split(data, "train"), decoder.config, 5, 0)[0, i] for i in range(4)]
     )
-    states = [decoder.speech_hidden(**batch) for _ in range(2)]
+    states = [decoder.speech_hidden(batch) for _ in range(2)]
     assert torch.equal(*states) and not states[0].requires_grad and decoder.heads.training
-    assert decoder(**batch).loss != decoder(**batch).loss
+    assert decoder(batch).loss != decoder(batch).loss
     decoder.eval()
-    assert decoder(**batch).loss == decoder(**batch, states=states[0]).loss
+    assert decoder(batch).loss == decoder({**batch, "states": states[0]}).loss
 
 
 def test_kept_states_are_those_of_the_trunk(base, data, tmp_path):
@@ -106,7 +106,7 @@ def test_kept_states_are_those_of_the_trunk(base, data, tmp_path):
     assert decoder.heads.training and len(kept) == len(plain)
     wanted = collate([plain[0, i] for i in (3, 7)])
     found = collate([kept[9, i] for i in (3, 7)])  # of the first epoch in every epoch
-    hidden = decoder.eval().speech_hidden(**wanted)
+    hidden = decoder.eval().speech_hidden(wanted)
     for row, length in enumerate(wanted["speech_lengths"].tolist()):
         assert torch.allclose(found["states"][row, :length], hidden[row, :length], atol=5e-3)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)

@@ -195,7 +195,7 @@ def test_a_signal_that_is_read_late_saves_at_the_end_of_the_next_step(
 def test_out_of_memory_names_batch_length_and_setting(error, data, tmp_path, monkeypatch):
     """Another error of the model stays what it is."""
 
-    def forward(self, **inputs):
+    def forward(self, *inputs):
         raise error
 
     monkeypatch.setattr(CARDecoder, "forward", forward)
@@ -241,16 +241,14 @@ def test_gradients_do_not_depend_on_how_a_batch_is_divided(speech, batch, accumu
             max_grad_norm=0.0,
         )
         torch.manual_seed(0)
-        model = CARDecoder(
-            dataclasses.replace(config.model, speech_vocab_size=CODES, zero_init_heads=False)
-        )
+        model = CARDecoder(dataclasses.replace(config.model, speech_vocab_size=CODES))
         trainer, by_hand = trainer_of(config, model), []
         for inputs in trainer.get_train_dataloader():
             by_hand.append(
                 torch.cat(
                     [
                         g.flatten()
-                        for g in torch.autograd.grad(model(**inputs).loss, list(model.parameters()))
+                        for g in torch.autograd.grad(model(inputs).loss, list(model.parameters()))
                     ]
                 ).double()
             )

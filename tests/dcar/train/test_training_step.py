@@ -18,7 +18,7 @@ from dcar.model.car import CARConfig, CARDecoder
 from dcar.optim import ScaledAdam
 from dcar.prepare.prepared import load_split
 from dcar.sources.shipped import shipped
-from dcar.train.batches import SpeechDataset, TokenBatchSampler, with_positions
+from dcar.train.batches import SpeechDataset, TokenBatchSampler, collate
 from dcar.train.car import run
 
 
@@ -45,12 +45,12 @@ def test_a_step_has_few_kernels_and_no_reads_by_the_host(heads, share, most, mon
         )
     ).train()
     example = dict(text=[1] * 20, speech=[3] * 60, prompt_length=10)
-    batch = with_positions([example] * 4)
+    batch = collate([example] * 4)
     optimizer = ScaledAdam(list(model.parameters()), lr=1e-2)
     for _ in range(2):  # the first step makes the optimiser's state
         parts = [Kernels() for _ in range(3)]
         with parts[0]:
-            loss = model(**batch, head_positions=share).loss
+            loss = model(batch, head_positions=share).loss
         with parts[1]:
             loss.backward()
         with parts[2]:
@@ -135,7 +135,7 @@ def losses_and_gradients(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     found = []
     for batch in batches:
-        loss = model(**batch).loss
+        loss = model(batch).loss
         loss.backward()
         found.append((loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])))
         model.zero_grad()
@@ -147,7 +147,7 @@ def losses_and_gradients(
 def test_a_compiled_step_is_one_graph_for_all_shapes_and_equals_the_eager_one(
     kind, backend, tmp_path
 ):
-    model = tiny_decoder(kind=kind, dropout=0.0, zero_init_heads=False).train()
+    model = tiny_decoder(kind=kind, dropout=0.0).train()
     folder = write_prepared(tmp_path / "data", train=16)
     examples = SpeechDataset(
         load_split(str(folder), "train"),
@@ -156,7 +156,7 @@ def test_a_compiled_step_is_one_graph_for_all_shapes_and_equals_the_eager_one(
         0,
     )
     batches = [
-        with_positions([{**examples[0, i], "text": [i + 1] * (4 + i)} for i in rows])
+        collate([{**examples[0, i], "text": [i + 1] * (4 + i)} for i in rows])
         for rows in ([0, 1, 2, 3], [4, 5, 6], range(6, 14))
     ]
     eager = losses_and_gradients(model, batches)

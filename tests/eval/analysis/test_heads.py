@@ -51,7 +51,7 @@ def test_losses_are_those_of_each_head_at_its_own_position(model, data):
                     assert losses[k, i].isnan()
                     continue
                 past = states(model, item.prompt, item.reference_tokens[: i - k])[-1]
-                expected = -model.heads(past)[k].log_softmax(-1)[target]
+                expected = -model.heads.logits(past)[k].log_softmax(-1)[target]
                 torch.testing.assert_close(losses[k, i], expected, atol=1e-4, rtol=1e-4)
 
 

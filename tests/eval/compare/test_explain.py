@@ -59,7 +59,7 @@ def test_what_is_noted_is_of_the_tokens_spoken(decoder, prompts):
         strict=True,
     ):
         if emitted == size:
-            probs = decoder.heads(result.hidden[at])[size - 1].log_softmax(-1)
+            probs = decoder.heads.logits(result.hidden[at])[size - 1].log_softmax(-1)
             expected = probs[result.tokens[place + size - 1]].clamp(min=MIN_LOG_PROB)
             assert float(seen[size - 1, 0]) == pytest.approx(float(expected), abs=1e-4)
         place += emitted

@@ -101,8 +101,8 @@ def test_rank_accuracy_equals_its_definition(files):
                 len(item.prompt.prompt_ids) :
             ]
             for t in range(len(hidden) - depth):
-                ids = model.heads(hidden[t], depth + 1)[-1].argsort(descending=True)[:4]
-                hits.append(warp(model.heads(hidden[t + depth], 1)[-1], sampling)[ids])
+                ids = model.heads.logits(hidden[t], depth + 1)[-1].argsort(descending=True)[:4]
+                hits.append(warp(model.heads.logits(hidden[t + depth], 1)[-1], sampling)[ids])
         assert torch.allclose(found.rank_accuracy[depth - 1], torch.stack(hits).mean(0), atol=1e-5)
 
 

@@ -174,7 +174,7 @@ def test_tolerance_has_the_distribution_of_one_node():
     """tau = 3 on 6000 sampled pairs, among the three likeliest candidates for the second token."""
     model, tau = tiny_decoder(heads=2, seed=3), 3
     prompt, sampling = Prompt("u", (1, 2, 3), (4,)), SamplingConfig(max_tokens=2, temperature=1.5)
-    children = model.heads(states(model, prompt)[-1], 2)[-1].topk(3).indices.tolist()
+    children = model.heads.logits(states(model, prompt)[-1], 2)[-1].topk(3).indices.tolist()
     expected = sequence_distribution(
         model,
         prompt,

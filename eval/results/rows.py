@@ -259,7 +259,9 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
             ("accepted", "accepted_ci", "accepted_per_pass", "accepted_by_position")
         )
     rate = corpus_rate(sums, resamples)
-    rounds = [(p, a) for r in records for p, a in zip(r["proposed"], r["accepted"], strict=True)]
+    rounds = [
+        (p, a) for r in records for p, a in zip(r["proposed"], r["accepted"], strict=True) if p
+    ]
     by_position = []
     for position in range(1, max(p for p, _ in rounds) + 1):
         judged = sum(p >= position and a >= position - 1 for p, a in rounds)

@@ -57,17 +57,30 @@ def end_features(features: Tensor) -> Tensor:
 
 
 class EndScores(nn.Module):
-    """Linear scores of the ends of a chunk: s_a = w f_a.
+    """Linear scores of the ends of a chunk: s_a = w f_a (`end_features`).
 
-    All ends share the weights, so a policy works for any number of heads. The weights start at 0,
-    which is a uniform distribution."""
+    All ends share the weights w, so a policy works for any number of heads. They start at 0, which
+    is a uniform distribution. As f_a is affine in the features of the tokens, s_a is as well."""
 
-    def __init__(self, num_features: int = len(FEATURES)):
-        """Make scores for `num_features` features of each token."""
+    basis: Tensor  # [K, n F + 1, 4F + 3]: f_a of every feature, and of none
+
+    def __init__(self, num_features: int, reach: int, num_actions: int):
+        """Make scores of the ends 1..K, K = num_actions, of chunks of n = reach tokens with F =
+        num_features features each."""
         super().__init__()
-        self.num_features = num_features
+        self.num_features, self.reach, self.num_actions = num_features, reach, num_actions
         self.linear = nn.Linear(4 * num_features + 3, 1, bias=False)
         nn.init.zeros_(self.linear.weight)
+        self.register_buffer("basis", None, persistent=False)
+        self.restore_buffers()
+
+    def restore_buffers(self) -> None:
+        """Compute the basis."""
+        n, numbers = self.reach, self.reach * self.num_features
+        none = end_features(torch.zeros(1, n, self.num_features))
+        each = end_features(torch.eye(numbers).view(numbers, n, -1)) - none
+        basis = GAIN * torch.cat((each, none)).transpose(0, 1).contiguous()
+        self.basis = nn.functional.pad(basis, (0, 0, 0, 0, 0, self.num_actions - n))
 
     def end_on_likely(self, nats: float = 2.0) -> None:
         """Initialise as a soft version of the rule `end-on-confident` (eval/methods/controls.py):
@@ -81,10 +94,11 @@ class EndScores(nn.Module):
             # the sums are in eighths
             self.linear.weight[0, 3 * self.num_features + CHUNK_SCORE] = 8 / GAIN
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Return scores [..., K] of the ends, given features [..., K, F]."""
-        # not a matrix product, which a GPU may compute in TF32 and autocast in bfloat16
-        return GAIN * torch.linalg.vecdot(end_features(features), self.linear.weight[0])
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Return weight [K, n F] and bias [K] of the scores as an affine function of the features
+        [n F] of a chunk; both are 0 above n."""
+        affine = torch.linalg.vecdot(self.basis, self.linear.weight[0])
+        return affine[:, :-1], affine[:, -1]
 
 
 def resampling_log_weights(features: Tensor) -> Tensor:

@@ -1,112 +1,176 @@
-"""Chunk policy of DCAR: decides how many of the heads' tokens to keep.
+"""Chunk policies of DCAR: decide how many of the heads' tokens to keep.
 
-`forward(hidden, features=…)` returns the log-probabilities of the ends of the next chunk for
-every position at once, as training needs them. `dcar.decoding.policy.PolicyReader` computes the
-same step by step while utterances are decoded. `save_pretrained` and `from_pretrained` write and
-read a policy.
-
-The paper's policy (§4.2 and App. C.2, `reads` "hidden") is one causal Transformer layer over the
-hidden states of the speech positions, followed by a linear layer over the actions 1..K; it decides
-before tokens are drawn. Its layer is as wide as the decoder (`width=None`); a bottleneck (for
-example 256) reads the same states through a projection at little cost.
-
-A second kind, which is not in the paper, decides after the draw, from the candidates ("candidates",
-heads/candidates.py). It may hold a chunk scorer (heads/chunk_scorer.py), trained before the policy,
-that scores how well the tokens of a candidate fit together."""
+`HiddenPolicy` is the paper's (§4.2 and App. C.2) and decides before tokens are drawn.
+`CandidatePolicy`, which is not in the paper, decides after the draw (heads/candidates.py). Their
+`log_probs` is the decision itself, in training, in the decoding step and in exported programs;
+`forward` returns it at all decisions of utterances, as training needs it.
+`ChunkPolicy.from_pretrained` loads either."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from dcar.errors import CheckpointError
 from heads.candidates import FEATURES, EndScores, joint_log_probs, with_dial
-from heads.checkpoint import Checkpoint, CheckpointConfig, check_trained_for
+from heads.checkpoint import CONFIG, Checkpoint, CheckpointConfig, check_trained_for, read_config
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, scored_features
 from heads.layers import RotaryTable, TransformerLayer
 
-READS = ("hidden", "candidates")
 NEVER = -1e9
-"""Score of a size that is masked out: its probability is 0, and the score is finite, so that
-sums over distributions are finite too."""
+"""Score of a forbidden size: its probability is 0, and the score is finite, so that sums over
+distributions are finite too."""
 
 
 @dataclass
 class ChunkPolicyConfig(CheckpointConfig):
-    """Shape of a policy and the identity of the base model that it was trained for."""
+    """Actions of a policy and the identity of the decoder that it was trained for."""
 
     hidden_size: int  # of the decoder
     num_actions: int  # K: keep 1..K tokens
-    width: int | None = 256  # of the policy's layer; None = hidden_size, the paper's
-    num_attention_heads: int = 8
-    ffn_size: int | None = None  # None = 4 * width
+    sizes: tuple[int, ...] = ()  # chunk sizes that it chooses among; empty = all of 1..K
     chunk_range: tuple[int, ...] = ()  # guidance range of the training run
     base_checksum: str = ""  # checksum of the decoder; empty = not bound to one
     tokenizer: str = ""  # name of the speech tokenizer
-    reads: str = "hidden"  # one of READS
-    sizes: tuple[int, ...] = ()  # chunk sizes that it chooses among; empty = all of 1..K
-    chunk_scorer_width: int = 0  # of the chunk scorer that it holds; 0 = none
-    chunk_scorer_embedding: int = 0
-    chunk_scorer_ids: int = 0  # that the decoder's heads may draw
 
     def __post_init__(self) -> None:
-        if self.reads not in READS:
-            raise CheckpointError(f"policy: reads must be {' or '.join(READS)}, not '{self.reads}'")
-        sizes = {
-            "hidden_size": self.hidden_size,
-            "num_actions": self.num_actions,
-            "width": self.layer_width,
-            "num_attention_heads": self.num_attention_heads,
-            "ffn_size": self.ffn_size or 1,
-        }
-        if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
-            raise CheckpointError(f"policy: {', '.join(wrong)} must be at least 1")
-        if (
-            self.layer_width % self.num_attention_heads
-            or self.layer_width // self.num_attention_heads % 2
-        ):
-            raise CheckpointError(
-                f"policy: width {self.layer_width} must be num_attention_heads "
-                f"{self.num_attention_heads} times an even number"
-            )
-        if self.chunk_scorer_width and not self.after_draw:
-            raise CheckpointError(
-                "policy: a chunk scorer needs candidates, but reads=hidden decides before they "
-                "are drawn; set reads=candidates, or remove the chunk scorer"
-            )
-        if wrong := [
-            str(size)
-            for size in (*self.chunk_range, *self.sizes)
-            if not 1 <= size <= self.num_actions
-        ]:
+        for name in ("hidden_size", "num_actions"):
+            if (size := getattr(self, name)) < 1:
+                raise CheckpointError(f"policy: {name} {size} must be at least 1")
+        listed = (*self.chunk_range, *self.sizes)
+        if wrong := [str(size) for size in listed if not 1 <= size <= self.num_actions]:
             raise CheckpointError(
                 f"policy: {self.num_actions} actions cannot keep {', '.join(wrong)} tokens"
             )
+
+
+class ChunkPolicy(Checkpoint):
+    """Base of the two policies: a distribution over chunk sizes 1..K; column a - 1 keeps a
+    tokens."""
+
+    config: ChunkPolicyConfig
+    after_draw: ClassVar[bool]
+    """True if the policy reads drawn candidates."""
+    forbidden_sizes: Tensor  # bool [K], True for the sizes that are never chosen
+
+    def __init__(self, config: ChunkPolicyConfig):
+        super().__init__()
+        self.config = config
+        self.chunk_scorer: ChunkScorer | None = None
+        self.register_buffer("forbidden_sizes", None, persistent=False)
+        ChunkPolicy.restore_buffers(self)
+
+    def restore_buffers(self) -> None:
+        allowed = self.config.sizes or range(1, self.config.num_actions + 1)
+        self.forbidden_sizes = torch.tensor(
+            [size not in allowed for size in range(1, self.config.num_actions + 1)]
+        )
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path, device: str | torch.device = "cpu") -> Self:
+        """Load a policy in eval mode; `ChunkPolicy` loads the kind that config.json names. Raises
+        CheckpointError for another model or a damaged one."""
+        if cls is not ChunkPolicy:
+            return super().from_pretrained(directory, device)
+        kind = read_config(directory).get("model_type")
+        for policy in (HiddenPolicy, CandidatePolicy):
+            if policy.model_type == kind:
+                return cast(Self, policy.from_pretrained(directory, device))
+        raise CheckpointError(
+            f"{Path(directory) / CONFIG}: a '{kind}' checkpoint, not a policy; give a folder that "
+            "`dcar train-policy` or `dcar export` wrote"
+        )
+
+    def check_base(self, checksum: str) -> None:
+        """Raise CheckpointError if the policy was trained for a decoder with another checksum."""
+        check_trained_for(self.config.base_checksum, checksum, "policy", "dcar train-policy")
+
+
+@dataclass
+class HiddenPolicyConfig(ChunkPolicyConfig):
+    """Shape of a `HiddenPolicy`."""
+
+    width: int | None = 256  # of the policy's layer; None = hidden_size, the paper's
+    num_attention_heads: int = 8
+    ffn_size: int | None = None  # None = 4 * width
 
     @property
     def layer_width(self) -> int:
         return self.hidden_size if self.width is None else self.width
 
     @property
-    def after_draw(self) -> bool:
-        """True if the policy reads the candidates."""
-        return self.reads != "hidden"
+    def layer_ffn_size(self) -> int:
+        return 4 * self.layer_width if self.ffn_size is None else self.ffn_size
+
+
+class HiddenPolicy(ChunkPolicy):
+    """Policy pi(a | h_1..h_t), before the draw: one causal Transformer layer over the hidden
+    states of the speech positions, and a linear layer over the actions.
+
+    The paper's layer is as wide as the decoder (`width=None`); a bottleneck (for example 256) reads
+    the same states through a projection at little cost. An untrained policy is uniform."""
+
+    config_class = HiddenPolicyConfig
+    model_type = "dcar-hidden-policy"
+    config: HiddenPolicyConfig
+    after_draw = False
+
+    def __init__(self, config: HiddenPolicyConfig):
+        super().__init__(config)
+        width, heads = config.layer_width, config.num_attention_heads
+        self.input_norm = nn.LayerNorm(config.hidden_size)
+        self.input = nn.Identity() if config.width is None else nn.Linear(config.hidden_size, width)
+        self.layer = TransformerLayer(width, heads, config.layer_ffn_size)
+        self.output_norm = nn.LayerNorm(width)
+        self.rotary = RotaryTable(width // heads)
+        self.output = nn.Linear(width, config.num_actions)
+        nn.init.zeros_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Return log-probabilities [B, M, K] at the decision positions [B, M] (None: at all), given
+        hidden states [B, S, D] of the speech positions (prompt first), padded at the end."""
+        x = self.input(self.input_norm(hidden))
+        every = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+        x = self.layer(x, self.rotary(every), None)
+        if positions is not None:
+            x = x.gather(1, positions.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+        return self.log_probs(self.output(self.output_norm(x)))
+
+    def log_probs(self, action_logits: Tensor, dial: float = 0.0) -> Tensor:
+        """Return log-probabilities [..., K], float32, of the sizes, given the action logits [...,
+        K] of the layer. dial: see `with_dial`."""
+        scores = action_logits.float()
+        if self.config.sizes:
+            scores = scores.masked_fill(self.forbidden_sizes, NEVER)
+        return with_dial(scores, dial).log_softmax(-1)
+
+
+@dataclass
+class CandidatePolicyConfig(ChunkPolicyConfig):
+    """Shape of a `CandidatePolicy`."""
+
+    chunk_scorer_width: int = 0  # of the chunk scorer that it holds; 0 = none
+    chunk_scorer_embedding: int = 0
+    chunk_scorer_ids: int = 0  # that the decoder's heads may draw
+
+    @property
+    def reach(self) -> int:
+        """Number n of tokens of a candidate: the longest chunk that the policy can choose."""
+        return max(self.sizes, default=self.num_actions)
 
     @property
     def num_features(self) -> int:
         """Number of features that the policy reads of each token of a candidate."""
         return len(FEATURES) + (self.chunk_scorer_width > 0)
 
-    @property
-    def reach(self) -> int:
-        """Longest chunk that the policy can choose."""
-        return max(self.sizes, default=self.num_actions)
 
-
-def shape_of(chunk_scorer: ChunkScorer | None) -> dict[str, int]:
-    """Return the settings of a `ChunkPolicyConfig` that describe the policy's chunk scorer."""
+def shape_of(chunk_scorer: ChunkScorer | None) -> dict[str, Any]:
+    """Return the settings of a `CandidatePolicyConfig` that describe the policy's chunk scorer."""
     if chunk_scorer is None:
         return {}
     shape = chunk_scorer.config
@@ -117,19 +181,22 @@ def shape_of(chunk_scorer: ChunkScorer | None) -> dict[str, int]:
     }
 
 
-class ChunkPolicy(Checkpoint):
-    """Policy pi(a | h_1..h_t) or pi(a | candidates): logits of chunk sizes 1..K at every speech
-    position; action a is column a - 1."""
+class CandidatePolicy(ChunkPolicy):
+    """Policy pi(i, a | candidates), after the draw: chooses a candidate i of N and its size a,
+    given the features of the n tokens of each.
 
-    config_class = ChunkPolicyConfig
-    model_type = "dcar-chunk-policy"
-    unused: Tensor
+    It may hold a chunk scorer (heads/chunk_scorer.py), trained before the policy, that scores how
+    well the tokens of a candidate fit together; more than one candidate needs it. An untrained
+    policy is uniform over the sizes."""
 
-    def __init__(self, config: ChunkPolicyConfig):
-        super().__init__()
-        self.config = config
-        self.scores = EndScores(config.num_features) if config.after_draw else None
-        self.chunk_scorer: ChunkScorer | None = None
+    config_class = CandidatePolicyConfig
+    model_type = "dcar-candidate-policy"
+    config: CandidatePolicyConfig
+    after_draw = True
+
+    def __init__(self, config: CandidatePolicyConfig):
+        super().__init__(config)
+        self.scores = EndScores(config.num_features, config.reach, config.num_actions)
         if config.chunk_scorer_width:
             self.chunk_scorer = ChunkScorer(
                 ChunkScorerConfig(
@@ -141,100 +208,31 @@ class ChunkPolicy(Checkpoint):
                 )
             )
             self.chunk_scorer.requires_grad_(False)  # it learns from recordings, not from rewards
-        self.register_buffer(
-            "unused", torch.ones(config.num_actions, dtype=torch.bool), persistent=False
-        )
-        self.restore_buffers()
-        self.layer: TransformerLayer | None = None
-        if config.reads == "candidates":
-            return
-        width = config.layer_width
-        self.input_norm = nn.LayerNorm(config.hidden_size)
-        self.input = nn.Identity() if config.width is None else nn.Linear(config.hidden_size, width)
-        self.layer = TransformerLayer(
-            width, config.num_attention_heads, config.ffn_size or 4 * width
-        )
-        self.output_norm = nn.LayerNorm(width)
-        self.rotary = RotaryTable(width // config.num_attention_heads)
-        self.output = nn.Linear(width, config.num_actions)
-        # Zero output: the untrained policy is uniform over the actions (entropy ln K).
-        nn.init.zeros_(self.output.weight)
-        nn.init.zeros_(self.output.bias)
-
-    def candidate_features(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-        """Return the policy's features [..., n, F] of the tokens [..., n] drawn from logits
-        [..., n, V] after the hidden states [..., D]."""
-        return scored_features(self.chunk_scorer, hidden, logits, tokens)
-
-    def forward(
-        self, hidden: Tensor, positions: Tensor | None = None, features: Tensor | None = None
-    ) -> Tensor:
-        """Return log-probabilities of the ends of a chunk, float32; column a - 1 keeps a tokens.
-
-        hidden [B, S, D] of the speech positions -> [B, S, K], where each position attends to those
-        before it; with the positions [B, M] of decisions -> [B, M, K]. A policy that reads
-        candidates needs their `candidate_features` at every decision: [B, M, n, F], or, for N
-        candidates, [B, M, N, n, F] -> [B, M, N, K], joint log-probabilities of candidate and end.
-        Rows may be padded at the end. Raises ValueError without candidates."""
-        scores = self.end_scores(hidden, positions, features)
-        several = features is not None and features.dim() == 5
-        return log_probs_of_scores(scores, features if several else None).view_as(scores)
-
-    def end_scores(
-        self, hidden: Tensor, positions: Tensor | None = None, features: Tensor | None = None
-    ) -> Tensor:
-        """Return the scores that `forward` normalises, of the same shape, without the resampling
-        weights of the chunk scorer."""
-        action_logits = None
-        if self.layer is not None:
-            x = self.input(self.input_norm(hidden))
-            every = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-            action_logits = self.output(self.output_norm(self.layer(x, self.rotary(every), None)))
-            if positions is not None:
-                action_logits = action_logits.gather(
-                    1, positions.unsqueeze(-1).expand(-1, -1, action_logits.shape[-1])
-                )
-        return self.score(action_logits, features)
-
-    def score(self, action_logits: Tensor | None, features: Tensor | None = None) -> Tensor:
-        """Return scores [..., K]: the layer's own action logits [..., K], or those of the
-        candidates [..., n, F], of which there may be fewer than K (longer chunks are never
-        chosen)."""
-        if self.scores is None:
-            assert action_logits is not None
-            scores = action_logits
-        else:
-            if features is None:
-                raise ValueError(f"a policy with reads={self.config.reads} needs features")
-            scores = self.scores(features.to(self.scores.linear.weight.dtype))
-            scores = nn.functional.pad(
-                scores, (0, self.config.num_actions - scores.shape[-1]), value=NEVER
-            )
-        return scores.masked_fill(self.unused, NEVER) if self.config.sizes else scores
-
-    def log_probs(
-        self, action_logits: Tensor | None, features: Tensor | None = None, dial: float = 0.0
-    ) -> Tensor:
-        """Return log-probabilities of the next size [B, K], float32, given the action logits of
-        the layer; with N candidates [B, N, n, F], of candidate and size together [B, N K]
-        (`joint_log_probs`). dial: see `with_dial`."""
-        return log_probs_of_scores(
-            with_dial(self.score(action_logits, features).float(), dial), features
-        )
 
     def restore_buffers(self) -> None:
-        """Recompute the mask [K] of sizes that are never chosen."""
-        chosen = self.config.sizes or range(1, self.config.num_actions + 1)
-        self.unused = torch.tensor(
-            [size not in chosen for size in range(1, self.config.num_actions + 1)]
-        )
+        super().restore_buffers()
+        self.scores.restore_buffers()
 
-    def check_base(self, checksum: str) -> None:
-        """Raise CheckpointError if the policy was trained for a decoder with another checksum."""
-        check_trained_for(self.config.base_checksum, checksum, "policy", "dcar train-policy")
+    def candidate_features(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Return the policy's features [..., N, n, F] of the candidates [..., N, n] drawn from
+        logits [..., n, V] after the hidden states [..., D]."""
+        return scored_features(self.chunk_scorer, hidden, logits, tokens)
 
+    def forward(self, features: Tensor) -> Tensor:
+        """Return log-probabilities [B, M, N K] at M decisions, given the features [B, M, N, n, F]
+        of their candidates."""
+        return self.log_probs(features)
 
-def log_probs_of_scores(scores: Tensor, features: Tensor | None) -> Tensor:
-    """Return log-probabilities, float32, of sizes, scores [..., K] -> [..., K], or, with
-    candidates [..., N, n, F], of candidate and size together, scores [..., N, K] -> [..., N K]."""
-    return scores.float().log_softmax(-1) if features is None else joint_log_probs(scores, features)
+    def log_probs(self, features: Tensor, dial: float = 0.0) -> Tensor:
+        """Return log-probabilities [..., N K], float32, of candidate and size together
+        (`joint_log_probs`), given the features [..., N, n, F]. dial: see `with_dial`."""
+        # products in float64, because a GPU may compute others in TF32, and autocast in bfloat16
+        weight, bias = (part.double() for part in self.end_scores())
+        scores = nn.functional.linear(features.flatten(-2).double(), weight, bias)
+        return joint_log_probs(with_dial(scores, dial), features)
+
+    def end_scores(self) -> tuple[Tensor, Tensor]:
+        """Return weight [K, n F] and bias [K] of the ends' scores as an affine function of the
+        features [n F] of a candidate; forbidden sizes have the score NEVER."""
+        weight, bias = self.scores()
+        return weight, bias.masked_fill(self.forbidden_sizes, NEVER)

@@ -35,7 +35,7 @@ from dcar.voices.encoder import SpeakerEncoder
 from eval.results.timing import synchronize
 from eval.speed.measure import Load
 from eval.speed.run import SIZES
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import HiddenPolicy, HiddenPolicyConfig
 from launch.gpu_models import fastconformer, hubert, hubert_ctc, whisper
 from rl.rollout import forced_sizes
 
@@ -204,13 +204,13 @@ def rollouts_found(bench: Bench) -> Found:
     made = CARDecoder(CARConfig(**SIZES["tiny" if bench.tiny else "paper"])).eval()
     decoder = cast_decoder(made, dtype).to(bench.device)
     config = decoder.config
-    shape = ChunkPolicyConfig(
+    shape = HiddenPolicyConfig(
         config.hidden_size,
         config.num_prediction_heads,
-        None,
+        width=None,
         num_attention_heads=config.num_attention_heads,
     )
-    policy = matched_policy(ChunkPolicy(shape).eval().to(bench.device), decoder)
+    policy = matched_policy(HiddenPolicy(shape).eval().to(bench.device), decoder)
     load = Load(20, 10, 12) if bench.tiny else Load(60, 150, 250)
     groups, size = (1, 2) if bench.tiny else (8, 8)
     prompts = load.prompts(decoder, groups)

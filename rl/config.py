@@ -20,8 +20,7 @@ from dcar.errors import ConfigError
 from dcar.model.precision import dtype_setting
 from dcar.sampling import SamplingConfig
 from dcar.storage import write_text
-from heads.policy import READS
-from rl.objective import FORCED_ROWS, LOSS_TYPES, SCALES
+from rl.objective import LOSS_TYPES, SCALES
 
 # Settings of GRPOConfig that have the same meaning here. Its other settings (those not of
 # TrainingArguments) must stay at their defaults, because they would have no effect.
@@ -205,7 +204,7 @@ class DCPOConfig(GRPOConfig):
         "hidden",
         "Input of a new policy: hidden (the decoder's hidden states, before the draw; the "
         "paper's), or candidates (the tokens that the heads drew).",
-        choices=READS,
+        choices=("hidden", "candidates"),
     )
     policy_sizes: list[int] = setting(
         [], "Chunk sizes that a new policy chooses among; empty = all.", minimum=1
@@ -237,7 +236,7 @@ class DCPOConfig(GRPOConfig):
         "policy_ratio",
         "policy_ratio: half of the rollouts are forced to sizes of the guidance range (the "
         "paper's); none: all are sampled.",
-        choices=FORCED_ROWS,
+        choices=("policy_ratio", "none"),
     )
     num_candidates: int = setting(
         1,

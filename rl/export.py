@@ -35,9 +35,8 @@ from dcar.sources.packages import templates
 from dcar.sources.shipped import resolve
 from dcar.tracking import write_json
 from heads.build import Heads
-from heads.candidates import joint_log_probs, select_candidate
 from heads.layers import at
-from heads.policy import ChunkPolicy
+from heads.policy import CandidatePolicy, CandidatePolicyConfig, ChunkPolicy, HiddenPolicyConfig
 
 PROGRAM = "serving.pt2"
 MAX_BATCH, MAX_LENGTH = 1024, 8192  # limits of the serving program
@@ -68,15 +67,13 @@ class ExportConfig:
 
 
 class ServingStep(nn.Module):
-    """One decision: from the hidden states so far to the number of tokens to keep, and the logits
-    of the heads to draw them from.
+    """One decision: from the hidden states so far to the policy's distribution, and the logits of
+    the heads.
 
     A policy that reads candidates needs the tokens drawn inside the program: the argmax of logits +
     noise. That is a draw at temperature T if the noise is T times a standard Gumbel variable (the
-    Gumbel-max trick), and greedy if it is 0. Of several candidates, the likeliest pair of candidate
-    and size is chosen (`heads.candidates.joint_log_probs`), as a greedy `PolicyChunk` does.
-    Candidates drawn with independent noise are independent, whereas those of `dcar.decoding` use
-    equidistant random numbers.
+    Gumbel-max trick), and greedy if it is 0. Candidates drawn with independent noise are
+    independent, whereas those of `dcar.decoding` use equidistant random numbers.
     """
 
     def __init__(self, policy: ChunkPolicy, heads: Heads):
@@ -86,35 +83,22 @@ class ServingStep(nn.Module):
     def forward(
         self, hidden: Tensor, lengths: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """Return action logits [B, K] (column a - 1: keep a tokens) and head logits [B, K, V + 1]
-        (row k - 1: the token k steps ahead), given hidden [B, S, D] of the speech positions (prompt
-        first) and lengths [B].
+        """Return log-probabilities [B, K] (column a - 1: keep a tokens) and head logits [B, K, V +
+        1] (row k - 1: the token k steps ahead), given hidden [B, S, D] of the speech positions
+        (prompt first) and lengths [B].
 
-        With noise [B, n, V + 1] for the n tokens that the policy may keep: head logits [B, n, V +
-        1], and the tokens drawn [B, n]. With noise [B, N, n, V + 1] for N candidates: the actions
-        are the joint log-probabilities of the chosen candidate and each size, the tokens are those
-        of that candidate, and a fourth output is its index [B].
+        With noise [B, N, n, V + 1] for N candidates of the n tokens that the policy may keep:
+        log-probabilities [B, N K] (column i K + a - 1: keep a tokens of candidate i), head logits
+        [B, n, V + 1], and the candidates [B, N, n].
         """
         last = at(hidden, lengths - 1)
         if noise is None:
-            return at(self.policy.end_scores(hidden), lengths - 1), self.heads.logits(last)
-        logits = self.heads.logits(last, self.policy.config.reach)
-        tokens = ((logits if noise.dim() == 3 else logits.unsqueeze(1)) + noise).argmax(-1)
+            return self.policy(hidden, (lengths - 1)[:, None])[:, 0], self.heads.logits(last)
+        assert isinstance(self.policy, CandidatePolicy)
+        logits = self.heads.logits(last, noise.shape[2])
+        tokens = (logits.unsqueeze(1) + noise).argmax(-1)
         features = self.policy.candidate_features(last, logits, tokens)
-        scores = self.policy.end_scores(hidden, (lengths - 1)[:, None], features[:, None])[:, 0]
-        if noise.dim() == 3:
-            return scores, logits, tokens
-        both = joint_log_probs(scores, features).view_as(scores)  # [B, N, K]
-        chosen = both.amax(-1).argmax(-1)
-        return select_candidate(both, chosen), logits, select_candidate(tokens, chosen), chosen
-
-
-def noise_shape(policy: ChunkPolicy, ids: int, num_candidates: int) -> tuple[int, ...]:
-    """Return the shape, without the batch, of the third input of a policy's program: [n, V + 1],
-    or [N, n, V + 1]. ids: V + 1."""
-    if num_candidates > 1:
-        return num_candidates, policy.config.reach, ids
-    return policy.config.reach, ids
+        return self.policy.log_probs(features), logits, tokens
 
 
 def export_program(
@@ -131,9 +115,9 @@ def export_program(
         torch.tensor([5, 3]),
     ]
     shapes: dict[str, dict[int, Any]] = {"hidden": {0: batch, 1: length}, "lengths": {0: batch}}
-    if policy.config.after_draw:
-        shape = noise_shape(policy, base.config.output_size, num_candidates)
-        inputs.append(torch.randn(2, *shape, generator=generator))
+    if isinstance(policy, CandidatePolicy):
+        shape = 2, num_candidates, policy.config.reach, base.config.output_size
+        inputs.append(torch.randn(shape, generator=generator))
         shapes["noise"] = {0: batch}
     with torch.no_grad(), warnings.catch_warnings():
         # tracing makes torch's GRU list its weights again; they are parameters, and the written
@@ -155,9 +139,7 @@ def export_program(
 def program_card(policy: ChunkPolicy, codes: int, num_candidates: int = 1) -> str:
     """Return the part of the policy's card on the serving program: its inputs and outputs, and
     an example that runs it."""
-    shape = ""
-    if policy.config.after_draw:
-        shape = ", ".join(map(str, noise_shape(policy, codes + 1, num_candidates)))
+    config = policy.config
     return (
         templates("rl")
         .get_template("program_card.md")
@@ -165,19 +147,13 @@ def program_card(policy: ChunkPolicy, codes: int, num_candidates: int = 1) -> st
             program=PROGRAM,
             max_batch=MAX_BATCH,
             max_length=MAX_LENGTH,
-            config=policy.config,
+            config=config,
             codes=codes,
-            noise=shape,
+            after_draw=policy.after_draw,
+            n=config.reach if isinstance(config, CandidatePolicyConfig) else config.num_actions,
             num_candidates=num_candidates,
-            several=num_candidates > 1,
         )
     )
-
-
-READ = {
-    "hidden": "the hidden states so far, before tokens are drawn",
-    "candidates": "the drawn candidates: likelihood and certainty of every token",
-}
 
 
 def policy_card(
@@ -189,14 +165,16 @@ def policy_card(
     0 = no program. num_candidates: number of candidates that this program chooses among.
     """
     config = policy.config
-    reads = READ[config.reads]
-    if config.chunk_scorer_width:
+    size = f"{sum(p.numel() for p in policy.parameters()):,} parameters"
+    if isinstance(config, HiddenPolicyConfig):
+        reads = "the hidden states so far, before tokens are drawn"
+        size += f", a layer {config.layer_width} wide with {config.num_attention_heads} heads"
+    else:
+        reads = "the drawn candidates: likelihood and certainty of every token"
+    if policy.chunk_scorer is not None:
         reads += "; a score of how well they fit together"
     if config.sizes:
         reads += f"; chooses among {list(config.sizes)} tokens"
-    size = f"{sum(p.numel() for p in policy.parameters()):,} parameters"
-    if config.reads == "hidden":
-        size += f", a layer {config.layer_width} wide with {config.num_attention_heads} heads"
     note = "The reward recogniser was the training signal: judge with another one (`dcar compare`)."
     if codes:
         note += f"\n\n{program_card(policy, codes, num_candidates)}\n## The policy itself"

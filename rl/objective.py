@@ -23,7 +23,6 @@ from torch import Tensor
 ADVANTAGE_EPSILON = 1e-4  # added to the standard deviation, as in TRL
 LOSS_TYPES = ("grpo", "bnpo", "dapo", "dr_grpo")
 SCALES = ("group", "batch", "none")
-FORCED_ROWS = ("policy_ratio", "none")
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dcar.decoding.policy_chunk import check_num_candidates
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import CheckpointError, ConfigError, DCARError
 from dcar.model.companions import load_policy
 from dcar.model.draft import AnyDecoder
 from dcar.sources.shipped import resolve
 from heads.chunk_scorer import ChunkScorer
-from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
+from heads.policy import (
+    CandidatePolicy,
+    CandidatePolicyConfig,
+    ChunkPolicy,
+    HiddenPolicy,
+    HiddenPolicyConfig,
+    shape_of,
+)
 from rl.config import DCPOConfig
 from rl.rewards import Reward, check_locate
 
@@ -78,43 +87,41 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
     if config.chunk_scorer:
         chunk_scorer = ChunkScorer.from_pretrained(resolve(config.chunk_scorer, "chunk_scorer"))
         chunk_scorer.check_base(checksum)
+    common: dict[str, Any] = {
+        "hidden_size": base.config.hidden_size,
+        "num_actions": base.config.num_prediction_heads,
+        "sizes": tuple(config.policy_sizes),
+        "chunk_range": tuple(config.chunk_range),
+        "base_checksum": checksum,
+        "tokenizer": base.config.tokenizer,
+    }
     torch.manual_seed(config.seed)
     try:
-        policy = ChunkPolicy(
-            ChunkPolicyConfig(
-                base.config.hidden_size,
-                base.config.num_prediction_heads,
-                config.policy_width,
-                config.policy_heads,
-                chunk_range=tuple(config.chunk_range),
-                base_checksum=checksum,
-                tokenizer=base.config.tokenizer,
-                reads=config.policy_reads,
-                sizes=tuple(config.policy_sizes),
-                **shape_of(chunk_scorer),
+        if config.policy_reads == "hidden":
+            policy = HiddenPolicy(
+                HiddenPolicyConfig(
+                    **common, width=config.policy_width, num_attention_heads=config.policy_heads
+                )
             )
-        )
-    except (CheckpointError, ValueError) as error:
+            policy.output.bias.data[[k - 1 for k in config.chunk_range]] = config.range_prior
+            return policy
+        scored = CandidatePolicy(CandidatePolicyConfig(**common, **shape_of(chunk_scorer)))
+    except DCARError as error:
         raise ConfigError(
             f"policy_width, policy_heads, policy_sizes and chunk_range do not fit: {error}"
         ) from error
-    if policy.scores is None:
-        sizes = torch.arange(1, policy.config.num_actions + 1)
-        policy.output.bias.data[torch.isin(sizes, torch.tensor(config.chunk_range))] = (
-            config.range_prior
-        )
-        return policy
-    policy.scores.end_on_likely()
-    if chunk_scorer is not None and policy.chunk_scorer is not None:
-        policy.chunk_scorer.load_state_dict(chunk_scorer.state_dict())
-        policy.scores.end_on_scored()
-    return policy
+    scored.scores.end_on_likely()
+    if chunk_scorer is not None and scored.chunk_scorer is not None:
+        scored.chunk_scorer.load_state_dict(chunk_scorer.state_dict())
+        scored.scores.end_on_scored()
+    return scored
 
 
 def bound(policy: ChunkPolicy, config: DCPOConfig, checksum: str) -> ChunkPolicy:
-    """Prepare a loaded policy for training on this decoder. Raises CheckpointError if it was
-    trained for another one."""
+    """Return a copy of a loaded policy for training on this decoder. Raises CheckpointError if it
+    was trained for another one."""
     policy.check_base(checksum)
+    policy = deepcopy(policy)
     policy.config.base_checksum = checksum
     policy.config.chunk_range = tuple(config.chunk_range)
     return policy.train()

@@ -56,8 +56,10 @@ class RolloutBatch:
 
 def log_probs_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
     """Return the log-probabilities of a policy's actions at the decisions of rollouts: [R, M,
-    K], with N candidates [R, M, N K]."""
-    return policy(batch.hidden.float(), batch.positions, batch.features).flatten(2)
+    K], or, after the draw, [R, M, N K]."""
+    if batch.features is None:
+        return policy(batch.hidden.float(), batch.positions)
+    return policy(batch.features)
 
 
 def forced_sizes(

@@ -101,7 +101,8 @@ class DCPOTrainer(ResilientTrainer):
             train_dataset=dataset, decoder="starter",
         )
 
-    model: a policy, or its folder; None: a new one, by `args.policy_…`. reward_funcs: one or
+    model: a policy, of which a copy is trained, or its folder; None: a new one, by
+    `args.policy_…`. reward_funcs: one or
     several built-in names, dotted paths and functions `(completions, **columns) -> list[float]`
     (rl/rewards.py), added with `args.reward_weights`; None: those of args. train_dataset,
     eval_dataset: made by `rl.data.load_dataset`, or lists of `PromptItem`; None: the splits train
@@ -613,7 +614,7 @@ class DCPOTrainer(ResilientTrainer):
         )
 
     def _load_copies(self, checkpoint: Path) -> None:
-        if (stored := ChunkPolicy.load_config(checkpoint)) != self.policy.config:
+        if (stored := type(self.policy).load_config(checkpoint)) != self.policy.config:
             raise CheckpointError(
                 f"{checkpoint}: a checkpoint of another run (policy {stored}); choose another out "
                 "folder, or resume_from_checkpoint=never to start again"

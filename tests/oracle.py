@@ -403,12 +403,12 @@ def policy(
         if forced and u.prompt.utterance_id in forced:
             size = forced[u.prompt.utterance_id][u.member]
         hidden, chunks, seen = u.states(), [], None
-        if chooser.config.after_draw:
+        if chooser.after_draw:
             reach = max(chooser.config.sizes, default=chooser.config.num_actions)
             chunks, seen = candidates_of(u, hidden[-1], reach, several, chooser.chunk_scorer)
         last = torch.tensor([[len(hidden) - 1]])
-        features = None if seen is None else seen[None, None]
-        log_probs = chooser(hidden[None], last, features).double().flatten()
+        given = (hidden[None], last) if seen is None else (seen[None, None],)
+        log_probs = chooser(*given).double().flatten()
         ends = [(n, a) for n in range(several) for a in heads_up_to(chooser.config.num_actions)]
         log_probs = (log_probs + dial * torch.tensor([a for _, a in ends])).log_softmax(-1)
         index = choose(u, log_probs.tolist(), ends, chunks, mode, size)

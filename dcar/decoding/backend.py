@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -18,25 +17,11 @@ from dcar.sampling import SamplingConfig, sample_several, warp
 from heads.build import Heads
 from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.layers import TransformerLayer
-from heads.policy import ChunkPolicyConfig
+from heads.policy import CandidatePolicy
 
-
-class Decision(NamedTuple):
-    """Candidates, the policy's distribution over their ends, and the most likely end if it is
-    known."""
-
-    tokens: Tensor  # [B, N, n]
-    features: Tensor  # [B, N, n, F], as `ChunkPolicy.candidate_features`
-    log_probs: Tensor  # [B, N K], as `ChunkPolicy.log_probs`
-    # [B] its size, its log-probability, its chunk 0..N-1
-    likeliest: tuple[Tensor, Tensor, Tensor] | None = None
-
-
-class LinearEnds(Protocol):
-    """Linear map from features of a chunk's n tokens to the scores of its ends."""
-
-    weight: Tensor  # [n F, n]
-    bias: Tensor  # [n]
+Decided = tuple[Tensor, Tensor, Tensor]
+"""Candidates [B, N, n], their features [B, N, n, F], and log-probabilities [B, N K] of candidate
+and size (`CandidatePolicy.log_probs`)."""
 
 
 class Backend:
@@ -87,10 +72,11 @@ class Backend:
         [..., V]. Also return whether every one is known to be an id (see `sample`)."""
         return sample_several(warp(logits, sampling, forbidden, eos), u), False
 
-    def decision(
-        self, shape: ChunkPolicyConfig, ends: LinearEnds, chunk_scorer: ChunkScorer | None
-    ) -> Callable[..., Decision | None] | None:
-        """Return a function that makes a whole decision after the draw in one call (see
-        `PolicyReader.decide`), if the backend has one. ends: the scores of a chunk's ends as one
-        product with the features of its tokens."""
+    def decision(self, policy: CandidatePolicy) -> Callable[..., Decided | None] | None:
+        """Return a function that makes a whole decision after the draw in one call, if the backend
+        has one for this policy, with its present weights.
+
+        It takes hidden states [B, D], logits [B, n, V + 1] and numbers u [B, n, N] at which tokens
+        are drawn, the arguments of `warp` and a dial. It returns None where only PyTorch can.
+        """
         return None

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.chunks import ChunkRule, check_size
+from dcar.decoding.policy import CandidateReader, HiddenReader
 from dcar.decoding.records import Decision
 from dcar.decoding.state import BatchState
 from dcar.decoding.step import Admitted
 from dcar.errors import ConfigError
-from dcar.sampling import sample, shifted
+from dcar.sampling import sample
 from heads.candidates import select_candidate
-from heads.layers import KVCache
-from heads.policy import ChunkPolicy
+from heads.policy import CandidatePolicy, ChunkPolicy, HiddenPolicy
 
 
 class PolicyChunk(ChunkRule):
@@ -50,10 +50,11 @@ class PolicyChunk(ChunkRule):
         self.forced = forced
         self.dial = dial
         self.num_candidates = num_candidates
-        self.after_draw = policy.config.after_draw
-        self.longest = policy.config.reach if self.after_draw else 0
+        self.after_draw = policy.after_draw
+        if isinstance(policy, CandidatePolicy):
+            self.longest = policy.config.reach
+            self.num_features = policy.config.num_features
         self.name = name or ("dcar" if mode == "greedy" else "dcar-sampled")
-        self.num_features = policy.config.num_features
         self.streams = ("token",) if mode == "greedy" else ("token", "policy")
         self.logged = ("sizes", "log_probs", *(["chosen"] if num_candidates > 1 else []))
 
@@ -67,36 +68,20 @@ class PolicyChunk(ChunkRule):
         super().start(state)
         if self.forced is not None:
             state.own["forced"] = torch.zeros_like(state.generated)
-        # it has keys and values of its own, of what the decoder has read
-        if self.policy.layer is not None:
-            state.caches["policy"] = self._new_cache(state, state.rows, state.cache.capacity)
-            state.caches["policy"].lengths = state.cache.lengths
+        if isinstance(self.policy, CandidatePolicy):
+            state.shared["policy"] = CandidateReader(self.policy, state.reader)
+        elif isinstance(self.policy, HiddenPolicy):
+            reader = HiddenReader(self.policy, state.reader, state.cache.capacity)
+            cache = reader.new_cache(state, state.rows, state.cache.capacity)
+            cache.lengths = state.cache.lengths
+            state.shared["policy"] = reader
+            state.caches["policy"] = cache
             state.own["action_logits"] = state.states.new_zeros(
                 state.rows, self.policy.config.num_actions
             )
 
-    def _new_cache(self, state: BatchState, rows: int, capacity: int) -> KVCache:
-        config = self.policy.config
-        heads = config.num_attention_heads
-        cache = KVCache(
-            1,
-            rows,
-            heads,
-            capacity,
-            config.layer_width // heads,
-            device=state.states.device,
-            dtype=state.states.dtype,
-        )
-        cache.exact = state.exact
-        return cache
-
     def refresh(self, state: BatchState) -> None:
-        if "policy" in state.shared:
-            state.shared["policy"].load(self.policy)
-        else:
-            state.shared["policy"] = state.reader.policy(self.policy)
-        if self.policy.layer is not None:
-            state.shared["policy"].cover(state.cache.capacity)
+        state.shared["policy"].load(self.policy)
 
     def forced_size(self, utterance_id: str, member: int) -> int:
         """Return the forced size of a member of a group, 0 if the policy decides."""
@@ -116,9 +101,9 @@ class PolicyChunk(ChunkRule):
             state.own["forced"][rows] = torch.tensor(
                 [self.forced_size(p.utterance_id, g) for p, g in members], device=rows.device
             )
-        if self.policy.layer is not None:
+        if not self.after_draw:
             hidden, lengths = admitted.hidden, admitted.lengths
-            cache = self._new_cache(state, *hidden.shape[:2])
+            cache = state.shared["policy"].new_cache(state, *hidden.shape[:2])
             logits = state.shared["policy"].read(cache, hidden, lengths, None)
             cache.lengths, cache.longest = lengths, hidden.shape[1]
             state.caches["policy"].copy_rows(rows, cache, admitted.origins)
@@ -127,53 +112,37 @@ class PolicyChunk(ChunkRule):
     def observe(
         self, state: BatchState, hidden: Tensor, counts: Tensor, real: Tensor | None
     ) -> None:
-        if self.policy.layer is not None:
+        if not self.after_draw:
             started = state.clock()
-            state.own["action_logits"].copy_(
-                state.shared["policy"].read(
-                    state.bound(state.caches["policy"], 0), hidden, counts, real
-                )
-            )
+            cache = state.bound(state.caches["policy"], 0)
+            logits = state.shared["policy"].read(cache, hidden, counts, real)
+            state.own["action_logits"].copy_(logits)
             state.seconds["policy"] += state.clock() - started
 
     def draw_and_choose(self, state: BatchState, logits: Tensor) -> Decision:
         started = state.clock()
-        position = state.next_positions(logits.shape[1])
-        decision = None
-        if not state.sampling.repetition_window:
-            u = shifted(state.uniform("token", position), self.num_candidates)
-            decision = state.shared["policy"].decide(
-                state.last_hidden,
-                logits,
-                u,
-                state.sampling,
-                state.forbidden(position),
-                state.eos,
-                self.dial,
-            )
-        if decision is None:
+        fast = state.shared["policy"].decide(state, logits, self.num_candidates, self.dial)
+        if fast is None:
             return super().draw_and_choose(state, logits)
-        if decision.likeliest is None or self.mode != "greedy" or "forced" in state.own:
-            sizes, log_probs, chosen = choose_end(decision.log_probs, *self._how(state))
-        else:
-            sizes, log_probs, chosen = decision.likeliest
+        candidates, features, log_probs = fast
+        decision = choose_end(log_probs, *self._how(state))
+        decision.tokens = select_candidate(candidates, decision.chosen)
+        decision.features = features
         state.seconds["policy"] += state.clock() - started
-        if self.num_candidates == 1:
-            chosen = None
-        tokens = select_candidate(decision.tokens, chosen)
-        return Decision(sizes, tokens, None, None, chosen, log_probs, decision.features)
+        return decision
 
     def candidate_features(self, state: BatchState, logits: Tensor, tokens: Tensor) -> Tensor:
+        if not self.after_draw:
+            return super().candidate_features(state, logits, tokens)
         return state.shared["policy"].candidate_features(state.last_hidden, logits, tokens)
 
     def choose(self, state: BatchState, features: Tensor | None) -> Decision:
         started = state.clock()
-        log_probs = state.shared["policy"].log_probs(
-            state.own.get("action_logits"), features, self.dial
-        )
-        sizes, taken, chosen = choose_end(log_probs, *self._how(state))
+        read = features if self.after_draw else state.own["action_logits"]
+        log_probs = state.shared["policy"].policy.log_probs(read, self.dial)
+        decision = choose_end(log_probs, *self._how(state))
         state.seconds["policy"] += state.clock() - started
-        return Decision(sizes, chosen=chosen, log_probs=taken)
+        return decision
 
     def _how(self, state: BatchState) -> tuple[Tensor | None, Tensor | None, int]:
         """Return the arguments of `choose_end`: numbers, forced sizes and the largest size."""
@@ -181,11 +150,9 @@ class PolicyChunk(ChunkRule):
         return u, state.own.get("forced"), self.policy.config.num_actions
 
 
-def choose_end(
-    log_probs: Tensor, u: Tensor | None, forced: Tensor | None, k: int
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return sizes [B] in 1..k, their log-probabilities [B], and the candidate kept [B], None for a
-    single one.
+def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None, k: int) -> Decision:
+    """Return the decision: sizes [B] in 1..k, their log-probabilities [B], and, of several
+    candidates, the chosen one [B].
 
     log_probs: [B, N k] of candidate and size (`joint_log_probs`), from which one is drawn at u [B];
     without u, the most likely is taken. If a size is `forced` [B] (0 = none), only the candidate is
@@ -204,10 +171,10 @@ def choose_end(
     )
     if forced is not None and not several:
         index = torch.where(forced > 0, forced - 1, index)
-    return (
+    return Decision(
         index % k + 1,
-        log_probs.gather(-1, index[:, None])[:, 0],
-        index // k if several else None,
+        chosen=index // k if several else None,
+        log_probs=log_probs.gather(-1, index[:, None])[:, 0],
     )
 
 

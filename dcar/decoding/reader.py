@@ -20,12 +20,10 @@ from torch import Tensor
 
 from dcar.decoding.backend import Backend
 from dcar.decoding.columns import CausalMask, RotaryCache, columns_of, real_positions, round_up
-from dcar.decoding.policy import PolicyReader
 from dcar.model.base import DecoderConfig
 from dcar.model.car import CARDecoder
 from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.layers import KVCache
-from heads.policy import ChunkPolicy
 
 Layout = tuple[Tensor, Tensor]
 """Attention among the tokens of a tree, bool [B or 1, m, m], and their positions [B or 1, m]
@@ -85,10 +83,6 @@ class Reader:
         padding; the others may be skipped, and their hidden states are undefined.
         """
         raise NotImplementedError
-
-    def policy(self, policy: ChunkPolicy) -> PolicyReader:
-        """Prepare a policy for the hidden states of this decoder."""
-        return PolicyReader(policy, self.backend, self.device, self.hidden_dtype)
 
     def chunk_scorer(self, chunk_scorer: ChunkScorer) -> LogRatios:
         """Prepare a chunk scorer for the hidden states of this decoder."""

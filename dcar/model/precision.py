@@ -65,7 +65,7 @@ def matched_policy(policy: ChunkPolicy, decoder: AnyDecoder) -> ChunkPolicy:
     same checksum, or the policy itself if the types agree or it reads candidates only."""
     last = decoder.heads.base if isinstance(decoder, BackboneDecoder) else decoder.norm
     dtype = last.weight.dtype
-    if policy.layer is None or policy.output.weight.dtype == dtype:
+    if policy.after_draw or next(policy.parameters()).dtype == dtype:
         return policy
     policy = deepcopy(policy)
     policy.keep_checksum()

@@ -47,8 +47,15 @@ from eval.verifiers.mtp_viterbi import count_bigrams
 from eval.verifiers.sd import SpeculativeDecoding
 from eval.verifiers.statistics import VerifierStatistics
 from heads.build import HEAD_KINDS, head_costs
-from heads.chunk_scorer import ChunkScorerConfig
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
+from heads.policy import (
+    CandidatePolicy,
+    CandidatePolicyConfig,
+    ChunkPolicy,
+    HiddenPolicy,
+    HiddenPolicyConfig,
+    shape_of,
+)
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(
@@ -149,31 +156,21 @@ def random_policies(model: AnyDecoder, reads: str = "hidden") -> dict[str, Chunk
     of 256 (half the width of a small model) and the paper's full width; one that reads
     candidates is as in launch/recipes/dcpo_starter.yaml."""
     width, most = model.config.hidden_size, model.config.num_prediction_heads
-    shape = dict(
-        hidden_size=width, num_actions=most, num_attention_heads=model.config.num_attention_heads
-    )
+    policies: dict[str, ChunkPolicy]
     if reads == "candidates":
-        chunk_scorer = ChunkScorerConfig(width, most, model.config.output_size)
-        made = {
-            "after the draw": ChunkPolicyConfig(
-                **shape,
-                width=None,
-                reads=reads,
-                chunk_scorer_width=chunk_scorer.width,
-                chunk_scorer_embedding=chunk_scorer.embedding_size,
-                chunk_scorer_ids=chunk_scorer.vocab_size,
-            )
-        }
+        scorer = ChunkScorer(ChunkScorerConfig(width, most, model.config.output_size))
+        config = CandidatePolicyConfig(width, most, **shape_of(scorer))
+        policies = {"after the draw": CandidatePolicy(config)}
     else:
-        made = {
-            "bottleneck": ChunkPolicyConfig(**shape, width=min(256, width // 2)),
-            "full": ChunkPolicyConfig(**shape, width=None),
+        heads = model.config.num_attention_heads
+        policies = {
+            name: HiddenPolicy(
+                HiddenPolicyConfig(width, most, width=own, num_attention_heads=heads)
+            )
+            for name, own in {"bottleneck": min(256, width // 2), "full": None}.items()
         }
     device = model.norm.weight.device
-    return {
-        name: matched_policy(ChunkPolicy(config).eval().to(device), model)
-        for name, config in made.items()
-    }
+    return {n: matched_policy(p.eval().to(device), model) for n, p in policies.items()}
 
 
 def load_all(config: SpeedConfig, size: str) -> Models:

@@ -16,7 +16,7 @@ from heads.candidates import (
     select_candidate,
 )
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, scored_features
-from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
+from heads.policy import CandidatePolicy, CandidatePolicyConfig, ChunkPolicy, shape_of
 
 CODES, LENGTH = 3, 3  # the end of speech is the id behind the codes
 
@@ -117,17 +117,17 @@ def test_choosing_by_the_ratio_moves_the_distribution_of_chunks_towards_the_join
     third = torch.full((many, draws, LENGTH), -1e9)
     third[..., -1] = 0.0  # a policy that keeps all three
     u = torch.rand(many, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    sizes, log_probs, draw = choose_end(joint_log_probs(third, features), u, None, LENGTH)
-    assert (sizes == LENGTH).all()
+    decision = choose_end(joint_log_probs(third, features), u, None, LENGTH)
+    assert (decision.sizes == LENGTH).all()
     weights = select_candidate(
-        ratios[..., -1].softmax(1), draw
+        ratios[..., -1].softmax(1), decision.chosen
     )  # a chunk's share of the density ratios
-    assert torch.allclose(log_probs.exp().double(), weights.double(), atol=1e-5)
+    assert torch.allclose(decision.log_probs.exp().double(), weights.double(), atol=1e-5)
 
     def far(which: torch.Tensor) -> float:
         return float((torch.bincount(which, minlength=27) / many - probs.flatten()).abs().sum() / 2)
 
-    alone, chosen = far(index[:, 0]), far(select_candidate(index, draw))
+    alone, chosen = far(index[:, 0]), far(select_candidate(index, decision.chosen))
     product = float((drawn_alone(probs)[:, -1] - probs.flatten()).abs().sum() / 2)
     assert alone == pytest.approx(product, abs=0.01)
     assert chosen < {2: 0.8, 8: 0.45}[draws] * alone
@@ -141,14 +141,14 @@ def test_shares_of_draws_compare_chunks_of_one_length():
     assert (share[0] - share[1]).tolist() == pytest.approx([1.0, -2.0])
     scores = torch.tensor([[[0.6, 0.4], [0.4, 0.6]]]).log() + 1.7
     probs = joint_log_probs(scores, features)
-    sizes, log_probs, draw = choose_end(probs, None, None, 2)
+    decision = choose_end(probs, None, None, 2)
     weights = scores[0].exp() * share.exp()
-    assert (sizes.tolist(), draw.tolist()) == ([2], [1])
-    assert log_probs.exp().item() == pytest.approx((weights[1, 1] / weights.sum()).item())
+    assert (decision.sizes.tolist(), decision.chosen.tolist()) == ([2], [1])
+    assert decision.log_probs.exp().item() == pytest.approx((weights[1, 1] / weights.sum()).item())
     assert probs[0].exp().tolist() == pytest.approx((weights / weights.sum()).flatten().tolist())
-    sizes, log_probs, draw = choose_end(probs, None, torch.tensor([1]), 2)
-    assert (sizes.tolist(), draw.tolist()) == ([1], [0])
-    assert log_probs.exp().item() == pytest.approx((weights[0, 0] / weights.sum()).item())
+    decision = choose_end(probs, None, torch.tensor([1]), 2)
+    assert (decision.sizes.tolist(), decision.chosen.tolist()) == ([1], [0])
+    assert decision.log_probs.exp().item() == pytest.approx((weights[0, 0] / weights.sum()).item())
 
 
 def test_several_draws_are_seen_as_each_alone():
@@ -179,7 +179,7 @@ def test_shifted_numbers_are_uniform_and_lie_apart():
 
 def test_a_policy_takes_it_along(tmp_path):
     chunk_scorer = small(base_checksum="aa", tokenizer="t")
-    policy = ChunkPolicy(ChunkPolicyConfig(4, LENGTH, reads="candidates", **shape_of(chunk_scorer)))
+    policy = CandidatePolicy(CandidatePolicyConfig(4, LENGTH, **shape_of(chunk_scorer)))
     policy.chunk_scorer.load_state_dict(chunk_scorer.state_dict())
     policy.save_pretrained(tmp_path)
     loaded = ChunkPolicy.from_pretrained(tmp_path)
@@ -189,15 +189,14 @@ def test_a_policy_takes_it_along(tmp_path):
     features = scored_features(chunk_scorer, hidden, logits, tokens)
     assert torch.allclose(loaded.candidate_features(hidden, logits, tokens), features)
     policy.scores.end_on_scored()
-    before = policy.scores(policy.candidate_features(hidden, logits, tokens))
-    sums = policy.candidate_features(hidden, logits, tokens)[..., 3].cumsum(-1)
-    assert torch.allclose(before, sums, atol=1e-4)  # a nat for a nat
-    with pytest.raises(CheckpointError, match="chunk scorer"):
-        ChunkPolicyConfig(4, LENGTH, 8, 2, reads="hidden", **shape_of(chunk_scorer))
+    features = policy.candidate_features(hidden, logits, tokens)
+    sums = features[..., 3].cumsum(-1)
+    # a nat for a nat
+    assert torch.allclose(policy.log_probs(features[:, None]), sums.log_softmax(-1), atol=1e-4)
     chunk_scorer.check_base("aa")
     with pytest.raises(CheckpointError, match="train-chunk-scorer"):
         chunk_scorer.check_base("bb")
     with pytest.raises(CheckpointError, match="width 0"):
         small(width=0)
     with pytest.raises(CheckpointError, match="num_actions 0"):
-        ChunkPolicyConfig(4, 0)
+        CandidatePolicyConfig(4, 0)

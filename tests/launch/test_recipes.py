@@ -45,7 +45,7 @@ from eval.methods.registry import Models
 from eval.methods.sweeps import read_methods
 from eval.verifiers.statistics import MEL_BANDS
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import CandidatePolicy, CandidatePolicyConfig, HiddenPolicy, HiddenPolicyConfig
 from rl.profile import profile
 from rl.trainer import DCPOTrainer
 
@@ -474,23 +474,24 @@ def models_for(config: CompareConfig, recipe: str) -> Models:
     for item in config.policies:
         name = item.rpartition("=")[0]
         torch.manual_seed(len(policies))
-        shape = ChunkPolicyConfig(
-            width,
-            heads,
-            width=16,
-            num_attention_heads=2,
+        common = dict(
+            hidden_size=width,
+            num_actions=heads,
             chunk_range=(2, 3),
             base_checksum=decoder.checksum(),
         )
         if several:
-            shape = dataclasses.replace(
-                shape,
-                reads="candidates",
-                chunk_scorer_width=8,
-                chunk_scorer_embedding=4,
-                chunk_scorer_ids=decoder.config.output_size,
+            policy = CandidatePolicy(
+                CandidatePolicyConfig(
+                    **common,
+                    chunk_scorer_width=8,
+                    chunk_scorer_embedding=4,
+                    chunk_scorer_ids=decoder.config.output_size,
+                )
             )
-        policies[name] = ChunkPolicy(shape).eval()
+        else:
+            policy = HiddenPolicy(HiddenPolicyConfig(**common, width=16, num_attention_heads=2))
+        policies[name] = policy.eval()
     items = tiny_items(2)
     sampling = SamplingConfig(min_tokens=30, max_tokens=40)
     statistics = (

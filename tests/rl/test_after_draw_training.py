@@ -18,7 +18,12 @@ from toy_world import (
 from dcar.errors import CheckpointError, ConfigError
 from dcar.text.wer import score_corpus
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import (
+    CandidatePolicy,
+    CandidatePolicyConfig,
+    HiddenPolicy,
+    HiddenPolicyConfig,
+)
 from rl.credit import LengthReward
 from rl.policies import make_policy
 from rl.rewards import LikelihoodReward, RangePenalty, TokenLikelihoodReward, WERReward, needs_sound
@@ -46,7 +51,11 @@ class Deaf(ToyVocoder):
 
 def trainer_of(out, rewards, reads="candidates", vocoder=None, **changes) -> DCPOTrainer:
     torch.manual_seed(1)
-    policy = ChunkPolicy(ChunkPolicyConfig(24, 4, 16, 2, reads=reads))
+    policy = (
+        HiddenPolicy(HiddenPolicyConfig(24, 4, width=16, num_attention_heads=2))
+        if reads == "hidden"
+        else CandidatePolicy(CandidatePolicyConfig(24, 4))
+    )
     parts = toy_parts(16, 5, model=policy, reward_funcs=rewards, vocoder=vocoder or ToyVocoder())
     return toy_trainer(out, parts, **{**RUN, **changes})
 
@@ -75,7 +84,7 @@ def stopped_and_whole(tmp_path, rewards, stop, **changes) -> tuple[DCPOTrainer, 
     again = trainer_of(tmp_path / "part", rewards(), max_steps=4, **changes)
     again.train(resume_from_checkpoint=True)
     ends = [
-        ChunkPolicy.from_pretrained(tmp_path / n / "checkpoint-4").checksum()
+        CandidatePolicy.from_pretrained(tmp_path / n / "checkpoint-4").checksum()
         for n in ("whole", "part")
     ]
     assert ends[0] == ends[1] != before
@@ -246,7 +255,7 @@ def test_impossible_together(tmp_path):
         with pytest.raises(ConfigError, match=f"credit=decision .*{why}"):
             trainer_of(tmp_path, rewards, credit="decision")
     with pytest.raises(ConfigError, match=r"chunk_range \[1, 2\] .*policy_sizes"):
-        policy = ChunkPolicy(ChunkPolicyConfig(24, 4, 16, 2, reads="candidates", sizes=(2, 3)))
+        policy = CandidatePolicy(CandidatePolicyConfig(24, 4, sizes=(2, 3)))
         toy_trainer(tmp_path, {"model": policy}, chunk_range=[1, 2], forced_rows="policy_ratio")
     assert not needs_sound([RangePenalty([2]), faster, located]) and needs_sound(
         [located, WERReward(ToyRecognizer())]
@@ -276,14 +285,13 @@ def test_a_chunk_scorer_is_taken_along_and_stays_as_it_is(tmp_path, num_candidat
         return toy_config(tmp_path / "out", **{**settings, **changes})
 
     policy = make_policy(config(), base, checksum)
-    start = policy.score(
-        None, torch.tensor([[[-1.0, 0, 0, 0.5], [-2.0, 0, 0, -3.0], [0, 0, 0, 0], [0, 0, 0, 0]]])
-    )[0]
-    assert start[:2].tolist() == pytest.approx([2 * -1.0 + 0.5, 2 * -2.0 - 2.5])
+    features = torch.tensor([[-1.0, 0, 0, 0.5], [-2.0, 0, 0, -3.0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    start = policy.log_probs(features[None]).tolist()
+    assert start[1] - start[0] == pytest.approx((2 * -2.0 - 2.5) - (2 * -1.0 + 0.5))
     trainer = DCPOTrainer(
         policy, [WERReward(ToyRecognizer())], config(), **toy_parts(16, 5, decoder=base)
     )
-    scores = policy.scores.linear.weight.clone()
+    scores = trainer.policy.scores.linear.weight.clone()
     batch = trainer._rollouts(next(iter(trainer.get_train_dataloader()))).batch
     assert (
         batch.features.shape[2:] == (num_candidates, 4, 4)
@@ -294,8 +302,9 @@ def test_a_chunk_scorer_is_taken_along_and_stays_as_it_is(tmp_path, num_candidat
         num_candidates > 1
     )
     trainer.train()
-    assert not torch.equal(policy.scores.linear.weight, scores)
-    trained = ChunkPolicy.from_pretrained(tmp_path / "out" / "checkpoint-2")
+    assert not torch.equal(trainer.policy.scores.linear.weight, scores)
+    assert torch.equal(policy.scores.linear.weight, scores)  # the caller's policy is not trained
+    trained = CandidatePolicy.from_pretrained(tmp_path / "out" / "checkpoint-2")
     assert (
         trained.chunk_scorer.checksum() == chunk_scorer.checksum()
         and trained.config.num_features == 4
@@ -303,7 +312,7 @@ def test_a_chunk_scorer_is_taken_along_and_stays_as_it_is(tmp_path, num_candidat
     with pytest.raises(ConfigError, match="chunk_scorer .*policy_reads=hidden"):
         make_policy(config(policy_reads="hidden"), base, "")
     alone = make_policy(config(chunk_scorer=""), base, "")
-    first = alone.score(None, torch.tensor([[[-1.0, 0, 0], [-2.0, 0, 0], [0, 0, 0], [0, 0, 0]]]))[0]
-    assert first[:2].tolist() == pytest.approx([-2.0, -4.0])  # the rule-based policy
+    first = alone.log_probs(features[None, :, :3]).tolist()
+    assert first[1] - first[0] == pytest.approx(-2.0)  # the rule-based policy
     with pytest.raises(CheckpointError, match="train-chunk-scorer"):
         make_policy(config(), base, "another")

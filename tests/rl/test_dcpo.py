@@ -39,7 +39,7 @@ from dcar.errors import (
 from dcar.sampling import SamplingConfig
 from dcar.text.wer import score_corpus
 from dcar.train.checkpoints import latest_checkpoint
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import ChunkPolicy, HiddenPolicy, HiddenPolicyConfig
 from rl import objective
 from rl.config import DCPOConfig, save_settings
 from rl.data import PromptBatches
@@ -73,8 +73,8 @@ def test_a_run_begins_with_a_policy_that_is_given(tmp_path):
     """With its weights, the guidance of this run, and for its own decoder only."""
     base = tiny_decoder()
     checksum = base.checksum()
-    policy = ChunkPolicy(
-        ChunkPolicyConfig(
+    policy = HiddenPolicy(
+        HiddenPolicyConfig(
             base.config.hidden_size,
             4,
             width=16,
@@ -244,7 +244,7 @@ def test_dcpo_learns_a_schedule_that_beats_random_chunks(tmp_path):
     assert all(p.grad is None for p in trainer.base.parameters())
 
 
-@pytest.mark.parametrize("switch", objective.FORCED_ROWS)
+@pytest.mark.parametrize("switch", ["policy_ratio", "none"])
 def test_trainer_does_with_the_forced_half_what_it_is_told(tmp_path, switch):
     """In the first step the ratio is 1, so the advantages of whole groups cancel, forced
     rollouts among them."""

@@ -15,8 +15,25 @@ from dcar.decoding import PolicyChunk, Prompt, decode
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
-from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
+from heads.policy import (
+    CandidatePolicy,
+    CandidatePolicyConfig,
+    ChunkPolicy,
+    HiddenPolicy,
+    HiddenPolicyConfig,
+    shape_of,
+)
 from rl.export import ServingStep, main
+
+
+def common(base) -> dict:
+    return dict(
+        hidden_size=32,
+        num_actions=4,
+        chunk_range=(2, 3),
+        base_checksum=base.checksum(),
+        tokenizer="tiny@abc",
+    )
 
 
 @pytest.fixture
@@ -25,7 +42,7 @@ def run(tmp_path):
     base = tiny_decoder()
     base.save_pretrained(tmp_path / "base")
     torch.manual_seed(0)
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, None, (2, 3), base.checksum(), "tiny@abc"))
+    policy = HiddenPolicy(HiddenPolicyConfig(**common(base), width=16, num_attention_heads=2))
     torch.nn.init.normal_(policy.output.weight)
     policy.save_pretrained(tmp_path / "run" / "policy")
     source = {
@@ -94,8 +111,9 @@ def test_program_computes_the_same_with_torch_alone(run, tmp_path):
         with torch.no_grad():
             cases.append((hidden, lengths, *step(hidden, lengths)))
             # the decision is that of the policy at each row's last position
-            scores = step.policy.end_scores(hidden)
-        assert torch.allclose(cases[-1][2], scores[torch.arange(batch), lengths - 1], atol=1e-5)
+            log_probs = step.policy(hidden)
+        wanted = log_probs[torch.arange(batch), lengths - 1]
+        assert torch.allclose(cases[-1][2], wanted, atol=1e-5)
     torch.save(cases, tmp_path / "cases.pt")
     script = """
 import sys, torch
@@ -129,7 +147,7 @@ print("same")
         program.module()(torch.randn(3, 5, 32), torch.tensor([5, 1, 2])),
     )
     assert (actions.dtype, heads.dtype) == (torch.float32, torch.float32)
-    for name, shape in (("actions", actions.shape[1:]), ("logits", heads.shape[1:])):
+    for name, shape in (("log_probs", actions.shape[1:]), ("logits", heads.shape[1:])):
         assert re.search(rf"\| {name} \| \[B, {', '.join(map(str, shape))}\] float32", card)
     assert "Serving program" not in (export(run, "program=false") / "README.md").read_text()
 
@@ -142,21 +160,8 @@ def exported_after_the_draw(folder, scored: bool, *more: str):
         if scored
         else {}
     )
-    policy = ChunkPolicy(
-        ChunkPolicyConfig(
-            32,
-            4,
-            16,
-            2,
-            None,
-            (2, 3),
-            base.checksum(),
-            "tiny@abc",
-            reads="candidates",
-            sizes=(1, 2, 3),
-            **held,
-        )
-    ).eval()
+    shape = CandidatePolicyConfig(**common(base), sizes=(1, 2, 3), **held)
+    policy = CandidatePolicy(shape).eval()
     torch.nn.init.normal_(policy.scores.linear.weight, std=0.2)
     if scored:
         torch.nn.init.normal_(policy.chunk_scorer.output.weight, std=8.0)
@@ -180,13 +185,13 @@ def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, scored):
     for position, action, kept in zip(
         result.decision_positions, result.sizes, result.emitted, strict=True
     ):
-        noise = torch.zeros(1, 3, 13)
-        noise[:, 0, 12] = -1e9 if not spoken else 0.0  # min_tokens
-        scores, _, tokens = program(
+        noise = torch.zeros(1, 1, 3, 13)
+        noise[:, :, 0, 12] = -1e9 if not spoken else 0.0  # min_tokens
+        log_probs, _, tokens = program(
             result.hidden[None, : position + 1], torch.tensor([position + 1]), noise
         )
-        assert int(scores.argmax()) + 1 == action
-        spoken += tokens[0, :kept].tolist()
+        assert int(log_probs.argmax()) + 1 == action
+        spoken += tokens[0, 0, :kept].tolist()
     assert spoken[: len(result.tokens)] == result.tokens and len(spoken) == len(result.tokens)
 
 
@@ -213,27 +218,29 @@ def test_a_program_that_chooses_among_draws(tmp_path):
     for position, chunks in zip(result.decision_positions, drawn, strict=True):
         noise = 1e4 * torch.nn.functional.one_hot(chunks, 13).float()  # so that these are drawn
         inputs.append((result.hidden[None, : position + 1], noise))
-        actions, logits, tokens, draw = program(inputs[-1][0], torch.tensor([position + 1]), noise)
+        log_probs, _, tokens = program(inputs[-1][0], torch.tensor([position + 1]), noise)
         n = len(inputs) - 1
-        assert (int(draw), int(actions.argmax()) + 1) == (result.chosen[n], result.sizes[n])
-        assert actions.amax().item() == pytest.approx(result.log_probs[n], abs=1e-4)
-        assert tokens.tolist() == chunks[:, result.chosen[n]].tolist()
-        spoken += tokens[0, : result.emitted[n]].tolist()
+        best = 4 * result.chosen[n] + result.sizes[n] - 1
+        assert int(log_probs.argmax()) == best
+        assert log_probs.amax().item() == pytest.approx(result.log_probs[n], abs=1e-4)
+        assert torch.equal(tokens, chunks)
+        spoken += tokens[0, result.chosen[n], : result.emitted[n]].tolist()
     assert spoken == result.tokens
     rows = list(range(min(4, len(inputs))))  # side by side, of other lengths
     hidden = torch.nn.utils.rnn.pad_sequence([inputs[n][0][0] for n in rows], batch_first=True)
     lengths = torch.tensor([inputs[n][0].shape[1] for n in rows])
     answers = program(hidden, lengths, torch.cat([inputs[n][1] for n in rows]))
-    assert answers[3].tolist() == result.chosen[: len(rows)]
-    assert (answers[0].argmax(-1) + 1).tolist() == result.sizes[: len(rows)]
+    best = answers[0].argmax(-1)
+    assert (best // 4).tolist() == result.chosen[: len(rows)]
+    assert (best % 4 + 1).tolist() == result.sizes[: len(rows)]
 
     check_example(out)
     card = (out / "README.md").read_text()
     assert re.search(r"\| `noise` \| \[B, 5, 3, 13\] float32", card)
     for name, answer, dtype in zip(
-        ("actions", "logits", "tokens", "draw"),
+        ("log_probs", "logits", "tokens"),
         answers,
-        ("float32", "float32", "int64", "int64"),
+        ("float32", "float32", "int64"),
         strict=True,
     ):
         shape = ", ".join(["B", *map(str, answer.shape[1:])])
@@ -263,7 +270,7 @@ def test_export_refuses_what_does_not_fit(run):
         main([f"run={run / 'run'}", f"out={run / 'out'}"])
     with pytest.raises(CheckpointError, match="base/x: .*`dcar train-policy`"):
         main([f"run={run / 'base' / 'x'}", "program=false"])
-    with pytest.raises(CheckpointError, match="'dcar-decoder' checkpoint"):
+    with pytest.raises(CheckpointError, match="'dcar-decoder' checkpoint, not a policy"):
         main([f"run={run / 'base'}", "program=false", f"out={run / 'out'}"])
     with pytest.raises(ConfigError, match="^run "):
         main(["program=false"])

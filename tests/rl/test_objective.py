@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from trl import GRPOTrainer
 
-from heads.policy import log_probs_of_scores
+from heads.policy import HiddenPolicy, HiddenPolicyConfig
 from rl import objective as o
 
 NAN = float("nan")
@@ -231,5 +231,6 @@ def test_advantages_of_decisions_equal_those_of_rollouts_where_they_are_alike():
 
 
 def test_decision_distribution_is_a_distribution():
-    probs = log_probs_of_scores(torch.randn(2, 6, 3).half(), None)
+    policy = HiddenPolicy(HiddenPolicyConfig(8, 3, width=8, num_attention_heads=2))
+    probs = policy.log_probs(torch.randn(2, 6, 3).half())
     assert probs.dtype == torch.float32 and torch.allclose(probs.exp().sum(-1), torch.ones(2, 6))

@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from dcar.errors import ConfigError, DataError
 from dcar.model.load import load_decoder
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import HiddenPolicy, HiddenPolicyConfig
 from rl.config import NOT_OURS, DCPOConfig
 from rl.data import load_dataset
 from rl.trainer import DCPOTrainer
@@ -141,8 +141,14 @@ def test_names_are_those_of_trl():
 
 def test_a_policy_in_hand_is_trained_for_its_own_decoder(files):
     decoder = load_decoder(str(files / "base"))
-    policy = ChunkPolicy(
-        ChunkPolicyConfig(decoder.config.hidden_size, 4, 16, 2, base_checksum=decoder.checksum())
+    policy = HiddenPolicy(
+        HiddenPolicyConfig(
+            decoder.config.hidden_size,
+            4,
+            width=16,
+            num_attention_heads=2,
+            base_checksum=decoder.checksum(),
+        )
     )
     trainer = DCPOTrainer(
         model=policy,
@@ -153,4 +159,5 @@ def test_a_policy_in_hand_is_trained_for_its_own_decoder(files):
         ),
         recognizer=Listener(),
     )
-    assert trainer.policy is policy and policy.config.chunk_range == (2, 3)
+    assert trainer.policy.config.chunk_range == (2, 3)
+    assert policy.config.chunk_range == () and policy.training  # a copy is trained

@@ -23,7 +23,14 @@ from eval.results.rows import power_statement
 from eval.results.store import Tools
 from eval.scorers.load import Scorer
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
-from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
+from heads.policy import (
+    CandidatePolicy,
+    CandidatePolicyConfig,
+    ChunkPolicy,
+    HiddenPolicy,
+    HiddenPolicyConfig,
+    shape_of,
+)
 
 WORDS = "ash birch cedar elm fir hazel larch maple oak pine rowan willow".split()
 HOP = 480
@@ -78,8 +85,8 @@ def loudness(wave: np.ndarray, rate: int, speaker: np.ndarray) -> float | None:
 
 def tiny_policy(seed: int = 0, base: str = "") -> ChunkPolicy:
     torch.manual_seed(seed)
-    policy = ChunkPolicy(
-        ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2, base_checksum=base)
+    policy = HiddenPolicy(
+        HiddenPolicyConfig(32, 4, width=16, num_attention_heads=2, base_checksum=base)
     ).eval()
     torch.nn.init.normal_(policy.output.weight, std=2.0)
     return policy
@@ -90,15 +97,10 @@ def scored_policy(decoder: CARDecoder) -> ChunkPolicy:
     torch.manual_seed(0)
     width, heads = decoder.config.hidden_size, decoder.config.num_prediction_heads
     chunk_scorer = ChunkScorer(ChunkScorerConfig(width, heads, decoder.config.output_size, 4, 8))
-    return ChunkPolicy(
-        ChunkPolicyConfig(
-            width,
-            heads,
-            reads="candidates",
-            base_checksum=decoder.checksum(),
-            **shape_of(chunk_scorer),
-        )
-    ).eval()
+    shape = CandidatePolicyConfig(
+        width, heads, base_checksum=decoder.checksum(), **shape_of(chunk_scorer)
+    )
+    return CandidatePolicy(shape).eval()
 
 
 def tiny_items(count: int = 6) -> list[PromptItem]:

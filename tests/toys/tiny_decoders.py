@@ -10,7 +10,7 @@ from dcar.decoding import Prompt
 from dcar.model.batch import speech_batch
 from dcar.model.car import CARConfig, CARDecoder
 from heads.build import Heads
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import HiddenPolicy, HiddenPolicyConfig
 from heads.shared import SharedHeads
 
 
@@ -56,12 +56,12 @@ def tiny_decoder(heads: int = 4, seed: int = 0, kind: str = "independent", **cha
 
 def policy_of(
     width: int | None = 16, seed: int = 0, base: str = "", features: int = 32, std: float = 2.0
-) -> ChunkPolicy:
+) -> HiddenPolicy:
     """Return a random policy on the hidden states of a tiny decoder (with the checksum `base`),
     far from uniform."""
     torch.manual_seed(seed)
-    policy = ChunkPolicy(
-        ChunkPolicyConfig(features, 4, width, num_attention_heads=2, base_checksum=base)
+    policy = HiddenPolicy(
+        HiddenPolicyConfig(features, 4, width=width, num_attention_heads=2, base_checksum=base)
     ).eval()
     torch.nn.init.normal_(policy.output.weight, std=std)
     return policy

@@ -20,7 +20,7 @@ from eval.verifiers.pcg import GroupVerifier, build_groups
 from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance
 from eval.verifiers.sd import SpeculativeDecoding
 from eval.verifiers.vadusa import RankTree, Vadusa, chain
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import CandidatePolicy, CandidatePolicyConfig
 
 THETA = 0.1
 BUSH = RankTree(((0,), (1,), (4,), (0, 0), (0, 2), (1, 0), (0, 0, 1)))
@@ -29,16 +29,14 @@ UTTERANCES = [[random.Random(i).randrange(12) for _ in range(20)] for i in range
 
 def candidates_policy(
     scored: bool = False, num_actions: int = 4, width: int = 8, **changes
-) -> ChunkPolicy:
+) -> CandidatePolicy:
     """Return a policy after the draw, far from uniform; `scored`: with a chunk scorer of this
     width."""
     torch.manual_seed(1)
     scorer: dict[str, int] = {}
     if scored:
         scorer = dict(chunk_scorer_width=width, chunk_scorer_embedding=4, chunk_scorer_ids=13)
-    policy = ChunkPolicy(
-        ChunkPolicyConfig(32, num_actions, reads="candidates", **scorer, **changes)
-    ).eval()
+    policy = CandidatePolicy(CandidatePolicyConfig(32, num_actions, **scorer, **changes)).eval()
     torch.nn.init.normal_(policy.scores.linear.weight, std=0.1)
     policy.scores.linear.weight.data[:, 9:] = 0.0  # the choice depends on tokens, not lengths
     if scored:
@@ -47,7 +45,7 @@ def candidates_policy(
     return policy
 
 
-def scored(**changes) -> ChunkPolicy:
+def scored(**changes) -> CandidatePolicy:
     return candidates_policy(scored=True, **changes)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from dcar.decoding.backend import Backend, Decision, LinearEnds
+from dcar.decoding.backend import Backend, Decided
 from dcar.decoding.cpu.chunk_scorer import NativeChunkScorer, reads_chunk_scorer
 from dcar.decoding.cpu.heads import NativeHeads, reads_heads
 from dcar.decoding.cpu.native import FLOAT, LONG, POINTER, address, check_memory, kernels, members
@@ -22,9 +22,8 @@ from dcar.decoding.stack import Stack
 from dcar.sampling import SamplingConfig
 from heads.build import Heads
 from heads.candidates import MIN_LOG_PROB
-from heads.chunk_scorer import ChunkScorer
 from heads.layers import TransformerLayer
-from heads.policy import NEVER, ChunkPolicyConfig
+from heads.policy import NEVER, CandidatePolicy
 
 MOST_KEPT = 64
 """Largest top-k of distributions.c."""
@@ -40,7 +39,7 @@ class _Decision(ctypes.Structure):
         *members(LONG, "reach features actions"),
         *members(FLOAT, "unlikely never"),
     ]
-    held: tuple[NativeChunkScorer | None, LinearEnds]  # the weights, kept alive
+    held: tuple[NativeChunkScorer | None, tuple[Tensor, Tensor]]  # the weights, kept alive
 
 
 @functools.cache
@@ -137,26 +136,26 @@ class CPUBackend(Backend):
         check_memory(undefined < 0, f"distributions of {size} ids")
         return undefined == 0
 
-    def decision(
-        self, shape: ChunkPolicyConfig, ends: LinearEnds, chunk_scorer: ChunkScorer | None
-    ) -> Callable[..., Decision | None] | None:
-        scorer = None
-        if chunk_scorer is not None:
-            if not reads_chunk_scorer(chunk_scorer):
+    def decision(self, policy: CandidatePolicy) -> Callable[..., Decided | None] | None:
+        scorer, config = None, policy.config
+        if policy.chunk_scorer is not None:
+            if not reads_chunk_scorer(policy.chunk_scorer):
                 return None
-            scorer = NativeChunkScorer(chunk_scorer)
+            scorer = NativeChunkScorer(policy.chunk_scorer)
+        with torch.no_grad():
+            weight, bias = (part[: config.reach].float() for part in policy.end_scores())
+        ends = weight.T.contiguous(), bias.contiguous()
         part = _Decision(
-            ends.weight.data_ptr(),
-            ends.bias.data_ptr(),
+            *(t.data_ptr() for t in ends),
             scorer and ctypes.addressof(scorer.part),
-            shape.reach,
-            shape.num_features,
-            shape.num_actions,
+            config.reach,
+            config.num_features,
+            config.num_actions,
             MIN_LOG_PROB,
             NEVER,
         )
         part.held = scorer, ends
-        return functools.partial(self._decide, part, shape.hidden_size)
+        return functools.partial(self._decide, part, config.hidden_size)
 
     def _decide(
         self,
@@ -169,7 +168,7 @@ class CPUBackend(Backend):
         forbidden: Tensor | None,
         eos: int,
         dial: float,
-    ) -> Decision | None:
+    ) -> Decided | None:
         if not serves(logits, sampling):
             return None
         (rows, n, size), several, (scorer, _) = logits.shape, u.shape[-1], part.held
@@ -187,18 +186,14 @@ class CPUBackend(Backend):
         banned = None if forbidden is None else forbidden.contiguous()
         tokens = u.new_empty(rows, several, n, dtype=torch.long)
         features = u.new_empty(rows, several, n, part.features, dtype=torch.float32)
-        log_probs, taken = (
-            features.new_empty(rows, several * part.actions),
-            features.new_empty(rows),
-        )
-        sizes, chosen = tokens.new_empty(rows), tokens.new_empty(rows)
+        log_probs = features.new_empty(rows, several * part.actions)
         made = self._library.run_decision(
             ctypes.addressof(part),
             logits.data_ptr(),
             hidden.data_ptr(),
             ctypes.addressof(warping(sampling.temperature, sampling.top_k, eos)),
             address(banned),
-            *(t.data_ptr() for t in (u, tokens, features, log_probs, sizes, chosen, taken)),
+            *(t.data_ptr() for t in (u, tokens, features, log_probs)),
             rows,
             several,
             size,
@@ -206,7 +201,7 @@ class CPUBackend(Backend):
             dial,
         )
         check_memory(made < 0, f"a decision among {rows * several} chunks")
-        return Decision(tokens, features, log_probs, (sizes, taken, chosen)) if made else None
+        return (tokens, features, log_probs) if made else None
 
 
 def cpu_backend(dtype: torch.dtype) -> Backend:

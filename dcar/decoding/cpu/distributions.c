@@ -192,9 +192,9 @@ static int see(const Decision *d, const float *logits, const Warping *how, int b
 }
 
 /* joint_log_probs [several, actions] of the features of a hidden state's candidates [several, reach, features], with
- * `dial` for each token. Returns which is the largest; -1 if one is no number. */
-static long decide(const Decision *d, const float *seen, float *log_probs, long several, float dial) {
-  long reach = d->reach, features = d->features, best = 0, count = several * d->actions;
+ * `dial` for each token. Returns 0 if one is no number; else 1. */
+static int decide(const Decision *d, const float *seen, float *log_probs, long several, float dial) {
+  long reach = d->reach, features = d->features, count = several * d->actions;
   for (long i = 0; i < several; i++) {
     float *score = log_probs + i * d->actions;
     const float *of = seen + i * reach * features;
@@ -212,20 +212,16 @@ static long decide(const Decision *d, const float *seen, float *log_probs, long 
     }
   }
   float all_of = log_sum(log_probs, count);
-  for (long c = 0; c < count; c++) {
-    log_probs[c] -= all_of;
-    if (log_probs[c] > log_probs[best]) best = c;
-  }
-  return all_of == all_of ? best : -1;
+  for (long c = 0; c < count; c++) log_probs[c] -= all_of;
+  return all_of == all_of;
 }
 
 /* A whole decision after the draw: tokens [batch, several, reach] drawn at numbers u [batch, reach, several] from
- * logits [batch, reach, size] of hidden states [batch, D]; their features `seen` [batch, several, reach, features];
- * log-probabilities of candidate and size together [batch, several, actions]; and the likeliest of these: its size,
- * candidate `chosen` and log-probability `taken` [batch]. 0 if a row has no distribution; else 1. */
+ * logits [batch, reach, size] of hidden states [batch, D]; their features `seen` [batch, several, reach, features]; and
+ * log-probabilities of candidate and size together [batch, several, actions]. 0 if a row has no distribution; else 1. */
 int run_decision(const Decision *d, const float *logits, const float *hidden, const Warping *how,
-                 const unsigned char *banned, const double *u, long *tokens, float *seen, float *log_probs, long *sizes,
-                 long *chosen, float *taken, long batch, long several, long size, long threads, float dial) {
+                 const unsigned char *banned, const double *u, long *tokens, float *seen, float *log_probs, long batch,
+                 long several, long size, long threads, float dial) {
   long reach = d->reach, features = d->features, rows = batch * several, undefined = 0, all_ids = batch * reach * size;
   Distribution *rooms = make_room(size, threads);
   if (!rooms) return -1;
@@ -240,9 +236,7 @@ int run_decision(const Decision *d, const float *logits, const float *hidden, co
   if (d->scorer && score_chunks(d->scorer, hidden, tokens, seen, rows, several, reach, features, threads)) return -1;
   for (long b = 0; b < batch; b++) {
     float *own = log_probs + b * several * d->actions;
-    long best = decide(d, seen + b * several * reach * features, own, several, dial);
-    if (best < 0) return 0;
-    chosen[b] = best / d->actions, sizes[b] = best % d->actions + 1, taken[b] = own[best];
+    if (!decide(d, seen + b * several * reach * features, own, several, dial)) return 0;
   }
   return 1;
 }

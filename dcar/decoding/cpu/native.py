@@ -73,7 +73,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # what each function returns a
     "run_layers": (ctypes.c_int, [POINTER]),
     "run_heads": (ctypes.c_int, [*[POINTER] * 3, *[LONG] * 3]),
     "run_distributions": (LONG, [*[POINTER] * 6, *[LONG] * 4]),
-    "run_decision": (ctypes.c_int, [*[POINTER] * 12, *[LONG] * 4, FLOAT]),
+    "run_decision": (ctypes.c_int, [*[POINTER] * 9, *[LONG] * 4, FLOAT]),
 }
 
 

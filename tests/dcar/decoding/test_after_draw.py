@@ -1,16 +1,24 @@
 """Decisions after the draw: what is seen of candidates, and what policies and rules make of it."""
 
+import math
+
 import pytest
 import torch
 from tiny_decoders import tiny_decoder
 from tiny_methods import candidates_policy, scored
 
 from dcar.decoding import FixedChunk, PolicyChunk, RandomChunk, decode
-from dcar.errors import ConfigError
+from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
 from eval.methods.controls import BestOfChunk, EndOnConfident, ShuffledChunk
 from heads.candidates import candidate_features, end_features, joint_log_probs
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import (
+    CandidatePolicy,
+    CandidatePolicyConfig,
+    ChunkPolicy,
+    HiddenPolicy,
+    HiddenPolicyConfig,
+)
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 
@@ -20,15 +28,11 @@ def test_recorded_log_probs_are_those_of_candidate_and_size_together(decoder, pr
     policy, dial = scored(), 0.3
     asked = PolicyChunk(policy, "sample", dial=dial, num_candidates=3)
     for result in decode(decoder, prompts, asked, SAMPLING, record_hidden=True):
-        given = (
-            result.hidden[None],
-            torch.tensor([result.decision_positions]),
-            result.features[None],
-        )
-        scores = policy.end_scores(*given)[0]
+        ends = end_features(result.features)
+        scores = 8 * ends @ policy.scores.linear.weight[0]  # by definition, without the affine map
         assert scores.shape == (len(result.sizes), 3, 4)
         assert torch.allclose(
-            policy(*given)[0].flatten(1), joint_log_probs(scores, result.features)
+            policy(result.features), joint_log_probs(scores, result.features), atol=1e-4
         )
         spoken = 4 * torch.tensor(result.chosen)
         probs = joint_log_probs(scores + dial * torch.arange(1, 5), result.features)
@@ -37,7 +41,7 @@ def test_recorded_log_probs_are_those_of_candidate_and_size_together(decoder, pr
 
 
 def test_an_untrained_policy_is_uniform_over_its_sizes(decoder, prompts):
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, reads="candidates", sizes=(2, 3, 4)))
+    policy = CandidatePolicy(CandidatePolicyConfig(32, 4, sizes=(2, 3, 4)))
     (result, *_) = decode(decoder, prompts[:1], PolicyChunk(policy, "sample"), SAMPLING)
     assert result.log_probs == pytest.approx([-torch.tensor(3.0).log().item()] * len(result.sizes))
 
@@ -76,15 +80,33 @@ def test_features_by_hand():
 
 def test_begins_as_a_soft_rule(decoder, prompts):
     """Ever more certain of the rule, a greedy policy is `end-on-confident`."""
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, reads="candidates", sizes=(2, 3, 4))).eval()
+    policy = CandidatePolicy(CandidatePolicyConfig(32, 4, sizes=(2, 3, 4))).eval()
     policy.scores.end_on_likely()
-    ends = policy.score(
-        None, torch.tensor([[[-1.0, 0, 0], [-2.0, 0, 0], [-0.5, 0, 0], [-3.0, 0, 0]]])
-    )[0]
-    assert ends[1:].tolist() == pytest.approx([-4.0, -1.0, -6.0])
+    features = torch.tensor([[-1.0, 0, 0], [-2.0, 0, 0], [-0.5, 0, 0], [-3.0, 0, 0]])
+    wanted = torch.tensor([-math.inf, -4.0, -1.0, -6.0]).log_softmax(-1)
+    assert torch.allclose(policy.log_probs(features[None]).exp(), wanted.exp())
     ruled = decode(decoder, prompts, EndOnConfident([2, 3, 4]), SAMPLING, seed=3)
     own = decode(decoder, prompts, PolicyChunk(policy), SAMPLING, seed=3)
     assert [(r.tokens, r.sizes) for r in own] == [(r.tokens, r.sizes) for r in ruled]
+
+
+def test_checkpoints_of_every_kind(tmp_path):
+    for policy in (
+        HiddenPolicy(HiddenPolicyConfig(32, 4, width=16, num_attention_heads=2, sizes=(2, 4))),
+        CandidatePolicy(CandidatePolicyConfig(32, 4, sizes=(2, 4))),
+    ):
+        folder = tmp_path / policy.model_type
+        policy.save_pretrained(folder)
+        for kind in (ChunkPolicy, type(policy)):
+            loaded = kind.from_pretrained(folder)
+            assert type(loaded) is type(policy) and loaded.config == policy.config
+            assert loaded.checksum() == policy.checksum()
+            assert loaded.forbidden_sizes.tolist() == [True, False, True, False]
+    with pytest.raises(CheckpointError, match="candidate-policy' .*hidden-policy'"):
+        HiddenPolicy.from_pretrained(folder)
+    for wrong in (dict(sizes=(5,)), dict(sizes=(0,))):
+        with pytest.raises(CheckpointError, match="policy"):
+            CandidatePolicyConfig(32, 4, **wrong)
 
 
 def test_in_half_precision(prompts):

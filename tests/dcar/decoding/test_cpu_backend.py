@@ -11,11 +11,10 @@ from dcar.decoding.cpu.backend import MOST_KEPT, CPUBackend, cpu_backend
 from dcar.decoding.cpu.heads import NativeHeads
 from dcar.decoding.cpu.native import kernels
 from dcar.decoding.cpu.stack import CPUStack
-from dcar.decoding.policy import PolicyReader
 from dcar.sampling import SamplingConfig, sample_several, warp
 from heads.layers import KVCache, RotaryTable, TransformerLayer
 from heads.multi_token import MultiTokenHeads
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import CandidatePolicy, CandidatePolicyConfig
 from heads.shared import SharedHeads
 
 IDS, EOS, SIZE = 1025, 1024, 48  # ids that fill no vector
@@ -203,21 +202,19 @@ def test_a_row_without_a_distribution_is_left_to_pytorch(native, wrong):
     )
     wrong_ones = tokens == logits.shape[-1]
     assert wrong_ones[1, 3].all() and wrong_ones.sum() == u.shape[-1]
-    policy = reader(native, 4, 16)
-    assert policy.decide(torch.randn(3, SIZE), logits, u, config, None, EOS, 0.0) is None
+    decide = native.decision(policy_of(4, 16))
+    assert decide(torch.randn(3, SIZE), logits, u, config, None, EOS, 0.0) is None
 
 
 def test_other_samplings_are_left_to_pytorch(native):
     logits, forbidden, u = given()
     for config in (SamplingConfig(1.0, 0, 0.9), SamplingConfig(1.0, MOST_KEPT + 1)):
         assert not native.tokens(logits, u, config, forbidden, EOS)[1]
-        assert (
-            reader(native, 4, 16).decide(torch.randn(3, SIZE), logits, u, config, None, EOS, 0.0)
-            is None
-        )
+        decide = native.decision(policy_of(4, 16))
+        assert decide(torch.randn(3, SIZE), logits, u, config, None, EOS, 0.0) is None
 
 
-def reader(backend: Backend, several: int, reach: int) -> PolicyReader:
+def policy_of(several: int, reach: int) -> CandidatePolicy:
     """A policy; several candidates need a chunk scorer."""
     torch.manual_seed(several)
     scorer = (
@@ -225,8 +222,8 @@ def reader(backend: Backend, several: int, reach: int) -> PolicyReader:
         if several > 1
         else {}
     )
-    policy = ChunkPolicy(
-        ChunkPolicyConfig(SIZE, 16, reads="candidates", sizes=tuple(range(3, reach + 1)), **scorer)
+    policy = CandidatePolicy(
+        CandidatePolicyConfig(SIZE, 16, sizes=tuple(range(3, reach + 1)), **scorer)
     )
     nn.init.normal_(policy.scores.linear.weight, std=0.2)
     if policy.chunk_scorer is not None:
@@ -235,7 +232,7 @@ def reader(backend: Backend, several: int, reach: int) -> PolicyReader:
             nn.init.normal_(
                 parameter, std=2 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 0.5
             )
-    return PolicyReader(policy.eval(), backend, torch.device("cpu"), torch.float32)
+    return policy.eval()
 
 
 @pytest.mark.parametrize(("several", "reach", "dial"), [(1, 16, 0.0), (4, 16, -0.7), (3, 9, 0.0)])
@@ -246,29 +243,22 @@ def test_decisions_equal_pytorch(native, several, reach, dial, threads, monkeypa
     logits[0, 1, 1:] = -torch.inf  # one token alone: no entropy
     logits[1, 6, EOS] = 60.0  # an end inside of a chunk
     u[1, 4:6] = 0.5  # the same token in all candidates
-    hidden, policy = torch.randn(3, SIZE), reader(native, several, reach)
+    hidden, policy = torch.randn(3, SIZE), policy_of(several, reach)
+    decide = native.decision(policy)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     for config in (SamplingConfig(1.0), SamplingConfig(0.4, 10), SamplingConfig(0.0)):
         for where in (None, forbidden):
-            made = policy.decide(hidden, logits, u, config, where, EOS, dial)
-            assert made is not None and made.likeliest is not None
-            tokens = sample_several(warp(logits, config, where, EOS), u).mT
-            seen = policy.policy.candidate_features(hidden, logits, tokens)
-            wanted = policy.policy.log_probs(None, seen, dial)
-            assert torch.equal(made.tokens, tokens)
-            assert (
-                torch.allclose(made.features, seen, atol=1e-5, rtol=1e-5)
-                and seen[0, 0, 1, 2].abs() < 1e-6
-            )
+            tokens, features, log_probs = decide(hidden, logits, u, config, where, EOS, dial)
+            assert torch.equal(tokens, sample_several(warp(logits, config, where, EOS), u).mT)
+            seen = policy.candidate_features(hidden, logits, tokens)
+            assert torch.allclose(features, seen, atol=1e-5, rtol=1e-5)
+            assert seen[0, 0, 1, 2].abs() < 1e-6
+            wanted = policy.log_probs(seen, dial)
             possible = wanted > -1e6
-            assert torch.allclose(made.log_probs[possible], wanted[possible], atol=1e-4)
-            assert bool((made.log_probs[~possible] < -1e8).all())
-            sizes, taken, chosen = made.likeliest
-            best = made.log_probs.argmax(-1)
-            assert torch.equal(chosen * 16 + sizes - 1, best)
-            assert torch.equal(taken, made.log_probs.gather(1, best[:, None])[:, 0])
+            assert torch.allclose(log_probs[possible], wanted[possible], atol=1e-4)
+            assert bool((log_probs[~possible] < -1e8).all())
             banned = None if where is None else where[1:2]
-            alone = policy.decide(hidden[1:2], logits[1:2], u[1:2], config, banned, EOS, dial)
-            assert alone is not None and torch.equal(alone.log_probs[0], made.log_probs[1])
+            alone = decide(hidden[1:2], logits[1:2], u[1:2], config, banned, EOS, dial)
+            assert torch.equal(alone[2][0], log_probs[1])
     with pytest.raises(ValueError, match=r"\(3, 48\)"):
-        policy.decide(hidden, logits[:, 1:], u[:, 1:], config, None, EOS, dial)
+        decide(hidden, logits[:, 1:], u[:, 1:], config, None, EOS, dial)

@@ -21,7 +21,7 @@ from eval.verifiers.mtp_viterbi import MTPViterbi, Transitions, count_bigrams
 from eval.verifiers.pcg import build_groups
 from eval.verifiers.sd import SpeculativeDecoding
 from eval.verifiers.vadusa import Vadusa, chain
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import HiddenPolicy, HiddenPolicyConfig
 
 SAMPLING = SamplingConfig(
     temperature=0.9, top_k=9, max_tokens=30, max_tokens_per_text_unit=1.7, min_tokens=3
@@ -158,8 +158,10 @@ def test_every_run_takes_the_present_weights_of_a_policy(decoder, prompts, make)
                 )
         engine.method = PolicyChunk(policy if turn else copy.deepcopy(policy), "sample")
     assert len({line[1:] for line in spoken}) > len(prompts)
-    engine.method = PolicyChunk(ChunkPolicy(ChunkPolicyConfig(32, 3, 16, 2)), "sample")
-    with pytest.raises(ConfigError, match="num_actions=3 .*4"):
+    engine.method = PolicyChunk(
+        HiddenPolicy(HiddenPolicyConfig(32, 3, width=16, num_attention_heads=2)), "sample"
+    )
+    with pytest.raises(ConfigError, match="num_actions=3.* cannot replace .*num_actions=4"):
         engine.decode(prompts)
 
 
@@ -189,7 +191,7 @@ REFUSED = {
     "9 heads": EndOnConfident([2, 9]),
     "6 heads": RandomChunk([1, 6]),
     "best-of-9-2.* 4 tokens": BestOfChunk(9, 2, SCORED.chunk_scorer),
-    "1..5 tokens, .*4": PolicyChunk(ChunkPolicy(ChunkPolicyConfig(32, 5))),
+    "1..5 tokens, .*4": PolicyChunk(HiddenPolicy(HiddenPolicyConfig(32, 5))),
     "7 heads": PolicyChunk(policy_of(), forced={"a": [7]}),
     "draft of 4 .* 5 .* 4": SpeculativeDecoding("sd", HeadDrafter(4)),
     "size 6 ": Vadusa(2, chain(5)),

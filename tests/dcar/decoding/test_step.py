@@ -18,7 +18,7 @@ from dcar.decoding.step import step
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.sampling import SamplingConfig
 from eval.methods.registry import Models, make_methods
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import CandidatePolicy, CandidatePolicyConfig, HiddenPolicy, HiddenPolicyConfig
 
 NAMES = list(every_method()[1])
 PROMPTS = [
@@ -102,8 +102,8 @@ def medium() -> tuple[Models, SamplingConfig, list[Prompt]]:
         )
     ).eval()
     policies = {
-        "before": ChunkPolicy(ChunkPolicyConfig(64, 7, 64, num_attention_heads=2)).eval(),
-        "after": ChunkPolicy(ChunkPolicyConfig(64, 7, reads="candidates")).eval(),
+        "before": HiddenPolicy(HiddenPolicyConfig(64, 7, width=64, num_attention_heads=2)).eval(),
+        "after": CandidatePolicy(CandidatePolicyConfig(64, 7)).eval(),
     }
     prompt = Prompt("x", tuple(range(1, 21)), tuple(range(10)))
     return (
@@ -153,7 +153,7 @@ def test_kernels_and_host_reads_of_a_round(name, in_torch, monkeypatch):
 
     assert engine._state is not None
     for reader in (engine.reader, engine._state.shared.get("policy")):
-        if reader is not None:
+        if hasattr(reader, "read"):
             monkeypatch.setattr(reader, "read", read(reader.read))
     engine._step = one
     engine.decode(prompts)

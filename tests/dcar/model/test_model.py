@@ -14,7 +14,7 @@ from dcar.model import car
 from dcar.model.car import CARDecoder, disjoint_shares, head_targets
 from dcar.model.load import load_decoder
 from heads.multi_token import MultiTokenHeads
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import ChunkPolicy, HiddenPolicy, HiddenPolicyConfig
 
 
 def test_targets_of_head_k_are_k_ahead():
@@ -237,13 +237,13 @@ def test_damaged_checkpoints_are_refused(decoder, tmp_path, damage, message):
 
 
 def test_a_policy_is_no_decoder_knows_its_base_and_begins_uniform(decoder, tmp_path):
-    policy = ChunkPolicy(
-        ChunkPolicyConfig(32, 7, width=16, num_attention_heads=2, base_checksum=decoder.checksum())
+    policy = HiddenPolicy(
+        HiddenPolicyConfig(32, 7, width=16, num_attention_heads=2, base_checksum=decoder.checksum())
     )
     probs = policy(torch.randn(2, 5, 32)).softmax(-1)
     assert torch.allclose(probs, torch.full_like(probs, 1 / 7))
     policy.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="'dcar-chunk-policy' .*'dcar-decoder'"):
+    with pytest.raises(CheckpointError, match="'dcar-hidden-policy' .*'dcar-decoder'"):
         CARDecoder.from_pretrained(tmp_path)
     loaded = ChunkPolicy.from_pretrained(tmp_path)
     loaded.check_base(decoder.checksum())

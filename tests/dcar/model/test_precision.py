@@ -37,7 +37,6 @@ from eval.compare.tune import TuneConfig
 from eval.demo.studio import DemoConfig
 from eval.methods.registry import load_models, make_methods
 from eval.speed.run import SpeedConfig
-from heads.candidates import joint_log_probs
 from heads.checkpoint import Checkpoint
 from heads.chunk_scorer import ieee_products
 from heads.policy import ChunkPolicy
@@ -202,8 +201,7 @@ def test_what_is_seen_and_drawn_of_a_rounded_decoder_is_float32():
     features = policy.candidate_features(hidden, logits, draws)
     assert features.dtype == torch.float32 and not rounded(features)
     assert torch.equal(features, policy.candidate_features(hidden.float(), logits.float(), draws))
-    scores = policy.score(None, features)
-    assert scores.dtype == joint_log_probs(scores, features).dtype == torch.float32
+    assert policy.log_probs(features).dtype == torch.float32
     before = matched_policy(policy_of(), decoder.to(HALF))
     said = before(torch.randn(1, 3, 32, dtype=HALF))
     assert said.dtype == torch.float32 and torch.allclose(

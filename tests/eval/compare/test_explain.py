@@ -8,19 +8,27 @@ from dcar.sampling import SamplingConfig
 from eval.compare.explain import Watched, summary
 from eval.methods.controls import EndOnConfident
 from heads.candidates import MIN_LOG_PROB
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import (
+    CandidatePolicy,
+    CandidatePolicyConfig,
+    ChunkPolicy,
+    HiddenPolicy,
+    HiddenPolicyConfig,
+)
 
 SHORT = SamplingConfig(max_tokens=30, max_tokens_per_text_unit=8)
 
 
 def policy(reads: str) -> ChunkPolicy:
     torch.manual_seed(1)
-    made = ChunkPolicy(
-        ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2, reads=reads)
+    policy = (
+        HiddenPolicy(HiddenPolicyConfig(32, 4, width=16, num_attention_heads=2))
+        if reads == "hidden"
+        else CandidatePolicy(CandidatePolicyConfig(32, 4))
     ).eval()
-    for weight in made.parameters():
+    for weight in policy.parameters():
         torch.nn.init.normal_(weight, std=1.0)
-    return made
+    return policy
 
 
 @pytest.mark.parametrize(

@@ -114,15 +114,7 @@ def test_no_page_is_wider_than_the_screen(site, width):
     """Check the pages with the widest tables and blocks of code, which must scroll by
     themselves."""
     with opened(site / "index.html", width) as browser:
-        for name in (
-            "index",
-            "start",
-            "methods",
-            "results",
-            "your_voice",
-            "recipes",
-            "settings/compare",
-        ):
+        for name in "index start methods results your_voice recipes settings/compare".split():
             browser.get((site / f"{name}.html").as_uri())
             assert not too_wide(browser), name
             pictures = browser.find_elements("css selector", ".md-content img")

@@ -28,13 +28,10 @@ def data(tmp_path_factory) -> Path:
 def start(data: Path, out: Path, program: list[str]) -> subprocess.Popen:
     """Stage one of very many steps, in processes of its own; returns when it has made some."""
     model = [f"model.{k}={str(v).lower()}" for k, v in MODEL.items()]
-    settings = [
-        "prompt_tokens=5",
-        "per_device_train_batch_size=4",
-        "max_steps=100000",
-        "logging_steps=1",
-        "save_steps=100000",
-    ]
+    settings = (
+        "prompt_tokens=5 per_device_train_batch_size=4 max_steps=100000 logging_steps=1 "
+        "save_steps=100000"
+    ).split()
     process = subprocess.Popen(
         [sys.executable, *program, *model, f"data={data}", f"out={out}", *settings],
         env=environment(),

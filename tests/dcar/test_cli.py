@@ -220,15 +220,9 @@ def test_a_folder_that_may_not_be_written_is_a_message(fault, told, monkeypatch,
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml: "),
         (["train", "optimizer=sgd"], "optimizer "),
         (
-            [
-                "compare",
-                "data=starter",
-                "decoder=starter",
-                "methods=[car-2]",
-                "limit=1",
-                "device=nowhere",
-                "out=x",
-            ],
+            (
+                "compare data=starter decoder=starter methods=[car-2] limit=1 device=nowhere out=x"
+            ).split(),
             "device",
         ),
     ],

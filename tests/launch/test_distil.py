@@ -338,18 +338,10 @@ def test_a_language_model_with_lora_speaks_and_is_trained_on(
     car.main(["data=data", "backbone.path=host", "out=car", *training])
     monkeypatch.setattr(distil, "load_recognizer", lambda name, device: Hears())
     distil.main(
-        [
-            "data=data",
-            "decoder=car",
-            "methods=[car-2@t0,car-3@t1]",
-            "samples=1",
-            "token_recognizer=",
-            "recognizer=hears",
-            "vocoder=vocoder",
-            "lowest_score=-1",
-            "sampling.min_tokens=10",
-            "out=spoken",
-        ]
+        (
+            "data=data decoder=car methods=[car-2@t0,car-3@t1] samples=1 token_recognizer= "
+            "recognizer=hears vocoder=vocoder lowest_score=-1 sampling.min_tokens=10 out=spoken"
+        ).split()
     )
     spoken, recorded = load_split("spoken", "train"), load_split("data", "train")
     adapted = load_decoder("car/checkpoint-12")

@@ -21,19 +21,10 @@ def test_rehearsal_fills_the_table(tmp_path, capsys):
     """Both precisions differ in their settings only, and `compiled` and `no-graphs` say nothing
     on a CPU."""
     out = tmp_path / "rows"
-    some = [
-        "methods",
-        "rounds",
-        "stage-one",
-        "rollouts",
-        "prepare",
-        "vocoder",
-        "hours",
-        "peers",
-        "stage-two",
-        "growth",
-        "steps-float32",
-    ]
+    some = (
+        "methods rounds stage-one rollouts prepare vocoder hours peers stage-two growth "
+        "steps-float32"
+    ).split()
     assert main(["device=cpu", f"out={out}", f"parts=[{','.join(some)}]"]) == 0
     rows = [
         line.split(" | ")

@@ -208,15 +208,10 @@ TINY = {
     "profile": ["utterances=3", "sampling.per_device_train_batch_tokens=20"],
     "dcpo_2_3": POLICY,
     "dcpo_2_3_4": POLICY,
-    "compare": [
-        "limit=2",
-        "sampling.per_device_train_batch_tokens=20",
-        "scorers=[]",
-        "timing_utterances=1",
-        "audio_samples=1",
-        "reasons_utterances=1",
-        "resamples=100",
-    ],
+    "compare": (
+        "limit=2 sampling.per_device_train_batch_tokens=20 scorers=[] timing_utterances=1 "
+        "audio_samples=1 reasons_utterances=1 resamples=100"
+    ).split(),
 }
 NOISE = [f"{name}.max_reward_wer=100" for name in ("profile", "dcpo_2_3", "dcpo_2_3_4")]
 """The recogniser and the vocoder are random, so the reward is noise, which profile and DCPO

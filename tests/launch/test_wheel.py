@@ -67,13 +67,9 @@ def shipped_files() -> set[str]:
 def test_wheel_and_sdist_hold_every_file_of_the_packages(built):
     inside = set(zipfile.ZipFile(wheel(built)).namelist())
     assert not shipped_files() - inside
-    assert {name.partition("/")[0] for name in inside if ".dist-info/" not in name} == {
-        "dcar",
-        "heads",
-        "rl",
-        "eval",
-        "launch",
-    }
+    assert {name.partition("/")[0] for name in inside if ".dist-info/" not in name} == set(
+        "dcar heads rl eval launch".split()
+    )
     (sdist,) = built.glob("dcar-*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

@@ -84,11 +84,7 @@ def test_every_command_of_the_page_runs(tmp_path):
     differences = r"car-5: [+-]\d+\.\d points \([+-].* to [+-].*\)\ncar-10: [+-]\d+\.\d points"
     assert re.search(differences, printed)
     for made in (
-        "runs/prepared/prepared.json",
-        "runs/voice/config.json",
-        "runs/compare_shipped/report.html",
-        "runs/compare_voice/report.html",
-        "tuned.wav",
-        "runs/vocoder/export/config.json",
-    ):
+        "runs/prepared/prepared.json runs/voice/config.json runs/compare_shipped/report.html "
+        "runs/compare_voice/report.html tuned.wav runs/vocoder/export/config.json"
+    ).split():
         assert (tmp_path / made).exists(), made

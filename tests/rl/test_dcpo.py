@@ -530,15 +530,7 @@ def test_two_processes_learn_what_one_learns(tmp_path):
         for weight, value in first.items():
             assert torch.allclose(value, second[weight], atol=rounding), (name, weight)
         for a, b in zip(*map(log_of, folders), strict=True):
-            for key in (
-                "wer",
-                "reward",
-                "eval_wer",
-                "kl",
-                "entropy",
-                "tokens_per_pass",
-                "failed_rewards",
-            ):
+            for key in "wer reward eval_wer kl entropy tokens_per_pass failed_rewards".split():
                 if key in a:
                     assert a[key] == pytest.approx(b[key], abs=rounding), (name, key)
 

@@ -68,17 +68,9 @@ def check(got: RolloutBatch, by: Roller, policy, items, seed: int) -> None:
             i, record = next(records)
             a, count, states = record.result, len(b.sizes), got.hidden[i, : len(b.hidden)]
             for name in (
-                "tokens",
-                "sizes",
-                "emitted",
-                "decision_positions",
-                "truncated",
-                "passes",
-                "method",
-                "prompt_length",
-                "seed",
-                "utterance_id",
-            ):
+                "tokens sizes emitted decision_positions truncated passes method prompt_length "
+                "seed utterance_id"
+            ).split():
                 assert getattr(a, name) == getattr(b, name), name
             assert a.log_probs == pytest.approx(b.log_probs, abs=1e-5)
             assert record.item is item and record.transcript == "red"

@@ -23,12 +23,10 @@ from rl.transcription import UnusedRecognizer
 def config_of(folder, *more: str) -> DCPOConfig:
     own = [
         f"out={folder}",
-        "use_cpu=true",
-        "reward_funcs=[range_penalty]",
-        "chunk_range=[2,3]",
-        "policy_width=16",
-        "policy_heads=2",
-        "metric_for_best_model=eval_reward",
+        *(
+            "use_cpu=true reward_funcs=[range_penalty] chunk_range=[2,3] policy_width=16 "
+            "policy_heads=2 metric_for_best_model=eval_reward"
+        ).split(),
     ]
     return load_config(DCPOConfig, [*own, *more])
 

@@ -20,16 +20,11 @@ SIZES = dict(
     intermediate_size=64,
     max_position_embeddings=512,
 )
-LLASA_MARKS = [
-    "<|TEXT_GENERATION_START|>",
-    "<|TEXT_GENERATION_END|>",
-    "<|TEXT_UNDERSTANDING_START|>",
-    "<|TEXT_UNDERSTANDING_END|>",
-    "<|SPEECH_GENERATION_START|>",
-    "<|SPEECH_GENERATION_END|>",
-    "<|SPEECH_UNDERSTANDING_START|>",
-    "<|SPEECH_UNDERSTANDING_END|>",
-]
+LLASA_MARKS = (
+    "<|TEXT_GENERATION_START|> <|TEXT_GENERATION_END|> <|TEXT_UNDERSTANDING_START|> "
+    "<|TEXT_UNDERSTANDING_END|> <|SPEECH_GENERATION_START|> <|SPEECH_GENERATION_END|> "
+    "<|SPEECH_UNDERSTANDING_START|> <|SPEECH_UNDERSTANDING_END|>"
+).split()
 CHAT = (
     "{% for m in messages %}<|head|>{{ m['role'] }}<|eoh|>\n\n{{ m['content'] | trim "
     "}}<|eot|>{% endfor %}"

@@ -305,15 +305,11 @@ def test_dcpo_trains_a_float32_policy_of_a_rounded_decoder(files, reads):
             "num_generations=4",
             "chunk_range=[2,3]",
             f"policy_reads={reads}",
-            "policy_width=16",
-            "policy_heads=2",
-            "num_train_epochs=1",
-            "num_iterations=2",
-            "max_completion_length=20",
-            "prompt_tokens=5",
-            "disable_tqdm=true",
-            "dtype=bfloat16",
-            "max_reward_wer=9",
+            *(
+                "policy_width=16 policy_heads=2 num_train_epochs=1 num_iterations=2 "
+                "max_completion_length=20 prompt_tokens=5 disable_tqdm=true dtype=bfloat16 "
+                "max_reward_wer=9"
+            ).split(),
         ],
         recognizer=Listener(),
     )

@@ -15,14 +15,9 @@ from dcar.storage import MANIFEST
 from dcar.train.car import run
 from dcar.train.checkpoints import latest_checkpoint, remove_old, why_incomplete
 
-NEEDED = [
-    "model.safetensors",
-    "optimizer.pt",
-    "scheduler.pt",
-    "rng_state.pth",
-    "trainer_state.json",
-    "config.json",
-]
+NEEDED = (
+    "model.safetensors optimizer.pt scheduler.pt rng_state.pth trainer_state.json config.json"
+).split()
 CHANGES = dict(max_steps=6, save_steps=2, eval_steps=2, input_corruption=0.2)
 
 

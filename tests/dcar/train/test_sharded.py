@@ -29,17 +29,11 @@ SETTINGS = [
     "learning_rate=0.003",
     "gradient_checkpointing=true",
 ]
-CAR = [
-    "model.hidden_size=32",
-    "model.num_layers=2",
-    "model.num_attention_heads=2",
-    "model.ffn_size=64",
-    "model.text_vocab_size=64",
-    "model.num_prediction_heads=3",
-    "model.head_blocks=1",
-    "model.bos=true",
-    "model.dropout=0",
-]
+CAR = (
+    "model.hidden_size=32 model.num_layers=2 model.num_attention_heads=2 model.ffn_size=64 "
+    "model.text_vocab_size=64 model.num_prediction_heads=3 model.head_blocks=1 model.bos=true "
+    "model.dropout=0"
+).split()
 PLAIN, SHARDED = ["-m", "dcar.train"], [str(ROOT / "tests/toys/sharded_cpu.py")]
 needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install deepspeed"

@@ -222,13 +222,7 @@ def test_every_verifier_runs_under_its_name(models, prompts):
 
 
 def test_rules_and_dials_by_name(models):
-    names = [
-        "end-on-confident-2-4",
-        "dcar@a@d0.5",
-        "dcar@a",
-        "dcar@b@d-1@t0.4",
-        "dcar-sampled@d0.5",
-    ]
+    names = "end-on-confident-2-4 dcar@a@d0.5 dcar@a dcar@b@d-1@t0.4 dcar-sampled@d0.5".split()
     entries = make_methods(names, models["two policies"])
     assert [e.name for e in entries] == [*names[:-1], "dcar-sampled@a@d0.5", "dcar-sampled@b@d0.5"]
     sure, turned, plain, cold, *_ = (e.method for e in entries)

@@ -11,17 +11,9 @@ from eval.methods.kinds import KINDS
 from eval.report.plots import plot_errors
 from eval.results.store import RESYNTHESIS
 
-NAMES = [
-    "dcar",
-    "dcar@d0.5",
-    "dcar@n2",
-    "dcar@n4",
-    "dcar@n4@d0.5",
-    "dcar@n8",
-    "dcar@n16",
-    "dcar@t0.4",
-    "dcar@n4@t0.4",
-]
+NAMES = (
+    "dcar dcar@d0.5 dcar@n2 dcar@n4 dcar@n4@d0.5 dcar@n8 dcar@n16 dcar@t0.4 dcar@n4@t0.4".split()
+)
 
 
 @pytest.fixture

@@ -60,13 +60,7 @@ def test_last_line_is_one_json(measured):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(measured, dtype):
-    asked = [
-        "--quick",
-        "parts=[steps]",
-        "num_candidates=3",
-        "heads=shared",
-        "num_prediction_heads=12",
-    ]
+    asked = "--quick parts=[steps] num_candidates=3 heads=shared num_prediction_heads=12".split()
     out, result = measured(
         *asked, f"dtype={dtype}", "policy_reads=candidates", "repeats=5", "chunks=[1,10]"
     )

@@ -166,17 +166,6 @@ def test_several_draws_are_seen_as_each_alone():
     assert torch.allclose(shorter, together[:, 0, :2], atol=1e-5)
 
 
-def test_shifted_numbers_are_uniform_and_lie_apart():
-    u = torch.rand(20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    four = shifted(u, 4)
-    assert torch.equal(four[:, 0], u) and ((four >= 0) & (four < 1)).all()
-    for n in range(4):
-        assert torch.histc(four[:, n].float(), 10, 0, 1).sub(2000).abs().max() < 200
-    assert torch.allclose(
-        four.sort(-1).values.diff(dim=-1), torch.tensor(0.25, dtype=torch.float64)
-    )
-
-
 def test_a_policy_takes_it_along(tmp_path):
     chunk_scorer = small(base_checksum="aa", tokenizer="t")
     policy = CandidatePolicy(CandidatePolicyConfig(4, LENGTH, **shape_of(chunk_scorer)))

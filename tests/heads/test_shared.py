@@ -67,14 +67,6 @@ def test_little_belongs_to_an_offset():
     assert costs.read(1) == 0
 
 
-def test_a_base_head_alone_has_no_stack():
-    heads = made(heads=1)
-    assert {name for name, p in heads.named_parameters() if p.numel()} == {"base.weight"}
-    assert heads.logits(torch.randn(2, 16)).shape == (2, 1, 11)
-    with pytest.raises(ValueError, match="num_heads "):
-        made(heads=0)
-
-
 def test_a_decoder_has_the_heads_of_its_configuration(tmp_path):
     config = CARConfig(20, 12, 32, 2, 2, 64, 6, heads="shared", head_blocks=2)
     decoder = CARDecoder(config)

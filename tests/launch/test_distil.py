@@ -111,23 +111,6 @@ def test_scores_are_weighted_and_the_best_is_chosen():
     )
 
 
-@pytest.mark.parametrize(
-    "candidate",
-    [
-        Candidate("low", [1], read=-1.1),
-        Candidate("cut", [1], truncated=True, read=0.0),
-        Candidate("none", [], read=0.0),
-        Candidate("no path", [1], read=-math.inf),
-        Candidate("unheard", [1]),
-    ],
-)
-def test_what_is_not_good_enough_is_not_chosen(candidate):
-    config = DistilConfig(lowest_score=-1.0)
-    assert best([candidate], config) is None and best([], config) is None
-    good = Candidate("good", [1], read=-0.9)
-    assert best([candidate, good], config) is good
-
-
 def test_a_share_keeps_its_recording_whatever_the_run():
     ids = [f"u{i}" for i in range(4000)]
     kept = [keeps_recording(i, 0.3, 0) for i in ids]

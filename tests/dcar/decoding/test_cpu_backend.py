@@ -128,14 +128,6 @@ def test_shared_heads_equal_pytorch(native, settings):
             logits(bad, 2)
 
 
-def test_a_base_head_alone_equals_pytorch(native):
-    heads = MultiTokenHeads(SIZE, IDS, 1).requires_grad_(False)
-    logits, hidden = native.heads(heads), torch.randn(13, SIZE)
-    assert isinstance(logits, NativeHeads) and torch.allclose(
-        logits(hidden), heads.logits(hidden), atol=1e-5
-    )
-
-
 def test_what_c_does_not_read_is_left_to_pytorch(native):
     quantised = made_heads()
     quantised.up[1] = nn.Sequential(quantised.up[1])
@@ -204,14 +196,6 @@ def test_a_row_without_a_distribution_is_left_to_pytorch(native, wrong):
     assert wrong_ones[1, 3].all() and wrong_ones.sum() == u.shape[-1]
     decide = native.decision(policy_of(4, 16))
     assert decide(torch.randn(3, SIZE), logits, u, config, None, EOS, 0.0) is None
-
-
-def test_other_samplings_are_left_to_pytorch(native):
-    logits, forbidden, u = given()
-    for config in (SamplingConfig(1.0, 0, 0.9), SamplingConfig(1.0, MOST_KEPT + 1)):
-        assert not native.tokens(logits, u, config, forbidden, EOS)[1]
-        decide = native.decision(policy_of(4, 16))
-        assert decide(torch.randn(3, SIZE), logits, u, config, None, EOS, 0.0) is None
 
 
 def policy_of(several: int, reach: int) -> CandidatePolicy:

@@ -12,7 +12,6 @@ from compare_worker import (
     SHORT,
     LevelJudge,
     records_of,
-    scored_policy,
     spoken,
     tiny_config,
     tiny_items,
@@ -92,17 +91,6 @@ def test_records_of_samplings_are_never_mixed(tmp_path):
     assert result["methods"]["car-2@t0"]["sampling"].startswith("temperature 0,")
     assert "sampling" not in result["methods"]["car-2"]
     assert (tmp_path / "compare.txt").read_text().split()[:2] == ["method", "T"]
-
-
-def test_records_without_a_sampling_of_their_own_stay_as_they_are(tmp_path):
-    """A comparison that grows by car-2@t0 speaks car-2 no second time, and the other way round."""
-    spoken(tmp_path, methods=["car-2"])
-    assert 0 < transcribed(tmp_path, methods=["car-2", "car-2@t0"]) <= 6
-    # the common sampling changes: what the name says stays, what it leaves open does not
-    assert (
-        transcribed(tmp_path, methods=["car-2@t0"], sampling=replace(SHORT, temperature=0.3)) == 0
-    )
-    assert transcribed(tmp_path, methods=["car-2@t0"], sampling=replace(SHORT, top_k=3)) > 0
 
 
 # --------------------------------------------------------------------------------------------------
@@ -321,46 +309,6 @@ def test_a_comparison_sets_every_method_beside_its_best(tuned, tmp_path):
     assert "CAR-k (own best)" in (tmp_path / "report.html").read_text()
     same = spoken(tmp_path, methods=["car-1"], tuned=str(source / "tuned.json"), split="dev")
     assert same["tuned"]["same_split"]
-
-
-def test_draws_and_dials_are_tuned_and_taken_by_a_comparison(tmp_path):
-    """A policy that can choose among candidates is tuned so without being asked; names with
-    draws, a dial and a sampling go through tune, tuned.json and the comparison."""
-    tools = tiny_tools(count=3)
-    able = scored_policy(tools.models.decoder)
-    tools = replace(tools, models=Models(tools.models.decoder, policies={"": able}))
-    found = tune(tiny_tune(tmp_path / "tune", methods=[], samplings=["t{0,1}"]), tools)["methods"]
-    assert list(found) == ["car-1", "car-2", "car-3", "car-4", "dcar", "dcar@n4"]
-    assert found["dcar@n4"]["identity"] == {**found["dcar"]["identity"], "num_candidates": "4"}
-
-    asked = tiny_tune(tmp_path / "tune", methods=["dcar@n4", "dcar@n4@d-0.5"], samplings=["t{0,1}"])
-    found = tune(asked, tools)["methods"]
-    assert list(found) == ["dcar@n4", "dcar@n4@d-0.5"]
-    assert found["dcar@n4@d-0.5"]["identity"] == {**found["dcar@n4"]["identity"], "dial": "-0.5"}
-    names = ["dcar", "dcar@n4", "dcar@n4@d-0.5", "dcar@n4@d-0.5@t0", "dcar@n4@d-0.5@t1"]
-    result = spoken(
-        tmp_path / "compare",
-        tools,
-        methods=names,
-        tuned=str(tmp_path / "tune" / "tuned.json"),
-        sampling=replace(WARM, top_k=5),
-    )
-    rows = {r["method"]: r for r in result["rows"]}
-    assert list(rows) == [
-        "dcar",
-        "dcar@n4",
-        "dcar@n4@tuned",
-        "dcar@n4@d-0.5",
-        "dcar@n4@d-0.5@tuned",
-        *names[3:],
-    ]
-    assert result["tuned"]["missing"] == ["dcar"]
-    said = {(r["method"], r["id"]): r["tokens"] for r in records_of(tmp_path / "compare")}
-    best = found["dcar@n4@d-0.5"]["best"]
-    assert rows["dcar@n4@d-0.5@tuned"]["temperature"] == {"t0": 0, "t1": 1}[best]
-    for item in tools.items:  # the tuned row speaks what its sampling speaks by name
-        key = item.prompt.utterance_id
-        assert said["dcar@n4@d-0.5@tuned", key] == said[f"dcar@n4@d-0.5@{best}", key]
 
 
 def test_tuned_of_other_models_is_refused(tuned, tmp_path):

@@ -205,11 +205,11 @@ TINY = {
         "acoustic_ffn_size: 16, acoustic_dilations: [1], renderer_size: 16, renderer_ffn_size: 16, "
         "renderer_dilations: [1]}",
     ],
-    "profile": ["utterances=3", "sampling.per_device_train_batch_tokens=20"],
+    "profile": ["utterances=3", "sampling.max_tokens=20"],
     "dcpo_2_3": POLICY,
     "dcpo_2_3_4": POLICY,
     "compare": (
-        "limit=2 sampling.per_device_train_batch_tokens=20 scorers=[] timing_utterances=1 "
+        "limit=2 sampling.max_tokens=20 scorers=[] timing_utterances=1 "
         "audio_samples=1 reasons_utterances=1 resamples=100"
     ).split(),
 }

@@ -4,10 +4,12 @@ and tiny models."""
 import gc
 import os
 import random
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+from tiny_data import counting, write_prepared
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import Prompt
@@ -55,3 +57,10 @@ def prompts() -> list[Prompt]:
         )
         for i in range(7)
     ]
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    """Return a prepared corpus whose speech counts, so that all but its ends can be learned."""
+    folder = tmp_path_factory.mktemp("data") / "prepared"
+    return write_prepared(folder, train=18, dev=9, speech=counting)

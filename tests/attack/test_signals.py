@@ -10,19 +10,11 @@ from pathlib import Path
 
 import pytest
 from launched import LAUNCH, ROOT, environment
-from tiny_data import counting, write_prepared
 from tiny_training import MODEL, log_of
 
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 
 TWO = [*LAUNCH[1:], "-m", "dcar.train"]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_prepared(
-        tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting
-    )
 
 
 def start(data: Path, out: Path, program: list[str]) -> subprocess.Popen:

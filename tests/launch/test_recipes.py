@@ -75,13 +75,6 @@ def losses(out: Path) -> list[float]:
     return found
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_prepared(
-        tmp_path_factory.mktemp("data") / "prepared", train=18, dev=4, speech=counting
-    )
-
-
 class Judge(LevelJudge):
     """Reads levels, of any number of codes, and finds every text as likely as its speech is
     long."""

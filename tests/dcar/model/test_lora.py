@@ -7,7 +7,6 @@ import torch
 from compare_worker import LevelJudge, ToneVocoder
 from safetensors.torch import load_file
 from tiny_backbones import CODES, SIZES, architecture, batch, tiny_backbone, write_llasa
-from tiny_data import counting, write_prepared
 from tiny_training import log_of
 
 from dcar.config import load_config
@@ -175,13 +174,6 @@ def qwen(tmp_path_factory) -> Path:
         )
     )
     return folder / "converted"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_prepared(
-        tmp_path_factory.mktemp("data") / "prepared", train=18, dev=6, speech=counting
-    )
 
 
 def settings(qwen: Path, data: Path, out: Path, mode: str = "lora", **changes) -> TrainConfig:

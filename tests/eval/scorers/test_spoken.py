@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_data import counting, tiny_vocoder, write_prepared
+from tiny_data import tiny_vocoder
 from tiny_training import log_of, tiny_config
 
 from dcar.errors import CheckpointError
@@ -18,13 +18,6 @@ from eval.scorers import spoken
 from eval.scorers.spoken import RECORD, SpokenJudge
 
 ERRORS = {"rising": [3, 4, 5, 6], "between": [6, 5, 3, 4]}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_prepared(
-        tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting
-    )
 
 
 @pytest.fixture(scope="module")

@@ -356,6 +356,7 @@ def test_a_language_model_with_lora_speaks_and_is_trained_on(
         car.main(["data=spoken", "init_from=car", "out=other"])
 
 
+@pytest.mark.slow  # half a minute
 def test_two_processes_write_what_one_writes(config, tmp_path):
     """A file of candidates holds the same sentences for any number of them."""
     run(config)

@@ -411,6 +411,15 @@ def test_wrong_settings(tmp_path, setting, message):
         load_config(DCPOConfig, [f"out={tmp_path}", "use_cpu=true", *setting])
 
 
+def test_what_yaml_takes_for_false_stays_a_word(tmp_path):
+    given = [f"out={tmp_path}", "chunk_range=[3,2,4]", "use_cpu=true", "eval_strategy=no"]
+    config = load_config(DCPOConfig, given)
+    assert config.eval_strategy == "no" and config.chunk_range == [2, 3, 4]
+    save_settings(config, tmp_path / "again.yaml")
+    again = load_config(DCPOConfig, ["--config", str(tmp_path / "again.yaml")])
+    assert again.to_dict() == config.to_dict()
+
+
 def test_a_recipe_reads_as_trl_reads_it_and_is_saved_with_the_keys_of_this_project(tmp_path):
     recipe = tmp_path / "r.yaml"
     recipe.write_text(

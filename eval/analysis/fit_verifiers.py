@@ -196,10 +196,8 @@ def mean_mel(data: str, split: str, codes: int, limit: int) -> tuple[Tensor, Ten
     hop = round(SAMPLE_RATE / token_rate)
     rate = hop * token_rate  # about 24 kHz, and exactly `hop` samples a token
     mel = LogMel(round(rate), max(1024, 2 * hop), hop, MEL_BANDS)
-    sums, counts = (
-        torch.zeros(codes, MEL_BANDS, dtype=torch.float64),
-        torch.zeros(codes, dtype=torch.long),
-    )
+    sums = torch.zeros(codes, MEL_BANDS, dtype=torch.float64)
+    counts = torch.zeros(codes, dtype=torch.long)
     for i in tqdm(
         places[:: max(1, len(places) // limit)][:limit],
         desc="mean mel frames",

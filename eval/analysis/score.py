@@ -97,16 +97,16 @@ def items_of(config: ScoreConfig) -> list[Item]:
         raise ConfigError("audio is not set: give audio=FILE, FOLDER or LIST.jsonl")
     path = Path(config.audio)
     if path.is_dir():
-        found = _folder(path, config)
+        items = _folder(path, config)
     elif path.suffix.lower() == ".jsonl":
-        found = list(_list(path, config))
+        items = list(_list(path, config))
     else:
-        found = [Item(path, config.text, config.prompt)]
+        items = [Item(path, config.text, config.prompt)]
     if config.text and (path.is_dir() or path.suffix.lower() == ".jsonl"):
         raise ConfigError("text is for a single file; a folder or a list has its own texts")
-    if not found:
+    if not items:
         raise DataError(f"{path}: no audio in it ({', '.join(READ)})")
-    return found
+    return items
 
 
 def _folder(folder: Path, config: ScoreConfig) -> list[Item]:
@@ -242,10 +242,10 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
                     "seconds": len(wave) / rate,
                 }
                 for name in recognizers:
-                    found = word_errors(item.text, transcripts[name][i])
-                    errors[name].append(found)
+                    counted = word_errors(item.text, transcripts[name][i])
+                    errors[name].append(counted)
                     row.setdefault("transcripts", {})[name] = transcripts[name][i]
-                    row.setdefault("wer", {})[name] = found.rate
+                    row.setdefault("wer", {})[name] = counted.rate
                 row["scores"] = {
                     name: s(
                         wave, rate, voice_of(item.prompt) if s.kind == "similarity" else np.zeros(0)
@@ -276,9 +276,11 @@ def summary(
     """Summarise all rows: corpus WER with interval by recogniser, mean and count by scorer (None
     if none was scored)."""
     words = {}
-    for name, found in errors.items():
-        interval = corpus_interval([e.errors for e in found], [e.reference_words for e in found])
-        total = corpus_wer(found)
+    for name, counted in errors.items():
+        interval = corpus_interval(
+            [e.errors for e in counted], [e.reference_words for e in counted]
+        )
+        total = corpus_wer(counted)
         words[name] = {
             "wer": total.wer,
             "ci": [interval.low, interval.high],

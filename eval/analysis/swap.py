@@ -47,12 +47,14 @@ from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.load import vocoder_identity
 from dcar.vocoder.voicing import synthesize
-from eval.methods.registry import Models, load_models, make_methods
+from eval.methods.registry import Entry, Models, load_models, make_methods
+from eval.methods.spec import MethodSpec
 from eval.results.pareto import equal_speed, sentence
 from eval.results.stats import paired_test
 from eval.results.store import RecordStore
 from eval.scorers.load import load_similarity
-from eval.verifiers.pcg import GroupVerifier, MelGroupVerifier, similar_codes
+from eval.verifiers.pcg import code_vectors, similar_codes
+from eval.verifiers.statistics import needed
 
 UNSWAPPED = "car-1"
 
@@ -199,20 +201,21 @@ class Scored:
 
 def groups_of(config: SwapConfig, models: Models) -> dict[str, list[list[int]]]:
     """Return the names of PCG with all thresholds, and the own groups of their codes."""
-    end = "@draft" if config.draft else ""
-    kinds = {f"pcg-{theta}{end}": (GroupVerifier, theta) for theta in config.theta} | {
-        f"pcg-mel-{theta}{end}": (MelGroupVerifier, theta) for theta in config.theta_mel
-    }
-    return {
-        name: own_groups(kind.code_vectors(models.decoder, models.statistics), theta)
-        for name, (kind, theta) in kinds.items()
-    }
+    draft = {"draft": "draft"} if config.draft else {}
+    groups = {}
+    for kind, thetas in (("pcg", config.theta), ("pcg-mel", config.theta_mel)):
+        for theta in thetas:
+            name = str(MethodSpec.from_mapping({"method": kind, "theta": theta, **draft}))
+            by_mel = needed(models.statistics, name) if kind == "pcg-mel" else None
+            groups[name] = own_groups(code_vectors(models.decoder, by_mel), theta)
+    return groups
 
 
 def measured(
     judge: Judge,
     items: Sequence[PromptItem],
     seeds: Sequence[int],
+    entries: Sequence[Entry],
     spoken: dict[str, list[list[DecodeResult]]],
     groups: dict[str, list[list[int]]],
 ) -> dict[str, Any]:
@@ -228,11 +231,13 @@ def measured(
     rows: list[dict[str, Any]] = []
     total = len(items) * len(seeds) * (1 + 2 * len(groups))
     with tqdm(total=total, desc="2/2 transcribe", unit="utt", disable=None) as bar:
-        for name in tokens:
+        for entry in entries:
+            name = entry.name
             scored[name] = Scored(judge, items, tokens[name], bar)
             rows.append(
                 {
                     "method": name,
+                    "settings": entry.settings,
                     "kind": "method",
                     "tokens_per_pass": tokens_per_pass(spoken[name]),
                     "own": scored[name].about(scored[UNSWAPPED]),
@@ -282,7 +287,7 @@ def run(config: SwapConfig) -> dict[str, Any]:
         "normalizer": NORMALIZER,
         "similarity": config.similarity,
         "sampling": vars(config.sampling),
-        **measured(judge, items, config.seeds, spoken, groups),
+        **measured(judge, items, config.seeds, entries, spoken, groups),
         "provenance": provenance(
             decoder=config.decoder,
             data=config.data,

@@ -30,7 +30,7 @@ from eval.results.store import Maker, Record, RecordStore, Tools
 from heads.candidates import FEATURES
 
 QUARTILES = (0.25, 0.5, 0.75)
-REASONS_VERSION = 1  # of the statistics; those of another version are made again
+REASONS_VERSION = 2  # of the statistics; those of another version are made again
 
 
 class Watched(ChunkRule):
@@ -172,9 +172,9 @@ class Explanations:
     def _noted(self) -> dict[tuple[str, str], Any]:
         # damaged records lack a field, and are made again
         return {
-            (r["of"], r["key"]): r["found"]
+            (r["method"], r["key"]): r["summary"]
             for r in self.store.read()
-            if {"of", "key", "found"} <= r.keys()
+            if {"method", "key", "summary"} <= r.keys()
         }
 
     def note(self, share: int, shares: int) -> None:
@@ -192,7 +192,11 @@ class Explanations:
         ):
             name, key = self._key(entry)
             self.store.append(
-                {"of": name, "key": key, "found": watch(entry, prompts, self.maker.first_seed)}
+                {
+                    "method": name,
+                    "key": key,
+                    "summary": watch(entry, prompts, self.maker.first_seed),
+                }
             )
 
     def result(self, out: Path) -> dict[str, Any]:
@@ -204,9 +208,9 @@ class Explanations:
                 f"{out}/reasons: nothing was noted of {absent[0]}; a process stopped early; run "
                 "the comparison again, it continues"
             )
-        found = {e.name: noted[self._key(e)] for e in self.watched}
-        draw_reasons(found, out)
-        return {"reasons": found}
+        reasons = {e.name: noted[self._key(e)] for e in self.watched}
+        draw_reasons(reasons, out)
+        return {"reasons": reasons}
 
 
 def spread(size: int, count: int) -> list[int]:

@@ -50,9 +50,8 @@ from dcar.vocoder.load import vocoder_identity
 from eval.compare.explain import Explanations, sample_picture, spread
 from eval.compare.processes import Meeting, start, threads_of
 from eval.compare.tuned import load_tuned
-from eval.methods.families import parse_method
 from eval.methods.registry import load_models, make_methods
-from eval.methods.sweeps import read_methods
+from eval.methods.spec import read_methods
 from eval.report.page import FORMAT_VERSION, write_report
 from eval.report.plots import draw_plots
 from eval.report.summary import terminal_text
@@ -299,7 +298,7 @@ class Comparison:
         self.references += [RESYNTHESIS] if bounded else []
         self.names = [*self.references, *(e.name for e in self.entries)]
         # sentence on the training of FAR and CAR, if FAR takes part
-        with_far = any(parse_method(name).kind == "far" for name in self.names)
+        with_far = any(e.settings["method"] == "far" for e in self.entries)
         self.training = tools.training if with_far else ""
         self.parameters = sum(p.numel() for p in tools.models.decoder.parameters())
 
@@ -330,19 +329,19 @@ class Comparison:
         }
         mine = [
             [
-                u
-                for u in plan(
+                job
+                for job in plan(
                     maker.tools.items,
                     self.entries,
                     config.seeds,
                     config.batch_size,
                     self.references if seed == first else (),
                 )
-                if u.owner % state.num_processes == state.process_index
+                if job.owner % state.num_processes == state.process_index
             ]
             for seed, maker in makers.items()
         ]
-        total = sum(len(u.indices) for units in mine for u in units)
+        total = sum(len(job.indices) for jobs in mine for job in jobs)
         earlier: list[Record] = []  # an utterance may have the same prompt with several seeds
         # disable=None: no bar without a terminal
         with tqdm(
@@ -352,11 +351,11 @@ class Comparison:
             mininterval=1,
             disable=None if state.is_main_process else True,
         ) as bar:
-            for maker, units in zip(makers.values(), mine, strict=True):
+            for maker, jobs in zip(makers.values(), mine, strict=True):
                 maker.adopt(earlier)
-                for unit in units:
-                    bar.set_postfix_str(unit.method)
-                    maker.run(unit, bar.update)
+                for job in jobs:
+                    bar.set_postfix_str(job.method)
+                    maker.run(job, bar.update)
                 earlier += maker.done.values()
         return makers
 

@@ -30,10 +30,15 @@ from dcar.storage import writing
 from dcar.tracking import write_json
 from eval.compare.run import CompareConfig, load_tools, run, start
 from eval.compare.tuned import FORMAT_VERSION
-from eval.methods.families import parse_method
 from eval.methods.registry import Models
-from eval.methods.sweeps import read_methods, read_samplings
-from eval.results.rows import compare_records
+from eval.methods.spec import (
+    MethodSpec,
+    expand_sweep,
+    read_methods,
+    sampling_word,
+    split_sampling,
+)
+from eval.results.rows import Row, compare_records
 from eval.results.store import Record, Tools, by_method, read_jsonl
 
 
@@ -74,7 +79,7 @@ class TuneConfig(CompareConfig):
 
     def __post_init__(self) -> None:
         check(self)
-        words = [own.word for own in read_samplings(self.samplings)]
+        words = list(map(sampling_word, read_samplings(self.samplings)))
         if not words:
             raise ConfigError(
                 "samplings: empty, so there is nothing to choose from; write "
@@ -96,7 +101,7 @@ class TuneConfig(CompareConfig):
         # raises for settings that no comparison can run with
         CompareConfig(**self.compared([f"car-1@{words[0]}"]))
 
-    def compared(self, methods: Sequence[str]) -> dict[str, Any]:
+    def compared(self, methods: Sequence[str | dict[str, Any]]) -> dict[str, Any]:
         """Return the settings of the comparison of these methods."""
         return {f.name: getattr(self, f.name) for f in fields(CompareConfig)} | {
             "methods": list(methods)
@@ -121,6 +126,21 @@ POINT = (
     "n",
     "records",
 )
+
+
+def read_samplings(words: Sequence[str]) -> list[dict[str, Any]]:
+    """Read samplings such as t0.4-k10, with sweeps expanded. Raises ConfigError for one that cannot
+    be read."""
+    samplings = []
+    for word in (expanded for item in words for expanded in expand_sweep(item)):
+        try:
+            samplings.append(dict(MethodSpec.parse(f"car-1@{word}").sampling))
+        except ConfigError as error:
+            raise ConfigError(
+                f"sampling '{word}': write temperature, then top-k, then top-p, as in t0.4 or "
+                "t0.8-k10-p0.9"
+            ) from error
+    return samplings
 
 
 def default_methods(models: Models) -> list[str]:
@@ -149,21 +169,21 @@ def tune(config: TuneConfig, tools: Tools | None = None) -> dict[str, Any]:
     grid = CompareConfig(
         **config.compared(
             [
-                str(replace(spec, sampling=own.sampling))
+                replace(spec, sampling=sampling).to_mapping()
                 for spec in methods
-                for own in read_samplings(config.samplings)
+                for sampling in read_samplings(config.samplings)
             ]
         )
     )
     result = run(grid, tools)
     out = Path(config.out)
-    found = summary(result, list(read_jsonl(out / "records.jsonl")), config.resamples)
+    search = summary(result, list(read_jsonl(out / "records.jsonl")), config.resamples)
     if state.is_main_process:
         with writing(out):
-            write_json(out / "tuned.json", found)
+            write_json(out / "tuned.json", search)
             save_config(config, out / "tune.yaml")
     meeting.wait("writing tuned.json")
-    return found
+    return search
 
 
 def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -> dict[str, Any]:
@@ -173,7 +193,8 @@ def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -
     grids: dict[str, list[dict[str, Any]]] = {}
     for row in result["rows"]:
         if row["kind"] == "method":
-            grids.setdefault(parse_method(row["method"]).base, []).append(row)
+            own, _ = split_sampling(row["settings"])
+            grids.setdefault(str(MethodSpec.from_mapping(own)), []).append(row)
     methods = {}
     for method, rows in grids.items():
         # at equal WER, the higher temperature
@@ -183,14 +204,14 @@ def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -
             test = compare_records(spoken[row["method"]], spoken[best["method"]], resamples)
             points.append(
                 {
-                    "name": parse_method(row["method"]).sampling,
+                    "name": _word(row),
                     **{k: row[k] for k in POINT},
                     "difference_to_best": test.difference,
                     "p_to_best": test.p_value if row is not best else 1.0,
                 }
             )
         methods[method] = {
-            "best": parse_method(best["method"]).sampling,
+            "best": _word(best),
             "sampling": {k: best[k] for k in ("temperature", "top_k", "top_p")},
             "wer": best["wer"],
             "wer_ci": best["wer_ci"],
@@ -220,6 +241,10 @@ def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -
     }
 
 
+def _word(row: Row) -> str:
+    return sampling_word(split_sampling(row["settings"])[1])
+
+
 def mark(tuned: dict[str, Any], sampling: str) -> str:
     """Return the mark of a sampling in `table`, given a method's entry in tuned.json."""
     if sampling == tuned["best"]:
@@ -227,17 +252,17 @@ def mark(tuned: dict[str, Any], sampling: str) -> str:
     return "'" if sampling in tuned["not_worse"] else " "
 
 
-def table(found: dict[str, Any]) -> str:
+def table(search: dict[str, Any]) -> str:
     """Format WER by method and sampling; * marks the best, ' those that do not differ from it
     beyond chance."""
-    words = list(dict.fromkeys(p["name"] for m in found["methods"].values() for p in m["grid"]))
-    wide = max(len(m) for m in found["methods"])
+    words = list(dict.fromkeys(p["name"] for m in search["methods"].values() for p in m["grid"]))
+    wide = max(len(m) for m in search["methods"])
     lines = [
         f"{'WER %':{wide}}"
         + "".join(f"{word:>9}" for word in words)
         + "   tokens per pass at the best"
     ]
-    for method, tuned in found["methods"].items():
+    for method, tuned in search["methods"].items():
         cells = {p["name"]: f"{100 * p['wer']:8.2f}{mark(tuned, p['name'])}" for p in tuned["grid"]}
         best = next(p for p in tuned["grid"] if p["name"] == tuned["best"])
         lines.append(
@@ -245,12 +270,12 @@ def table(found: dict[str, Any]) -> str:
             + "".join(f"{cells.get(word, '–'):>9}" for word in words)
             + f"   {best['tokens_per_pass']:.2f}"
         )
-    seeds, prompts = (", ".join(map(str, found[k])) for k in ("seeds", "prompt_seeds"))
+    seeds, prompts = (", ".join(map(str, search[k])) for k in ("seeds", "prompt_seeds"))
     return "\n".join(
         [
             *lines,
-            f"* best, ' not worse beyond chance (p > 0.05). {found['utterances']} utterances of "
-            f"split {found['split']} × seeds {seeds} × prompts {prompts}, ASR {found['asr']}.",
+            f"* best, ' not worse beyond chance (p > 0.05). {search['utterances']} utterances of "
+            f"split {search['split']} × seeds {seeds} × prompts {prompts}, ASR {search['asr']}.",
         ]
     )
 
@@ -258,10 +283,10 @@ def table(found: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = load_config(TuneConfig, arguments)
-    found = run_claimed(tune, config)
+    search = run_claimed(tune, config)
     state = PartialState()
     if state.is_main_process:
-        print(table(found))
+        print(table(search))
         print(f"\nwrote {config.out}/tuned.json")
     state.destroy_process_group()
 

@@ -40,9 +40,9 @@ class Tuned:
         Raises CheckpointError if a method was tuned with another decoder, policy or draft model,
         and ConfigError if none of the methods was tuned.
         """
-        made: list[Entry] = []
+        both: list[Entry] = []
         for entry in entries:
-            made.append(entry)
+            both.append(entry)
             if "sampling" in entry.identity or entry.name not in self.methods:
                 continue
             tuned, best = self.methods[entry.name]
@@ -57,14 +57,14 @@ class Tuned:
                     f"{self.path}: '{entry.name}' was tuned with other models ({sides}); run `dcar "
                     "tune` with those of this comparison"
                 )
-            made.append(entry.sampled(TUNED, replace(entry.sampling, **best)))
-        if len(made) == len(entries):
+            both.append(entry.sampled({TUNED: True}, replace(entry.sampling, **best)))
+        if len(both) == len(entries):
             raise ConfigError(
                 f"{self.path} has none of the methods of this comparison, only "
                 f"{', '.join(self.methods)}; tune them (`dcar tune methods=[…]`), or leave "
                 "`tuned` out"
             )
-        return made
+        return both
 
     def about(self, entries: Sequence[Entry], split: str) -> dict[str, Any]:
         """Return the entry `tuned` of compare.json: where the samplings come from, and which
@@ -90,8 +90,8 @@ def load_tuned(path: str | Path) -> Tuned:
         if wrong := [k for k, kind in ABOUT.items() if not isinstance(header[k], kind)]:
             raise TypeError(f"{', '.join(wrong)} damaged")
         methods = {
-            name: (dict(found["identity"]), {k: found["sampling"][k] for k in SAMPLING})
-            for name, found in header["methods"].items()
+            name: (dict(tuned["identity"]), {k: tuned["sampling"][k] for k in SAMPLING})
+            for name, tuned in header["methods"].items()
         }
         for _, best in methods.values():
             SamplingConfig(**best)  # raises for an invalid sampling while the file can be named

@@ -65,10 +65,8 @@ class Studio:
             for folder, method in ((config.decoder, "car-1"), (config.far_decoder, "far"))
             if folder
         ]
-        decoder, far = (
-            self._speakers[0].decoder,
-            self._speakers[1].decoder if config.far_decoder else None,
-        )
+        decoder = self._speakers[0].decoder
+        far = self._speakers[1].decoder if config.far_decoder else None
         policies = (
             {"": matched_policy(load_policy(config.policy), decoder)} if config.policy else {}
         )

@@ -1,113 +1,84 @@
 """Families of methods: the rows of a comparison that are one method at several settings, one line
 of a plot.
 
-`ssd-0.2` and `ssd-0.4` are the family ssd at β = 0.2 and 0.4. Words after a name (`ssd-0.4@heads`)
-make a separate family, because they change the method and not its setting. The names after `dcar@`
-are settings: policies, and the dial of a policy (`dcar@d0.3`); the number of candidates makes a
-family (`dcar@n4`). A method's own sampling makes a family too: `car-3@t0.4` and `car-5@t0.4` are
-the family car@t0.4, a line by k in addition to that of the common sampling. The methods at their
-own best sampling, which may differ, are the family car@tuned. Label and style of a kind of method
-are in its entry of KINDS (eval/methods/kinds.py).
+`ssd-0.2` and `ssd-0.4` are the family SSD at β = 0.2 and 0.4. Settings that change the method and
+not its degree, those with a `word` in KINDS (eval/methods/kinds.py), make separate families: a
+draft model, four candidates. So does a method's own sampling: `car-3@t0.4` and `car-5@t0.4` are the
+family CAR-k (T 0.4), a line by k in addition to that of the common sampling. The methods at their
+own best sampling, which may differ, are the family CAR-k (own best). Policies, and the dial of a
+policy, are points of one line.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcar.errors import ConfigError
-from eval.methods.kinds import KINDS, LENGTH, MethodKind, MethodSetting, Style
-from eval.methods.plugins import prefix_of
-from eval.methods.spec import NUMBER, MethodSpec
+from eval.methods.kinds import DRAFTED, EOS, KINDS, Style, value_text
+from eval.methods.spec import split_sampling
 
-OTHER = Style("")  # of rows whose method this version does not know
-READ = {"temperature": "T", "top_k": "top-k", "top_p": "top-p"}
-ANY_DRAFT = (MethodSetting("draft", str, "@", None, word=True), LENGTH)
+Settings = Mapping[str, Any]  # a method as a mapping (eval/methods/spec.py)
+SYMBOLS = {"temperature": "T", "top_k": "top-k", "top_p": "top-p"}
 
 
 @dataclass(frozen=True)
-class MethodName:
-    """Description of a row's method for tables and plots. base: its name without a sampling;
-    words: what makes it a separate family within its kind, ("eos", "draft") of
-    ssd-0.4-eos@draft; settings: what varies within the family, numbers or names; sampling: t0.4,
-    tuned, or empty for the common one; sampled: the same for a reader, T 0.4; num_candidates:
-    candidates of a policy."""
+class Family:
+    """Methods that differ only in settings without a word. method: their kind, a key of KINDS or
+    a path; words: for a reader; sampling: likewise, T 0.4, empty for the common one."""
 
-    base: str
-    kind: str
-    words: tuple[str, ...]
-    settings: tuple[float | str, ...]
+    method: str
+    words: tuple[str, ...] = ()
     sampling: str = ""
-    sampled: str = ""
     num_candidates: int = 1
 
     @property
-    def family(self) -> str:
-        """Name of the family: ssd, ssd@heads, ssd@heads@t0.4; `parse_method` reads it too."""
-        return at_sampling("@".join([self.kind, *self.words]), self.sampling)
-
-    @property
-    def entry(self) -> MethodKind | None:
-        """Entry of the kind in KINDS, if there is one."""
-        return KINDS.get(self.kind)
+    def label(self) -> str:
+        """Name of the family, which no other has: SSD, SSD (draft model, T 0.4)."""
+        name = KINDS[self.method].style.label if self.method in KINDS else self.method
+        words = [*self.words, self.sampling] if self.sampling else self.words
+        return f"{name} ({', '.join(words)})" if words else name
 
     @property
     def style(self) -> Style:
         """Drawing style; families that differ only by their sampling look alike."""
-        return (self.entry.style if self.entry else OTHER).of_candidates(self.num_candidates)
-
-    @property
-    def label(self) -> str:
-        """Label of the family: SSD, SSD (heads), SSD (heads, T 0.4)."""
-        words = (
-            [f"{self.num_candidates} candidates"] if self.num_candidates > 1 else list(self.words)
-        )
-        words += [self.sampled] if self.sampled else []
-        label = self.style.label or self.kind
-        return f"{label} ({', '.join(words)})" if words else label
-
-    @property
-    def setting(self) -> str:
-        """Setting as text, 0.4 or 2-3-4; empty if there is none."""
-        return "-".join(f"{s:g}" if isinstance(s, float) else s for s in self.settings)
+        style = KINDS[self.method].style if self.method in KINDS else Style("")
+        return style.of_candidates(self.num_candidates)
 
 
-def parse_method(name: str) -> MethodName:
-    """Describe the method or family with this name. If KINDS does not contain its kind (that of
-    a plug-in or another version), the numbers are settings, and the text after them makes
-    families; an unreadable name is its own kind."""
-    try:
-        prefix = prefix_of(name) or re.split(rf"[@:]|-(?={NUMBER}(?:[-@:]|$))", name, maxsplit=1)[0]
-        kind = KINDS.get(prefix) or MethodKind(
-            prefix, prefix, OTHER, (MethodSetting("numbers", list[float], default=None), *ANY_DRAFT)
-        )
-        spec = MethodSpec.parse(name, kind)
-    except ConfigError:
-        return MethodName(name, name, (), ())
-    given = spec.settings
-    if "length" in given:  # a draft of so many tokens by the heads, which are the default
-        given = {"draft": "heads", **given}
-    words = "@".join(
-        s.written(given[s.name]).lstrip("-@") for s in kind.settings if s.word and s.name in given
-    )
-    values = [
-        v
-        for s in kind.settings
-        if not s.word and s.name in given
-        for v in (given[s.name] if isinstance(given[s.name], list) else [given[s.name]])
+def family_of(settings: Settings) -> Family:
+    """Return the family of a method."""
+    own, sampling = split_sampling(settings)
+    kind = KINDS.get(own["method"])
+    words = [
+        s.word.format(own[s.name])
+        for s in (kind.settings if kind else (EOS, *DRAFTED))
+        if s.word and s.name in own
     ]
-    sampled = ", ".join(f"{READ[k]} {v:g}" for k, v in spec.sampling.items() if k in READ)
-    return MethodName(
-        name.removesuffix(f"@{spec.word}"),
-        prefix,
-        tuple(filter(None, words.replace("@:", ":").split("@"))),
-        tuple(v if isinstance(v, str) else float(v) for v in values),
-        spec.word,
-        sampled or ("own best" if spec.sampling else ""),
-        given.get("num_candidates", 1) if kind.policies else 1,
+    sampled = ", ".join(f"{SYMBOLS[k]} {v:g}" for k, v in sampling.items() if k in SYMBOLS)
+    return Family(
+        own["method"],
+        tuple(words),
+        sampled or ("own best" if sampling else ""),
+        own.get("num_candidates", 1) if kind and kind.policies else 1,
     )
+
+
+def setting_text(settings: Settings) -> str:
+    """Return what distinguishes a method within its family, 0.4 or 2-3-4; empty if nothing does."""
+    return "-".join(value_text(v) for v in _varying(settings) if v is not None)
+
+
+def _varying(settings: Settings) -> list[Any]:
+    """Return the values that differ within a family, None where a default applies."""
+    own, _ = split_sampling(settings)
+    if kind := KINDS.get(own["method"]):
+        values = [own.get(s.name) for s in kind.settings if not s.word]
+    else:
+        words = {"method", EOS.name, *(s.name for s in DRAFTED)}
+        values = [value for name, value in own.items() if name not in words]
+    return [v for value in values for v in (value if isinstance(value, list) else [value])]
 
 
 def short_name(name: str) -> str:
@@ -122,33 +93,23 @@ def short_name(name: str) -> str:
     return re.sub(r"(?<=-)\d+(?:-\d+)+(?![\w.])", ends, name)
 
 
-def at_sampling(name: str, sampling: str) -> str:
-    """Return the name of a method at a sampling, as far@t0.4; empty: the common one."""
-    return f"{name}@{sampling}" if sampling else name
-
-
-def group_families(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def group_families(rows: Sequence[dict[str, Any]]) -> dict[Family, list[dict[str, Any]]]:
     """Group rows of methods (not references) by family, in the order of KINDS, then of
-    candidates, each sorted by its setting."""
-    grouped: dict[str, list[dict[str, Any]]] = {}
+    candidates, each sorted by its settings."""
+    grouped: dict[Family, list[dict[str, Any]]] = {}
     for row in rows:
         if row["kind"] == "method":
-            grouped.setdefault(parse_method(row["method"]).family, []).append(row)
+            grouped.setdefault(family_of(row["settings"]), []).append(row)
     order = list(KINDS)
 
-    def rank(family: str) -> tuple[int, int, str]:
-        name = parse_method(family)
-        return (
-            order.index(name.kind) if name.kind in order else len(order),
-            name.num_candidates,
-            family,
-        )
+    def rank(family: Family) -> tuple[int, int, str]:
+        place = order.index(family.method) if family.method in order else len(order)
+        return place, family.num_candidates, family.label
 
-    def setting(row: dict[str, Any]) -> tuple[tuple[int, float, str], ...]:
-        name = parse_method(row["method"])
-        settings = name.settings
-        if name.entry and name.entry.policies and not any(isinstance(s, float) for s in settings):
-            settings = (*settings, 0.0)  # a policy without a dial stands at 0
-        return tuple((0, s, "") if isinstance(s, float) else (1, 0.0, s) for s in settings)
+    def place(row: dict[str, Any]) -> list[tuple[str, float]]:
+        # a policy is placed by its name, and without a dial at 0
+        return [
+            (v, 0.0) if isinstance(v, str) else ("", v or 0.0) for v in _varying(row["settings"])
+        ]
 
-    return {family: sorted(grouped[family], key=setting) for family in sorted(grouped, key=rank)}
+    return {family: sorted(grouped[family], key=place) for family in sorted(grouped, key=rank)}

@@ -3,7 +3,7 @@
 A setting defines its place in the compact name: `mark` precedes its value (`-0.4`, `@draft`, `:4`,
 `@n8`), or is all that is written of a flag (`-eos`). The settings of a kind are listed in the order
 in which their values are written. eval/methods/registry.py builds methods from their settings;
-eval/methods/spec.py parses names.
+eval/methods/spec.py reads mappings and names.
 """
 
 from __future__ import annotations
@@ -16,32 +16,37 @@ from dcar.config import setting
 from dcar.config.schema import Meaning, meaning_of, settings_of
 from dcar.sampling import SamplingConfig
 from eval.verifiers import mtp_viterbi
-from eval.verifiers.chain import ChainVerifier
-from eval.verifiers.pcg import GroupVerifier, MelGroupVerifier
-from eval.verifiers.relaxed import DELTA, EPSILON, TolerantDecoding, TopKVerify, TypicalAcceptance
-from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.relaxed import DELTA, EPSILON
 
 
 @dataclass(frozen=True)
 class MethodSetting:
-    """Setting of a kind of method. default: ... if it is required, None if it may be omitted.
-    word: methods that differ in it are separate families, not points on one line of a plot."""
+    """Setting of a kind of method.
+
+    mark: precedes its value in a compact name; default: ... if it is required, None if it may be
+    omitted; word: its value for a reader, as in "{} candidates". Methods that differ in a setting
+    with a word are separate families, not points on one line of a plot.
+    """
 
     name: str
     type: Any = float
     mark: str = "-"
     default: Any = ...
-    word: bool = False
+    word: str = ""
     bounds: Meaning = field(default_factory=Meaning)
-    form: str = ""  # format specification of the value
 
     def written(self, value: Any) -> str:
         """Return the setting as in a compact name."""
         if self.type is bool:
             return self.mark
-        return "".join(
-            f"{self.mark}{v:{self.form}}" for v in (value if isinstance(value, list) else [value])
-        )
+        values = value if isinstance(value, list) else [value]
+        return "".join(f"{self.mark}{value_text(v)}" for v in values)
+
+
+def value_text(value: str | float) -> str:
+    """Return a value as in a name: numbers in their shortest form, 0.4 and not 0.40, 3 and not
+    3.0."""
+    return value if isinstance(value, str) else repr(value).removesuffix(".0")
 
 
 def option(
@@ -49,7 +54,7 @@ def option(
     type: Any = float,
     mark: str = "-",
     default: Any = ...,
-    word: bool = False,
+    word: str = "",
     **bounds: Any,
 ) -> MethodSetting:
     """Declare a setting; bounds and choices are those of `dcar.config.setting`."""
@@ -84,48 +89,35 @@ class MethodKind:
     example: str  # a name, as it is written
     style: Style
     settings: tuple[MethodSetting, ...] = ()
-    made: type[Any] | None = None  # the class of a verifier of chains, or of a plug-in
     verifies: bool = False  # a pass checks drafted tokens
     policies: bool = False  # needs a policy: one entry per policy, unless its name contains one
+    plugin: type[Any] | None = None  # class from outside this project
 
 
-DRAFT = option("draft", str, "@", "heads", word=True, choices=("heads", "draft"))
-LENGTH = option("length", int, ":", None, word=True, minimum=1)
-EOS = option("eos", bool, "-eos", False, word=True)  # the rule is relaxed for the end of speech too
+EOS = option("eos", bool, "-eos", False, "eos")  # the rule is relaxed for the end of speech too
+DRAFTED = (
+    option("draft", str, "@", "heads", "draft model", choices=("heads", "draft")),
+    option("length", int, ":", None, "{} drafted", minimum=1),
+)
 
 
-def verifier_kind(
-    prefix: str, example: str, verifier: type[ChainVerifier], style: Style, *settings: MethodSetting
-) -> MethodKind:
-    """Declare a method that verifies a chain of drafts."""
-    return MethodKind(
-        prefix,
-        example,
-        style,
-        (*settings, *([EOS] if verifier.relaxes_end else []), DRAFT, LENGTH),
-        verifier,
-        verifies=True,
-    )
-
-
-def _of_sampling(name: str, type: Any, mark: str, form: str = "") -> MethodSetting:
-    return MethodSetting(
-        name, type, mark, None, bounds=settings_of(SamplingConfig)[name].meaning, form=form
-    )
+def _of_sampling(name: str, type: Any, mark: str) -> MethodSetting:
+    return MethodSetting(name, type, mark, None, bounds=settings_of(SamplingConfig)[name].meaning)
 
 
 SAMPLING = (
-    _of_sampling("temperature", float, "@t", "g"),
+    _of_sampling("temperature", float, "@t"),
     _of_sampling("top_k", int, "-k"),
-    _of_sampling("top_p", float, "-p", "g"),
+    _of_sampling("top_p", float, "-p"),
     option("tuned", bool, "@tuned", False),
 )
 """Settings that end every name: car-5@t0.8-k10-p0.9. car-5@tuned is a row at the best sampling
 of a tuned.json."""
 SIZE = option("size", int, minimum=1)
-ASKED = (
+THETA = option("theta", above=-1, maximum=1)
+POLICY = (
     option("policy", str, "@", None),
-    option("num_candidates", int, "@n", 1, word=True, minimum=1),
+    option("num_candidates", int, "@n", 1, "{} candidates", minimum=1),
     option("dial", float, "@d", 0.0),
 )
 
@@ -152,19 +144,19 @@ KINDS: dict[str, MethodKind] = {
             Style("best of several chunks", "#7a4b12", r"$\clubsuit$"),
             (SIZE, option("num_candidates", int, minimum=2)),
         ),
-        MethodKind("dcar", "dcar", Style("DCAR", "#d1361c", "D"), ASKED, policies=True),
+        MethodKind("dcar", "dcar", Style("DCAR", "#d1361c", "D"), POLICY, policies=True),
         MethodKind(
             "dcar-sampled",
             "dcar-sampled",
             Style("DCAR sampled", "#ee8866", "d"),
-            ASKED,
+            POLICY,
             policies=True,
         ),
         MethodKind(
             "dcar-shuffled",
             "dcar-shuffled",
             Style("DCAR shuffled in time", "#b9a394", "|"),
-            ASKED,
+            POLICY,
             policies=True,
         ),
         MethodKind(
@@ -185,27 +177,27 @@ KINDS: dict[str, MethodKind] = {
                 option("k", int, "-", mtp_viterbi.IDS_PER_HEAD, minimum=1),
             ),
         ),
-        verifier_kind("sd", "sd", SpeculativeDecoding, Style("SD", "#5b2a86", "X")),
-        verifier_kind(
+        MethodKind("sd", "sd", Style("SD", "#5b2a86", "X"), DRAFTED, verifies=True),
+        MethodKind(
             "ssd",
             "ssd-0.4",
-            TolerantDecoding,
             Style("SSD", "#8d5fc0", ">", "β"),
-            option("beta", minimum=0),
+            (option("beta", minimum=0), EOS, *DRAFTED),
+            verifies=True,
         ),
-        verifier_kind(
+        MethodKind(
             "pcg",
             "pcg-0.42",
-            GroupVerifier,
             Style("PCG", "#c4318c", "<", "θ"),
-            option("theta", above=-1, maximum=1),
+            (THETA, *DRAFTED),
+            verifies=True,
         ),
-        verifier_kind(
+        MethodKind(
             "pcg-mel",
             "pcg-mel-0.9",
-            MelGroupVerifier,
             Style("PCG by mel", "#8f1f5c", "8", "θ"),
-            option("theta", above=-1, maximum=1),
+            (THETA, *DRAFTED),
+            verifies=True,
         ),
         MethodKind(
             "vadusa",
@@ -213,25 +205,29 @@ KINDS: dict[str, MethodKind] = {
             Style("VADUSA", "#008b8b", "^", "τ"),
             (
                 option("tau", int, minimum=1),
-                option("nodes", int, "-n", None, word=True, minimum=1),
-                option("chained", bool, "-chain", False, word=True),
+                option("nodes", int, "-n", None, "{} nodes", minimum=1),
+                option("chained", bool, "-chain", False, "chain"),
             ),
             verifies=True,
         ),
-        verifier_kind(
+        MethodKind(
             "typical",
             "typical",
-            TypicalAcceptance,
             Style("typical", "#8a5a2b", "P"),
-            option("epsilon", default=EPSILON, above=0, maximum=1),
-            option("delta", default=DELTA, above=0),
+            (
+                option("epsilon", default=EPSILON, above=0, maximum=1),
+                option("delta", default=DELTA, above=0),
+                EOS,
+                *DRAFTED,
+            ),
+            verifies=True,
         ),
-        verifier_kind(
+        MethodKind(
             "topk-verify",
             "topk-verify-50",
-            TopKVerify,
             Style("top-k verify", "#74820a", "*", "k"),
-            option("k", int, minimum=1),
+            (option("k", int, minimum=1), EOS, *DRAFTED),
+            verifies=True,
         ),
     )
 }

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from dcar.decoding import (
-    ChunkRule,
     DecodeResult,
     Engine,
     FixedChunk,
@@ -32,12 +31,13 @@ from dcar.model.precision import matched_policy, precision_identity
 from dcar.sampling import SamplingConfig
 from eval.methods.controls import BestOfChunk, EndOnConfident, ShuffledChunk
 from eval.methods.plugins import find_kind, plugged
-from eval.methods.spec import MethodSpec
-from eval.methods.sweeps import read_methods
+from eval.methods.spec import MethodSpec, read_methods, sampling_word
 from eval.verifiers import entropy, mtp_viterbi, vadusa
-from eval.verifiers.chain import ChainVerifier
 from eval.verifiers.drafters import Drafter, HeadDrafter, ModelDrafter
-from eval.verifiers.statistics import VerifierStatistics
+from eval.verifiers.pcg import GroupVerifier, build_groups, code_vectors
+from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance
+from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.statistics import VerifierStatistics, needed
 from heads.checkpoint import Checkpoint, weights_signature
 from heads.policy import ChunkPolicy
 
@@ -84,17 +84,22 @@ class Models:
 
 UNCHANGED = SamplingConfig()  # the decoder's own probabilities
 DEFAULT_LENGTH = 3  # of a draft, the best in both papers
+Identity = dict[str, str]  # facts that the tokens of a method depend on
+Built = tuple[Method, Identity]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Method that is ready to run. `identity` is everything that its tokens depend on besides
-    `sampling`, which it contains if the sampling is the method's own and not the comparison's."""
+    """Method that is ready to run. name: its label in tables; settings: the method as a mapping
+    (eval/methods/spec.py), as records store it; identity: everything that its tokens depend on
+    besides `sampling`, which it contains if the sampling is the method's own and not the
+    comparison's."""
 
     name: str
+    settings: Mapping[str, Any]
     decoder: AnyDecoder
     method: Method
-    identity: dict[str, str]
+    identity: Identity
     sampling: SamplingConfig = UNCHANGED
     _engines: dict[int, Engine] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -110,50 +115,37 @@ class Entry:
             self._engines[rows] = engine
         return engine.decode(prompts, seed=seed)
 
-    def sampled(self, word: str, sampling: SamplingConfig) -> Entry:
-        """Return the same method with its own sampling, which its name contains as `word`."""
-        own = (
+    def sampled(self, own: Mapping[str, Any], sampling: SamplingConfig) -> Entry:
+        """Return the same method with its own sampling. own: the settings of it that its name
+        contains."""
+        text = (
             f"temperature {sampling.temperature:g}, top_k {sampling.top_k}, top_p "
             f"{sampling.top_p:g}"
         )
         return replace(
             self,
-            name=f"{self.name}@{word}",
-            identity={**self.identity, "sampling": own},
+            name=f"{self.name}@{sampling_word(own)}",
+            settings={**self.settings, **own},
+            identity={**self.identity, "sampling": text},
             sampling=sampling,
         )
 
 
-def _far(name: str, models: Models) -> Entry:
+def _far(name: str, models: Models) -> Built:
     if models.far_decoder is None:
         raise ConfigError(
             "method 'far' needs far_decoder, a checkpoint trained with one head; car-1 is "
             "next-token decoding with the CAR weights"
         )
-    return Entry(
-        name,
-        models.far_decoder,
-        FixedChunk(1, name),
-        {"decoder": models.checksum(models.far_decoder)},
-    )
+    return FixedChunk(1, name), {}
 
 
-def _entry(name: str, models: Models, method: Method, identity: dict[str, str]) -> Entry:
-    return Entry(
-        name, models.decoder, method, {"decoder": models.checksum(models.decoder), **identity}
-    )
-
-
-def _chunks(name: str, models: Models, rule: ChunkRule, **identity: str) -> Entry:
-    return _entry(name, models, rule, identity)
-
-
-def _car(name: str, models: Models, size: int) -> Entry:
+def _car(name: str, models: Models, size: int) -> Built:
     _check_sizes(name, models, size)
-    return _chunks(name, models, FixedChunk(size, name))
+    return FixedChunk(size, name), {}
 
 
-def _random(name: str, models: Models, sizes: list[int]) -> Entry:
+def _random(name: str, models: Models, sizes: list[int]) -> Built:
     _check_sizes(name, models, *sizes)
     if sizes != sorted(sizes):
         ordered = "-".join(map(str, sorted(sizes)))
@@ -161,34 +153,29 @@ def _random(name: str, models: Models, sizes: list[int]) -> Entry:
             f"method '{name}': write sizes in order, and twice if they are drawn twice as often: "
             f"random-{ordered}"
         )
-    return _chunks(name, models, RandomChunk(sizes, name))
+    return RandomChunk(sizes, name), {}
 
 
-def _end_on_confident(name: str, models: Models, shortest: int, longest: int) -> Entry:
+def _end_on_confident(name: str, models: Models, shortest: int, longest: int) -> Built:
     _check_sizes(name, models, longest)
     if shortest >= longest:
         raise ConfigError(
             f"method '{name}': give the shortest and the longest chunk, as in end-on-confident-4-7"
         )
-    return _chunks(name, models, EndOnConfident(range(shortest, longest + 1), name))
+    return EndOnConfident(range(shortest, longest + 1), name), {}
 
 
-def _best_of(name: str, models: Models, size: int, num_candidates: int) -> Entry:
+def _best_of(name: str, models: Models, size: int, num_candidates: int) -> Built:
     _check_sizes(name, models, size)
-    scorer = next(
-        (p.chunk_scorer for p in models.policies.values() if p.chunk_scorer is not None), None
-    )
+    scorers = (p.chunk_scorer for p in models.policies.values())
+    scorer = next((scorer for scorer in scorers if scorer is not None), None)
     if scorer is None:
         raise ConfigError(
             f"method '{name}' needs a chunk scorer: give in `policies` one that was trained with "
             "chunk_scorer"
         )
-    return _chunks(
-        name,
-        models,
-        BestOfChunk(size, num_candidates, scorer, name),
-        chunk_scorer=models.checksum(scorer),
-    )
+    rule = BestOfChunk(size, num_candidates, scorer, name)
+    return rule, {"chunk_scorer": models.checksum(scorer)}
 
 
 def _policy(
@@ -199,7 +186,7 @@ def _policy(
     dial: float,
     mode: Literal["greedy", "sample"] = "greedy",
     shuffled: bool = False,
-) -> Entry:
+) -> Built:
     own = models.policies.get(policy or "")
     if own is None:
         known = ", ".join(f"dcar@{n}" for n in models.policies if n) or "only 'dcar' itself"
@@ -207,17 +194,13 @@ def _policy(
             f"method '{name}': no such policy; known: {known} (after it the number of candidates, "
             "as in @n4, and a dial, as in @d0.3)"
         )
-    asked = PolicyChunk(own, mode, name, dial=dial, num_candidates=num_candidates)
-    turned = {"dial": repr(dial)} if dial else {}
-    drawn = {"num_candidates": str(num_candidates)} if num_candidates > 1 else {}
-    return _chunks(
-        name,
-        models,
-        ShuffledChunk(asked, name) if shuffled else asked,
-        policy=models.checksum(own),
-        **turned,
-        **drawn,
-    )
+    rule = PolicyChunk(own, mode, name, dial=dial, num_candidates=num_candidates)
+    identity = {"policy": models.checksum(own)}
+    if dial:
+        identity["dial"] = repr(dial)
+    if num_candidates > 1:
+        identity["num_candidates"] = str(num_candidates)
+    return ShuffledChunk(rule, name) if shuffled else rule, identity
 
 
 def _check_sizes(name: str, models: Models, *sizes: int) -> None:
@@ -229,58 +212,57 @@ def _check_sizes(name: str, models: Models, *sizes: int) -> None:
         )
 
 
-def _by_heads(
-    name: str,
-    models: Models,
-    from_settings: Callable[..., tuple[Method, dict[str, str]]],
-    **settings: Any,
-) -> Entry:
-    """Build a method that needs the decoder, and perhaps the statistics fitted to it."""
-    return _entry(name, models, *from_settings(name, models.decoder, models.statistics, **settings))
+def _measured(from_settings: Callable[..., Built], name: str, models: Models, **own: Any) -> Built:
+    """Build a method that needs the decoder, and perhaps the statistics measured on it."""
+    return from_settings(name, models.decoder, models.statistics, **own)
 
 
 def _chain(
-    verifier: type[ChainVerifier],
+    verifier: Callable[..., Method],
     name: str,
     models: Models,
-    /,
     draft: str,
     length: int | None,
-    eos: bool = False,
+    eos: bool | None = None,
     **numbers: float | None,
-) -> Entry:
+) -> Built:
     """Build a verifier of drafted chains. Without a length, it drafts as many tokens as there
-    are heads to draft with, at most 3."""
+    are heads to draft with, at most 3. eos: None for a rule that has no exception for it."""
     most = models.decoder.config.num_prediction_heads - 1
     length = length or (DEFAULT_LENGTH if draft == "draft" else min(DEFAULT_LENGTH, most))
-    about = {"draft": f"{draft}:{length}", "eos_strict": str(not eos)}
+    identity = {"draft": f"{draft}:{length}"}
     drafter: Drafter = HeadDrafter(length)
     if draft == "draft":
         if models.draft is None:
             raise ConfigError(
                 f"method '{name}' needs a draft model: give its folder in `draft` (made by `dcar "
-                "train-draft`, or a smaller decoder of the same ids), or draft by the heads: @heads"
+                "train-draft`, or a smaller decoder of the same ids), or draft by the heads"
             )
         drafter = ModelDrafter(models.draft, length)
-        about["draft_model"] = models.checksum(models.draft)
+        identity["draft_model"] = models.checksum(models.draft)
     elif not 1 <= length <= most:
         raise ConfigError(
             f"method '{name}': this decoder has {most} additional heads to draft with; draft at "
             "most that many tokens, or use a draft model: @draft"
         )
-    given = tuple(n for n in numbers.values() if n is not None)
-    arguments = verifier.arguments(models.decoder, models.statistics, given)
-    loose = {"eos_strict": False} if eos else {}
-    made = verifier(name, drafter, *arguments, **loose)
-    return _entry(name, models, made, {**about, **made.identity})
+    exception = {} if eos is None else {"eos_strict": not eos}
+    given = [n for n in numbers.values() if n is not None]
+    identity |= {key: str(value) for key, value in exception.items()}
+    return verifier(name, drafter, *given, **exception), identity
 
 
-def _plugged(made: type[Any], name: str, models: Models, /, **numbers: Any) -> Entry:
-    """Build a chunk rule or another method from outside this project."""
-    return _entry(name, models, *plugged(made, name, numbers.values()))
+def _pcg(
+    name: str, models: Models, theta: float, draft: str, length: int | None, by_mel: bool = False
+) -> Built:
+    vectors = code_vectors(models.decoder, needed(models.statistics, name) if by_mel else None)
+    groups = build_groups(vectors, theta, models.decoder.config.output_size - len(vectors))
+    verifier, identity = _chain(
+        partial(GroupVerifier, groups=groups), name, models, draft=draft, length=length
+    )
+    return verifier, {**identity, "groups": f"{theta!r} of {groups.embedding_checksum}"}
 
 
-BUILDERS: dict[str, Callable[..., Entry]] = {
+BUILDERS: dict[str, Callable[..., Built]] = {
     "far": _far,
     "car": _car,
     "random": _random,
@@ -289,24 +271,43 @@ BUILDERS: dict[str, Callable[..., Entry]] = {
     "dcar": _policy,
     "dcar-sampled": partial(_policy, mode="sample"),
     "dcar-shuffled": partial(_policy, shuffled=True),
-    "entropy": partial(_by_heads, from_settings=entropy.from_settings),
-    "mtp-viterbi": partial(_by_heads, from_settings=mtp_viterbi.from_settings),
-    "vadusa": partial(_by_heads, from_settings=vadusa.from_settings),
+    "entropy": partial(_measured, entropy.from_settings),
+    "mtp-viterbi": partial(_measured, mtp_viterbi.from_settings),
+    "sd": partial(_chain, SpeculativeDecoding),
+    "ssd": partial(_chain, TolerantDecoding),
+    "pcg": _pcg,
+    "pcg-mel": partial(_pcg, by_mel=True),
+    "vadusa": partial(_measured, vadusa.from_settings),
+    "typical": partial(_chain, TypicalAcceptance),
+    "topk-verify": partial(_chain, TopKVerify),
 }
-"""Functions (name, models, the settings of KINDS by keyword) -> row. Classes of verifiers and
-plug-ins need none."""
+"""Functions (name, models, the settings of KINDS by keyword) -> method and identity."""
 
 
-def _build(spec: MethodSpec, models: Models) -> Entry:
-    kind = find_kind(spec.method)
-    build = BUILDERS.get(spec.method)
-    if kind.made is not None:
-        build = partial(_chain if kind.verifies else _plugged, kind.made)
-    assert build is not None
-    return build(str(spec), models, **spec.arguments)
+def _entry(spec: MethodSpec, models: Models, common: SamplingConfig) -> Entry:
+    plain, kind = replace(spec, sampling={}), find_kind(spec.method)
+    name = str(plain)
+    if kind.plugin is None:
+        method, identity = BUILDERS[spec.method](name, models, **plain.arguments)
+    elif kind.verifies:
+        method, identity = _chain(kind.plugin, name, models, **plain.arguments)
+    else:
+        method, identity = plugged(kind.plugin, name, plain.arguments.values())
+    decoder = models.decoder
+    if spec.method == "far":
+        assert models.far_decoder is not None
+        decoder = models.far_decoder
+    identity = {"decoder": models.checksum(decoder), **identity, **precision_identity(decoder)}
+    entry = Entry(name, plain.to_mapping(), decoder, method, identity, common)
+    if not spec.sampling:
+        return entry
+    try:
+        return entry.sampled(spec.sampling, replace(common, **spec.sampling))
+    except ConfigError as error:
+        raise ConfigError(f"method '{spec}': {error}") from error
 
 
-def _rows(spec: MethodSpec, models: Models) -> list[MethodSpec]:
+def _for_policies(spec: MethodSpec, models: Models) -> list[MethodSpec]:
     """Return one method for each policy if the method needs one and does not name it."""
     if not find_kind(spec.method).policies or "policy" in spec.settings:
         return [spec]
@@ -316,13 +317,6 @@ def _rows(spec: MethodSpec, models: Models) -> list[MethodSpec]:
         replace(spec, settings={**spec.settings, "policy": name}) if name else spec
         for name in models.policies
     ]
-
-
-def _own(spec: MethodSpec, common: SamplingConfig) -> SamplingConfig:
-    try:
-        return replace(common, **spec.sampling)
-    except ConfigError as error:
-        raise ConfigError(f"method '{spec}': {error}") from error
 
 
 def make_methods(
@@ -335,23 +329,14 @@ def make_methods(
     """
     entries: list[Entry] = []
     for spec in read_methods(methods):
-        plain = replace(spec, sampling={})
         if "tuned" in spec.sampling:
             raise ConfigError(
                 f"method '{spec}': rows at a method's own best sampling are added by the setting "
-                f"tuned=FOLDER/tuned.json of a comparison; list '{plain}'"
+                "tuned=FOLDER/tuned.json of a comparison; list the method without a sampling"
             )
-        made = [_build(row, models) for row in _rows(plain, models)]
-        made = [
-            replace(e, sampling=sampling, identity={**e.identity, **precision_identity(e.decoder)})
-            for e in made
-        ]
-        entries += (
-            [e.sampled(spec.word, _own(spec, sampling)) for e in made] if spec.sampling else made
-        )
-    if repeated := sorted(
-        name for name, times in Counter(e.name for e in entries).items() if times > 1
-    ):
+        entries += [_entry(row, models, sampling) for row in _for_policies(spec, models)]
+    names = Counter(e.name for e in entries)
+    if repeated := sorted(name for name, times in names.items() if times > 1):
         raise ConfigError(f"methods listed twice: {', '.join(repeated)}")
     return entries
 

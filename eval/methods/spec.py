@@ -4,16 +4,22 @@
     MethodSpec.parse("ssd-0.4@draft@t0.8")      # the same
     str(spec)                                   # ssd-0.4@draft@t0.8
 
-The name contains the settings that were given, with numbers as Python writes them; stored records
-are looked up by it. Temperature, top-k and top-p at its end (`car-5@t0.8-k10-p0.9`) belong to the
-method; those that it omits come from the comparison's common sampling.
+A comparison stores the mapping; the name is a way to type it, and its label in tables. Both contain
+only settings that differ from their defaults. Temperature, top-k and top-p at the end of a name
+(`car-5@t0.8-k10-p0.9`) belong to the method; those that it omits come from the comparison's common
+sampling.
+
+In a list of methods, `ssd-{0,0.2,0.4}` stands for ssd-0, ssd-0.2 and ssd-0.4: braces as in a shell,
+and nothing more. Several groups multiply, groups do not nest, no ranges. In YAML and on the command
+line such a name is quoted, because braces mean something there: methods: [far, "ssd-{0,0.4}"].
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,34 +29,31 @@ from eval.methods.kinds import SAMPLING, MethodKind, MethodSetting
 from eval.methods.plugins import find_kind
 
 NUMBER = r"-?\d{1,20}(?:\.\d{1,20})?(?:e[-+]?\d{1,3})?"
+SAMPLED = {s.name for s in SAMPLING}
 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """Method with the settings that were given and those of its sampling ({"tuned": True} in the
-    names of rows at the method's best sampling). Build it with `parse` or `from_mapping`."""
+    """Method with its settings and those of its sampling, without defaults. Build it with `parse`
+    or `from_mapping`."""
 
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, name: str, of: MethodKind | None = None) -> MethodSpec:
+    def parse(cls, name: str) -> MethodSpec:
         """Parse a compact name. Raises ConfigError for one that is unknown, malformed or
-        incomplete.
-
-        of: the kind, if the name may be that of a family (`ssd@eos`), in which required settings
-        may be missing.
-        """
-        kind = of or find_kind(name)
-        settings = (*kind.settings, *SAMPLING)
-        found = re.fullmatch(
-            "".join(map(_pattern, settings)), name.removeprefix(kind.prefix), re.DOTALL
+        incomplete."""
+        kind = find_kind(name)
+        known = (*kind.settings, *SAMPLING)
+        match = re.fullmatch(
+            "".join(map(_pattern, known)), name.removeprefix(kind.prefix), re.DOTALL
         )
-        if found is None:
+        if match is None:
             raise ConfigError(f"method '{name}' is not written as {kind.example}; {_about(kind)}")
-        given = {s.name: _value(s, found[s.name]) for s in settings if found[s.name] is not None}
-        return cls._made(kind, given, name, complete=of is None)
+        given = {s.name: _value(s, match[s.name]) for s in known if match[s.name] is not None}
+        return cls._checked(kind, given, name)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> MethodSpec:
@@ -65,47 +68,92 @@ class MethodSpec:
             raise ConfigError(
                 f"method '{method}': in a mapping the method is {kind.prefix}; {_about(kind)}"
             )
-        return cls._made(kind, given, method)
+        return cls._checked(kind, given, method)
 
     @classmethod
-    def _made(
-        cls, kind: MethodKind, given: Mapping[str, Any], name: str, complete: bool = True
-    ) -> MethodSpec:
-        if unknown := given.keys() - {s.name for s in (*kind.settings, *SAMPLING)}:
+    def _checked(cls, kind: MethodKind, given: Mapping[str, Any], name: str) -> MethodSpec:
+        known = (*kind.settings, *SAMPLING)
+        if unknown := given.keys() - {s.name for s in known}:
             raise ConfigError(
                 f"method '{name}' has no {', '.join(sorted(unknown))}; {_about(kind)}"
             )
-        sampling = _checked(SAMPLING, given, name, complete)
+        before = _before(kind, given)
+        values: dict[str, Any] = {}
+        for s in known:
+            if s.name in given:
+                value = fitting(f"method '{name}': {s.name}", given[s.name], s.type, s.bounds)
+                if value != s.default:
+                    values[s.name] = value
+            elif s.default is ... or s in before and s.default is None:
+                raise ConfigError(
+                    f"method '{name}': {s.name} is missing; write {kind.example}, or give "
+                    f"{s.name} in a mapping"
+                )
+        settings, sampling = split_sampling(values)
         if sampling and not {"temperature", "tuned"} & sampling.keys():
             raise ConfigError(
                 f"method '{name}': {', '.join(sampling)} without temperature; set the temperature "
                 "too"
             )
-        return cls(
-            kind.prefix, _checked(kind.settings, given, name, complete, kind.example), sampling
-        )
+        return cls(kind.prefix, settings, sampling)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the mapping that `from_mapping` reads."""
+        return {"method": self.method, **self.settings, **self.sampling}
 
     def __str__(self) -> str:
-        settings = "".join(
-            s.written(self.settings[s.name])
-            for s in find_kind(self.method).settings
-            if s.name in self.settings
-        )
-        return f"{self.method}{settings}" + (f"@{self.word}" if self.sampling else "")
-
-    @property
-    def word(self) -> str:
-        """Sampling as in the name, t0.4-k10 or tuned; empty for the common one."""
-        return "".join(
-            s.written(self.sampling[s.name]) for s in SAMPLING if s.name in self.sampling
-        )[1:]
+        kind = find_kind(self.method)
+        before = {s.name: s.default for s in _before(kind, self.settings)}
+        values = {**before, **self.settings}
+        settings = "".join(s.written(values[s.name]) for s in kind.settings if s.name in values)
+        word = sampling_word(self.sampling)
+        return f"{self.method}{settings}" + (f"@{word}" if word else "")
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return every setting of the method by name, including defaults, as its builder expects
-        them."""
-        given = ((s, self.settings.get(s.name, s.default)) for s in find_kind(self.method).settings)
-        return {s.name: float(v) if s.type is float and isinstance(v, int) else v for s, v in given}
+        """Every setting of the method by name, including defaults, as its builder expects them."""
+        return {
+            s.name: self.settings.get(s.name, s.default) for s in find_kind(self.method).settings
+        }
+
+
+def split_sampling(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of a method without its sampling, and those of its sampling."""
+    own = {name: value for name, value in mapping.items() if name not in SAMPLED}
+    return own, {name: value for name, value in mapping.items() if name in SAMPLED}
+
+
+def sampling_word(sampling: Mapping[str, Any]) -> str:
+    """Return a sampling as in a name: t0.4-k10, tuned, or nothing."""
+    return "".join(s.written(sampling[s.name]) for s in SAMPLING if s.name in sampling)[1:]
+
+
+def read_methods(methods: Iterable[str | Mapping[str, Any]]) -> list[MethodSpec]:
+    """Read names, with sweeps expanded, and mappings, in order. Raises ConfigError for an entry
+    that is not a method."""
+    specs: list[MethodSpec] = []
+    for method in methods:
+        if isinstance(method, str):
+            specs += map(MethodSpec.parse, expand_sweep(method))
+        else:
+            specs.append(MethodSpec.from_mapping(method))
+    return specs
+
+
+def expand_sweep(name: str) -> list[str]:
+    """Replace every brace group of a name by each of its alternatives; the last group varies
+    fastest. Raises ConfigError for a brace without its partner, a group in a group, or a group
+    without two alternatives."""
+    pieces = re.split(r"\{([^{}]*)\}", name)  # text, alternatives, text, …, text
+    texts, groups = pieces[::2], [[a.strip() for a in group.split(",")] for group in pieces[1::2]]
+    if any(brace in text for text in texts for brace in "{}") or any(
+        len(group) < 2 or not all(group) for group in groups
+    ):
+        raise ConfigError(
+            f"method '{name}': a sweep is two or more alternatives in one pair of braces, as in "
+            "ssd-{0,0.2,0.4}, quoted in YAML and on the command line"
+        )
+    return ["{}".join(texts).format(*chosen) for chosen in itertools.product(*groups)]
 
 
 def _about(kind: MethodKind) -> str:
@@ -116,53 +164,35 @@ def _about(kind: MethodKind) -> str:
     )
 
 
+def _before(kind: MethodKind, given: Mapping[str, Any]) -> list[MethodSetting]:
+    """Return the settings before the last given one that have no mark but their position: a name
+    contains them too."""
+    positional = [s for s in kind.settings if s.mark == "-"]
+    last = max((i for i, s in enumerate(positional) if s.name in given), default=0)
+    return positional[:last]
+
+
 def _pattern(s: MethodSetting) -> str:
-    """Return the regular expression of a setting in a compact name; words may also follow @, as
-    in a family's name."""
-    value = {str: r".+?", bool: ""}.get(s.type, NUMBER)
-    mark = f"[-@]{s.mark[1:]}" if s.word and s.mark[0] == "-" else s.mark
+    """Return the regular expression of a setting in a compact name."""
+    if s.type is bool:
+        return f"(?P<{s.name}>{s.mark})?"
+    if s.type is str:
+        return f"(?:{s.mark}(?P<{s.name}>.+?))??"
     if typing.get_origin(s.type) is list:
-        return f"(?P<{s.name}>(?:{mark}{value})+)?"
-    lazy = "?" if s.type is str else ""
-    return f"(?:{mark}(?P<{s.name}>{value}))?{lazy}"
-
-
-def _number(text: str) -> int | float:
-    return float(text) if set(text) & set(".e") else int(text)
+        return f"(?P<{s.name}>(?:{s.mark}{NUMBER})+)?"
+    return f"(?:{s.mark}(?P<{s.name}>{NUMBER}))?"
 
 
 def _value(s: MethodSetting, text: str) -> Any:
     """Convert the text of a setting in a compact name to the value that YAML would yield."""
-    if s.type in (bool, str):
-        return text or True
+    if s.type is bool:
+        return True
+    if s.type is str:
+        return text
     if typing.get_origin(s.type) is list:
         return [_number(n) for n in re.findall(f"-({NUMBER})", text)]
     return _number(text)
 
 
-def _checked(
-    known: Sequence[MethodSetting],
-    given: Mapping[str, Any],
-    name: str,
-    complete: bool,
-    example: str = "",
-) -> dict[str, Any]:
-    """Return the given settings in order, converted. Raises ConfigError for one that is
-    impossible or missing."""
-    # positional, so those before a given one are written too
-    numbers = [s.name for s in known if s.mark == "-"]
-    before = numbers[: max((i for i, s in enumerate(numbers) if s in given), default=0)]
-    settings: dict[str, Any] = {}
-    for s in known:
-        value = given.get(s.name, s.default if s.name in before else None)
-        if value is not None and value is not ...:
-            fitted = fitting(f"method '{name}': {s.name}", value, s.type, s.bounds)
-            # 0 is written 0, 0.0 is written 0.0
-            spelled = s.type is float and isinstance(value, int) and not s.form
-            settings[s.name] = value if spelled else fitted
-        elif complete and (s.default is ... or s.name in before):
-            raise ConfigError(
-                f"method '{name}': {s.name} is missing; write {example}, or give {s.name} in a "
-                "mapping"
-            )
-    return {name: value for name, value in settings.items() if value is not False}
+def _number(text: str) -> int | float:
+    return float(text) if set(text) & set(".e") else int(text)

@@ -13,7 +13,7 @@ import numpy as np
 from dcar.storage import replacing
 from dcar.text.readings import closest_readings
 from eval.report.blocks import Bar, Picture, file_uri
-from eval.results.store import RECORDING, RESYNTHESIS
+from eval.results.store import RECORDING, RESYNTHESIS, errors_of
 
 # one hue, light to dark: chunk sizes are ordered
 CHUNK_COLORS = ["#dbe7f5", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593", "#0a386b"]
@@ -22,8 +22,8 @@ WINDOW, STEP = 1024, 256  # samples of a frame of the spectrogram, and from one 
 NAMED = 80  # number of chunks above which their sizes are not written, because they would overlap
 # chunk ends per inch above which their lines are faint, so that they do not hide the picture
 CLOSE = 8.0
-Span = tuple[float, float, int]  # start and end in seconds, tokens
-Sound = tuple[float, float, str]  # start and end in seconds, phoneme (empty: silence)
+ChunkSpan = tuple[float, float, int]  # start and end in seconds, tokens
+PhonemeSpan = tuple[float, float, str]  # start and end in seconds, phoneme (empty: silence)
 HINTS = {RECORDING: "as recorded", RESYNTHESIS: "the recording's own tokens through the vocoder"}
 
 
@@ -49,10 +49,10 @@ def timeline(emitted: Sequence[int], sizes: Sequence[int]) -> Bar:
         [
             (
                 int(n),
-                shade(int(a)),
-                f"{int(a)} chosen, {int(n)} kept" if sizes else f"{int(n)} kept",
+                shade(int(size)),
+                f"{int(size)} chosen, {int(n)} kept" if sizes else f"{int(n)} kept",
             )
-            for n, a in zip(emitted, sizes or emitted, strict=True)
+            for n, size in zip(emitted, sizes or emitted, strict=True)
             if n > 0
         ],
     )
@@ -108,12 +108,12 @@ def listening(result: dict[str, Any], folder: Path) -> dict[str, Any] | None:
 
 
 def _voice(voice: dict[str, Any], text: str, folder: Path) -> dict[str, Any]:
-    s, d, i, n = voice["words"]
-    method, emitted, seen = voice["method"], voice["emitted"], voice["picture"]
+    errors = errors_of(voice)
+    method, emitted, picture = voice["method"], voice["emitted"], voice["picture"]
     facts = [
         HINTS.get(method, ""),
         f"{voice['duration']:.1f} s",
-        f"{s + d + i} of {n} words wrong",
+        f"{errors.errors} of {errors.reference_words} words wrong",
         f"{sum(emitted) / len(emitted):.2f} tokens per pass" if emitted else "",
         "cut off by the length limit" if voice["truncated"] else "",
     ]
@@ -123,15 +123,15 @@ def _voice(voice: dict[str, Any], text: str, folder: Path) -> dict[str, Any]:
         "transcript": marked(text, voice["hypothesis"]),
         "audio": file_uri(folder / voice["audio"]) if voice["audio"] else "",
         "bar": timeline(emitted, voice["sizes"]) if emitted else None,
-        "picture": Picture(f"{PICTURE}: {method}", file_uri(folder / seen)) if seen else None,
+        "picture": Picture(f"{PICTURE}: {method}", file_uri(folder / picture)) if picture else None,
     }
 
 
 def spectrum_picture(
     wave: np.ndarray,
     rate: int,
-    chunks: Sequence[Span],
-    phonemes: Sequence[Sound] = (),
+    chunks: Sequence[ChunkSpan],
+    phonemes: Sequence[PhonemeSpan] = (),
     *,
     colors: str = "magma",
     width: float = 10.0,
@@ -187,7 +187,11 @@ def _spectrogram(panel: Any, wave: np.ndarray, rate: int, colors: str) -> None:
 
 
 def _phonemes(
-    panel: Any, phonemes: Sequence[Sound], ends: Sequence[float], inches: float, strength: float
+    panel: Any,
+    phonemes: Sequence[PhonemeSpan],
+    ends: Sequence[float],
+    inches: float,
+    strength: float,
 ) -> None:
     """Write the phonemes under the spectrogram. inches: per second; strength: of the lines where
     chunks end. A phoneme without enough room is written one line lower."""
@@ -207,7 +211,7 @@ def _phonemes(
     panel.tick_params(axis="x", length=0)
 
 
-def _blocks(panel: Any, chunks: Sequence[Span]) -> None:
+def _blocks(panel: Any, chunks: Sequence[ChunkSpan]) -> None:
     for start, end, tokens in chunks:
         panel.axvspan(start, end, color=shade(tokens), lw=0)
         if len(chunks) <= NAMED:

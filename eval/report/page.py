@@ -32,7 +32,7 @@ from eval.report.table import MEANINGS, column_groups, notes, table_of
 
 # of compare.json: in their own sections
 ABOVE = ("rows", "samples", "equal_speed", "by_length", "by_category", "reasons")
-FORMAT_VERSION = 3  # of compare.json
+FORMAT_VERSION = 4  # of compare.json
 
 
 @dataclass
@@ -127,7 +127,7 @@ def page(
 def _row_class(row: dict[str, Any]) -> str:
     if row["kind"] == "reference":
         return "reference"
-    return "dcar" if row["method"].startswith("dcar") else "plain"
+    return "dcar" if row["settings"]["method"] == "dcar" else "plain"
 
 
 def _tables(result: dict[str, Any]) -> list[Section]:
@@ -135,11 +135,11 @@ def _tables(result: dict[str, Any]) -> list[Section]:
     first is not folded."""
     rows = result["rows"]
     kinds = [_row_class(r) for r in rows]
-    found = [
+    sections = [
         Section(title, [MEANINGS[title], table_of(title, columns, rows, kinds)])
         for title, columns in column_groups(rows)
     ]
-    return [*found, Section("What this experiment can and cannot show", notes(rows, result))]
+    return [*sections, Section("What this experiment can and cannot show", notes(rows, result))]
 
 
 def main(arguments: list[str] | None = None) -> None:

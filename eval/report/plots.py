@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dcar.errors import DataError
-from eval.methods.families import group_families, parse_method, short_name
+from eval.methods.families import group_families, setting_text, short_name
 from eval.methods.kinds import Style
 from eval.report.blocks import Picture, Section, data_uri
 from eval.report.listen import ink, shade
@@ -30,7 +30,7 @@ AXIS_LABELS = {
     "tokens_per_pass": "tokens per forward pass of the decoder",
 }
 FRONT_COLOR = "#f2c94c"
-DASHES = ["-", (0, (4, 1.5)), (0, (1.5, 1.5))]  # variants of one look: ssd, ssd@heads
+DASHES = ["-", (0, (4, 1.5)), (0, (1.5, 1.5))]  # variants of one look: SSD, SSD (draft model)
 KEPT, DROPPED = "#2f75b2", "#d9663a"
 CURVES = {
     "reward": ("reward_forced", "reward_sampled"),
@@ -84,10 +84,8 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     with the Pareto front."""
     figure, [[axes]] = panels((8.4, 5.2))
     measured = [r for r in rows if r.get(axis) is not None]
-    families = [
-        (parse_method(family), points) for family, points in group_families(measured).items()
-    ]
-    every = [r for _, points in families for r in points]
+    families = group_families(measured)
+    every = [r for points in families.values() for r in points]
     x, y = np.array([float(r[axis]) for r in every]), 100 * np.array([r["wer"] for r in every])
     ends = 100 * np.array([r["wer_ci"] for r in every]).T
     front = pareto_front(x.tolist(), y.tolist())
@@ -105,8 +103,8 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     )
     alike: Counter[Style] = Counter()  # families of one look, drawn so far
     first = 0
-    for name, points in families:
-        style, here = name.style, slice(first, first + len(points))
+    for family, points in families.items():
+        style, here = family.style, slice(first, first + len(points))
         # stars fill less of it
         size = 8 if style.marker == "*" or isinstance(style.marker, tuple) else 5.5
         axes.vlines(x[here], *ends[:, here], color=style.color, lw=0.8, alpha=0.22, zorder=2)
@@ -122,12 +120,12 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
             mec="white",
             mew=0.5,
             zorder=4,
-            label=name.label,
+            label=family.label,
         )
         for i in {0, len(points) - 1} if len(points) > 1 else ():  # the ends of a sweep
             symbol = f"{style.symbol}=" if i == 0 and style.symbol else ""
             axes.annotate(
-                f"{symbol}{parse_method(points[i]['method']).setting}",
+                f"{symbol}{setting_text(points[i]['settings'])}",
                 (x[first + i], y[first + i]),
                 xytext=(5, 4),
                 fontsize=7,
@@ -189,13 +187,13 @@ def draw_reasons(reasons: Mapping[str, Any], folder: Path) -> None:
     log-probability and entropy of the last token kept and the first dropped. The picture of an
     earlier comparison is removed."""
     (folder / REASONS).unlink(missing_ok=True)
-    found = {name: of for name, of in reasons.items() if of["decisions"]}
-    if not found:
+    decided = {name: of for name, of in reasons.items() if of["decisions"]}
+    if not decided:
         return
     figure, [[shares, likely, sure]] = panels(
-        (9.6, 1.3 + 0.55 * len(found)), 1, 3, sharey=True, width_ratios=(1.25, 1, 1)
+        (9.6, 1.3 + 0.55 * len(decided)), 1, 3, sharey=True, width_ratios=(1.25, 1, 1)
     )
-    for row, of in enumerate(found.values()):
+    for row, of in enumerate(decided.values()):
         left = 0.0
         for entry in of["sizes"]:
             width = 100 * entry["share"]
@@ -230,9 +228,9 @@ def draw_reasons(reasons: Mapping[str, Any], folder: Path) -> None:
                     panel.plot(middle, place, "o", color=color, ms=5)
     shares.set(
         xlim=(0, 100),
-        yticks=range(len(found)),
-        yticklabels=list(map(short_name, found)),
-        ylim=(len(found) - 0.45, -0.55),
+        yticks=range(len(decided)),
+        yticklabels=list(map(short_name, decided)),
+        ylim=(len(decided) - 0.45, -0.55),
     )
     shares.set_xlabel("share of chunks by number of tokens, %")
     likely.set_xlabel("log-probability of the token, nats\nlikelier →")
@@ -273,11 +271,11 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 def series(log: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
     """Return steps and values of one logged quantity; if a step occurs twice, its first value (a
     run ends with a second evaluation, of its best checkpoint instead of its last step)."""
-    found: dict[float, float] = {}
+    by_step: dict[float, float] = {}
     for line in log:
         if isinstance(line.get(key), int | float) and not isinstance(line.get(key), bool):
-            found.setdefault(float(line["step"]), float(line[key]))
-    return list(found), list(found.values())
+            by_step.setdefault(float(line["step"]), float(line[key]))
+    return list(by_step), list(by_step.values())
 
 
 def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.methods.families import group_families, parse_method
+from eval.methods.families import group_families
 from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
 from eval.report.plots import REASONS
 from eval.report.table import (
@@ -53,7 +53,7 @@ def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
     rows = result["rows"]
     spoken = [r for r in rows if r["kind"] == "method"]
     verifying = spoken if any(r["accepted"] is not None for r in spoken) else []
-    made = (
+    sections = (
         equal_speed_section(result),
         binned(
             "Errors by length of the utterance",
@@ -77,7 +77,7 @@ def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
             "Fewer errors at a low temperature come with less variety: choose by both figures.",
         ),
     )
-    return [section for section in made if section]
+    return [section for section in sections if section]
 
 
 def rows_section(
@@ -90,25 +90,25 @@ def rows_section(
 
 
 def binned(
-    title: str, found: dict[str, Any] | None, name: Callable[[dict[str, Any]], str], which: str
+    title: str, errors: dict[str, Any] | None, name: Callable[[dict[str, Any]], str], which: str
 ) -> Section | None:
     """Return error rates with one named column per bin; nothing if there are fewer than two
     bins."""
-    if not found:
+    if not errors:
         return None
     head = ["method"]
-    for b in found["bins"]:
+    for b in errors["bins"]:
         head += [name(b), f"95 % CI (n = {b['n']})"]
     rows = [
         [
             method,
             *(
                 cell
-                for rate in rates
+                for rate in of_method
                 for cell in (percent(rate["wer"], 1), interval(rate["ci"], 1))
             ),
         ]
-        for method, rates in found["methods"].items()
+        for method, of_method in errors["methods"].items()
     ]
     return Section(
         title,
@@ -152,12 +152,12 @@ def equal_speed_section(result: dict[str, Any]) -> Section | None:
     pairs = result["equal_speed"]
     if not pairs:
         return None
-    blocks: list[Any] = [SPEED_NOTE, rival_sentences(result)]
+    blocks: list[Any] = [SPEED_NOTE, rival_sentences(result["rows"], pairs)]
     for axis in dict.fromkeys(p["axis"] for p in pairs):
         chosen = [p for p in pairs if p["axis"] == axis]
         title = f"At equal {SPEED_AXES[axis][0]}"
         blocks += [
-            matrix(title, chosen, list(group_families(result["rows"]))),
+            matrix(title, chosen, [f.label for f in group_families(result["rows"])]),
             Folded(
                 f"All {len(chosen)} pairs {title[0].lower()}{title[1:]}",
                 [[sentence(p) for p in chosen]],
@@ -168,27 +168,23 @@ def equal_speed_section(result: dict[str, Any]) -> Section | None:
 
 def matrix(title: str, pairs: Sequence[dict[str, Any]], families: Sequence[str]) -> Table:
     """Return mean WER differences of all pairs of families, row minus column."""
-    found = {(p["a"], p["b"]): p for p in pairs}
-    present = [f for f in families if any(f in key for key in found)]
-    labels = [parse_method(f).label for f in present]
+    by_sides = {(p["a"], p["b"]): p for p in pairs}
+    present = [f for f in families if any(f in key for key in by_sides)]
     return Table(
         title,
-        ["row − column", *labels],
-        [
-            [label, *(_difference(found, a, b) for b in present)]
-            for label, a in zip(labels, present, strict=True)
-        ],
+        ["row − column", *present],
+        [[a, *(_difference(by_sides, a, b) for b in present)] for a in present],
         look="matrix",
     )
 
 
-def _difference(found: dict[tuple[str, str], dict[str, Any]], row: str, column: str) -> Cell:
+def _difference(by_sides: dict[tuple[str, str], dict[str, Any]], row: str, column: str) -> Cell:
     if row == column:
         return Cell("")
-    if (row, column) in found:
-        pair, sign = found[row, column], 1
+    if (row, column) in by_sides:
+        pair, sign = by_sides[row, column], 1
     else:
-        pair, sign = found[column, row], -1
+        pair, sign = by_sides[column, row], -1
     if pair["shared"] is None:
         return Cell("·", "none", "no shared speed")
     mean = pair["average"]
@@ -209,8 +205,8 @@ def _difference(found: dict[tuple[str, str], dict[str, Any]], row: str, column: 
 
 def reasons_section(result: Mapping[str, Any], folder: Path) -> Section | None:
     """Return the section on chunk ends; nothing for comparisons without these data."""
-    found = {name: of for name, of in result["reasons"].items() if of["decisions"]}
-    if not found:
+    decided = {name: of for name, of in result["reasons"].items() if of["decisions"]}
+    if not decided:
         return None
     rows = [
         [
@@ -223,7 +219,7 @@ def reasons_section(result: Mapping[str, Any], folder: Path) -> Section | None:
                 for side in (entry["kept"], entry["dropped"])
             ),
         ]
-        for name, of in found.items()
+        for name, of in decided.items()
         for entry in of["sizes"]
     ]
     head = [
@@ -237,12 +233,12 @@ def reasons_section(result: Mapping[str, Any], folder: Path) -> Section | None:
     ]
     notes = [
         KEPT_NOTE.format(
-            decisions=", ".join(f"{name} {of['decisions']}" for name, of in found.items())
+            decisions=", ".join(f"{name} {of['decisions']}" for name, of in decided.items())
         )
     ]
     if agreed := [
         f"{name} {100 * of['likeliest']:.0f} %"
-        for name, of in found.items()
+        for name, of in decided.items()
         if of["likeliest"] is not None
     ]:
         notes.append(

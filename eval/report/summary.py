@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.methods.families import at_sampling, group_families, parse_method, short_name
+from eval.methods.families import group_families, short_name
 from eval.report.blocks import Picture, file_uri
 from eval.report.table import CONVENTION, corpus_kind, short_table
 from eval.results.pareto import SPEED_AXES, front_rows, sentence, speed_axis
@@ -61,16 +61,13 @@ def verdict(result: dict[str, Any]) -> list[str]:
     """Compare DCAR with CAR-k at equal tokens per pass and at equal time, a sentence each; none
     if one of the two was not compared. Of several policies, the first of those with most
     candidates is taken, whatever its errors."""
-    families = [parse_method(family) for family in group_families(result["rows"])]
-    policies = [
-        name
-        for name in families
-        if name.kind == "dcar" and at_sampling("car", name.sampling) in [f.family for f in families]
-    ]
+    families = group_families(result["rows"])
+    fixed = {family.sampling: family for family in families if family.method == "car"}
+    policies = [f for f in families if f.method == "dcar" and f.sampling in fixed]
     if not policies:
         return []
-    chosen = max(policies, key=lambda name: (not name.sampling, name.num_candidates))
-    sides = (chosen.family, at_sampling("car", chosen.sampling))
+    chosen = max(policies, key=lambda f: (not f.sampling, f.num_candidates))
+    sides = (chosen.label, fixed[chosen.sampling].label)
     pairs = [p for p in result["equal_speed"] if (p["a"], p["b"]) == sides]
     return [sentence(p) for p in sorted(pairs, key=lambda p: p["axis"] != "tokens_per_pass")]
 
@@ -143,10 +140,10 @@ def chance(result: dict[str, Any]) -> str:
 
 def names_sentence(rows: Sequence[Row]) -> str:
     """Return a sentence on the names of the paper's methods that were compared."""
-    names = [parse_method(r["method"]) for r in rows if r["kind"] == "method"]
-    kinds = {name.kind for name in names}
-    meanings = [text for kind, text in NAMES.items() if kind in kinds]
-    if any(name.num_candidates > 1 for name in names):
+    families = group_families(rows)
+    methods = {family.method for family in families}
+    meanings = [text for method, text in NAMES.items() if method in methods]
+    if any(family.num_candidates > 1 for family in families):
         meanings.append(NUM_CANDIDATES)
     sentences = [f"{'; '.join(meanings)}."] if meanings else []
     sentences.append(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dcar.sources.packages import templates
-from eval.methods.families import parse_method, short_name
+from eval.methods.families import group_families, short_name
 from eval.report.blocks import Table
 from eval.results.pareto import sentence
 from eval.results.rows import Row
@@ -241,11 +241,11 @@ def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
         tables.append(table_of("", pass_columns(spoken), spoken))
     if lively := lively_rows(rows):
         tables.append(table_of("", lively_columns(lively), lively))
-    if found := header["by_category"]:
+    if categories := header["by_category"]:
         tables.append(
             Table(
                 "",
-                ["WER %", *(f"{b['category']} (n = {b['n']})" for b in found["bins"])],
+                ["WER %", *(f"{b['category']} (n = {b['n']})" for b in categories["bins"])],
                 [
                     [
                         name,
@@ -254,12 +254,12 @@ def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
                             for rate in rates
                         ),
                     ]
-                    for name, rates in found["methods"].items()
+                    for name, rates in categories["methods"].items()
                 ],
             )
         )
     lines = [line for table in tables for line in (*aligned(table), "")]
-    if sentences := rival_sentences(header):
+    if sentences := rival_sentences(rows, header["equal_speed"]):
         lines += [
             "At equal speed (linear between the settings of a family, paired bootstrap):",
             *(f"- {s}" for s in sentences),
@@ -277,21 +277,21 @@ def corpus_kind(header: dict[str, Any]) -> str:
     return header["corpus"].get("corpus", {}).get("kind", "unknown")
 
 
-def rival_sentences(header: dict[str, Any]) -> list[str]:
+def rival_sentences(rows: Sequence[Row], pairs: Sequence[dict[str, Any]]) -> list[str]:
     """Compare every family with fixed chunks and with the policy of the same sampling, at equal
     measured time (else at equal tokens per pass), if both reach one."""
-    pairs = header["equal_speed"]
-    found = []
-    for p in pairs:
-        a, b = parse_method(p["a"]), parse_method(p["b"])
+    families = {family.label: family for family in group_families(rows)}
+    sentences = []
+    for pair in pairs:
+        a, b = families[pair["a"]], families[pair["b"]]
         if (
-            p["axis"] == pairs[0]["axis"]
-            and p["shared"]
+            pair["axis"] == pairs[0]["axis"]
+            and pair["shared"]
             and a.sampling == b.sampling
-            and {a.kind, b.kind} & RIVALS
+            and {a.method, b.method} & RIVALS
         ):
-            found.append(sentence(p))
-    return found
+            sentences.append(sentence(pair))
+    return sentences
 
 
 def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dcar.text.bootstrap import RESAMPLES
-from eval.methods.families import group_families, parse_method
+from eval.methods.families import group_families
 from eval.results.stats import paired_contrast
 
 Counts = tuple[Sequence[float], Sequence[float]]  # errors and reference words of each utterance
@@ -61,8 +61,8 @@ class Curve:
     Speeds that clocks cannot tell apart (SAME_SPEED) are equal; otherwise a line from setting to
     setting would follow their noise.
 
-    knots: the speeds [K] between which it is linear, each the mean of its settings; belongs: the
-    knot of every setting [M]. Beyond its ends it is constant.
+    family: its label; knots: the speeds [K] between which it is linear, each the mean of its
+    settings; belongs: the knot of every setting [M]. Beyond its ends it is constant.
     """
 
     def __init__(self, family: str, points: Mapping[str, float]):
@@ -154,7 +154,7 @@ def equal_speed(
     """Compare every pair of families at equal `axis` (a key of SPEED_AXES). The earlier in the
     order of KINDS is the baseline b."""
     curves = [
-        Curve(family, {r["method"]: float(r[axis]) for r in members})
+        Curve(family.label, {r["method"]: float(r[axis]) for r in members})
         for family, members in group_families([r for r in rows if r.get(axis) is not None]).items()
     ]
     return [
@@ -178,7 +178,7 @@ def speed_axis(rows: Sequence[dict[str, Any]]) -> str | None:
 
 def sentence(pair: dict[str, Any]) -> str:
     """Return the comparison as a sentence."""
-    a, b = (parse_method(pair[side]).label for side in "ab")
+    a, b = pair["a"], pair["b"]
     equal, unit = SPEED_AXES[pair["axis"]]
     if pair["shared"] is None:
         ours, theirs = speed_range(pair["range_a"]), speed_range(pair["range_b"])

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from dcar.text.bootstrap import RESAMPLES, Interval, corpus_interval
-from eval.methods.families import at_sampling, parse_method
+from eval.methods.families import family_of, setting_text
+from eval.methods.kinds import KINDS
+from eval.methods.spec import split_sampling
 from eval.results.stats import PairedTest, paired_test, utterances_needed
-from eval.results.store import RECORDING, RESYNTHESIS, Record, by_method
+from eval.results.store import Record, by_method, errors_of
 from eval.results.timing import speedup, speedup_quartiles, summarize
 from eval.results.variety import variety
 
@@ -24,14 +26,15 @@ Measure = Callable[[Record], tuple[float, float] | None]
 """Function that returns the count in a record and the total that it is out of; None if there is
 nothing to count."""
 
+FAR, CAR1, SD = {"method": "far"}, {"method": "car", "size": 1}, {"method": "sd"}
 MOST_BINS = 4
 FEWEST = 3  # utterances of a bin
 
 
-def wrong(record: Record, field: str = "words") -> tuple[float, float]:
+def wrong(record: Record, of: str = "words") -> tuple[float, float]:
     """Return the number of wrong words, or characters, and of those in the reference."""
-    s, d, i, n = record[field]
-    return s + d + i, n
+    errors = errors_of(record, of)
+    return errors.errors, errors.reference_words
 
 
 def scored(record: Record, name: str) -> tuple[float, float] | None:
@@ -102,39 +105,37 @@ def make_rows(
         }
         for m in methods
     ]
-    spoken = [(r, parse_method(r["method"])) for r in rows if r["kind"] == "method"]
-    clocks = {
-        label: next((r for r, name in spoken if name.base == b), None)
-        for label, b in (("far", "far"), ("car1", "car-1"))
-    }
-    for row, name in spoken:
-        cars, randoms = (
-            [r for r, other in spoken if (other.kind, other.sampling) == (kind, name.sampling)]
-            for kind in ("car", "random")
-        )
-        best = min(cars, key=lambda r: r["wer"])["method"] if cars else None
-        random = randoms[0]["method"] if randoms else None
-        strict = strict_baseline(row["method"], methods)
-        drawn = random if name.entry and name.entry.policies else None  # what a policy must beat
-        far, one = (at_sampling(b, name.sampling) for b in ("far", "car-1"))
-        for label, baseline in (
-            ("far", far),
-            ("car1", one),
-            ("best_car", best),
-            ("sd", strict),
-            ("random", drawn),
-        ):
-            other = baseline if baseline != row["method"] and baseline in methods else None
-            test = (
-                compare_records(grouped[row["method"]], grouped[other], resamples)
-                if other
-                else None
-            )
+    spoken = [r for r in rows if r["kind"] == "method"]
+    clocks = {"far": find_method(spoken, FAR), "car1": find_method(spoken, CAR1)}
+    for row in spoken:
+        own, sampling = split_sampling(row["settings"])
+        alike = [r for r in spoken if split_sampling(r["settings"])[1] == sampling]
+        cars = [r for r in alike if r["settings"]["method"] == "car"]
+        best = min(cars, key=lambda r: r["wer"], default=None)
+        random = next((r for r in alike if r["settings"]["method"] == "random"), None)
+        kind = KINDS.get(own["method"])
+        baselines = {
+            "far": find_method(alike, FAR),
+            "car1": find_method(alike, CAR1),
+            "best_car": best,
+            "sd": strict_baseline(row, alike),
+            "random": random if kind and kind.policies else None,  # what a policy must beat
+        }
+        for label, other in baselines.items():
+            test = None
+            if other is not None and other is not row:
+                test = compare_records(grouped[row["method"]], grouped[other["method"]], resamples)
             row[f"difference_vs_{label}"] = test and test.difference
             row[f"difference_vs_{label}_ci"] = test and [test.low, test.high]
             row[f"p_vs_{label}"] = test and test.p_value
             row[f"detectable_vs_{label}"] = test and test.detectable
-        row["best_car"], row["sd_baseline"], row["random_baseline"] = best, strict, drawn
+        for label, name in (
+            ("best_car", "best_car"),
+            ("sd", "sd_baseline"),
+            ("random", "random_baseline"),
+        ):
+            other = baselines[label]
+            row[name] = other and other["method"]
         row["detectable_difference"] = row["detectable_vs_best_car"] or row["detectable_vs_far"]
         for label, clock in clocks.items():
             row[f"speedup_vs_{label}"] = speedup(row, clock, "rtf")
@@ -145,20 +146,22 @@ def make_rows(
     return rows
 
 
-def strict_baseline(method: str, methods: Sequence[str]) -> str | None:
+def find_method(rows: Sequence[Row], own: Mapping[str, Any]) -> Row | None:
+    """Return the row of the method with these settings, the common sampling before others."""
+    matching = [r for r in rows if split_sampling(r["settings"])[0] == own]
+    return min(matching, key=lambda r: len(split_sampling(r["settings"])[1]), default=None)
+
+
+def strict_baseline(row: Row, alike: Sequence[Row]) -> Row | None:
     """Return the lossless method that a relaxed verifier is compared with: `sd` with the same
-    kind of draft, else `sd`, at the verifier's own sampling, because it relaxes the target's
+    draft, else `sd`. alike: the rows of the same sampling, because a verifier relaxes the target's
     distribution at that temperature."""
-    name = parse_method(method)
-    if name.entry is None or not name.entry.verifies or name.kind == "sd":
+    settings = row["settings"]
+    kind = KINDS.get(settings["method"])
+    if kind is None or not kind.verifies or settings["method"] == "sd":
         return None
-    draft = at_sampling(
-        "@".join(["sd", *(word for word in name.words if word != "eos")]), name.sampling
-    )
-    plain = at_sampling("sd", name.sampling)
-    return next(
-        (m for m in methods if parse_method(m).family == draft), plain if plain in methods else None
-    )
+    draft = {name: settings[name] for name in ("draft", "length") if name in settings}
+    return find_method(alike, {**SD, **draft}) or find_method(alike, SD)
 
 
 def _row(
@@ -170,24 +173,26 @@ def _row(
 ) -> Row:
     words = by_utterance(records)
     wer = corpus_rate(words, resamples)
-    cer = corpus_rate(by_utterance(records, partial(wrong, field="characters")), resamples)
-    s, d, i, n = (sum(r["words"][k] for r in records) for k in range(4))
-    capped = sum(min(sum(r["words"][:3]), r["words"][3]) for r in records)
+    cer = corpus_rate(by_utterance(records, partial(wrong, of="characters")), resamples)
+    errors = [errors_of(r) for r in records]
+    reference_words = sum(e.reference_words for e in errors)
     recorded = sum(r["reference_duration"] for r in records)  # 0 where texts have no recordings
     alike = [r["speaker_similarity"] for r in records if r.get("speaker_similarity") is not None]
+    settings = records[0]["settings"]
     row: Row = {
         "method": method,
-        "kind": "reference" if method in (RECORDING, RESYNTHESIS) else "method",
+        "settings": settings,
+        "kind": "reference" if settings is None else "method",
         "wer": wer.value,
         "wer_ci": [wer.low, wer.high],
         "wer_se": wer.standard_error,
-        "wer_capped": capped / n,
+        "wer_capped": sum(min(e.errors, e.reference_words) for e in errors) / reference_words,
         "cer": cer.value,
         "cer_ci": [cer.low, cer.high],
-        "substitutions": s,
-        "deletions": d,
-        "insertions": i,
-        "reference_words": n,
+        "substitutions": sum(e.substitutions for e in errors),
+        "deletions": sum(e.deletions for e in errors),
+        "insertions": sum(e.insertions for e in errors),
+        "reference_words": reference_words,
         "empty_transcripts": sum(not r["hypothesis"].strip() for r in records),
         "speaker_similarity": float(np.mean(alike)) if alike else None,
         "duration_ratio": sum(r["duration"] for r in records) / recorded if recorded else None,
@@ -196,14 +201,13 @@ def _row(
         "records": len(records),
         "prompts": len({r.get("prompt_seed") for r in records}),
     }
-    if row["kind"] == "method":
+    if settings is not None:
         passes, tokens = sum(r["passes"] for r in records), sum(len(r["tokens"]) for r in records)
         sizes = Counter(size for r in records for size in r["sizes"])
         total = sum(sizes.values())
-        name = parse_method(method)
         row |= {
-            "family": name.family,
-            "setting": name.setting,
+            "family": family_of(settings).label,
+            "setting": setting_text(settings),
             "tokens_per_pass": tokens / passes,
             "passes": passes / len(records),  # per utterance and seed, as the next two
             "draft_passes": sum(r["draft_passes"] for r in records) / len(records),
@@ -224,18 +228,18 @@ def _scores(
     """Return, by scorer, the mean over the records that have a score, its interval and standard
     error by the bootstrap over utterances (all seeds of one stay together), and the numbers of
     utterances and records."""
-    found = {}
+    scores = {}
     for name in scorers:
         sums = by_utterance(records, partial(scored, name=name))
         mean = corpus_rate(sums, resamples) if sums else None
-        found[name] = {
+        scores[name] = {
             "mean": mean and mean.value,
             "ci": mean and [mean.low, mean.high],
             "standard_error": mean and mean.standard_error,
             "n": len(sums),
             "records": sum(count for _, count in sums.values()),
         }
-    return found
+    return scores
 
 
 def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) -> dict[str, Any]:
@@ -287,11 +291,11 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
 def power_statement(rows: Sequence[Row]) -> dict[str, Any] | None:
     """Return the difference that this experiment could detect between a method and the best CAR,
     from the median paired standard error."""
-    found = [r["detectable_difference"] for r in rows if r.get("detectable_difference")]
+    differences = [r["detectable_difference"] for r in rows if r.get("detectable_difference")]
     best = next((r for r in rows if r["method"] == r.get("best_car")), None)
-    if not found or best is None or best["wer"] <= 0:
+    if not differences or best is None or best["wer"] <= 0:
         return None
-    absolute = float(np.median(found))
+    absolute = float(np.median(differences))
     return {
         "baseline": best["method"],
         "baseline_wer": best["wer"],
@@ -335,7 +339,7 @@ def by_length(
     The length is that of the reference, in words as counted by the normaliser of WER. None if the
     utterances are too few or too similar for two bins.
     """
-    words = {r["id"]: r["words"][3] for r in records}
+    words = {r["id"]: errors_of(r).reference_words for r in records}
     bins = [
         ({"words": [low, high]}, sorted(i for i, n in words.items() if low <= n <= high))
         for low, high in length_bins(list(words.values()))
@@ -371,9 +375,9 @@ def _binned(
     utterances."""
     if len(bins) < 2:
         return None
-    spoken, found = by_method(records), {}
+    grouped, rates_of = by_method(records), {}
     for method in methods:
-        sums = by_utterance(spoken[method])
+        sums = by_utterance(grouped[method])
         rates = [corpus_rate({i: sums[i] for i in ids}, resamples) for _, ids in bins]
-        found[method] = [{"wer": rate.value, "ci": [rate.low, rate.high]} for rate in rates]
-    return {"bins": [{**about, "n": len(ids)} for about, ids in bins], "methods": found}
+        rates_of[method] = [{"wer": rate.value, "ci": [rate.low, rate.high]} for rate in rates]
+    return {"bins": [{**about, "n": len(ids)} for about, ids in bins], "methods": rates_of}

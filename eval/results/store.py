@@ -1,7 +1,7 @@
 """Records of a comparison, one per (method, seed, utterance), each appended to a file as soon as it
 is made.
 
-The work is divided into units (seed, batch of utterances, method) that do not depend on the number
+The work is divided into jobs (seed, batch of utterances, method) that do not depend on the number
 of processes; process p of n takes every n-th. Each process appends to its own shard, so an
 interruption loses at most the utterance in progress. A resumed run reads all shards, whatever
 number of processes wrote them.
@@ -15,9 +15,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import numpy as np
 
@@ -38,7 +38,7 @@ Key = tuple[str, int, str]  # method, seed, utterance id
 Record = dict[str, Any]
 
 RECORDING, RESYNTHESIS = "recording", "ground truth resynthesised"
-RECORD_VERSION = 3
+RECORD_VERSION = 4
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Tools:
 
 
 @dataclass(frozen=True)
-class Unit:
+class Job:
     """One method on one batch of utterances with one seed. The process `owner` modulo the number
     of processes runs it."""
 
@@ -167,10 +167,10 @@ def read_jsonl(
 
 def by_method(records: Iterable[Record]) -> dict[str, list[Record]]:
     """Return the records of each method, in order."""
-    found: dict[str, list[Record]] = {}
+    grouped: dict[str, list[Record]] = {}
     for record in records:
-        found.setdefault(record["method"], []).append(record)
-    return found
+        grouped.setdefault(record["method"], []).append(record)
+    return grouped
 
 
 def check_rounds(
@@ -207,8 +207,8 @@ def plan(
     seeds: Sequence[int],
     batch_size: int,
     references: Sequence[str],
-) -> list[Unit]:
-    """Return the units in the order in which they are run; in a partial run, all methods have seen
+) -> list[Job]:
+    """Return the jobs in the order in which they are run; in a partial run, all methods have seen
     the same utterances.
 
     Batches contain utterances of similar text length, and are the same for every number of
@@ -219,30 +219,21 @@ def plan(
         key=lambda i: (len(items[i].prompt.text_ids), items[i].prompt.utterance_id),
     )
     batches = [tuple(order[i : i + batch_size]) for i in range(0, len(order), batch_size)]
-    units = []
+    jobs = []
     for s, seed in enumerate(seeds):
         methods = [*(references if s == 0 else ()), *(e.name for e in entries)]
         for b, batch in enumerate(batches):
             # shifted by batch, so that a slow method is not always run by the same process
-            units += [Unit(method, seed, batch, s + b + m) for m, method in enumerate(methods)]
-    return units
-
-
-@dataclass(frozen=True)
-class Spoken:
-    """A waveform [samples], its rate in Hz, and its transcript."""
-
-    wave: np.ndarray
-    rate: int
-    text: str
+            jobs += [Job(method, seed, batch, s + b + m) for m, method in enumerate(methods)]
+    return jobs
 
 
 VOICED_TOGETHER = 16
-"""Number of utterances of a unit that a GPU synthesises and transcribes together."""
+"""Number of utterances of a job that a GPU synthesises and transcribes together."""
 
 
 class Maker:
-    """Producer of the missing records of units: it decodes, synthesises, transcribes and scores.
+    """Producer of the missing records of jobs: it decodes, synthesises, transcribes and scores.
 
     A transcript may depend on the last bits of a waveform, and those on the batch. On a CPU,
     utterances are therefore synthesised and transcribed one at a time, and a transcript is a
@@ -316,82 +307,86 @@ class Maker:
         return self.out / "audio" / f"{name}-{slug}-{self.fingerprint(method, index)}.opus"
 
     @property
-    def _measure(self) -> str | None:
+    def _similarity_name(self) -> str | None:
         """Name of the speaker similarity, as stored in records; None if there is none."""
-        return (
-            getattr(self.tools.similarity, "name", "similarity") if self.tools.similarity else None
-        )
+        if self.tools.similarity is None:
+            return None
+        return getattr(self.tools.similarity, "name", "similarity")
 
     def keeps_audio(self, seed: int, index: int) -> bool:
         return seed == self.first_seed and index in self.audio
 
     def finished(self, method: str, seed: int, index: int) -> bool:
+        """Return True if a record exists with the similarity, all scores and, if it is to be kept,
+        the audio."""
         record = self.done.get((method, seed, self.tools.items[index].prompt.utterance_id))
-        if record is None or self._measure and record.get("similarity_measure") != self._measure:
+        if record is None:
+            return False
+        similarity = self._similarity_name
+        if similarity is not None and record.get("similarity_measure") != similarity:
             return False
         if not self.tools.scorers.keys() <= record.get("scores", {}).keys():
             return False
-        silent = not self.keeps_audio(seed, index) or record["duration"] == 0
-        return silent or self.audio_path(method, index).exists()
+        if record["duration"] == 0 or not self.keeps_audio(seed, index):
+            return True
+        return self.audio_path(method, index).exists()
 
-    def run(self, unit: Unit, progress: Callable[[int], Any]) -> None:
-        """Make the unit's missing records. progress: called with the number of further records
+    def run(self, job: Job, progress: Callable[[int], Any]) -> None:
+        """Make the job's missing records. progress: called with the number of further records
         that exist."""
-        missing = [i for i in unit.indices if not self.finished(unit.method, unit.seed, i)]
-        progress(len(unit.indices) - len(missing))
+        missing = [i for i in job.indices if not self.finished(job.method, job.seed, i)]
+        progress(len(job.indices) - len(missing))
         if not missing:
             return
-        items = [self.tools.items[i] for i in unit.indices]
-        if unit.method == RECORDING:
+        items = [self.tools.items[i] for i in job.indices]
+        if job.method == RECORDING:
             assert self.tools.recording is not None
             for i in missing:
                 wave, rate = self.tools.recording(self.tools.items[i].prompt.utterance_id)
                 started = time.perf_counter()
                 [text] = transcripts(self.tools.asr, [wave], rate)
-                self._finish(
-                    unit, i, Spoken(wave, rate, text), {}, {"asr": time.perf_counter() - started}
-                )
+                seconds = {"asr": time.perf_counter() - started}
+                self._finish(job, i, wave, rate, {"hypothesis": text, "seconds": seconds})
                 progress(1)
             return
         # The whole batch is decoded even if only a part is missing, so that tensors and tokens are
         # always the same.
         started = time.perf_counter()
         results: list[DecodeResult] | None = None
-        if unit.method == RESYNTHESIS:
+        if job.method == RESYNTHESIS:
             tokens = [list(item.reference_tokens) for item in items]
         else:
-            results = self.entries[unit.method].decode(
-                [i.prompt for i in items], unit.seed, len(items)
+            results = self.entries[job.method].decode(
+                [i.prompt for i in items], job.seed, len(items)
             )
             tokens = [r.tokens for r in results]
         decode_seconds = (time.perf_counter() - started) / len(items)
         for start in range(0, len(items), self.together):
             rows = range(len(items))[start : start + self.together]
-            wanted = [row for row in rows if unit.indices[row] in missing]
-            if not wanted:
+            needed = [row for row in rows if job.indices[row] in missing]
+            if not needed:
                 continue
-            spoken, seconds = self._spoken(
+            waves, texts, seconds = self._voiced(
                 [tokens[row] for row in rows], [items[row] for row in rows]
             )
-            for row in wanted:
-                facts: Record = {"tokens": tokens[row]}
+            for row in needed:
+                facts: Record = {
+                    "hypothesis": texts[row - start],
+                    "tokens": tokens[row],
+                    "seconds": {"decode": decode_seconds, **seconds},
+                }
                 if results is not None:
-                    facts |= _facts(results[row], unit.method)
-                self._finish(
-                    unit,
-                    unit.indices[row],
-                    spoken[row - start],
-                    facts,
-                    {"decode": decode_seconds, **seconds},
-                )
+                    facts |= _facts(results[row], job.method)
+                wave, rate = waves[row - start], self.tools.vocoder.sample_rate
+                self._finish(job, job.indices[row], wave, rate, facts)
                 progress(1)
 
-    def _spoken(
+    def _voiced(
         self, tokens: Sequence[Sequence[int]], items: Sequence[PromptItem]
-    ) -> tuple[list[Spoken], dict[str, float]]:
-        """Voice and transcribe tokens; return also the seconds that both took an utterance."""
+    ) -> tuple[list[np.ndarray], list[str], dict[str, float]]:
+        """Return waveforms and transcripts of tokens, and the seconds that both took an
+        utterance."""
         started = time.perf_counter()
-        rate = self.tools.vocoder.sample_rate
         waves = voice(
             self.tools.vocoder,
             tokens,
@@ -400,25 +395,25 @@ class Maker:
             self.together,
         )
         voiced = time.perf_counter()
-        texts = transcripts(self.tools.asr, waves, rate)
+        texts = transcripts(self.tools.asr, waves, self.tools.vocoder.sample_rate)
         seconds = {
             "vocoder": (voiced - started) / len(items),
             "asr": (time.perf_counter() - voiced) / len(items),
         }
-        return [Spoken(wave, rate, text) for wave, text in zip(waves, texts, strict=True)], seconds
+        return waves, texts, seconds
 
-    def _finish(
-        self, unit: Unit, index: int, spoken: Spoken, facts: Record, seconds: dict[str, float]
-    ) -> None:
-        item, wave, rate = self.tools.items[index], spoken.wave, spoken.rate
+    def _finish(self, job: Job, index: int, wave: np.ndarray, rate: int, facts: Record) -> None:
+        """Score a waveform [samples] and store its record. facts: its transcript and everything
+        else that is known of it."""
+        item = self.tools.items[index]
         record: Record = {
             "version": RECORD_VERSION,
-            "method": unit.method,
-            "seed": unit.seed,
+            "method": job.method,
+            "settings": self.entries[job.method].settings if job.method in self.entries else None,
+            "seed": job.seed,
             "id": item.prompt.utterance_id,
-            "fingerprint": self.fingerprint(unit.method, index),
+            "fingerprint": self.fingerprint(job.method, index),
             "text": item.text,
-            "hypothesis": spoken.text,
             "duration": len(wave) / rate,
             "reference_duration": item.duration,
             **facts,
@@ -428,16 +423,18 @@ class Maker:
             similarity = (
                 self.tools.similarity(wave, rate, item.speaker_embedding) if len(wave) else None
             )
-            record |= {"speaker_similarity": similarity, "similarity_measure": self._measure}
+            record |= {
+                "speaker_similarity": similarity,
+                "similarity_measure": self._similarity_name,
+            }
         if self.tools.scorers:
             record["scores"] = {
                 n: s(wave, rate, item.speaker_embedding) for n, s in self.tools.scorers.items()
             }
-        if self.keeps_audio(unit.seed, index) and len(wave):
-            save_opus(self.audio_path(unit.method, index), wave, rate)
-        record["seconds"] = seconds
+        if self.keeps_audio(job.seed, index) and len(wave):
+            save_opus(self.audio_path(job.method, index), wave, rate)
         self.store.append(record)
-        self.done[unit.method, unit.seed, item.prompt.utterance_id] = record
+        self.done[job.method, job.seed, item.prompt.utterance_id] = record
 
 
 def _facts(result: DecodeResult, method: str) -> Record:
@@ -455,8 +452,9 @@ def _facts(result: DecodeResult, method: str) -> Record:
 
 
 _NUMBER = int | float
-_RECORD: dict[str, Any] = {
+_NEEDED: dict[str, Any] = {
     "method": str,
+    "settings": dict | None,
     "id": str,
     "fingerprint": str,
     "text": str,
@@ -464,40 +462,40 @@ _RECORD: dict[str, Any] = {
     "seed": int,
     "duration": _NUMBER,
     "reference_duration": _NUMBER,
-    "words": list,
-    "characters": list,
-    "seconds": dict,
+    "words": list[int],
+    "characters": list[int],
+    "seconds": dict[str, _NUMBER],
 }
 _OPTIONAL: dict[str, Any] = {
-    "tokens": list,
+    "tokens": list[int],
     "truncated": bool,
     "passes": int,
     "draft_passes": int,
-    "proposed": list,
-    "accepted": list,
-    "emitted": list,
-    "sizes": list,
-    "scores": dict,
+    "proposed": list[int],
+    "accepted": list[int],
+    "emitted": list[int],
+    "sizes": list[int],
+    "scores": dict[str, _NUMBER | None],
     "speaker_similarity": _NUMBER | None,
 }
 
 
 def is_record(record: Record) -> bool:
     """Return True if a record has every field that the tables need, each with the right type."""
-    counted = [record.get(name, [0, 0, 0, 0]) for name in ("words", "characters")]
-    numbers = [
-        record[n] for n in ("tokens", "proposed", "accepted", "emitted", "sizes") if n in record
-    ]
     return (
-        all(isinstance(record.get(name), kind) for name, kind in _RECORD.items())
-        and all(
-            isinstance(record[name], kind) for name, kind in _OPTIONAL.items() if name in record
-        )
-        and all(len(c) == 4 and all(type(n) is int for n in c) for c in counted)
-        and all(type(n) is int for values in numbers for n in values)
-        and all(isinstance(n, _NUMBER | None) for n in record.get("scores", {}).values())
-        and all(isinstance(n, _NUMBER) for n in record["seconds"].values())
+        all(_fits(record.get(name), kind) for name, kind in _NEEDED.items())
+        and all(_fits(record[name], kind) for name, kind in _OPTIONAL.items() if name in record)
+        and len(record["words"]) == len(record["characters"]) == 4
     )
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    inner = get_args(kind)
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(type(item) is inner[0] for item in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(isinstance(v, inner[1]) for v in value.values())
+    return isinstance(value, kind)
 
 
 def save_opus(path: Path, wave: np.ndarray, rate: int) -> None:
@@ -516,14 +514,14 @@ def scored(record: Record) -> Record:
     return {
         **record,
         "normalizer": NORMALIZER,
-        "words": counts(word_errors(text, hypothesis)),
-        "characters": counts(character_errors(text, hypothesis)),
+        "words": list(astuple(word_errors(text, hypothesis))[:4]),
+        "characters": list(astuple(character_errors(text, hypothesis))[:4]),
     }
 
 
-def counts(errors: WordErrors) -> list[int]:
-    """Return [substitutions, deletions, insertions, reference units]."""
-    return [errors.substitutions, errors.deletions, errors.insertions, errors.reference_words]
+def errors_of(record: Record, of: str = "words") -> WordErrors:
+    """Return the errors of a record, of its words or its characters."""
+    return WordErrors(*record[of])
 
 
 def _describe(item: PromptItem) -> list[Any]:

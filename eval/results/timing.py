@@ -110,7 +110,7 @@ def summarize(records: Sequence[dict[str, Any]], method: str) -> dict[str, float
     """Return medians over utterances of one method; None for what was not timed, such as the
     policy's share on a GPU."""
     mine = [r for r in records if r["method"] == method and r["audio"] > 0]
-    found = {
+    values_of = {
         "lm_rtf": [r["lm"] / r["audio"] for r in mine],
         "rtf": [(r["lm"] + r["vocoder"]) / r["audio"] for r in mine],
         "lm_ms_per_token": [1e3 * r["lm"] / r["tokens"] for r in mine],
@@ -118,7 +118,9 @@ def summarize(records: Sequence[dict[str, Any]], method: str) -> dict[str, float
         if any(r["policy"] is None for r in mine)
         else [r["policy"] / r["lm"] for r in mine],
     }
-    return {name: float(np.median(values)) if values else None for name, values in found.items()}
+    return {
+        name: float(np.median(values)) if values else None for name, values in values_of.items()
+    }
 
 
 def speedup(row: dict[str, Any], baseline: dict[str, Any] | None, rtf: str) -> float | None:

@@ -93,6 +93,6 @@ def variety(
     by_name: dict[str, list[float]] = defaultdict(list)
     for (name, _, _), distance in zip(pairs, apart.tolist(), strict=True):
         by_name[name].append(distance)
-    means = [float(np.mean(found)) for found in by_name.values()]
+    means = [float(np.mean(distances_of)) for distances_of in by_name.values()]
     interval = corpus_interval(means, [1] * len(means), resamples=resamples)
     return {**row, "variety": interval.value, "variety_ci": [interval.low, interval.high]}

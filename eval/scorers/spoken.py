@@ -97,8 +97,10 @@ class SpokenJudge:
             VOCODER_BATCH,
         )
         texts = transcripts(self.recognizer, waves, self.vocoder.sample_rate)
-        found = [word_errors(item.text, text) for item, text in zip(self.items, texts, strict=True)]
-        return [e.errors for e in found], [e.reference_words for e in found]
+        errors = [
+            word_errors(item.text, text) for item, text in zip(self.items, texts, strict=True)
+        ]
+        return [e.errors for e in errors], [e.reference_words for e in errors]
 
 
 class SpokenChoice(TrainerCallback):

@@ -14,18 +14,14 @@ depends only on the numbers of its own and earlier positions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dcar.decoding import BatchState, Decision, Draft, Method
 from dcar.decoding.step import Admitted
-from dcar.model.draft import AnyDecoder
 from eval.verifiers.drafters import Drafter
-from eval.verifiers.statistics import VerifierStatistics
 from heads.layers import at
 
 
@@ -55,30 +51,14 @@ class ChainVerifier(Method):
 
     `accept`: which draft tokens pass, each considered on its own. `replacement`: the distribution
     of the token that replaces the first rejected one (or `following`, which draws the token
-    itself). A subclass is built as `cls(name, drafter, *arguments(decoder, statistics, numbers))`,
-    where `numbers` are those in its compact name.
+    itself).
     """
 
-    numbers: tuple[int, ...] = (0,)
-    """Possible counts of numbers in the compact name."""
-    relaxes_end = False
-    """True if the name may end in -eos. The verifier is then built with eos_strict=False, and
-    its rule applies to EOS too."""
-    identity: Mapping[str, str] = {}
-    """Facts that the tokens depend on in addition to the name, the draft and the decoder."""
     streams = ("token", "accept", "residual")
     keeps_probs = True
 
     def __init__(self, name: str, drafter: Drafter):
         self.name, self.drafter, self.draft_length = name, drafter, drafter.length
-
-    @classmethod
-    def arguments(
-        cls, decoder: AnyDecoder, statistics: VerifierStatistics | None, numbers: tuple[float, ...]
-    ) -> tuple[Any, ...]:
-        """Return the constructor's arguments after the drafter; called once for all objects of a
-        method. statistics: those of the decoder, if they were measured."""
-        return numbers
 
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
         """Return which tokens pass, bool [B, m], given q, p [B, m, V] and tokens [B, m]. The
@@ -119,11 +99,9 @@ class ChainVerifier(Method):
     def keep(self, state: BatchState) -> Decision:
         drafted = state.draft_counts  # [B]
         m = state.most(drafted, self.draft_length)
-        states, draft, p = (
-            state.states[:, : m + 1],
-            state.draft_tokens[:, :m],
-            state.draft_probs[:, :m],
-        )
+        states = state.states[:, : m + 1]
+        draft = state.draft_tokens[:, :m]
+        p = state.draft_probs[:, :m]
         position = state.next_positions(m + 1)
         # [B, m + 1, V]
         q = state.probs(state.heads(states, 1)[:, :, 0], position, state.histories(draft))
@@ -140,10 +118,8 @@ class ChainVerifier(Method):
                 accepted < drafted,
             )
         else:
-            accepted, token = (
-                state.zeros,
-                state.sample(q[:, 0], state.uniform("token", state.generated)),
-            )
+            accepted = state.zeros
+            token = state.sample(q[:, 0], state.uniform("token", state.generated))
         self.drafter.keep(state, at(states, accepted))
         # After an accepted EOS nothing is emitted anyway.
         tokens = torch.cat((draft, token[:, None]), 1).scatter(1, accepted[:, None], token[:, None])

@@ -10,7 +10,7 @@ needs neither rewards nor training.
 H is the entropy of the head's own distribution before warping. Temperature and top-k change the
 draw, not the certainty of the head: the threshold therefore belongs to the decoder and not to the
 sampling, and it keeps its meaning at temperature 0, where every warped distribution has entropy 0.
-`entropy-0.8` names the threshold. `entropy@3.0` names the desired tokens per pass, and uses the
+`entropy-0.8` names the threshold. `entropy@3` names the desired tokens per pass, and uses the
 threshold that yielded them on development data (statistics.py).
 
 All heads are evaluated at every step, because the size of the chunk depends on them, whereas a
@@ -73,7 +73,7 @@ def from_settings(
     """
     if (threshold is None) == (tokens_per_pass is None):
         raise ConfigError(
-            f"method '{name}': write entropy-0.8 (threshold in nats, at least 0) or entropy@3.0 "
+            f"method '{name}': write entropy-0.8 (threshold in nats, at least 0) or entropy@3 "
             "(tokens_per_pass on development data)"
         )
     limit = (

@@ -42,7 +42,7 @@ from dcar.sampling import sample, sample_several
 from eval.verifiers import sd
 from eval.verifiers.chain import ChainVerifier, Uniforms
 from eval.verifiers.drafters import Drafter
-from eval.verifiers.statistics import VerifierStatistics, needed
+from eval.verifiers.statistics import VerifierStatistics
 from heads.checkpoint import tensors_checksum
 
 logger = logging.getLogger(__name__)
@@ -99,6 +99,14 @@ class TokenGroups:
             self.theta,
             self.embedding_checksum,
         )
+
+
+def code_vectors(decoder: AnyDecoder, measured: VerifierStatistics | None = None) -> Tensor:
+    """Return the vectors [codes, D] whose cosines define the groups: the mean mel frames that were
+    measured, if they are given, else the decoder's embeddings of the codes."""
+    if measured is not None:
+        return measured.centred_mel()
+    return decoder.speech_embedding.weight[: decoder.config.speech_vocab_size]
 
 
 def build_groups(
@@ -254,27 +262,13 @@ def thinned_residual(
 
 
 class GroupVerifier(ChainVerifier):
-    """Verifier `pcg-θ`."""
+    """Verifier `pcg-θ`, or `pcg-mel-θ` with groups by sound."""
 
-    numbers = (1,)
     streams = ("token", "accept", "group")
 
     def __init__(self, name: str, drafter: Drafter, groups: TokenGroups):
         super().__init__(name, drafter)
         self.groups = groups
-        self.identity = {"groups": f"{groups.theta!r} of {groups.embedding_checksum}"}
-
-    @classmethod
-    def code_vectors(cls, decoder: AnyDecoder, statistics: VerifierStatistics | None) -> Tensor:
-        """Return the vectors [codes, D] whose cosines define the groups."""
-        return decoder.speech_embedding.weight[: decoder.config.speech_vocab_size]
-
-    @classmethod
-    def arguments(
-        cls, decoder: AnyDecoder, statistics: VerifierStatistics | None, numbers: tuple[float, ...]
-    ) -> tuple[TokenGroups]:
-        (theta,), vectors = numbers, cls.code_vectors(decoder, statistics)
-        return (build_groups(vectors, theta, decoder.config.output_size - len(vectors)),)
 
     def start(self, state: BatchState) -> None:
         super().start(state)
@@ -303,12 +297,3 @@ class GroupVerifier(ChainVerifier):
             )
             token = torch.where(left, enumerated.clamp(max=eos), token)
         return torch.where(refused, token, bonus)
-
-
-class MelGroupVerifier(GroupVerifier):
-    """Verifier `pcg-mel-θ`. Raises ConfigError unless the statistics contain the mean mel frames
-    of the codes."""
-
-    @classmethod
-    def code_vectors(cls, decoder: AnyDecoder, statistics: VerifierStatistics | None) -> Tensor:
-        return needed(statistics, "pcg-mel").centred_mel()

@@ -54,8 +54,6 @@ def among_likeliest(q: Tensor, tokens: Tensor, k: int) -> Tensor:
 class TolerantDecoding(sd.SpeculativeDecoding):
     """Verifier `ssd-β`, without tolerance for EOS, or `ssd-β-eos`, the paper's rule."""
 
-    numbers, relaxes_end = (1,), True
-
     def __init__(self, name: str, drafter: Drafter, beta: float, eos_strict: bool = True):
         super().__init__(name, drafter)
         if not 0 <= beta < float("inf"):
@@ -78,8 +76,6 @@ class RelaxedVerifier(sd.SpeculativeDecoding):
     including the residual. After a rejected EOS it may still be drawn from q.
     """
 
-    relaxes_end = True
-
     def __init__(self, name: str, drafter: Drafter, eos_strict: bool = True):
         super().__init__(name, drafter)
         self.eos_strict = eos_strict
@@ -99,8 +95,6 @@ class RelaxedVerifier(sd.SpeculativeDecoding):
 
 class TypicalAcceptance(RelaxedVerifier):
     """Verifier `typical` or `typical-ε-δ`."""
-
-    numbers = (0, 2)
 
     def __init__(
         self,
@@ -124,8 +118,6 @@ class TypicalAcceptance(RelaxedVerifier):
 
 class TopKVerify(RelaxedVerifier):
     """Verifier `topk-verify-k`."""
-
-    numbers = (1,)
 
     def __init__(self, name: str, drafter: Drafter, k: float, eos_strict: bool = True):
         super().__init__(name, drafter, eos_strict)

@@ -28,11 +28,11 @@ from dcar.text.readings import normalize_transcript, spoken_words
 from dcar.text.wer import word_errors
 from dcar.train.car import TrainConfig
 from eval.compare.run import CompareConfig
-from eval.methods.families import parse_method
+from eval.compare.tune import read_samplings
+from eval.methods.families import family_of, setting_text
 from eval.methods.kinds import KINDS
 from eval.methods.registry import Models, make_methods
 from eval.methods.spec import MethodSpec
-from eval.methods.sweeps import read_samplings
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
 MODELS = Models(tiny_decoder(), tiny_decoder(heads=1, seed=5), {"": tiny_policy()})
@@ -72,9 +72,12 @@ def check_words(pair: tuple[str, str]) -> None:
 
 
 def check_method(name: str) -> None:
-    assert parse_method(parse_method(name).family).family == parse_method(name).family
     spec = refused(lambda: MethodSpec.parse(name), ConfigError)
-    assert spec is None or MethodSpec.parse(str(spec)) == spec
+    if spec is not None:
+        assert MethodSpec.parse(str(spec)) == MethodSpec.from_mapping(spec.to_mapping()) == spec
+        assert family_of(spec.to_mapping()).label and isinstance(
+            setting_text(spec.to_mapping()), str
+        )
     refused(lambda: read_samplings([name]) if name.count("{") < 3 else None, ConfigError)
     refused(lambda: make_methods([name], MODELS) if name.count("{") < 3 else None)
 

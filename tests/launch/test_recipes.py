@@ -42,7 +42,7 @@ from eval.analysis.fit_verifiers import fit
 from eval.compare.run import CompareConfig
 from eval.compare.run import run as compare
 from eval.methods.registry import Models
-from eval.methods.sweeps import read_methods
+from eval.methods.spec import read_methods
 from eval.verifiers.statistics import MEL_BANDS
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import CandidatePolicy, CandidatePolicyConfig, HiddenPolicy, HiddenPolicyConfig

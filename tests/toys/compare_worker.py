@@ -18,9 +18,10 @@ from dcar.prompts.items import PromptItem
 from dcar.sampling import SamplingConfig
 from eval.compare.run import CompareConfig, run
 from eval.methods.registry import Models
+from eval.methods.spec import MethodSpec
 from eval.report.page import FORMAT_VERSION
 from eval.results.rows import power_statement
-from eval.results.store import Tools
+from eval.results.store import RECORDING, RESYNTHESIS, Tools
 from eval.scorers.load import Scorer
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import (
@@ -184,11 +185,19 @@ def records_of(out: Path) -> list[dict]:
     return [{k: v for k, v in record.items() if k != "seconds"} for record in found]
 
 
+def mapping_of(method: str) -> dict | None:
+    """Return a method as its mapping; None for a reference."""
+    if method in (RECORDING, RESYNTHESIS):
+        return None
+    return MethodSpec.parse(method).to_mapping()
+
+
 def made_record(method: str, uid: str, errors: int = 0, **changes) -> dict:
     """Return a record as a comparison stores it: ten words in two seconds, ten tokens in five
     passes."""
     return {
         "method": method,
+        "settings": mapping_of(method),
         "id": uid,
         "seed": 0,
         "words": [errors, 0, 0, 10],

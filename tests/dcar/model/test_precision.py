@@ -47,7 +47,7 @@ from rl.config import DCPOConfig
 
 HALF = torch.bfloat16
 METHODS = """
-    far car-1 car-4 random-2-3 end-on-confident-2-4 dcar@hidden dcar-sampled@hidden dcar-shuffled@hidden dcar@drawn dcar@drawn@n3@d0.2 best-of-3-2 entropy-0.8 entropy@2.0 mtp-viterbi-3-4 sd sd@draft ssd-0.4 pcg-0.42 pcg-0.42@draft vadusa-2 typical topk-verify-5
+    far car-1 car-4 random-2-3 end-on-confident-2-4 dcar@hidden dcar-sampled@hidden dcar-shuffled@hidden dcar@drawn dcar@drawn@n3@d0.2 best-of-3-2 entropy-0.8 entropy@2 mtp-viterbi-3-4 sd sd@draft ssd-0.4 pcg-0.42 pcg-0.42@draft vadusa-2 typical topk-verify-5
 """.split()
 
 

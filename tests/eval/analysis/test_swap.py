@@ -78,7 +78,7 @@ def test_analysis_end_to_end_and_resumed(analysis, tmp_path):
     config = SwapConfig(**analysis, sampling=SamplingConfig(min_tokens=20, max_tokens=30))
     result = run(config)
     plain, alone, together = result["rows"]
-    assert [row["method"] for row in result["rows"]] == ["car-1", "pcg-1.0", "pcg--0.2"]
+    assert [row["method"] for row in result["rows"]] == ["car-1", "pcg-1", "pcg--0.2"]
     assert plain["tokens_per_pass"] <= 1 and "swap" not in plain
     # nothing is like another code: the same speech
     assert (alone["group_size"], alone["swapped"]) == (1, 0)
@@ -104,5 +104,5 @@ def test_analysis_end_to_end_and_resumed(analysis, tmp_path):
 def test_wrong_settings(analysis):
     with pytest.raises(ConfigError, match="seeds .*theta_mel"):
         SwapConfig(**{**analysis, "theta": []})
-    with pytest.raises(ConfigError, match="'pcg-mel' .*`dcar fit-verifiers`"):
+    with pytest.raises(ConfigError, match="'pcg-mel-0.9' .*`dcar fit-verifiers`"):
         run(SwapConfig(**{**analysis, "theta_mel": [0.9]}))

@@ -36,9 +36,9 @@ from eval.results.store import (
     RECORD_VERSION,
     RECORDING,
     RESYNTHESIS,
+    Job,
     Maker,
     RecordStore,
-    Unit,
     choose_items,
 )
 from eval.scorers.load import Scorer
@@ -326,10 +326,8 @@ def test_processes_share_what_is_noted_and_a_missing_share_is_an_error(tmp_path)
 
 def test_batches_of_a_gpu_give_the_records_of_single_utterances_and_are_always_the_same(tmp_path):
     tools = tiny_tools(count=5)
-    entries, unit = (
-        make_methods(["car-2"], tools.models, SHORT),
-        Unit("car-2", 0, (0, 1, 2, 3, 4), 0),
-    )
+    entries = make_methods(["car-2"], tools.models, SHORT)
+    job = Job("car-2", 0, (0, 1, 2, 3, 4), 0)
 
     def made(folder: Path, together: int, done: list[dict] | None = None) -> list[dict]:
         store = RecordStore(folder)
@@ -337,7 +335,7 @@ def test_batches_of_a_gpu_give_the_records_of_single_utterances_and_are_always_t
         maker = Maker(tools, entries, [0], (), tmp_path, store, done or ())
         assert maker.together == 1  # on a CPU
         maker.together = together
-        maker.run(unit, lambda count: None)
+        maker.run(job, lambda count: None)
         return [
             {k: v for k, v in record.items() if k != "seconds"} for record in maker.done.values()
         ]
@@ -355,7 +353,7 @@ def test_batches_of_a_gpu_give_the_records_of_single_utterances_and_are_always_t
 
 
 def test_unfinished_shards_are_an_error_not_a_result(tmp_path, monkeypatch):
-    monkeypatch.setattr("eval.results.store.Maker.run", lambda self, unit, progress: None)
+    monkeypatch.setattr("eval.results.store.Maker.run", lambda self, job, progress: None)
     with pytest.raises(DataError, match="recording, seed 0, utt<0>"):
         run(tiny_config(tmp_path), tiny_tools())
 
@@ -397,7 +395,9 @@ def test_records_of_another_version_are_refused(tmp_path):
     shard.write_text(
         "".join(json.dumps({**r, "version": RECORD_VERSION - 1}) + "\n" for r in records)
     )
-    with pytest.raises(DataError, match=rf"records: .*version 2.* {RECORD_VERSION}; .*`out`"):
+    with pytest.raises(
+        DataError, match=rf"records: .*version {RECORD_VERSION - 1}.* {RECORD_VERSION}; .*`out`"
+    ):
         spoken(tmp_path, methods=["car-1"])
 
 

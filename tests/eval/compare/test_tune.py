@@ -87,7 +87,7 @@ def test_records_of_samplings_are_never_mixed(tmp_path):
     assert sum(map(len, prints.values())) == len(set().union(*prints.values())) == 3 * 6
     rows = {r["method"]: r for r in result["rows"]}
     assert [rows[m]["temperature"] for m in prints] == [0.9, 0.5, 0.0]
-    assert rows["car-2@t0.5"]["family"] == "car@t0.5"
+    assert rows["car-2@t0.5"]["family"] == "CAR-k (T 0.5)"
     assert result["methods"]["car-2@t0"]["sampling"].startswith("temperature 0,")
     assert "sampling" not in result["methods"]["car-2"]
     assert (tmp_path / "compare.txt").read_text().split()[:2] == ["method", "T"]

@@ -1,78 +1,56 @@
-"""Names taken apart: which rows of a comparison are one method at several settings, and what a
-reader calls them."""
+"""Which rows of a comparison are one method at several settings, and what a reader calls them."""
 
 import pytest
 
-from eval.methods.families import group_families, parse_method, short_name
+from eval.methods.families import family_of, group_families, setting_text, short_name
 from eval.methods.kinds import KINDS
-from eval.methods.sweeps import expand_names
+from eval.methods.spec import MethodSpec, read_methods
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "family", "settings", "label"),
+    ("name", "label", "setting"),
     [
-        ("far", "far", "far", (), "FAR"),
-        ("car-3", "car", "car", (3.0,), "CAR-k"),
-        ("random-2-3-4", "random", "random", (2.0, 3.0, 4.0), "random size"),
-        ("dcar", "dcar", "dcar", (), "DCAR"),
-        ("dcar@range-2-3", "dcar", "dcar", ("range-2-3",), "DCAR"),
-        ("dcar-sampled@a", "dcar-sampled", "dcar-sampled", ("a",), "DCAR sampled"),
-        ("ssd-0.4", "ssd", "ssd", (0.4,), "SSD"),
-        ("ssd-0.4@heads", "ssd", "ssd@heads", (0.4,), "SSD (heads)"),
-        ("sd@heads", "sd", "sd@heads", (), "SD (heads)"),
-        ("pcg--0.5", "pcg", "pcg", (-0.5,), "PCG"),
-        ("sd:4", "sd", "sd@heads:4", (), "SD (heads:4)"),
-        ("ssd-0.4:2", "ssd", "ssd@heads:2", (0.4,), "SSD (heads:2)"),
-        ("mtp-viterbi-5", "mtp-viterbi", "mtp-viterbi", (5.0,), "MTP-Viterbi"),
-        ("vadusa-2-n32", "vadusa", "vadusa@n32", (2.0,), "VADUSA (n32)"),
-        ("vadusa-2-chain@t0", "vadusa", "vadusa@chain@t0", (2.0,), "VADUSA (chain, T 0)"),
-        ("entropy@3.0", "entropy", "entropy", (3.0,), "entropy"),
-        ("ssd-1e-05", "ssd", "ssd", (1e-05,), "SSD"),
-        # none of ours
-        (
-            "mtp-viterbi-ffbs-5",
-            "mtp-viterbi-ffbs-5",
-            "mtp-viterbi-ffbs-5",
-            (),
-            "mtp-viterbi-ffbs-5",
-        ),
-        (
-            "new.Thing-2-0.5:4@t0",
-            "new.Thing",
-            "new.Thing@heads:4@t0",
-            (2.0, 0.5),
-            "new.Thing (heads:4, T 0)",
-        ),
-        ("topk-verify-5", "topk-verify", "topk-verify", (5.0,), "top-k verify"),
-        ("new-thing-2", "new-thing", "new-thing", (2.0,), "new-thing"),
-        ("car-5@t0.4", "car", "car@t0.4", (5.0,), "CAR-k (T 0.4)"),
-        ("far@t0", "far", "far@t0", (), "FAR (T 0)"),
-        ("dcar@a@t0.8-k10", "dcar", "dcar@t0.8-k10", ("a",), "DCAR (T 0.8, top-k 10)"),
-        ("dcar@a@n4@d-0.5", "dcar", "dcar@n4", ("a", -0.5), "DCAR (4 candidates)"),
-        ("dcar@d0.3", "dcar", "dcar", (0.3,), "DCAR"),
-        ("dcar@n8@t0.4", "dcar", "dcar@n8@t0.4", (), "DCAR (8 candidates, T 0.4)"),
-        ("best-of-10-4", "best-of", "best-of", (10.0, 4.0), "best of several chunks"),
+        ("far", "FAR", ""),
+        ("car-3", "CAR-k", "3"),
+        ("random-2-3-4", "random size", "2-3-4"),
+        ("dcar", "DCAR", ""),
+        ("dcar@range-2-3", "DCAR", "range-2-3"),
+        ("dcar-sampled@a", "DCAR sampled", "a"),
+        ("ssd-0.4", "SSD", "0.4"),
+        ("ssd-0.4@heads", "SSD", "0.4"),
+        ("sd@draft", "SD (draft model)", ""),
+        ("pcg--0.5", "PCG", "-0.5"),
+        ("sd:4", "SD (4 drafted)", ""),
+        ("mtp-viterbi-5", "MTP-Viterbi", "5"),
+        ("vadusa-2-n32", "VADUSA (32 nodes)", "2"),
+        ("vadusa-2-chain@t0", "VADUSA (chain, T 0)", "2"),
+        ("entropy@3.0", "entropy", "3"),
+        ("ssd-1e-05", "SSD", "1e-05"),
+        ("topk-verify-5", "top-k verify", "5"),
+        ("car-5@t0.4", "CAR-k (T 0.4)", "5"),
+        ("far@t0", "FAR (T 0)", ""),
+        ("dcar@a@t0.8-k10", "DCAR (T 0.8, top-k 10)", "a"),
+        ("dcar@a@n4@d-0.5", "DCAR (4 candidates)", "a--0.5"),
+        ("dcar@d0.3", "DCAR", "0.3"),
+        ("dcar@n8@t0.4", "DCAR (8 candidates, T 0.4)", ""),
+        ("best-of-10-4", "best of several chunks", "10-4"),
         (
             "ssd-0.4-eos@draft@t0.6-p0.9",
-            "ssd",
-            "ssd@eos@draft@t0.6-p0.9",
-            (0.4,),
-            "SSD (eos, draft, T 0.6, top-p 0.9)",
+            "SSD (eos, draft model, T 0.6, top-p 0.9)",
+            "0.4",
         ),
-        ("random-2-3@tuned", "random", "random@tuned", (2.0, 3.0), "random size (own best)"),
+        ("random-2-3@tuned", "random size (own best)", "2-3"),
     ],
 )
-def test_names_are_taken_apart(name, kind, family, settings, label):
-    parsed = parse_method(name)
-    assert (parsed.kind, parsed.family, parsed.settings, parsed.label) == (
-        kind,
-        family,
-        settings,
-        label,
-    )
-    assert parse_method(family).kind == kind  # a family's key is a name itself
-    assert parse_method(family).family == family and parse_method(family).label == label
-    assert "t0" not in "".join(parsed.words) and (parsed.entry is not None) == (kind in KINDS)
+def test_family_and_setting_of_a_method(name, label, setting):
+    mapping = MethodSpec.parse(name).to_mapping()
+    assert (family_of(mapping).label, setting_text(mapping)) == (label, setting)
+
+
+def test_a_method_of_another_package_needs_no_import():
+    mapping = {"method": "new.Thing", "nats": 0.5, "length": 4, "temperature": 0.0}
+    assert family_of(mapping).label == "new.Thing (4 drafted, T 0)"
+    assert setting_text(mapping) == "0.5"
 
 
 @pytest.mark.parametrize(
@@ -94,55 +72,59 @@ def test_names_in_sentences_are_short(name, short):
     ("names", "families"),
     [
         (
-            ["ssd-0.4", "car-10", "ssd-0", "car-2", "odd-1", "far"],  # by number, not by text
+            ["ssd-0.4", "car-10", "ssd-0", "car-2", "far"],  # by number, not by text
             {
-                "far": ["far"],
-                "car": ["car-2", "car-10"],
-                "ssd": ["ssd-0", "ssd-0.4"],
-                "odd": ["odd-1"],
+                "FAR": ["far"],
+                "CAR-k": ["car-2", "car-10"],
+                "SSD": ["ssd-0", "ssd-0.4"],
             },
         ),
         (
             ["dcar@n16", "car-2", "dcar@n4@t0", "dcar@n8", "dcar", "dcar@n4"],
             {
-                "car": ["car-2"],
-                **{n: [n] for n in ("dcar", "dcar@n4", "dcar@n4@t0", "dcar@n8", "dcar@n16")},
+                "CAR-k": ["car-2"],
+                "DCAR": ["dcar"],
+                "DCAR (4 candidates)": ["dcar@n4"],
+                "DCAR (4 candidates, T 0)": ["dcar@n4@t0"],
+                "DCAR (8 candidates)": ["dcar@n8"],
+                "DCAR (16 candidates)": ["dcar@n16"],
             },
         ),
         # a dial is one line
         (
             ["dcar", "dcar@d0.5", "dcar@d-1.5", "dcar@b", "dcar@b@d-1", "dcar@n4", "dcar@n4@d-0.4"],
             {
-                "dcar": ["dcar@d-1.5", "dcar", "dcar@d0.5", "dcar@b@d-1", "dcar@b"],
-                "dcar@n4": ["dcar@n4@d-0.4", "dcar@n4"],
+                "DCAR": ["dcar@d-1.5", "dcar", "dcar@d0.5", "dcar@b@d-1", "dcar@b"],
+                "DCAR (4 candidates)": ["dcar@n4@d-0.4", "dcar@n4"],
             },
         ),
         # k and temperature: a line a temperature
         (
             ["car-{1,3}", "car-{3,1}@t{0,0.4}", "car-{1,3}@tuned", "far@t0"],
             {
-                "far@t0": ["far@t0"],
-                "car": ["car-1", "car-3"],
-                "car@t0": ["car-1@t0", "car-3@t0"],
-                "car@t0.4": ["car-1@t0.4", "car-3@t0.4"],
-                "car@tuned": ["car-1@tuned", "car-3@tuned"],
+                "FAR (T 0)": ["far@t0"],
+                "CAR-k": ["car-1", "car-3"],
+                "CAR-k (T 0)": ["car-1@t0", "car-3@t0"],
+                "CAR-k (T 0.4)": ["car-1@t0.4", "car-3@t0.4"],
+                "CAR-k (own best)": ["car-1@tuned", "car-3@tuned"],
             },
         ),
     ],
 )
 def test_families_are_in_order(names, families):
-    rows = [{"method": name, "kind": "method"} for name in expand_names(names)]
+    rows = [
+        {"method": str(spec), "settings": spec.to_mapping(), "kind": "method"}
+        for spec in read_methods(names)
+    ]
     grouped = group_families([*rows, {"method": "recording", "kind": "reference"}])
     assert {
-        family: [row["method"] for row in members] for family, members in grouped.items()
+        family.label: [row["method"] for row in members] for family, members in grouped.items()
     } == families
-    assert list(grouped) == list(families)
+    assert [family.label for family in grouped] == list(families)
 
 
 def test_methods_are_told_apart():
-    assert all(
-        prefix == kind.prefix and parse_method(kind.example).kind == prefix
-        for prefix, kind in KINDS.items()
-    )
+    for prefix, kind in KINDS.items():
+        assert prefix == kind.prefix == MethodSpec.parse(kind.example).method
     for of in ("label", "color", "marker"):
         assert len({getattr(kind.style, of) for kind in KINDS.values()}) == len(KINDS)

@@ -11,7 +11,7 @@ from dcar.decoding import decode
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from eval.compare.run import CompareConfig, run
-from eval.methods.families import parse_method
+from eval.methods.families import family_of, setting_text
 from eval.methods.registry import Models, make_methods
 from eval.methods.spec import MethodSpec
 from eval.scorers.load import load_scorers
@@ -36,7 +36,6 @@ class Sizes(Calm):
         self.nats, self.temperature, self.others = nats[0], temperature, nats[1:]
 
 class AtLeast(ChainVerifier):
-    numbers = (1,)
     def __init__(self, name, drafter, threshold):
         super().__init__(name, drafter)
         self.threshold = threshold
@@ -106,26 +105,29 @@ def test_names_paths_and_numbers(prompts):
     calm, path, verifier, two, default = (e.method for e in entries)
     assert calm.nats == 1.5 and default.nats == 2.0 and verifier.threshold == 0.1
     assert two.draft_length == 2 and spoken[0] == spoken[1] != spoken[2]
-    parsed = [parse_method(name) for name in NAMES[:3]]
-    assert [(p.kind, p.settings) for p in parsed] == [
-        ("plugged.rules.Calm", (1.5,)),
-        ("plugged.rules.Calm", (1.5,)),
-        ("plugged.rules.AtLeast", (0.1,)),
+    assert [family_of(e.settings).label for e in entries] == [
+        "plugged.rules.Calm",
+        "plugged.rules.Calm (T 0.4)",
+        "plugged.rules.AtLeast",
+        "plugged.rules.AtLeast (2 drafted)",
+        "plugged.rules.Calm",
     ]
+    assert [setting_text(e.settings) for e in entries] == ["1.5", "1.5", "0.1", "0.1", ""]
 
 
 def test_a_mapping_names_the_arguments_of_the_constructor():
     mappings = [
-        {"method": "plugged.rules.Calm", "nats": [1.5, 2]},
+        {"method": "plugged.rules.Calm", "nats": 1.5},
+        {"method": "plugged.rules.Calm", "nats": 3},
         {"method": "plugged.rules.Calm", "nats": 1.5, "temperature": 0.4},
         {"method": "plugged.rules.AtLeast", "threshold": 0.1, "draft": "heads", "length": 2},
     ]
     entries = make_methods(mappings, Models(tiny_decoder()))
     assert [e.name for e in entries] == [
         "plugged.rules.Calm-1.5",
-        "plugged.rules.Calm-2",
+        "plugged.rules.Calm-3",
         "plugged.rules.Calm-1.5@t0.4",
-        "plugged.rules.AtLeast-0.1@heads:2",
+        "plugged.rules.AtLeast-0.1:2",
     ]
     assert [type(e.method.nats) for e in entries[:2]] == [float, int]
     (several,) = make_methods(["plugged.rules.Sizes-3-4-5.0"], Models(tiny_decoder()))

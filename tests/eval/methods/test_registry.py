@@ -12,7 +12,6 @@ from dcar.decoding import decode
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
-from eval.methods.families import parse_method
 from eval.methods.registry import Models, load_models, make_methods
 from eval.verifiers.drafters import HeadDrafter, ModelDrafter
 from eval.verifiers.entropy import EntropyChunk
@@ -54,7 +53,7 @@ STRICT, LOOSE = {"eos_strict": True}, {"eos_strict": False}
         ("sd:2", SpeculativeDecoding, HeadDrafter, 2, {}),
         ("ssd-0.4@draft:4", TolerantDecoding, ModelDrafter, 4, {"beta": 0.4, **STRICT}),
         ("ssd-0.4-eos", TolerantDecoding, HeadDrafter, 3, {"beta": 0.4, **LOOSE}),
-        ("ssd-0.001@heads", TolerantDecoding, HeadDrafter, 3, {"beta": 0.001, **STRICT}),
+        ("ssd-0.001", TolerantDecoding, HeadDrafter, 3, {"beta": 0.001, **STRICT}),
         ("pcg--0.2", GroupVerifier, HeadDrafter, 3, {"groups.theta": -0.2}),
         ("typical", TypicalAcceptance, HeadDrafter, 3, {"epsilon": 0.09, "delta": 0.3, **STRICT}),
         (
@@ -232,9 +231,7 @@ def test_rules_and_dials_by_name(models):
     ].sampling.temperature == 0.4
     assert entries[1].identity == {**entries[2].identity, "dial": "0.5"}
     (shuffled,) = make_methods(["dcar-shuffled@b@d-1"], models["two policies"])
-    assert (
-        parse_method(shuffled.name).family == "dcar-shuffled" and shuffled.method.rule.dial == -1.0
-    )
+    assert shuffled.method.rule.dial == -1.0
     several = make_methods(["dcar", "dcar-sampled@b"], models["two policies"])
     assert [e.name for e in several] == ["dcar@a", "dcar@b", "dcar-sampled@b"]
 

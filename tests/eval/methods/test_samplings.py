@@ -7,9 +7,9 @@ from tiny_decoders import tiny_decoder
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from eval.compare.run import CompareConfig
+from eval.compare.tune import read_samplings
 from eval.methods.registry import Models, load_models, make_methods
-from eval.methods.spec import MethodSpec
-from eval.methods.sweeps import expand_names, read_samplings
+from eval.methods.spec import MethodSpec, expand_sweep, sampling_word
 
 COMMON = SamplingConfig(temperature=0.8, top_k=10, max_tokens=20, max_tokens_per_text_unit=4)
 
@@ -24,7 +24,7 @@ COMMON = SamplingConfig(temperature=0.8, top_k=10, max_tokens=20, max_tokens_per
         ("car-3@t0.8-k10-p0.9", "car-3", {"temperature": 0.8, "top_k": 10, "top_p": 0.9}),
         ("sd@draft:4@t1-k0", "sd@draft:4", {"temperature": 1.0, "top_k": 0}),
         ("dcar@range-2-3@t0.4", "dcar@range-2-3", {"temperature": 0.4}),
-        ("entropy@3.0@t0-p0.5", "entropy@3.0", {"temperature": 0.0, "top_p": 0.5}),
+        ("entropy@3@t0-p0.5", "entropy@3", {"temperature": 0.0, "top_p": 0.5}),
         ("car-5@tuned", "car-5", {"tuned": True}),
         ("car-5", "car-5", {}),
         ("dcar@tall", "dcar@tall", {}),
@@ -36,8 +36,9 @@ def test_names_say_their_sampling_and_are_written_back(name, method, own):
     assert (spec.method, spec.settings, spec.sampling) == (plain.method, plain.settings, own)
     # records are found by it
     assert {type(value) for key, value in own.items() if key == "temperature"} <= {float}
-    assert str(spec) == name == (f"{method}@{spec.word}" if own else method)
-    assert "temperature" not in own or read_samplings([spec.word])[0].sampling == own
+    word = sampling_word(spec.sampling)
+    assert str(spec) == name == (f"{method}@{word}" if own else method)
+    assert "temperature" not in own or read_samplings([word]) == [own]
 
 
 @pytest.mark.parametrize(
@@ -128,23 +129,15 @@ def test_policies_are_not_called_like_samplings(tmp_path):
 
 
 def test_braces_expand_in_order():
-    assert (
-        expand_names(["far", "ssd-{0,0.1, 0.4}", "car-1"])
-        == "far ssd-0 ssd-0.1 ssd-0.4 car-1".split()
-    )
-    assert expand_names(["{ssd,pcg}-{0,1}@heads"]) == [
-        "ssd-0@heads",
-        "ssd-1@heads",
-        "pcg-0@heads",
-        "pcg-1@heads",
-    ]
-    assert expand_names(["car-{1,5}@t{0,0.4}"]) == [
+    assert expand_sweep("far") == ["far"]
+    assert expand_sweep("ssd-{0,0.1, 0.4}") == ["ssd-0", "ssd-0.1", "ssd-0.4"]
+    assert expand_sweep("{ssd,pcg}-{0,1}:2") == ["ssd-0:2", "ssd-1:2", "pcg-0:2", "pcg-1:2"]
+    assert expand_sweep("car-{1,5}@t{0,0.4}") == [
         "car-1@t0",
         "car-1@t0.4",
         "car-5@t0",
         "car-5@t0.4",
     ]
-    assert expand_names([]) == []
 
 
 @pytest.mark.parametrize(
@@ -163,7 +156,7 @@ def test_braces_expand_in_order():
 )
 def test_broken_braces_are_refused_and_named(bad):
     with pytest.raises(ConfigError) as error:
-        expand_names(["far", bad])
+        expand_sweep(bad)
     assert bad in str(error.value)
     with pytest.raises(ConfigError):
         CompareConfig(methods=[bad])

@@ -7,27 +7,30 @@ import numpy as np
 import pytest
 from compare_worker import made_record, made_result
 
-from eval.methods.sweeps import expand_names
+from eval.methods.spec import read_methods
 from eval.results.pareto import equal_speed, speed_axis
 from eval.results.rows import counts_of, make_rows
 from eval.results.store import RESYNTHESIS
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
-NAMES = expand_names(
-    [
-        "far",
-        "car-{1,2,3}",
-        "dcar",
-        "entropy-{1,2}",
-        "mtp-viterbi-{2,3}",
-        "sd",
-        "ssd-{0,0.4}",
-        "pcg-{0.4,0.5}",
-        "vadusa-{2,3}",
-        "typical",
-        "topk-verify-{5,10}",
-    ]
-)
+NAMES = [
+    str(spec)
+    for spec in read_methods(
+        [
+            "far",
+            "car-{1,2,3}",
+            "dcar",
+            "entropy-{1,2}",
+            "mtp-viterbi-{2,3}",
+            "sd",
+            "ssd-{0,0.4}",
+            "pcg-{0.4,0.5}",
+            "vadusa-{2,3}",
+            "typical",
+            "topk-verify-{5,10}",
+        ]
+    )
+]
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,11 @@
 from colorsys import rgb_to_hsv
 
 import pytest
+from compare_worker import mapping_of
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
-from eval.methods.families import parse_method
+from eval.methods.families import family_of
 from eval.methods.kinds import KINDS
 from eval.report.plots import plot_errors
 from eval.results.store import RESYNTHESIS
@@ -33,6 +34,7 @@ def drawn(monkeypatch) -> list[dict]:
 def row(name: str, place: int) -> dict:
     return {
         "method": name,
+        "settings": mapping_of(name),
         "kind": "method",
         "tokens_per_pass": 5 + 0.3 * place,
         "wer": 0.1,
@@ -47,7 +49,7 @@ def test_every_number_of_draws_has_a_shade_and_a_mark(drawn, tmp_path):
     looks = [(line["color"], line["marker"], line["ls"]) for line in drawn]
     assert len(looks) == len(set(looks)) == 7  # families, each drawn once
     one, cold, two, four, cold_four, eight, sixteen = looks  # in the order of draws
-    assert one[:2] == cold[:2] == (parse_method("dcar").style.color, "D") and one[2] != cold[2]
+    assert one[:2] == cold[:2] == (KINDS["dcar"].style.color, "D") and one[2] != cold[2]
     # another sampling: other dashes
     assert four[:2] == cold_four[:2] and four[2] == one[2] != cold_four[2]
     assert [look[1] for look in (two, four, eight, sixteen)] == [(n, 1, 0) for n in (2, 4, 8, 16)]
@@ -78,12 +80,10 @@ def test_other_methods_have_another_hue_or_mark_than_those_of_several_draws():
     looks = [
         (style.color, style.marker)
         for style in (
-            parse_method(f"{kind}@n{n}").style
+            family_of({"method": kind, "num_candidates": n}).style
             for kind in KINDS
             if KINDS[kind].policies
             for n in range(2, 33)
         )
     ]
     assert len({*looks, *others}) == len(looks) + len(others)
-    assert parse_method("vadusa-2-n4").style == KINDS["vadusa"].style  # its nodes
-    assert parse_method("vadusa-2-n4").label == "VADUSA (n4)"

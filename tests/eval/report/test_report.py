@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from compare_worker import spoken, tiny_tools
+from compare_worker import mapping_of, spoken, tiny_tools
 from PIL import Image
 
 from dcar.errors import DataError
@@ -140,7 +140,13 @@ def test_best_at_which_speed():
         "dcar": (0.2, 2.5), "sd": (0.4, 0.9), "random-4-5-6-7-8-9-10-11-12-13-14-15-16": (0.25, 3.0),
     }  # fmt: skip
     rows = [
-        {"method": name, "kind": "method", "wer": wer, "speedup_vs_far": speed}
+        {
+            "method": name,
+            "settings": mapping_of(name),
+            "kind": "method",
+            "wer": wer,
+            "speedup_vs_far": speed,
+        }
         for name, (wer, speed) in measured.items()
     ]
     said = best_sentence(
@@ -159,7 +165,7 @@ def test_best_at_which_speed():
 def test_the_verdict_says_method_minus_baseline(folder, result, parse):
     said = verdict(result)
     times, tokens = (
-        {p["axis"]: p for p in result["equal_speed"] if (p["a"], p["b"]) == ("dcar", "car")}[axis]
+        {p["axis"]: p for p in result["equal_speed"] if (p["a"], p["b"]) == ("DCAR", "CAR-k")}[axis]
         for axis in ("speedup_vs_far", "tokens_per_pass")
     )
     assert said == [sentence(tokens), sentence(times)]
@@ -203,17 +209,16 @@ def test_rivals_meet_at_the_same_sampling():
             **test,
         }
 
-    said = rival_sentences(
-        {
-            "equal_speed": [
-                pair("car", "dcar"),
-                pair("car", "dcar@t0"),
-                pair("car@t0", "dcar@t0"),
-                pair("dcar@t0", "sd@t0"),
-                pair("far", "sd@t0"),
-            ]
-        }
-    )
+    names = ["far", "car-2", "dcar", "car-2@t0", "dcar@t0", "sd@t0"]
+    rows = [{"method": n, "settings": mapping_of(n), "kind": "method"} for n in names]
+    pairs = [
+        pair("CAR-k", "DCAR"),
+        pair("CAR-k", "DCAR (T 0)"),
+        pair("CAR-k (T 0)", "DCAR (T 0)"),
+        pair("DCAR (T 0)", "SD (T 0)"),
+        pair("FAR", "SD (T 0)"),
+    ]
+    said = rival_sentences(rows, pairs)
     assert (
         len(said) == 3 and [s.count("(T 0)") for s in said] == [0, 2, 2] and "SD (T 0)" in said[2]
     )

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from compare_worker import mapping_of
 
 from dcar.errors import DataError
 from eval.report.table import rival_sentences
@@ -90,12 +91,12 @@ def test_known_difference_at_equal_speed():
 
 
 def test_a_point_is_compared_with_a_line_and_lines_apart_are_not():
-    line, point = Curve("car", {"car-1": 1.0, "car-2": 2.0}), Curve("typical", {"typical": 1.5})
+    line, point = Curve("CAR-k", {"car-1": 1.0, "car-2": 2.0}), Curve("typical", {"typical": 1.5})
     counts = counts_of({"car-1": 0.5, "car-2": 0.3, "typical": 0.2, "sd": 0.4})
     got = compare_curves(line, point, counts, resamples=200)
     assert got["difference"] == got["average"]["difference"] == pytest.approx(0.2)
     assert "Averaged" not in sentence({**got, "axis": "tokens_per_pass"})
-    apart = compare_curves(line, Curve("sd", {"sd": 0.9}), counts, resamples=200)
+    apart = compare_curves(line, Curve("SD", {"sd": 0.9}), counts, resamples=200)
     assert apart["shared"] is None
     assert sentence({**apart, "axis": "tokens_per_pass"}) == (
         "CAR-k (1.00–2.00) and SD (0.90) have no tokens per pass in common, so they cannot "
@@ -148,7 +149,14 @@ def test_contrast_of_two_is_the_paired_test():
 
 def rows_of(points: dict[str, tuple[float, float]]) -> list[dict]:
     return [
-        {"method": m, "kind": "method", "speedup_vs_far": x, "tokens_per_pass": 1.0, "wer": y}
+        {
+            "method": m,
+            "settings": mapping_of(m),
+            "kind": "method",
+            "speedup_vs_far": x,
+            "tokens_per_pass": 1.0,
+            "wer": y,
+        }
         for m, (x, y) in points.items()
     ]
 
@@ -167,20 +175,24 @@ def test_all_pairs_and_their_sentences():
         rows, counts_of({m: y for m, (_, y) in points.items()}), "speedup_vs_far", resamples=200
     )
     assert [(p["a"], p["b"]) for p in pairs] == [
-        ("car", "far"),
-        ("dcar", "far"),
-        ("sd", "far"),
-        ("dcar", "car"),
-        ("sd", "car"),
-        ("sd", "dcar"),
+        ("CAR-k", "FAR"),
+        ("DCAR", "FAR"),
+        ("SD", "FAR"),
+        ("DCAR", "CAR-k"),
+        ("SD", "CAR-k"),
+        ("SD", "DCAR"),
     ]  # method, baseline
-    said = rival_sentences({"equal_speed": pairs})
+    said = rival_sentences(rows, pairs)
     assert len(said) == 2  # car against far, dcar against car; what shares no speed is left out
-    assert (
-        re.findall(r"DCAR|CAR-k|[+]?\d+\.\d+", said[1])[:6]
-        == "1.50 DCAR 30.0 CAR-k 30.0 +0.0".split()
-    )
-    assert rival_sentences({"equal_speed": []}) == []
+    assert re.findall(r"DCAR|CAR-k|[+]?\d+\.\d+", said[1])[:6] == [
+        "1.50",
+        "DCAR",
+        "30.0",
+        "CAR-k",
+        "30.0",
+        "+0.0",
+    ]
+    assert rival_sentences(rows, []) == []
     untimed = [{**r, "speedup_vs_far": None} for r in rows]
     assert speed_axis(untimed) is None
     assert equal_speed(untimed, {}, "speedup_vs_far") == []

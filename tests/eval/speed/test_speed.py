@@ -10,8 +10,8 @@ from dcar.decoding import Engine, FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, EngineError
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
-from eval.methods.families import parse_method
 from eval.methods.kinds import KINDS
+from eval.methods.spec import MethodSpec
 from eval.speed.measure import Load, interleaved, print_card
 from eval.speed.run import SpeedConfig, executed, load_all, main, random_policies
 
@@ -87,7 +87,7 @@ def test_methods_are_timed_at_two_batches(measured):
         result["ratios"]["round_over_far_step"]["tiny"],
     )
     left_out = {"far", "dcar", "dcar-shuffled", "best-of", "pcg-mel"}
-    assert {parse_method(name).kind for name in methods} == set(KINDS) - left_out
+    assert {MethodSpec.parse(name).method for name in methods} == set(KINDS) - left_out
     assert all(of[batch] > 0 for of in methods.values() for batch in ("1", "32"))
     assert methods["car-1"]["tokens_per_pass"] == 1 < methods["car-7"]["tokens_per_pass"]
     assert {

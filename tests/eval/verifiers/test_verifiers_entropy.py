@@ -73,7 +73,7 @@ def test_decoders_on_language_models_are_fitted_alike(files, tmp_path, capsys):
     )
     assert "head 4:" in capsys.readouterr().out
     models = load_models(str(tmp_path / "decoder"), "", [], statistics=str(tmp_path / "stats"))
-    names = ["vadusa-2", "mtp-viterbi-3", "entropy@2.0"]
+    names = ["vadusa-2", "mtp-viterbi-3", "entropy@2"]
     for entry in make_methods(names, models):
         spoken = decode(entry.decoder, tiny_prompts(), entry.method, SamplingConfig(max_tokens=20))
         assert sum(len(r.tokens) for r in spoken) > 0

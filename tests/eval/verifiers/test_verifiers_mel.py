@@ -23,8 +23,7 @@ from eval.methods.registry import Models, make_methods
 from eval.methods.spec import MethodSpec
 from eval.verifiers.chain import Uniforms
 from eval.verifiers.drafters import HeadDrafter
-from eval.verifiers.pcg import MelGroupVerifier as ByMel
-from eval.verifiers.pcg import TokenGroups, build_groups
+from eval.verifiers.pcg import GroupVerifier, TokenGroups, build_groups, code_vectors
 from eval.verifiers.statistics import MEL_BANDS, VerifierStatistics
 
 UNSEEN = (4, 9)
@@ -65,7 +64,7 @@ def expected_groups(found: VerifierStatistics, theta: float) -> list[list[int]]:
 
 
 def groups_of(theta: float) -> TokenGroups:
-    return ByMel.arguments(tiny_decoder(), sounding(), (theta,))[0]
+    return build_groups(code_vectors(tiny_decoder(), sounding()), theta)
 
 
 def sets_of(groups: TokenGroups) -> list[list[int]]:
@@ -131,7 +130,7 @@ def test_a_step_emits_groups_of_the_targets_distribution_and_residual_tokens_of_
         [sum(min(1.0, q_c[k] / p_c[k]) for k in mine[t]) / len(mine[t]) for t in range(size)]
     )
 
-    state, method = FixedState(count, exact), ByMel("pcg-mel", HeadDrafter(1), groups)
+    state, method = FixedState(count, exact), GroupVerifier("pcg-mel", HeadDrafter(1), groups)
     at = torch.full((count,), 7)
     x = sample(p.expand(count, -1), uniform(state.keys, "token", at))
     accepted = method.accept(
@@ -173,7 +172,7 @@ def test_names_and_mappings():
         decoder, statistics=sounding(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer)
     )
     by_sound, by_embedding = make_methods(["pcg-mel-0.5", "pcg-0.5"], models)
-    assert type(by_sound.method) is ByMel and by_sound.name == "pcg-mel-0.5"
+    assert type(by_sound.method) is GroupVerifier and by_sound.name == "pcg-mel-0.5"
     assert by_sound.identity["groups"] != by_embedding.identity["groups"]
     spec = MethodSpec.from_mapping({"method": "pcg-mel", "theta": 0.5, "length": 2})
     assert str(spec) == "pcg-mel-0.5:2" and MethodSpec.parse(str(spec)) == spec
@@ -182,7 +181,7 @@ def test_names_and_mappings():
 
 def test_missing_statistics_are_refused():
     decoder = tiny_decoder()
-    with pytest.raises(ConfigError, match="'pcg-mel' .*`dcar fit-verifiers`"):
+    with pytest.raises(ConfigError, match="'pcg-mel-0.5' .*`dcar fit-verifiers`"):
         make_methods(["pcg-mel-0.5"], Models(decoder))
     deaf = tiny_statistics(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer)
     with pytest.raises(ConfigError, match="`dcar fit-verifiers mel_utterances"):

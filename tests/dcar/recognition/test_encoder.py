@@ -12,7 +12,7 @@ from tones import noise
 from dcar.corpus.read import load_corpus
 from dcar.errors import AssetError, AudioError, CheckpointError, TextError
 from dcar.recognition import encoder
-from dcar.recognition.base import Recognizer, ctc_collapse
+from dcar.recognition.base import ctc_collapse
 from dcar.recognition.ctc import likelihood, viterbi
 from dcar.recognition.encoder import (
     EncoderRecognizer,
@@ -57,19 +57,10 @@ def test_texts_are_told_by_what_it_makes_of_the_states(text):
     assert model.transcribe([wave], RATE) == [alignment.transcript] == [" ".join(best.split())]
 
 
-def test_a_waveform_says_the_same_in_any_company_and_much_the_same_at_another_rate():
-    model, waves = tiny(1), [noise(0.7, 1), noise(0.3, 2), np.zeros(10, np.float32)]
-    assert isinstance(model, Recognizer)
-    together = model.log_likelihood(waves, RATE, ["ab", "b", "a"])
-    assert together == [
-        model.log_likelihood([w], RATE, [t])[0]
-        for w, t in zip(waves, ["ab", "b", "a"], strict=True)
-    ]
-    tone = np.sin(np.arange(24_000) * 0.05).astype(np.float32)
-    low, high = (
-        model.log_likelihood([tone[::2]], RATE // 2, ["ab"]),
-        model.log_likelihood([tone], RATE, ["ab"]),
-    )
+def test_a_waveform_says_much_the_same_at_another_rate():
+    model, tone = tiny(1), np.sin(np.arange(24_000) * 0.05).astype(np.float32)
+    [low] = model.log_likelihood([tone[::2]], RATE // 2, ["ab"])
+    [high] = model.log_likelihood([tone], RATE, ["ab"])
     assert low == pytest.approx(high, rel=0.05)
 
 

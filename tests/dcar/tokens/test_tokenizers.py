@@ -15,7 +15,6 @@ from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
 from dcar.sources.packages import join_files, package_dir, packaged_file, verify_sha256
 from dcar.text.phonemes import text_to_ids
 from dcar.tokens.alignment import viterbi
-from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.fit import (
     FitTokenizerConfig,
     discriminant_projection,
@@ -40,24 +39,6 @@ def tokenizer() -> KMeansTokenizer:
 def fitted() -> KMeansTokenizer:
     waves = ((chirp(2.0, s), RATE) for s in range(2))
     return KMeansTokenizer.fit(waves, WhisperEncoder(), vocab_size=32, passes=3)
-
-
-def test_rate_range_and_that_batch_and_order_change_nothing(tokenizer):
-    assert isinstance(tokenizer, SpeechTokenizer)
-    waves = [
-        chirp(1.0, 5),
-        chirp(1.0, 5)[:-1],
-        chirp(1.0, 5)[:481],
-        np.full(1, 0.1, np.float32),
-        chirp(0.4, 0),
-    ]
-    together, backwards = tokenizer.encode(waves, RATE), tokenizer.encode(waves[::-1], RATE)[::-1]
-    assert [len(c) for c in together] == [50, 50, 2, 1, 20]
-    assert all(c.dtype == np.int64 and c.min() >= 0 and c.max() < 32 for c in together)
-    for wave, a, b in zip(waves, together, backwards, strict=True):
-        np.testing.assert_array_equal(a, b)
-        np.testing.assert_array_equal(a, tokenizer.encode([wave], RATE)[0])
-    assert len(tokenizer.encode([chirp(1.0, 5, 8000)], 8000)[0]) == 50
 
 
 def test_save_load_and_fit_are_deterministic(tokenizer, tmp_path):

@@ -1,10 +1,4 @@
-"""Tokenizers of the papers on tiny random models, saved in the real formats and loaded by the real
-code.
-
-S³ and SpeechTokenizer need their packages (`pip install --no-deps s3tokenizer speechtokenizer
-einops`); their tests are skipped without them. Both import torchaudio for reading files only, so an
-empty module stands in where it is missing.
-"""
+"""HuBERT against transformers, k-means on its states, and files that are refused."""
 
 import contextlib
 import json
@@ -15,14 +9,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_codecs import needs, save_xcodec2
 from tiny_corpora import write_manifest
 from tiny_pretrained import save_hubert
 from tones import chirp
 
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
 from dcar.sources.hub import read_weights
-from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.fit import FitTokenizerConfig, run
 from dcar.tokens.hubert import HubertEncoder, parse_encoder, shared_hubert
 from dcar.tokens.kmeans import KMeansTokenizer
@@ -44,24 +36,6 @@ def kmeans(hubert: Path) -> KMeansTokenizer:
     )
 
 
-def check(tokenizer: SpeechTokenizer, rate: int, codes: int) -> np.ndarray:
-    """Rate and range, and that batch and order change nothing; the codes of chirp(0.5, 3)."""
-    assert isinstance(tokenizer, SpeechTokenizer) and (tokenizer.rate_hz, tokenizer.vocab_size) == (
-        rate,
-        codes,
-    )
-    waves = [chirp(0.5, 3), chirp(0.5, 3)[:-1], chirp(0.03, 4)]
-    found = tokenizer.encode(waves, 24_000)
-    assert [len(c) for c in found] == [-(-rate // 2), -(-rate // 2), -(-rate * 3 // 100)]
-    assert all(0 <= c.min() and c.max() < codes for c in found)
-    np.testing.assert_array_equal(tokenizer.encode(waves[::-1], 24_000)[-1], found[0])
-    with pytest.MonkeyPatch.context() as patch:  # batches, as on a GPU
-        patch.setattr("dcar.tokens.base.CPU_BATCH_SECONDS", 120.0)
-        for wave, codes_of_batch in zip(waves, tokenizer.encode(waves, 24_000), strict=True):
-            np.testing.assert_array_equal(tokenizer.encode([wave], 24_000)[0], codes_of_batch)
-    return found[0]
-
-
 def test_hubert_states_are_those_of_transformers(hubert):
     from transformers import AutoFeatureExtractor, HubertModel
 
@@ -81,7 +55,7 @@ def test_hubert_states_are_those_of_transformers(hubert):
 
 
 def test_hubert_codes(kmeans, tmp_path):
-    codes = check(kmeans, 50, 16)
+    codes = kmeans.encode([chirp(0.5, 3)], 24_000)[0]
     states = kmeans.encoder(chirp(0.5, 3), 24_000)
     distance = ((states[:, None] - kmeans.mean) / kmeans.scale - kmeans.centroids) ** 2
     np.testing.assert_array_equal(codes, distance.sum(-1).argmin(1))
@@ -181,45 +155,12 @@ def test_encoders_not_there_or_not_right(hubert, tmp_path, monkeypatch):
             HubertEncoder(source, *layer)
 
 
-@pytest.mark.parametrize(
-    ("name", "rate", "codes"),
-    [
-        ("speech_tokenizer_v1", 50, 32),
-        ("speech_tokenizer_v1_25hz", 25, 32),
-        ("speech_tokenizer_v2_25hz", 25, 6561),
-    ],
-)
-def test_s3(name: str, rate: int, codes: int, tmp_path, monkeypatch):
-    needs("s3tokenizer", monkeypatch)
-    from s3tokenizer import model, model_v2
-
-    monkeypatch.setattr(
-        "s3tokenizer.utils._mel_filters",
-        lambda device, mels: torch.rand(mels, 201, generator=torch.Generator().manual_seed(0)),
-    )
-    torch.manual_seed(0)
-    sizes = {"n_mels": 16, "n_audio_state": 64, "n_audio_head": 1, "n_audio_layer": 2}
-    if "v2" in name:
-        network = model_v2.S3TokenizerV2(name, model_v2.ModelConfig(**sizes))
-    else:
-        network = model.S3Tokenizer(name, model.ModelConfig(**sizes, n_codebook_size=codes))
-    torch.save(network.state_dict(), tmp_path / "s3.pt")
-    check(load_tokenizer(f"s3:{name}@{tmp_path / 's3.pt'}"), rate, codes)
-    other = "speech_tokenizer_v1" if "v2" in name else "speech_tokenizer_v2_25hz"
-    with pytest.raises(CheckpointError, match="another version's file"):
-        load_tokenizer(f"s3:{other}@{tmp_path / 's3.pt'}")
-
-
 def test_s3_without_the_package_or_the_file(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="speech_tokenizer_v9: .*speech_tokenizer_v1,"):
         load_tokenizer("s3:speech_tokenizer_v9")
     monkeypatch.setitem(sys.modules, "s3tokenizer", None)
     with pytest.raises(AssetError, match="pip install s3tokenizer"):
         load_tokenizer("s3:speech_tokenizer_v1")
-
-
-def test_xcodec2(tmp_path):
-    check(load_tokenizer(f"xcodec2:{save_xcodec2(tmp_path)}"), 50, 64)
 
 
 def test_pickles_are_never_unpickled(tmp_path):

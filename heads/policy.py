@@ -65,10 +65,9 @@ class ChunkPolicy(Checkpoint):
         ChunkPolicy.restore_buffers(self)
 
     def restore_buffers(self) -> None:
-        allowed = self.config.sizes or range(1, self.config.num_actions + 1)
-        self.forbidden_sizes = torch.tensor(
-            [size not in allowed for size in range(1, self.config.num_actions + 1)]
-        )
+        every = range(1, self.config.num_actions + 1)
+        allowed = self.config.sizes or every
+        self.forbidden_sizes = torch.tensor([size not in allowed for size in every])
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, device: str | torch.device = "cpu") -> Self:
@@ -96,15 +95,10 @@ class HiddenPolicyConfig(ChunkPolicyConfig):
 
     width: int | None = 256  # of the policy's layer; None = hidden_size, the paper's
     num_attention_heads: int = 8
-    ffn_size: int | None = None  # None = 4 * width
 
     @property
     def layer_width(self) -> int:
         return self.hidden_size if self.width is None else self.width
-
-    @property
-    def layer_ffn_size(self) -> int:
-        return 4 * self.layer_width if self.ffn_size is None else self.ffn_size
 
 
 class HiddenPolicy(ChunkPolicy):
@@ -124,7 +118,7 @@ class HiddenPolicy(ChunkPolicy):
         width, heads = config.layer_width, config.num_attention_heads
         self.input_norm = nn.LayerNorm(config.hidden_size)
         self.input = nn.Identity() if config.width is None else nn.Linear(config.hidden_size, width)
-        self.layer = TransformerLayer(width, heads, config.layer_ffn_size)
+        self.layer = TransformerLayer(width, heads, 4 * width)
         self.output_norm = nn.LayerNorm(width)
         self.rotary = RotaryTable(width // heads)
         self.output = nn.Linear(width, config.num_actions)

@@ -155,7 +155,7 @@ SHOWN = {
 }
 
 
-class Progress(ProgressCallback):
+class ProgressBar(ProgressCallback):
     """Trainer's progress bar with the quantities that show if a run is healthy, and one line per
     evaluation."""
 

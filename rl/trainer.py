@@ -49,7 +49,7 @@ from rl import objective
 from rl.config import DCPOConfig, required
 from rl.credit import LengthReward, decision_advantages, decisions_of
 from rl.data import PromptBatches, Prompts, collate, items_of, prompts_of
-from rl.metrics import Metrics, Progress, add_decisions, add_rollouts, add_update, scalars
+from rl.metrics import Metrics, ProgressBar, add_decisions, add_rollouts, add_update, scalars
 from rl.natural import NaturalGradient, Product, fisher_product
 from rl.policies import bound, check_fits, guidance_range, make_policy
 from rl.rewards import (
@@ -179,7 +179,7 @@ class DCPOTrainer(ResilientTrainer):
         for noisy in (PrinterCallback, ProgressCallback):
             self.remove_callback(noisy)
         if not args.disable_tqdm:
-            self.add_callback(Progress())
+            self.add_callback(ProgressBar())
         if self.is_fsdp_enabled:
             raise ConfigError(
                 "DCPO does not run with FSDP, because the policy is small and the decoder frozen: "

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from dcar.config import check, setting
 from dcar.errors import ConfigError
+from dcar.repetition import repetition_aware
+from dcar.ties import likeliest
 
 STREAMS = {
     "token": 1,
@@ -121,26 +123,27 @@ def group_keys(
     return (utterance_keys(seed, utterance_ids) if share_token_draws else keys), keys
 
 
-GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed integer: the increment of SplitMix64
+SPLITMIX64_INCREMENT = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed integer
 
 
-def _step(index: int | Tensor) -> int | Tensor:
-    """Return index * GOLDEN modulo 2^64, signed; tensors wrap by themselves."""
-    if isinstance(index, Tensor):
-        return index * GOLDEN
-    return (index * GOLDEN + 2**63) % 2**64 - 2**63
+def splitmix64_steps(count: int | Tensor) -> int | Tensor:
+    """Return count * SPLITMIX64_INCREMENT modulo 2^64, signed; tensors wrap by themselves."""
+    if isinstance(count, Tensor):
+        return count * SPLITMIX64_INCREMENT
+    return (count * SPLITMIX64_INCREMENT + 2**63) % 2**64 - 2**63
 
 
-def _shift(x: Tensor, bits: int) -> Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)  # logical shift of a signed 64-bit integer
+def logical_shift(x: Tensor, bits: int) -> Tensor:
+    """Shift signed 64-bit integers to the right as if they were unsigned."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _mix(x: Tensor) -> Tensor:
+def splitmix64_mix(x: Tensor) -> Tensor:
     """Apply the finaliser of SplitMix64 (Steele et al. 2014); int64 arithmetic wraps as
     intended."""
-    x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9 as a signed integer
-    x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
-    return x ^ _shift(x, 31)
+    x = (x ^ logical_shift(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9 as a signed integer
+    x = (x ^ logical_shift(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+    return x ^ logical_shift(x, 31)
 
 
 BELOW_ONE = 1 - 2.0**-40
@@ -153,55 +156,10 @@ def uniform(keys: Tensor, stream: str, position: Tensor, draw: int | Tensor = 0)
     keys: [B] from `utterance_keys`; position: [B, …]; the result has the shape of position.
     """
     keys = keys.view(-1, *[1] * (position.dim() - 1))
-    state = _mix(keys + _step(STREAMS[stream]))
-    state = _mix(state + _step(position + 1))
-    state = _mix(state + _step(draw + 1))
-    return (_shift(state, 11).to(torch.float64) * 2.0**-53).clamp(max=BELOW_ONE)
-
-
-def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Tensor]:
-    """Return a stable top-k: the k largest of values [..., V] and their ids, both [..., k],
-    descending. Of ties the lowest id comes first, and NaN counts as largest. Without `ordered`,
-    return the same ids, with ties among them in any order.
-
-    torch.topk does not define the order of ties, so it gets keys without ties: on the CPU only for
-    rows with ties among their largest values, on a GPU for all rows, because a search for ties
-    would synchronise.
-    """
-    size = min(k + 1, values.shape[-1])  # one more, to see a tie at the cut
-    if values.dtype == torch.float64:
-        best, ids = values.sort(dim=-1, descending=True, stable=True)
-    elif values.device.type == "cpu" and not torch.compiler.is_compiling():
-        best, ids = values.topk(size, dim=-1)
-        same = best[..., 1:] == best[..., :-1]
-        tied = same.any(-1) if ordered or size == k else same[..., -1]
-        if bool(tied.any()):
-            ids[tied] = first = first_of_equals(values[tied], size)
-            best[tied] = values[tied].gather(-1, first)
-    else:
-        ids = first_of_equals(values, size)
-        best = values.gather(-1, ids)
-    return best[..., :k], ids[..., :k]
-
-
-def first_of_equals(values: Tensor, size: int) -> Tensor:
-    """Return ids [..., size] of the largest of values [..., V] of at most 32 bits, in the order
-    of `likeliest`: value and id are packed into one integer, so there are no ties."""
-    values = values.to(torch.float32)
-    # one NaN, one zero
-    bits = (values.masked_fill(values.isnan(), torch.nan) + 0.0).view(torch.int32)
-    # whole numbers in the order of the values
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
-    last = values.shape[-1] - 1
-    keys = (ordered << 32) | (last - torch.arange(last + 1, device=values.device))
-    return last - (keys.topk(size, dim=-1).values & 0xFFFFFFFF)
-
-
-def rank(values: Tensor, ids: Tensor) -> Tensor:
-    """Return the ranks [...] of ids [...] in the order of `likeliest`, given values [..., V]."""
-    mine = values.gather(-1, ids[..., None])
-    earlier = torch.arange(values.shape[-1], device=values.device) < ids[..., None]
-    return ((values > mine) | (values == mine) & earlier).sum(-1)
+    state = splitmix64_mix(keys + splitmix64_steps(STREAMS[stream]))
+    state = splitmix64_mix(state + splitmix64_steps(position + 1))
+    state = splitmix64_mix(state + splitmix64_steps(draw + 1))
+    return (logical_shift(state, 11).to(torch.float64) * 2.0**-53).clamp(max=BELOW_ONE)
 
 
 # a logit that no other comes near, and that no temperature above 1e-8 makes infinite
@@ -238,7 +196,14 @@ def warp(
                 "position, which this method does not provide: set repetition_window=0, or use "
                 "another method"
             )
-        return repetition_aware(logits / config.temperature, history, config)
+        return repetition_aware(
+            logits / config.temperature,
+            history,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            share=config.repetition_share,
+            mask=config.repetition_mask,
+        )
     if config.temperature == 0:
         top = logits == logits.amax(-1, keepdim=True)
         first = top & (top.cumsum(-1) == 1)
@@ -257,55 +222,6 @@ def warp(
         probs = torch.zeros_like(probs).scatter(-1, order, sorted_probs * kept)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
-
-
-def repetition_aware(logits: Tensor, history: Tensor, config: SamplingConfig) -> Tensor:
-    """Return the distribution [..., V] of CosyVoice's repetition-aware sampling, given logits [...,
-    V] and history [..., W].
-
-    The procedure draws u from the nucleus distribution n (the most probable tokens whose
-    predecessors hold less than top_p of the whole distribution f, at most top_k of them); if u is
-    repeated, it draws from f instead, without u if repetition_mask is set. Summing over u, with the
-    set R of repeated tokens:
-
-        q(v) = n(v) [v not in R] + f(v) sum_{u in R} n(u)                without the mask
-        q(v) = n(v) [v not in R] + f(v) sum_{u in R, u != v} n(u) / (1 - f(u))             with it
-
-    If f(u) = 1, only u can be drawn, masked or not: then q(u) = n(u) = 1 (CosyVoice's procedure
-    fails). Because the distribution is explicit given the tokens before, verification of drafts
-    against q (Leviathan et al. 2023) stays lossless. Source: VALL-E 2 §4.3 and
-    FunAudioLLM/CosyVoice, cosyvoice/utils/common.py (ras_sampling, nucleus_sampling).
-    """
-    full = logits.to(torch.float64).softmax(-1)
-    ordered, order = full.sort(dim=-1, descending=True, stable=True)
-    kept = ordered.cumsum(-1) - ordered < config.top_p
-    if config.top_k:
-        kept &= torch.arange(kept.shape[-1], device=kept.device) < config.top_k
-    nucleus = torch.zeros_like(full).scatter(-1, order, ordered * kept)
-    nucleus = nucleus / nucleus.sum(-1, keepdim=True)
-    real = history >= 0
-    count = torch.zeros_like(full).scatter_add(-1, history.clamp(min=0), real.to(full.dtype))
-    # the procedure compares whole numbers with window * share, which need not be exact in floating
-    # point
-    repeated = count >= config.repetition_window * config.repetition_share - 1e-9
-    again = nucleus * repeated  # n(u) for u in R
-    if config.repetition_mask:
-        # 1 - f(u); of the likeliest token summed over the others, which 1 - f would round away
-        rest = (1 - full).scatter(-1, order[..., :1], ordered[..., 1:].sum(-1, keepdim=True))
-        alone = rest <= 0
-        again = torch.where(alone, 0, again / rest)
-        probs = nucleus * (~repeated | alone) + full * (again.sum(-1, keepdim=True) - again).clamp(
-            min=0
-        )
-    else:
-        probs = nucleus * ~repeated + full * again.sum(-1, keepdim=True)
-    return (probs / probs.sum(-1, keepdim=True)).to(torch.float32)
-
-
-def histories(history: Tensor, tokens: Tensor) -> Tensor:
-    """Return the window of W tokens before each of the tokens [B, m] and after the last, [B, m +
-    1, W], given the first window [B, W]."""
-    return torch.cat((history, tokens), dim=1).unfold(1, history.shape[1], 1)
 
 
 def sample(probs: Tensor, u: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.reader import Reader
-from dcar.sampling import SamplingConfig, histories, sample, shifted, uniform
+from dcar.repetition import histories
+from dcar.sampling import SamplingConfig, sample, shifted, uniform
 from heads.layers import KVCache
 
 LOGGED = ("emitted", "proposed", "accepted", "sizes", "chosen")

@@ -41,7 +41,8 @@ from dcar.prepare.recordings import source_utterances
 from dcar.process import run_claimed, run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
-from dcar.sampling import SamplingConfig, likeliest, warp
+from dcar.sampling import SamplingConfig, warp
+from dcar.ties import likeliest
 from dcar.tokens.base import fitted
 from dcar.tracking import provenance
 from dcar.voices.features import SAMPLE_RATE, LogMel

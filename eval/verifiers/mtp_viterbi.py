@@ -37,7 +37,7 @@ from dcar.decoding import BatchState, Decision, Method
 from dcar.decoding.chunks import check_size
 from dcar.errors import ConfigError, DataError
 from dcar.model.draft import AnyDecoder
-from dcar.sampling import likeliest
+from dcar.ties import likeliest
 from eval.verifiers.statistics import VerifierStatistics, needed
 
 IDS_PER_HEAD = 3  # k; the value of the paper's main table

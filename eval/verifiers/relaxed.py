@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dcar.errors import ConfigError
-from dcar.sampling import rank
+from dcar.ties import rank
 from eval.verifiers import sd
 from eval.verifiers.chain import Uniforms
 from eval.verifiers.drafters import Drafter

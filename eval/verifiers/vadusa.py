@@ -45,7 +45,8 @@ from dcar.decoding.chunks import check_size
 from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
-from dcar.sampling import likeliest, sample, sample_several
+from dcar.sampling import sample, sample_several
+from dcar.ties import likeliest
 from eval.verifiers.statistics import VerifierStatistics, needed
 from heads.layers import at
 

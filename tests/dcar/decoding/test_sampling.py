@@ -13,15 +13,13 @@ from dcar.errors import ConfigError
 from dcar.sampling import (
     STREAMS,
     SamplingConfig,
-    first_of_equals,
     group_keys,
-    likeliest,
-    rank,
     sample,
     uniform,
     utterance_keys,
     warp,
 )
+from dcar.ties import first_of_equals, likeliest, rank
 
 LOGITS = torch.tensor([[1.0, 3.0, 3.0, 0.0, -1.0]])
 

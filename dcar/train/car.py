@@ -16,11 +16,11 @@ quickstart.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,6 @@ from dcar.train.settings import TrainConfig
 logger = logging.getLogger(__name__)
 
 EXPORT = ".export.part"  # folder that a finished model is written to before it is moved to `out`
-CHOICE = "eval.scorers.spoken"
-"""Module that chooses the best step by spoken word errors. It decodes, vocodes and transcribes,
-so it is named here instead of imported, and loaded only if `spoken.sentences` is set."""
 
 
 class RunTrainer(BucketedTrainer):
@@ -147,6 +144,10 @@ class RunTrainer(BucketedTrainer):
                 sync(path)
                 path.replace(self.out / path.name)
             part.rmdir()
+
+
+Choice = Callable[["CARTrainer"], Any]
+"""Function that makes the callback which chooses the best step (`SpokenChoice`)."""
 
 
 class CARTrainer(RunTrainer):
@@ -261,20 +262,25 @@ class CARTrainer(RunTrainer):
         )
 
 
-def run(config: TrainConfig) -> CARDecoder:
+def run(config: TrainConfig, choice: Choice | None = None) -> CARDecoder:
     """Train (or resume training) and save the decoder, its config, card, log and provenance in
-    `config.out`.
+    `config.out`. choice: chooses the best step if `spoken.sentences` is set.
 
     Raises DataError for data that is missing, broken, or made with another phoneme inventory than
     this program's, CheckpointError if out holds another model's run, ConfigError if `init_from` is
-    another model.
+    another model or `spoken.sentences` has no `choice`.
     """
+    if config.spoken.sentences and choice is None:
+        raise ConfigError(
+            "spoken.sentences needs a judge of speech: give choice=SpokenChoice.load "
+            "(dcar.train.spoken)"
+        )
     prepared = prepared_info(config.data)
     train, dev = load_split(config.data, "train"), load_split(config.data, "dev")
     config, wanted, make = plan(config, data_identity(prepared))
     last = last_of(config, load_decoder_config, wanted, "model")
     torch.manual_seed(config.seed)
-    return fit(config, make(), train, dev, prepared, config, last)
+    return fit(config, make(), train, dev, prepared, config, last, choice)
 
 
 def fit(
@@ -285,6 +291,7 @@ def fit(
     prepared: dict[str, Any],
     saved: Any,
     last: Path | None,
+    choice: Choice | None = None,
 ) -> CARDecoder:
     """Train the parameters of `model` that require a gradient on prepared splits; save weights,
     log, card, provenance and `saved` (the configuration that the user gave) in `config.out`. Return
@@ -301,8 +308,8 @@ def fit(
         SpeechDataset(dev, config.model, config.prompt_tokens, config.seed),
         own=len(train),
     )
-    if config.spoken.sentences:
-        trainer.choice = importlib.import_module(CHOICE).SpokenChoice.load(trainer)
+    if config.spoken.sentences and choice is not None:
+        trainer.choice = choice(trainer)
         trainer.add_callback(trainer.choice)
     if config.replay:
         logger.info("%d of the training utterances are replayed ones", len(rows) - len(train))
@@ -316,4 +323,9 @@ def fit(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_claimed(run, load_config(TrainConfig, arguments))
+    config, choice = load_config(TrainConfig, arguments), None
+    if config.spoken.sentences:
+        from dcar.train.spoken import SpokenChoice  # with a vocoder and a recogniser
+
+        choice = SpokenChoice.load
+    run_claimed(partial(run, choice=choice), config)

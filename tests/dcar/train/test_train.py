@@ -308,7 +308,7 @@ from pathlib import Path
 from tiny_training import tiny_config
 from dcar.train import settings
 from dcar.train.car import CARTrainer, run
-from eval.scorers import spoken
+from dcar.train import spoken
 
 class Judge:
     def __call__(self, model):
@@ -322,7 +322,7 @@ def kept(self, ids):
 CARTrainer._corrupt = kept
 out = Path(sys.argv[3])
 run(tiny_config(Path(sys.argv[2]), out, eval_steps=2, save_steps=2, max_steps=4, input_corruption=0.1,
-                spoken=settings.SpokenSettings(sentences=2)))
+                spoken=settings.SpokenSettings(sentences=2)), spoken.SpokenChoice.load)
 import json, os
 (out / f"drawn-{os.environ['RANK']}.json").write_text(json.dumps(seen))
 """

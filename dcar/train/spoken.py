@@ -1,6 +1,6 @@
 """Choose the best step of a training by spoken word errors: at every evaluation the decoder
-synthesises dev sentences, and a recogniser transcribes them. Stage one loads this module if
-`spoken.sentences` asks for it.
+synthesises dev sentences, and a recogniser transcribes them (`spoken.sentences`). Only the command
+loads this module, because stage one itself needs no decoding, vocoder or recogniser.
 
 With minutes of one voice the dev loss falls while the speech gets worse, so the loss cannot choose.
 The decoder from which training started is measured first. It is kept if no step is better.

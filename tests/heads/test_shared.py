@@ -4,7 +4,7 @@ contradict each other."""
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_decoders import sharpen_heads
+from tiny_decoders import draw_blocks, sharpen_heads
 
 from dcar.errors import ConfigError
 from dcar.model.car import CARConfig, CARDecoder
@@ -16,7 +16,7 @@ from heads.shared import SharedHeads
 def made(size: int = 16, out: int = 11, heads: int = 5, **changes) -> SharedHeads:
     torch.manual_seed(0)
     shared = SharedHeads(size, out, heads, **{"blocks": 3, **changes}).requires_grad_(False)
-    sharpen_heads(shared, 3)
+    sharpen_heads(draw_blocks(shared), 3)
     return shared
 
 

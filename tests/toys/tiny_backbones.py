@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import torch
-from tiny_decoders import sharpen_heads
+from tiny_decoders import random_blocks, sharpen_heads
 
 from dcar.decoding import Prompt
 from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE
@@ -93,7 +93,8 @@ def tiny_backbone(
     )
     if kind == MODEL_TYPE:  # its text encoder reads only the text
         settings |= dict(text_prefix=(), text_suffix=())
-    decoder = BackboneDecoder(BackboneConfig(**{**settings, **changes})).eval()
+    with random_blocks("dcar.model.backbones.decoder"):
+        decoder = BackboneDecoder(BackboneConfig(**{**settings, **changes})).eval()
     with torch.no_grad():
         for name, parameter in decoder.backbone.named_parameters():
             # different from their initial values

@@ -2,6 +2,7 @@
 without a cache."""
 
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -9,26 +10,40 @@ from torch import Tensor
 from dcar.decoding import Prompt
 from dcar.model.batch import speech_batch
 from dcar.model.car import CARConfig, CARDecoder
-from heads.build import Heads
+from heads.build import Heads, build_heads
 from heads.policy import HiddenPolicy, HiddenPolicyConfig
 from heads.shared import SharedHeads
 
 
+@torch.no_grad()
+def draw_blocks(heads: Heads) -> Heads:
+    """Draw the blocks' weights, which start at zero, at random; return the heads."""
+    for weight in (
+        [down.weight for down in heads.down]
+        if isinstance(heads, SharedHeads)
+        else [heads.block_weight]
+    ):
+        bound = weight.shape[-1] ** -0.5
+        weight.uniform_(-bound, bound)
+    return heads
+
+
+def random_blocks(module: str):
+    """Let decoders that are built in `module` begin with `draw_blocks`."""
+    return patch(f"{module}.build_heads", lambda *a: draw_blocks(build_heads(*a)))
+
+
 def sharpen_heads(heads: Heads, factor: float) -> None:
-    """Draw the blocks at random and scale the heads, so that distributions are far from uniform
-    and, in shared heads, offsets far from each other."""
-    bound = heads.base.in_features**-0.5
+    """Scale the heads so that distributions are far from uniform and, in shared heads, offsets
+    far from each other."""
     with torch.no_grad():
         heads.base.weight.mul_(factor)
         if isinstance(heads, SharedHeads):
             heads.offset.mul_(5)
             heads.scale.normal_(std=0.5)
-            for down in heads.down:
-                down.weight.uniform_(-bound, bound)
             if heads.out is not None:
                 heads.out.weight.mul_(factor)
         else:
-            heads.block_weight.uniform_(-bound, bound)
             heads.projection.mul_(factor)
 
 
@@ -49,7 +64,8 @@ def tiny_decoder(heads: int = 4, seed: int = 0, kind: str = "independent", **cha
         speech_position_scale=0.5,
         heads=kind,
     )
-    model = CARDecoder(CARConfig(**{**settings, **changes})).eval()
+    with random_blocks("dcar.model.car"):
+        model = CARDecoder(CARConfig(**{**settings, **changes})).eval()
     sharpen_heads(model.heads, 3)
     return model
 

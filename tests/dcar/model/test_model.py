@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from tiny_backbones import batch, tiny_backbone
-from tiny_decoders import sharpen_heads, tiny_decoder
+from tiny_decoders import draw_blocks, tiny_decoder
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model import car
@@ -137,8 +137,7 @@ def test_text_is_bidirectional_and_speech_is_causal(decoder):
 
 def test_first_k_heads_do_not_depend_on_the_others():
     torch.manual_seed(0)
-    heads = MultiTokenHeads(16, 11, 5, blocks=3)
-    sharpen_heads(heads, 1)
+    heads = draw_blocks(MultiTokenHeads(16, 11, 5, blocks=3))
     hidden = torch.randn(2, 3, 16)
     full = heads.logits(hidden)
     assert full.shape == (2, 3, 5, 11)

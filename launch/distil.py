@@ -71,6 +71,9 @@ from rl.rewards import corpus_token_recognizer
 
 logger = logging.getLogger(__name__)
 
+VOICED = 2
+"""Candidates of a sentence, the best by the token recogniser, that are synthesised for recogniser
+and speaker encoder."""
 BLOCK = 128  # sentences per file; an interrupted run loses at most the current block
 
 
@@ -102,28 +105,9 @@ class DistilConfig:
     token_recognizer: str = setting(
         "starter", "Recogniser of tokens (dcar train-recognizer); empty = none."
     )
-    token_weight: float = setting(
-        1.0,
-        "Weight of the token recogniser's log-likelihood of the text, in nats per phoneme.",
-        minimum=0,
-    )
     recognizer: str = setting("", "Recogniser of audio (dcar.recognition.load); empty = none.")
-    wer_weight: float = setting(
-        1.0,
-        "Weight of the recogniser's word error rate, as a fraction; it lowers the score.",
-        minimum=0,
-    )
     similarity: str = setting(
         "", "Speaker encoder (eval/scorers/load.py), for example resemblyzer; empty = none."
-    )
-    similarity_weight: float = setting(
-        1.0, "Weight of the cosine between the voices of candidate and prompt.", minimum=0
-    )
-    voiced: int = setting(
-        2,
-        "Candidates per sentence, the best by the token recogniser, that are synthesised for "
-        "recogniser and speaker encoder; 0 = all.",
-        minimum=0,
     )
     vocoder: str = setting(
         "", "Vocoder folder, or a name listed in dcar.vocoder.load; empty = the shipped one."
@@ -176,25 +160,22 @@ class Candidate:
     wer: float | None = None  # of the audio, as a fraction
     similarity: float | None = None  # cosine between the voices of audio and prompt
 
-    def score(self, config: DistilConfig) -> float:
-        """Return the weighted sum of the known measures. −inf if there are none, or if the
-        candidate is empty or was ended by the length guard."""
-        parts = [
-            (config.token_weight, self.read),
-            (-config.wer_weight, self.wer),
-            (config.similarity_weight, self.similarity),
-        ]
-        known = [weight * value for weight, value in parts if value is not None]
+    @property
+    def score(self) -> float:
+        """Log-likelihood less word error rate plus similarity, as far as they are known. −inf if
+        none is, or if the candidate is empty or was ended by the length guard."""
+        parts = (self.read, None if self.wer is None else -self.wer, self.similarity)
+        known = [value for value in parts if value is not None]
         total = sum(known) if known and self.tokens and not self.truncated else -math.inf
         return total if math.isfinite(total) else -math.inf
 
 
-def best(candidates: Sequence[Candidate], config: DistilConfig) -> Candidate | None:
+def best(candidates: Sequence[Candidate], lowest_score: float) -> Candidate | None:
     """Return the candidate with the highest score, the first of equals; None if none reaches
     `lowest_score`. If some were voiced, only these are considered."""
     voiced = [c for c in candidates if c.wer is not None or c.similarity is not None]
-    chosen = max(voiced or candidates, key=lambda c: c.score(config), default=None)
-    return chosen if chosen is not None and chosen.score(config) >= config.lowest_score else None
+    chosen = max(voiced or candidates, key=lambda c: c.score, default=None)
+    return chosen if chosen is not None and chosen.score >= lowest_score else None
 
 
 def keeps_recording(utterance_id: str, share: float, seed: int) -> bool:
@@ -260,7 +241,6 @@ class Teacher:
             "token_recognizer",
             "recognizer",
             "similarity",
-            "voiced",
             "vocoder",
         )
         made = [
@@ -307,7 +287,7 @@ class Teacher:
         audio."""
         whole = [i for i, c in enumerate(candidates) if c.tokens and not c.truncated]
         whole.sort(key=lambda i: -(candidates[i].read or 0.0))
-        chosen = whole[: self.config.voiced or None]
+        chosen = whole[:VOICED]
         waves = voice(
             vocoder,
             [candidates[i].tokens for i in chosen],
@@ -371,7 +351,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
     chosen: dict[int, Candidate] = {}
     for path in tqdm(blocks, desc="choose", unit="block"):
         for row, candidates in (read_json(path) or {}).items():
-            found = best([Candidate(**c) for c in candidates], config)
+            found = best([Candidate(**c) for c in candidates], config.lowest_score)
             if found and not keeps_recording(
                 teacher.rows[int(row)]["id"], config.recordings, config.seed
             ):
@@ -397,7 +377,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
             "speech": found.tokens,
             "recorded": row["speech"],
             "spoken_by": f"{found.spoken_by} seed {found.seed}",
-            "score": found.score(config),
+            "score": found.score,
             "duration": len(found.tokens) / info["tokenizer"]["rate_hz"],
             **prompt,
         }

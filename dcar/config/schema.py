@@ -43,6 +43,7 @@ class Meaning(str):
     positional: bool = False  # given as a bare word
     place: str = ""  # "folder" or "file": what kind of path it is
     prose: bool = False  # text to be synthesised, in which ~ is not the home folder
+    recorded: bool = False  # known from data or code and stored with a model, not set by users
 
     @property
     def bounds(self) -> str:
@@ -130,6 +131,8 @@ def _walk(schema: type, instance: Any, prefix: str, path: tuple[str, ...]) -> It
         if not f.init:
             continue
         meaning, hint = declaration(schema, f.name), hints_of(schema)[f.name]
+        if meaning.recorded:
+            continue
         if instance is not None:
             default = getattr(instance, f.name)
         elif f.default_factory is not MISSING:

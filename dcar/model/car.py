@@ -60,7 +60,7 @@ class CARConfig(SpeechVocabulary):
         512, "Number of text units, by default the phonemes of this project.", minimum=1
     )
     speech_vocab_size: int = setting(
-        2048, "Number of codes of the speech tokenizer; taken from the data.", minimum=1
+        2048, "Number of codes of the speech tokenizer.", minimum=1, recorded=True
     )
     hidden_size: int = setting(
         1024, "Width of the layers, a multiple of num_attention_heads.", minimum=1
@@ -101,8 +101,8 @@ class CARConfig(SpeechVocabulary):
         1.0, "Factor of speech positions, about the number of phonemes per speech token.", above=0
     )
     # so that data of another one is refused
-    tokenizer: str = setting("", "Name and checksum of the speech tokenizer; taken from the data.")
-    phonemes: str = setting("", "Version of the phoneme inventory; taken from the data.")
+    tokenizer: str = setting("", "Name and checksum of the speech tokenizer.", recorded=True)
+    phonemes: str = setting("", "Version of the phoneme inventory.", recorded=True)
 
     def __post_init__(self):
         check(self)

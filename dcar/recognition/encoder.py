@@ -44,10 +44,13 @@ class EncoderRecognizerConfig:
         (1, 2, 4, 8, 1, 2, 4, 8),
         "Reach of each layer's window of three states to either side, in states.",
         minimum=1,
+        recorded=True,
     )
-    alphabet: str = setting(CHARACTERS, "Characters of its transcripts.")
+    alphabet: str = setting(CHARACTERS, "Characters of its transcripts.", recorded=True)
     # recorded, so that states of another encoder are rejected
-    encoder: str = setting("", "Name and digest of the encoder; empty for the only supported one.")
+    encoder: str = setting(
+        "", "Name and digest of the encoder; empty for the only supported one.", recorded=True
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -33,20 +33,21 @@ class TokenRecognizerConfig:
     """Shape of a token recogniser, and the tokens and phonemes that it was trained on."""
 
     speech_vocab_size: int = setting(
-        1024, "Number of codes of the speech tokenizer; taken from the data.", minimum=1
+        1024, "Number of codes of the speech tokenizer.", minimum=1, recorded=True
     )
     text_vocab_size: int = setting(
-        61, "Number of phonemes, including padding; taken from the data.", minimum=2
+        61, "Number of phonemes, including padding.", minimum=2, recorded=True
     )
     hidden_size: int = setting(192, "Width of the layers.", minimum=1)
     dilations: tuple[int, ...] = setting(
         (1, 2, 4, 1, 2, 4),
         "Reach of each layer's window of three tokens to either side, in tokens.",
         minimum=1,
+        recorded=True,
     )
     # recorded, so that tokens and texts of another kind are rejected
-    tokenizer: str = setting("", "Name and checksum of the speech tokenizer; taken from the data.")
-    phonemes: str = setting("", "Version of the phoneme inventory; taken from the data.")
+    tokenizer: str = setting("", "Name and checksum of the speech tokenizer.", recorded=True)
+    phonemes: str = setting("", "Version of the phoneme inventory.", recorded=True)
 
     def __post_init__(self) -> None:
         check(self)

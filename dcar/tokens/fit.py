@@ -46,6 +46,8 @@ from dcar.tracking import write_json
 
 logger = logging.getLogger(__name__)
 
+REPORT_SPLIT = "dev"
+"""Split that the report is about, if the corpus has splits."""
 PARTS = 3
 """Number of classes per phoneme: its beginning, middle and end."""
 
@@ -62,7 +64,6 @@ class FitTokenizerConfig:
     corpus: str = setting("starter", "Kind of corpus.", choices=KINDS)
     path: str | None = setting(None, "Location of the corpus; by default the shipped one.")
     split: str | None = setting("train", "Split to fit on; empty for the whole corpus.")
-    report_split: str | None = setting("dev", "Split for the report; empty for the whole corpus.")
     vocab_size: int = setting(1024, "Number of codes; 512 to 1024 are usual.", minimum=1)
     max_frames: int = setting(
         200_000, "Number of encoder states to fit on (50 per second; 2 kB each).", minimum=1
@@ -73,7 +74,6 @@ class FitTokenizerConfig:
         "not given, the first max_frames states are used.",
         above=0,
     )
-    passes: int = setting(10, "Passes of mini-batch k-means over the states.", minimum=1)
     standardize: bool = setting(True, "Scale every dimension of the states to unit variance.")
     projection_size: int = setting(
         0, "Number of directions that distinguish phonemes; 0 = no projection.", minimum=0
@@ -84,7 +84,6 @@ class FitTokenizerConfig:
     device: str = setting(
         "auto", "Device of the encoder: cpu, cuda, or auto = a GPU if there is one."
     )
-    threads: int = setting(1, "CPU threads of the whisper-base encoder.", minimum=1)
     seed: int = seed_setting(0, "Random seed for the order of utterances and for k-means.")
 
 
@@ -99,9 +98,9 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
     waves = (u.load() for u in shuffled)
     settings = {
         name: getattr(config, name)
-        for name in ("vocab_size", "max_frames", "seed", "standardize", "passes", "sample_hours")
+        for name in ("vocab_size", "max_frames", "seed", "standardize", "sample_hours")
     }
-    encoder: StateEncoder = WhisperEncoder(threads=config.threads, device=own_device(config.device))
+    encoder: StateEncoder = WhisperEncoder(device=own_device(config.device))
     if config.encoder != encoder.name:
         from dcar.tokens.hubert import parse_encoder, shared_hubert
 
@@ -113,7 +112,7 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
     tokenizer.save_pretrained(config.out)
     report: dict[str, Any] = {"config": asdict(config), "checksum": tokenizer.checksum}
     if config.report_utterances:
-        held_out = _utterances(config, config.report_split or None)
+        held_out = _utterances(config, REPORT_SPLIT if config.split else None)
         chosen = order.permutation(len(held_out))[: config.report_utterances]
         report |= describe_codes(tokenizer, [held_out[i] for i in chosen])
         logger.info(
@@ -128,7 +127,7 @@ def _utterances(config: FitTokenizerConfig, split: str | None) -> list[Utterance
     if not found:
         raise DataError(
             f"fit-tokenizer: the {config.corpus} corpus {config.path or ''} has no utterances in "
-            f"split {split}; if the corpus has no splits, set split= report_split= (the whole "
+            f"split {split}; if the corpus has no splits, set split= (the whole "
             "corpus), or give lists of ids (docs/data.md)"
         )
     return found
@@ -166,9 +165,7 @@ def sharpen(
     stacked = np.concatenate([s for s, _ in pairs])
     projection = discriminant_projection(stacked, np.concatenate(labels), config.projection_size)
     # not standardised again, because the projected directions have comparable spread
-    centroids, _, _ = fit_centroids(
-        stacked @ projection, config.vocab_size, config.seed, False, config.passes
-    )
+    centroids, _, _ = fit_centroids(stacked @ projection, config.vocab_size, config.seed, False)
     logger.info(
         "fit-tokenizer: %d directions from %d aligned utterances",
         config.projection_size,

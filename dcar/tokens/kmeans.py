@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 States = Any
 """Encoder states and values computed from them: a NumPy array, or a tensor on the encoder's
 device."""
+PASSES = 10  # of k-means over the states
 FIT_BATCH = 32
 """Number of waveforms that `KMeansTokenizer.fit` encodes at once."""
 
@@ -231,7 +232,6 @@ class KMeansTokenizer:
         max_frames: int = 200_000,
         seed: int = 0,
         standardize: bool = True,
-        passes: int = 10,
         sample_hours: float | None = None,
     ) -> Self:
         """Return a tokenizer fitted on a stream of (waveform, sample rate in Hz).
@@ -241,7 +241,7 @@ class KMeansTokenizer:
         every waveform is kept, drawn by `seed`: many voices in little memory (the states of the
         papers' 73 hours of HuBERT-Large would take 54 GB).
 
-        The fit is mini-batch k-means with k-means++ starts, `passes` times over the states, seeded.
+        The fit is mini-batch k-means with k-means++ starts, PASSES times over the states, seeded.
         Raises ConfigError if the stream has fewer than 4 states per code.
         """
         draw = np.random.default_rng([seed, 1])
@@ -262,12 +262,12 @@ class KMeansTokenizer:
         states = np.concatenate(collected)[:max_frames]
         return cls(
             encoder,
-            *fit_centroids(states, vocab_size, seed, standardize, passes),
+            *fit_centroids(states, vocab_size, seed, standardize),
             provenance={
                 "frames": len(states),
                 "seed": seed,
                 "standardize": standardize,
-                "passes": passes,
+                "passes": PASSES,
                 "sample_hours": sample_hours,
             },
         )
@@ -296,7 +296,7 @@ def of_one_rate(
 
 
 def fit_centroids(
-    states: np.ndarray, vocab_size: int, seed: int, standardize: bool, passes: int
+    states: np.ndarray, vocab_size: int, seed: int, standardize: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Fit seeded mini-batch k-means to encoder states [N, D]: centroids [V, D], mean [D], scale
     [D].
@@ -318,7 +318,7 @@ def fit_centroids(
     kmeans = MiniBatchKMeans(
         n_clusters=vocab_size,
         batch_size=max(4096, 4 * vocab_size),
-        max_iter=passes,
+        max_iter=PASSES,
         max_no_improvement=None,
         init_size=min(len(states), max(20 * vocab_size, 4096)),
         n_init=1,

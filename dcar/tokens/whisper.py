@@ -27,13 +27,13 @@ BATCH_SECONDS = 600.0
 """Padded audio that a GPU encodes at once, in seconds: a calculated 2 GB."""
 
 
-@lru_cache(maxsize=2)
-def _model(threads: int) -> Any:
-    """Return the model, one per process and number of threads: it takes 290 MB."""
+@lru_cache(maxsize=1)
+def _model() -> Any:
+    """Return the model, one per process: it takes 290 MB."""
     from faster_whisper import WhisperModel
 
     return WhisperModel(
-        str(whisper_base_dir()), device="cpu", compute_type="float32", cpu_threads=threads
+        str(whisper_base_dir()), device="cpu", compute_type="float32", cpu_threads=1
     )
 
 
@@ -50,12 +50,10 @@ class WhisperEncoder:
     kind, name, sha256 = "whisper-kmeans", "whisper-base", WHISPER_BASE_SHA256
     rate_hz, state_size = 50.0, 512
 
-    def __init__(
-        self, tail_seconds: float = 0.5, threads: int = 1, device: str | torch.device = "cpu"
-    ) -> None:
-        """Store the settings. tail_seconds: silence after every waveform. threads: CPU threads
-        of the encoder."""
-        self.tail_seconds, self.threads, self.device = tail_seconds, threads, torch.device(device)
+    def __init__(self, tail_seconds: float = 0.5, device: str | torch.device = "cpu") -> None:
+        """Store the settings. tail_seconds: silence after every waveform."""
+        self.tail_seconds = tail_seconds
+        self.device = torch.device(device)
 
     @property
     def identity(self) -> str:
@@ -96,7 +94,7 @@ class WhisperEncoder:
         return [row[:tokens] for row, tokens in zip(states, counts, strict=True)]
 
     def _alone(self, wave: np.ndarray) -> np.ndarray:
-        model = _model(self.threads)
+        model = _model()
         features = model.feature_extractor(wave, padding=0)
         return np.asarray(model.encode(np.ascontiguousarray(features, dtype=np.float32)))[0]
 

@@ -74,7 +74,6 @@ class TrainChunkScorerConfig(SmallSettings):
     )
     learning_rate: float = 3e-3
     weight_decay: float = 0.02
-    embedding_size: int = setting(64, "Size of a token's embedding.", minimum=1)
     width: int = setting(128, "Width of the recurrent layer.", minimum=1)
 
 
@@ -180,10 +179,9 @@ def run(config: TrainChunkScorerConfig) -> ChunkScorer:
         decoder.config.hidden_size,
         decoder.config.num_prediction_heads,
         decoder.config.output_size,
-        config.embedding_size,
-        config.width,
-        decoder.checksum(),
-        decoder.config.tokenizer,
+        width=config.width,
+        base_checksum=decoder.checksum(),
+        tokenizer=decoder.config.tokenizer,
     )
     last = last_of(config, ChunkScorer.load_config, shape, "chunk scorer")
     train, dev = (

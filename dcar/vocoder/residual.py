@@ -47,10 +47,10 @@ class ResidualConfig(CheckpointConfig):
 
     text_vocab_size: int = setting(512, "Number of phonemes.", minimum=1)
     speech_vocab_size: int = setting(
-        1024, "Number of codes of every layer of the codec; taken from the data.", minimum=1
+        1024, "Number of codes of every layer of the codec.", minimum=1, recorded=True
     )
     codec_layers: int = setting(
-        8, "Number of layers of the codec; taken from the data.", minimum=2, maximum=64
+        8, "Number of layers of the codec.", minimum=2, maximum=64, recorded=True
     )
     hidden_size: int = setting(
         1024, "Width of the layers, a multiple of num_attention_heads.", minimum=1
@@ -66,13 +66,11 @@ class ResidualConfig(CheckpointConfig):
     speech_position_scale: float = setting(
         0.3, "Factor of speech positions: about phonemes per speech token.", above=0
     )
-    prompt_tokens: int = setting(
-        150, "Length of the acoustic prompt; taken from the settings of the run.", minimum=1
-    )
+    prompt_tokens: int = setting(150, "Length of the acoustic prompt.", minimum=1, recorded=True)
     # the codec, so that it can be loaded and another one raises an error
-    codec: str = setting("", "Tokenizer setting of the codec; taken from the data.")
-    tokenizer: str = setting("", "Name and checksum of the codec; taken from the data.")
-    phonemes: str = setting("", "Version of the phoneme inventory; taken from the data.")
+    codec: str = setting("", "Tokenizer setting of the codec.", recorded=True)
+    tokenizer: str = setting("", "Name and checksum of the codec.", recorded=True)
+    phonemes: str = setting("", "Version of the phoneme inventory.", recorded=True)
 
     def __post_init__(self) -> None:
         check(self)

@@ -65,6 +65,7 @@ UNSEEN_VOICES = ("af_sarah", "am_michael", "bf_isabella", "bm_george")
 FAST_VOICE = "af_heart"  # the voice that hibari is distilled from
 DEV_PER_VOICE, TEST_PER_VOICE, TRAIN_PER_VOICE = 4, 50, 28  # the fast voice reads the rest
 LONGEST_BLEND = 110  # phonemes
+SLOWEST, FASTEST = 0.8, 1.25  # speeds of added utterances
 MODEL_SHA256_PREFIX = "6e742170"
 NEEDED = {
     "plan": ("voices", "vocabulary", "out"),
@@ -109,8 +110,6 @@ class CorpusConfig:
     seed: int = seed_setting(
         0, "Random seed for voices, speeds and texts; 0 = 20261122 for blend, 20261123 for add."
     )
-    slowest: float = setting(0.8, "Speed of the slowest utterances (add).", above=0)
-    fastest: float = setting(1.25, "Speed of the fastest utterances (add).", above=0)
     model: str = setting(
         "", "Kokoro-82M as an ONNX file (speak); not needed for the fast voice alone.", place="file"
     )
@@ -252,7 +251,7 @@ def add(c: CorpusConfig) -> None:
     """Plan further training utterances: every sentence once, in the fast voice, at a random
     speed (log-uniform)."""
     phonemise, rng = phonemiser(), random.Random(c.seed or 20261123)
-    slow, fast = math.log(c.slowest), math.log(c.fastest)
+    slow, fast = math.log(SLOWEST), math.log(FASTEST)
     jobs = [
         dict(
             id=f"{FAST_VOICE}_more_{i:04d}",

@@ -95,18 +95,16 @@ def rows_of(folder: str | Path) -> list[dict]:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_scores_are_weighted_and_the_best_is_chosen():
-    config = DistilConfig(
-        token_weight=2.0, wer_weight=1.0, similarity_weight=0.5, lowest_score=-1.0
-    )
+def test_scores_are_sums_and_the_best_is_chosen():
+    lowest = -1.0
     plain, said = Candidate("a", [1], read=-0.1), Candidate("b", [1], read=-0.2)
-    assert plain.score(config) == pytest.approx(-0.2) and best([said, plain], config) is plain
-    assert best([plain, Candidate("c", [2], read=-0.1)], config) is plain  # of equals the first
+    assert plain.score == pytest.approx(-0.1) and best([said, plain], lowest) is plain
+    assert best([plain, Candidate("c", [2], read=-0.1)], lowest) is plain  # of equals the first
     heard = Candidate("d", [1], read=-0.2, wer=0.25, similarity=0.8)
-    assert heard.score(config) == pytest.approx(-0.4 - 0.25 + 0.4)
-    assert best([plain, heard], config) is heard  # where some were voiced, it is one of them
+    assert heard.score == pytest.approx(-0.2 - 0.25 + 0.8)
+    assert best([plain, heard], lowest) is heard  # where some were voiced, it is one of them
     assert (
-        best([heard, Candidate("e", [1], read=-0.2, wer=0.0, similarity=0.8)], config).spoken_by
+        best([heard, Candidate("e", [1], read=-0.2, wer=0.0, similarity=0.8)], lowest).spoken_by
         == "e"
     )
 
@@ -245,7 +243,7 @@ def test_sound_decides_among_the_best_by_tokens(config, tmp_path, monkeypatch):
     vocoder = tiny_vocoder()
     monkeypatch.setattr(distil, "vocoder_for", lambda *args: vocoder)
     monkeypatch.setattr(distil, "load_recognizer", lambda name, device: Hears())
-    config.recognizer, config.voiced, config.token_weight = "hears", 2, 0.0
+    config.recognizer = "hears"
     teacher = distil.Teacher(config, "cpu")
     (candidates,) = teacher.speak([0])
     judged = teacher.identity
@@ -254,8 +252,7 @@ def test_sound_decides_among_the_best_by_tokens(config, tmp_path, monkeypatch):
     heard = [c for c in candidates if c.wer is not None]
     assert len(heard) == 2 and min(c.read for c in heard) >= min(c.read for c in candidates)
     assert all(c.wer in (0.0, pytest.approx(1 / 3)) for c in heard)
-    worst = min(heard, key=lambda c: c.score(config))
-    assert best(candidates, config).wer <= worst.wer
+    assert best(candidates, -math.inf).score == max(c.score for c in heard)
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,6 @@ class ConvertConfig:
         "openai/whisper-large-v3",
         "cosyvoice: Whisper's text tokenizer, which CosyVoice's folder does not contain.",
     )
-    copy_output: bool = setting(
-        True, "Whether additional heads start from the base head instead of at random."
-    )
     seed: int = seed_setting(0, "Random seed for the additional heads.")
 
     def __post_init__(self):
@@ -179,7 +176,7 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
                 f"the model has {decoder.config.text_vocab_size} text embeddings, fewer than the "
                 f"{TEXT_VOCAB_SIZE} phonemes; choose a larger model or phonemes=false"
             )
-    if config.copy_output and config.heads > 1:
+    if config.heads > 1:
         decoder.heads.start_outputs(decoder.heads.base.weight)
     origin = provenance(source=config.source, kind=config.kind, checksum=decoder.checksum())
     decoder.save_pretrained(out, card=decoder_card(decoder, origin))

@@ -81,7 +81,7 @@ IMPOSSIBLE = {
     """,
     RECOGNIZER: """
         input_corruption=1 longest_span=-1 max_steps=0 per_device_train_batch_size=0
-        model.dilations=[0] learning_rate=-1
+        learning_rate=-1
     """,
     SPEAK: """
         sampling.temperature=nan --sampling.temperature=-1 --sampling.top-k=-1 seed=-1

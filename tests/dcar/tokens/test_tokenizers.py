@@ -38,7 +38,7 @@ def tokenizer() -> KMeansTokenizer:
 
 def fitted() -> KMeansTokenizer:
     waves = ((chirp(2.0, s), RATE) for s in range(2))
-    return KMeansTokenizer.fit(waves, WhisperEncoder(), vocab_size=32, passes=3)
+    return KMeansTokenizer.fit(waves, WhisperEncoder(), vocab_size=32)
 
 
 def test_save_load_and_fit_are_deterministic(tokenizer, tmp_path):

@@ -32,7 +32,7 @@ def hubert(tmp_path_factory) -> Path:
 def kmeans(hubert: Path) -> KMeansTokenizer:
     waves = [(chirp(2.0, s, RATE), RATE) for s in range(3)]
     return KMeansTokenizer.fit(
-        waves, shared_hubert(str(hubert), -1, "cpu"), vocab_size=16, passes=3, standardize=False
+        waves, shared_hubert(str(hubert), -1, "cpu"), vocab_size=16, standardize=False
     )
 
 

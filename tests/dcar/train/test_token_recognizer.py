@@ -43,16 +43,16 @@ def settings(data, out, **changes) -> dict:
 def config_of(data, out, **changes) -> TrainTokenRecognizerConfig:
     return TrainTokenRecognizerConfig(
         **settings(data, out, **changes),
-        model=TokenRecognizerConfig(hidden_size=16, dilations=(1, 2)),
+        model=TokenRecognizerConfig(hidden_size=16),
     )
 
 
 def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
     out = tmp_path / "out"
     options = settings(data, out, max_steps=100, eval_steps=50, save_steps=50, half_weights="true")
-    main(["train-recognizer", *arguments(options), "model.hidden_size=16", "model.dilations=[1,2]"])
+    main(["train-recognizer", *arguments(options), "model.hidden_size=16"])
     model = load_token_recognizer(str(out))
-    assert model.config.dilations == (1, 2) and model.config.tokenizer == "tiny@abc"
+    assert model.config.hidden_size == 16 and model.config.tokenizer == "tiny@abc"
     assert model.config.speech_vocab_size == CODES and model.hidden_code == CODES
     evaluations = log_of(out, "eval_loss")
     assert [line["step"] for line in evaluations] == [50, 100, 100]
@@ -73,7 +73,6 @@ def test_two_processes_evaluate_all_of_the_dev_split(data, tmp_path):
         "dcar.train.token_recognizer",
         *arguments(options),
         "model.hidden_size=16",
-        "model.dilations=[1,2]",
     )
     assert json.loads((tmp_path / "two/provenance.json").read_text())["processes"] == 2
     model, dev = TokenRecognizer.from_pretrained(tmp_path / "two"), load_prepared(data, "dev")

@@ -34,7 +34,6 @@ def settings(data, decoder, out, **changes) -> dict:
             out=str(out),
             prompt_tokens=5,
             positions=0.5,
-            embedding_size=8,
             width=16,
         )
         | SMALL

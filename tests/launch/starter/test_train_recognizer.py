@@ -66,7 +66,7 @@ def speech(tmp_path_factory):
         yield write_spoken(folder, "train", 24, 0), write_spoken(folder, "dev", 6, 1)
 
 
-SHAPE = ["model.hidden_size=16", "model.dilations=[1,2]"]
+SHAPE = ["model.hidden_size=16"]
 
 
 def settings(speech, out, **changes) -> dict:
@@ -88,7 +88,7 @@ def settings(speech, out, **changes) -> dict:
 def config_of(speech, out, **changes) -> TrainEncoderRecognizerConfig:
     return TrainEncoderRecognizerConfig(
         **settings(speech, out, **changes),
-        model=EncoderRecognizerConfig(hidden_size=16, dilations=(1, 2)),
+        model=EncoderRecognizerConfig(hidden_size=16),
     )
 
 
@@ -99,7 +99,7 @@ def test_the_command_learns_and_leaves_everything_behind(speech, tmp_path):
     )
     main([*arguments(options), *SHAPE])
     ear = load_recognizer(f"encoder:{out}")
-    assert isinstance(ear, EncoderRecognizer) and ear.config.dilations == (1, 2)
+    assert isinstance(ear, EncoderRecognizer) and ear.config.hidden_size == 16
     assert ear.transcribe([spoken("ab b"), spoken("b aab")], RATE) == ["ab b", "b aab"]
     evaluations = log_of(out, "eval_loss")
     assert [line["step"] for line in evaluations] == [60, 120, 120]

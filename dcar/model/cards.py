@@ -127,7 +127,7 @@ def decoder_card(decoder: Checkpoint, source: Mapping[str, Any]) -> str:
         tags=tags,
         license="other" if origin else "apache-2.0",
         settings=(
-            "optimizer",
+            "optim",
             "learning_rate",
             "per_device_train_batch_size",
             "gradient_accumulation_steps",

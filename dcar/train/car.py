@@ -65,11 +65,12 @@ class RunTrainer(BucketedTrainer):
     def __init__(self, config: Any, model: Any, train: Any, dev: Any):
         """Create the trainer. config: a `RunSettings` with the shape `model`. Raises ConfigError
         if the optimiser or the compiler cannot work on sharded weights."""
-        if config.optimizer == "scaled_adam" and sharding():
+        if config.optim == "scaled_adam" and sharding():
             raise ConfigError(
-                "optimizer=scaled_adam scales the steps of a tensor by its root mean square, but "
-                "FSDP and DeepSpeed split tensors among processes: set optimizer=adamw "
-                "(learning_rate about 5e-4), or launch with launch/accelerate/multi_gpu.yaml"
+                "optim=scaled_adam scales the steps of a tensor by its root mean square, but "
+                "FSDP and DeepSpeed split tensors among processes: set "
+                "optim=adamw_torch_fused (learning_rate about 5e-4), or launch with "
+                "launch/accelerate/multi_gpu.yaml"
             )
         if config.torch_compile and sharding():
             raise ConfigError(
@@ -86,7 +87,7 @@ class RunTrainer(BucketedTrainer):
         if config.torch_compile:
             model.compile(dynamic=True)
         super().__init__(config, model, train, dev)
-        if config.optimizer == "scaled_adam":  # it clips by itself
+        if config.optim == "scaled_adam":  # it clips by itself
             self.args.max_grad_norm = 0.0
         # true if DeepSpeed found no backend
         alone = self.args.world_size < int(os.environ.get("WORLD_SIZE", 1))
@@ -111,13 +112,13 @@ class RunTrainer(BucketedTrainer):
         return super().sampler(lengths, shuffle)
 
     def create_optimizer(self, model=None):
-        if self.optimizer is None and self.config.optimizer == "scaled_adam":
+        if self.optimizer is None and self.config.optim == "scaled_adam":
             parameters = [p for p in self.model.parameters() if p.requires_grad]
             self.optimizer = ScaledAdam(parameters, lr=self.config.learning_rate)
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        if self.lr_scheduler is None and self.config.optimizer == "scaled_adam":
+        if self.lr_scheduler is None and self.config.optim == "scaled_adam":
             batches = len(self.get_train_dataloader())
             per_epoch = math.ceil(batches / self.config.gradient_accumulation_steps)
             optimizer = optimizer or self.create_optimizer()

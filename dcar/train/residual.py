@@ -244,7 +244,7 @@ def residual_card(model: ResidualModel, source: Mapping[str, Any]) -> str:
         source,
         metrics_of="dev split; loss in nats, given the recorded layers before",
         settings=(
-            "optimizer",
+            "optim",
             "learning_rate",
             "per_device_train_batch_size",
             "per_device_train_batch_tokens",

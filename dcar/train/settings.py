@@ -58,11 +58,11 @@ class RunSettings(TrainerSettings):
         "per_device_train_batch_size.",
         minimum=0,
     )
-    optimizer: str = setting(
-        "adamw",
-        "Optimiser: adamw (with a cosine schedule) or scaled_adam (with Eden, the paper's; its "
-        "learning rate is 0.01).",
-        choices=("adamw", "scaled_adam"),
+    optim: str = setting(
+        "adamw_torch_fused",
+        "Optimiser: AdamW of PyTorch (with a cosine schedule), or the paper's ScaledAdam (with "
+        "Eden; its learning rate is 0.01).",
+        choices=("adamw_torch_fused", "scaled_adam"),
     )
     input_corruption: float = setting(
         0.0, "Share of input speech tokens replaced at random in training.", minimum=0, below=1

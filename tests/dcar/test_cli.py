@@ -216,7 +216,7 @@ def test_a_folder_that_may_not_be_written_is_a_message(fault, told, monkeypatch,
         (["train", "out_dri=x"], "'out_dri'"),
         (["compare", "temperatur=1"], "'sampling.temperature'"),
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml: "),
-        (["train", "optimizer=sgd"], "optimizer "),
+        (["train", "optim=sgd"], "optim "),
         (
             (
                 "compare data=starter decoder=starter methods=[car-2] limit=1 device=nowhere out=x"

@@ -86,6 +86,6 @@ def toy_config(tmp_path: Path, **changes) -> TrainVocoderConfig:
         segment_tokens=20,
         logging_steps=1,
         eval_steps=1000,
-        vocoder=TINY,
+        model=TINY,
     )
     return TrainVocoderConfig(**{**values, **changes})

@@ -90,7 +90,7 @@ class TrainVocoderConfig(TrainingSettings):
         minimum=0,
         below=1,
     )
-    vocoder: dict[str, Any] = setting(
+    model: dict[str, Any] = setting(
         {}, "Fields of VocoderConfig, for example {acoustic_dropout: 0.1}."
     )
 
@@ -123,12 +123,12 @@ class Trainer:
             ):
                 # keep those of the vocoder that training starts from: they have more voices
                 made_by["calibration_tokens"] = start.config.calibration_tokens
-        shape = VocoderConfig(**{**made_by, **config.vocoder})
+        shape = VocoderConfig(**{**made_by, **config.model})
         if (shape.token_rate, shape.frames_per_token) != (data.token_rate, data.frames_per_token):
             raise ConfigError(
                 f"{config.data}: {data.token_rate} tokens a second of {data.frames_per_token} "
                 f"frames each, but the vocoder is configured for {shape.token_rate} of "
-                f"{shape.frames_per_token}: omit token_rate, sample_rate and hop from `vocoder` "
+                f"{shape.frames_per_token}: omit token_rate, sample_rate and hop from `model` "
                 "(they are taken from the pack), or pack a corpus of that rate"
             )
         self.generator = self._generator(shape, start)
@@ -166,7 +166,7 @@ class Trainer:
         if int(data.tokens.max()) >= shape.vocab_size:
             raise ConfigError(
                 f"{config.data}: contains token {int(data.tokens.max())}, but vocab_size is "
-                f"{shape.vocab_size}; raise it or omit it from `vocoder`"
+                f"{shape.vocab_size}; raise it or omit it from `model`"
             )
         # saved in checkpoints
         self.parts: dict[str, Any] = {
@@ -197,7 +197,7 @@ class Trainer:
             if len(data.codebook) != shape.vocab_size:
                 raise ConfigError(
                     f"{config.data}: its codebook has {len(data.codebook)} codes, but vocab_size "
-                    f"is {shape.vocab_size}; set it to the same number in `vocoder`"
+                    f"is {shape.vocab_size}; set it to the same number in `model`"
                 )
             embedding = generator.acoustic.embedding.weight
             embedding.data.copy_(spread_out(data.codebook, embedding.shape[1], EMBEDDING_SPREAD))

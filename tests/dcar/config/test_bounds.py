@@ -46,13 +46,13 @@ IMPOSSIBLE = {
         per_device_train_batch_size=0 per_device_train_batch_size=-1
         gradient_accumulation_steps=0 dataloader_num_workers=-1 seed=-1 seed=4294967296
         seed=1000000000000000000000000000000 warmup_steps=-1 max_grad_norm=-1
-        input_corruption=1 head_weight_decay=0 optimizer=sgd bf16=maybe backbone.train=all
+        input_corruption=1 head_weight_decay=0 optim=sgd bf16=maybe backbone.train=all
         backbone.dtype=int8 backbone.lora.r=0 backbone.lora.lora_dropout=1 model=3
         model=null
     """,
     DRAFT: """
         max_steps=0 bottom_layers=-1 top_layers=-1 learning_rate=nan
-        dataloader_num_workers=-1 optimizer=sgd prompt_tokens=0
+        dataloader_num_workers=-1 optim=sgd prompt_tokens=0
     """,
     COMPARE: """
         sampling.temperature=nan sampling.temperature=-1 sampling.temperature=inf
@@ -77,7 +77,7 @@ IMPOSSIBLE = {
     """,
     VOCODER: """
         max_steps=0 learning_rate=nan ema_decay=1 segment_tokens=0 renderer_every=-1
-        vocoder=3 bf16=2
+        model=3 bf16=2
     """,
     RECOGNIZER: """
         input_corruption=1 longest_span=-1 max_steps=0 per_device_train_batch_size=0
@@ -127,8 +127,8 @@ def test_impossible_values_are_refused_and_named(name, text):
         (TRAIN, "learning_rate: -1", "learning_rate"),
         (TRAIN, "model: {dropout: 5}", "model.dropout"),
         (TRAIN, "model:\n  bos: true\n  hidden_size: 33", "hidden_size 33"),
-        (TRAIN, "optimizer: sgd", "adamw, scaled_adam"),
-        (TRAIN, "optimiser: sgd", "'optimizer'"),
+        (TRAIN, "optim: sgd", "adamw_torch_fused, scaled_adam"),
+        (TRAIN, "optimiser: sgd", "'optim'"),
         (TRAIN, "model: {hiden_size: 8}", "'model.hidden_size'"),
         (TRAIN, "model: 3", "model.…"),
         (COMPARE, "sampling: {temperature: .nan}", "sampling.temperature"),

@@ -174,7 +174,7 @@ def test_projected_codes_carry_more_of_the_phonemes(tmp_path):
             return rows[sample_rate][0]
 
     stacked = np.concatenate([s for s, _, _ in rows])
-    plain = KMeansTokenizer(Prepared(), *fit_centroids(stacked, 32, 0, True, 5))
+    plain = KMeansTokenizer(Prepared(), *fit_centroids(stacked, 32, 0, True))
     config = FitTokenizerConfig(out="", vocab_size=32, projection_size=24, max_frames=10**9)
     read = []
     utterances = [

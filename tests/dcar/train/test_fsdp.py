@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     ("variable", "changes", "message"),
     [
-        ("FSDP", dict(optimizer="scaled_adam"), "scaled_adam .*optimizer=adamw"),
-        ("DEEPSPEED", dict(optimizer="scaled_adam"), "scaled_adam .*optimizer=adamw"),
+        ("FSDP", dict(optim="scaled_adam"), "scaled_adam .*optim=adamw_torch_fused"),
+        ("DEEPSPEED", dict(optim="scaled_adam"), "scaled_adam .*optim=adamw_torch_fused"),
         ("FSDP", {}, "FSDP .*ACCELERATE_USE_CPU"),
     ],
 )

@@ -33,7 +33,7 @@ def test_all_finite_looks_at_values_not_at_their_squares():
         ({}, {"speech_position_scale": math.nan}, "step 1: .*loss .*nan"),
         ({"learning_rate": math.inf, "save_steps": 1}, {}, "step 1: .*weights.*text_embedding"),
         ({"learning_rate": math.inf, "max_steps": 1}, {}, "step 1: .*weights.*text_embedding"),
-        ({"optimizer": "scaled_adam", "learning_rate": math.inf}, {}, "step 2: .*weights"),
+        ({"optim": "scaled_adam", "learning_rate": math.inf}, {}, "step 2: .*weights"),
         (
             {"gradient_accumulation_steps": 2},
             {"speech_position_scale": math.nan},

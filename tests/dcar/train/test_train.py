@@ -141,7 +141,7 @@ def test_scaled_adam_follows_eden(data, tmp_path):
             data,
             tmp_path,
             {"dropout": 0.0},
-            optimizer="scaled_adam",
+            optim="scaled_adam",
             learning_rate=0.03,
             warmup_steps=4,
             max_steps=30,
@@ -166,7 +166,7 @@ def test_scaled_adam_follows_eden(data, tmp_path):
         (3, 6, {}),  # in the middle of an epoch, and over its end
         (5, 7, {}),  # at the end of an epoch
         (2, 4, {"gradient_accumulation_steps": 2}),  # three updates an epoch, the last of one batch
-        (3, 6, {"optimizer": "scaled_adam", "learning_rate": 0.01}),
+        (3, 6, {"optim": "scaled_adam", "learning_rate": 0.01}),
     ],
     ids=str,
 )
@@ -224,7 +224,7 @@ def test_changed_settings_are_those_of_a_resumed_run_or_refused(data, tmp_path):
     assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
     saved = (tmp_path / "config.yaml").read_text()
     for refused, why in (
-        ({"optimizer": "scaled_adam"}, "optimizer='adamw' .here 'scaled_adam'"),
+        ({"optim": "scaled_adam"}, "optim='adamw_torch_fused' .here 'scaled_adam'"),
         ({"learning_rate": 0.03}, "learning_rate=0.02 .here 0.03.*max_steps"),
         ({"max_steps": 4}, "checkpoint-6: .*max_steps to 6"),
         ({"seed": 3}, "seed=0 .here 3."),

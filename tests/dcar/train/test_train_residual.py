@@ -91,7 +91,7 @@ def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
         data=data,
         out=out,
         prompt_tokens=6,
-        optimizer="scaled_adam",
+        optim="scaled_adam",
         per_device_train_batch_tokens=100,
         warmup_steps=5,
         max_steps=40,

@@ -357,7 +357,7 @@ def test_embeddings_start_from_the_codebook_and_learn_the_states_behind_the_toke
     errors = [float(trainer.step()["states"]) for _ in range(60)]
     assert errors[0] > 0.9 and np.mean(errors[-10:]) < 0.7  # 1 = knowing nothing
     with pytest.raises(ConfigError, match="pack.safetensors: .*16 .*vocab_size .*17"):
-        trainer_of(dataclasses.replace(config, vocoder={**TINY, "vocab_size": 17}), data)
+        trainer_of(dataclasses.replace(config, model={**TINY, "vocab_size": 17}), data)
 
 
 def prepared(tmp_path, count: int, tokenizer, spec: str = "toy:") -> Path:
@@ -506,20 +506,20 @@ def test_training_goes_on_from_an_exported_vocoder(data, tmp_path):
         torch.testing.assert_close(
             network.state_dict(), TokenVocoder.from_pretrained(first).state_dict(), **EXACTLY
         )
-    sizes = trainer_of(dataclasses.replace(config, vocoder={}), data).generator.config
+    sizes = trainer_of(dataclasses.replace(config, model={}), data).generator.config
     # what the start is like need not be said again
     assert sizes == TokenVocoder.from_pretrained(first).config
     other = dataclasses.replace(data, tokenizer_checksum="another")
-    kept = trainer_of(dataclasses.replace(config, vocoder={}), other).generator.config
+    kept = trainer_of(dataclasses.replace(config, model={}), other).generator.config
     assert kept.tokenizer_checksum == "another" and kept.acoustic_size == sizes.acoustic_size
     with pytest.raises(ConfigError, match="start from .*export: "):
-        trainer_of(dataclasses.replace(config, vocoder={**TINY, "acoustic_size": 40}), data)
+        trainer_of(dataclasses.replace(config, model={**TINY, "acoustic_size": 40}), data)
 
 
 def test_a_renderer_serves_another_tokenizer_and_can_stay_as_it_is(data, tmp_path):
     first = run(toy_config(tmp_path, max_steps=2))
     config = toy_config(
-        tmp_path, renderer_from=str(first), renderer_every=0, vocoder={**TINY, "vocab_size": 20}
+        tmp_path, renderer_from=str(first), renderer_every=0, model={**TINY, "vocab_size": 20}
     )
     trainer = trainer_of(config, data)
     logs = [trainer.step() for _ in range(2)]
@@ -543,8 +543,8 @@ def test_tokens_of_25_hz(tmp_path):
     assert len(vocoder.synthesize([[1, 2, 3]], voice()[None])[0]) == 3 * 960
     TokenVocoder(VocoderConfig(**TINY)).save_pretrained(tmp_path / "fast")
     for message, changes in (
-        ("pack.safetensors: 25 .*4 .*50 .*2", {"vocoder": {**TINY, "token_rate": 50}}),
-        ("pack.safetensors: 25 .*4 .*25 .*8", {"vocoder": {**TINY, "hop": 120, "window": 720}}),
+        ("pack.safetensors: 25 .*4 .*50 .*2", {"model": {**TINY, "token_rate": 50}}),
+        ("pack.safetensors: 25 .*4 .*25 .*8", {"model": {**TINY, "hop": 120, "window": 720}}),
         ("init_from .*50 .*25", {"init_from": str(tmp_path / "fast")}),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -628,7 +628,7 @@ def test_a_finished_run_is_not_trained_again_and_another_shape_is_refused(data, 
     before = run(config).joinpath("model.safetensors").read_bytes()
     assert run(config).joinpath("model.safetensors").read_bytes() == before
     for changes, why in (
-        (dict(max_steps=3, vocoder={**TINY, "acoustic_size": 40}), "'acoustic_size': 40"),
+        (dict(max_steps=3, model={**TINY, "acoustic_size": 40}), "'acoustic_size': 40"),
         (dict(max_steps=1), "max_steps to 2"),
         (dict(max_steps=3, seed=9), "seed=0"),
         (dict(learning_rate=1e-2), "learning_rate=0.001"),

@@ -187,7 +187,7 @@ def vocoder_found(bench: Bench) -> Found:
         found.rates["vocoder"] = rate  # the rate of the largest batch is kept
         what = f"vocoder, batch {batch}, seconds of audio per second"
         found.rows.append((what, f"{rate:.0f}", memory(bench.device)))
-    config = TrainVocoderConfig(data="random", vocoder={"vocab_size": CODES}, bf16=not bench.tiny)
+    config = TrainVocoderConfig(data="random", model={"vocab_size": CODES}, bf16=not bench.tiny)
     trainer = Trainer(config, made_up_audio(bench.device), torch.device(bench.device))
     steps = 1 if bench.tiny else 20
     rate = steps / bench.seconds(lambda: [trainer.step() for _ in range(steps)])

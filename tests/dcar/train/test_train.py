@@ -101,9 +101,9 @@ def test_a_run_leaves_decoder_config_log_and_provenance(trained, data):
     source = json.loads((out / "provenance.json").read_text())
     assert (source["steps"], source["processes"], source["checksum"]) == (61, 1, saved.checksum())
     assert source["data"] == prepared and source["metrics"]["eval_head3_accuracy"] > 0.8
-    assert load_config(TrainConfig, ["--config", str(out / "config.yaml")]) == dataclasses.replace(
-        config, model=saved.config
-    )
+    given = load_config(TrainConfig, ["--config", str(out / "config.yaml")])
+    resolved, *_ = plan(given, data_identity(prepared))
+    assert resolved == dataclasses.replace(config, model=saved.config)
     assert list((out / "runs").rglob("events*"))
     checkpoint = latest_checkpoint(out)
     assert checkpoint.name == "checkpoint-61" and not list(out.rglob("training_args.bin"))

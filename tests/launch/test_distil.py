@@ -103,6 +103,8 @@ def test_scores_are_sums_and_the_best_is_chosen():
     heard = Candidate("d", [1], read=-0.2, wer=0.25, similarity=0.8)
     assert heard.score == pytest.approx(-0.2 - 0.25 + 0.8)
     assert best([plain, heard], lowest) is heard  # where some were voiced, it is one of them
+    cut, low = Candidate("f", [1], truncated=True, read=0.0), Candidate("g", [1], read=-1.1)
+    assert best([cut, low, Candidate("h", [], read=0.0)], lowest) is None
     assert (
         best([heard, Candidate("e", [1], read=-0.2, wer=0.0, similarity=0.8)], lowest).spoken_by
         == "e"

@@ -51,7 +51,7 @@ def load(kind: str, folder: Path, monkeypatch) -> SpeechTokenizer:
     if kind in ("whisper", "hubert"):
         hubert = kind == "hubert" and shared_hubert(str(save_hubert(folder)), -1, "cpu")
         waves = [(chirp(2.0, s), 24_000) for s in range(2)]
-        return KMeansTokenizer.fit(waves, hubert or WhisperEncoder(), vocab_size=16, passes=3)
+        return KMeansTokenizer.fit(waves, hubert or WhisperEncoder(), vocab_size=16)
     if kind == "xcodec2":
         return load_tokenizer(f"xcodec2:{save_xcodec2(folder)}")
     if kind == "speechtokenizer":

@@ -92,17 +92,15 @@ def config_of(speech, out, **changes) -> TrainEncoderRecognizerConfig:
     )
 
 
-def test_the_command_learns_and_leaves_everything_behind(speech, tmp_path):
+def test_a_run_learns_and_leaves_everything_behind(speech, tmp_path):
     out = tmp_path / "ear"
-    options = settings(
-        speech, out, max_steps=240, eval_steps=120, save_steps=120, half_weights="true"
-    )
-    main([*arguments(options), *SHAPE])
+    config = config_of(speech, out, max_steps=120, eval_steps=60, save_steps=60, half_weights=True)
+    run(replace(config, model=EncoderRecognizerConfig(hidden_size=16, dilations=(1, 2))))
     ear = load_recognizer(f"encoder:{out}")
     assert isinstance(ear, EncoderRecognizer) and ear.config.hidden_size == 16
     assert ear.transcribe([spoken("ab b"), spoken("b aab")], RATE) == ["ab b", "b aab"]
     evaluations = log_of(out, "eval_loss")
-    assert [line["step"] for line in evaluations] == [120, 240, 240]
+    assert [line["step"] for line in evaluations] == [60, 120, 120]
     assert evaluations[-1]["eval_wer"] < 0.1 and evaluations[-1]["eval_loss"] < 0.3
     source = json.loads((out / "provenance.json").read_text())
     assert source["checksum"] == ear.checksum() and source["data"]["train_utterances"] == 24

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_corpora import write_manifest
-from tiny_training import SMALL, arguments, log_of
+from tiny_training import SMALL, log_of
 
 from dcar.errors import AudioError, CheckpointError, ConfigError, DataError, TextError
 from dcar.recognition.encoder import EncoderRecognizer, EncoderRecognizerConfig
@@ -20,7 +20,6 @@ from launch.starter.train_recognizer import (
     TrainEncoderRecognizerConfig,
     kept_states,
     load_recordings,
-    main,
     run,
 )
 
@@ -64,9 +63,6 @@ def speech(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_recognizer, "encoder_states", kept)
         yield write_spoken(folder, "train", 24, 0), write_spoken(folder, "dev", 6, 1)
-
-
-SHAPE = ["model.hidden_size=16"]
 
 
 def settings(speech, out, **changes) -> dict:

@@ -127,7 +127,7 @@ def page(
 def _row_class(row: dict[str, Any]) -> str:
     if row["kind"] == "reference":
         return "reference"
-    return "dcar" if row["settings"]["method"] == "dcar" else "plain"
+    return "dcar" if row["settings"]["method"].startswith("dcar") else "plain"
 
 
 def _tables(result: dict[str, Any]) -> list[Section]:

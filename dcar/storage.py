@@ -248,10 +248,10 @@ def faults(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
         return ["it was cut off while it was written"]
     if not isinstance(manifest.get("files"), dict) or not manifest["files"]:
         return ["its list of files is gone"]
-    return differing(folder, manifest["files"])
+    return file_differences(folder, manifest["files"])
 
 
-def differing(
+def file_differences(
     folder: Path,
     files: Mapping[str, Any],
     digest_of: Callable[[Path], Mapping[str, Any] | None] = digest,

@@ -14,7 +14,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -43,16 +43,24 @@ def tensors_checksum(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def not_finite(tensors: dict[str, Tensor]) -> list[str]:
-    """Return the names of the tensors that hold NaN or infinity, in one pass over each and
-    without a copy."""
-    return [
-        name
-        for name, t in tensors.items()
-        if t.is_floating_point()
-        and t.numel()
-        and not all(bool(end.isfinite()) for end in t.detach().aminmax())
-    ]
+def all_finite(tensors: Iterable[Tensor]) -> Tensor:
+    """Return for each of N tensors whether all its values are finite: [N] bool, on their device.
+    Empty tensors are finite."""
+    # with FSDP, the part of this process
+    local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+    if not local:
+        return torch.ones(0, dtype=torch.bool)
+    # the largest magnitude instead of the usual norm, whose squares may overflow for finite values
+    detached = [t.detach() for t in local]
+    filled = [t if t.numel() else t.new_zeros(1) for t in detached]
+    return torch.stack([n.float() for n in torch._foreach_norm(filled, float("inf"))]).isfinite()
+
+
+def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Return the names of the tensors that contain NaN or infinity."""
+    pairs = [(name, t) for name, t in named if t.is_floating_point()]
+    good = all_finite(t for _, t in pairs).tolist()
+    return [name for (name, _), fine in zip(pairs, good, strict=True) if not fine]
 
 
 def misfit(expected: dict[str, Tensor], found: dict[str, Tensor]) -> str:
@@ -208,7 +216,7 @@ class Checkpoint(nn.Module):
             else v
             for k, v in tensors.items()
         }
-        if bad := not_finite(tensors):
+        if bad := not_finite(tensors.items()):
             raise CheckpointError(
                 f"{path}: not saved, because weights are not finite: {', '.join(bad[:3])}; train "
                 "again from the last good checkpoint"
@@ -271,7 +279,7 @@ class Checkpoint(nn.Module):
                 f"{path}: tensors that are not floating point ({', '.join(odd[:3])}); copy the "
                 "model again"
             )
-        if bad := not_finite(tensors):
+        if bad := not_finite(tensors.items()):
             raise CheckpointError(
                 f"{path}: weights are not finite: {', '.join(bad[:3])}; the training that wrote "
                 "them diverged: use an earlier checkpoint, or train again"

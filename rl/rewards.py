@@ -52,7 +52,7 @@ it needs waveforms; by default if it has a parameter `audio`, `sample_rate` or `
 """
 
 
-def columns_of(records: Rollouts) -> dict[str, Any]:
+def reward_arguments(records: Rollouts) -> dict[str, Any]:
     """Return the keyword arguments of reward functions by name: lists with one entry per rollout,
     except for sample_rate (Hz).
 
@@ -90,9 +90,8 @@ def columns_of(records: Rollouts) -> dict[str, Any]:
 def ask(reward: Reward, records: Rollouts, **more: Any) -> list[float | None]:
     """Return one number per rollout, None if the reward does not apply to it. Raises ValueError
     if the reward returns more or fewer numbers than there are rollouts."""
-    values = [
-        None if value is None else float(value) for value in reward(**columns_of(records), **more)
-    ]
+    answers = reward(**reward_arguments(records), **more)
+    values = [None if value is None else float(value) for value in answers]
     if len(values) != len(records):
         raise ValueError(
             f"returned {len(values)} numbers for {len(records)} rollouts; return one per rollout"
@@ -138,10 +137,10 @@ def score(
             record.fail(f"{names[bad.argmax()]} returned no finite number")
         elif not applied.any():
             record.fail("no reward applies to it: all returned None")
-    return np.where(failed.any(1) | ~applies.any(1), NAN, weighted(parts, weights)), parts
+    return np.where(failed.any(1) | ~applies.any(1), NAN, weighted_sum(parts, weights)), parts
 
 
-def weighted(parts: np.ndarray, weights: Sequence[float] | np.ndarray) -> np.ndarray:
+def weighted_sum(parts: np.ndarray, weights: Sequence[float] | np.ndarray) -> np.ndarray:
     """Return the weighted sums [R] of the rewards' parts [R, J], leaving out NaN."""
     return np.nan_to_num(parts) @ np.asarray(weights, dtype=np.float64)
 

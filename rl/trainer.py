@@ -61,7 +61,7 @@ from rl.rewards import (
     needs_sound,
     path_of,
     score,
-    weighted,
+    weighted_sum,
 )
 from rl.rollout import Roller, RolloutBatch, log_probs_of
 from rl.transcription import (
@@ -438,7 +438,8 @@ class DCPOTrainer(ResilientTrainer):
         args, group = self.args, self.args.num_generations
         weights = np.asarray(self.reward_weights)
         others = [j for j, reward in enumerate(self.reward_funcs) if not locates(reward)]
-        rest = torch.from_numpy(weighted(batch.parts[:, others], weights[others])).to(batch.rewards)
+        total = weighted_sum(batch.parts[:, others], weights[others])
+        rest = torch.from_numpy(total).to(batch.rewards)
         # failed rollouts are left out of means
         rest = rest.masked_fill(batch.rewards.isnan(), math.nan)
         std = (

@@ -3,7 +3,7 @@ its table.
 
 Reading five million rows takes an hour; mapping a few numbers per row takes no time. `dcar prepare`
 writes them to <split>/columns.feather (Arrow IPC, 29 bytes per row), with the columns of `SCHEMA`.
-A split without that file, as earlier versions wrote it, is read once (`columns_of`).
+A split without that file, as earlier versions wrote it, is read once (`read_columns`).
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def write_columns(folder: Path, table: pa.Table, made_from: str) -> None:
         writer.write_table(table)  # in one batch, so that each column is one memory-mapped array
 
 
-def columns_of(folder: Path, rows: datasets.Dataset, made_from: str) -> pa.Table:
+def read_columns(folder: Path, rows: datasets.Dataset, made_from: str) -> pa.Table:
     """Return the columns of a split, memory-mapped. If its folder has none for this table, all
     rows are read, and the columns of a large split are written there if possible."""
     import pyarrow as pa

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dcar.errors import DataError, check_format
-from dcar.prepare.columns import FILE, Split, columns_of, identity, scan, write_columns
+from dcar.prepare.columns import FILE, Split, identity, read_columns, scan, write_columns
 from dcar.sources.shipped import resolve
-from dcar.storage import differing, digest, files_of, gigabytes, writing
+from dcar.storage import digest, file_differences, files_of, gigabytes, writing
 from dcar.text.inventory import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.tracking import write_json
 
@@ -415,7 +415,7 @@ def load_split(directory: str | Path, split: str) -> Split:
     Raises the errors of `load_prepared`."""
     rows = load_prepared(directory, split)
     made_from = identity(prepared_info(directory)["files"], split)
-    return Split.of(rows, columns_of(prepared_folder(directory) / split, rows, made_from))
+    return Split.of(rows, read_columns(prepared_folder(directory) / split, rows, made_from))
 
 
 MOST_DIGESTED = 1 << 30
@@ -434,7 +434,7 @@ def split_faults(
     files = {name: expected for name, expected in listed.items() if name.startswith(f"{split}/")}
     if not files:
         return [f"prepared.json lists no file of {split}"]
-    return differing(directory, files, _digest_once if digests else lambda path: None)
+    return file_differences(directory, files, _digest_once if digests else lambda path: None)
 
 
 def _digest_once(path: Path) -> dict[str, Any] | None:

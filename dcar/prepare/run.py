@@ -32,8 +32,8 @@ from dcar.prepare.settings import (
     PrepareConfig,
     PrepareReport,
     corpus_record,
+    fingerprint_settings,
     finished,
-    settings_stamp,
     wait,
 )
 from dcar.prepare.shards import (
@@ -94,7 +94,7 @@ def run(
         from dcar.tokens.load import load_tokenizer  # imported late: its packages are heavy
 
         tokenizer = load_tokenizer(config.tokenizer, own_device(config.device))
-    fingerprint = corpus.fingerprint(settings_stamp(config, tokenizer, speaker_encoder))
+    fingerprint = corpus.fingerprint(fingerprint_settings(config, tokenizer, speaker_encoder))
 
     done = partial(finished, config, fingerprint)
     if (report := done()) is not None:

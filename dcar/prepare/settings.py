@@ -219,7 +219,7 @@ NOT_IN_FINGERPRINT = (
 CONTENT_VERSION = 2
 
 
-def settings_stamp(
+def fingerprint_settings(
     config: PrepareConfig, tokenizer: SpeechTokenizer, speaker_encoder: Encoder | None
 ) -> list[Any]:
     """Return everything in a fingerprint except the corpus: version, settings, tokenizer,

@@ -23,7 +23,7 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.corpus.rows import Problem, Utterance
 from dcar.errors import AudioError, DataError
 from dcar.prepare.prepared import RESUME, copy_name, features, read_json
-from dcar.storage import differing, digest, replacing
+from dcar.storage import digest, file_differences, replacing
 from dcar.text.phonemes import text_to_ids
 from dcar.tokens.base import LayeredTokenizer, SpeechTokenizer, in_batches, input_rate
 from dcar.voices.features import EMBEDDING_DIM, prompt_statistics, with_embedding
@@ -345,7 +345,7 @@ def read_chunk(work: Path, name: str) -> dict[str, Any] | None:
     kinds = {"shards": dict, "files": dict, "rows": int, "filtered": int, "problems": list}
     if record is None or not all(isinstance(record.get(key), kind) for key, kind in kinds.items()):
         return None
-    return None if differing(work, record["files"], lambda path: None) else record
+    return None if file_differences(work, record["files"], lambda path: None) else record
 
 
 def check_chunk(work: Path, name: str) -> dict[str, Any]:
@@ -356,7 +356,7 @@ def check_chunk(work: Path, name: str) -> dict[str, Any]:
     if record is None:
         raise DataError(f"{file}: is missing or broken; run again, only its shards are made again")
     for shard, written in record["files"].items():
-        if differing(work, {shard: written}):
+        if file_differences(work, {shard: written}):
             file.unlink()
             raise DataError(
                 f"{work / shard}: the shard is damaged (its SHA-256 differs) and was discarded; "

@@ -19,21 +19,18 @@ def drawn(
     return rows[np.random.default_rng([seed, 7]).permutation(len(rows))[: limit or None]]
 
 
-def by_digest(split: Split, limit: int = 0) -> np.ndarray:
-    """Return the indices of the `limit` rows (0 = all) whose ids have the smallest SHA-256,
-    sorted by id. A larger limit contains a smaller one. Raises DataError if two rows have the
-    same id."""
-    ranks = split.columns["digest_rank"]
-    order = np.argsort(ranks)
-    repeats = np.flatnonzero(np.diff(ranks[order]) == 0)
-    if len(repeats):
-        repeated = split.rows[int(order[repeats[0]])]["id"]
+def by_digest(digests: np.ndarray, ids: np.ndarray, limit: int = 0) -> np.ndarray:
+    """Return the indices of the `limit` utterances (0 = all) whose ids have the smallest SHA-256,
+    sorted by id. A larger limit contains a smaller one, so records of earlier runs remain useful.
+
+    digests, ids: of each utterance, or their ranks. Raises DataError if two have the same id."""
+    order = np.argsort(digests)
+    if (digests[order][1:] == digests[order][:-1]).any():
         raise DataError(
-            f"the split has several utterances with the id {repeated!r}; prepare the corpus again "
-            "with unique ids"
+            "the split has utterances of equal id; prepare the corpus again with unique ids"
         )
     rows = order[: limit or None]
-    return rows[np.argsort(split.columns["id_rank"][rows])]
+    return rows[np.argsort(ids[rows])]
 
 
 def in_turns(split: Split, count: int) -> np.ndarray:

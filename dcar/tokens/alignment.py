@@ -117,18 +117,18 @@ def fit_alignment(
     for _ in range(iterations):
         emission = smoothed(every, np.concatenate(labels), vocab_size, len(PHONEMES))
         score = np.log2(emission)
-        labels = [viterbi(score, c, s) for c, s in zip(codes, sequences, strict=True)]
+        labels = [best_path(score, c, s) for c, s in zip(codes, sequences, strict=True)]
     return smoothed(every, np.concatenate(labels), vocab_size, len(PHONEMES))
 
 
-def viterbi(score: np.ndarray, codes: np.ndarray, sequence: np.ndarray) -> np.ndarray:
+def best_path(score: np.ndarray, codes: np.ndarray, sequence: np.ndarray) -> np.ndarray:
     """Return the best monotone labelling [T] of codes [T] by the states `sequence` [N ≤ T], each
     used at least once."""
     return sequence[best_states(score, codes, sequence)]
 
 
 def best_states(score: np.ndarray, codes: np.ndarray, sequence: np.ndarray) -> np.ndarray:
-    """Return the labelling of `viterbi` as indices 0 … N - 1 into the sequence [T]."""
+    """Return the labelling of `best_path` as indices 0 … N - 1 into the sequence [T]."""
     frames = score[sequence, codes[:, None]]  # [T, N]
     length, states = frames.shape
     best, advanced = np.full((2, states), -np.inf)

@@ -38,7 +38,7 @@ from dcar.corpus.read import KINDS, Utterance, load_corpus
 from dcar.errors import ConfigError, DataError
 from dcar.process import one_ahead, own_device, run_claimed
 from dcar.text.phonemes import text_to_ids
-from dcar.tokens.alignment import fit_alignment, phoneme_states, smoothed, viterbi
+from dcar.tokens.alignment import best_path, fit_alignment, phoneme_states, smoothed
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.kmeans import KMeansTokenizer, StateEncoder, fit_centroids, of_one_rate
 from dcar.tokens.whisper import WhisperEncoder
@@ -159,7 +159,7 @@ def sharpen(
         fit_alignment(codes, [sequence for _, sequence in pairs], tokenizer.vocab_size)
     )
     labels = [
-        parts_of_phonemes(viterbi(emission, own, sequence))
+        parts_of_phonemes(best_path(emission, own, sequence))
         for own, (_, sequence) in zip(codes, pairs, strict=True)
     ]
     stacked = np.concatenate([s for s, _ in pairs])
@@ -306,9 +306,9 @@ def information(
         other = dict(zip(present, present[1:] + present[:1], strict=True))
         known = [i for i in test if int(voices[i][0]) in other]
         pairs = {
-            "phoneme_bits": [gain[viterbi(gain, codes[i], sequences[i]), codes[i]] for i in test],
+            "phoneme_bits": [gain[best_path(gain, codes[i], sequences[i]), codes[i]] for i in test],
             "phoneme_bits_wrong_text": [
-                gain[viterbi(gain, codes[i], sequences[wrong[i]]), codes[i]]
+                gain[best_path(gain, codes[i], sequences[wrong[i]]), codes[i]]
                 for i in test
                 if len(sequences[wrong[i]]) <= len(codes[i])
             ],

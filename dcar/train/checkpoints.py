@@ -91,7 +91,7 @@ def last_of(config: Any, load_config: Callable[[Path], Any], wanted: Any, what: 
     """Return the checkpoint to resume from, or None. what: the kind of model, for the message.
     Raises CheckpointError if its model has another configuration than `wanted`."""
     last = resume_point(config.resume_from_checkpoint, config.out)
-    if last and (differences := differing(load_config(last), wanted)):
+    if last and (differences := config_differences(load_config(last), wanted)):
         raise CheckpointError(
             f"{last}: a checkpoint of another {what}: {differences}; choose another out, or set "
             "resume_from_checkpoint=never to start again"
@@ -99,7 +99,7 @@ def last_of(config: Any, load_config: Callable[[Path], Any], wanted: Any, what: 
     return last
 
 
-def differing(found: Any, wanted: Any) -> str:
+def config_differences(found: Any, wanted: Any) -> str:
     """Return the fields in which the configurations of two models differ, for a message; empty
     if there are none."""
     if type(found) is not type(wanted):

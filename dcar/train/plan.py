@@ -34,7 +34,7 @@ from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.load import Shipped, load_decoder
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
 from dcar.tokens.codebook import codebook_of
-from dcar.train.checkpoints import differing
+from dcar.train.checkpoints import config_differences
 from dcar.train.settings import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def plan(
                 "init_from and `model`"
             )
         model = on_frozen_trunk(loaded, wanted) if config.freeze_trunk else loaded
-        if differences := differing(model.config, wanted):
+        if differences := config_differences(model.config, wanted):
             raise ConfigError(
                 f"init_from {config.init_from} does not fit the configured model and data: "
                 f"{differences}"

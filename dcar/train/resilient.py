@@ -18,7 +18,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,31 +42,12 @@ from dcar.train.checkpoints import (
     seal_checkpoint,
     some,
 )
+from heads.checkpoint import all_finite, not_finite
 
 logger = logging.getLogger(__name__)
 
 SIGNALS = {signal.SIGTERM: REQUEUE, signal.SIGUSR1: REQUEUE, signal.SIGINT: INTERRUPTED}
 RANKS_APART = 1_000_003  # difference between the seeds of two neighbouring processes
-
-
-def all_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Return for each of N tensors whether all its values are finite: [N] bool, on their device.
-    Empty tensors are finite."""
-    # with FSDP, the part of this process
-    local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
-    if not local:
-        return torch.ones(0, dtype=torch.bool)
-    # the largest magnitude instead of the usual norm, whose squares may overflow for finite values
-    detached = [t.detach() for t in local]
-    filled = [t if t.numel() else t.new_zeros(1) for t in detached]
-    return torch.stack([n.float() for n in torch._foreach_norm(filled, float("inf"))]).isfinite()
-
-
-def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Return the names of the tensors that contain NaN or infinity."""
-    pairs = [(name, t) for name, t in named if t.is_floating_point()]
-    good = all_finite(t for _, t in pairs).tolist()
-    return [name for (name, _), fine in zip(pairs, good, strict=True) if not fine]
 
 
 @dataclass

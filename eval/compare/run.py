@@ -196,7 +196,11 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     )
     split = split_for(models.decoder, config.data, config.split)
     texts = read_texts(config.texts, text_encoder(config.decoder)) if config.texts else []
-    rows = in_turns(split, len(texts)) if texts else by_digest(split, config.limit)
+    if texts:
+        rows = in_turns(split, len(texts))
+    else:
+        columns = split.columns
+        rows = by_digest(columns["digest_rank"], columns["id_rank"], config.limit)
     chooser, bos = PromptChooser(split, config.prompt_tokens), models.decoder.config.bos
     items, *others = (
         make_prompts(split, config.prompt_tokens, seed, bos, rows, chooser)

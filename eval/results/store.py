@@ -24,6 +24,7 @@ import numpy as np
 from dcar.audio import OPUS_RATES, resample, save_audio
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, DataError, check_format
+from dcar.prompts.choose import by_digest
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer, transcripts
 from dcar.storage import digest_of
@@ -190,15 +191,10 @@ def check_rounds(
 
 
 def choose_items(items: Sequence[PromptItem], limit: int) -> list[PromptItem]:
-    """Return `limit` utterances (0 = all), sorted by id. A larger limit contains a smaller one,
-    so earlier records remain useful."""
+    """Return `limit` utterances (0 = all), sorted by id (`by_digest`)."""
     ids = [item.prompt.utterance_id for item in items]
-    if len(set(ids)) != len(ids):
-        raise DataError(
-            "the split has utterances of equal id; prepare the corpus again with unique ids"
-        )
-    shuffled = sorted(items, key=lambda i: hashlib.sha256(i.prompt.utterance_id.encode()).digest())
-    return sorted(shuffled[: limit or None], key=lambda i: i.prompt.utterance_id)
+    digests = [hashlib.sha256(i.encode()).hexdigest() for i in ids]
+    return [items[i] for i in by_digest(np.array(digests), np.array(ids), limit)]
 
 
 def plan(

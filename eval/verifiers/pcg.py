@@ -189,7 +189,7 @@ def similar_codes(
         yield start + len(block), columns.split(similar.sum(1).tolist())
 
 
-def weighted(probs: Tensor, groups: TokenGroups) -> Tensor:
+def group_share(probs: Tensor, groups: TokenGroups) -> Tensor:
     """Return probs(t) w(k, t) = probs(t) / N(t), the share of t's mass that each of its groups
     receives: [..., V], float64."""
     return probs * groups.share
@@ -217,7 +217,7 @@ def group_mass(
 
 
 def coarse(share: Tensor, groups: TokenGroups) -> Tensor:
-    """Return the probabilities [B, M] of all groups, Q_c or P_c, given `weighted` shares [B, V]."""
+    """Return the probabilities [B, M] of all groups, Q_c or P_c, given `group_share`s [B, V]."""
     out = torch.zeros(len(share), groups.count, dtype=torch.float64, device=share.device)
     return out.index_add(1, groups.owner, share.index_select(1, groups.ids))
 
@@ -228,8 +228,8 @@ def enumerated_residual(q: Tensor, p: Tensor, groups: TokenGroups) -> Tensor:
 
     q, p [B, V] -> [B, V], by one product over all memberships.
     """
-    q_share = weighted(q, groups)
-    q_coarse, p_coarse = coarse(q_share, groups), coarse(weighted(p, groups), groups)
+    q_share = group_share(q, groups)
+    q_coarse, p_coarse = coarse(q_share, groups), coarse(group_share(p, groups), groups)
     # R(k) / Q_c(k)
     rate = sd.residual(q_coarse, p_coarse) / q_coarse.clamp(min=torch.finfo(torch.float64).tiny)
     rates = torch.zeros_like(q_share).index_add(1, groups.ids, rate.index_select(1, groups.owner))

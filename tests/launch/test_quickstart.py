@@ -15,7 +15,7 @@ from dcar.model.car import CARDecoder
 from dcar.prepare.prepared import prepared_info
 from dcar.sources.shipped import ASSETS
 from dcar.train.car import data_identity
-from dcar.train.checkpoints import differing
+from dcar.train.checkpoints import config_differences
 from launch import quickstart
 from launch.quickstart import QuickstartConfig, pipeline
 from rl.config import DCPOConfig
@@ -107,4 +107,4 @@ def test_stage_one_goes_on_from_the_shipped_decoders_as_they_are():
         if not (ASSETS / name).exists():
             pytest.skip(f"no {name} is shipped yet")
         wanted = dataclasses.replace(read(recipe).model, **data_identity(info))
-        assert differing(CARDecoder.load_config(ASSETS / name), wanted) == ""
+        assert config_differences(CARDecoder.load_config(ASSETS / name), wanted) == ""

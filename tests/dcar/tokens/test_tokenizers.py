@@ -14,7 +14,7 @@ from tones import chirp
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
 from dcar.sources.packages import join_files, package_dir, packaged_file, verify_sha256
 from dcar.text.phonemes import text_to_ids
-from dcar.tokens.alignment import viterbi
+from dcar.tokens.alignment import best_path
 from dcar.tokens.fit import (
     FitTokenizerConfig,
     discriminant_projection,
@@ -117,7 +117,7 @@ def test_viterbi_finds_the_best_monotone_path():
     score, codes, sequence = rng.standard_normal((4, 5)), rng.integers(0, 5, 7), np.array([0, 2, 1])
     paths = [np.repeat(sequence, [a, b, 7 - a - b]) for a in range(1, 6) for b in range(1, 7 - a)]
     best = max(paths, key=lambda labels: score[labels, codes].sum())
-    np.testing.assert_array_equal(viterbi(score, codes, sequence), best)
+    np.testing.assert_array_equal(best_path(score, codes, sequence), best)
 
 
 def test_information_tells_words_from_voices():

@@ -225,7 +225,7 @@ def test_what_becomes_of_the_end_of_speech(kind, late, early):
 def test_group_distribution_is_the_targets_and_rejection_is_total_variation(seed):
     q, p = random_distributions(seed, SAMPLINGS[seed % 3])
     groups = small_groups(seed)
-    q_c, p_c = (pcg.coarse(pcg.weighted(probs[None], groups), groups)[0] for probs in (q, p))
+    q_c, p_c = (pcg.coarse(pcg.group_share(probs[None], groups), groups)[0] for probs in (q, p))
     assert float(q_c.sum()) == pytest.approx(1, abs=1e-12) and float(p_c.sum()) == pytest.approx(
         1, abs=1e-12
     )
@@ -256,7 +256,7 @@ def test_thinning_draws_from_the_enumerated_residual(seed):
     )
     done = trials <= pcg.TRIALS
     assert_drawn_from(tokens[done], pcg.enumerated_residual(q[None], p[None], groups)[0])
-    q_c, p_c = (pcg.coarse(pcg.weighted(probs[None], groups), groups)[0] for probs in (q, p))
+    q_c, p_c = (pcg.coarse(pcg.group_share(probs[None], groups), groups)[0] for probs in (q, p))
     success = distance(q_c, p_c)  # of one trial
     for trial in (1, 2, 5):
         reached = int((trials >= trial).sum())

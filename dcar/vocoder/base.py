@@ -27,9 +27,10 @@ class Vocoder(Protocol):
     @property
     def token_rate(self) -> float: ...
 
-    def check_tokenizer(self, identity: str) -> None:
-        """Raise CheckpointError if it does not accept the tokens of this tokenizer
-        ("name@checksum")."""
+    @property
+    def tokenizer(self) -> str:
+        """Tokenizer whose tokens it reads, "name@checksum": a prefix of its name, and "" for a
+        checksum that is not known."""
         ...
 
     def synthesize(
@@ -84,9 +85,14 @@ class PromptAudio:
 
 def check_speaks(vocoder: Vocoder, info: Mapping[str, Any]) -> None:
     """Raise CheckpointError if a vocoder does not accept the tokens of a prepared corpus
-    (`prepared_info`), or would synthesise them at another speed."""
-    vocoder.check_tokenizer(tokenizer_identity(info))
-    made = info["tokenizer"]
+    (`prepared_info`), or would synthesise them at another speed. Tokens of another tokenizer would
+    become noise, without an error."""
+    made, (name, _, checksum) = info["tokenizer"], vocoder.tokenizer.rpartition("@")
+    if not made["name"].startswith(name) or checksum not in ("", made["checksum"]):
+        raise CheckpointError(
+            f"the vocoder reads tokens of {vocoder.tokenizer}, not of {tokenizer_identity(info)}: "
+            "use the vocoder of the decoder's tokenizer, or train one with `dcar train-vocoder`"
+        )
     if abs(vocoder.token_rate - made["rate_hz"]) > 1e-6:
         raise CheckpointError(
             f"the vocoder reads {vocoder.token_rate:g} tokens a second, but {made['name']} makes "

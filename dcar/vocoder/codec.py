@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from dcar.audio import save_audio
-from dcar.errors import AssetError, CheckpointError, DataError
+from dcar.errors import AssetError, DataError
 from dcar.sources.hub import read_weights
 from dcar.tokens.codec import CodecTokenizer
 from dcar.vocoder.base import PromptAudio
@@ -31,22 +31,7 @@ class OneByOne:
     vocab_size: int
     sample_rate: int
     token_rate: float
-    tokenizer_name: str  # prefix of the names of the tokenizers that it accepts
-    tokenizer_checksum = ""
-
-    def check_tokenizer(self, identity: str) -> None:
-        """Raise CheckpointError if the tokens are not this codec's: of another kind, or of
-        another checkpoint."""
-        name, _, checksum = identity.rpartition("@")
-        wrong_kind = name and not name.startswith(self.tokenizer_name)
-        if wrong_kind or (
-            self.tokenizer_checksum and checksum and checksum != self.tokenizer_checksum
-        ):
-            raise CheckpointError(
-                f"the vocoder {self.name} needs tokens of {self.tokenizer_name} "
-                f"({self.tokenizer_checksum[:12] or 'any checkpoint'}), not of {identity[:60]}; "
-                "use the vocoder of the decoder's tokenizer"
-            )
+    tokenizer: str  # see `Vocoder.tokenizer`
 
     def synthesize(
         self, token_lists: Sequence[Sequence[int]], speaker: np.ndarray
@@ -88,8 +73,8 @@ class CodecVocoder(OneByOne):
 
     def __init__(self, codec: CodecTokenizer) -> None:
         self.codec = codec
-        self.vocab_size, self.tokenizer_checksum = codec.vocab_size, codec.checksum
-        self.name = self.tokenizer_name = codec.name
+        self.vocab_size, self.name = codec.vocab_size, codec.name
+        self.tokenizer = f"{codec.name}@{codec.checksum}"
         self.sample_rate, self.token_rate = codec.sample_rate, codec.rate_hz
 
     def speak(self, tokens: torch.Tensor, speaker: np.ndarray) -> torch.Tensor:
@@ -100,7 +85,7 @@ class CosyVoiceVocoder(OneByOne):
     """Flow matching and HiFT of CosyVoice 1 or 2, through that project's own voice conversion,
     given our tokens."""
 
-    name, tokenizer_name = "cosyvoice", "s3"
+    name, tokenizer = "cosyvoice", "s3@"
 
     def __init__(self, folder: str | Path, prompts: PromptAudio) -> None:
         """Load the model in `folder` (cosyvoice2.yaml or cosyvoice.yaml, flow.pt, hift.pt,

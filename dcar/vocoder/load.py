@@ -11,7 +11,7 @@ those of other projects.
 | `residual:FOLDER` | first layer of a codec, in the voice of a prompt | `dcar train-residual` |
 
 All have the attributes and methods that a comparison needs: `sample_rate`, `token_rate`,
-`check_tokenizer(identity)` and `synthesize(token_lists, speaker)`. The last two take the voice from
+`tokenizer` and `synthesize(token_lists, speaker)`. The last two take the voice from
 a recording, which they find by the features (`PromptAudio`). The last one also reads the texts
 (`dcar.vocoder.voicing.synthesize`).
 """
@@ -72,4 +72,4 @@ def vocoder_identity(vocoder: Any, spec: str) -> str:
         return tensors_checksum(vocoder.state_dict())
     if isinstance(vocoder, ResidualVocoder):
         return vocoder.checksum
-    return f"{spec} {getattr(vocoder, 'tokenizer_checksum', '')}".strip()
+    return f"{spec} {vocoder.tokenizer.rpartition('@')[2]}".strip()

@@ -30,17 +30,9 @@ MODEL_TYPE = "dcar-vocoder"
 class TokenVocoder(VocoderNetwork):
     """Speech tokens and speaker features to waveform, for the tokens of one tokenizer."""
 
-    def check_tokenizer(self, identity: str) -> None:
-        """Raise CheckpointError if the weights were trained on another tokenizer than `identity`
-        ("name@checksum", as in a decoder's config). Tokens of another tokenizer would become
-        noise, without an error."""
-        trained, given = self.config.tokenizer_checksum, identity.rpartition("@")[2]
-        if trained and given and trained != given:
-            raise CheckpointError(
-                f"this vocoder was trained on the tokenizer {trained[:12]}…, the decoder on "
-                f"{given[:12]}…: use the vocoder of the decoder's tokenizer, or train one with "
-                "`dcar train-vocoder`"
-            )
+    @property
+    def tokenizer(self) -> str:
+        return f"@{self.config.tokenizer_checksum}"
 
     @torch.inference_mode()
     def synthesize(

@@ -214,13 +214,9 @@ class ResidualVocoder:
         """Identity of the weights: checksums of the model and of the codec."""
         return f"{self.model.checksum()} {self.codec.checksum}"
 
-    def check_tokenizer(self, identity: str) -> None:
-        """Raise CheckpointError if `identity` ("name@checksum") is not this vocoder's codec."""
-        if identity.rpartition("@")[2] != self.codec.checksum:
-            raise CheckpointError(
-                f"the residual vocoder reads tokens of {self.model.config.tokenizer}, not of "
-                f"{identity[:60]}; train one on the decoder's codec with `dcar train-residual`"
-            )
+    @property
+    def tokenizer(self) -> str:
+        return f"@{self.codec.checksum}"
 
     def _prompt(self, features: bytes) -> Tensor:
         """Return the codes [P, L] of the prompt of a voice, from the beginning of its speech."""

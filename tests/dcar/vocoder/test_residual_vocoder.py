@@ -203,8 +203,8 @@ def test_only_a_vocoder_that_reads_texts_receives_them(vocoder):
 def test_what_does_not_belong_together_is_refused(model, vocoder):
     made = {"name": "generated", "checksum": "abc", "rate_hz": 50.0}
     check_speaks(vocoder, {"tokenizer": made})
-    with pytest.raises(CheckpointError, match="generated@abc"):
-        vocoder.check_tokenizer("encodec-rvq1@def")
+    with pytest.raises(CheckpointError, match="@abc, not of encodec-rvq1@def"):
+        check_speaks(vocoder, {"tokenizer": made | {"name": "encodec-rvq1", "checksum": "def"}})
     with pytest.raises(CheckpointError, match="tokens a second"):
         check_speaks(vocoder, {"tokenizer": made | {"rate_hz": 25.0}})
     with pytest.raises(DataError, match=f"0..{CODES - 1}"):

@@ -46,10 +46,9 @@ def check_codec(spec: str, layers: str, rate: int, per_token: int) -> None:
     size = vocoder.vocab_size
     with pytest.raises(DataError, match=f"token {size} .*0..{size - 1}"):
         vocoder.synthesize([[0, size]], VOICES[:1])
-    with pytest.raises(CheckpointError, match=f"{vocoder.name} .*whisper-base-kmeans@abc"):
-        vocoder.check_tokenizer("whisper-base-kmeans@abc")
-    with pytest.raises(CheckpointError, match=f"{tokenizer.name}@another"):
-        vocoder.check_tokenizer(f"{tokenizer.name}@another")
+    for other in ({"name": "whisper-base-kmeans"}, {"checksum": "another"}):
+        with pytest.raises(CheckpointError, match=f"{tokenizer.name}@.*{[*other.values()][0]}"):
+            check_speaks(vocoder, {"tokenizer": about | other})
     with pytest.raises(DataError, match="1 .*2 voices"):
         vocoder.synthesize([[0]], VOICES)
 
@@ -151,12 +150,13 @@ def test_cosyvoice(tmp_path, monkeypatch):
     for name in ("flow.pt", "hift.pt"):
         torch.save({"w": torch.zeros(1)}, tmp_path / name)
     vocoder = load_vocoder(f"cosyvoice:{tmp_path}", prompts=audio)
-    vocoder.check_tokenizer("s3_v2_25hz@abc")
+    about = {"name": "s3_v2_25hz", "checksum": "abc", "rate_hz": 25.0}
+    check_speaks(vocoder, {"tokenizer": about})
     assert (vocoder.token_rate, vocoder.vocab_size) == (25, 6561)
     one, two = vocoder.synthesize([[6560, 3], [6560, 3]], features)
     assert len(one) == 2 * 960 and np.abs(one[:960]).min() > 0 and np.abs(one - two).max() > 1e-6
-    with pytest.raises(CheckpointError, match="cosyvoice .*hubert-kmeans@abc"):
-        vocoder.check_tokenizer("hubert-kmeans@abc")
+    with pytest.raises(CheckpointError, match="s3@, not of hubert-kmeans@abc"):
+        check_speaks(vocoder, {"tokenizer": about | {"name": "hubert-kmeans"}})
     torch.save({"w": Path("/")}, tmp_path / "hift.pt")
     with pytest.raises(CheckpointError, match="hift.pt: "):
         load_vocoder(f"cosyvoice:{tmp_path}", prompts=audio)

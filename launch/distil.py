@@ -266,11 +266,11 @@ class Teacher:
         items: list[list[PromptItem]] = [[] for _ in rows]  # the prompt of each candidate
         for entry, seed in self.ways:
             asked = self.prompts(seed, rows)
-            results = entry.decode([i.prompt for i in asked], seed, self.config.batch_size)
+            results = entry.decode(asked, seed, self.config.batch_size)
             tokens = [list(r.tokens) for r in results]
             read: Sequence[float | None] = [None] * len(rows)
             if self.reader is not None:
-                read = self.reader.log_likelihood(tokens, [i.text_ids for i in asked])
+                read = self.reader.log_likelihood(tokens, [i.target_text_ids for i in asked])
             for i, (item, result) in enumerate(zip(asked, results, strict=True)):
                 candidates[i].append(
                     Candidate(entry.name, tokens[i], seed, bool(result.truncated), read[i])
@@ -370,7 +370,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
         prompt: dict[str, Any] = {}
         if prompts:
             prompt = {
-                "prompt_speech": list(prompts[index].prompt.prompt_ids),
+                "prompt_speech": list(prompts[index].prompt_ids),
                 "prompt_voice": prompts[index].speaker_embedding.tolist(),
             }
         return {

@@ -12,15 +12,16 @@ from datasets import Dataset
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Sampler
 
-from dcar.decoding import Prompt
 from dcar.errors import ConfigError, DataError
 from dcar.model.draft import AnyDecoder
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
 from rl.config import DCPOConfig, required
 
-OF_PROMPT = ("utterance_id", "text_ids", "prompt_ids")
-OF_ITEM = (
+COLUMNS = (
+    "utterance_id",
+    "text_ids",
+    "prompt_ids",
     "text",
     "speaker",
     "speaker_embedding",
@@ -29,7 +30,6 @@ OF_ITEM = (
     "duration",
     "prompt_text_units",
 )
-COLUMNS = (*OF_PROMPT, *OF_ITEM)
 
 
 def load_dataset(
@@ -48,15 +48,7 @@ def load_dataset(
     largest number of prompts, chosen by seed; min_seconds: shortest recording used.
     """
     items = load_prompts(data, split, decoder, prompt_tokens, seed, limit, min_seconds)
-    return Dataset.from_list(
-        [
-            {
-                **{name: getattr(item.prompt, name) for name in OF_PROMPT},
-                **{name: getattr(item, name) for name in OF_ITEM},
-            }
-            for item in items
-        ]
-    )
+    return Dataset.from_list([{name: getattr(item, name) for name in COLUMNS} for item in items])
 
 
 def items_of(dataset: Sequence[PromptItem] | Dataset) -> list[PromptItem]:
@@ -70,7 +62,9 @@ def items_of(dataset: Sequence[PromptItem] | Dataset) -> list[PromptItem]:
         )
     return [
         PromptItem(
-            Prompt(row["utterance_id"], row["text_ids"], row["prompt_ids"]),
+            row["utterance_id"],
+            row["text_ids"],
+            row["prompt_ids"],
             row["text"],
             row["speaker"],
             np.asarray(row["speaker_embedding"], np.float32),

@@ -134,7 +134,7 @@ def measure(
     for seed in seeds:
         results = decode(
             base,
-            [i.prompt for i in items],
+            items,
             FixedChunk(size),
             sampling,
             seed=seed,
@@ -156,8 +156,8 @@ def measure(
     sums: dict[str, tuple[int, int]] = {}  # utterance -> errors and words over all seeds
     for r in records:
         if r.errors is not None:
-            errors, words = sums.get(r.item.prompt.utterance_id, (0, 0))
-            sums[r.item.prompt.utterance_id] = (
+            errors, words = sums.get(r.item.utterance_id, (0, 0))
+            sums[r.item.utterance_id] = (
                 errors + r.errors.errors,
                 words + r.errors.reference_words,
             )

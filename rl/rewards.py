@@ -70,10 +70,10 @@ def reward_arguments(records: Rollouts) -> dict[str, Any]:
         "chunk_sizes": [r.result.sizes for r in records],
         "prompts": [i.text for i in items],
         "text": [i.text for i in items],
-        "text_ids": [i.text_ids for i in items],
+        "text_ids": [i.target_text_ids for i in items],
         "reference_tokens": [i.reference_tokens for i in items],
         "speaker": [i.speaker for i in items],
-        "utterance_id": [i.prompt.utterance_id for i in items],
+        "utterance_id": [i.utterance_id for i in items],
         "duration": [i.duration for i in items],
         "transcripts": [r.transcript for r in records],
         "rollouts": records,
@@ -252,7 +252,7 @@ class WERReward:
         return [
             NAN
             if r.errors is None
-            else min(self.ground_truth.get(r.item.prompt.utterance_id, 0.0), self.cap)
+            else min(self.ground_truth.get(r.item.utterance_id, 0.0), self.cap)
             - min(r.errors.rate, self.cap)
             for r in rollouts
         ]

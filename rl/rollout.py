@@ -148,12 +148,12 @@ class Roller:
         self, policy: ChunkPolicy, items: Sequence[PromptItem], indices: Sequence[int], seed: int
     ) -> list[RolloutRecord]:
         forced = {
-            item.prompt.utterance_id: forced_sizes(
+            item.utterance_id: forced_sizes(
                 index, self.group_size, self.chunk_range, self.forced_rows
             )
             for item, index in zip(items, indices, strict=True)
         }
-        results = self._decode(policy, [i.prompt for i in items], forced, seed)
+        results = self._decode(policy, items, forced, seed)
         return [
             RolloutRecord(
                 items[i // self.group_size],

@@ -517,7 +517,7 @@ class DCPOTrainer(ResilientTrainer):
             method = PolicyChunk(self.policy, mode, num_candidates=args.num_candidates)
             results = decode(
                 self.base,
-                [i.prompt for i in mine],
+                mine,
                 method,
                 args.sampling,
                 seed=args.seed * 1000,
@@ -607,7 +607,7 @@ class DCPOTrainer(ResilientTrainer):
         return super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval, **kwargs)
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
-        units = max(len(item.prompt.text_ids) for item in inputs["items"])
+        units = max(len(item.text_ids) for item in inputs["items"])
         return (
             f"{len(inputs['items'])} prompts of up to {units} phonemes, "
             f"{self.args.num_generations} rollouts each of up to {self.args.max_completion_length} "

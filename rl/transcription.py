@@ -189,7 +189,7 @@ RECORDINGS_AT_ONCE = 64
 
 def recording(item: PromptItem) -> RolloutRecord:
     """Return the recording of a prompt as a rollout that consists of its own tokens."""
-    utterance, tokens = item.prompt.utterance_id, list(item.reference_tokens)
+    utterance, tokens = item.utterance_id, list(item.reference_tokens)
     return RolloutRecord(item, 0, 0, DecodeResult(utterance, "recording", 0, tokens, False, 0))
 
 
@@ -205,7 +205,7 @@ def ground_truth_errors(
         transcribe(records, recognizer)
         for record in records:
             counts = None if record.errors is None else list(astuple(record.errors)[:4])
-            found[record.item.prompt.utterance_id] = counts
+            found[record.item.utterance_id] = counts
     return found
 
 
@@ -264,7 +264,7 @@ class GroundTruth:
             digest.update(
                 json.dumps(
                     [
-                        item.prompt.utterance_id,
+                        item.utterance_id,
                         item.text,
                         list(map(int, item.reference_tokens)),
                         item.prompt_utterance_id,
@@ -277,7 +277,7 @@ class GroundTruth:
 
     def missing(self, rank: int = 0, processes: int = 1) -> list[PromptItem]:
         """Return this process's share of the prompts that are not in the file."""
-        return [i for i in self.items if i.prompt.utterance_id not in self.errors][rank::processes]
+        return [i for i in self.items if i.utterance_id not in self.errors][rank::processes]
 
     def measure(
         self, vocoder: Vocoder, recognizer: Recognizer, rank: int = 0, processes: int = 1

@@ -24,27 +24,27 @@ from dcar.prompts.chooser import PromptChooser
 from dcar.text.phonemes import text_to_ids
 
 
-@dataclass(frozen=True)
-class PromptItem:
-    """One utterance to synthesise, with what the vocoder and the evaluation need."""
+@dataclass(frozen=True, eq=False)
+class PromptItem(Prompt):
+    """Utterance to decode, with what the vocoder and the evaluation need. Two are equal if the
+    decoder reads the same."""
 
-    prompt: Prompt
     text: str
     speaker: str
     speaker_embedding: np.ndarray  # [F] voice features of the prompt utterance, for the vocoder
     reference_tokens: list[int]  # tokens of the recording of this text
     prompt_utterance_id: str
     duration: float  # seconds of the recording
-    # length of the prompt's own text in prompt.text_ids, 0 except in the continuation layout
+    # length of the prompt's own text in text_ids, 0 except in the continuation layout
     prompt_text_units: int = 0
     category: str = ""  # category of a listed text (dcar/prompts/texts.py)
     # further columns of its row, for reward functions
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def text_ids(self) -> tuple[int, ...]:
+    def target_text_ids(self) -> tuple[int, ...]:
         """Text ids of the target alone, without those of the prompt."""
-        return tuple(self.prompt.text_ids[self.prompt_text_units :])
+        return self.text_ids[self.prompt_text_units :]
 
 
 def make_prompts(
@@ -92,7 +92,9 @@ def make_prompts(
         prompt_ids = chooser.crop(speech, rng) if bos else list(speech)
         items.append(
             PromptItem(
-                Prompt(row["id"], tuple(text_ids), tuple(prompt_ids)),
+                row["id"],
+                tuple(text_ids),
+                tuple(prompt_ids),
                 row["text"],
                 row["speaker"],
                 np.asarray(voice, np.float32),

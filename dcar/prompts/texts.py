@@ -90,7 +90,7 @@ def text_prompts(texts: Sequence[ListedText], items: Sequence[PromptItem]) -> li
     Fields that would need a recording of the text are empty: reference_tokens is [], duration is 0.
     """
     by_speaker = defaultdict(list)
-    for item in sorted(items, key=lambda i: (i.speaker, i.prompt.utterance_id)):
+    for item in sorted(items, key=lambda i: (i.speaker, i.utterance_id)):
         by_speaker[item.speaker].append(item)
     turns = [
         item for turn in zip_longest(*by_speaker.values()) for item in turn if item is not None
@@ -98,11 +98,8 @@ def text_prompts(texts: Sequence[ListedText], items: Sequence[PromptItem]) -> li
     return [
         replace(
             item,
-            prompt=replace(
-                item.prompt,
-                utterance_id=text.id,
-                text_ids=(*item.prompt.text_ids[: item.prompt_text_units], *text.text_ids),
-            ),
+            utterance_id=text.id,
+            text_ids=(*item.text_ids[: item.prompt_text_units], *text.text_ids),
             text=text.text,
             reference_tokens=[],
             duration=0.0,

@@ -81,7 +81,7 @@ class SpokenJudge:
         try:
             results = decode(
                 model,
-                [i.prompt for i in self.items],
+                self.items,
                 FixedChunk(size, f"car-{size}"),
                 self.settings.sampling,
                 seed=self.seed,

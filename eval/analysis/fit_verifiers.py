@@ -102,9 +102,9 @@ def teacher_forced(
     bos = (config.speech_vocab_size + 1,) if config.bos else ()
     for start in range(0, len(items), batch_size):
         chosen = items[start : start + batch_size]
-        prompts = [(*i.prompt.prompt_ids, *bos) for i in chosen]
+        prompts = [(*i.prompt_ids, *bos) for i in chosen]
         speech = [(*p, *i.reference_tokens) for p, i in zip(prompts, chosen, strict=True)]
-        texts = [i.prompt.text_ids for i in chosen]
+        texts = [i.text_ids for i in chosen]
         hidden = model.speech_hidden(speech_batch(texts, speech, [len(p) for p in prompts], device))
         for states, prompt, ids in zip(hidden, prompts, speech, strict=True):
             yield states[len(prompt) - 1 : len(ids)]
@@ -163,7 +163,7 @@ def entropy_curve(
     for threshold in tqdm(thresholds.tolist(), desc="entropy thresholds", disable=None):
         results = decode(
             model,
-            [i.prompt for i in items],
+            items,
             EntropyChunk(threshold),
             sampling,
             seed=seed,

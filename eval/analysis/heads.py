@@ -94,15 +94,15 @@ def first_attention(model: CARDecoder, item: PromptItem) -> Tensor:
     Rows are the S speech positions of prompt and target, columns the N text positions and the
     speech positions.
     """
-    device, prompt = model.norm.weight.device, item.prompt
+    device = model.norm.weight.device
     bos = [model.config.speech_vocab_size + 1] * model.config.bos
-    start = [*prompt.prompt_ids, *bos]
+    start = [*item.prompt_ids, *bos]
     given: list[tuple[Any, ...]] = []
     hook = model.layers[0].register_forward_pre_hook(
         lambda module, arguments: given.append(arguments)
     )
     model.speech_hidden(
-        speech_batch([prompt.text_ids], [[*start, *item.reference_tokens]], [len(start)], device)
+        speech_batch([item.text_ids], [[*start, *item.reference_tokens]], [len(start)], device)
     )
     hook.remove()
     x, rotary = given[0][:2]
@@ -110,9 +110,9 @@ def first_attention(model: CARDecoder, item: PromptItem) -> Tensor:
     width = x.shape[1]
     q, k = rotate(layer.project(x)[:2], *rotary)[:, 0].float()
     column = torch.arange(width, device=device)
-    seen = (column < len(prompt.text_ids)) | (column <= column[:, None])
+    seen = (column < len(item.text_ids)) | (column <= column[:, None])
     scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
-    return scores.softmax(-1).mean(0)[len(prompt.text_ids) :]
+    return scores.softmax(-1).mean(0)[len(item.text_ids) :]
 
 
 class Attention(NamedTuple):
@@ -223,9 +223,7 @@ def run(config: HeadsConfig) -> dict[str, Any]:
         found = []
         for item in items:
             weights = first_attention(of, item)
-            found.append(
-                attention_of(weights, len(item.prompt.text_ids), len(item.prompt.prompt_ids) + bos)
-            )
+            found.append(attention_of(weights, len(item.text_ids), len(item.prompt_ids) + bos))
             shown.setdefault(name, weights)
         means = torch.tensor(found).mean(0).tolist()
         result["attention"][name] = Attention(*means)._asdict()

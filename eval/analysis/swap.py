@@ -140,13 +140,11 @@ class Judge:
     def __call__(self, item: PromptItem, tokens: Sequence[int]) -> tuple[int, int, float | None]:
         """Return word errors, reference words and similarity to the prompt's voice (None for
         silence)."""
-        key = digest_of(
-            [self.tools, item.prompt.utterance_id, item.prompt_utterance_id, list(tokens)]
-        )
+        key = digest_of([self.tools, item.utterance_id, item.prompt_utterance_id, list(tokens)])
         if key not in self.done:
             record: dict[str, Any] = {
                 "key": key,
-                "id": item.prompt.utterance_id,
+                "id": item.utterance_id,
                 "transcript": "",
                 "similarity": None,
             }
@@ -221,7 +219,7 @@ def measured(
 ) -> dict[str, Any]:
     """Swap, transcribe and compare. Return a row for next-token decoding and one for each of
     `groups`. spoken: tokens by method, seed and utterance."""
-    keys = [utterance_keys(seed, [item.prompt.utterance_id for item in items]) for seed in seeds]
+    keys = [utterance_keys(seed, [item.utterance_id for item in items]) for seed in seeds]
     tokens = {
         name: [[r.tokens for r in results] for results in by_seed]
         for name, by_seed in spoken.items()
@@ -275,7 +273,7 @@ def run(config: SwapConfig) -> dict[str, Any]:
     items = load_prompts(
         config.data, config.split, models.decoder, config.prompt_tokens, 0, config.limit
     )
-    judge, prompts = Judge(config, models.decoder, items), [item.prompt for item in items]
+    judge, prompts = Judge(config, models.decoder, items), items
     spoken = {
         entry.name: [entry.decode(prompts, seed, config.batch_size) for seed in config.seeds]
         for entry in tqdm(entries, desc="1/2 decode", unit="method", disable=None)

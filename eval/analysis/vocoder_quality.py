@@ -102,9 +102,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
     texts = [item.text for item in items]
     voices = _voices(config.data)
     here = sorted({item.speaker for item in items})
-    rows: list[dict[str, Any]] = [
-        {"id": item.prompt.utterance_id, "text": item.text} for item in items
-    ]
+    rows: list[dict[str, Any]] = [{"id": item.utterance_id, "text": item.text} for item in items]
     result: dict[str, Any] = {"n": len(items), "voices": len(here), "voices_of_corpus": len(voices)}
 
     size = config.batch_size
@@ -142,7 +140,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
         measured["similarity"] = float((embeddings * own).sum(1).mean())
         result[name] = measured
 
-    recordings = [recording(item.prompt.utterance_id) for item in items]
+    recordings = [recording(item.utterance_id) for item in items]
     if len({rate for _, rate in recordings}) != 1:
         raise DataError(
             f"{config.data}: recordings of several rates; prepare a corpus of one rate to measure "

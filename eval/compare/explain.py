@@ -181,7 +181,7 @@ class Explanations:
         """Make the statistics that are not stored yet: those of every `shares`-th method,
         starting at `share`."""
         noted = self._noted()
-        prompts = [self.maker.tools.items[i].prompt for i in self.chosen]
+        prompts = [self.maker.tools.items[i] for i in self.chosen]
         self.store.open()
         mine = [e for e in self.watched[share::shares] if self._key(e) not in noted]
         for entry in tqdm(

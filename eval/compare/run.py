@@ -403,7 +403,7 @@ class Comparison:
                     }
             counts = {name: counts_of(spoken) for name, spoken in by_method(records).items()}
             axes = [axis for axis in (speed_axis(rows), "tokens_per_pass") if axis]
-            categories = {i.prompt.utterance_id: i.category for i in tools.items}
+            categories = {i.utterance_id: i.category for i in tools.items}
             result = {
                 **self._header(rows),
                 "rows": rows,
@@ -449,10 +449,10 @@ class Comparison:
                         if not maker.finished(name, seed, i):
                             raise DataError(
                                 f"{self.out}: no record of {name}, seed {seed}, "
-                                f"{item.prompt.utterance_id};"
+                                f"{item.utterance_id};"
                                 " a process stopped early; run the comparison again, it continues"
                             )
-                        record = maker.done[name, seed, item.prompt.utterance_id]
+                        record = maker.done[name, seed, item.utterance_id]
                         records.append(record if first else {**record, "prompt_seed": prompt_seed})
         write_text(self.out / "records.jsonl", "".join(json.dumps(r) + "\n" for r in records))
         return records
@@ -497,7 +497,7 @@ class Comparison:
             item = tools.items[i]
             voices = []
             for name in self.names:
-                record = maker.done[name, maker.first_seed, item.prompt.utterance_id]
+                record = maker.done[name, maker.first_seed, item.utterance_id]
                 audio = maker.audio_path(name, i)
                 # pictures are large, and one sentence is enough as an example
                 picture = None if samples else sample_picture(tools, record, item.text, audio)
@@ -526,7 +526,7 @@ class Comparison:
                 save_opus(prompt_audio, *tools.recording(item.prompt_utterance_id))
             samples.append(
                 {
-                    "id": item.prompt.utterance_id,
+                    "id": item.utterance_id,
                     "text": item.text,
                     "speaker": item.speaker,
                     "prompt_audio": prompt_audio and str(prompt_audio.relative_to(maker.out)),

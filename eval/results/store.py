@@ -85,7 +85,7 @@ class Tools:
             seed: choose_items(self.other_prompts[seed], limit) for seed in prompt_seeds[1:]
         }
         for seed, items in self.other_prompts.items():
-            if all(a.prompt == b.prompt for a, b in zip(self.items, items, strict=True)):
+            if self.items == items:
                 raise ConfigError(
                     f"prompt_seeds: {seed} gives the prompts of {prompt_seeds[0]}, because the "
                     "corpus names them or has one utterance per speaker; leave prompt_seeds out"
@@ -192,7 +192,7 @@ def check_rounds(
 
 def choose_items(items: Sequence[PromptItem], limit: int) -> list[PromptItem]:
     """Return `limit` utterances (0 = all), sorted by id (`by_digest`)."""
-    ids = [item.prompt.utterance_id for item in items]
+    ids = [item.utterance_id for item in items]
     digests = [hashlib.sha256(i.encode()).hexdigest() for i in ids]
     return [items[i] for i in by_digest(np.array(digests), np.array(ids), limit)]
 
@@ -212,7 +212,7 @@ def plan(
     """
     order = sorted(
         range(len(items)),
-        key=lambda i: (len(items[i].prompt.text_ids), items[i].prompt.utterance_id),
+        key=lambda i: (len(items[i].text_ids), items[i].utterance_id),
     )
     batches = [tuple(order[i : i + batch_size]) for i in range(0, len(order), batch_size)]
     jobs = []
@@ -260,7 +260,7 @@ class Maker:
             for name, e in self.entries.items()
         }
         self._common = digest_of([RECORD_VERSION, tools.identity, tools.asr.name])
-        self._index = {item.prompt.utterance_id: i for i, item in enumerate(tools.items)}
+        self._index = {item.utterance_id: i for i, item in enumerate(tools.items)}
         self.done: dict[Key, Record] = {}
         self.adopt(done)
 
@@ -299,7 +299,7 @@ class Maker:
 
     def audio_path(self, method: str, index: int) -> Path:
         slug = "".join(c if c.isalnum() or c in "-@" else "-" for c in method)
-        name = hashlib.sha256(self.tools.items[index].prompt.utterance_id.encode()).hexdigest()[:8]
+        name = hashlib.sha256(self.tools.items[index].utterance_id.encode()).hexdigest()[:8]
         return self.out / "audio" / f"{name}-{slug}-{self.fingerprint(method, index)}.opus"
 
     @property
@@ -315,7 +315,7 @@ class Maker:
     def finished(self, method: str, seed: int, index: int) -> bool:
         """Return True if a record exists with the similarity, all scores and, if it is to be kept,
         the audio."""
-        record = self.done.get((method, seed, self.tools.items[index].prompt.utterance_id))
+        record = self.done.get((method, seed, self.tools.items[index].utterance_id))
         if record is None:
             return False
         similarity = self._similarity_name
@@ -338,7 +338,7 @@ class Maker:
         if job.method == RECORDING:
             assert self.tools.recording is not None
             for i in missing:
-                wave, rate = self.tools.recording(self.tools.items[i].prompt.utterance_id)
+                wave, rate = self.tools.recording(self.tools.items[i].utterance_id)
                 started = time.perf_counter()
                 [text] = transcripts(self.tools.asr, [wave], rate)
                 seconds = {"asr": time.perf_counter() - started}
@@ -353,7 +353,7 @@ class Maker:
             tokens = [list(item.reference_tokens) for item in items]
         else:
             results = self.entries[job.method].decode(
-                [i.prompt for i in items], job.seed, len(items)
+                items, job.seed, len(items)
             )
             tokens = [r.tokens for r in results]
         decode_seconds = (time.perf_counter() - started) / len(items)
@@ -407,7 +407,7 @@ class Maker:
             "method": job.method,
             "settings": self.entries[job.method].settings if job.method in self.entries else None,
             "seed": job.seed,
-            "id": item.prompt.utterance_id,
+            "id": item.utterance_id,
             "fingerprint": self.fingerprint(job.method, index),
             "text": item.text,
             "duration": len(wave) / rate,
@@ -430,7 +430,7 @@ class Maker:
         if self.keeps_audio(job.seed, index) and len(wave):
             save_opus(self.audio_path(job.method, index), wave, rate)
         self.store.append(record)
-        self.done[job.method, job.seed, item.prompt.utterance_id] = record
+        self.done[job.method, job.seed, item.utterance_id] = record
 
 
 def _facts(result: DecodeResult, method: str) -> Record:
@@ -524,11 +524,10 @@ def _describe(item: PromptItem) -> list[Any]:
     speaker = hashlib.sha256(
         np.ascontiguousarray(item.speaker_embedding, np.float32).tobytes()
     ).hexdigest()
-    prompt = item.prompt
     return [
-        prompt.utterance_id,
-        list(map(int, prompt.text_ids)),
-        list(map(int, prompt.prompt_ids)),
+        item.utterance_id,
+        list(map(int, item.text_ids)),
+        list(map(int, item.prompt_ids)),
         item.text,
         speaker,
         list(map(int, item.reference_tokens)),

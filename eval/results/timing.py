@@ -64,7 +64,7 @@ def time_methods(
     records: list[dict[str, Any]] = []
     warm = False
     for turn, item in enumerate(chosen):
-        uid = item.prompt.utterance_id
+        uid = item.utterance_id
         if all((e.name, uid) in done for e in entries):
             records += [done[e.name, uid] for e in entries]
             continue
@@ -87,7 +87,7 @@ def _measure(vocoder: Vocoder, entry: Entry, item: PromptItem, seed: int) -> dic
     device = entry.decoder.norm.weight.device
     synchronize(device)
     started = time.perf_counter()
-    (result,) = entry.decode([item.prompt], seed, batch_size=1)
+    (result,) = entry.decode([item], seed, batch_size=1)
     synchronize(device)
     decoded = time.perf_counter()
     synthesize(vocoder, [result.tokens], item.speaker_embedding[None], [item.text])

@@ -325,7 +325,7 @@ def _tuned(folder: Path) -> list[str]:
     car = {"identity": entry.identity, "sampling": best, "rows": []}
     about = {"split": "dev", "utterances": 6, "seeds": [0], "prompt_seeds": [0], "asr": "j"}
     truth = GroundTruth(folder / "none.json", "r", TOOLS.items).fingerprint
-    errors = {i.prompt.utterance_id: [0, 1, 0, 5] for i in TOOLS.items}
+    errors = {i.utterance_id: [0, 1, 0, 5] for i in TOOLS.items}
     row = {"k": 1, "wer": 0.1, "ci": [0, 1]}
     for name, content in (
         ("tuned.json", {"format_version": 1, **about, "methods": {"car-1": car}}),

@@ -156,9 +156,9 @@ def test_training_sees_the_prompt_that_was_heard(config):
             (e, s) for e, s in teacher.ways if row["spoken_by"] == f"{e.name} seed {s}"
         )
         prompt = make_prompts(teacher.split, config.prompt_tokens, seed, rows=[i])[0]
-        assert row["prompt_speech"] == list(prompt.prompt.prompt_ids)
+        assert row["prompt_speech"] == list(prompt.prompt_ids)
         assert row["prompt_voice"] == pytest.approx(prompt.speaker_embedding)
-        (said,) = decode(entry.decoder, [prompt.prompt], entry.method, entry.sampling, seed=seed)
+        (said,) = decode(entry.decoder, [prompt], entry.method, entry.sampling, seed=seed)
         assert row["speech"] == list(said.tokens)
         for epoch in (0, 1):
             assert dataset[epoch, i]["speech"] == [*row["prompt_speech"], CODES + 1, *row["speech"]]
@@ -179,7 +179,7 @@ def test_rows_that_keep_a_recording_have_prompts_of_recordings(config, corpus, s
     recorded = {tuple(tokens) for tokens in train["recorded"]}
     assert not any(train["prompt_speech"])
     for item in make_prompts(load_split(config.out, "train"), 30, seed=3):
-        assert item.prompt.prompt_ids in recorded
+        assert item.prompt_ids in recorded
 
 
 def test_limit_speaks_some_sentences_and_writes_no_others(config, corpus, tmp_path):
@@ -337,7 +337,7 @@ def test_a_language_model_with_lora_speaks_and_is_trained_on(
         ]
         (said,) = decode(
             adapted,
-            [item.prompt],
+            [item],
             FixedChunk(chunk),
             SamplingConfig(temperature=temperature, min_tokens=10),
         )

@@ -43,13 +43,13 @@ WRONG = [21, 22, 23]  # yellow
 
 def rollouts(*spoken: list[int]) -> list[RolloutRecord]:
     """Of one sentence, "red blue green black"; already voiced."""
-    item = next(i for i in toy_items(50) if len(i.prompt.text_ids) == 4)
+    item = next(i for i in toy_items(50) if len(i.text_ids) == 4)
     return [
         RolloutRecord(
             item,
             g,
             0,
-            DecodeResult(item.prompt.utterance_id, "dcar", 0, tokens, False, 4),
+            DecodeResult(item.utterance_id, "dcar", 0, tokens, False, 4),
             np.asarray(tokens, np.float32),
             50,
         )

@@ -113,7 +113,7 @@ def test_forced_half_walks_round_the_range():
 def test_rollouts_follow_their_orders_and_keep_what_updates_need():
     policy, items = random_policy(), toy_items(5)
     batch = toy_roller().collect(policy, items, [7, 2, 9, 4, 0], seed=3)
-    assert [r.item.prompt.utterance_id for r in batch.records] == [
+    assert [r.item.utterance_id for r in batch.records] == [
         f"toy{i}" for i in range(5) for _ in range(4)
     ]
     for i, record in enumerate(batch.records):
@@ -220,7 +220,7 @@ def test_dcpo_learns_a_schedule_that_beats_random_chunks(tmp_path):
     def fixed(rule):
         results = decode(
             trainer.base,
-            [i.prompt for i in items],
+            items,
             rule,
             trainer.args.sampling,
             seed=2,

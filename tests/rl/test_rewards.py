@@ -37,9 +37,9 @@ from rl.transcription import GroundTruth, RolloutRecord, synthesise
 
 
 def record(index: int = 0, tokens=(0, 1, 2), actions=(1,), units: int = 4) -> RolloutRecord:
-    item = next(i for i in toy_items(50, name=f"r{index}-") if len(i.prompt.text_ids) == units)
+    item = next(i for i in toy_items(50, name=f"r{index}-") if len(i.text_ids) == units)
     result = DecodeResult(
-        item.prompt.utterance_id,
+        item.utterance_id,
         "dcar",
         0,
         list(tokens),
@@ -85,7 +85,7 @@ def test_wer_reward_agrees_with_jiwer_and_is_capped():
     references = ["the cat sat on the mat", "one two three", "hello world", "good morning"]
     heard = ["the cat sat on mat", "one too three four", "", "a b c d e f g h"]
     records = spoken(heard, references)
-    reward = WERReward(Scripted(heard), {records[0].item.prompt.utterance_id: 0.5})
+    reward = WERReward(Scripted(heard), {records[0].item.utterance_id: 0.5})
     values = ask(reward, records)
     assert values[0] == pytest.approx(0.5 - jiwer.wer(references[0], heard[0]))
     assert values[1] == pytest.approx(-jiwer.wer(references[1], heard[1]))
@@ -248,13 +248,10 @@ def test_token_likelihood_needs_no_wave_is_scaled_and_has_a_floor():
 def test_token_likelihood_is_of_what_was_to_be_spoken_alone():
     """In the continuation layout the prompt's own text stands before the sentence's."""
     recognizer, plain = toy_token_recognizer(), record(0, perfect(4))
-    prompt = replace(
-        plain.item.prompt, text_ids=(7, 8, *plain.item.prompt.text_ids), prompt_ids=(18, 19, 21, 23)
-    )
-    longer = RolloutRecord(
-        replace(plain.item, prompt=prompt, prompt_text_units=2), 0, 0, plain.result
-    )
-    assert longer.item.text_ids == plain.item.text_ids == (1, 2, 3, 4)
+    text_ids, prompt_ids = (7, 8, *plain.item.text_ids), (18, 19, 21, 23)
+    item = replace(plain.item, text_ids=text_ids, prompt_ids=prompt_ids, prompt_text_units=2)
+    longer = RolloutRecord(item, 0, 0, plain.result)
+    assert item.target_text_ids == plain.item.target_text_ids == (1, 2, 3, 4)
     assert ask(TokenLikelihoodReward(recognizer), [longer]) == ask(
         TokenLikelihoodReward(recognizer), [plain]
     )
@@ -266,13 +263,13 @@ def test_ground_truth_is_measured_once_and_kept(tmp_path):
     path = tmp_path / "ground_truth.json"
     truth = GroundTruth(path, "toy", items)
     shares = [truth.missing(rank, 2) for rank in range(2)]
-    assert sorted(i.prompt.utterance_id for s in shares for i in s) == sorted(
-        i.prompt.utterance_id for i in items
+    assert sorted(i.utterance_id for s in shares for i in s) == sorted(
+        i.utterance_id for i in items
     )
     truth.measure(ToyVocoder(), ToyRecognizer())
-    units = len(broken.prompt.text_ids)
-    assert truth.rates()[broken.prompt.utterance_id] == pytest.approx(1 / units)
-    assert truth.corpus() == pytest.approx(1 / sum(len(i.prompt.text_ids) for i in items))
+    units = len(broken.text_ids)
+    assert truth.rates()[broken.utterance_id] == pytest.approx(1 / units)
+    assert truth.corpus() == pytest.approx(1 / sum(len(i.text_ids) for i in items))
     again = GroundTruth(path, "toy", items)
     assert again.missing() == [] and again.rates() == truth.rates()
     assert len(GroundTruth(path, "another recogniser", items).missing()) == 9

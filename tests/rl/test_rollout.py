@@ -26,11 +26,8 @@ def ragged_items(count: int = 5) -> list:
     return [
         replace(
             item,
-            prompt=replace(
-                item.prompt,
-                text_ids=tuple(range(1, 3 + 2 * i)),
-                prompt_ids=tuple((i + j) % 12 for j in range(1 + 3 * (i % 3))),
-            ),
+            text_ids=tuple(range(1, 3 + 2 * i)),
+            prompt_ids=tuple((i + j) % 12 for j in range(1 + 3 * (i % 3))),
         )
         for i, item in enumerate(toy_items(count))
     ]
@@ -53,10 +50,10 @@ def check(got: RolloutBatch, by: Roller, policy, items, seed: int) -> None:
     records = iter(enumerate(got.records))
     for index, item in enumerate(items):
         forced = forced_sizes(index, by.group_size, by.chunk_range, by.forced_rows)
-        rule = PolicyChunk(policy, "sample", forced={item.prompt.utterance_id: forced})
+        rule = PolicyChunk(policy, "sample", forced={item.utterance_id: forced})
         results = decode(
             by.base,
-            [item.prompt],
+            [item],
             rule,
             by.sampling,
             seed=seed,

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import Prompt
 from dcar.model.car import CARDecoder
 from dcar.prompts.items import PromptItem
 from dcar.sampling import SamplingConfig
@@ -110,12 +109,12 @@ def tiny_items(count: int = 6) -> list[PromptItem]:
         rng = np.random.default_rng(i)
         tokens = [int(t) for t in rng.integers(0, 12, 15)]
         text = words_of(tokens)
-        prompt = Prompt(
-            f"utt<{i}>", tuple(int(t) for t in rng.integers(1, 20, 4 + i % 3)), tuple(tokens[:3])
-        )
+        text_ids = tuple(int(t) for t in rng.integers(1, 20, 4 + i % 3))
         items.append(
             PromptItem(
-                prompt,
+                f"utt<{i}>",
+                text_ids,
+                tuple(tokens[:3]),
                 text,
                 f"speaker & {i % 2}",
                 rng.random(298).astype(np.float32),
@@ -130,7 +129,7 @@ def tiny_items(count: int = 6) -> list[PromptItem]:
 def tiny_tools(judge: LevelJudge | None = None, count: int = 6) -> Tools:
     decoder, vocoder = tiny_decoder(), ToneVocoder()
     items = tiny_items(count)
-    tokens = {i.prompt.utterance_id: i.reference_tokens for i in items}
+    tokens = {i.utterance_id: i.reference_tokens for i in items}
     models = Models(
         decoder, tiny_decoder(heads=1, seed=5), {"": tiny_policy(base=decoder.checksum())}
     )

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dcar.decoding import Prompt
 from dcar.decoding.backend import Backend
 from dcar.decoding.reader import Layout, Reader
 from dcar.model.car import CARConfig
@@ -255,7 +254,9 @@ def toy_items(count: int, seed: int = 0, name: str = "toy") -> list[PromptItem]:
         tokens = [3 * u + k for u in range(units) for k in (START, MID, STOP)]
         items.append(
             PromptItem(
-                Prompt(f"{name}{i}", tuple(range(1, units + 1)), ()),
+                f"{name}{i}",
+                tuple(range(1, units + 1)),
+                (),
                 " ".join(UNITS[:units]),
                 "toy",
                 np.zeros(2, np.float32),

@@ -368,7 +368,7 @@ def test_a_corpus_with_the_models_own_text(tmp_path, monkeypatch):
     assert prepared_info(tmp_path / "own")["phonemes"]["version"] == encode.name
     items = make_prompts(Split.of(rows), 5, seed=0, bos=False)
     # the prompt's text stands before the target's
-    assert items[0].prompt.text_ids == tuple(2 * encode("a red house"))
+    assert items[0].text_ids == tuple(2 * encode("a red house"))
     with pytest.raises(DataError, match=f"{data}: .* out"):
         retokenize(RetokenizeConfig(str(data), str(tmp_path / "out"), str(data)))
     with pytest.raises(TextError):
@@ -388,5 +388,5 @@ def test_named_prompts_bring_their_own_text_ids(tmp_path):
     )
     rows = rows.add_column("prompt_text_ids", [[101, 102]] * 2)
     item = make_prompts(Split.of(rows), 5, seed=0, bos=False)[0]
-    assert item.prompt.text_ids[:2] == (101, 102) and item.prompt.prompt_ids == (1, 2, 3)
+    assert item.text_ids[:2] == (101, 102) and item.prompt_ids == (1, 2, 3)
     assert np.array_equal(item.speaker_embedding, [0.0])

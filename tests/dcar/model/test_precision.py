@@ -253,7 +253,7 @@ def test_on_a_gpu_float32_is_tf32_and_said_so(monkeypatch):
 
 
 def test_every_method_speaks_in_bfloat16(files):
-    prompts = [item.prompt for item in tiny_items(3)]
+    prompts = tiny_items(3)
     for entry in make_methods(METHODS, models_of(files, "bfloat16")):
         trees = entry.method.tree is not None  # hidden states are not recorded of these
         results = decode(entry.decoder, prompts, entry.method, SHORT, record_hidden=not trees)

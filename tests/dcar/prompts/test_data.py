@@ -141,13 +141,12 @@ def test_crops_are_speech(rows):
 def test_prompts_are_the_same_for_every_method(rows, bos):
     items = make_prompts(Split.of(rows), 5, seed=1, bos=bos)
     again, other = (make_prompts(Split.of(rows), 5, seed=s, bos=bos) for s in (1, 2))
-    assert [i.prompt for i in items] == [i.prompt for i in again] != [i.prompt for i in other]
+    assert items == again != other
     by_id = {r["id"]: r for r in rows}
     for item, row in zip(items, rows, strict=True):
         source = by_id[item.prompt_utterance_id]
         assert (
-            item.prompt.utterance_id == row["id"]
-            and item.speaker == row["speaker"] == source["speaker"]
+            item.utterance_id == row["id"] and item.speaker == row["speaker"] == source["speaker"]
         )
         assert (source["id"] == row["id"]) == (row["speaker"] == "alone")
         np.testing.assert_array_equal(
@@ -157,13 +156,11 @@ def test_prompts_are_the_same_for_every_method(rows, bos):
             len(row["speech"]) / 50
         )
         if bos:
-            assert item.prompt.text_ids == (1, 2, 3, 4) and len(item.prompt.prompt_ids) == 5
-            assert " ".join(map(str, item.prompt.prompt_ids)) in " ".join(
-                map(str, source["speech"])
-            )
+            assert item.text_ids == (1, 2, 3, 4) and len(item.prompt_ids) == 5
+            assert " ".join(map(str, item.prompt_ids)) in " ".join(map(str, source["speech"]))
         else:  # the prompt is the beginning of the same stream, with its text
-            assert item.prompt.text_ids == (1, 2, 3, 4, 1, 2, 3, 4)
-            assert list(item.prompt.prompt_ids) == source["speech"]
+            assert item.text_ids == (1, 2, 3, 4, 1, 2, 3, 4)
+            assert list(item.prompt_ids) == source["speech"]
 
 
 # --- examples -------------------------------------------------------------------------------------
@@ -207,14 +204,13 @@ def test_a_prompt_that_the_corpus_names_is_taken(rows):
         [named, *(dict(r) for r in rows.select(range(1, len(rows))))], features=rows.features
     )
     item = make_prompts(Split.of(dataset), 5, 0, bos=True)[0]
-    assert item.prompt.prompt_ids == (3, 1, 4) and item.prompt_utterance_id.endswith("(prompt)")
+    assert item.prompt_ids == (3, 1, 4) and item.prompt_utterance_id.endswith("(prompt)")
     assert item.speaker_embedding.tolist() == [0.5] * 298
     item = make_prompts(Split.of(dataset), 5, 0, bos=False)[0]
-    continued = item.prompt
-    assert continued.prompt_ids == (3, 1, 4)
-    assert list(continued.text_ids) == [*text_to_ids("Oh no."), *rows[0]["text_ids"]]
-    assert list(item.text_ids) == rows[0]["text_ids"]
-    assert all(i.text_ids == i.prompt.text_ids for i in make_prompts(Split.of(dataset), 5, 0))
+    assert item.prompt_ids == (3, 1, 4)
+    assert list(item.text_ids) == [*text_to_ids("Oh no."), *rows[0]["text_ids"]]
+    assert list(item.target_text_ids) == rows[0]["text_ids"]
+    assert all(i.target_text_ids == i.text_ids for i in make_prompts(Split.of(dataset), 5, 0))
     silent = datasets.Dataset.from_list(
         [dict(named, prompt_text=""), dict(rows[1])], features=rows.features
     )

@@ -68,15 +68,14 @@ def test_speakers_take_turns_with_the_prompts_of_the_split(tmp_path, bos):
     # s0 has three utterances
     assert [s.speaker for s in spoken] == ["s0", "s1", "s0", "s1", "s0", "s0", "s1"]
     assert spoken == text_prompts(read_texts(path), items[::-1])
-    own = {(i.prompt.prompt_ids, i.prompt_utterance_id): i for i in items}
+    own = {(i.prompt_ids, i.prompt_utterance_id): i for i in items}
     for number, item in enumerate(spoken, 1):
-        source = own[item.prompt.prompt_ids, item.prompt_utterance_id]
+        source = own[item.prompt_ids, item.prompt_utterance_id]
         assert item.speaker_embedding is source.speaker_embedding
-        assert list(item.text_ids) == text_to_ids(f"Chapter {number}.")
+        assert list(item.target_text_ids) == text_to_ids(f"Chapter {number}.")
         assert (
-            item.prompt.text_ids[: item.prompt_text_units]
-            == source.prompt.text_ids[: source.prompt_text_units]
+            item.text_ids[: item.prompt_text_units] == source.text_ids[: source.prompt_text_units]
         )
-        assert (item.prompt.utterance_id, item.category) == (f"numbers-{number:04d}", "numbers")
+        assert (item.utterance_id, item.category) == (f"numbers-{number:04d}", "numbers")
         assert item.reference_tokens == [] and item.duration == 0
     assert spoken[0].text == "Chapter one."

@@ -50,7 +50,7 @@ def test_losses_are_those_of_each_head_at_its_own_position(model, data):
                 if i < k:
                     assert losses[k, i].isnan()
                     continue
-                past = states(model, item.prompt, item.reference_tokens[: i - k])[-1]
+                past = states(model, item, item.reference_tokens[: i - k])[-1]
                 expected = -model.heads.logits(past)[k].log_softmax(-1)[target]
                 torch.testing.assert_close(losses[k, i], expected, atol=1e-4, rtol=1e-4)
 
@@ -66,7 +66,7 @@ def test_attention_is_what_the_first_layer_computes(model, data, monkeypatch):
 
     monkeypatch.setattr("heads.layers.F.scaled_dot_product_attention", record)
     weights = first_attention(model, item)
-    texts = len(item.prompt.text_ids)
+    texts = len(item.text_ids)
     torch.testing.assert_close(weights, seen[0][0].mean(0)[texts:])
     assert not model.layers[0]._forward_pre_hooks
 

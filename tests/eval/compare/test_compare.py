@@ -124,10 +124,7 @@ def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
         tiny_config(tmp_path / "out", texts=str(path), reasons_utterances=2, seeds=[0]), tools
     )
     assert len(asked) == 6  # within a batch the shorter text is first
-    assert all(
-        set(prompts) == {i.prompt for i in tools.items} and len(prompts) == 2
-        for prompts in asked.values()
-    )
+    assert all(set(prompts) == set(tools.items) and len(prompts) == 2 for prompts in asked.values())
     rows = {r["method"]: r for r in result["rows"]}
     assert (
         RECORDING not in rows and RESYNTHESIS not in rows and rows["dcar"]["duration_ratio"] is None
@@ -365,7 +362,7 @@ def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):
     tools = tiny_tools()
     direct = decode(
         tools.models.decoder,
-        [i.prompt for i in tools.items],
+        tools.items,
         SpeculativeDecoding("sd", HeadDrafter(3)),
         SHORT,
         seed=0,
@@ -404,7 +401,7 @@ def test_records_of_another_version_are_refused(tmp_path):
 def test_limits_are_nested_and_ids_unique():
     items = tiny_tools(count=12).items
     small, large = (choose_items(items, n) for n in (4, 9))
-    assert {i.prompt.utterance_id for i in small} < {i.prompt.utterance_id for i in large}
+    assert {i.utterance_id for i in small} < {i.utterance_id for i in large}
     assert len(choose_items(items, 0)) == 12
     with pytest.raises(DataError, match=" id"):
         choose_items([items[0], items[0]], 0)

@@ -23,7 +23,7 @@ from tiny_data import tiny_split
 from tiny_decoders import tiny_decoder
 
 from dcar.config import load_config
-from dcar.decoding import FixedChunk, Prompt, decode
+from dcar.decoding import FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.prepare.columns import Split
 from dcar.sampling import SamplingConfig
@@ -39,14 +39,7 @@ WARM = replace(SHORT, temperature=0.9)
 def other_voices(count: int = 6, shift: int = 1) -> list:
     """The tiny utterances with other prompts."""
     return [
-        replace(
-            item,
-            prompt=Prompt(
-                item.prompt.utterance_id,
-                item.prompt.text_ids,
-                tuple((t + shift) % 12 for t in item.prompt.prompt_ids),
-            ),
-        )
+        replace(item, prompt_ids=tuple((t + shift) % 12 for t in item.prompt_ids))
         for item in tiny_items(count)
     ]
 
@@ -76,7 +69,7 @@ def tiny_tune(out: Path | str, **changes) -> TuneConfig:
 def test_records_of_samplings_are_never_mixed(tmp_path):
     result = spoken(tmp_path, methods=["car-2", "car-2@t0.5", "car-2@t0"], sampling=WARM)
     tools = tiny_tools()
-    prompts = [i.prompt for i in tools.items]
+    prompts = tools.items
     prints = {}
     for name, temperature in (("car-2", 0.9), ("car-2@t0.5", 0.5), ("car-2@t0", 0.0)):
         sampling = SamplingConfig(temperature, max_tokens=20, max_tokens_per_text_unit=4)
@@ -113,12 +106,12 @@ def test_prompts_replicate_where_seeds_are_one(tmp_path):
         for r in records
         if r["method"] == "car-2@t0"
     }
-    ids = [i.prompt.utterance_id for i in tiny_items()]
+    ids = [i.utterance_id for i in tiny_items()]
     assert all(said[0, p, i] == said[1, p, i] for p in (None, 7) for i in ids)  # seeds are one
     assert any(said[0, None, i] != said[0, 7, i] for i in ids)  # prompts are not
     direct = decode(
         tiny_tools().models.decoder,
-        [i.prompt for i in other_voices()],
+        other_voices(),
         FixedChunk(2),
         SamplingConfig(0.0, max_tokens=20, max_tokens_per_text_unit=4),
     )

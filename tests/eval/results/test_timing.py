@@ -28,7 +28,7 @@ def clock(monkeypatch):
     def watched(vocoder, entry, item, seed):
         before = len(captured)
         record = measure(vocoder, entry, item, seed)
-        spoken.append((item.prompt.utterance_id, entry.name, len(captured) - before))
+        spoken.append((item.utterance_id, entry.name, len(captured) - before))
         return record
 
     monkeypatch.setattr(engine, "StepGraphs", Counted)

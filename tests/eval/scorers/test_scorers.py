@@ -226,7 +226,7 @@ def test_scorers_of_a_comparison(tmp_path: Path) -> None:
     first = next(
         r
         for r in records_of(tmp_path / "out")
-        if r["id"] == item.prompt.utterance_id and r["method"] == "recording"
+        if r["id"] == item.utterance_id and r["method"] == "recording"
     )
     for name, scorer in tools.scorers.items():
         assert first["scores"][name] == pytest.approx(scorer(wave, 24_000, item.speaker_embedding))

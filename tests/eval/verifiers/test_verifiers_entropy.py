@@ -97,9 +97,7 @@ def test_rank_accuracy_equals_its_definition(files):
     for depth in (1, 2, 3):
         hits = []
         for item in items:
-            hidden = states(model, item.prompt, item.reference_tokens)[
-                len(item.prompt.prompt_ids) :
-            ]
+            hidden = states(model, item, item.reference_tokens)[len(item.prompt_ids) :]
             for t in range(len(hidden) - depth):
                 ids = model.heads.logits(hidden[t], depth + 1)[-1].argsort(descending=True)[:4]
                 hits.append(warp(model.heads.logits(hidden[t + depth], 1)[-1], sampling)[ids])
@@ -126,7 +124,7 @@ def test_a_wished_length_is_met_on_the_data_it_was_fitted_on(files):
     met = []
     for wish in (1.5, 2.2, 3.0):
         (entry,) = make_methods([f"entropy@{wish}"], models)
-        results = decode(entry.decoder, [i.prompt for i in items], entry.method, sampling)
+        results = decode(entry.decoder, items, entry.method, sampling)
         met.append(sum(len(r.tokens) for r in results) / sum(r.passes for r in results))
     assert met == pytest.approx([1.5, 2.2, 3.0], abs=0.3)
     curve = models.statistics.entropy_lengths

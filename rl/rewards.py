@@ -56,7 +56,7 @@ def reward_arguments(records: Rollouts) -> dict[str, Any]:
     """Return the keyword arguments of reward functions by name: lists with one entry per rollout,
     except for sample_rate (Hz).
 
-    completions, completion_ids, speech_tokens: generated tokens; chunk_sizes: sizes of all
+    completions: generated tokens (completion_ids too, as in TRL); chunk_sizes: sizes of all
     decisions; prompts, text: text to be spoken; text_ids: its phonemes; audio: float32 samples,
     None if the vocoder failed; transcripts: None if there is no transcript; reference_tokens:
     tokens of the recording; utterance_id, speaker, duration (seconds of the recording); rollouts:
@@ -66,7 +66,6 @@ def reward_arguments(records: Rollouts) -> dict[str, Any]:
     found: dict[str, Any] = {
         "completions": tokens,
         "completion_ids": tokens,
-        "speech_tokens": tokens,
         "chunk_sizes": [r.result.sizes for r in records],
         "prompts": [i.text for i in items],
         "text": [i.text for i in items],

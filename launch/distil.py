@@ -317,7 +317,7 @@ def run(config: DistilConfig) -> Path:
     """
     out = Path(config.out)
     check_out_dir(out, read=config.data)
-    if earlier := prepared_info(config.data).get("distilled"):
+    if earlier := prepared_info(config.data).content.get("distilled"):
         raise DataError(
             f"{config.data}: is already distilled; for another round give data={earlier['from']}, "
             "the corpus that it was made from, and the new decoder"
@@ -378,7 +378,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
             "recorded": row["speech"],
             "spoken_by": f"{found.spoken_by} seed {found.seed}",
             "score": found.score,
-            "duration": len(found.tokens) / info["tokenizer"]["rate_hz"],
+            "duration": len(found.tokens) / info.tokenizer.rate_hz,
             **prompt,
         }
 
@@ -405,12 +405,12 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
         "settings": asdict(config),
         "precision": teacher.precision,
     }
-    tokenizer = {name: value for name, value in info["tokenizer"].items() if name != "layers"}
+    tokenizer = {k: v for k, v in info.content["tokenizer"].items() if k != "layers"}
     splits = (
         (split, train if split == "train" else without_residual(load_prepared(config.data, split)))
-        for split in info["counts"]
+        for split in info.counts
     )
-    save_splits(out, splits, {**info, "tokenizer": tokenizer, "distilled": distilled})
+    save_splits(out, splits, {**info.content, "tokenizer": tokenizer, "distilled": distilled})
     logger.info(
         "%s: %d of %d sentences are resynthesised by the decoder, %d keep their recording",
         out,

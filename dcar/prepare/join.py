@@ -31,7 +31,6 @@ from dcar.prepare.prepared import (
     prepared_info,
     residual_of,
     save_splits,
-    tokenizer_identity,
 )
 from dcar.process import run_claimed
 from dcar.text.inventory import PHONEME_VERSION, WORD_BOUNDARY
@@ -133,22 +132,22 @@ def join(config: JoinConfig) -> Path:
     from datasets import concatenate_datasets
 
     out, infos = Path(config.out), [prepared_info(folder) for folder in config.data]
-    layers = infos[0]["tokenizer"].get("layers")
+    layers = infos[0].tokenizer.layers
     for folder, info in zip(config.data, infos, strict=True):
         check_out_dir(out, read=folder)
-        if info["phonemes"]["version"] != PHONEME_VERSION:
+        if info.phonemes != PHONEME_VERSION:
             raise ConfigError(
                 f"data: {folder} has text ids of a language model; join the corpus that it was "
                 "made from, then run mode=retokenize"
             )
-        if tokenizer_identity(info) != tokenizer_identity(infos[0]):
+        if info.tokenizer.identity != infos[0].tokenizer.identity:
             raise DataError(
-                f"{folder}: has tokens of {tokenizer_identity(info)}, but {config.data[0]} has "
-                f"tokens of {tokenizer_identity(infos[0])}; prepare it again with that tokenizer"
+                f"{folder}: has tokens of {info.tokenizer.identity}, but {config.data[0]} has "
+                f"tokens of {infos[0].tokenizer.identity}; prepare it again with that tokenizer"
             )
-        if info["tokenizer"].get("layers") != layers:
+        if info.tokenizer.layers != layers:
             raise DataError(
-                f"{folder}: has {info['tokenizer'].get('layers', 1)} layers of codes, but "
+                f"{folder}: has {info.tokenizer.layers or 1} layers of codes, but "
                 f"{config.data[0]} has {layers or 1}; prepare it again with the same residual and "
                 "tokenizer"
             )
@@ -168,10 +167,9 @@ def join(config: JoinConfig) -> Path:
             )
         return _join_rows(rows, config)
 
-    splits = ((split, made(split)) for split in infos[0]["counts"])
-    save_splits(
-        out, splits, {**infos[0], "joined": {"from": config.data, "settings": asdict(config)}}
-    )
+    splits = ((split, made(split)) for split in infos[0].counts)
+    joined = {"from": config.data, "settings": asdict(config)}
+    save_splits(out, splits, {**infos[0].content, "joined": joined})
     return out
 
 

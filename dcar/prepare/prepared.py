@@ -20,6 +20,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,9 @@ from dcar.prepare.columns import FILE, Split, identity, read_columns, scan, writ
 from dcar.sources.shipped import resolve
 from dcar.storage import digest, file_differences, files_of, gigabytes, writing
 from dcar.text.inventory import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
+from dcar.tokens.origin import Origin, TokenizerInfo
 from dcar.tracking import write_json
+from heads.checkpoint import wrong_types
 
 if TYPE_CHECKING:
     import datasets
@@ -306,13 +309,24 @@ def without_residual(rows: datasets.Dataset) -> datasets.Dataset:
     return rows.remove_columns(stored) if stored else rows
 
 
-NEEDED: dict[str, dict[str, Any]] = {
-    "phonemes": {"version": str, "size": int},
-    "tokenizer": {"name": str, "checksum": str, "vocab_size": int, "layers": int | None},
-    "corpus": {"kind": str, "path": str | None, "audio_root": str | None, "subsets": list | None},
-}
-"""Entries of prepared.json that readers of a prepared corpus need, in addition to counts and
-files."""
+@dataclass(frozen=True)
+class CorpusInfo:
+    """Corpus that was prepared: the arguments of `read_corpus`."""
+
+    kind: str
+    path: str | None = None
+    audio_root: str | None = None
+    subsets: list | None = None
+
+
+@dataclass(frozen=True)
+class PreparedInfo(Origin):
+    """Content of a prepared corpus' prepared.json."""
+
+    corpus: CorpusInfo
+    counts: dict[str, dict[str, Any]]  # by split: utterances, seconds, speakers, tokens
+    files: dict[str, Any]  # name -> `digest`
+    content: dict[str, Any]  # everything, as it was written
 
 
 def prepared_folder(directory: str | Path) -> Path:
@@ -321,54 +335,55 @@ def prepared_folder(directory: str | Path) -> Path:
     return resolve(str(directory), "prepared")
 
 
-def prepared_info(directory: str | Path) -> dict[str, Any]:
+def prepared_info(directory: str | Path) -> PreparedInfo:
     """Return the content of a prepared corpus' prepared.json. Raises DataError if the folder is
     not a prepared corpus or was made by another version of this project."""
     directory = prepared_folder(directory)
-    info = read_json(directory / "prepared.json")
-    if info is None:
+    content = read_json(directory / "prepared.json")
+    if content is None:
         raise DataError(
             f"{directory}: has no readable prepared.json; run `dcar prepare` with "
             f"out={directory}, or use starter, the corpus that ships"
         )
-    check_format(
-        directory / "prepared.json",
-        info.get("format_version"),
-        FORMAT_VERSION,
-        DataError,
-        "prepare again",
+    version = content.get("format_version")
+    check_format(directory / "prepared.json", version, FORMAT_VERSION, DataError, "prepare again")
+    wrong: list[str] = []
+    tokenizer, corpus = (
+        _read_part(content, name, kind, wrong)
+        for name, kind in (("tokenizer", TokenizerInfo), ("corpus", CorpusInfo))
     )
-    lacking = [
-        f"{part}.{name}"
-        for part, kinds in NEEDED.items()
-        for name, kind in kinds.items()
-        if not isinstance(info.get(part), dict) or not isinstance(info[part].get(name), kind)
-    ]
-    counts = info.get("counts")
+    phonemes, counts, files = (content.get(name) for name in ("phonemes", "counts", "files"))
+    if not isinstance(phonemes, dict) or not isinstance(phonemes.get("version"), str):
+        wrong.append("phonemes.version")
     if not isinstance(counts, dict) or not all(
         isinstance(c, dict) and isinstance(c.get("utterances"), int) for c in counts.values()
     ):
-        lacking.append("counts")
-    if not isinstance(info.get("files"), dict):
-        lacking.append("files")
-    if lacking:
+        wrong.append("counts")
+    if not isinstance(files, dict):
+        wrong.append("files")
+    if wrong:
         raise DataError(
-            f"{directory}: prepared.json is incomplete, it lacks {', '.join(lacking)}; prepare "
-            "again"
+            f"{directory}: prepared.json is incomplete, it lacks {', '.join(wrong)}; prepare again"
         )
-    version = info["phonemes"]["version"]
-    if version != PHONEME_VERSION and not version.startswith(TEXT_TOKENIZER):
+    inventory = content["phonemes"]["version"]
+    if inventory != PHONEME_VERSION and not inventory.startswith(TEXT_TOKENIZER):
         raise DataError(
-            f"{directory}: has the phoneme inventory {version}, but this version uses "
+            f"{directory}: has the phoneme inventory {inventory}, but this version uses "
             f"{PHONEME_VERSION}; prepare again"
         )
-    return info
+    return PreparedInfo(tokenizer, inventory, corpus, content["counts"], content["files"], content)
 
 
-def tokenizer_identity(info: Mapping[str, Any]) -> str:
-    """Return NAME@CHECKSUM of the tokenizer that made a corpus' tokens (info: from
-    `prepared_info`), as stored in decoders, vocoders and policies."""
-    return f"{info['tokenizer']['name']}@{info['tokenizer']['checksum']}"
+def _read_part(content: Mapping[str, Any], name: str, kind: type, wrong: list[str]) -> Any:
+    """Return an entry of prepared.json as the dataclass `kind`. What is missing or of another type
+    is added to `wrong` instead."""
+    entry = content.get(name)
+    known = fields(kind)
+    values = {f.name: entry[f.name] for f in known if isinstance(entry, dict) and f.name in entry}
+    lacking = [f.name for f in known if f.default is MISSING and f.name not in values]
+    lacking += wrong_types(kind, values)
+    wrong += [f"{name}.{part}" for part in lacking]
+    return None if lacking else kind(**values)
 
 
 def load_prepared(
@@ -382,18 +397,18 @@ def load_prepared(
     import datasets
 
     info = prepared_info(directory)
-    made_by = info["tokenizer"]
-    if tokenizer is not None and tokenizer.checksum != made_by["checksum"]:
+    made_by = info.tokenizer
+    if tokenizer is not None and tokenizer.checksum != made_by.checksum:
         raise DataError(
-            f"{directory}: has tokens of {made_by['name']} ({made_by['checksum'][:12]}), but the "
+            f"{directory}: has tokens of {made_by.name} ({made_by.checksum[:12]}), but the "
             f"tokenizer in use is {tokenizer.name} ({tokenizer.checksum[:12]}); load that one or "
             "prepare again"
         )
     directory = prepared_folder(directory)
     folder = directory / split
-    if split not in info["counts"] or not folder.is_dir():
+    if split not in info.counts or not folder.is_dir():
         raise DataError(
-            f"{directory}: has no split {split!r}; choose from {', '.join(info['counts'])}"
+            f"{directory}: has no split {split!r}; choose from {', '.join(info.counts)}"
         )
     if found := split_faults(directory, info, split, digests=True):
         raise DataError(
@@ -414,7 +429,7 @@ def load_split(directory: str | Path, split: str) -> Split:
     """Return one split of a prepared corpus with the columns of all its rows, memory-mapped.
     Raises the errors of `load_prepared`."""
     rows = load_prepared(directory, split)
-    made_from = identity(prepared_info(directory)["files"], split)
+    made_from = identity(prepared_info(directory).files, split)
     return Split.of(rows, read_columns(prepared_folder(directory) / split, rows, made_from))
 
 
@@ -426,12 +441,11 @@ _digested: dict[tuple[str, int, int], dict[str, Any]] = {}
 
 
 def split_faults(
-    directory: Path, info: Mapping[str, Any], split: str, digests: bool = False
+    directory: Path, info: PreparedInfo, split: str, digests: bool = False
 ) -> list[str]:
     """Return the differences between the files of a split and the list in prepared.json: in
     sizes, and in digests if `digests` is true."""
-    listed = info["files"]
-    files = {name: expected for name, expected in listed.items() if name.startswith(f"{split}/")}
+    files = {name: entry for name, entry in info.files.items() if name.startswith(f"{split}/")}
     if not files:
         return [f"prepared.json lists no file of {split}"]
     return file_differences(directory, files, _digest_once if digests else lambda path: None)

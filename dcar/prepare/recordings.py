@@ -29,11 +29,11 @@ class Sources(dict[str, Utterance]):
 def source_utterances(directory: str | Path) -> Sources:
     """Return the utterances of the corpus that a prepared folder was made from, by id, to read a
     row's original audio."""
-    corpus = prepared_info(directory)["corpus"]
+    corpus = prepared_info(directory).corpus
     utterances, _ = read_corpus(
-        corpus["kind"],
-        corpus.get("path"),
-        audio_root=corpus.get("audio_root"),
-        subsets=[str(subset) for subset in corpus.get("subsets") or ()],
+        corpus.kind,
+        corpus.path,
+        audio_root=corpus.audio_root,
+        subsets=[str(subset) for subset in corpus.subsets or ()],
     )
     return Sources(utterances, directory)

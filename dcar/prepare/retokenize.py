@@ -64,7 +64,7 @@ def retokenize(config: RetokenizeConfig) -> Path:
         except TextError as error:
             raise TextError(f"{row['source']}: utterance {row['id']}: {error}") from error
 
-    text = features(info["tokenizer"]["vocab_size"], tokenizer.size)["text_ids"]
+    text = features(info.tokenizer.vocab_size, tokenizer.size)["text_ids"]
 
     def retokenized(split: str) -> Dataset:
         rows = load_prepared(config.data, split)
@@ -84,8 +84,8 @@ def retokenize(config: RetokenizeConfig) -> Path:
     phonemes = {"version": tokenizer.name, "size": tokenizer.size}
     save_splits(
         out,
-        ((split, retokenized(split)) for split in info["counts"]),
-        {**info, "phonemes": phonemes},
+        ((split, retokenized(split)) for split in info.counts),
+        {**info.content, "phonemes": phonemes},
     )
     return out
 

@@ -255,15 +255,16 @@ def finished(config: PrepareConfig, fingerprint: str) -> PrepareReport | None:
     otherwise None."""
     out = Path(config.out).absolute()
     try:
-        done = prepared_info(out)
+        info = prepared_info(out)
+        done = info.content
         if done.get("fingerprint") != fingerprint:
             return None
         if (done["skipped"] and not config.skip_bad) or any(
-            split_faults(out, done, s) for s in done["counts"]
+            split_faults(out, info, split) for split in info.counts
         ):
             return None
         problems = [Problem(**p) for p in done["skipped"]]
-        return PrepareReport(problems, done["counts"], out, done["checked"], done["filtered"])
+        return PrepareReport(problems, info.counts, out, done["checked"], done["filtered"])
     except (DataError, KeyError, TypeError):  # of another version or damaged: it is made again
         return None
 

@@ -78,7 +78,7 @@ def corpus_recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:
     """
     sources: Callable[[], Sources] = cache(lambda: source_utterances(prepared))
     splits = cache(
-        lambda: [load_split(prepared, split) for split in prepared_info(prepared)["counts"]]
+        lambda: [load_split(prepared, split) for split in prepared_info(prepared).counts]
     )
 
     def utterance(utterance_id: str) -> Utterance:

@@ -6,11 +6,10 @@ them calls `check_together`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dcar.errors import CheckpointError, DataError
-from dcar.prepare.prepared import tokenizer_identity
+from dcar.tokens.origin import Origin, TokenizerInfo
 from dcar.vocoder.base import Vocoder, check_speaks
 
 if TYPE_CHECKING:
@@ -19,30 +18,29 @@ if TYPE_CHECKING:
 
 
 def check_together(
-    decoder: AnyDecoder, info: Mapping[str, Any], where: str, vocoder: Vocoder | None = None
+    decoder: AnyDecoder, origin: Origin, where: str, vocoder: Vocoder | None = None
 ) -> None:
     """Raise DataError for ids of another speech tokenizer, phoneme inventory or text tokenizer than
     the decoder's; CheckpointError if the vocoder's tokens or their rate differ from the decoder's.
 
-    info: origin of the ids, as in prepared.json (`prepared_info`) or from `made_by`; `where` names
-    it in messages. Facts that a decoder or a vocoder does not record are not checked. A tokenizer's
-    checksum covers everything that decides its codes, so the name before it is ignored.
+    origin: of the ids (`prepared_info`, `made_by`); `where` names it in messages. Facts that a
+    decoder or a vocoder does not record are not checked, nor is the name of a tokenizer.
     """
-    config, made = decoder.config, info["tokenizer"]
-    if config.tokenizer and config.tokenizer.rpartition("@")[2] != made["checksum"]:
+    config, made = decoder.config, origin.tokenizer
+    if config.tokenizer and config.tokenizer.rpartition("@")[2] != made.checksum:
         raise DataError(
-            f"{where}: has tokens of {tokenizer_identity(info)}, but the decoder was trained on "
+            f"{where}: has tokens of {made.identity}, but the decoder was trained on "
             f"tokens of {config.tokenizer}; use the decoder's own speech tokenizer, or prepare "
             "the corpus with it"
         )
-    if made["vocab_size"] != config.speech_vocab_size:
+    if made.vocab_size != config.speech_vocab_size:
         raise DataError(
-            f"{where}: has {made['vocab_size']} speech codes, but the decoder has "
+            f"{where}: has {made.vocab_size} speech codes, but the decoder has "
             f"{config.speech_vocab_size}; use the decoder's own speech tokenizer"
         )
-    if config.phonemes and config.phonemes != info["phonemes"]["version"]:
+    if config.phonemes and config.phonemes != origin.phonemes:
         raise DataError(
-            f"{where}: has text ids of {info['phonemes']['version']}, but the decoder was trained "
+            f"{where}: has text ids of {origin.phonemes}, but the decoder was trained "
             f"on those of {config.phonemes}; prepare the corpus for this decoder (`dcar prepare`, "
             "followed by mode=retokenize for a language model with its own text tokenizer)"
         )
@@ -52,21 +50,13 @@ def check_together(
                 f"{where}: the vocoder has {vocoder.vocab_size} codes, but the decoder has "
                 f"{config.speech_vocab_size}; use the vocoder of the decoder's tokenizer"
             )
-        check_speaks(vocoder, info)
+        check_speaks(vocoder, made)
 
 
-def made_by(tokenizer: SpeechTokenizer, phonemes: str) -> dict[str, Any]:
-    """Return the facts that `check_together` needs about ids made in this process, not read from a
-    prepared corpus.
-
-    phonemes: PHONEME_VERSION, or the name of the text tokenizer.
-    """
-    return {
-        "tokenizer": {
-            "name": tokenizer.name,
-            "checksum": tokenizer.checksum,
-            "vocab_size": tokenizer.vocab_size,
-            "rate_hz": tokenizer.rate_hz,
-        },
-        "phonemes": {"version": phonemes},
-    }
+def made_by(tokenizer: SpeechTokenizer, phonemes: str) -> Origin:
+    """Return the origin of ids made in this process. phonemes: PHONEME_VERSION, or the name of the
+    text tokenizer."""
+    made = TokenizerInfo(
+        tokenizer.name, tokenizer.checksum, tokenizer.vocab_size, tokenizer.rate_hz
+    )
+    return Origin(made, phonemes)

@@ -7,9 +7,8 @@ milliseconds per utterance. `dcar train-recognizer` trains one on a corpus. CTC:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from dcar.recognition.base import ctc_collapse
 from dcar.recognition.ctc import Alignment, Target, WindowCTC, alignments, likelihoods
 from dcar.text.inventory import TEXT_TOKENIZER
 from dcar.text.wer import WERScore, corpus_wer, id_errors
+from dcar.tokens.origin import Origin
 
 BLANK = 0
 """CTC's blank: the id that pads texts, which no text contains (dcar/text/phonemes.py)."""
@@ -75,17 +75,17 @@ class TokenRecognizer(WindowCTC):
         """Return the vectors [B, T, size] of speech tokens [B, T] int64."""
         return self.embedding(frames)
 
-    def check_reads(self, info: Mapping[str, Any], where: str) -> None:
-        """Raise CheckpointError if a prepared corpus (`prepared_info`) has other speech tokens
-        or phonemes than this recogniser was trained on. `where` names the corpus in the message."""
-        config, made, phonemes = self.config, info["tokenizer"], info["phonemes"]["version"]
+    def check_reads(self, origin: Origin, where: str) -> None:
+        """Raise CheckpointError for ids of another tokenizer or phoneme inventory than those that
+        this recogniser was trained on. `where` names the corpus in the message."""
+        config, made, phonemes = self.config, origin.tokenizer, origin.phonemes
         remedy = "train one on this corpus with `dcar train-recognizer`"
         if (
-            config.tokenizer.rpartition("@")[2] != made["checksum"]
-            or config.speech_vocab_size != made["vocab_size"]
+            config.tokenizer.rpartition("@")[2] != made.checksum
+            or config.speech_vocab_size != made.vocab_size
         ):
             raise CheckpointError(
-                f"{where}: has tokens of {made['name']}@{made['checksum']}, but the token "
+                f"{where}: has tokens of {made.identity}, but the token "
                 f"recogniser reads those of {config.tokenizer or 'an unrecorded tokenizer'}; "
                 f"{remedy}"
             )

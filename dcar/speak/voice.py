@@ -162,7 +162,7 @@ def shipped_voice(name: str, tokenizer) -> Voice:
     name, or its tokens are those of another tokenizer."""
     from dcar.prepare.prepared import prepared_info
 
-    if tokenizer.checksum != prepared_info(shipped("prepared"))["tokenizer"]["checksum"]:
+    if tokenizer.checksum != prepared_info(shipped("prepared")).tokenizer.checksum:
         raise ConfigError(
             "the shipped voices are tokens of the shipped tokenizer, but this model has another: "
             "give --voice RECORDING.wav (in Python prompt=)"

@@ -4,7 +4,6 @@ centroids."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from dcar.errors import CheckpointError, DataError, check_format
 from dcar.sources.shipped import resolve
+from dcar.tokens.origin import TokenizerInfo
 
 FORMAT_VERSION = 1  # version of tokenizer.json
 
@@ -64,14 +64,14 @@ def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         ) from error
 
 
-def codebook_of(tokenizer: Mapping[str, Any], source: str | Path) -> np.ndarray | None:
-    """Return the centroids [V, P] of the tokenizer that a prepared corpus names (`prepared.json`,
-    "tokenizer"); None for a tokenizer without centroids (S3, codecs).
+def codebook_of(tokenizer: TokenizerInfo, source: str | Path) -> np.ndarray | None:
+    """Return the centroids [V, P] of the tokenizer that made a prepared corpus; None for a
+    tokenizer without centroids (S3, codecs).
 
     source: the prepared corpus, for messages. Raises DataError if the tokenizer is missing or is no
     longer the one that made the tokens.
     """
-    spec = str(tokenizer["spec"])
+    spec = tokenizer.spec
     if ":" in spec and not Path(spec).exists():
         return None
     folder = resolve(spec, "tokenizer")
@@ -81,7 +81,7 @@ def codebook_of(tokenizer: Mapping[str, Any], source: str | Path) -> np.ndarray 
             "needed"
         )
     card, tensors = read_kmeans(folder)
-    if card["checksum"] != tokenizer["checksum"]:
+    if card["checksum"] != tokenizer.checksum:
         raise DataError(
             f"{source}: {folder} is not the tokenizer that made its tokens; prepare the corpus "
             "again"

@@ -243,11 +243,11 @@ def with_replay(train: Split, replay: str, identity: dict[str, Any]) -> Split:
 
     folder = resolve(replay, "prepared")
     info = prepared_info(folder)
-    made, wanted = info["tokenizer"]["checksum"], identity["tokenizer"].rpartition("@")[2]
-    if made != wanted or info["phonemes"]["version"] != identity["phonemes"]:
+    made, wanted = info.tokenizer.checksum, identity["tokenizer"].rpartition("@")[2]
+    if made != wanted or info.phonemes != identity["phonemes"]:
         raise DataError(
-            f"replay {folder}: has tokens of {info['tokenizer']['name']} ({made[:12]}) and "
-            f"phonemes {info['phonemes']['version']}, but the training data has tokens of "
+            f"replay {folder}: has tokens of {info.tokenizer.name} ({made[:12]}) and "
+            f"phonemes {info.phonemes}, but the training data has tokens of "
             f"{wanted[:12]} and phonemes {identity['phonemes']}; prepare both in the same way, or "
             "omit replay"
         )

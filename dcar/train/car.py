@@ -37,7 +37,7 @@ from dcar.model.cards import decoder_card
 from dcar.model.load import load_decoder_config
 from dcar.optim import ScaledAdam, eden
 from dcar.prepare.columns import Split
-from dcar.prepare.prepared import load_split, prepared_info
+from dcar.prepare.prepared import PreparedInfo, load_split, prepared_info
 from dcar.process import run_claimed
 from dcar.storage import sync
 from dcar.train.batches import (
@@ -289,7 +289,7 @@ def fit(
     model: CARDecoder,
     train: Split,
     dev: Split,
-    prepared: dict[str, Any],
+    prepared: PreparedInfo,
     saved: Any,
     last: Path | None,
     choice: Choice | None = None,
@@ -318,7 +318,7 @@ def fit(
         last,
         saved,
         decoder_card,
-        {"data": prepared, "backbone": config.backbone.path},
+        {"data": prepared.content, "backbone": config.backbone.path},
         data=data_stamp(config.data),
     )
 

@@ -32,7 +32,7 @@ from dcar.model.backbones.lora import add_lora, merge, save_adapter, set_trainab
 from dcar.model.base import DecoderConfig
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.load import Shipped, load_decoder
-from dcar.prepare.prepared import prepared_info, tokenizer_identity
+from dcar.prepare.prepared import PreparedInfo, prepared_info
 from dcar.tokens.codebook import codebook_of
 from dcar.train.checkpoints import config_differences
 from dcar.train.settings import TrainConfig
@@ -60,7 +60,7 @@ def plan(
         if not config.init_from:
             model = CARDecoder(wanted)
             if config.codebook_init:
-                codebook = codebook_of(prepared_info(config.data)["tokenizer"], config.data)
+                codebook = codebook_of(prepared_info(config.data).tokenizer, config.data)
                 if codebook is None:
                     raise ConfigError(
                         f"{config.data}: its tokenizer has no k-means codebook to start from; set "
@@ -191,11 +191,11 @@ def finish_backbone(decoder: BackboneDecoder, origin: Path, out: Path) -> None:
         shutil.copytree(tokenizer, out / TEXT_TOKENIZER_FOLDER, dirs_exist_ok=True)
 
 
-def data_identity(prepared: dict) -> dict[str, Any]:
+def data_identity(prepared: PreparedInfo) -> dict[str, Any]:
     """Return the vocabulary size and the names that tie a decoder to its tokenizer and phoneme
     inventory."""
     return {
-        "speech_vocab_size": prepared["tokenizer"]["vocab_size"],
-        "tokenizer": tokenizer_identity(prepared),
-        "phonemes": prepared["phonemes"]["version"],
+        "speech_vocab_size": prepared.tokenizer.vocab_size,
+        "tokenizer": prepared.tokenizer.identity,
+        "phonemes": prepared.phonemes,
     }

@@ -35,7 +35,6 @@ from dcar.prepare.prepared import (
     load_split,
     prepared_info,
     residual_of,
-    tokenizer_identity,
 )
 from dcar.process import run_claimed, run_command
 from dcar.prompts.chooser import PromptChooser
@@ -191,10 +190,10 @@ def run(config: TrainResidualConfig) -> ResidualModel:
     """
     given = config
     prepared = prepared_info(config.data)
-    made, phonemes = prepared["tokenizer"], prepared["phonemes"]["version"]
-    if made.get("layers", 1) < 2:
+    made, phonemes = prepared.tokenizer, prepared.phonemes
+    if made.layers is None or made.layers < 2:
         raise DataError(
-            f"{config.data}: contains only the first layer of {made['name']}; prepare it again "
+            f"{config.data}: contains only the first layer of {made.name}; prepare it again "
             "with a tokenizer of several layers and residual=true"
         )
     if phonemes.startswith(TEXT_TOKENIZER):
@@ -204,11 +203,11 @@ def run(config: TrainResidualConfig) -> ResidualModel:
         )
     shape = dataclasses.replace(
         config.model,
-        speech_vocab_size=made["vocab_size"],
-        codec_layers=made["layers"],
+        speech_vocab_size=made.vocab_size,
+        codec_layers=made.layers,
         prompt_tokens=config.prompt_tokens,
-        codec=made["spec"],
-        tokenizer=tokenizer_identity(prepared),
+        codec=made.spec,
+        tokenizer=made.identity,
         phonemes=phonemes,
     )
     config = dataclasses.replace(config, model=shape)
@@ -221,7 +220,7 @@ def run(config: TrainResidualConfig) -> ResidualModel:
         ResidualDataset(load_split(config.data, "dev"), shape, config.seed, training=False),
     )
     stamp = data_stamp(config.data)
-    return trainer.make(last, given, residual_card, {"data": prepared}, data=stamp)
+    return trainer.make(last, given, residual_card, {"data": prepared.content}, data=stamp)
 
 
 def residual_card(model: ResidualModel, source: Mapping[str, Any]) -> str:

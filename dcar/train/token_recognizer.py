@@ -26,7 +26,7 @@ from dcar.config import load_config, setting
 from dcar.errors import DataError
 from dcar.model.cards import model_card
 from dcar.prepare.columns import Split
-from dcar.prepare.prepared import load_split, prepared_info, tokenizer_identity
+from dcar.prepare.prepared import load_split, prepared_info
 from dcar.process import run_claimed, run_command
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from dcar.text.inventory import TEXT_TOKENIZER, TEXT_VOCAB_SIZE
@@ -119,7 +119,7 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
     """
     given = config
     prepared = prepared_info(config.data)
-    if prepared["phonemes"]["version"].startswith(TEXT_TOKENIZER):
+    if prepared.phonemes.startswith(TEXT_TOKENIZER):
         raise DataError(
             f"{config.data}: its text ids are those of a language model, not phonemes; use the "
             "corpus as it was before `dcar prepare mode=retokenize`"
@@ -128,10 +128,10 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
         config,
         model=dataclasses.replace(
             config.model,
-            speech_vocab_size=prepared["tokenizer"]["vocab_size"],
+            speech_vocab_size=prepared.tokenizer.vocab_size,
             text_vocab_size=TEXT_VOCAB_SIZE,
-            tokenizer=tokenizer_identity(prepared),
-            phonemes=prepared["phonemes"]["version"],
+            tokenizer=prepared.tokenizer.identity,
+            phonemes=prepared.phonemes,
         ),
     )
     last = last_of(config, TokenRecognizer.load_config, config.model, "token recogniser")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from dcar.errors import CheckpointError, DataError
-from dcar.prepare.prepared import tokenizer_identity
+from dcar.tokens.origin import TokenizerInfo
 
 Recorded = tuple[np.ndarray, int]
 
@@ -83,19 +83,18 @@ class PromptAudio:
         )
 
 
-def check_speaks(vocoder: Vocoder, info: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if a vocoder does not accept the tokens of a prepared corpus
-    (`prepared_info`), or would synthesise them at another speed. Tokens of another tokenizer would
-    become noise, without an error."""
-    made, (name, _, checksum) = info["tokenizer"], vocoder.tokenizer.rpartition("@")
-    if not made["name"].startswith(name) or checksum not in ("", made["checksum"]):
+def check_speaks(vocoder: Vocoder, tokenizer: TokenizerInfo) -> None:
+    """Raise CheckpointError if a vocoder does not accept the tokens of this tokenizer, or would
+    synthesise them at another speed. Foreign tokens would become noise, without an error."""
+    name, _, checksum = vocoder.tokenizer.rpartition("@")
+    if not tokenizer.name.startswith(name) or checksum not in ("", tokenizer.checksum):
         raise CheckpointError(
-            f"the vocoder reads tokens of {vocoder.tokenizer}, not of {tokenizer_identity(info)}: "
-            "use the vocoder of the decoder's tokenizer, or train one with `dcar train-vocoder`"
+            f"the vocoder reads tokens of {vocoder.tokenizer}, not of {tokenizer.identity}: use "
+            "the vocoder of the decoder's tokenizer, or train one with `dcar train-vocoder`"
         )
-    if abs(vocoder.token_rate - made["rate_hz"]) > 1e-6:
+    if abs(vocoder.token_rate - tokenizer.rate_hz) > 1e-6:
         raise CheckpointError(
-            f"the vocoder reads {vocoder.token_rate:g} tokens a second, but {made['name']} makes "
-            f"{made['rate_hz']:g}: use the vocoder of the decoder's tokenizer, or train one with "
+            f"the vocoder reads {vocoder.token_rate:g} tokens a second, but {tokenizer.name} makes "
+            f"{tokenizer.rate_hz:g}: use the vocoder of the decoder's tokenizer, or train one with "
             "`dcar train-vocoder`"
         )

@@ -58,7 +58,7 @@ def run(config: ResynthesizeConfig) -> Path:
     (out / config.split).mkdir(parents=True, exist_ok=True)
     voices = np.asarray(dataset["voice"], np.float32)
     vocoder: Any = load_vocoder(config.vocoder, own_device(config.device))
-    check_speaks(vocoder, prepared_info(config.data))
+    check_speaks(vocoder, prepared_info(config.data).tokenizer)
     if config.other_voices:
         voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
     order = np.argsort([len(tokens) for tokens in dataset["speech"]])

@@ -193,7 +193,7 @@ def mean_mel(data: str, split: str, codes: int, limit: int) -> tuple[Tensor, Ten
             f"{data}: split {split} has no recordings for mean mel frames; prepare a corpus with "
             "audio, or omit mel_utterances"
         )
-    token_rate = float(prepared_info(data)["tokenizer"]["rate_hz"])
+    token_rate = prepared_info(data).tokenizer.rate_hz
     hop = round(SAMPLE_RATE / token_rate)
     rate = hop * token_rate  # about 24 kHz, and exactly `hop` samples a token
     mel = LogMel(round(rate), max(1024, 2 * hop), hop, MEL_BANDS)

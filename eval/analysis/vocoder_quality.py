@@ -80,7 +80,7 @@ def nearest_voice(
 def _voices(data: str) -> dict[str, np.ndarray]:
     """Return the mean embedding of every speaker over its recordings in all splits."""
     found: dict[str, list[Any]] = {}
-    for split in prepared_info(data)["counts"]:
+    for split in prepared_info(data).counts:
         rows = load_prepared(data, split)
         for name, features in zip(rows["speaker"], rows["voice"], strict=True):
             found.setdefault(name, []).append(features[:EMBEDDING_DIM])
@@ -98,7 +98,8 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
         raise DataError(f"{config.data}: split {config.split} has no utterances")
     recording, device = corpus_recordings(config.data), own_device(config.device)
     judge, encoder = load_recognizer(config.judge, device), SpeakerEncoder(device)
-    check_speaks(vocoder := load_vocoder(config.vocoder, device), prepared_info(config.data))
+    vocoder = load_vocoder(config.vocoder, device)
+    check_speaks(vocoder, prepared_info(config.data).tokenizer)
     texts = [item.text for item in items]
     voices = _voices(config.data)
     here = sorted({item.speaker for item in items})

@@ -30,7 +30,7 @@ from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.model.companions import text_encoder
 from dcar.model.precision import dtype_setting, precision_of
-from dcar.prepare.prepared import prepared_info, tokenizer_identity
+from dcar.prepare.prepared import prepared_info
 from dcar.process import run_claimed
 from dcar.prompts.choose import by_digest, in_turns
 from dcar.prompts.chooser import PromptChooser
@@ -227,8 +227,8 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         recordings,
         {"vocoder": vocoder_identity(vocoder, config.vocoder)},
         {
-            "corpus": info["corpus"],
-            "tokenizer": tokenizer_identity(info),
+            "corpus": info.content["corpus"],
+            "tokenizer": info.tokenizer.identity,
             "split": config.split,
             **(
                 {"texts": {"name": config.texts, **digest(text_list(config.texts))}}
@@ -238,7 +238,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         },
         load_scorers(config.scorers, prompts, device),
         dict(zip(config.prompt_seeds[1:], others, strict=True)),
-        codebook_of(info["tokenizer"], config.data)
+        codebook_of(info.tokenizer, config.data)
         if len(config.prompt_seeds) * len(config.seeds) > 1
         else None,
         PhonemeAligner.fit(

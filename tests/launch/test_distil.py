@@ -137,8 +137,8 @@ def test_rows_say_who_spoke_them(config, corpus):
         assert all(new[name] == old[name] for name in old if name not in CHANGED)
     assert list(load_prepared(corpus, "dev")) == list(load_prepared(config.out, "dev"))
     info = prepared_info(config.out)
-    assert sum(info["distilled"]["rows"].values()) == len(after)
-    assert info["counts"]["train"]["tokens"] == sum(len(row["speech"]) for row in after)
+    assert sum(info.content["distilled"]["rows"].values()) == len(after)
+    assert info.counts["train"]["tokens"] == sum(len(row["speech"]) for row in after)
     assert not list(Path(config.out).parent.glob(".*partial"))
 
 
@@ -187,7 +187,7 @@ def test_limit_speaks_some_sentences_and_writes_no_others(config, corpus, tmp_pa
     run(config)
     chosen = {r["id"] for r in rows_of(config.out)}
     assert len(chosen) == 4 < len(rows_of(corpus))
-    assert prepared_info(config.out)["counts"]["train"]["utterances"] == 4
+    assert prepared_info(config.out).counts["train"]["utterances"] == 4
     config.seed, config.out = 1, str(tmp_path / "others")
     run(config)
     assert chosen != {r["id"] for r in rows_of(config.out)}

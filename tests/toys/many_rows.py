@@ -22,7 +22,7 @@ def write_many(
     that all rows name.
     """
     info = prepared_info("starter")
-    columns = features(info["tokenizer"]["vocab_size"])
+    columns = features(info.tokenizer.vocab_size)
     building = out.parent / f".{out.name}.partial" / "building"
     for split, count in (("train", rows), ("dev", 8)):
         (building / split).mkdir(parents=True)
@@ -46,7 +46,9 @@ def write_many(
                 )
         _describe_dataset(building / split, columns, f"{rows} {split}")
     put_in_place(
-        building, out, {**info, "counts": {"train": {"utterances": rows}, "dev": {"utterances": 8}}}
+        building,
+        out,
+        {**info.content, "counts": {"train": {"utterances": rows}, "dev": {"utterances": 8}}},
     )
     return out
 

@@ -113,7 +113,7 @@ def toy_prepare(
 
 def rows_of(out: Path) -> dict[str, dict]:
     """Return all splits of a prepared corpus, by name."""
-    return {split: load_prepared(out, split).to_dict() for split in prepared_info(out)["counts"]}
+    return {split: load_prepared(out, split).to_dict() for split in prepared_info(out).counts}
 
 
 def write_libritts(root: Path, subsets: dict[str, int], seconds: float = 0.5) -> Path:

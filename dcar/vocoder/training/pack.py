@@ -352,13 +352,13 @@ def pack_training_data(
     not k-means.
     """
     utterances, info = source_utterances(prepared_dir), prepared_info(prepared_dir)
-    codebook = codebook_of(info["tokenizer"], prepared_dir)
+    codebook = codebook_of(info.tokenizer, prepared_dir)
     tokenizer: Any = None
     if states:
-        tokenizer = load_tokenizer(info["tokenizer"]["spec"], own_device(device))
+        tokenizer = load_tokenizer(info.tokenizer.spec, own_device(device))
     if states and not isinstance(tokenizer, KMeansTokenizer):
         raise ConfigError(
-            f"{prepared_dir}: tokenizer {info['tokenizer']['spec']} has no states to store; omit "
+            f"{prepared_dir}: tokenizer {info.tokenizer.spec} has no states to store; omit "
             "states=true"
         )
     recordings: list[np.ndarray] = []
@@ -366,8 +366,8 @@ def pack_training_data(
     sources: list[Utterance] = []
     # index of a recording, its length in seconds, and its original rate
     known: dict[str, tuple[int, float, int]] = {}
-    rate_hz = float(info["tokenizer"]["rate_hz"])
-    present = [split for split in (*train_splits, *validation_splits) if split in info["counts"]]
+    rate_hz = info.tokenizer.rate_hz
+    present = [split for split in (*train_splits, *validation_splits) if split in info.counts]
     if not set(present) & set(train_splits):
         raise DataError(
             f"{prepared_dir}: has no split {', '.join(train_splits)}; prepare it with "
@@ -404,7 +404,7 @@ def pack_training_data(
             )
     if tokenizer is not None:
         rows = list(_with_states(tokenizer, sources, rows))
-    write_pack(out, recordings, rows, info["tokenizer"]["checksum"], rate_hz, codebook)
+    write_pack(out, recordings, rows, info.tokenizer.checksum, rate_hz, codebook)
 
 
 def evenly(rows: Any, hours: float) -> Any:

@@ -365,7 +365,7 @@ def test_a_corpus_with_the_models_own_text(tmp_path, monkeypatch):
     rows, encode = load_prepared(tmp_path / "own", "train"), text_encoder(tmp_path / "out")
     assert rows[0]["text_ids"] == encode("a red house") and rows["spoken_by"][:] == ["car-5"] * 4
     assert rows[0]["speech"] == load_prepared(data, "train")[0]["speech"]
-    assert prepared_info(tmp_path / "own")["phonemes"]["version"] == encode.name
+    assert prepared_info(tmp_path / "own").phonemes == encode.name
     items = make_prompts(Split.of(rows), 5, seed=0, bos=False)
     # the prompt's text stands before the target's
     assert items[0].text_ids == tuple(2 * encode("a red house"))

@@ -83,10 +83,13 @@ def test_the_command_writes_a_prepared_corpus(tmp_path, monkeypatch):
     )
     info, before = prepared_info("long"), load_prepared(data, "train")
     after = load_prepared("long", "train")
-    assert info["joined"]["from"] == [str(data)] and info["joined"]["settings"]["share"] == 1
-    assert info["counts"]["train"]["utterances"] == len(after) < 12
     assert (
-        info["counts"]["train"]["tokens"]
+        info.content["joined"]["from"] == [str(data)]
+        and info.content["joined"]["settings"]["share"] == 1
+    )
+    assert info.counts["train"]["utterances"] == len(after) < 12
+    assert (
+        info.counts["train"]["tokens"]
         == sum(map(len, before["speech"]))
         == sum(map(len, after["speech"]))
     )
@@ -106,7 +109,7 @@ def test_the_training_splits_of_several_corpora_and_the_other_splits_of_the_firs
         write_prepared(tmp_path / "second", train=5, dev=2),
     )
     rows = load_prepared(second, "train").map(lambda row: {"id": f"other_{row['id']}"})
-    save_splits(tmp_path / "renamed", [("train", rows)], prepared_info(second))
+    save_splits(tmp_path / "renamed", [("train", rows)], prepared_info(second).content)
     out = join(
         JoinConfig([str(first), str(tmp_path / "renamed")], str(tmp_path / "both"), share=0.0)
     )

@@ -43,9 +43,9 @@ def test_the_whole_way(corpus, tmp_path):
         np.testing.assert_allclose(row["voice"][:256], embedding, atol=1e-6)
         assert (row["speed"], row["audio"], row["prompt_speech"]) == (1.0, "", [])
     info = prepared.prepared_info(out)
-    assert info["tokenizer"]["name"] == "toy" and info["tokenizer"]["checksum"] == "sha-toy"
-    assert info["corpus"] == {"kind": "starter", "path": str(corpus)}
-    assert info["counts"]["train"]["tokens"] == sum(map(len, rows["speech"]))
+    assert info.tokenizer.identity == "toy@sha-toy"
+    assert (info.corpus.kind, info.corpus.path) == ("starter", str(corpus))
+    assert info.counts["train"]["tokens"] == sum(map(len, rows["speech"]))
 
 
 def test_run_again_does_nothing_and_changes_are_noticed(corpus, tmp_path):

@@ -27,7 +27,7 @@ def test_every_row_has_all_layers(corpus, tmp_path):
     out = tmp_path / "p"
     toy_prepare(toy_settings(corpus, tmp_path / "plain"))
     toy_prepare(toy_settings(corpus, out, residual=True), ToyLayers())
-    assert prepared_info(out)["tokenizer"]["layers"] == 3
+    assert prepared_info(out).tokenizer.layers == 3
     rows, plain = load_prepared(out, "train"), load_prepared(tmp_path / "plain", "train")
     assert set(rows.column_names) == {*COLUMNS, *RESIDUAL_COLUMNS}
     assert without_residual(rows).to_list() == plain.to_list()

@@ -1,5 +1,7 @@
 """The recogniser of speech tokens: likelihoods, alignments, batches, what it refuses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,11 +14,9 @@ from dcar.recognition.ctc import likelihood, viterbi
 from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from dcar.sources.shipped import shipped
+from dcar.tokens.origin import Origin, TokenizerInfo
 
-INFO = {
-    "tokenizer": {"name": "tiny", "checksum": "abc", "vocab_size": 5},
-    "phonemes": {"version": "p1"},
-}
+ORIGIN = Origin(TokenizerInfo("tiny", "abc", 5, 50.0), "p1")
 
 
 def tiny(seed: int = 0, **changes) -> TokenRecognizer:
@@ -100,16 +100,16 @@ def test_what_cannot_be_read_is_refused():
         for ask in (model.log_likelihood, model.align):
             with pytest.raises(error, match=words):
                 ask(speech, text)
-    model.check_reads(INFO, "here")
-    tokenizer = INFO["tokenizer"]
+    model.check_reads(ORIGIN, "here")
+    tokenizer = ORIGIN.tokenizer
     for change, message in (
-        ({"tokenizer": {**tokenizer, "checksum": "xyz"}}, "tiny@xyz.*tiny@abc"),
-        ({"tokenizer": {**tokenizer, "vocab_size": 6}}, "has tokens"),
-        ({"phonemes": {"version": "text-tokenizer:x"}}, "text-tokenizer:x.*p1"),
-        ({"phonemes": {"version": "p2"}}, "p2.*p1.*dcar train-recognizer"),
+        ({"tokenizer": replace(tokenizer, checksum="xyz")}, "tiny@xyz.*tiny@abc"),
+        ({"tokenizer": replace(tokenizer, vocab_size=6)}, "has tokens"),
+        ({"phonemes": "text-tokenizer:x"}, "text-tokenizer:x.*p1"),
+        ({"phonemes": "p2"}, "p2.*p1.*dcar train-recognizer"),
     ):
         with pytest.raises(CheckpointError, match=f"here: .*{message}"):
-            model.check_reads({**INFO, **change}, "here")
+            model.check_reads(replace(ORIGIN, **change), "here")
 
 
 def test_a_folder_holds_it_whole(tmp_path):

@@ -1,7 +1,6 @@
 """Heads on a frozen trunk: what is trained and what is not, new heads, kept hidden states,
 settings, resuming."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from tiny_training import log_of, tiny_config
 
 from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
-from dcar.prepare.prepared import load_split
+from dcar.prepare.prepared import load_split, prepared_info
 from dcar.train.batches import FrozenStates, SpeechDataset, collate
 from dcar.train.car import data_identity, plan, run
 from heads.shared import SharedHeads
@@ -66,7 +65,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_weights(base, data, tmp_path
 
 
 def made(data: Path, config) -> CARDecoder:
-    return plan(config, data_identity(json.loads((data / "prepared.json").read_text())))[2]()
+    return plan(config, data_identity(prepared_info(data)))[2]()
 
 
 def test_heads_that_are_there_go_on_and_others_begin_from_the_base_head(base, data, tmp_path):

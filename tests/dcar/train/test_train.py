@@ -16,6 +16,7 @@ from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.car import CARDecoder
 from dcar.optim import cosine, eden_factor
+from dcar.prepare.prepared import prepared_info
 from dcar.train.car import TrainConfig, data_identity, plan, run
 from dcar.train.checkpoints import latest_checkpoint
 
@@ -64,7 +65,7 @@ def test_speech_embeddings_can_start_from_the_tokenizers_codebook(tmp_path):
     config = tiny_config(data, tmp_path / "run", codebook_init=True)
     torch.manual_seed(0)
     started, plain = (
-        plan(c, data_identity(json.loads((data / "prepared.json").read_text())))[2]()
+        plan(c, data_identity(prepared_info(data)))[2]()
         for c in (config, dataclasses.replace(config, codebook_init=False))
     )
     truth = torch.pdist(torch.from_numpy(tokenizer.centroids))
@@ -94,13 +95,13 @@ def test_a_run_leaves_decoder_config_log_and_provenance(trained, data):
     config, decoder, out = trained
     saved = CARDecoder.from_pretrained(out)
     assert saved.checksum() == decoder.checksum() and not decoder.training
-    prepared = json.loads((data / "prepared.json").read_text())
+    prepared = prepared_info(data)
     assert saved.config == dataclasses.replace(config.model, **data_identity(prepared))
     assert (saved.config.speech_vocab_size, saved.config.tokenizer) == (CODES, "tiny@abc")
-    assert saved.config.phonemes == prepared["phonemes"]["version"]
+    assert saved.config.phonemes == prepared.phonemes
     source = json.loads((out / "provenance.json").read_text())
     assert (source["steps"], source["processes"], source["checksum"]) == (61, 1, saved.checksum())
-    assert source["data"] == prepared and source["metrics"]["eval_head3_accuracy"] > 0.8
+    assert source["data"] == prepared.content and source["metrics"]["eval_head3_accuracy"] > 0.8
     given = load_config(TrainConfig, ["--config", str(out / "config.yaml")])
     resolved, *_ = plan(given, data_identity(prepared))
     assert resolved == dataclasses.replace(config, model=saved.config)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.text.inventory import PHONEME_VERSION
+from dcar.tokens.origin import TokenizerInfo
 from dcar.vocoder.base import PromptAudio, check_speaks
 from dcar.vocoder.load import load_vocoder, needs_prompt_audio, vocoder_identity
 from dcar.vocoder.residual import ResidualConfig, ResidualModel, ResidualVocoder
@@ -201,12 +203,12 @@ def test_only_a_vocoder_that_reads_texts_receives_them(vocoder):
 
 
 def test_what_does_not_belong_together_is_refused(model, vocoder):
-    made = {"name": "generated", "checksum": "abc", "rate_hz": 50.0}
-    check_speaks(vocoder, {"tokenizer": made})
+    made = TokenizerInfo("generated", "abc", CODES, 50.0)
+    check_speaks(vocoder, made)
     with pytest.raises(CheckpointError, match="@abc, not of encodec-rvq1@def"):
-        check_speaks(vocoder, {"tokenizer": made | {"name": "encodec-rvq1", "checksum": "def"}})
+        check_speaks(vocoder, replace(made, name="encodec-rvq1", checksum="def"))
     with pytest.raises(CheckpointError, match="tokens a second"):
-        check_speaks(vocoder, {"tokenizer": made | {"rate_hz": 25.0}})
+        check_speaks(vocoder, replace(made, rate_hz=25.0))
     with pytest.raises(DataError, match=f"0..{CODES - 1}"):
         vocoder.synthesize([[0, CODES]], FEATURES[:1], ["yes"])
     with pytest.raises(DataError, match="prompts: .*load_vocoder"):

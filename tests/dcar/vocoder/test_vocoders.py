@@ -3,6 +3,7 @@ projects' signatures."""
 
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from tiny_data import tiny_vocoder
 from tones import chirp
 
 from dcar.errors import AssetError, CheckpointError, ConfigError, DataError
+from dcar.prompts.together import made_by
 from dcar.tokens.load import load_tokenizer
+from dcar.tokens.origin import TokenizerInfo
 from dcar.vocoder.base import PromptAudio, check_speaks
 from dcar.vocoder.load import load_vocoder
 
@@ -33,8 +36,8 @@ def test_our_own_by_folder(tmp_path):
 def check_codec(spec: str, layers: str, rate: int, per_token: int) -> None:
     """Tokens of its own tokenizer go through; foreign ids and foreign tokenizers do not."""
     vocoder, tokenizer = load_vocoder(spec), load_tokenizer(spec + layers)
-    about = {"name": tokenizer.name, "checksum": tokenizer.checksum, "rate_hz": tokenizer.rate_hz}
-    check_speaks(vocoder, {"tokenizer": about})
+    about = made_by(tokenizer, "").tokenizer
+    check_speaks(vocoder, about)
     tokens = [tokenizer.encode([chirp(0.4, 1)], 24_000)[0].tolist(), []]
     wave, nothing = vocoder.synthesize(tokens, VOICES)
     assert vocoder.sample_rate == rate and len(nothing) == 0
@@ -48,7 +51,7 @@ def check_codec(spec: str, layers: str, rate: int, per_token: int) -> None:
         vocoder.synthesize([[0, size]], VOICES[:1])
     for other in ({"name": "whisper-base-kmeans"}, {"checksum": "another"}):
         with pytest.raises(CheckpointError, match=f"{tokenizer.name}@.*{[*other.values()][0]}"):
-            check_speaks(vocoder, {"tokenizer": about | other})
+            check_speaks(vocoder, replace(about, **other))
     with pytest.raises(DataError, match="1 .*2 voices"):
         vocoder.synthesize([[0]], VOICES)
 
@@ -150,13 +153,13 @@ def test_cosyvoice(tmp_path, monkeypatch):
     for name in ("flow.pt", "hift.pt"):
         torch.save({"w": torch.zeros(1)}, tmp_path / name)
     vocoder = load_vocoder(f"cosyvoice:{tmp_path}", prompts=audio)
-    about = {"name": "s3_v2_25hz", "checksum": "abc", "rate_hz": 25.0}
-    check_speaks(vocoder, {"tokenizer": about})
+    about = TokenizerInfo("s3_v2_25hz", "abc", 6561, 25.0)
+    check_speaks(vocoder, about)
     assert (vocoder.token_rate, vocoder.vocab_size) == (25, 6561)
     one, two = vocoder.synthesize([[6560, 3], [6560, 3]], features)
     assert len(one) == 2 * 960 and np.abs(one[:960]).min() > 0 and np.abs(one - two).max() > 1e-6
     with pytest.raises(CheckpointError, match="s3@, not of hubert-kmeans@abc"):
-        check_speaks(vocoder, {"tokenizer": about | {"name": "hubert-kmeans"}})
+        check_speaks(vocoder, replace(about, name="hubert-kmeans"))
     torch.save({"w": Path("/")}, tmp_path / "hift.pt")
     with pytest.raises(CheckpointError, match="hift.pt: "):
         load_vocoder(f"cosyvoice:{tmp_path}", prompts=audio)

@@ -143,7 +143,7 @@ def test_the_corpus_that_ships_is_what_its_card_says_and_is_prepared_whole():
     order = [name for name in prepared["id"] if name in {row["id"] for row in rows}]
     # the first of every voice, in the order of the whole corpus
     assert [row["id"] for row in rows] == order
-    assert len(known) == 5478 and prepared_info("starter")["counts"]["train"]["seconds"] / 3600 > 6
+    assert len(known) == 5478 and prepared_info("starter").counts["train"]["seconds"] / 3600 > 6
 
 
 def test_a_blend_is_the_weighted_sum_of_styles_at_its_number_of_phonemes(monkeypatch):

@@ -352,9 +352,7 @@ class Maker:
         if job.method == RESYNTHESIS:
             tokens = [list(item.reference_tokens) for item in items]
         else:
-            results = self.entries[job.method].decode(
-                items, job.seed, len(items)
-            )
+            results = self.entries[job.method].decode(items, job.seed, len(items))
             tokens = [r.tokens for r in results]
         decode_seconds = (time.perf_counter() - started) / len(items)
         for start in range(0, len(items), self.together):

@@ -316,7 +316,7 @@ class CorpusInfo:
     kind: str
     path: str | None = None
     audio_root: str | None = None
-    subsets: list | None = None
+    subsets: list[Any] | None = None
 
 
 @dataclass(frozen=True)

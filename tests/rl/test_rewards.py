@@ -309,7 +309,7 @@ def test_a_process_without_prompts_has_no_decisions_to_add():
 def loudness(completions, audio, sample_rate, transcripts, emotion, **columns):
     """Names sound, transcripts, and a column of the data set."""
     assert sample_rate == 50 and emotion == ["calm", "calm"] and columns["trainer_state"] == "state"
-    assert columns["completion_ids"] == columns["speech_tokens"] == completions
+    assert columns["completion_ids"] == completions
     assert columns["prompts"] == columns["text"]
     return [
         None if wave is None or heard is None else float(len(heard.split())) + len(wave)

@@ -1,4 +1,4 @@
-"""Rates of the models around the decoder, at the papers' sizes (`launch.gpu_models`).
+"""Speed of the models around the decoder, and of both trainings, at the papers' sizes.
 
 Times do not depend on the weights, except through the length of transcripts. Whisper writes as many
 tokens as it may, 8 per second, and the transducer one symbol per frame; both are more than speech
@@ -12,19 +12,25 @@ import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
+import yaml
 
+import dcar.train.car
+import rl.train
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.decoding import Engine, PolicyChunk
-from dcar.model.car import CARConfig, CARDecoder
-from dcar.model.precision import cast_decoder, matched_policy
+from dcar.prepare.prepared import load_prepared
+from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
+from dcar.sampling import SamplingConfig
+from dcar.sources.shipped import shipped
+from dcar.storage import json_lines
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.train.car import CARTrainer
 from dcar.vocoder.acoustic import SPEAKER_DIM, VocoderConfig
@@ -32,60 +38,26 @@ from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.training.pack import FRAME_RATE, SAMPLE_RATE, VocoderData
 from dcar.vocoder.training.trainer import Trainer, TrainVocoderConfig
 from dcar.voices.encoder import SpeakerEncoder
-from eval.results.timing import synchronize
-from eval.speed.measure import Load
-from eval.speed.run import SIZES
-from heads.policy import HiddenPolicy, HiddenPolicyConfig
+from eval.analysis.fit_verifiers import fit
+from eval.methods.registry import load_models, make_methods
+from eval.results.timing import speedup, summarize, synchronize, time_methods
+from eval.speed.measure import Load, Row, interleaved
+from eval.speed.models import random_models
 from launch.gpu_models import fastconformer, hubert, hubert_ctc, whisper
 from rl.rollout import forced_sizes
 
 CODES, TOKEN_RATE = 2048, 50
-TOKENS = 300  # 6 s
-VOICED_AT_ONCE = 64
+RECIPES = Path(__file__).parent / "recipes"
+RECOGNISERS: dict[str, tuple[str, Callable[[str, bool], Recognizer]]] = {
+    "nemo": ("FastConformer transducer large (NeMo)", fastconformer),
+    "whisper": ("Whisper-large-v3", whisper),
+    "ctc": ("HuBERT-Large with CTC", hubert_ctc),
+}
 
 
-@dataclass
-class Found:
-    """Figures of a part: rows of the table (name, measured figure, figure to compare with), and
-    rates by name for `launch.gpu_hours`."""
-
-    rows: list[tuple[str, str, str]]
-    rates: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Device and size of a measurement."""
-
-    device: str
-
-    @property
-    def tiny(self) -> bool:
-        """True for the rehearsal on a CPU."""
-        return self.device == "cpu"
-
-    def waves(self, count: int) -> list[np.ndarray]:
-        """Return waveforms of noise at 16 kHz, 3 to 9 s long, 6 s on average; two of 0.6 s if
-        tiny."""
-        random = np.random.default_rng(0)
-        seconds = np.full(2, 0.6) if self.tiny else np.linspace(3, 9, count)
-        sizes = (seconds * ENCODER_SAMPLE_RATE).astype(int)
-        return [(0.1 * random.standard_normal(size)).astype(np.float32) for size in sizes]
-
-    def seconds(self, call: Callable[[], Any], warm_up: Callable[[], Any] | None = None) -> float:
-        """Return the seconds that a call takes until the device is done, after a warm-up (by
-        default the same call)."""
-        (warm_up or call)()
-        synchronize(torch.device(self.device))
-        started = time.perf_counter()
-        call()
-        synchronize(torch.device(self.device))
-        return time.perf_counter() - started
-
-    def rate(self, waves: Sequence[np.ndarray], call: Callable[[Any], Any]) -> float:
-        """Return how many seconds of audio at 16 kHz a call processes per second."""
-        audio = sum(map(len, waves)) / ENCODER_SAMPLE_RATE
-        return audio / self.seconds(lambda: call(list(waves)), lambda: call(list(waves[::4])))
+def seconds(call: Callable[[], object], device: str) -> float:
+    """Return the seconds that a call takes, after a warm-up."""
+    return interleaved({"": call}, 1, device)[""]
 
 
 def memory(device: str) -> str:
@@ -97,59 +69,89 @@ def memory(device: str) -> str:
     return f"{peak:.1f} GiB"
 
 
-def prepare_found(bench: Bench) -> Found:
+def audio_row(what: str, device: str, rate: str, call: Callable[[list[np.ndarray]], object]) -> Row:
+    """Measure the seconds of audio that a call processes per second: 64 waveforms of noise at 16
+    kHz, 3 to 9 s long; on a CPU two of 0.6 s."""
+    random, lengths = np.random.default_rng(0), np.linspace(3, 9, 64)
+    sizes = (np.full(2, 0.6) if device == "cpu" else lengths) * ENCODER_SAMPLE_RATE
+    waves = [(0.1 * random.standard_normal(int(size))).astype(np.float32) for size in sizes]
+    speed = sum(map(len, waves)) / ENCODER_SAMPLE_RATE / seconds(lambda: call(waves), device)
+    return Row(f"{what}, seconds of audio per second", {"": speed}, memory(device), rate)
+
+
+def measure_methods(device: str, out: Path) -> list[Row]:
+    """Time the methods of the quickstart end to end, decoder and vocoder, with the shipped models.
+
+    They run in float32, so that the tokens are those of a CPU, whose word errors are known. car-1
+    takes the place of FAR, because it does the same work per step.
+    """
+    recipe = yaml.safe_load((RECIPES / "compare_starter.yaml").read_text())
+    names = ["car-1" if name == "far" else name for name in recipe["methods"]]
+    utterances = 10
+    if device == "cpu":
+        names, utterances = ["car-1", "car-8", "dcar@n4", "sd", "vadusa-2"], 1
+    data, sampling = str(shipped("prepared")), SamplingConfig(**recipe["sampling"])
+    models = load_models("starter", "", ["starter"], device, dtype="float32")
+    length = recipe["prompt_tokens"]
+    items, dev = (
+        load_prompts(data, split, models.decoder, length, 0, utterances)
+        for split in (recipe["split"], "dev")
+    )
+    speech = list(load_prepared(data, "train")["speech"])
+    models.statistics = fit(models.decoder, dev, speech, sampling, ranks=10, thresholds=2)
+    entries = make_methods(names, models, sampling)
+    vocoder = vocoder_for(models.decoder, data, items, "", device)
+    records = time_methods(items, vocoder, entries, 0, utterances, out)
+    summaries = {e.name: summarize(records, e.name) for e in entries}
+    first, rows = entries[0].name, []
+    for name, summary in summaries.items():
+        mine = [r for r in records if r["method"] == name]
+        tokens = sum(r["tokens"] for r in mine) / sum(r["passes"] for r in mine)
+        total, lm = (speedup(summary, summaries[first], rtf) for rtf in ("rtf", "lm_rtf"))
+        values = {"": summary["rtf"] or 0.0, "of the decoder": summary["lm_rtf"] or 0.0}
+        compare = f"{total:.2f} and {lm:.2f} × {first}; {tokens:.2f} tokens per pass"
+        rows.append(Row(f"{name}, RTF end to end", values, compare))
+    return rows
+
+
+def measure_prepare(device: str, out: Path) -> list[Row]:
     """Measure tokenisation by HuBERT-Large and k-means, and, if Resemblyzer is installed, the
     speaker encoder."""
-    encoder = hubert(bench.device, bench.tiny)
+    encoder = hubert(device, device == "cpu")
     size = encoder.state_size
     codes = np.random.default_rng(0).standard_normal((CODES, size)).astype(np.float32)
     tokenizer = KMeansTokenizer(encoder, codes, np.zeros(size), np.ones(size))
-    waves = bench.waves(64)
-    tokens = bench.rate(waves, lambda given: tokenizer.encode(given, ENCODER_SAMPLE_RATE))
-    tokenized, voiced = (
-        f"{what}, seconds of audio per second"
-        for what in ("HuBERT-Large and k-means", "speaker encoder")
-    )
-    found = Found([(tokenized, f"{tokens:.0f}", memory(bench.device))], {"tokens": tokens})
+    encode = partial(tokenizer.encode, sample_rate=ENCODER_SAMPLE_RATE)
+    rows = [audio_row("HuBERT-Large and k-means", device, "tokens", encode)]
     if importlib.util.find_spec("resemblyzer") is None:
-        found.rows.append((voiced, "not measured", "Resemblyzer is not installed"))
-    else:
-        speakers = SpeakerEncoder(bench.device)
-        voices = bench.rate(
-            waves, lambda given: speakers.embed_all(given, [ENCODER_SAMPLE_RATE] * len(given))
+        return [*rows, Row("speaker encoder", {}, "Resemblyzer is not installed")]
+    speakers = SpeakerEncoder(device)
+    rows.append(
+        audio_row(
+            "speaker encoder",
+            device,
+            "voices",
+            lambda waves: speakers.embed_all(waves, [ENCODER_SAMPLE_RATE] * len(waves)),
         )
-        both = 1 / (1 / tokens + 1 / voices)
-        found.rates["voices"] = voices
-        found.rows.append((voiced, f"{voices:.0f}", ""))
-        found.rows.append(("both, seconds of audio per second", f"{both:.0f}", "aim ≥ 500"))
-    found.rows.append(
-        ("S³ tokenizer", "not measured", "it cannot be made without its published weights")
     )
-    return found
+    both = 1 / sum(1 / row.values[""] for row in rows)
+    return [*rows, Row("both, seconds of audio per second", {"": both}, "aim ≥ 500")]
 
 
-RECOGNISERS: dict[str, tuple[str, Callable[[str, bool], Recognizer]]] = {
-    "nemo": ("FastConformer transducer large (NeMo)", fastconformer),
-    "whisper": ("Whisper-large-v3", whisper),
-    "ctc": ("HuBERT-Large with CTC", hubert_ctc),
-}
-
-
-def recognisers_found(bench: Bench) -> Found:
+def measure_recognisers(device: str, out: Path) -> list[Row]:
     """Measure transcription by each recogniser of the papers; NeMo only if it is installed."""
-    found, waves = Found([]), bench.waves(64)
+    rows = []
     for name, (title, make) in RECOGNISERS.items():
-        what = f"{title}, seconds of audio per second"
         if name == "nemo" and importlib.util.find_spec("nemo") is None:
-            found.rows.append((what, "not measured", "NeMo is not installed"))
+            rows.append(Row(title, {}, "NeMo is not installed"))
             continue
-        recognizer = make(bench.device, bench.tiny)
-        rate = bench.rate(waves, partial(recognizer.transcribe, sample_rate=ENCODER_SAMPLE_RATE))
-        found.rates[name] = rate
-        found.rows.append((what, f"{rate:.0f}", memory(bench.device)))
-        del recognizer
+        transcribe = partial(
+            make(device, device == "cpu").transcribe, sample_rate=ENCODER_SAMPLE_RATE
+        )
+        rows.append(audio_row(title, device, name, transcribe))
+        del transcribe
         gc.collect()
-    return found
+    return rows
 
 
 def made_up_audio(device: str) -> VocoderData:
@@ -174,74 +176,58 @@ def made_up_audio(device: str) -> VocoderData:
         )
 
 
-def vocoder_found(bench: Bench) -> Found:
+def measure_vocoder(device: str, out: Path) -> list[Row]:
     """Measure the vocoder: synthesis of utterances of 6 s in batches, and training steps."""
-    vocoder = TokenVocoder(VocoderConfig(vocab_size=CODES)).to(bench.device).eval()
-    tokens = 25 if bench.tiny else TOKENS
-    found = Found([])
-    for batch in (1, 2) if bench.tiny else (1, 16, VOICED_AT_ONCE):
-        spoken = [[(7 * i + b) % CODES for i in range(tokens)] for b in range(batch)]
-        speakers = np.random.default_rng(0).standard_normal((batch, SPEAKER_DIM)).astype(np.float32)
-        seconds = bench.seconds(partial(vocoder.synthesize, spoken, speakers))
-        rate = batch * tokens / TOKEN_RATE / seconds
-        found.rates["vocoder"] = rate  # the rate of the largest batch is kept
+    tiny = device == "cpu"
+    vocoder = TokenVocoder(VocoderConfig(vocab_size=CODES)).to(device).eval()
+    tokens, rows = 25 if tiny else 6 * TOKEN_RATE, []
+    for batch in (1, 2) if tiny else (1, 16, 64):
+        speech = [[(7 * i + b) % CODES for i in range(tokens)] for b in range(batch)]
+        voices = np.random.default_rng(0).standard_normal((batch, SPEAKER_DIM)).astype(np.float32)
+        spent = seconds(partial(vocoder.synthesize, speech, voices), device)
         what = f"vocoder, batch {batch}, seconds of audio per second"
-        found.rows.append((what, f"{rate:.0f}", memory(bench.device)))
-    config = TrainVocoderConfig(data="random", model={"vocab_size": CODES}, bf16=not bench.tiny)
-    trainer = Trainer(config, made_up_audio(bench.device), torch.device(bench.device))
-    steps = 1 if bench.tiny else 20
-    rate = steps / bench.seconds(lambda: [trainer.step() for _ in range(steps)])
-    found.rates["vocoder_steps"] = rate
-    found.rows.append(("vocoder, training steps per second", f"{rate:.1f}", memory(bench.device)))
-    return found
+        speed = batch * tokens / TOKEN_RATE / spent
+        # of several rows of a rate, the last one counts
+        rows.append(Row(what, {"": speed}, memory(device), "vocoder"))
+    config = TrainVocoderConfig(data="random", model={"vocab_size": CODES}, bf16=not tiny)
+    trainer = Trainer(config, made_up_audio(device), torch.device(device))
+    steps = 1 if tiny else 20
+    speed = steps / seconds(lambda: [trainer.step() for _ in range(steps)], device)
+    what = "vocoder, training steps per second"
+    return [*rows, Row(what, {"": speed}, memory(device), "vocoder_steps")]
 
 
-def rollouts_found(bench: Bench) -> Found:
+def measure_rollouts(device: str, out: Path) -> list[Row]:
     """Measure the rollouts of a DCPO step, half of them with forced sizes: decoding, and with
     the vocoder."""
-    torch.manual_seed(0)
-    dtype = torch.float32 if bench.tiny else torch.bfloat16
-    made = CARDecoder(CARConfig(**SIZES["tiny" if bench.tiny else "paper"])).eval()
-    decoder = cast_decoder(made, dtype).to(bench.device)
-    config = decoder.config
-    shape = HiddenPolicyConfig(
-        config.hidden_size,
-        config.num_prediction_heads,
-        width=None,
-        num_attention_heads=config.num_attention_heads,
-    )
-    policy = matched_policy(HiddenPolicy(shape).eval().to(bench.device), decoder)
-    load = Load(20, 10, 12) if bench.tiny else Load(60, 150, 250)
-    groups, size = (1, 2) if bench.tiny else (8, 8)
-    prompts = load.prompts(decoder, groups)
+    tiny = device == "cpu"
+    size, dtype = ("tiny", "float32") if tiny else ("paper", "bfloat16")
+    models = random_models(size, "independent", device, dtype, draft=False)
+    load = Load(20, 10, 12) if tiny else Load(60, 150, 250)
+    groups, members = (1, 2) if tiny else (8, 8)
+    prompts = load.prompts(models.decoder, groups)
     forced = {
-        p.utterance_id: forced_sizes(i, size, [2, 3], "policy_ratio") for i, p in enumerate(prompts)
+        p.utterance_id: forced_sizes(i, members, [2, 3], "policy_ratio")
+        for i, p in enumerate(prompts)
     }
-    method = PolicyChunk(policy, "sample", forced=forced)
-    engine = Engine(decoder, method, load.sampling(), groups * size, record_hidden=True)
+    method = PolicyChunk(models.policies["full"], "sample", forced=forced)
+    rows = groups * members
+    engine = Engine(models.decoder, method, load.sampling(), rows, record_hidden=True)
     results: list[Any] = []
 
-    def decode_all() -> None:
-        results[:] = engine.decode(prompts, seed=0, group_size=size)
+    def decode() -> None:
+        results[:] = engine.decode(prompts, seed=0, group_size=members)
 
-    seconds = bench.seconds(decode_all)
-    used = memory(bench.device)
-    vocoder = (
-        TokenVocoder(VocoderConfig(vocab_size=config.speech_vocab_size)).to(bench.device).eval()
-    )
-    speakers = np.zeros((len(results), SPEAKER_DIM), np.float32)
-    voiced = seconds + bench.seconds(
-        lambda: vocoder.synthesize([r.tokens for r in results], speakers)
-    )
-    rows = groups * size
+    decoded = seconds(decode, device)
+    used = memory(device)
+    config = VocoderConfig(vocab_size=models.decoder.config.speech_vocab_size)
+    vocoder, voices = TokenVocoder(config).to(device).eval(), np.zeros((rows, SPEAKER_DIM), "f")
+    voiced = seconds(lambda: vocoder.synthesize([r.tokens for r in results], voices), device)
     what = f"rollouts of {load.tokens} tokens, {rows} rows, per second"
-    return Found(
-        [
-            (f"{what}: tokens only", f"{rows / seconds:.1f}", f"aim ≥ 400; {used}".rstrip("; ")),
-            (f"{what}: with the vocoder", f"{rows / voiced:.1f}", memory(bench.device)),
-        ],
-        {"rollouts": rows / seconds},
-    )
+    return [
+        Row(f"{what}: tokens only", {"": rows / decoded}, f"aim ≥ 400; {used}", "rollouts"),
+        Row(f"{what}: with the vocoder", {"": rows / (decoded + voiced)}, memory(device)),
+    ]
 
 
 @contextmanager
@@ -251,18 +237,81 @@ def clocked(steps: int) -> Iterator[dict[str, float]]:
 
     A step is timed from its batch to the next one, so the last step has no end.
     """
-    original, found = CARTrainer.training_step, dict.fromkeys(("seconds", "tokens"), 0.0)
+    original, spent = CARTrainer.training_step, dict.fromkeys(("seconds", "tokens"), 0.0)
     first, last, seen, started = steps // 2, steps - 1, 0, 0.0
 
     def step(self: CARTrainer, model: Any, inputs: dict[str, Any], *rest: Any) -> Any:
         nonlocal seen, started
         if seen in (first, last):
             synchronize(self.args.device)
-            started, found["seconds"] = time.perf_counter(), time.perf_counter() - started
+            started, spent["seconds"] = time.perf_counter(), time.perf_counter() - started
         if first <= seen < last:
-            found["tokens"] += len(inputs["positions"])
+            spent["tokens"] += len(inputs["positions"])
         seen += 1
         return original(self, model, inputs, *rest)
 
     with patch.object(CARTrainer, "training_step", step):
-        yield found
+        yield spent
+
+
+TINY_DECODER = [
+    "model.hidden_size=32",
+    "model.num_layers=2",
+    "model.num_attention_heads=2",
+    "model.ffn_size=64",
+    "model.head_blocks=1",
+    "bf16=false",
+]
+
+
+def measure_stage_one(device: str, out: Path) -> list[Row]:
+    """Train with batches of the paper's size, with larger ones, and compiled."""
+    tiny, tokens = device == "cpu", "per_device_train_batch_tokens"
+    runs = {
+        "plain, batches of 10,000 tokens": [f"{tokens}=10000"],
+        "plain, 40,000 tokens": [f"{tokens}=40000"],
+        "compiled, 40,000 tokens": [f"{tokens}=40000", "torch_compile=true"],
+    }
+    if tiny:
+        runs = {"plain, batches of 1,000 tokens": [f"{tokens}=1000", *TINY_DECODER]}
+    steps, rows, best = 4 if tiny else 40, [], 0.0
+    common = ["--config", "car_paper", f"data={shipped('prepared')}", f"out={out}"]
+    common += ["gradient_accumulation_steps=1", "dataloader_num_workers=0", f"max_steps={steps}"]
+    for name, settings in runs.items():
+        with clocked(steps) as clock:
+            dcar.train.car.main([*common, "resume_from_checkpoint=never", *settings])
+        speed = clock["tokens"] / clock["seconds"]
+        best = max(best, speed)
+        what = f"stage one, {name}, speech tokens per second"
+        rows.append(Row(what, {"": speed}, memory(device)))
+    return [*rows, Row("stage one, the fastest", {"": best}, rate="stage_one")]
+
+
+def loudness(
+    completions: Sequence[Any], audio: Sequence[np.ndarray | None], sample_rate: int, **columns: Any
+) -> list[float | None]:
+    """Return rewards of 0 computed from the waveforms, so that rollouts are voiced without a
+    recogniser."""
+    return [None if wave is None else 0.0 * float(np.abs(wave).mean()) for wave in audio]
+
+
+def measure_stage_two(device: str, out: Path) -> list[Row]:
+    """Train a policy for the decoder of `stage-one` and take the times of the last step, because
+    the first ones capture graphs."""
+    rollouts, size = 64, ["max_steps=4", "max_train_prompts=64", "max_completion_length=250"]
+    if device == "cpu":
+        rollouts, size = 4, ["max_steps=1", "max_train_prompts=2", "max_completion_length=12"]
+        size += ["num_generations=2", "policy_heads=2"]
+    common = ["--config", "dcpo_paper", f"data={shipped('prepared')}", f"out={out}"]
+    common += [f"decoder={out.with_name('stage-one')}", "vocoder=starter", "min_seconds=0"]
+    common += ["reward_funcs=[token_likelihood,range_penalty,launch.gpu_parts.loudness]"]
+    common += ["eval_strategy=no", "save_strategy=no", f"per_device_train_batch_size={rollouts}"]
+    rl.train.main([*common, *size])
+    lines = json_lines(out / "log.jsonl", "a line of a log", "run the training again")
+    last = [line for _, line in lines if "seconds_rollout" in line][-1]
+    prefix = "seconds_"
+    spent = {name.removeprefix(prefix): s for name, s in last.items() if name.startswith(prefix)}
+    # decoding runs in parallel with vocoder and recogniser
+    step = max(spent["rollout"], spent.get("vocoder", 0) + spent.get("asr", 0))
+    speed = Row("rollouts with rewards, per second", {"": rollouts / step}, f"{rollouts} per step")
+    return [Row("stage two, seconds per step", spent), speed]

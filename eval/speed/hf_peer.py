@@ -63,20 +63,18 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
                 f"{type(decoder).__name__}; leave peers out of `parts`"
             )
         c = decoder.config
-        shape: dict[str, Any] = dict(
-            vocab_size=c.output_size,
-            hidden_size=c.hidden_size,
-            num_hidden_layers=len(decoder.layers),
-            num_attention_heads=c.num_attention_heads,
-            num_key_value_heads=c.num_attention_heads,
-            head_dim=c.hidden_size // c.num_attention_heads,
-            intermediate_size=c.ffn_size,
-            max_position_embeddings=8192,
-            is_decoder=True,
-            pad_token_id=c.eos,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
+        shape: dict[str, Any] = {
+            "vocab_size": c.output_size,
+            "hidden_size": c.hidden_size,
+            "num_hidden_layers": len(decoder.layers),
+            "num_attention_heads": c.num_attention_heads,
+            "num_key_value_heads": c.num_attention_heads,
+            "head_dim": c.hidden_size // c.num_attention_heads,
+            "max_position_embeddings": 8192,
+            "is_decoder": True,
+            "pad_token_id": c.eos,
+            "eos_token_id": None,
+        }
         super().__init__(PeerConfig(**shape))
         self.decoder = decoder
         self.text = self.prompt = 0
@@ -85,61 +83,41 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
     def read(self, prompt: Prompt) -> Tensor:
         """Return input ids [1, text + speech prompt]; the model stores where the text ends."""
         bos = (self.decoder.config.speech_vocab_size + 1,) if self.decoder.config.bos else ()
-        self.text, self.prompt = len(prompt.text_ids), len(prompt.prompt_ids) + len(bos)
-        ids = [self.offset + t for t in prompt.text_ids] + [*prompt.prompt_ids, *bos]
+        speech = (*prompt.prompt_ids, *bos)
+        self.text, self.prompt = len(prompt.text_ids), len(speech)
+        ids = [*(self.offset + t for t in prompt.text_ids), *speech]
         return torch.tensor([ids], device=self.device)
 
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        cache: Any = None,  # type: ignore[override]
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        kept = past_key_values if cache is None else cache
-        return {
-            "input_ids": input_ids[:, int(kept.get_seq_length()) :],
-            CACHE: kept,
-            "logits_to_keep": kwargs.get("logits_to_keep"),
-        }
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        past = int(kwargs[CACHE].get_seq_length())
+        keep = kwargs.get("logits_to_keep")
+        return {"input_ids": input_ids[:, past:], CACHE: kwargs[CACHE], "logits_to_keep": keep}
 
     def forward(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,  # of one row: all is seen
         logits_to_keep: int | None = None,
         cache: Any = None,
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        d, device, kept = (
-            self.decoder,
-            input_ids.device,
-            past_key_values if cache is None else cache,
-        )
-        past, new = int(kept.get_seq_length()), input_ids.shape[1]
-        origin = self.prompt - 1 if d.config.bos else 0
+        d, device = self.decoder, input_ids.device
+        cache = past_key_values if cache is None else cache
+        past, new = int(cache.get_seq_length()), input_ids.shape[1]
+        origin = self.prompt - 1 if d.config.bos else 0  # the speech that has position 0
         if past == 0:
-            text, speech = (
-                torch.arange(self.text, device=device),
-                torch.arange(new - self.text, device=device),
-            )
-            parts = d.text_rotary(text[None]), d.speech_rotary((speech - origin)[None])
-            rotary = (
-                torch.cat((parts[0][0], parts[1][0]), 2),
-                torch.cat((parts[0][1], parts[1][1]), 2),
-            )
-            x = torch.cat(
-                (
-                    d.text_embedding(input_ids[:, : self.text] - self.offset),
-                    d.speech_embedding(input_ids[:, self.text :]),
-                ),
-                1,
-            )
+            text = torch.arange(self.text, device=device)[None]
+            speech = torch.arange(new - self.text, device=device)[None] - origin
+            tables = zip(d.text_rotary(text), d.speech_rotary(speech), strict=True)
+            cos, sin = (torch.cat(pair, 2) for pair in tables)
+            text_ids, speech_ids = input_ids.split([self.text, new - self.text], 1)
+            embedded = d.text_embedding(text_ids - self.offset), d.speech_embedding(speech_ids)
+            x = torch.cat(embedded, 1)
         else:
-            rotary = d.speech_rotary.span(past - self.text - origin, new, device)
+            cos, sin = d.speech_rotary.span(past - self.text - origin, new, device)
             x = d.speech_embedding(input_ids)
-        width = kept.get_max_length()
+        width = cache.get_max_length()
         width = past + new if width is None or width < 0 else width
         mask = None
         if past == 0 or new > 1 or width > past + 1:
@@ -149,11 +127,11 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
                 mask = mask | (column < self.text)  # every position sees all text
             mask = mask[None, None]
         for i, layer in enumerate(d.layers):
-            x = extend(layer, x, rotary, mask, kept, i)
+            x = extend(layer, x, (cos, sin), mask, cache, i)
         logits = d.heads.base(d.norm(x[:, -(logits_to_keep or 1) :])).float()
         # in place, of what was just made: a mask would wait for a GPU
         logits[..., d.config.eos] = -1e9
-        return CausalLMOutputWithPast(logits=logits, **{CACHE: kept})
+        return CausalLMOutputWithPast(logits=logits, **{CACHE: cache})
 
 
 @torch.inference_mode()
@@ -168,22 +146,18 @@ def generate(
     """Generate exactly `tokens` tokens greedily with Hugging Face's loop; an assistant drafts
     `draft_length` tokens for every pass, whatever its confidence."""
     ids = peer.read(prompt)
-    # not compiled, which transformers would do with a static cache on a GPU: this forward asks for
-    # lengths as numbers
-    settings: dict[str, Any] = (
-        {"cache_implementation": "static", "disable_compile": True} if static else {}
-    )
+    settings: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False}
+    if static:
+        # not compiled, which transformers would do with a static cache on a GPU: this forward
+        # asks for lengths as numbers
+        settings |= {"cache_implementation": "static", "disable_compile": True}
     if assistant is not None:
         assistant.read(prompt)
         drafting = assistant.generation_config
-        drafting.num_assistant_tokens, drafting.num_assistant_tokens_schedule = (
-            draft_length,
-            "constant",
-        )
+        drafting.num_assistant_tokens = draft_length
+        drafting.num_assistant_tokens_schedule = "constant"
         drafting.assistant_confidence_threshold = 0.0
         settings["assistant_model"] = assistant
     loop: Any = getattr(peer, "generate")  # noqa: B009  (its annotation asks for a class that transformers hides)
-    out = loop(
-        ids, max_new_tokens=tokens, do_sample=False, attention_mask=torch.ones_like(ids), **settings
-    )
+    out = loop(ids, attention_mask=torch.ones_like(ids), **settings)
     return out[0, ids.shape[1] :].tolist()

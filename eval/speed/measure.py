@@ -1,12 +1,13 @@
-"""Measuring tools of the speed benchmark: repeats, equal work, the bytes that a step has to
-read."""
+"""Tools of the benchmark: rows of its table, interleaved repeats, equal work, and the bytes that a
+step has to read."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from statistics import median
+from typing import TypeVar
 
 import torch
 
@@ -14,22 +15,51 @@ from dcar.decoding import Prompt
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig
 from eval.results.timing import synchronize
-from heads.build import head_costs
-from heads.policy import ChunkPolicy
+from heads.build import HeadCosts, head_costs
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Row of the benchmark's table: what was measured, with its unit; the values by label ("" for
+    the only or first one); and what to compare them with.
+
+    rate: name under which `launch.gpu_hours` uses the first value, work per second.
+    """
+
+    what: str
+    values: Mapping[str, float]
+    compare: str = ""
+    rate: str = ""
+
+    @property
+    def measured(self) -> str:
+        """Values with their labels as text; a row without values was not measured."""
+        texts = [f"{number(value)} {label}".strip() for label, value in self.values.items()]
+        return "; ".join(texts) or "not measured"
+
+    def __str__(self) -> str:
+        return f"  {self.what}: {self.measured}" + (f"  [{self.compare}]" if self.compare else "")
+
+
+def number(value: float) -> str:
+    """Format a number with three digits or more."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
 
 def interleaved(
-    runs: Mapping[Any, Callable[[], Any]],
+    runs: Mapping[Key, Callable[[], object]],
     repeats: int,
-    device: torch.device,
-    now: Callable[[], float] = time.perf_counter,
-) -> dict[Any, list[float]]:
-    """Return the seconds of each run, `repeats` times, one after the other in rotating order;
-    the first round is a warm-up."""
-    names = list(runs)
-    seconds: dict[Any, list[float]] = {name: [] for name in names}
+    device: str | torch.device,
+    clock: str = "wall",
+) -> dict[Key, float]:
+    """Return the median seconds of each run over `repeats` rounds in rotating order; a first round
+    is a warm-up."""
+    names, now, device = list(runs), CLOCKS[clock], torch.device(device)
+    seconds: dict[Key, list[float]] = {name: [] for name in names}
     for turn in range(repeats + 1):
         shift = turn % len(names)
         for name in [*names[shift:], *names[:shift]]:
@@ -39,69 +69,7 @@ def interleaved(
             synchronize(device)
             if turn:
                 seconds[name].append(now() - started)
-    return seconds
-
-
-def read_sizes(model: AnyDecoder) -> dict[str, int]:
-    """Return the parameters that one batch-1 step reads: the trunk with the base head; those
-    shared by additional heads, if one of them is kept; and those of each. Of the embedding
-    tables it reads only rows, so they do not count."""
-    trunk = sum(p.numel() for p in (*model.layers.parameters(), *model.norm.parameters()))
-    costs = head_costs(model.heads)
-    return {"far": trunk + model.heads.base.weight.numel(), "heads": costs.once, "head": costs.each}
-
-
-def read_rate(device: torch.device, dtype: torch.dtype, parameters: int) -> float:
-    """Measure GB/s of reading `parameters` weights again and again, as for a small model that
-    fits a cache."""
-    matrix = torch.ones(max(1, parameters // 1024), 1024, device=device, dtype=dtype)
-    vector = torch.ones(1024, device=device, dtype=dtype)
-    times_each = 1 if device.type == "cpu" else 20  # or the launch of one product would count
-    (times,) = interleaved(
-        {"read": lambda: [matrix @ vector for _ in range(times_each)]}, 10, device
-    ).values()
-    return times_each * matrix.nbytes / 1e9 / min(times)
-
-
-def print_card(
-    name: str, model: AnyDecoder, policies: Mapping[str, ChunkPolicy], device: torch.device
-) -> dict[str, Any]:
-    """Print the bytes that a step of this model reads, and the least time in which this machine
-    reads them: `floor_ms` by k."""
-    sizes, costs = read_sizes(model), head_costs(model.heads)
-    total, k_max = sum(p.numel() for p in model.parameters()), model.config.num_prediction_heads
-    dtype = model.norm.weight.dtype
-    rate = read_rate(device, dtype, min(sizes["far"], 64 << 20))
-    policy_sizes = {
-        n: sum(p.numel() for p in policy.parameters()) for n, policy in policies.items()
-    }
-    floor = {
-        str(k): (sizes["far"] + costs.read(k)) * dtype.itemsize / rate / 1e6
-        for k in range(1, k_max + 1)
-    }
-    kv = 2 * model.config.num_layers * model.config.hidden_size * dtype.itemsize
-    print(
-        f"\n== {name}: {total / 1e6:.2f} M parameters, {model.config.num_layers} layers × "
-        f"{model.config.hidden_size}, {k_max} heads, {str(dtype).removeprefix('torch.')}; weights "
-        f"{dtype.itemsize * total / 2**20:.1f} MiB, KV cache {kv} bytes per position\n"
-        f"read per step, M parameters: FAR {sizes['far'] / 1e6:.2f}; all {k_max} heads add "
-        f"{costs.read(k_max) / 1e6:.2f} ({sizes['heads'] / 1e6:.2f} shared, "
-        f"{sizes['head'] / 1e6:.3f} each); "
-        + "; ".join(f"policy ({n}) {size / 1e6:.2f}" for n, size in policy_sizes.items())
-        + f"\nweights of this size are read at {rate:.1f} GB/s\n"
-        "floor, ms per step: " + "  ".join(f"CAR-{k} {ms:.2f}" for k, ms in floor.items())
-    )
-    return {
-        "parameters": total,
-        "read_far": sizes["far"],
-        "read_heads": sizes["heads"],
-        "read_head": sizes["head"],
-        "read_policy": policy_sizes,
-        "read_gb_s": rate,
-        "floor_ms": floor,
-        "weight_bytes": dtype.itemsize * total,
-        "kv_bytes_per_token": kv,
-    }
+    return {name: median(times) for name, times in seconds.items()}
 
 
 @dataclass(frozen=True)
@@ -114,6 +82,7 @@ class Load:
     tokens: int
 
     def prompts(self, model: AnyDecoder, count: int = 1) -> list[Prompt]:
+        """Return prompts of different content, u0, u1, …"""
         c = model.config
         return [
             Prompt(
@@ -124,11 +93,47 @@ class Load:
             for i in range(count)
         ]
 
-    def sampling(self, tokens: int | None = None, temperature: float = 1.0) -> SamplingConfig:
-        tokens = tokens or self.tokens
+    def sampling(self, temperature: float = 1.0) -> SamplingConfig:
+        """Return settings under which EOS is forbidden until the end."""
         return SamplingConfig(
             temperature,
-            min_tokens=tokens + 16,
-            max_tokens=tokens,
-            max_tokens_per_text_unit=float(tokens),
+            min_tokens=self.tokens + 16,
+            max_tokens=self.tokens,
+            max_tokens_per_text_unit=float(self.tokens),
         )
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a step at batch 1 reads, and the time in which this machine reads it. Of the embedding
+    tables a step reads only rows, so they do not count."""
+
+    far: int  # parameters of the trunk and the base head
+    heads: HeadCosts
+    parameter_bytes: int
+    position_bytes: int  # of the KV cache
+    bytes_per_second: float
+
+    def parameters(self, k: float) -> float:
+        """Return the number of parameters that a step which keeps k tokens reads."""
+        return self.far + self.heads.read(k)
+
+    def floor_ms(self, k: float) -> float:
+        """Return the milliseconds in which they are read."""
+        return 1e3 * self.parameter_bytes * self.parameters(k) / self.bytes_per_second
+
+
+def measure_costs(model: AnyDecoder) -> Costs:
+    """Count what a step reads, and measure the rate of reading so many weights again and again, as
+    for a small model that fits a cache."""
+    weight, config = model.norm.weight, model.config
+    trunk = sum(p.numel() for p in (*model.layers.parameters(), *model.norm.parameters()))
+    far, size = trunk + model.heads.base.weight.numel(), weight.element_size()
+    rows = max(1, min(far, 64 << 20) // 1024)
+    matrix = torch.ones(rows, 1024, device=weight.device, dtype=weight.dtype)
+    vector = torch.ones(1024, device=weight.device, dtype=weight.dtype)
+    times = 1 if weight.device.type == "cpu" else 20  # or the launch of one would count
+    read = {"": lambda: [matrix @ vector for _ in range(times)]}
+    seconds = min(interleaved(read, 1, weight.device)[""] for _ in range(10))
+    kv = 2 * config.num_layers * config.hidden_size * size
+    return Costs(far, head_costs(model.heads), size, kv, times * matrix.nbytes / seconds)

@@ -10,11 +10,12 @@ import yaml
 
 from dcar.errors import ConfigError
 from dcar.train.car import CARTrainer
-from launch import gpu_hours, gpu_rows, paper
+from eval.speed.measure import Row
+from launch import gpu_hours, gpu_rows
 from launch.gpu_hours import hours
 from launch.gpu_models import in_place_of
-from launch.gpu_parts import Bench, Found, clocked, prepare_found, recognisers_found
-from launch.gpu_rows import PARTS, RowsConfig, main, parts, shown
+from launch.gpu_parts import RECIPES, clocked, measure_prepare, measure_recognisers
+from launch.gpu_rows import MEASURES, PARTS, SPEED, RowsConfig, main, read_rows
 
 
 def test_rehearsal_fills_the_table(tmp_path, capsys):
@@ -35,17 +36,17 @@ def test_rehearsal_fills_the_table(tmp_path, capsys):
     assert all(len(row) == 4 and row[2].strip() for row in rows)
     what = {row[1] for row in rows}
     for name in (
-        "dcar@n4, RTF end to end; of the decoder",
-        "vadusa-2, RTF end to end; of the decoder",
+        "dcar@n4, RTF end to end",
+        "vadusa-2, RTF end to end",
         "CAR-1, ms per step",
         "greedy FAR, hf static, tokens per second",
         "FAR after 400 tokens, ms per step",
-        "sd@draft, ms per round; tokens per second at batch 1, 32",
-        "round_over_far_step",
-        "decision_over_pass",
-        "dcar_speedup_over_mean_chunk",
-        "floor_share_far",
-        "sd_over_hf_assisted",
+        "sd@draft, ms per round",
+        "a round over a FAR step",
+        "a decision over a pass",
+        "speed-up of DCAR (bottleneck policy) over its tokens per step",
+        "floor of bytes over a FAR step",
+        "sd over assisted generation",
         "stage one, plain, batches of 1,000 tokens, speech tokens per second",
         "rollouts with rewards, per second",
         "rollouts of 12 tokens, 2 rows, per second: tokens only",
@@ -54,57 +55,52 @@ def test_rehearsal_fills_the_table(tmp_path, capsys):
         "stage one, CAR; FAR takes no longer, hours",
     ):
         assert name in what, name
-    assert "vocoder" in next(row[2] for row in rows if row[1] == "stage two, seconds per step")
-    measured = {row[1]: row[2] for row in rows if row[0] == "| hours"}
-    # no recognisers were timed
-    assert float(measured["prepare, hours"]) > 0 and "nemo" in measured["profile, hours"]
+    stage_two = {row.what: row.values for row in read_rows(out, "stage-two")}
+    assert stage_two["stage two, seconds per step"]["vocoder"] > 0
+    spent = {row.what: row for row in read_rows(out, "hours")}
+    assert spent["prepare, hours"].values[""] > 0
+    assert not spent["profile, hours"].values and "nemo" in spent["profile, hours"].compare
     assert (out / "rows.md").read_text() in capsys.readouterr().out
     stamp = (out / "methods.json").stat().st_mtime_ns
-    (out / "growth.json").write_text(json.dumps({"arguments": ["another"], "rows": []}))
-    # the same arguments are not run again
+    of_a_gpu = json.loads((out / "growth.json").read_text()) | {"device": "cuda"}
+    (out / "growth.json").write_text(json.dumps(of_a_gpu))
+    # what was measured on this device is not measured again
     assert main(["device=cpu", f"out={out}", "parts=[methods,growth]"]) == 0
-    assert (out / "methods.json").stat().st_mtime_ns == stamp and json.loads(
-        (out / "growth.json").read_text()
-    )["rows"]
+    assert (out / "methods.json").stat().st_mtime_ns == stamp
+    assert json.loads((out / "growth.json").read_text())["device"] == "cpu"
 
 
 def test_what_fails_leaves_the_rest(tmp_path, monkeypatch, capsys):
     """A part that breaks, or has no time left, is named, and what was measured stays."""
 
-    def broken(arguments, out):
+    def broken(device, out):
         print("so far so good")
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(
-        gpu_rows,
-        "parts",
-        lambda config: {
-            "steps": ([], broken),
-            "peers": (["status"], lambda arguments, out: raise_exit()),
-            "rounds": ([], lambda arguments, out: Found([("this", "3", "")])),
-        },
-    )
-    asked = ["device=cpu", f"out={tmp_path}", "parts=[steps,peers,rounds]"]
+    def leaves(device, out):
+        raise SystemExit(2)
+
+    measures = {
+        "methods": broken,
+        "prepare": leaves,
+        "vocoder": lambda device, out: [Row("this", {"": 3.0})],
+    }
+    monkeypatch.setattr(gpu_rows, "MEASURES", measures)
+    asked = ["device=cpu", f"out={tmp_path}", "parts=[methods,prepare,vocoder]"]
     assert main(asked) == 1
     said = capsys.readouterr().out
-    assert "steps: RuntimeError: the device is gone" in said and "peers: SystemExit: 2" in said
-    assert "| steps |" in said and "| rounds | this | 3 |" in said
-    log = (tmp_path / "steps.log").read_text()
+    assert "methods: RuntimeError: the device is gone" in said and "prepare: SystemExit: 2" in said
+    assert "| methods |" in said and "| vocoder | this | 3 |" in said
+    log = (tmp_path / "methods.log").read_text()
     assert log.startswith("so far so good") and "Traceback" in log
-    monkeypatch.setattr(gpu_rows.time, "monotonic", iter((0.0, 9e9, 9e9)).__next__)
+    monkeypatch.setattr(gpu_rows.time, "monotonic", iter((0.0, 9e9, 9e9, 9e9)).__next__)
     assert main(asked) == 1
-    assert (
-        "time" in capsys.readouterr().out and "| this | 3 |" in (tmp_path / "rows.md").read_text()
-    )
-
-
-def raise_exit():
-    raise SystemExit(2)
+    assert "time" in capsys.readouterr().out
+    assert "| this | 3 |" in (tmp_path / "rows.md").read_text()
 
 
 def test_every_part_has_a_place_in_the_order():
-    assert set(parts(RowsConfig(device="cpu"))) == set(PARTS)
-    assert shown(0.5) == "0.50" and shown({"a": 1.0, "b": {"1": 0.1, "2": 0.3}}) == "a 1.00, b 0.20"
+    assert {*SPEED, *MEASURES, "hours"} == set(PARTS) and len(PARTS) == len(set(PARTS))
 
 
 def test_settings_are_checked(monkeypatch):
@@ -115,32 +111,21 @@ def test_settings_are_checked(monkeypatch):
         RowsConfig(device="cpu", parts=["everything"])
 
 
-def test_recognisers_of_random_weights_transcribe():
+@pytest.mark.needs("nemo")
+def test_recognisers_of_random_weights_transcribe(tmp_path):
     """NeMo, Whisper and CTC are built from their configurations alone, and each gives a rate."""
-    pytest.importorskip("nemo")
-    found = recognisers_found(Bench("cpu"))
-    assert set(found.rates) == {"nemo", "whisper", "ctc"} and all(
-        rate > 0 for rate in found.rates.values()
-    )
+    rates = {row.rate: row.values[""] for row in measure_recognisers("cpu", tmp_path)}
+    assert set(rates) == {"nemo", "whisper", "ctc"} and all(rate > 0 for rate in rates.values())
 
 
-def test_recognisers_without_nemo(monkeypatch):
+def test_parts_whose_packages_are_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr("launch.gpu_parts.importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("launch.gpu_parts.RECOGNISERS", {"nemo": ("NeMo", None)})
-    assert recognisers_found(Bench("cpu")) == Found(
-        [("NeMo, seconds of audio per second", "not measured", "NeMo is not installed")]
-    )
-
-
-def test_preparation_without_resemblyzer(monkeypatch):
-    monkeypatch.setattr(
-        "launch.gpu_parts.importlib.util.find_spec", lambda name: None if "resem" in name else True
-    )
-    found = prepare_found(Bench("cpu"))
-    assert list(found.rates) == ["tokens"] and found.rates["tokens"] > 0
-    assert found.rows[1][1:] == ("not measured", "Resemblyzer is not installed")
-    spent = {stage: needed for stage, needed, _ in hours(found.rates)}
-    assert spent["prepare"] == "not measured: voices" and float(spent["tokenizer"]) > 0
+    assert measure_recognisers("cpu", tmp_path) == [Row("NeMo", {}, "NeMo is not installed")]
+    tokens, voices = measure_prepare("cpu", tmp_path)
+    assert tokens.rate == "tokens" and tokens.values[""] > 0 and voices.measured == "not measured"
+    spent = {row.what: row for row in hours({"tokens": tokens.values[""]})}
+    assert spent["prepare, hours"].compare == "voices" and spent["tokenizer, hours"].values
 
 
 def test_from_pretrained_is_replaced_and_restored():
@@ -182,34 +167,32 @@ def test_hours_are_work_over_rates():
         "nemo": 120.0,
         "whisper": 30.0,
     }
-    found = {stage: spent for stage, spent, _ in hours(rates)}
-    assert found["tokenizer"] == f"{73 / 585:.2f}"
-    assert found["prepare"] == f"{1 + 0.5:.2f}"
-    assert found["stage one, CAR; FAR takes no longer"] == f"{20 * 585 * 50 / 65_000:.2f}"
-    assert found["vocoder"] == f"{2e3 / 3600:.2f}"
+    spent = {row.what.removesuffix(", hours"): row.values[""] for row in hours(rates)}
     each = 1 / 10 + 6 / 60 + 6 / 120
-    assert found["profile"] == f"{3500 * each / 3600:.2f}"
-    assert found["DCPO, range [2, 3]"] == f"{980 * 3 * 8 * each / 3600:.2f}"
-    assert found["DCPO, range [2, 3, 4]"] == f"{980 * 3 * 12 * each / 3600:.2f}"
-    assert (
-        found["comparison, without its timing"] == f"{6000 * (1 / 10 + 6 / 60 + 6 / 30) / 3600:.2f}"
-    )
-    *stages, (last, total, _) = hours(rates)
-    assert last == "all" and float(total) == pytest.approx(
-        sum(float(h) for _, h, _ in stages), abs=0.05
-    )
+    expected = {
+        "tokenizer": 73 / 585,
+        "prepare": 1 + 0.5,
+        "stage one, CAR; FAR takes no longer": 20 * 585 * 50 / 65_000,
+        "vocoder": 2e3 / 3600,
+        "profile": 3500 * each / 3600,
+        "DCPO, range [2, 3]": 980 * 3 * 8 * each / 3600,
+        "DCPO, range [2, 3, 4]": 980 * 3 * 12 * each / 3600,
+        "comparison, without its timing": 6000 * (1 / 10 + 6 / 60 + 6 / 30) / 3600,
+    }
+    assert spent == pytest.approx({**expected, "all": sum(expected.values())})
 
 
 def test_hours_name_the_rates_that_are_missing():
-    found = {stage: spent for stage, spent, _ in hours({"tokens": 585.0})}
-    assert found["prepare"] == "not measured: voices" and found["tokenizer"] == "0.12"
-    assert found["DCPO, range [2, 3]"] == "not measured: rollouts, vocoder, nemo"
-    assert found["all that is measured"] == "0.12"
+    rows = {row.what: row for row in hours({"tokens": 585.0})}
+    assert rows["prepare, hours"].compare == "voices"
+    assert rows["tokenizer, hours"].values[""] == pytest.approx(73 / 585)
+    assert rows["DCPO, range [2, 3], hours"].compare == "rollouts, vocoder, nemo"
+    assert rows["all that is measured, hours"].values == rows["tokenizer, hours"].values
 
 
 def test_hours_are_those_of_the_recipes():
     def recipe(name):
-        return yaml.safe_load((gpu_rows.RECIPES / f"{name}.yaml").read_text())
+        return yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
 
     dcpo, profile = recipe("dcpo_paper"), recipe("profile_paper")
     assert dcpo["max_train_prompts"] * dcpo["num_train_epochs"] == gpu_hours.ROLLOUTS
@@ -220,5 +203,4 @@ def test_hours_are_those_of_the_recipes():
     )
     assert recipe("vocoder_paper")["max_steps"] == gpu_hours.VOCODER_STEPS
 
-    assert paper.PACKED_HOURS == gpu_hours.VOCODER_HOURS
     assert recipe("tokenizer_hubert")["sample_hours"] * 3600 == gpu_hours.SAMPLED

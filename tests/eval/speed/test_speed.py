@@ -6,100 +6,102 @@ import pytest
 import torch
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import Engine, FixedChunk, decode
+from dcar.decoding import Engine, FixedChunk, PolicyChunk, decode
 from dcar.errors import CheckpointError, ConfigError, EngineError
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
 from eval.methods.kinds import KINDS
 from eval.methods.spec import MethodSpec
-from eval.speed.measure import Load, interleaved, print_card
-from eval.speed.run import SpeedConfig, executed, load_all, main, random_policies
+from eval.speed.measure import Load, Row, interleaved, measure_costs
+from eval.speed.models import SIZES, random_policies
+from eval.speed.run import PRESETS, SpeedConfig, executed, load_all, main
 
 
 @pytest.fixture
 def measured(capsys):
     """Measures a tiny model by the clock of the processor: the lines that are printed, and the
-    object of the last."""
+    rows of the last one by what they measure."""
 
-    def run(*settings: str) -> tuple[list[str], dict]:
-        main(["sizes=[tiny]", "clock=cpu", *settings])
-        out = capsys.readouterr().out.splitlines()
-        return out, json.loads(out[-1])
+    def run(*settings: str) -> tuple[list[str], dict[str, Row]]:
+        main(["sizes=[tiny]", "clock=cpu", "--quick", "repeats=1", *settings])
+        lines = capsys.readouterr().out.splitlines()
+        rows = [Row(**row) for row in json.loads(lines[-1])["rows"]["tiny"]]
+        return lines, {row.what: row for row in rows}
 
     return run
 
 
-def test_last_line_is_one_json(measured):
-    out, result = measured("--quick", "repeats=1")
-    assert out[0].startswith("machine:")
-    assert next(i for i, line in enumerate(out) if "floor" in line) < next(
-        i for i, line in enumerate(out) if line.startswith("CAR-1")
+def test_the_last_line_is_one_json(measured):
+    lines, rows = measured()
+    assert lines[0].endswith("cpu clock")
+    assert next(i for i, line in enumerate(lines) if "floor" in line) < next(
+        i for i, line in enumerate(lines) if line.startswith("  CAR-1,")
     )
-    ratios = result["ratios"]
-    assert set(ratios["car_k_over_k_times_car_1"]["tiny"]) == {str(k) for k in range(2, 8)}
-    shares = ratios["decision_over_pass"]["tiny"]
-    assert set(shares) == {"bottleneck", "full"} and set(shares["full"]) == {
-        str(k) for k in range(1, 8)
-    }
+    assert all(row.values for row in rows.values())
+    steps = {f"CAR-{k}, ms per step" for k in range(1, 8)}
+    assert steps <= set(rows)
+    assert all(len(rows[step].values) == 3 for step in steps)  # plain, and with two policies
     for name in (
-        "batch8_over_batch1",
-        "batch32_over_batch1",
-        "floor_share_far",
-        "dcar_speedup_over_mean_chunk",
-        "dcar_over_own_bound",
-        "far_over_hf_generate",
-        "sd_over_hf_assisted",
-        "growth_over_kv_model",
+        "batch 32 over batch 1",
+        "floor of bytes over a FAR step",
+        "speed-up of DCAR (full policy) over its tokens per step",
+        "engine over Hugging Face generate",
+        "sd over assisted generation",
+        "growth over that of bytes",
     ):
-        assert ratios[name]["tiny"] > 0, name
-    card = result["models"]["tiny"]
-    assert card["peers_same_tokens"]["sd"] and card["peers_same_tokens"]["hf assisted"]
-    assert 0 < result["seconds"]["cpu"]
-    assert not any("other tokens" in line and "hf dynamic" in line for line in out)
+        assert rows[name].values[""] > 0 and "aim" in rows[name].compare, name
+    for peer in ("sd", "hf dynamic", "hf static", "hf assisted"):
+        assert not rows[f"greedy FAR, {peer}, tokens per second"].compare
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(measured, dtype):
-    asked = "--quick parts=[steps] num_candidates=3 heads=shared num_prediction_heads=12".split()
-    out, result = measured(
-        *asked, f"dtype={dtype}", "policy_reads=candidates", "repeats=5", "chunks=[1,10]"
-    )
-    card = result["models"]["tiny"]
-    decided, plain = card["ms_per_decided_step"]["after the draw"], card["ms_per_step"]
-    share = result["ratios"]["decision_over_pass"]["tiny"]["after the draw"]
-    assert (
-        share == {k: pytest.approx(decided[k] / plain[k] - 1) for k in ("1", "10")}
-        and share["10"] > -0.5
-    )
-    (row,) = (line for line in out if line.startswith("CAR-10"))
-    assert f"{decided['10']:.3f}" in row
-    (policy,) = random_policies(tiny_decoder().bfloat16(), reads="candidates").values()
+    asked = ["parts=[steps]", "num_candidates=3", "heads=shared", f"dtype={dtype}"]
+    lines, rows = measured(*asked, "repeats=5", "chunks=[1,10]")
+    assert {what for what in rows if "ms per step" in what} == {
+        *("CAR-1, ms per step", "CAR-10, ms per step", "floor of bytes, ms per step"),
+    }
+    values = rows["CAR-10, ms per step"].values
+    assert set(values) == {"", "if a policy (after the draw) decides"}
+    shares = [
+        rows[f"CAR-{k}, ms per step"].values["if a policy (after the draw) decides"]
+        / rows[f"CAR-{k}, ms per step"].values[""]
+        - 1
+        for k in (1, 10)
+    ]
+    assert rows["a decision over a pass"].values["after the draw"] == pytest.approx(sum(shares) / 2)
+    assert shares[1] > -0.5
+    (policy,) = random_policies(tiny_decoder().bfloat16(), after_draw=True).values()
     assert policy.chunk_scorer.inner.weight.dtype == torch.float32  # as it is spoken with
     with pytest.raises(ConfigError, match="num_candidates=3"):
-        measured(*asked, "repeats=1", "chunks=[1]")
+        measured("parts=[steps]", "num_candidates=3", "chunks=[1]")
 
 
 def test_methods_are_timed_at_two_batches(measured):
     """All families, and what a round of each costs against a step of FAR in the same engine."""
-    result = measured("--quick", "repeats=1", "tokens=12", "parts=[methods]")[1]
-    methods, ratios = (
-        result["models"]["tiny"]["methods"],
-        result["ratios"]["round_over_far_step"]["tiny"],
-    )
+    rows = measured("tokens=12", "parts=[methods]")[1]
+    methods = {w.removesuffix(", ms per round"): r for w, r in rows.items() if "per round" in w}
     left_out = {"far", "dcar", "dcar-shuffled", "best-of", "pcg-mel"}
     assert {MethodSpec.parse(name).method for name in methods} == set(KINDS) - left_out
-    assert all(of[batch] > 0 for of in methods.values() for batch in ("1", "32"))
-    assert methods["car-1"]["tokens_per_pass"] == 1 < methods["car-7"]["tokens_per_pass"]
-    assert {
-        name: of["ms_per_round"] / methods["car-1"]["ms_per_round"] for name, of in methods.items()
-    } == ratios
+    assert all(len(row.values) == 3 and min(row.values.values()) > 0 for row in methods.values())
+    assert methods["car-1"].compare == "1.00 tokens per pass" != methods["car-7"].compare
+    assert rows["a round over a FAR step"].values == {
+        name: row.values[""] / methods["car-1"].values[""] for name, row in methods.items()
+    }
+
+
+def test_a_preset_is_the_amount_of_work():
+    assert [SpeedConfig(quick=quick).preset(size) for quick in (False, True) for size in SIZES] == [
+        *("full", "full", "full", "quick", "quick", "brief"),
+    ]
+    assert PRESETS["brief"].load.tokens < PRESETS["quick"].load.tokens < PRESETS["full"].load.tokens
 
 
 def test_the_whole_step_can_be_compiled(monkeypatch, measured):
     """Both settings reach the engine."""
     monkeypatch.setattr(torch, "compile", lambda step, fullgraph: compiled.append(step) or step)
     compiled: list = []
-    measured("--quick", "repeats=1", "tokens=12", "parts=[growth]", "compile=true", "graphs=false")
+    measured("tokens=12", "parts=[growth]", "compile=true", "graphs=false")
     assert compiled
     with pytest.raises(EngineError, match="'cpu'.*graphs=false"):
         Engine(tiny_decoder(), FixedChunk(1), SamplingConfig(), graphs=True)
@@ -169,8 +171,8 @@ def test_both_sides_of_speculation_draft_alike():
     assert len(passes) - few > few
 
 
-def test_half_precision_halves_the_card(capsys):
-    cards = {}
+def test_half_precision_halves_what_is_read():
+    costs = {}
     for dtype in ("float32", "bfloat16"):
         models = load_all(SpeedConfig(dtype=dtype, sizes=["tiny"]), "tiny")
         assert all(
@@ -178,34 +180,9 @@ def test_half_precision_halves_the_card(capsys):
             for m in (models.decoder, models.draft, *models.policies.values())
             for p in m.parameters()
         )
-        cards[dtype] = print_card("tiny", models.decoder, models.policies, torch.device("cpu"))
-        assert f"heads, {dtype}" in capsys.readouterr().out
-    for name in ("weight_bytes", "kv_bytes_per_token"):
-        assert cards["float32"][name] == 2 * cards["bfloat16"][name]
-
-
-def test_sixteen_shared_heads_are_measured_beside_their_bound(measured):
-    """The bytes that they read do not grow with k, so neither does the bound of k × CAR-1."""
-    out, result = measured(
-        "dtype=bfloat16",
-        "num_prediction_heads=16",
-        "heads=shared",
-        "chunks=[1,7,16]",
-        "parts=[steps]",
-        "tokens=33",
-        "repeats=1",
-    )
-    kept, bound = (
-        result["ratios"][name]["tiny"] for name in ("car_k_over_k_times_car_1", "car_k_bound")
-    )
-    assert set(kept) == set(bound) == {"7", "16"}
-    card = result["models"]["tiny"]
-    for k in (7, 16):
-        read = card["read_far"] + card["read_heads"] + (k - 1) * card["read_head"]
-        assert bound[str(k)] == pytest.approx(card["read_far"] / read)
-    assert f"all 16 heads add {(read - card['read_far']) / 1e6:.2f} (" in "\n".join(out)
-    assert 0.9 * bound["7"] < bound["16"] < bound["7"] < 1
-    assert set(card["ms_per_step"]) == {"1", "7", "16"}
+        costs[dtype] = measure_costs(models.decoder)
+    assert costs["float32"].parameter_bytes == 2 * costs["bfloat16"].parameter_bytes
+    assert costs["float32"].position_bytes == 2 * costs["bfloat16"].position_bytes
 
 
 def test_policy_and_draft_survive_rounding(tmp_path):
@@ -233,21 +210,46 @@ def test_policy_and_draft_survive_rounding(tmp_path):
         )
 
 
+@pytest.mark.parametrize("kind", ["independent", "shared"])
+def test_what_a_step_reads(kind):
+    """All parameters but the embeddings, of which it reads rows; the floor is their time."""
+    model = tiny_decoder(4, kind=kind)
+    costs = measure_costs(model)
+    embeddings = model.text_embedding.weight.numel() + model.speech_embedding.weight.numel()
+    assert costs.parameters(4) + embeddings == sum(p.numel() for p in model.parameters())
+    assert costs.far == costs.parameters(1) < costs.parameters(2) < costs.parameters(2.5)
+    read = costs.parameters(4) * costs.parameter_bytes
+    assert costs.floor_ms(4) == pytest.approx(1e3 * read / costs.bytes_per_second)
+
+
+def test_random_policies_choose_among_all_sizes():
+    load, model = Load(6, 4, 60), tiny_decoder()
+    for policy in random_policies(model).values():
+        (result,) = decode(
+            model, load.prompts(model), PolicyChunk(policy, "sample"), load.sampling()
+        )
+        assert set(result.sizes[1:]) == {1, 2, 3, 4}
+
+
 def test_runs_are_interleaved_and_the_first_round_is_dropped():
     calls: list[str] = []
     seconds = interleaved(
         {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2, torch.device("cpu")
     )
-    assert "".join(calls) == "abbaab"
-    assert {k: len(v) for k, v in seconds.items()} == {"a": 2, "b": 2}
+    assert "".join(calls) == "abbaab" and set(seconds) == {"a", "b"}
+
+
+def test_rows_are_text_with_labels():
+    row = Row("rate", {"": 1234.5, "batch 2": 0.5678}, "aim ≥ 2")
+    assert str(row) == "  rate: 1,234; 0.568 batch 2  [aim ≥ 2]"
+    assert str(Row("rate", {})) == "  rate: not measured"
 
 
 @pytest.mark.parametrize(
     "bad",
     [
         {"sizes": ["huge"]},
-        {"repeats": 0},
-        {"threads": 0},
+        {"repeats": -1},
         {"tokens": -1},
         {"parts": ["all"]},
         {"clock": "sun"},

@@ -33,8 +33,8 @@ from dcar.tracking import write_json
 
 OF_MACHINE = {
     "device",
-    "max_tokens",
-    "compile",
+    "torch_compile",
+    "per_device_train_batch_tokens",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
 }

@@ -223,8 +223,13 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
 def run(config: QuickstartConfig) -> None:
     """Run the pipeline and print where the report is."""
     out, started = Path(config.out), time.time()
-    # one thread for each process: two of them share two cores
-    environment = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONUNBUFFERED": "1"}
+    # one thread for each process, because two of them share two cores; no GPU, as in the figures
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONUNBUFFERED": "1",
+    }
     with claimed(out / "jobs"):  # not `out`: the last job claims that itself
         save_config(config, out / "quickstart.yaml")
         run_pipeline(pipeline(config), out, environment)

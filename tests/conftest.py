@@ -2,6 +2,7 @@
 and tiny models."""
 
 import gc
+import importlib.util
 import os
 import random
 from pathlib import Path
@@ -32,6 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for tests in (groups := rng.sample(list(files.values()), len(files))):
         rng.shuffle(tests)
     items[:] = [item for tests in groups for item in tests]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked `needs(package)` if the package is not installed."""
+    for mark in item.iter_markers("needs"):
+        if importlib.util.find_spec(mark.args[0]) is None:
+            pytest.skip(f"no {mark.args[0]} (pip install -e '.[dev]')")
 
 
 def pytest_collection_finish() -> None:

@@ -1,15 +1,18 @@
 """Tests of style, types, import contracts (pyproject.toml), the cost of importing a decoder, and
 the page of dependencies."""
 
+import ast
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -24,12 +27,14 @@ def run(*command: str, within: Path = ROOT, status: int = 0) -> str:
     return done.stdout
 
 
+@pytest.mark.needs("ruff")
 def test_style() -> None:
     run("-m", "ruff", "check", "--no-cache", ".")
     run("-m", "ruff", "format", "--check", "--no-cache", ".")
 
 
 @pytest.mark.slow
+@pytest.mark.needs("mypy")
 def test_types() -> None:
     """Check types: a minute and a half if mypy has no cache yet, a few seconds afterwards."""
     run("-m", "mypy")
@@ -40,10 +45,12 @@ LINT_IMPORTS = """from importlinter.cli import lint_imports
 raise SystemExit(lint_imports(config_filename="pyproject.toml", no_cache=True))"""
 
 
+@pytest.mark.needs("importlinter")
 def test_contracts_of_imports_are_kept():
     assert "0 broken" in run("-c", LINT_IMPORTS)
 
 
+@pytest.mark.needs("importlinter")
 def test_a_circle_of_two_files_of_one_package_breaks_a_contract(tmp_path):
     """Check imports for types only, too: until November 2026 dcar/vocoder/streaming.py imported
     model.py for a type, which no contract detected."""
@@ -101,7 +108,7 @@ def wanted() -> list[str]:
     extras = PROJECT["optional-dependencies"]
     every = [
         *PROJECT["dependencies"],
-        *(text for name in ("nemo", "docs", "dev") for text in extras[name]),
+        *(text for name in ("nemo", "docs", "test", "dev") for text in extras[name]),
     ]
     return [text for text in every if not text.startswith("dcar[")]
 
@@ -111,6 +118,73 @@ def rows() -> dict[str, list[str]]:
     table = PAGE.partition("\n## ")[0]
     lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
     return {cells[0]: cells[1:] for cells in lines if cells[0] not in ("package", "---")}
+
+
+CONSTRAINTS = dict(
+    line.split("==")
+    for line in (ROOT / "launch/constraints.txt").read_text().splitlines()
+    if not line.startswith("#")
+)
+NOT_REQUIRED = {
+    "cosyvoice": "a tokenizer and vocoder that a user has",
+    "gradio": "the extra demo",
+    "hibari": "launch/starter/make_corpus.py, which makes the shipped corpus",
+    "omegaconf": "NeMo brings it",
+    "resemblyzer": "launch/requirements-models.txt",
+    "s3tokenizer": "a tokenizer that a user has",
+    "speechtokenizer": "a tokenizer that a user has",
+}
+"""Packages that are imported and not required, with the reason."""
+
+
+def imported() -> set[str]:
+    """Return the packages of others that our modules import, anywhere in them."""
+    names: set[str] = set()
+    ours = ("dcar", "heads", "rl", "eval", "launch")
+    for path in (path for package in ours for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(str(node.module))
+    return {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names, *ours}
+
+
+def test_every_import_is_declared() -> None:
+    """Until November 2026 numpy, pyyaml and pyarrow came by luck of other packages."""
+    declared = {canonicalize_name(Requirement(text).name) for text in wanted()}
+    distributions = packages_distributions()
+    undeclared = {
+        name
+        for name in imported()
+        if not declared & {canonicalize_name(d) for d in distributions.get(name, [name])}
+    }
+    assert undeclared <= {*NOT_REQUIRED, "nemo"}, "declare these in pyproject.toml"
+    assert set(NOT_REQUIRED) <= imported(), "these are not imported any more"
+
+
+def test_constraints_are_what_was_tested_and_leave_torch_alone() -> None:
+    names = {one.name: one.specifier for one in map(Requirement, wanted())}
+    assert set(CONSTRAINTS) == set(names) - {"torch"}
+    for name, version in CONSTRAINTS.items():
+        assert names[name].contains(version) and rows()[name][1] == version, name
+
+
+@pytest.mark.parametrize("version", ["2.11.0+cu130", "2.12.1", "2.13.0+cpu"])
+def test_installing_beside_the_torch_of_a_machine_replaces_nothing(version):
+    """Of all packages that an environment holds, those that ask for torch accept this one."""
+    asking = {
+        (distribution.name, str(requirement))
+        for distribution in distributions()
+        if distribution.name != "dcar"
+        for requirement in map(Requirement, distribution.requires or ())
+        if requirement.name == "torch"
+        and (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
+        and not requirement.specifier.contains(version)
+    }
+    assert not asking
+    (own,) = (one for one in map(Requirement, wanted()) if one.name == "torch")
+    assert own.specifier.contains(version) and not own.specifier.contains("2.14.0")
 
 
 def test_the_table_of_dependencies_is_complete() -> None:

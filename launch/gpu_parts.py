@@ -225,7 +225,7 @@ def measure_rollouts(device: str, out: Path) -> list[Row]:
     voiced = seconds(lambda: vocoder.synthesize([r.tokens for r in results], voices), device)
     what = f"rollouts of {load.tokens} tokens, {rows} rows, per second"
     return [
-        Row(f"{what}: tokens only", {"": rows / decoded}, f"aim ≥ 400; {used}", "rollouts"),
+        Row(f"{what}: tokens only", {"": rows / decoded}, f"aim ≥ 400 {used}".strip(), "rollouts"),
         Row(f"{what}: with the vocoder", {"": rows / (decoded + voiced)}, memory(device)),
     ]
 

@@ -152,9 +152,12 @@ class DoctorConfig:
     )
 
 
+CONFIG = DoctorConfig
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run `dcar doctor [FOLDER]`. Return status 1 if a check fails."""
-    if folder := load_config(DoctorConfig, arguments).folder:
+    if folder := load_config(CONFIG, arguments).folder:
         verdicts = verify(folder)
         for path, (files, found) in verdicts.items():
             print(

@@ -110,17 +110,20 @@ def utterance_keys(
 
 
 def group_keys(
-    seed: int, utterance_ids: Sequence[str], members: Sequence[int], share_token_draws: bool = False
+    seed: int,
+    utterance_ids: Sequence[str],
+    members: Sequence[int],
+    common_random_numbers: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return keys of rows, each a member of its utterance's group: for draws of tokens [B], and for
     all others [B].
 
     Member 0 draws as the utterance itself, the others by addresses of their own (`member_address`).
-    With share_token_draws the members draw tokens with common random numbers and differ only by
+    With common_random_numbers the members draw tokens with common random numbers and differ only by
     their decisions.
     """
     keys = utterance_keys(seed, utterance_ids, members)
-    return (utterance_keys(seed, utterance_ids) if share_token_draws else keys), keys
+    return (utterance_keys(seed, utterance_ids) if common_random_numbers else keys), keys
 
 
 SPLITMIX64_INCREMENT = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed integer

@@ -35,9 +35,15 @@ from datasets import Features, Value
 from tqdm import tqdm
 
 from dcar.config import check, load_config, setting
-from dcar.config.schema import seed_setting
+from dcar.config.commands import (
+    DecoderSettings,
+    RunSettings,
+    SeedSettings,
+    VocoderSettings,
+    WaitSettings,
+)
 from dcar.errors import ConfigError, DataError
-from dcar.model.precision import dtype_setting, precision_of
+from dcar.model.precision import precision_of
 from dcar.prepare.prepared import (
     check_out_dir,
     load_prepared,
@@ -49,7 +55,7 @@ from dcar.prepare.prepared import (
     save_splits,
     without_residual,
 )
-from dcar.process import run_claimed, run_command
+from dcar.process import own_device, run_claimed, run_command
 from dcar.prompts.chooser import PromptChooser
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.load import vocoder_for
@@ -78,16 +84,15 @@ BLOCK = 128  # sentences per file; an interrupted run loses at most the current 
 
 
 @dataclass
-class DistilConfig:
+class DistilConfig(SeedSettings, RunSettings, WaitSettings, VocoderSettings, DecoderSettings):
     """Settings of `dcar distil`."""
 
+    out: str = "runs/distilled"
+    batch_size: int = 64
     data: str = setting(
         "runs/prepared",
         "Folder written by `dcar prepare`; its split train is resynthesised.",
         place="folder",
-    )
-    decoder: str = setting(
-        "runs/car", "Teacher decoder; starter = the shipped one, here and in the settings below."
     )
     far_decoder: str = setting("", "FAR checkpoint, for method far.")
     policies: list[str] = setting([], "Policy folders, for method dcar.")
@@ -109,9 +114,6 @@ class DistilConfig:
     similarity: str = setting(
         "", "Speaker encoder (eval/scorers/load.py), for example resemblyzer; empty = none."
     )
-    vocoder: str = setting(
-        "", "Vocoder folder, or a name listed in dcar.vocoder.load; empty = the shipped one."
-    )
     lowest_score: float = setting(
         -0.3, "Lowest score of a candidate; a sentence without a better one keeps its recording."
     )
@@ -126,17 +128,6 @@ class DistilConfig:
         "Sentences, drawn at random, that the written corpus consists of; 0 = all.",
         minimum=0,
     )
-    batch_size: int = setting(64, "Sentences decoded at once.", minimum=1)
-    seed: int = seed_setting(
-        0,
-        "Random seed of a method's first candidate; its further candidates use the seeds after it.",
-    )
-    device: str = setting("", "Device, cpu or cuda; empty = chosen by Accelerate.")
-    dtype: str = dtype_setting()
-    wait_minutes: float = setting(
-        180.0, "Longest wait of processes for each other, in minutes.", above=0
-    )
-    out: str = setting("runs/distilled", "Prepared corpus to write.", place="folder")
 
     def __post_init__(self) -> None:
         check(self)
@@ -323,7 +314,7 @@ def run(config: DistilConfig) -> Path:
             "the corpus that it was made from, and the new decoder"
         )
     state, meeting = start(config)
-    teacher = Teacher(config, config.device or str(state.device))
+    teacher = Teacher(config, own_device(config.device))
     done = partial_folder(out) / teacher.identity
     order = np.argsort(teacher.split.columns["text_units"], kind="stable").tolist()
     blocks = {done / f"{i:06}.json": order[i : i + BLOCK] for i in range(0, len(order), BLOCK)}
@@ -420,9 +411,12 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
     )
 
 
+CONFIG = DistilConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    print(f"written to {run_claimed(run, load_config(DistilConfig, arguments))}")
+    print(f"written to {run_claimed(run, load_config(CONFIG, arguments))}")
 
 
 if __name__ == "__main__":

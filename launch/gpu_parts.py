@@ -298,9 +298,9 @@ def loudness(
 def measure_stage_two(device: str, out: Path) -> list[Row]:
     """Train a policy for the decoder of `stage-one` and take the times of the last step, because
     the first ones capture graphs."""
-    rollouts, size = 64, ["max_steps=4", "max_train_prompts=64", "max_completion_length=250"]
+    rollouts, size = 64, ["max_steps=4", "limit=64", "max_completion_length=250"]
     if device == "cpu":
-        rollouts, size = 4, ["max_steps=1", "max_train_prompts=2", "max_completion_length=12"]
+        rollouts, size = 4, ["max_steps=1", "limit=2", "max_completion_length=12"]
         size += ["num_generations=2", "policy_heads=2"]
     common = ["--config", "dcpo_paper", f"data={shipped('prepared')}", f"out={out}"]
     common += [f"decoder={out.with_name('stage-one')}", "vocoder=starter", "min_seconds=0"]
@@ -312,6 +312,6 @@ def measure_stage_two(device: str, out: Path) -> list[Row]:
     prefix = "seconds_"
     spent = {name.removeprefix(prefix): s for name, s in last.items() if name.startswith(prefix)}
     # decoding runs in parallel with vocoder and recogniser
-    step = max(spent["rollout"], spent.get("vocoder", 0) + spent.get("asr", 0))
+    step = max(spent["rollout"], spent.get("vocoder", 0) + spent.get("recognizer", 0))
     speed = Row("rollouts with rewards, per second", {"": rollouts / step}, f"{rollouts} per step")
     return [Row("stage two, seconds per step", spent), speed]

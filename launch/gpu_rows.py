@@ -189,11 +189,14 @@ def run(config: RowsConfig) -> int:
     return 1 if missing else 0
 
 
+CONFIG = RowsConfig
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the measurements, given `[key=value …]`."""
     # configured before stderr is redirected: a handler must not keep the log of a part
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    return run_claimed(run, load_config(RowsConfig, arguments))
+    return run_claimed(run, load_config(CONFIG, arguments))
 
 
 if __name__ == "__main__":

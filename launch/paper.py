@@ -2,7 +2,7 @@
 corpus, FAR and CAR, vocoder, guidance profile, DCPO with two ranges, comparison and report.
 
     ./launch/paper.sh /data/LibriTTS runs/paper
-    ./launch/paper.sh /data/LibriTTS runs/paper recognizer=nemo:/models/reward.nemo
+    ./launch/paper.sh /data/LibriTTS runs/paper reward_recognizer=nemo:/models/reward.nemo
 
 Every stage is a command with its recipe (`pipeline`). It is printed and can also be run by hand.
 STAGE.SETTING=value changes a setting of one stage.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcar.cli import resolve
-from dcar.config import check, load_config, save_config, schema_of, setting
+from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import settings_of
 from dcar.errors import ConfigError
 from dcar.process import claimed, run_command
@@ -45,11 +45,11 @@ class PaperConfig:
         "", "List of the UniCATS test set B; empty = 500 utterances of test-clean.", place="file"
     )
     encoder: str = setting("hubert:facebook/hubert-large-ll60k", "Encoder of the tokenizer.")
-    recognizer: str = setting(
+    reward_recognizer: str = setting(
         "nemo:stt_en_fastconformer_transducer_large",
         "Recogniser of the guidance profile and the rewards.",
     )
-    asr: str = setting("whisper:openai/whisper-large-v3", "Recogniser of the comparison.")
+    recognizer: str = setting("whisper:openai/whisper-large-v3", "Recogniser of the comparison.")
     utmos: str = setting(
         "pretrained_models/SpeechMOS#pretrained_models/utmos22_strong_step7459_v1.pt",
         "UTMOS scorer: a clone of SpeechMOS and its weights, CLONE#WEIGHTS.pt.",
@@ -130,14 +130,15 @@ def pipeline(config: PaperConfig, overrides: dict[str, list[str]], processes: in
         "profile",
         1,
         models,
-        "dcar profile --config profile_paper {car} recognizer={recognizer} device={device}",
+        "dcar profile --config profile_paper {car} recognizer={reward_recognizer} device={device}",
     )
     for sizes, variant, members in (("2_3", "", 8), ("2_3_4", ":2-3-4", 12)):
         stage(
             f"dcpo_{sizes}",
             shared,
             models,
-            f"dcar train-policy --config dcpo_paper{variant} {{car}} recognizer={{recognizer}} "
+            f"dcar train-policy --config dcpo_paper{variant} {{car}} "
+            f"recognizer={{reward_recognizer}} "
             f"per_device_train_batch_size={GROUPS // shared * members}",
         )
         stage(
@@ -151,7 +152,8 @@ def pipeline(config: PaperConfig, overrides: dict[str, list[str]], processes: in
         processes,
         "testset far car vocoder/export policy_2_3 policy_2_3_4",
         "dcar compare --config compare_paper data={out}/testset decoder={out}/car "
-        "far_decoder={out}/far vocoder={out}/vocoder/export policies={policies} asr={asr} "
+        "far_decoder={out}/far vocoder={out}/vocoder/export policies={policies} "
+        "recognizer={recognizer} "
         "scorers={scorers} training_log={out}/dcpo_2_3/log.jsonl",
     )
     return jobs
@@ -181,7 +183,7 @@ def check_overrides(stages: Sequence[Job], overrides: dict[str, list[str]]) -> N
         module, shown = command[2], command[:3]
         if command[0] == "dcar":
             module, shown = resolve(command[1:])[1], command[:2]
-        known = settings_of(schema_of(importlib.import_module(module).main))
+        known = settings_of(importlib.import_module(module).CONFIG)
         for key in (word.partition("=")[0] for word in settings):
             if key not in known:
                 raise ConfigError(
@@ -217,10 +219,13 @@ def run(config: PaperConfig, overrides: dict[str, list[str]]) -> None:
     print(f"\nThe table and the report: {stages[-1].output}/compare.txt, report.html")
 
 
+CONFIG = PaperConfig
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the recipe, given `data=… out=… [key=value …] [STAGE.key=value …]`."""
     own, overrides = of_stages(sys.argv[1:] if arguments is None else arguments)
-    run(load_config(PaperConfig, own), overrides)
+    run(load_config(CONFIG, own), overrides)
 
 
 if __name__ == "__main__":

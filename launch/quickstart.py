@@ -2,7 +2,7 @@
 CAR and FAR -> chunk scorer -> DCPO on joined sentences -> exported policy -> comparison -> report,
 all under `runs/quickstart`.
 
-    ./launch/quickstart.sh [out=…] [start=scratch] [policy_steps=…] [utterances=…]
+    ./launch/quickstart.sh [out=…] [start=scratch] [policy_steps=…] [limit=…]
 
 Stage one continues the training of the shipped decoders, with their last recipe and a low learning
 rate, for a few steps, because a decoder that speaks clearly takes hours on two cores.
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcar.config import check, load_config, save_config, setting
+from dcar.config.commands import OutSettings
 from dcar.process import claimed, run_command
 from dcar.sources.shipped import shipped
 from dcar.tracking import provenance, write_json
@@ -59,10 +60,10 @@ is that of the quickstart."""
 
 
 @dataclass
-class QuickstartConfig:
+class QuickstartConfig(OutSettings):
     """Settings of the quickstart; everything else is in launch/recipes/*_starter.yaml."""
 
-    out: str = setting("runs/quickstart", "Folder to write.", place="folder")
+    out: str = "runs/quickstart"
     start: str = setting(
         "starter",
         "Initial weights of stage one: the shipped decoders, or random (scratch).",
@@ -79,10 +80,10 @@ class QuickstartConfig:
         minimum=0,
     )
     policy_steps: int = setting(12, "Updates of DCPO, of about 512 rollouts each.", minimum=1)
-    utterances: int = setting(
+    limit: int = setting(
         96,
-        "Utterances of the comparison, from speakers that are not in the training data.",
-        minimum=1,
+        "Utterances of the comparison, from speakers that are not in the training data; 0 = all.",
+        minimum=0,
     )
     processes: int = setting(2, "Number of processes of DCPO and of the comparison.", minimum=1)
 
@@ -213,7 +214,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Job]]:
                 "car far policy verifiers",
                 "dcar compare --config compare_starter data={data} decoder={car} "
                 "far_decoder={far} policies=[{policy}] statistics={verifiers} out={compare} "
-                "limit={utterances} training_log={dcpo}/log.jsonl {methods}",
+                "limit={limit} training_log={dcpo}/log.jsonl {methods}",
                 processes=config.processes,
             )
         ],
@@ -238,10 +239,13 @@ def run(config: QuickstartConfig) -> None:
     print(f"The policy: {out / 'policy'}. Print the table again: dcar report compare={out}")
 
 
+CONFIG = QuickstartConfig
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the quickstart, given `[key=value …]`."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    run(load_config(QuickstartConfig, arguments))
+    run(load_config(CONFIG, arguments))
 
 
 if __name__ == "__main__":

@@ -12,47 +12,109 @@ from transformers import TrainingArguments
 from trl import GRPOConfig
 
 from dcar.config import check, setting
+from dcar.config.commands import DecoderSettings, SpeechSettings
 from dcar.config.load import plain
 from dcar.config.read import dump_yaml
-from dcar.config.resume import settings_stamp
-from dcar.config.schema import seed_setting, settings_of
+from dcar.config.resume import TAKE_EFFECT, settings_stamp
+from dcar.config.schema import BOOLEANS, seed_setting, settings_of
 from dcar.errors import ConfigError
-from dcar.model.precision import dtype_setting
 from dcar.sampling import SamplingConfig
 from dcar.storage import write_text
 from rl.objective import LOSS_TYPES, SCALES
 
-# Settings of GRPOConfig that have the same meaning here. Its other settings (those not of
-# TrainingArguments) must stay at their defaults, because they would have no effect.
-GRPO_SETTINGS = {
-    "num_generations",
-    "max_completion_length",
-    "temperature",
-    "top_p",
-    "top_k",
-    "beta",
-    "num_iterations",
-    "epsilon",
-    "reward_weights",
-    "scale_rewards",
-    "loss_type",
-}
-NOT_OURS = {
-    f.name: f.default
-    for f in dataclasses.fields(GRPOConfig)
-    if f.name not in GRPO_SETTINGS | {g.name for g in dataclasses.fields(TrainingArguments)}
-}
-NOT_OURS["num_generations_eval"] = 1  # evaluations decode every prompt once
-# filled in by GRPOConfig and TrainingArguments from other settings
-DERIVED = set(NOT_OURS) | {"accelerator_config", "fsdp_config"}
+ACTING = frozenset(
+    {
+        # GRPOConfig
+        "num_generations",
+        "max_completion_length",
+        "temperature",
+        "top_p",
+        "top_k",
+        "beta",
+        "num_iterations",
+        "epsilon",
+        "reward_weights",
+        "scale_rewards",
+        "loss_type",
+        # TrainingArguments: optimiser
+        "optim",
+        "optim_args",
+        "optim_target_modules",
+        "learning_rate",
+        "lr_scheduler_type",
+        "lr_scheduler_kwargs",
+        "warmup_steps",
+        "weight_decay",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "max_grad_norm",
+        # batches and length of the run
+        "per_device_train_batch_size",
+        "per_device_eval_batch_size",
+        "gradient_accumulation_steps",
+        "num_train_epochs",
+        "max_steps",
+        "seed",
+        "full_determinism",
+        # evaluation, log, checkpoints
+        "output_dir",
+        "eval_strategy",
+        "eval_steps",
+        "eval_delay",
+        "eval_on_start",
+        "logging_strategy",
+        "logging_steps",
+        "logging_first_step",
+        "logging_nan_inf_filter",
+        "log_level",
+        "log_level_replica",
+        "log_on_each_node",
+        "disable_tqdm",
+        "report_to",
+        "run_name",
+        "project",
+        "trackio_space_id",
+        "trackio_bucket_id",
+        "trackio_static_space_id",
+        "skip_memory_metrics",
+        "save_strategy",
+        "save_steps",
+        "save_total_limit",
+        "save_on_each_node",
+        "load_best_model_at_end",
+        "metric_for_best_model",
+        "greater_is_better",
+        "resume_from_checkpoint",
+        "restore_callback_states_from_checkpoint",
+        # devices and processes
+        "use_cpu",
+        "bf16",
+        "fp16",
+        "tf32",
+        "torch_empty_cache_steps",
+        "debug",
+        "ddp_backend",
+        "ddp_broadcast_buffers",
+        "ddp_bucket_cap_mb",
+        "ddp_find_unused_parameters",
+        "ddp_static_graph",
+        "ddp_timeout",
+    }
+)
+"""Settings of GRPOConfig and TrainingArguments that act in DCPO. All others are refused unless they
+are at their defaults: the trainer loads its own batches, evaluates by decoding, and trains a small
+policy that needs no sharding."""
 
 
 @dataclass
-class DCPOConfig(GRPOConfig):
+class DCPOConfig(SpeechSettings, DecoderSettings, GRPOConfig):
     """Settings of DCPO. As in TRL, `per_device_train_batch_size` counts rollouts: prompts x
     num_generations."""
 
-    UNUSED: ClassVar[frozenset[str]] = frozenset(NOT_OURS)  # not listed by --help
+    REFUSED: ClassVar[frozenset[str]] = frozenset(
+        f.name for f in dataclasses.fields(GRPOConfig) if f.name not in ACTING
+    )
 
     output_dir: str = setting("runs/dcpo", "Folder to write.", name="out", place="folder")
 
@@ -63,26 +125,17 @@ class DCPOConfig(GRPOConfig):
     gradient_accumulation_steps: int = setting(
         1, "Micro-batches whose gradients are added up for one update.", minimum=1
     )
-    optimizer: str = setting(
-        "adam",
-        "adam, or natural: the natural policy gradient, whose every update moves the distribution "
-        "of chunk sizes by learning_rate² / 2 nats; for policies with few weights.",
-        choices=("adam", "natural"),
+    optim: str = setting(
+        TrainingArguments.optim,
+        "An optimiser of transformers, such as adamw_torch or adafactor; or natural: the natural "
+        "policy gradient, whose every update moves the distribution of chunk sizes by "
+        "learning_rate² / 2 nats, for policies with few weights.",
     )
     learning_rate: float = setting(
-        1e-4, "Learning rate of Adam, or step length of the natural gradient.", above=0
+        1e-4, "Learning rate, or step length of the natural gradient.", above=0
     )
     weight_decay: float = setting(
-        0.0, "Decoupled weight decay (AdamW); without effect on optimizer=natural.", minimum=0
-    )
-    max_grad_norm: float = setting(
-        1.0, "Norm to which gradients are clipped; 0 = no clipping.", minimum=0
-    )
-    lr_scheduler_type: str = setting("constant", "Schedule of the learning rate.")
-    warmup_steps: float = setting(
-        0,
-        "Steps in which the learning rate rises; a value below 1 is a share of all steps.",
-        minimum=0,
+        0.0, "Decoupled weight decay of matrices; not with optim=natural.", minimum=0
     )
     num_train_epochs: float = setting(
         3,
@@ -94,9 +147,6 @@ class DCPOConfig(GRPOConfig):
         -1, "Number of updates; overrides num_train_epochs. -1 = use num_train_epochs.", minimum=-1
     )
     num_generations: int = setting(8, "Rollouts of each prompt, which form a group.", minimum=2)
-    num_generations_eval: int | None = setting(
-        1, "Unused: evaluations decode every prompt once.", minimum=1
-    )
     max_completion_length: int = setting(
         1500, "Largest number of speech tokens in a rollout.", minimum=1
     )
@@ -124,43 +174,15 @@ class DCPOConfig(GRPOConfig):
     loss_type: str = setting(
         "grpo", "Way in which the loss is averaged over decisions.", choices=LOSS_TYPES
     )
-    bf16: bool = setting(
-        False, "bfloat16 autocast during updates; off by default because the policy is small."
-    )
-    gradient_checkpointing: bool | None = setting(  # type: ignore[assignment]  # TRL warns of False
-        None, "Recompute activations in the backward pass; null = off, because the policy is small."
-    )
-    per_device_eval_batch_size: int = setting(
-        32, "Utterances decoded together during evaluation.", minimum=1
-    )
-    logging_steps: float = setting(1, "Steps between two lines of the log.", above=0)
-    logging_nan_inf_filter: bool = setting(
-        False, "Hide losses that are not finite; off by default."
-    )
-    eval_strategy: str = setting(
-        "epoch", "Schedule of evaluations on the dev split: epoch, steps, or no."
-    )
     eval_steps: float | None = setting(
         None, "Steps between evaluations, with eval_strategy=steps.", above=0
     )
-    save_strategy: str = setting("epoch", "Schedule of checkpoints: epoch, steps, or no.")
     save_steps: float = setting(
         500, "Steps between checkpoints, with save_strategy=steps.", above=0
-    )
-    load_best_model_at_end: bool = setting(
-        True, "Keep and export the best checkpoint instead of the last one."
     )
     metric_for_best_model: str | None = setting(
         "eval_wer", "Metric by which the best checkpoint is chosen: eval_wer, eval_reward, …"
     )
-    greater_is_better: bool | None = setting(
-        None, "True if a larger metric is better; null = inferred from the metric's name."
-    )
-    save_total_limit: int | None = setting(
-        2, "Number of checkpoints kept, in addition to the best one.", minimum=1
-    )
-    remove_unused_columns: bool = setting(False, "Unused: batches consist of prompts.")
-    dataloader_num_workers: int = setting(0, "Processes that load prompts.", minimum=0)
     seed: int = seed_setting(
         42, "Random seed for the policy's initialisation, data order and rollouts."
     )
@@ -168,27 +190,34 @@ class DCPOConfig(GRPOConfig):
         "auto", "auto (resume from the last complete checkpoint), never, or a checkpoint directory."
     )
 
+    # --- refused settings whose defaults in TRL do not fit ---
+    num_generations_eval: int | None = 1  # evaluations decode every prompt once
+    gradient_checkpointing: bool | None = None  # type: ignore[assignment]  # TRL warns of False
+
+    # --- defaults alone ---
+    bf16: bool = False  # the policy is small
+    logging_steps: float = 1
+    eval_strategy: str = "epoch"
+    save_total_limit: int | None = 2
+    lr_scheduler_type: str = "constant"
+    per_device_eval_batch_size: int = 32
+    save_strategy: str = "epoch"
+    load_best_model_at_end: bool = True
+    logging_nan_inf_filter: bool = False
+
     # --- decoder, data and models ---
-    decoder: str = setting(
-        "", "Directory of the frozen decoder (stage one); starter = the shipped decoder."
-    )
-    dtype: str = dtype_setting()
+    decoder: str = ""
+    recognizer: str = "starter"
     data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
-    max_train_prompts: int | None = setting(
-        None, "Number of training prompts, taken from the shuffled split; null = all.", minimum=1
-    )
-    max_eval_prompts: int | None = setting(
-        100, "Number of evaluation prompts, taken from the shuffled split; null = all.", minimum=1
+    limit: int = setting(0, "Training prompts, taken from the shuffled split; 0 = all.", minimum=0)
+    eval_limit: int = setting(
+        100, "Evaluation prompts, taken from the shuffled split; 0 = all.", minimum=0
     )
     min_seconds: float = setting(
         0.0, "Shortest recording used, in seconds (the paper: 6).", minimum=0
     )
     prompt_tokens: int = setting(
         50, "Length of the speech prompt in tokens (speaker-prompt layout).", minimum=1
-    )
-    vocoder: str = setting("starter", "Vocoder directory; starter = the shipped vocoder.")
-    recognizer: str = setting(
-        "starter", "Recogniser of the rewards; one of the names listed in dcar.recognition.load."
     )
     token_recognizer: str = setting(
         "starter",
@@ -281,7 +310,7 @@ class DCPOConfig(GRPOConfig):
     length_reward_gain: float = setting(
         1.0,
         "Gain of the tokens_per_pass controller: deviations of the advantage per deviation of "
-        "chunk size, for each token per pass below the target. About 0.1 with optimizer=natural.",
+        "chunk size, for each token per pass below the target. About 0.1 with optim=natural.",
         above=0,
     )
     credit: str = setting(
@@ -295,11 +324,6 @@ class DCPOConfig(GRPOConfig):
         "Tokens of the recording after a decision for which it is responsible, with "
         "credit=decision.",
         minimum=1,
-    )
-    reward_timeout: float = setting(
-        600.0,
-        "Seconds after which a batch that the recogniser has not answered counts as failed.",
-        above=0,
     )
     max_reward_wer: float = setting(
         0.5,
@@ -315,6 +339,9 @@ class DCPOConfig(GRPOConfig):
     )
 
     def __post_init__(self):
+        for name, s in settings_of(type(self)).items():
+            if name in self.REFUSED and as_parsed(getattr(self, name)) != as_parsed(s.default):
+                raise ConfigError(f"{name} has no effect in DCPO; remove it")
         # TRL also takes true and false
         self.scale_rewards = {"true": "group", "false": "none"}.get(
             str(self.scale_rewards).lower(), self.scale_rewards
@@ -327,11 +354,8 @@ class DCPOConfig(GRPOConfig):
             if str(getattr(self, name)).lower() == "false":
                 setattr(self, name, "no")
         check(self)
-        for name, default in NOT_OURS.items():
-            if getattr(self, name) != default:
-                raise ConfigError(
-                    f"{name} is a setting of TRL's GRPO that has no effect in DCPO; remove it"
-                )
+        if self.optim == "natural" and self.weight_decay:
+            raise ConfigError("weight_decay has no effect with optim=natural; remove it")
         if self.max_steps == 0:
             raise ConfigError(
                 "max_steps=0 trains nothing: set at least 1, or -1 to use num_train_epochs"
@@ -348,10 +372,15 @@ class DCPOConfig(GRPOConfig):
         self.policy_sizes = sorted(set(self.policy_sizes))
         if self.greater_is_better is None:
             self.greater_is_better = "reward" in (self.metric_for_best_model or "")
+        optim = self.optim
+        if optim == "natural":  # unknown to transformers
+            self.optim = type(self).optim
         try:
             super().__post_init__()
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        if optim == "natural":
+            self.optim = optim
 
     @property
     def prompts_per_step(self) -> int:
@@ -376,6 +405,11 @@ class DCPOConfig(GRPOConfig):
         )
 
 
+def as_parsed(value: Any) -> Any:
+    """Return a value with its words for true and false replaced, as TrlParser may have done."""
+    return BOOLEANS.get(str(value).lower(), value)
+
+
 def required(args: DCPOConfig, name: str) -> str:
     """Return a setting that is needed because the object that it loads was not given. Raises
     ConfigError if it is empty."""
@@ -390,17 +424,21 @@ def save_settings(config: DCPOConfig, path: Path) -> None:
     changed = {"out": config.output_dir}
     for key, s in settings_of(DCPOConfig).items():
         value = getattr(config, s.path[-1])
-        if value != s.default and s.path[-1] not in DERIVED:
+        if value != s.default and s.path[-1] not in DCPOConfig.REFUSED:
             changed[key] = plain(value)
     write_text(path, dump_yaml(changed, sort_keys=True))
 
 
 def resumed_settings(config: DCPOConfig) -> dict[str, Any]:
     """Return the settings that checkpoints record, for `dcar.config.resume.changed_settings`:
-    those of DCPO and those of transformers' optimisers."""
+    those of DCPO and those of transformers that change an update."""
+    updates = {"lr_scheduler_kwargs", "fp16"}
     names = {
         key
         for key, s in settings_of(DCPOConfig).items()
-        if s.path[-1] in DCPOConfig.__annotations__ or key.startswith(("optim", "adam_"))
+        if s.path[-1] not in DCPOConfig.REFUSED
+        and (
+            s.meaning.declared or key in updates | TAKE_EFFECT or key.startswith(("optim", "adam_"))
+        )
     }
     return {key: value for key, value in settings_stamp(config).items() if key in names}

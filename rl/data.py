@@ -91,11 +91,11 @@ def prompts_of(
         train = load(
             required(args, "data"),
             "train",
-            limit=args.max_train_prompts,
+            limit=args.limit,
             min_seconds=args.min_seconds,
         )
     if evaluated is None and args.eval_strategy != "no":
-        evaluated = load(required(args, "data"), "dev", limit=args.max_eval_prompts)
+        evaluated = load(required(args, "data"), "dev", limit=args.eval_limit)
     return items_of(train), None if evaluated is None else items_of(evaluated)
 
 

@@ -206,7 +206,7 @@ def policy_card(
             "forced_rows",
             "num_generations",
             "num_candidates",
-            "optimizer",
+            "optim",
             "learning_rate",
             "beta",
             "alpha",
@@ -280,9 +280,12 @@ def export(config: ExportConfig) -> Path:
     return out
 
 
+CONFIG = ExportConfig
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    print(f"exported to {run_claimed(export, load_config(ExportConfig, arguments))}")
+    print(f"exported to {run_claimed(export, load_config(CONFIG, arguments))}")
 
 
 if __name__ == "__main__":

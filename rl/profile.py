@@ -19,13 +19,19 @@ from typing import Any
 from tqdm import tqdm
 
 from dcar.config import load_config, save_config, setting
-from dcar.config.schema import seed_setting
+from dcar.config.commands import (
+    DecoderSettings,
+    PromptSettings,
+    RunSettings,
+    SeedSettings,
+    SpeechSettings,
+)
 from dcar.decoding import FixedChunk, decode
 from dcar.errors import ConfigError, RewardError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
-from dcar.model.precision import dtype_setting, precision_of
-from dcar.process import run_claimed, run_command
+from dcar.model.precision import precision_of
+from dcar.process import own_device, run_claimed, run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
@@ -46,34 +52,25 @@ from rl.transcription import (
 
 
 @dataclass
-class ProfileConfig:
+class ProfileConfig(SeedSettings, RunSettings, SpeechSettings, DecoderSettings, PromptSettings):
     """Settings of the guidance profile."""
 
-    decoder: str = setting(meaning="Directory of the decoder; starter = the shipped decoder.")
-    data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
-    out: str = setting("runs/profile", "Folder to write.", place="folder")
-    split: str = setting("dev", "Split of the corpus that is decoded.")
-    utterances: int = setting(100, "Largest number of utterances (the paper: 500).", minimum=1)
+    out: str = "runs/profile"
+    split: str = "dev"
+    limit: int = 100  # the paper: 500
+    batch_size: int = 32
+    recognizer: str = "starter"
     seeds: int = setting(
         1, "Number of times that every utterance is decoded, each with another seed.", minimum=1
     )
     range_size: int = setting(2, "Number n of chunk sizes in the guidance range.", minimum=1)
     sizes: list[int] = setting([], "Chunk sizes to measure; empty = 1..K.", minimum=1)
-    prompt_tokens: int = setting(50, "Length of the speech prompt in tokens.", minimum=1)
-    vocoder: str = setting(
-        "starter", "Vocoder: a folder, or one of the names listed in dcar.vocoder.load."
-    )
-    recognizer: str = setting("starter", "Recogniser of the rewards.")
     max_reward_wer: float = setting(
         0.5,
         "Largest word error rate of the recogniser on resynthesised recordings; one with more "
         "errors is refused.",
         minimum=0,
     )
-    batch_size: int = setting(32, "Utterances decoded together.", minimum=1)
-    seed: int = seed_setting(0, "Random seed for the choice of utterances and for decoding.")
-    device: str = setting("cpu", "Device: cpu or cuda.")
-    dtype: str = dtype_setting()
     sampling: SamplingConfig = setting(SamplingConfig, "Sampling settings of the tokens.")
 
 
@@ -180,12 +177,13 @@ def measure(
 
 def run(config: ProfileConfig) -> dict[str, Any]:
     """Measure the profile, and write profile.json and config.yaml into `config.out`."""
-    base = load_decoder(config.decoder, config.device, dtype=config.dtype)
+    device = own_device(config.device)
+    base = load_decoder(config.decoder, device, dtype=config.dtype)
     items = load_prompts(
-        config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances
+        config.data, config.split, base, config.prompt_tokens, config.seed, config.limit
     )
-    vocoder = vocoder_for(base, config.data, items, config.vocoder, config.device)
-    recognizer = load_recognizer(config.recognizer, device=config.device)
+    vocoder = vocoder_for(base, config.data, items, config.vocoder, device)
+    recognizer = load_recognizer(config.recognizer, device)
     recordings = counted(ground_truth_errors(items, vocoder, recognizer).values()).wer
     check_recognizer(recognizer.name, recordings, config.max_reward_wer)
     result = profile(
@@ -230,9 +228,12 @@ def table(result: dict[str, Any]) -> str:
     )
 
 
+CONFIG = ProfileConfig
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    print(table(run_claimed(run, load_config(ProfileConfig, arguments))))
+    print(table(run_claimed(run, load_config(CONFIG, arguments))))
 
 
 if __name__ == "__main__":

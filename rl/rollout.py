@@ -48,7 +48,7 @@ class RolloutBatch:
     forced: Tensor  # [R] bool
     rewards: Tensor  # [R] float64, NaN if it could not be computed
     parts: np.ndarray  # [R, number of rewards]
-    # seconds of rollout, vocoder and asr; the last two are spent in the worker
+    # seconds of rollout, vocoder and recogniser; the last two are spent in the worker
     seconds: dict[str, float] = field(default_factory=dict)
     # [R, M, N, n, F] features of the candidates, padded with 0; None before the draw
     features: Tensor | None = None
@@ -88,7 +88,7 @@ class Roller:
         group_size: int,
         chunk_range: Sequence[int] = (),
         forced_rows: str = "policy_ratio",
-        share_token_draws: bool = False,
+        common_random_numbers: bool = False,
         num_candidates: int = 1,
         recognizer: Recognizer | None = None,
         microbatches: int = 1,
@@ -97,7 +97,7 @@ class Roller:
         self.base, self.vocoder = base, vocoder
         self.rewards, self.weights = list(rewards), list(weights)
         self.sampling, self.group_size, self.chunk_range = sampling, group_size, tuple(chunk_range)
-        self.forced_rows, self.share_token_draws = forced_rows, share_token_draws
+        self.forced_rows, self.common_random_numbers = forced_rows, common_random_numbers
         self.num_candidates = num_candidates
         self.recognizer = recognizer  # of rewards that take transcripts
         self.microbatches, self.hidden_dtype = microbatches, hidden_dtype
@@ -179,7 +179,10 @@ class Roller:
             self._engine = Engine(self.base, rule, self.sampling, rows, record_hidden=True)
         self._engine.method = rule
         return self._engine.decode(
-            prompts, seed=seed, group_size=self.group_size, share_token_draws=self.share_token_draws
+            prompts,
+            seed=seed,
+            group_size=self.group_size,
+            common_random_numbers=self.common_random_numbers,
         )
 
     def _rolled(self) -> torch.cuda.Event | None:
@@ -205,7 +208,11 @@ class Roller:
             totals, parts = score(records, self.rewards, self.weights, self.recognizer, **columns)
         for record in records:
             record.wave = None  # audio is not needed after the rewards
-        return totals, parts, {"vocoder": voiced - started, "asr": time.perf_counter() - voiced}
+        return (
+            totals,
+            parts,
+            {"vocoder": voiced - started, "recognizer": time.perf_counter() - voiced},
+        )
 
     def _pack(
         self,

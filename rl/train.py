@@ -43,6 +43,7 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
         config.resume_from_checkpoint, config.output_dir
     )  # may raise, before anything is written
     trainer = DCPOTrainer(args=config, **parts)
+    config = trainer.args  # with the guidance range
     out = Path(config.output_dir)
     prepared = prepared_folder(config.data) / "prepared.json" if config.data else None
     trainer.origin = provenance(
@@ -110,10 +111,13 @@ def export(trainer: DCPOTrainer) -> Path:
     return policy
 
 
+CONFIG = DCPOConfig
+
+
 def main(arguments: Sequence[str] | None = None, **parts: Any) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with meeting_others():  # loading the settings connects the processes
-        config = load_config(DCPOConfig, arguments)
+        config = load_config(CONFIG, arguments)
     with claimed(config.output_dir):
         run(config, **parts)
     PartialState().destroy_process_group()  # without it NCCL warns at exit

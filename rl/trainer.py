@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -77,6 +77,8 @@ from rl.transcription import (
 __all__ = ["DCPOConfig", "DCPOTrainer"]
 
 STATE = "dcpo.safetensors"
+REWARD_TIMEOUT = 600.0
+"""Seconds after which a batch that the recogniser has not answered counts as failed."""
 
 
 @dataclass
@@ -127,7 +129,7 @@ class DCPOTrainer(ResilientTrainer):
         vocoder: Vocoder | None = None,
         recognizer: Recognizer | None = None,
     ):
-        args = DCPOConfig() if args is None else args
+        args = DCPOConfig() if args is None else copy(args)  # some settings are filled in
         decoder = required(args, "decoder") if decoder is None else decoder
         self.base = (
             load_decoder(decoder, args.device, dtype=args.dtype)
@@ -155,7 +157,7 @@ class DCPOTrainer(ResilientTrainer):
             recognizer = load_recognizer(args.recognizer, device=str(args.device))
         self.recognizer = RetryingRecognizer(
             recognizer or UnusedRecognizer(args.recognizer),
-            Retry(attempts=3, timeout=args.reward_timeout, backoff=0.2),
+            Retry(attempts=3, timeout=REWARD_TIMEOUT, backoff=0.2),
         )
         self.reward_funcs = [
             BUILT_IN[r](args, self.recognizer) if isinstance(r, str) else r for r in named
@@ -180,10 +182,10 @@ class DCPOTrainer(ResilientTrainer):
             self.remove_callback(noisy)
         if not args.disable_tqdm:
             self.add_callback(ProgressBar())
-        if self.is_fsdp_enabled:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ConfigError(
-                "DCPO does not run with FSDP, because the policy is small and the decoder frozen: "
-                "use launch/accelerate/multi_gpu.yaml"
+                "DCPO does not run with FSDP or DeepSpeed, because the policy is small and the "
+                "decoder frozen: use launch/accelerate/multi_gpu.yaml"
             )
         self.base = self.base.to(args.device).eval().requires_grad_(False)
         self.reference, self.rollout_policy = (
@@ -206,7 +208,7 @@ class DCPOTrainer(ResilientTrainer):
             group_size=args.num_generations,
             chunk_range=args.chunk_range,
             forced_rows=args.forced_rows,
-            share_token_draws=args.common_random_numbers,
+            common_random_numbers=args.common_random_numbers,
             num_candidates=args.num_candidates,
             recognizer=self.recognizer,
             microbatches=parts,
@@ -265,18 +267,11 @@ class DCPOTrainer(ResilientTrainer):
     # --- one update -------------------------------------------------------------------------------
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
-        args, weights = self.args, self.policy.parameters()
-        if self.optimizer is None and args.optimizer == "natural":
-            self.optimizer = NaturalGradient(weights, self._curvature, args.learning_rate)
-        elif self.optimizer is None:
-            self.optimizer = torch.optim.AdamW(
-                weights,
-                lr=args.learning_rate,
-                eps=args.adam_epsilon,
-                betas=(args.adam_beta1, args.adam_beta2),
-                weight_decay=args.weight_decay,
+        if self.optimizer is None and self.args.optim == "natural":
+            self.optimizer = NaturalGradient(
+                self.policy.parameters(), self._curvature, self.args.learning_rate
             )
-        return self.optimizer
+        return super().create_optimizer(model)
 
     def _curvature(self) -> Product:
         """Return products with the Fisher information of the policy at the decisions of this

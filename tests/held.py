@@ -68,7 +68,7 @@ REPETITION = {
 HOW: list[dict[str, Any]] = [
     dict(batch_size=2),
     dict(batch_size=32, group_size=2),
-    dict(batch_size=2, group_size=3, share_token_draws=True),
+    dict(batch_size=2, group_size=3, common_random_numbers=True),
 ]
 """Small and large batches of different rows, and groups that share a prefill."""
 
@@ -109,7 +109,7 @@ def hold(
     decoded: list[Spoken] = []
     for seed, (name, sampling) in enumerate(samplings.items()):
         for how in [dict(batch_size=2 if seed % 2 else 32)] if seed else ways:
-            size, share = how.get("group_size", 1), how.get("share_token_draws", False)
+            size, share = how.get("group_size", 1), how.get("common_random_numbers", False)
             expected = [
                 speak(exact, prompt, rule, sampling, seed, member, share)
                 for prompt in prompts

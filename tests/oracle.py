@@ -116,13 +116,15 @@ class Utterance:
         sampling: Any,
         seed: int,
         member: int = 0,
-        share_token_draws: bool = False,
+        common_random_numbers: bool = False,
     ):
         self.model, self.prompt, self.sampling = model, prompt, sampling
         self.seed, self.member = seed, member
         self.eos = model.config.eos
         self.action_key = key_of(seed, prompt.utterance_id, member)
-        self.token_key = key_of(seed, prompt.utterance_id) if share_token_draws else self.action_key
+        self.token_key = (
+            key_of(seed, prompt.utterance_id) if common_random_numbers else self.action_key
+        )
         self.limit = min(
             sampling.max_tokens, math.ceil(sampling.max_tokens_per_text_unit * len(prompt.text_ids))
         )
@@ -268,10 +270,13 @@ def speak(
     sampling: Any,
     seed: int = 0,
     member: int = 0,
-    share_token_draws: bool = False,
+    common_random_numbers: bool = False,
 ) -> Spoken:
     """Apply the rule until the end of speech or the length limit."""
-    u, out = Utterance(model, prompt, sampling, seed, member, share_token_draws), Spoken([], False)
+    u, out = (
+        Utterance(model, prompt, sampling, seed, member, common_random_numbers),
+        Spoken([], False),
+    )
     out.prompt_length = len(prompt.prompt_ids) + bool(model.config.bos)
     features: list[Tensor] = []
     while True:

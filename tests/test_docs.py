@@ -8,13 +8,12 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dcar.cli import COMMANDS, resolve
-from dcar.config import load_config, schema_of
+from dcar.config import load_config
 from dcar.config.schema import settings_of
 from dcar.errors import ConfigError
 
@@ -115,13 +114,15 @@ def commands(page: Path) -> list[tuple[str, list[str]]]:
 
 
 @functools.cache
-def main_of(module: str) -> Callable:
+def config_of(module: str) -> type:
+    """Settings of the command `python -m module`."""
     name = (
         f"{module}.__main__"
         if (ROOT / module.replace(".", "/") / "__main__.py").is_file()
         else module
     )
-    return importlib.import_module(name).main
+    main = importlib.import_module(name).main
+    return importlib.import_module(main.__module__).CONFIG
 
 
 @pytest.mark.parametrize("page", ids(PAGES))
@@ -150,7 +151,7 @@ def refused(page: Path) -> list[str]:
             or " → " in f" {' '.join(given)} "
         ):
             continue
-        schema = schema_of(main_of(module))
+        schema = config_of(module)
         try:
             load_config(schema, arguments)
         except ConfigError as error:

@@ -9,7 +9,6 @@ import pytest
 from browser import DESKTOP, PHONE, needs_browser, opened, too_wide
 
 from dcar.cli import jobs
-from dcar.config import schema_of
 from dcar.config.read import load_yaml
 from dcar.config.schema import settings_of
 
@@ -61,10 +60,10 @@ def page_of(job: str) -> str:
 def test_every_setting_of_a_command_is_on_its_page(job, site):
     page = (site / page_of(job)).read_text()
     shown = set(re.findall(r"<td><code>([^<]+)</code></td>", page.replace("&#95;", "_")))
-    schema = schema_of(importlib.import_module(jobs()[job][0]).main)
-    unused = getattr(schema, "UNUSED", frozenset())
+    schema = importlib.import_module(jobs()[job][0]).CONFIG
+    refused = getattr(schema, "REFUSED", frozenset())
     known = {
-        s.key for s in settings_of(schema).values() if not s.group and s.path[-1] not in unused
+        s.key for s in settings_of(schema).values() if not s.group and s.path[-1] not in refused
     }
     assert known <= shown
     assert f'{page_of(job)}">dcar {job}</a>' in (site / "commands.html").read_text()

@@ -7,7 +7,7 @@ read     YAML files and command lines -> settings with their places
 load     `load_config`, `save_config`, `--help`
 """
 
-from dcar.config.load import load_config, save_config, schema_of
+from dcar.config.load import load_config, save_config
 from dcar.config.schema import check, setting
 
-__all__ = ["check", "load_config", "save_config", "schema_of", "setting"]
+__all__ = ["check", "load_config", "save_config", "setting"]

@@ -7,16 +7,14 @@ allowed values. The resolved configuration is saved with the results of a run, a
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import difflib
 import enum
-import io
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,25 +35,6 @@ from dcar.storage import write_text
 T = TypeVar("T")
 
 
-class HelpShown(SystemExit):
-    """Exit after `--help` was printed. schema: the dataclass of the command's settings."""
-
-    def __init__(self, schema: type) -> None:
-        super().__init__(0)
-        self.schema = schema
-
-
-def schema_of(main: Callable[[list[str]], object]) -> type:
-    """Return the schema of a command, found by calling its `main` with --help. Raises
-    ConfigError if that shows none."""
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            main(["--help"])
-    except HelpShown as shown:
-        return shown.schema
-    raise ConfigError(f"{main.__module__}.main(['--help']) shows no settings")
-
-
 def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
     """Build `schema` (a dataclass) from `[--config RECIPE] [key=value …]`; nested keys are written
     a.b=value.
@@ -68,7 +47,7 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if "-h" in arguments or "--help" in arguments:
         print(help_text(schema))
-        raise HelpShown(schema)
+        raise SystemExit(0)
     top: Any = schema
     known = settings_of(top)
     values: dict[str, Given] = {}
@@ -231,7 +210,7 @@ def help_text(schema: type) -> str:
     help.
     """
     known = settings_of(schema)
-    unused: frozenset[str] = getattr(schema, "UNUSED", frozenset())
+    refused: frozenset[str] = getattr(schema, "REFUSED", frozenset())
     words = [s.key.upper() for s in known.values() if s.meaning.positional]
     words += [f"[{s.meaning.short} {s.key.upper()}]" for s in known.values() if s.meaning.short]
     lines = [" ".join(["usage:", program(), *words, "[--config RECIPE]", "[key=value …]"]), ""]
@@ -248,7 +227,7 @@ def help_text(schema: type) -> str:
     foreign = [
         s
         for s in known.values()
-        if not s.group and not s.meaning.declared and s.path[-1] not in unused
+        if not s.group and not s.meaning.declared and s.path[-1] not in refused
     ]
     if foreign:
         bases = [

@@ -1,7 +1,7 @@
 """Plain folders: recordings with their texts next to them, or a table with a header (CSV, TSV).
 
 Recordings without a text are read with an empty one, which validation reports, unless `dcar prepare
-transcribe=…` transcribes them.
+recognizer=…` transcribes them.
 """
 
 from __future__ import annotations

@@ -319,7 +319,7 @@ def examine(
             try:
                 text_to_ids(text)
             except TextError as error:
-                hint = "" if text.strip() else ", or set transcribe=whisper-base"
+                hint = "" if text.strip() else ", or set recognizer=whisper-base"
                 report(f"utterance {u.id}: {label}: {error}{hint}")
     try:
         decoded = u.load()

@@ -114,7 +114,7 @@ class Engine:
         *,
         seed: int = 0,
         group_size: int = 1,
-        share_token_draws: bool = False,
+        common_random_numbers: bool = False,
     ) -> list[DecodeResult]:
         """Decode every prompt `group_size` times; see `decode`."""
         started = self.clock()
@@ -123,7 +123,10 @@ class Engine:
         results = {
             p.index: p.result
             for p in self.run(
-                prompts, seed=seed, group_size=group_size, share_token_draws=share_token_draws
+                prompts,
+                seed=seed,
+                group_size=group_size,
+                common_random_numbers=common_random_numbers,
             )
             if p.result is not None
         }
@@ -140,7 +143,7 @@ class Engine:
         *,
         seed: int = 0,
         group_size: int = 1,
-        share_token_draws: bool = False,
+        common_random_numbers: bool = False,
         stream: bool = False,
         in_order: bool = False,
     ) -> Iterator[Progress]:
@@ -167,7 +170,7 @@ class Engine:
             used, steps = 0, 0  # rows in use, steps since an utterance was admitted
             while waiting or any(slots):
                 if waiting and None in slots:
-                    self._admit(state, waiting, slots, seed, share_token_draws)
+                    self._admit(state, waiting, slots, seed, common_random_numbers)
                     steps = 0
                     used = max(i for i, slot in enumerate(slots) if slot is not None) + 1
                 elif not waiting:
@@ -235,7 +238,7 @@ class Engine:
         waiting: list[tuple[int, Prompt, int]],
         slots: list[Slot | None],
         seed: int,
-        share_token_draws: bool,
+        common_random_numbers: bool,
     ) -> None:
         """Prefill waiting prompts, each once for its whole group, into free rows."""
         free = [i for i, slot in enumerate(slots) if slot is None][: len(waiting)]
@@ -257,7 +260,7 @@ class Engine:
             )
         limits = torch.tensor([slots[row].limit for row in free], device=device)  # type: ignore[union-attr]
         names, members = [p.utterance_id for _, p, _ in taken], [member for *_, member in taken]
-        keys = group_keys(seed, names, members, share_token_draws)
+        keys = group_keys(seed, names, members, common_random_numbers)
         state.admit(
             rows, limits, lengths, hidden[origins, lengths - 1], [k.to(device) for k in keys]
         )
@@ -398,7 +401,7 @@ def decode(
     *,
     seed: int = 0,
     group_size: int = 1,
-    share_token_draws: bool = False,
+    common_random_numbers: bool = False,
     record_hidden: bool = False,
     batch_size: int = 32,
 ) -> list[DecodeResult]:
@@ -409,7 +412,7 @@ def decode(
         model: decoder in eval mode; its device and dtype are used.
         method: proposes and keeps tokens (a `ChunkRule`, or a verifier of `eval`).
         seed: with it, every draw is addressed by utterance id, member of the group, and position.
-        share_token_draws: give the members of a group common random numbers for tokens; sizes
+        common_random_numbers: give the members of a group common random numbers for tokens; sizes
             keep their own.
         record_hidden: return the hidden states of all consumed positions, on the model's device,
             and the features that decisions after the draw read: ordinary tensors, on which a
@@ -430,5 +433,5 @@ def decode(
         record_hidden=record_hidden,
     )
     return engine.decode(
-        prompts, seed=seed, group_size=group_size, share_token_draws=share_token_draws
+        prompts, seed=seed, group_size=group_size, common_random_numbers=common_random_numbers
     )

@@ -9,29 +9,17 @@ copy.
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from dcar.config import setting
+from dcar.config.commands import DTYPES
 from dcar.errors import ConfigError
 from dcar.model.backbones.decoder import BackboneDecoder, cast_backbone
 from dcar.model.draft import AnyDecoder
 
 if TYPE_CHECKING:
     from heads.policy import ChunkPolicy
-
-DTYPES = ("auto", "float32", "bfloat16")
-
-
-def dtype_setting() -> Any:
-    """Declare the field `dtype` of a command's settings."""
-    return setting(
-        "auto",
-        "Type of the decoder's weights: float32, bfloat16, or auto = bfloat16 on a GPU, float32 on "
-        "a CPU.",
-        choices=DTYPES,
-    )
 
 
 def chosen_dtype(dtype: str, device: str | torch.device) -> torch.dtype:

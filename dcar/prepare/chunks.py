@@ -67,7 +67,7 @@ class WholeCorpus:
         )
         kept = with_transcripts(
             [u for u in utterances if in_range(u, config)],
-            config.transcribe,
+            config.recognizer,
             f"{config.out}.transcripts.jsonl" if config.out else "",
             processes,
             own_device(config.device),
@@ -113,7 +113,7 @@ class WholeCorpus:
             write_json(verdict, {"problems": [asdict(p) for p in self.validate()]})
         wait(
             lambda: verdict.exists() or done(),
-            self.config.wait_seconds,
+            self.config.wait_minutes,
             f"process 0 to validate ({verdict})",
         )
         if done() is not None:
@@ -286,7 +286,7 @@ def choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, list
         splits = [u.split or "train" for u in utterances]
     chosen: dict[str, list[Utterance]] = {s: [] for s in config.splits}
     for u, split in zip(utterances, splits, strict=True):
-        if split in chosen and (config.limit is None or len(chosen[split]) < config.limit):
+        if split in chosen and (not config.limit or len(chosen[split]) < config.limit):
             chosen[split].append(u)
     if others := Counter(s for s in splits if s not in (*SPLITS, *chosen)):
         logger.warning(
@@ -352,7 +352,7 @@ def with_transcripts(
     if missing:
         if processes > 1:
             raise ConfigError(
-                f"transcribe: {len(missing)} recordings must be transcribed first; run dcar "
+                f"recognizer: {len(missing)} recordings must be transcribed first; run dcar "
                 "prepare once in a single process"
             )
         known |= _transcribe(missing, recognizer, device)

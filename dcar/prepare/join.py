@@ -186,5 +186,8 @@ def _join_rows(rows: Dataset, config: JoinConfig) -> Dataset:
     return Dataset.from_list(made, features=rows.features)
 
 
+CONFIG = JoinConfig
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    print(f"written to {run_claimed(join, load_config(JoinConfig, arguments))}")
+    print(f"written to {run_claimed(join, load_config(CONFIG, arguments))}")

@@ -90,5 +90,8 @@ def retokenize(config: RetokenizeConfig) -> Path:
     return out
 
 
+CONFIG = RetokenizeConfig
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    print(f"written to {run_claimed(retokenize, load_config(RetokenizeConfig, arguments))}")
+    print(f"written to {run_claimed(retokenize, load_config(CONFIG, arguments))}")

@@ -109,13 +109,13 @@ def run(
         return report
     mine = _write_chunks(corpus, config, work, tokenizer, speaker_encoder, rank, world, progress)
     if rank == 0:
-        names = _all_chunks(work, world, config.wait_seconds)
+        names = _all_chunks(work, world, config.wait_minutes)
         _assemble(corpus, config, work, names, tokenizer, fingerprint)
     elif config.stream:
         records = [read_json(work / f"chunk-{name}.json") or {} for name in mine]
         checked, filtered = (sum(record[key] for record in records) for key in ("rows", "filtered"))
         return PrepareReport([], {}, None, checked, filtered)
-    return wait(done, config.wait_seconds, f"process 0 to assemble {out}")
+    return wait(done, config.wait_minutes, f"process 0 to assemble {out}")
 
 
 def _write_chunks(
@@ -199,7 +199,7 @@ def _read(
         yield chunk, found._replace(loaded=None), recordings
 
 
-def _all_chunks(work: Path, world: int, wait_seconds: float) -> list[str]:
+def _all_chunks(work: Path, world: int, wait_minutes: float) -> list[str]:
     """Wait for the chunks of all processes and return their names in the order of the corpus."""
     listed = [work / f"done-{rank}-of-{world}.json" for rank in range(world)]
 
@@ -210,7 +210,7 @@ def _all_chunks(work: Path, world: int, wait_seconds: float) -> list[str]:
         found = sorted(itertools.chain(*lists))
         return found if all(read_chunk(work, name) for name in found) else None
 
-    return wait(names, wait_seconds, f"the other processes in {work}")
+    return wait(names, wait_minutes, f"the other processes in {work}")
 
 
 def _assemble(
@@ -269,10 +269,13 @@ def _assemble(
     )
 
 
+CONFIG = PrepareConfig
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line of `dcar prepare` and print the report; return 1 if `validate=true`
     found bad rows, otherwise 0."""
-    config = load_config(PrepareConfig, arguments)
+    config = load_config(CONFIG, arguments)
     report = run(config) if config.validate else run_claimed(run, config)
     print(report.text())
     return report.exit_code

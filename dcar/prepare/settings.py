@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dcar.config import check, setting
+from dcar.config.commands import DeviceSettings, WaitSettings
 from dcar.corpus.read import KINDS, Problem, describe
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import prepared_info, split_faults
@@ -25,9 +26,10 @@ Found = TypeVar("Found")
 
 
 @dataclass
-class PrepareConfig:
+class PrepareConfig(DeviceSettings, WaitSettings):
     """Settings of `dcar prepare`."""
 
+    wait_minutes: float = 60.0
     out: str = setting(
         "", "Folder to write: new, empty, or an earlier prepared corpus.", place="folder"
     )
@@ -58,7 +60,7 @@ class PrepareConfig:
     residual: bool = setting(
         False, "Also store the codes of the tokenizer's other layers (codec:NAME@8)."
     )
-    transcribe: str = setting(
+    recognizer: str = setting(
         "",
         "Recogniser for recordings without a text, by its name in dcar.recognition.load, e.g. "
         "whisper-base; empty for none. OUT.transcripts.jsonl keeps the transcripts, to be "
@@ -82,7 +84,7 @@ class PrepareConfig:
     )
     validate: bool = setting(False, "Only report every bad row; write nothing.")
     skip_bad: bool = setting(False, "Leave out bad rows instead of stopping.")
-    limit: int | None = setting(None, "Largest number of utterances of each split.", minimum=1)
+    limit: int = setting(0, "Utterances of each split; 0 = all.", minimum=0)
     speeds: tuple[float, ...] = setting(
         (1.0,),
         "Speeds of copies of the training split (resampled: pitch changes, so copies are new "
@@ -110,12 +112,6 @@ class PrepareConfig:
         "core of this process.",
         minimum=0,
     )
-    device: str = setting(
-        "auto",
-        "Device of tokenizer, speaker encoder and recogniser: cpu, cuda, or auto = a GPU if there "
-        "is one. Process n of a machine uses GPU n.",
-    )
-    wait_seconds: float = setting(3600.0, "Longest wait for other processes, in seconds.", above=0)
 
     def __post_init__(self) -> None:
         self.splits, self.subsets = tuple(self.splits), tuple(self.subsets)
@@ -147,7 +143,7 @@ class PrepareConfig:
             unfit = {
                 "limit": "counts rows before they are read",
                 "validate": "reads the whole corpus",
-                "transcribe": "transcribes recordings before rows are checked",
+                "recognizer": "transcribes recordings before rows are checked",
                 "copies_below": "counts a speaker's utterances before any is read",
             }
             faults += [
@@ -212,8 +208,8 @@ def corpus_record(config: PrepareConfig) -> dict[str, Any]:
 # settings that decide where, whether and how fast to write; the tokenizer is represented by its
 # checksum, `residual` by the number of layers
 NOT_IN_FINGERPRINT = (
-    "out", "tokenizer", "residual", "path", "transcribe", "validate", "skip_bad", "batch_seconds",
-    "compress", "num_proc", "device", "wait_seconds",
+    "out", "tokenizer", "residual", "path", "recognizer", "validate", "skip_bad", "batch_seconds",
+    "compress", "num_proc", "device", "wait_minutes",
 )  # fmt: skip
 # version of what is computed; a change of the storage (FORMAT_VERSION) does not change fingerprints
 CONTENT_VERSION = 2
@@ -269,16 +265,16 @@ def finished(config: PrepareConfig, fingerprint: str) -> PrepareReport | None:
         return None
 
 
-def wait(look: Callable[[], Found | None], seconds: float, what: str) -> Found:
-    """Return the first result of `look` that is not None; raise DataError after `seconds`.
+def wait(look: Callable[[], Found | None], minutes: float, what: str) -> Found:
+    """Return the first result of `look` that is not None; raise DataError after `minutes`.
     Processes synchronise through files, which works for accelerate, torchrun and independent
     SLURM tasks alike."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + 60 * minutes
     while (found := look()) is None:
         if time.monotonic() > end:
             raise DataError(
-                f"waited {seconds:g} s for {what}; check that its process is still running, then "
-                "run again to continue, or raise wait_seconds"
+                f"waited {minutes:g} minutes for {what}; check that its process is still running, "
+                "then run again to continue, or raise wait_minutes"
             )
         time.sleep(0.05)
     return found

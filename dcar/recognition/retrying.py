@@ -96,7 +96,7 @@ class RetryingRecognizer:
         if self._busy is not None and self._busy.is_alive():
             raise TimeoutError(
                 f"{self.name} is still working on an earlier batch, which exceeded "
-                f"{self.retry.timeout:g} s (reward_timeout)"
+                f"{self.retry.timeout:g} s"
             )
         found: list[Sequence[Any]] = []
         failed: list[BaseException] = []
@@ -113,7 +113,5 @@ class RetryingRecognizer:
         if failed:
             raise failed[0]
         if not found:
-            raise TimeoutError(
-                f"{self.name} did not return within {self.retry.timeout:g} s (reward_timeout)"
-            )
+            raise TimeoutError(f"{self.name} did not return within {self.retry.timeout:g} s")
         return found[0]

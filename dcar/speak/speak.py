@@ -14,10 +14,9 @@ from tqdm import tqdm
 
 from dcar.audio import audio_writer, check_suffix
 from dcar.config import load_config, setting
-from dcar.config.schema import seed_setting
+from dcar.config.commands import DecoderSettings, SeedSettings, VocoderSettings
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, TextError
-from dcar.model.precision import dtype_setting
 from dcar.process import claimed
 from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, FIXED_SIZE, NUM_CANDIDATES, POLICY, SAMPLING
@@ -29,9 +28,10 @@ SHOWN = 20  # phrases whose chunks are printed; of more only the sums
 
 
 @dataclass
-class SpeakConfig:
+class SpeakConfig(SeedSettings, VocoderSettings, DecoderSettings):
     """`dcar speak`: text and a voice in, a waveform and the timeline of its chunks out."""
 
+    decoder: str = "starter"
     text: str = setting(
         "",
         "Text to speak; several sentences are decoded one by one. - = standard input.",
@@ -55,11 +55,9 @@ class SpeakConfig:
         "dcar, dcar-sampled, car-K, or far; empty = dcar with the shipped decoder, a "
         f"policy, a dial or num_candidates, else car-{FIXED_SIZE}.",
     )
-    decoder: str = setting("starter", "Folder of a decoder (far: of a FAR decoder).")
     policy: str = setting(
         POLICY, "Folder of an exported policy, or starter, which was trained at temperature 1."
     )
-    vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
     dial: float = setting(
         0.0,
@@ -74,8 +72,6 @@ class SpeakConfig:
         f"policy that can tell; 0 = {NUM_CANDIDATES} for such a policy, else 1.",
         minimum=0,
     )
-    dtype: str = dtype_setting()
-    seed: int = seed_setting(0, "Random seed for the draws.")
     stream: bool = setting(
         False,
         "Whether to write 16-bit mono samples to standard output during decoding (… | aplay -r "
@@ -110,8 +106,11 @@ def read_text(options: SpeakConfig) -> str:
         raise TextError(f"{name}: cannot be read ({error.strerror}); check the path") from None
 
 
+CONFIG = SpeakConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
-    options = load_config(SpeakConfig, arguments)
+    options = load_config(CONFIG, arguments)
     if options.voices:
         print(voices_text())
         return

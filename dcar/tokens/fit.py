@@ -33,7 +33,7 @@ import numpy as np
 import scipy.linalg
 
 from dcar.config import load_config, setting
-from dcar.config.schema import seed_setting
+from dcar.config.commands import DeviceSettings, SeedSettings
 from dcar.corpus.read import KINDS, Utterance, load_corpus
 from dcar.errors import ConfigError, DataError
 from dcar.process import one_ahead, own_device, run_claimed
@@ -52,8 +52,8 @@ PARTS = 3
 """Number of classes per phoneme: its beginning, middle and end."""
 
 
-@dataclass
-class FitTokenizerConfig:
+@dataclass(kw_only=True)
+class FitTokenizerConfig(SeedSettings, DeviceSettings):
     """Settings of `dcar fit-tokenizer`."""
 
     out: str = setting(meaning="Folder to write the tokenizer and its report to.", place="folder")
@@ -63,7 +63,9 @@ class FitTokenizerConfig:
     )
     corpus: str = setting("starter", "Kind of corpus.", choices=KINDS)
     path: str | None = setting(None, "Location of the corpus; by default the shipped one.")
-    split: str | None = setting("train", "Split to fit on; empty for the whole corpus.")
+    split: str | None = setting(
+        "train", "Split to fit on; the report is on dev. Empty = the whole corpus for both."
+    )
     vocab_size: int = setting(1024, "Number of codes; 512 to 1024 are usual.", minimum=1)
     max_frames: int = setting(
         200_000, "Number of encoder states to fit on (50 per second; 2 kB each).", minimum=1
@@ -81,10 +83,6 @@ class FitTokenizerConfig:
     report_utterances: int = setting(
         600, "Largest number of utterances in the report; 0 = no report.", minimum=0
     )
-    device: str = setting(
-        "auto", "Device of the encoder: cpu, cuda, or auto = a GPU if there is one."
-    )
-    seed: int = seed_setting(0, "Random seed for the order of utterances and for k-means.")
 
 
 def run(config: FitTokenizerConfig) -> dict[str, Any]:
@@ -96,16 +94,20 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
     utterances = _utterances(config, config.split or None)
     shuffled = [utterances[i] for i in order.permutation(len(utterances))]
     waves = (u.load() for u in shuffled)
-    settings = {
-        name: getattr(config, name)
-        for name in ("vocab_size", "max_frames", "seed", "standardize", "sample_hours")
-    }
     encoder: StateEncoder = WhisperEncoder(device=own_device(config.device))
     if config.encoder != encoder.name:
         from dcar.tokens.hubert import parse_encoder, shared_hubert
 
         encoder = shared_hubert(*parse_encoder(config.encoder), own_device(config.device))
-    tokenizer = KMeansTokenizer.fit(waves, encoder, **settings)
+    tokenizer = KMeansTokenizer.fit(
+        waves,
+        encoder,
+        vocab_size=config.vocab_size,
+        max_frames=config.max_frames,
+        seed=config.seed,
+        standardize=config.standardize,
+        sample_hours=config.sample_hours,
+    )
     if config.projection_size:
         tokenizer = sharpen(tokenizer, shuffled, config)
     tokenizer.provenance |= {"corpus": config.corpus, "split": config.split}
@@ -322,6 +324,9 @@ def information(
     return {name: round(value, 3) for name, value in totals.items()}
 
 
+CONFIG = FitTokenizerConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: `[--config FILE.yaml] [key=value …]`."""
-    run_claimed(run, load_config(FitTokenizerConfig, arguments))
+    run_claimed(run, load_config(CONFIG, arguments))

@@ -323,8 +323,11 @@ def fit(
     )
 
 
+CONFIG = TrainConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
-    config, choice = load_config(TrainConfig, arguments), None
+    config, choice = load_config(CONFIG, arguments), None
     if config.spoken.sentences:
         from dcar.train.spoken import SpokenChoice  # with a vocoder and a recogniser
 

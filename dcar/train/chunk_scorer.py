@@ -24,13 +24,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcar.config import load_config, setting
+from dcar.config.commands import DataSettings, DecoderSettings
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.batch import SpeechBatch
 from dcar.model.car import head_targets
 from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
-from dcar.model.precision import cast_decoder, chosen_dtype, dtype_setting, precision_of
+from dcar.model.precision import cast_decoder, chosen_dtype, precision_of
 from dcar.prepare.prepared import load_split, prepared_info
 from dcar.process import run_claimed, run_command
 from dcar.prompts.together import check_together
@@ -44,18 +45,9 @@ from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, before_end
 
 
 @dataclass
-class TrainChunkScorerConfig(SmallSettings):
+class TrainChunkScorerConfig(DecoderSettings, SmallSettings, DataSettings):
     """Settings of `dcar train-chunk-scorer`."""
 
-    decoder: str = setting(
-        "runs/car", "Frozen decoder whose chunks are scored; starter = the shipped one."
-    )
-    dtype: str = dtype_setting()
-    data: str = setting(
-        "runs/prepared",
-        "Folder written by `dcar prepare` with the decoder's tokenizer.",
-        place="folder",
-    )
     out: str = "runs/chunk_scorer"
     init_from: str = setting(
         "",
@@ -255,8 +247,11 @@ def chunk_scorer_card(chunk_scorer: ChunkScorer, source: Mapping[str, Any]) -> s
     )
 
 
+CONFIG = TrainChunkScorerConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
-    run_claimed(run, load_config(TrainChunkScorerConfig, arguments))
+    run_claimed(run, load_config(CONFIG, arguments))
 
 
 if __name__ == "__main__":

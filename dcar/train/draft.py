@@ -87,8 +87,11 @@ def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
     return trained
 
 
+CONFIG = TrainDraftConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
-    run_claimed(run, load_config(TrainDraftConfig, arguments))
+    run_claimed(run, load_config(CONFIG, arguments))
 
 
 if __name__ == "__main__":

@@ -256,8 +256,11 @@ def residual_card(model: ResidualModel, source: Mapping[str, Any]) -> str:
     )
 
 
+CONFIG = TrainResidualConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
-    run_claimed(run, load_config(TrainResidualConfig, arguments))
+    run_claimed(run, load_config(CONFIG, arguments))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcar.config import check, setting
+from dcar.config.commands import DataSettings, SpeechSettings
 from dcar.config.training import TrainerSettings
 from dcar.errors import ConfigError
 from dcar.model.backbones.lora import MODES, LoraSettings
@@ -15,7 +16,7 @@ from heads.layers import check_width
 
 
 @dataclass
-class SpokenSettings:
+class SpokenSettings(SpeechSettings):
     """Selection of the best training step by the word errors of generated dev sentences."""
 
     sentences: int = setting(
@@ -28,10 +29,6 @@ class SpokenSettings:
     chunk: int = setting(
         5, "Tokens per pass, as in car-5; at most the number of the decoder's heads.", minimum=1
     )
-    recognizer: str = setting("moonshine", "Evaluation ASR; not the model that made the tokens.")
-    vocoder: str = setting(
-        "", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one."
-    )
     sampling: SamplingConfig = setting(
         lambda: SamplingConfig(temperature=0.4, top_k=10), "Sampling of the sentences."
     )
@@ -41,10 +38,9 @@ class SpokenSettings:
 
 
 @dataclass
-class RunSettings(TrainerSettings):
+class RunSettings(DataSettings, TrainerSettings):
     """Settings of a run of stage one, or of another model that is trained as decoders are."""
 
-    data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     out: str = "runs/car"
     prompt_tokens: int = setting(
         50,

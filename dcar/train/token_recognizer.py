@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from dcar.config import load_config, setting
+from dcar.config.commands import DataSettings
 from dcar.errors import DataError
 from dcar.model.cards import model_card
 from dcar.prepare.columns import Split
@@ -41,10 +42,9 @@ below it; a tokenizer with too low a rate exceeds it."""
 
 
 @dataclass
-class TrainTokenRecognizerConfig(SmallSettings):
+class TrainTokenRecognizerConfig(DataSettings, SmallSettings):
     """Settings of `dcar train-recognizer`."""
 
-    data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     out: str = "runs/token_recognizer"
     max_steps: int = 1700
     warmup_steps: int = 170
@@ -183,8 +183,11 @@ def token_recognizer_card(recognizer: TokenRecognizer, source: Mapping[str, Any]
     )
 
 
+CONFIG = TrainTokenRecognizerConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
-    run_claimed(run, load_config(TrainTokenRecognizerConfig, arguments))
+    run_claimed(run, load_config(CONFIG, arguments))
 
 
 if __name__ == "__main__":

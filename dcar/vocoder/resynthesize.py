@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from dcar.audio import save_audio
 from dcar.config import load_config, setting
-from dcar.config.schema import seed_setting
+from dcar.config.commands import RunSettings, SeedSettings, UtteranceSettings, VocoderSettings
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.process import own_device, run_claimed
 from dcar.storage import write_text
@@ -30,22 +30,15 @@ from dcar.vocoder.load import load_vocoder
 
 
 @dataclass
-class ResynthesizeConfig:
+class ResynthesizeConfig(SeedSettings, RunSettings, VocoderSettings, UtteranceSettings):
     """Settings of `dcar prepare mode=resynthesize`."""
 
-    data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
-    split: str = setting("train", "Split to synthesise.")
-    vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
-    out: str = setting("runs/resynthesis", "Folder to write.", place="folder")
-    batch_size: int = setting(8, "Utterances synthesised together.", minimum=1)
-    device: str = setting(
-        "auto", "Device of the vocoder: cpu, cuda, or auto = a GPU if there is one."
-    )
-    limit: int = setting(0, "Maximum number of utterances; 0 = all.", minimum=0)
+    out: str = "runs/resynthesis"
+    split: str = "train"
+    batch_size: int = 8
     other_voices: bool = setting(
         False, "Synthesise every utterance in the voice of another one, drawn at random (seeded)."
     )
-    seed: int = seed_setting(0, "Random seed of other_voices.")
 
 
 def run(config: ResynthesizeConfig) -> Path:
@@ -84,5 +77,8 @@ def run(config: ResynthesizeConfig) -> Path:
     return manifest
 
 
+CONFIG = ResynthesizeConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
-    print(run_claimed(run, load_config(ResynthesizeConfig, arguments)))
+    print(run_claimed(run, load_config(CONFIG, arguments)))

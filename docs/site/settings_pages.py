@@ -8,7 +8,7 @@ import re
 from dataclasses import MISSING
 
 from dcar.cli import RECIPES, TASKS, jobs, kind_of
-from dcar.config import recipes, schema_of
+from dcar.config import recipes
 from dcar.config.load import default_text
 from dcar.config.schema import Setting, allowed, settings_of
 
@@ -49,10 +49,10 @@ def settings_page(name: str) -> str:
     """Return the page of a job: what it does, its settings, then those of groups, then those
     inherited from other projects."""
     module, summary = jobs()[name]
-    schema = schema_of(importlib.import_module(module).main)
+    schema = importlib.import_module(module).CONFIG
     known = settings_of(schema).values()
-    unused: frozenset[str] = getattr(schema, "UNUSED", frozenset())
-    rows = [s for s in known if not s.group and s.path[-1] not in unused]
+    refused: frozenset[str] = getattr(schema, "REFUSED", frozenset())
+    rows = [s for s in known if not s.group and s.path[-1] not in refused]
     ours = [s for s in rows if s.meaning.declared]
     what = cell(summary[0].upper() + summary[1:])
     text = f"# dcar {name}\n\n{what}. Module `{module}`, settings `{schema.__name__}`.\n"

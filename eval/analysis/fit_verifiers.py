@@ -29,16 +29,16 @@ from tqdm import tqdm
 
 from dcar.audio import resample
 from dcar.config import check, load_config, save_config, setting
-from dcar.config.schema import seed_setting
+from dcar.config.commands import DecoderSettings, PromptSettings, RunSettings, SeedSettings
 from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
 from dcar.model.batch import speech_batch
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
-from dcar.model.precision import dtype_setting, precision_of
+from dcar.model.precision import precision_of
 from dcar.prepare.prepared import load_prepared, prepared_info, recording_of
 from dcar.prepare.recordings import source_utterances
-from dcar.process import run_claimed, run_command
+from dcar.process import own_device, run_claimed, run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, warp
@@ -53,25 +53,18 @@ from eval.verifiers.vadusa import build_tree, expected_accepted
 
 
 @dataclass
-class FitConfig:
+class FitConfig(SeedSettings, RunSettings, DecoderSettings, PromptSettings):
     """Settings of `dcar fit-verifiers`."""
 
-    decoder: str = setting(
-        meaning="Directory of a decoder of either kind; starter = the shipped one."
-    )
-    data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
-    out: str = setting("runs/verifiers", "Folder to write.", place="folder")
-    train_split: str = setting("train", "Split for token transitions and mean mel frames.")
+    out: str = "runs/verifiers"
+    split: str = "dev"
+    limit: int = 64
+    batch_size: int = 32
     mel_utterances: int = setting(
         0,
-        "Number of recordings of `train_split` for the mean mel frame of every code, which "
-        "pcg-mel needs; 0 = none.",
+        "Number of training recordings for the mean mel frame of every code, which pcg-mel needs; "
+        "0 = none.",
         minimum=0,
-    )
-    split: str = setting("dev", "Split for rank accuracies and entropy thresholds.")
-    utterances: int = setting(64, "Number of utterances of `split`; 0 = all.", minimum=0)
-    prompt_tokens: int = setting(
-        50, "Length of the speaker prompt in tokens, as in training.", minimum=1
     )
     ranks: int = setting(
         10, "Number of best ids of each draft head that a tree may use.", minimum=1
@@ -79,10 +72,6 @@ class FitConfig:
     thresholds: int = setting(
         12, "Number of points of the curve from entropy threshold to tokens per pass.", minimum=2
     )
-    batch_size: int = setting(32, "Number of utterances read or decoded at once.", minimum=1)
-    seed: int = seed_setting(0, "Random seed for decoding.")
-    device: str = setting("cpu", "cpu or cuda.")
-    dtype: str = dtype_setting()
     sampling: SamplingConfig = setting(
         SamplingConfig, "Sampling of tokens, as in the comparison that will use the statistics."
     )
@@ -257,11 +246,11 @@ def fit(
 
 def run(config: FitConfig) -> VerifierStatistics:
     """Measure and save into `config.out`."""
-    model = load_decoder(config.decoder, config.device, dtype=config.dtype)
+    model = load_decoder(config.decoder, own_device(config.device), dtype=config.dtype)
     items = load_prompts(
-        config.data, config.split, model, config.prompt_tokens, config.seed, config.utterances
+        config.data, config.split, model, config.prompt_tokens, config.seed, config.limit
     )
-    train = load_prepared(config.data, config.train_split)["speech"]
+    train = load_prepared(config.data, "train")["speech"]
     statistics = fit(
         model,
         items,
@@ -274,7 +263,7 @@ def run(config: FitConfig) -> VerifierStatistics:
     )
     if config.mel_utterances:
         statistics.mel_means, statistics.mel_counts = mean_mel(
-            config.data, config.train_split, model.config.speech_vocab_size, config.mel_utterances
+            config.data, "train", model.config.speech_vocab_size, config.mel_utterances
         )
     statistics.info["provenance"] = provenance(
         decoder=config.decoder, data=config.data, split=config.split, precision=precision_of(model)
@@ -318,8 +307,11 @@ def summary(statistics: VerifierStatistics) -> str:
     return "\n".join(lines)
 
 
+CONFIG = FitConfig
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    print(summary(run_claimed(run, load_config(FitConfig, arguments))))
+    print(summary(run_claimed(run, load_config(CONFIG, arguments))))
 
 
 if __name__ == "__main__":

@@ -30,12 +30,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcar.config import check, load_config, save_config, setting
-from dcar.config.schema import seed_setting
+from dcar.config.commands import DeviceSettings, OutSettings, PromptSettings, SeedSettings
 from dcar.errors import ConfigError
 from dcar.model.batch import speech_batch
 from dcar.model.car import CARDecoder
 from dcar.model.load import Shipped, load_decoder
-from dcar.process import run_claimed
+from dcar.process import own_device, run_claimed
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
 from dcar.storage import replacing
@@ -48,22 +48,19 @@ SHOWN = 60  # positions of the pictures that show single tokens
 
 
 @dataclass
-class HeadsConfig:
+class HeadsConfig(SeedSettings, OutSettings, DeviceSettings, PromptSettings):
     """Settings of `dcar analyse what=heads`."""
 
+    out: str = "runs/heads"
+    data: str = "starter"
+    split: str = "dev"
+    limit: int = 200
     decoder: str = setting("starter", "Decoder with several heads; starter = the shipped one.")
     far_decoder: str = setting(
         "",
         "Decoder with one head, whose attention is shown too; starter = the shipped one; "
         "empty = none.",
     )
-    data: str = setting("starter", "Folder written by `dcar prepare`.", place="folder")
-    split: str = setting("dev", "Split whose tokens are predicted.")
-    limit: int = setting(200, "Utterances; 0 = the whole split.", minimum=0)
-    prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
-    seed: int = seed_setting(0, "Random seed for the choice of prompts.")
-    device: str = setting("cpu", "Device, cpu or cuda.")
-    out: str = setting("runs/heads", "Folder to write.", place="folder")
 
     def __post_init__(self) -> None:
         check(self)
@@ -199,9 +196,10 @@ def order_of_heads(
 
 def run(config: HeadsConfig) -> dict[str, Any]:
     """Measure, draw and write. Returns the content of heads.json; ConfigError for a single head."""
-    models = {"decoder": measured_decoder(config.decoder, config.device, "decoder")}
+    device = own_device(config.device)
+    models = {"decoder": measured_decoder(config.decoder, device, "decoder")}
     if config.far_decoder:
-        models["far_decoder"] = measured_decoder(config.far_decoder, config.device, "far")
+        models["far_decoder"] = measured_decoder(config.far_decoder, device, "far")
     model, out = models["decoder"], Path(config.out)
     if model.config.num_prediction_heads < 2:
         raise ConfigError(
@@ -250,5 +248,8 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+CONFIG = HeadsConfig
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    print(table(run_claimed(run, load_config(HeadsConfig, arguments))))
+    print(table(run_claimed(run, load_config(CONFIG, arguments))))

@@ -33,11 +33,12 @@ from tqdm import tqdm
 
 from dcar.audio import load_audio
 from dcar.config import check, load_config, setting
+from dcar.config.commands import DeviceSettings
 from dcar.corpus.folders import read_beside, recordings_in
 from dcar.corpus.read import load_corpus
 from dcar.corpus.rows import READ
 from dcar.errors import AudioError, ConfigError, DataError, TextError
-from dcar.process import FAILED, claimed
+from dcar.process import FAILED, claimed, own_device
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.storage import json_lines, write_text
@@ -56,7 +57,7 @@ SHOWN = 20
 
 
 @dataclass
-class ScoreConfig:
+class ScoreConfig(DeviceSettings):
     """Settings of `dcar score`."""
 
     audio: str = setting("", "A file, a folder with transcripts, or a list of JSON lines.")
@@ -72,7 +73,6 @@ class ScoreConfig:
     )
     out: str = setting("", "File to write the lines to as well.", place="file")
     batch_size: int = setting(16, "Number of files transcribed at once.", minimum=1)
-    device: str = setting("cpu", "cpu or cuda.")
 
     def __post_init__(self) -> None:
         check(self)
@@ -213,7 +213,8 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
             "prompt_audio in the list"
         )
     items, left_out = measurable(items, bool(config.recognizers), bool(compared))
-    scorers = load_scorers(config.scorers, recordings, config.device)
+    device = own_device(config.device)
+    scorers = load_scorers(config.scorers, recordings, device)
 
     @cache
     def voice_of(prompt: str) -> np.ndarray:
@@ -222,7 +223,7 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
         recordings.add(features, partial(load_audio, prompt))
         return features
 
-    recognizers = {name: load_recognizer(name, device=config.device) for name in config.recognizers}
+    recognizers = {name: load_recognizer(name, device) for name in config.recognizers}
     rows: list[dict[str, Any]] = []
     errors: dict[str, list[WordErrors]] = {name: [] for name in recognizers}
     # a bar where the lines go elsewhere
@@ -305,8 +306,11 @@ def summary(
     }
 
 
+CONFIG = ScoreConfig
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    config = load_config(ScoreConfig, arguments)
+    config = load_config(CONFIG, arguments)
     with claimed(config.out):
         rows = []
         for row in run(config):

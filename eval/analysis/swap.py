@@ -32,11 +32,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dcar.config import check, load_config, save_config, setting
+from dcar.config.commands import DecoderSettings, PromptSettings, RunSettings, SpeechSettings
 from dcar.config.schema import seed_setting
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError
-from dcar.model.precision import dtype_setting, precision_of
-from dcar.process import run_claimed
+from dcar.model.precision import precision_of
+from dcar.process import own_device, run_claimed
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import corpus_recordings, load_prompts, vocoder_for
 from dcar.recognition.load import load_recognizer
@@ -60,35 +61,24 @@ UNSWAPPED = "car-1"
 
 
 @dataclass
-class SwapConfig:
+class SwapConfig(RunSettings, SpeechSettings, DecoderSettings, PromptSettings):
     """Settings of `dcar analyse what=swap`."""
 
-    decoder: str = setting("runs/car", "CAR checkpoint; starter = the shipped one.")
-    data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
-    split: str = setting("test", "Split whose texts are decoded.")
+    out: str = "runs/swap"
+    limit: int = 200
     theta: list[float] = setting([0.6, 0.42, 0.3], "Thresholds of groups by embeddings.")
     theta_mel: list[float] = setting([], "Thresholds of groups by mel frames.")
     statistics: str | None = setting(
         None, "Folder of `dcar fit-verifiers mel_utterances=…`, for theta_mel."
     )
     draft: str | None = setting(None, "Folder of PCG's draft model; empty = the heads draft.")
-    limit: int = setting(200, "Number of utterances; 0 = the whole split.", minimum=0)
     seeds: list[int] = seed_setting(
         [0], "Random seeds: every utterance is decoded, and its tokens swapped, once with each."
     )
-    prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
-    batch_size: int = setting(16, "Number of utterances decoded at once.", minimum=1)
-    vocoder: str = setting(
-        "", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one."
-    )
-    judge: str = setting("moonshine", "Recogniser that transcribes the speech.")
     similarity: str = setting(
         "resemblyzer",
         "Speaker encoder for similarities; or wavlm:…, eres2net:… (eval/scorers/load.py).",
     )
-    device: str = setting("cpu", "cpu or cuda.")
-    dtype: str = dtype_setting()
-    out: str = setting("runs/swap", "Folder to write.", place="folder")
     sampling: SamplingConfig = setting(SamplingConfig, "Sampling of tokens.")
 
     def __post_init__(self) -> None:
@@ -122,15 +112,14 @@ class Judge:
     on, so it is made once."""
 
     def __init__(self, config: SwapConfig, decoder: Any, items: Sequence[PromptItem]):
+        device = own_device(config.device)
         prompts = PromptAudio.of_items(items, corpus_recordings(config.data))
-        self.vocoder = vocoder_for(
-            decoder, config.data, items, config.vocoder, config.device, prompts
-        )
-        self.recognizer = load_recognizer(config.judge, device=config.device)
-        self.similarity = load_similarity(config.similarity, prompts, config.device)
+        self.vocoder = vocoder_for(decoder, config.data, items, config.vocoder, device, prompts)
+        self.recognizer = load_recognizer(config.recognizer, device)
+        self.similarity = load_similarity(config.similarity, prompts, device)
         self.tools = [
             vocoder_identity(self.vocoder, config.vocoder),
-            config.judge,
+            config.recognizer,
             config.similarity,
         ]
         self.store = RecordStore(Path(config.out) / "records")
@@ -263,7 +252,7 @@ def run(config: SwapConfig) -> dict[str, Any]:
         config.decoder,
         "",
         [],
-        config.device,
+        own_device(config.device),
         config.draft or "",
         config.statistics or "",
         config.dtype,
@@ -281,7 +270,7 @@ def run(config: SwapConfig) -> dict[str, Any]:
     result = {
         "n": len(items),
         "seeds": config.seeds,
-        "judge": config.judge,
+        "recognizer": config.recognizer,
         "normalizer": NORMALIZER,
         "similarity": config.similarity,
         "sampling": vars(config.sampling),
@@ -307,7 +296,7 @@ def tokens_per_pass(results: Sequence[Sequence[DecodeResult]]) -> float:
 def table(result: dict[str, Any]) -> str:
     """Format the rows: groups, the change by swapping, and the results of PCG with these groups."""
     lines = [
-        f"{result['n']} utterances, seeds {result['seeds']}; recogniser {result['judge']}",
+        f"{result['n']} utterances, seeds {result['seeds']}; recogniser {result['recognizer']}",
         f"{'':18} {'':>7} {'':>7} | swapped: {'':19} | PCG itself:",
         f"{'groups':18} {'size':>7} {'swap %':>7} | {'WER +':>6} {'95 %':>13} {'sim. +':>7} | "
         f"{'tok/pass':>8} {'WER %':>6} {'sim.':>6}",
@@ -329,5 +318,8 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, *map(sentence, result["equal_speed"])])
 
 
+CONFIG = SwapConfig
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    print(table(run_claimed(run, load_config(SwapConfig, arguments))))
+    print(table(run_claimed(run, load_config(CONFIG, arguments))))

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from dcar.config import load_config, save_config, setting
-from dcar.config.schema import seed_setting
+from dcar.config import load_config, save_config
+from dcar.config.commands import PromptSettings, RunSettings, SeedSettings, SpeechSettings
 from dcar.errors import DataError
 from dcar.prepare.prepared import load_prepared, load_split, prepared_info
 from dcar.process import own_device, run_claimed
@@ -47,25 +47,10 @@ from dcar.voices.features import EMBEDDING_DIM
 
 
 @dataclass
-class VocoderQualityConfig:
+class VocoderQualityConfig(SeedSettings, RunSettings, SpeechSettings, PromptSettings):
     """Settings of `dcar analyse what=vocoder`."""
 
-    data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
-    vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
-    split: str = setting("test", "Split that is resynthesised.")
-    judge: str = setting("moonshine", "Recogniser that transcribes the speech.")
-    prompt_tokens: int = setting(50, "Length of the speaker prompt in tokens.", minimum=1)
-    limit: int = setting(0, "Maximum number of utterances; 0 = the whole split.", minimum=0)
-    batch_size: int = setting(
-        16, "Number of utterances whose speech and voices are computed at once.", minimum=1
-    )
-    device: str = setting(
-        "auto",
-        "Device of vocoder, recogniser and speaker encoder: cpu, cuda, or auto = a GPU if there is "
-        "one.",
-    )
-    out: str = setting("runs/vocoder_quality", "Folder to write.", place="folder")
-    seed: int = seed_setting(0, "Random seed for the choice of prompts.")
+    out: str = "runs/vocoder_quality"
 
 
 def nearest_voice(
@@ -97,7 +82,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
     if not items:
         raise DataError(f"{config.data}: split {config.split} has no utterances")
     recording, device = corpus_recordings(config.data), own_device(config.device)
-    judge, encoder = load_recognizer(config.judge, device), SpeakerEncoder(device)
+    recognizer, encoder = load_recognizer(config.recognizer, device), SpeakerEncoder(device)
     vocoder = load_vocoder(config.vocoder, device)
     check_speaks(vocoder, prepared_info(config.data).tokenizer)
     texts = [item.text for item in items]
@@ -109,7 +94,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
     size = config.batch_size
 
     def measure(name: str, waves: list[np.ndarray], rate: int) -> None:
-        transcripts = judge.transcribe(waves, rate)
+        transcripts = recognizer.transcribe(waves, rate)
         errors = [
             word_errors(text, words or "") for text, words in zip(texts, transcripts, strict=True)
         ]
@@ -160,7 +145,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
         ),
         int(vocoder.sample_rate),
     )
-    result |= {"judge": config.judge, "utterances": rows}
+    result |= {"recognizer": config.recognizer, "utterances": rows}
     result["provenance"] = provenance(vocoder=config.vocoder, data=config.data, split=config.split)
     out = Path(config.out)
     write_json(out / "vocoder_quality.json", result)
@@ -170,7 +155,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     lines = [
-        f"{result['n']} utterances, {result['voices']} voices; recogniser {result['judge']}",
+        f"{result['n']} utterances, {result['voices']} voices; recogniser {result['recognizer']}",
         f"{'':14} {'WER %':>6} {'95 %':>11} {'CER %':>6} {'right voice %: here':>20} {'of all':>7} "
         f"{'similarity':>11}",
     ]
@@ -188,5 +173,8 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+CONFIG = VocoderQualityConfig
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    print(table(run_claimed(run, load_config(VocoderQualityConfig, arguments))))
+    print(table(run_claimed(run, load_config(CONFIG, arguments))))

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 
 from dcar.errors import ConfigError, ProcessError
-from dcar.process import SMALL, cores, meeting_others
+from dcar.process import SMALL, cores, meeting_others, own_device
 
 
 class Meeting:
@@ -49,7 +49,7 @@ class Meeting:
 def start(config: Any) -> tuple[PartialState, Meeting]:
     """Start the processes of a comparison (settings `device` and `wait_minutes`) and return them
     with their barrier. Raises ConfigError if Accelerate sees fewer processes than were launched."""
-    on_cpu = config.device == "cpu" or not config.device and not torch.cuda.is_available()
+    on_cpu = own_device(config.device) == "cpu"
     with meeting_others():
         state = PartialState(cpu=on_cpu, timeout=timedelta(minutes=config.wait_minutes))
         meeting = Meeting(config.wait_minutes)

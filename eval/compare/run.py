@@ -26,12 +26,19 @@ from accelerate import PartialState
 from tqdm import tqdm
 
 from dcar.config import check, load_config, save_config, setting
+from dcar.config.commands import (
+    DecoderSettings,
+    PromptSettings,
+    RunSettings,
+    SpeechSettings,
+    WaitSettings,
+)
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.model.companions import text_encoder
-from dcar.model.precision import dtype_setting, precision_of
+from dcar.model.precision import precision_of
 from dcar.prepare.prepared import prepared_info
-from dcar.process import run_claimed
+from dcar.process import own_device, run_claimed
 from dcar.prompts.choose import by_digest, in_turns
 from dcar.prompts.chooser import PromptChooser
 from dcar.prompts.items import make_prompts
@@ -77,18 +84,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class CompareConfig:
+class CompareConfig(RunSettings, WaitSettings, SpeechSettings, DecoderSettings, PromptSettings):
     """Settings of a comparison."""
 
-    data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
-    split: str = setting("test", "Split whose texts are synthesised.")
+    out: str = "runs/compare"
     texts: str = setting(
         "",
         "Texts without recordings, synthesised with the prompts of the split in turn: a file with "
         "one text per line; hard = the shipped ones.",
-    )
-    decoder: str = setting(
-        "runs/car", "CAR checkpoint; starter = the shipped one, here and in the settings below."
     )
     far_decoder: str | None = setting(None, "FAR checkpoint (one head); needed by method far.")
     policies: list[str] = setting([], "Policy folders, as name=folder if there are several.")
@@ -107,22 +110,10 @@ class CompareConfig:
     seeds: list[int] = seed_setting(
         [0], "Sampling seeds; every utterance is decoded once with each."
     )
-    limit: int = setting(0, "Utterances; 0 = the whole split.", minimum=0)
-    batch_size: int = setting(
-        16, "Utterances decoded at once; no effect on tokens and words.", minimum=1
-    )
-    prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
     prompt_seeds: list[int] = seed_setting(
         [0],
         "Seeds of the choice of prompts, the same for all methods; several = replicates. The "
         "first one is used for references, audio and timings.",
-    )
-    vocoder: str = setting(
-        "", "Vocoder folder, or a name listed in dcar.vocoder.load; empty = the shipped one."
-    )
-    asr: str = setting(
-        "moonshine",
-        "Recogniser of the evaluation; it must not have made the speech tokens or the reward.",
     )
     similarity: str = setting(
         "resemblyzer",
@@ -137,7 +128,7 @@ class CompareConfig:
     timing_utterances: int = setting(
         10, "Utterances timed at batch 1 for every method; 0 = no timings.", minimum=0
     )
-    audio_samples: int = setting(4, "Utterances whose audio is kept for the report.", minimum=0)
+    audio_utterances: int = setting(4, "Utterances whose audio is kept for the report.", minimum=0)
     reasons_utterances: int = setting(
         10,
         "Utterances decoded once more to record why chunks end where they do; 0 = off.",
@@ -145,8 +136,6 @@ class CompareConfig:
     )
     references: bool = setting(True, "Rows for the recordings and their resynthesis.")
     resamples: int = setting(4000, "Number of bootstrap resamples.", minimum=100)
-    device: str = setting("", "Device, cpu or cuda; empty = chosen by Accelerate.")
-    dtype: str = dtype_setting()
     threads: int = setting(
         0,
         "Torch threads per process; 0 = one for decoders below 100 M parameters, otherwise the "
@@ -157,13 +146,6 @@ class CompareConfig:
         None, "log.jsonl of a DCPO run, for the training curves in the report."
     )
     report: bool = setting(True, "Write report.html.")
-    wait_minutes: float = setting(
-        180.0,
-        "Longest wait of processes for each other, in minutes; after it an error names the "
-        "missing ones.",
-        above=0,
-    )
-    out: str = setting("runs/compare", "Folder to write.", place="folder")
     sampling: SamplingConfig = setting(
         SamplingConfig, "Sampling of methods that do not have their own."
     )
@@ -211,18 +193,18 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     every_item = list(itertools.chain(items, *others))
     recordings = corpus_recordings(config.data)
     # raise now, not at the end, if the corpus is missing
-    if config.audio_samples and items:
+    if config.audio_utterances and items:
         recordings(items[0].prompt_utterance_id)
     recorded = split.rows[:ENOUGH]
     prompts = PromptAudio.of_items(every_item, recordings)
     vocoder = vocoder_for(models.decoder, config.data, every_item, config.vocoder, device, prompts)
-    asr = load_recognizer(config.asr, device=device)
+    recognizer = load_recognizer(config.recognizer, device=device)
     similarity = load_similarity(config.similarity, prompts, device) if config.similarity else None
     return Tools(
         items,
         models,
         vocoder,
-        asr,
+        recognizer,
         similarity,
         recordings,
         {"vocoder": vocoder_identity(vocoder, config.vocoder)},
@@ -244,7 +226,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         PhonemeAligner.fit(
             recorded["speech"], recorded["text"], models.decoder.config.speech_vocab_size
         )
-        if config.audio_samples
+        if config.audio_utterances
         else None,
         training_note(config.decoder, config.far_decoder) if config.far_decoder else "",
     )
@@ -261,7 +243,7 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     out = Path(config.out)
     if state.is_main_process and tools is None:
         logger.info("loading models")
-    tools = tools or load_tools(config, config.device or str(state.device))
+    tools = tools or load_tools(config, own_device(config.device))
     comparison = Comparison(config, tools, state, meeting)
     if state.is_main_process and comparison.training not in ("", SHIPPED):
         # warn before an hour of decoding; the note is repeated below the table
@@ -318,7 +300,7 @@ class Comparison:
         # all processes must have read before one writes
         self.meeting.wait("reading the records of earlier runs")
         store.open()
-        first, kept = config.prompt_seeds[0], spread(len(tools.items), config.audio_samples)
+        first, kept = config.prompt_seeds[0], spread(len(tools.items), config.audio_utterances)
         makers = {
             seed: Maker(
                 replace(tools, items=items),
@@ -461,9 +443,9 @@ class Comparison:
         config, tools, decoder = self.config, self.tools, self.tools.models.decoder
         return {
             "format_version": FORMAT_VERSION,
-            "asr": tools.asr.name,
-            "asr_note": "one waveform at a time; the length of a transcript is capped by the "
-            "duration of the audio",
+            "recognizer": tools.recognizer.name,
+            "recognizer_note": "one waveform at a time; the length of a transcript is "
+            "capped by the duration of the audio",
             "normalizer": NORMALIZER,
             "speaker_similarity": getattr(tools.similarity, "name", None),
             "scorers": {
@@ -536,12 +518,15 @@ class Comparison:
         return samples
 
 
+CONFIG = CompareConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     # one logs a line per utterance, the other a line about fonts
     for verbose in ("faster_whisper", "matplotlib"):
         logging.getLogger(verbose).setLevel(logging.WARNING)
-    config = load_config(CompareConfig, arguments)
+    config = load_config(CONFIG, arguments)
     result = run_claimed(run, config)
     state = PartialState()
     if state.is_main_process:

@@ -24,7 +24,7 @@ from accelerate import PartialState
 
 from dcar.config import check, load_config, save_config, setting
 from dcar.errors import ConfigError
-from dcar.process import run_claimed, run_command
+from dcar.process import own_device, run_claimed, run_command
 from dcar.speak.defaults import NUM_CANDIDATES
 from dcar.storage import writing
 from dcar.tracking import write_json
@@ -50,9 +50,15 @@ class TuneConfig(CompareConfig):
     `sampling` is the common sampling; it supplies the values that an entry of `samplings` omits.
     """
 
-    split: str = setting(
-        "dev", "Split whose texts are synthesised; never the one on which the methods are compared."
-    )
+    out: str = "runs/tune"
+    split: str = "dev"  # never the one on which the methods are compared
+    limit: int = 96
+    similarity: str = ""
+    timing_utterances: int = 0
+    audio_utterances: int = 0
+    reasons_utterances: int = 0
+    references: bool = False
+    report: bool = False
     methods: list[str | dict[str, Any]] = setting(
         [],
         "Methods without a sampling; empty = car-1 … car-K, dcar, and dcar@n4 if a policy can "
@@ -62,20 +68,6 @@ class TuneConfig(CompareConfig):
         ["t{0,0.2,0.4,0.6,0.8,1}", "t1-k0"],
         "Samplings to try, in the notation that follows @ in a method's name.",
     )
-    limit: int = setting(96, "Utterances; 0 = the whole split.", minimum=0)
-    similarity: str = setting("", "Speaker similarity; empty = none.")
-    timing_utterances: int = setting(
-        0, "Utterances timed at batch 1 for every method; 0 = no timings.", minimum=0
-    )
-    audio_samples: int = setting(0, "Utterances whose audio is kept.", minimum=0)
-    reasons_utterances: int = setting(
-        0,
-        "Utterances decoded once more to record why chunks end where they do; 0 = off.",
-        minimum=0,
-    )
-    references: bool = setting(False, "Rows for the recordings and their resynthesis.")
-    report: bool = setting(False, "Write report.html.")
-    out: str = setting("runs/tune", "Folder to write.", place="folder")
 
     def __post_init__(self) -> None:
         check(self)
@@ -164,7 +156,7 @@ def tune(config: TuneConfig, tools: Tools | None = None) -> dict[str, Any]:
     them.
     """
     state, meeting = start(config)
-    tools = tools or load_tools(config, config.device or str(state.device))
+    tools = tools or load_tools(config, own_device(config.device))
     methods = read_methods(config.methods or default_methods(tools.models))
     grid = CompareConfig(
         **config.compared(
@@ -223,7 +215,7 @@ def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -
             "grid": points,
         }
     kept = (
-        "asr",
+        "recognizer",
         "normalizer",
         "seeds",
         "prompt_seeds",
@@ -275,14 +267,18 @@ def table(search: dict[str, Any]) -> str:
         [
             *lines,
             f"* best, ' not worse beyond chance (p > 0.05). {search['utterances']} utterances of "
-            f"split {search['split']} × seeds {seeds} × prompts {prompts}, ASR {search['asr']}.",
+            f"split {search['split']} × seeds {seeds} × prompts {prompts}, recogniser "
+            f"{search['recognizer']}.",
         ]
     )
 
 
+CONFIG = TuneConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    config = load_config(TuneConfig, arguments)
+    config = load_config(CONFIG, arguments)
     search = run_claimed(tune, config)
     state = PartialState()
     if state.is_main_process:

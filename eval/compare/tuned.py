@@ -19,7 +19,7 @@ from dcar.sampling import SamplingConfig
 from eval.methods.registry import Entry
 
 FORMAT_VERSION = 1
-ABOUT = {"split": str, "utterances": int, "seeds": list, "prompt_seeds": list, "asr": str}
+ABOUT = {"split": str, "utterances": int, "seeds": list, "prompt_seeds": list, "recognizer": str}
 SAMPLING = ("temperature", "top_k", "top_p")
 TUNED = "tuned"  # after @ in a name: the best sampling of a tuned.json
 

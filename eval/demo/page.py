@@ -174,9 +174,12 @@ def serve(studio: Studio) -> Any:
     return page
 
 
+CONFIG = DemoConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Serve the page until it is interrupted."""
-    config = load_config(DemoConfig, arguments)
+    config = load_config(CONFIG, arguments)
     load_gradio()  # fail before models are loaded
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from dcar.audio import audio_seconds
 from dcar.config import check, setting
+from dcar.config.commands import DecoderSettings, VocoderSettings
 from dcar.errors import AudioError, ConfigError, DCARError, TextError
 from dcar.model.companions import load_policy
-from dcar.model.precision import dtype_setting, matched_policy
+from dcar.model.precision import matched_policy
 from dcar.speak.defaults import NUM_CANDIDATES, POLICY, SAMPLING, fixed_method
 from dcar.speak.phrases import MAX_TEXT
 from dcar.speak.speaker import Speaker, Spoken
@@ -32,16 +33,14 @@ TEMPERATURES = (0.0, 1.5)
 
 
 @dataclass
-class DemoConfig:
+class DemoConfig(VocoderSettings, DecoderSettings):
     """Settings of `dcar demo`."""
 
-    decoder: str = setting("starter", "Folder of a decoder of the shipped tokens.")
+    decoder: str = "starter"
     far_decoder: str = setting(
         "starter", "Folder of a FAR decoder of the shipped tokens; empty = none."
     )
     policy: str = setting(POLICY, "Folder of an exported policy of the decoder; empty = none.")
-    vocoder: str = setting("starter", "Folder of this project's own vocoder.")
-    dtype: str = dtype_setting()
     host: str = setting(
         "127.0.0.1", "Address to listen on; 0.0.0.0 admits everyone who can reach this machine."
     )

@@ -142,8 +142,11 @@ def _tables(result: dict[str, Any]) -> list[Section]:
     return [*sections, Section("What this experiment can and cannot show", notes(rows, result))]
 
 
+CONFIG = ReportConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
-    config = load_config(ReportConfig, arguments)
+    config = load_config(CONFIG, arguments)
     if not config.compare:
         raise ConfigError("compare: give the folder of a comparison")
     with claimed(config.out or Path(config.compare) / "report.html"):

@@ -52,7 +52,7 @@ class Tools:
     items: list[PromptItem]
     models: Models
     vocoder: Vocoder
-    asr: Recognizer
+    recognizer: Recognizer
     similarity: Callable[[np.ndarray, int, np.ndarray], float | None] | None = None
     # utterance id -> waveform, rate in Hz
     recording: Callable[[str], tuple[np.ndarray, int]] | None = None
@@ -259,7 +259,7 @@ class Maker:
             name: digest_of([name, e.identity, asdict(e.sampling)])
             for name, e in self.entries.items()
         }
-        self._common = digest_of([RECORD_VERSION, tools.identity, tools.asr.name])
+        self._common = digest_of([RECORD_VERSION, tools.identity, tools.recognizer.name])
         self._index = {item.utterance_id: i for i, item in enumerate(tools.items)}
         self.done: dict[Key, Record] = {}
         self.adopt(done)
@@ -340,8 +340,8 @@ class Maker:
             for i in missing:
                 wave, rate = self.tools.recording(self.tools.items[i].utterance_id)
                 started = time.perf_counter()
-                [text] = transcripts(self.tools.asr, [wave], rate)
-                seconds = {"asr": time.perf_counter() - started}
+                [text] = transcripts(self.tools.recognizer, [wave], rate)
+                seconds = {"recognizer": time.perf_counter() - started}
                 self._finish(job, i, wave, rate, {"hypothesis": text, "seconds": seconds})
                 progress(1)
             return
@@ -389,10 +389,10 @@ class Maker:
             self.together,
         )
         voiced = time.perf_counter()
-        texts = transcripts(self.tools.asr, waves, self.tools.vocoder.sample_rate)
+        texts = transcripts(self.tools.recognizer, waves, self.tools.vocoder.sample_rate)
         seconds = {
             "vocoder": (voiced - started) / len(items),
-            "asr": (time.perf_counter() - voiced) / len(items),
+            "recognizer": (time.perf_counter() - voiced) / len(items),
         }
         return waves, texts, seconds
 

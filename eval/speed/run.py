@@ -25,11 +25,12 @@ from typing import Any, NamedTuple
 import torch
 
 from dcar.config import check, load_config, setting
+from dcar.config.commands import DecoderSettings
 from dcar.decoding import DecodeResult, Engine, FixedChunk, Method, PolicyChunk
 from dcar.decoding.columns import round_up
 from dcar.decoding.engine import SYNC_EVERY
 from dcar.errors import ConfigError
-from dcar.model.precision import dtype_setting, precision_of
+from dcar.model.precision import precision_of
 from dcar.process import run_command
 from dcar.tracking import machine
 from eval.methods.registry import DEFAULT_LENGTH, Models, load_models, make_methods
@@ -68,7 +69,7 @@ GROWN_TOKENS = 40
 
 
 @dataclass
-class SpeedConfig:
+class SpeedConfig(DecoderSettings):
     """Settings of the speed benchmark."""
 
     decoder: str = setting("", "Checkpoint to measure in place of the random starter model.")
@@ -78,7 +79,6 @@ class SpeedConfig:
     draft: str = setting(
         "", "Draft model of the checkpoint; empty = made from the decoder's own layers, untrained."
     )
-    dtype: str = dtype_setting()
     sizes: list[str] = setting(["starter", "paper"], "Sizes of models to measure.", choices=SIZES)
     heads: str = setting(
         "independent",
@@ -430,9 +430,12 @@ def run(config: SpeedConfig) -> dict[str, list[Row]]:
     return rows
 
 
+CONFIG = SpeedConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark, given `[key=value …]`."""
-    run(load_config(SpeedConfig, arguments))
+    run(load_config(CONFIG, arguments))
 
 
 if __name__ == "__main__":

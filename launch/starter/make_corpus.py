@@ -78,6 +78,10 @@ NEEDED = {
 """Settings that each step requires."""
 
 
+SLOWEST, FASTEST = 0.8, 1.25
+"""Speeds of the utterances that `add` draws."""
+
+
 @dataclass
 class CorpusConfig:
     """Settings of one step of making the starter corpus."""
@@ -421,8 +425,11 @@ def write_split(folder: str, split: str, table: pa.Table) -> None:
 STEPS = {step.__name__: step for step in (plan, blend, add, speak, pack, trim)}
 
 
+CONFIG = CorpusConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
-    config = load_config(CorpusConfig, arguments)
+    config = load_config(CONFIG, arguments)
     STEPS[config.step](config)
 
 

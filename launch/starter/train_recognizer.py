@@ -295,8 +295,11 @@ def encoder_recognizer_card(recognizer: EncoderRecognizer, source: Mapping[str, 
     )
 
 
+CONFIG = TrainEncoderRecognizerConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
-    run_claimed(run, load_config(TrainEncoderRecognizerConfig, arguments))
+    run_claimed(run, load_config(CONFIG, arguments))
 
 
 if __name__ == "__main__":

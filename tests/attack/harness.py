@@ -126,7 +126,7 @@ def jobs(data: Path) -> dict[str, Job]:
     def prepare(out: Path) -> None:
         toy_prepare(
             PrepareConfig(
-                out=str(out / "p"), path=str(data / "corpus"), shard_size=4, wait_seconds=20
+                out=str(out / "p"), path=str(data / "corpus"), shard_size=4, wait_minutes=0.3
             )
         )
 
@@ -136,7 +136,7 @@ def jobs(data: Path) -> dict[str, Job]:
                 out,
                 methods=["far", "car-3", "random-2-3", "dcar"],
                 report=False,
-                audio_samples=2,
+                audio_utterances=2,
                 wait_minutes=0.5,
             ),
             tiny_tools(),

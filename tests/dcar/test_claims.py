@@ -15,7 +15,6 @@ from pkgutil import resolve_name
 import pytest
 
 from dcar.cli import jobs
-from dcar.config import schema_of
 from dcar.config.schema import settings_of
 from dcar.errors import BusyError
 from dcar.process import claimed
@@ -140,7 +139,7 @@ NO_OUT = {"demo", "doctor", "analyse"}
 def test_every_command_claims_what_it_writes_before_it_loads_anything(job, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main = resolve_name(f"{MODULES[job]}:main")
-    known = settings_of(schema_of(main))
+    known = settings_of(resolve_name(f"{MODULES[job]}:CONFIG"))
     assert ("out" not in known) == (job in NO_OUT)
     if job in NO_OUT:
         return

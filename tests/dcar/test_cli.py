@@ -14,7 +14,7 @@ from tiny_corpora import tone, write_manifest
 
 from dcar import doctor
 from dcar.cli import CHOICES, COMMANDS, RECIPES, jobs, kind_of, main, resolve
-from dcar.config import recipes, schema_of
+from dcar.config import recipes
 from dcar.config.schema import settings_of
 from dcar.corpus.read import load_corpus
 from dcar.errors import DCARError
@@ -59,7 +59,7 @@ def test_help_of_every_job(name, capsys):
 def test_what_chooses_a_job_is_no_setting_of_it(name):
     key, values = CHOICES[name]
     for value, (module, _) in values.items():
-        assert key not in settings_of(schema_of(importlib.import_module(module).main))
+        assert key not in settings_of(importlib.import_module(module).CONFIG)
         for word in (f"{key}={value}", f"--{key}={value}"):
             assert resolve([name, "out=a", word, "-x"])[1:] == (module, ["out=a", "-x"])
     assert status_of([name, f"{key}=other"]) == 2

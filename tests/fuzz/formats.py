@@ -323,7 +323,7 @@ def _tuned(folder: Path) -> list[str]:
     [entry] = make_methods(["car-1"], TOOLS.models, SHORT)
     best = {"temperature": 0.5, "top_k": 3, "top_p": 1.0}
     car = {"identity": entry.identity, "sampling": best, "rows": []}
-    about = {"split": "dev", "utterances": 6, "seeds": [0], "prompt_seeds": [0], "asr": "j"}
+    about = {"split": "dev", "utterances": 6, "seeds": [0], "prompt_seeds": [0], "recognizer": "j"}
     truth = GroundTruth(folder / "none.json", "r", TOOLS.items).fingerprint
     errors = {i.utterance_id: [0, 1, 0, 5] for i in TOOLS.items}
     row = {"k": 1, "wer": 0.1, "ci": [0, 1]}

@@ -195,10 +195,10 @@ def test_hours_are_those_of_the_recipes():
         return yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
 
     dcpo, profile = recipe("dcpo_paper"), recipe("profile_paper")
-    assert dcpo["max_train_prompts"] * dcpo["num_train_epochs"] == gpu_hours.ROLLOUTS
+    assert dcpo["limit"] * dcpo["num_train_epochs"] == gpu_hours.ROLLOUTS
     assert (dcpo["num_generations"], dcpo["variants"]["2-3-4"]["num_generations"]) == (8, 12)
     assert (
-        profile["utterances"] * recipe("car_paper")["model"]["num_prediction_heads"]
+        profile["limit"] * recipe("car_paper")["model"]["num_prediction_heads"]
         == gpu_hours.PROFILED
     )
     assert recipe("vocoder_paper")["max_steps"] == gpu_hours.VOCODER_STEPS

@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from launched import environment
-from test_docs import main_of
+from test_docs import config_of
 from test_quickstart import ROOT, read, settings
 from tiny_corpora import write_starter_as_libritts
 from tiny_nemo import save_transducer
 from tiny_pretrained import save_hubert, save_whisper
 
 from dcar.cli import resolve
-from dcar.config import schema_of
 from dcar.errors import ConfigError
 from launch import paper
 from launch.paper import PaperConfig, of_stages, pipeline
@@ -63,7 +62,7 @@ def test_stages_are_valid_commands_and_read_what_earlier_ones_write(processes, t
     written: list[str] = []
     for stage in stages:
         module, arguments = module_of(stage)
-        config = settings(schema_of(main_of(module)), *arguments)
+        config = settings(config_of(module), *arguments)
         assert str(stage.output).startswith("/runs/paper/")
         paths = {
             part
@@ -91,8 +90,8 @@ def test_models_and_rollouts_are_those_of_the_recipes():
     config = PaperConfig(data="data", out="out")
     compare, policy = read("compare_paper"), read("dcpo_paper")
     assert config.encoder == read("tokenizer_hubert").encoder
-    assert config.recognizer == policy.recognizer == read("profile_paper").recognizer
-    assert (config.asr, [f"utmos:{config.utmos}"]) == (compare.asr, compare.scorers)
+    assert config.reward_recognizer == policy.recognizer == read("profile_paper").recognizer
+    assert (config.recognizer, [f"utmos:{config.utmos}"]) == (compare.recognizer, compare.scorers)
     stages = {stage.name: stage for stage in pipeline(config, {}, 1)}
     for name, recipe in (("dcpo_2_3", policy), ("dcpo_2_3_4", read("dcpo_paper:2-3-4"))):
         assert (
@@ -184,8 +183,8 @@ DECODER = [
 ]
 POLICY = [
     "min_seconds=0",
-    "max_train_prompts=4",
-    "max_eval_prompts=2",
+    "limit=4",
+    "eval_limit=2",
     "num_train_epochs=1",
     "policy_heads=2",
     "max_completion_length=20",
@@ -206,12 +205,12 @@ TINY = {
         "acoustic_ffn_size: 16, acoustic_dilations: [1], renderer_size: 16, renderer_ffn_size: 16, "
         "renderer_dilations: [1]}",
     ],
-    "profile": ["utterances=3", "sampling.max_tokens=20"],
+    "profile": ["limit=3", "sampling.max_tokens=20"],
     "dcpo_2_3": POLICY,
     "dcpo_2_3_4": POLICY,
     "compare": (
         "limit=2 sampling.max_tokens=20 scorers=[] timing_utterances=1 "
-        "audio_samples=1 reasons_utterances=1 resamples=100"
+        "audio_utterances=1 reasons_utterances=1 resamples=100"
     ).split(),
 }
 NOISE = [f"{name}.max_reward_wer=100" for name in ("profile", "dcpo_2_3", "dcpo_2_3_4")]
@@ -230,8 +229,8 @@ def command(folder: Path, *more: str) -> list[str]:
         f"out={folder / 'out'}",
         "device=cpu",
         f"encoder=hubert:{folder / 'hubert'}",
-        f"recognizer=nemo:{folder / 'reward.nemo'}",
-        f"asr=whisper:{folder / 'whisper'}",
+        f"reward_recognizer=nemo:{folder / 'reward.nemo'}",
+        f"recognizer=whisper:{folder / 'whisper'}",
         *tiny,
         *more,
     ]

@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from test_docs import main_of
+from test_docs import config_of
 
 from dcar.cli import RECIPES as COMMAND_OF
 from dcar.cli import kind_of, resolve
-from dcar.config import load_config, schema_of
+from dcar.config import load_config
 from dcar.config.recipes import shipped
 from dcar.model.car import CARDecoder
 from dcar.prepare.prepared import prepared_info
@@ -27,7 +27,7 @@ NAMES = [f"{r.name}{v and ':'}{v}" for r in shipped() for v in ("", *r.variants)
 def schema(recipe: str) -> type:
     """What a recipe's command takes its settings from."""
     _, module, _ = resolve(COMMAND_OF[kind_of(recipe)].split())
-    return schema_of(main_of(module))
+    return config_of(module)
 
 
 def settings(schema: type, *arguments: str):
@@ -69,7 +69,7 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(
     for group in groups:
         for job in group:
             _, module, arguments = resolve(job.arguments)
-            config = settings(schema_of(main_of(module)), *arguments)
+            config = settings(config_of(module), *arguments)
             if job.command[1] == "train":
                 assert config.max_steps == 7
                 assert config.data == str(

@@ -512,7 +512,7 @@ def test_a_comparison_of_two_utterances(recipe, tmp_path):
         "limit=2",
         "sampling.max_tokens=12",
         "timing_utterances=0",
-        "audio_samples=0",
+        "audio_utterances=0",
         "resamples=100",
         "device=cpu",
         "seeds=[0]",

@@ -31,7 +31,7 @@ SMALLER = {  # program and its first argument → settings appended to the print
         "limit=2",
         "timing_utterances=0",
         "reasons_utterances=1",
-        "audio_samples=1",
+        "audio_utterances=1",
         "resamples=100",
     ],
     "dcar train-vocoder": ["max_steps=2", "eval_steps=2"],

@@ -52,7 +52,7 @@ from rl.trainer import DCPOTrainer
 QUANTITIES = set(  # logged by every step
     "loss reward reward_std wer frac_reward_zero_std out_of_range action_histogram/1 entropy kl beta "
     "clip_fraction ratio_max reward_forced reward_sampled tokens_per_pass seconds_rollout "
-    "seconds_vocoder seconds_asr seconds_update failed_rewards truncated duration_ratio grad_norm "
+    "seconds_vocoder seconds_recognizer seconds_update failed_rewards truncated duration_ratio grad_norm "
     "rewards/wer/mean rewards/range_penalty/mean".split()
 )
 
@@ -510,7 +510,7 @@ def test_two_processes_learn_what_one_learns(tmp_path):
     draws otherwise: there the first."""
     optimizers = {
         "adam": ({}, 1e-4),
-        "natural": ({"optimizer": "natural", "learning_rate": 0.1, "max_steps": 1}, 2e-3),
+        "natural": ({"optim": "natural", "learning_rate": 0.1, "max_steps": 1}, 2e-3),
     }
     runs = []
     for name, (optimizer, _) in optimizers.items():
@@ -615,7 +615,7 @@ def test_changed_settings_are_those_of_a_resumed_run_or_refused(tmp_path, six):
     shutil.copytree(six, tmp_path, dirs_exist_ok=True)
     saved = (tmp_path / "config.yaml").read_text()
     for changes, why in (
-        ({"optimizer": "natural", "learning_rate": 0.1}, "optimizer='adam' .here 'natural'"),
+        ({"optim": "natural", "learning_rate": 0.1}, "optim='adamw_torch_fused' .here 'natural'"),
         ({"max_steps": 4}, "checkpoint-6: .*max_steps to 6"),
         ({"epsilon": 0.1}, "epsilon=0.2 .here 0.1."),
         ({"reward_funcs": ["wer"]}, r"reward_funcs=\['wer', 'range_penalty'\]"),

@@ -11,7 +11,7 @@ from rl.natural import NaturalGradient, fisher_product
 from rl.rewards import WERReward
 from rl.trainer import log_probs_of
 
-NATURAL = {"optimizer": "natural", "learning_rate": 0.2, "gradient_accumulation_steps": 2}
+NATURAL = {"optim": "natural", "learning_rate": 0.2, "gradient_accumulation_steps": 2}
 
 
 class Softmax(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 from toy_training import Deaf, Listener
 from toy_world import ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
 
-from dcar.errors import ConfigError, RewardError
+from dcar.errors import CheckpointError, ConfigError, RewardError
 from dcar.sampling import SamplingConfig
 from rl import profile as guidance
 
@@ -62,7 +62,7 @@ def test_seeds_of_an_utterance_stay_together_in_its_interval():
     )
 
 
-def test_profile_refuses_nonsense():
+def test_profile_refuses_nonsense(tmp_path):
     with pytest.raises(ConfigError, match="range_size 5"):
         guidance.profile(
             ToyDecoder(), toy_items(2), ToyVocoder(), ToyRecognizer(), SAMPLING, range_size=5
@@ -71,8 +71,8 @@ def test_profile_refuses_nonsense():
         guidance.profile(
             ToyDecoder(), toy_items(4), ToyVocoder(lambda t: True), ToyRecognizer(), SAMPLING
         )
-    with pytest.raises(ConfigError, match="^decoder "):
-        guidance.main([])
+    with pytest.raises(CheckpointError, match="nowhere"):
+        guidance.main([f"decoder={tmp_path}/nowhere", f"out={tmp_path}/out"])
 
 
 def settings_of(files) -> list[str]:

@@ -58,7 +58,7 @@ def check(got: RolloutBatch, by: Roller, policy, items, seed: int) -> None:
             by.sampling,
             seed=seed,
             group_size=by.group_size,
-            share_token_draws=by.share_token_draws,
+            common_random_numbers=by.common_random_numbers,
             record_hidden=True,
         )
         for member, b in enumerate(results):
@@ -93,7 +93,7 @@ def check(got: RolloutBatch, by: Roller, policy, items, seed: int) -> None:
     [
         {},
         {"forced_rows": "none"},
-        {"share_token_draws": True},
+        {"common_random_numbers": True},
         {"group_size": 6},
         {"microbatches": 3},
         {"microbatches": 50},  # against one part
@@ -103,7 +103,7 @@ def check(got: RolloutBatch, by: Roller, policy, items, seed: int) -> None:
             )
         },
         {"hidden_dtype": torch.float16},
-        {"share_token_draws": True, "forced_rows": "none", "microbatches": 2},
+        {"common_random_numbers": True, "forced_rows": "none", "microbatches": 2},
     ],
     ids=str,
 )

@@ -15,7 +15,7 @@ from trl import GRPOConfig, GRPOTrainer
 from dcar.errors import ConfigError, DataError
 from dcar.model.load import load_decoder
 from heads.policy import HiddenPolicy, HiddenPolicyConfig
-from rl.config import NOT_OURS, DCPOConfig
+from rl.config import DCPOConfig
 from rl.data import load_dataset
 from rl.trainer import DCPOTrainer
 
@@ -85,9 +85,9 @@ def test_a_reward_of_ones_own_trains(files):
         e == "calm" for emotions, *_ in seen for e in emotions
     )
     assert {t for _, heard, *_ in seen for t in heard} <= {"a red house", "a red mouse"}
-    assert args.reward_funcs[1:] == ["toy_world.faster", "range_penalty"] and args.reward_funcs[
-        0
-    ].endswith("loud")
+    assert args.reward_funcs == ["wer", "range_penalty"]  # the caller's stay
+    named = trainer.args.reward_funcs
+    assert named[1:] == ["toy_world.faster", "range_penalty"] and named[0].endswith("loud")
     trainer.save_model(str(files / "policy"))
     args = DCPOConfig(str(files / "more"), **SMALL)
     again = DCPOTrainer(str(files / "policy"), toy_world.faster, args, dataset, **parts)
@@ -130,7 +130,7 @@ def test_names_are_those_of_trl():
     grpo, own, base = (
         {f.name for f in dataclasses.fields(t)} for t in (GRPOConfig, DCPOConfig, TrainingArguments)
     )
-    settings = own - base - set(NOT_OURS)
+    settings = own - base - DCPOConfig.REFUSED
     assert len(settings) <= 46 and settings & grpo >= {
         "num_generations",
         "beta",
@@ -161,3 +161,13 @@ def test_a_policy_in_hand_is_trained_for_its_own_decoder(files):
     )
     assert trainer.policy.config.chunk_range == (2, 3)
     assert policy.config.chunk_range == () and policy.training  # a copy is trained
+
+
+def test_optimisers_are_those_of_transformers(files):
+    trainer = trainer_of(files, "range_penalty", optim="adafactor")
+    trainer.train()
+    assert type(trainer.optimizer.optimizer).__name__ == "Adafactor"
+    with pytest.raises(ConfigError, match="weight_decay"):
+        DCPOConfig(str(files / "run"), optim="natural", weight_decay=0.1)
+    with pytest.raises(ConfigError, match="sgdd"):
+        DCPOConfig(str(files / "run"), optim="sgdd")

@@ -156,7 +156,7 @@ def tiny_config(out: Path | str, **changes) -> CompareConfig:
         sampling=SHORT,
         resamples=200,
         timing_utterances=0,
-        audio_samples=2,
+        audio_utterances=2,
         reasons_utterances=0,
         device="cpu",
         out=str(out),
@@ -167,7 +167,7 @@ def tiny_config(out: Path | str, **changes) -> CompareConfig:
 def spoken(out: Path | str, tools: Tools | None = None, **changes) -> dict:
     """Run a comparison of one seed without report, sounds and references, unless `changes` ask
     for them."""
-    quiet = {"seeds": [0], "report": False, "audio_samples": 0, "references": False}
+    quiet = {"seeds": [0], "report": False, "audio_utterances": 0, "references": False}
     return run(tiny_config(out, **{**quiet, **changes}), tools or tiny_tools())
 
 
@@ -175,7 +175,7 @@ def transcribed(out: Path | str, tools: Tools | None = None, **changes) -> int:
     """Return the number of waveforms that the evaluation ASR transcribed in such a comparison."""
     tools = tools or tiny_tools()
     spoken(out, tools, **changes)
-    return tools.asr.calls
+    return tools.recognizer.calls
 
 
 def records_of(out: Path) -> list[dict]:
@@ -227,7 +227,7 @@ def made_result(rows: list[dict], **changes) -> dict:
         "by_category": None,
         "reasons": {},
         "samples": [],
-        "asr": "j",
+        "recognizer": "j",
         "normalizer": "n",
         "scorers": {},
         "seeds": [0],

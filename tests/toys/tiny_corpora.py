@@ -94,7 +94,7 @@ def write_starter(
 def toy_settings(path: Path, out: Path, **changes: Any) -> PrepareConfig:
     """Return settings with shards of four utterances and short waits."""
     return PrepareConfig(
-        **{"out": str(out), "path": str(path), "shard_size": 4, "wait_seconds": 20, **changes}
+        **{"out": str(out), "path": str(path), "shard_size": 4, "wait_minutes": 0.3, **changes}
     )
 
 

@@ -186,8 +186,11 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
     return decoder
 
 
+CONFIG = ConvertConfig
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    config = load_config(ConvertConfig, arguments)
+    config = load_config(CONFIG, arguments)
     decoder = run_claimed(convert, config)
     size = sum(p.numel() for p in decoder.parameters())
     print(

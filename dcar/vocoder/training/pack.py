@@ -461,8 +461,11 @@ class PackConfig:
     )
 
 
+CONFIG = PackConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
-    config = load_config(PackConfig, arguments)
+    config = load_config(CONFIG, arguments)
     with claimed(config.out):
         pack_training_data(
             config.prepared,

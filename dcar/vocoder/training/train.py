@@ -132,5 +132,8 @@ def _save(trainer: Trainer, out: Path) -> dict[str, Any]:
     return dict(event="validation", step=trainer.step_index, seconds=trainer.seconds, **values)
 
 
+CONFIG = TrainVocoderConfig
+
+
 def main(arguments: list[str] | None = None) -> None:
-    run_claimed(run, load_config(TrainVocoderConfig, arguments))
+    run_claimed(run, load_config(CONFIG, arguments))

@@ -59,11 +59,11 @@ IMPOSSIBLE = {
         sampling.top_p=0 sampling.top_p=1.1 sampling.top_p=nan sampling.top_k=-1
         sampling.max_tokens=0 sampling.max_tokens_per_text_unit=0 seeds=[-1] seeds=[0,0]
         seeds=[] seeds=[a] limit=-1 batch_size=0 resamples=10 prompt_tokens=0
-        prompt_seeds=[-1] threads=-1 audio_samples=-1 methods=[] scorers=[dnsmos,dnsmos]
+        prompt_seeds=[-1] threads=-1 audio_utterances=-1 methods=[] scorers=[dnsmos,dnsmos]
         sampling.repetition_share=0 out= data=
     """,
     PROFILE: """
-        utterances=0 seeds=0 range_size=0 sizes=[0] seed=-1 sampling.temperature=nan
+        limit=-1 seeds=0 range_size=0 sizes=[0] seed=-1 sampling.temperature=nan
     """,
     DCPO: """
         max_steps=0 max_steps=-2 learning_rate=-1 learning_rate=nan learning_rate=inf
@@ -94,7 +94,7 @@ IMPOSSIBLE = {
         kind=gpt heads=0 head_blocks=0 seed=-1
     """,
     PREPARE: """
-        limit=0 speeds=[nan] speeds=[3] min_seconds=-1 batch_seconds=0 num_proc=-1
+        limit=-1 speeds=[nan] speeds=[3] min_seconds=-1 batch_seconds=0 num_proc=-1
         dev_fraction=1 filter_seconds=[3] corpus=tape
     """,
 }

@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 import pytest
 
 from dcar.cli import jobs
-from dcar.config import load_config, schema_of, setting
+from dcar.config import load_config, setting
 from dcar.config.load import help_text
 from dcar.config.schema import allowed, fitting, settings_of
 from dcar.errors import DCARError
@@ -21,17 +21,17 @@ MODULES = {
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_setting_of_every_command_is_declared_with_a_meaning(name, monkeypatch):
-    schema = schema_of(resolve_name(f"{MODULES[name]}:main"))
+    schema = resolve_name(f"{MODULES[name]}:CONFIG")
     monkeypatch.setattr(sys, "argv", [f"dcar {name}"])
     shown = help_text(schema)
     lines = shown.splitlines()
     assert max(map(len, lines)) <= 100 and lines[0].startswith(f"usage: dcar {name}")
-    unused = getattr(schema, "UNUSED", frozenset())
+    refused = getattr(schema, "REFUSED", frozenset())
     flat = " ".join(shown.split())
     for key, s in settings_of(schema).items():
         if s.group:
             assert s.meaning and f"{key}: {s.meaning}" in flat
-        elif s.path[-1] not in unused:
+        elif s.path[-1] not in refused:
             assert f"  {key}=" in shown, key
             if s.meaning.declared:
                 assert s.meaning and allowed(s.hint, s.meaning) in flat, key
@@ -41,7 +41,7 @@ def test_every_setting_of_every_command_is_declared_with_a_meaning(name, monkeyp
 
 @pytest.mark.parametrize("name", MODULES)
 def test_defaults_are_within_their_own_bounds(name):
-    for key, s in settings_of(schema_of(resolve_name(f"{MODULES[name]}:main"))).items():
+    for key, s in settings_of(resolve_name(f"{MODULES[name]}:CONFIG")).items():
         if (
             s.meaning.declared
             and not s.group

@@ -86,6 +86,4 @@ def test_every_name_of_the_rule_is_a_setting_of_a_trainer(tmp_path):
         {"max_steps", "learning_rate", "weight_decay", "seed", "out"} <= stamp.keys()
         for stamp in stamps
     )
-    assert (
-        "model.num_layers" in stamps[0] and {"optimizer", "adam_beta1", "beta"} <= stamps[-1].keys()
-    )
+    assert "model.num_layers" in stamps[0] and {"optim", "adam_beta1", "beta"} <= stamps[-1].keys()

@@ -42,7 +42,7 @@ def test_what_cannot_be_used_is_listed(folder):
     assert "ffmpeg -i" in said["call.m4a"]
     assert "(byte 4)" in said["three.WAV"]
     [unwritten] = validate_corpus(rows, 0.3, 20)
-    assert unwritten.id == "bob-two" and "transcribe=whisper-base" in unwritten.message
+    assert unwritten.id == "bob-two" and "recognizer=whisper-base" in unwritten.message
 
 
 @pytest.mark.parametrize(

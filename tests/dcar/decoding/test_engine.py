@@ -70,7 +70,7 @@ def test_rows_are_refilled_moved_and_used_again(name):
         engine = Engine(model, method, SAMPLING, rows, record_hidden=method.tree is None)
         engine.exact = engine.exact and not fixed
         for seed, ((prompts, size, share), wanted) in enumerate(zip(CALLS, expected, strict=True)):
-            how = dict(seed=seed, group_size=size, share_token_draws=share)
+            how = dict(seed=seed, group_size=size, common_random_numbers=share)
             said: dict[int, list[int]] = {}
             results = {}
             for progress in engine.run(prompts, stream=seed != 1, **how):

@@ -273,7 +273,7 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path):
             resamples=100,
             timing_utterances=1,
             sampling=SamplingConfig(max_tokens=40),
-            audio_samples=0,
+            audio_utterances=0,
             references=False,
             report=False,
             device="cpu",

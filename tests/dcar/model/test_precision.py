@@ -271,7 +271,7 @@ def test_a_comparison_in_bfloat16_says_so_and_speaks_anew(files, tmp_path):
             seeds=[0],
             references=False,
             report=False,
-            audio_samples=0,
+            audio_utterances=0,
             timing_utterances=1,
             reasons_utterances=2,
         )

@@ -144,8 +144,8 @@ def test_two_processes_share_the_shards(corpus, tmp_path, stream):
 def test_rank_comes_from_the_launcher(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(DataError, match=r"0.2 s for process 0 .*validated.json"):
-        toy_prepare(toy_settings(corpus, tmp_path / "p", wait_seconds=0.2))
+    with pytest.raises(DataError, match=r"0.003 minutes for process 0 .*validated.json"):
+        toy_prepare(toy_settings(corpus, tmp_path / "p", wait_minutes=0.003))
     with pytest.raises(ConfigError, match="process 2 of 2"):
         toy_prepare(toy_settings(corpus, tmp_path / "p"), process_index=2)
 

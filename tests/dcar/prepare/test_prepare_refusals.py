@@ -37,7 +37,7 @@ from dcar.prepare.shards import check_tokens
         ({"stream": True, "copies_below": 3, "speeds": (1.0, 0.9)}, "stream=false"),
         ({"stream": True, "limit": 2}, "stream=false"),
         ({"stream": True, "validate": True}, "stream=false"),
-        ({"stream": True, "transcribe": "any"}, "stream=false"),
+        ({"stream": True, "recognizer": "any"}, "stream=false"),
     ],
 )
 def test_settings(changes, word):

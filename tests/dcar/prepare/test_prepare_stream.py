@@ -90,7 +90,7 @@ def test_interrupted_and_continued_with_another_number_of_processes(tmp_path):
 
 def test_a_damaged_shard_is_refused_and_made_again(tmp_path):
     path = manifest(tmp_path / "c")
-    other = config(path, tmp_path / "p", wait_seconds=0.1)
+    other = config(path, tmp_path / "p", wait_minutes=0.002)
     # process 0 is done with its share, the other never comes
     with pytest.raises(DataError, match="waited"):
         toy_prepare(other, process_index=0, num_processes=2)

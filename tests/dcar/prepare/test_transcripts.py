@@ -38,7 +38,7 @@ def test_what_was_heard_is_marked_and_can_be_corrected(folder):
         "out": str(out),
         "corpus": "folder",
         "path": str(folder),
-        "transcribe": "any",
+        "recognizer": "any",
         "skip_bad": True,
         "splits": ["train"],
         "dev_fraction": 0,
@@ -70,7 +70,7 @@ def test_where_nothing_can_listen(folder):
     with pytest.raises(ConfigError, match="2 recordings"):
         toy_prepare(
             PrepareConfig(
-                out=str(folder / "p"), corpus="folder", path=str(folder), transcribe="any"
+                out=str(folder / "p"), corpus="folder", path=str(folder), recognizer="any"
             ),
             process_index=0,
             num_processes=2,

@@ -154,7 +154,7 @@ def test_interrupted_run_goes_on(tmp_path, compared):
     assert finished >= 28
     with shard.open("a") as file:
         file.write('{"method": "car-1", "se')  # the process died while writing
-    again = {"seeds": [0, 1], "audio_samples": 2, "references": True}
+    again = {"seeds": [0, 1], "audio_utterances": 2, "references": True}
     assert 0 < transcribed(tmp_path, **again) <= len(records_of(tmp_path)) - finished
     assert records_of(tmp_path) == records_of(compared[0])
     assert transcribed(tmp_path, **again) == 0
@@ -235,7 +235,7 @@ AGAIN = {"again": Scorer("again", "quality", "again", loudness)}
             {},
             True,
         ),
-        (lambda tools: {"asr": LevelJudge("other")}, {}, True),
+        (lambda tools: {"recognizer": LevelJudge("other")}, {}, True),
         (lambda tools: {"scorers": tools.scorers | AGAIN}, {}, True),
         (lambda tools: {"similarity": named(partial(loudness))}, {}, True),
     ],
@@ -248,7 +248,7 @@ def test_what_makes_new_records(tmp_path, change, settings, all_again):
     tools = replace(tools, **change(tools))
     (row,) = spoken(tmp_path, tools, methods=["car-1"], seeds=[0, 1], **settings)["rows"]
     # all twelve, less empty ones
-    assert (10 <= tools.asr.calls <= 12) if all_again else tools.asr.calls == 0
+    assert (10 <= tools.recognizer.calls <= 12) if all_again else tools.recognizer.calls == 0
     assert len(records_of(tmp_path)) == 12 and set(row["scores"]) == set(tools.scorers)
 
 
@@ -340,13 +340,13 @@ def test_batches_of_a_gpu_give_the_records_of_single_utterances_and_are_always_t
     alone = made(tmp_path / "alone", 1)
     assert len(alone) == 5 and any(record["hypothesis"] for record in alone)
     assert made(tmp_path / "together", 2) == alone
-    before = tools.asr.calls
+    before = tools.recognizer.calls
     assert (
         made(tmp_path / "again", 2, [r | {"seconds": {}} for r in alone if r["id"] != "utt<1>"])[-1]
         == alone[1]
     )
     # its whole batch, nothing else
-    assert tools.asr.calls == before + sum(bool(r["duration"]) for r in alone[:2])
+    assert tools.recognizer.calls == before + sum(bool(r["duration"]) for r in alone[:2])
 
 
 def test_unfinished_shards_are_an_error_not_a_result(tmp_path, monkeypatch):

@@ -72,7 +72,7 @@ def test_from_recordings_to_a_table(world, monkeypatch):
         methods="[car-1,car-3]",
         prompt_tokens=10,
         timing_utterances=2,
-        audio_samples=1,
+        audio_utterances=1,
         resamples=100,
         report="false",
         reasons_utterances=0,

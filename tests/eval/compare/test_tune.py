@@ -91,7 +91,11 @@ def test_records_of_samplings_are_never_mixed(tmp_path):
 
 def test_prompts_replicate_where_seeds_are_one(tmp_path):
     asked = dict(
-        methods=["car-2@t0", "car-2"], seeds=[0, 1], references=True, report=True, audio_samples=2
+        methods=["car-2@t0", "car-2"],
+        seeds=[0, 1],
+        references=True,
+        report=True,
+        audio_utterances=2,
     )
     result = spoken(tmp_path, replicated(), prompt_seeds=[0, 7], **asked)
     records = records_of(tmp_path)
@@ -328,7 +332,7 @@ ABOUT = {
     "utterances": 3,
     "seeds": [0],
     "prompt_seeds": [0],
-    "asr": "moonshine",
+    "recognizer": "moonshine",
 }
 HOT = {"far": {"identity": {}, "sampling": {"temperature": "hot", "top_k": 1, "top_p": 1.0}}}
 

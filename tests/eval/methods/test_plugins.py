@@ -79,7 +79,7 @@ def test_a_comparison_runs_them(tmp_path):
             limit=2,
             resamples=100,
             timing_utterances=1,
-            audio_samples=1,
+            audio_utterances=1,
             out=str(tmp_path / "out"),
             device="cpu",
             reasons_utterances=1,

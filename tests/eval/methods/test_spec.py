@@ -141,7 +141,7 @@ def test_a_comparison_takes_mappings_in_yaml_and_on_the_command_line(tmp_path):
         limit=2,
         resamples=100,
         timing_utterances=0,
-        audio_samples=0,
+        audio_utterances=0,
         reasons_utterances=0,
         report=False,
         device="cpu",

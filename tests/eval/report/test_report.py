@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
         methods=["far", "car-2", "dcar"],
         timing_utterances=1,
         reasons_utterances=6,
-        audio_samples=2,
+        audio_utterances=2,
         references=True,
     )
     curves = {"reward_sampled": 0.4, "reward_forced": 0.5, "entropy": 1.0, "kl": 0.1, "loss": 2.0}

@@ -172,8 +172,6 @@ def test_statistics_of_another_decoder_are_refused(files):
 
 
 def test_wrong_settings_of_the_fit(files, tmp_path):
-    with pytest.raises(ConfigError, match="^decoder "):
-        fitting.main([])
     with pytest.raises(ConfigError, match="thresholds "):
         fitting.main(["thresholds=1"])
     tiny_decoder(

@@ -145,7 +145,8 @@ def plan_backbone(
         lora=dataclasses.asdict(settings.lora) if settings.train == "lora" else None,
     )
     shape = decoder_shape(wanted)
-    if config.model not in (CARConfig(), shape):
+    given, default = (dataclasses.replace(m, **identity) for m in (config.model, CARConfig()))
+    if given not in (default, shape):
         raise ConfigError(
             "`model` describes a decoder from scratch, but backbone.path names one that already "
             "has its shape: remove the settings of `model`"

@@ -128,6 +128,14 @@ def test_shared_heads_equal_pytorch(native, settings):
             logits(bad, 2)
 
 
+def test_a_base_head_alone_equals_pytorch(native):
+    heads = MultiTokenHeads(SIZE, IDS, 1).requires_grad_(False)
+    logits, hidden = native.heads(heads), torch.randn(13, SIZE)
+    assert isinstance(logits, NativeHeads) and torch.allclose(
+        logits(hidden), heads.logits(hidden), atol=1e-5
+    )
+
+
 def test_what_c_does_not_read_is_left_to_pytorch(native):
     quantised = made_heads()
     quantised.up[1] = nn.Sequential(quantised.up[1])

@@ -7,6 +7,7 @@ change of `lengths` rolls back, and `gather` keeps the accepted path of a tree."
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -111,16 +112,22 @@ class KVCache:
         self.prefix_lengths = zeros if prefix_lengths is None else prefix_lengths
         self.lengths = zeros.clone()
         self.origin = zeros.clone()  # speech position that is numbered 0
-        # upper bound of max(lengths), kept on the host so that no step waits for the device
-        self.longest = 0
-        # reading a value is free, so shapes may depend on lengths
-        self.exact = self.kv.device.type == "cpu"
+        self.eager = self.kv.device.type == "cpu"  # reading a value is free
 
-    def over(self, kv: Tensor, prefix: int | None = None) -> KVCache:
-        """Return the same rows and lengths with other storage [layers, B, columns, 2, H, D];
-        nothing is copied."""
+    def each(self, change: Callable[[Tensor], Tensor]) -> KVCache:
+        """Return the cache with every tensor changed, given with its rows first."""
         out = copy.copy(self)
-        out.kv, out.prefix = kv, self.prefix if prefix is None else prefix
+        out.kv = change(self.kv.transpose(0, 1)).transpose(0, 1)
+        out.prefix_lengths = change(self.prefix_lengths)
+        out.lengths = change(self.lengths)
+        out.origin = change(self.origin)
+        return out
+
+    def without_prefix(self) -> KVCache:
+        """Return the same storage, empty, with the columns of the text as speech positions."""
+        out = copy.copy(self)
+        out.prefix = 0
+        out.prefix_lengths = torch.zeros_like(self.prefix_lengths)
         return out
 
     @property
@@ -133,29 +140,29 @@ class KVCache:
         return self.kv.shape[2] - self.prefix
 
     @property
-    def whole(self) -> bool:
+    def unpadded(self) -> bool:
         """True if there is a single row without padding, as far as that is known without a read
         from the device."""
-        return self.exact and self.batch == 1 and int(self.prefix_lengths) == self.prefix
+        return self.eager and self.batch == 1 and int(self.prefix_lengths) == self.prefix
 
-    def columns(self, new: int) -> int:
-        """Return the number of columns that attention reads when `new` positions are appended.
-        Raises ValueError past the capacity."""
-        if self.longest + new > self.capacity:
+    def columns(self, longest: int, new: int) -> int:
+        """Return the number of columns that attention reads when `new` positions are appended to
+        rows of at most `longest`. Raises ValueError past the capacity."""
+        if longest + new > self.capacity:
             raise ValueError(
-                f"KV cache full: {self.longest} + {new} positions exceed its capacity of "
+                f"KV cache full: {longest} + {new} positions exceed its capacity of "
                 f"{self.capacity}; decode with a larger capacity (SamplingConfig.max_tokens "
                 "bounds it)"
             )
-        return self.prefix + self.longest + new
+        return self.prefix + longest + new
 
-    def mask(self, new: int, tree: Tensor | None = None) -> Tensor:
-        """Return a boolean mask [B, 1, new, columns]: text, the row's own past, and, causally, the
-        new positions.
+    def mask(self, longest: int, new: int, tree: Tensor | None = None) -> Tensor:
+        """Return a boolean mask [B, 1, new, columns(longest, new)]: text, the row's own past, and,
+        causally, the new positions.
 
         `tree` [B or 1, new, new] replaces causality among the new positions (row i may attend to
         column j), for tree attention; it must contain the diagonal."""
-        column = torch.arange(self.columns(new), device=self.lengths.device)
+        column = torch.arange(self.columns(longest, new), device=self.lengths.device)
         text = column < self.prefix_lengths[:, None]  # [B, total]
         speech = column - self.prefix
         past = (speech >= 0) & (speech < self.lengths[:, None])  # [B, total]
@@ -183,19 +190,17 @@ class KVCache:
         self.kv[:, row, target.clamp(max=last)] = kept
 
     def copy_rows(self, rows: Tensor, other: KVCache, sources: Tensor) -> None:
-        """Make rows [R] copies of the rows [R] of another cache, whose text is no wider than
-        this one's."""
+        """Make rows [R] copies of the rows [R] of another cache, which is no wider than this
+        one."""
         for mine, theirs in (
             (self.lengths, other.lengths),
             (self.prefix_lengths, other.prefix_lengths),
             (self.origin, other.origin),
         ):
             mine[rows] = theirs[sources]
-        text, speech = other.prefix, other.prefix + other.longest
-        self.kv[:, rows, :text] = other.kv[:, sources, :text]
-        self.kv[:, rows, self.prefix : self.prefix + other.longest] = other.kv[
-            :, sources, text:speech
-        ]
+        text, speech = other.kv[:, sources].split([other.prefix, other.capacity], 2)
+        self.kv[:, rows, : other.prefix] = text
+        self.kv[:, rows, self.prefix : self.prefix + other.capacity] = speech
 
 
 def check_width(hidden_size: int, num_attention_heads: int) -> None:

@@ -143,6 +143,7 @@ def real_positions(counts: Tensor, new: int) -> Tensor:
 
 def columns_of(
     cache: KVCache,
+    longest: int,
     new: int,
     causal: CausalMask,
     *,
@@ -151,20 +152,20 @@ def columns_of(
     ends: Tensor | None = None,
     counts: Tensor | None = None,
 ) -> Columns:
-    """Place `new` positions after each row's past. tree [B or 1, new, new]: attention among them,
-    in place of a chain.
+    """Place `new` positions after each row's past of at most `longest`. tree [B or 1, new, new]:
+    attention among them, in place of a chain.
 
     `ends` [B] with `counts` [B]: counts[b] positions are real, and only each row's last one has a
     query.
     """
-    kv, total, width = cache.kv, cache.columns(new), cache.kv.shape[2]
+    kv, total, width = cache.kv, cache.columns(longest, new), cache.kv.shape[2]
     index = cache.lengths[:, None] + torch.arange(
         cache.prefix, cache.prefix + new, device=kv.device
     )
     if cache.batch > 1:
         index = index + torch.arange(0, cache.batch * width, width, device=kv.device)[:, None]
     index = index.view(-1) if real is None else index.view(-1).index_select(0, real)
-    whole = cache.whole
+    unpadded = cache.unpadded
 
     def mask() -> Tensor | None:
         if ends is not None and counts is not None:
@@ -175,8 +176,8 @@ def columns_of(
             return additive(seen[:, None, None], kv.dtype)
         return (
             causal(new, total)
-            if whole and tree is None
-            else additive(cache.mask(new, tree), kv.dtype)
+            if unpadded and tree is None
+            else additive(cache.mask(longest, new, tree), kv.dtype)
         )
 
     out = Columns(kv, index, cache.batch, new, total, mask, real=real, ends=ends)
@@ -186,7 +187,7 @@ def columns_of(
         out.mask, out.tree = lambda: added, added.reshape(-1, total)
         if real is not None:
             out.tree = out.tree.index_select(0, real)
-    elif cache.prefix and not whole:
+    elif cache.prefix and not unpadded:
         out.padding_from, out.padding_to = (
             cache.prefix_lengths,
             torch.full_like(cache.prefix_lengths, cache.prefix),

@@ -97,7 +97,7 @@ class Engine:
                 f"{method.name}: record_hidden is not supported for methods that draft trees"
             )
         self.graphs = StepGraphs(graphs, self.device)
-        self.exact = self.device.type == "cpu" and not compile
+        self.eager = self.device.type == "cpu" and not compile
         self._step: Callable[[BatchState, Method], None] = (
             torch.compile(step, fullgraph=True) if compile else step
         )
@@ -175,7 +175,7 @@ class Engine:
                     used = max(i for i, slot in enumerate(slots) if slot is not None) + 1
                 elif not waiting:
                     used = self._compact(state, slots, used)
-                for _ in range(1 if self.exact else SYNC_EVERY):
+                for _ in range(1 if self.eager else SYNC_EVERY):
                     self._advance(state, slots, used, steps < self.sampling.min_tokens)
                     steps += 1
                 for progress in self._look(state, slots, used, seed, stream):
@@ -206,7 +206,7 @@ class Engine:
         text = max((len(p.text_ids) for p in prompts), default=1)
         text = self.reader.text_room(text)
         if self._state is None or need > self._room[0] or text > self._room[1]:
-            if self._state is not None or not self.exact:  # in steps, so that it happens seldom
+            if self._state is not None or not self.eager:  # in steps, so that it happens seldom
                 need, text = round_up(need, COLUMN_BLOCK), round_up(text, 32)
             self._room = max(need, self._room[0]), max(text, self._room[1])
             self._state = None  # the old and the new buffers need not fit side by side
@@ -221,7 +221,7 @@ class Engine:
                     draft_length=self.method.draft_length,
                     keeps_probs=self.method.keeps_probs,
                     record_hidden=self.record_hidden,
-                    exact=self.exact,
+                    eager=self.eager,
                 )
             except ValueError as error:
                 raise EngineError(f"{error}; lower max_tokens") from error
@@ -277,15 +277,14 @@ class Engine:
         """Run one step of the rows in use."""
         busy = [slot for slot in slots if slot is not None]
         longest = max(slot.longest for slot in busy)
-        view = state.first(used if self.exact else self._bucket(used))
-        if not self.exact:  # one graph for a multiple of so many columns
+        if not self.eager:  # one graph for a multiple of so many columns
+            used = self._bucket(used)
             # text, and what this step adds
             others = state.cache.prefix + self.width + state.draft_length
             longest = min(round_up(longest + others, COLUMN_BLOCK) - others, self._room[0])
-        view.expect(longest, forbids)
-        key = view.rows, longest, forbids
+        view = state.view(used, longest, forbids)
         self.graphs.run(
-            key,
+            (used, longest, forbids),
             lambda: self._step(view, self.method),
             lambda: view.changing(self.method.tree is not None),
         )

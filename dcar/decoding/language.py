@@ -206,17 +206,17 @@ class LanguageReader(Reader):
         # [B, n + P, n + P]; every row sees at least column 0
         seen = (column <= column[:, None]) & real[:, None]
         positions = torch.where(column < n, column, column - n + lengths[:, None])
-        empty = cache.over(cache.kv, 0)  # text and prompt are read as one tree at its start
-        empty.prefix_lengths = torch.zeros_like(lengths)
         x = torch.cat((prefix.to(self.dtype), self._embed(prompt_ids)), dim=1)
-        hidden = self._run(empty, x, positions, seen)[:, n:]
-        cache.lengths, cache.longest = prompt_lengths, p
+        # text and prompt are read as one tree
+        hidden = self._run(cache.without_prefix(), 0, x, positions, seen)[:, n:]
+        cache.lengths = prompt_lengths
         return cache, hidden
 
     def read(
         self,
         cache: KVCache,
         tokens: Tensor,
+        longest: int,
         layout: Layout | None = None,
         real: Tensor | None = None,
     ) -> Tensor:
@@ -226,14 +226,16 @@ class LanguageReader(Reader):
             else layout
         )
         positions = (cache.prefix_lengths + cache.lengths)[:, None] + offsets
-        return self._run(cache, self._embed(tokens), positions, tree)
+        return self._run(cache, longest, self._embed(tokens), positions, tree)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self._embedding(tokens).to(self.dtype)
 
-    def _run(self, cache: KVCache, x: Tensor, positions: Tensor, tree: Tensor | None) -> Tensor:
+    def _run(
+        self, cache: KVCache, longest: int, x: Tensor, positions: Tensor, tree: Tensor | None
+    ) -> Tensor:
         """Return hidden states [B, m, D] of x [B, m, D] at positions [B, m] after each row's
         past."""
-        columns = columns_of(cache, x.shape[1], self._causal, tree=tree)
+        columns = columns_of(cache, longest, x.shape[1], self._causal, tree=tree)
         hidden = self._layers.read(x.flatten(0, 1), positions, columns, cache)
         return hidden.view(x.shape).to(self.hidden_dtype)

@@ -80,13 +80,16 @@ class HiddenReader(PolicyReader):
         heads, hidden = self.policy.config.num_attention_heads, state.states
         size = self.policy.config.layer_width // heads
         cache = KVCache(1, rows, heads, capacity, size, device=hidden.device, dtype=hidden.dtype)
-        cache.exact = state.exact
+        cache.eager = state.eager
         return cache
 
-    def read(self, cache: KVCache, hidden: Tensor, counts: Tensor, real: Tensor | None) -> Tensor:
-        """Read hidden states [B, m, D] that follow each row's past, of which counts [B] are new
-        (with `real` of `real_positions`, padding is left out); return the action logits [B, K]
-        after the last one. Keys and values are written; the caller advances the cache."""
+    def read(
+        self, cache: KVCache, hidden: Tensor, longest: int, counts: Tensor, real: Tensor | None
+    ) -> Tensor:
+        """Read hidden states [B, m, D] that follow each row's past of at most `longest`, of which
+        counts [B] are new (with `real` of `real_positions`, padding is left out); return the action
+        logits [B, K] after the last one. Keys and values are written; the caller advances the
+        cache."""
         rows, new, width = hidden.shape
         offsets = torch.arange(new, device=hidden.device)
         x, positions = hidden.reshape(-1, width), (cache.lengths[:, None] + offsets).view(-1)
@@ -96,7 +99,7 @@ class HiddenReader(PolicyReader):
         else:
             x, positions = x.index_select(0, real), positions.index_select(0, real)
             ends = (counts.cumsum(0) - 1).clamp(min=0)
-        columns = columns_of(cache, new, self._causal, real=real, ends=ends, counts=counts)
+        columns = columns_of(cache, longest, new, self._causal, real=real, ends=ends, counts=counts)
         return self._stack.read(x, self._rotary, positions, columns)
 
 

@@ -104,8 +104,8 @@ class PolicyChunk(ChunkRule):
         if not self.after_draw:
             hidden, lengths = admitted.hidden, admitted.lengths
             cache = state.shared["policy"].new_cache(state, *hidden.shape[:2])
-            logits = state.shared["policy"].read(cache, hidden, lengths, None)
-            cache.lengths, cache.longest = lengths, hidden.shape[1]
+            logits = state.shared["policy"].read(cache, hidden, 0, lengths, None)
+            cache.lengths = lengths
             state.caches["policy"].copy_rows(rows, cache, admitted.origins)
             state.own["action_logits"][rows] = logits[admitted.origins]
 
@@ -114,8 +114,9 @@ class PolicyChunk(ChunkRule):
     ) -> None:
         if not self.after_draw:
             started = state.clock()
-            cache = state.bound(state.caches["policy"], 0)
-            logits = state.shared["policy"].read(cache, hidden, counts, real)
+            cache = state.caches["policy"]
+            longest = state.longest_of(cache, 0)
+            logits = state.shared["policy"].read(cache, hidden, longest, counts, real)
             state.own["action_logits"].copy_(logits)
             state.seconds["policy"] += state.clock() - started
 

@@ -2,7 +2,8 @@
 
     reader = reader_of(decoder)
     cache, hidden = reader.prefill(*batch_of(prompts, config, device))
-    hidden = reader.read(cache, tokens)     # [B, m] -> [B, m, D]; the caller moves cache.lengths on
+    # [B, m] -> [B, m, D]; the caller moves cache.lengths on
+    hidden = reader.read(cache, tokens, int(cache.lengths.max()))
     logits = reader.heads(hidden[:, -1], k)         # [B, k, V + 1]
 
 The layers are run on the ragged cache of heads/layers.py, with the operations of one backend.
@@ -73,11 +74,13 @@ class Reader:
         self,
         cache: KVCache,
         tokens: Tensor,
+        longest: int,
         layout: Layout | None = None,
         real: Tensor | None = None,
     ) -> Tensor:
-        """Read tokens [B, m] that follow each row's past. Return hidden states [B, m, D]; keys and
-        values are written. The caller advances the cache, and has called `cover`.
+        """Read tokens [B, m] that follow each row's past, of at most `longest` positions. Return
+        hidden states [B, m, D]; keys and values are written. The caller advances the cache, and has
+        called `cover`.
 
         `layout` makes the tokens a tree. `real` (`real_positions`): the positions that are not
         padding; the others may be skipped, and their hidden states are undefined.
@@ -136,8 +139,8 @@ class CARReader(Reader):
         cache.origin = prompt_lengths - 1 if self.config.bos else torch.zeros_like(prompt_lengths)
         self.cover(cache)
         self._read_text(cache, text_ids)
-        hidden = self.read(cache, prompt_ids, real=self._real(prompt_lengths, prompt))
-        cache.lengths, cache.longest = prompt_lengths, prompt
+        hidden = self.read(cache, prompt_ids, 0, real=self._real(prompt_lengths, prompt))
+        cache.lengths = prompt_lengths
         return cache, hidden
 
     def cover(self, cache: KVCache) -> None:
@@ -162,10 +165,13 @@ class CARReader(Reader):
             flat, positions = flat.index_select(0, real), positions.index_select(0, real)
         self._text_rotary.cover(0, text - 1)
         seen = (position < cache.prefix_lengths[:, None])[:, None]  # [B, 1, N]
-        as_speech = cache.over(cache.kv, 0)
-        as_speech.prefix_lengths = torch.zeros_like(cache.prefix_lengths)
         columns = columns_of(
-            as_speech, text, self._causal, real=real, tree=seen.expand(rows, text, text)
+            cache.without_prefix(),
+            0,
+            text,
+            self._causal,
+            real=real,
+            tree=seen.expand(rows, text, text),
         )
         columns.writes_only = True
         self.stack.read(
@@ -176,6 +182,7 @@ class CARReader(Reader):
         self,
         cache: KVCache,
         tokens: Tensor,
+        longest: int,
         layout: Layout | None = None,
         real: Tensor | None = None,
     ) -> Tensor:
@@ -189,7 +196,7 @@ class CARReader(Reader):
         )
         if real is not None:
             flat, positions = flat.index_select(0, real), positions.index_select(0, real)
-        columns = columns_of(cache, new, self._causal, tree=tree, real=real)
+        columns = columns_of(cache, longest, new, self._causal, tree=tree, real=real)
         x = self.stack.read(
             F.embedding(flat, self._embedding.weight), self.rotary, positions, columns
         )

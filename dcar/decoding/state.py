@@ -2,14 +2,14 @@
 
 Everything that a step reads or writes is here, so that a step is a program of tensors at fixed
 addresses: nothing is allocated from step to step, and the host need not know the outcome.
-`first(n)` is the same state of its first n rows.
+`view` is the same state of its first rows, for one step.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -40,8 +40,10 @@ class BatchState:
     """Buffers that a step works on. B rows; a row without an utterance, or with a finished one, is
     not `alive`.
 
+    Every tensor, in a dictionary or not, has one entry for each row, except `offsets`.
+
     `own`: the method's data for each row, [B, …] by name; `shared`: its data for all rows (tables
-    on the device, a policy); `caches`: keys and values of a draft model or a policy. `exact`:
+    on the device, a policy); `caches`: keys and values of a draft model or a policy. `eager`:
     reading a value is free (eager on a CPU), so that shapes may follow the data; otherwise all
     shapes are fixed.
     """
@@ -58,41 +60,48 @@ class BatchState:
         draft_length: int = 0,
         keeps_probs: bool = False,
         record_hidden: bool = False,
-        exact: bool = True,
+        eager: bool = True,
     ):
         """Allocate the buffers. width: maximum number of tokens that a round emits;
         draft_length: positions that a pass reads after the pending ones; keeps_probs: the
         drafted tokens have distributions."""
-        self.reader, self.sampling, self.exact = reader, sampling, exact
-        self.eos, self.width, self.draft_length = reader.config.eos, width, draft_length
+        self.reader = reader
+        self.sampling = sampling
+        self.eager = eager
+        self.eos = reader.config.eos
+        self.width = width
+        self.draft_length = draft_length
         device, size, ids = reader.device, reader.config.hidden_size, reader.config.output_size
         self.cache = reader.new_cache(rows, text, capacity + width + draft_length)
-        self.cache.exact = exact
+        self.cache.eager = eager
         reader.cover(self.cache)
         self.caches: dict[str, KVCache] = {}
         room = capacity + width  # tokens of a row
 
-        def whole(*shape: int) -> Tensor:
+        def integers(*shape: int) -> Tensor:
             return torch.zeros(rows, *shape, dtype=torch.long, device=device)
 
-        self.keys = {"token": whole(), "action": whole()}  # addresses of the random numbers
+        self.keys = {"token": integers(), "action": integers()}  # addresses of the random numbers
         self.offsets = torch.arange(max(width, draft_length) + 1, device=device)
-        self.positions = whole(len(self.offsets))  # generated positions of the next tokens
-        self.prompt_lengths, self.passes, self.draft_passes, self.zeros = (
-            whole() for _ in range(4)
-        )
+        self.positions = integers(len(self.offsets))  # generated positions of the next tokens
+        self.prompt_lengths = integers()
+        self.passes = integers()
+        self.draft_passes = integers()
+        self.zeros = integers()
         # tokens that may still be emitted: 0 in a row that is finished, or holds no utterance
-        self.remaining = whole()
+        self.remaining = integers()
         self.alive = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.highest = whole()  # ids drawn so far; above EOS: there was no distribution
-        self.draft_tokens, self.draft_counts = whole(draft_length), whole()
+        self.highest = integers()  # ids drawn so far; above EOS: there was no distribution
+        self.draft_tokens = integers(draft_length)
+        self.draft_counts = integers()
         self.draft_probs = torch.zeros(rows, draft_length if keeps_probs else 0, ids, device=device)
         # hidden states of the last pending token (until the first pass: of the prompt) and the
         # drafted ones
         self.states = torch.zeros(
             rows, 1 + draft_length, size, dtype=reader.hidden_dtype, device=device
         )
-        self.tokens, self.log = whole(room), whole(room + 1, len(LOGGED))
+        self.tokens = integers(room)
+        self.log = integers(room + 1, len(LOGGED))
         self.log_probs = torch.zeros(rows, room + 1, device=device)
         self.numbers: dict[str, Tensor] = {}  # stream -> uniform numbers [B, room] of all positions
         self.own: dict[str, Tensor] = {}
@@ -103,9 +112,10 @@ class BatchState:
             self.hidden = torch.zeros(
                 rows, self.cache.capacity, size, dtype=reader.hidden_dtype, device=device
             )
-        self.longest, self.forbids = 0, True  # see `expect`
-        self.seconds = {"policy": 0.0}  # measured if `exact`
-        self._views: dict[int, Self] = {}
+        self.longest = 0  # see `view`
+        self.forbids = True
+        self.seconds = {"policy": 0.0}  # measured if `eager`
+        self._first: dict[int, Self] = {}
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -113,33 +123,32 @@ class BatchState:
     def rows(self) -> int:
         return len(self.alive)
 
-    def first(self, n: int) -> Self:
-        """Return views of the first n rows."""
-        if n == self.rows:
-            return self
-        if n not in self._views:
-            view = copy.copy(self)
-            for name, value in self._by_row():
-                setattr(
-                    view,
-                    name,
-                    value[:n]
-                    if isinstance(value, Tensor)
-                    else {k: t[:n] for k, t in value.items()},
-                )
-            view.cache = _first(self.cache, n)
-            view.caches = {name: _first(cache, n) for name, cache in self.caches.items()}
-            self._views[n] = view
-        return self._views[n]
+    def view(self, rows: int, longest: int, forbids: bool) -> Self:
+        """Return the state of the first rows, for a step before which none of them holds more than
+        `longest` speech positions, and in which EOS may be forbidden or not."""
+        if rows not in self._first:
+            self._first[rows] = self._each(lambda tensor: tensor[:rows])
+        view = copy.copy(self._first[rows])
+        view.longest = longest
+        view.forbids = forbids
+        return view
 
-    def _by_row(self) -> list[tuple[str, Tensor | dict[str, Tensor]]]:
-        """Return the attributes that have one entry for each row."""
-        dicts = ("keys", "numbers", "own")
-        return [
-            (name, value)
-            for name, value in vars(self).items()
-            if name in dicts or isinstance(value, Tensor) and name != "offsets"
-        ]
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the state with every tensor changed that has one entry for each row."""
+
+        def changed(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: changed(entry) for key, entry in value.items()}
+            if isinstance(value, KVCache):
+                return value.each(change)
+            return change(value)
+
+        out = copy.copy(self)
+        for name, value in vars(self).items():
+            if name in ("keys", "numbers", "own", "caches") or isinstance(value, (Tensor, KVCache)):
+                setattr(out, name, changed(value))
+        out.offsets = self.offsets
+        return out
 
     def allocate_numbers(self, streams: Sequence[str]) -> None:
         """Allocate the uniform numbers of these streams."""
@@ -161,27 +170,20 @@ class BatchState:
         numbers for tokens and for everything else."""
         for tensor in (self.passes, self.draft_passes, self.draft_counts, self.highest):
             tensor[rows] = 0
-        self.positions[rows], self.alive[rows] = self.offsets, True
-        self.remaining[rows], self.prompt_lengths[rows], self.states[rows, 0] = (
-            limits,
-            prompt_lengths,
-            hidden,
-        )
+        self.positions[rows] = self.offsets
+        self.alive[rows] = True
+        self.remaining[rows] = limits
+        self.prompt_lengths[rows] = prompt_lengths
+        self.states[rows, 0] = hidden
         self.keys["token"][rows], self.keys["action"][rows] = keys
         every = torch.arange(self.tokens.shape[1], device=rows.device).expand(len(rows), -1)
         for stream, table in self.numbers.items():
             table[rows] = uniform(keys[stream in ACTION_STREAMS], stream, every)
 
-    def expect(self, longest: int, forbids: bool) -> None:
-        """Prepare a step before which no row holds more than `longest` speech positions, and in
-        which EOS may be forbidden or not."""
-        self.longest, self.forbids = longest, forbids
-
-    def bound(self, cache: KVCache, grown: int) -> KVCache:
-        """Bound the lengths of a cache, which may have grown by so many positions since the step
-        began."""
-        cache.longest = int(cache.lengths.max()) if self.exact else self.longest + grown
-        return cache
+    def longest_of(self, cache: KVCache, grown: int) -> int:
+        """Return an upper bound on the lengths of a cache that may have grown by so many positions
+        since the step began."""
+        return int(cache.lengths.max()) if self.eager else self.longest + grown
 
     def facts(self, n: int) -> Tensor:
         """Return the values that the host reads of the first n rows [6, n]: highest id drawn,
@@ -221,18 +223,12 @@ class BatchState:
 
     def move(self, source: int, target: int) -> None:
         """Copy row `source` to row `target`."""
-        for _, value in self._by_row():
-            for tensor in [value] if isinstance(value, Tensor) else value.values():
-                tensor[target] = tensor[source]
-        for cache in (self.cache, *self.caches.values()):
-            for tensor in (cache.lengths, cache.prefix_lengths, cache.origin):
-                tensor[target] = tensor[source]
-            cache.kv[:, target] = cache.kv[:, source]
+        self._each(lambda tensor: tensor[target].copy_(tensor[source]))
 
     def changing(self, trees: bool) -> list[Tensor]:
         """Return the tensors that a step changes, so that it cannot be run twice. Tokens and
         logs are only ever written ahead, and so are keys and values, unless drafts are trees."""
-        kept = (
+        return [
             self.positions,
             self.remaining,
             self.passes,
@@ -243,9 +239,10 @@ class BatchState:
             self.draft_counts,
             self.draft_probs,
             self.states,
-        )
-        lengths = (cache.lengths for cache in (self.cache, *self.caches.values()))
-        return [*kept, *self.own.values(), *lengths, *([self.cache.kv] if trees else [])]
+            *self.own.values(),
+            *(cache.lengths for cache in (self.cache, *self.caches.values())),
+            *([self.cache.kv] if trees else []),
+        ]
 
     # --- what methods ask for ---------------------------------------------------------------------
 
@@ -262,7 +259,7 @@ class BatchState:
     def most(self, counts: Tensor, bound: int) -> int:
         """Return the largest of counts [B], or an upper bound if it is not known without waiting
         for the device."""
-        return min(int(counts.max()), bound) if self.exact else bound
+        return min(int(counts.max()), bound) if self.eager else bound
 
     def heads(self, states: Tensor, k: int) -> Tensor:
         """Return logits [..., k, V + 1] of heads 1..k."""
@@ -331,14 +328,4 @@ class BatchState:
 
     def clock(self) -> float:
         """Return the time in seconds; 0 if steps are not waited for."""
-        return time.perf_counter() if self.exact else 0.0
-
-
-def _first(cache: KVCache, n: int) -> KVCache:
-    view = cache.over(cache.kv[:, :n])
-    view.lengths, view.prefix_lengths, view.origin = (
-        cache.lengths[:n],
-        cache.prefix_lengths[:n],
-        cache.origin[:n],
-    )
-    return view
+        return time.perf_counter() if self.eager else 0.0

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.columns import real_positions
+from dcar.decoding.reader import Layout
 from dcar.decoding.records import Decision, Prompt, PromptBatch
 from dcar.decoding.state import BatchState
 from dcar.decoding.tree import DraftTree
@@ -29,12 +30,13 @@ from heads.layers import at
 class Draft:
     """Tokens [B, m] proposed after the pending one, of which counts [B] are real; probs [B, m, V
     + 1] are the warped distributions that they were drawn from, if verification needs them;
-    passes [B] of a draft model."""
+    passes [B] of a draft model; layout of a tree."""
 
     tokens: Tensor
     counts: Tensor
     probs: Tensor | None = None
     passes: Tensor | None = None
+    layout: Layout | None = None
 
 
 class Method:
@@ -112,7 +114,7 @@ def step(state: BatchState, method: Method) -> None:
     tokens = decision.tokens
     assert tokens is not None
     counts = emit(state, decision, tokens)
-    if state.exact and not bool(state.alive.any()):
+    if state.eager and not bool(state.alive.any()):
         return  # what was emitted last is never read
     # The next pass reads the emitted tokens that are not in the cache: a whole chunk, or the one
     # after accepted drafts.
@@ -162,7 +164,8 @@ def read(
     state: BatchState, method: Method, tokens: Tensor, counts: Tensor, draft: Draft | None
 ) -> None:
     """Read counts [B] of the tokens [B, n], and the draft, in one pass."""
-    tokens, layout, real = tokens[:, : state.most(counts, tokens.shape[1])], None, None
+    tokens = tokens[:, : state.most(counts, tokens.shape[1])]
+    layout = real = None
     if draft is not None:
         m = draft.tokens.shape[1]
         state.draft_tokens[:, :m].copy_(draft.tokens)
@@ -171,19 +174,16 @@ def read(
             state.draft_probs[:, :m].copy_(draft.probs)
         if draft.passes is not None:
             state.draft_passes.add_(draft.passes)
-        tokens, layout = (
-            torch.cat((tokens, draft.tokens), 1),
-            None if method.tree is None else method.tree.layout,
-        )
+        tokens = torch.cat((tokens, draft.tokens), 1)
+        layout = draft.layout
     elif state.draft_length:
         state.draft_counts.zero_()
-    if state.exact and state.rows > 1 and layout is None:
+    if state.eager and state.rows > 1 and layout is None:
         real = real_positions(
             counts + state.draft_counts if state.draft_length else counts, tokens.shape[1]
         )
-    hidden = state.reader.read(
-        state.bound(state.cache, state.width - 1 if state.draft_length else 0), tokens, layout, real
-    )
+    longest = state.longest_of(state.cache, state.width - 1 if state.draft_length else 0)
+    hidden = state.reader.read(state.cache, tokens, longest, layout, real)
     if state.draft_length or hidden.shape[1] == 1:
         state.states[:, : hidden.shape[1]].copy_(hidden)
     else:

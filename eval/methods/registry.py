@@ -111,7 +111,7 @@ class Entry:
         there and a comparison has many methods."""
         rows = min(batch_size, len(prompts))
         engine = self._engines.get(rows) or Engine(self.decoder, self.method, self.sampling, rows)
-        if rows == 1 or not engine.exact:
+        if rows == 1 or not engine.eager:
             self._engines[rows] = engine
         return engine.decode(prompts, seed=seed)
 

@@ -220,7 +220,7 @@ class Benchmark:
 def executed(engine: Engine, rounds: int) -> int:
     """Return the number of rounds that an engine executes to complete an utterance of so many: on
     a GPU it synchronises only every few rounds."""
-    return rounds if engine.exact else round_up(rounds, SYNC_EVERY)
+    return rounds if engine.eager else round_up(rounds, SYNC_EVERY)
 
 
 def measure_steps(b: Benchmark) -> list[Row]:

@@ -92,7 +92,7 @@ class ModelDrafter:
         state.caches["draft"] = reader.new_cache(
             state.rows, state.cache.prefix, state.cache.capacity
         )
-        state.caches["draft"].exact = state.exact
+        state.caches["draft"].eager = state.eager
         reader.cover(state.caches["draft"])
 
     def admit(self, state: BatchState, rows: Tensor, admitted: Admitted) -> None:
@@ -115,9 +115,11 @@ class ModelDrafter:
             tokens.append(state.sample(probs[-1], state.uniform("token", position)))
             real = real + drafting
             drafting = drafting & (tokens[-1] != state.eos) & (real < counts)
-            if i + 1 == most or state.exact and not bool(drafting.any()):
+            if i + 1 == most or state.eager and not bool(drafting.any()):
                 break
-            hidden = reader.read(state.bound(cache, self.length + 1 + i), tokens[-1][:, None])[:, 0]
+            hidden = reader.read(
+                cache, tokens[-1][:, None], state.longest_of(cache, self.length + 1 + i)
+            )[:, 0]
             cache.lengths.add_(drafting)
         return Draft(torch.stack(tokens, 1), real, torch.stack(probs, 1), passes=real)
 
@@ -134,9 +136,9 @@ class ModelDrafter:
         missing = (state.generated - read) * rows
         width = state.most(missing, 2)
         index = (read[:, None] + state.offsets[:width]).clamp(0, state.tokens.shape[1] - 1)
-        real = real_positions(missing, width) if state.exact and state.rows > 1 else None
+        real = real_positions(missing, width) if state.eager and state.rows > 1 else None
         hidden = reader.read(
-            state.bound(cache, self.length), state.tokens.gather(1, index), real=real
+            cache, state.tokens.gather(1, index), state.longest_of(cache, self.length), real=real
         )
         cache.lengths.add_(missing)
         return at(hidden, (missing - 1).clamp(min=0))

@@ -85,7 +85,7 @@ class TokenGroups:
 
     def most(self, group: Tensor, state: BatchState) -> int:
         """Return an upper bound of the sizes of these groups."""
-        return state.most(self.sizes[group], self.largest) if state.exact else self.largest
+        return state.most(self.sizes[group], self.largest) if state.eager else self.largest
 
     def to(self, device: torch.device) -> TokenGroups:
         """Return the groups on a device."""
@@ -245,7 +245,7 @@ def thinned_residual(
     tokens = torch.zeros(len(q), dtype=torch.long, device=q.device)
     trials = torch.full_like(tokens, TRIALS + 1)
     numbers = uniform.several("residual", 3 * TRIALS)  # three a trial
-    at_once = TRIALS_AT_ONCE if uniform.state.exact else TRIALS
+    at_once = TRIALS_AT_ONCE if uniform.state.eager else TRIALS
     for first in range(0, TRIALS, at_once):
         some = numbers[:, 3 * first : 3 * (first + at_once)]
         y = sample_several(q, some[:, ::3]).clamp(max=q.shape[-1] - 1)
@@ -256,7 +256,7 @@ def thinned_residual(
         done = passed.any(-1) & (trials > TRIALS)
         tokens = torch.where(done, y.gather(1, best[:, None])[:, 0], tokens)
         trials = torch.where(done, first + best + 1, trials)
-        if uniform.state.exact and not bool(((trials > TRIALS) & refused).any()):
+        if uniform.state.eager and not bool(((trials > TRIALS) & refused).any()):
             break
     return tokens, trials
 
@@ -272,28 +272,26 @@ class GroupVerifier(ChainVerifier):
 
     def start(self, state: BatchState) -> None:
         super().start(state)
-        self.groups = self.groups.to(state.tokens.device)
+        state.shared["groups"] = self.groups.to(state.tokens.device)
 
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
-        group = pick_group(tokens, uniform("group"), self.groups)
-        most = self.groups.most(group, uniform.state)
-        masses = group_mass(
-            [q.flatten(0, 1), p.flatten(0, 1)], group.view(-1, 1), self.groups, most
-        )
+        groups = uniform.state.shared["groups"]
+        group = pick_group(tokens, uniform("group"), groups)
+        most = groups.most(group, uniform.state)
+        masses = group_mass([q.flatten(0, 1), p.flatten(0, 1)], group.view(-1, 1), groups, most)
         return uniform("accept") < sd.acceptance(*(mass.view_as(group) for mass in masses))
 
     def following(
         self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms, refused: Tensor
     ) -> Tensor:
         state = uniform.state
+        groups = state.shared["groups"]
         bonus = state.sample(q, uniform("token"))
-        if state.exact and not bool(refused.any()):
+        if state.eager and not bool(refused.any()):
             return bonus
-        token, trials = thinned_residual(q, p, self.groups, uniform, refused)
+        token, trials = thinned_residual(q, p, groups, uniform, refused)
         left = (trials > TRIALS) & refused
-        if not state.exact or bool(left.any()):
-            enumerated = sample(
-                enumerated_residual(q, p, self.groups), uniform("residual", 3 * TRIALS)
-            )
+        if not state.eager or bool(left.any()):
+            enumerated = sample(enumerated_residual(q, p, groups), uniform("residual", 3 * TRIALS))
             token = torch.where(left, enumerated.clamp(max=eos), token)
         return torch.where(refused, token, bonus)

@@ -199,7 +199,7 @@ class Vadusa(Method):
         return 1 + self.tree.depth
 
     def start(self, state: BatchState) -> None:
-        self.tree = self.tree.to(state.tokens.device)
+        state.shared["tree"] = self.tree.to(state.tokens.device)
         state.shared["places"] = self.ranks.places(state.tokens.device)
         state.own["drawn_from"] = torch.zeros_like(state.states[:, 0])
 
@@ -211,7 +211,11 @@ class Vadusa(Method):
         forbidden = state.forbidden(state.next_positions(depth))
         if forbidden is not None:
             logits[..., state.eos].masked_fill_(forbidden, -torch.inf)
-        return Draft(self.ranks.tokens(logits, state.shared["places"]), depth * state.alive)
+        return Draft(
+            self.ranks.tokens(logits, state.shared["places"]),
+            depth * state.alive,
+            layout=state.shared["tree"].layout,
+        )
 
     def keep(self, state: BatchState) -> Decision:
         m = self.draft_length if state.most(state.draft_counts, 1) else 0
@@ -222,7 +226,7 @@ class Vadusa(Method):
             state.own["drawn_from"].copy_(states[:, 0])
             none = torch.zeros_like(state.generated)
             return Decision(none + 1, samples[:, 0, :1], none)
-        path, accepted = accept(drafted, samples, self.tree, state.eos, unended)
+        path, accepted = accept(drafted, samples, state.shared["tree"], state.eos, unended)
         accepted = accepted * (state.draft_counts > 0)
         # 0: the root
         last = torch.where(accepted > 0, at(path, (accepted - 1).clamp(min=0)) + 1, 0)
@@ -240,7 +244,8 @@ class Vadusa(Method):
         The first is the one that plain decoding draws at this position; the others are independent
         between nodes.
         """
-        position, others = state.generated[:, None] + self.tree.layout[1][: m + 1], self.tau - 1
+        position = state.generated[:, None] + state.shared["tree"].layout[1][: m + 1]
+        others = self.tau - 1
         q = state.probs(state.heads(states, 1)[:, :, 0], position)
         first = state.uniform("token", position)
         if not others:

@@ -133,13 +133,14 @@ class ToyDecoder(nn.Module, Reader):
         cache = self.new_cache(len(text_lengths), 0, 1)
         states = torch.tensor([self.number[int(n), FIRST] for n in text_lengths])
         cache.kv[0, :, 0, 0, 0, 0] = states.float()
-        cache.lengths, cache.longest = prompt_lengths, 1
+        cache.lengths = prompt_lengths
         return cache, self.features[states][:, None]
 
     def read(
         self,
         cache: KVCache,
         tokens: Tensor,
+        longest: int,
         layout: Layout | None = None,
         real: Tensor | None = None,
     ) -> Tensor:

@@ -58,7 +58,7 @@ def read(
         len(layers), len(x), heads, 60, width // heads, prefix=prefix, prefix_lengths=text
     )
     cache.kv.copy_(kv)
-    cache.lengths, cache.longest = lengths, 21
+    cache.lengths = lengths
     rotary = RotaryCache(RotaryTable(width // heads), torch.device("cpu"), torch.float32)
     rotary.cover(-10, 100)
     positions, causal = (
@@ -73,7 +73,7 @@ def read(
     if which == "ends":
         counts = torch.tensor([new, 1, 2])[rows]
         ends = torch.arange(len(x)) * new + counts - 1
-    columns = columns_of(cache, new, causal, tree=tree, ends=ends, counts=counts)
+    columns = columns_of(cache, 21, new, causal, tree=tree, ends=ends, counts=counts)
     columns.writes_only = which == "writes_only"
     got = backend.stack(layers, last, first).read(
         x.flatten(0, 1), rotary, positions.flatten(), columns

@@ -68,7 +68,7 @@ def test_rows_are_refilled_moved_and_used_again(name):
             lambda module, way=way: copy.deepcopy(module).to(getattr(torch, way))
         )
         engine = Engine(model, method, SAMPLING, rows, record_hidden=method.tree is None)
-        engine.exact = engine.exact and not fixed
+        engine.eager = engine.eager and not fixed
         for seed, ((prompts, size, share), wanted) in enumerate(zip(CALLS, expected, strict=True)):
             how = dict(seed=seed, group_size=size, common_random_numbers=share)
             said: dict[int, list[int]] = {}
@@ -286,7 +286,7 @@ def test_an_utterance_without_a_distribution_is_named_with_its_position(prompts,
     # it is read with its chunk; the next distribution is the first that suffers
     read = sound.index(token) // 2 * 2 + 2
     engine = Engine(broken(token), method, sampling, 3)
-    engine.exact = not fixed
+    engine.eager = not fixed
     with pytest.raises(DistributionError, match="utt3: .*token") as raised:
         engine.decode([prompts[3]] * 2)
     assert f"token {read}," in str(raised.value) or fixed

@@ -37,7 +37,6 @@ def prefilled(reader: Reader, capacity: int = 20) -> tuple[KVCache, Tensor]:
         small.prefix_lengths,
         small.origin,
     )
-    cache.longest = 3
     return cache, hidden
 
 
@@ -60,14 +59,18 @@ def check(
     cache, hidden = prefilled(reader)
     assert hidden.dtype == reader.hidden_dtype and cache.kv.dtype == reader.dtype
     found = [[*hidden[row, : len(prompt)]] for row, prompt in enumerate(PROMPTS)]
-    reader.read(cache, torch.tensor(SPEECH)[:, 7:11])
+    reader.read(cache, torch.tensor(SPEECH)[:, 7:11], 3)
     read = torch.zeros(3, dtype=torch.long)
     for counts in map(torch.tensor, ([2, 3, 1], [3, 1, 0], [1, 2, 4])):
         most = int(counts.max())
         tokens = torch.tensor(SPEECH).gather(1, (read[:, None] + torch.arange(most)).clamp(max=11))
-        hidden = reader.read(cache, tokens, real=real_positions(counts, most) if real else None)
+        hidden = reader.read(
+            cache,
+            tokens,
+            int(cache.lengths.max()),
+            real=real_positions(counts, most) if real else None,
+        )
         cache.lengths = cache.lengths + counts
-        cache.longest += most
         read += counts
         for row, count in enumerate(counts):
             found[row] += [*hidden[row, :count]]
@@ -80,7 +83,8 @@ def check(
 
     nodes, tree, roots = [5, 7, 8, 2, 11], DraftTree([-1, -1, 0, 1, 2]), [1, 2, 4]
     paths = [[0], [1], [0, 2], [1, 3], [0, 2, 4]]
-    hidden = reader.read(cache, torch.tensor([[root, *nodes] for root in roots]), tree.layout)
+    tokens = torch.tensor([[root, *nodes] for root in roots])
+    hidden = reader.read(cache, tokens, int(cache.lengths.max()), tree.layout)
     for row, root in enumerate(roots):
         for node, path in enumerate(paths):
             states = plain(TEXTS[row], [*spoken[row], root, *(nodes[i] for i in path)])
@@ -89,8 +93,7 @@ def check(
     cache.lengths = cache.lengths + 1
     cache.gather(cache.lengths, pad(kept, "cpu")[0])
     cache.lengths = cache.lengths + torch.tensor([len(path) for path in kept])
-    cache.longest += 4
-    last = reader.read(cache, torch.tensor([[10], [3], [6]]))
+    last = reader.read(cache, torch.tensor([[10], [3], [6]]), int(cache.lengths.max()))
     for row, (root, path, token) in enumerate(zip(roots, kept, (10, 3, 6), strict=True)):
         states = plain(TEXTS[row], [*spoken[row], root, *(nodes[i] for i in path), token])
         assert near(last[row, 0], states[-1], tolerance)
@@ -144,6 +147,5 @@ def test_a_reader_is_made_anew_where_weights_have_changed():
 def test_a_cache_refuses_more_than_it_holds():
     reader = reader_of(tiny_decoder())
     cache, _ = prefilled(reader, capacity=8)
-    cache.longest = 6
     with pytest.raises(ValueError, match="6 . 3 .*8"):
-        reader.read(cache, torch.zeros(3, 3, dtype=torch.long))
+        reader.read(cache, torch.zeros(3, 3, dtype=torch.long), 6)

@@ -131,7 +131,7 @@ def test_kernels_and_host_reads_of_a_round(name, in_torch, monkeypatch):
     models, sampling, prompts = medium()
     (entry,) = make_methods([name], models, sampling)
     engine = Engine(entry.decoder, entry.method, sampling)
-    engine.exact = False  # shapes as on a GPU
+    engine.eager = False  # shapes as on a GPU
     engine.decode(prompts)
     count, inside, rounds = Kernels(), 0, 0
 

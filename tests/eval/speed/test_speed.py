@@ -113,7 +113,7 @@ def test_rounds_after_the_end_count_where_the_host_looks_seldom():
     of them."""
     engine = Engine(tiny_decoder(), FixedChunk(1), SamplingConfig())
     assert [executed(engine, n) for n in (1, 9)] == [1, 9]
-    engine.exact = False
+    engine.eager = False
     assert [executed(engine, n) for n in (1, 8, 9)] == [8, 8, 16]
 
 

@@ -55,9 +55,10 @@ class Numbers:
     """What a rule asks of the state of a batch: random numbers, here of `count` utterances;
     shapes may follow data."""
 
-    exact, sample = True, staticmethod(sample)
+    eager, sample = True, staticmethod(sample)
 
     def __init__(self, count: int):
+        self.shared: dict[str, TokenGroups] = {}
         self.keys = torch.randint(
             -(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(0)
         )
@@ -82,6 +83,7 @@ def first_tokens(
     """The token that a draft of one leaves at its position, and whether the draft was accepted,
     `count` times."""
     method, draws = rule_of(kind, HeadDrafter(1), groups), numbers_of(count)
+    draws.state.shared["groups"] = groups
     q, p = q.expand(count, -1), p.expand(count, -1)
     x = sample(p, draws("token"))
     of_draft = Uniforms(draws.state, draws.positions[:, None])

@@ -13,7 +13,7 @@ the forced half chases the best fixed chunk sizes, and the sampled half has to e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from dcar.decoding import DecodeResult, Engine, PolicyChunk, Prompt
+from dcar.decoding import DecodeResult, Engine, PolicyChunk
 from dcar.model.draft import AnyDecoder
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
-from dcar.sampling import SamplingConfig
 from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy
+from rl.config import DCPOConfig
 from rl.rewards import Reward, needs_sound, score
 from rl.transcription import RolloutRecord, synthesise
 
@@ -75,32 +75,29 @@ def forced_sizes(
 
 
 class Roller:
-    """Source of rollouts of a frozen decoder, with their rewards."""
+    """Source of rollouts of a frozen decoder, with their rewards.
+
+    config: size and forced sizes of groups, random numbers, candidates, sampling, type of the
+    hidden states; recognizer: of rewards that take transcripts; parts: that a step is decoded in.
+    """
 
     def __init__(
         self,
+        config: DCPOConfig,
         base: AnyDecoder,
         vocoder: Vocoder,
         rewards: Sequence[Reward],
         weights: Sequence[float],
-        sampling: SamplingConfig,
-        *,
-        group_size: int,
-        chunk_range: Sequence[int] = (),
-        forced_rows: str = "policy_ratio",
-        common_random_numbers: bool = False,
-        num_candidates: int = 1,
         recognizer: Recognizer | None = None,
-        microbatches: int = 1,
-        hidden_dtype: torch.dtype = torch.float32,
+        parts: int = 1,
     ):
-        self.base, self.vocoder = base, vocoder
-        self.rewards, self.weights = list(rewards), list(weights)
-        self.sampling, self.group_size, self.chunk_range = sampling, group_size, tuple(chunk_range)
-        self.forced_rows, self.common_random_numbers = forced_rows, common_random_numbers
-        self.num_candidates = num_candidates
-        self.recognizer = recognizer  # of rewards that take transcripts
-        self.microbatches, self.hidden_dtype = microbatches, hidden_dtype
+        self.config = config
+        self.base = base
+        self.vocoder = vocoder
+        self.rewards = list(rewards)
+        self.weights = list(weights)
+        self.recognizer = recognizer
+        self.parts = parts
         self.device = base.norm.weight.device
         self._engine: Engine | None = None  # reused in every step
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -119,7 +116,7 @@ class Roller:
         The result depends only on (policy, items, seed), not on the number of parts. `columns`:
         further keyword arguments of the reward functions.
         """
-        parts = min(self.microbatches, len(items))
+        parts = min(self.parts, len(items))
         bounds = [round(j * len(items) / parts) for j in range(parts + 1)]
         records: list[RolloutRecord] = []
         pending: list[Future] = []
@@ -147,43 +144,28 @@ class Roller:
     def _roll(
         self, policy: ChunkPolicy, items: Sequence[PromptItem], indices: Sequence[int], seed: int
     ) -> list[RolloutRecord]:
+        """Decode every prompt of some groups, all together, with the present weights of the
+        policy."""
+        config, size = self.config, self.config.num_generations
         forced = {
-            item.utterance_id: forced_sizes(
-                index, self.group_size, self.chunk_range, self.forced_rows
-            )
+            item.utterance_id: forced_sizes(index, size, config.chunk_range, config.forced_rows)
             for item, index in zip(items, indices, strict=True)
         }
-        results = self._decode(policy, items, forced, seed)
-        return [
-            RolloutRecord(
-                items[i // self.group_size],
-                i % self.group_size,
-                forced[result.utterance_id][i % self.group_size],
-                result,
-            )
-            for i, result in enumerate(results)
-        ]
-
-    def _decode(
-        self,
-        policy: ChunkPolicy,
-        prompts: Sequence[Prompt],
-        forced: Mapping[str, Sequence[int]],
-        seed: int,
-    ) -> list[DecodeResult]:
-        """Decode every prompt group_size times, all together, with the present weights of the
-        policy."""
-        rows = len(prompts) * self.group_size
-        rule = PolicyChunk(policy, "sample", forced=forced, num_candidates=self.num_candidates)
+        rows = len(items) * size
+        method = PolicyChunk(policy, "sample", forced=forced, num_candidates=config.num_candidates)
         if self._engine is None or self._engine.rows < rows:
-            self._engine = Engine(self.base, rule, self.sampling, rows, record_hidden=True)
-        self._engine.method = rule
-        return self._engine.decode(
-            prompts,
+            self._engine = Engine(self.base, method, config.sampling, rows, record_hidden=True)
+        self._engine.method = method
+        results = self._engine.decode(
+            items,
             seed=seed,
-            group_size=self.group_size,
-            common_random_numbers=self.common_random_numbers,
+            group_size=size,
+            common_random_numbers=config.common_random_numbers,
         )
+        return [
+            RolloutRecord(items[i // size], i % size, forced[r.utterance_id][i % size], r)
+            for i, r in enumerate(results)
+        ]
 
     def _rolled(self) -> torch.cuda.Event | None:
         """Return an event after everything that has been computed so far; None on a CPU."""
@@ -231,8 +213,8 @@ class Roller:
             sizes = torch.tensor(result.sizes) - 1
             return sizes + num_actions * torch.tensor(result.chosen) if result.chosen else sizes
 
-        device = self.device
-        hidden = padded(lambda r: r.hidden.to(self.hidden_dtype))  # type: ignore[union-attr]
+        device, dtype = self.device, getattr(torch, self.config.hidden_dtype)
+        hidden = padded(lambda r: r.hidden.to(dtype))  # type: ignore[union-attr]
         features = None
         if records[0].result.features is not None:
             features = padded(lambda r: r.features)

@@ -200,19 +200,13 @@ class DCPOTrainer(ResilientTrainer):
         # for half of the rows.
         parts = 1 if args.device.type == "cuda" and not needs_sound(self.reward_funcs) else 2
         self.roller = Roller(
+            args,
             self.base,
             self.vocoder,
             self.reward_funcs,
             self.reward_weights,
-            args.sampling,
-            group_size=args.num_generations,
-            chunk_range=args.chunk_range,
-            forced_rows=args.forced_rows,
-            common_random_numbers=args.common_random_numbers,
-            num_candidates=args.num_candidates,
-            recognizer=self.recognizer,
-            microbatches=parts,
-            hidden_dtype=getattr(torch, args.hidden_dtype),
+            self.recognizer,
+            parts,
         )
         self.length_reward: LengthReward | None = None
         if args.tokens_per_pass:

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -120,16 +121,12 @@ class Engine:
         started = self.clock()
         if self._state is not None:
             self._state.seconds["policy"] = 0.0
-        results = {
-            p.index: p.result
-            for p in self.run(
-                prompts,
-                seed=seed,
-                group_size=group_size,
-                common_random_numbers=common_random_numbers,
-            )
-            if p.result is not None
-        }
+        results = {}
+        for index, _, result in self.run(
+            prompts, seed=seed, group_size=group_size, common_random_numbers=common_random_numbers
+        ):
+            if result is not None:
+                results[index] = result
         share = 1 / max(1, len(results))
         policy = 0.0 if self._state is None else self._state.seconds["policy"]
         for result in results.values():
@@ -176,7 +173,15 @@ class Engine:
                 elif not waiting:
                     used = self._compact(state, slots, used)
                 for _ in range(1 if self.eager else SYNC_EVERY):
-                    self._advance(state, slots, used, steps < self.sampling.min_tokens)
+                    view = self._next(state, slots, used, steps < self.sampling.min_tokens)
+                    if self.graphs.enabled:
+                        self.graphs.run(
+                            (view.rows, view.longest, view.forbids),
+                            partial(self._step, view, self.method),
+                            view.changing(self.method.tree is not None),
+                        )
+                    else:
+                        self._step(view, self.method)
                     steps += 1
                 for progress in self._look(state, slots, used, seed, stream):
                     if progress.result is not None:
@@ -271,10 +276,10 @@ class Engine:
             state, rows, Admitted([p for _, p, _ in taken], members, seed, batch, hidden, origins)
         )
 
-    def _advance(
+    def _next(
         self, state: BatchState, slots: Sequence[Slot | None], used: int, forbids: bool
-    ) -> None:
-        """Run one step of the rows in use."""
+    ) -> BatchState:
+        """Return the view of the rows in use for the next step."""
         busy = [slot for slot in slots if slot is not None]
         longest = max(slot.longest for slot in busy)
         if not self.eager:  # one graph for a multiple of so many columns
@@ -282,14 +287,9 @@ class Engine:
             # text, and what this step adds
             others = state.cache.prefix + self.width + state.draft_length
             longest = min(round_up(longest + others, COLUMN_BLOCK) - others, self._room[0])
-        view = state.view(used, longest, forbids)
-        self.graphs.run(
-            (used, longest, forbids),
-            lambda: self._step(view, self.method),
-            lambda: view.changing(self.method.tree is not None),
-        )
         for slot in busy:
             slot.longest = min(slot.longest + self.width, self._room[0])
+        return state.view(used, longest, forbids)
 
     def _bucket(self, used: int) -> int:
         """Return the number of rows of a step with fixed shapes: the next power of two."""

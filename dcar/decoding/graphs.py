@@ -15,8 +15,8 @@ from dcar.errors import EngineError
 class StepGraphs:
     """Runner of steps, each a function of tensors at fixed addresses.
 
-    Disabled (the default except on CUDA): a step is simply called. Enabled: the first call with a
-    key warms the step up and captures it, later calls replay it.
+    `enabled`: steps are run by graphs (the default on CUDA); otherwise they are simply called. The
+    first run with a key warms the step up and captures it, later ones replay it.
     """
 
     def __init__(self, enabled: bool | None, device: torch.device):
@@ -38,16 +38,11 @@ class StepGraphs:
         """Discard the graphs, because a buffer moves."""
         self._graphs.clear()
 
-    def run(
-        self, key: Hashable, step: Callable[[], None], changing: Callable[[], Sequence[Tensor]]
-    ) -> None:
-        """Run the step. `changing` names the tensors that it changes: the warm-up executes the
-        step, so they are restored before the capture."""
-        if not self.enabled:
-            step()
-            return
+    def run(self, key: Hashable, step: Callable[[], None], changing: Sequence[Tensor]) -> None:
+        """Run the step. `changing`: the tensors that it changes; the warm-up executes the step,
+        so they are restored before the capture."""
         if key not in self._graphs:
-            self._graphs[key] = self._capture(step, changing())
+            self._graphs[key] = self._capture(step, changing)
         self._graphs[key].replay()
 
     def _capture(self, step: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:

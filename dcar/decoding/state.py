@@ -145,9 +145,9 @@ class BatchState:
 
         out = copy.copy(self)
         for name, value in vars(self).items():
-            if name in ("keys", "numbers", "own", "caches") or isinstance(value, (Tensor, KVCache)):
+            by_row = isinstance(value, (Tensor, KVCache)) and name != "offsets"
+            if by_row or name in ("keys", "numbers", "own", "caches"):
                 setattr(out, name, changed(value))
-        out.offsets = self.offsets
         return out
 
     def allocate_numbers(self, streams: Sequence[str]) -> None:

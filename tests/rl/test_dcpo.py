@@ -19,6 +19,7 @@ from toy_training import (
     TOY,
     Deaf,
     random_policy,
+    rollout_settings,
     toy_config,
     toy_parts,
     toy_trainer,
@@ -36,7 +37,6 @@ from dcar.errors import (
     StoppedError,
     TrainingError,
 )
-from dcar.sampling import SamplingConfig
 from dcar.text.wer import score_corpus
 from dcar.train.checkpoints import latest_checkpoint
 from heads.policy import ChunkPolicy, HiddenPolicy, HiddenPolicyConfig
@@ -63,10 +63,7 @@ def checksum_of(folder: Path) -> str:
 
 def toy_roller(**changes) -> Roller:
     rewards = [WERReward(ToyRecognizer()), RangePenalty([2, 3]), faster]
-    settings = dict(group_size=4, chunk_range=[2, 3])
-    return Roller(
-        ToyDecoder(), ToyVocoder(), rewards, [1, 1, 1], SamplingConfig(), **{**settings, **changes}
-    )
+    return Roller(rollout_settings(**changes), ToyDecoder(), ToyVocoder(), rewards, [1, 1, 1])
 
 
 def test_a_run_begins_with_a_policy_that_is_given(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_backbones import tiny_backbone
 from tiny_decoders import tiny_decoder
-from toy_training import Deaf, random_policy
+from toy_training import Deaf, random_policy, rollout_settings
 from toy_world import ToyVocoder, toy_items
 
 from dcar.decoding import Engine, PolicyChunk, decode
@@ -33,14 +33,14 @@ def ragged_items(count: int = 5) -> list:
     ]
 
 
-def roller(base=None, **changes) -> Roller:
-    settings = {"group_size": 4, "chunk_range": [2, 3], "sampling": SAMPLING, **changes}
+def roller(base=None, parts=1, **changes) -> Roller:
     return Roller(
+        rollout_settings(**{"sampling": SAMPLING, **changes}),
         tiny_decoder() if base is None else base,
         ToyVocoder(),
         [WERReward(Deaf())],
         [1.0],
-        **settings,
+        parts=parts,
     )
 
 
@@ -49,16 +49,18 @@ def check(got: RolloutBatch, by: Roller, policy, items, seed: int) -> None:
     states."""
     records = iter(enumerate(got.records))
     for index, item in enumerate(items):
-        forced = forced_sizes(index, by.group_size, by.chunk_range, by.forced_rows)
+        forced = forced_sizes(
+            index, by.config.num_generations, by.config.chunk_range, by.config.forced_rows
+        )
         rule = PolicyChunk(policy, "sample", forced={item.utterance_id: forced})
         results = decode(
             by.base,
             [item],
             rule,
-            by.sampling,
+            by.config.sampling,
             seed=seed,
-            group_size=by.group_size,
-            common_random_numbers=by.common_random_numbers,
+            group_size=by.config.num_generations,
+            common_random_numbers=by.config.common_random_numbers,
             record_hidden=True,
         )
         for member, b in enumerate(results):
@@ -78,7 +80,7 @@ def check(got: RolloutBatch, by: Roller, policy, items, seed: int) -> None:
                 b.sizes,
             )
             assert got.mask[i].sum() == count and got.mask[i, :count].all()
-            assert states.dtype == got.hidden.dtype == by.hidden_dtype
+            assert states.dtype == got.hidden.dtype == getattr(torch, by.config.hidden_dtype)
             assert torch.allclose(
                 states.float(), b.hidden, atol=1e-5 if states.dtype == torch.float32 else 2e-3
             )
@@ -94,16 +96,16 @@ def check(got: RolloutBatch, by: Roller, policy, items, seed: int) -> None:
         {},
         {"forced_rows": "none"},
         {"common_random_numbers": True},
-        {"group_size": 6},
-        {"microbatches": 3},
-        {"microbatches": 50},  # against one part
+        {"num_generations": 6},
+        {"parts": 3},
+        {"parts": 50},  # against one part
         {
             "sampling": SamplingConfig(
                 temperature=0.8, top_k=5, top_p=0.9, min_tokens=4, max_tokens=30
             )
         },
-        {"hidden_dtype": torch.float16},
-        {"common_random_numbers": True, "forced_rows": "none", "microbatches": 2},
+        {"hidden_dtype": "float16"},
+        {"common_random_numbers": True, "forced_rows": "none", "parts": 2},
     ],
     ids=str,
 )
@@ -160,7 +162,7 @@ def test_the_group_shares_one_prefill(monkeypatch):
         "prefill",
         lambda own, *given: calls.append(len(given[0])) or prefill(own, *given),
     )
-    roller(group_size=6).collect(random_policy(32, std=0.5), items, range(5), seed=0)
+    roller(num_generations=6).collect(random_policy(32, std=0.5), items, range(5), seed=0)
     assert calls == [5]
 
 
@@ -188,20 +190,18 @@ def spoken(batch: RolloutBatch) -> list:
     return [(r.result.tokens, r.result.sizes) for r in batch.records]
 
 
-@pytest.mark.parametrize(
-    ("microbatches", "dtype"), [(2, torch.float32), (1, torch.bfloat16)], ids=str
-)
+@pytest.mark.parametrize(("parts", "dtype"), [(2, torch.float32), (1, torch.bfloat16)], ids=str)
 def test_a_gpu_rolls_out_what_the_cpu_does_by_graphs_that_see_every_update(
-    microbatches, dtype, monkeypatch
+    parts, dtype, monkeypatch
 ):
     """Weights change in place, as an optimiser changes them. No step is captured twice, and rounded
     copies of weights follow. In bfloat16 the CPU rounds elsewhere, so the used engine is held to a
     new one."""
     items, made, captured = ragged_items(), [], {}
     with fake_gpu.fake_gpu(monkeypatch) as device:
-        there = roller(tiny_decoder().to(device, dtype), microbatches=microbatches)
+        there = roller(tiny_decoder().to(device, dtype), parts=parts)
         moved = random_policy(32, std=0.5).to(device)
-        here, policy = roller(tiny_decoder(), microbatches=microbatches), random_policy(32, std=0.5)
+        here, policy = roller(tiny_decoder(), parts=parts), random_policy(32, std=0.5)
         for turn in range(3):
             got = there.collect(moved, items, range(5), seed=1)
             made.append(spoken(got))
@@ -211,7 +211,7 @@ def test_a_gpu_rolls_out_what_the_cpu_does_by_graphs_that_see_every_update(
             if dtype == torch.float32:
                 assert made[-1] == spoken(here.collect(policy, items, range(5), seed=1))
             else:
-                new = roller(there.base, microbatches=microbatches)
+                new = roller(there.base, parts=parts)
                 assert made[-1] == spoken(new.collect(moved, items, range(5), seed=1))
                 assert new._engine.reader.dtype == dtype
             for trained in (policy, moved):
@@ -228,7 +228,7 @@ def test_the_host_reads_a_rollout_a_few_times_and_nothing_in_every_pass(monkeypa
     rollouts end."""
     with fake_gpu.fake_gpu(monkeypatch) as device:
         made, policy = (
-            roller(tiny_decoder().to(device), microbatches=1),
+            roller(tiny_decoder().to(device), parts=1),
             random_policy(32, std=0.5).to(device),
         )
         made.collect(policy, ragged_items(), range(5), seed=1)  # captures

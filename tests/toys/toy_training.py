@@ -1,6 +1,7 @@
 """Stage two in the toy world, in seconds."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from tiny_decoders import policy_of
 from toy_world import FEATURES, ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
 
+from dcar.sampling import SamplingConfig
 from heads.policy import ChunkPolicy
 from rl.config import DCPOConfig
 from rl.rollout import RolloutBatch
@@ -31,6 +33,20 @@ EVERY_STEP = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps
 NEVER = {"save_strategy": "no", "eval_strategy": "no", "load_best_model_at_end": False}
 
 
+def rollout_settings(**changes: Any) -> SimpleNamespace:
+    """Return the settings of `DCPOConfig` that rollouts use."""
+    settings = dict(
+        num_generations=4,
+        chunk_range=[2, 3],
+        forced_rows="policy_ratio",
+        common_random_numbers=False,
+        num_candidates=1,
+        hidden_dtype="float32",
+        sampling=SamplingConfig(),
+    )
+    return SimpleNamespace(**{**settings, **changes})
+
+
 def toy_parts(train: int = 24, dev: int = 9, **changes: Any) -> dict[str, Any]:
     """Return the objects that `rl.train.run` and `DCPOTrainer` would load."""
     return {
@@ -52,7 +68,7 @@ def toy_trainer(out: Path, parts: dict[str, Any] | None = None, **changes: Any) 
     changes: settings. The rollouts of a step are made in one part: the same rollouts in half the
     passes."""
     trainer = DCPOTrainer(args=toy_config(out, **changes), **{**toy_parts(), **(parts or {})})
-    trainer.roller.microbatches = 1
+    trainer.roller.parts = 1
     return trainer
 
 

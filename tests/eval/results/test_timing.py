@@ -19,6 +19,10 @@ def clock(monkeypatch):
     class Counted(engine.StepGraphs):
         """Captures nothing: a key counts as a graph when it is first asked for."""
 
+        def __init__(self, enabled, device):
+            super().__init__(enabled, device)
+            self.enabled = True
+
         def run(self, key, step, changing):
             if key not in self._graphs:
                 self._graphs[key] = None

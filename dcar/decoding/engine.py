@@ -14,17 +14,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dcar.decoding.columns import round_up
-from dcar.decoding.ends import distribution_error, length_limit
 from dcar.decoding.graphs import StepGraphs
 from dcar.decoding.reader import Reader
 from dcar.decoding.readers import reader_of
-from dcar.decoding.records import DecodeResult, Prompt, batch_of, check_prompt
+from dcar.decoding.records import (
+    DecodeResult,
+    Prompt,
+    batch_of,
+    check_prompt,
+    distribution_error,
+    length_limit,
+)
 from dcar.decoding.state import LOGGED, BatchState, RowLog
 from dcar.decoding.step import Admitted, Method, step
 from dcar.errors import ConfigError, DistributionError, EngineError
@@ -85,12 +92,10 @@ class Engine:
         """Prepare the engine. record_hidden: results include the hidden states of all consumed
         positions; graphs: CUDA graphs (None = on a GPU); compile: `torch.compile` the step as a
         whole."""
-        self.reader, self.method, self.sampling, self.rows = (
-            reader_of(model),
-            method,
-            sampling,
-            rows,
-        )
+        self.reader = reader_of(model)
+        self.method = method
+        self.sampling = sampling
+        self.rows = rows
         self.width = method.width(self.reader.config.num_prediction_heads)
         self.record_hidden, self.device = record_hidden, self.reader.device
         if record_hidden and method.tree is not None:
@@ -337,41 +342,35 @@ class Engine:
         logged: RowLog,
         draft_passes: int,
     ) -> DecodeResult:
-        passes, method = len(logged.log), self.method
         log = dict(zip(LOGGED, logged.log.T.tolist(), strict=True))
-        positions, at = [], slot.prompt_length - 1
-        for count in log["emitted"]:
-            positions.append(at)
-            at += count
-        verified = [(p, a) for p, a in zip(log["proposed"], log["accepted"], strict=True) if p]
+        positions = list(accumulate(log["emitted"][:-1], initial=slot.prompt_length - 1))
+        verified = [i for i, proposed in enumerate(log["proposed"]) if proposed]
+        names = self.method.logged
         result = DecodeResult(
             slot.prompt.utterance_id,
-            method.name,
+            self.method.name,
             seed,
             logged.tokens.tolist(),
             truncated=slot.generated == slot.limit,
-            passes=passes,
+            passes=len(logged.log),
             draft_passes=draft_passes,
-            proposed=[p for p, _ in verified],
-            accepted=[a for _, a in verified],
+            proposed=[log["proposed"][i] for i in verified],
+            accepted=[log["accepted"][i] for i in verified],
             emitted=log["emitted"],
+            sizes=log["sizes"] if "sizes" in names else [],
             decision_positions=positions,
+            log_probs=logged.log_probs.tolist() if "log_probs" in names else [],
             prompt_length=slot.prompt_length,
+            chosen=log["chosen"] if "chosen" in names else [],
         )
-        if "sizes" in method.logged:
-            result.sizes = log["sizes"]
-        if "log_probs" in method.logged:
-            result.log_probs = logged.log_probs.tolist()
-            for log_prob, position in zip(result.log_probs, positions, strict=True):
-                if math.isnan(log_prob):  # one NaN score makes the whole distribution NaN
-                    raise distribution_error(slot.prompt.utterance_id, position - positions[0])
-        if "chosen" in method.logged:
-            result.chosen = log["chosen"]
+        for log_prob, position in zip(result.log_probs, positions, strict=False):
+            if math.isnan(log_prob):  # one NaN score makes the whole distribution NaN
+                raise distribution_error(slot.prompt.utterance_id, position - positions[0])
         with torch.inference_mode(False):  # a policy is trained on these
             if state.hidden is not None:
                 result.hidden = _ordinary(state.hidden[row, : positions[-1] + 1])
             if state.features is not None:
-                result.features = _ordinary(state.features[row, :passes])
+                result.features = _ordinary(state.features[row, : result.passes])
         return result
 
     def _compact(self, state: BatchState, slots: list[Slot | None], used: int) -> int:

@@ -6,6 +6,7 @@ is a padded batch of them. `DecodeResult` is the outcome: tokens, chunk sizes, d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -13,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dcar.errors import DataError, TextError
+from dcar.errors import DataError, DistributionError, TextError
 from dcar.model.base import DecoderConfig
 from dcar.model.batch import pad
+from dcar.sampling import SamplingConfig
 from heads.candidates import select_candidate
 
 
@@ -80,6 +82,23 @@ def check_prompt(prompt: Prompt, config: DecoderConfig) -> None:
         raise DataError(
             f"{prompt.utterance_id}: this model has no BOS and needs at least one prompt token"
         )
+
+
+def length_limit(prompt: Prompt, sampling: SamplingConfig) -> int:
+    """Return the maximum number of tokens to generate, proportional to the length of the text."""
+    return min(
+        sampling.max_tokens, math.ceil(sampling.max_tokens_per_text_unit * len(prompt.text_ids))
+    )
+
+
+def distribution_error(utterance_id: str, position: int) -> DistributionError:
+    """Return the error for an utterance without a distribution at a position (on a GPU, some
+    steps after it)."""
+    return DistributionError(
+        f"{utterance_id}: there is no distribution for token {position}, or for the size of the "
+        "chunk that it begins (the scores are NaN, or all are minus infinity); check the weights "
+        "of decoder, draft and policy, and decode in float32 if they are sound"
+    )
 
 
 @dataclass

@@ -59,7 +59,8 @@ def in_torch(monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_captured_step_speaks_as_the_cpu(name, monkeypatch):
-    """Captured once for each shape and replayed; rows are replaced, batches shrink."""
+    """Captured once for each shape and replayed; rows are replaced, batches shrink. The method is
+    not changed."""
     model, methods = every_method()
     expected = {
         key: records(decode(model, PROMPTS, methods[name], sampling, seed=3, batch_size=3))
@@ -67,9 +68,11 @@ def test_a_captured_step_speaks_as_the_cpu(name, monkeypatch):
     }
     with fake_gpu.fake_gpu(monkeypatch) as device:
         model, methods = every_method(device)
+        settings = {key: id(value) for key, value in vars(methods[name]).items()}
         for key, sampling in SAMPLINGS.items():
             results = decode(model, PROMPTS, methods[name], sampling, seed=3, batch_size=3)
             assert records(results) == expected[key], key
+        assert settings == {key: id(value) for key, value in vars(methods[name]).items()}
         assert len(fake_gpu.replays) > len(SAMPLINGS)
 
 

@@ -230,12 +230,12 @@ class Engine:
                     width=self.width,
                     draft_length=self.method.draft_length,
                     keeps_probs=self.method.keeps_probs,
+                    streams=self.method.streams,
                     record_hidden=self.record_hidden,
                     eager=self.eager,
                 )
             except ValueError as error:
                 raise EngineError(f"{error}; lower max_tokens") from error
-            self._state.allocate_numbers(self.method.streams)
             self.method.start(self._state)
         self._state.remaining.zero_()
         self._state.alive.zero_()

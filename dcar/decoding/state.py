@@ -44,8 +44,8 @@ class BatchState:
 
     `own`: the method's data for each row, [B, …] by name; `shared`: its data for all rows (tables
     on the device, a policy); `caches`: keys and values of a draft model or a policy. `eager`:
-    reading a value is free (eager on a CPU), so that shapes may follow the data; otherwise all
-    shapes are fixed.
+    steps run eagerly on a CPU, where reading a value is free, so shapes may follow the data;
+    otherwise all shapes are fixed.
     """
 
     def __init__(
@@ -59,12 +59,13 @@ class BatchState:
         width: int,
         draft_length: int = 0,
         keeps_probs: bool = False,
+        streams: Sequence[str] = (),
         record_hidden: bool = False,
         eager: bool = True,
     ):
         """Allocate the buffers. width: maximum number of tokens that a round emits;
         draft_length: positions that a pass reads after the pending ones; keeps_probs: the
-        drafted tokens have distributions."""
+        drafted tokens have distributions; streams: of the random numbers that are looked up."""
         self.reader = reader
         self.sampling = sampling
         self.eager = eager
@@ -103,7 +104,10 @@ class BatchState:
         self.tokens = integers(room)
         self.log = integers(room + 1, len(LOGGED))
         self.log_probs = torch.zeros(rows, room + 1, device=device)
-        self.numbers: dict[str, Tensor] = {}  # stream -> uniform numbers [B, room] of all positions
+        # stream -> uniform numbers [B, room] of all positions
+        self.numbers = {
+            stream: torch.zeros_like(self.tokens, dtype=torch.float64) for stream in streams
+        }
         self.own: dict[str, Tensor] = {}
         self.shared: dict[str, Any] = {}
         self.hidden: Tensor | None = None
@@ -149,13 +153,6 @@ class BatchState:
             if by_row or name in ("keys", "numbers", "own", "caches"):
                 setattr(out, name, changed(value))
         return out
-
-    def allocate_numbers(self, streams: Sequence[str]) -> None:
-        """Allocate the uniform numbers of these streams."""
-        for stream in streams:
-            self.numbers[stream] = torch.zeros(
-                self.tokens.shape, dtype=torch.float64, device=self.tokens.device
-            )
 
     def admit(
         self,

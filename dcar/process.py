@@ -117,7 +117,7 @@ def handling_signals(name: str) -> Iterator[None]:
         return
     process, received = os.getpid(), list[int]()
 
-    def handle(number: int, frame: Any) -> None:
+    def handle(number: int, _frame: Any) -> None:
         if os.getpid() != process:  # in a forked worker: the default action
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -209,10 +209,8 @@ class Checkpoint(nn.Module):
         tensors = {k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}
         tensors = {
             k: v.half()
-            if v.dtype.is_floating_point
-            and half
-            or v.dtype == torch.float32
-            and torch.equal(v.half().float(), v)
+            if (v.dtype.is_floating_point and half)
+            or (v.dtype == torch.float32 and torch.equal(v.half().float(), v))
             else v
             for k, v in tensors.items()
         }

@@ -79,7 +79,8 @@ class SharedHeads(PredictionHeads):
 
     def forward(self, hidden: Tensor) -> Tensor:
         n = len(hidden)
-        assert self.norm is not None and self.out is not None
+        assert self.norm is not None
+        assert self.out is not None
         z = hidden + self.offset[:n, None]
         scales, shifts = self.scale[:, :n, None].unbind(), self.shift[:, :n, None].unbind()
         for up, down, scale, shift in zip(self.up, self.down, scales, shifts, strict=True):

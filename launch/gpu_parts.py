@@ -114,7 +114,7 @@ def measure_methods(device: str, out: Path) -> list[Row]:
     return rows
 
 
-def measure_prepare(device: str, out: Path) -> list[Row]:
+def measure_prepare(device: str, _out: Path) -> list[Row]:
     """Measure tokenisation by HuBERT-Large and k-means, and, if Resemblyzer is installed, the
     speaker encoder."""
     encoder = hubert(device, device == "cpu")
@@ -138,7 +138,7 @@ def measure_prepare(device: str, out: Path) -> list[Row]:
     return [*rows, Row("both, seconds of audio per second", {"": both}, "aim ≥ 500")]
 
 
-def measure_recognisers(device: str, out: Path) -> list[Row]:
+def measure_recognisers(device: str, _out: Path) -> list[Row]:
     """Measure transcription by each recogniser of the papers; NeMo only if it is installed."""
     rows = []
     for name, (title, make) in RECOGNISERS.items():
@@ -176,7 +176,7 @@ def made_up_audio(device: str) -> VocoderData:
         )
 
 
-def measure_vocoder(device: str, out: Path) -> list[Row]:
+def measure_vocoder(device: str, _out: Path) -> list[Row]:
     """Measure the vocoder: synthesis of utterances of 6 s in batches, and training steps."""
     tiny = device == "cpu"
     vocoder = TokenVocoder(VocoderConfig(vocab_size=CODES)).to(device).eval()
@@ -197,7 +197,7 @@ def measure_vocoder(device: str, out: Path) -> list[Row]:
     return [*rows, Row(what, {"": speed}, memory(device), "vocoder_steps")]
 
 
-def measure_rollouts(device: str, out: Path) -> list[Row]:
+def measure_rollouts(device: str, _out: Path) -> list[Row]:
     """Measure the rollouts of a DCPO step, half of them with forced sizes: decoding, and with
     the vocoder."""
     tiny = device == "cpu"
@@ -287,9 +287,7 @@ def measure_stage_one(device: str, out: Path) -> list[Row]:
     return [*rows, Row("stage one, the fastest", {"": best}, rate="stage_one")]
 
 
-def loudness(
-    completions: Sequence[Any], audio: Sequence[np.ndarray | None], sample_rate: int, **columns: Any
-) -> list[float | None]:
+def loudness(audio: Sequence[np.ndarray | None], **_: Any) -> list[float | None]:
     """Return rewards of 0 computed from the waveforms, so that rollouts are voiced without a
     recogniser."""
     return [None if wave is None else 0.0 * float(np.abs(wave).mean()) for wave in audio]

@@ -164,7 +164,7 @@ def of_stages(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[str]]
     own: list[str] = []
     overrides: dict[str, list[str]] = {}
     for word in arguments:
-        name, dot, key = word.partition("=")[0].partition(".")
+        name, dot, _key = word.partition("=")[0].partition(".")
         if dot:
             overrides.setdefault(name, []).append(word.removeprefix(f"{name}."))
         else:

@@ -19,9 +19,9 @@ def torch_here() -> str:
         return "none"
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     for requirement in tomllib.loads(text)["project"]["dependencies"]:
-        if limits := re.fullmatch(r"torch>=([\d.]+),<([\d.]+)", requirement):
-            if numbers(limits[1]) <= numbers(torch.__version__) < numbers(limits[2]):
-                return "gpu" if torch.cuda.is_available() else "cpu"
+        limits = re.fullmatch(r"torch>=([\d.]+),<([\d.]+)", requirement)
+        if limits and numbers(limits[1]) <= numbers(torch.__version__) < numbers(limits[2]):
+            return "gpu" if torch.cuda.is_available() else "cpu"
     return "other"
 
 

@@ -12,6 +12,7 @@ the forced half chases the best fixed chunk sizes, and the sampled half has to e
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -122,7 +123,7 @@ class Roller:
         pending: list[Future] = []
         seconds = {"rollout": 0.0}
         with ThreadPoolExecutor(1, thread_name_prefix="reward") as worker:
-            for first, last in zip(bounds, bounds[1:], strict=False):
+            for first, last in itertools.pairwise(bounds):
                 started = time.perf_counter()
                 part = self._roll(policy, items[first:last], indices[first:last], seed)
                 seconds["rollout"] += time.perf_counter() - started

@@ -11,6 +11,7 @@ and named by file, function and change, so that two sets of tests can be compare
 """
 
 import ast
+import contextlib
 import copy
 import gc
 import json
@@ -282,10 +283,8 @@ def forked(function, seconds):
     reader = threading.Thread(target=lambda: answer.append(os.fdopen(read, "rb").read()))
     reader.start()
     reader.join(seconds)
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     os.waitpid(process, 0)
     reader.join()
     return json.loads(answer[0]) if answer and answer[0] else None

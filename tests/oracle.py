@@ -737,7 +737,7 @@ def best_path(
             else:
                 weight *= probs[t][path[t]] * table[path[t - 1]][path[t]]
         ranked.append((weight, path))
-    (weight, path), (second, _) = (sorted(ranked, key=lambda found: -found[0]) + [(0.0, ())])[:2]
+    (weight, path), (second, _) = ([*sorted(ranked, key=lambda found: -found[0]), (0.0, ())])[:2]
     return list(path), weight, second
 
 

@@ -64,7 +64,7 @@ def test_every_relative_link_leads_somewhere(page):
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
-        if not file.exists() or anchor and anchor not in anchors(file):
+        if not file.exists() or (anchor and anchor not in anchors(file)):
             lost.append(target)
     assert not lost
 
@@ -146,10 +146,8 @@ def refused(page: Path) -> list[str]:
         if arguments and arguments[-1] == "--config":  # --config …
             arguments.pop()
         if (
-            arguments
-            and not re.match(r"-|[\w.]+=|\w", arguments[0])
-            or " → " in f" {' '.join(given)} "
-        ):
+            arguments and not re.match(r"-|[\w.]+=|\w", arguments[0])
+        ) or " → " in f" {' '.join(given)} ":
             continue
         schema = config_of(module)
         try:
@@ -204,10 +202,8 @@ def test_every_line_of_a_bash_block_is_a_command_that_is_known(page):
         program, *words = re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line).split()
         ours = program in ("dcar", "accelerate", "python", "python3.11") or program in PROGRAMS
         script = program.startswith("./") and os.access(ROOT / program, os.X_OK)
-        if (
-            not (ours or script)
-            or program == "dcar"
-            and words[0] not in (*COMMANDS, "--help", "--recipes", "--version")
+        if not (ours or script) or (
+            program == "dcar" and words[0] not in (*COMMANDS, "--help", "--recipes", "--version")
         ):
             unknown.append(line)
         for extras in re.findall(r"(?:'\.|dcar)\[([\w,]+)\]", line):

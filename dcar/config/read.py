@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -53,7 +53,7 @@ class _Loader(yaml.SafeLoader):
     """Loader for the core schema. Numbers and truth values are `Spelled`; names of a mapping are
     text as written."""
 
-    yaml_implicit_resolvers = {"<": [(f"{TAG}merge", re.compile("<<$"))]}
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {"<": [(f"{TAG}merge", re.compile("<<$"))]}
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         if isinstance(node, MappingNode):
@@ -263,7 +263,7 @@ def split_arguments(
             bare = ""
         elif name in letters:
             pairs.append((letters[name], value if equals else next_value(name)))
-        elif name == "--config" or name == "config" and equals:
+        elif name == "--config" or (name == "config" and equals):
             files.append(value if equals else next_value(name))
         elif argument.startswith("--") and len(argument) > 2:
             if not equals:

@@ -29,7 +29,7 @@ def folder() -> Path:
     """Return the folder of the shipped recipes; `launch` is found by name, because this package
     may not import it."""
     spec = importlib.util.find_spec("launch")
-    return Path((spec and spec.submodule_search_locations or [""])[0]) / "recipes"
+    return Path(((spec and spec.submodule_search_locations) or [""])[0]) / "recipes"
 
 
 def recipe_file(named: str | Path) -> tuple[Path, str]:

@@ -238,7 +238,7 @@ def convert(value: Any, hint: Any) -> Any:
         return BOOLEANS[str(value).lower()]
     if hint in (int, float):
         return _number(value, hint)
-    if hint is str or isinstance(hint, type) and issubclass(hint, enum.Enum):
+    if hint is str or (isinstance(hint, type) and issubclass(hint, enum.Enum)):
         if isinstance(value, str | int | float | enum.Enum):
             return (
                 str(value.value if isinstance(value, enum.Enum) else value)
@@ -295,7 +295,7 @@ def fitting(key: str, value: Any, hint: Any, meaning: Meaning) -> Any:
             raise ConfigError(f"{key} must be finite; not {_shown(value)}")
         is_number = isinstance(item, int | float) and not isinstance(item, bool)
         inside = not is_number or all(COMPARE[sign](item, limit) for sign, limit in meaning.limits)
-        if not inside or meaning.choices and item is not None and item not in meaning.choices:
+        if not inside or (meaning.choices and item is not None and item not in meaning.choices):
             raise ConfigError(f"{key} must be {expected}; not {_shown(value)}")
     return converted
 

@@ -229,7 +229,7 @@ def _parquet_by_split(local: Path) -> dict[str, list[Path]]:
     for several configurations."""
     single = local.is_file()
     files = [local] if single else files_in(local, ".parquet", deep=True)
-    if not files or single and local.suffix.lower() != ".parquet":
+    if not files or (single and local.suffix.lower() != ".parquet"):
         raise DataError(f"{local}: neither a folder made by save_to_disk nor parquet files")
     splits: dict[str, list[Path]] = {}
     above = set()

@@ -311,7 +311,7 @@ class Engine:
         changed = [
             row
             for row, slot in enumerate(slots[:used])
-            if slot and (not remaining[row] or stream and generated[row] > slot.returned)
+            if slot and (not remaining[row] or (stream and generated[row] > slot.returned))
         ]
         logs: dict[int, RowLog] = {}
         if changed:

@@ -33,7 +33,7 @@ def chosen_dtype(dtype: str, device: str | torch.device) -> torch.dtype:
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
         torch.set_float32_matmul_precision("high")
-    return torch.bfloat16 if dtype == "bfloat16" or dtype == "auto" and on_gpu else torch.float32
+    return torch.bfloat16 if dtype == "bfloat16" or (dtype == "auto" and on_gpu) else torch.float32
 
 
 def cast_decoder(decoder: AnyDecoder, dtype: torch.dtype) -> AnyDecoder:

@@ -191,7 +191,7 @@ class StreamedCorpus:
     """Parts of a corpus, none of them read yet; the results of reading are in its chunks."""
 
     checked = filtered = 0
-    problems: list[Problem] = []
+    problems: Sequence[Problem] = ()
 
     def __init__(self, config: PrepareConfig):
         self.config = config

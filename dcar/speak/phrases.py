@@ -87,7 +87,7 @@ def note_what_is_not_read(text: str) -> None:
     if (
         len(words) >= 3
         and english < 0.1 * len(words)
-        and (unknown > 0.5 * len(words) or foreign >= 2 and foreign + unknown > 0.35 * len(words))
+        and (unknown > 0.5 * len(words) or (foreign >= 2 and foreign + unknown > 0.35 * len(words)))
     ):
         logger.warning(
             "note: this text does not look English (%d of its first %d words); it is read with "
@@ -140,7 +140,7 @@ def _blocks(paragraph: str) -> Iterator[str]:
             line = (f"{mark[1]}, " if mark[1] else "") + line[mark.end() :]
         if _sayable(line):
             block.append(line)
-        if block and (mark and "#" in mark[0] or i == 0 and _is_heading(lines)):
+        if block and ((mark and "#" in mark[0]) or (i == 0 and _is_heading(lines))):
             yield "\n".join(block)
             block = []
     yield "\n".join(block)

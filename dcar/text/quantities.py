@@ -163,7 +163,7 @@ def plural_year(m: re.Match[str]) -> str:
 
 def time_of_day(m: re.Match[str]) -> str:
     hour, minute, half = int(m["h"]), m["min"], m["half"]
-    if hour > 23 and (hour, minute) != (24, "00") or (half and not 1 <= hour <= 12):
+    if (hour > 23 and (hour, minute) != (24, "00")) or (half and not 1 <= hour <= 12):
         return m[0]
     words = cardinal(hour) if hour else ("zero" if not half else "twelve")
     if minute and int(minute):
@@ -236,7 +236,11 @@ def counted(m: re.Match[str]) -> str:
     letter or pronoun."""
     noun, text = m["n"], m["r"]
     value = roman(text)
-    if value is None or noun[0].islower() and text == "I" or len(text) == 1 and text not in "IVX":
+    if (
+        value is None
+        or (noun[0].islower() and text == "I")
+        or (len(text) == 1 and text not in "IVX")
+    ):
         return m[0]
     return f"{noun} {cardinal(value)}"
 

@@ -84,7 +84,7 @@ class MethodSpec:
                 value = fitting(f"method '{name}': {s.name}", given[s.name], s.type, s.bounds)
                 if value != s.default:
                     values[s.name] = value
-            elif s.default is ... or s in before and s.default is None:
+            elif s.default is ... or (s in before and s.default is None):
                 raise ConfigError(
                     f"method '{name}': {s.name} is missing; write {kind.example}, or give "
                     f"{s.name} in a mapping"

@@ -352,7 +352,7 @@ def _own_scorer(spec: str) -> Quality | None:
 
 
 def _without_speaker(quality: Quality) -> Similarity:
-    def score(wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:
+    def score(wave: np.ndarray, sample_rate: int, _speaker: np.ndarray) -> float | None:
         return quality(wave, sample_rate)
 
     score.name = getattr(quality, "name", getattr(quality, "__name__", ""))  # type: ignore[attr-defined]

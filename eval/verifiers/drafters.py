@@ -115,7 +115,7 @@ class ModelDrafter:
             tokens.append(state.sample(probs[-1], state.uniform("token", position)))
             real = real + drafting
             drafting = drafting & (tokens[-1] != state.eos) & (real < counts)
-            if i + 1 == most or state.eager and not bool(drafting.any()):
+            if i + 1 == most or (state.eager and not bool(drafting.any())):
                 break
             hidden = reader.read(
                 cache, tokens[-1][:, None], state.longest_of(cache, self.length + 1 + i)

@@ -372,7 +372,7 @@ def pack(c: CorpusConfig) -> None:
 
     jobs = [j | {"file": Path(c.work) / "speech" / f"{j['id']}.ogg"} for j in jobs_of(c.work)]
     if missing := [
-        j["id"] for j in jobs if not (j["file"].exists() or c.partial and j["split"] == "train")
+        j["id"] for j in jobs if not (j["file"].exists() or (c.partial and j["split"] == "train"))
     ]:
         raise SystemExit(
             f"{len(missing)} utterances have no audio, the first is {missing[0]}: run `speak` again"

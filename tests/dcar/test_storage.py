@@ -86,9 +86,8 @@ def test_a_text_is_the_old_one_or_the_whole_new_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.fsync", full)
     said = rf"{path}: .*Errno 28.* GB .*{path.parent}.* 5.0 MB"
-    with pytest.raises(StorageError, match=said):
-        with writing_to(path, needed=5_000_000):
-            write_text(path, "new")
+    with pytest.raises(StorageError, match=said), writing_to(path, needed=5_000_000):
+        write_text(path, "new")
     assert path.read_text() == "old"
 
 
@@ -102,9 +101,8 @@ def test_only_writes_that_fail_are_taken_for_such():
     assert not is_write_failure(
         FileNotFoundError(errno.ENOENT, "No such file")
     ) and not is_write_failure(RuntimeError("shapes do not fit"))
-    with pytest.raises(RuntimeError, match="shapes"):
-        with writing_to("x"):
-            raise RuntimeError("shapes do not fit")
+    with pytest.raises(RuntimeError, match="shapes"), writing_to("x"):
+        raise RuntimeError("shapes do not fit")
 
 
 def test_verify_recomputes_every_list_of_digests(tmp_path, capsys):
@@ -149,9 +147,9 @@ def test_a_process_that_others_do_not_meet_says_which_it_is(monkeypatch):
         ("MASTER_PORT", "29500"),
     ):
         monkeypatch.setenv(name, value)
-    with pytest.raises(ProcessError, match=r"process 1 of 2, .*node7:29500: .*\(Gloo timed out\)"):
-        with meeting_others():
-            raise RuntimeError("Gloo timed out\nat store.cpp")
+    message = r"process 1 of 2, .*node7:29500: .*\(Gloo timed out\)"
+    with pytest.raises(ProcessError, match=message), meeting_others():
+        raise RuntimeError("Gloo timed out\nat store.cpp")
     with pytest.raises(RuntimeError, match="shapes"), meeting_others():  # of another cause
         raise RuntimeError("shapes do not fit")
     monkeypatch.setenv("WORLD_SIZE", "1")

@@ -368,7 +368,7 @@ def test_checkpoint_of_another_policy_is_refused(tmp_path, six):
 
 def test_failed_rewards_are_counted_and_stop_the_run_past_a_threshold(tmp_path):
     def breaks(tokens):
-        return 0 < len(tokens) and tokens[-1] % 3 != 2 and len(tokens) % 4 == 0
+        return len(tokens) > 0 and tokens[-1] % 3 != 2 and len(tokens) % 4 == 0
 
     trainer = toy_trainer(
         tmp_path / "a",

@@ -171,7 +171,7 @@ class GPU(TorchDispatchMode):
         if not there and not mine:
             return func(*args, **kwargs)
         self.check(func, packet, args, given, mine, there)
-        if packet in WAITS or mine and not there:
+        if packet in WAITS or (mine and not there):
             reads.append(mine[0].shape)
         if device is not None:
             kwargs["device"] = torch.device("cpu")
@@ -225,7 +225,7 @@ class GPU(TorchDispatchMode):
             )
         if self.graph is None:
             return
-        moves = packet in COPIES and (others or not there) or packet is aten.lift_fresh
+        moves = (packet in COPIES and (others or not there)) or packet is aten.lift_fresh
         masks = packet in INDEXES and any(t.dtype == torch.bool for t in tensors_of(args[1]))
         if packet in WAITS or moves or masks or (packet in INDEXES and others):
             raise RuntimeError(f"{func}: operation not permitted when stream is capturing")

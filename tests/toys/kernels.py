@@ -23,7 +23,7 @@ class Kernels(TorchDispatchMode):
         name = func.overloadpacket.__name__
         packet = func.overloadpacket
         masks = packet in INDEXES and any(t.dtype == torch.bool for t in tensors_of(args[1]))
-        if packet in WAITS or masks or name == "_to_copy" and "device" in (kwargs or {}):
+        if packet in WAITS or masks or (name == "_to_copy" and "device" in (kwargs or {})):
             self.reads[name] += 1
         if not func.is_view and name not in NO_KERNELS:
             self.ops[name] += pairs(args) if "_foreach" in name else 1

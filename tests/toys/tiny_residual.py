@@ -55,9 +55,7 @@ class GeneratedCodec:
         rng = np.random.default_rng(len(wave))
         tokens = int(np.ceil(len(wave) / rate * self.rate_hz))
         phonemes = rng.integers(1, PHONEMES + 1, -(-tokens // SPAN))
-        return layered(
-            rng.integers(0, CODES, tokens), int(round(10 * np.abs(wave).max())) - 1, phonemes
-        )
+        return layered(rng.integers(0, CODES, tokens), round(10 * np.abs(wave).max()) - 1, phonemes)
 
     def decode_layers(self, codes: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         return codes.transpose(1, 2).flatten(1) / 100

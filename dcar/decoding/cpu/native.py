@@ -115,7 +115,7 @@ def reads(parts: Iterable[nn.Module], weights: Iterable[Tensor] = ()) -> bool:
     quantised, say), and all weights float32 on the CPU."""
     found = list(weights)
     for part in parts:
-        if not (type(part) is nn.Linear or type(part) is nn.LayerNorm and part.bias is not None):
+        if not (type(part) is nn.Linear or (type(part) is nn.LayerNorm and part.bias is not None)):
             return False
         found += part.parameters()
     return all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in found)

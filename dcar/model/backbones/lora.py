@@ -86,8 +86,7 @@ def set_trainable(decoder: BackboneDecoder, mode: str) -> None:
             trained = (
                 "lora_" in name
                 or name.startswith("heads.")
-                or new
-                and name.startswith("speech_embedding.")
+                or (new and name.startswith("speech_embedding."))
             )
         else:
             trained = name.startswith("heads.") and not name.startswith("heads.base.")

@@ -43,11 +43,8 @@ def test_every_setting_of_every_command_is_declared_with_a_meaning(name, monkeyp
 def test_defaults_are_within_their_own_bounds(name):
     for key, s in settings_of(resolve_name(f"{MODULES[name]}:CONFIG")).items():
         if (
-            s.meaning.declared
-            and not s.group
-            and s.default not in (dataclasses.MISSING, "")
-            or s.default is None
-        ):
+            s.meaning.declared and not s.group and s.default not in (dataclasses.MISSING, "")
+        ) or s.default is None:
             assert fitting(key, s.default, s.hint, s.meaning) == s.default
 
 

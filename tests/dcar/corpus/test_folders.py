@@ -114,7 +114,7 @@ def test_capitals_are_found_and_companions_of_macos_left_out(folder, caplog):
     rows, problems = read_corpus("folder", folder)
     assert (
         not problems
-        and [(u.id, u.text) for u in rows][0] == ("anna-ONE", "This is one.")
+        and next((u.id, u.text) for u in rows) == ("anna-ONE", "This is one.")
         and len(rows) == 5
     )
     assert "2 files named ._NAME" in caplog.text

@@ -11,7 +11,7 @@ from dcar.decoding.cpu.backend import cpu_backend
 from dcar.decoding.cpu.native import NativeError, kernels, load
 
 
-@pytest.fixture()
+@pytest.fixture
 def fresh(tmp_path, monkeypatch):
     """An empty cache, and a small source: these tests are of the cache, not of what is in it."""
     (tmp_path / "kernels.c").write_text("int one(void) { return 1; }")

@@ -110,7 +110,7 @@ def plain_of(model: CARDecoder) -> Callable[[list[int], list[int]], Tensor]:
 
 @pytest.mark.parametrize("real", [True, False])
 @pytest.mark.parametrize(
-    "dtype, tolerance", [(torch.float32, 1e-4), (torch.float64, 1e-6), (torch.bfloat16, 0.1)]
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-6), (torch.bfloat16, 0.1)]
 )
 @pytest.mark.parametrize(
     "changes", [{}, dict(bos=False), dict(num_attention_heads=3, hidden_size=36)]

@@ -163,7 +163,7 @@ def test_streams_seeds_positions_and_draws_are_independent_and_uniform():
     drawn["other seed"] = uniform(utterance_keys(1, names), "token", position).flatten()
     drawn["other draw"] = uniform(utterance_keys(0, names), "token", position, 1).flatten()
     for u in drawn.values():
-        assert 0 <= u.min() and u.max() < 1
+        assert u.min() >= 0 and u.max() < 1
         assert abs(u.mean() - 0.5) < 6 / math.sqrt(12 * n)
         counts = torch.histc(u, 50, 0, 1)
         chi2 = float(((counts - n / 50) ** 2 / (n / 50)).sum())

@@ -63,7 +63,7 @@ def test_recorded_states_are_those_of_the_plain_model(kind, bos, cosyvoice):
 
 
 @pytest.mark.parametrize(
-    "kind, changes, message",
+    ("kind", "changes", "message"),
     [
         ("mistral", {"sliding_window": 8}, "'mistral' .*sliding_window"),
         (
@@ -196,7 +196,7 @@ def test_cosyvoice2_speaks_with_the_distribution_of_its_own_inference(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage, message",
+    ("damage", "message"),
     [
         (
             lambda t, f: rewritten(

@@ -179,7 +179,7 @@ def yaml(folder: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage, message",
+    ("damage", "message"),
     [
         (
             lambda f, t: rewritten(f, {"llm.model.model.norm.weight": torch.ones(2)}),

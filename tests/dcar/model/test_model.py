@@ -206,7 +206,7 @@ def edited(removed: str = "", **changes):
 
 
 @pytest.mark.parametrize(
-    "damage, message",
+    ("damage", "message"),
     [
         (edited(num_layers=3), "missing"),
         (edited(hidden_size=64), "shapes"),

@@ -1,6 +1,8 @@
 """Texts laid along tokens: phonemes are found where they were spoken, and nothing is said where
 they cannot be."""
 
+import itertools
+
 import numpy as np
 
 from dcar.text.phonemes import text_to_ids
@@ -27,7 +29,7 @@ def test_phonemes_are_found_where_they_were_spoken():
     spans = aligner.align(codes, TEXTS[0])
     assert [s.phoneme for s in spans if s.phoneme] == ["ð", "ə", "k", "ˈæ", "t", "s", "ˈæ", "t"]
     assert [s.start for s in spans] == starts and spans[-1].end == len(codes)
-    assert all(a.end == b.start for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.end == b.start for a, b in itertools.pairwise(spans))
 
 
 def test_marks_are_silence():

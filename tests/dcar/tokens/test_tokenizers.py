@@ -151,7 +151,7 @@ def test_projection_finds_the_direction_that_tells_classes_apart():
     assert power[[0, 3]].max() < 0.1 * power[[1, 2]].max()
     projected = states @ projection
     within = np.mean([projected[classes == c].var(0) for c in range(3)], axis=0)
-    assert np.all((0.5 < within) & (within < 1.05))  # shrinkage takes the rest
+    assert np.all((within > 0.5) & (within < 1.05))  # shrinkage takes the rest
     with pytest.raises(ConfigError, match="1 to 2"):
         discriminant_projection(states, classes, 3)
 

@@ -241,7 +241,7 @@ def test_changed_settings_are_those_of_a_resumed_run_or_refused(data, tmp_path):
 
 
 def test_resuming_another_model_s_run_is_refused(data, trained):
-    config, _, out = trained
+    config, _, _out = trained
     other = dataclasses.replace(
         config, model=dataclasses.replace(config.model, num_layers=1, ffn_size=48)
     )

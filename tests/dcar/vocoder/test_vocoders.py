@@ -50,7 +50,9 @@ def check_codec(spec: str, layers: str, rate: int, per_token: int) -> None:
     with pytest.raises(DataError, match=f"token {size} .*0..{size - 1}"):
         vocoder.synthesize([[0, size]], VOICES[:1])
     for other in ({"name": "whisper-base-kmeans"}, {"checksum": "another"}):
-        with pytest.raises(CheckpointError, match=f"{tokenizer.name}@.*{[*other.values()][0]}"):
+        with pytest.raises(
+            CheckpointError, match=f"{tokenizer.name}@.*{next(iter(other.values()))}"
+        ):
             check_speaks(vocoder, replace(about, **other))
     with pytest.raises(DataError, match="1 .*2 voices"):
         vocoder.synthesize([[0]], VOICES)

@@ -1,6 +1,7 @@
 """What the page does, without the page: every method speaks, limits hold for any request, chunks
 lie where they sound."""
 
+import itertools
 import threading
 
 import numpy as np
@@ -112,6 +113,6 @@ def test_chunks_lie_where_they_sound(studio):
     spans = chunk_spans(spoken)
     assert sum(n for *_, n in spans) == sum(sum(c) for c in spoken.chunks)
     assert spans[-1][1] == pytest.approx(spoken.seconds, abs=0.02)
-    assert all(b[0] >= a[1] - 1e-9 for a, b in zip(spans, spans[1:], strict=False))
-    gaps = [b[0] - a[1] for a, b in zip(spans, spans[1:], strict=False)]
+    assert all(b[0] >= a[1] - 1e-9 for a, b in itertools.pairwise(spans))
+    gaps = [b[0] - a[1] for a, b in itertools.pairwise(spans)]
     assert max(gaps) == pytest.approx(spoken.pauses[0])  # between the sentences

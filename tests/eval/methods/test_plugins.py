@@ -102,7 +102,7 @@ def test_names_paths_and_numbers(prompts):
     spoken = [
         [r.tokens for r in decode(e.decoder, prompts, e.method, sampling, seed=1)] for e in entries
     ]
-    calm, path, verifier, two, default = (e.method for e in entries)
+    calm, _path, verifier, two, default = (e.method for e in entries)
     assert calm.nats == 1.5 and default.nats == 2.0 and verifier.threshold == 0.1
     assert two.draft_length == 2 and spoken[0] == spoken[1] != spoken[2]
     assert [family_of(e.settings).label for e in entries] == [
@@ -137,7 +137,7 @@ def test_a_mapping_names_the_arguments_of_the_constructor():
 
 
 @pytest.mark.parametrize(
-    "name, message",
+    ("name", "message"),
     [
         ("plugged.none.Calm", "plugged.none"),
         ("plugged.rules.Gone-2", "Gone"),

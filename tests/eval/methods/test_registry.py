@@ -47,7 +47,7 @@ STRICT, LOOSE = {"eos_strict": True}, {"eos_strict": False}
 
 
 @pytest.mark.parametrize(
-    "name, kind, drafter, length, settings",
+    ("name", "kind", "drafter", "length", "settings"),
     [
         ("sd", SpeculativeDecoding, HeadDrafter, 3, {}),
         ("sd:2", SpeculativeDecoding, HeadDrafter, 2, {}),
@@ -87,7 +87,7 @@ def test_names_say_what_they_mean(models, name, kind, drafter, length, settings)
 
 
 @pytest.mark.parametrize(
-    "name, message",
+    ("name", "message"),
     [
         ("sd-0.1", "draft, length and temperature"),
         ("sd@model", "draft .*'model'"),
@@ -156,7 +156,7 @@ def test_names_that_cannot_be_are_refused(models, name, message):
 
 
 @pytest.mark.parametrize(
-    "which, name, message",
+    ("which", "name", "message"),
     [
         ("bare", "far", "far_decoder"),
         ("bare", "dcar", "policies"),
@@ -204,7 +204,7 @@ def test_every_verifier_runs_under_its_name(models, prompts):
     ]
     entries = make_methods(names, models["all"])
     assert [e.name for e in entries] == names
-    assert len({tuple(sorted(e.identity.items())) + (e.name,) for e in entries}) == len(names)
+    assert len({(*tuple(sorted(e.identity.items())), e.name) for e in entries}) == len(names)
     assert entries[8].identity == {
         "decoder": models["all"].decoder.checksum(),
         "tree": "0 0.0 0.0.0",

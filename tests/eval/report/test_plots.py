@@ -1,5 +1,6 @@
 """Families of a picture are told apart, and what belongs together looks related."""
 
+import itertools
 from colorsys import rgb_to_hsv
 
 import pytest
@@ -55,7 +56,7 @@ def test_every_number_of_draws_has_a_shade_and_a_mark(drawn, tmp_path):
     assert [look[1] for look in (two, four, eight, sixteen)] == [(n, 1, 0) for n in (2, 4, 8, 16)]
     shades = [rgb_to_hsv(*to_rgb(look[0])) for look in (one, two, four, eight, sixteen)]
     assert all(shade[0] == pytest.approx(shades[0][0], abs=0.02) for shade in shades)
-    assert all(a[2] - b[2] > 0.1 for a, b in zip(shades, shades[1:], strict=False))
+    assert all(a[2] - b[2] > 0.1 for a, b in itertools.pairwise(shades))
 
 
 @pytest.mark.parametrize(("floor", "where"), [(0.01, " (below)"), (0.105, ""), (0.3, " (above)")])

@@ -1,6 +1,8 @@
 """Rows of a comparison: counts by hand, what each method is measured against, acceptance,
 lengths, variety."""
 
+import itertools
+
 import numpy as np
 import pytest
 from compare_worker import made_record, made_result
@@ -180,7 +182,7 @@ def test_bins_cover_every_length_once_and_are_not_small(lengths):
     bins = length_bins(lengths)
     assert len(bins) <= MOST_BINS
     assert all(low <= high for low, high in bins)
-    assert all(a[1] < b[0] for a, b in zip(bins, bins[1:], strict=False))
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(bins))
     if len(lengths) >= FEWEST:
         assert all(sum(low <= n <= high for low, high in bins) == 1 for n in lengths)
         assert all(sum(low <= n <= high for n in lengths) >= FEWEST for low, high in bins)

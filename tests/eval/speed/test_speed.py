@@ -57,7 +57,7 @@ def test_the_last_line_is_one_json(measured):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(measured, dtype):
     asked = ["parts=[steps]", "num_candidates=3", "heads=shared", f"dtype={dtype}"]
-    lines, rows = measured(*asked, "repeats=5", "chunks=[1,10]")
+    _lines, rows = measured(*asked, "repeats=5", "chunks=[1,10]")
     assert {what for what in rows if "ms per step" in what} == {
         *("CAR-1, ms per step", "CAR-10, ms per step", "floor of bytes, ms per step"),
     }

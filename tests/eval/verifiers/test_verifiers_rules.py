@@ -195,7 +195,7 @@ def test_emitted_token_has_the_distribution_of_the_rule(kind, seed):
 
 
 @pytest.mark.parametrize(
-    "kind, late, early",
+    ("kind", "late", "early"),
     [
         ("sd", 0.3, 0.05),
         ("pcg", 0.3, 0.05),  # kept

@@ -109,7 +109,7 @@ def test_teacher_forcing_yields_the_states_of_decoding(files):
     items = load_prompts(files / "data", "dev", model, 5, 0)
     for hidden, item in zip(fitting.teacher_forced(model, items, 2), items, strict=True):
         assert len(hidden) == len(item.reference_tokens) + 1
-    spoken = decode(model, [items[0].prompt], FixedChunk(2), SAMPLING, record_hidden=True)[0]
+    spoken = decode(model, [items[0]], FixedChunk(2), SAMPLING, record_hidden=True)[0]
     items[0].reference_tokens[:] = spoken.tokens
     hidden = next(iter(fitting.teacher_forced(model, items, 2)))
     wanted = spoken.hidden[spoken.prompt_length - 1 :]

@@ -1,5 +1,5 @@
-# Sourced by the other scripts: make .venv once, install the project, and activate it. Needs Python 3.11.4 or newer, or
-# 3.12. If the torch of a Python of this machine sees a GPU, it is used and never replaced; otherwise the CPU build is
+# Sourced by the other scripts: make .venv once, install the project, and activate it. Needs Python 3.11 or 3.12. If
+# the torch of a Python of this machine sees a GPU, it is used and never replaced; otherwise the CPU build is
 # installed. With extras=dev, everything that the tests use is installed.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=${DCAR_VENV:-.venv}
@@ -8,11 +8,11 @@ installed() { [ "$(cat "$venv/.dcar-installed${1:+-$1}" 2>/dev/null)" = "$stamp"
 if ! installed "${extras:-}" && ! installed dev; then
   python='' machine_torch=''
   while read -r candidate; do
-    "$candidate" -c 'import sys; sys.exit(not (3, 11, 4) <= sys.version_info[:3] < (3, 13))' 2>/dev/null || continue
+    "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null || continue
     python=${python:-$candidate}
     if [ "$("$candidate" launch/torch_here.py 2>/dev/null)" = gpu ]; then python=$candidate machine_torch=yes; break; fi
   done < <(if [ -n "${PYTHON:-}" ]; then echo "$PYTHON"; else type -aP python3.11 python3.12 python3; fi)
-  [ -n "$python" ] || { echo "Python 3.11.4 or newer, or 3.12, is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+  [ -n "$python" ] || { echo "Python 3.11 or 3.12 is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; }
   echo "Installing into $venv (once, a few minutes) …"
   [ -x "$venv/bin/python" ] || "$python" -m venv ${machine_torch:+--system-site-packages} "$venv"
   install=("$venv/bin/pip" install --quiet --disable-pip-version-check)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import platform
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,7 +127,7 @@ def load_nemo(
 ) -> NemoCTCRecognizer | NemoTransducerRecognizer:
     """Load the recogniser in a `.nemo` file or under a name that NeMo can download.
 
-    Raises AssetError if NeMo is missing, or if the model cannot be restored or is neither CTC nor a
+    Raises AssetError if NeMo is missing or Python is older than 3.11.4, or if the model cannot be restored or is neither CTC nor a
     transducer.
     """
     path = Path(source)
@@ -133,6 +135,12 @@ def load_nemo(
     if is_file and not path.is_file():
         raise AssetError(
             f"{path}: no such file; give an existing .nemo file, or the name of a published model"
+        )
+    if sys.version_info < (3, 11, 4):
+        raise AssetError(
+            f"the recogniser {source}: NeMo unpacks models with filters of tarfile, which need "
+            f"Python 3.11.4 or newer, not {platform.python_version()}; use a newer Python, or a "
+            "recogniser that is not NeMo's"
         )
     with quiet_nemo():
         try:

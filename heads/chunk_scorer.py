@@ -86,10 +86,8 @@ class ChunkScorer(Checkpoint):
         self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         self.offset = nn.Parameter(torch.zeros(config.num_heads, width))
         self.token = nn.Linear(config.embedding_size + len(FEATURES), width)
-        self.state, self.start = (
-            nn.Linear(config.hidden_size, width),
-            nn.Linear(config.hidden_size, width),
-        )
+        self.state = nn.Linear(config.hidden_size, width)
+        self.start = nn.Linear(config.hidden_size, width)
         self.layer = nn.GRU(width, width, batch_first=True)
         self.inner, self.output = nn.Linear(width, width), nn.Linear(width, 1)
 

@@ -273,10 +273,8 @@ def speak(
     common_random_numbers: bool = False,
 ) -> Spoken:
     """Apply the rule until the end of speech or the length limit."""
-    u, out = (
-        Utterance(model, prompt, sampling, seed, member, common_random_numbers),
-        Spoken([], False),
-    )
+    u = Utterance(model, prompt, sampling, seed, member, common_random_numbers)
+    out = Spoken([], False)
     out.prompt_length = len(prompt.prompt_ids) + bool(model.config.bos)
     features: list[Tensor] = []
     while True:

@@ -243,10 +243,8 @@ def split_arguments(
     """
     files: list[str] = []
     pairs: list[tuple[str, str]] = []
-    queue, letters = (
-        list(arguments),
-        {s.meaning.short: s.key for s in names.values() if s.meaning.short},
-    )
+    queue = list(arguments)
+    letters = {s.meaning.short: s.key for s in names.values() if s.meaning.short}
     bare = next((s.key for s in names.values() if s.meaning.positional), "")
 
     def next_value(option: str) -> str:

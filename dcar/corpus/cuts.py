@@ -153,11 +153,9 @@ def _audio(cut: dict[str, Any], roots: _AudioRoots) -> str | bytes | AudioSegmen
     if not sources:
         raise BadRow(f"channel {channel} is in none of the recording's sources")
     kind, place = sources[0]["type"], sources[0]["source"]
-    start, duration, whole = (
-        float(cut["start"]),
-        float(cut["duration"]),
-        float(recording["duration"]),
-    )
+    start = float(cut["start"])
+    duration = float(cut["duration"])
+    whole = float(recording["duration"])
     if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (start, duration, whole)):
         raise BadRow(
             f"start {start}, duration {duration} of a recording of {whole} s; correct the manifest"

@@ -162,10 +162,8 @@ def _streamed(
     label = f"{path}[{name or 'all'}, file {shard}]"
     try:
         for index, row in enumerate(rows):
-            source, default = (
-                f"{label}:{index + 1}",
-                f"{name or Path(path).stem}_{shard:05d}_{index:07d}",
-            )
+            source = f"{label}:{index + 1}"
+            default = f"{name or Path(path).stem}_{shard:05d}_{index:07d}"
             if (found := encoded_audio(row[audio])) is None:
                 yield Problem(
                     default, source, f"column {audio!r} contains neither audio bytes nor a path"

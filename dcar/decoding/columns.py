@@ -188,8 +188,6 @@ def columns_of(
         if real is not None:
             out.tree = out.tree.index_select(0, real)
     elif cache.prefix and not unpadded:
-        out.padding_from, out.padding_to = (
-            cache.prefix_lengths,
-            torch.full_like(cache.prefix_lengths, cache.prefix),
-        )
+        out.padding_from = cache.prefix_lengths
+        out.padding_to = torch.full_like(cache.prefix_lengths, cache.prefix)
     return out

@@ -48,10 +48,8 @@ class StepGraphs:
     def _capture(self, step: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         saved = [t.clone() for t in state]
         if self._stream is None:
-            self._pool, self._stream = (
-                torch.cuda.graph_pool_handle(),
-                torch.cuda.Stream(self.device),
-            )
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(self.device)
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):

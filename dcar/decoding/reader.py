@@ -96,11 +96,9 @@ class CARReader(Reader):
     """Reader of a `CARDecoder`."""
 
     def __init__(self, model: CARDecoder, backend: Backend):
-        self.config, self._text_embedding, self._embedding = (
-            model.config,
-            model.text_embedding,
-            model.speech_embedding,
-        )
+        self.config = model.config
+        self._text_embedding = model.text_embedding
+        self._embedding = model.speech_embedding
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
         self.hidden_dtype, self.backend = self.dtype, backend
         self.heads = self.backend.heads(model.heads)
@@ -156,11 +154,9 @@ class CARReader(Reader):
         empty cache."""
         rows, text = text_ids.shape
         position = torch.arange(text, device=self.device)
-        flat, positions, real = (
-            text_ids.reshape(-1),
-            position.repeat(rows),
-            self._real(cache.prefix_lengths, text),
-        )
+        flat = text_ids.reshape(-1)
+        positions = position.repeat(rows)
+        real = self._real(cache.prefix_lengths, text)
         if real is not None:
             flat, positions = flat.index_select(0, real), positions.index_select(0, real)
         self._text_rotary.cover(0, text - 1)
@@ -190,10 +186,8 @@ class CARReader(Reader):
         tree, offsets = (
             (None, torch.arange(new, device=tokens.device)) if layout is None else layout
         )
-        flat, positions = (
-            tokens.reshape(-1),
-            (cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1),
-        )
+        flat = tokens.reshape(-1)
+        positions = (cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1)
         if real is not None:
             flat, positions = flat.index_select(0, real), positions.index_select(0, real)
         columns = columns_of(cache, longest, new, self._causal, tree=tree, real=real)

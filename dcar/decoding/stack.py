@@ -26,11 +26,9 @@ class Stack:
         last: Sequence[nn.Module],
         first: Sequence[nn.Module] = (),
     ):
-        self.layers, self.before, self.after = (
-            list(layers),
-            nn.Sequential(*first),
-            nn.Sequential(*last),
-        )
+        self.layers = list(layers)
+        self.before = nn.Sequential(*first)
+        self.after = nn.Sequential(*last)
 
     def read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
         """Run new positions that follow each row's past: x [N, in] -> [N, out], or [B, out] of the

@@ -146,10 +146,8 @@ class Speaker:
         asked = policy != POLICY or dial or num_candidates
         which: Shipped = "far" if method == "far" else "decoder"
         speech_tokenizer = load_tokenizer(str(tokenizer))
-        car, encode = (
-            load_decoder(decoder, starter=which, dtype=dtype),
-            text_encoder(decoder, which),
-        )
+        car = load_decoder(decoder, starter=which, dtype=dtype)
+        encode = text_encoder(decoder, which)
         if not method:
             method = (
                 "dcar"
@@ -280,10 +278,8 @@ class Speaker:
 
     def join(self, text: str, pieces: list[Piece]) -> Spoken:
         """Join all pieces of `text` (of `sentences` or `stream`)."""
-        parts, results = (
-            phrases(text),
-            [piece.result for piece in pieces if piece.result is not None],
-        )
+        parts = phrases(text)
+        results = [piece.result for piece in pieces if piece.result is not None]
         return Spoken(
             np.concatenate([piece.samples for piece in pieces]),
             self.vocoder.sample_rate,

@@ -57,11 +57,9 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
             f"{path}: the prompt lasts {part.end - part.start:.2f} s; give at least "
             f"{MIN_PROMPT_SECONDS:g} s of speech"
         )
-    samples, wave, resampled = (
-        len(wave),
-        part.cut(wave, rate),
-        part.cut(resampled, ENCODER_SAMPLE_RATE),
-    )
+    samples = len(wave)
+    wave = part.cut(wave, rate)
+    resampled = part.cut(resampled, ENCODER_SAMPLE_RATE)
     tokens = tokenizer.encode([part.cut(encoded, encoded_rate)], encoded_rate)[0]
     middle = max(0, (len(tokens) - prompt_tokens) // 2)
     frames = (
@@ -126,10 +124,8 @@ def voices_text() -> str:
     lines = []
     for split, what in (("test", "the models were never trained on it"), ("dev", "trained on")):
         for name in starter_voices(split):
-            accent, kind = (
-                {"a": "American", "b": "British"}[name[0]],
-                {"f": "woman", "m": "man"}[name[1]],
-            )
+            accent = {"a": "American", "b": "British"}[name[0]]
+            kind = {"f": "woman", "m": "man"}[name[1]]
             lines.append(f"  {name:14} {accent + ' ' + kind:16} {what}")
     return "\n".join(
         [

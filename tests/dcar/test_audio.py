@@ -230,10 +230,8 @@ def test_a_wav_without_samples_is_empty_whatever_other_chunks_follow(after: byte
 def test_an_mp3_of_changing_bitrate_without_a_table_is_read_to_its_end():
     """libsndfile takes the length to be that of the first frame, here a loud one, times the
     bytes of the file."""
-    wave, buffer = (
-        np.r_[np.random.default_rng(0).uniform(-0.5, 0.5, RATE), np.zeros(6 * RATE)],
-        io.BytesIO(),
-    )
+    wave = np.r_[np.random.default_rng(0).uniform(-0.5, 0.5, RATE), np.zeros(6 * RATE)]
+    buffer = io.BytesIO()
     with sf.SoundFile(
         buffer, "w", RATE, 1, "MPEG_LAYER_III", format="MP3", bitrate_mode="VARIABLE"
     ) as file:

@@ -127,10 +127,8 @@ def test_scaled_adam_is_equal_to_a_slow_reference(device, request):
     if device == "gpu":
         request.getfixturevalue("as_on_a_gpu")
     torch.manual_seed(0)
-    shapes, sizes = (
-        [(640, 160), (16,), (), (1, 1), (3, 4, 5), (8, 8), (8,)],
-        [0.1, 1.0, 2.0, 0.1, 0.5, 2.99, 1e-7],
-    )
+    shapes = [(640, 160), (16,), (), (1, 1), (3, 4, 5), (8, 8), (8,)]
+    sizes = [0.1, 1.0, 2.0, 0.1, 0.5, 2.99, 1e-7]
     ours, theirs = (
         [torch.nn.Parameter(v.clone()) for v in values]
         for values in [

@@ -263,10 +263,8 @@ def _log(folder: Path) -> list[str]:
 
 def _read_run_log(folder: Path) -> None:
     attempt(lambda: read_log(folder / "log.jsonl"))
-    log, state = (
-        JsonlLog(folder / "log.jsonl"),
-        TrainerState(global_step=5, is_world_process_zero=True),
-    )
+    log = JsonlLog(folder / "log.jsonl")
+    state = TrainerState(global_step=5, is_world_process_zero=True)
     log.on_train_begin(None, state, None)
     last = (folder / "log.jsonl").read_bytes().splitlines()[-1]
     assert json.loads(last) == {"step": 5, "resumed": True}

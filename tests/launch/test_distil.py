@@ -146,10 +146,8 @@ def test_training_sees_the_prompt_that_was_heard(config):
     """The tokens of a row are those that its method says behind the prompt that the row names."""
     run(config)
     split, teacher = load_split(config.out, "train"), distil.Teacher(config, "cpu")
-    train, dataset = (
-        split.rows,
-        SpeechDataset(split, teacher.ways[0][0].decoder.config, config.prompt_tokens, seed=0),
-    )
+    train = split.rows
+    dataset = SpeechDataset(split, teacher.ways[0][0].decoder.config, config.prompt_tokens, seed=0)
     recordings = [list(tokens) for tokens in train["recorded"]]
     for i, row in enumerate(train):
         entry, seed = next(

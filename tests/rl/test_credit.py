@@ -180,20 +180,16 @@ def test_frames_and_tokens_divide_the_same_wave():
         reward = LikelihoodReward(recognizer, scale=1.0, locate=True)
         records = rollouts([0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 9, 10, 10, 11])
         ask(reward, records)
-        one, alone = (
-            records[0].located[reward],
-            recognizer.align([records[0].wave], 50, [records[0].item.text])[0],
-        )
+        one = records[0].located[reward]
+        alone = recognizer.align([records[0].wave], 50, [records[0].item.text])[0]
         assert one.places.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
         assert one.costs.mean() == pytest.approx(alone.costs.sum() / 10)  # nats per character
 
 
 @pytest.mark.parametrize("reward", rewards(), ids=lambda r: r.name)
 def test_rollouts_that_are_too_short_for_their_text_are_at_the_floor_everywhere(reward):
-    records, floor = (
-        rollouts([*RED, *BLUE, *GREEN, *BLACK], [0, 3, 6], []),
-        reward.scale * reward.floor,
-    )
+    records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [0, 3, 6], [])
+    floor = reward.scale * reward.floor
     values = ask(reward, records)
     assert values[1:] == [floor, floor] and values[0] > 0.5 * floor
     short = records[1].located[reward]

@@ -142,10 +142,8 @@ print("same")
         for spec in program.graph_signature.input_specs
         if spec.kind.name == "USER_INPUT"
     ] == ["hidden", "lengths"]
-    card, (actions, heads) = (
-        (out / "README.md").read_text(),
-        program.module()(torch.randn(3, 5, 32), torch.tensor([5, 1, 2])),
-    )
+    card = (out / "README.md").read_text()
+    (actions, heads) = program.module()(torch.randn(3, 5, 32), torch.tensor([5, 1, 2]))
     assert (actions.dtype, heads.dtype) == (torch.float32, torch.float32)
     for name, shape in (("log_probs", actions.shape[1:]), ("logits", heads.shape[1:])):
         assert re.search(rf"\| {name} \| \[B, {', '.join(map(str, shape))}\] float32", card)

@@ -96,10 +96,8 @@ def test_stage_two_moves_the_distribution_by_what_was_asked(tmp_path, reads):
     assert trainer.policy.checksum() != before and len(trainer._buffer) == 2
     kl = []
     for made in trainer._buffer.values():
-        old, new = (
-            log_probs_of(trainer.rollout_policy, made.batch),
-            log_probs_of(trainer.policy, made.batch).detach(),
-        )
+        old = log_probs_of(trainer.rollout_policy, made.batch)
+        new = log_probs_of(trainer.policy, made.batch).detach()
         by_rollout = ((old.exp() * (old - new)).sum(-1) * made.batch.mask).sum(
             -1
         ) / made.batch.mask.sum(-1)

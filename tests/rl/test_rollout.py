@@ -110,11 +110,9 @@ def check(got: RolloutBatch, by: Roller, policy, items, seed: int) -> None:
     ids=str,
 )
 def test_rollouts_are_those_of_utterances_alone(width, bos, changes):
-    base, policy, items = (
-        tiny_decoder(bos=bos),
-        random_policy(32, width=width, std=0.5),
-        ragged_items(),
-    )
+    base = tiny_decoder(bos=bos)
+    policy = random_policy(32, width=width, std=0.5)
+    items = ragged_items()
     made = roller(base, **changes)
     for seed in (1, 2):  # used buffers are as good as new ones
         got = made.collect(policy, items, range(5), seed)
@@ -227,10 +225,8 @@ def test_the_host_reads_a_rollout_a_few_times_and_nothing_in_every_pass(monkeypa
     """Two reads for each look of the engine, which come after `SYNC_EVERY` passes, however many
     rollouts end."""
     with fake_gpu.fake_gpu(monkeypatch) as device:
-        made, policy = (
-            roller(tiny_decoder().to(device), parts=1),
-            random_policy(32, std=0.5).to(device),
-        )
+        made = roller(tiny_decoder().to(device), parts=1)
+        policy = random_policy(32, std=0.5).to(device)
         made.collect(policy, ragged_items(), range(5), seed=1)  # captures
         fake_gpu.reads.clear()
         looks, look = [], Engine._look

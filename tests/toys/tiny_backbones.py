@@ -202,10 +202,8 @@ def write_cosyvoice1(folder: Path) -> dict[str, torch.Tensor]:
             t[f"{name}.bias"] = 0.3 * torch.randn(outputs)
 
     def norm(name: str, size: int) -> None:
-        t[f"{name}.weight"], t[f"{name}.bias"] = (
-            1 + 0.2 * torch.randn(size),
-            0.2 * torch.randn(size),
-        )
+        t[f"{name}.weight"] = 1 + 0.2 * torch.randn(size)
+        t[f"{name}.bias"] = 0.2 * torch.randn(size)
 
     def encoder(name: str, shape: dict[str, int], norms: tuple[str, str]) -> None:
         size = shape["size"]
@@ -230,10 +228,8 @@ def write_cosyvoice1(folder: Path) -> dict[str, torch.Tensor]:
     t["text_embedding.weight"] = torch.randn(len(tokenizer), TEXT["inputs"])
     encoder("text_encoder", TEXT, ("norm_ff", "norm_mha"))
     linear("text_encoder_affine_layer", TEXT["size"], width)
-    t["llm_embedding.weight"], t["speech_embedding.weight"] = (
-        torch.randn(2, width),
-        torch.randn(CODES, width),
-    )
+    t["llm_embedding.weight"] = torch.randn(2, width)
+    t["speech_embedding.weight"] = torch.randn(CODES, width)
     encoder("llm", SPEECH, ("norm1", "norm2"))
     linear("llm_decoder", width, CODES + 1)
     linear("spk_embed_affine_layer", 192, width)

@@ -39,14 +39,12 @@ class GeneratedCodec:
     """Codec whose voice is the loudness of a recording; a token becomes one sample per layer,
     code / 100."""
 
-    name, vocab_size, layers, rate_hz, sample_rate, checksum = (
-        "generated",
-        CODES,
-        LAYERS,
-        50.0,
-        50 * LAYERS,
-        "abc",
-    )
+    name = "generated"
+    vocab_size = CODES
+    layers = LAYERS
+    rate_hz = 50.0
+    sample_rate = 50 * LAYERS
+    checksum = "abc"
 
     def encode_layers(self, waves, rate: int) -> list[np.ndarray]:
         return [self._encode(wave, rate) for wave in waves]

@@ -32,12 +32,10 @@ class NativeChunkScorer:
         # The input of SiLU is a sum over parts, and the part of a token is constant.
         embedding, seen = chunk_scorer.token.weight.tensor_split((config.embedding_size,), 1)
         token = torch.addmm(chunk_scorer.token.bias, chunk_scorer.embedding.weight, embedding.T)
-        state, start, inner, output = (
-            chunk_scorer.state,
-            chunk_scorer.start,
-            chunk_scorer.inner,
-            chunk_scorer.output,
-        )
+        state = chunk_scorer.state
+        start = chunk_scorer.start
+        inner = chunk_scorer.inner
+        output = chunk_scorer.output
         of_input, of_state, input_bias, state_bias = chunk_scorer.layer.all_weights[0]
         context = torch.cat((state.weight, start.weight)), torch.cat((state.bias, start.bias))
         products = (

@@ -39,20 +39,16 @@ class NativeHeads:
     def __init__(self, library: ctypes.CDLL, heads: Heads):
         """Copy the weights of heads that `reads_heads` accepts."""
         self._run, self._weights = library.run_heads, (weights := Weights())
-        self._size, self._out, self._most = (
-            heads.base.in_features,
-            heads.base.out_features,
-            heads.num_heads,
-        )
+        self._size = heads.base.in_features
+        self._out = heads.base.out_features
+        self._most = heads.num_heads
         self._part = part = _Heads(
             base=weights.linear(*heads.base.parameters()), heads=heads.num_heads - 1
         )
         if isinstance(heads, SharedHeads) and heads.norm is not None and heads.out is not None:
-            part.up, part.down, part.count = (
-                weights.linears(heads.up),
-                weights.linears(heads.down),
-                heads.blocks,
-            )
+            part.up = weights.linears(heads.up)
+            part.down = weights.linears(heads.down)
+            part.count = heads.blocks
             part.offset, part.scale, part.shift = map(
                 weights.address, (heads.offset, heads.scale, heads.shift)
             )

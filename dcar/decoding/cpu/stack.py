@@ -119,11 +119,9 @@ class CPUStack(Stack):
                 "keys and values must be torch.float32 as the rotations, heads contiguous"
             )
         p, size = self._pass, kv.itemsize
-        p.keys, p.values, p.row_columns = (
-            kv.data_ptr(),
-            kv.data_ptr() + kv.stride(3) * size,
-            kv.shape[2],
-        )
+        p.keys = kv.data_ptr()
+        p.values = kv.data_ptr() + kv.stride(3) * size
+        p.row_columns = kv.shape[2]
         p.layer_stride, p.row_stride, p.column_stride, p.head_stride = (
             kv.stride(i) for i in (0, 1, 2, 4)
         )

@@ -189,10 +189,8 @@ def decoder_of(
     decoder = BackboneDecoder(config)
     load_trunk(decoder, trunk, str(path))
     with torch.no_grad():
-        table, rows = (
-            decoder.speech_embedding.weight,
-            tensors["speech_embedding.weight"][: codes + 1],
-        )
+        table = decoder.speech_embedding.weight
+        rows = tensors["speech_embedding.weight"][: codes + 1]
         # ends an utterance and is never read; the first version has no row for it
         table[config.eos] = 0
         table[: len(rows)] = rows

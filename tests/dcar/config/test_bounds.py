@@ -10,18 +10,14 @@ from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 
 TRAIN, DRAFT = "dcar.train.car:TrainConfig", "dcar.train.draft:TrainDraftConfig"
-COMPARE, PROFILE, DCPO = (
-    "eval.compare.run:CompareConfig",
-    "rl.profile:ProfileConfig",
-    "rl.config:DCPOConfig",
-)
+COMPARE = "eval.compare.run:CompareConfig"
+PROFILE = "rl.profile:ProfileConfig"
+DCPO = "rl.config:DCPOConfig"
 VOCODER = "dcar.vocoder.training.train:TrainVocoderConfig"
 RECOGNIZER = "dcar.train.token_recognizer:TrainTokenRecognizerConfig"
 SPEAK, TOKENIZER = "dcar.speak.speak:SpeakConfig", "dcar.tokens.fit:FitTokenizerConfig"
-CONVERT, PREPARE = (
-    "dcar.model.backbones.convert:ConvertConfig",
-    "dcar.prepare.settings:PrepareConfig",
-)
+CONVERT = "dcar.model.backbones.convert:ConvertConfig"
+PREPARE = "dcar.prepare.settings:PrepareConfig"
 
 NEEDED = {
     SPEAK: ["text=a"],

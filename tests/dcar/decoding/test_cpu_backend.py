@@ -50,10 +50,8 @@ def read(
     vary(nn.ModuleList([*layers, *first, *last]))
     x = torch.randn(3, new, 32 if first else width)[rows]
     kv = torch.randn(len(layers), 3, prefix + 60, 2, heads, width // heads)[:, rows]
-    lengths, text = (
-        torch.tensor([21, 0, 14])[rows],
-        torch.tensor([16, 5, 1]).clamp(max=prefix)[rows],
-    )
+    lengths = torch.tensor([21, 0, 14])[rows]
+    text = torch.tensor([16, 5, 1]).clamp(max=prefix)[rows]
     cache = KVCache(
         len(layers), len(x), heads, 60, width // heads, prefix=prefix, prefix_lengths=text
     )
@@ -61,10 +59,8 @@ def read(
     cache.lengths = lengths
     rotary = RotaryCache(RotaryTable(width // heads), torch.device("cpu"), torch.float32)
     rotary.cover(-10, 100)
-    positions, causal = (
-        lengths[:, None] + torch.arange(new) - 3,
-        CausalMask(torch.device("cpu"), torch.float32),
-    )
+    positions = lengths[:, None] + torch.arange(new) - 3
+    causal = CausalMask(torch.device("cpu"), torch.float32)
     tree = ends = counts = None
     if which == "tree":  # two branches
         tree = torch.ones(new, new).tril().bool()

@@ -247,10 +247,8 @@ def test_too_little_memory_keeps_what_is_finished(
 
 
 def test_engines_that_cannot_be(decoder, prompts):
-    method, long = (
-        FixedChunk(1),
-        SamplingConfig(max_tokens=9000, max_tokens_per_text_unit=9000),
-    )
+    method = FixedChunk(1)
+    long = SamplingConfig(max_tokens=9000, max_tokens_per_text_unit=9000)
     with pytest.raises(EngineError, match=" 1000000000 rows"):
         Engine(decoder, method, SAMPLING, 10**9).decode(prompts)
     with pytest.raises(EngineError, match=" 8192 .*max_tokens"):

@@ -25,18 +25,14 @@ SPEECH = [[(5 * row + 7 * i + i * i) % 12 for i in range(12)] for row in range(3
 def prefilled(reader: Reader, capacity: int = 20) -> tuple[KVCache, Tensor]:
     """A cache with room for more, and the hidden states of the prompts."""
     small, hidden = reader.prefill(*pad(TEXTS, reader.device), *pad(PROMPTS, reader.device))
-    cache, rows = (
-        reader.new_cache(3, reader.text_room(5), capacity),
-        torch.arange(3, device=reader.device),
-    )
+    cache = reader.new_cache(3, reader.text_room(5), capacity)
+    rows = torch.arange(3, device=reader.device)
     reader.cover(cache)
     cache.kv.normal_()  # what was in it before is never read
     cache.copy_rows(rows, small, rows)
-    cache.lengths, cache.prefix_lengths, cache.origin = (
-        small.lengths.clone(),
-        small.prefix_lengths,
-        small.origin,
-    )
+    cache.lengths = small.lengths.clone()
+    cache.prefix_lengths = small.prefix_lengths
+    cache.origin = small.origin
     return cache, hidden
 
 

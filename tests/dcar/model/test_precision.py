@@ -313,10 +313,8 @@ def test_dcpo_trains_a_float32_policy_of_a_rounded_decoder(files, reads):
         ],
         recognizer=Listener(),
     )
-    policy, source = (
-        ChunkPolicy.from_pretrained(out / "policy"),
-        json.loads((out / "provenance.json").read_text()),
-    )
+    policy = ChunkPolicy.from_pretrained(out / "policy")
+    source = json.loads((out / "provenance.json").read_text())
     assert source["precision"] == {"dtype": "bfloat16", "float32_products": "ieee"}
     assert policy.config.base_checksum == load_decoder(files / "decoder").checksum()
     assert not all(rounded(p) for p in policy.parameters())  # it learned in float32

@@ -104,10 +104,8 @@ def test_the_command_writes_a_prepared_corpus(tmp_path, monkeypatch):
 
 
 def test_the_training_splits_of_several_corpora_and_the_other_splits_of_the_first(tmp_path):
-    first, second = (
-        write_prepared(tmp_path / "first"),
-        write_prepared(tmp_path / "second", train=5, dev=2),
-    )
+    first = write_prepared(tmp_path / "first")
+    second = write_prepared(tmp_path / "second", train=5, dev=2)
     rows = load_prepared(second, "train").map(lambda row: {"id": f"other_{row['id']}"})
     save_splits(tmp_path / "renamed", [("train", rows)], prepared_info(second).content)
     out = join(

@@ -49,11 +49,9 @@ def test_ctc_equals_the_pass_and_the_loss_of_nemo(published, nemo):
 
         model = ASRModel.restore_from(str(published), map_location="cpu").eval()
     model.preprocessor.featurizer.dither, model.preprocessor.featurizer.pad_to = 0.0, 0
-    waves, texts, blank = (
-        [noise(s, i) for i, s in enumerate((0.9, 1.4))],
-        ["a boat", "it's grey"],
-        len(CHARACTERS),
-    )
+    waves = [noise(s, i) for i, s in enumerate((0.9, 1.4))]
+    texts = ["a boat", "it's grey"]
+    blank = len(CHARACTERS)
     heard = nemo.transcribe(waves, RATE)
     for wave, text, transcript, score in zip(
         waves, texts, heard, nemo.log_likelihood(waves, RATE, texts), strict=True

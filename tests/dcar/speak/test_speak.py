@@ -585,11 +585,9 @@ def test_a_policy_that_can_choose_among_draws_gets_several(models, parts, tmp_pa
 
 
 def test_generate_speaks_as_the_command_and_as_any_setting_says(models, parts, tmp_path, speak):
-    model, text, voice = (
-        dcar.load(models / "decoder", **parts, method="car-2"),
-        "Good morning.",
-        models / "voice.wav",
-    )
+    model = dcar.load(models / "decoder", **parts, method="car-2")
+    text = "Good morning."
+    voice = models / "voice.wav"
     spoken = model.generate(text, voice, method="dcar", seed=3)
     _, _, _, out = speak(text, "dcar", seed=3)
     spoken.save(tmp_path / "same.wav")

@@ -76,10 +76,8 @@ def test_two_processes_evaluate_all_of_the_dev_split(data, tmp_path):
     )
     assert json.loads((tmp_path / "two/provenance.json").read_text())["processes"] == 2
     model, dev = TokenRecognizer.from_pretrained(tmp_path / "two"), load_prepared(data, "dev")
-    told, symbols = (
-        model.log_likelihood(dev["speech"], dev["text_ids"]),
-        [len(text) for text in dev["text_ids"]],
-    )
+    told = model.log_likelihood(dev["speech"], dev["text_ids"])
+    symbols = [len(text) for text in dev["text_ids"]]
     assert log_of(tmp_path / "two")[-1]["eval_loss"] == pytest.approx(
         -np.dot(told, symbols) / sum(symbols), rel=1e-4
     )

@@ -76,10 +76,8 @@ def test_bottom_and_head_learn_and_the_rest_stays(data, target, tmp_path):
             *arguments(settings(data, target, tmp_path / "draft", max_steps=40, eval_steps=20)),
         ]
     )
-    draft, base = (
-        DraftDecoder.from_pretrained(tmp_path / "draft"),
-        CARDecoder.from_pretrained(target),
-    )
+    draft = DraftDecoder.from_pretrained(tmp_path / "draft")
+    base = CARDecoder.from_pretrained(target)
     check_draft(draft, base)
     start = build_draft(base)
     # no additional heads
@@ -172,10 +170,8 @@ def test_a_draft_of_all_layers_is_accepted_token_by_token(kind):
     those of car-1."""
     target = tiny_backbone(4, kind=kind)
     draft = build_draft(target, 1, 1).eval()
-    prompts, sampling = (
-        tiny_prompts(),
-        SamplingConfig(min_tokens=12, max_tokens=30, max_tokens_per_text_unit=8),
-    )
+    prompts = tiny_prompts()
+    sampling = SamplingConfig(min_tokens=12, max_tokens=30, max_tokens_per_text_unit=8)
     plain = decode(target, prompts, FixedChunk(1), sampling)
     drafted = decode(target, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 3)), sampling)
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]

@@ -95,12 +95,10 @@ def buzzes(tmp_path, count: int, split: str) -> list[np.ndarray]:
 def test_stage_two_hands_prompts_to_a_vocoder_that_hears_them(tmp_path, monkeypatch):
     """CosyVoice's vocoder in a DCPO recipe once stopped for want of them. Other rates are
     refused here as well."""
-    waves, data, base, given = (
-        buzzes(tmp_path, 2, "dev"),
-        str(tmp_path / "p"),
-        tiny_decoder(text_vocab_size=64),
-        [],
-    )
+    waves = buzzes(tmp_path, 2, "dev")
+    data = str(tmp_path / "p")
+    base = tiny_decoder(text_vocab_size=64)
+    given = []
     items = make_prompts(load_split(data, "dev"), 10, 0)
     monkeypatch.setattr(
         "dcar.prompts.load.load_vocoder",

@@ -330,10 +330,8 @@ def test_packs_are_joined_with_voices_of_their_own(tmp_path):
     assert joined.voice.unique().tolist() == list(range(2 + 4))
     for part, first in ((a, 0), (b, len(a.lengths))):
         rows = torch.arange(len(part.lengths))
-        here, there = (
-            part.crop(rows, torch.zeros_like(rows), 20),
-            joined.crop(rows + first, torch.zeros_like(rows), 20),
-        )
+        here = part.crop(rows, torch.zeros_like(rows), 20)
+        there = joined.crop(rows + first, torch.zeros_like(rows), 20)
         assert torch.equal(here.tokens, there.tokens) and torch.equal(here.log_f0, there.log_f0)
         assert torch.equal(part.wave(here), joined.wave(there))
         assert torch.equal(part.states[here.positions], joined.states[there.positions])

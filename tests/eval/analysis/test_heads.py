@@ -40,10 +40,8 @@ def model(request):
 def test_losses_are_those_of_each_head_at_its_own_position(model, data):
     items = load_prompts(str(data), "dev", model, 5, 0)
     for item, hidden in zip(items, teacher_forced(model, items), strict=True):
-        losses, targets = (
-            losses_by_head(model, hidden, item.reference_tokens),
-            [*item.reference_tokens, 12],
-        )
+        losses = losses_by_head(model, hidden, item.reference_tokens)
+        targets = [*item.reference_tokens, 12]
         assert losses.shape == (4, len(targets))
         for i, target in enumerate(targets):
             for k in range(4):

@@ -293,10 +293,8 @@ def test_draft_of_another_decoder_is_refused(tmp_path):
 
 
 def test_any_decoder_of_the_same_ids_may_draft(tmp_path):
-    target, small = (
-        tiny_decoder(num_layers=3),
-        tiny_decoder(heads=1, seed=5, num_layers=1, hidden_size=16),
-    )
+    target = tiny_decoder(num_layers=3)
+    small = tiny_decoder(heads=1, seed=5, num_layers=1, hidden_size=16)
     target.save_pretrained(tmp_path / "target")
     small.save_pretrained(tmp_path / "small")
     models = load_models(str(tmp_path / "target"), "", [], draft=str(tmp_path / "small"))

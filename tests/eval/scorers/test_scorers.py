@@ -111,10 +111,8 @@ def test_wavlm(tmp_path: Path) -> None:
     wave = chirp(1.0, 1, RATE)
     embedding = encoder.embed(wave, RATE)
     assert embedding.shape == (10,) and np.linalg.norm(embedding) == pytest.approx(1, abs=1e-5)
-    model, extractor = (
-        WavLMForXVector.from_pretrained(tmp_path / "sv").eval(),
-        AutoFeatureExtractor.from_pretrained(tmp_path / "sv"),
-    )
+    model = WavLMForXVector.from_pretrained(tmp_path / "sv").eval()
+    extractor = AutoFeatureExtractor.from_pretrained(tmp_path / "sv")
     with torch.no_grad():
         reference = (
             model(**extractor(wave, sampling_rate=RATE, return_tensors="pt")).embeddings[0].numpy()

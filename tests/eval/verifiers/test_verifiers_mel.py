@@ -131,10 +131,8 @@ def test_a_step_emits_groups_of_the_targets_distribution_and_residual_tokens_of_
         [sum(min(1.0, q_c[k] / p_c[k]) for k in mine[t]) / len(mine[t]) for t in range(size)]
     )
 
-    state, method = (
-        FixedState(count, eager, groups),
-        GroupVerifier("pcg-mel", HeadDrafter(1), groups),
-    )
+    state = FixedState(count, eager, groups)
+    method = GroupVerifier("pcg-mel", HeadDrafter(1), groups)
     at = torch.full((count,), 7)
     x = sample(p.expand(count, -1), uniform(state.keys, "token", at))
     accepted = method.accept(

@@ -126,11 +126,9 @@ def ends_in_a_round(paths, all_probs, tau):
     index = torch.cartesian_prod(*[torch.arange(len(o)) for o in options])
     # [N, 1 + m, tau + 2]
     draws = torch.stack([o[i] for o, i in zip(options, index.T, strict=True)], dim=1)
-    weight, samples, unended = (
-        draws[..., -1].prod(-1),
-        draws[..., :tau].long(),
-        draws[..., tau].long(),
-    )
+    weight = draws[..., -1].prod(-1)
+    samples = draws[..., :tau].long()
+    unended = draws[..., tau].long()
     tokens = torch.tensor([p[-1] for p in paths])
     path, counts = accept(tokens.expand(len(index), -1), samples, tree, 2, unended)
     found = {}

@@ -113,12 +113,12 @@ def test_sentences_become_a_corpus_and_its_first_utterances_of_every_voice(tmp_p
 
 
 def test_the_corpus_that_ships_is_what_its_card_says_and_is_prepared_whole():
-    rows, lines = (
+    rows = (
         pq.read_table(shipped("corpus") / "train.parquet")
         .select(["id", "text", "speaker"])
-        .to_pylist(),
-        [],
+        .to_pylist()
     )
+    lines = []
     hours = utterances = 0
     for split in ("train", "dev", "test"):
         table = pq.read_table(
@@ -160,10 +160,8 @@ def test_a_blend_is_the_weighted_sum_of_styles_at_its_number_of_phonemes(monkeyp
 def test_mixtures_sum_to_one_and_may_lie_beyond_their_voices():
     voices, rng = list("abcdefgh"), random.Random(0)
     for _ in range(50):
-        inside, beyond = (
-            script._mixture(voices, rng, away=0.0),
-            script._mixture(voices, rng, away=0.4),
-        )
+        inside = script._mixture(voices, rng, away=0.0)
+        beyond = script._mixture(voices, rng, away=0.4)
         assert sum(inside.values()) == pytest.approx(1) == sum(beyond.values())
         assert len(inside) == 3 and min(inside.values()) > 0
         assert len(beyond) == 4 and [w for w in beyond.values() if w < 0] == [min(beyond.values())]
@@ -195,10 +193,8 @@ def test_further_sentences_are_planned_once_each_at_speeds_within_the_bounds(tmp
 
 
 def test_no_further_sentence_is_one_of_the_first_nor_there_twice_and_no_short_text_is_trained_on():
-    launch, short = (
-        Path(script.__file__).parent,
-        {spoken_words(t.text) for t in read_texts("short")},
-    )
+    launch = Path(script.__file__).parent
+    short = {spoken_words(t.text) for t in read_texts("short")}
     first, more = (
         [spoken_words(text) for text in (launch / name).read_text().splitlines()]
         for name in ("sentences.txt", "sentences_more.txt")

@@ -11,7 +11,7 @@ by side cannot know which of these renderings the others follow. A decoder's out
 it is easier to predict side by side (sequence-level knowledge distillation: Kim and Rush 2016; Zhou
 et al. 2020 for parallel decoding).
 
-Every sentence is decoded several times, scores by recognisers choose one candidate, and the result
+Every sentence is decoded several times, scores by recognisers choose one rendering, and the result
 is an ordinary prepared corpus. Three columns give the origin of a row: `spoken_by` (a method, or
 "recording"), `score`, and `recorded`, the tokens of the recording. A row also contains the speaker
 prompt with which it was decoded, so that training uses everything that its tokens depend on. Splits
@@ -98,7 +98,7 @@ class DistilConfig(SeedSettings, RunSettings, WaitSettings, VocoderSettings, Dec
     policies: list[str] = setting([], "Policy folders, for method dcar.")
     methods: list[str | dict[str, Any]] = setting(
         ["car-5@t0", "car-5@t0.4-k10"],
-        "Decoding methods of the candidates: names or mappings of docs/methods.md.",
+        "Decoding methods of the renderings: names or mappings of docs/methods.md.",
     )
     samples: int = setting(
         3, "Candidates per sentence and method; a method at temperature 0 makes one.", minimum=1
@@ -115,7 +115,7 @@ class DistilConfig(SeedSettings, RunSettings, WaitSettings, VocoderSettings, Dec
         "", "Speaker encoder (eval/scorers/load.py), for example resemblyzer; empty = none."
     )
     lowest_score: float = setting(
-        -0.3, "Lowest score of a candidate; a sentence without a better one keeps its recording."
+        -0.3, "Lowest score of a rendering; a sentence without a better one keeps its recording."
     )
     recordings: float = setting(
         0.0,
@@ -133,14 +133,14 @@ class DistilConfig(SeedSettings, RunSettings, WaitSettings, VocoderSettings, Dec
         check(self)
         if not (self.token_recognizer or self.recognizer):
             raise ConfigError(
-                "nothing decides which candidate is best: set token_recognizer, recognizer, or both"
+                "nothing decides which rendering is best: set token_recognizer, recognizer, or both"
             )
         if not self.methods:
             raise ConfigError("methods is empty: name at least one, as in methods=[car-5@t0]")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Rendering:
     """One rendering of a sentence by the teacher."""
 
     spoken_by: str
@@ -154,18 +154,18 @@ class Candidate:
     @property
     def score(self) -> float:
         """Log-likelihood less word error rate plus similarity, as far as they are known. −inf if
-        none is, or if the candidate is empty or was ended by the length guard."""
+        none is, or if the rendering is empty or was ended by the length guard."""
         parts = (self.read, None if self.wer is None else -self.wer, self.similarity)
         known = [value for value in parts if value is not None]
         total = sum(known) if known and self.tokens and not self.truncated else -math.inf
         return total if math.isfinite(total) else -math.inf
 
 
-def best(candidates: Sequence[Candidate], lowest_score: float) -> Candidate | None:
-    """Return the candidate with the highest score, the first of equals; None if none reaches
+def best(renderings: Sequence[Rendering], lowest_score: float) -> Rendering | None:
+    """Return the rendering with the highest score, the first of equals; None if none reaches
     `lowest_score`. If some were voiced, only these are considered."""
-    voiced = [c for c in candidates if c.wer is not None or c.similarity is not None]
-    chosen = max(voiced or candidates, key=lambda c: c.score, default=None)
+    voiced = [c for c in renderings if c.wer is not None or c.similarity is not None]
+    chosen = max(voiced or renderings, key=lambda c: c.score, default=None)
     return chosen if chosen is not None and chosen.score >= lowest_score else None
 
 
@@ -177,7 +177,7 @@ def keeps_recording(utterance_id: str, share: float, seed: int) -> bool:
 
 
 class Teacher:
-    """Decoder that makes candidates for sentences of a corpus, with the recognisers that score
+    """Decoder that makes renderings for sentences of a corpus, with the recognisers that score
     them."""
 
     def __init__(self, config: DistilConfig, device: str):
@@ -195,7 +195,7 @@ class Teacher:
         self.bos, self.precision = models.decoder.config.bos, precision_of(models.decoder)
         self.chooser = PromptChooser(self.split, config.prompt_tokens)
         self.parameters = sum(p.numel() for p in models.decoder.parameters())
-        # (method, seed of its prompts and its sampling) of each candidate
+        # (method, seed of its prompts and its sampling) of each rendering
         self.ways: list[tuple[Entry, int]] = [
             (entry, config.seed + i)
             for entry in make_methods(config.methods, models, config.sampling)
@@ -224,7 +224,7 @@ class Teacher:
 
     @property
     def identity(self) -> str:
-        """Digest of everything that candidates and their measures depend on, but not the choice
+        """Digest of everything that renderings and their measures depend on, but not the choice
         among them."""
         named = (
             "limit",
@@ -251,10 +251,10 @@ class Teacher:
         ]
         return digest_of(basis)[:16]
 
-    def speak(self, rows: Sequence[int]) -> list[list[Candidate]]:
-        """Return the candidates of the sentences in these rows of the split."""
-        candidates: list[list[Candidate]] = [[] for _ in rows]
-        items: list[list[PromptItem]] = [[] for _ in rows]  # the prompt of each candidate
+    def speak(self, rows: Sequence[int]) -> list[list[Rendering]]:
+        """Return the renderings of the sentences in these rows of the split."""
+        renderings: list[list[Rendering]] = [[] for _ in rows]
+        items: list[list[PromptItem]] = [[] for _ in rows]  # the prompt of each rendering
         for entry, seed in self.ways:
             asked = self.prompts(seed, rows)
             results = entry.decode(asked, seed, self.config.batch_size)
@@ -263,25 +263,25 @@ class Teacher:
             if self.reader is not None:
                 read = self.reader.log_likelihood(tokens, [i.target_text_ids for i in asked])
             for i, (item, result) in enumerate(zip(asked, results, strict=True)):
-                candidates[i].append(
-                    Candidate(entry.name, tokens[i], seed, bool(result.truncated), read[i])
+                renderings[i].append(
+                    Rendering(entry.name, tokens[i], seed, bool(result.truncated), read[i])
                 )
                 items[i].append(item)
         if self.vocoder is None:
-            return candidates
-        return [self._voiced(self.vocoder, c, i) for c, i in zip(candidates, items, strict=True)]
+            return renderings
+        return [self._voiced(self.vocoder, c, i) for c, i in zip(renderings, items, strict=True)]
 
     def _voiced(
-        self, vocoder: Vocoder, candidates: list[Candidate], items: list[PromptItem]
-    ) -> list[Candidate]:
-        """Return the candidates of a sentence, the best of them with the measures of their
+        self, vocoder: Vocoder, renderings: list[Rendering], items: list[PromptItem]
+    ) -> list[Rendering]:
+        """Return the renderings of a sentence, the best of them with the measures of their
         audio."""
-        whole = [i for i, c in enumerate(candidates) if c.tokens and not c.truncated]
-        whole.sort(key=lambda i: -(candidates[i].read or 0.0))
+        whole = [i for i, c in enumerate(renderings) if c.tokens and not c.truncated]
+        whole.sort(key=lambda i: -(renderings[i].read or 0.0))
         chosen = whole[:VOICED]
         waves = voice(
             vocoder,
-            [candidates[i].tokens for i in chosen],
+            [renderings[i].tokens for i in chosen],
             [items[i].speaker_embedding for i in chosen],
             [items[i].text for i in chosen],
         )
@@ -295,8 +295,8 @@ class Teacher:
             similarity = None
             if self.similarity is not None:
                 similarity = self.similarity(wave, vocoder.sample_rate, items[i].speaker_embedding)
-            candidates[i] = replace(candidates[i], wer=wer, similarity=similarity)
-        return candidates
+            renderings[i] = replace(renderings[i], wer=wer, similarity=similarity)
+        return renderings
 
 
 def run(config: DistilConfig) -> Path:
@@ -326,7 +326,7 @@ def run(config: DistilConfig) -> Path:
             if read_json(path) is None:
                 made = zip(rows, teacher.speak(rows), strict=True)
                 write_json(
-                    path, {str(row): [asdict(c) for c in candidates] for row, candidates in made}
+                    path, {str(row): [asdict(c) for c in renderings] for row, renderings in made}
                 )
         meeting.wait("decoding and scoring")
         if state.is_main_process:
@@ -336,13 +336,13 @@ def run(config: DistilConfig) -> Path:
 
 
 def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: Path) -> None:
-    """Choose among the candidates in the files `blocks` and write the corpus to `out`, whole or
+    """Choose among the renderings in the files `blocks` and write the corpus to `out`, whole or
     not at all."""
     info = prepared_info(config.data)
-    chosen: dict[int, Candidate] = {}
+    chosen: dict[int, Rendering] = {}
     for path in tqdm(blocks, desc="choose", unit="block"):
-        for row, candidates in (read_json(path) or {}).items():
-            found = best([Candidate(**c) for c in candidates], config.lowest_score)
+        for row, renderings in (read_json(path) or {}).items():
+            found = best([Rendering(**c) for c in renderings], config.lowest_score)
             if found and not keeps_recording(
                 teacher.rows[int(row)]["id"], config.recordings, config.seed
             ):

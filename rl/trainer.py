@@ -82,7 +82,7 @@ REWARD_TIMEOUT = 600.0
 
 
 @dataclass
-class Prepared:
+class UpdateBatch:
     """Rollouts, with everything that the updates on them share."""
 
     batch: RolloutBatch
@@ -211,7 +211,7 @@ class DCPOTrainer(ResilientTrainer):
         self.length_reward: LengthReward | None = None
         if args.tokens_per_pass:
             self.length_reward = LengthReward(args.tokens_per_pass, args.length_reward_gain)
-        self._buffer: dict[int, Prepared] = {}
+        self._buffer: dict[int, UpdateBatch] = {}
         self._metrics = Metrics()
         self._rollout_seconds = 0.0
         self._transcribe_recordings(named)
@@ -286,7 +286,7 @@ class DCPOTrainer(ResilientTrainer):
 
         return product
 
-    def _mean(self, made: Prepared, by_decision: Tensor) -> Tensor:
+    def _mean(self, made: UpdateBatch, by_decision: Tensor) -> Tensor:
         """Reduce one number per decision [R, M] as the loss does."""
         return objective.aggregate(
             by_decision, made.batch.mask, made.weights, self.args.loss_type, made.normalizer
@@ -336,7 +336,7 @@ class DCPOTrainer(ResilientTrainer):
         add_update(self._metrics, out, log_probs.detach(), counted, beta)
         return (out.loss, {}) if return_outputs else out.loss
 
-    def _rollouts(self, inputs: dict[str, Any]) -> Prepared:
+    def _rollouts(self, inputs: dict[str, Any]) -> UpdateBatch:
         """Return the rollouts of this micro-batch, made once per window (accumulation x inner
         iterations)."""
         args = self.args
@@ -372,7 +372,7 @@ class DCPOTrainer(ResilientTrainer):
         return self._buffer[micro]
 
     @torch.no_grad()
-    def _prepare(self, batch: RolloutBatch, micro: int) -> Prepared:
+    def _prepare(self, batch: RolloutBatch, micro: int) -> UpdateBatch:
         args = self.args
         std = (
             objective.reward_std(self.accelerator.gather(batch.rewards))
@@ -402,7 +402,7 @@ class DCPOTrainer(ResilientTrainer):
         values = self._credit(batch) if args.credit == "decision" else advantages.values
         if self.length_reward is not None:
             values = objective.by_decision(values) + self._pay(batch, micro)
-        return Prepared(batch, values, weights, old, reference, normalizer)
+        return UpdateBatch(batch, values, weights, old, reference, normalizer)
 
     def _pay(self, batch: RolloutBatch, micro: int) -> Tensor:
         """Return what is added to the advantages of decisions [R, M] for the length of their

@@ -46,7 +46,7 @@ from dcar.corpus.read import (
 from dcar.errors import AudioError, ConfigError, DataError
 from dcar.prepare.prepared import read_json
 from dcar.prepare.settings import SPLITS, PrepareConfig, PrepareReport, corpus_record, wait
-from dcar.prepare.shards import Chunk, Contents, Job, Loaded
+from dcar.prepare.shards import Contents, CorpusPart, Job, Loaded
 from dcar.process import own_device, workers
 from dcar.storage import digest_of, json_lines, write_text
 from dcar.tracking import write_json
@@ -132,7 +132,7 @@ class WholeCorpus:
                 f"or set skip_bad=true:\n{describe(self.problems, 100)}"
             )
 
-    def chunks(self, rank: int, world: int) -> list[Chunk]:
+    def chunks(self, rank: int, world: int) -> list[CorpusPart]:
         """Return the chunks of this process: every n-th, each with rows of a single split."""
         size = self.config.shard_size
         shards = [
@@ -141,7 +141,7 @@ class WholeCorpus:
             for start in range(0, len(jobs), size)
         ]
         return [
-            Chunk(f"{number:06d}", len(jobs), Contents({split: jobs}))
+            CorpusPart(f"{number:06d}", len(jobs), Contents({split: jobs}))
             for number, (split, jobs) in enumerate(shards)
             if number % world == rank
         ]
@@ -211,7 +211,7 @@ class StreamedCorpus:
     def begin(self, work: Path, rank: int, done: Callable[[], PrepareReport | None]) -> None:
         """Do nothing: no row is read in advance."""
 
-    def chunks(self, rank: int, world: int) -> Iterator[Chunk]:
+    def chunks(self, rank: int, world: int) -> Iterator[CorpusPart]:
         """Yield the chunks of this process. A chunk's name is its place in the corpus, for any
         number of processes."""
         running = 0
@@ -220,7 +220,7 @@ class StreamedCorpus:
                 continue
             for number, rows in enumerate(_batched(part.rows(), self.config.shard_size)):
                 if part.costly or running % world == rank:
-                    yield Chunk(
+                    yield CorpusPart(
                         f"{index:05d}-{number:07d}", len(rows), partial(self._examined, rows)
                     )
                 running += 1

@@ -38,8 +38,8 @@ from dcar.prepare.settings import (
 )
 from dcar.prepare.shards import (
     AnalysedJob,
-    Chunk,
     Contents,
+    CorpusPart,
     Encoder,
     analyse,
     check_chunk,
@@ -177,13 +177,13 @@ def _write_chunks(
 
 
 def _read(
-    chunks: Iterable[Chunk],
+    chunks: Iterable[CorpusPart],
     config: PrepareConfig,
     work: Path,
     rate: int,
     encoder: Callable[[], Encoder],
     pool: ThreadPoolExecutor,
-) -> Iterator[tuple[Chunk, Contents | None, dict[str, list[AnalysedJob]]]]:
+) -> Iterator[tuple[CorpusPart, Contents | None, dict[str, list[AnalysedJob]]]]:
     """Yield each chunk, its contents, and its analysed recordings by split; None and no
     recordings if its shards exist."""
     for chunk in chunks:

@@ -103,7 +103,7 @@ class Contents(NamedTuple):
     filtered: int = 0
 
 
-class Chunk(NamedTuple):
+class CorpusPart(NamedTuple):
     """Piece of the corpus from which shards are made: name, number of rows, and its contents or
     a function that reads them."""
 

@@ -127,8 +127,8 @@ def load_nemo(
 ) -> NemoCTCRecognizer | NemoTransducerRecognizer:
     """Load the recogniser in a `.nemo` file or under a name that NeMo can download.
 
-    Raises AssetError if NeMo is missing or Python is older than 3.11.4, or if the model cannot be restored or is neither CTC nor a
-    transducer.
+    Raises AssetError if NeMo is missing or Python is older than 3.11.4, or if the model cannot be
+    restored or is neither CTC nor a transducer.
     """
     path = Path(source)
     is_file = path.suffix.lower() == ".nemo" or path.exists()

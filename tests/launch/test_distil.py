@@ -28,7 +28,7 @@ from dcar.text.inventory import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from dcar.train import car
 from dcar.train.batches import SpeechDataset, collate
 from launch import distil
-from launch.distil import RECORDING, Candidate, DistilConfig, best, keeps_recording, run
+from launch.distil import RECORDING, DistilConfig, Rendering, best, keeps_recording, run
 
 
 @pytest.fixture
@@ -97,16 +97,16 @@ def rows_of(folder: str | Path) -> list[dict]:
 
 def test_scores_are_sums_and_the_best_is_chosen():
     lowest = -1.0
-    plain, said = Candidate("a", [1], read=-0.1), Candidate("b", [1], read=-0.2)
+    plain, said = Rendering("a", [1], read=-0.1), Rendering("b", [1], read=-0.2)
     assert plain.score == pytest.approx(-0.1) and best([said, plain], lowest) is plain
-    assert best([plain, Candidate("c", [2], read=-0.1)], lowest) is plain  # of equals the first
-    heard = Candidate("d", [1], read=-0.2, wer=0.25, similarity=0.8)
+    assert best([plain, Rendering("c", [2], read=-0.1)], lowest) is plain  # of equals the first
+    heard = Rendering("d", [1], read=-0.2, wer=0.25, similarity=0.8)
     assert heard.score == pytest.approx(-0.2 - 0.25 + 0.8)
     assert best([plain, heard], lowest) is heard  # where some were voiced, it is one of them
-    cut, low = Candidate("f", [1], truncated=True, read=0.0), Candidate("g", [1], read=-1.1)
-    assert best([cut, low, Candidate("h", [], read=0.0)], lowest) is None
+    cut, low = Rendering("f", [1], truncated=True, read=0.0), Rendering("g", [1], read=-1.1)
+    assert best([cut, low, Rendering("h", [], read=0.0)], lowest) is None
     assert (
-        best([heard, Candidate("e", [1], read=-0.2, wer=0.0, similarity=0.8)], lowest).spoken_by
+        best([heard, Rendering("e", [1], read=-0.2, wer=0.0, similarity=0.8)], lowest).spoken_by
         == "e"
     )
 

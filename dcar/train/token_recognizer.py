@@ -142,9 +142,8 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
     torch.manual_seed(config.seed)
     model = TokenRecognizer(config.model)
     trainer = TokenRecognizerTrainer(config, model, train, dev)
-    return trainer.make(
-        last, given, token_recognizer_card, {"data": prepared}, data=data_stamp(config.data)
-    )
+    made_of = {"data": prepared.content}
+    return trainer.make(last, given, token_recognizer_card, made_of, data=data_stamp(config.data))
 
 
 def token_recognizer_card(recognizer: TokenRecognizer, source: Mapping[str, Any]) -> str:

@@ -333,7 +333,6 @@ def test_a_chunk_scorer_of_a_rounded_decoder(files):
             prompt_tokens=5,
             max_steps=2,
             width=8,
-            embedding_size=4,
             dtype="bfloat16",
         )
     )

@@ -26,7 +26,7 @@ from dcar.prepare.shards import check_tokens
         ({"speeds": (3,)}, "speeds"),
         ({"min_seconds": 5, "max_seconds": 1}, "min_seconds"),
         ({"dev_fraction": 0.6, "test_fraction": 0.5}, "dev_fraction"),
-        ({"limit": 0}, "limit"),
+        ({"limit": -1}, "limit"),
         ({"filter_seconds": (3.0,)}, "filter_seconds"),
         ({"filter_seconds": (20.0, 3.0)}, "filter_seconds"),
         ({"shard_size": 0}, "shard_size"),

@@ -103,7 +103,7 @@ def test_fit_command_on_a_sampled_share(hubert, tmp_path):
         tmp_path, 8 * [{"split": "train"}], [chirp(1.0, i, RATE) for i in range(8)]
     )
     config = FitTokenizerConfig(
-        str(tmp_path / "out"),
+        out=str(tmp_path / "out"),
         encoder=f"hubert:{hubert}@1",
         corpus="jsonl",
         path=str(manifest),

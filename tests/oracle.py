@@ -650,9 +650,8 @@ def vadusa(tau: int, paths: Sequence[tuple[int, ...]]) -> Rule:
             before = u.tokens + behind[path]
             q, position = u.probs(state_at[path], 1, before), len(before)
             numbers = [u.number("tau", position, node * (tau - 1) + j) for j in range(tau - 1)]
-            samples.append(
-                [u.draw(q, number) for number in (u.number("token", position), *numbers)]
-            )
+            first = u.number("token", position, node if tau > 1 else 0)
+            samples.append([u.draw(q, number) for number in (first, *numbers)])
             spare = u.number("tau", position, (1 + len(paths)) * (tau - 1) + node)
             unended.append(u.draw(q[: u.eos], spare) if tau > 1 else 0)
         nodes = accepted_path([token_of[path] for path in paths], samples, parents, u.eos, unended)

@@ -10,8 +10,9 @@ followed by the first sample at its end, which is the next root.
 tau = 1 is lossless: every node draws one token from q, and it is emitted whether or not the tree
 contained it. That draw has the address (token stream, position) of plain decoding, so `vadusa-1`
 yields the tokens of car-1. tau > 1 moves mass to the nodes of the tree. The end of speech e keeps
-its probability, whatever tau is: the first sample alone decides whether a node ends, and the branch
-that leads furthest is chosen as if none did (`accept`). With qC the base mass of a node's children
+its probability, whatever tau is: the first sample alone decides whether a node ends, the branch
+that leads furthest is chosen as if none did (`accept`), and samples at different nodes are
+independent. With qC the base mass of a node's children
 C other than e, if all of them lead equally far,
 
     out(e) = q(e),    out(v) = (1 - qC)^(tau - 1) q(v)  for v not in C,
@@ -241,17 +242,19 @@ class Vadusa(Method):
         """Draw tau samples of q at the states [B, 1 + m, D] of the root and m nodes, [B, 1 + m,
         tau]; and, for tau > 1, one without the end, [B, 1 + m].
 
-        The first is the one that plain decoding draws at this position; the others are independent
-        between nodes.
+        The first one at the root is the one that plain decoding draws at this position. For tau = 1
+        so are those at the nodes, of which one path alone counts. For tau > 1 all are independent
+        between nodes: a choice between branches that shared them would tell which of them end.
         """
         position = state.generated[:, None] + state.shared["tree"].layout[1][: m + 1]
         others = self.tau - 1
         q = state.probs(state.heads(states, 1)[:, :, 0], position)
-        first = state.uniform("token", position)
         if not others:
-            return state.sample(q, first)[:, :, None], None
+            return state.sample(q, state.uniform("token", position))[:, :, None], None
+        node, count = torch.arange(m + 1, device=position.device), 1 + self.draft_length
+        first = state.further("token", position, node)
         # `others` numbers for each node, then one more for each
-        node, count = torch.arange(m + 1, device=position.device)[:, None], 1 + self.draft_length
+        node = node[:, None]
         number = torch.cat(
             (node * others + torch.arange(others, device=node.device), count * others + node), 1
         )

@@ -1,6 +1,7 @@
 """VADUSA: trees of drafts, acceptance among tau samples, losslessness at tau = 1."""
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tiny_verifiers import FALSE_ALARM, goodness, sequence_distribution
 from dcar.decoding import Prompt, decode
 from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
-from dcar.sampling import SamplingConfig
+from dcar.sampling import SamplingConfig, sample
 from eval.verifiers.vadusa import RankTree, Vadusa, accept, build_tree, expected_accepted
 
 EOS = 12  # of tiny_decoder
@@ -103,66 +104,90 @@ def test_distribution_of_one_node(tau, children):
         assert torch.allclose(out, q, atol=1e-12, rtol=0)
 
 
-DEEP = ((0,), (1,), (0, 0), (0, 0, 0), (0, 0, 1))
-OTHER_DEEP = ((0,), (1,), (2,), (0, 2), (0, 1), (1, 1))  # with the end, 2, among the candidates
+class EveryDraw:
+    """What VADUSA asks of the state of a batch: a round behind a root, whose rows are all
+    combinations of two values of every random number that is asked for; two codes, end 2."""
 
+    eager, eos = True, 2
+    sample, checked = staticmethod(sample), staticmethod(lambda samples: samples)
 
-def ends_in_a_round(paths, all_probs, tau):
-    """Probability that each node of a tree of tokens is emitted, and that the end follows it, by
-    enumerating all draws of a round: two codes, end 2, distributions by the tokens before."""
-    tree = DraftTree([paths.index(p[:-1]) if p[:-1] else -1 for p in paths])
-    nodes, options = [(), *paths], []
-    for node in nodes:
-        probs = all_probs[node]
-        if any(p[:-1] == node for p in paths):
-            rows = [
-                (*s, u, probs[list(s)].prod() * probs[u] / probs[:2].sum())
-                for s in itertools.product(range(3), repeat=tau)
-                for u in range(2)
-            ]
-        else:  # nothing is compared with its samples; the first is the next root
-            rows = [(*[s] * tau, 0, probs[s]) for s in range(3)]
-        options.append(torch.tensor(rows, dtype=torch.float64))
-    index = torch.cartesian_prod(*[torch.arange(len(o)) for o in options])
-    # [N, 1 + m, tau + 2]
-    draws = torch.stack([o[i] for o, i in zip(options, index.T, strict=True)], dim=1)
-    weight = draws[..., -1].prod(-1)
-    samples = draws[..., :tau].long()
-    unended = draws[..., tau].long()
-    tokens = torch.tensor([p[-1] for p in paths])
-    path, counts = accept(tokens.expand(len(index), -1), samples, tree, 2, unended)
-    found = {}
-    for node in nodes:
-        place = nodes.index(node)
-        on_path = (
-            counts >= len(node)
-            if not node
-            else (counts >= len(node)) & (path[:, len(node) - 1] == place - 1)
+    def __init__(self, method, paths, probs):
+        nodes = [(), *paths]
+        numbers = (method.tau + 1) * len(nodes)
+        self.values = torch.cartesian_prod(*[torch.tensor([0.25, 0.75])] * numbers).double()
+        self.addresses: dict[tuple, int] = {}
+        count = len(self.values)
+        self.states = torch.stack([probs[node] for node in nodes]).expand(count, -1, -1)
+        self.draft_tokens = torch.tensor([path[-1] for path in paths]).expand(count, -1)
+        self.generated = self.draft_counts = torch.ones(count, dtype=torch.long)
+        self.own = {"drawn_from": torch.zeros_like(self.states[:, 0])}
+        self.shared = {"tree": method.tree}
+
+    def most(self, counts, bound):
+        return bound
+
+    def heads(self, states, count):
+        return states[:, :, None]
+
+    def probs(self, logits, positions):
+        return logits
+
+    def uniform(self, stream, positions):
+        return self.further(stream, positions, 0)
+
+    def further(self, stream, positions, number):
+        asked = zip(
+            positions[0].flatten().tolist(),
+            torch.as_tensor(number).expand_as(positions[0]).flatten().tolist(),
+            strict=True,
         )
-        if not (2 in node or on_path.sum() == 0):
-            child = tokens[path[:, min(len(node), tree.depth - 1)]]
-            following = torch.where(counts > len(node), child, samples[:, place, 0])
-            found[node] = (
-                float(weight[on_path].sum()),
-                float(weight[on_path & (following == 2)].sum()),
-            )
+        places = [self.addresses.setdefault((stream, *at), len(self.addresses)) for at in asked]
+        return self.values[:, places].view(positions.shape)
+
+
+def ends_in_a_round(paths, probs, tau):
+    """Return, of each node of a tree of tokens that can be emitted, the probability that the end
+    follows it, by enumerating all draws of a round."""
+    method = Vadusa(tau, RankTree(paths))
+    decision = method.keep(EveryDraw(method, paths, probs))
+    found = {}
+    for node in ((), *paths):
+        emitted = decision.sizes > len(node)
+        emitted &= (decision.tokens[:, : len(node)] == torch.tensor(node)).all(-1)
+        if 2 not in node and emitted.any():
+            found[node] = float((decision.tokens[emitted, len(node)] == 2).double().mean())
     return found
 
 
-@pytest.mark.parametrize("paths", [DEEP, OTHER_DEEP])
-def test_the_end_keeps_its_distribution_behind_every_node_of_a_deep_tree(paths):
+def halves(*tokens):
+    """Return the distribution of which each of the tokens has half."""
+    return torch.bincount(torch.tensor(tokens), minlength=3).double() / 2
+
+
+SIBLINGS = ((0,), (1,), (0, 1), (1, 1))
+SIBLINGS_AGAIN = ((0,), (1,), (0, 0), (1, 0))
+
+
+@pytest.mark.parametrize("paths", [SIBLINGS, SIBLINGS_AGAIN])
+def test_whether_a_sibling_leads_further_does_not_tell_whether_a_node_ends(paths):
+    probs = {node: halves(0, 1) for node in [(), *paths]} | {(0,): halves(0, 2)}
+    assert ends_in_a_round(paths, probs, 2)[0,] == 0.5
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_end_keeps_its_distribution_behind_every_node(seed):
     """The branch that leads furthest is chosen as if none ended: to prefer what goes on would
     starve the end."""
-    rng = torch.Generator().manual_seed(0)
-    all_probs = {
-        node: 0.1 + torch.rand(3, dtype=torch.float64, generator=rng) for node in [(), *paths]
-    }
-    all_probs |= {(0, 0): torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)}
-    all_probs = {node: probs / probs.sum() for node, probs in all_probs.items()}
-    found = ends_in_a_round(paths, all_probs, 2)
-    assert len(found) == sum(2 not in p for p in paths) + 1
-    for node, (reached, ended) in found.items():
-        assert ended / reached == pytest.approx(float(all_probs[node][2]), abs=1e-12), node
+    rng = random.Random(seed)
+    paths = [(), (0,), (1,)]
+    while len(paths) < 5:
+        longer = (*rng.choice(paths), rng.randrange(3))
+        if 2 not in longer[:-1] and longer not in paths:
+            paths.append(longer)
+    paths = tuple(sorted(paths[1:], key=lambda path: (len(path), path)))
+    probs = {node: halves(*rng.choice([(0, 1), (0, 2), (1, 2)])) for node in [(), *paths]}
+    for node, ended in ends_in_a_round(paths, probs, 2).items():
+        assert ended == probs[node][2], node
 
 
 # --------------------------------------------------------------------------------------------------

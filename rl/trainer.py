@@ -44,6 +44,7 @@ from dcar.train.batches import EpochLoader
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 from dcar.train.resilient import ResilientTrainer
 from dcar.vocoder.base import Vocoder
+from dcar.vocoder.load import vocoder_identity
 from heads.policy import ChunkPolicy
 from rl import objective
 from rl.config import DCPOConfig, required
@@ -223,7 +224,9 @@ class DCPOTrainer(ResilientTrainer):
         if "wer" not in named:  # the other rewards need it only for the check
             items = items[:: max(1, -(-len(items) // RECORDINGS_FOR_CHECK))]
         self.ground_truth = truth = GroundTruth(
-            self.out / "ground_truth.json", self.recognizer.name, items
+            self.out / "ground_truth.json",
+            f"{self.recognizer.name} {vocoder_identity(self.vocoder, args.vocoder)}",
+            items,
         )
         if not asks_recognizer(named):
             return

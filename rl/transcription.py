@@ -255,11 +255,13 @@ def _stored_errors(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
 
 
 class GroundTruth:
-    """WER_gt of the training utterances, computed once per recogniser and stored in a file."""
+    """WER_gt of the training utterances, computed once per recogniser and vocoder, and stored in
+    a file."""
 
-    def __init__(self, path: Path, recognizer: str, items: Sequence[PromptItem]):
+    def __init__(self, path: Path, identity: str, items: Sequence[PromptItem]):
+        """Read the file. identity: of the recogniser and the vocoder."""
         self.path, self.items = path, items
-        digest = hashlib.sha256(f"{recognizer} {NORMALIZER}".encode())
+        digest = hashlib.sha256(f"{identity} {NORMALIZER}".encode())
         for item in items:
             digest.update(
                 json.dumps(

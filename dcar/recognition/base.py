@@ -26,7 +26,8 @@ HuBERT-Large."""
 
 @runtime_checkable
 class Recognizer(Protocol):
-    """Model that transcribes speech."""
+    """Model that transcribes speech. `name` identifies its weights too: stored transcripts are
+    found again by it."""
 
     name: str
 

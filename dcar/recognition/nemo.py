@@ -24,6 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from dcar.errors import AssetError
 from dcar.recognition.base import batches, to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, spelled
+from dcar.sources.hub import identified
 from dcar.sources.packages import pip_extra
 
 CPU_BATCH_SECONDS = 20.0
@@ -163,7 +164,7 @@ def load_nemo(
             raise AssetError(
                 f"{source}: NeMo cannot restore it ({type(error).__name__}: {error}); {remedy}"
             ) from error
-    name = path.stem if is_file else str(source)
+    name = identified(path.stem if is_file else str(source), source)
     if isinstance(model, models.EncDecCTCModel):
         return NemoCTCRecognizer(model, name, device)
     if isinstance(model, models.EncDecRNNTModel):

@@ -20,7 +20,7 @@ from torch import Tensor
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.recognition.base import batches, to_recognizer_rate
 from dcar.recognition.ctc import CTCRecognizer, spelled
-from dcar.sources.hub import from_hub
+from dcar.sources.hub import from_hub, identified
 from dcar.sources.packages import moonshine_files, whisper_base_dir
 
 CPU_WINDOWS = 4
@@ -149,7 +149,7 @@ class WhisperHFRecognizer:
     def __init__(self, source: str | Path, device: str = "cpu") -> None:
         from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
-        self.name, self.device = f"whisper-hf:{Path(str(source)).name}", torch.device(device)
+        self.device = torch.device(device)
         self._processor: Any = from_hub(
             WhisperProcessor.from_pretrained, source, "a Whisper processor"
         )
@@ -159,6 +159,7 @@ class WhisperHFRecognizer:
         model: Any = from_hub(
             WhisperForConditionalGeneration.from_pretrained, source, "a Whisper model", dtype=dtype
         )
+        self.name = identified(f"whisper-hf:{Path(source).resolve().name}", source)
         self._model = model.to(device).eval()
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
@@ -219,13 +220,14 @@ class CTCHFRecognizer(CTCRecognizer):
     def __init__(self, source: str | Path, device: str = "cpu") -> None:
         from transformers import AutoModelForCTC, Wav2Vec2Processor
 
-        self.name, self.device = f"ctc:{Path(str(source)).name}", device
+        self.device = device
         self._processor: Any = from_hub(
             Wav2Vec2Processor.from_pretrained, source, "a CTC processor"
         )
         model: Any = from_hub(
             AutoModelForCTC.from_pretrained, source, "a CTC model", dtype=torch.float32
         )
+        self.name = identified(f"ctc:{Path(source).resolve().name}", source)
         self._model = model.to(device).eval()
         self._pads = getattr(model.config, "feat_extract_norm", "group") == "layer"
         tokenizer = self._processor.tokenizer

@@ -1,15 +1,21 @@
-"""Models by folder or by name on a hub, loaded without unpickling code. Errors name the command
-that helps without network."""
+"""Models by folder or by name on a hub, loaded without unpickling code, and identified by their
+files. Errors name the command that helps without network."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dcar.errors import AssetError, CheckpointError
+from dcar.sources.packages import file_sha256
+from dcar.storage import digest_of
 
 T = TypeVar("T")
+
+READ_BY_TRANSFORMERS = {".json", ".txt", ".model", ".safetensors", ".bin"}
+"""Suffixes of the files of a model's folder that determine what the model returns."""
 
 
 def from_hub(load: Callable[..., T], source: str | Path, what: str, **options: Any) -> T:
@@ -41,6 +47,43 @@ def from_hub(load: Callable[..., T], source: str | Path, what: str, **options: A
             f"download {source} --local-dir FOLDER` on a machine that has one, copy FOLDER here "
             "and give it instead of the name"
         ) from error
+
+
+def identified(name: str, source: str | Path) -> str:
+    """Return `name@DIGEST`, so that a result stored under it is not taken for that of another
+    model of the same name.
+
+    DIGEST: eight hex digits of a file's SHA-256, of those of a folder's weights and settings, or
+    of the commit that the hub's cache has of a model. The name alone if `source` is none of these.
+    """
+    path = Path(source)
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.suffix in READ_BY_TRANSFORMERS)
+        content = digest_of([(p.name, _sha256(p)) for p in files if p.is_file()])
+    else:
+        content = _sha256(path) if path.is_file() else _commit(str(source))
+    return f"{name}@{content[:8]}" if content else name
+
+
+def _sha256(path: Path) -> str:
+    stat = path.stat()
+    return _sha256_once(path.resolve(), stat.st_size, stat.st_mtime_ns)
+
+
+@cache
+def _sha256_once(path: Path, _size: int, _modified: int) -> str:
+    """Return a file's SHA-256, computed once per process for each size and time of change."""
+    return file_sha256(path)
+
+
+def _commit(model: str) -> str:
+    """Return the commit of a model in the hub's cache; "" if it is not there."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, local_files_only=True)).name
+    except (OSError, ValueError):  # not in the cache, not a name on the hub
+        return ""
 
 
 def read_weights(path: Path, what: str, fix: str = "") -> dict[str, Any]:

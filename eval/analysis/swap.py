@@ -119,8 +119,8 @@ class Judge:
         self.similarity = load_similarity(config.similarity, prompts, device)
         self.tools = [
             vocoder_identity(self.vocoder, config.vocoder),
-            config.recognizer,
-            config.similarity,
+            self.recognizer.name,
+            getattr(self.similarity, "name", config.similarity),
         ]
         self.store = RecordStore(Path(config.out) / "records")
         self.done = {record["key"]: record for record in self.store.read()}

@@ -87,11 +87,12 @@ def plugged(plugin: type[Any], name: str, values: Iterable[Any]) -> tuple[Method
         *(n for value in values for n in (value if isinstance(value, list) else [value]))
     )
     method.name = name
-    # with the text of its module: records of another version are not used again
-    file = getattr(sys.modules[plugin.__module__], "__file__", None)
-    text = Path(file).read_bytes() if file else b""
-    identity = {
-        "class": f"{plugin.__module__}.{plugin.__qualname__} "
-        f"{hashlib.sha256(text).hexdigest()[:16]}"
-    }
-    return method, identity
+    module = plugin.__module__
+    return method, {"class": f"{module}.{plugin.__qualname__} {module_digest(module)[:16]}"}
+
+
+def module_digest(module: str) -> str:
+    """Return the SHA-256 of the text of an imported module: results of another version are not
+    used again."""
+    file = getattr(sys.modules[module], "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes() if file else b"").hexdigest()

@@ -408,6 +408,7 @@ class Maker:
             "id": item.utterance_id,
             "fingerprint": self.fingerprint(job.method, index),
             "text": item.text,
+            "recognizer": self.tools.recognizer.name,
             "duration": len(wave) / rate,
             "reference_duration": item.duration,
             **facts,

@@ -19,7 +19,8 @@ UTMOS), and prosody (spread of the pitch, pauses).
 | `pauses` | share of the time that is silent |
 
 The last two similarities compare recordings, so they need those of the prompts (`PromptAudio`).
-Scores of different scorers are not comparable; the name of the scorer is part of every table. The
+Scores of different scorers are not comparable; the name of the scorer is part of every table, and
+ends in a digest of its weights, or of the module of a scorer of your own, if these may change. The
 setting `scorers` of a comparison takes any of them, each with a column of its own (`load_scorers`).
 It also takes a scorer of your own, a class or function of (waveform, sample rate), given by its
 dotted path.
@@ -39,10 +40,11 @@ import numpy as np
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError
-from dcar.sources.hub import from_hub, read_weights
+from dcar.sources.hub import from_hub, identified, read_weights
 from dcar.sources.packages import imported
 from dcar.tokens.base import check_waveform
 from dcar.vocoder.base import PromptAudio
+from eval.methods.plugins import module_digest
 from eval.scorers.metrics import (
     ListeningQuality,
     NoiseQuality,
@@ -115,13 +117,14 @@ class WavLMEncoder:
         import torch
         from transformers import AutoFeatureExtractor, WavLMForXVector
 
-        self.name, self.device = f"wavlm:{Path(str(source)).name}", device
+        self.device = device
         self._extractor: Any = from_hub(
             AutoFeatureExtractor.from_pretrained, source, "a WavLM feature extractor"
         )
         model: Any = from_hub(
             WavLMForXVector.from_pretrained, source, "a WavLM x-vector model", dtype=torch.float32
         )
+        self.name = identified(f"wavlm:{Path(source).resolve().name}", source)
         self._model = model.to(device).eval()
 
     def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
@@ -196,7 +199,7 @@ class ERes2NetEncoder:
             )
         self._scale = 1.0 if facts.get("normalize_samples", "1") == "1" else 32768.0
         self._input = self._session.get_inputs()[0].name
-        self.name = f"eres2net:{path.stem}"
+        self.name = identified(f"eres2net:{path.stem}", path)
 
     def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
         """Return the embedding [D] float32, of unit norm. Raises AudioError for invalid or
@@ -231,8 +234,6 @@ class PromptSimilarity:
 class UTMOS:
     """UTMOS22 strong learner (Saeki et al. 2022) as ported by tarepan/SpeechMOS: predicted
     naturalness, 1 to 5."""
-
-    name = "utmos22-strong"
 
     def __init__(self, clone: str | Path, weights: str | Path, device: str = "cpu") -> None:
         """Load the network. clone: folder of a clone of tarepan/SpeechMOS (v1.2.0); weights: its
@@ -270,6 +271,7 @@ class UTMOS:
                 del sys.modules[name]
             sys.modules.update(hidden)
         self._model, self.device = model.to(device).eval(), device
+        self.name = identified("utmos22-strong", weights)
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
         """Return the score of a float32 mono waveform [samples]."""
@@ -320,7 +322,8 @@ def load_scorers(
             clone, weights = files.split("#")
             kind, score = "quality", _without_speaker(UTMOS(clone, weights, device))
         elif (own := _own_scorer(spec)) is not None:
-            kind, score = getattr(own, "kind", "quality"), _without_speaker(own)
+            version = module_digest(spec.rpartition(".")[0])[:8]
+            kind, score = getattr(own, "kind", "quality"), _without_speaker(own, f"@{version}")
         else:
             raise ConfigError(
                 f"scorer {spec!r}: choose {', '.join(PACKAGED)}, utmos:CLONE#WEIGHTS.pt, "
@@ -351,9 +354,10 @@ def _own_scorer(spec: str) -> Quality | None:
     return score
 
 
-def _without_speaker(quality: Quality) -> Similarity:
+def _without_speaker(quality: Quality, version: str = "") -> Similarity:
     def score(wave: np.ndarray, sample_rate: int, _speaker: np.ndarray) -> float | None:
         return quality(wave, sample_rate)
 
-    score.name = getattr(quality, "name", getattr(quality, "__name__", ""))  # type: ignore[attr-defined]
+    name = getattr(quality, "name", getattr(quality, "__name__", ""))
+    score.name = f"{name}{version}"  # type: ignore[attr-defined]
     return score

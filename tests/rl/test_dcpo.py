@@ -653,3 +653,14 @@ def test_a_signal_in_a_dcpo_step_saves_and_leaves(tmp_path, six):
     assert trained(stopped, save_steps=4).is_dir()
     assert [line["step"] for line in log_of(stopped, "loss")] == [1, 2, 3, 4, 5, 6]
     assert checksum_of(stopped / "checkpoint-6") == checksum_of(six / "checkpoint-6")
+
+
+def test_recordings_of_another_vocoder_are_transcribed_anew(tmp_path):
+    """The recordings are resynthesised: their errors are also the vocoder's."""
+    other = ToyVocoder()
+    other.tokenizer = "@another"
+    first, second, again = (
+        toy_trainer(tmp_path, {"vocoder": vocoder}).ground_truth.fingerprint
+        for vocoder in (ToyVocoder(), other, ToyVocoder())
+    )
+    assert first == again != second

@@ -45,7 +45,7 @@ class ToneVocoder:
     """Vocoder in which every token is a level for 20 ms, so that the tokens can be read from the
     waveform."""
 
-    sample_rate, token_rate = 24_000, 50
+    sample_rate, token_rate, tokenizer = 24_000, 50, ""
 
     def synthesize(self, token_lists, speaker):
         assert len(token_lists) == len(speaker)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -77,3 +78,35 @@ def save_whisper(folder: Path) -> Path:
         transformers.WhisperFeatureExtractor(), tokenizer
     ).save_pretrained(folder)
     return folder
+
+
+def save_ctc(
+    folder: Path, family: str = "Hubert", norm: str = "group", seed: int = 2
+) -> tuple[Any, list[str]]:
+    """Save a random CTC model in the real format; return it with its symbols."""
+    symbols = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ABC"]
+    folder.mkdir(parents=True)
+    (folder / "vocab.json").write_text(json.dumps({s: i for i, s in enumerate(symbols)}))
+    tokenizer = transformers.Wav2Vec2CTCTokenizer(str(folder / "vocab.json"))
+    extractor = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=norm == "layer")
+    transformers.Wav2Vec2Processor(extractor, tokenizer).save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=len(symbols),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        conv_dim=[8] * 7,
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        pad_token_id=0,
+        ctc_loss_reduction="sum",
+        feat_extract_norm=norm,
+        do_stable_layer_norm=norm == "layer",
+    )
+    model = getattr(transformers, f"{family}ForCTC")(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(50)
+    model.save_pretrained(folder)
+    return model, symbols

@@ -158,7 +158,7 @@ class ToyVocoder:
     """Identity: a wave of token ids. `breaks(tokens)`: True for
     tokens at which it fails."""
 
-    sample_rate = 50
+    sample_rate, tokenizer = 50, ""
 
     def __init__(self, breaks=lambda tokens: False):
         self.breaks = breaks

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_encoder import tiny
-from test_recognizers_models import save_ctc as save_transformers_ctc
 from tiny_nemo import save_ctc, save_transducer
+from tiny_pretrained import save_ctc as save_transformers_ctc
 from tiny_pretrained import save_whisper
 from tones import noise
 

@@ -1,7 +1,9 @@
 """Recognisers of transformers on tiny random models saved in the real formats."""
 
+import hashlib
 import json
 import math
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_pretrained import save_whisper
+from tiny_pretrained import save_ctc, save_whisper
 from tones import noise
 
 from dcar.errors import AssetError, CheckpointError, TextError
 from dcar.recognition import pretrained
 from dcar.recognition.base import Recognizer, batches
 from dcar.recognition.load import load_recognizer
+from dcar.sources.hub import identified
 
 RATE = 16_000
 
@@ -41,9 +44,8 @@ def slow_greedy(folder: Path, wave: np.ndarray, most: int) -> str:
 def test_whisper_of_transformers(tmp_path):
     folder = save_whisper(tmp_path / "whisper-tiny-random")
     recognizer = load_recognizer(f"whisper:{folder}")
-    assert (
-        isinstance(recognizer, Recognizer) and recognizer.name == "whisper-hf:whisper-tiny-random"
-    )
+    assert isinstance(recognizer, Recognizer)
+    assert re.fullmatch(r"whisper-hf:whisper-tiny-random@[0-9a-f]{8}", recognizer.name)
     # two batches
     waves = [noise(seconds, i) for i, seconds in enumerate((1.0, 0.2, 3.0, 0.2, 2.0, 1.5))]
     texts = recognizer.transcribe(waves, RATE)
@@ -58,39 +60,6 @@ def test_whisper_of_transformers(tmp_path):
     # cut at 30 s
     assert both == [texts[1], f"{recognizer.transcribe([long], RATE)[0]} {texts[0]}", texts[0]]
     assert recognizer.transcribe([], RATE) == []
-
-
-def save_ctc(folder: Path, family: str, norm: str = "group") -> tuple[Any, list[str]]:
-    """Save a random CTC model in the real format; return it with its symbols."""
-    import transformers
-    from transformers import Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor, Wav2Vec2Processor
-
-    symbols = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ABC"]
-    folder.mkdir()
-    (folder / "vocab.json").write_text(json.dumps({s: i for i, s in enumerate(symbols)}))
-    tokenizer = Wav2Vec2CTCTokenizer(str(folder / "vocab.json"))
-    extractor = Wav2Vec2FeatureExtractor(return_attention_mask=norm == "layer")
-    Wav2Vec2Processor(extractor, tokenizer).save_pretrained(folder)
-    torch.manual_seed(2)
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=len(symbols),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        conv_dim=[8] * 7,
-        num_conv_pos_embeddings=4,
-        num_conv_pos_embedding_groups=2,
-        pad_token_id=0,
-        ctc_loss_reduction="sum",
-        feat_extract_norm=norm,
-        do_stable_layer_norm=norm == "layer",
-    )
-    model = getattr(transformers, f"{family}ForCTC")(config).eval()
-    with torch.no_grad():
-        model.lm_head.weight.mul_(50)
-    model.save_pretrained(folder)
-    return model, symbols
 
 
 @pytest.mark.parametrize("norm", ["group", "layer"])
@@ -149,3 +118,30 @@ def test_models_that_cannot_be_had_say_what_to_run(tmp_path, monkeypatch):
         load_recognizer("ctc:facebook/nothing-ft")
     with pytest.raises(CheckpointError, match="CTC"):
         load_recognizer(f"ctc:{tmp_path}")
+
+
+def test_a_name_identifies_the_files_that_a_model_consists_of(tmp_path, monkeypatch):
+    for run in ("a", "b"):
+        save_ctc(tmp_path / run / "final")
+    folder, copy = (tmp_path / run / "final" for run in ("a", "b"))
+    first = identified("final", folder)
+    assert re.fullmatch("final@[0-9a-f]{8}", first)
+    (folder / "optimizer.pt").write_bytes(b"of the training that made it")
+    assert identified("final", copy) == identified("final", folder) == first
+    vocabulary = json.loads((copy / "vocab.json").read_text())
+    vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
+    (copy / "vocab.json").write_text(json.dumps(vocabulary))
+    assert identified("final", copy) != first
+    file = folder / "model.safetensors"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
+    assert identified("one", file) == f"one@{digest}"
+    # a model of the hub: the commit in the cache, which has no network here
+    cached = tmp_path / "hub" / "models--facebook--some-ft"
+    commit = "87654321" + 32 * "0"
+    (cached / "snapshots" / commit).mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert identified("some-ft", "facebook/some-ft") == "some-ft@87654321"
+    assert identified("stt_en", "stt_en") == "stt_en"
+    assert identified("of NeMo: x", "of NeMo: x") == "of NeMo: x"

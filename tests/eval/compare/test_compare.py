@@ -23,11 +23,13 @@ from compare_worker import (
     transcribed,
 )
 from launched import ROOT, two_processes
+from tiny_pretrained import save_ctc
 
 from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
 from dcar.process import run_command
 from dcar.prompts.texts import read_texts, text_prompts
+from dcar.recognition.load import load_recognizer
 from eval.compare.explain import Explanations, watch
 from eval.compare.processes import threads_of
 from eval.compare.run import CompareConfig, main, run
@@ -250,6 +252,26 @@ def test_what_makes_new_records(tmp_path, change, settings, all_again):
     # all twelve, less empty ones
     assert (10 <= tools.recognizer.calls <= 12) if all_again else tools.recognizer.calls == 0
     assert len(records_of(tmp_path)) == 12 and set(row["scores"]) == set(tools.scorers)
+
+
+def test_a_recogniser_of_the_same_folder_name_transcribes_anew(tmp_path):
+    """Transcripts of `a/final` once stood in the table of `b/final`."""
+    names, texts = [], []
+    for seed, run_of in enumerate(("a", "b", "a")):
+        folder = tmp_path / run_of / "final"
+        if not folder.exists():
+            save_ctc(folder, seed=seed)
+        tools = replace(tiny_tools(count=2), recognizer=load_recognizer(f"ctc:{folder}"))
+        result = spoken(tmp_path / "out", tools, methods=["car-1"])
+        records = records_of(tmp_path / "out")
+        assert {r["recognizer"] for r in records} == {result["recognizer"]}
+        names.append(result["recognizer"])
+        texts.append([r["hypothesis"] for r in records])
+    assert names[0] == names[2] != names[1] and texts[0] == texts[2] != texts[1]
+    assert all(name.startswith("ctc:final@") for name in names)
+    shards = list((tmp_path / "out" / "records").iterdir())
+    # two utterances each for a and b; the third run found those of the first
+    assert sum(len(shard.read_text().splitlines()) for shard in shards) == 4
 
 
 def test_two_processes_give_the_same_result(tmp_path, compared):

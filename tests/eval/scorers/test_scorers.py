@@ -49,10 +49,10 @@ def test_filter_bank_is_kaldi_s() -> None:
     assert loud.mean() > 0.5
 
 
-def save_wavlm(folder: Path) -> Path:
+def save_wavlm(folder: Path, seed: int = 0) -> Path:
     from transformers import Wav2Vec2FeatureExtractor, WavLMConfig, WavLMForXVector
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = WavLMConfig(
         hidden_size=16,
         num_hidden_layers=1,
@@ -147,7 +147,7 @@ def test_similarity_with_the_prompt_s_recording(tmp_path: Path) -> None:
     waves = [chirp(1.0, 3, RATE), chirp(1.0, 4, RATE)]
     prompts = PromptAudio((v, lambda w=w: (w, RATE)) for v, w in zip(voices, waves, strict=True))
     similarity = load_similarity(f"eres2net:{save_eres2net(tmp_path / 'm.onnx')}", prompts)
-    assert isinstance(similarity, PromptSimilarity) and similarity.name == "eres2net:m"
+    assert isinstance(similarity, PromptSimilarity) and similarity.name.startswith("eres2net:m@")
     assert similarity(waves[0], RATE, voices[0]) == pytest.approx(1, abs=1e-5)
     other = similarity(waves[1], RATE, voices[0])
     assert other is not None and other < 0.9999
@@ -213,11 +213,12 @@ def test_scorers_of_a_comparison(tmp_path: Path) -> None:
     tools = tiny_tools(count=3)
     prompts = PromptAudio.of_items(tools.items, lambda uid: (chirp(0.7, len(uid), RATE), RATE))
     tools.scorers = load_scorers(settings, prompts)
-    assert [(s.name, s.kind) for s in tools.scorers.values()] == [
+    assert [(s.name.partition("@")[0], s.kind) for s in tools.scorers.values()] == [
         ("utmos22-strong", "quality"),
         ("wavlm:sv", "similarity"),
         ("eres2net:m", "similarity"),
     ]
+    utmos = next(iter(tools.scorers))
     result = spoken(tmp_path / "out", tools, methods=["car-1"], references=True)
     item = tools.items[0]
     wave = tools.vocoder.synthesize([item.reference_tokens], [0])[0]
@@ -228,14 +229,35 @@ def test_scorers_of_a_comparison(tmp_path: Path) -> None:
     )
     for name, scorer in tools.scorers.items():
         assert first["scores"][name] == pytest.approx(scorer(wave, 24_000, item.speaker_embedding))
-    row = next(r for r in result["rows"] if r["method"] == "recording")["scores"]["utmos22-strong"]
+    row = next(r for r in result["rows"] if r["method"] == "recording")["scores"][utmos]
     assert row["n"] == 3 and 2 < row["ci"][0] <= row["mean"] <= row["ci"][1]
-    given = [
-        r["scores"]["utmos22-strong"]
-        for r in records_of(tmp_path / "out")
-        if r["method"] == "recording"
-    ]
+    given = [r["scores"][utmos] for r in records_of(tmp_path / "out") if r["method"] == "recording"]
     assert row["standard_error"] == pytest.approx(np.std(given) / len(given) ** 0.5, rel=0.1)
+
+
+def test_speaker_encoders_of_one_folder_name_have_their_own_scores(tmp_path: Path) -> None:
+    """Three comparisons into one folder: other weights under the name of the first are asked anew,
+    as similarity and as scorer, and the first ones' values are found again."""
+    tools = tiny_tools(count=2)
+    prompts = PromptAudio.of_items(tools.items, lambda uid: (chirp(0.7, len(uid), RATE), RATE))
+    folders = [save_wavlm(tmp_path / run / "sv", seed) for seed, run in enumerate(("a", "b"))]
+    values = []
+    for folder in (*folders, folders[0]):
+        spec = f"wavlm:{folder}"
+        tools.similarity = load_similarity(spec, prompts)
+        tools.scorers = load_scorers([spec], prompts)
+        spoken(tmp_path / "out", tools, methods=["car-1"], references=True)
+        [record] = [
+            r
+            for r in records_of(tmp_path / "out")
+            if (r["id"], r["method"]) == (tools.items[0].utterance_id, "recording")
+        ]
+        name = tools.similarity.name
+        assert record["similarity_measure"] == name and [*record["scores"]] == [name]
+        assert record["scores"][name] == record["speaker_similarity"]
+        values.append((name, record["speaker_similarity"]))
+    assert values[0] == values[2]
+    assert all(one != other for one, other in zip(*values[:2], strict=True))
 
 
 def test_scorers_that_cannot_be_used() -> None:

@@ -243,7 +243,7 @@ class Teacher:
             self.reader and self.reader.checksum(),
             self.vocoder and vocoder_identity(self.vocoder, self.config.vocoder),
             self.recognizer and self.recognizer.name,
-            self.similarity and getattr(self.similarity, "name", ""),
+            getattr(self.similarity, "name", ""),
         ]
         basis = [
             {name: getattr(self.config, name) for name in named},

@@ -1,15 +1,12 @@
 """Models around the decoder at the papers' sizes, with random weights.
 
-No files are read: classes that load a published model are given one that was built here
-(`in_place_of`).
+No files are read: classes that load a published model are given one that was built here.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -58,15 +55,9 @@ loss: {loss_name: pytorch}
 TINY_SHAPE = "{layers: 1, width: 16, channels: 8, heads: 2, prediction: 8, symbols: 4}"
 
 
-@contextmanager
-def in_place_of(made: Mapping[type, Any]) -> Iterator[None]:
-    """Make `from_pretrained` of each class return the given object within the block."""
-    with ExitStack() as stack:
-        for kind, thing in made.items():
-            stack.enter_context(
-                patch.object(kind, "from_pretrained", lambda *a, made=thing, **k: made)
-            )
-        yield
+def loading(kind: Any, model: Any) -> Any:
+    """Make `kind.from_pretrained` return `model` within the block."""
+    return patch.object(kind, "from_pretrained", return_value=model)
 
 
 def hubert(device: str, tiny: bool) -> HubertEncoder:
@@ -77,8 +68,8 @@ def hubert(device: str, tiny: bool) -> HubertEncoder:
     extractor = transformers.Wav2Vec2FeatureExtractor(
         sampling_rate=ENCODER_SAMPLE_RATE, do_normalize=True
     )
-    stand_ins = {transformers.HubertModel: model, transformers.AutoFeatureExtractor: extractor}
-    with in_place_of(stand_ins):
+    model_class, extractor_class = transformers.HubertModel, transformers.AutoFeatureExtractor
+    with loading(model_class, model), loading(extractor_class, extractor):
         return HubertEncoder("random", device=device)
 
 
@@ -94,9 +85,8 @@ def hubert_ctc(device: str, tiny: bool) -> Recognizer:
     with torch.device(device):
         model = transformers.HubertForCTC(config)
     processor = transformers.Wav2Vec2Processor(transformers.Wav2Vec2FeatureExtractor(), tokenizer)
-    with in_place_of(
-        {transformers.AutoModelForCTC: model, transformers.Wav2Vec2Processor: processor}
-    ):
+    model_class, processor_class = transformers.AutoModelForCTC, transformers.Wav2Vec2Processor
+    with loading(model_class, model), loading(processor_class, processor):
         return load_recognizer("ctc:random", device)
 
 
@@ -120,7 +110,7 @@ def whisper(device: str, tiny: bool) -> Recognizer:
     with torch.device(device):
         model = model_class._from_config(config, dtype=dtype)
     processor = transformers.WhisperProcessor(extractor, tokenizer)
-    with in_place_of({model_class: model, transformers.WhisperProcessor: processor}):
+    with loading(model_class, model), loading(transformers.WhisperProcessor, processor):
         return load_recognizer("whisper:random", device)
 
 

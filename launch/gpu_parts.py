@@ -7,7 +7,6 @@ has.
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -57,16 +56,7 @@ RECOGNISERS: dict[str, tuple[str, Callable[[str, bool], Recognizer]]] = {
 
 def seconds(call: Callable[[], object], device: str) -> float:
     """Return the seconds that a call takes, after a warm-up."""
-    return interleaved({"": call}, 1, device)[""]
-
-
-def memory(device: str) -> str:
-    """Format the peak memory since the last call; empty on a CPU."""
-    if device == "cpu":
-        return ""
-    peak = torch.cuda.max_memory_allocated() / 2**30
-    torch.cuda.reset_peak_memory_stats()
-    return f"{peak:.1f} GiB"
+    return interleaved({"": call}, 1, device)[""].seconds
 
 
 def audio_row(what: str, device: str, rate: str, call: Callable[[list[np.ndarray]], object]) -> Row:
@@ -76,7 +66,7 @@ def audio_row(what: str, device: str, rate: str, call: Callable[[list[np.ndarray
     sizes = (np.full(2, 0.6) if device == "cpu" else lengths) * ENCODER_SAMPLE_RATE
     waves = [(0.1 * random.standard_normal(int(size))).astype(np.float32) for size in sizes]
     speed = sum(map(len, waves)) / ENCODER_SAMPLE_RATE / seconds(lambda: call(waves), device)
-    return Row(f"{what}, seconds of audio per second", {"": speed}, memory(device), rate)
+    return Row(f"{what}, seconds of audio per second", {"": speed}, rate=rate)
 
 
 def measure_methods(device: str, out: Path) -> list[Row]:
@@ -92,9 +82,8 @@ def measure_methods(device: str, out: Path) -> list[Row]:
         names, utterances = ["car-1", "car-8", "dcar@n4", "sd", "vadusa-2"], 1
     data, sampling = str(shipped("prepared")), SamplingConfig(**recipe["sampling"])
     models = load_models("starter", "", ["starter"], device, dtype="float32")
-    length = recipe["prompt_tokens"]
     items, dev = (
-        load_prompts(data, split, models.decoder, length, 0, utterances)
+        load_prompts(data, split, models.decoder, recipe["prompt_tokens"], 0, utterances)
         for split in (recipe["split"], "dev")
     )
     speech = list(load_prepared(data, "train")["speech"])
@@ -102,14 +91,13 @@ def measure_methods(device: str, out: Path) -> list[Row]:
     entries = make_methods(names, models, sampling)
     vocoder = vocoder_for(models.decoder, data, items, "", device)
     records = time_methods(items, vocoder, entries, 0, utterances, out)
-    summaries = {e.name: summarize(records, e.name) for e in entries}
-    first, rows = entries[0].name, []
-    for name, summary in summaries.items():
-        mine = [r for r in records if r["method"] == name]
+    first, rows = summarize(records, names[0]), []
+    for name in names:
+        summary, mine = summarize(records, name), [r for r in records if r["method"] == name]
         tokens = sum(r["tokens"] for r in mine) / sum(r["passes"] for r in mine)
-        total, lm = (speedup(summary, summaries[first], rtf) for rtf in ("rtf", "lm_rtf"))
+        total, lm = (speedup(summary, first, rtf) for rtf in ("rtf", "lm_rtf"))
         values = {"": summary["rtf"] or 0.0, "of the decoder": summary["lm_rtf"] or 0.0}
-        compare = f"{total:.2f} and {lm:.2f} × {first}; {tokens:.2f} tokens per pass"
+        compare = f"{total:.2f} and {lm:.2f} × {names[0]}; {tokens:.2f} tokens per pass"
         rows.append(Row(f"{name}, RTF end to end", values, compare))
     return rows
 
@@ -126,14 +114,11 @@ def measure_prepare(device: str, _out: Path) -> list[Row]:
     if importlib.util.find_spec("resemblyzer") is None:
         return [*rows, Row("speaker encoder", {}, "Resemblyzer is not installed")]
     speakers = SpeakerEncoder(device)
-    rows.append(
-        audio_row(
-            "speaker encoder",
-            device,
-            "voices",
-            lambda waves: speakers.embed_all(waves, [ENCODER_SAMPLE_RATE] * len(waves)),
-        )
-    )
+
+    def embed(waves: list[np.ndarray]) -> object:
+        return speakers.embed_all(waves, [ENCODER_SAMPLE_RATE] * len(waves))
+
+    rows.append(audio_row("speaker encoder", device, "voices", embed))
     both = 1 / sum(1 / row.values[""] for row in rows)
     return [*rows, Row("both, seconds of audio per second", {"": both}, "aim ≥ 500")]
 
@@ -145,12 +130,9 @@ def measure_recognisers(device: str, _out: Path) -> list[Row]:
         if name == "nemo" and importlib.util.find_spec("nemo") is None:
             rows.append(Row(title, {}, "NeMo is not installed"))
             continue
-        transcribe = partial(
-            make(device, device == "cpu").transcribe, sample_rate=ENCODER_SAMPLE_RATE
-        )
+        recogniser = make(device, device == "cpu")
+        transcribe = partial(recogniser.transcribe, sample_rate=ENCODER_SAMPLE_RATE)
         rows.append(audio_row(title, device, name, transcribe))
-        del transcribe
-        gc.collect()
     return rows
 
 
@@ -188,13 +170,15 @@ def measure_vocoder(device: str, _out: Path) -> list[Row]:
         what = f"vocoder, batch {batch}, seconds of audio per second"
         speed = batch * tokens / TOKEN_RATE / spent
         # of several rows of a rate, the last one counts
-        rows.append(Row(what, {"": speed}, memory(device), "vocoder"))
+        rows.append(Row(what, {"": speed}, rate="vocoder"))
     config = TrainVocoderConfig(data="random", model={"vocab_size": CODES}, bf16=not tiny)
     trainer = Trainer(config, made_up_audio(device), torch.device(device))
     steps = 1 if tiny else 20
     speed = steps / seconds(lambda: [trainer.step() for _ in range(steps)], device)
-    what = "vocoder, training steps per second"
-    return [*rows, Row(what, {"": speed}, memory(device), "vocoder_steps")]
+    return [
+        *rows,
+        Row("vocoder, training steps per second", {"": speed}, rate="vocoder_steps"),
+    ]
 
 
 def measure_rollouts(device: str, _out: Path) -> list[Row]:
@@ -202,56 +186,48 @@ def measure_rollouts(device: str, _out: Path) -> list[Row]:
     the vocoder."""
     tiny = device == "cpu"
     size, dtype = ("tiny", "float32") if tiny else ("paper", "bfloat16")
-    models = random_models(size, "independent", device, dtype, draft=False)
+    models = random_models(size, "independent", device, dtype)
     load = Load(20, 10, 12) if tiny else Load(60, 150, 250)
     groups, members = (1, 2) if tiny else (8, 8)
-    prompts = load.prompts(models.decoder, groups)
+    prompts, rows = load.prompts(models.decoder, groups), groups * members
     forced = {
         p.utterance_id: forced_sizes(i, members, [2, 3], "policy_ratio")
         for i, p in enumerate(prompts)
     }
     method = PolicyChunk(models.policies["full"], "sample", forced=forced)
-    rows = groups * members
     engine = Engine(models.decoder, method, load.sampling(), rows, record_hidden=True)
-    results: list[Any] = []
-
-    def decode() -> None:
-        results[:] = engine.decode(prompts, seed=0, group_size=members)
-
-    decoded = seconds(decode, device)
-    used = memory(device)
+    decode = partial(engine.decode, prompts, seed=0, group_size=members)
+    decoded, results = interleaved({"": decode}, 1, device)[""]
     config = VocoderConfig(vocab_size=models.decoder.config.speech_vocab_size)
     vocoder, voices = TokenVocoder(config).to(device).eval(), np.zeros((rows, SPEAKER_DIM), "f")
     voiced = seconds(lambda: vocoder.synthesize([r.tokens for r in results], voices), device)
-    what = f"rollouts of {load.tokens} tokens, {rows} rows, per second"
+    what, aim = f"rollouts of {load.tokens} tokens, {rows} rows, per second", "aim ≥ 400"
     return [
-        Row(f"{what}: tokens only", {"": rows / decoded}, f"aim ≥ 400 {used}".strip(), "rollouts"),
-        Row(f"{what}: with the vocoder", {"": rows / (decoded + voiced)}, memory(device)),
+        Row(f"{what}: tokens only", {"": rows / decoded}, aim, "rollouts"),
+        Row(f"{what}: with the vocoder", {"": rows / (decoded + voiced)}),
     ]
 
 
 @contextmanager
-def clocked(steps: int) -> Iterator[dict[str, float]]:
-    """Measure a training of `steps` steps: `seconds` and `tokens` of its second half, except the
-    last step.
-
-    A step is timed from its batch to the next one, so the last step has no end.
-    """
-    original, spent = CARTrainer.training_step, dict.fromkeys(("seconds", "tokens"), 0.0)
-    first, last, seen, started = steps // 2, steps - 1, 0, 0.0
+def recorded_steps() -> Iterator[list[tuple[float, int]]]:
+    """Record the start of each training step within the block and its number of speech tokens."""
+    original = CARTrainer.training_step
+    steps: list[tuple[float, int]] = []
 
     def step(self: CARTrainer, model: Any, inputs: dict[str, Any], *rest: Any) -> Any:
-        nonlocal seen, started
-        if seen in (first, last):
-            synchronize(self.args.device)
-            started, spent["seconds"] = time.perf_counter(), time.perf_counter() - started
-        if first <= seen < last:
-            spent["tokens"] += len(inputs["positions"])
-        seen += 1
+        synchronize(self.args.device)
+        steps.append((time.perf_counter(), len(inputs["positions"])))
         return original(self, model, inputs, *rest)
 
     with patch.object(CARTrainer, "training_step", step):
-        yield spent
+        yield steps
+
+
+def tokens_per_second(steps: Sequence[tuple[float, int]]) -> float:
+    """Return the speed of the second half of recorded steps, except the last one, which has no
+    end."""
+    measured = steps[len(steps) // 2 :]
+    return sum(tokens for _, tokens in measured[:-1]) / (measured[-1][0] - measured[0][0])
 
 
 TINY_DECODER = [
@@ -266,24 +242,24 @@ TINY_DECODER = [
 
 def measure_stage_one(device: str, out: Path) -> list[Row]:
     """Train with batches of the paper's size, with larger ones, and compiled."""
-    tiny, tokens = device == "cpu", "per_device_train_batch_tokens"
+    steps, tokens = 40, "per_device_train_batch_tokens"
     runs = {
         "plain, batches of 10,000 tokens": [f"{tokens}=10000"],
         "plain, 40,000 tokens": [f"{tokens}=40000"],
         "compiled, 40,000 tokens": [f"{tokens}=40000", "torch_compile=true"],
     }
-    if tiny:
+    if device == "cpu":
+        steps = 4
         runs = {"plain, batches of 1,000 tokens": [f"{tokens}=1000", *TINY_DECODER]}
-    steps, rows, best = 4 if tiny else 40, [], 0.0
     common = ["--config", "car_paper", f"data={shipped('prepared')}", f"out={out}"]
     common += ["gradient_accumulation_steps=1", "dataloader_num_workers=0", f"max_steps={steps}"]
+    rows = []
     for name, settings in runs.items():
-        with clocked(steps) as clock:
+        with recorded_steps() as recorded:
             dcar.train.car.main([*common, "resume_from_checkpoint=never", *settings])
-        speed = clock["tokens"] / clock["seconds"]
-        best = max(best, speed)
-        what = f"stage one, {name}, speech tokens per second"
-        rows.append(Row(what, {"": speed}, memory(device)))
+        speed = tokens_per_second(recorded)
+        rows.append(Row(f"stage one, {name}, speech tokens per second", {"": speed}))
+    best = max(row.values[""] for row in rows)
     return [*rows, Row("stage one, the fastest", {"": best}, rate="stage_one")]
 
 

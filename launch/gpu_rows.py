@@ -4,7 +4,7 @@
     python -m launch.gpu_rows parts=[methods,steps,rounds] minutes=3
 
 `methods` times the shipped decoder and vocoder. All other parts measure models of the papers' sizes
-with random weights, because times do not depend on the weights: those of `SPEED` are
+with random weights, because times do not depend on the weights: parts with settings are
 `dcar analyse what=speed` (`eval.speed`), the others are in `launch.gpu_parts`. The output of a part
 is in <out>/<part>.log, and its figures are in <out>/rows.md as soon as it ends. The same command
 measures what is missing. `stage-two` trains a policy for the decoder of `stage-one`. `hours`
@@ -35,21 +35,21 @@ from dcar.tracking import machine, write_json
 from eval.speed.measure import Row
 from eval.speed.run import SpeedConfig
 from eval.speed.run import run as run_speed
+from launch import gpu_parts
 from launch.gpu_hours import hours
-from launch.gpu_parts import (
-    measure_methods,
-    measure_prepare,
-    measure_recognisers,
-    measure_rollouts,
-    measure_stage_one,
-    measure_stage_two,
-    measure_vocoder,
-)
 
-SPEED = {
+PARTS: dict[str, str | Callable[[str, Path], list[Row]]] = {
+    "methods": gpu_parts.measure_methods,
     "steps": "parts=[steps]",
     "rounds": "parts=[methods]",
+    "stage-one": gpu_parts.measure_stage_one,
+    "rollouts": gpu_parts.measure_rollouts,
+    "prepare": gpu_parts.measure_prepare,
+    "recognisers": gpu_parts.measure_recognisers,
+    "vocoder": gpu_parts.measure_vocoder,
+    "hours": lambda _device, out: measure_hours(out.parent),
     "peers": "parts=[peers]",
+    "stage-two": gpu_parts.measure_stage_two,
     "growth": "parts=[growth]",
     "compiled": "parts=[steps] compile=true chunks=[1,3]",
     "sixteen-heads": "parts=[steps] heads=shared num_candidates=4 chunks=[1,8,16]",
@@ -57,22 +57,8 @@ SPEED = {
     "steps-float32": "parts=[steps] dtype=float32",
     "rounds-float32": "parts=[methods] dtype=float32",
 }
-"""Settings of `eval.speed` by part."""
-MEASURES: dict[str, Callable[[str, Path], list[Row]]] = {
-    "methods": measure_methods,
-    "stage-one": measure_stage_one,
-    "rollouts": measure_rollouts,
-    "prepare": measure_prepare,
-    "recognisers": measure_recognisers,
-    "vocoder": measure_vocoder,
-    "stage-two": measure_stage_two,
-}
-"""Functions of device and folder by part."""
-PARTS = (
-    *("methods", "steps", "rounds", "stage-one", "rollouts", "prepare", "recognisers", "vocoder"),
-    *("hours", "peers", "stage-two", "growth", "compiled", "sixteen-heads", "no-graphs"),
-    *("steps-float32", "rounds-float32"),
-)
+"""Parts in their order: settings of `eval.speed`, or a function of the device and the part's
+folder."""
 
 
 @dataclass
@@ -86,7 +72,9 @@ class RowsConfig:
         choices=("cuda", "cpu"),
     )
     minutes: float = setting(6.0, "Minutes after which no further part is started.", above=0)
-    parts: list[str] = setting(list(PARTS), "Parts to measure, in this order.", choices=PARTS)
+    parts: list[str] = setting(
+        list(PARTS), "Parts to measure, in this order.", choices=tuple(PARTS)
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -98,35 +86,37 @@ class RowsConfig:
             )
 
 
-def measure_speed(part: str, device: str) -> list[Row]:
+def measure_speed(settings: str, device: str) -> list[Row]:
     """Run `dcar analyse what=speed` with the settings of a part."""
     size = "sizes=[paper] tokens=225 repeats=3"
     if device == "cpu":
         size = "sizes=[tiny] tokens=12 repeats=1 quick=true"
-    settings = f"device={device} dtype=bfloat16 {size} {SPEED[part]}".split()
-    if device == "cpu" and "compile=true" in settings:
-        settings.remove("compile=true")
-    (rows,) = run_speed(load_config(SpeedConfig, settings)).values()
+        settings = settings.replace("compile=true", "")
+    arguments = f"device={device} dtype=bfloat16 {size} {settings}".split()
+    (rows,) = run_speed(load_config(SpeedConfig, arguments)).values()
     return rows
+
+
+def measure_hours(out: Path) -> list[Row]:
+    """Compute the hours of the paper's stages from the rates of all measured parts."""
+    rows = [row for part in PARTS for row in read_rows(out, part)]
+    return hours({row.rate: row.values[""] for row in rows if row.rate})
 
 
 def measure(part: str, config: RowsConfig) -> list[Row]:
     """Measure a part, with its output in <out>/<part>.log. Raises DCARError with the cause if it
     fails."""
-    out, device = Path(config.out), config.device
-    if part == "hours":
-        rows = [row for name in PARTS for row in read_rows(out, name)]
-        return hours({row.rate: row.values[""] for row in rows if row.rate})
+    out, device, measured = Path(config.out), config.device, PARTS[part]
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     path = out / f"{part}.log"
     with path.open("w", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
         try:
-            if part in SPEED:
-                rows = measure_speed(part, device)
+            if isinstance(measured, str):
+                rows = measure_speed(measured, device)
             else:
-                rows = MEASURES[part](device, out / part)
-            if device == "cuda" and not any("GiB" in row.compare for row in rows):
+                rows = measured(device, out / part)
+            if device == "cuda" and part != "hours":
                 rows.append(Row("peak memory", {"GiB": torch.cuda.max_memory_allocated() / 2**30}))
             return rows
         except (Exception, SystemExit) as error:  # the other parts are measured in any case
@@ -146,9 +136,8 @@ def read_rows(out: Path, part: str) -> list[Row]:
 
 def table(out: Path, parts: Sequence[str]) -> str:
     """Format the rows of these parts as a Markdown table."""
-    where = "no GPU, tiny sizes: a rehearsal"
-    if torch.cuda.is_available():
-        where = torch.cuda.get_device_name()
+    gpu = torch.cuda.is_available()
+    where = torch.cuda.get_device_name() if gpu else "no GPU, tiny sizes: a rehearsal"
     lines = [f"{where}; {machine()}; torch {torch.__version__}", ""]
     lines += ["| part | what | measured | compare |", "| --- | --- | --- | --- |"]
     for part in parts:
@@ -170,7 +159,7 @@ def run(config: RowsConfig) -> int:
                 print(f"== {part}: measured before", flush=True)
                 continue
             path.unlink()
-        print(f"== {part}: {SPEED.get(part, '')}", flush=True)
+        print(f"== {part}", flush=True)
         try:
             if started >= end:
                 raise DCARError("the time is up; run the same command again to continue here")
@@ -179,9 +168,8 @@ def run(config: RowsConfig) -> int:
             missing += 1
             print(f"{part}: {error}", flush=True)
             continue
-        seconds = time.monotonic() - started
         described = [asdict(row) for row in rows]
-        write_json(path, {"device": config.device, "seconds": seconds, "rows": described})
+        write_json(path, {"device": config.device, "rows": described})
         write_text(out / "rows.md", table(out, config.parts))
         print(*rows, sep="\n", flush=True)
     of = f"{len(config.parts) - missing} of {len(config.parts)} parts"

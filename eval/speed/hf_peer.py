@@ -1,9 +1,8 @@
-"""Wrapper of a CARDecoder for Hugging Face's `generate`: the same weights and the same mathematics,
-another decoding loop.
+"""Wrapper of a CARDecoder for Hugging Face's `generate`, the reference of the speed benchmark: the
+same weights and mathematics, another decoding loop.
 
-It is the reference of the speed benchmark. Speech codes, EOS and BOS keep their ids, text ids come
-after them; the input is one row, text then speech prompt. EOS is never generated, so that every run
-has the requested number of tokens.
+Speech codes, EOS and BOS keep their ids, text ids come after them; the input is one row, text then
+speech prompt. EOS is never generated, so that every run has the requested number of tokens.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ def extend(
     cache: Any,
     index: int,
 ) -> Tensor:
-    """Run a `TransformerLayer` on a cache of Hugging Face; see its `forward`: x [1, S, D] -> [1,
-    S, D]."""
+    """Run a `TransformerLayer` on a cache of Hugging Face: x [1, S, D] -> [1, S, D]."""
     qkv = layer.project(x)
     q, k = rotate(qkv[:2], *rotary)
     keys, values = cache.update(k, qkv[2], index)
@@ -63,19 +61,11 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
                 f"{type(decoder).__name__}; leave peers out of `parts`"
             )
         c = decoder.config
-        shape: dict[str, Any] = {
-            "vocab_size": c.output_size,
-            "hidden_size": c.hidden_size,
-            "num_hidden_layers": len(decoder.layers),
-            "num_attention_heads": c.num_attention_heads,
-            "num_key_value_heads": c.num_attention_heads,
-            "head_dim": c.hidden_size // c.num_attention_heads,
-            "max_position_embeddings": 8192,
-            "is_decoder": True,
-            "pad_token_id": c.eos,
-            "eos_token_id": None,
-        }
-        super().__init__(PeerConfig(**shape))
+        config = PeerConfig()
+        config.vocab_size, config.pad_token_id = c.output_size, c.eos
+        config.hidden_size, config.num_hidden_layers = c.hidden_size, len(decoder.layers)
+        config.num_attention_heads = c.num_attention_heads
+        super().__init__(config)
         self.decoder = decoder
         self.text = self.prompt = 0
         self.offset = decoder.speech_embedding.num_embeddings  # text ids come after all speech ids
@@ -122,14 +112,11 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
         mask = None
         if past == 0 or new > 1 or width > past + 1:
             column = torch.arange(width, device=device)
-            mask = column <= past + torch.arange(new, device=device)[:, None]
-            if past == 0:
-                mask = mask | (column < self.text)  # every position sees all text
-            mask = mask[None, None]
+            seen = column <= past + torch.arange(new, device=device)[:, None]
+            mask = (seen | (column < self.text))[None, None]  # every position sees all text
         for i, layer in enumerate(d.layers):
             x = extend(layer, x, (cos, sin), mask, cache, i)
         logits = d.heads.base(d.norm(x[:, -(logits_to_keep or 1) :])).float()
-        # in place, of what was just made: a mask would wait for a GPU
         logits[..., d.config.eos] = -1e9
         return CausalLMOutputWithPast(logits=logits, **{CACHE: cache})
 
@@ -148,8 +135,7 @@ def generate(
     ids = peer.read(prompt)
     settings: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False}
     if static:
-        # not compiled, which transformers would do with a static cache on a GPU: this forward
-        # asks for lengths as numbers
+        # transformers would compile this on a GPU, but the forward asks for lengths as numbers
         settings |= {"cache_implementation": "static", "disable_compile": True}
     if assistant is not None:
         assistant.read(prompt)
@@ -158,6 +144,5 @@ def generate(
         drafting.num_assistant_tokens_schedule = "constant"
         drafting.assistant_confidence_threshold = 0.0
         settings["assistant_model"] = assistant
-    loop: Any = getattr(peer, "generate")  # noqa: B009  (its annotation asks for a class that transformers hides)
-    out = loop(ids, attention_mask=torch.ones_like(ids), **settings)
+    out = peer.generate(ids, attention_mask=torch.ones_like(ids), **settings)  # type: ignore[operator]
     return out[0, ids.shape[1] :].tolist()

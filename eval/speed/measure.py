@@ -4,10 +4,10 @@ step has to read."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,18 +17,12 @@ from dcar.sampling import SamplingConfig
 from eval.results.timing import synchronize
 from heads.build import HeadCosts, head_costs
 
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-
-Key = TypeVar("Key", bound=Hashable)
-
 
 @dataclass(frozen=True)
 class Row:
     """Row of the benchmark's table: what was measured, with its unit; the values by label ("" for
-    the only or first one); and what to compare them with.
-
-    rate: name under which `launch.gpu_hours` uses the first value, work per second.
-    """
+    the only or first one); what to compare them with; and the name under which `launch.gpu_hours`
+    uses the first value, work per second."""
 
     what: str
     values: Mapping[str, float]
@@ -50,26 +44,29 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+class Timing(NamedTuple):
+    """Median seconds of a run, and the result of its last repeat."""
+
+    seconds: float
+    result: Any
+
+
 def interleaved(
-    runs: Mapping[Key, Callable[[], object]],
-    repeats: int,
-    device: str | torch.device,
-    clock: str = "wall",
-) -> dict[Key, float]:
-    """Return the median seconds of each run over `repeats` rounds in rotating order; a first round
-    is a warm-up."""
-    names, now, device = list(runs), CLOCKS[clock], torch.device(device)
-    seconds: dict[Key, list[float]] = {name: [] for name in names}
+    runs: Mapping[str, Callable[[], Any]], repeats: int, device: str | torch.device
+) -> dict[str, Timing]:
+    """Time each run in `repeats` rounds of rotating order; a first round is a warm-up."""
+    names, results, device = list(runs), dict[str, Any](), torch.device(device)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats + 1):
         shift = turn % len(names)
         for name in [*names[shift:], *names[:shift]]:
             synchronize(device)
-            started = now()
-            runs[name]()
+            started = time.perf_counter()
+            results[name] = runs[name]()
             synchronize(device)
             if turn:
-                seconds[name].append(now() - started)
-    return {name: median(times) for name, times in seconds.items()}
+                seconds[name].append(time.perf_counter() - started)
+    return {name: Timing(median(seconds[name]), results[name]) for name in names}
 
 
 @dataclass(frozen=True)
@@ -134,6 +131,6 @@ def measure_costs(model: AnyDecoder) -> Costs:
     vector = torch.ones(1024, device=weight.device, dtype=weight.dtype)
     times = 1 if weight.device.type == "cpu" else 20  # or the launch of one would count
     read = {"": lambda: [matrix @ vector for _ in range(times)]}
-    seconds = min(interleaved(read, 1, weight.device)[""] for _ in range(10))
+    seconds = min(interleaved(read, 1, weight.device)[""].seconds for _ in range(10))
     kv = 2 * config.num_layers * config.hidden_size * size
     return Costs(far, head_costs(model.heads), size, kv, times * matrix.nbytes / seconds)

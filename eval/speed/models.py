@@ -23,41 +23,29 @@ from heads.policy import (
     shape_of,
 )
 
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "text_vocab_size": 128,
-        "speech_vocab_size": 64,
-        "hidden_size": 64,
-        "num_layers": 2,
-        "num_attention_heads": 2,
-        "ffn_size": 128,
-        "head_blocks": 2,
-    },
-    "starter": {  # launch/recipes/car_starter.yaml
-        "text_vocab_size": 64,
-        "speech_vocab_size": 1024,
-        "hidden_size": 192,
-        "num_layers": 8,
-        "num_attention_heads": 4,
-        "ffn_size": 704,
-    },
-    "paper": {},
+SHAPE = (
+    *("text_vocab_size", "speech_vocab_size", "hidden_size", "num_layers"),
+    *("num_attention_heads", "ffn_size"),
+)
+SIZES: dict[str, tuple[int, ...]] = {
+    "tiny": (128, 64, 64, 2, 2, 128),
+    "starter": (64, 1024, 192, 8, 4, 704),  # launch/recipes/car_starter.yaml
+    "paper": (),
 }
-"""Shapes of random models; the defaults of CARConfig are the paper's."""
+"""Shapes of random models (`SHAPE`); the defaults of CARConfig are the paper's."""
 
 
-def random_models(size: str, heads: str, device: str, dtype: str, draft: bool = True) -> Models:
-    """Return a decoder of random weights with its policies and, if asked for, a draft model. With
-    shared heads it has sixteen and a policy that decides after the draw, as the shipped models;
-    otherwise seven, and policies that decide before it."""
+def random_models(size: str, heads: str, device: str, dtype: str) -> Models:
+    """Return a decoder of random weights with its policies. With shared heads it has sixteen and a
+    policy that decides after the draw, as the shipped models; otherwise seven, and policies that
+    decide before it."""
     torch.manual_seed(0)
     number = 16 if heads == "shared" else 7
-    config = CARConfig(**SIZES[size], bos=True, heads=heads, num_prediction_heads=number)
+    shape: Any = dict(zip(SHAPE, SIZES[size], strict=False))
+    config = CARConfig(**shape, bos=True, heads=heads, num_prediction_heads=number)
     decoder = cast_decoder(CARDecoder(config).eval(), chosen_dtype(dtype, device)).to(device)
     models = Models(decoder)
     models.policies = random_policies(decoder, after_draw=heads == "shared")
-    if draft:
-        models.draft = random_draft(decoder)
     return models
 
 
@@ -77,13 +65,10 @@ def random_policies(model: AnyDecoder, after_draw: bool = False) -> dict[str, Ch
         config = CandidatePolicyConfig(width, most, **shape_of(scorer))
         policies = {"after the draw": CandidatePolicy(config)}
     else:
-        heads = model.config.num_attention_heads
-        policies = {
-            name: HiddenPolicy(
-                HiddenPolicyConfig(width, most, width=own, num_attention_heads=heads)
-            )
-            for name, own in {"bottleneck": min(256, width // 2), "full": None}.items()
-        }
+        heads = {"num_attention_heads": model.config.num_attention_heads}
+        narrow = HiddenPolicyConfig(width, most, width=min(256, width // 2), **heads)
+        full = HiddenPolicyConfig(width, most, width=None, **heads)
+        policies = {"bottleneck": HiddenPolicy(narrow), "full": HiddenPolicy(full)}
     device = model.norm.weight.device
     return {n: matched_policy(p.eval().to(device), model) for n, p in policies.items()}
 

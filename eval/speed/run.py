@@ -17,7 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -30,11 +30,12 @@ from dcar.decoding import DecodeResult, Engine, FixedChunk, Method, PolicyChunk
 from dcar.decoding.columns import round_up
 from dcar.decoding.engine import SYNC_EVERY
 from dcar.errors import ConfigError
+from dcar.model.draft import AnyDecoder
 from dcar.model.precision import precision_of
 from dcar.process import run_command
 from dcar.tracking import machine
 from eval.methods.registry import DEFAULT_LENGTH, Models, load_models, make_methods
-from eval.speed.measure import CLOCKS, Costs, Load, Row, interleaved, measure_costs
+from eval.speed.measure import Costs, Load, Row, Timing, interleaved, measure_costs
 from eval.speed.models import (
     SIZES,
     made_up_statistics,
@@ -42,10 +43,7 @@ from eval.speed.models import (
     random_models,
     random_policies,
 )
-from eval.verifiers.drafters import ModelDrafter
-from eval.verifiers.sd import SpeculativeDecoding
 from heads.build import HEAD_KINDS
-from heads.policy import ChunkPolicy
 
 
 @dataclass(frozen=True)
@@ -58,12 +56,10 @@ class Preset:
     lengths: Sequence[int]  # of the prompts in front of which FAR is timed
 
 
-PRESETS = {
-    "full": Preset(Load(60, 50, 210), 5, (1, 8, 32, 128), (200, 500, 1000, 2000)),
-    "quick": Preset(Load(60, 50, 60), 2, (1, 8, 32), (100, 400)),
-    # the paper's size with `quick`: everything but steps would take minutes
-    "brief": Preset(Load(20, 10, 15), 1, (), ()),
-}
+FULL = Preset(Load(60, 50, 210), 5, (1, 8, 32, 128), (200, 500, 1000, 2000))
+QUICK = Preset(Load(60, 50, 60), 2, (1, 8, 32), (100, 400))
+BRIEF = Preset(Load(20, 10, 15), 1, (), ())
+"""The paper's size with `quick`, where everything but steps would take minutes."""
 GROWN_TOKENS = 40
 """Tokens generated after a prompt that makes the length."""
 
@@ -108,39 +104,27 @@ class SpeedConfig(DecoderSettings):
     )
     graphs: bool = setting(True, "Whether to use CUDA graphs on a GPU.")
     compile: bool = setting(False, "Whether to compile the whole step with torch.compile.")
-    clock: str = setting(
-        "wall",
-        "Clock. cpu: processor time of this process, for a CPU on which other jobs run.",
-        choices=CLOCKS,
-    )
 
     def __post_init__(self) -> None:
         check(self)
         if (self.policy or self.draft) and not self.decoder:
             raise ConfigError("policy and draft belong to a checkpoint: give decoder=…")
-        if self.clock == "cpu" and self.device != "cpu":
-            raise ConfigError(f"clock 'cpu' measures the CPU, not '{self.device}': set clock=wall")
 
-    def preset(self, size: str) -> str:
-        """Return the name of the preset for a size of models."""
-        return ("brief" if size == "paper" else "quick") if self.quick else "full"
+    def preset(self, size: str) -> Preset:
+        """Return the amount of work for a size of models."""
+        return FULL if not self.quick else BRIEF if size == "paper" else QUICK
 
 
 def load_all(config: SpeedConfig, size: str) -> Models:
     """Return the models to measure: checkpoints if given (the size "starter" only), random weights
-    otherwise. All methods with a draft model, the peer included, use the same one."""
+    otherwise."""
     if size != "starter" or not config.decoder:
-        draft = config.preset(size) != "brief"
-        return random_models(size, config.heads, config.device, config.dtype, draft)
-    policies = [config.policy] if config.policy else []
+        return random_models(size, config.heads, config.device, config.dtype)
+    policies = [f"trained={config.policy}"] if config.policy else []
     models = load_models(
         config.decoder, "", policies, config.device, config.draft, dtype=config.dtype
     )
-    if config.policy:
-        models.policies = {"trained": models.policies[""]}
-    else:
-        models.policies = random_policies(models.decoder)
-    models.draft = models.draft or random_draft(models.decoder)
+    models.policies = models.policies or random_policies(models.decoder)
     return models
 
 
@@ -152,68 +136,60 @@ class Timed(NamedTuple):
     result: DecodeResult
 
 
-class Group(NamedTuple):
-    """Methods by name whose prefill takes the same time, and their work."""
+@dataclass(frozen=True)
+class Benchmark:
+    """Models of one size, what a step of the decoder reads, and the amount of work."""
 
-    methods: Mapping[str, Method]
+    config: SpeedConfig
+    models: Models
+    costs: Costs
+    preset: Preset
     load: Load
 
+    @property
+    def decoder(self) -> AnyDecoder:
+        return self.models.decoder
 
-class Benchmark:
-    """Models of one size, and the amount of work with them."""
+    def draft(self) -> AnyDecoder:
+        """Return the draft model of the checkpoint, or an untrained one."""
+        return self.models.draft or random_draft(self.decoder)
 
-    def __init__(self, config: SpeedConfig, size: str, models: Models, costs: Costs) -> None:
-        """See `SpeedConfig`. costs: of the decoder."""
-        self.config, self.models, self.decoder, self.costs = config, models, models.decoder, costs
-        self.brief = config.preset(size) == "brief"
-        self.preset = PRESETS[config.preset(size)]
-        load = self.preset.load
-        self.load = Load(load.text, load.prompt, config.tokens or load.tokens)
-
-    def time(self, runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-        """Return the median seconds of each run."""
+    def time(self, runs: Mapping[str, Callable[[], Any]]) -> dict[str, Timing]:
+        """Time each run, all interleaved."""
         repeats = self.config.repeats or self.preset.repeats
-        return interleaved(runs, repeats, self.config.device, self.config.clock)
+        return interleaved(runs, repeats, self.config.device)
 
-    def engine(
-        self, method: Method, load: Load | None = None, rows: int = 1, temperature: float = 1.0
-    ) -> Engine:
-        """Return an engine with the settings of the benchmark."""
-        sampling, graphs = (load or self.load).sampling(temperature), self.config.graphs
-        return Engine(
-            self.decoder,
-            method,
-            sampling,
-            rows,
-            graphs=None if graphs else False,
-            compile=self.config.compile,
-        )
+    def decoding(
+        self, method: Method, load: Load, rows: int = 1, temperature: float = 1.0
+    ) -> tuple[Engine, Callable[[], list[DecodeResult]]]:
+        """Return an engine with the settings of the benchmark, and a run of it."""
+        settings: Any = {"compile": self.config.compile}
+        if not self.config.graphs:
+            settings["graphs"] = False
+        engine = Engine(self.decoder, method, load.sampling(temperature), rows, **settings)
+        return engine, partial(engine.decode, load.prompts(self.decoder, rows))
 
-    def time_rounds(self, groups: Sequence[Group]) -> dict[str, Timed]:
-        """Time a round at batch 1 of each method, all interleaved. The prefill of a group, with
-        the first round of its first method, is measured separately and subtracted."""
-        runs: dict[str, Callable[[], object]] = {}
+    def time_rounds(self, groups: Sequence[tuple[Mapping[str, Method], Load]]) -> dict[str, Timed]:
+        """Time a round at batch 1 of each method, all interleaved. The methods of a group have the
+        same prefill: with the first round of the first method, it is measured separately and
+        subtracted."""
+        runs: dict[str, Callable[[], list[DecodeResult]]] = {}
         engines: dict[str, Engine] = {}
-        results: dict[str, DecodeResult] = {}
         prefill_of: dict[str, str] = {}
-
-        def decode(name: str, load: Load) -> None:
-            (results[name],) = engines[name].decode(load.prompts(self.decoder))
-
         for number, (methods, load) in enumerate(groups):
-            first = f"prefill {number}"
-            one_token = Load(load.text, load.prompt, 1)
-            engines[first] = self.engine(next(iter(methods.values())), one_token)
-            runs[first] = partial(decode, first, one_token)
+            prefill = f"prefill {number}"
+            first = next(iter(methods.values()))
+            _, runs[prefill] = self.decoding(first, replace(load, tokens=1))
             for name, method in methods.items():
-                engines[name] = self.engine(method, load)
-                runs[name], prefill_of[name] = partial(decode, name, load), first
-        seconds = self.time(runs)
+                engines[name], runs[name] = self.decoding(method, load)
+                prefill_of[name] = prefill
+        timings = self.time(runs)
         timed = {}
-        for name, first in prefill_of.items():
-            engine, rest = engines[name], seconds[name] - seconds[first]
-            rounds = executed(engine, results[name].passes) - executed(engine, 1)
-            timed[name] = Timed(1e3 * rest / max(1, rounds), seconds[name], results[name])
+        for name, engine in engines.items():
+            seconds, (result,) = timings[name]
+            rounds = executed(engine, result.passes) - executed(engine, 1)
+            rest = seconds - timings[prefill_of[name]].seconds
+            timed[name] = Timed(1e3 * rest / max(1, rounds), seconds, result)
         return timed
 
 
@@ -227,20 +203,17 @@ def measure_steps(b: Benchmark) -> list[Row]:
     """Measure CAR-k at batch 1, without a policy and with one that decides on every chunk; and
     DCAR."""
     heads, policies = b.decoder.config.num_prediction_heads, b.models.policies
-    all_sizes = [1, 3, 7] if b.brief else range(1, heads + 1)
+    all_sizes = [1, 3, 7] if b.preset is BRIEF else range(1, heads + 1)
     sizes = [k for k in sorted({1, *(b.config.chunks or all_sizes)}) if k <= heads]
     (uid,) = (prompt.utterance_id for prompt in b.load.prompts(b.decoder))
-
-    def decides(policy: ChunkPolicy, **settings: Any) -> Method:
-        candidates = b.config.num_candidates
-        return PolicyChunk(policy, num_candidates=candidates, **settings)
-
-    groups = [Group({f"car-{k}": FixedChunk(k) for k in sizes}, b.load)]
+    groups: list[tuple[dict[str, Method], Load]]
+    groups = [({f"car-{k}": FixedChunk(k) for k in sizes}, b.load)]
     for name, policy in policies.items():
+        deciding = partial(PolicyChunk, policy, num_candidates=b.config.num_candidates)
         # the policy decides, but k tokens are kept whatever it chooses
-        methods = {f"{name}, {k}": decides(policy, forced={uid: [k]}) for k in sizes}
+        methods = {f"{name}, {k}": deciding(forced={uid: [k]}) for k in sizes}
         # sampled, so that an untrained policy also uses all sizes
-        groups.append(Group({**methods, name: decides(policy, mode="sample")}, b.load))
+        groups.append(({**methods, name: deciding(mode="sample")}, b.load))
     timed = b.time_rounds(groups)
     rows, far = [], timed["car-1"].ms
     for k in sizes:
@@ -273,25 +246,20 @@ def measure_steps(b: Benchmark) -> list[Row]:
 
 def measure_growth(b: Benchmark) -> list[Row]:
     """Measure cost by batch, and by length of what is in the cache."""
-
-    def decode(batch: int) -> Callable[[], object]:
-        engine = b.engine(FixedChunk(2), rows=batch)
-        return partial(engine.decode, b.load.prompts(b.decoder, batch))
-
-    seconds = b.time({str(batch): decode(batch) for batch in b.preset.batches})
-    rate = {batch: batch * b.load.tokens / seconds[str(batch)] for batch in b.preset.batches}
+    batches, lengths, far = b.preset.batches, b.preset.lengths, FixedChunk(1)
+    timings = b.time({str(n): b.decoding(FixedChunk(2), b.load, n)[1] for n in batches})
+    rate = {n: n * b.load.tokens / timings[str(n)].seconds for n in batches}
     rows = [Row(f"CAR-2, batch {n}, tokens per second", {"": r}) for n, r in rate.items()]
     rows.append(Row("batch 32 over batch 1", {"": rate[32] / rate[1]}, "aim ≥ 20"))
-    lengths, far = b.preset.lengths, FixedChunk(1)
-    timed = b.time_rounds([Group({str(n): far}, Load(60, n, GROWN_TOKENS)) for n in lengths])
+    timed = b.time_rounds([({str(n): far}, Load(60, n, GROWN_TOKENS)) for n in lengths])
     weights, kv = b.costs.parameter_bytes * b.costs.far, b.costs.position_bytes
     growth = {n: (weights + n * kv) / (weights + lengths[0] * kv) for n in lengths}
+    shortest, longest = (timed[str(n)].ms for n in (lengths[0], lengths[-1]))
     for n in lengths:
-        by_bytes = f"by bytes {timed[str(lengths[0])].ms * growth[n]:.3f}"
+        by_bytes = f"by bytes {shortest * growth[n]:.3f}"
         rows.append(Row(f"FAR after {n} tokens, ms per step", {"": timed[str(n)].ms}, by_bytes))
-    grown = timed[str(lengths[-1])].ms / timed[str(lengths[0])].ms
-    rows.append(Row("growth over that of bytes", {"": grown / growth[lengths[-1]]}, "aim ≤ 1.3"))
-    return rows
+    grown = longest / shortest / growth[lengths[-1]]
+    return [*rows, Row("growth over that of bytes", {"": grown}, "aim ≤ 1.3")]
 
 
 def measure_peers(b: Benchmark) -> list[Row]:
@@ -300,41 +268,31 @@ def measure_peers(b: Benchmark) -> list[Row]:
     length, `sd` and assisted generation."""
     from eval.speed.hf_peer import CausalLMPeer, generate
 
-    (prompt,), draft = b.load.prompts(b.decoder), b.models.draft
-    assert draft is not None
-    peer, assistant = CausalLMPeer(b.decoder), CausalLMPeer(draft)
-    verifier = SpeculativeDecoding("sd@draft", ModelDrafter(draft, DEFAULT_LENGTH))
-    far_engine = b.engine(FixedChunk(1), temperature=0.0)
-    sd_engine = b.engine(verifier, temperature=0.0)
-    tokens: dict[str, list[int]] = {}
-    accepted: list[float] = []
-
-    def sd() -> list[int]:
-        (result,) = sd_engine.decode([prompt])
-        accepted[:] = [sum(result.accepted) / max(1, sum(result.proposed))]
-        return result.tokens
-
-    hugging_face = partial(generate, peer, prompt, b.load.tokens)
-    runs: dict[str, Callable[[], list[int]]] = {
-        "engine": lambda: far_engine.decode([prompt])[0].tokens,
-        "hf dynamic": hugging_face,
-        "hf static": partial(hugging_face, static=True),
-        "sd": sd,
-        "hf assisted": partial(hugging_face, assistant=assistant, draft_length=DEFAULT_LENGTH),
-    }
-
-    def decode(name: str) -> None:
-        tokens[name] = runs[name]()
-
-    seconds = b.time({name: partial(decode, name) for name in runs})
-    rows = []
-    for name in runs:
-        note = "" if tokens[name] == tokens["engine"] else "different tokens (rounding)"
-        what = f"greedy FAR, {name}, tokens per second"
-        rows.append(Row(what, {"": b.load.tokens / seconds[name]}, note))
+    (prompt,), draft = b.load.prompts(b.decoder), b.draft()
+    (sd,) = make_methods(["sd@draft"], Models(b.decoder, draft=draft))
+    hugging_face = partial(generate, CausalLMPeer(b.decoder), prompt, b.load.tokens)
+    assisted = {"assistant": CausalLMPeer(draft), "draft_length": DEFAULT_LENGTH}
+    timings = b.time(
+        {
+            "engine": b.decoding(FixedChunk(1), b.load, temperature=0.0)[1],
+            "hf dynamic": hugging_face,
+            "hf static": partial(hugging_face, static=True),
+            "sd": b.decoding(sd.method, b.load, temperature=0.0)[1],
+            "hf assisted": partial(hugging_face, **assisted),
+        }
+    )
+    (far,), (drafted,) = timings["engine"].result, timings["sd"].result
+    seconds, rows = {name: timing.seconds for name, timing in timings.items()}, []
+    for name, (spent, result) in timings.items():
+        tokens = result if name.startswith("hf") else result[0].tokens
+        note = "" if tokens == far.tokens else "different tokens (rounding)"
+        rows.append(
+            Row(f"greedy FAR, {name}, tokens per second", {"": b.load.tokens / spent}, note)
+        )
     best = min(seconds["hf dynamic"], seconds["hf static"])
     rows.append(Row("engine over Hugging Face generate", {"": best / seconds["engine"]}, "aim ≥ 5"))
-    note = f"aim ≥ 2; {accepted[0]:.0%} of the drafted tokens accepted"
+    accepted = sum(drafted.accepted) / max(1, sum(drafted.proposed))
+    note = f"aim ≥ 2; {accepted:.0%} of the drafted tokens accepted"
     ratio = seconds["hf assisted"] / seconds["sd"]
     return [*rows, Row("sd over assisted generation", {"": ratio}, note)]
 
@@ -350,33 +308,22 @@ def measure_methods(b: Benchmark) -> list[Row]:
         "dcar-sampled" + (f"@n{candidates}" if candidates > 1 else ""),
         "entropy-0.8",
         f"mtp-viterbi-{heads}",
-        "sd",
-        "sd@draft",
-        "ssd-0.4",
-        "pcg-0.42",
-        "vadusa-2",
-        "typical",
-        "topk-verify-50",
+        *("sd", "sd@draft", "ssd-0.4", "pcg-0.42", "vadusa-2", "typical", "topk-verify-50"),
     ]
     policy = next(iter(b.models.policies.values()))
-    statistics = made_up_statistics(b.decoder)
-    models = Models(b.decoder, None, {"": policy}, b.models.draft, statistics)
-    methods = {e.name: e.method for e in make_methods(names, models)}
-    timed = b.time_rounds([Group({name: method}, b.load) for name, method in methods.items()])
-    prompts = b.load.prompts(b.decoder, 32)
-    many = b.time(
-        {name: partial(b.engine(m, rows=32).decode, prompts) for name, m in methods.items()}
-    )
+    models = Models(b.decoder, None, {"": policy}, b.draft(), made_up_statistics(b.decoder))
+    methods = {entry.name: entry.method for entry in make_methods(names, models)}
+    timed = b.time_rounds([(methods, b.load)])
+    many = b.time({name: b.decoding(m, b.load, 32)[1] for name, m in methods.items()})
     rows = []
     for name, (ms, seconds, result) in timed.items():
         values = {
             "": ms,
             "tokens per second at batch 1": b.load.tokens / seconds,
-            "at batch 32": 32 * b.load.tokens / many[name],
+            "at batch 32": 32 * b.load.tokens / many[name].seconds,
         }
-        rows.append(
-            Row(f"{name}, ms per round", values, f"{result.tokens_per_pass:.2f} tokens per pass")
-        )
+        tokens = f"{result.tokens_per_pass:.2f} tokens per pass"
+        rows.append(Row(f"{name}, ms per round", values, tokens))
     ratios = {name: of.ms / timed["car-1"].ms for name, of in timed.items()}
     aim = "aim ≤ 1.3, plus the steps of a draft model"
     return [*rows, Row("a round over a FAR step", ratios, aim)]
@@ -392,22 +339,27 @@ PARTS: dict[str, Callable[[Benchmark], list[Row]]] = {
 
 def measure(config: SpeedConfig, size: str) -> list[Row]:
     """Return the rows of all parts for one size of models, printed as they are measured."""
-    models = load_all(config, size)
+    models, preset = load_all(config, size), config.preset(size)
     decoder, costs = models.decoder, measure_costs(models.decoder)
-    total, most = sum(p.numel() for p in decoder.parameters()), decoder.config.num_prediction_heads
-    parameters = {"": total / 1e6, "FAR reads": costs.far / 1e6}
-    parameters[f"all {most} heads add"] = costs.heads.read(most) / 1e6
+    most, load = decoder.config.num_prediction_heads, preset.load
+    parameters = {
+        "": sum(p.numel() for p in decoder.parameters()),
+        "FAR reads": costs.far,
+        f"all {most} heads add": costs.heads.read(most),
+    }
     for name, policy in models.policies.items():
-        parameters[f"policy ({name})"] = sum(p.numel() for p in policy.parameters()) / 1e6
+        parameters[f"policy ({name})"] = sum(p.numel() for p in policy.parameters())
+    millions = {name: count / 1e6 for name, count in parameters.items()}
     floor = {f"CAR-{k}": costs.floor_ms(k) for k in range(1, most + 1)}
     read = f"{costs.bytes_per_second / 1e9:.1f} GB/s"
     rows = [
-        Row("M parameters", parameters, f"{precision_of(decoder)['dtype']}"),
+        Row("M parameters", millions, precision_of(decoder)["dtype"]),
         Row("floor of bytes, ms per step", floor, f"weights of this size are read at {read}"),
     ]
     print(f"\n== {size}", *rows, sep="\n")
-    benchmark = Benchmark(config, size, models, costs)
-    for part in ["steps"] if benchmark.brief else config.parts:
+    load = replace(load, tokens=config.tokens or load.tokens)
+    benchmark = Benchmark(config, models, costs, preset, load)
+    for part in ["steps"] if preset is BRIEF else config.parts:
         measured = PARTS[part](benchmark)
         print(*measured, sep="\n", flush=True)
         rows += measured
@@ -417,13 +369,8 @@ def measure(config: SpeedConfig, size: str) -> list[Row]:
 def run(config: SpeedConfig) -> dict[str, list[Row]]:
     """Measure and print. Return the rows by size."""
     torch.set_num_threads(1)  # with more, other processes influence the times of small models
-    busy, cores = os.getloadavg()[0], os.cpu_count() or 1
-    print(f"{machine()}; device {config.device}; torch {torch.__version__}; {config.clock} clock")
-    if busy > cores / 2:
-        print(
-            f"NOTE: the machine is busy (load {busy:.1f} on {cores} cores), so times are longer "
-            "than on an idle one"
-        )
+    busy = os.getloadavg()[0]  # of a busy machine, times are longer than those of an idle one
+    print(f"{machine()}; load {busy:.1f}; device {config.device}; torch {torch.__version__}")
     rows = {size: measure(config, size) for size in config.sizes}
     described = {size: [asdict(row) for row in of] for size, of in rows.items()}
     print(json.dumps({"machine": machine(), "load": busy, **vars(config), "rows": described}))

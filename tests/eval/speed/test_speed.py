@@ -13,17 +13,17 @@ from dcar.sampling import SamplingConfig
 from eval.methods.kinds import KINDS
 from eval.methods.spec import MethodSpec
 from eval.speed.measure import Load, Row, interleaved, measure_costs
-from eval.speed.models import SIZES, random_policies
-from eval.speed.run import PRESETS, SpeedConfig, executed, load_all, main
+from eval.speed.models import SIZES, random_draft, random_policies
+from eval.speed.run import BRIEF, FULL, QUICK, SpeedConfig, executed, load_all, main
 
 
 @pytest.fixture
 def measured(capsys):
-    """Measures a tiny model by the clock of the processor: the lines that are printed, and the
-    rows of the last one by what they measure."""
+    """Measures a tiny model: the lines that are printed, and the rows of the last one by what they
+    measure."""
 
     def run(*settings: str) -> tuple[list[str], dict[str, Row]]:
-        main(["sizes=[tiny]", "clock=cpu", "--quick", "repeats=1", *settings])
+        main(["sizes=[tiny]", "--quick", "repeats=1", *settings])
         lines = capsys.readouterr().out.splitlines()
         rows = [Row(**row) for row in json.loads(lines[-1])["rows"]["tiny"]]
         return lines, {row.what: row for row in rows}
@@ -33,7 +33,7 @@ def measured(capsys):
 
 def test_the_last_line_is_one_json(measured):
     lines, rows = measured()
-    assert lines[0].endswith("cpu clock")
+    assert "device cpu" in lines[0]
     assert next(i for i, line in enumerate(lines) if "floor" in line) < next(
         i for i, line in enumerate(lines) if line.startswith("  CAR-1,")
     )
@@ -70,7 +70,6 @@ def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(measured, dtyp
         for k in (1, 10)
     ]
     assert rows["a decision over a pass"].values["after the draw"] == pytest.approx(sum(shares) / 2)
-    assert shares[1] > -0.5
     (policy,) = random_policies(tiny_decoder().bfloat16(), after_draw=True).values()
     assert policy.chunk_scorer.inner.weight.dtype == torch.float32  # as it is spoken with
     with pytest.raises(ConfigError, match="num_candidates=3"):
@@ -93,9 +92,9 @@ def test_methods_are_timed_at_two_batches(measured):
 
 def test_a_preset_is_the_amount_of_work():
     assert [SpeedConfig(quick=quick).preset(size) for quick in (False, True) for size in SIZES] == [
-        *("full", "full", "full", "quick", "quick", "brief"),
+        *(FULL, FULL, FULL, QUICK, QUICK, BRIEF),
     ]
-    assert PRESETS["brief"].load.tokens < PRESETS["quick"].load.tokens < PRESETS["full"].load.tokens
+    assert BRIEF.load.tokens < QUICK.load.tokens < FULL.load.tokens
 
 
 def test_the_whole_step_can_be_compiled(monkeypatch, measured):
@@ -178,7 +177,7 @@ def test_half_precision_halves_what_is_read():
         models = load_all(SpeedConfig(dtype=dtype, sizes=["tiny"]), "tiny")
         assert all(
             p.dtype == getattr(torch, dtype)
-            for m in (models.decoder, models.draft, *models.policies.values())
+            for m in (models.decoder, random_draft(models.decoder), *models.policies.values())
             for p in m.parameters()
         )
         costs[dtype] = measure_costs(models.decoder)
@@ -234,10 +233,10 @@ def test_random_policies_choose_among_all_sizes():
 
 def test_runs_are_interleaved_and_the_first_round_is_dropped():
     calls: list[str] = []
-    seconds = interleaved(
-        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2, torch.device("cpu")
-    )
-    assert "".join(calls) == "abbaab" and set(seconds) == {"a", "b"}
+    runs = {name: lambda name=name: calls.append(name) or len(calls) for name in "ab"}
+    timings = interleaved(runs, 2, "cpu")
+    assert "".join(calls) == "abbaab"
+    assert {name: timing.result for name, timing in timings.items()} == {"a": 5, "b": 6}
 
 
 def test_rows_are_text_with_labels():
@@ -253,8 +252,6 @@ def test_rows_are_text_with_labels():
         {"repeats": -1},
         {"tokens": -1},
         {"parts": ["all"]},
-        {"clock": "sun"},
-        {"clock": "cpu", "device": "cuda"},
         {"dtype": "float8"},
         {"policy": "runs/policy"},
     ],
